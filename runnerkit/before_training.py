@@ -1,0 +1,121 @@
+"""Bad input, named before it costs an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sized
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.utils.data import DataLoader
+
+from runnerkit.callback import ICallback
+from runnerkit.seeding import keep_rng
+from runnerkit.types import as_dict
+
+if TYPE_CHECKING:
+    from runnerkit.runner import IRunner
+
+
+def check_loaders(loaders: Any) -> dict[str, Any]:
+    """Refuse loaders that are no mapping, or empty ones.
+
+    Raises:
+        TypeError, ValueError: with the loader's key.
+    """
+    if not isinstance(loaders, Mapping):
+        raise TypeError(f"loaders must be a dict such as {{'train': ..., 'valid': ...}}, got {type(loaders).__name__}")
+    if not loaders:
+        raise ValueError("loaders is empty; give at least one, such as {'train': ..., 'valid': ...}")
+    for key, loader in loaders.items():
+        if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+            raise TypeError(f"loader {key!r} is a {type(loader).__name__}; expected a DataLoader or an iterable of batches")
+        if isinstance(loader, Sized) and len(loader) == 0:
+            raise ValueError(f"loader {key!r} is empty: {_why_empty(loader)}")
+    return dict(loaders)
+
+
+def _why_empty(loader: Any) -> str:
+    if isinstance(loader, DataLoader) and isinstance(loader.dataset, Sized):
+        return f"{len(loader.dataset)} samples, batch_size={loader.batch_size}, drop_last={loader.drop_last}"
+    return "it has no batch"
+
+
+def check_not_empty(runner: IRunner) -> None:
+    """Refuse a loader that gave this process nothing to train on."""
+    if runner.loader_batch_step == 0 and (runner.is_train_loader or runner.engine.num_processes == 1):
+        raise ValueError(f"loader {runner.loader_key!r} gave no batch: {_why_empty(runner.loader)}")
+
+
+def check_optimizer(optimizer: Any, model: Any, criterion: Any) -> None:
+    """Refuse an optimizer none of whose parameters is the model's or the criterion's.
+
+    Raises:
+        ValueError: it would train nothing.
+    """
+    modules = [each for each in (*as_dict(model).values(), *as_dict(criterion).values()) if isinstance(each, nn.Module)]
+    known = {id(parameter) for module in modules for parameter in module.parameters()}
+    for key, each in as_dict(optimizer).items():
+        parameters = [parameter for group in getattr(each, "param_groups", []) for parameter in group["params"]]
+        if parameters and not any(id(parameter) in known for parameter in parameters):
+            name = f"optimizer {key!r}" if key else "the optimizer"
+            raise ValueError(
+                f"{name} holds {len(parameters)} parameters and none of them is the model's; make it from "
+                "model.parameters() of the model that is trained"
+            )
+
+
+def check_callbacks(callbacks: Mapping[str, ICallback], loaders: Mapping[str, Any]) -> None:
+    """Refuse callbacks that are none, or that read a loader which does not exist.
+
+    Raises:
+        TypeError, KeyError: with the callback's key.
+    """
+    for key, callback in callbacks.items():
+        if not isinstance(callback, ICallback):
+            raise TypeError(f"callback {key!r} is a {type(callback).__name__}; expected a runnerkit Callback")
+        for loader_key, _ in callback.requires:
+            check_loader_key(loader_key, loaders, reader=f"{type(callback).__name__} ({key!r})")
+
+
+def check_loader_key(loader_key: str, loaders: Mapping[str, Any], *, reader: str) -> None:
+    """Refuse the name of a loader that does not exist.
+
+    Raises:
+        ValueError: with the names that do.
+    """
+    if loader_key not in loaders:
+        raise ValueError(f"{reader} reads loader {loader_key!r}; the loaders are {sorted(loaders)}")
+
+
+def check_required_metrics(runner: IRunner) -> None:
+    """Refuse metrics that no evaluation loader will have, by evaluating one batch if no callback promises them.
+
+    Raises:
+        KeyError: with the names that there are. Every rank must call: this reduces.
+    """
+    provided = {metric for callback in runner.callbacks.values() for metric in callback.provides}
+    for callback in runner.callbacks.values():
+        for loader_key, metric_key in callback.requires:
+            if metric_key in provided or loader_key.startswith("train"):
+                continue
+            metrics = _evaluate_one_batch(runner, loader_key)
+            if metric_key not in metrics:
+                raise KeyError(
+                    f"{type(callback).__name__} reads metric {metric_key!r} of loader {loader_key!r}, which has "
+                    f"{sorted(metrics)}"
+                )
+
+
+def _evaluate_one_batch(runner: IRunner, loader_key: str) -> dict[str, float]:
+    def stop(_: Any) -> None:
+        runner.need_early_stop = True
+
+    loggers, listeners = runner.loggers, runner._listeners
+    runner.loggers = {}
+    runner._listeners = {**listeners, "on_batch_end": (*listeners["on_batch_end"], stop)}
+    try:
+        with keep_rng():
+            runner._run_loader(loader_key)
+        return runner.epoch_metrics.pop(loader_key)
+    finally:
+        runner.loggers, runner._listeners = loggers, listeners

@@ -1,0 +1,161 @@
+"""The contract of a callback: what happens around a batch, in which order, on which ranks."""
+
+from __future__ import annotations
+
+from abc import ABC
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from runnerkit.types import StateDict
+
+if TYPE_CHECKING:
+    from runnerkit.runner import IRunner
+
+EVENTS = (
+    "on_experiment_start",
+    "on_stage_start",
+    "on_epoch_start",
+    "on_loader_start",
+    "on_batch_start",
+    "on_batch_end",
+    "on_loader_end",
+    "on_validation_end",
+    "on_epoch_end",
+    "on_stage_end",
+    "on_experiment_end",
+    "on_exception",
+)
+
+
+class CallbackOrder(IntEnum):
+    """Who comes first within one event; any int is fine between these."""
+
+    Internal = 0
+    Metric = 20
+    MetricAggregation = 40
+    Backward = 50
+    Optimizer = 60
+    Scheduler = 80
+    Checkpoint = 90
+    External = 100
+
+
+class CallbackNode(IntEnum):
+    """The processes that a callback runs in; one that enters collectives must run in all."""
+
+    All = 0
+    Master = 1
+    Worker = 2
+
+
+class IListener(ABC):
+    """Whoever listens to the events of a run: override those needed, the others are never called.
+
+    Every event gets the runner, whose attributes say where the run stands.
+    """
+
+    def on_experiment_start(self, runner: IRunner) -> None:
+        """Once, in every process, the engine being set up."""
+
+    def on_stage_start(self, runner: IRunner) -> None:
+        """The stage's components are made."""
+
+    def on_epoch_start(self, runner: IRunner) -> None:
+        """A pass over all loaders begins."""
+
+    def on_loader_start(self, runner: IRunner) -> None:
+        """A pass over one loader begins."""
+
+    def on_batch_start(self, runner: IRunner) -> None:
+        """The batch is on the device."""
+
+    def on_batch_end(self, runner: IRunner) -> None:
+        """``handle_batch`` is done: criterion, metrics, backward, optimizer and scheduler act here."""
+
+    def on_loader_end(self, runner: IRunner) -> None:
+        """``runner.loader_metrics`` holds the values over all processes."""
+
+    def on_validation_end(self, runner: IRunner) -> None:
+        """The evaluation loaders were run in the middle of an epoch (``valid_every_steps``)."""
+
+    def on_epoch_end(self, runner: IRunner) -> None:
+        """``runner.epoch_metrics`` holds the values of every loader."""
+
+    def on_stage_end(self, runner: IRunner) -> None:
+        """The stage's last epoch is over."""
+
+    def on_experiment_end(self, runner: IRunner) -> None:
+        """Once, in every process, when all stages went well."""
+
+    def on_exception(self, runner: IRunner) -> None:
+        """``runner.exception`` was raised in this process; afterwards it goes on its way."""
+
+    def listens_to(self, event: str) -> bool:
+        """Whether `event` is overridden; worked out once a stage."""
+        return getattr(type(self), event) is not getattr(IListener, event)
+
+
+class ICallback(IListener):
+    """A part of a run that listens to its events and may have state.
+
+    Attributes:
+        order: place among the callbacks of one event, small first.
+        node: the processes it runs in.
+        provides: names of the metrics that it writes, as far as it knows them before training.
+        requires: (loader key, metric key) pairs that it reads; refused before training if misspelt.
+    """
+
+    order: int = CallbackOrder.External
+    node: CallbackNode = CallbackNode.All
+    provides: tuple[str, ...] = ()
+    requires: tuple[tuple[str, str], ...] = ()
+
+    def state_dict(self) -> StateDict:
+        """State for checkpoints, in types that ``torch.load(weights_only=True)`` accepts; alike on all ranks."""
+        return {}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Take back :meth:`state_dict`."""
+
+
+class Callback(ICallback):
+    """The base of callbacks, the user's own too.
+
+    Args:
+        order: place among the callbacks of one event, small first.
+        node: the processes it runs in.
+
+    >>> class Hello(Callback):
+    ...     def on_epoch_start(self, runner):
+    ...         print("epoch", runner.epoch_step)
+    >>> Hello(order=CallbackOrder.External).order
+    <CallbackOrder.External: 100>
+    """
+
+    def __init__(self, order: int = CallbackOrder.External, node: CallbackNode = CallbackNode.All) -> None:
+        self.order = order
+        self.node = node
+
+
+class ICriterionCallback(Callback):
+    """A callback that computes a loss."""
+
+
+class IBackwardCallback(Callback):
+    """A callback that computes gradients."""
+
+
+class IOptimizerCallback(Callback):
+    """A callback that steps an optimizer."""
+
+
+class ISchedulerCallback(Callback):
+    """A callback that steps a learning-rate scheduler."""
+
+
+class IMetricCallback(Callback):
+    """A callback that computes metrics."""
+
+
+class ICheckpointCallback(Callback):
+    """A callback that saves and restores the run."""

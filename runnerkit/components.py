@@ -1,0 +1,233 @@
+"""What the loop needs around it: components made for a stage, a loader entered and left, a batch counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sized
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from runnerkit import before_training, snapshot
+from runnerkit.callback import EVENTS, CallbackNode
+from runnerkit.environment import describe_environment
+from runnerkit.metrics import LoaderMeans
+from runnerkit.sampler import set_epoch
+from runnerkit.seeding import derive_seed, set_global_seed
+from runnerkit.types import Batch, as_dict, like
+
+if TYPE_CHECKING:
+    from runnerkit.runner import IRunner
+
+Listeners = dict[str, tuple[Callable[[Any], None], ...]]
+
+# What a loader in the middle of another one (valid_every_steps) must leave as it was.
+_LOADER_STATE = (
+    "loader_key", "loader", "is_train_loader", "is_valid_loader", "is_infer_loader", "loader_batch_step",
+    "loader_sample_step", "loader_batch_len", "batch", "batch_size", "batch_metrics", "loader_metrics", "_means",
+    "need_early_stop", "is_within_loader",
+)  # fmt: skip
+
+
+def bind_listeners(runner: IRunner) -> Listeners:
+    """Work out once who acts on which event; an event that nobody overrides costs nothing."""
+    rank = runner.engine.rank if runner.engine is not None else 0
+    nodes = {CallbackNode.All, CallbackNode.Worker if rank else CallbackNode.Master}
+    callbacks = sorted((each for each in runner.callbacks.values() if each.node in nodes), key=lambda each: each.order)
+    listeners = {}
+    for event in EVENTS:
+        bound = [getattr(each, event) for each in callbacks if each.listens_to(event)]
+        if runner.listens_to(event):
+            bound.insert(0 if event.endswith("_start") else len(bound), getattr(runner, event))
+        listeners[event] = tuple(bound)
+    return listeners
+
+
+def setup_experiment(runner: IRunner) -> None:
+    """Open this process's device and group; seed it."""
+    runner.callbacks = {}
+    runner.engine.setup()
+    runner._listeners = bind_listeners(runner)
+    set_global_seed(runner.seed)
+
+
+def cleanup_experiment(runner: IRunner) -> None:
+    """Close files and the process group, whatever happened; leave the model as the user gave it, trained."""
+    try:
+        runner.model = _unwrapped(runner)
+        for each in runner.loggers.values():
+            each.close()
+    finally:
+        runner.engine.cleanup()
+
+
+def setup_stage(runner: IRunner, stage: str) -> bool:
+    """Make the stage's components, checked; False if the run resumes in a later stage."""
+    runner.stage_key = stage
+    runner.callbacks = dict(runner.get_callbacks(stage))
+    if not snapshot.find(runner, stage):
+        return False
+    runner.stage_epoch_len = runner.get_stage_len(stage)
+    runner.stage_epoch_step = runner.stage_batch_step = runner.stage_sample_step = 0
+    runner.need_early_stop = False
+    _make_loaders(runner, stage)
+    _make_model(runner, stage)
+    before_training.check_callbacks(runner.callbacks, runner.loaders)
+    # Components were made alike on all ranks; what is drawn from now on (dropout, augmentation) differs.
+    if runner.engine.rank:
+        set_global_seed(derive_seed(runner.seed, "rank", runner.engine.rank))
+    if not runner._known_callbacks:
+        _open_loggers(runner)
+    runner._listeners = bind_listeners(runner)
+    for callback in runner.callbacks.values():
+        if callback not in runner._known_callbacks:
+            runner._known_callbacks.append(callback)
+            callback.on_experiment_start(runner)
+    return True
+
+
+def _make_loaders(runner: IRunner, stage: str) -> None:
+    loaders = before_training.check_loaders(runner.get_loaders(stage))
+    runner.loaders = {
+        key: runner.engine.prepare_loader(loader, key=key, training=_is_training(runner, key), seed=runner.seed)
+        for key, loader in loaders.items()
+    }
+
+
+def _make_model(runner: IRunner, stage: str) -> None:
+    engine = runner.engine
+    model = runner.get_model(stage)
+    runner.model = like(model, {key: engine.prepare_model(each) for key, each in as_dict(model).items()})
+    runner.criterion = runner.get_criterion(stage)
+    for criterion in as_dict(runner.criterion).values():
+        if isinstance(criterion, nn.Module):
+            criterion.to(engine.device)
+    is_infer = stage.startswith("infer")
+    runner.optimizer = None if is_infer else runner.get_optimizer(stage, runner.model)
+    runner.scheduler = None if is_infer else runner.get_scheduler(stage, runner.optimizer)
+    before_training.check_optimizer(runner.optimizer, runner.model, runner.criterion)
+    runner._training_model = like(model, {key: engine.prepare(each) for key, each in as_dict(runner.model).items()})
+
+
+def _open_loggers(runner: IRunner) -> None:
+    if not runner.engine.is_main_process:
+        return
+    runner.loggers = dict(runner.get_loggers())
+    resumed_at = runner._snapshot.step if runner._snapshot is not None else None
+    environment = describe_environment(runner.engine, seed=runner.seed)
+    for logger in runner.loggers.values():
+        logger.setup(resumed_at=resumed_at)
+    for logger in runner.loggers.values():
+        logger.log_hparams(runner.hparams, environment=environment)
+    runner._wants_batch_metrics = any(logger.log_batch_metrics for logger in runner.loggers.values())
+
+
+def setup_loader(runner: IRunner, key: str) -> None:
+    """Enter a loader: its order, the model's mode, empty sums."""
+    loader = runner.loaders[key]
+    runner.loader_key, runner.loader = key, loader
+    runner.is_train_loader = _is_training(runner, key)
+    runner.is_infer_loader = key.startswith("infer") or runner.stage_key.startswith("infer")
+    runner.is_valid_loader = not runner.is_train_loader and not runner.is_infer_loader
+    runner.loader_batch_step = runner.loader_sample_step = 0
+    runner.loader_metrics = {}
+    runner._means = LoaderMeans()
+    for name in ("batch_sampler", "sampler", "dataset"):
+        set_epoch(getattr(loader, name, None), runner.epoch_step)
+    snapshot.enter_loader(runner)
+    runner.loader_batch_len = len(loader) + runner.loader_batch_step if isinstance(loader, Sized) else None
+    runner.is_within_loader = True
+    _use_model(runner)
+
+
+def _is_training(runner: IRunner, key: str) -> bool:
+    return key.startswith("train") and not runner.stage_key.startswith("infer")
+
+
+def _use_model(runner: IRunner) -> None:
+    models = as_dict(runner._training_model)
+    if not runner.is_train_loader:
+        models = {key: runner.engine.evaluation_model(model) for key, model in models.items()}
+    for model in models.values():
+        model.train(runner.is_train_loader)
+    runner.model = like(runner._training_model, models)
+
+
+def _unwrapped(runner: IRunner) -> Any:
+    if runner._training_model is None:
+        return runner.model
+    models = as_dict(runner._training_model)
+    return like(runner._training_model, {key: runner.engine.unwrap(model) for key, model in models.items()})
+
+
+def start_batch(runner: IRunner, batch: Batch) -> None:
+    """Count a batch and make it the runner's."""
+    size = batch_size_of(batch)
+    num_samples = size * runner.engine.num_processes
+    runner.batch, runner.batch_size, runner.batch_metrics = batch, size, {}
+    runner.loader_batch_step += 1
+    runner.loader_sample_step += num_samples
+    if runner.is_train_loader:
+        runner.batch_step += 1
+        runner.sample_step += num_samples
+        runner.stage_batch_step += 1
+        runner.stage_sample_step += num_samples
+
+
+def batch_size_of(batch: Batch) -> int:
+    """Length of the first tensor in `batch` that has a dimension; 1 if there is none.
+
+    >>> import torch
+    >>> batch_size_of((torch.zeros(4, 2), torch.zeros(4))), batch_size_of({"x": [torch.zeros(3)]}), batch_size_of("x")
+    (4, 3, 1)
+    """
+    return _first_length(batch) or 1
+
+
+def _first_length(value: Any) -> int | None:
+    if isinstance(value, Tensor):
+        return len(value) if value.ndim else None
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return next((length for each in values if (length := _first_length(each)) is not None), None)
+
+
+def log_batch(runner: IRunner) -> None:
+    """Queue the metrics of every `log_every`-th training step; log those of the time before, long computed by now."""
+    if runner.batch_step % runner.log_every == 0:
+        _flush_step_queue(runner)
+        runner._step_queue.put(runner.step, runner.batch_metrics)
+
+
+def _flush_step_queue(runner: IRunner) -> None:
+    loggers = [logger for logger in runner.loggers.values() if logger.log_batch_metrics]
+    for step, metrics in runner._step_queue.take():
+        for logger in loggers:
+            logger.log_scalars(metrics, step=step, scope="batch")
+
+
+def finish_loader(runner: IRunner, key: str) -> None:
+    """Leave a loader: one reduction over processes, then callbacks, then the loggers."""
+    runner.need_early_stop = False
+    runner.is_within_loader = False
+    before_training.check_not_empty(runner)
+    # Every rank must enter, also one that saw no batch: this reduces.
+    means = runner._means.compute(runner.engine.gather_object, loader_key=key)
+    runner.loader_metrics = {**means, **runner.loader_metrics}
+    runner._emit("on_loader_end")
+    runner.loader_metrics = {name: float(value) for name, value in runner.loader_metrics.items()}
+    runner.epoch_metrics[key] = dict(runner.loader_metrics)
+    _flush_step_queue(runner)
+    for logger in runner.loggers.values():
+        if logger.log_epoch_metrics:
+            logger.log_scalars(runner.loader_metrics, step=runner.step, scope="loader")
+        logger.flush()
+
+
+def pause_loader(runner: IRunner) -> dict[str, Any]:
+    """Remember the loader under way."""
+    return {name: getattr(runner, name) for name in _LOADER_STATE}
+
+
+def continue_loader(runner: IRunner, paused: dict[str, Any]) -> None:
+    """Go on with a loader that was paused."""
+    vars(runner).update(paused)
+    _use_model(runner)

@@ -1,0 +1,97 @@
+"""The contract of a logger: numbers come in, files or a service take them; it has never heard of a runner."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from runnerkit.types import Metrics, Scalar
+
+Scope = Literal["batch", "loader"]  # one training step, or one pass over a loader
+
+
+@dataclass(frozen=True)
+class Step:
+    """Where in a run a number was measured.
+
+    Attributes:
+        stage: name of the stage, "train" unless the user has several.
+        loader: the loader's key, such as "train" or "valid".
+        epoch: 1, 2, ... over all stages.
+        batch: training steps made so far, over all stages.
+    """
+
+    stage: str
+    loader: str
+    epoch: int
+    batch: int
+
+
+class ILogger(ABC):
+    """Base of loggers. Only rank zero has any, so none of them tests the rank.
+
+    The constructor stores and validates; files and sockets open in :meth:`setup`.
+
+    Attributes:
+        log_batch_metrics: wants the numbers of single training steps (every ``log_every`` of them).
+        log_epoch_metrics: wants the numbers of whole loaders.
+    """
+
+    log_batch_metrics: bool = False
+    log_epoch_metrics: bool = True
+
+    def setup(self, *, resumed_at: Step | None = None) -> None:
+        """Open what is needed.
+
+        Args:
+            resumed_at: the checkpoint that the run goes on from; what was logged after it is dropped.
+        Raises:
+            FileExistsError: another run's logs are there and this one is not its continuation.
+        """
+
+    @abstractmethod
+    def log_scalars(self, scalars: Mapping[str, float], *, step: Step, scope: Scope) -> None:
+        """Log Python floats by metric name."""
+
+    def log_hparams(self, hparams: Mapping[str, Any], *, environment: Mapping[str, Any]) -> None:
+        """Log the user's hyperparameters, and what the run ran on (versions, engine, processes)."""
+
+    def log_image(self, name: str, image: np.ndarray, *, step: Step) -> None:
+        """Log an image, (H, W) or (H, W, 3) uint8."""
+
+    def log_artifact(self, name: str, path: Path) -> None:
+        """Log a file."""
+
+    def flush(self) -> None:
+        """Hand everything to the disk or the service; called at the end of every epoch."""
+
+    def close(self) -> None:
+        """Flush and let go; called once, also after an exception."""
+
+
+class StepQueue:
+    """Metrics of training steps on their way to the loggers: queued as tensors, copied to the host all at once."""
+
+    def __init__(self) -> None:
+        self._queue: list[tuple[Step, dict[str, Scalar]]] = []
+
+    def put(self, step: Step, metrics: Mapping[str, Scalar]) -> None:
+        """Queue () tensors or numbers; no copy, no host sync."""
+        detached = {key: value.detach() if isinstance(value, Tensor) else value for key, value in metrics.items()}
+        self._queue.append((step, detached))
+
+    def take(self) -> list[tuple[Step, Metrics]]:
+        """Empty the queue, as Python floats; one copy from the device."""
+        tensors = [value for _, metrics in self._queue for value in metrics.values() if isinstance(value, Tensor)]
+        on_host = iter(torch.stack([tensor.float().reshape(()) for tensor in tensors]).tolist() if tensors else [])
+        taken = [
+            (step, {key: next(on_host) if isinstance(value, Tensor) else float(value) for key, value in metrics.items()})
+            for step, metrics in self._queue
+        ]
+        self._queue.clear()
+        return taken

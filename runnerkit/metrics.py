@@ -1,0 +1,169 @@
+"""Means over a loader, exact on any number of processes, and accuracy."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runnerkit.types import Metrics, Scalar, StateDict
+
+
+def topk_hits(logits: Tensor, targets: Tensor, *, k: int) -> Tensor:
+    """Count the rows whose target is among the k largest logits.
+
+    Args:
+        logits: (N, C) float, on any device.
+        targets: (N,) int64 in [0, C).
+        k: 1 <= k <= C.
+    Returns:
+        () int64 on the device of `logits`; no host sync.
+    Raises:
+        ValueError: k is outside [1, C], or a shape is another.
+
+    >>> logits = torch.tensor([[0.1, 0.9], [0.8, 0.2]])
+    >>> topk_hits(logits, torch.tensor([1, 1]), k=1)
+    tensor(1)
+    """
+    if logits.ndim != 2 or targets.shape != logits.shape[:1]:
+        raise ValueError(
+            f"expected logits (N, C) and targets (N,), got {tuple(logits.shape)} and {tuple(targets.shape)}; "
+            "accuracy is for one class index per row"
+        )
+    if not 1 <= k <= logits.shape[1]:
+        raise ValueError(f"k must be in [1, {logits.shape[1]}] for {logits.shape[1]} classes, got {k}")
+    best = logits.topk(k, dim=1).indices
+    return (best == targets.unsqueeze(1)).sum()
+
+
+def accuracy(logits: Tensor, targets: Tensor, topk: Sequence[int] = (1,)) -> list[Tensor]:
+    """Compute the share of rows whose target is among the k largest logits, for each k of `topk`.
+
+    Args:
+        logits: (N, C) float.
+        targets: (N,) int64 in [0, C).
+        topk: each in [1, C].
+    Returns:
+        one () float32 tensor in [0, 1] for each k, on the device of `logits`.
+
+    >>> accuracy(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1]), topk=(1, 2))
+    [tensor(0.5000), tensor(1.)]
+    """
+    return [topk_hits(logits, targets, k=k) / max(1, len(targets)) for k in topk]
+
+
+class AdditiveMetric:
+    """A mean weighted by the number of samples, over values that arrive batch by batch.
+
+    >>> metric = AdditiveMetric()
+    >>> metric.update(1.0, 3); metric.update(2.0, 1); metric.compute()[0]
+    1.25
+    """
+
+    def __init__(self, compute_on_call: bool = True) -> None:
+        self.compute_on_call = compute_on_call
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget every value."""
+        self.mean, self.std, self.num_samples, self._m2 = 0.0, 0.0, 0, 0.0
+
+    def update(self, value: float, num_samples: int) -> float:
+        """Add `value`, the mean of `num_samples` samples (Chan, Golub & LeVeque 1979)."""
+        self.num_samples += num_samples
+        delta = value - self.mean
+        self.mean += delta * num_samples / self.num_samples
+        self._m2 += delta * (value - self.mean) * num_samples
+        self.std = (self._m2 / (self.num_samples - 1)) ** 0.5 if self.num_samples > 1 else 0.0
+        return value
+
+    def compute(self) -> tuple[float, float]:
+        """Return mean and standard deviation."""
+        return self.mean, self.std
+
+
+class LoaderMeans:
+    """sum(value * batch_size) / sum(batch_size) for every metric of a loader.
+
+    Sums stay on the device, in float64 where the device has it; they reach the host once, in :meth:`totals`.
+    """
+
+    def __init__(self) -> None:
+        # Batches that log the same keys share one vector, so that a step costs one stack and one add.
+        self._sums: dict[tuple[str, ...], tuple[Tensor, int]] = {}
+        self._host_sums: dict[str, tuple[float, int]] = {}
+
+    def update(self, metrics: dict[str, Scalar], batch_size: int) -> None:
+        """Add one batch; tensors are () and detached, anything else is a Python number.
+
+        Raises:
+            TypeError, ValueError: a value is neither; named.
+        """
+        tensors = {}
+        for key, value in metrics.items():
+            if isinstance(value, Tensor) and value.numel() == 1:
+                tensors[key] = value.detach().reshape(())
+            elif isinstance(value, Tensor):
+                raise ValueError(f"batch_metrics[{key!r}] must be a scalar, got shape {tuple(value.shape)}; take its mean()")
+            else:
+                total, count = self._host_sums.get(key, (0.0, 0))
+                self._host_sums[key] = total + _number(key, value) * batch_size, count + batch_size
+        if not tensors:
+            return
+        keys = tuple(tensors)
+        values = torch.stack([value.to(_sum_dtype(value)) for value in tensors.values()])
+        total, count = self._sums.get(keys, (torch.zeros_like(values), 0))
+        self._sums[keys] = total.add_(values, alpha=batch_size), count + batch_size
+
+    def totals(self) -> dict[str, tuple[float, int]]:
+        """Read {metric: (sum, count)} of this process; the one copy to the host."""
+        totals = dict(self._host_sums)
+        for keys, (sums, count) in self._sums.items():
+            for key, total in zip(keys, sums.tolist(), strict=True):
+                known, known_count = totals.get(key, (0.0, 0))
+                totals[key] = known + total, known_count + count
+        return totals
+
+    def compute(self, gather: Callable[[Any], list[Any]], *, loader_key: str) -> Metrics:
+        """Reduce over processes; every rank must call, also one that saw no batch.
+
+        Args:
+            gather: ``engine.gather_object``.
+            loader_key: for the message.
+        Raises:
+            ValueError: ranks that saw batches logged different metrics.
+        """
+        parts = gather(self.totals())
+        keys = [set(part) for part in parts if part]
+        if any(each != keys[0] for each in keys):
+            listing = "; ".join(f"rank {rank}: {sorted(part)}" for rank, part in enumerate(parts))
+            raise ValueError(f"loader {loader_key!r}: ranks logged different metrics, so no mean is right: {listing}")
+        first = next((part for part in parts if part), {})
+        means = {}
+        for key in first:
+            total = sum(part[key][0] for part in parts if part)
+            means[key] = total / max(1, sum(part[key][1] for part in parts if part))
+        return means
+
+    def state_dict(self) -> StateDict:
+        """State for a checkpoint in the middle of an epoch."""
+        sums = [(list(keys), total.cpu(), count) for keys, (total, count) in self._sums.items()]
+        return {"sums": sums, "host_sums": dict(self._host_sums)}
+
+    def load_state_dict(self, state: StateDict, *, device: torch.device) -> None:
+        """Take back :meth:`state_dict`; sums go on in the same order, to the last bit."""
+        self._sums = {tuple(keys): (total.to(device), count) for keys, total, count in state["sums"]}
+        self._host_sums = dict(state["host_sums"])
+
+
+def _sum_dtype(value: Tensor) -> torch.dtype:
+    return torch.float32 if value.device.type == "mps" else torch.float64
+
+
+def _number(key: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"batch_metrics[{key!r}] must be a () tensor or a number, got {type(value).__name__}"
+        ) from None

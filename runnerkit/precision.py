@@ -1,0 +1,146 @@
+"""Numeric precision: what happens around the forward pass, and between the loss and the step.
+
+An engine *holds* a precision object, so that engines times precisions needs no product of classes.
+"""
+
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from runnerkit.types import StateDict
+
+
+class Precision(ABC):
+    """The contract: set up in the process that trains, then used once a step."""
+
+    @abstractmethod
+    def setup(self, device: torch.device) -> None:
+        """Make what belongs to this process (a gradient scaler); called once the device is known."""
+
+    @abstractmethod
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Context of the forward pass; may be entered again after it was left."""
+
+    @abstractmethod
+    def backward(self, loss: Tensor) -> None:
+        """Accumulate the gradients of `loss`, a () tensor; under fp16 they are scaled."""
+
+    @abstractmethod
+    def unscale(self, optimizer: Optimizer) -> None:
+        """Make `optimizer`'s gradients true ones, as clipping needs; once a step at most."""
+
+    @abstractmethod
+    def step(self, optimizer: Optimizer) -> bool:
+        """Step `optimizer`; False when the step was skipped for gradients that are not finite."""
+
+    @property
+    def skips_steps(self) -> bool:
+        """Whether a non-finite gradient is part of normal work here."""
+        return False
+
+    def state_dict(self) -> StateDict:
+        """State to resume from."""
+        return {}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Take back :meth:`state_dict`."""
+
+
+class FP32(Precision):
+    """Full precision: every operation in the type of its inputs."""
+
+    def __init__(self) -> None:
+        self._nothing = nullcontext()
+
+    def setup(self, device: torch.device) -> None:
+        pass
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        return self._nothing
+
+    def backward(self, loss: Tensor) -> None:
+        loss.backward()
+
+    def unscale(self, optimizer: Optimizer) -> None:
+        pass
+
+    def step(self, optimizer: Optimizer) -> bool:
+        optimizer.step()
+        return True
+
+
+class AMP(Precision):
+    """Automatic mixed precision (``torch.autocast``), with a gradient scaler when it is fp16.
+
+    Args:
+        dtype: torch.float16 or torch.bfloat16; None takes fp16 on CUDA and bf16 elsewhere
+            (bf16 has the range of fp32 and needs no scaler; CPUs have no fast fp16).
+        scaler: arguments of ``torch.amp.GradScaler``, such as ``{"init_scale": 2.0**10}``.
+    """
+
+    def __init__(self, dtype: torch.dtype | None = None, *, scaler: dict[str, Any] | None = None) -> None:
+        if dtype not in (None, torch.float16, torch.bfloat16):
+            raise ValueError(f"dtype must be torch.float16, torch.bfloat16 or None, got {dtype}")
+        self.dtype = dtype
+        self._scaler_arguments = scaler or {}
+        self._scaler: torch.amp.GradScaler | None = None
+        self._device_type: str | None = None
+        self._unscaled: set[int] = set()  # ids of the optimizers whose gradients are true ones by now
+        self._update_is_due = False
+
+    def setup(self, device: torch.device) -> None:
+        self._device_type = device.type
+        self.dtype = self.dtype or (torch.float16 if device.type == "cuda" else torch.bfloat16)
+        if self.dtype == torch.float16:
+            self._scaler = torch.amp.GradScaler(device.type, **self._scaler_arguments)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        assert self._device_type is not None, "setup() comes first"
+        # An autocast object keeps the state to go back to on itself, so each entry gets its own.
+        return torch.autocast(self._device_type, dtype=self.dtype)
+
+    def backward(self, loss: Tensor) -> None:
+        self._update_scale()
+        (loss if self._scaler is None else self._scaler.scale(loss)).backward()
+
+    def unscale(self, optimizer: Optimizer) -> None:
+        if self._scaler is not None and id(optimizer) not in self._unscaled:
+            self._scaler.unscale_(optimizer)
+            self._unscaled.add(id(optimizer))
+
+    def step(self, optimizer: Optimizer) -> bool:
+        if self._scaler is None:
+            optimizer.step()
+            return True
+        # Whether the scaler skips is known only inside it; a hook tells without asking the device again.
+        stepped: list[bool] = []
+        hook = optimizer.register_step_post_hook(lambda *_: stepped.append(True))
+        try:
+            self._scaler.step(optimizer)
+        finally:
+            hook.remove()
+        self._unscaled.discard(id(optimizer))
+        self._update_is_due = True
+        return bool(stepped)
+
+    def _update_scale(self) -> None:
+        # Put off until the next backward: with two optimizers both step on gradients of one scale.
+        if self._scaler is not None and self._update_is_due:
+            self._scaler.update()
+            self._update_is_due = False
+
+    @property
+    def skips_steps(self) -> bool:
+        return self._scaler is not None
+
+    def state_dict(self) -> StateDict:
+        self._update_scale()
+        return {} if self._scaler is None else {"scaler": self._scaler.state_dict()}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        if self._scaler is not None and "scaler" in state:
+            self._scaler.load_state_dict(state["scaler"])

@@ -1,0 +1,255 @@
+"""The loop: stages, epochs, loaders, batches; what the user overrides, and when it is called."""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import Any, Self
+
+import torch
+
+from runnerkit import before_training, components, outcome, snapshot
+from runnerkit.callback import ICallback, IListener
+from runnerkit.engine import IEngine
+from runnerkit.logger import ILogger, Step, StepQueue
+from runnerkit.metrics import LoaderMeans
+from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler
+
+
+class IRunner(IListener):
+    """Runs what the user writes; `handle_batch`, `get_loaders` and `get_model` are a must, the rest has defaults.
+
+    Its own events (``on_loader_start`` and so on) may be overridden to keep meters: they come before the callbacks'
+    start events and after their end events.
+
+    Attributes:
+        engine: devices, processes, precision.
+        model, criterion, optimizer, scheduler: one object each, or a dict of them.
+        loaders, callbacks, loggers: by key; `loggers` is empty but on rank zero.
+        stage_key, loader_key: where the run stands; `loader` is the one under way.
+        is_train_loader, is_valid_loader, is_infer_loader: a key that starts with "train" trains, any other evaluates.
+        epoch_step, batch_step, sample_step: epoch under way (1, 2, ...), training steps and training samples (of all
+            processes) so far; `global_*` are the same numbers, `stage_*` and `loader_*` count within.
+        batch, batch_size: what `handle_batch` got, on the device.
+        batch_metrics: () tensors or numbers of this batch and process; their means become `loader_metrics`.
+        loader_metrics, epoch_metrics, experiment_metrics: Python floats over all processes: {metric: value},
+            {loader: {metric: value}}, {epoch: {loader: {metric: value}}}.
+        need_early_stop: set in a batch event it ends the loader; set in an epoch event it ends the stage.
+        exception: what ended the run, if anything did.
+        valid_every_steps: evaluate also every so many training steps; None is once an epoch.
+        log_every: training steps from one step log to the next, for loggers that want batch metrics.
+    """
+
+    def __init__(self, model: Model | None = None, engine: IEngine | None = None) -> None:
+        self._given_engine = engine
+        self._seed = 42
+        self._hparams: dict[str, Any] = {}
+        self._resume: str | None = None
+        self.engine: IEngine = engine  # type: ignore[assignment]  # given, or made by get_engine() in run()
+        self.model: Any = model
+        self.criterion: Any = None
+        self.optimizer: Any = None
+        self.scheduler: Any = None
+        self.loaders: dict[str, Any] = {}
+        self.callbacks: dict[str, ICallback] = {}
+        self.loggers: dict[str, ILogger] = {}
+        self.valid_every_steps: int | None = None
+        self.log_every = 10
+        self._reset()
+
+    def _reset(self) -> None:
+        self.stage_key = self.loader_key = ""
+        self.loader: Any = None
+        self.is_train_loader = self.is_valid_loader = self.is_infer_loader = False
+        self.is_within_loader = False
+        self.epoch_step = self.batch_step = self.sample_step = 0
+        self.stage_epoch_step = self.stage_batch_step = self.stage_sample_step = self.stage_epoch_len = 0
+        self.loader_batch_step = self.loader_sample_step = 0
+        self.loader_batch_len: int | None = None
+        self.batch: Batch = None
+        self.batch_size = 0
+        self.batch_metrics: dict[str, Any] = {}
+        self.loader_metrics: Metrics = {}
+        self.epoch_metrics: dict[str, Metrics] = {}
+        self.experiment_metrics: dict[int, dict[str, Metrics]] = {}
+        self.need_early_stop = False
+        self.exception: BaseException | None = None
+        self._training_model: Any = None
+        self._means = LoaderMeans()
+        self._step_queue = StepQueue()
+        self._wants_batch_metrics = False
+        self._known_callbacks: list[ICallback] = []
+        self._snapshot: snapshot.Snapshot | None = None
+        self._listeners = components.bind_listeners(self)
+
+    # What the user overrides. All but `stages`, `get_engine` and the properties is called in the processes that
+    # train, after the engine was set up there.
+
+    @property
+    def seed(self) -> int:
+        """Seed of everything random."""
+        return self._seed
+
+    @property
+    def hparams(self) -> dict[str, Any]:
+        """Hyperparameters to write beside the logs: numbers, strings, lists and dicts of them."""
+        return self._hparams
+
+    @property
+    def stages(self) -> Iterable[str]:
+        """Names of the stages, in order; one that starts with "infer" runs without optimizer."""
+        return ["train"]
+
+    def get_stage_len(self, stage: str) -> int:
+        """Number of epochs of a stage."""
+        return 1
+
+    def get_engine(self) -> IEngine:
+        """Engine to run on: the one given, else DataParallel on several GPUs, the GPU, or the CPU."""
+        from runnerkit.engines.choose import get_available_engine  # the only import against the layers: a default
+
+        return self._given_engine or get_available_engine()
+
+    def get_loggers(self) -> dict[str, ILogger]:
+        """Loggers by key; called on rank zero only."""
+        return {}
+
+    @abstractmethod
+    def get_loaders(self, stage: str) -> dict[str, Any]:
+        """Loaders by key, whole: the engine gives each process its share."""
+
+    def get_model(self, stage: str) -> Model:
+        """The model, or several by key."""
+        if self.model is None:
+            raise ValueError(f"{type(self).__name__} has no model: pass model= or override get_model(stage)")
+        return self.model  # type: ignore[no-any-return]
+
+    def get_criterion(self, stage: str) -> Criterion | None:
+        """The criterion, or several by key, or none."""
+        return None
+
+    def get_optimizer(self, stage: str, model: Any) -> Optimizers | None:
+        """The optimizer of `model`, which is on the device by now; or several by key, or none."""
+        return None
+
+    def get_scheduler(self, stage: str, optimizer: Any) -> Scheduler | None:
+        """The learning-rate scheduler of `optimizer`, or several by key, or none."""
+        return None
+
+    def get_callbacks(self, stage: str) -> dict[str, ICallback]:
+        """Callbacks by key."""
+        return {}
+
+    @abstractmethod
+    def handle_batch(self, batch: Batch) -> None:
+        """Run the model on `batch`; fill `self.batch` and `self.batch_metrics`."""
+
+    # ------------------------------------------------------------------------------------------------------ the loop
+
+    def run(self) -> Self:
+        """Run all stages on the engine's processes; afterwards the calling process holds model and metrics.
+
+        Under a launcher (torchrun) every process must call.
+        """
+        self._reset()
+        self.engine = self.get_engine()
+        outcome.adopt(self, self.engine.launch(self._run_experiment))
+        return self
+
+    def _run_experiment(self) -> outcome.Outcome:
+        try:
+            components.setup_experiment(self)
+            self._emit("on_experiment_start")
+            for stage in self.stages:
+                self._run_stage(stage)
+            self._emit("on_experiment_end")
+        except BaseException as error:
+            self.exception = error
+            self._emit("on_exception")
+            raise
+        finally:
+            components.cleanup_experiment(self)
+        return outcome.capture(self)
+
+    def _run_stage(self, stage: str) -> None:
+        if not components.setup_stage(self, stage):
+            return  # the run resumes in a later one
+        self._emit("on_stage_start")
+        snapshot.restore(self)
+        before_training.check_required_metrics(self)
+        while self.stage_epoch_step < self.stage_epoch_len and not self.need_early_stop:
+            self._run_epoch()
+        self._emit("on_stage_end")
+
+    def _run_epoch(self) -> None:
+        loader_keys = snapshot.start_epoch(self)
+        self._emit("on_epoch_start")
+        for key in loader_keys:
+            self._run_loader(key)
+        self.experiment_metrics[self.epoch_step] = self.epoch_metrics
+        self._emit("on_epoch_end")
+
+    def _run_loader(self, key: str) -> None:
+        components.setup_loader(self, key)
+        with torch.set_grad_enabled(self.is_train_loader):
+            self._emit("on_loader_start")
+            for batch in self._batches():
+                self._run_batch(batch)
+                if self._is_validation_due():
+                    self._run_validation()
+                if self.need_early_stop:
+                    break
+            components.finish_loader(self, key)
+
+    def _run_batch(self, batch: Batch) -> None:
+        components.start_batch(self, batch)
+        self._emit("on_batch_start")
+        with self.engine.autocast():
+            self.handle_batch(self.batch)
+        self._emit("on_batch_end")
+        self._means.update(self.batch_metrics, self.batch_size)
+        if self._wants_batch_metrics and self.is_train_loader:
+            components.log_batch(self)
+
+    def _emit(self, event: str) -> None:
+        for listener in self._listeners[event]:
+            listener(self)
+
+    # --------------------------------------------------------------------------------------------------------------
+
+    def _batches(self) -> Iterator[Batch]:
+        iterator = iter(self.loader)
+        snapshot.restore_rng(self)  # after iter(), which draws the workers' seed
+        for batch in iterator:
+            yield self.engine.to_device(batch)
+
+    def _is_validation_due(self) -> bool:
+        every = self.valid_every_steps
+        return every is not None and self.is_train_loader and self.batch_step % every == 0
+
+    def _run_validation(self) -> None:
+        """Run the evaluation loaders in the middle of a training loader, then go on as if nothing had been."""
+        paused = components.pause_loader(self)
+        for key in self.loaders:
+            if not key.startswith("train"):
+                self._run_loader(key)
+        components.continue_loader(self, paused)
+        self._emit("on_validation_end")
+
+    @property
+    def step(self) -> Step:
+        """Where the run stands, for loggers."""
+        return Step(stage=self.stage_key, loader=self.loader_key, epoch=self.epoch_step, batch=self.batch_step)
+
+    @property
+    def global_epoch_step(self) -> int:
+        """Same as `epoch_step`."""
+        return self.epoch_step
+
+    @property
+    def global_batch_step(self) -> int:
+        """Same as `batch_step`."""
+        return self.batch_step
+
+    @property
+    def global_sample_step(self) -> int:
+        """Same as `sample_step`."""
+        return self.sample_step

@@ -1,0 +1,198 @@
+"""All state of a run: taken for a checkpoint, found again, and put back; between epochs or within one."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from runnerkit.callback import ICheckpointCallback
+from runnerkit.checkpoint import as_plain, find_checkpoint, load_checkpoint
+from runnerkit.logger import Step
+from runnerkit.seeding import rng_state, set_rng_state
+from runnerkit.types import StateDict, as_dict
+from runnerkit.version import __version__
+
+if TYPE_CHECKING:
+    from runnerkit.runner import IRunner
+
+logger = logging.getLogger(__name__)
+
+FORMAT_VERSION = 1
+_COUNTERS = (
+    "epoch_step", "batch_step", "sample_step", "stage_epoch_step", "stage_batch_step", "stage_sample_step",
+    "need_early_stop", "epoch_metrics", "experiment_metrics",
+)  # fmt: skip
+
+
+@dataclass
+class Snapshot:
+    """A run's state on its way back into a runner."""
+
+    state: StateDict
+    source: str
+    is_restored: bool = False
+    within: StateDict | None = None  # where in a loader the run goes on; None is at an epoch's start
+    rng: StateDict | None = None  # to be set once that loader's iterator is made
+
+    @property
+    def step(self) -> Step:
+        """The last step that the snapshot knows of."""
+        counters = self.state["counters"]
+        within = self.state["within"] or {}
+        return Step(self.state["stage_key"], within.get("key", ""), counters["epoch_step"], counters["batch_step"])
+
+
+def model_state(runner: IRunner) -> StateDict:
+    """Take the weights of the user's module, or of each by key, without any wrapper's prefix."""
+    states = {key: runner.engine.unwrap(model).state_dict() for key, model in as_dict(runner.model).items()}
+    return states if isinstance(runner.model, dict) else states[""]
+
+
+def capture(runner: IRunner) -> StateDict:
+    """Take all state; every rank must call: this gathers the generators' states."""
+    return {
+        "format_version": FORMAT_VERSION,
+        "runnerkit_version": __version__,
+        "stage_key": runner.stage_key,
+        "counters": as_plain({name: getattr(runner, name) for name in _COUNTERS}),
+        "within": _position(runner) if runner.is_within_loader else None,
+        "model_state_dict": model_state(runner),
+        "criterion_state_dict": _states(runner.criterion),
+        "optimizer_state_dict": _states(runner.optimizer),
+        "scheduler_state_dict": as_plain(_states(runner.scheduler)),
+        "engine_state_dict": runner.engine.state_dict(),
+        "callbacks": {key: as_plain(callback.state_dict()) for key, callback in runner.callbacks.items()},
+        "rng": runner.engine.gather_object(rng_state()),
+    }
+
+
+def _states(components: Any) -> StateDict:
+    return {key: each.state_dict() for key, each in as_dict(components).items() if hasattr(each, "state_dict")}
+
+
+def _position(runner: IRunner) -> StateDict:
+    sampler = getattr(runner.loader, "batch_sampler", None)
+    if not hasattr(sampler, "position_after"):
+        raise TypeError(
+            f"loader {runner.loader_key!r} has no position to save in the middle of an epoch; checkpoint at epoch ends, "
+            "or use a DataLoader without a DistributedSampler of your own"
+        )
+    return {
+        "key": runner.loader_key,
+        "position": sampler.position_after(runner.loader_batch_step - runner._skipped_batches),
+        "loader_batch_step": runner.loader_batch_step,
+        "loader_sample_step": runner.loader_sample_step,
+        "means": [runner.engine.rank] and runner.engine.gather_object(runner._means.state_dict()),
+    }
+
+
+def find(runner: IRunner, stage: str) -> bool:
+    """Look once for the checkpoint that the user wants to go on from; False if it belongs to a later stage."""
+    if runner._snapshot is None and not runner._known_callbacks:
+        wanted = [runner._resume] + [
+            callback.resume_runner for callback in runner.callbacks.values() if isinstance(callback, ICheckpointCallback)
+        ]
+        source = next((each for each in wanted if each), None)
+        if source is not None:
+            runner._snapshot = _load(source, runner)
+    snapshot = runner._snapshot
+    return snapshot is None or snapshot.is_restored or snapshot.state["stage_key"] == stage
+
+
+def _load(source: str, runner: IRunner) -> Snapshot:
+    path = find_checkpoint(source)
+    state = load_checkpoint(path)
+    if not isinstance(state, dict) or "format_version" not in state:
+        raise ValueError(f"{path} is no checkpoint of a whole run; to start from its weights, load them into the model")
+    if state["format_version"] > FORMAT_VERSION:
+        raise ValueError(
+            f"{path} has format {state['format_version']}, written by runnerkit {state['runnerkit_version']}; "
+            f"this is runnerkit {__version__}, which reads up to {FORMAT_VERSION}: upgrade it"
+        )
+    if state["stage_key"] not in list(runner.stages):
+        raise ValueError(f"{path} is of stage {state['stage_key']!r}; the runner has the stages {list(runner.stages)}")
+    return Snapshot(state, str(path))
+
+
+def restore(runner: IRunner) -> None:
+    """Put the found state back, once, into components that are made and callbacks that are started."""
+    snapshot = runner._snapshot
+    if snapshot is None or snapshot.is_restored:
+        return
+    state = snapshot.state
+    load_model_state(runner, state["model_state_dict"], source=snapshot.source)
+    for name in ("criterion", "optimizer", "scheduler"):
+        saved = state[f"{name}_state_dict"]
+        for key, component in as_dict(getattr(runner, name)).items():
+            if key in saved:
+                component.load_state_dict(saved[key])
+    runner.engine.load_state_dict(state["engine_state_dict"])
+    for key, callback in runner.callbacks.items():
+        if key in state["callbacks"]:
+            callback.load_state_dict(state["callbacks"][key])
+    vars(runner).update(state["counters"])
+    snapshot.within = state["within"]
+    rng = state["rng"]
+    if len(rng) == runner.engine.num_processes:
+        snapshot.rng = rng[runner.engine.rank]
+    else:
+        logger.warning("%s was saved by %d processes: dropout and augmentation differ", snapshot.source, len(rng))
+    if snapshot.within is None:
+        restore_rng(runner)
+    snapshot.is_restored = True
+    logger.info("resumed from %s at %s", snapshot.source, snapshot.step)
+
+
+def load_model_state(runner: IRunner, state: StateDict, *, source: str) -> None:
+    """Load weights into the user's module, or into each by key.
+
+    Raises:
+        ValueError: they are another model's.
+    """
+    by_key = state if isinstance(runner.model, dict) else {"": state}
+    models: dict[str, nn.Module] = as_dict(runner.model)
+    if set(by_key) != set(models):
+        raise ValueError(f"{source} holds the models {sorted(by_key)}, the runner has {sorted(models)}")
+    for key, model in models.items():
+        try:
+            runner.engine.unwrap(model).load_state_dict(by_key[key])
+        except RuntimeError as error:
+            raise ValueError(f"{source} holds another model's weights: {error}") from error
+
+
+def start_epoch(runner: IRunner) -> list[str]:
+    """Count a new epoch, or go on with the one that was interrupted; return the loaders to run."""
+    keys = list(runner.loaders)
+    within = runner._snapshot.within if runner._snapshot is not None else None
+    if within is not None:
+        return keys[keys.index(within["key"]) :]
+    runner.epoch_step += 1
+    runner.stage_epoch_step += 1
+    runner.epoch_metrics = {}
+    return keys
+
+
+def enter_loader(runner: IRunner) -> None:
+    """Go to where the loader was interrupted, if it was."""
+    snapshot = runner._snapshot
+    runner._skipped_batches = 0
+    if snapshot is None or snapshot.within is None:
+        return
+    within, snapshot.within = snapshot.within, None
+    runner.loader.batch_sampler.skip(within["position"])
+    runner.loader_batch_step = runner._skipped_batches = within["loader_batch_step"]
+    runner.loader_sample_step = within["loader_sample_step"]
+    ranks = within["means"]
+    # Sums add up over ranks, so with another number of processes any rank may hold any part.
+    for state in ranks[runner.engine.rank :: runner.engine.num_processes]:
+        runner._means.load_state_dict(state, device=runner.engine.device)
+
+
+def restore_rng(runner: IRunner) -> None:
+    """Set the generators as they were."""
+    if runner._snapshot is not None and runner._snapshot.rng is not None:
+        set_rng_state(runner._snapshot.rng)
+        runner._snapshot.rng = None

@@ -1,0 +1,44 @@
+"""The shapes that values take on their way through a runner."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias, TypeVar
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+T = TypeVar("T")
+
+# One component, or several by name (a GAN has two models and two optimizers).
+OneOrMany: TypeAlias = T | dict[str, T]
+
+Batch: TypeAlias = Any  # whatever the user's loader yields
+Scalar: TypeAlias = Tensor | float  # a () tensor, or a Python number
+Metrics: TypeAlias = dict[str, float]
+Loaders: TypeAlias = Mapping[str, Iterable[Any]]
+Model: TypeAlias = OneOrMany[nn.Module]
+Criterion: TypeAlias = OneOrMany[Callable[..., Tensor]]
+Optimizers: TypeAlias = OneOrMany[Optimizer]
+Scheduler: TypeAlias = OneOrMany[Any]  # anything with step(), state_dict(), load_state_dict()
+StateDict: TypeAlias = dict[str, Any]
+
+
+def as_dict(component: OneOrMany[T] | None) -> dict[str, T]:
+    """View one component, several, or none as a dict; a lone one has the key ``""``.
+
+    >>> as_dict(3), as_dict({"a": 1}), as_dict(None)
+    ({'': 3}, {'a': 1}, {})
+    """
+    if component is None:
+        return {}
+    return component if isinstance(component, dict) else {"": component}
+
+
+def like(template: OneOrMany[Any] | None, values: dict[str, T]) -> Any:
+    """Give `values` (from :func:`as_dict`) the form that `template` has.
+
+    >>> like(object(), {"": 3}), like({"a": object()}, {"a": 1}), like(None, {})
+    (3, {'a': 1}, None)
+    """
+    if template is None:
+        return None
+    return values if isinstance(template, dict) else values[""]
