@@ -158,4 +158,10 @@ class IMetricCallback(Callback):
 
 
 class ICheckpointCallback(Callback):
-    """A callback that saves and restores the run."""
+    """A callback that saves and restores the run.
+
+    Attributes:
+        resume_runner: checkpoint or logdir that the run goes on from.
+    """
+
+    resume_runner: str | None = None

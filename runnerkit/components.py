@@ -44,20 +44,17 @@ def bind_listeners(runner: IRunner) -> Listeners:
 
 def setup_experiment(runner: IRunner) -> None:
     """Open this process's device and group; seed it."""
-    runner.callbacks = {}
     runner.engine.setup()
     runner._listeners = bind_listeners(runner)
     set_global_seed(runner.seed)
 
 
-def cleanup_experiment(runner: IRunner) -> None:
-    """Close files and the process group, whatever happened; leave the model as the user gave it, trained."""
-    try:
-        runner.model = _unwrapped(runner)
-        for each in runner.loggers.values():
-            each.close()
-    finally:
-        runner.engine.cleanup()
+def close_experiment(runner: IRunner) -> None:
+    """Close the logs, whatever happened; leave the model as the user gave it."""
+    for logger in runner.loggers.values():
+        logger.close()
+    runner.model = _unwrapped(runner)
+    runner._training_model = None
 
 
 def setup_stage(runner: IRunner, stage: str) -> bool:
@@ -210,8 +207,9 @@ def finish_loader(runner: IRunner, key: str) -> None:
     runner.is_within_loader = False
     before_training.check_not_empty(runner)
     # Every rank must enter, also one that saw no batch: this reduces.
-    means = runner._means.compute(runner.engine.gather_object, loader_key=key)
+    means, num_samples = runner._means.compute(runner.engine.gather_object, loader_key=key)
     runner.loader_metrics = {**means, **runner.loader_metrics}
+    _count_exactly(runner, num_samples)
     runner._emit("on_loader_end")
     runner.loader_metrics = {name: float(value) for name, value in runner.loader_metrics.items()}
     runner.epoch_metrics[key] = dict(runner.loader_metrics)
@@ -220,6 +218,15 @@ def finish_loader(runner: IRunner, key: str) -> None:
         if logger.log_epoch_metrics:
             logger.log_scalars(runner.loader_metrics, step=runner.step, scope="loader")
         logger.flush()
+
+
+def _count_exactly(runner: IRunner, num_samples: int) -> None:
+    # Until here each process took the others' batches to be as large as its own.
+    surplus = runner.loader_sample_step - num_samples
+    runner.loader_sample_step -= surplus
+    if runner.is_train_loader:
+        runner.sample_step -= surplus
+        runner.stage_sample_step -= surplus
 
 
 def pause_loader(runner: IRunner) -> dict[str, Any]:

@@ -42,3 +42,12 @@ def describe_environment(engine: IEngine | None = None, *, seed: int | None = No
     if seed is not None:
         facts["seed"] = seed
     return facts
+
+
+def get_device() -> torch.device:
+    """Return torch's current GPU if there is one, else the CPU.
+
+    >>> get_device().type in ("cpu", "cuda")
+    True
+    """
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -92,6 +92,7 @@ class LoaderMeans:
         # Batches that log the same keys share one vector, so that a step costs one stack and one add.
         self._sums: dict[tuple[str, ...], tuple[Tensor, int]] = {}
         self._host_sums: dict[str, tuple[float, int]] = {}
+        self.num_samples = 0
 
     def update(self, metrics: dict[str, Scalar], batch_size: int) -> None:
         """Add one batch; tensors are () and detached, anything else is a Python number.
@@ -99,6 +100,7 @@ class LoaderMeans:
         Raises:
             TypeError, ValueError: a value is neither; named.
         """
+        self.num_samples += batch_size
         tensors = {}
         for key, value in metrics.items():
             if isinstance(value, Tensor) and value.numel() == 1:
@@ -124,8 +126,8 @@ class LoaderMeans:
                 totals[key] = known + total, known_count + count
         return totals
 
-    def compute(self, gather: Callable[[Any], list[Any]], *, loader_key: str) -> Metrics:
-        """Reduce over processes; every rank must call, also one that saw no batch.
+    def compute(self, gather: Callable[[Any], list[Any]], *, loader_key: str) -> tuple[Metrics, int]:
+        """Reduce over processes to means and the number of samples; every rank must call, also one without a batch.
 
         Args:
             gather: ``engine.gather_object``.
@@ -133,7 +135,8 @@ class LoaderMeans:
         Raises:
             ValueError: ranks that saw batches logged different metrics.
         """
-        parts = gather(self.totals())
+        totals = gather((self.num_samples, self.totals()))
+        parts = [part for _, part in totals]
         keys = [set(part) for part in parts if part]
         if any(each != keys[0] for each in keys):
             listing = "; ".join(f"rank {rank}: {sorted(part)}" for rank, part in enumerate(parts))
@@ -143,17 +146,27 @@ class LoaderMeans:
         for key in first:
             total = sum(part[key][0] for part in parts if part)
             means[key] = total / max(1, sum(part[key][1] for part in parts if part))
-        return means
+        return means, sum(num_samples for num_samples, _ in totals)
 
     def state_dict(self) -> StateDict:
         """State for a checkpoint in the middle of an epoch."""
         sums = [(list(keys), total.cpu(), count) for keys, (total, count) in self._sums.items()]
-        return {"sums": sums, "host_sums": dict(self._host_sums)}
+        return {"sums": sums, "host_sums": dict(self._host_sums), "num_samples": self.num_samples}
 
-    def load_state_dict(self, state: StateDict, *, device: torch.device) -> None:
-        """Take back :meth:`state_dict`; sums go on in the same order, to the last bit."""
-        self._sums = {tuple(keys): (total.to(device), count) for keys, total, count in state["sums"]}
-        self._host_sums = dict(state["host_sums"])
+    def load_state_dicts(self, states: Sequence[StateDict], *, device: torch.device) -> None:
+        """Take back the :meth:`state_dict` of one process, to the last bit, or of several."""
+        self.num_samples = sum(state["num_samples"] for state in states)
+        for position, state in enumerate(states):
+            sums = {tuple(keys): (total.to(device), count) for keys, total, count in state["sums"]}
+            if position == 0:
+                self._sums, self._host_sums = sums, dict(state["host_sums"])
+                continue
+            for keys, (total, count) in sums.items():
+                known, known_count = self._sums.get(keys, (torch.zeros_like(total), 0))
+                self._sums[keys] = known + total, known_count + count
+            for key, (number, count) in state["host_sums"].items():
+                known_number, known_count = self._host_sums.get(key, (0.0, 0))
+                self._host_sums[key] = known_number + number, known_count + count
 
 
 def _sum_dtype(value: Tensor) -> torch.dtype:

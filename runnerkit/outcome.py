@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Outcome = dict[str, Any]
-
 # What belongs to the process that worked, or is of no use after the run.
 _STAYS = {
     "engine", "loaders", "loader", "loggers", "batch", "exception", "_given_engine", "_training_model", "_means",
@@ -25,39 +24,56 @@ _STAYS = {
 _COMPONENTS = ("model", "criterion", "optimizer", "scheduler")
 
 
-def capture(runner: IRunner) -> Outcome:
-    """Take the runner's attributes: components, metrics, counters, callbacks, and the user's own."""
-    return {name: value for name, value in vars(runner).items() if name not in _STAYS}
+@dataclass
+class Outcome:
+    """Attributes of the runner after its run: components, metrics, counters, callbacks, and the user's own."""
 
+    attributes: dict[str, Any]
 
-def portable(outcome: Outcome) -> Outcome:
-    """Make an outcome fit to leave its process: on the CPU, and without the user's attributes that cannot travel."""
-    for component in [*as_dict(outcome["model"]).values(), *as_dict(outcome["criterion"]).values()]:
-        if isinstance(component, nn.Module):
-            component.cpu()
-    return {name: value for name, value in outcome.items() if name in _COMPONENTS or _can_travel(name, value)}
+    def __getstate__(self) -> dict[str, Any]:
+        """Prepare to leave this process: on the CPU, without the user's attributes that cannot travel."""
+        for name in ("model", "criterion"):
+            for component in as_dict(self.attributes[name]).values():
+                if isinstance(component, nn.Module):
+                    component.cpu()
+        attributes = {
+            name: value for name, value in self.attributes.items() if name in _COMPONENTS or _can_travel(name, value)
+        }
+        return {"attributes": attributes}
 
 
 def _can_travel(name: str, value: Any) -> bool:
     try:
         cloudpickle.dumps(value)
-    except Exception as error:
+    except Exception as error:  # whatever the user keeps there; the run's result is worth more
         logger.warning("runner.%s stays in the process that trained: %s", name, error)
         return False
     return True
 
 
+def capture(runner: IRunner) -> Outcome:
+    """Take what :func:`adopt` gives to the calling process."""
+    return Outcome({name: value for name, value in vars(runner).items() if name not in _STAYS})
+
+
 def adopt(runner: IRunner, outcome: Outcome) -> None:
     """Give the calling process's runner what the run left; objects that the user passed in are updated in place."""
+    theirs = dict(outcome.attributes)
     for name in _COMPONENTS:
-        mine, theirs = as_dict(getattr(runner, name)), as_dict(outcome.get(name))
-        for key in mine.keys() & theirs.keys():
-            if mine[key] is not theirs[key] and hasattr(mine[key], "load_state_dict"):
-                mine[key].load_state_dict(theirs[key].state_dict())
-        if not mine:
-            setattr(runner, name, outcome.get(name))
-    for key, callback in outcome.get("callbacks", {}).items():
-        if key in runner.callbacks and runner.callbacks[key] is not callback:
-            vars(runner.callbacks[key]).update(vars(callback))
-            outcome["callbacks"][key] = runner.callbacks[key]
-    vars(runner).update({name: value for name, value in outcome.items() if name not in _COMPONENTS})
+        _adopt_component(runner, name, theirs.pop(name))
+    for key, callback in theirs.get("callbacks", {}).items():
+        mine = runner.callbacks.get(key)
+        if mine is not None and mine is not callback:
+            vars(mine).update(vars(callback))
+            theirs["callbacks"][key] = mine
+    vars(runner).update(theirs)
+
+
+def _adopt_component(runner: IRunner, name: str, component: Any) -> None:
+    mine, theirs = as_dict(getattr(runner, name)), as_dict(component)
+    if mine.keys() != theirs.keys():
+        setattr(runner, name, component)
+        return
+    for key, each in mine.items():
+        if each is not theirs[key] and hasattr(each, "load_state_dict"):
+            each.load_state_dict(theirs[key].state_dict())

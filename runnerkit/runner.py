@@ -48,14 +48,17 @@ class IRunner(IListener):
         self.criterion: Any = None
         self.optimizer: Any = None
         self.scheduler: Any = None
-        self.loaders: dict[str, Any] = {}
-        self.callbacks: dict[str, ICallback] = {}
-        self.loggers: dict[str, ILogger] = {}
+        self.loaders: dict[str, Any]
+        self.callbacks: dict[str, ICallback]
+        self.loggers: dict[str, ILogger]
         self.valid_every_steps: int | None = None
         self.log_every = 10
         self._reset()
 
     def _reset(self) -> None:
+        self.loaders = {}
+        self.callbacks = {}
+        self.loggers = {}
         self.stage_key = self.loader_key = ""
         self.loader: Any = None
         self.is_train_loader = self.is_valid_loader = self.is_infer_loader = False
@@ -77,6 +80,7 @@ class IRunner(IListener):
         self._step_queue = StepQueue()
         self._wants_batch_metrics = False
         self._known_callbacks: list[ICallback] = []
+        self._skipped_batches = 0
         self._snapshot: snapshot.Snapshot | None = None
         self._listeners = components.bind_listeners(self)
 
@@ -166,7 +170,8 @@ class IRunner(IListener):
             self._emit("on_exception")
             raise
         finally:
-            components.cleanup_experiment(self)
+            components.close_experiment(self)
+        self.engine.cleanup()  # after a failure launch() does, once it is on record: peers fail when this one leaves
         return outcome.capture(self)
 
     def _run_stage(self, stage: str) -> None:
@@ -180,9 +185,9 @@ class IRunner(IListener):
         self._emit("on_stage_end")
 
     def _run_epoch(self) -> None:
-        loader_keys = snapshot.start_epoch(self)
+        snapshot.start_epoch(self)
         self._emit("on_epoch_start")
-        for key in loader_keys:
+        for key in snapshot.loaders_left(self):
             self._run_loader(key)
         self.experiment_metrics[self.epoch_step] = self.epoch_metrics
         self._emit("on_epoch_end")

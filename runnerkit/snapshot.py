@@ -85,7 +85,7 @@ def _position(runner: IRunner) -> StateDict:
         "position": sampler.position_after(runner.loader_batch_step - runner._skipped_batches),
         "loader_batch_step": runner.loader_batch_step,
         "loader_sample_step": runner.loader_sample_step,
-        "means": [runner.engine.rank] and runner.engine.gather_object(runner._means.state_dict()),
+        "means": runner.engine.gather_object(runner._means.state_dict()),
     }
 
 
@@ -163,16 +163,20 @@ def load_model_state(runner: IRunner, state: StateDict, *, source: str) -> None:
             raise ValueError(f"{source} holds another model's weights: {error}") from error
 
 
-def start_epoch(runner: IRunner) -> list[str]:
-    """Count a new epoch, or go on with the one that was interrupted; return the loaders to run."""
+def start_epoch(runner: IRunner) -> None:
+    """Count a new epoch, unless the run goes on within the one that was interrupted."""
+    if runner._snapshot is None or runner._snapshot.within is None:
+        runner.epoch_step += 1
+        runner.stage_epoch_step += 1
+        runner.epoch_metrics = {}
+
+
+def loaders_left(runner: IRunner) -> list[str]:
+    """List the epoch's loaders, from the interrupted one on if there is one."""
     keys = list(runner.loaders)
-    within = runner._snapshot.within if runner._snapshot is not None else None
-    if within is not None:
-        return keys[keys.index(within["key"]) :]
-    runner.epoch_step += 1
-    runner.stage_epoch_step += 1
-    runner.epoch_metrics = {}
-    return keys
+    if runner._snapshot is None or runner._snapshot.within is None:
+        return keys
+    return keys[keys.index(runner._snapshot.within["key"]) :]
 
 
 def enter_loader(runner: IRunner) -> None:
@@ -185,10 +189,9 @@ def enter_loader(runner: IRunner) -> None:
     runner.loader.batch_sampler.skip(within["position"])
     runner.loader_batch_step = runner._skipped_batches = within["loader_batch_step"]
     runner.loader_sample_step = within["loader_sample_step"]
-    ranks = within["means"]
-    # Sums add up over ranks, so with another number of processes any rank may hold any part.
-    for state in ranks[runner.engine.rank :: runner.engine.num_processes]:
-        runner._means.load_state_dict(state, device=runner.engine.device)
+    # Sums add up over ranks: with fewer processes than before, one takes over the parts of several.
+    parts = within["means"][runner.engine.rank :: runner.engine.num_processes]
+    runner._means.load_state_dicts(parts, device=runner.engine.device)
 
 
 def restore_rng(runner: IRunner) -> None:

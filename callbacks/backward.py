@@ -1,0 +1,99 @@
+"""From the loss to gradients."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from runnerkit.callback import CallbackOrder, IBackwardCallback
+from runnerkit.callbacks.gradients import ClipFn, gradient_norm, make_clip
+from runnerkit.callbacks.optimizer import OptimizerCallback
+from runnerkit.types import as_dict
+
+if TYPE_CHECKING:
+    from runnerkit.runner import IRunner
+
+
+class BackwardCallback(IBackwardCallback):
+    """Backpropagate a loss on training loaders; gradients are averaged over processes.
+
+    Args:
+        metric_key: name of the loss in `batch_metrics`.
+        grad_clip_fn: clips true (unscaled) gradients after each backward: a function of parameters, or the name of one
+            in ``torch.nn.utils``. With accumulation_steps > 1 pass it to OptimizerCallback.
+        grad_clip_params: its arguments.
+        log_gradient: put the gradients' norm, before clipping, into `batch_metrics` as "gradient_norm".
+
+    >>> BackwardCallback("loss", grad_clip_fn="clip_grad_norm_", grad_clip_params={"max_norm": 1.0}).metric_key
+    'loss'
+    """
+
+    def __init__(
+        self,
+        metric_key: str = "loss",
+        grad_clip_fn: ClipFn = None,
+        grad_clip_params: dict[str, Any] | None = None,
+        log_gradient: bool = False,
+    ) -> None:
+        super().__init__(order=CallbackOrder.Backward)
+        self.metric_key = metric_key
+        self.grad_clip_fn = grad_clip_fn
+        self.grad_clip_params = grad_clip_params
+        self.log_gradient = log_gradient
+        make_clip(grad_clip_fn, grad_clip_params)  # refuse bad arguments here, not after the first batch
+        self._optimizer: Any = None
+
+    def on_stage_start(self, runner: IRunner) -> None:
+        if self.grad_clip_fn is None and not self.log_gradient:
+            return
+        steppers = [getattr(each, "callback", each) for each in runner.callbacks.values()]
+        mine = [each for each in steppers if isinstance(each, OptimizerCallback) and each.metric_key == self.metric_key]
+        if any(each.accumulation_steps > 1 for each in mine):
+            raise ValueError(
+                "BackwardCallback would clip gradients that are still accumulated; pass grad_clip_fn to OptimizerCallback"
+            )
+        self._optimizer = as_dict(runner.optimizer)[(mine[0].optimizer_key if mine else None) or ""]
+
+    def on_loader_start(self, runner: IRunner) -> None:
+        self._is_checked = False
+
+    def on_batch_end(self, runner: IRunner) -> None:
+        if not runner.is_train_loader:
+            return
+        loss = runner.batch_metrics.get(self.metric_key)
+        if not self._is_checked:
+            self._check(loss, runner)
+        runner.engine.backward(loss, self._optimizer)
+        if self._optimizer is not None:
+            runner.engine.clip_gradients(self._optimizer, lambda parameters: self._clip(parameters, runner))
+
+    def _clip(self, parameters: list[Tensor], runner: IRunner) -> None:
+        if self.log_gradient:
+            runner.batch_metrics["gradient_norm"] = gradient_norm(parameters)
+        clip = make_clip(self.grad_clip_fn, self.grad_clip_params)
+        if clip is not None:
+            clip(parameters)
+
+    def _check(self, loss: Any, runner: IRunner) -> None:
+        # The first batch of each pass; a loss that goes wrong later shows in the loader's mean.
+        where = f"batch {runner.loader_batch_step} of loader {runner.loader_key!r}"
+        if loss is None:
+            raise KeyError(f"no {self.metric_key!r} to train on at {where}; batch_metrics has {sorted(runner.batch_metrics)}")
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+            kind = f"of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+            graph = " without a graph (detached?)" if isinstance(loss, Tensor) and not loss.requires_grad else ""
+            raise ValueError(f"{self.metric_key!r} at {where} must be a scalar tensor with a graph, got one {kind}{graph}")
+        if not runner.engine.precision.skips_steps and not torch.isfinite(loss):
+            raise ValueError(f"{self.metric_key!r} is {loss.item()} at {where}, rank {runner.engine.rank}")
+        self._is_checked = True
+
+    def on_loader_end(self, runner: IRunner) -> None:
+        mean = runner.loader_metrics.get(self.metric_key)
+        if runner.is_train_loader and mean is not None and not runner.engine.precision.skips_steps and not math.isfinite(mean):
+            raise ValueError(
+                f"{self.metric_key!r} became {mean} within epoch {runner.epoch_step} of loader {runner.loader_key!r}; "
+                "the last checkpoint is from before. Try a smaller learning rate or grad_clip_fn='clip_grad_norm_'"
+            )

@@ -1,0 +1,185 @@
+"""Checkpoints: the last, the best, every so often; and going on from one."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from runnerkit import snapshot
+from runnerkit.callback import CallbackOrder, ICheckpointCallback
+from runnerkit.checkpoint import CheckpointFolder, Record, find_checkpoint, load_checkpoint
+from runnerkit.types import StateDict
+
+if TYPE_CHECKING:
+    from runnerkit.runner import IRunner
+
+logger = logging.getLogger(__name__)
+
+_CLOCK_STEPS = 20  # processes agree on the time this often: each time is a broadcast
+
+
+class CheckpointCallback(ICheckpointCallback):
+    """Save a checkpoint at the end of every epoch, and oftener if asked; keep the best and the last.
+
+    Files in `logdir`/checkpoints: model.0003.pth (epoch 3), ``last.pth`` and ``best.pth`` (further names), ``index.json``.
+
+    Args:
+        logdir: folder of the run.
+        loader_key, metric_key: what makes one the best; None keeps no best one.
+        minimize: whether the best is the smallest.
+        topk: how many of the best to keep.
+        mode: "runner" saves all state, to resume from; "model" a plain ``state_dict``.
+        save_last, save_best: which names to give.
+        every_steps: save also after every so many training steps.
+        every_minutes: save also after so much time, by rank zero's clock.
+        resume_model: checkpoint to take the weights from at the start.
+        resume_runner: checkpoint, or logdir, to go on from.
+        load_best_on_end: end with the weights of the best one.
+
+    >>> CheckpointCallback("logs", loader_key="valid", metric_key="loss", minimize=True).requires
+    (('valid', 'loss'),)
+    """
+
+    def __init__(
+        self,
+        logdir: str | Path,
+        loader_key: str | None = None,
+        metric_key: str | None = None,
+        minimize: bool | None = None,
+        topk: int = 1,
+        mode: Literal["model", "runner"] = "model",
+        save_last: bool = True,
+        save_best: bool = True,
+        every_steps: int | None = None,
+        every_minutes: float | None = None,
+        resume_model: str | Path | None = None,
+        resume_runner: str | Path | None = None,
+        load_best_on_end: bool = False,
+    ) -> None:
+        super().__init__(order=CallbackOrder.Checkpoint)
+        if (loader_key is None) != (metric_key is None):
+            raise ValueError(f"loader_key and metric_key go together, got {loader_key!r} and {metric_key!r}")
+        if mode not in ("model", "runner"):
+            raise ValueError(f"mode must be 'model' or 'runner', got {mode!r}")
+        if topk < 1:
+            raise ValueError(f"topk must be >= 1, got {topk}")
+        for name, value in {"every_steps": every_steps, "every_minutes": every_minutes}.items():
+            if value is not None and value <= 0:
+                raise ValueError(f"{name} must be > 0, got {value}; None turns it off")
+        if load_best_on_end and metric_key is None:
+            raise ValueError("load_best_on_end=True needs loader_key and metric_key, which tell the best one")
+        if metric_key is not None and minimize is None:
+            raise ValueError(f"is a small {metric_key!r} good? pass minimize=True or minimize=False")
+        self.folder = Path(logdir) / "checkpoints"
+        self.loader_key = loader_key
+        self.metric_key = metric_key
+        self.minimize = minimize
+        self.topk = topk
+        self.mode = mode
+        self.save_last = save_last
+        self.save_best = save_best
+        self.every_steps = every_steps
+        self.every_minutes = every_minutes
+        self.resume_model = resume_model
+        self.resume_runner = str(resume_runner) if resume_runner is not None else None
+        self.load_best_on_end = load_best_on_end
+        if loader_key is not None and metric_key is not None:
+            self.requires = ((loader_key, metric_key),)
+        self.best_score: float | None = None
+        self._is_due = False
+        self._saved_at = 0.0
+
+    def on_stage_start(self, runner: IRunner) -> None:
+        self._saved_at = time.monotonic()
+        if self.resume_model is not None:
+            path = find_checkpoint(self.resume_model)
+            state = load_checkpoint(path)
+            snapshot.load_model_state(runner, state.get("model_state_dict", state), source=str(path))
+
+    def on_batch_end(self, runner: IRunner) -> None:
+        if not runner.is_train_loader or (self.every_steps is None and self.every_minutes is None):
+            return
+        self._is_due = self._is_due or self._is_time(runner)
+        # In the middle of an accumulated step there are gradients that no checkpoint holds: wait for its end.
+        if self._is_due and not any(getattr(each, "num_pending", 0) for each in runner.callbacks.values()):
+            self._save(runner, score=None)
+
+    def _is_time(self, runner: IRunner) -> bool:
+        if self.every_steps is not None and runner.batch_step % self.every_steps == 0:
+            return True
+        if self.every_minutes is None or runner.batch_step % _CLOCK_STEPS:
+            return False
+        # Every rank must enter, and all at the same step: this broadcasts.
+        return runner.engine.broadcast_object(time.monotonic() - self._saved_at >= 60 * self.every_minutes)
+
+    def on_validation_end(self, runner: IRunner) -> None:
+        if self.loader_key is not None:
+            self._save(runner, score=self._score(runner))
+
+    def on_epoch_end(self, runner: IRunner) -> None:
+        self._save(runner, score=self._score(runner))
+
+    def _score(self, runner: IRunner) -> float | None:
+        if self.loader_key is None or self.metric_key is None or self.loader_key not in runner.epoch_metrics:
+            return None
+        metrics = runner.epoch_metrics[self.loader_key]
+        if self.metric_key not in metrics:
+            raise KeyError(f"CheckpointCallback: loader {self.loader_key!r} has no metric {self.metric_key!r} but {sorted(metrics)}")
+        return metrics[self.metric_key]
+
+    def _save(self, runner: IRunner, *, score: float | None) -> None:
+        self._is_due = False
+        self._saved_at = time.monotonic()
+        if score is not None and self._is_better(score):
+            self.best_score = score
+        # Every rank must enter: this gathers.
+        state = snapshot.capture(runner) if self.mode == "runner" else snapshot.model_state(runner)
+        if runner.engine.is_main_process:
+            self._write(runner, state, score=score)
+
+    def _is_better(self, score: float) -> bool:
+        if math.isnan(score):
+            return False
+        return self.best_score is None or (score < self.best_score if self.minimize else score > self.best_score)
+
+    def _write(self, runner: IRunner, state: StateDict, *, score: float | None) -> None:
+        folder = CheckpointFolder(self.folder)
+        step = f".{runner.batch_step:08d}" if runner.is_within_loader else ""
+        record = folder.add(
+            f"model.{runner.epoch_step:04d}{step}.pth", state, kind=self.mode, epoch=runner.epoch_step,
+            batch=runner.batch_step, score=score, metrics=runner.epoch_metrics,
+        )  # fmt: skip
+        best = self._best(folder)
+        if self.save_last:
+            folder.point("last.pth", record)
+        if best and self.save_best:
+            folder.point("best.pth", best[0])
+        # The one before the last stays too: it is what a resume falls back to if the last is damaged.
+        folder.keep([*best[: self.topk], *folder.records[-2:]])
+
+    def _best(self, folder: CheckpointFolder) -> list[Record]:
+        scored = [record for record in folder.records if record.score is not None and not math.isnan(record.score)]
+        return sorted(scored, key=lambda record: record.score or 0.0, reverse=not self.minimize)
+
+    def on_stage_end(self, runner: IRunner) -> None:
+        if not self.load_best_on_end:
+            return
+        state = self._best_state() if runner.engine.is_main_process else None
+        state = runner.engine.broadcast_object(state)
+        snapshot.load_model_state(runner, state.get("model_state_dict", state), source="the best checkpoint")
+
+    def _best_state(self) -> StateDict:
+        folder = CheckpointFolder(self.folder)
+        best = self._best(folder)
+        if not best:
+            raise FileNotFoundError(f"load_best_on_end: no checkpoint in {self.folder} has a {self.metric_key!r}")
+        return load_checkpoint(self.folder / best[0].name)
+
+    def state_dict(self) -> StateDict:
+        return {"best_score": self.best_score}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        self.best_score = state["best_score"]

@@ -1,0 +1,55 @@
+"""The loss, from what the model gave and what the batch wants."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from runnerkit.callback import CallbackOrder, ICriterionCallback
+from runnerkit.callbacks.keys import Keys, pick
+from runnerkit.types import as_dict
+
+if TYPE_CHECKING:
+    from runnerkit.runner import IRunner
+
+
+class CriterionCallback(ICriterionCallback):
+    """Call the runner's criterion on each batch and put the loss, a () tensor with its graph, into `batch_metrics`.
+
+    Args:
+        input_key, target_key: what of the batch the criterion gets: one value, several in order, or
+            {batch key: argument name}.
+        metric_key: name of the loss.
+        criterion_key: which criterion, if the runner has several.
+        prefix, suffix: added to the name.
+
+    >>> CriterionCallback("logits", "targets", metric_key="loss").provides
+    ('loss',)
+    """
+
+    def __init__(
+        self,
+        input_key: Keys,
+        target_key: Keys,
+        metric_key: str = "loss",
+        criterion_key: str | None = None,
+        prefix: str = "",
+        suffix: str = "",
+    ) -> None:
+        super().__init__(order=CallbackOrder.Internal)
+        self.input_key = input_key
+        self.target_key = target_key
+        self.criterion_key = criterion_key
+        self.metric_key = f"{prefix}{metric_key}{suffix}"
+        self.provides = (self.metric_key,)
+
+    def on_stage_start(self, runner: IRunner) -> None:
+        criterions = as_dict(runner.criterion)
+        if (self.criterion_key or "") not in criterions:
+            have = sorted(criterions) if criterions else "none"
+            raise KeyError(f"CriterionCallback wants criterion {self.criterion_key!r}; the runner has {have}")
+
+    def on_batch_end(self, runner: IRunner) -> None:
+        criterion = as_dict(runner.criterion)[self.criterion_key or ""]
+        arguments, keyword_arguments = pick(runner, self.input_key, self.target_key, reader="CriterionCallback")
+        with runner.engine.autocast():
+            runner.batch_metrics[self.metric_key] = criterion(*arguments, **keyword_arguments)

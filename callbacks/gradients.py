@@ -1,0 +1,33 @@
+"""Gradient clipping, and the norm of gradients."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ClipFn = Callable[..., Any] | str | None
+
+
+def make_clip(clip_fn: ClipFn, params: dict[str, Any] | None) -> Callable[[list[Tensor]], Any] | None:
+    """Bind `params` to a clipping function, or to that of ``torch.nn.utils`` by name.
+
+    Raises:
+        ValueError: there is no function of that name, or parameters without a function.
+
+    >>> make_clip("clip_grad_value_", {"clip_value": 1.0}) is not None
+    True
+    """
+    if clip_fn is None:
+        if params:
+            raise ValueError(f"grad_clip_params={params} without grad_clip_fn; pass one, such as 'clip_grad_norm_'")
+        return None
+    function = getattr(torch.nn.utils, clip_fn, None) if isinstance(clip_fn, str) else clip_fn
+    if not callable(function):
+        raise ValueError(f"grad_clip_fn={clip_fn!r} is no function of torch.nn.utils; try 'clip_grad_norm_'")
+    return lambda parameters: function(parameters, **(params or {}))
+
+
+def gradient_norm(parameters: list[Tensor]) -> Tensor:
+    """Euclidean norm of all gradients together, a () tensor on their device."""
+    return torch.nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])

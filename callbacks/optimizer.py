@@ -1,0 +1,124 @@
+"""From gradients to a step: accumulation, averaging, clipping, stepping."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from runnerkit.callback import CallbackOrder, IOptimizerCallback
+from runnerkit.callbacks.gradients import ClipFn, make_clip
+from runnerkit.types import as_dict
+
+if TYPE_CHECKING:
+    from runnerkit.runner import IRunner
+
+
+class OptimizerCallback(IOptimizerCallback):
+    """Step an optimizer on training loaders; log its learning rate and momentum once an epoch.
+
+    Args:
+        metric_key: name of the loss whose gradients it steps on.
+        model_key: which model, if the runner has several; its gradients are not communicated while they accumulate.
+        optimizer_key: which optimizer, if the runner has several.
+        accumulation_steps: batches whose gradients are averaged into one step; the last step of a loader
+            averages those that are left.
+        grad_clip_fn: clips the true gradients of the whole step: a function of parameters, or the name of one
+            in ``torch.nn.utils``.
+        grad_clip_params: its arguments.
+
+    >>> OptimizerCallback("loss", accumulation_steps=4).accumulation_steps
+    4
+    """
+
+    def __init__(
+        self,
+        metric_key: str = "loss",
+        model_key: str | None = None,
+        optimizer_key: str | None = None,
+        accumulation_steps: int = 1,
+        grad_clip_fn: ClipFn = None,
+        grad_clip_params: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(order=CallbackOrder.Optimizer)
+        if accumulation_steps < 1:
+            raise ValueError(f"accumulation_steps must be >= 1, got {accumulation_steps}")
+        self.metric_key = metric_key
+        self.model_key = model_key
+        self.optimizer_key = optimizer_key
+        self.accumulation_steps = accumulation_steps
+        self.grad_clip_fn = grad_clip_fn
+        self.grad_clip_params = grad_clip_params
+        make_clip(grad_clip_fn, grad_clip_params)  # refuse bad arguments here, not after the first batch
+        self.num_pending = 0  # batches whose gradients wait for a step
+        self.num_skipped = 0  # steps of this loader that the gradient scaler skipped
+        self._steps_now = True
+        self._is_checked = False
+
+    def on_stage_start(self, runner: IRunner) -> None:
+        optimizers = as_dict(runner.optimizer)
+        if (self.optimizer_key or "") not in optimizers:
+            have = sorted(optimizers) if optimizers else "none"
+            raise KeyError(f"OptimizerCallback wants optimizer {self.optimizer_key!r}; the runner has {have}")
+        self._is_checked = False
+
+    def on_loader_start(self, runner: IRunner) -> None:
+        if runner.is_train_loader:
+            self.num_pending = self.num_skipped = 0
+
+    def on_batch_start(self, runner: IRunner) -> None:
+        if not runner.is_train_loader:
+            return
+        if self.num_pending == 0:
+            self._optimizer(runner).zero_grad()
+        is_last = runner.loader_batch_step == runner.loader_batch_len
+        self._steps_now = is_last or self.num_pending + 1 == self.accumulation_steps
+        self._silence = ExitStack()
+        if not self._steps_now and runner.loader_batch_len is not None:  # else any batch may be the last
+            for key, model in as_dict(runner.model).items():
+                if self.model_key in (None, key):
+                    self._silence.enter_context(runner.engine.accumulate(model))
+
+    def on_batch_end(self, runner: IRunner) -> None:
+        if not runner.is_train_loader:
+            return
+        self._silence.close()
+        self.num_pending += 1
+        if self._steps_now:
+            self._step(runner)
+
+    def _step(self, runner: IRunner) -> None:
+        optimizer = self._optimizer(runner)
+        gradients = [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
+        if not self._is_checked and not gradients:
+            raise RuntimeError(
+                f"no parameter of the optimizer has a gradient: add BackwardCallback({self.metric_key!r}), or call "
+                "self.engine.backward(loss) in handle_batch"
+            )
+        self._is_checked = True
+        if self.num_pending > 1:
+            torch._foreach_div_(gradients, self.num_pending)
+        clip = make_clip(self.grad_clip_fn, self.grad_clip_params)
+        if clip is not None:
+            runner.engine.clip_gradients(optimizer, clip)
+        self.num_skipped += not runner.engine.step(optimizer)
+        self.num_pending = 0
+
+    def on_loader_end(self, runner: IRunner) -> None:
+        if not runner.is_train_loader:
+            return
+        # The loader ended where nobody knew it would. Gradients that were not communicated are of no use.
+        if self.num_pending and (runner.loader_batch_len is None or not runner.engine.is_ddp):
+            self._step(runner)
+        self.num_pending = 0
+        suffix = f"_{self.optimizer_key}" if self.optimizer_key else ""
+        group = self._optimizer(runner).param_groups[0]
+        runner.loader_metrics[f"lr{suffix}"] = float(group["lr"])
+        if "betas" in group or "momentum" in group:
+            runner.loader_metrics[f"momentum{suffix}"] = float(group["betas"][0] if "betas" in group else group["momentum"])
+        if runner.engine.precision.skips_steps:
+            runner.loader_metrics[f"skipped_steps{suffix}"] = float(self.num_skipped)
+
+    def _optimizer(self, runner: IRunner) -> Any:
+        return as_dict(runner.optimizer)[self.optimizer_key or ""]

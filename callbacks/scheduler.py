@@ -1,0 +1,105 @@
+"""Learning-rate schedules: one step an epoch, or one for each step of the optimizer."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch.optim import lr_scheduler
+
+from runnerkit.callback import CallbackOrder, ISchedulerCallback
+from runnerkit.types import as_dict
+
+if TYPE_CHECKING:
+    from runnerkit.runner import IRunner
+
+_PER_STEP = (lr_scheduler.OneCycleLR, lr_scheduler.CyclicLR)
+
+
+class SchedulerCallback(ISchedulerCallback):
+    """Step a scheduler: any object with ``step()``, or ``step(metric)`` as ReduceLROnPlateau's.
+
+    Args:
+        scheduler_key: which scheduler, if the runner has several.
+        mode: "epoch", or "batch": after each step that the optimizer really made (an accumulated batch and a step
+            that the gradient scaler skipped do not count). None is "batch" for OneCycleLR and CyclicLR, else "epoch".
+        loader_key, metric_key: what a scheduler that wants a metric gets; None is the loss of "valid", or of "train".
+
+    >>> SchedulerCallback(mode="batch").mode
+    'batch'
+    """
+
+    def __init__(
+        self,
+        scheduler_key: str | None = None,
+        mode: Literal["epoch", "batch"] | None = None,
+        loader_key: str | None = None,
+        metric_key: str | None = None,
+    ) -> None:
+        # Before the checkpoint of the same epoch: a resume goes on with the learning rate of the next one.
+        super().__init__(order=CallbackOrder.Scheduler)
+        if mode not in (None, "epoch", "batch"):
+            raise ValueError(f"mode must be 'epoch', 'batch' or None, got {mode!r}")
+        self.scheduler_key = scheduler_key
+        self.mode = mode
+        self.loader_key = loader_key
+        self.metric_key = metric_key
+        if loader_key is not None and metric_key is not None:
+            self.requires = ((loader_key, metric_key),)
+        self._steps_per_batch = False
+        self._optimizer_stepped = False
+        self._hook: Any = None
+
+    def on_stage_start(self, runner: IRunner) -> None:
+        schedulers = as_dict(runner.scheduler)
+        if (self.scheduler_key or "") not in schedulers:
+            have = sorted(schedulers) if schedulers else "none"
+            raise KeyError(f"SchedulerCallback wants scheduler {self.scheduler_key!r}; the runner has {have}")
+        scheduler = schedulers[self.scheduler_key or ""]
+        self._steps_per_batch = self.mode == "batch" or (self.mode is None and isinstance(scheduler, _PER_STEP))
+        optimizer = getattr(scheduler, "optimizer", None)
+        if self._steps_per_batch and hasattr(optimizer, "register_step_post_hook"):
+            self._hook = optimizer.register_step_post_hook(self._note_step)
+        self._follows_optimizer = self._hook is not None
+
+    def _note_step(self, *_: Any) -> None:
+        self._optimizer_stepped = True
+
+    def on_batch_end(self, runner: IRunner) -> None:
+        if runner.is_train_loader and self._steps_per_batch and (self._optimizer_stepped or not self._follows_optimizer):
+            self._optimizer_stepped = False
+            self._step(runner, runner.batch_metrics.get(self.metric_key or "loss"))
+
+    def on_epoch_end(self, runner: IRunner) -> None:
+        if not self._steps_per_batch and any(key.startswith("train") for key in runner.epoch_metrics):
+            self._step(runner, None)
+
+    def on_stage_end(self, runner: IRunner) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+    def _step(self, runner: IRunner, metric: Any) -> None:
+        scheduler = as_dict(runner.scheduler)[self.scheduler_key or ""]
+        arguments = () if not _wants_metric(scheduler) else (self._epoch_metric(runner) if metric is None else metric,)
+        with warnings.catch_warnings():
+            # torch marks the optimizer's `step` when a scheduler is made; the mark is lost on the way to another process.
+            warnings.filterwarnings("ignore", message="Seems like `optimizer.step")
+            scheduler.step(*arguments)
+
+    def _epoch_metric(self, runner: IRunner) -> float:
+        loader_key = self.loader_key or ("valid" if "valid" in runner.epoch_metrics else "train")
+        metrics = runner.epoch_metrics.get(loader_key, {})
+        metric_key = self.metric_key or "loss"
+        if metric_key not in metrics:
+            raise KeyError(
+                f"the scheduler steps on metric {metric_key!r} of loader {loader_key!r}, which has {sorted(metrics)}; "
+                "pass SchedulerCallback(loader_key=..., metric_key=...)"
+            )
+        return metrics[metric_key]
+
+
+def _wants_metric(scheduler: Any) -> bool:
+    parameters = list(inspect.signature(scheduler.step).parameters.values())
+    return any(each.name == "metrics" and each.default is inspect.Parameter.empty for each in parameters)

@@ -1,0 +1,28 @@
+"""Where a run runs: one class for each kind of parallelism, each holding a precision."""
+
+if __name__ != "runnerkit.engines":
+    raise ImportError("this folder is the package runnerkit.engines: write `import runnerkit.engines`")
+
+from runnerkit.engine import IEngine
+from runnerkit.engines.amp import AMPEngine, DataParallelAMPEngine, DistributedDataParallelAMPEngine
+from runnerkit.engines.choose import choose_engine, get_available_engine
+from runnerkit.engines.data_parallel import DataParallelEngine
+from runnerkit.engines.ddp import DistributedDataParallelEngine
+from runnerkit.engines.device import CPUEngine, DeviceEngine, GPUEngine
+from runnerkit.engines.failure import RankTraceback, WorkerError
+
+__all__ = [
+    "AMPEngine",
+    "CPUEngine",
+    "DataParallelAMPEngine",
+    "DataParallelEngine",
+    "DeviceEngine",
+    "DistributedDataParallelAMPEngine",
+    "DistributedDataParallelEngine",
+    "GPUEngine",
+    "IEngine",
+    "RankTraceback",
+    "WorkerError",
+    "choose_engine",
+    "get_available_engine",
+]

@@ -1,0 +1,66 @@
+"""The engine that flags ask for, or that suits this machine."""
+
+import torch
+
+from runnerkit.engine import IEngine
+from runnerkit.engines.data_parallel import DataParallelEngine
+from runnerkit.engines.ddp import DistributedDataParallelEngine
+from runnerkit.engines.device import CPUEngine, GPUEngine
+from runnerkit.precision import AMP, Precision
+
+
+def get_available_engine(
+    *, cpu: bool = False, fp16: bool = False, amp: bool = False, apex: bool = False, ddp: bool = False
+) -> IEngine:
+    """Choose: DataParallel if several GPUs, the GPU if one, else the CPU; DDP and precision by flag.
+
+    Args:
+        cpu: use no GPU.
+        fp16: mixed precision in float16 with a gradient scaler, on any device.
+        amp: mixed precision in the type that suits the device: fp16 on CUDA, bf16 on CPU.
+        apex: NVIDIA Apex.
+        ddp: one process a GPU, or 2 processes without GPUs.
+    Raises:
+        ValueError: flags that contradict each other.
+        NotImplementedError: apex.
+
+    >>> get_available_engine(cpu=True, amp=True)
+    CPUEngine(device='cpu', rank=0, world_size=1)
+    """
+    if sum((fp16, amp, apex)) > 1:
+        raise ValueError(f"fp16={fp16}, amp={amp}, apex={apex}: choose one precision")
+    if apex:
+        raise NotImplementedError("apex=True: there is no Apex engine yet; amp=True is torch's own mixed precision")
+    precision: Precision | None = AMP(torch.float16) if fp16 else AMP() if amp else None
+    if ddp:
+        return DistributedDataParallelEngine(device="cpu" if cpu else None, precision=precision)
+    if cpu or not torch.cuda.is_available():
+        return CPUEngine(precision=precision)
+    if torch.cuda.device_count() > 1:
+        return DataParallelEngine(precision=precision)
+    return GPUEngine(precision=precision)
+
+
+def choose_engine(
+    engine: IEngine | None = None,
+    *,
+    cpu: bool = False,
+    fp16: bool = False,
+    amp: bool = False,
+    apex: bool = False,
+    ddp: bool = False,
+) -> IEngine | None:
+    """Return `engine`, or what the flags ask for, or None if there is neither.
+
+    Raises:
+        ValueError: both are given.
+    """
+    flags = {"cpu": cpu, "fp16": fp16, "amp": amp, "apex": apex, "ddp": ddp}
+    raised = [f"{name}=True" for name, flag in flags.items() if flag]
+    if engine is None:
+        return get_available_engine(**flags) if raised else None
+    if raised:
+        raise ValueError(
+            f"engine={type(engine).__name__} and {', '.join(raised)} contradict each other; give the engine or the flags"
+        )
+    return engine

@@ -1,0 +1,89 @@
+"""How a process of a job failed: written by it, read by the process that started it."""
+
+import signal
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+import cloudpickle
+
+
+class WorkerError(RuntimeError):
+    """A process of the job ended without an exception that could be brought back: killed, or by ``os._exit``."""
+
+
+class RankTraceback(Exception):
+    """Cause of an exception that was brought back: where it was raised, as text."""
+
+    def __init__(self, rank: int, world_size: int, text: str) -> None:
+        super().__init__(rank, world_size, text)
+        self.rank = rank
+        self.text = text
+
+    def __str__(self) -> str:
+        return f'rank {self.rank} of {self.args[1]}\n"""\n{self.text}"""'
+
+
+@dataclass
+class Failure:
+    """One rank's exception on its way to the process that started it."""
+
+    rank: int
+    world_size: int
+    time: float
+    text: str
+    pickled: bytes | None
+
+    def write(self, folder: Path) -> None:
+        """Leave it where the starting process looks."""
+        temporary = folder / f".failure.{self.rank}"
+        temporary.write_bytes(cloudpickle.dumps(self))
+        temporary.replace(folder / f"failure.{self.rank}")
+
+    def as_exception(self) -> BaseException:
+        """Bring the exception back as it was, its own traceback as the cause."""
+        try:
+            error = cloudpickle.loads(self.pickled) if self.pickled is not None else None
+        except Exception:  # an exception class whose __init__ does not take its args: its text must do
+            error = None
+        if not isinstance(error, BaseException):
+            error = WorkerError(f"rank {self.rank} of {self.world_size} failed")
+        error.__cause__ = RankTraceback(self.rank, self.world_size, self.text)
+        return error
+
+
+def describe(error: BaseException, *, rank: int, world_size: int) -> Failure:
+    """Take down an exception where it was caught."""
+    text = "".join(traceback.format_exception(error))
+    try:
+        pickled = cloudpickle.dumps(error)
+    except Exception:  # it holds something that cannot travel: its text must do
+        pickled = None
+    return Failure(rank, world_size, time.time(), text, pickled)
+
+
+def root_cause(folder: Path, exit_codes: dict[int, int | None]) -> BaseException:
+    """Find what ended a job: a process that left no word, else the first exception.
+
+    When one process dies, those that wait for it raise "connection closed by peer"; that is a consequence.
+
+    Args:
+        folder: where processes leave their failures.
+        exit_codes: by rank; None is still running, negative is a signal's number.
+    """
+    failures = [cloudpickle.loads(path.read_bytes()) for path in folder.glob("failure.*")]
+    spoke = {failure.rank for failure in failures}
+    silent = [(rank, code) for rank, code in sorted(exit_codes.items()) if code and rank not in spoke]
+    if silent:
+        rank, code = min(silent, key=lambda each: each[1])  # signals first
+        return WorkerError(f"rank {rank} of {len(exit_codes)} {_how_it_ended(code)}")
+    return min(failures, key=lambda failure: failure.time).as_exception()  # type: ignore[no-any-return]
+
+
+def _how_it_ended(code: int) -> str:
+    if code >= 0:
+        return f"exited with code {code} and no exception (os._exit?)"
+    name = signal.Signals(-code).name
+    hint = "; the system kills processes like this when memory runs out" if name == "SIGKILL" else ""
+    return f"was killed by {name}{hint}"

@@ -1,0 +1,70 @@
+"""What engines of one process have in common: nobody to wait for, nothing to reduce."""
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from runnerkit.engine import IEngine
+from runnerkit.engines.process_environment import ProcessEnvironment
+from runnerkit.precision import Precision
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class SingleProcessEngine(IEngine):
+    """Base of the engines that train in the calling process.
+
+    Args:
+        device: name of the device; None is the GPU if there is one, else the CPU.
+        precision: None is fp32.
+    """
+
+    def __init__(self, device: str | torch.device | None = None, *, precision: Precision | None = None) -> None:
+        super().__init__(precision=precision)
+        self._wanted_device = device
+
+    def launch(self, fn: Callable[[], T]) -> T:
+        environment = ProcessEnvironment.read()
+        if environment is not None and environment.world_size > 1:
+            logger.warning(
+                "%s started %d processes, but %s is for one: each of them trains alone; pass ddp=True to train together",
+                environment.launcher, environment.world_size, type(self).__name__,
+            )  # fmt: skip
+        return fn()
+
+    def setup(self) -> None:
+        wanted = self._wanted_device or ("cuda" if torch.cuda.is_available() else "cpu")
+        self.device = torch.device(wanted)
+        if self.device.type == "cuda" and not torch.cuda.is_available():
+            raise RuntimeError(f"{type(self).__name__} needs a GPU and torch sees none; use CPUEngine() or cpu=True")
+        self.precision.setup(self.device)
+
+    def cleanup(self) -> None:
+        pass
+
+    def reduce(self, tensor: Tensor, op: Literal["sum", "mean", "min", "max"] = "sum") -> Tensor:
+        return tensor.clone()
+
+    def gather_object(self, value: T) -> list[T]:
+        return [value]
+
+    def broadcast_object(self, value: T) -> T:
+        return value
+
+    def barrier(self) -> None:
+        pass
+
+    def prepare(self, model: nn.Module) -> nn.Module:
+        return model
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        return model
+
+    def accumulate(self, model: nn.Module) -> AbstractContextManager[Any]:
+        return nullcontext()

@@ -1,0 +1,124 @@
+"""Start the processes of a job on this machine from plain python, wait for them, end them together."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn, TypeVar
+
+from runnerkit.engines.failure import root_cause
+from runnerkit.engines.payload import pack, unpack
+from runnerkit.engines.process_environment import STORE_VARIABLE
+
+T = TypeVar("T")
+Processes = list["subprocess.Popen[bytes]"]
+
+_POLL_S = 0.02
+_LAST_WORDS_S = 0.3  # for a process that died at the same moment to be seen, or to have written why
+_GRACE_S = 3.0  # from SIGTERM (close files) to SIGKILL; a process that waits for a dead peer does not hear SIGTERM
+
+
+def spawn(fn: Callable[[], T], *, num_processes: int, variables: dict[str, str]) -> T:
+    """Call `fn` in `num_processes` new processes; return what rank zero's call returned.
+
+    The main script is not imported again, so it needs no ``if __name__ == "__main__":``.
+
+    Args:
+        fn: pickled with all it refers to.
+        variables: environment variables besides RANK and the like; without MASTER_ADDR processes meet in a file.
+    Raises:
+        TypeError: `fn` refers to what cannot be pickled.
+        Exception: what the first failing process raised; the others are ended.
+        WorkerError: a process was killed.
+    """
+    payload = pack(fn)
+    with tempfile.TemporaryDirectory(prefix="runnerkit-") as name, _sigterm_as_exit():
+        folder = Path(name)
+        (folder / "payload").write_bytes(payload)
+        del payload
+        if "MASTER_ADDR" not in variables:
+            variables = {**variables, STORE_VARIABLE: str(folder / "store")}
+        processes: Processes = []
+        try:
+            with _sigint_held():
+                for rank in range(num_processes):
+                    processes.append(_start(folder, rank, num_processes, variables))
+            _wait(processes, folder)
+        finally:
+            _end(processes)
+        return unpack((folder / "result").read_bytes())  # type: ignore[no-any-return]
+
+
+def _start(folder: Path, rank: int, num_processes: int, variables: dict[str, str]) -> "subprocess.Popen[bytes]":
+    environment = {
+        **os.environ,
+        **variables,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(num_processes),
+        "LOCAL_WORLD_SIZE": str(num_processes),
+        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+    }
+    # All ranks on all cores would slow each other down.
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_processes)))
+    command = [sys.executable, "-m", "runnerkit.engines.worker", str(folder), str(os.getpid())]
+    return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
+
+
+def _wait(processes: Processes, folder: Path) -> None:
+    while True:
+        codes = [process.poll() for process in processes]
+        if any(codes):
+            time.sleep(_LAST_WORDS_S)
+            raise root_cause(folder, {rank: process.poll() for rank, process in enumerate(processes)})
+        if all(code == 0 for code in codes):
+            return
+        time.sleep(_POLL_S)
+
+
+def _end(processes: Processes) -> None:
+    alive = [process for process in processes if process.poll() is None]
+    for process in alive:
+        process.terminate()
+    deadline = time.monotonic() + _GRACE_S
+    for process in alive:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def _sigint_held() -> Iterator[None]:
+    """Let new processes inherit a blocked SIGINT: Ctrl-C is this process's, which then ends them all."""
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+
+
+@contextmanager
+def _sigterm_as_exit() -> Iterator[None]:
+    """Turn SIGTERM, unless the user handles it, into an exit that ends the other processes first."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, exit_on_signal)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def exit_on_signal(number: int, _: FrameType | None) -> NoReturn:
+    """Signal handler: unwind, so that files are closed, and exit with the shell's code for the signal."""
+    raise SystemExit(128 + number)

@@ -1,0 +1,43 @@
+"""You write what happens to a batch; runnerkit runs it on any engine, exactly and at no cost."""
+
+from runnerkit.callback import Callback, CallbackNode, CallbackOrder
+from runnerkit.engine import IEngine
+from runnerkit.engines import (
+    AMPEngine,
+    CPUEngine,
+    DataParallelAMPEngine,
+    DataParallelEngine,
+    DeviceEngine,
+    DistributedDataParallelAMPEngine,
+    DistributedDataParallelEngine,
+    GPUEngine,
+)
+from runnerkit.history import read_metrics
+from runnerkit.logger import ILogger
+from runnerkit.plot import plot_metrics
+from runnerkit.runner import IRunner
+from runnerkit.supervised import SupervisedRunner
+from runnerkit.train import Runner
+from runnerkit.version import __version__
+
+__all__ = [
+    "AMPEngine",
+    "CPUEngine",
+    "Callback",
+    "CallbackNode",
+    "CallbackOrder",
+    "DataParallelAMPEngine",
+    "DataParallelEngine",
+    "DeviceEngine",
+    "DistributedDataParallelAMPEngine",
+    "DistributedDataParallelEngine",
+    "GPUEngine",
+    "IEngine",
+    "ILogger",
+    "IRunner",
+    "Runner",
+    "SupervisedRunner",
+    "__version__",
+    "plot_metrics",
+    "read_metrics",
+]

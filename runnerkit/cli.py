@@ -1,0 +1,48 @@
+"""The command `runnerkit`: what was detected, the metrics of a run, their curves."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+from runnerkit.environment import describe_environment
+from runnerkit.history import read_metrics
+from runnerkit.plot import plot_metrics
+from runnerkit.version import __version__
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; return its exit code, 2 for a wrong use."""
+    parser = argparse.ArgumentParser(prog="runnerkit", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"runnerkit {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands.add_parser("env", help="print versions and hardware, ready for a bug report")
+    metrics = commands.add_parser("metrics", help="print the metrics of a run, one row an epoch and loader")
+    metrics.add_argument("logdir")
+    plot = commands.add_parser("plot", help="draw the curves of a run, or of a folder of runs")
+    plot.add_argument("logdir")
+    plot.add_argument("-o", "--output", help="path of the PNG; by default LOGDIR/metrics.png")
+    options = parser.parse_args(arguments)
+    try:
+        sys.stdout.write(_COMMANDS[options.command](options) + "\n")
+    except (OSError, ValueError, ImportError) as error:
+        sys.stderr.write(f"runnerkit {options.command}: {error}\n")
+        return 2
+    return 0
+
+
+def _env(_: argparse.Namespace) -> str:
+    return json.dumps(describe_environment(), indent=2)
+
+
+def _metrics(options: argparse.Namespace) -> str:
+    frame = read_metrics(options.logdir)
+    table = frame.pivot_table(index=["run", "stage", "epoch", "step", "loader"], columns="metric", values="value", sort=False)
+    return str(table.to_string(float_format="%.4g"))
+
+
+def _plot(options: argparse.Namespace) -> str:
+    return str(plot_metrics(options.logdir, options.output))
+
+
+_COMMANDS = {"env": _env, "metrics": _metrics, "plot": _plot}

@@ -1,0 +1,117 @@
+"""`SupervisedRunner`: features in, logits out, loss against targets."""
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+from runnerkit.callback import (
+    IBackwardCallback,
+    ICallback,
+    ICriterionCallback,
+    IOptimizerCallback,
+    ISchedulerCallback,
+)
+from runnerkit.callbacks import BackwardCallback, CriterionCallback, OptimizerCallback, SchedulerCallback
+from runnerkit.engine import IEngine
+from runnerkit.train import Runner, holds
+from runnerkit.types import Batch, Model
+
+Keys: TypeAlias = str | list[str] | dict[str, str]
+
+
+class SupervisedRunner(Runner):
+    """A runner that needs no `handle_batch`: model, criterion, optimizer and scheduler meet by keys of the batch.
+
+    A batch is a tuple (features, targets), or a dict. Criterion, backward, optimizer and scheduler callbacks are added
+    unless the user passed one of that kind.
+
+    Args:
+        model: may also be given to `train`.
+        engine: may also be given to `train`.
+        input_key: what of the batch the model gets: one value, several in order, or {batch key: argument name}.
+        output_key: name for what the model returns; a list for a tuple, a dict for renames of a dict.
+        target_key: what of the batch the criterion gets beside the output.
+        loss_key: name of the loss among the metrics.
+
+    >>> import torch
+    >>> from torch.utils.data import DataLoader, TensorDataset
+    >>> data = TensorDataset(torch.randn(32, 4), torch.randint(0, 2, (32,)))
+    >>> model = torch.nn.Linear(4, 2)
+    >>> runner = SupervisedRunner().train(
+    ...     model=model, criterion=torch.nn.CrossEntropyLoss(), optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+    ...     loaders={"train": DataLoader(data, batch_size=8)}, loggers={"console": None}, cpu=True,
+    ... )
+    >>> sorted(runner.epoch_metrics["train"])
+    ['loss', 'lr', 'momentum']
+    """
+
+    def __init__(
+        self,
+        model: Model | None = None,
+        engine: IEngine | None = None,
+        input_key: Keys = "features",
+        output_key: Keys = "logits",
+        target_key: Keys = "targets",
+        loss_key: str = "loss",
+    ) -> None:
+        super().__init__(model, engine)
+        self.input_key = input_key
+        self.output_key = output_key
+        self.target_key = target_key
+        self.loss_key = loss_key
+
+    def get_callbacks(self, stage: str) -> dict[str, ICallback]:
+        callbacks = super().get_callbacks(stage)
+        if self._given_criterion is not None and not holds(callbacks, ICriterionCallback):
+            callbacks["_criterion"] = CriterionCallback(self.output_key, self.target_key, metric_key=self.loss_key)
+        if self._given_optimizer is not None:
+            if not holds(callbacks, IBackwardCallback):
+                callbacks["_backward"] = BackwardCallback(self.loss_key)
+            if not holds(callbacks, IOptimizerCallback):
+                callbacks["_optimizer"] = OptimizerCallback(self.loss_key)
+        # Whatever was given as scheduler is stepped, of whichever class it is.
+        if self._given_scheduler is not None and not holds(callbacks, ISchedulerCallback):
+            callbacks["_scheduler"] = SchedulerCallback()
+        return callbacks
+
+    def handle_batch(self, batch: Batch) -> None:
+        """Run the model; `self.batch` becomes a dict of what came and what the model returned."""
+        named = self._named(batch)
+        self.batch = {**named, **self._forward(named)}
+
+    def predict_batch(self, batch: Batch, **kwargs: Any) -> dict[str, Any]:
+        """Return what the model gives for `batch`, by `output_key`."""
+        return self._forward(self._named(batch), **kwargs)
+
+    def _named(self, batch: Batch) -> dict[str, Any]:
+        if isinstance(batch, Mapping):
+            return dict(batch)
+        if isinstance(batch, Tensor):
+            batch = (batch,)
+        names = [*_names(self.input_key), *_names(self.target_key)]
+        if not isinstance(batch, list | tuple) or len(batch) > len(names):
+            length = f" of {len(batch)}" if isinstance(batch, list | tuple) else ""
+            raise TypeError(
+                f"a batch of loader {self.loader_key!r} is a {type(batch).__name__}{length}; expected a dict, or a tuple of "
+                f"{names} (input_key and target_key)"
+            )
+        return dict(zip(names, batch, strict=False))
+
+    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        missing = [key for key in _names(self.input_key) if key not in batch]
+        if missing:
+            raise KeyError(f"input_key {missing} not in the batch of loader {self.loader_key!r}, which has {list(batch)}")
+        if isinstance(self.input_key, dict):
+            output = self.model(**{name: batch[key] for key, name in self.input_key.items()}, **kwargs)
+        else:
+            output = self.model(*(batch[key] for key in _names(self.input_key)), **kwargs)
+        if isinstance(self.output_key, str):
+            return {self.output_key: output}
+        if isinstance(self.output_key, dict):
+            return {name: output[key] for key, name in self.output_key.items()}
+        return dict(zip(self.output_key, output, strict=True))
+
+
+def _names(keys: Keys) -> list[str]:
+    return [keys] if isinstance(keys, str) else list(keys)

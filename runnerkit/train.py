@@ -1,0 +1,282 @@
+"""`Runner`: a whole run by the arguments of one call."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from runnerkit import before_training
+from runnerkit.callback import ICallback, ICheckpointCallback
+from runnerkit.callbacks import (
+    BatchOverfitCallback,
+    CheckpointCallback,
+    CheckRunCallback,
+    ProfilerCallback,
+    TimerCallback,
+    TqdmCallback,
+)
+from runnerkit.checkpoint import CheckpointFolder, find_checkpoint, load_checkpoint
+from runnerkit.engine import IEngine
+from runnerkit.engines import choose_engine, get_available_engine
+from runnerkit.logger import ILogger
+from runnerkit.loggers import ConsoleLogger, CSVLogger, TensorboardLogger
+from runnerkit.runner import IRunner
+from runnerkit.seeding import set_global_seed
+from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler, as_dict
+
+
+class Runner(IRunner):
+    """A runner whose components are passed to :meth:`train`; the user writes `handle_batch`.
+
+    Args:
+        model: may also be given to `train`.
+        engine: may also be given to `train`.
+    """
+
+    def __init__(self, model: Model | None = None, engine: IEngine | None = None) -> None:
+        super().__init__(model, engine)
+        self._loaders: Mapping[str, Any] | None = None
+        self._given_criterion: Criterion | None = None
+        self._given_optimizer: Optimizers | None = None
+        self._given_scheduler: Scheduler | None = None
+        self._given_callbacks: dict[str, ICallback] = {}
+        self._given_loggers: dict[str, ILogger] | None = {}
+        self._num_epochs = 1
+
+    def train(
+        self,
+        *,
+        loaders: Mapping[str, Any] | None = None,
+        model: Model | None = None,
+        criterion: Criterion | None = None,
+        optimizer: Optimizers | None = None,
+        scheduler: Scheduler | None = None,
+        engine: IEngine | None = None,
+        callbacks: Sequence[ICallback] | Mapping[str, ICallback] | None = None,
+        loggers: Mapping[str, ILogger] | None = None,
+        seed: int = 42,
+        hparams: Mapping[str, Any] | None = None,
+        num_epochs: int = 1,
+        logdir: str | Path | None = None,
+        resume: str | Path | None = None,
+        valid_loader: str | None = None,
+        valid_metric: str | None = None,
+        minimize_valid_metric: bool | None = None,
+        valid_every_steps: int | None = None,
+        log_every: int = 10,
+        verbose: bool = False,
+        timeit: bool = False,
+        check: bool = False,
+        overfit: bool = False,
+        profile: bool = False,
+        load_best_on_end: bool = False,
+        cpu: bool = False,
+        fp16: bool = False,
+        amp: bool = False,
+        apex: bool = False,
+        ddp: bool = False,
+    ) -> Self:
+        """Train; afterwards `model` is trained and the metrics attributes are filled, in the calling process.
+
+        Args:
+            loaders: {"train": ..., "valid": ...}; None if `get_loaders` is overridden.
+            model, criterion, optimizer, scheduler: one each, or dicts of several.
+            engine: where to run; or choose by the flags `cpu`, `fp16`, `amp`, `apex`, `ddp`.
+            callbacks: what else happens around batches.
+            loggers: in addition to the console and, with `logdir`, CSV and TensorBoard; replaced by key
+                ("console", "csv", "tensorboard").
+            seed: of everything random.
+            hparams: written beside the logs.
+            num_epochs: passes over the loaders.
+            logdir: folder of logs and checkpoints; without it nothing is written.
+            resume: a checkpoint, a logdir (its newest good checkpoint), or "auto" (that of `logdir`, if there is one).
+            valid_loader, valid_metric, minimize_valid_metric: what makes a checkpoint the best one; by default
+                the loss, minimized, of "valid" if there is such a loader.
+            valid_every_steps: evaluate, and look for the best checkpoint, also every so many training steps.
+            log_every: training steps from one step log to the next, for loggers with ``log_batch_metrics``.
+            verbose: show a progress bar.
+            timeit: log how long batches take.
+            check: 3 epochs of 3 batches.
+            overfit: the same batch of each loader again and again.
+            profile: trace a few steps to `logdir`/trace.json.
+            load_best_on_end: end with the best weights.
+            cpu: use no GPU.
+            fp16, amp: mixed precision; `amp` in the type that suits the device, `fp16` in float16.
+            apex: NVIDIA Apex.
+            ddp: one process a GPU, or 2 processes without GPUs; under torchrun the processes there are.
+        Raises:
+            ValueError, TypeError, KeyError, OSError: bad input, named, before training.
+        """
+        if num_epochs < 1:
+            raise ValueError(f"num_epochs must be >= 1, got {num_epochs}")
+        if valid_every_steps is not None and valid_every_steps < 1:
+            raise ValueError(f"valid_every_steps must be >= 1, got {valid_every_steps}; None evaluates once an epoch")
+        if log_every < 1:
+            raise ValueError(f"log_every must be >= 1, got {log_every}")
+        self._given_engine = choose_engine(engine, cpu=cpu, fp16=fp16, amp=amp, apex=apex, ddp=ddp) or self._given_engine
+        self._loaders = loaders
+        self.model = model if model is not None else self.model
+        self._given_criterion, self._given_optimizer, self._given_scheduler = criterion, optimizer, scheduler
+        self._seed, self._hparams, self._num_epochs = seed, dict(hparams or {}), num_epochs
+        self.valid_every_steps, self.log_every = valid_every_steps, log_every
+        folder = Path(logdir) if logdir is not None else None
+        if folder is None and (profile or load_best_on_end):
+            raise ValueError("profile=True and load_best_on_end=True write files: pass logdir=")
+        self._resume = _resume_source(resume, folder)
+        self._given_callbacks = _by_key(callbacks)
+        add = self._given_callbacks.setdefault
+        if verbose:
+            add("_tqdm", TqdmCallback())
+        if timeit:
+            add("_timer", TimerCallback())
+        if check:
+            add("_check", CheckRunCallback())
+        if overfit:
+            add("_overfit", BatchOverfitCallback())
+        if profile:
+            assert folder is not None
+            add("_profiler", ProfilerCallback(folder / "trace.json"))
+        if folder is not None and not holds(self._given_callbacks, ICheckpointCallback):
+            if valid_loader is None and loaders is not None and "valid" in loaders:
+                valid_loader = "valid"
+            add("_checkpoint", CheckpointCallback(
+                folder, loader_key=valid_loader, metric_key=valid_metric if valid_metric else "loss" if valid_loader else None,
+                minimize=minimize_valid_metric if minimize_valid_metric is not None else True,
+                mode="runner", load_best_on_end=load_best_on_end,
+            ))  # fmt: skip
+        self._given_loggers = _loggers(loggers, folder)
+        self._check(loaders)
+        return self.run()
+
+    def _check(self, loaders: Mapping[str, Any] | None) -> None:
+        """Refuse here, before any process is started, what can be told from the arguments."""
+        before_training.check_optimizer(self._given_optimizer, self.model, self._given_criterion)
+        if loaders is not None:
+            before_training.check_callbacks(self._given_callbacks, before_training.check_loaders(loaders))
+
+    def get_loggers(self) -> dict[str, ILogger]:
+        return dict(self._given_loggers or {})
+
+    def get_stage_len(self, stage: str) -> int:
+        return self._num_epochs
+
+    def get_loaders(self, stage: str) -> dict[str, Any]:
+        if self._loaders is None:
+            raise ValueError("no loaders: pass loaders={'train': ..., 'valid': ...} or override get_loaders(stage)")
+        return dict(before_training.check_loaders(self._loaders))
+
+    def get_criterion(self, stage: str) -> Criterion | None:
+        return self._given_criterion
+
+    def get_optimizer(self, stage: str, model: Any) -> Optimizers | None:
+        return self._given_optimizer
+
+    def get_scheduler(self, stage: str, optimizer: Any) -> Scheduler | None:
+        return self._given_scheduler
+
+    def get_callbacks(self, stage: str) -> dict[str, ICallback]:
+        return dict(self._given_callbacks)
+
+    def predict_batch(self, batch: Batch, **kwargs: Any) -> Any:
+        """Run the model on a batch that is on the device; the user's inference step."""
+        raise NotImplementedError(f"predict_loader() calls {type(self).__name__}.predict_batch(batch, **kwargs): write it")
+
+    def predict_loader(
+        self,
+        *,
+        loader: Iterable[Any],
+        model: Model | None = None,
+        engine: IEngine | None = None,
+        seed: int = 42,
+        resume: str | Path | None = None,
+        cpu: bool = False,
+        fp16: bool = False,
+        amp: bool = False,
+        **kwargs: Any,
+    ) -> Iterator[Any]:
+        """Yield what `predict_batch` gives for each batch, in this process.
+
+        Args:
+            resume: checkpoint or logdir to take the weights from.
+            kwargs: handed to `predict_batch`.
+        """
+        chosen = choose_engine(engine, cpu=cpu, fp16=fp16, amp=amp) or get_available_engine()
+        if chosen.is_ddp:
+            raise ValueError("predict_loader runs in this process; use an engine of one process, such as GPUEngine()")
+        self.engine = chosen
+        self.model = model if model is not None else self.model
+        return self._predict(loader, seed=seed, resume=resume, kwargs=kwargs)
+
+    def _predict(self, loader: Iterable[Any], *, seed: int, resume: str | Path | None, kwargs: dict[str, Any]) -> Iterator[Any]:
+        self.engine.setup()
+        set_global_seed(seed)
+        models = as_dict(self.get_model("infer"))
+        if resume is not None:
+            _load_weights(models, resume)
+        for model in models.values():
+            self.engine.prepare_model(model).eval()
+        for batch in loader:
+            with torch.no_grad(), self.engine.autocast():
+                prediction = self.predict_batch(self.engine.to_device(batch), **kwargs)
+            yield prediction
+        self.engine.cleanup()
+
+    def evaluate_loader(
+        self,
+        loader: Iterable[Any],
+        callbacks: Sequence[ICallback] | Mapping[str, ICallback] | None = None,
+        model: Model | None = None,
+        engine: IEngine | None = None,
+        seed: int = 42,
+        verbose: bool = False,
+    ) -> Metrics:
+        """Return the loader's metrics by name, under any engine; nothing is trained or written.
+
+        Args:
+            callbacks: the metrics to compute; by default those of the last `train`, checkpoints and the like aside.
+        """
+        if callbacks is None:
+            callbacks = {key: each for key, each in self._given_callbacks.items() if key.startswith("_loss") or each.provides}
+        self.train(
+            loaders={"valid": loader}, callbacks=callbacks, model=model, engine=engine or self._given_engine, seed=seed,
+            criterion=self._given_criterion, verbose=verbose, loggers={"console": None},  # type: ignore[dict-item]
+        )  # fmt: skip
+        return dict(self.loader_metrics)
+
+
+def _by_key(callbacks: Sequence[ICallback] | Mapping[str, ICallback] | None) -> dict[str, ICallback]:
+    if isinstance(callbacks, Mapping):
+        return dict(callbacks)
+    return {f"{position:02d}_{type(each).__name__}": each for position, each in enumerate(callbacks or ())}
+
+
+def holds(callbacks: Mapping[str, ICallback], kind: type[ICallback]) -> bool:
+    """Whether a callback of `kind` is among `callbacks`, wrapped or not."""
+    return any(isinstance(getattr(each, "callback", each), kind) for each in callbacks.values())
+
+
+def _loggers(given: Mapping[str, ILogger] | None, folder: Path | None) -> dict[str, ILogger]:
+    loggers: dict[str, ILogger] = {"console": ConsoleLogger()}
+    if folder is not None:
+        loggers |= {"csv": CSVLogger(folder), "tensorboard": TensorboardLogger(folder)}
+    loggers |= given or {}
+    return {key: each for key, each in loggers.items() if each is not None}
+
+
+def _resume_source(resume: str | Path | None, folder: Path | None) -> str | None:
+    if resume is None:
+        return None
+    if resume != "auto":
+        find_checkpoint(resume)
+        return str(resume)
+    if folder is None:
+        raise ValueError('resume="auto" looks in logdir: pass logdir=')
+    return str(folder) if CheckpointFolder(folder / "checkpoints").records else None
+
+
+def _load_weights(models: dict[str, Any], source: str | Path) -> None:
+    state = load_checkpoint(find_checkpoint(source))
+    state = state.get("model_state_dict", state)
+    for key, model in models.items():
+        model.load_state_dict(state[key] if key else state)

@@ -1,0 +1,17 @@
+"""Functions beside the runner, under one name: ``from runnerkit import utils``."""
+
+from runnerkit.checkpoint import load_checkpoint, save_checkpoint
+from runnerkit.engines.choose import get_available_engine
+from runnerkit.engines.process_environment import get_rank
+from runnerkit.environment import describe_environment, get_device
+from runnerkit.seeding import set_global_seed
+
+__all__ = [
+    "describe_environment",
+    "get_available_engine",
+    "get_device",
+    "get_rank",
+    "load_checkpoint",
+    "save_checkpoint",
+    "set_global_seed",
+]
