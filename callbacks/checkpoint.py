@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from runnerkit import snapshot
+from runnerkit import components, snapshot
 from runnerkit.callback import CallbackOrder, ICheckpointCallback
 from runnerkit.checkpoint import CheckpointFolder, Record, find_checkpoint, load_checkpoint
 from runnerkit.types import StateDict
@@ -89,7 +89,7 @@ class CheckpointCallback(ICheckpointCallback):
         if loader_key is not None and metric_key is not None:
             self.requires = ((loader_key, metric_key),)
         self.best_score: float | None = None
-        self._is_due = False
+        self._is_due = self._is_validated = False
         self._saved_at = 0.0
 
     def on_stage_start(self, runner: IRunner) -> None:
@@ -99,13 +99,14 @@ class CheckpointCallback(ICheckpointCallback):
             state = load_checkpoint(path)
             snapshot.load_model_state(runner, state.get("model_state_dict", state), source=str(path))
 
-    def on_batch_end(self, runner: IRunner) -> None:
-        if not runner.is_train_loader or (self.every_steps is None and self.every_minutes is None):
-            return
+    def on_validation_end(self, runner: IRunner) -> None:
+        self._is_validated = self._is_due = self.loader_key is not None
+
+    def on_step_end(self, runner: IRunner) -> None:
         self._is_due = self._is_due or self._is_time(runner)
         # In the middle of an accumulated step there are gradients that no checkpoint holds: wait for its end.
         if self._is_due and not any(getattr(each, "num_pending", 0) for each in runner.callbacks.values()):
-            self._save(runner, score=None)
+            self._save(runner, score=self._score(runner) if self._is_validated else None)
 
     def _is_time(self, runner: IRunner) -> bool:
         if self.every_steps is not None and runner.batch_step % self.every_steps == 0:
@@ -114,10 +115,6 @@ class CheckpointCallback(ICheckpointCallback):
             return False
         # Every rank must enter, and all at the same step: this broadcasts.
         return runner.engine.broadcast_object(time.monotonic() - self._saved_at >= 60 * self.every_minutes)
-
-    def on_validation_end(self, runner: IRunner) -> None:
-        if self.loader_key is not None:
-            self._save(runner, score=self._score(runner))
 
     def on_epoch_end(self, runner: IRunner) -> None:
         self._save(runner, score=self._score(runner))
@@ -131,8 +128,9 @@ class CheckpointCallback(ICheckpointCallback):
         return metrics[self.metric_key]
 
     def _save(self, runner: IRunner, *, score: float | None) -> None:
-        self._is_due = False
+        self._is_due = self._is_validated = False
         self._saved_at = time.monotonic()
+        components.flush_logs(runner)
         if score is not None and self._is_better(score):
             self.best_score = score
         # Every rank must enter: this gathers.

@@ -2,6 +2,7 @@
 
 import logging
 import socket
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
@@ -21,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_SETTLE_S = 0.005
 _OPERATIONS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
 
 
@@ -157,6 +159,11 @@ class DistributedDataParallelEngine(IEngine):
 
     def barrier(self) -> None:
         dist.barrier()
+
+    def settle(self) -> None:
+        # A gloo thread that lets go of the last collective's tensors takes an interpreter lock for a moment. A worker
+        # forked in that moment has the lock, not the thread, and waits for ever (CPython 3.11, 1 fork in some thousand).
+        time.sleep(_SETTLE_S)
 
     def prepare(self, model: nn.Module) -> nn.Module:
         if not any(parameter.requires_grad for parameter in model.parameters()):

@@ -20,6 +20,7 @@ EVENTS = (
     "on_batch_end",
     "on_loader_end",
     "on_validation_end",
+    "on_step_end",
     "on_epoch_end",
     "on_stage_end",
     "on_experiment_end",
@@ -77,6 +78,9 @@ class IListener(ABC):
 
     def on_validation_end(self, runner: IRunner) -> None:
         """The evaluation loaders were run in the middle of an epoch (``valid_every_steps``)."""
+
+    def on_step_end(self, runner: IRunner) -> None:
+        """A training batch is all accounted for, a validation that was due after it too: the place to save."""
 
     def on_epoch_end(self, runner: IRunner) -> None:
         """``runner.epoch_metrics`` holds the values of every loader."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from runnerkit import before_training, snapshot
 from runnerkit.callback import EVENTS, CallbackNode
 from runnerkit.environment import describe_environment
+from runnerkit.logger import Step
 from runnerkit.metrics import LoaderMeans
 from runnerkit.sampler import set_epoch
 from runnerkit.seeding import derive_seed, set_global_seed
@@ -109,7 +110,8 @@ def _open_loggers(runner: IRunner) -> None:
     if not runner.engine.is_main_process:
         return
     runner.loggers = dict(runner.get_loggers())
-    resumed_at = runner._snapshot.step if runner._snapshot is not None else None
+    start = Step("", "", 0, 0) if runner._continues else None
+    resumed_at = runner._snapshot.step if runner._snapshot is not None else start
     environment = describe_environment(runner.engine, seed=runner.seed)
     for logger in runner.loggers.values():
         logger.setup(resumed_at=resumed_at)
@@ -190,15 +192,22 @@ def _first_length(value: Any) -> int | None:
 def log_batch(runner: IRunner) -> None:
     """Queue the metrics of every `log_every`-th training step; log those of the time before, long computed by now."""
     if runner.batch_step % runner.log_every == 0:
-        _flush_step_queue(runner)
+        _hand_over_steps(runner)
         runner._step_queue.put(runner.step, runner.batch_metrics)
 
 
-def _flush_step_queue(runner: IRunner) -> None:
+def _hand_over_steps(runner: IRunner) -> None:
     loggers = [logger for logger in runner.loggers.values() if logger.log_batch_metrics]
     for step, metrics in runner._step_queue.take():
         for logger in loggers:
             logger.log_scalars(metrics, step=step, scope="batch")
+
+
+def flush_logs(runner: IRunner) -> None:
+    """Bring what was logged to the disk: before a checkpoint, which must not be ahead of the logs."""
+    _hand_over_steps(runner)
+    for logger in runner.loggers.values():
+        logger.flush()
 
 
 def finish_loader(runner: IRunner, key: str) -> None:
@@ -213,11 +222,10 @@ def finish_loader(runner: IRunner, key: str) -> None:
     runner._emit("on_loader_end")
     runner.loader_metrics = {name: float(value) for name, value in runner.loader_metrics.items()}
     runner.epoch_metrics[key] = dict(runner.loader_metrics)
-    _flush_step_queue(runner)
     for logger in runner.loggers.values():
         if logger.log_epoch_metrics:
             logger.log_scalars(runner.loader_metrics, step=runner.step, scope="loader")
-        logger.flush()
+    flush_logs(runner)
 
 
 def _count_exactly(runner: IRunner, num_samples: int) -> None:

@@ -92,6 +92,9 @@ class IEngine(ABC):
     def barrier(self) -> None:
         """Wait for every process; every rank must call."""
 
+    def settle(self) -> None:
+        """Let threads of the engine's own come to rest; called before a loader forks its workers."""
+
     # Components.
 
     def prepare_model(self, model: nn.Module) -> nn.Module:

@@ -43,6 +43,7 @@ class IRunner(IListener):
         self._seed = 42
         self._hparams: dict[str, Any] = {}
         self._resume: str | None = None
+        self._continues = False  # whether what a logdir holds is this run's own, even without a checkpoint
         self.engine: IEngine = engine  # type: ignore[assignment]  # given, or made by get_engine() in run()
         self.model: Any = model
         self.criterion: Any = None
@@ -200,6 +201,8 @@ class IRunner(IListener):
                 self._run_batch(batch)
                 if self._is_validation_due():
                     self._run_validation()
+                if self.is_train_loader:
+                    self._emit("on_step_end")
                 if self.need_early_stop:
                     break
             components.finish_loader(self, key)
@@ -221,6 +224,8 @@ class IRunner(IListener):
     # --------------------------------------------------------------------------------------------------------------
 
     def _batches(self) -> Iterator[Batch]:
+        if getattr(self.loader, "num_workers", 0):
+            self.engine.settle()
         iterator = iter(self.loader)
         snapshot.restore_rng(self)  # after iter(), which draws the workers' seed
         for batch in iterator:

@@ -75,9 +75,10 @@ class ShardedBatchSampler(Sampler[list[int]]):
         stops = [min(start + size, num_samples) for start in starts]
         if starts and self.drop_last and stops[-1] - starts[-1] < size:
             starts, stops = starts[:-1], stops[:-1]
-        # A tail too short to give each process a sample joins the batch before it: nobody is left without a
-        # batch that the others wait for, and nothing is padded or dropped.
-        if len(starts) > 1 and stops[-1] - starts[-1] < self.world_size:
+        # A short tail that would give a process less than two samples joins the batch before it: nobody is left
+        # without a batch that the others wait for, batch norm has a variance, and nothing is padded or dropped.
+        tail = stops[-1] - starts[-1] if starts else size
+        if self.world_size > 1 and len(starts) > 1 and tail < min(size, 2 * self.world_size):
             del starts[-1], stops[-2]
         return list(zip(starts, stops, strict=True))
 

@@ -117,13 +117,14 @@ class Runner(IRunner):
         self._given_engine = choose_engine(engine, cpu=cpu, fp16=fp16, amp=amp, apex=apex, ddp=ddp) or self._given_engine
         self._loaders = loaders
         self.model = model if model is not None else self.model
+        self.criterion, self.optimizer, self.scheduler = criterion, optimizer, scheduler
         self._given_criterion, self._given_optimizer, self._given_scheduler = criterion, optimizer, scheduler
         self._seed, self._hparams, self._num_epochs = seed, dict(hparams or {}), num_epochs
         self.valid_every_steps, self.log_every = valid_every_steps, log_every
         folder = Path(logdir) if logdir is not None else None
         if folder is None and (profile or load_best_on_end):
             raise ValueError("profile=True and load_best_on_end=True write files: pass logdir=")
-        self._resume = _resume_source(resume, folder)
+        self._resume, self._continues = _resume_source(resume, folder), resume is not None
         self._given_callbacks = _by_key(callbacks)
         add = self._given_callbacks.setdefault
         if verbose:

@@ -1,0 +1,84 @@
+"""The stage ends when a metric no longer gets better."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import TYPE_CHECKING
+
+from runnerkit.callback import Callback, CallbackOrder
+from runnerkit.types import StateDict
+
+if TYPE_CHECKING:
+    from runnerkit.runner import IRunner
+
+logger = logging.getLogger(__name__)
+
+
+class EarlyStoppingCallback(Callback):
+    """End the stage after `patience` epochs in a row without a better value.
+
+    An epoch in which the loader did not run counts for nothing; a NaN is never better.
+
+    Args:
+        patience: >= 1.
+        loader_key, metric_key: the metric to watch.
+        minimize: whether less is better.
+        min_delta: what a value must be better by, >= 0.
+
+    >>> EarlyStoppingCallback(patience=3, loader_key="valid", metric_key="loss", minimize=True).requires
+    (('valid', 'loss'),)
+    """
+
+    def __init__(
+        self, patience: int, loader_key: str, metric_key: str, minimize: bool, min_delta: float = 1e-6
+    ) -> None:
+        # Before the checkpoint of the same epoch, which is to hold the count that includes this epoch.
+        super().__init__(order=CallbackOrder.Scheduler + 5)
+        if patience < 1:
+            raise ValueError(f"patience must be >= 1, got {patience}")
+        if min_delta < 0:
+            raise ValueError(f"min_delta must be >= 0, got {min_delta}")
+        self.patience = patience
+        self.loader_key, self.metric_key = loader_key, metric_key
+        self.minimize = minimize
+        self.min_delta = min_delta
+        self.requires = ((loader_key, metric_key),)
+        self.best_score: float | None = None
+        self.num_bad_epochs = 0
+
+    def on_stage_start(self, runner: IRunner) -> None:
+        self.best_score, self.num_bad_epochs = None, 0
+
+    def on_epoch_end(self, runner: IRunner) -> None:
+        metrics = runner.epoch_metrics.get(self.loader_key)
+        if metrics is None:
+            return
+        if self.metric_key not in metrics:
+            raise KeyError(
+                f"{type(self).__name__} reads metric {self.metric_key!r} of loader {self.loader_key!r}, which has "
+                f"{sorted(metrics)}"
+            )
+        score = metrics[self.metric_key]
+        if self._is_better(score):
+            self.best_score, self.num_bad_epochs = score, 0
+        else:
+            self.num_bad_epochs += 1
+        if self.num_bad_epochs >= self.patience:
+            logger.info(
+                "%s of %s is no better than %s for %d epochs: the stage ends after epoch %d",
+                self.metric_key, self.loader_key, self.best_score, self.num_bad_epochs, runner.epoch_step,
+            )  # fmt: skip
+            runner.need_early_stop = True
+
+    def _is_better(self, score: float) -> bool:
+        if self.best_score is None:
+            return not math.isnan(score)
+        gain = self.best_score - score if self.minimize else score - self.best_score
+        return gain > self.min_delta
+
+    def state_dict(self) -> StateDict:
+        return {"best_score": self.best_score, "num_bad_epochs": self.num_bad_epochs}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        self.best_score, self.num_bad_epochs = state["best_score"], state["num_bad_epochs"]

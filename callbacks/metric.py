@@ -1,0 +1,214 @@
+"""Metrics of a batch and of a loader: torchmetrics objects, or any function that gives a mean."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from runnerkit.callback import CallbackOrder, IMetricCallback
+from runnerkit.callbacks.batch_mean import BatchMeanCallback
+from runnerkit.callbacks.keys import Keys, pick
+from runnerkit.callbacks.metric_state import LoaderMetric, Metric
+from runnerkit.engine import IEngine
+from runnerkit.types import Scalar, StateDict
+
+if TYPE_CHECKING:
+    from runnerkit.runner import IRunner
+
+
+class _MetricCallback(IMetricCallback, ABC):
+    """State is kept by loader: a validation may come in the middle of the training loader."""
+
+    def __init__(
+        self,
+        metric: Metric,
+        input_key: Keys,
+        target_key: Keys,
+        *,
+        log_on_batch: bool,
+        metric_key: str | None,
+        prefix: str | None,
+        suffix: str | None,
+    ) -> None:
+        super().__init__(order=CallbackOrder.Metric)
+        missing = [name for name in ("update", "compute", "reset") if not callable(getattr(metric, name, None))]
+        if missing or isinstance(metric, type):
+            what = f"the class {metric.__name__}" if isinstance(metric, type) else f"a {type(metric).__name__}"
+            raise TypeError(f"metric must be a torchmetrics object with update, compute and reset, got {what}")
+        self.metric = metric
+        self.input_key, self.target_key = input_key, target_key
+        self.log_on_batch = log_on_batch
+        self.metric_key = metric_key
+        self.prefix, self.suffix = prefix or "", suffix or ""
+        self.provides = self._names()
+        self._under_way: dict[str, LoaderMetric] = {}
+        self._loaded: StateDict = {}
+        self._engine: IEngine | None = None  # while a loader is under way
+
+    def on_stage_start(self, runner: IRunner) -> None:
+        self._under_way.clear()
+        self._loaded = {}
+
+    def on_loader_start(self, runner: IRunner) -> None:
+        key, engine = runner.loader_key, runner.engine
+        self._engine = engine
+        self._under_way[key] = LoaderMetric(self.metric, engine.device)
+        ranks = self._loaded.pop(key, [])
+        if runner.loader_batch_step:  # the loader goes on from a checkpoint
+            self._under_way[key].load([part for parts in ranks[engine.rank :: engine.num_processes] for part in parts])
+
+    def on_batch_end(self, runner: IRunner) -> None:
+        args, kwargs = pick(runner, self.input_key, self.target_key, reader=type(self).__name__)
+        args = [_detached(value) for value in args]  # a list state would keep every batch's graph
+        kwargs = {name: _detached(value) for name, value in kwargs.items()}
+        value = self._under_way[runner.loader_key].update(args, kwargs, want_value=self.log_on_batch)
+        if self.log_on_batch:
+            runner.batch_metrics.update(self._scalars(value))
+
+    def on_loader_end(self, runner: IRunner) -> None:
+        value = self._under_way[runner.loader_key].compute(runner.engine)  # every rank must enter: this reduces
+        del self._under_way[runner.loader_key]
+        if not self._under_way:
+            self._engine = None
+        if value is not None:
+            runner.loader_metrics.update({name: float(each) for name, each in self._scalars(value).items()})
+
+    def state_dict(self) -> StateDict:
+        """States of the loaders under way, by rank; every rank must call: this gathers."""
+        if self._engine is None:
+            return {}
+        return {key: self._engine.gather_object(metric.parts()) for key, metric in self._under_way.items()}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        self._loaded = dict(state)
+
+    def _names(self) -> tuple[str, ...]:
+        names = list(self.metric.keys()) if isinstance(self.metric, nn.ModuleDict) else None
+        return tuple(self._scalars(0.0 if names is None else dict.fromkeys(names, 0.0)))
+
+    def _scalars(self, value: Any) -> dict[str, Scalar]:
+        if isinstance(value, Mapping):
+            group = f"{self.metric_key}/" if self.metric_key else ""
+            return {
+                key: scalar
+                for name, each in value.items()
+                for key, scalar in _scalars(f"{self.prefix}{group}{name}{self.suffix}", each).items()
+            }
+        name = self.metric_key or _snake_case(type(self.metric).__name__)
+        return _scalars(f"{self.prefix}{name}{self.suffix}", value)
+
+
+class BatchMetricCallback(_MetricCallback):
+    """A torchmetrics object, computed for each batch and, exactly, for the loader over all processes.
+
+    The value of a batch costs a ``compute()``; :class:`LoaderMetricCallback` spares it. Pass the metric
+    ``validate_args=False`` where it has that: its checks read the device at every step.
+
+    Args:
+        metric: a ``Metric`` or ``MetricCollection``; copied, never changed.
+        input_key, target_key: keys of ``runner.batch``: a str, a list, or {batch key: keyword of ``update``}.
+        log_on_batch: whether ``runner.batch_metrics`` gets the batch's value.
+        metric_key: name to log, by default the metric's class in snake case. Vectors log ``NAME/class_00`` and so on;
+            a dict brings its own names, and a given `metric_key` goes before them.
+        prefix, suffix: around the name.
+    """
+
+    def __init__(
+        self,
+        metric: Metric,
+        input_key: Keys,
+        target_key: Keys,
+        log_on_batch: bool = True,
+        *,
+        metric_key: str | None = None,
+        prefix: str | None = None,
+        suffix: str | None = None,
+    ) -> None:
+        super().__init__(
+            metric,
+            input_key,
+            target_key,
+            log_on_batch=log_on_batch,
+            metric_key=metric_key,
+            prefix=prefix,
+            suffix=suffix,
+        )
+
+
+class LoaderMetricCallback(_MetricCallback):
+    """A torchmetrics object, computed once per loader over all processes; see :class:`BatchMetricCallback`."""
+
+    def __init__(
+        self,
+        metric: Metric,
+        input_key: Keys,
+        target_key: Keys,
+        *,
+        metric_key: str | None = None,
+        prefix: str | None = None,
+        suffix: str | None = None,
+    ) -> None:
+        super().__init__(
+            metric, input_key, target_key, log_on_batch=False, metric_key=metric_key, prefix=prefix, suffix=suffix
+        )
+
+
+class FunctionalBatchMetricCallback(BatchMeanCallback):
+    """A function's value for each batch; a loader's is the mean weighted by batch size, over all processes.
+
+    Args:
+        metric_fn: called with inputs and targets; returns a () tensor, the mean over the batch.
+        metric_key: name to log.
+        input_key, target_key: keys of ``runner.batch``: a str, a list, or {batch key: keyword of `metric_fn`}.
+        log_on_batch: whether ``runner.batch_metrics`` gets the batch's value.
+        prefix, suffix: around the name.
+
+    >>> from torch.nn.functional import l1_loss
+    >>> FunctionalBatchMetricCallback(l1_loss, "mae", input_key="logits", target_key="targets").provides
+    ('mae',)
+    """
+
+    def __init__(
+        self,
+        metric_fn: Callable[..., Tensor],
+        metric_key: str,
+        input_key: Keys,
+        target_key: Keys,
+        log_on_batch: bool = True,
+        *,
+        prefix: str | None = None,
+        suffix: str | None = None,
+    ) -> None:
+        self.metric_key = f"{prefix or ''}{metric_key}{suffix or ''}"
+        super().__init__((self.metric_key,), log_on_batch=log_on_batch)
+        if not callable(metric_fn):
+            raise TypeError(f"metric_fn must be callable, got {type(metric_fn).__name__}")
+        self.metric_fn = metric_fn
+        self.input_key, self.target_key = input_key, target_key
+
+    def compute_batch(self, runner: IRunner) -> dict[str, Scalar]:
+        args, kwargs = pick(runner, self.input_key, self.target_key, reader=type(self).__name__)
+        return {self.metric_key: self.metric_fn(*args, **kwargs)}
+
+
+def _scalars(name: str, value: Any) -> dict[str, Scalar]:
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return {name: value.reshape(())}
+    if isinstance(value, Tensor) and value.ndim == 1:
+        return {f"{name}/class_{index:02d}": each for index, each in enumerate(value.unbind())}
+    if isinstance(value, int | float):
+        return {name: value}
+    what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+    raise ValueError(f"metric {name!r} gave {what}; only a number, a vector or a dict of these can be logged")
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
+
+
+def _snake_case(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()

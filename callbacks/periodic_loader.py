@@ -1,0 +1,70 @@
+"""Loaders that do not run in every epoch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from runnerkit.callback import Callback, CallbackOrder
+
+if TYPE_CHECKING:
+    from runnerkit.runner import IRunner
+
+
+class PeriodicLoaderCallback(Callback):
+    """Run a loader in every so many epochs of the stage; without a period it runs in each.
+
+    In the other epochs ``runner.epoch_metrics`` lacks it, so that early stopping and checkpoints pass them over.
+
+    Args:
+        valid_loader_key, valid_metric_key: what the best epoch is chosen by; known before training that it exists.
+        minimize: whether less of it is better; kept as an attribute.
+        loader_periods: {loader key: epochs from one run to the next}; 0 is never, but not for `valid_loader_key`.
+
+    >>> PeriodicLoaderCallback("valid", "loss", minimize=True, valid=3).loader_periods
+    {'valid': 3}
+    """
+
+    def __init__(
+        self, valid_loader_key: str, valid_metric_key: str, minimize: bool = True, **loader_periods: int
+    ) -> None:
+        # First of all: whoever acts at an epoch's start sees the loaders that will run.
+        super().__init__(order=CallbackOrder.Internal)
+        for key, period in loader_periods.items():
+            if period < 0 or period != int(period):
+                raise ValueError(f"the period of loader {key!r} must be a number of epochs >= 0, got {period}")
+        if loader_periods.get("train", 1) != 1:
+            raise ValueError(f"loader 'train' runs in every epoch; its period must be 1, got {loader_periods['train']}")
+        if loader_periods.get(valid_loader_key) == 0:
+            raise ValueError(f"loader {valid_loader_key!r} chooses the best epoch; its period must be >= 1, got 0")
+        self.valid_loader_key, self.valid_metric_key = valid_loader_key, valid_metric_key
+        self.minimize = minimize
+        self.loader_periods = {key: int(period) for key, period in loader_periods.items()}
+        self.requires = ((valid_loader_key, valid_metric_key),)
+        self._order: list[str] = []
+        self._resting: dict[str, Any] = {}
+
+    def on_stage_start(self, runner: IRunner) -> None:
+        for key in self.loader_periods:
+            if key not in runner.loaders:
+                raise ValueError(
+                    f"{type(self).__name__} names loader {key!r}; the loaders are {sorted(runner.loaders)}"
+                )
+        self._resting = {}
+
+    def on_epoch_start(self, runner: IRunner) -> None:
+        epoch = runner.stage_epoch_step
+        self._order = list(runner.loaders)
+        self._resting = {key: loader for key, loader in runner.loaders.items() if not self._is_due(key, epoch)}
+        if len(self._resting) == len(runner.loaders):
+            raise ValueError(f"no loader runs in epoch {epoch}: the periods are {self.loader_periods}")
+        runner.loaders = {key: loader for key, loader in runner.loaders.items() if key not in self._resting}
+
+    def on_epoch_end(self, runner: IRunner) -> None:
+        # By key: what another callback put in a loader's place stays there.
+        loaders = runner.loaders | self._resting
+        runner.loaders = {key: loaders[key] for key in self._order}
+        self._resting = {}
+
+    def _is_due(self, key: str, epoch: int) -> bool:
+        period = self.loader_periods.get(key, 1)
+        return period > 0 and epoch % period == 0

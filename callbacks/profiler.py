@@ -1,0 +1,70 @@
+"""A trace of a few training steps, for chrome://tracing or Perfetto."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch.profiler import ProfilerActivity, profile
+
+from runnerkit.callback import Callback, CallbackNode, CallbackOrder
+from runnerkit.checkpoint import AtomicFile
+
+if TYPE_CHECKING:
+    from runnerkit.runner import IRunner
+
+
+class ProfilerCallback(Callback):
+    """Profile some steps of the first training loader, on rank zero, and write a Chrome trace.
+
+    The first step is left out: it is the one that allocates and compiles.
+
+    Args:
+        path: JSON file to write.
+        num_batches: steps to profile, >= 1; five are the steps 2 to 6.
+
+    >>> ProfilerCallback("trace.json").num_batches
+    5
+    """
+
+    def __init__(self, path: str | Path, num_batches: int = 5) -> None:
+        # Last of all: a step ends when the optimizer has stepped.
+        super().__init__(order=CallbackOrder.External, node=CallbackNode.Master)
+        if num_batches < 1:
+            raise ValueError(f"num_batches must be >= 1, got {num_batches}")
+        self.path = Path(path)
+        self.num_batches = num_batches
+        self._profile: Any = None  # while it runs
+        self._num_profiled = 0
+        self._is_done = False
+
+    def on_batch_end(self, runner: IRunner) -> None:
+        if self._is_done or not runner.is_train_loader:
+            return
+        if self._profile is None:  # the first step is over
+            activities = [ProfilerActivity.CPU]
+            if runner.engine.device.type == "cuda":
+                activities.append(ProfilerActivity.CUDA)
+            self._profile = profile(activities=activities, record_shapes=True)
+            self._profile.start()
+            return
+        self._num_profiled += 1
+        if self._num_profiled == self.num_batches:
+            self._finish()
+
+    def on_loader_end(self, runner: IRunner) -> None:
+        if self._profile is not None and runner.is_train_loader:
+            self._finish()  # the loader was shorter
+
+    def on_exception(self, runner: IRunner) -> None:
+        if self._profile is not None:
+            self._profile.stop()
+            self._profile = None
+
+    def _finish(self) -> None:
+        self._profile.stop()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with AtomicFile(self.path) as temporary:
+            self._profile.export_chrome_trace(str(temporary))
+        self._profile = None
+        self._is_done = True

@@ -1,0 +1,48 @@
+"""Where the time of a step goes."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from runnerkit.callback import Callback, CallbackOrder
+
+if TYPE_CHECKING:
+    from runnerkit.runner import IRunner
+
+
+class TimerCallback(Callback):
+    """Log seconds per batch and samples per second of this process.
+
+    ``_timer/data_time`` is the wait for the batch, ``_timer/model_time`` all that is done with it,
+    ``_timer/batch_time`` their sum. No device is synchronised: on a GPU, `model_time` is the time to queue the work, and
+    where the queue is full, the device's own.
+
+    >>> TimerCallback().provides
+    ('_timer/data_time', '_timer/model_time', '_timer/batch_time', '_timer/_fps')
+    """
+
+    def __init__(self) -> None:
+        # Last of all: at a batch's end, the optimizer has stepped.
+        super().__init__(order=CallbackOrder.External)
+        self.provides = ("_timer/data_time", "_timer/model_time", "_timer/batch_time", "_timer/_fps")
+        self._waiting_since: dict[str, float] = {}  # by loader: one may be paused for a validation
+        self._working_since: dict[str, float] = {}
+
+    def on_loader_start(self, runner: IRunner) -> None:
+        self._waiting_since[runner.loader_key] = time.perf_counter()
+
+    def on_batch_start(self, runner: IRunner) -> None:
+        self._working_since[runner.loader_key] = time.perf_counter()
+
+    def on_batch_end(self, runner: IRunner) -> None:
+        key, now = runner.loader_key, time.perf_counter()
+        waiting_since, working_since = self._waiting_since[key], self._working_since[key]
+        batch_time = now - waiting_since
+        values = (working_since - waiting_since, now - working_since, batch_time, runner.batch_size / batch_time)
+        runner.batch_metrics.update(zip(self.provides, values, strict=True))
+        self._waiting_since[key] = now
+
+    def on_validation_end(self, runner: IRunner) -> None:
+        # The loader that goes on now did not wait for data all that time.
+        self._waiting_since[runner.loader_key] = time.perf_counter()

@@ -1,0 +1,121 @@
+"""Train a small CNN on real images in several processes with mixed precision, then show what is left to look at.
+
+python examples/demo.py, or torchrun --nproc-per-node=2 examples/demo.py
+"""
+
+import argparse
+import math
+import os
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from runnerkit import dl, plot_metrics, read_metrics
+from runnerkit.contrib.datasets import real_images
+
+SEED = 42
+MAX_LR = 5e-3
+
+
+class Normalize(nn.Module):
+    """Turn (N, 1, H, W) uint8 pixels into float32 of mean 0 and deviation 1; bytes travel faster than floats."""
+
+    def __init__(self, mean: float, std: float) -> None:
+        super().__init__()
+        self.mean, self.std = mean, std
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return (pixels.float() - self.mean) / self.std
+
+
+def cnn(train: TensorDataset, num_classes: int = 10) -> nn.Sequential:
+    """Build a CNN of 0.2 million weights for the images of `train`."""
+    pixels = train.tensors[0]
+    quarter = math.ceil(pixels.shape[-1] / 4)  # side of an image after two strides of 2
+    return nn.Sequential(
+        Normalize(pixels.float().mean().item(), pixels.float().std().item()),
+        nn.Sequential(nn.Conv2d(1, 16, kernel_size=4, stride=2, padding=1), nn.BatchNorm2d(16), nn.ReLU()),
+        nn.Sequential(nn.Conv2d(16, 32, kernel_size=4, stride=2, padding=1), nn.BatchNorm2d(32), nn.ReLU()),
+        nn.Sequential(nn.Flatten(), nn.Linear(32 * quarter**2, 128), nn.ReLU(), nn.Linear(128, num_classes)),
+    )
+
+
+def in_memory(root: Path, *, train: bool, limit: int | None) -> TensorDataset:
+    """Load Fashion-MNIST, or scikit-learn's digits where it cannot be had: (1, H, W) uint8 and a class."""
+    data = real_images(root, train=train)
+    return TensorDataset(data.images[:limit].unsqueeze(1), data.targets[:limit])
+
+
+def train(options: argparse.Namespace) -> dl.SupervisedRunner:
+    """Train; the whole of it is one call."""
+    data = {key: in_memory(options.data_root, train=key == "train", limit=options.limit) for key in ("train", "valid")}
+    # DDP is one process a GPU, or 2 without GPUs, or as many as the launcher has started.
+    where: dict[str, Any] = {"ddp": True, "amp": True}
+    if options.processes is not None:
+        where = {"engine": dl.DistributedDataParallelAMPEngine(options.processes)}
+    num_processes = int(os.environ.get("WORLD_SIZE", options.processes or torch.cuda.device_count() or 2))
+
+    torch.manual_seed(SEED)
+    model = cnn(data["train"])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=MAX_LR)
+    # A step takes batch_size samples in each process.
+    num_steps = options.epochs * math.ceil(len(data["train"]) / (options.batch_size * num_processes))
+    return dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=optimizer,
+        scheduler=torch.optim.lr_scheduler.OneCycleLR(optimizer, MAX_LR, total_steps=num_steps),
+        loaders={
+            "train": DataLoader(data["train"], batch_size=options.batch_size, shuffle=True),
+            "valid": DataLoader(data["valid"], batch_size=4 * options.batch_size),
+        },
+        callbacks=[dl.AccuracyCallback(input_key="logits", target_key="targets", topk=(1, 3, 5))],
+        num_epochs=options.epochs,
+        logdir=options.logdir,
+        valid_loader="valid",
+        valid_metric="accuracy",
+        minimize_valid_metric=False,
+        hparams={"batch_size": options.batch_size, "num_processes": num_processes, "max_lr": MAX_LR},
+        seed=SEED,
+        verbose=True,
+        **where,
+    )
+
+
+def show(logdir: Path) -> None:
+    """Print the metrics and the files of a run, the TensorBoard command last; draw the curves."""
+    metrics = read_metrics(logdir).pivot_table(index=["epoch", "loader"], columns="metric", values="value", sort=False)
+    print("", metrics.to_string(float_format="{:.4g}".format, na_rep=""), "", sep="\n")
+    plot_metrics(logdir)
+    for path in sorted(path for path in logdir.rglob("*") if path.is_file()):
+        print(f"{path.stat().st_size:>10,}  {path}")
+    # The one beside this python, which need not be on the PATH.
+    command = Path(sys.executable).parent / "tensorboard"
+    if command.is_relative_to(Path.cwd()):
+        command = command.relative_to(Path.cwd())
+    print(f"\n{command} --logdir {logdir}")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train and show."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--batch-size", type=int, default=64, help="of one process (default: 64)")
+    parser.add_argument("--data-root", type=Path, default=Path("data"), help="where the images are, or will be (data)")
+    parser.add_argument("--logdir", type=Path, default=Path("logs", "demo", datetime.now().strftime("%Y%m%d-%H%M%S")))
+    parser.add_argument("--limit", type=int, help="use so many images of each part only")
+    parser.add_argument("--processes", type=int, help="by default one a GPU, or 2 without GPUs")
+    options = parser.parse_args(arguments)
+    runner = train(options)
+    if runner.engine.is_main_process:  # under torchrun, each process comes here
+        show(options.logdir)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""ResNet-9 on CIFAR-10, second way: several processes, mixed precision, and a sampler of one's own.
+
+python examples/resnet9_cifar10/own_sampler.py, or torchrun --nproc-per-node=2 examples/resnet9_cifar10/own_sampler.py
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from data import cifar10_loaders
+from model import resnet9
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler
+
+from runnerkit import dl, utils
+from runnerkit.contrib import CIFAR10
+
+
+class OwnSamplerRunner(dl.SupervisedRunner):
+    """Makes its own loaders, in each of the processes that train.
+
+    Args:
+        root: where CIFAR-10 is.
+        batch_size: of one process.
+    """
+
+    def __init__(self, root: Path, batch_size: int) -> None:
+        super().__init__()
+        self.root = root
+        self.images_per_batch = batch_size  # `batch_size` is the runner's: that of the batch under way
+
+    def get_loaders(self, stage: str) -> dict[str, DataLoader[Any]]:
+        """Shard the training images by hand; the engine, set up by now, knows this process's place.
+
+        A loader with a DistributedSampler is left as it is, but for `set_epoch`, which the runner calls. Such a sampler
+        repeats images until each process has equally many, so the validation images are left to the engine: it shares
+        them without repeating any, and the accuracy is that of 10,000 images, each scored once.
+        """
+        loaders = cifar10_loaders(self.root, batch_size=self.images_per_batch)
+        images = loaders["train"].dataset
+        sampler: DistributedSampler[Any] = DistributedSampler(
+            images, num_replicas=self.engine.num_processes, rank=self.engine.process_index, shuffle=True, seed=self.seed
+        )
+        return {**loaders, "train": DataLoader(images, batch_size=self.images_per_batch, sampler=sampler)}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train; logs and checkpoints go to the logdir."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", type=Path, default=Path("data"), help="where CIFAR-10 is, or will be")
+    parser.add_argument("--logdir", type=Path, default=Path("logs/resnet9_cifar10/own_sampler"))
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--width", type=int, default=64, help="channels of the first layer")
+    parser.add_argument("--batch-size", type=int, default=128, help="of one process")
+    parser.add_argument("--cpu", action="store_true", help="use no GPU, but 2 processes or as many as torchrun started")
+    options = parser.parse_args(arguments)
+
+    CIFAR10(options.root, download=True)  # fetch once, before there are several processes
+    utils.set_global_seed(42)  # train() seeds what comes after; the model is made before
+    model = resnet9(in_channels=3, num_classes=10, width=options.width)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=1e-2)
+    OwnSamplerRunner(options.root, options.batch_size).train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=optimizer,
+        scheduler=torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=options.epochs),
+        callbacks=[dl.AccuracyCallback(input_key="logits", target_key="targets", topk=(1, 3, 5))],
+        num_epochs=options.epochs,
+        logdir=options.logdir,
+        valid_loader="valid",
+        valid_metric="accuracy",
+        minimize_valid_metric=False,
+        hparams=vars(options),
+        verbose=True,
+        cpu=options.cpu,
+        ddp=True,
+        amp=True,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,10 @@
+"""Where numbers go: one class for each kind of log; none of them has heard of a runner."""
+
+if __name__ != "runnerkit.loggers":
+    raise ImportError("import runnerkit.loggers, not loggers: this folder is the package runnerkit.loggers")
+
+from runnerkit.loggers.console import ConsoleLogger
+from runnerkit.loggers.csv import CSVLogger
+from runnerkit.loggers.tensorboard import TensorboardLogger
+
+__all__ = ["CSVLogger", "ConsoleLogger", "TensorboardLogger"]

@@ -1,0 +1,41 @@
+"""Metrics as one readable line for each pass over a loader."""
+
+import sys
+from collections.abc import Mapping
+from typing import TextIO
+
+from tqdm import tqdm
+
+from runnerkit.logger import ILogger, Scope, Step
+
+
+class ConsoleLogger(ILogger):
+    """Write a line for each pass over a loader, above a progress bar if one is shown.
+
+    Args:
+        file: where to; None is the standard output of the moment.
+
+    >>> logger = ConsoleLogger()
+    >>> logger.log_scalars({"loss": 0.31214, "lr": 0.001}, step=Step("train", "train", 3, 500), scope="loader")
+    epoch  3  train | loss 0.3121 | lr 0.001
+    """
+
+    def __init__(self, *, file: TextIO | None = None) -> None:
+        self.file = file
+        self._width = len("train")
+
+    def log_scalars(self, scalars: Mapping[str, float], *, step: Step, scope: Scope) -> None:
+        if scope != "loader":
+            return
+        self._width = max(self._width, len(step.loader))
+        # Padded, so that a metric stands below itself from line to line.
+        cells = [f"{name} {value:<6.4g}" for name, value in scalars.items()]
+        line = " | ".join([f"epoch {step.epoch:2d}  {step.loader:<{self._width}}", *cells])
+        tqdm.write(line.rstrip(), file=self._stream)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    @property
+    def _stream(self) -> TextIO:
+        return self.file if self.file is not None else sys.stdout  # looked up late: notebooks and tests replace it

@@ -1,0 +1,84 @@
+"""Metrics as CSV files, one for each loader; hyperparameters and environment beside them."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from runnerkit.checkpoint import write_text
+from runnerkit.logger import ILogger, Scope, Step
+from runnerkit.loggers.folder import claim_folder
+from runnerkit.loggers.table import Table, drop_rows_after
+
+
+class CSVLogger(ILogger):
+    """Write ``csv/<loader>.csv`` with the columns stage, epoch, step, and one for each metric as it appears.
+
+    Numbers of single training steps go to ``csv/<loader>.batch.csv``. ``runnerkit.read_metrics`` reads them all.
+
+    Args:
+        logdir: made when the run starts.
+        log_batch_metrics: log single training steps too.
+        log_epoch_metrics: log whole loaders.
+
+    >>> import tempfile
+    >>> logger = CSVLogger(tempfile.mkdtemp())
+    >>> logger.setup()
+    >>> logger.log_scalars({"loss": 0.5}, step=Step("train", "valid", epoch=1, batch=100), scope="loader")
+    >>> print((logger.logdir / "csv" / "valid.csv").read_text())
+    stage,epoch,step,loss
+    train,1,100,0.5
+    <BLANKLINE>
+    >>> logger.close()
+    """
+
+    def __init__(
+        self, logdir: str | os.PathLike[str], *, log_batch_metrics: bool = False, log_epoch_metrics: bool = True
+    ) -> None:
+        self.logdir = Path(logdir)
+        self.log_batch_metrics = log_batch_metrics
+        self.log_epoch_metrics = log_epoch_metrics
+        self._folder = self.logdir / "csv"
+        self._tables: dict[str, Table] = {}
+
+    def setup(self, *, resumed_at: Step | None = None) -> None:
+        traces = [*self._folder.rglob("*.csv"), *self.logdir.glob("hparams.yml")]
+        claim_folder(self._folder, earlier_logs=traces, is_resumed=resumed_at is not None)
+        if resumed_at is not None:
+            for path in self._folder.rglob("*.csv"):
+                drop_rows_after(path, resumed_at)
+
+    def log_scalars(self, scalars: Mapping[str, float], *, step: Step, scope: Scope) -> None:
+        name = f"{step.loader}.csv" if scope == "loader" else f"{step.loader}.batch.csv"
+        if name not in self._tables:
+            self._tables[name] = Table(self._folder / name)
+        self._tables[name].add(scalars, step=step)
+
+    def log_hparams(self, hparams: Mapping[str, Any], *, environment: Mapping[str, Any]) -> None:
+        """Write ``hparams.yml`` and ``environment.json``; what is no plain value, as its string."""
+        text = yaml.safe_dump(_as_plain(hparams), sort_keys=False, allow_unicode=True)
+        write_text(self.logdir / "hparams.yml", text)
+        write_text(self.logdir / "environment.json", json.dumps(_as_plain(environment), indent=2) + "\n")
+
+    def close(self) -> None:
+        for table in self._tables.values():
+            table.close()
+        self._tables.clear()
+
+
+def _as_plain(value: Any) -> Any:
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, np.generic):
+        return _as_plain(value.item())
+    if isinstance(value, Mapping):
+        return {
+            key if type(key) in (bool, int, float, str) else str(key): _as_plain(each) for key, each in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_as_plain(each) for each in value]
+    return str(value)

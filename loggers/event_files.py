@@ -1,0 +1,96 @@
+"""TensorBoard's event files of one run: appended to, and cut where a resumed run goes on.
+
+Imported late, by ``TensorboardLogger.setup``: TensorBoard is optional, and slow to import.
+"""
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from tensorboard.backend.event_processing.event_file_loader import (  # type: ignore[import-untyped]  # has no types
+    RawEventFileLoader,
+)
+from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[import-untyped]  # has no types
+from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]  # has no types
+from tensorboard.summary.writer.event_file_writer import EventFileWriter  # type: ignore[import-untyped]  # has no types
+
+from runnerkit.logger import Step
+
+_RECORD_FRAME_BYTES = 16  # of a TFRecord: length, its checksum, and the checksum of the data
+
+
+class EventFiles:
+    """Events of one loader in a folder of their own.
+
+    TensorBoard's way to forget what a killed run logged after its checkpoint (``purge_step``) goes by the x of all
+    tags together, and one folder has tags by epoch and tags by step. So each event carries its place, epoch and step,
+    in a field that readers ignore, and the files are cut at the first event after the checkpoint.
+
+    What is logged twice at one place keeps its first value, as in the CSV table.
+
+    Args:
+        folder: made with the first event.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._writer: EventFileWriter | None = None
+        self._place = (0, 0)  # epoch and step of the last event
+        self._tags: set[str] = set()  # logged there
+
+    def add_scalars(self, scalars: Mapping[str, float], *, step: Step, x: int) -> None:
+        """Append numbers by tag, at `x` of TensorBoard's axis."""
+        # One event for all of them: it costs a tenth of an event for each.
+        self._add(Summary(value=[Summary.Value(tag=tag, simple_value=each) for tag, each in scalars.items()]), step, x)
+
+    def add_image(self, tag: str, image: np.ndarray, *, step: Step, x: int) -> None:
+        """Append an image, (H, W) or (H, W, 3) uint8."""
+        from torch.utils.tensorboard.summary import image as as_png
+
+        dataformats = "HW" if image.ndim == 2 else "HWC"
+        self._add(as_png(tag, image, dataformats=dataformats), step, x)  # type: ignore[no-untyped-call]  # torch's
+
+    def flush(self) -> None:
+        if self._writer is not None:
+            self._writer.flush()
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def drop_after(self, step: Step) -> None:
+        """Cut off what was logged after `step`, and what a kill left of a last event."""
+        for path in sorted(self.folder.glob("*tfevents*")):
+            size_bytes = 0
+            for record in RawEventFileLoader(str(path)).Load():
+                summary = Event.FromString(record).summary
+                epoch, batch = _place_of(summary)
+                if epoch > step.epoch or batch > step.batch:
+                    break  # events are in the order of the run: all that follow are later
+                self._remember(summary)
+                size_bytes += len(record) + _RECORD_FRAME_BYTES
+            os.truncate(path, size_bytes)
+
+    def _add(self, summary: Summary, step: Step, x: int) -> None:
+        if (step.epoch, step.batch) == self._place:
+            summary = Summary(value=[value for value in summary.value if value.tag not in self._tags])
+        if not summary.value:
+            return
+        summary.value[0].node_name = f"{step.epoch}:{step.batch}"
+        if self._writer is None:
+            self._writer = EventFileWriter(str(self.folder))
+        self._writer.add_event(Event(wall_time=time.time(), step=x, summary=summary))
+        self._remember(summary)
+
+    def _remember(self, summary: Summary) -> None:
+        if summary.value and _place_of(summary) != self._place:
+            self._place, self._tags = _place_of(summary), set()
+        self._tags.update(value.tag for value in summary.value)
+
+
+def _place_of(summary: Summary) -> tuple[int, int]:
+    epoch, _, batch = summary.value[0].node_name.partition(":") if summary.value else ("", "", "")
+    return int(epoch or 0), int(batch or 0)

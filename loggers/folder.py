@@ -1,0 +1,30 @@
+"""The folder that a logger writes to: made in time, and never another run's."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def claim_folder(folder: Path, *, earlier_logs: Iterable[Path], is_resumed: bool) -> None:
+    """Make `folder`, and see that it is this run's to write to.
+
+    Args:
+        folder: a folder in the logdir.
+        earlier_logs: files that only an earlier run can have left; looked at once `folder` is there.
+        is_resumed: the run goes on from a checkpoint, so earlier logs are its own.
+    Raises:
+        FileExistsError: another run's logs are there.
+        OSError: the folder cannot be made or written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(error.errno, f"cannot make {folder} ({error.strerror}): pass another logdir") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(f"cannot write to {folder}: pass another logdir")
+    found = next(iter(earlier_logs), None)
+    if found is not None and not is_resumed:
+        raise FileExistsError(
+            f"{folder.parent} holds the logs of another run ({found.name}): "
+            'pass resume="auto" to go on with that run, or choose another logdir'
+        )

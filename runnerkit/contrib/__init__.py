@@ -1,0 +1,18 @@
+"""Data sets, transforms and layers that examples need; the core never imports this package."""
+
+from runnerkit.contrib.datasets import CIFAR10, CIFAR100, MNIST, Digits, FashionMNIST
+from runnerkit.contrib.layers import ResidualBlock
+from runnerkit.contrib.transforms import Compose, ImageToTensor, NormalizeImage, ToTensor
+
+__all__ = [
+    "CIFAR10",
+    "CIFAR100",
+    "Compose",
+    "Digits",
+    "FashionMNIST",
+    "ImageToTensor",
+    "MNIST",
+    "NormalizeImage",
+    "ResidualBlock",
+    "ToTensor",
+]

@@ -1,0 +1,258 @@
+"""Small image data sets, held in memory: MNIST, Fashion-MNIST, CIFAR, and digits that need no network."""
+
+import gzip
+import importlib
+import logging
+import os
+import shutil
+import socket
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from runnerkit.contrib.torchvision_cpu import import_torchvision
+
+Transform: TypeAlias = Callable[[Any], Any]
+logger = logging.getLogger(__name__)
+
+DOWNLOAD_TIMEOUT_S = 10.0  # of silence, not in all: a slow server may take its time, a dead one may not
+# Debian's package dataset-fashion-mnist puts the four published files here, gzipped.
+DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
+
+
+class ImageDataset(Dataset[tuple[Any, int]], ABC):
+    """Images with one class each, read once and kept in memory.
+
+    Args:
+        root: the folder that holds the data set's own folder, as in torchvision.
+        train: the training part, else the test part.
+        download: fetch the files if `root` lacks them. Processes that do so together each fetch their own copy
+            and none sees half a file; to fetch once, call this before the processes start.
+        transform: from a NumPy array, uint8, (H, W) or (H, W, 3), to whatever the model takes. A torchvision
+            transform that wants PIL goes behind its `ToPILImage()`.
+    Attributes:
+        images: (N, H, W) or (N, H, W, 3) uint8.
+        targets: (N,) int64.
+    Raises:
+        FileNotFoundError: files are missing and `download` is off.
+        RuntimeError: the download failed.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        train: bool = True,
+        download: bool = False,
+        transform: Transform | None = None,
+    ) -> None:
+        self.transform = transform
+        self.images, self.targets = self._read(Path(root).expanduser(), train=train, download=download)
+        if len(self.images) != len(self.targets):
+            raise ValueError(f"{root} holds {len(self.images)} images and {len(self.targets)} targets: fetch it anew")
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        image = self.images[index].numpy().copy()  # a transform that works in place must not reach the next epoch
+        return (image if self.transform is None else self.transform(image)), int(self.targets[index])
+
+    @abstractmethod
+    def _read(self, root: Path, *, train: bool, download: bool) -> tuple[Tensor, Tensor]:
+        """Return `images` and `targets`."""
+
+
+class MNIST(ImageDataset):
+    """Handwritten digits: 60,000 + 10,000 grey images of 28 x 28, in ``root/MNIST/raw``.
+
+    >>> MNIST("no-such-folder", train=False)
+    Traceback (most recent call last):
+    FileNotFoundError: no MNIST in 'no-such-folder': MNIST/raw/train-images-idx3-ubyte is missing; pass download=True
+    """
+
+    def _read(self, root: Path, *, train: bool, download: bool) -> tuple[Tensor, Tensor]:
+        return _read_idx("MNIST", root, train=train, download=download)
+
+
+class FashionMNIST(ImageDataset):
+    """Clothes: 60,000 + 10,000 grey images of 28 x 28, in ``root/FashionMNIST/raw``.
+
+    Files that Debian's package dataset-fashion-mnist has put on the machine are unpacked into `root`, unasked.
+
+    >>> import struct
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     raw = Path(root, "FashionMNIST", "raw")
+    ...     raw.mkdir(parents=True)
+    ...     for part in ("train", "t10k"):
+    ...         _ = Path(raw, f"{part}-images-idx3-ubyte").write_bytes(struct.pack(">4i", 0x803, 2, 1, 1) + bytes(2))
+    ...         _ = Path(raw, f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">2i", 0x801, 2) + bytes([9, 0]))
+    ...     FashionMNIST(root, train=True).targets
+    tensor([9, 0])
+    """
+
+    def _read(self, root: Path, *, train: bool, download: bool) -> tuple[Tensor, Tensor]:
+        return _read_idx("FashionMNIST", root, train=train, download=download, archives=DEBIAN_FASHION_MNIST)
+
+
+class CIFAR10(ImageDataset):
+    """Ten kinds of things: 50,000 + 10,000 RGB images of 32 x 32, in ``root/cifar-10-batches-py``.
+
+    Other files of the same layout are read too, with a warning. They are pickles: read only what you trust.
+
+    >>> CIFAR10("no-such-folder", train=False)
+    Traceback (most recent call last):
+    FileNotFoundError: no CIFAR10 in 'no-such-folder': cifar-10-batches-py/data_batch_1 is missing; pass download=True
+    """
+
+    def _read(self, root: Path, *, train: bool, download: bool) -> tuple[Tensor, Tensor]:
+        return _read_cifar("CIFAR10", root, train=train, download=download)
+
+
+class CIFAR100(ImageDataset):
+    """A hundred kinds of things: as :class:`CIFAR10`, in ``root/cifar-100-python``; the targets are the fine labels.
+
+    >>> CIFAR100("no-such-folder", train=False)
+    Traceback (most recent call last):
+    FileNotFoundError: no CIFAR100 in 'no-such-folder': cifar-100-python/train is missing; pass download=True
+    """
+
+    def _read(self, root: Path, *, train: bool, download: bool) -> tuple[Tensor, Tensor]:
+        return _read_cifar("CIFAR100", root, train=train, download=download)
+
+
+class Digits(ImageDataset):
+    """Handwritten digits that come with scikit-learn: 1,437 + 360 grey images of 8 x 8, the same split always.
+
+    Args:
+        root: not used; so that this stands in for the others.
+
+    >>> digits = Digits(train=False)
+    >>> len(digits), digits.images.shape, int(digits.images.max())
+    (360, torch.Size([360, 8, 8]), 255)
+    """
+
+    def __init__(self, root: str | Path | None = None, train: bool = True, transform: Transform | None = None) -> None:
+        super().__init__(root or "", train=train, transform=transform)
+
+    def _read(self, root: Path, *, train: bool, download: bool) -> tuple[Tensor, Tensor]:
+        try:
+            sklearn_datasets = importlib.import_module("sklearn.datasets")
+            model_selection = importlib.import_module("sklearn.model_selection")
+        except ModuleNotFoundError:
+            raise ImportError("Digits come with scikit-learn: pip install scikit-learn") from None
+        sixteenths, targets = sklearn_datasets.load_digits(return_X_y=True)
+        images = np.rint(sixteenths.reshape(-1, 8, 8) * 255 / 16).astype(np.uint8)
+        split = model_selection.train_test_split(images, targets, test_size=0.2, stratify=targets, random_state=0)
+        part = 0 if train else 1  # split: train images, test images, train targets, test targets
+        return torch.from_numpy(split[part]), torch.from_numpy(split[2 + part]).long()
+
+
+def real_images(root: str | Path, train: bool, transform: Transform | None = None) -> ImageDataset:
+    """Return Fashion-MNIST if it is on this machine or can be fetched, else :class:`Digits`, with a warning.
+
+    Under DDP call it before the processes start: of several that fetch, one may fail and take the digits alone.
+    """
+    try:
+        return FashionMNIST(root, train=train, download=True, transform=transform)
+    except (RuntimeError, ImportError) as error:
+        logger.warning("taking scikit-learn's 8 x 8 digits instead of Fashion-MNIST: %s", error)
+        return Digits(train=train, transform=transform)
+
+
+def _read_idx(
+    name: str, root: Path, *, train: bool, download: bool, archives: Path | None = None
+) -> tuple[Tensor, Tensor]:
+    """Read a data set of MNIST's format; `archives` may hold its files, gzipped."""
+    published = getattr(import_torchvision().datasets, name)
+    files = [f"{name}/raw/{Path(archive).stem}" for archive, _ in published.resources]
+    if archives is not None and _missing(files, root):
+        _unpack(archives, files, root)
+    _provide(published, files, root, download=download)
+    data = published(root, train=train)
+    return data.data, data.targets
+
+
+def _read_cifar(name: str, root: Path, *, train: bool, download: bool) -> tuple[Tensor, Tensor]:
+    """Read a data set of CIFAR's format, whatever its checksums."""
+    datasets = import_torchvision().datasets
+    published = getattr(datasets, name)
+    meta = published.meta
+    checksums = dict([*published.train_list, *published.test_list, (meta["filename"], meta["md5"])])
+    _provide(published, [f"{published.base_folder}/{file}" for file in checksums], root, download=download)
+    folder = root / published.base_folder
+    changed = [file for file, md5 in checksums.items() if not datasets.utils.check_integrity(folder / file, md5)]
+    if changed:
+        logger.warning("%s: not the published %s files: %s", folder, name, ", ".join(changed))
+    unchecked = {  # None is torchvision's word for "do not check"
+        "train_list": [(file, None) for file, _ in published.train_list],
+        "test_list": [(file, None) for file, _ in published.test_list],
+        "meta": {**meta, "md5": None},
+    }
+    data = type(name, (published,), unchecked)(root, train=train)
+    return torch.from_numpy(data.data).contiguous(), torch.tensor(data.targets, dtype=torch.int64)
+
+
+def _missing(files: Sequence[str], root: Path) -> list[str]:
+    return [file for file in files if not (root / file).is_file()]
+
+
+def _provide(published: Any, files: Sequence[str], root: Path, *, download: bool) -> None:
+    """Make sure that `root` holds `files`, which the torchvision class `published` can download."""
+    name, missing = published.__name__, _missing(files, root)
+    if not missing:
+        return
+    if not download:
+        raise FileNotFoundError(f"no {name} in {str(root)!r}: {missing[0]} is missing; pass download=True")
+    try:
+        with _arriving(files, root) as folder, _socket_timeout(DOWNLOAD_TIMEOUT_S):
+            published(folder, download=True)
+    except (OSError, RuntimeError, HTTPException) as error:
+        reason = " ".join(str(error).split())  # torchvision's spans several lines
+        raise RuntimeError(
+            f"{name} could not be downloaded into {str(root)!r}: {reason} Without a network put {missing[0]} "
+            "and its like there by hand"
+        ) from error
+
+
+def _unpack(archives: Path, files: Sequence[str], root: Path) -> None:
+    """Gunzip `files` from the folder `archives` into `root`; do nothing unless all are there."""
+    sources = {file: archives / f"{Path(file).name}.gz" for file in files}
+    if not all(source.is_file() for source in sources.values()):
+        return
+    with _arriving(files, root) as folder:
+        for file, source in sources.items():
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            with gzip.open(source) as packed, (folder / file).open("wb") as unpacked:
+                shutil.copyfileobj(packed, unpacked)
+
+
+@contextmanager
+def _arriving(files: Sequence[str], root: Path) -> Iterator[Path]:
+    """Yield an empty folder; if the body succeeds, move `files` from it into `root`, each one whole."""
+    root.mkdir(parents=True, exist_ok=True)
+    # A folder for each process, on the file system of `root`, where os.replace is atomic.
+    with tempfile.TemporaryDirectory(dir=root, prefix=".incoming-") as folder:
+        yield Path(folder)
+        for file in files:
+            (root / file).parent.mkdir(parents=True, exist_ok=True)
+            os.replace(Path(folder, file), root / file)
+
+
+@contextmanager
+def _socket_timeout(seconds: float) -> Iterator[None]:
+    """Let sockets opened in the body time out; torchvision sets no limit, and a silent server would hang the run."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(seconds)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)

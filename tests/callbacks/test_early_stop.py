@@ -1,0 +1,96 @@
+"""A stage ends when its metric no longer gets better."""
+
+import math
+
+import pytest
+
+from runnerkit.callback import CallbackOrder
+from runnerkit.callbacks.early_stop import EarlyStoppingCallback
+from tests.callbacks.stand_ins import make_runner
+
+
+def make_callback(patience=2, *, minimize=True, min_delta=1e-6):
+    return EarlyStoppingCallback(patience, "valid", "score", minimize, min_delta)
+
+
+def stops_after(callback, scores):
+    """Number of the epoch after which the stage ends, None if it does not; an epoch without score has no loader."""
+    runner = make_runner()
+    for epoch, score in enumerate(scores, start=1):
+        runner.epoch_step = epoch
+        runner.epoch_metrics = {} if score is None else {"valid": {"score": score}}
+        callback.on_epoch_end(runner)
+        if runner.need_early_stop:
+            return epoch
+    return None
+
+
+@pytest.mark.parametrize(
+    ("scores", "minimize", "expected"),
+    [
+        ([3.0, 2.0, 1.0, 0.5], True, None),
+        ([3.0, 2.0, 2.5, 2.1], True, 4),
+        ([3.0, 3.1, 2.0, 2.1, 2.2], True, 5),
+        ([3.0, 2.0, 2.5, 2.1], False, 3),
+        ([1.0, 1.0, 1.0], True, 3),
+        ([1.0, None, 1.1, None, None, 1.2], True, 6),
+        ([math.nan, math.nan], True, 2),
+        ([1.0, math.nan, 0.5, math.nan, math.nan], True, 5),
+        ([math.nan, 1.0, 0.5, 0.4], True, None),
+        ([1.0, math.inf, 0.9, -math.inf], True, None),
+    ],
+)
+def test_stage_ends_after_so_many_bad_epochs_in_a_row(scores, minimize, expected):
+    """A NaN is a bad epoch, never the best; an epoch in which the loader rested is none."""
+    assert stops_after(make_callback(minimize=minimize), scores) == expected
+
+
+def test_gain_must_be_larger_than_min_delta():
+    """Better by less is no better, and the bar does not creep along."""
+    assert stops_after(make_callback(min_delta=0.5), [3.0, 2.75, 2.5]) == 3
+    assert stops_after(make_callback(min_delta=0.5), [3.0, 2.25, 1.5]) is None
+
+
+def test_new_stage_starts_anew():
+    """Two stages may have different losses."""
+    callback = make_callback()
+    stops_after(callback, [1.0, 2.0])
+
+    callback.on_stage_start(make_runner())
+
+    assert stops_after(callback, [5.0, 6.0]) is None
+
+
+def test_count_goes_on_after_a_resume():
+    """Bad epochs before the kill count."""
+    before, after = make_callback(), make_callback()
+    stops_after(before, [1.0, 2.0])
+
+    after.on_stage_start(make_runner())
+    after.load_state_dict(before.state_dict())
+
+    assert stops_after(after, [3.0]) == 1
+
+
+def test_it_acts_before_the_checkpoint_of_its_epoch():
+    """Else the checkpoint lacks this epoch's count, and a resumed run trains longer."""
+    assert CallbackOrder.Scheduler < make_callback().order < CallbackOrder.Checkpoint
+    assert make_callback().requires == (("valid", "score"),)
+
+
+def test_missing_metric_is_named_with_those_that_there_are():
+    """Also when it vanishes in the middle of a run."""
+    runner = make_runner(epoch_metrics={"valid": {"loss": 1.0, "accuracy": 0.5}})
+
+    with pytest.raises(KeyError, match=r"reads metric 'score' of loader 'valid', which has \['accuracy', 'loss'\]"):
+        make_callback().on_epoch_end(runner)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"patience": 0}, "patience must be >= 1, got 0"), ({"min_delta": -0.1}, "min_delta must be >= 0, got -0.1")],
+)
+def test_bad_argument_is_refused(arguments, message):
+    """Before training."""
+    with pytest.raises(ValueError, match=message):
+        make_callback(**arguments)

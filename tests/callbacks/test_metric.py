@@ -1,0 +1,416 @@
+"""Metrics of a loader are those of all its samples, whatever the batches and the processes."""
+
+import copy
+import importlib
+from itertools import chain
+
+import pytest
+import torch
+from sklearn.metrics import f1_score, r2_score, roc_auc_score
+from torch.nn.functional import l1_loss
+
+from runnerkit.callbacks.metric import BatchMetricCallback, FunctionalBatchMetricCallback, LoaderMetricCallback
+from runnerkit.contrib.torchvision_cpu import import_torchvision
+from tests.callbacks.stand_ins import Ranks, make_runner, run_loader
+
+import_torchvision()  # torchmetrics imports it, and it may need the cure
+torchmetrics = importlib.import_module("torchmetrics")
+classification = importlib.import_module("torchmetrics.classification")
+
+
+def binary_batches(sizes, seed=0):
+    """Scores in [0, 1] and 0/1 targets, of which both kinds are in each batch."""
+    generator = torch.Generator().manual_seed(seed)
+    batches = []
+    for size in sizes:
+        targets = torch.randint(0, 2, (size,), generator=generator)
+        targets[0], targets[-1] = 0, 1
+        batches.append({"scores": torch.rand(size, generator=generator), "targets": targets, "values": targets.float()})
+    return batches
+
+
+def whole(batches, key):
+    return torch.cat([batch[key] for batch in batches])
+
+
+def run_ranks(callback, shares, *, event="on_loader_end"):
+    """Each rank has a copy of the callback and a share of the batches; return the runners after the loader's end."""
+    ranks = Ranks(len(shares))
+    callbacks = [copy.deepcopy(callback) for _ in shares]
+    runners = [make_runner(engine=engine) for engine in ranks.engines]
+    for each, runner, batches in zip(callbacks, runners, shares, strict=True):
+        run_loader(each, runner, batches)
+    ranks.call(*(lambda e=e, r=r: e.on_loader_end(r) for e, r in zip(callbacks, runners, strict=True)))
+    return runners
+
+
+# The reference is scikit-learn's value of all samples, or a closed form; float32 states give 1e-6.
+REFERENCES = {
+    "sum states": (classification.BinaryF1Score(), "targets", lambda s, t: f1_score(t, s > 0.5)),
+    "list states": (classification.BinaryAUROC(), "targets", lambda s, t: roc_auc_score(t, s)),
+    "full_state_update, max states": (torchmetrics.MaxMetric(), [], lambda s, t: s.max()),
+    "own merging in compute": (
+        torchmetrics.PearsonCorrCoef(),
+        "values",
+        lambda s, t: torch.corrcoef(torch.stack([s, t.float()]))[0, 1],
+    ),
+    "sums of squares": (torchmetrics.R2Score(), "values", lambda s, t: r2_score(t, s)),
+}
+
+
+@pytest.mark.parametrize("kind", REFERENCES)
+@pytest.mark.parametrize("shares", [[6, 2, 5], [13, 0, 0], [0, 4, 0], [2, 0, 9]], ids=str)
+def test_value_over_processes_is_that_of_all_samples(kind, shares):
+    """Ranks have different numbers of batches, or none at all; every rank gets the one value."""
+    metric, target_key, reference = REFERENCES[kind]
+    per_rank = [binary_batches([4, size - 4] if size > 5 else [size] * (size > 0), seed=size) for size in shares]
+    batches = list(chain.from_iterable(per_rank))
+    scores, targets = whole(batches, "scores"), whole(batches, "targets")
+    callback = LoaderMetricCallback(metric, "scores", target_key, metric_key="score")
+
+    runners = run_ranks(callback, per_rank)
+
+    expected = float(reference(scores, targets))
+    assert [runner.loader_metrics["score"] for runner in runners] == pytest.approx([expected] * 3, abs=1e-6)
+    assert all(type(runner.loader_metrics["score"]) is float for runner in runners)
+
+
+def test_collection_with_shared_states_is_exact_over_processes():
+    """Precision and recall share one state within a collection; on a rank without data they share none."""
+    batches = binary_batches([5, 7, 4])
+    callback = LoaderMetricCallback(
+        torchmetrics.MetricCollection([classification.BinaryPrecision(), classification.BinaryRecall()]),
+        "scores",
+        "targets",
+    )
+
+    runners = run_ranks(callback, [batches[:2], [], batches[2:]])
+
+    hits = whole(batches, "scores") > 0.5
+    targets = whole(batches, "targets").bool()
+    expected = {"BinaryPrecision": targets[hits].float().mean(), "BinaryRecall": hits[targets].float().mean()}
+    for runner in runners:
+        assert runner.loader_metrics == pytest.approx({key: float(value) for key, value in expected.items()}, abs=1e-6)
+
+
+def test_loader_that_no_process_saw_logs_nothing():
+    """A metric of no samples has no value; that is not 0."""
+    runners = run_ranks(LoaderMetricCallback(classification.BinaryF1Score(), "scores", "targets"), [[], []])
+
+    assert [runner.loader_metrics for runner in runners] == [{}, {}]
+
+
+def test_validation_in_the_middle_leaves_the_training_metric_alone():
+    """valid_every_steps runs the valid loader between two training batches."""
+    train, valid = binary_batches([4, 4], seed=1), binary_batches([6], seed=2)
+    callback = LoaderMetricCallback(classification.BinaryAUROC(), "scores", "targets", metric_key="auc")
+    train_runner, valid_runner = make_runner(), make_runner(loader_key="valid", is_train_loader=False)
+
+    run_loader(callback, train_runner, train[:1])
+    run_loader(callback, valid_runner, valid)
+    callback.on_loader_end(valid_runner)
+    train_runner.batch = train[1]
+    callback.on_batch_end(train_runner)
+    callback.on_loader_end(train_runner)
+
+    for runner, batches in ((train_runner, train), (valid_runner, valid)):
+        expected = roc_auc_score(whole(batches, "targets"), whole(batches, "scores"))
+        assert runner.loader_metrics["auc"] == pytest.approx(expected, abs=1e-6)
+
+
+def test_batch_gets_its_own_value_and_the_loader_that_of_all_samples():
+    """F1 of a loader is not the mean of its batches' F1."""
+    batches = binary_batches([3, 8, 5])
+    callback = BatchMetricCallback(classification.BinaryF1Score(), "scores", "targets", metric_key="f1")
+    runner = make_runner()
+
+    of_batches = []
+    callback.on_loader_start(runner)
+    for batch in batches:
+        runner.batch, runner.batch_metrics = batch, {}
+        callback.on_batch_end(runner)
+        of_batches.append(float(runner.batch_metrics["f1"]))
+    runner.loader_metrics = {"f1": sum(of_batches) / 3}
+    callback.on_loader_end(runner)
+
+    assert of_batches == pytest.approx([f1_score(b["targets"], b["scores"] > 0.5) for b in batches], abs=1e-6)
+    expected = f1_score(whole(batches, "targets"), whole(batches, "scores") > 0.5)
+    assert runner.loader_metrics["f1"] == pytest.approx(expected, abs=1e-6)
+    assert abs(expected - sum(of_batches) / 3) > 1e-3
+
+
+def test_second_epoch_starts_empty_and_the_given_metric_stays_untouched():
+    """Nothing of an epoch is in the next one."""
+    first, second = binary_batches([6], seed=3), binary_batches([9], seed=4)
+    metric = classification.BinaryAUROC()
+    callback = LoaderMetricCallback(metric, "scores", "targets")
+
+    for batches in (first, second):
+        runner = make_runner()
+        run_loader(callback, runner, batches)
+        callback.on_loader_end(runner)
+
+    expected = roc_auc_score(second[0]["targets"], second[0]["scores"])
+    assert runner.loader_metrics["binary_auroc"] == pytest.approx(expected, abs=1e-6)
+    assert not metric.update_called
+
+
+def test_vectors_and_dicts_get_names():
+    """One number per class, and what a collection calls its metrics."""
+    batch = {"logits": torch.eye(3), "targets": torch.tensor([0, 1, 1])}
+    by_class = BatchMetricCallback(
+        classification.MulticlassF1Score(3, average=None), "logits", "targets", prefix="a_", suffix="_z"
+    )
+    group = LoaderMetricCallback(
+        torchmetrics.MetricCollection([torchmetrics.MeanSquaredError()]),
+        "logits",
+        "logits",
+        metric_key="of",
+        prefix="a_",
+    )
+    runner = make_runner()
+
+    for callback in (by_class, group):
+        run_loader(callback, runner, [batch])
+        callback.on_loader_end(runner)
+
+    assert runner.loader_metrics == pytest.approx(
+        {
+            "a_multiclass_f1_score_z/class_00": 1.0,
+            "a_multiclass_f1_score_z/class_01": 2 / 3,
+            "a_multiclass_f1_score_z/class_02": 0.0,
+            "a_of/MeanSquaredError": 0.0,
+        }
+    )
+    assert by_class.provides == ("a_multiclass_f1_score_z",)
+    assert group.provides == ("a_of/MeanSquaredError",)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("BinaryAUROC", "binary_auroc"), ("R2Score", "r2_score"), ("IoU", "io_u"), ("MSE", "mse")]
+)
+def test_default_name_is_the_class_in_snake_case(name, expected):
+    """The name in the logs is one that the user can guess."""
+    metric = type(name, (torchmetrics.MeanSquaredError,), {})()
+
+    assert LoaderMetricCallback(metric, "logits", "targets").provides == (expected,)
+
+
+def test_matrix_is_refused_by_name():
+    """A matrix has no place among numbers."""
+    callback = LoaderMetricCallback(classification.BinaryConfusionMatrix(), "scores", "targets")
+    runner = make_runner()
+    run_loader(callback, runner, binary_batches([4]))
+
+    with pytest.raises(ValueError, match=r"'binary_confusion_matrix' gave shape \(2, 2\); only a number, a vector"):
+        callback.on_loader_end(runner)
+
+
+@pytest.mark.parametrize(
+    ("input_key", "target_key"),
+    [("scores", "targets"), (["scores", "targets"], []), ({"scores": "preds"}, {"targets": "target"})],
+    ids=str,
+)
+def test_keys_may_be_one_several_or_renamed(input_key, target_key):
+    """A str and a list are positional, a dict renames to keywords."""
+    batches = binary_batches([8])
+    callback = LoaderMetricCallback(classification.BinaryAUROC(), input_key, target_key)
+    runner = make_runner()
+
+    run_loader(callback, runner, batches)
+    callback.on_loader_end(runner)
+
+    expected = roc_auc_score(batches[0]["targets"], batches[0]["scores"])
+    assert runner.loader_metrics["binary_auroc"] == pytest.approx(expected, abs=1e-6)
+
+
+def test_missing_batch_key_is_named():
+    """Who asks, for what, and what there is."""
+    callback = LoaderMetricCallback(classification.BinaryAUROC(), "probabilities", "targets")
+
+    with pytest.raises(
+        KeyError, match=r"LoaderMetricCallback reads 'probabilities' .*\['scores', 'targets', 'values'\]"
+    ):
+        run_loader(callback, make_runner(), binary_batches([4]))
+
+
+def test_metric_must_be_an_object():
+    """Forgotten parentheses are noticed at once."""
+    with pytest.raises(
+        TypeError, match="torchmetrics object with update, compute and reset, got the class BinaryAUROC"
+    ):
+        LoaderMetricCallback(classification.BinaryAUROC, "scores", "targets")
+    with pytest.raises(TypeError, match="got a function"):
+        BatchMetricCallback(l1_loss, "scores", "targets")
+
+
+@pytest.mark.parametrize("num_resumed", [3, 2, 1])
+def test_state_within_a_loader_resumes_on_any_number_of_processes(num_resumed):
+    """After a checkpoint in the middle of a loader the value is still that of all its samples."""
+    per_rank = [binary_batches([4], seed=5), binary_batches([6], seed=6), binary_batches([3], seed=7)]
+    rest = binary_batches([5], seed=8)
+    ranks = Ranks(3)
+    saved = [LoaderMetricCallback(torchmetrics.PearsonCorrCoef(), "scores", "values", metric_key="r") for _ in per_rank]
+    for callback, engine, batches in zip(saved, ranks.engines, per_rank, strict=True):
+        run_loader(callback, make_runner(engine=engine), batches)
+
+    states = ranks.call(*(callback.state_dict for callback in saved))
+    resumed_ranks = Ranks(num_resumed)
+    resumed = [
+        LoaderMetricCallback(torchmetrics.PearsonCorrCoef(), "scores", "values", metric_key="r")
+        for _ in range(num_resumed)
+    ]
+    runners = [make_runner(engine=engine, loader_batch_step=1) for engine in resumed_ranks.engines]
+    for rank, (callback, runner) in enumerate(zip(resumed, runners, strict=True)):
+        callback.on_stage_start(runner)
+        callback.load_state_dict(states[rank])
+        run_loader(callback, runner, rest if rank == 0 else [])
+    resumed_ranks.call(*(lambda c=c, r=r: c.on_loader_end(r) for c, r in zip(resumed, runners, strict=True)))
+
+    batches = [*chain.from_iterable(per_rank), *rest]
+    stacked = torch.stack([whole(batches, "scores"), whole(batches, "targets").float()])
+    expected = float(torch.corrcoef(stacked)[0, 1])
+    assert [runner.loader_metrics["r"] for runner in runners] == pytest.approx([expected] * num_resumed, abs=1e-6)
+
+
+def test_state_is_a_copy_and_gone_after_the_loader():
+    """A checkpoint holds what was, not what comes; and one between epochs holds no predictions."""
+    callback = LoaderMetricCallback(classification.BinaryF1Score(), "scores", "targets")
+    runner = make_runner()
+    run_loader(callback, runner, binary_batches([4]))
+
+    before = callback.state_dict()
+    remembered = copy.deepcopy(before)
+    callback.on_batch_end(runner)
+    callback.on_loader_end(runner)
+
+    assert str(before) == str(remembered)
+    assert callback.state_dict() == {}
+
+
+def test_loader_that_starts_anew_ignores_a_loaded_state():
+    """Only the loader that was interrupted goes on."""
+    callback = LoaderMetricCallback(classification.BinaryF1Score(), "scores", "targets", metric_key="f1")
+    batches = binary_batches([4, 6])
+    run_loader(callback, make_runner(), batches[:1])
+    state = callback.state_dict()
+    runner = make_runner()
+
+    callback.on_stage_start(runner)
+    callback.load_state_dict(state)
+    run_loader(callback, runner, batches[1:])
+    callback.on_loader_end(runner)
+
+    expected = f1_score(batches[1]["targets"], batches[1]["scores"] > 0.5)
+    assert runner.loader_metrics["f1"] == pytest.approx(expected, abs=1e-6)
+
+
+class Count:
+    """Not of torchmetrics: an object with update, compute and reset."""
+
+    def __init__(self):
+        self.count = 0
+
+    def update(self, values):
+        self.count += len(values)
+
+    def compute(self):
+        return self.count
+
+    def reset(self):
+        self.count = 0
+
+
+def test_any_object_serves_in_one_process_but_not_in_two():
+    """Without declared states there is nothing to reduce, and a rank's own value would be wrong."""
+    runner = make_runner()
+    callback = LoaderMetricCallback(Count(), "scores", [])
+
+    run_loader(callback, runner, binary_batches([4, 3]))
+    callback.on_loader_end(runner)
+
+    assert runner.loader_metrics == {"count": 7.0}
+    with pytest.raises(TypeError, match="Count is no torchmetrics Metric, so its state can be neither reduced over"):
+        run_ranks(LoaderMetricCallback(Count(), "scores", []), [binary_batches([4]), binary_batches([4])])
+
+
+def test_accumulated_predictions_keep_no_graph():
+    """A list of predictions with their graphs would hold every activation of the epoch."""
+    scores = torch.rand(4, requires_grad=True) * 2
+    kept = []
+
+    class Keeper(torchmetrics.CatMetric):
+        def update(self, value):
+            kept.append(value)
+            super().update(value)
+
+    callback = LoaderMetricCallback(Keeper(), "scores", [])
+    run_loader(callback, make_runner(), [{"scores": scores}])
+
+    assert [value.requires_grad for value in kept] == [False]
+
+
+class MetaEngine:
+    """A device that computes shapes only: to read a value from it raises."""
+
+    device = torch.device("meta")
+    rank, num_processes = 0, 1
+
+
+def meta_batch():
+    return {"logits": torch.empty(8, 5, device="meta"), "targets": torch.empty(8, dtype=torch.int64, device="meta")}
+
+
+@pytest.mark.parametrize(
+    "callback",
+    [
+        FunctionalBatchMetricCallback(
+            torch.nn.functional.cross_entropy, "loss", "logits", "targets", log_on_batch=False
+        ),
+        FunctionalBatchMetricCallback(torch.nn.functional.cross_entropy, "loss", "logits", "targets"),
+        BatchMetricCallback(
+            classification.MulticlassAccuracy(5, average="micro", validate_args=False), "logits", "targets"
+        ),
+        BatchMetricCallback(torchmetrics.MeanSquaredError(num_outputs=5), "logits", "logits"),
+    ],
+)
+def test_step_reads_nothing_from_the_device(callback):
+    """No host sync: each would stall the GPU once a batch."""
+    runner = make_runner(engine=MetaEngine())
+
+    run_loader(callback, runner, [meta_batch(), meta_batch()])
+
+    assert all(value.device.type == "meta" for value in runner.batch_metrics.values())
+    with pytest.raises((NotImplementedError, RuntimeError)):
+        float(torch.empty((), device="meta"))
+
+
+def test_functional_metric_keeps_the_graph_and_has_a_name():
+    """Its value may be part of the loss."""
+    logits = torch.rand(4, requires_grad=True)
+    callback = FunctionalBatchMetricCallback(l1_loss, "mae", {"logits": "input"}, {"targets": "target"}, prefix="a_")
+    runner = make_runner()
+
+    run_loader(callback, runner, [{"logits": logits, "targets": torch.zeros(4)}])
+    callback.on_loader_end(runner)
+
+    assert callback.provides == ("a_mae",)
+    assert torch.equal(torch.autograd.grad(runner.batch_metrics["a_mae"], logits)[0], torch.full((4,), 0.25))
+    assert runner.loader_metrics == {}  # the runner makes the mean
+
+
+def test_functional_metric_off_the_batch_is_weighted_by_batch_size():
+    """The short last batch counts for what it is, over all processes."""
+    shares = [[{"x": torch.full((4,), 1.0)}, {"x": torch.full((1,), 5.0)}], [{"x": torch.full((3,), 2.0)}]]
+    callback = FunctionalBatchMetricCallback(torch.mean, "mean", "x", [], log_on_batch=False)
+
+    runners = run_ranks(callback, shares)
+
+    assert [runner.loader_metrics for runner in runners] == [{"mean": (4 * 1 + 5 + 3 * 2) / 8}] * 2
+    assert all(runner.batch_metrics == {} for runner in runners)
+
+
+def test_functional_metric_must_be_callable():
+    """The order of the arguments is easily mistaken."""
+    with pytest.raises(TypeError, match="metric_fn must be callable, got str"):
+        FunctionalBatchMetricCallback("mae", l1_loss, "logits", "targets")

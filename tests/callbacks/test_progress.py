@@ -1,0 +1,173 @@
+"""Progress bars tell where the run is and cost nothing in between."""
+
+import io
+import re
+
+import pytest
+import torch
+
+from runnerkit.callback import CallbackNode
+from runnerkit.callbacks import progress
+from runnerkit.callbacks.progress import TqdmCallback
+from tests.callbacks.stand_ins import make_runner
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def open_terminal(monkeypatch):
+    """To be called within the test: pytest sets sys.stderr anew after the fixtures."""
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    return terminal
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Time that passes only when told to."""
+
+    class Clock:
+        now = 1000.0
+
+        def monotonic(self):
+            return self.now
+
+    clock = Clock()
+    monkeypatch.setattr(progress, "time", clock)
+    return clock
+
+
+UNREADABLE = {"loss": torch.empty((), device="meta")}  # reading a value from the meta device raises
+
+
+def test_bar_names_epoch_and_loader_and_ends_with_the_loader_metrics(monkeypatch):
+    """The last words of a bar are the exact values, not those of the last batch."""
+    terminal = open_terminal(monkeypatch)
+    callback = TqdmCallback()
+    runner = make_runner(loader_batch_len=2, stage_epoch_step=3, stage_epoch_len=10)
+
+    callback.on_loader_start(runner)
+    for loss in (0.5, 0.25):
+        runner.batch_metrics = {"loss": torch.tensor(loss, requires_grad=True), "_timer/_fps": 7.0}
+        callback.on_batch_end(runner)
+    runner.loader_metrics = {"loss": 0.375, "accuracy": 1.0}
+    callback.on_loader_end(runner)
+
+    last_line = terminal.getvalue().rstrip().rsplit("\r", 1)[-1]
+    assert last_line.startswith("3/10 * Epoch (train): 100%")
+    assert "2/2" in last_line
+    assert last_line.endswith("accuracy=1, loss=0.375]")
+    assert "_timer" not in terminal.getvalue()
+
+
+def test_metrics_are_read_only_when_a_refresh_is_due(monkeypatch, clock):
+    """Each reading is a host sync: between refreshes no batch pays for one."""
+    open_terminal(monkeypatch)
+    callback, runner = TqdmCallback(), make_runner(loader_batch_len=100)
+    callback.on_loader_start(runner)
+    runner.batch_metrics = {"loss": torch.tensor(0.5)}
+    callback.on_batch_end(runner)
+
+    runner.batch_metrics = UNREADABLE
+    for _ in range(50):
+        clock.now += progress.REFRESH_S / 100
+        callback.on_batch_end(runner)
+
+    clock.now += progress.REFRESH_S
+    with pytest.raises((NotImplementedError, RuntimeError)):
+        callback.on_batch_end(runner)
+    callback.on_exception(runner)
+
+
+def test_nothing_is_written_or_read_without_a_terminal(monkeypatch):
+    """A log file is no place for a bar."""
+    file = io.StringIO()
+    monkeypatch.setattr("sys.stderr", file)
+    callback, runner = TqdmCallback(), make_runner(loader_batch_len=2, batch_metrics=UNREADABLE)
+
+    callback.on_loader_start(runner)
+    callback.on_batch_end(runner)
+    callback.on_loader_end(runner)
+
+    assert file.getvalue() == ""
+
+
+def test_validation_within_training_has_a_bar_of_its_own_below(monkeypatch):
+    """The training bar goes on counting where it was."""
+    terminal = open_terminal(monkeypatch)
+    callback = TqdmCallback()
+    train = make_runner(loader_batch_len=4)
+    valid = make_runner(loader_key="valid", loader_batch_len=2)
+
+    callback.on_loader_start(train)
+    callback.on_batch_end(train)
+    callback.on_loader_start(valid)
+    positions = {key: abs(bar.pos) for key, bar in callback._bars.items()}
+    callback.on_batch_end(valid)
+    callback.on_loader_end(valid)
+    callback.on_batch_end(train)
+    count = callback._bars["train"].n
+    callback.on_loader_end(train)
+
+    assert positions == {"train": 0, "valid": 1}
+    assert count == 2
+    assert re.search(r"Epoch \(train\): +50%.* 2/4", terminal.getvalue())
+    assert not callback._bars
+
+
+def test_resumed_loader_starts_where_it_was(monkeypatch):
+    """The batches of before the kill are not run again, nor missing."""
+    terminal = open_terminal(monkeypatch)
+    callback, runner = TqdmCallback(), make_runner(loader_batch_len=10, loader_batch_step=6)
+
+    callback.on_loader_start(runner)
+    callback.on_loader_end(runner)
+
+    assert "6/10" in terminal.getvalue()
+
+
+def test_loader_without_length_is_counted(monkeypatch):
+    """An IterableDataset may not know how much it has."""
+    terminal = open_terminal(monkeypatch)
+    callback, runner = TqdmCallback(), make_runner(loader_batch_len=None)
+
+    callback.on_loader_start(runner)
+    callback.on_batch_end(runner)
+    callback.on_loader_end(runner)
+
+    assert re.search(r"Epoch \(train\): 1it", terminal.getvalue())
+
+
+def test_exception_closes_every_bar(monkeypatch):
+    """The traceback starts on a line of its own."""
+    terminal = open_terminal(monkeypatch)
+    callback = TqdmCallback()
+    bars = []
+    for key in ("train", "valid"):
+        callback.on_loader_start(make_runner(loader_key=key, loader_batch_len=3))
+        bars.append(callback._bars[key])
+
+    callback.on_exception(make_runner())
+
+    assert all(bar.disable for bar in bars)  # what close() leaves
+    assert not callback._bars
+    assert terminal.getvalue().endswith("\n")
+
+
+def test_check_before_training_has_no_bar(monkeypatch):
+    """One batch that is evaluated to see which metrics there are is no epoch."""
+    terminal = open_terminal(monkeypatch)
+    callback, runner = TqdmCallback(), make_runner(epoch_step=0, loader_batch_len=3)
+
+    callback.on_loader_start(runner)
+    callback.on_batch_end(runner)
+    callback.on_loader_end(runner)
+
+    assert terminal.getvalue() == ""
+
+
+def test_one_process_shows_bars():
+    """Ranks that all write make no readable line."""
+    assert TqdmCallback().node == CallbackNode.Master

@@ -1,0 +1,176 @@
+"""DistributedDataParallelEngine: what the calling process gets back, and what the ranks did."""
+
+import os
+
+import pytest
+import torch
+from sklearn.metrics import accuracy_score
+from torch import nn
+
+from runnerkit import dl
+from tests.tiny import classification, loader, mlp, quiet, sgd, weights
+
+
+class Watch(dl.Callback):
+    """Notes what each rank's process looks like, through the metrics: the only way out of a rank but the first."""
+
+    def on_batch_end(self, runner):
+        parameter = next(runner.engine.unwrap(runner.model).parameters())
+        runner.batch_metrics["is_shared"] = float(parameter.is_shared())
+        runner.batch_metrics["rank"] = float(runner.engine.rank)
+
+
+def test_the_caller_gets_the_trained_model_and_the_metrics():
+    """After ddp=True from plain python nothing is missing in the process that called."""
+    model = mlp()
+    before = weights(model)
+    optimizer = sgd(model)
+
+    runner = dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=optimizer,
+        loaders={"train": loader(64, 8, shuffle=True), "valid": loader(64, 8)},
+        callbacks=[dl.AccuracyCallback("logits", "targets"), Watch()],
+        num_epochs=3,
+        ddp=True,
+        cpu=True,
+        **quiet(),
+    )
+
+    assert runner.model is model
+    assert not torch.equal(weights(model), before)
+    assert optimizer.state_dict()["state"][0]["momentum_buffer"] is not None
+    assert runner.epoch_step == 3 and sorted(runner.experiment_metrics) == [1, 2, 3]
+    with torch.no_grad():
+        features, targets = classification(64).tensors
+        expected = accuracy_score(targets, model.eval()(features).argmax(dim=1))
+    assert runner.epoch_metrics["valid"]["accuracy"] == pytest.approx(expected, abs=1e-7)
+    assert runner.epoch_metrics["train"]["is_shared"] == 0.0, "ranks step on shared memory"
+    assert runner.epoch_metrics["train"]["rank"] == 0.5, "two ranks, equally many samples"
+
+
+@pytest.mark.parametrize("num_processes", [2, 3])
+@pytest.mark.parametrize("num_valid", [1, 41])
+def test_batch_norm_and_an_uneven_valid_set_neither_hang_nor_count_twice(num_processes, num_valid):
+    """A length that the ranks do not divide, one sample for all of them included: each is scored exactly once."""
+    model = mlp(batch_norm=True)
+
+    runner = dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=sgd(model),
+        loaders={"train": loader(50, 8), "valid": loader(num_valid, 4)},
+        callbacks=[dl.AccuracyCallback("logits", "targets")],
+        engine=dl.DistributedDataParallelEngine(num_processes, device="cpu"),
+        **quiet(),
+    )
+
+    features, targets = classification(num_valid).tensors
+    with torch.no_grad():
+        logits = model.eval()(features)
+    assert runner.loader_sample_step == num_valid
+    assert runner.epoch_metrics["valid"]["accuracy"] == pytest.approx(accuracy_score(targets, logits.argmax(1)), abs=1e-7)
+    assert runner.epoch_metrics["valid"]["loss"] == pytest.approx(
+        nn.functional.cross_entropy(logits, targets).item(), rel=1e-5
+    )
+    assert runner.sample_step == 50
+
+
+class OwnAttributes(dl.SupervisedRunner):
+    """Keeps notes of its own."""
+
+    def on_epoch_end(self, runner):
+        self.notes = {"epochs": runner.epoch_step, "pid": os.getpid()}
+        self.stream = open(os.devnull)  # noqa: SIM115  # cannot travel, and must not end the run
+
+
+def test_the_runners_own_attributes_come_back_too(caplog):
+    """What a subclass noted is there; what cannot travel is named and left."""
+    model = mlp()
+
+    runner = OwnAttributes().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=sgd(model),
+        loaders={"train": loader(16, 8)},
+        ddp=True,
+        cpu=True,
+        **quiet(),
+    )
+
+    assert runner.notes["epochs"] == 1
+    assert runner.notes["pid"] != os.getpid()
+    assert not hasattr(runner, "stream")
+
+
+def test_lambdas_and_local_classes_travel():
+    """What plain pickle refuses is sent with cloudpickle."""
+
+    class LocalNet(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = mlp()
+            self.activation = lambda x: x * 2
+
+        def forward(self, x):
+            return self.activation(self.layers(x))
+
+    model = LocalNet()
+    before = weights(model)
+
+    dl.SupervisedRunner().train(
+        model=model,
+        criterion=lambda logits, targets: nn.functional.cross_entropy(logits, targets),
+        optimizer=sgd(model),
+        loaders={"train": loader(16, 8)},
+        ddp=True,
+        cpu=True,
+        **quiet(),
+    )
+
+    assert not torch.equal(weights(model), before)
+
+
+def test_a_second_engine_in_the_same_process_works():
+    """Nothing is global: DDP, then CPU, then DDP again."""
+    model = mlp()
+
+    for kwargs in ({"ddp": True}, {}, {"ddp": True}):
+        runner = dl.SupervisedRunner().train(
+            model=model,
+            criterion=nn.CrossEntropyLoss(),
+            optimizer=sgd(model),
+            loaders={"train": loader(16, 8)},
+            cpu=True,
+            **kwargs,
+            **quiet(),
+        )
+
+        assert runner.engine.is_ddp is bool(kwargs)
+
+
+def test_a_model_without_gradients_beside_a_trained_one_is_left_bare():
+    """DDP refuses a frozen module; a distillation's teacher runs without it."""
+    student, teacher = mlp(), mlp(seed=2).requires_grad_(False)
+
+    class Distillation(dl.Runner):
+        def handle_batch(self, batch):
+            features, _ = batch
+            loss = nn.functional.mse_loss(self.model["student"](features), self.model["teacher"](features))
+            self.batch_metrics["loss"] = loss
+
+    runner = Distillation().train(
+        model={"student": student, "teacher": teacher},
+        optimizer=sgd(student),
+        loaders={"train": loader(64, 8)},
+        callbacks=[dl.BackwardCallback("loss"), dl.OptimizerCallback("loss")],
+        num_epochs=2,
+        ddp=True,
+        cpu=True,
+        **quiet(),
+    )
+
+    losses = [runner.experiment_metrics[epoch]["train"]["loss"] for epoch in (1, 2)]
+    assert losses[1] < losses[0]
+    assert torch.equal(weights(teacher), weights(mlp(seed=2)))

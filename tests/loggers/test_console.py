@@ -1,0 +1,77 @@
+"""ConsoleLogger: one readable line for each pass over a loader."""
+
+import io
+import sys
+
+import pytest
+from tqdm import tqdm
+
+from runnerkit.logger import Step
+from runnerkit.loggers import ConsoleLogger
+
+
+def test_lines_of_two_loaders_are_aligned(capsys: pytest.CaptureFixture[str]) -> None:
+    """A metric stands below itself, whatever the loader's name and the number's length."""
+    logger = ConsoleLogger()
+
+    logger.log_scalars(
+        {"loss": 0.31214, "accuracy": 0.9, "lr": 0.001}, step=Step("train", "train", 3, 9), scope="loader"
+    )
+    logger.log_scalars(
+        {"loss": 0.5, "accuracy": 0.8912, "lr": 0.001}, step=Step("train", "valid", 3, 9), scope="loader"
+    )
+
+    assert capsys.readouterr().out.splitlines() == [
+        "epoch  3  train | loss 0.3121 | accuracy 0.9    | lr 0.001",
+        "epoch  3  valid | loss 0.5    | accuracy 0.8912 | lr 0.001",
+    ]
+
+
+def test_loader_without_metrics_has_a_line_too(capsys: pytest.CaptureFixture[str]) -> None:
+    """An inference loader computes nothing, and yet the user sees that it was run."""
+    ConsoleLogger().log_scalars({}, step=Step("infer", "infer", 12, 9), scope="loader")
+
+    assert capsys.readouterr().out == "epoch 12  infer\n"
+
+
+def test_single_steps_are_not_written(capsys: pytest.CaptureFixture[str]) -> None:
+    """A line for each step would drown the others."""
+    ConsoleLogger().log_scalars({"loss": 1.0}, step=Step("train", "train", 1, 9), scope="batch")
+
+    assert capsys.readouterr().out == ""
+
+
+def test_standard_output_is_looked_up_when_writing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A logger made before the output was redirected follows it."""
+    logger = ConsoleLogger()
+    redirected = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", redirected)
+
+    logger.log_scalars({"loss": 1.0}, step=Step("train", "train", 1, 9), scope="loader")
+
+    assert redirected.getvalue() == "epoch  1  train | loss 1\n"
+
+
+def test_lines_go_to_the_file_given(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """`file` takes the lines, and has them on the disk after flush()."""
+    path = tmp_path_factory.mktemp("console") / "log.txt"
+
+    with path.open("w") as file:
+        logger = ConsoleLogger(file=file)
+        logger.log_scalars({"loss": 1.0}, step=Step("train", "train", 1, 9), scope="loader")
+        logger.flush()
+
+        assert path.read_text() == "epoch  1  train | loss 1\n"
+
+
+def test_progress_bar_stays_below_the_lines() -> None:
+    """The bar is cleared before a line is written, and drawn again after it."""
+    terminal = io.StringIO()
+
+    with tqdm(total=4, desc="bar", file=terminal) as bar:
+        bar.update()
+        ConsoleLogger(file=terminal).log_scalars({"loss": 1.0}, step=Step("train", "train", 1, 9), scope="loader")
+
+        before, after = terminal.getvalue().split("epoch  1  train | loss 1\n")
+        assert before.endswith("\r")
+        assert "bar" in after

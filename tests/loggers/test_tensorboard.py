@@ -1,0 +1,310 @@
+"""TensorboardLogger: what TensorBoard shows is what was logged, also after a kill and a resume."""
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]  # no types
+
+from runnerkit.logger import Scope, Step
+from runnerkit.loggers import CSVLogger, TensorboardLogger
+
+Record = tuple[Scope, str, int, int, dict[str, float]]  # scope, loader, epoch, step, metrics
+Series = dict[tuple[str, str], list[tuple[int, float]]]  # (run, tag) -> [(x, value)]
+
+# Two epochs of four steps, evaluated every second step and at each epoch's end.
+RUN: list[Record] = [
+    ("batch", "train", 1, 1, {"loss": 1.1}),
+    ("batch", "train", 1, 2, {"loss": 1.2}),
+    ("loader", "valid", 1, 2, {"loss": 2.2}),
+    ("batch", "train", 1, 3, {"loss": 1.3}),
+    ("batch", "train", 1, 4, {"loss": 1.4}),
+    ("loader", "valid", 1, 4, {"loss": 2.4}),
+    ("loader", "train", 1, 4, {"loss": 1.25}),
+    ("loader", "valid", 1, 4, {"loss": 2.4}),
+    ("batch", "train", 2, 5, {"loss": 1.5}),
+    ("batch", "train", 2, 6, {"loss": 1.6}),
+    ("loader", "valid", 2, 6, {"loss": 2.6, "auc": math.nan}),
+    ("batch", "train", 2, 7, {"loss": 1.7}),
+    ("batch", "train", 2, 8, {"loss": 1.8}),
+    ("loader", "valid", 2, 8, {"loss": 2.8, "auc": 0.8}),
+    ("loader", "train", 2, 8, {"loss": 1.65}),
+    ("loader", "valid", 2, 8, {"loss": 2.8, "auc": 0.8}),
+]
+
+
+def log(
+    logdir: Path, records: list[Record], *, resumed_at: Step | None = None, x_axis: Literal["epoch", "step"] = "epoch"
+) -> None:
+    logger = TensorboardLogger(logdir, log_batch_metrics=True, x_axis=x_axis)
+    logger.setup(resumed_at=resumed_at)
+    for scope, loader, epoch, step, metrics in records:
+        logger.log_scalars(metrics, step=Step("train", loader, epoch, step), scope=scope)
+    logger.close()
+
+
+def load(folder: Path) -> EventAccumulator:
+    return EventAccumulator(str(folder), size_guidance={"scalars": 0, "images": 0}).Reload()
+
+
+def read(logdir: Path) -> Series:
+    """Read with TensorBoard's own reader."""
+    series: Series = {}
+    for folder in sorted({path.parent for path in logdir.rglob("*tfevents*")}):
+        events = load(folder)
+        for tag in events.Tags()["scalars"]:
+            points = sorted(events.Scalars(tag), key=lambda event: event.wall_time)
+            series[folder.name, tag] = [(point.step, point.value) for point in points]
+    return series
+
+
+def test_loaders_share_tags_and_have_runs_of_their_own(tmp_path: Path) -> None:
+    """Curves of train and valid overlay in one chart."""
+    log(tmp_path, [("loader", "train", 1, 4, {"loss": 0.5}), ("loader", "valid", 1, 4, {"loss": 0.25, "auc": 0.75})])
+
+    assert read(tmp_path) == {
+        ("train", "loss"): [(1, 0.5)],
+        ("valid", "loss"): [(1, 0.25)],
+        ("valid", "auc"): [(1, 0.75)],
+    }
+
+
+def test_single_steps_have_tags_of_their_own(tmp_path: Path) -> None:
+    """The number of training steps is the x of a step's metrics, whatever the x of whole loaders."""
+    log(tmp_path, [("batch", "train", 2, 30, {"loss": 0.5}), ("loader", "train", 2, 40, {"loss": 0.25})])
+
+    assert read(tmp_path) == {("train", "batch/loss"): [(30, 0.5)], ("train", "loss"): [(2, 0.25)]}
+
+
+def test_x_axis_of_whole_loaders_is_chosen_by_the_user(tmp_path: Path) -> None:
+    """By step, evaluations within an epoch stand side by side."""
+    log(
+        tmp_path,
+        [("loader", "valid", 1, 50, {"loss": 0.5}), ("loader", "valid", 1, 100, {"loss": 0.25})],
+        x_axis="step",
+    )
+
+    assert read(tmp_path) == {("valid", "loss"): [(50, 0.5), (100, 0.25)]}
+
+
+def test_unknown_x_axis_is_refused(tmp_path: Path) -> None:
+    """A misspelt axis is named before training."""
+    with pytest.raises(ValueError, match='"epoch" or "step", got \'epochs\''):
+        TensorboardLogger(tmp_path, x_axis="epochs")  # type: ignore[arg-type]  # the mistake
+
+
+def test_numbers_that_are_not_finite_arrive(tmp_path: Path) -> None:
+    """A diverged loss is seen, not swallowed."""
+    log(tmp_path, [("loader", "train", 1, 1, {"a": math.nan, "b": math.inf, "c": -math.inf})])
+
+    values = [points[0][1] for points in read(tmp_path).values()]
+    np.testing.assert_array_equal(values, [math.nan, math.inf, -math.inf])
+
+
+def test_metrics_of_one_call_are_one_event(tmp_path: Path) -> None:
+    """Ten metrics of a step cost one event, not ten."""
+    log(tmp_path, [("loader", "train", 1, 1, {f"metric{number}": float(number) for number in range(10)})])
+
+    events = load(tmp_path / "tensorboard" / "train")
+    assert len({events.Scalars(f"metric{number}")[0].wall_time for number in range(10)}) == 1
+
+
+def test_one_place_has_one_point(tmp_path: Path) -> None:
+    """Measured again before another training step, a metric keeps its value, and new ones are added."""
+    log(tmp_path, [
+        ("loader", "valid", 1, 4, {"loss": 0.5}),
+        ("loader", "valid", 1, 4, {"loss": 0.75, "auc": 0.25}),
+        ("loader", "valid", 2, 8, {"loss": 0.125}),
+        ("loader", "valid", 2, 8, {"loss": 0.75, "auc": 0.375}),
+    ])  # fmt: skip
+
+    assert read(tmp_path) == {("valid", "loss"): [(1, 0.5), (2, 0.125)], ("valid", "auc"): [(1, 0.25), (2, 0.375)]}
+
+
+@pytest.mark.parametrize("x_axis", ["epoch", "step"])
+@pytest.mark.parametrize("killed_after", [3, 8, 12, len(RUN)])
+def test_killed_and_resumed_run_shows_the_same_curves(
+    tmp_path: Path, killed_after: int, x_axis: Literal["epoch", "step"]
+) -> None:
+    """Wherever the checkpoint is, resuming gives the points of an unkilled run, each once."""
+    log(tmp_path / "unkilled", RUN, x_axis=x_axis)
+    expected = read(tmp_path / "unkilled")
+
+    for last in range(killed_after + 1):
+        scope, loader, epoch, step, _ = RUN[last - 1] if last else ("loader", "", 0, 0, {})
+        within = "train" if scope == "batch" else ""
+        logdir = tmp_path / f"killed_{last}"
+        log(logdir, RUN[:killed_after], x_axis=x_axis)
+        log(logdir, RUN[last:], resumed_at=Step("train", within, epoch, step), x_axis=x_axis)
+
+        resumed = read(logdir)
+        assert resumed.keys() == expected.keys()
+        for key, points in expected.items():
+            np.testing.assert_array_equal(
+                resumed[key], points, f"{key}, checkpoint after {last}, at {loader} {epoch} {step}"
+            )
+
+
+def test_torn_event_is_cut_off(tmp_path: Path) -> None:
+    """What a kill left of an event does not hide the events of the resumed run."""
+    log(tmp_path, RUN[:8])
+    (path,) = (tmp_path / "tensorboard" / "valid").iterdir()
+    os.truncate(path, path.stat().st_size - 5)
+
+    log(tmp_path, RUN[8:], resumed_at=Step("train", "", 1, 4))
+
+    np.testing.assert_array_equal(
+        np.array(read(tmp_path)["valid", "loss"], dtype=np.float32),
+        np.array([[1, 2.2], [2, 2.6], [2, 2.8]], dtype=np.float32),
+    )
+
+
+def test_epochs_without_training_steps_are_told_apart(tmp_path: Path) -> None:
+    """Where nothing is trained the step stands still: the epoch decides what came after the checkpoint."""
+    log(tmp_path, [("loader", "valid", epoch, 0, {"loss": float(epoch)}) for epoch in (1, 2, 3)])
+
+    log(tmp_path, [], resumed_at=Step("train", "", 2, 0))
+
+    assert read(tmp_path) == {("valid", "loss"): [(1, 1.0), (2, 2.0)]}
+
+
+def test_logs_of_another_run_are_refused(tmp_path: Path) -> None:
+    """Two runs never share a curve by accident; the message names the folder and both ways out."""
+    log(tmp_path, RUN[:1])
+
+    with pytest.raises(FileExistsError, match=r'resume="auto".*another logdir') as caught:
+        TensorboardLogger(tmp_path).setup()
+
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_logdir_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    """The message names the folder and says what to do."""
+    (tmp_path / "logs").write_text("not a folder")
+
+    with pytest.raises(OSError, match=r"logs.*pass another logdir"):
+        TensorboardLogger(tmp_path / "logs").setup()
+
+
+def test_missing_tensorboard_names_the_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorBoard is optional: its absence is said when the logger is opened, with the cure."""
+    monkeypatch.delitem(sys.modules, "runnerkit.loggers.event_files", raising=False)
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)  # import raises ImportError
+
+    with pytest.raises(ImportError, match=r"pip install runnerkit\[tensorboard\]"):
+        TensorboardLogger(tmp_path).setup()
+
+
+def test_images_are_logged(tmp_path: Path) -> None:
+    """Gray and color pictures keep their size."""
+    logger = TensorboardLogger(tmp_path)
+    logger.setup()
+
+    logger.log_image("gray", np.zeros((4, 6), dtype=np.uint8), step=Step("train", "valid", 3, 12))
+    logger.log_image("color", np.full((5, 7, 3), 255, dtype=np.uint8), step=Step("train", "valid", 3, 12))
+    logger.close()
+
+    events = load(tmp_path / "tensorboard" / "valid")
+    gray, color = events.Images("gray")[0], events.Images("color")[0]
+    assert (gray.step, gray.height, gray.width) == (3, 4, 6)
+    assert (color.step, color.height, color.width) == (3, 5, 7)
+
+
+@pytest.mark.slow
+def test_nothing_flushed_is_lost_when_killed(tmp_path: Path) -> None:
+    """A process ended by SIGKILL leaves all that was logged before flush(), in TensorBoard and in CSV."""
+    script = """
+import os, signal, sys
+from runnerkit.logger import Step
+from runnerkit.loggers import CSVLogger, TensorboardLogger
+loggers = [TensorboardLogger(sys.argv[1]), CSVLogger(sys.argv[1])]
+for logger in loggers:
+    logger.setup()
+for epoch in range(1, 101):
+    for logger in loggers:
+        logger.log_scalars({"loss": 0.5}, step=Step("train", "train", epoch, epoch), scope="loader")
+for logger in loggers:
+    logger.flush()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], timeout=60, check=False)
+
+    assert done.returncode == -9
+    assert read(tmp_path) == {("train", "loss"): [(epoch, 0.5) for epoch in range(1, 101)]}
+    assert len((tmp_path / "csv" / "train.csv").read_text().splitlines()) == 101
+
+
+@contextmanager
+def serve(logdir: Path) -> Iterator[str]:
+    """Run TensorBoard on a free port; give its address."""
+    command = [
+        sys.executable,
+        "-u",
+        "-m",
+        "tensorboard.main",
+        "--logdir",
+        str(logdir),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "0",
+    ]
+    options = ["--samples_per_plugin", "scalars=999999"]
+    with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            assert process.stdout is not None
+            addresses = (re.search(r"at (http://\S+) \(Press", line) for line in process.stdout)
+            yield next(address[1] for address in addresses if address)
+        finally:
+            process.terminate()
+
+
+def fetch(address: str, run: str, tag: str, *, num_points: int, timeout_s: float = 30) -> list[tuple[int, float]]:
+    """Ask the HTTP API until it has loaded that many points."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # local: never through a proxy
+    points: list[Any] = []
+    deadline = time.monotonic() + timeout_s
+    while len(points) < num_points and time.monotonic() < deadline:
+        time.sleep(0.1)
+        try:
+            with opener.open(f"{address}data/plugin/scalars/scalars?run={run}&tag={tag}") as response:
+                points = json.load(response)
+        except urllib.error.HTTPError as error:  # not loaded yet
+            error.close()
+    return [(x, value) for _, x, value in points]
+
+
+@pytest.mark.slow
+def test_tensorboard_serves_what_the_csv_holds(tmp_path: Path) -> None:
+    """The browser's numbers equal the CSV's, loader by loader, also where a run was killed and resumed."""
+    losses = {"train": [1 / epoch for epoch in range(1, 1201)], "valid": [2 / epoch for epoch in range(1, 1201)]}
+    for first, last, resumed_at in ((1, 900, None), (601, 1200, Step("train", "", 600, 6000))):
+        for logger in (TensorboardLogger(tmp_path), CSVLogger(tmp_path)):
+            logger.setup(resumed_at=resumed_at)
+            for epoch in range(first, last + 1):
+                for loader in ("train", "valid"):
+                    place = Step("train", loader, epoch, 10 * epoch)
+                    logger.log_scalars({"loss": losses[loader][epoch - 1]}, step=place, scope="loader")
+            logger.close()
+
+    with serve(tmp_path / "tensorboard") as address:
+        for loader in ("train", "valid"):
+            points = fetch(address, loader, "loss", num_points=1200)
+
+            rows = [line.split(",") for line in (tmp_path / "csv" / f"{loader}.csv").read_text().splitlines()[1:]]
+            # TensorBoard holds float32, the CSV float64.
+            assert points == [(int(epoch), float(np.float32(loss))) for _, epoch, _, loss in rows]
+            assert [float(loss) for *_, loss in rows] == losses[loader]

@@ -1,0 +1,223 @@
+"""Bad input is named before training, and nothing is written or lost."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from runnerkit import dl, utils
+from tests.tiny import classification, loader, mlp, quiet, sgd
+
+
+def train(runner=None, **kwargs):
+    model = kwargs.pop("model", None) or mlp()
+    defaults = {
+        "criterion": nn.CrossEntropyLoss(),
+        "optimizer": sgd(model),
+        "loaders": {"train": loader(16, 4), "valid": loader(8, 4)},
+        "cpu": True,
+        **quiet(),
+    }
+    return (runner or dl.SupervisedRunner()).train(model=model, **{**defaults, **kwargs})
+
+
+class Loss(dl.Runner):
+    """Puts what it is told to into batch_metrics."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.value = value
+
+    def handle_batch(self, batch):
+        value = self.value(self.model(batch[0]))
+        if value is not None:
+            self.batch_metrics["loss"] = value
+
+    def get_callbacks(self, stage):
+        return {"backward": dl.BackwardCallback("loss"), "optimizer": dl.OptimizerCallback("loss"), **super().get_callbacks(stage)}
+
+
+class Thing:
+    """What no device knows."""
+
+
+BAD = {
+    "loaders empty": ({"loaders": {}}, ValueError, "loaders is empty"),
+    "loaders no dict": ({"loaders": loader(8, 4)}, TypeError, "loaders must be a dict .* got DataLoader"),
+    "loaders missing": ({"loaders": None}, ValueError, "pass loaders="),
+    "loader None": ({"loaders": {"train": None}}, TypeError, "loader 'train' is a NoneType"),
+    "loader empty": ({"loaders": {"train": []}}, ValueError, "loader 'train' is empty"),
+    "loader dropped": (
+        {"loaders": {"train": loader(3, 4, drop_last=True)}},
+        ValueError,
+        "loader 'train' is empty: 3 samples, batch_size=4, drop_last=True",
+    ),
+    "valid_loader misspelt": (
+        {"valid_loader": "vaild", "valid_metric": "loss"},
+        ValueError,
+        r"reads loader 'vaild'; the loaders are \['train', 'valid'\]",
+    ),
+    "valid_metric misspelt": (
+        {"valid_loader": "valid", "valid_metric": "acuracy"},
+        KeyError,
+        r"reads metric 'acuracy' of loader 'valid', which has \['loss'\]",
+    ),
+    "optimizer of another model": ({"optimizer": sgd(mlp())}, ValueError, "none of them is the model's"),
+    "engine and flag": ({"engine": dl.CPUEngine(), "ddp": True}, ValueError, "engine=CPUEngine and cpu=True, ddp=True contradict"),
+    "two precisions": ({"amp": True, "fp16": True}, ValueError, "choose one precision"),
+    "apex": ({"apex": True}, NotImplementedError, "amp=True is torch's own"),
+    "no epochs": ({"num_epochs": 0}, ValueError, "num_epochs must be >= 1, got 0"),
+    "resume of nothing": ({"resume": "no/such/file.pth"}, FileNotFoundError, "no/such/file.pth"),
+    "resume of an empty logdir": ({"resume": "."}, FileNotFoundError, "nothing to resume from"),
+    "target key missing": (
+        {"loaders": {"train": [{"features": torch.zeros(2, 6)}]}},
+        KeyError,
+        "CriterionCallback reads 'targets' of a batch of loader 'train'",
+    ),
+    "input key missing": (
+        {"loaders": {"train": [{"image": torch.zeros(2, 6)}]}},
+        KeyError,
+        r"input_key \['features'\] not in the batch of loader 'train'",
+    ),
+    "batch cannot be moved": (
+        {"loaders": {"train": [{"features": torch.zeros(2, 6), "targets": [Thing()]}]}},
+        TypeError,
+        r"batch\['targets'\]\[0\] is a tests.test_bad_input.Thing, which cannot be moved to cpu",
+    ),
+    "batch too long": ({"loaders": {"train": [torch.zeros(3, 2)] and [(1, 2, 3)]}}, TypeError, "tuple of 3; expected"),
+    "callback is none": ({"callbacks": [print]}, TypeError, "expected a runnerkit Callback"),
+    "clip params alone": (
+        {"callbacks": lambda: [dl.BackwardCallback("loss", grad_clip_params={"max_norm": 1})]},
+        ValueError,
+        "without grad_clip_fn",
+    ),
+    "clip name unknown": ({"callbacks": lambda: [dl.BackwardCallback("loss", grad_clip_fn="clip_it")]}, ValueError, "clip_grad_norm_"),
+    "no model": ({"runner": dl.SupervisedRunner(), "model": "none", "optimizer": None}, ValueError, "has no model"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_named_and_nothing_is_written(tmp_path, monkeypatch, name):
+    """The error says what came and what was expected; no logs, no checkpoints."""
+    monkeypatch.chdir(tmp_path)
+    arguments, error, message = BAD[name]
+    arguments = dict(arguments)
+
+    with pytest.raises(error, match=message):
+        if callable(arguments.get("callbacks")):
+            arguments["callbacks"] = arguments["callbacks"]()
+        if arguments.get("model") == "none":
+            dl.SupervisedRunner().train(loaders={"train": loader(8, 4)}, cpu=True, **quiet())
+        train(logdir="log", **{key: value for key, value in arguments.items() if key not in ("runner", "model")})
+
+    assert not list(tmp_path.glob("log/checkpoints/*.pth"))
+    assert not list(tmp_path.glob("log/csv/*.csv"))
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        (lambda logits: None, KeyError, "no 'loss' to train on at batch 1 of loader 'train'"),
+        (lambda logits: logits, ValueError, r"'loss' at batch 1 of loader 'train' must be a scalar .* shape \(4, 3\)"),
+        (lambda logits: logits.mean().item(), ValueError, "must be a scalar tensor with a graph, got one a float"),
+        (lambda logits: logits.mean().detach(), ValueError, "without a graph"),
+        (lambda logits: logits.mean() * float("nan"), ValueError, "'loss' is nan at batch 1 of loader 'train', rank 0"),
+        (lambda logits: logits.mean() * float("inf"), ValueError, "'loss' is -?inf at batch 1"),
+    ],
+)
+def test_a_loss_that_cannot_be_trained_on_is_named(value, error, message):
+    """Missing, not a scalar, without a graph, not finite: at the first batch."""
+    with pytest.raises(error, match=message):
+        train(Loss(value), criterion=None)
+
+
+def test_a_loss_that_becomes_nan_ends_the_run_before_the_next_checkpoint(tmp_path):
+    """The last checkpoint stays the good one of the epoch before."""
+
+    class Break(dl.Callback):
+        def on_batch_end(self, runner):
+            if runner.epoch_step == 2 and runner.loader_batch_step == 2:
+                runner.batch_metrics["loss"] = runner.batch_metrics["loss"] * float("nan")
+
+    with pytest.raises(ValueError, match="'loss' became nan within epoch 2 of loader 'train'"):
+        train(callbacks=[Break(order=30)], num_epochs=3, logdir=tmp_path / "log")
+
+    state = utils.load_checkpoint(tmp_path / "log" / "checkpoints" / "last.pth")
+    assert state["counters"]["epoch_step"] == 1
+    assert all(torch.isfinite(each).all() for each in state["model_state_dict"].values())
+
+
+def test_an_optimizer_callback_without_gradients_says_what_is_missing():
+    """Training nothing in silence would be worse."""
+
+    class NoBackward(dl.Runner):
+        def handle_batch(self, batch):
+            self.batch_metrics["loss"] = self.model(batch[0]).mean()
+
+    with pytest.raises(RuntimeError, match=r"add BackwardCallback\('loss'\)"):
+        train(NoBackward(), criterion=None, callbacks=[dl.OptimizerCallback("loss")])
+
+
+@pytest.mark.parametrize("ddp", [False, True])
+def test_a_new_run_never_mixes_with_an_old_one(tmp_path, ddp):
+    """A logdir that holds another run's logs is refused, and they stay as they are; under DDP too."""
+    train(logdir=tmp_path / "log", num_epochs=2)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    with pytest.raises(FileExistsError, match='resume="auto"'):
+        train(logdir=tmp_path / "log", ddp=ddp)
+
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_logdir_that_cannot_be_written_is_named(tmp_path):
+    """Before training."""
+    (tmp_path / "file").write_text("in the way")
+
+    with pytest.raises(OSError, match="file"):
+        train(logdir=tmp_path / "file" / "log")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"weights": torch.zeros(2)}, "no checkpoint of a whole run"),
+        ({"format_version": 99, "runnerkit_version": "9.0"}, "written by runnerkit 9.0; .* upgrade"),
+        (Thing(), "no whole checkpoint"),
+    ],
+)
+def test_resume_of_a_foreign_file_is_refused(tmp_path, content, message):
+    """Another program's, a newer version's, or one that would run code."""
+    path = tmp_path / "foreign.pth"
+    torch.save(content, path)
+
+    with pytest.raises(ValueError, match=message):
+        train(resume=path)
+
+
+def test_resume_of_another_models_checkpoint_is_refused(tmp_path):
+    """In words, with the keys that do not fit."""
+    train(logdir=tmp_path / "log")
+    other = nn.Sequential(nn.Linear(6, 3))
+
+    with pytest.raises(ValueError, match="holds another model's weights"):
+        train(model=other, optimizer=sgd(other), resume=tmp_path / "log")
+
+
+def test_ranks_that_log_different_metrics_are_told_so():
+    """Not deadlocked, and no wrong mean."""
+
+    class Uneven(dl.Callback):
+        def on_batch_end(self, runner):
+            runner.batch_metrics[f"rank{runner.engine.rank}"] = 1.0
+
+    with pytest.raises(ValueError, match="ranks logged different metrics.*rank 0.*rank0.*rank 1.*rank1"):
+        train(callbacks=[Uneven()], ddp=True)
+
+
+def test_the_loader_key_is_named_when_a_batch_fails_in_a_rank():
+    """The message of a rank's error reaches the caller whole."""
+    data = DataLoader(classification(16), batch_size=4, collate_fn=lambda rows: {"image": torch.stack([x for x, _ in rows])})
+
+    with pytest.raises(KeyError, match="batch of loader 'train'"):
+        train(loaders={"train": data}, ddp=True)

@@ -1,0 +1,165 @@
+"""read_metrics: one tidy table of one run, or of many."""
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from runnerkit.history import read_metrics
+from runnerkit.logger import Step
+from runnerkit.loggers import CSVLogger
+
+
+def log(logdir: Path, *, num_epochs: int = 2) -> None:
+    """Log loss everywhere, auc from epoch 2 on in valid, and single training steps."""
+    logger = CSVLogger(logdir, log_batch_metrics=True)
+    logger.setup()
+    for epoch in range(1, num_epochs + 1):
+        for batch in (1, 2):
+            place = Step("train", "train", epoch, 2 * epoch - 2 + batch)
+            logger.log_scalars({"loss": 1 / place.batch}, step=place, scope="batch")
+        logger.log_scalars({"loss": 1 / 3 / epoch}, step=Step("train", "train", epoch, 2 * epoch), scope="loader")
+        late = {"auc": math.nan if epoch == 2 else 0.1 + 0.2} if epoch > 1 else {}
+        logger.log_scalars(
+            {"loss": 2 / 3 / epoch, **late}, step=Step("train", "valid", epoch, 2 * epoch), scope="loader"
+        )
+    logger.close()
+
+
+def test_each_number_is_a_row(tmp_path: Path) -> None:
+    """What was not logged has no row, a logged NaN has one, and floats are exact."""
+    log(tmp_path / "run", num_epochs=3)
+
+    table = read_metrics(tmp_path / "run")
+
+    expected = pd.DataFrame(
+        [
+            ("run", "train", "train", 1, 2, "loss", 1 / 3),
+            ("run", "train", "train", 2, 4, "loss", 1 / 3 / 2),
+            ("run", "train", "train", 3, 6, "loss", 1 / 3 / 3),
+            ("run", "train", "valid", 1, 2, "loss", 2 / 3),
+            ("run", "train", "valid", 2, 4, "loss", 2 / 3 / 2),
+            ("run", "train", "valid", 2, 4, "auc", math.nan),
+            ("run", "train", "valid", 3, 6, "loss", 2 / 3 / 3),
+            ("run", "train", "valid", 3, 6, "auc", 0.1 + 0.2),
+        ],
+        columns=["run", "stage", "loader", "epoch", "step", "metric", "value"],
+    )
+    pd.testing.assert_frame_equal(table, expected, check_exact=True)
+
+
+def test_types_are_those_promised(tmp_path: Path) -> None:
+    """Text, int64 and float64."""
+    log(tmp_path / "run")
+
+    types = read_metrics(tmp_path / "run").dtypes
+
+    assert types["epoch"] == types["step"] == np.int64
+    assert types["value"] == np.float64
+    assert all(pd.api.types.is_string_dtype(types[name]) for name in ("run", "stage", "loader", "metric"))
+
+
+def test_table_agrees_with_a_plain_csv_reader(tmp_path: Path) -> None:
+    """Pivoted back, it is the file."""
+    log(tmp_path / "run", num_epochs=5)
+
+    table = read_metrics(tmp_path / "run")
+
+    wide = table[table["loader"] == "valid"].pivot(index=["stage", "epoch", "step"], columns="metric", values="value")
+    reference = pd.read_csv(tmp_path / "run" / "csv" / "valid.csv")
+    # Older pandas parses floats to within the last bit.
+    pd.testing.assert_frame_equal(wide.reset_index(), reference, check_like=True, rtol=1e-15, check_names=False)
+
+
+def test_single_steps_are_read_on_demand(tmp_path: Path) -> None:
+    """The two scopes are never mixed in one table."""
+    log(tmp_path / "run")
+
+    table = read_metrics(tmp_path / "run", scope="batch")
+
+    assert table["step"].tolist() == [1, 2, 3, 4]
+    assert table["value"].tolist() == [1 / 1, 1 / 2, 1 / 3, 1 / 4]
+    assert set(table["loader"]) == {"train"}
+
+
+def test_runs_below_a_folder_are_named_by_their_path(tmp_path: Path) -> None:
+    """Runs at any depth are found; one in the folder itself has the folder's name."""
+    for logdir in ("sweep", "sweep/a", "sweep/deep/er/b"):
+        log(tmp_path / logdir)
+
+    table = read_metrics(tmp_path / "sweep")
+
+    assert set(table["run"]) == {"sweep", "a", "deep/er/b"}
+
+
+def test_current_folder_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run read as "." is not called "."."""
+    log(tmp_path / "run")
+    monkeypatch.chdir(tmp_path / "run")
+
+    assert set(read_metrics(".")["run"]) == {"run"}
+
+
+def test_several_folders_are_one_table(tmp_path: Path) -> None:
+    """Runs of the same name are told apart by their paths."""
+    for logdir in ("a/logs", "b/logs", "b/other"):
+        log(tmp_path / logdir)
+
+    table = read_metrics([tmp_path / "a/logs", str(tmp_path / "b/logs"), tmp_path / "b/other"])
+
+    assert set(table["run"]) == {f"{tmp_path}/a/logs", f"{tmp_path}/b/logs", "other"}
+
+
+def test_metric_may_have_the_name_of_a_column(tmp_path: Path) -> None:
+    """A metric called epoch is a metric."""
+    logger = CSVLogger(tmp_path / "run")
+    logger.setup()
+    logger.log_scalars({"epoch": 0.5, "a,b": 1.5}, step=Step("train", "valid/easy", 7, 70), scope="loader")
+    logger.close()
+
+    table = read_metrics(tmp_path / "run")
+
+    rows = list(table.drop(columns="run").itertuples(index=False, name=None))
+    assert rows == [("train", "valid/easy", 7, 70, "epoch", 0.5), ("train", "valid/easy", 7, 70, "a,b", 1.5)]
+
+
+@pytest.mark.parametrize("logdir", ["empty", "nowhere"])
+def test_folder_without_logs_is_named(tmp_path: Path, logdir: str) -> None:
+    """An empty table would hide a misspelt path."""
+    (tmp_path / "empty").mkdir()
+
+    with pytest.raises(FileNotFoundError, match=logdir):
+        read_metrics(tmp_path / logdir)
+
+
+def test_unknown_scope_is_refused(tmp_path: Path) -> None:
+    """A misspelt scope is named."""
+    with pytest.raises(ValueError, match='"loader" or "batch", got \'epoch\''):
+        read_metrics(tmp_path, scope="epoch")  # type: ignore[arg-type]  # the mistake
+
+
+def test_missing_pandas_names_the_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pandas is optional."""
+    log(tmp_path / "run")
+    monkeypatch.setitem(sys.modules, "pandas", None)
+
+    with pytest.raises(ImportError, match=r"pip install runnerkit\[metrics\]"):
+        read_metrics(tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_optional_packages_are_not_imported_early() -> None:
+    """Importing loggers, reader and plots costs nothing but torch and tqdm."""
+    script = """
+import sys
+import runnerkit.loggers, runnerkit.history, runnerkit.plot
+print(sorted({"tensorboard", "pandas", "matplotlib", "torch.utils.tensorboard"} & set(sys.modules)))
+"""
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+
+    assert done.stdout.strip() == "[]"

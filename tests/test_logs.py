@@ -1,0 +1,147 @@
+"""The logs of a whole run: CSV, TensorBoard and the metrics attributes agree, and rank zero alone writes."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
+
+from runnerkit import dl, read_metrics
+from tests.tiny import loader, mlp, quiet, sgd
+
+
+def train(logdir, **kwargs):
+    model = mlp()
+    return dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=sgd(model),
+        **{
+            "loaders": {"train": loader(40, 4, shuffle=True), "valid": loader(21, 4)},
+            "callbacks": [dl.AccuracyCallback("logits", "targets", topk=(1, 2))],
+            "num_epochs": 3,
+            "logdir": logdir,
+            "hparams": {"lr": 0.1, "name": "tiny"},
+            "cpu": True,
+            **quiet(),
+            **kwargs,
+        },
+    )
+
+
+def scalars(folder):
+    accumulator = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+    return {tag: [(event.step, event.value) for event in accumulator.Scalars(tag)] for tag in accumulator.Tags()["scalars"]}
+
+
+@pytest.mark.parametrize("ddp", [False, True])
+def test_csv_tensorboard_and_attributes_agree(tmp_path, ddp):
+    """The same values for train and valid, each written once; TensorBoard's are float32."""
+    runner = train(tmp_path, ddp=ddp)
+
+    for key in ("train", "valid"):
+        with (tmp_path / "csv" / f"{key}.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        series = scalars(tmp_path / "tensorboard" / key)
+        assert [row["epoch"] for row in rows] == ["1", "2", "3"]
+        for epoch, row in enumerate(rows, start=1):
+            metrics = {name: float(value) for name, value in row.items() if name not in ("stage", "epoch", "step")}
+            assert metrics == runner.experiment_metrics[epoch][key]
+        for name in metrics:
+            expected = [(epoch, pytest.approx(runner.experiment_metrics[epoch][key][name], rel=1e-6)) for epoch in (1, 2, 3)]
+            assert series[name] == expected
+        assert set(series) == set(metrics)
+
+
+def test_only_rank_zero_writes(tmp_path):
+    """One writer for each loader, each file once, whatever the number of processes; and nothing else is left."""
+    counts = tmp_path / "counts"
+    counts.mkdir()
+
+    class CountingLogger(dl.ILogger):
+        def setup(self, *, resumed_at=None):
+            import os
+
+            (counts / str(os.getpid())).touch()
+
+        def log_scalars(self, scalars, *, step, scope):
+            pass
+
+    logdir = tmp_path / "log"
+    train(logdir, engine=dl.DistributedDataParallelEngine(3, device="cpu"), cpu=False, loggers={"console": None, "count": CountingLogger()})
+
+    assert len(list(counts.iterdir())) == 1
+    assert len(list(logdir.glob("tensorboard/*/events.*"))) == 2
+    files = sorted(str(path.relative_to(logdir)) for path in logdir.rglob("*") if path.is_file() and "events" not in path.name)
+    assert files == [
+        "checkpoints/best.pth",
+        "checkpoints/index.json",
+        "checkpoints/last.pth",
+        *[f"checkpoints/{name}" for name in json_names(logdir)],
+        "csv/train.csv",
+        "csv/valid.csv",
+        "environment.json",
+        "hparams.yml",
+    ]
+    environment = json.loads((logdir / "environment.json").read_text())
+    assert environment["engine"]["num_processes"] == 3 and environment["seed"] == 42
+    assert yaml.safe_load((logdir / "hparams.yml").read_text()) == {"lr": 0.1, "name": "tiny"}
+
+
+def json_names(logdir):
+    records = json.loads((logdir / "checkpoints" / "index.json").read_text())["checkpoints"]
+    return sorted(record["name"] for record in records)
+
+
+def test_without_logdir_nothing_is_written(tmp_path, monkeypatch):
+    """No folder, no file."""
+    monkeypatch.chdir(tmp_path)
+
+    train(None)
+
+    assert list(Path.cwd().iterdir()) == []
+
+
+def test_read_metrics_gives_the_run_as_one_tidy_frame(tmp_path):
+    """run, stage, loader, epoch, step, metric, value."""
+    runner = train(tmp_path / "first")
+
+    frame = read_metrics(tmp_path / "first")
+
+    assert list(frame.columns) == ["run", "stage", "loader", "epoch", "step", "metric", "value"]
+    row = frame[(frame.loader == "valid") & (frame.metric == "accuracy02") & (frame.epoch == 2)].iloc[0]
+    assert (row.run, row.stage, row.step) == ("first", "train", 20)
+    assert row.value == runner.experiment_metrics[2]["valid"]["accuracy02"]
+
+
+def test_step_metrics_are_logged_every_so_many_steps(tmp_path):
+    """The batch's own values, at training steps 5, 10, ...; to TensorBoard under batch/, to CSV in a file of its own."""
+    losses = {}
+
+    class Keep(dl.Callback):
+        def on_batch_end(self, runner):
+            if runner.is_train_loader:
+                losses[runner.batch_step] = runner.batch_metrics["loss"].item()
+
+    loggers = {
+        "console": None,
+        "csv": dl.CSVLogger(tmp_path, log_batch_metrics=True),
+        "tensorboard": dl.TensorboardLogger(tmp_path, log_batch_metrics=True),
+    }
+    train(tmp_path, callbacks=[Keep()], loggers=loggers, log_every=5)
+
+    expected = [(step, losses[step]) for step in range(5, 31, 5)]
+    assert scalars(tmp_path / "tensorboard" / "train")["batch/loss"] == expected
+    frame = read_metrics(tmp_path, scope="batch")
+    assert list(zip(frame.step, frame.value, strict=True)) == expected
+
+
+def test_mid_epoch_validation_is_logged_with_its_step(tmp_path):
+    """One row for each evaluation."""
+    train(tmp_path, valid_every_steps=4, num_epochs=1)
+
+    with (tmp_path / "csv" / "valid.csv").open() as file:
+        assert [row["step"] for row in csv.DictReader(file)] == ["4", "8", "10"]

@@ -1,0 +1,140 @@
+"""plot_metrics: a picture of the curves."""
+
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+
+from runnerkit.logger import Step
+from runnerkit.loggers import CSVLogger
+from runnerkit.plot import plot_metrics
+
+
+def log(logdir: Path, *, num_epochs: int = 5, evaluations_per_epoch: int = 1) -> None:
+    logger = CSVLogger(logdir)
+    logger.setup()
+    for epoch in range(1, num_epochs + 1):
+        for part in range(evaluations_per_epoch):
+            step = 100 * (epoch - 1) + 100 * (part + 1) // evaluations_per_epoch
+            metrics = {"loss": 1 / step, "accuracy": 1 - 1 / step}
+            logger.log_scalars(metrics, step=Step("train", "valid", epoch, step), scope="loader")
+        metrics = {"loss": 2 / epoch, "accuracy": 1 - 1 / epoch, "lr": 0.1, "momentum": 0.9, "norm": epoch}
+        logger.log_scalars(metrics, step=Step("train", "train", epoch, 100 * epoch), scope="loader")
+    logger.close()
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """The figures that were saved."""
+    saved: list[Figure] = []
+    save = Figure.savefig
+
+    def remember(figure: Figure, *args: object, **kwargs: object) -> None:
+        saved.append(figure)
+        save(figure, *args, **kwargs)  # type: ignore[arg-type]  # handed on as they came
+
+    monkeypatch.setattr(Figure, "savefig", remember)
+    return saved
+
+
+def test_picture_is_saved_in_the_logdir(tmp_path: Path) -> None:
+    """By default it is metrics.png, a PNG with something on it."""
+    log(tmp_path)
+
+    path = plot_metrics(tmp_path)
+
+    assert path == tmp_path / "metrics.png"
+    pixels = imread(path)
+    assert pixels.shape[0] > 200
+    assert pixels.shape[1] > 600
+    assert len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 20
+
+
+def test_each_metric_has_a_subplot_and_each_loader_a_curve(tmp_path: Path, figures: list[Figure]) -> None:
+    """The curves hold the logged numbers."""
+    log(tmp_path)
+
+    plot_metrics(tmp_path)
+
+    subplots = {axes.get_ylabel(): axes for axes in figures[0].axes}
+    assert list(subplots) == ["loss", "accuracy", "lr", "momentum", "norm"]
+    curves = {str(line.get_label()): line for line in subplots["loss"].lines}
+    assert set(curves) == {"train", "valid"}
+    np.testing.assert_array_equal(curves["train"].get_xdata(), [1, 2, 3, 4, 5])
+    np.testing.assert_array_equal(curves["train"].get_ydata(), [2 / epoch for epoch in range(1, 6)])
+    assert [line.get_label() for line in subplots["lr"].lines] == ["train"]
+    assert subplots["loss"].get_xlabel() == "epoch"
+
+
+def test_epochs_are_whole_numbers(tmp_path: Path, figures: list[Figure]) -> None:
+    """There is no epoch 1.5 on the axis."""
+    log(tmp_path, num_epochs=2)
+
+    plot_metrics(tmp_path)
+
+    ticks = figures[0].axes[0].get_xticks()
+    np.testing.assert_array_equal(ticks, np.round(ticks))
+
+
+def test_evaluations_within_an_epoch_are_drawn_by_step(tmp_path: Path, figures: list[Figure]) -> None:
+    """By epoch they would stand above one another."""
+    log(tmp_path, num_epochs=2, evaluations_per_epoch=2)
+
+    plot_metrics(tmp_path, metrics=["loss"])
+
+    (axes,) = figures[0].axes
+    curves = {line.get_label(): line for line in axes.lines}
+    assert axes.get_xlabel() == "step"
+    np.testing.assert_array_equal(curves["valid"].get_xdata(), [50, 100, 150, 200])
+    np.testing.assert_array_equal(curves["train"].get_xdata(), [100, 200])
+
+
+def test_several_runs_are_told_apart(tmp_path: Path, figures: list[Figure]) -> None:
+    """Each loader of each run is a curve with both names."""
+    log(tmp_path / "a")
+    log(tmp_path / "b")
+
+    path = plot_metrics([tmp_path / "a", tmp_path / "b"], path=tmp_path / "new" / "both.png", metrics=["loss"])
+
+    assert path.is_file()
+    assert {line.get_label() for line in figures[0].axes[0].lines} == {"a: train", "a: valid", "b: train", "b: valid"}
+
+
+def test_numbers_that_are_not_finite_leave_gaps(tmp_path: Path) -> None:
+    """A diverged run can be drawn, even one with no finite number at all."""
+    logger = CSVLogger(tmp_path)
+    logger.setup()
+    for epoch, value in enumerate([1.0, math.nan, math.inf, 0.5], 1):
+        metrics = {"loss": value, "lost": math.nan}
+        logger.log_scalars(metrics, step=Step("train", "train", epoch, epoch), scope="loader")
+    logger.close()
+
+    assert plot_metrics(tmp_path).is_file()
+
+
+def test_unknown_metric_is_named(tmp_path: Path) -> None:
+    """The message lists the metrics there are."""
+    log(tmp_path)
+
+    with pytest.raises(KeyError, match=r"'lossy'.*'loss', 'accuracy', 'lr'"):
+        plot_metrics(tmp_path, metrics=["loss", "lossy"])
+
+
+def test_several_folders_need_a_path(tmp_path: Path) -> None:
+    """Where the picture of several runs goes is the user's to say."""
+    log(tmp_path)
+
+    with pytest.raises(ValueError, match="path="):
+        plot_metrics([tmp_path, tmp_path])
+
+
+def test_missing_matplotlib_names_the_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matplotlib is optional."""
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+
+    with pytest.raises(ImportError, match=r"pip install runnerkit\[metrics\]"):
+        plot_metrics(tmp_path)

@@ -1,0 +1,230 @@
+"""Exact resume: an interrupted run that goes on equals the run that was never interrupted, bit for bit."""
+
+import csv
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from runnerkit import dl, utils
+from tests.tiny import classification, loader, mlp, quiet, sgd, weights
+
+
+class Augmented(Dataset):
+    """Random noise on each sample, drawn from torch's generator."""
+
+    def __init__(self, num_samples):
+        self.data = classification(num_samples)
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, index):
+        features, target = self.data[index]
+        return features + 0.1 * torch.randn_like(features), target
+
+
+class Interrupt(dl.Callback):
+    """Ends the run as a kill would, after so many training steps."""
+
+    def __init__(self, batch_step):
+        super().__init__(order=dl.CallbackOrder.External)
+        self.batch_step = batch_step
+
+    def on_batch_end(self, runner):
+        if runner.is_train_loader and runner.batch_step == self.batch_step:
+            raise KeyboardInterrupt
+
+
+def run(logdir, *, interrupt_at=None, resume=None, num_epochs=4, every_steps=None, **kwargs):
+    model = mlp(dropout=0.3, batch_norm=True)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    callbacks = {
+        "accuracy": dl.AccuracyCallback("logits", "targets"),
+        "stop": dl.EarlyStoppingCallback(50, loader_key="valid", metric_key="loss", minimize=True),
+        "checkpoint": dl.CheckpointCallback(
+            logdir, loader_key="valid", metric_key="loss", minimize=True, mode="runner", every_steps=every_steps
+        ),
+    }
+    if interrupt_at is not None:
+        callbacks["interrupt"] = Interrupt(interrupt_at)
+    return dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=optimizer,
+        scheduler=torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, num_epochs),
+        loaders={
+            "train": DataLoader(Augmented(40), batch_size=4, shuffle=True),
+            "valid": loader(21, 4),
+        },
+        callbacks=callbacks,
+        num_epochs=num_epochs,
+        logdir=logdir,
+        resume=resume,
+        **{"cpu": True, **quiet(), **kwargs},
+    )
+
+
+def read_csv(logdir, key):
+    with (logdir / "csv" / f"{key}.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("resume", ["auto", "logdir", "file"])
+def test_a_run_resumed_at_an_epochs_start_equals_the_uninterrupted_one(tmp_path, resume):
+    """Weights, metrics, logs, learning rate and number of epochs; dropout, augmentation and shuffling included."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    expected = run(whole)
+    with pytest.raises(KeyboardInterrupt):
+        run(broken, interrupt_at=25)
+
+    source = {"auto": "auto", "logdir": broken, "file": broken / "checkpoints" / "last.pth"}[resume]
+    resumed = run(broken, resume=source)
+
+    assert torch.equal(weights(resumed.model), weights(expected.model))
+    assert resumed.experiment_metrics == expected.experiment_metrics
+    assert resumed.epoch_step == 4 and resumed.batch_step == 40
+    assert read_csv(broken, "train") == read_csv(whole, "train")
+    assert read_csv(broken, "valid") == read_csv(whole, "valid")
+
+
+@pytest.mark.parametrize("interrupt_at", [24, 25, 30, 31])
+def test_a_run_resumed_within_an_epoch_equals_the_uninterrupted_one(tmp_path, interrupt_at):
+    """Each sample of the epoch is seen once, partial sums go on, and so do the generators."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    expected = run(whole, every_steps=3)
+    with pytest.raises(KeyboardInterrupt):
+        run(broken, interrupt_at=interrupt_at, every_steps=3)
+
+    resumed = run(broken, resume="auto", every_steps=3)
+
+    assert torch.equal(weights(resumed.model), weights(expected.model))
+    assert resumed.experiment_metrics == expected.experiment_metrics
+    assert read_csv(broken, "train") == read_csv(whole, "train")
+
+
+def test_ddp_resumes_within_an_epoch(tmp_path):
+    """Every rank's generators and position."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    expected = run(whole, every_steps=3, ddp=True)
+    with pytest.raises(KeyboardInterrupt):
+        run(broken, interrupt_at=13, every_steps=3, ddp=True)
+
+    resumed = run(broken, resume="auto", every_steps=3, ddp=True)
+
+    assert torch.equal(weights(resumed.model), weights(expected.model))
+    assert resumed.experiment_metrics == expected.experiment_metrics
+
+
+def test_resume_runner_of_the_checkpoint_callback_is_the_same(tmp_path):
+    """For runners that have no `train(resume=)`."""
+    expected = run(tmp_path / "whole")
+    run(tmp_path / "part", num_epochs=4, interrupt_at=None)
+    callback = dl.CheckpointCallback(tmp_path / "part", resume_runner=tmp_path / "part", mode="runner")
+
+    model = mlp(dropout=0.3, batch_norm=True)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    runner = dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=optimizer,
+        loaders={"train": DataLoader(Augmented(40), batch_size=4, shuffle=True), "valid": loader(21, 4)},
+        callbacks={"checkpoint": callback},
+        num_epochs=4,
+        cpu=True,
+        **quiet(),
+    )
+
+    assert runner.epoch_step == 4 and runner.batch_step == 40, "nothing was left to do"
+    assert torch.equal(weights(runner.model), weights(expected.model))
+
+
+def test_a_longer_run_goes_on_from_a_finished_one(tmp_path):
+    """num_epochs counts from the beginning."""
+    run(tmp_path / "log", num_epochs=2)
+
+    longer = run(tmp_path / "log", num_epochs=3, resume="auto")
+
+    assert longer.epoch_step == 3
+    assert [row["epoch"] for row in read_csv(tmp_path / "log", "train")] == ["1", "2", "3"]
+
+
+def test_auto_without_a_checkpoint_starts_anew(tmp_path):
+    """The same command for the first start and for every later one."""
+    runner = run(tmp_path / "log", resume="auto", num_epochs=1)
+
+    assert runner.epoch_step == 1
+
+
+def test_a_torn_last_checkpoint_falls_back_to_the_one_before(tmp_path, caplog):
+    """And says so."""
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "log", interrupt_at=35)
+    last = tmp_path / "log" / "checkpoints" / "last.pth"
+    content = last.read_bytes()
+    with last.open("r+b") as file:
+        file.truncate(len(content) // 2)
+
+    with caplog.at_level("WARNING"):
+        resumed = run(tmp_path / "log", resume="auto")
+
+    assert "model.0003.pth is damaged" in caplog.text
+    expected = run(tmp_path / "whole")
+    assert torch.equal(weights(resumed.model), weights(expected.model))
+    assert read_csv(tmp_path / "log", "train") == read_csv(tmp_path / "whole", "train")
+
+
+def test_the_best_checkpoint_is_a_copy_of_the_best_epoch(tmp_path):
+    """Not of the last weights, which trained on."""
+    model = mlp()
+    snapshots = {}
+
+    class Keep(dl.Callback):
+        def on_epoch_end(self, runner):
+            snapshots[runner.epoch_step] = weights(runner.model).clone()
+
+    runner = dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=sgd(model, lr=3.0),
+        loaders={"train": loader(40, 4, shuffle=True), "valid": loader(21, 4, seed=1)},
+        callbacks=[Keep()],
+        num_epochs=6,
+        logdir=tmp_path / "log",
+        valid_loader="valid",
+        valid_metric="loss",
+        minimize_valid_metric=True,
+        load_best_on_end=True,
+        cpu=True,
+        **quiet(),
+    )
+
+    losses = {epoch: metrics["valid"]["loss"] for epoch, metrics in runner.experiment_metrics.items()}
+    best = min(losses, key=losses.get)
+    assert best != 6, "the test needs a run that gets worse"
+    saved = mlp()
+    saved.load_state_dict(utils.load_checkpoint(tmp_path / "log" / "checkpoints" / "best.pth")["model_state_dict"])
+    assert torch.equal(weights(saved), snapshots[best])
+    assert torch.equal(weights(runner.model), snapshots[best]), "load_best_on_end"
+
+
+@pytest.mark.parametrize("ddp", [False, True])
+def test_every_checkpoint_loads_into_the_plain_module(tmp_path, ddp):
+    """No wrapper's prefix; mode="model" is a plain state_dict."""
+    model = mlp()
+    dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=sgd(model),
+        loaders={"train": loader(16, 4)},
+        callbacks=[dl.CheckpointCallback(tmp_path, mode="model")],
+        cpu=True,
+        ddp=ddp,
+        **quiet(),
+    )
+
+    saved = mlp(seed=9)
+    saved.load_state_dict(torch.load(tmp_path / "checkpoints" / "last.pth", weights_only=True))
+
+    assert torch.equal(weights(saved), weights(model))

@@ -1,0 +1,480 @@
+"""The loop: what is called when, what the counters say, what each flag does."""
+
+import pytest
+import torch
+from torch import nn
+
+from runnerkit import dl
+from tests.tiny import classification, loader, mlp, quiet, sgd, train_by_hand, weights
+
+EVENTS = [event for event in dir(dl.Callback) if event.startswith("on_")]
+
+
+def recorder(base, log, name):
+    """Make a subclass of `base` that notes each event."""
+
+    def note(event):
+        def on_event(self, runner):
+            where = runner.loader_key if "loader" in event or "batch" in event else ""
+            log.append((name, event, runner.epoch_step, where))
+
+        return on_event
+
+    return type("Recorder", (base,), {event: note(event) for event in EVENTS})
+
+
+class Minimal(dl.IRunner):
+    """Overrides only what is a must."""
+
+    def __init__(self):
+        super().__init__()
+        self.batches_seen = []
+
+    def get_loaders(self, stage):
+        return {"train": loader(8, 4), "valid": loader(4, 4)}
+
+    def get_model(self, stage):
+        return mlp()
+
+    def handle_batch(self, batch):
+        self.batches_seen.append((self.loader_key, self.model.training, torch.is_grad_enabled()))
+        self.batch_metrics["rows"] = len(batch[0])
+
+
+def test_a_runner_needs_three_methods():
+    """`train...` trains with gradients, any other loader evaluates without."""
+    runner = Minimal().run()
+
+    assert runner.batches_seen == [("train", True, True)] * 2 + [("valid", False, False)]
+    assert runner.epoch_metrics == {"train": {"rows": 4.0}, "valid": {"rows": 4.0}}
+    assert isinstance(runner.engine, dl.IEngine)
+
+
+def test_events_come_in_order_the_runners_own_around_the_callbacks():
+    """Start events: runner, then callbacks; end events: callbacks, then runner."""
+    log = []
+
+    class Recorded(recorder(Minimal, log, "runner")):
+        def get_callbacks(self, stage):
+            return {"recorder": recorder(dl.Callback, log, "callback")()}
+
+    Recorded().run()
+
+    by_callback = [event for name, event, _, _ in log if name == "callback"]
+    per_batch = ["on_batch_start", "on_batch_end"]
+    assert by_callback == [
+        "on_experiment_start",
+        "on_stage_start",
+        "on_epoch_start",
+        *["on_loader_start", *per_batch * 2, "on_loader_end"],
+        *["on_loader_start", *per_batch, "on_loader_end"],
+        "on_epoch_end",
+        "on_stage_end",
+        "on_experiment_end",
+    ]
+    names = [name for name, event, _, _ in log if event == "on_epoch_start"] + [
+        name for name, event, _, _ in log if event == "on_epoch_end"
+    ]
+    assert names == ["runner", "callback", "callback", "runner"]
+
+
+def test_callbacks_act_by_order_and_node():
+    """Small orders first; a callback for workers does not run in the main process."""
+    log = []
+    noted = recorder(dl.Callback, log, "x")
+    late, early, worker = noted(order=100), noted(order=0), noted(node=dl.CallbackNode.Worker)
+    calls = []
+    for name, callback in {"late": late, "early": early, "worker": worker}.items():
+        callback.listens_to = lambda event: event == "on_epoch_start"
+        callback.on_epoch_start = lambda runner, name=name: calls.append(name)
+
+    class Ordered(Minimal):
+        def get_callbacks(self, stage):
+            return {"late": late, "early": early, "worker": worker}
+
+    Ordered().run()
+
+    assert calls == ["early", "late"]
+
+
+class Stages(dl.IRunner):
+    """Pretrains, finetunes, infers; keeps its model from stage to stage."""
+
+    stages = ("pretrain", "finetune", "infer")
+
+    def __init__(self):
+        super().__init__()
+        self.lengths = {"pretrain": 2, "finetune": 1, "infer": 1}
+        self.log = []
+
+    def get_stage_len(self, stage):
+        return self.lengths[stage]
+
+    def get_loaders(self, stage):
+        return {"infer": loader(8, 4)} if stage == "infer" else {"train": loader(8, 4)}
+
+    def get_model(self, stage):
+        return self.model if self.model is not None else mlp()
+
+    def get_criterion(self, stage):
+        return nn.CrossEntropyLoss()
+
+    def get_optimizer(self, stage, model):
+        return sgd(model, lr=0.1 if stage == "pretrain" else 0.01)
+
+    def get_callbacks(self, stage):
+        if stage == "infer":
+            return {}
+        return {
+            "criterion": dl.CriterionCallback("logits", "targets", metric_key="loss"),
+            "backward": dl.BackwardCallback("loss"),
+            "optimizer": dl.OptimizerCallback("loss"),
+        }
+
+    def handle_batch(self, batch):
+        self.batch = {"targets": batch[1], "logits": self.model(batch[0])}
+
+    def on_epoch_end(self, runner):
+        self.log.append((self.stage_key, self.epoch_step, self.stage_epoch_step, self.batch_step, self.stage_batch_step))
+
+
+def test_stages_have_their_own_components_and_counters():
+    """The model goes on, the optimizer is each stage's; one whose name starts with infer has none."""
+    runner = Stages().run()
+
+    assert runner.log == [
+        ("pretrain", 1, 1, 2, 2),
+        ("pretrain", 2, 2, 4, 4),
+        ("finetune", 3, 1, 6, 2),
+        ("infer", 4, 1, 6, 0),
+    ]
+    assert runner.optimizer is None
+    reference = mlp()
+    batches = list(loader(8, 4))
+    train_by_hand(reference, sgd(reference, lr=0.1), batches, num_epochs=2)
+    train_by_hand(reference, sgd(reference, lr=0.01), batches)
+    assert torch.equal(weights(runner.model), weights(reference))
+
+
+def supervised(runner=None, **kwargs):
+    runner = runner or dl.SupervisedRunner()
+    model = kwargs.pop("model", None) or mlp()
+    defaults = {
+        "criterion": nn.CrossEntropyLoss(),
+        "optimizer": sgd(model),
+        "loaders": {"train": loader(40, 4), "valid": loader(20, 4)},
+        "cpu": True,
+        **quiet(),
+    }
+    return runner.train(model=model, **{**defaults, **kwargs})
+
+
+def test_counters_count_training_steps_and_samples():
+    """Evaluation moves neither batch_step nor sample_step; global_* are the same numbers."""
+    runner = supervised(num_epochs=3)
+
+    assert (runner.epoch_step, runner.batch_step, runner.sample_step) == (3, 30, 120)
+    assert (runner.global_epoch_step, runner.global_batch_step, runner.global_sample_step) == (3, 30, 120)
+    assert (runner.loader_key, runner.loader_batch_step, runner.loader_sample_step) == ("valid", 5, 20)
+    assert runner.loader_batch_len == 5
+
+
+def test_the_short_last_batch_counts_by_its_size():
+    """The loader's loss is the mean over samples, not over batches."""
+    model = mlp()
+
+    runner = supervised(model=model, loaders={"valid": loader(10, 4)}, optimizer=None)
+
+    features, targets = classification(10).tensors
+    expected = nn.functional.cross_entropy(model(features), targets).item()
+    assert runner.epoch_metrics["valid"]["loss"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_check_runs_three_batches_of_every_loader_for_three_epochs():
+    """need_early_stop of one loader does not leak into the next: validation runs too."""
+    counts = []
+
+    class Count(dl.Callback):
+        def on_loader_end(self, runner):
+            counts.append((runner.loader_key, runner.loader_batch_step))
+
+    runner = supervised(num_epochs=10, check=True, callbacks=[Count()])
+
+    assert counts == [("train", 3), ("valid", 3)] * 3
+    assert runner.epoch_step == 3
+
+
+def test_early_stopping_ends_the_stage_not_the_next_one():
+    """Each stage starts afresh."""
+
+    class Stopping(Stages):
+        def get_callbacks(self, stage):
+            callbacks = super().get_callbacks(stage)
+            if stage == "pretrain":
+                callbacks["stop"] = dl.EarlyStoppingCallback(1, loader_key="train", metric_key="loss", minimize=False)
+            return callbacks
+
+    runner = Stopping()
+    runner.lengths["pretrain"] = 50
+    runner.run()
+
+    stages = [stage for stage, *_ in runner.log]
+    assert 1 < stages.count("pretrain") < 50
+    assert stages.count("finetune") == 1 and stages.count("infer") == 1
+
+
+def test_overfit_repeats_one_batch_of_each_loader():
+    """The same rows again and again, as many times as the loader has batches."""
+    seen = {"train": [], "valid": []}
+
+    class See(dl.Callback):
+        def on_batch_end(self, runner):
+            seen[runner.loader_key].append(runner.batch["features"].clone())
+
+    supervised(overfit=True, callbacks=[See()], num_epochs=2)
+
+    for key, num_batches in {"train": 20, "valid": 10}.items():
+        assert len(seen[key]) == num_batches
+        assert all(torch.equal(each, seen[key][0]) for each in seen[key])
+
+
+def test_validation_every_n_steps_leaves_training_as_it_was():
+    """The same weights and train metrics as without; the evaluation loaders run in between, in eval mode."""
+    plain_model, often_model = mlp(batch_norm=True, dropout=0.2), mlp(batch_norm=True, dropout=0.2)
+    steps = []
+
+    class Note(dl.Callback):
+        def on_validation_end(self, runner):
+            steps.append((runner.batch_step, runner.loader_key, runner.model.training, runner.epoch_metrics["valid"]["loss"]))
+
+    plain = supervised(model=plain_model, num_epochs=2)
+    often = supervised(model=often_model, num_epochs=2, valid_every_steps=4, callbacks=[Note()])
+
+    assert [(step, key, mode) for step, key, mode, _ in steps] == [(step, "train", True) for step in (4, 8, 12, 16, 20)]
+    assert len({loss for *_, loss in steps}) == 5
+    assert torch.equal(weights(plain_model), weights(often_model))
+    assert often.experiment_metrics == plain.experiment_metrics
+
+
+def test_models_and_optimizers_may_be_dicts():
+    """A generator and a discriminator of sorts: two models, two optimizers, two losses, one handle_batch."""
+    models = {"a": mlp(), "b": mlp(seed=2)}
+
+    class Two(dl.Runner):
+        def handle_batch(self, batch):
+            features, targets = batch
+            for key in "ab":
+                self.batch_metrics[f"loss_{key}"] = nn.functional.cross_entropy(self.model[key](features), targets)
+
+    callbacks = {}
+    for key in "ab":
+        callbacks[f"backward_{key}"] = dl.BackwardCallback(f"loss_{key}")
+        callbacks[f"optimizer_{key}"] = dl.OptimizerCallback(f"loss_{key}", model_key=key, optimizer_key=key)
+    batches = loader(40, 4)
+    runner = supervised(
+        Two(), model=models, criterion=None, optimizer={key: sgd(model) for key, model in models.items()},
+        callbacks=callbacks, loaders={"train": batches},
+    )  # fmt: skip
+
+    for key, seed in {"a": 1, "b": 2}.items():
+        reference = mlp(seed=seed)
+        train_by_hand(reference, sgd(reference), batches)
+        assert torch.equal(weights(runner.model[key]), weights(reference))
+    assert {"lr_a", "lr_b", "loss_a", "loss_b"} <= set(runner.epoch_metrics["train"])
+
+
+def test_a_user_may_do_it_all_by_hand():
+    """backward and step in handle_batch; whatever stands in batch_metrics is averaged."""
+
+    class ByHand(dl.Runner):
+        def handle_batch(self, batch):
+            features, targets = batch
+            loss = nn.functional.cross_entropy(self.model(features), targets)
+            if self.is_train_loader:
+                self.optimizer.zero_grad()
+                self.engine.backward(loss)
+                self.optimizer.step()
+            self.batch_metrics.update({"loss": loss.item(), "tensor": loss})
+
+    model, reference = mlp(), mlp()
+    runner = supervised(ByHand(), model=model, criterion=None)
+    train_by_hand(reference, sgd(reference), loader(40, 4))
+
+    assert torch.equal(weights(model), weights(reference))
+    metrics = runner.epoch_metrics["train"]
+    assert metrics["loss"] == pytest.approx(metrics["tensor"], rel=1e-12)
+
+
+def test_a_runners_own_meter_needs_no_super_call():
+    """What on_loader_end writes counts as the loader's metric."""
+
+    class Meter(dl.SupervisedRunner):
+        def on_loader_start(self, runner):
+            self.rows = 0
+
+        def on_batch_end(self, runner):
+            self.rows += self.batch_size
+
+        def on_loader_end(self, runner):
+            self.loader_metrics["rows"] = self.rows
+
+    runner = supervised(Meter())
+
+    assert runner.epoch_metrics["train"]["rows"] == 40.0
+    assert runner.epoch_metrics["valid"]["rows"] == 20.0
+
+
+@pytest.mark.parametrize(
+    ("keys", "batch"),
+    [
+        ({}, lambda x, y: (x, y)),
+        ({}, lambda x, y: {"features": x, "targets": y}),
+        ({"input_key": ["left", "right"]}, lambda x, y: {"left": x[:, :3], "right": x[:, 3:], "targets": y}),
+        ({"input_key": {"l": "left", "r": "right"}}, lambda x, y: {"l": x[:, :3], "r": x[:, 3:], "targets": y}),
+        ({"output_key": ["logits", "again"]}, lambda x, y: (x, y)),
+        ({"output_key": {"out": "logits"}}, lambda x, y: (x, y)),
+    ],
+)
+def test_supervised_runner_maps_keys(keys, batch):
+    """A tuple or a dict; keys as a str, a list, or renames."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = mlp()
+
+        def forward(self, left, right=None):
+            logits = self.layers(left if right is None else torch.cat([left, right], dim=1))
+            output_key = keys.get("output_key")
+            return {"out": logits} if isinstance(output_key, dict) else (logits, 1) if output_key else logits
+
+    features, targets = classification(16).tensors
+    model = Net()
+    batches = [batch(x, y) for x, y in zip(features.split(4), targets.split(4), strict=True)]
+
+    supervised(dl.SupervisedRunner(**keys), model=model, loaders={"train": batches})
+
+    reference = mlp()
+    train_by_hand(reference, sgd(reference), loader(16, 4))
+    assert torch.equal(weights(model), weights(reference))
+
+
+def test_predict_loader_yields_what_predict_batch_gives():
+    """In eval mode, without gradients, and the caller's gradient mode is untouched in between."""
+    model = mlp(dropout=0.5)
+    features, _ = classification(10).tensors
+
+    predictions = []
+    for prediction in dl.SupervisedRunner(model).predict_loader(loader=loader(10, 4), cpu=True):
+        assert torch.is_grad_enabled()
+        predictions.append(prediction["logits"])
+
+    expected = model.eval()(features)
+    assert not predictions[0].requires_grad
+    torch.testing.assert_close(torch.cat(predictions), expected.detach())
+
+
+@pytest.mark.parametrize("engine", [dl.CPUEngine(), dl.DistributedDataParallelEngine(2, device="cpu")])
+def test_evaluate_loader_returns_metrics_under_any_engine(engine):
+    """The loader's metrics by name, as floats, and nothing is trained."""
+    model = mlp()
+    before = weights(model)
+    runner = supervised(model=model, num_epochs=1)
+    trained = weights(model)
+
+    metrics = runner.evaluate_loader(
+        loader(21, 4), callbacks=[dl.AccuracyCallback("logits", "targets")], engine=engine
+    )
+
+    features, targets = classification(21).tensors
+    logits = model.eval()(features)
+    assert metrics["accuracy"] == pytest.approx((logits.argmax(1) == targets).double().mean().item(), abs=1e-6)
+    assert metrics["loss"] == pytest.approx(nn.functional.cross_entropy(logits, targets).item(), rel=1e-5)
+    assert torch.equal(weights(model), trained) and not torch.equal(before, trained)
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda o: torch.optim.lr_scheduler.StepLR(o, 1, gamma=0.5), [0.1, 0.05, 0.025]),
+        (lambda o: torch.optim.lr_scheduler.MultiplicativeLR(o, lambda _: 0.1), [0.1, 0.01, 0.001]),
+        (lambda o: Halving(o), [0.1, 0.05, 0.025]),
+    ],
+)
+def test_a_scheduler_of_any_class_is_stepped_once_an_epoch(make, expected):
+    """Whatever it inherits from; the learning rate logged is the epoch's."""
+    model = mlp()
+    optimizer = sgd(model)
+
+    runner = supervised(model=model, optimizer=optimizer, scheduler=make(optimizer), num_epochs=3)
+
+    rates = [runner.experiment_metrics[epoch]["train"]["lr"] for epoch in (1, 2, 3)]
+    assert rates == pytest.approx(expected)
+
+
+class Halving:
+    """A scheduler that inherits from nothing."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    def step(self):
+        for group in self.optimizer.param_groups:
+            group["lr"] /= 2
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+def test_plateau_gets_the_validation_loss():
+    """ReduceLROnPlateau needs a metric and gets it."""
+    model = mlp()
+    optimizer = sgd(model, lr=0.0)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5, threshold=1e9)
+
+    supervised(model=model, optimizer=optimizer, scheduler=scheduler, num_epochs=3)
+
+    assert scheduler.best < 10 and scheduler.num_bad_epochs == 0 and scheduler.last_epoch == 3
+
+
+def test_one_cycle_follows_the_optimizers_steps():
+    """Once for each step, accumulated batches not counted."""
+    model, reference = mlp(), mlp()
+    optimizer, by_hand = sgd(model), sgd(reference)
+
+    def one_cycle(optimizer):
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.5, total_steps=11)
+
+    scheduler, expected = one_cycle(optimizer), one_cycle(by_hand)
+    supervised(
+        model=model, optimizer=optimizer, scheduler=scheduler, num_epochs=2, loaders={"train": loader(40, 4)},
+        callbacks=[dl.OptimizerCallback("loss", accumulation_steps=2)],
+    )  # fmt: skip
+    for _ in range(10):
+        by_hand.step()
+        expected.step()
+
+    assert scheduler.get_last_lr() == expected.get_last_lr()
+
+
+def test_skipped_step_leaves_scheduler_alone():
+    """A non-finite gradient must not advance the learning rate."""
+    model = mlp()
+    optimizer = sgd(model)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.5, total_steps=100)
+
+    class Explode(dl.Callback):
+        def on_batch_end(self, runner):
+            if runner.is_train_loader and runner.loader_batch_step % 2:
+                runner.batch_metrics["loss"] = runner.batch_metrics["loss"] * float("inf")
+
+    runner = supervised(
+        model=model, optimizer=optimizer, scheduler=scheduler, cpu=False, engine=dl.AMPEngine("cpu", dtype=torch.float16),
+        callbacks=[Explode(order=30)], loaders={"train": loader(40, 4)},
+    )  # fmt: skip
+
+    assert runner.epoch_metrics["train"]["skipped_steps"] == 5
+    assert scheduler.last_epoch == 5

@@ -1,0 +1,224 @@
+"""Exact sharding: each sample once, in an order that the number of processes does not change."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from runnerkit.sampler import shard_loader
+
+
+def indices(num_samples):
+    return TensorDataset(torch.arange(num_samples))
+
+
+def shards(loader, world_size, *, training=False, epoch=1, seed=42):
+    """The batches of each rank, as lists of indices."""
+    ranks = []
+    for rank in range(world_size):
+        shard = shard_loader(loader, key="k", training=training, rank=rank, world_size=world_size, seed=seed)
+        if hasattr(shard.batch_sampler, "set_epoch"):
+            shard.batch_sampler.set_epoch(epoch)
+        batches = [batch[0].tolist() for batch in shard]
+        assert len(shard) == len(batches)
+        ranks.append(batches)
+    return ranks
+
+
+def flat(ranks):
+    return [index for batches in ranks for batch in batches for index in batch]
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    num_samples=st.integers(1, 200),
+    batch_size=st.integers(1, 33),
+    world_size=st.integers(1, 5),
+    shuffle=st.booleans(),
+    training=st.booleans(),
+)
+def test_every_sample_is_seen_exactly_once(num_samples, batch_size, world_size, shuffle, training):
+    """No padding, no dropping; and to train on, all ranks have equally many batches."""
+    if training and num_samples < world_size:
+        return
+
+    ranks = shards(DataLoader(indices(num_samples), batch_size=batch_size, shuffle=shuffle), world_size, training=training)
+
+    assert sorted(flat(ranks)) == list(range(num_samples))
+    if training:
+        assert len({len(batches) for batches in ranks}) == 1
+
+
+@settings(deadline=None, max_examples=50)
+@given(num_samples=st.integers(1, 100), batch_size=st.integers(1, 9), world_size=st.integers(1, 4))
+def test_drop_last_drops_the_short_global_batch_and_nothing_else(num_samples, batch_size, world_size):
+    """As one process with the joined batch size does."""
+    loader = DataLoader(indices(num_samples), batch_size=batch_size, drop_last=True)
+
+    ranks = shards(loader, world_size)
+
+    size = batch_size * world_size
+    assert sorted(flat(ranks)) == list(range(num_samples // size * size))
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_ranks_together_see_the_batches_of_one_process(world_size):
+    """Batch i of all ranks is batch i of one process with the joined batch size, shuffled alike."""
+    num_samples, batch_size = 24 * world_size, 4
+
+    ranks = shards(DataLoader(indices(num_samples), batch_size=batch_size, shuffle=True), world_size)
+    [one] = shards(DataLoader(indices(num_samples), batch_size=batch_size * world_size, shuffle=True), 1)
+
+    for position, joined in enumerate(one):
+        together = [batches[position] for batches in ranks]
+        assert sorted(index for batch in together for index in batch) == sorted(joined)
+
+
+def test_the_order_differs_by_epoch_and_by_seed_and_repeats():
+    """It is a function of (seed, epoch), whatever else was drawn in between."""
+    loader = DataLoader(indices(50), batch_size=5, shuffle=True)
+
+    first = shards(loader, 1, epoch=1)
+    torch.rand(3)
+    again = shards(loader, 1, epoch=1)
+
+    assert first == again
+    assert first != shards(loader, 1, epoch=2)
+    assert first != shards(loader, 1, epoch=1, seed=43)
+
+
+def test_a_sampler_with_its_own_generator_is_alike_on_all_ranks():
+    """100 samples shuffled by 4 ranks: none seen twice, none missed; and the user's generator is left as it was."""
+    generator = torch.Generator().manual_seed(7)
+    loader = DataLoader(indices(100), batch_size=5, sampler=RandomSampler(range(100), generator=generator))
+    state = generator.get_state()
+
+    ranks = shards(loader, 4)
+
+    assert sorted(flat(ranks)) == list(range(100))
+    assert torch.equal(generator.get_state(), state)
+    assert shards(loader, 4, epoch=2) != ranks
+
+
+def test_a_weighted_sampler_is_shared_not_replaced():
+    """What it draws once is split; nothing outside its support appears."""
+    weights = [1.0] * 10 + [0.0] * 90
+    loader = DataLoader(indices(100), batch_size=4, sampler=WeightedRandomSampler(weights, 40))
+
+    ranks = shards(loader, 2)
+
+    assert len(flat(ranks)) == 40
+    assert set(flat(ranks)) <= set(range(10))
+    assert sorted(flat(ranks)) == sorted(flat(shards(loader, 1)))
+
+
+def test_a_batch_sampler_of_the_users_own_is_shared_by_whole_batches():
+    """Its batches are not cut; in evaluation each goes to one rank."""
+
+    class Pairs(BatchSampler):
+        def __iter__(self):
+            yield from ([index, index + 1] for index in range(0, 10, 2))
+
+        def __len__(self):
+            return 5
+
+    loader = DataLoader(indices(10), batch_sampler=Pairs(SequentialSampler(range(10)), 2, False))
+
+    assert shards(loader, 2) == [[[0, 1], [4, 5], [8, 9]], [[2, 3], [6, 7]]]
+    assert shards(loader, 2, training=True) == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
+
+
+def test_a_distributed_sampler_of_the_users_own_is_left_alone(caplog):
+    """The loader comes back as it is; that its padding is scored twice is said."""
+    sampler = DistributedSampler(indices(9), num_replicas=2, rank=1)
+    loader = DataLoader(indices(9), batch_size=3, sampler=sampler)
+
+    shard = shard_loader(loader, key="valid", training=False, rank=1, world_size=2, seed=42)
+
+    assert shard is loader
+    assert "scored twice" in caplog.text
+
+
+def test_every_attribute_of_the_loader_is_kept():
+    """A subclass too, whose constructor nobody could call again."""
+
+    class Mine(DataLoader):
+        def __init__(self):
+            super().__init__(
+                indices(10),
+                batch_size=2,
+                num_workers=1,
+                collate_fn=torch.stack,
+                pin_memory=False,
+                timeout=5,
+                persistent_workers=True,
+                prefetch_factor=3,
+                generator=torch.Generator(),
+                worker_init_fn=print,
+            )
+            self.extra = "mine"
+
+    loader = Mine()
+    shard = shard_loader(loader, key="train", training=True, rank=1, world_size=2, seed=42)
+
+    assert type(shard) is Mine and shard is not loader
+    differing = {name for name in vars(loader) if vars(loader)[name] is not vars(shard)[name]}
+    assert differing <= {"batch_sampler", "_iterator"}
+    assert isinstance(loader.batch_sampler, BatchSampler), "the user's own loader is untouched"
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(10))
+
+
+@pytest.mark.parametrize(
+    ("loader", "message"),
+    [
+        ([1, 2, 3], "it is a list, not a DataLoader"),
+        (DataLoader(Stream(), batch_size=2), "IterableDataset"),
+        (DataLoader(indices(4), batch_size=None), "batch_size=None"),
+    ],
+)
+def test_what_cannot_be_shared_exactly_raises(loader, message):
+    """With several processes; one process takes it as it is."""
+    with pytest.raises(TypeError, match=message):
+        shard_loader(loader, key="train", training=True, rank=0, world_size=2, seed=42)
+
+    assert shard_loader(loader, key="train", training=True, rank=0, world_size=1, seed=42) is loader
+
+
+def test_too_few_samples_to_train_all_processes_are_refused():
+    """Every process needs a gradient in every step."""
+    with pytest.raises(ValueError, match="has 3 samples, too few to train 4 processes"):
+        shard_loader(DataLoader(indices(3)), key="train", training=True, rank=0, world_size=4, seed=42)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 3), (2, 3), (3, 3)])
+def test_an_interrupted_epoch_goes_on_with_another_number_of_processes(before, after):
+    """What was consumed and what is left are together exactly the data set."""
+    loader = DataLoader(indices(97), batch_size=4, shuffle=True)
+    num_batches, seen, position = 3, [], 0
+    for rank in range(before):
+        shard = shard_loader(loader, key="train", training=True, rank=rank, world_size=before, seed=42)
+        shard.batch_sampler.set_epoch(5)
+        seen += [index for batch, _ in zip(shard, range(num_batches), strict=False) for index in batch[0].tolist()]
+        position = shard.batch_sampler.position_after(num_batches)
+
+    for rank in range(after):
+        shard = shard_loader(loader, key="train", training=True, rank=rank, world_size=after, seed=42)
+        shard.batch_sampler.set_epoch(5)
+        shard.batch_sampler.skip(position)
+        seen += [index for batch in shard for index in batch[0].tolist()]
+
+    assert sorted(seen) == list(range(97))
