@@ -53,7 +53,7 @@ class BackwardCallback(IBackwardCallback):
         mine = [each for each in steppers if isinstance(each, OptimizerCallback) and each.metric_key == self.metric_key]
         if any(each.accumulation_steps > 1 for each in mine):
             raise ValueError(
-                "BackwardCallback would clip gradients that are still accumulated; pass grad_clip_fn to OptimizerCallback"
+                "BackwardCallback would clip gradients that still accumulate; pass grad_clip_fn to OptimizerCallback"
             )
         self._optimizer = as_dict(runner.optimizer)[(mine[0].optimizer_key if mine else None) or ""]
 
@@ -63,7 +63,7 @@ class BackwardCallback(IBackwardCallback):
     def on_batch_end(self, runner: IRunner) -> None:
         if not runner.is_train_loader:
             return
-        loss = runner.batch_metrics.get(self.metric_key)
+        loss: Any = runner.batch_metrics.get(self.metric_key)
         if not self._is_checked:
             self._check(loss, runner)
         runner.engine.backward(loss, self._optimizer)
@@ -81,18 +81,27 @@ class BackwardCallback(IBackwardCallback):
         # The first batch of each pass; a loss that goes wrong later shows in the loader's mean.
         where = f"batch {runner.loader_batch_step} of loader {runner.loader_key!r}"
         if loss is None:
-            raise KeyError(f"no {self.metric_key!r} to train on at {where}; batch_metrics has {sorted(runner.batch_metrics)}")
+            raise KeyError(
+                f"no {self.metric_key!r} to train on at {where}; batch_metrics has {sorted(runner.batch_metrics)}"
+            )
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
             kind = f"of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
             graph = " without a graph (detached?)" if isinstance(loss, Tensor) and not loss.requires_grad else ""
-            raise ValueError(f"{self.metric_key!r} at {where} must be a scalar tensor with a graph, got one {kind}{graph}")
+            raise ValueError(
+                f"{self.metric_key!r} at {where} must be a scalar tensor with a graph, got one {kind}{graph}"
+            )
         if not runner.engine.precision.skips_steps and not torch.isfinite(loss):
             raise ValueError(f"{self.metric_key!r} is {loss.item()} at {where}, rank {runner.engine.rank}")
         self._is_checked = True
 
     def on_loader_end(self, runner: IRunner) -> None:
         mean = runner.loader_metrics.get(self.metric_key)
-        if runner.is_train_loader and mean is not None and not runner.engine.precision.skips_steps and not math.isfinite(mean):
+        if (
+            runner.is_train_loader
+            and mean is not None
+            and not runner.engine.precision.skips_steps
+            and not math.isfinite(mean)
+        ):
             raise ValueError(
                 f"{self.metric_key!r} became {mean} within epoch {runner.epoch_step} of loader {runner.loader_key!r}; "
                 "the last checkpoint is from before. Try a smaller learning rate or grad_clip_fn='clip_grad_norm_'"

@@ -24,7 +24,7 @@ _CLOCK_STEPS = 20  # processes agree on the time this often: each time is a broa
 class CheckpointCallback(ICheckpointCallback):
     """Save a checkpoint at the end of every epoch, and oftener if asked; keep the best and the last.
 
-    Files in `logdir`/checkpoints: model.0003.pth (epoch 3), ``last.pth`` and ``best.pth`` (further names), ``index.json``.
+    Files in `logdir`/checkpoints: model.0003.pth (epoch 3); ``last.pth``, ``best.pth`` (more names); ``index.json``.
 
     Args:
         logdir: folder of the run.
@@ -88,7 +88,6 @@ class CheckpointCallback(ICheckpointCallback):
         self.load_best_on_end = load_best_on_end
         if loader_key is not None and metric_key is not None:
             self.requires = ((loader_key, metric_key),)
-        self.best_score: float | None = None
         self._is_due = self._is_validated = False
         self._saved_at = 0.0
 
@@ -124,24 +123,19 @@ class CheckpointCallback(ICheckpointCallback):
             return None
         metrics = runner.epoch_metrics[self.loader_key]
         if self.metric_key not in metrics:
-            raise KeyError(f"CheckpointCallback: loader {self.loader_key!r} has no metric {self.metric_key!r} but {sorted(metrics)}")
+            raise KeyError(
+                f"no metric {self.metric_key!r} of loader {self.loader_key!r} to tell the best by: {sorted(metrics)}"
+            )
         return metrics[self.metric_key]
 
     def _save(self, runner: IRunner, *, score: float | None) -> None:
         self._is_due = self._is_validated = False
         self._saved_at = time.monotonic()
         components.flush_logs(runner)
-        if score is not None and self._is_better(score):
-            self.best_score = score
         # Every rank must enter: this gathers.
         state = snapshot.capture(runner) if self.mode == "runner" else snapshot.model_state(runner)
         if runner.engine.is_main_process:
             self._write(runner, state, score=score)
-
-    def _is_better(self, score: float) -> bool:
-        if math.isnan(score):
-            return False
-        return self.best_score is None or (score < self.best_score if self.minimize else score > self.best_score)
 
     def _write(self, runner: IRunner, state: StateDict, *, score: float | None) -> None:
         folder = CheckpointFolder(self.folder)
@@ -165,8 +159,8 @@ class CheckpointCallback(ICheckpointCallback):
     def on_stage_end(self, runner: IRunner) -> None:
         if not self.load_best_on_end:
             return
-        state = self._best_state() if runner.engine.is_main_process else None
-        state = runner.engine.broadcast_object(state)
+        # Every rank must enter: this broadcasts, since only rank zero is sure to see the files.
+        state = runner.engine.broadcast_object(self._best_state() if runner.engine.is_main_process else {})
         snapshot.load_model_state(runner, state.get("model_state_dict", state), source="the best checkpoint")
 
     def _best_state(self) -> StateDict:
@@ -175,9 +169,3 @@ class CheckpointCallback(ICheckpointCallback):
         if not best:
             raise FileNotFoundError(f"load_best_on_end: no checkpoint in {self.folder} has a {self.metric_key!r}")
         return load_checkpoint(self.folder / best[0].name)
-
-    def state_dict(self) -> StateDict:
-        return {"best_score": self.best_score}
-
-    def load_state_dict(self, state: StateDict) -> None:
-        self.best_score = state["best_score"]

@@ -68,6 +68,10 @@ class CallbackWrapper(Callback):
         if self.enable_callback and self._passes_loader(runner):
             self.callback.on_batch_end(runner)
 
+    def on_step_end(self, runner: IRunner) -> None:
+        if self.enable_callback and self._passes_loader(runner):
+            self.callback.on_step_end(runner)
+
     def on_loader_end(self, runner: IRunner) -> None:
         if self.enable_callback and self._passes_loader(runner):
             self.callback.on_loader_end(runner)

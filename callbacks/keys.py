@@ -20,14 +20,16 @@ def pick(runner: IRunner, *keys: Keys, reader: str) -> tuple[list[Any], dict[str
     batch = runner.batch
     if not isinstance(batch, dict):
         raise TypeError(
-            f"{reader} reads the batch by key, but it is a {type(batch).__name__}; set self.batch to a dict in handle_batch"
+            f"{reader} reads the batch by key, but it is a {type(batch).__name__}: make it a dict in handle_batch"
         )
     arguments: list[Any] = []
     keyword_arguments: dict[str, Any] = {}
     for each in keys:
         for key in [each] if isinstance(each, str) else each:
             if key not in batch:
-                raise KeyError(f"{reader} reads {key!r} of a batch of loader {runner.loader_key!r}, which has {list(batch)}")
+                raise KeyError(
+                    f"{reader} reads {key!r} of a batch of loader {runner.loader_key!r}, which has {list(batch)}"
+                )
             if isinstance(each, dict):
                 keyword_arguments[each[key]] = batch[key]
             else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -104,16 +104,12 @@ def _inner_metrics(metric: Any) -> list[Any]:
     if not isinstance(metric, nn.Module):
         return []
     for module in metric.modules():
-        if hasattr(module, "compute_groups"):
-            cast(
-                Any, module
-            ).values()  # a MetricCollection updates one metric of a group; this gives the others its state
+        if isinstance(module, nn.ModuleDict) and hasattr(module, "compute_groups"):
+            module.values()  # a MetricCollection updates one metric of a group; this gives the others its state
     return [module for module in metric.modules() if hasattr(module, "_reductions")]
 
 
 def _merge(metrics: list[Any], parts: list[Part]) -> Part:
-    if len(parts) == 1:
-        return parts[0]
     return [
         {name: _reduce([states[name] for states in of_ranks], each._reductions[name]) for name in of_ranks[0]}
         for each, of_ranks in zip(metrics, zip(*parts, strict=True), strict=True)

@@ -116,7 +116,9 @@ class OptimizerCallback(IOptimizerCallback):
         group = self._optimizer(runner).param_groups[0]
         runner.loader_metrics[f"lr{suffix}"] = float(group["lr"])
         if "betas" in group or "momentum" in group:
-            runner.loader_metrics[f"momentum{suffix}"] = float(group["betas"][0] if "betas" in group else group["momentum"])
+            runner.loader_metrics[f"momentum{suffix}"] = float(
+                group["betas"][0] if "betas" in group else group["momentum"]
+            )
         if runner.engine.precision.skips_steps:
             runner.loader_metrics[f"skipped_steps{suffix}"] = float(self.num_skipped)
 

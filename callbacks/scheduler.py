@@ -6,7 +6,7 @@ import inspect
 import warnings
 from typing import TYPE_CHECKING, Any, Literal
 
-from torch.optim import lr_scheduler
+from torch.optim import Optimizer, lr_scheduler
 
 from runnerkit.callback import CallbackOrder, ISchedulerCallback
 from runnerkit.types import as_dict
@@ -59,7 +59,7 @@ class SchedulerCallback(ISchedulerCallback):
         scheduler = schedulers[self.scheduler_key or ""]
         self._steps_per_batch = self.mode == "batch" or (self.mode is None and isinstance(scheduler, _PER_STEP))
         optimizer = getattr(scheduler, "optimizer", None)
-        if self._steps_per_batch and hasattr(optimizer, "register_step_post_hook"):
+        if self._steps_per_batch and isinstance(optimizer, Optimizer):
             self._hook = optimizer.register_step_post_hook(self._note_step)
         self._follows_optimizer = self._hook is not None
 
@@ -67,7 +67,11 @@ class SchedulerCallback(ISchedulerCallback):
         self._optimizer_stepped = True
 
     def on_batch_end(self, runner: IRunner) -> None:
-        if runner.is_train_loader and self._steps_per_batch and (self._optimizer_stepped or not self._follows_optimizer):
+        if (
+            runner.is_train_loader
+            and self._steps_per_batch
+            and (self._optimizer_stepped or not self._follows_optimizer)
+        ):
             self._optimizer_stepped = False
             self._step(runner, runner.batch_metrics.get(self.metric_key or "loss"))
 
@@ -84,7 +88,7 @@ class SchedulerCallback(ISchedulerCallback):
         scheduler = as_dict(runner.scheduler)[self.scheduler_key or ""]
         arguments = () if not _wants_metric(scheduler) else (self._epoch_metric(runner) if metric is None else metric,)
         with warnings.catch_warnings():
-            # torch marks the optimizer's `step` when a scheduler is made; the mark is lost on the way to another process.
+            # torch marks the optimizer's `step` when a scheduler is made; the mark does not travel to another process.
             warnings.filterwarnings("ignore", message="Seems like `optimizer.step")
             scheduler.step(*arguments)
 

@@ -15,7 +15,7 @@ class TimerCallback(Callback):
     """Log seconds per batch and samples per second of this process.
 
     ``_timer/data_time`` is the wait for the batch, ``_timer/model_time`` all that is done with it,
-    ``_timer/batch_time`` their sum. No device is synchronised: on a GPU, `model_time` is the time to queue the work, and
+    ``_timer/batch_time`` their sum. No device is synchronised: on a GPU `model_time` is the time to queue the work, and
     where the queue is full, the device's own.
 
     >>> TimerCallback().provides
@@ -43,6 +43,6 @@ class TimerCallback(Callback):
         runner.batch_metrics.update(zip(self.provides, values, strict=True))
         self._waiting_since[key] = now
 
-    def on_validation_end(self, runner: IRunner) -> None:
-        # The loader that goes on now did not wait for data all that time.
+    def on_step_end(self, runner: IRunner) -> None:
+        # A validation or a checkpoint since the batch's end was no waiting for data.
         self._waiting_since[runner.loader_key] = time.perf_counter()

@@ -61,6 +61,6 @@ def choose_engine(
         return get_available_engine(**flags) if raised else None
     if raised:
         raise ValueError(
-            f"engine={type(engine).__name__} and {', '.join(raised)} contradict each other; give the engine or the flags"
+            f"engine={type(engine).__name__} and {', '.join(raised)} contradict each other; give either engine or flags"
         )
     return engine

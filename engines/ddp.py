@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import FileStore  # type: ignore[attr-defined]  # public, though not in torch's __all__
 from torch.nn.parallel import DistributedDataParallel
 
 from runnerkit.engine import IEngine
@@ -116,7 +117,7 @@ class DistributedDataParallelEngine(IEngine):
         self.device = self._open_device()
         self.precision.setup(self.device)
         if not dist.is_initialized():
-            store = dist.FileStore(environment.store, environment.world_size) if environment.store else None
+            store = FileStore(environment.store, environment.world_size) if environment.store else None
             dist.init_process_group(
                 self.backend or ("nccl" if self.device.type == "cuda" else "gloo"),
                 store=store,
@@ -131,7 +132,7 @@ class DistributedDataParallelEngine(IEngine):
             return torch.device("cpu")
         if self.local_process_index >= torch.cuda.device_count():
             raise RuntimeError(
-                f"process {self.local_process_index} of this machine has no GPU: torch sees {torch.cuda.device_count()}; "
+                f"process {self.local_process_index} of this machine lacks a GPU: there are {torch.cuda.device_count()}; "
                 "start at most that many processes, or pass cpu=True"
             )
         torch.cuda.set_device(self.local_process_index)
@@ -162,14 +163,14 @@ class DistributedDataParallelEngine(IEngine):
 
     def settle(self) -> None:
         # A gloo thread that lets go of the last collective's tensors takes an interpreter lock for a moment. A worker
-        # forked in that moment has the lock, not the thread, and waits for ever (CPython 3.11, 1 fork in some thousand).
+        # forked in that moment has the lock, not the thread, and waits for ever (CPython 3.11, 1 fork in thousands).
         time.sleep(_SETTLE_S)
 
     def prepare(self, model: nn.Module) -> nn.Module:
         if not any(parameter.requires_grad for parameter in model.parameters()):
             return model  # DDP refuses a module without gradients: a frozen teacher, say
         if self.sync_bn and self.device.type == "cuda":
-            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]  # torch has no types
         elif self.sync_bn:
             logger.warning("sync_bn=True has no effect: torch's SyncBatchNorm runs on GPUs only, this is the CPU")
         device_ids = [self.device] if self.device.type == "cuda" else None
@@ -191,5 +192,3 @@ class DistributedDataParallelEngine(IEngine):
 
     def accumulate(self, model: nn.Module) -> AbstractContextManager[Any]:
         return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
-
-

@@ -39,7 +39,9 @@ class ProcessEnvironment:
         if store is None:
             for name in ("MASTER_ADDR", "MASTER_PORT"):
                 if name not in os.environ:
-                    raise ValueError(f"RANK is set but {name} is not; start with torchrun, or unset RANK and WORLD_SIZE")
+                    raise ValueError(
+                        f"RANK is set but {name} is not; start with torchrun, or unset RANK and WORLD_SIZE"
+                    )
         launcher = "torchrun" if "TORCHELASTIC_RUN_ID" in os.environ else "runnerkit" if store else "the launcher"
         return cls(launcher, rank, local_rank, world_size, store)
 
@@ -47,7 +49,9 @@ class ProcessEnvironment:
 def _integer(name: str) -> int:
     value = os.environ.get(name)
     if value is None or not value.lstrip("-").isdigit():
-        raise ValueError(f"the environment variable {name} is {value!r}; a launcher such as torchrun sets it to an integer")
+        raise ValueError(
+            f"the environment variable {name} is {value!r}; a launcher such as torchrun sets it to an integer"
+        )
     return int(value)
 
 

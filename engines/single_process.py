@@ -33,7 +33,7 @@ class SingleProcessEngine(IEngine):
         environment = ProcessEnvironment.read()
         if environment is not None and environment.world_size > 1:
             logger.warning(
-                "%s started %d processes, but %s is for one: each of them trains alone; pass ddp=True to train together",
+                "%s started %d processes, but %s is for one: each trains alone; pass ddp=True to train together",
                 environment.launcher, environment.world_size, type(self).__name__,
             )  # fmt: skip
         return fn()

@@ -28,7 +28,9 @@ def check_loaders(loaders: Any) -> dict[str, Any]:
         raise ValueError("loaders is empty; give at least one, such as {'train': ..., 'valid': ...}")
     for key, loader in loaders.items():
         if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
-            raise TypeError(f"loader {key!r} is a {type(loader).__name__}; expected a DataLoader or an iterable of batches")
+            raise TypeError(
+                f"loader {key!r} is a {type(loader).__name__}; expected a DataLoader or an iterable of batches"
+            )
         if isinstance(loader, Sized) and len(loader) == 0:
             raise ValueError(f"loader {key!r} is empty: {_why_empty(loader)}")
     return dict(loaders)

@@ -37,12 +37,14 @@ def _env(_: argparse.Namespace) -> str:
 
 def _metrics(options: argparse.Namespace) -> str:
     frame = read_metrics(options.logdir)
-    table = frame.pivot_table(index=["run", "stage", "epoch", "step", "loader"], columns="metric", values="value", sort=False)
+    table = frame.pivot_table(
+        index=["run", "stage", "epoch", "step", "loader"], columns="metric", values="value", sort=False
+    )
     return str(table.to_string(float_format="%.4g"))
 
 
 def _plot(options: argparse.Namespace) -> str:
-    return str(plot_metrics(options.logdir, options.output))
+    return str(plot_metrics(options.logdir, path=options.output))
 
 
 _COMMANDS = {"env": _env, "metrics": _metrics, "plot": _plot}

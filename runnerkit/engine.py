@@ -115,9 +115,7 @@ class IEngine(ABC):
 
     def prepare_loader(self, loader: Any, *, key: str, training: bool, seed: int) -> Any:
         """Return this process's share of `loader`; see :func:`runnerkit.sampler.shard_loader`."""
-        return shard_loader(
-            loader, key=key, training=training, rank=self.rank, world_size=self.world_size, seed=seed
-        )
+        return shard_loader(loader, key=key, training=training, rank=self.rank, world_size=self.world_size, seed=seed)
 
     # A step.
 
@@ -169,7 +167,9 @@ def move(value: Any, device: torch.device, *, path: str) -> Any:
     if isinstance(value, dict):
         return {key: move(item, device, path=f"{path}[{key!r}]") for key, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(move(item, device, path=f"{path}.{name}") for name, item in zip(value._fields, value, strict=True)))
+        return type(value)(
+            *(move(item, device, path=f"{path}.{name}") for name, item in zip(value._fields, value, strict=True))
+        )
     if isinstance(value, list | tuple):
         return type(value)(move(item, device, path=f"{path}[{index}]") for index, item in enumerate(value))
     if value is None or isinstance(value, str | bytes | int | float):

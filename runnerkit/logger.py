@@ -90,7 +90,10 @@ class StepQueue:
         tensors = [value for _, metrics in self._queue for value in metrics.values() if isinstance(value, Tensor)]
         on_host = iter(torch.stack([tensor.float().reshape(()) for tensor in tensors]).tolist() if tensors else [])
         taken = [
-            (step, {key: next(on_host) if isinstance(value, Tensor) else float(value) for key, value in metrics.items()})
+            (
+                step,
+                {key: next(on_host) if isinstance(value, Tensor) else float(value) for key, value in metrics.items()},
+            )
             for step, metrics in self._queue
         ]
         self._queue.clear()

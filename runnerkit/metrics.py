@@ -56,7 +56,8 @@ class AdditiveMetric:
     """A mean weighted by the number of samples, over values that arrive batch by batch.
 
     >>> metric = AdditiveMetric()
-    >>> metric.update(1.0, 3); metric.update(2.0, 1); metric.compute()[0]
+    >>> values = metric.update(1.0, num_samples=3), metric.update(2.0, num_samples=1)
+    >>> metric.compute()[0]
     1.25
     """
 
@@ -106,10 +107,12 @@ class LoaderMeans:
             if isinstance(value, Tensor) and value.numel() == 1:
                 tensors[key] = value.detach().reshape(())
             elif isinstance(value, Tensor):
-                raise ValueError(f"batch_metrics[{key!r}] must be a scalar, got shape {tuple(value.shape)}; take its mean()")
+                raise ValueError(
+                    f"batch_metrics[{key!r}] must be a scalar, got shape {tuple(value.shape)}; take its mean()"
+                )
             else:
-                total, count = self._host_sums.get(key, (0.0, 0))
-                self._host_sums[key] = total + _number(key, value) * batch_size, count + batch_size
+                number, count = self._host_sums.get(key, (0.0, 0))
+                self._host_sums[key] = number + _number(key, value) * batch_size, count + batch_size
         if not tensors:
             return
         keys = tuple(tensors)
@@ -141,11 +144,11 @@ class LoaderMeans:
         if any(each != keys[0] for each in keys):
             listing = "; ".join(f"rank {rank}: {sorted(part)}" for rank, part in enumerate(parts))
             raise ValueError(f"loader {loader_key!r}: ranks logged different metrics, so no mean is right: {listing}")
-        first = next((part for part in parts if part), {})
+        parts = [part for part in parts if part]
         means = {}
-        for key in first:
-            total = sum(part[key][0] for part in parts if part)
-            means[key] = total / max(1, sum(part[key][1] for part in parts if part))
+        for key in parts[0] if parts else ():
+            total = sum(part[key][0] for part in parts)
+            means[key] = total / max(1, sum(part[key][1] for part in parts))
         return means, sum(num_samples for num_samples, _ in totals)
 
     def state_dict(self) -> StateDict:
@@ -177,6 +180,4 @@ def _number(key: str, value: Any) -> float:
     try:
         return float(value)
     except (TypeError, ValueError):
-        raise TypeError(
-            f"batch_metrics[{key!r}] must be a () tensor or a number, got {type(value).__name__}"
-        ) from None
+        raise TypeError(f"batch_metrics[{key!r}] must be a () tensor or a number, got {type(value).__name__}") from None

@@ -63,7 +63,7 @@ class FP32(Precision):
         return self._nothing
 
     def backward(self, loss: Tensor) -> None:
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch has no types for it
 
     def unscale(self, optimizer: Optimizer) -> None:
         pass
@@ -105,7 +105,8 @@ class AMP(Precision):
 
     def backward(self, loss: Tensor) -> None:
         self._update_scale()
-        (loss if self._scaler is None else self._scaler.scale(loss)).backward()
+        scaled = loss if self._scaler is None else self._scaler.scale(loss)
+        scaled.backward()  # type: ignore[no-untyped-call]  # torch has no types for it
 
     def unscale(self, optimizer: Optimizer) -> None:
         if self._scaler is not None and id(optimizer) not in self._unscaled:

@@ -11,6 +11,7 @@ from runnerkit.callback import ICallback, IListener
 from runnerkit.engine import IEngine
 from runnerkit.logger import ILogger, Step, StepQueue
 from runnerkit.metrics import LoaderMeans
+from runnerkit.seeding import keep_rng
 from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler
 
 
@@ -238,9 +239,10 @@ class IRunner(IListener):
     def _run_validation(self) -> None:
         """Run the evaluation loaders in the middle of a training loader, then go on as if nothing had been."""
         paused = components.pause_loader(self)
-        for key in self.loaders:
-            if not key.startswith("train"):
-                self._run_loader(key)
+        with keep_rng():
+            for key in self.loaders:
+                if not key.startswith("train"):
+                    self._run_loader(key)
         components.continue_loader(self, paused)
         self._emit("on_validation_end")
 

@@ -8,7 +8,7 @@ processes see together, batch by batch, what one process with an N times larger 
 import copy
 import logging
 import random
-from collections.abc import Iterator, Sized
+from collections.abc import Iterable, Iterator, Sized
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ class ShardedBatchSampler(Sampler[list[int]]):
     """
 
     def __init__(
-        self, sampler: Sampler[int], *, batch_size: int, drop_last: bool, rank: int, world_size: int, seed: int
+        self, sampler: Iterable[int], *, batch_size: int, drop_last: bool, rank: int, world_size: int, seed: int
     ) -> None:
         self.sampler = sampler
         self.batch_size = batch_size
@@ -50,7 +50,7 @@ class ShardedBatchSampler(Sampler[list[int]]):
         set_epoch(self.sampler, epoch)
 
     def position_after(self, num_batches: int) -> int:
-        """How much of the epoch's global order is consumed after `num_batches`; the same for any number of processes."""
+        """How much of the epoch's global order all processes have consumed after `num_batches` of this one."""
         return self.num_consumed + num_batches * self.batch_size * self.world_size
 
     def skip(self, position: int) -> None:
@@ -92,7 +92,7 @@ class ShardedBatches(Sampler[list[int]]):
     """
 
     def __init__(
-        self, batch_sampler: Sampler[list[int]], *, training: bool, rank: int, world_size: int, seed: int
+        self, batch_sampler: Iterable[list[int]], *, training: bool, rank: int, world_size: int, seed: int
     ) -> None:
         self.batch_sampler = batch_sampler
         self.training = training
@@ -139,7 +139,7 @@ def seeded_order(sampler: Any, seed: int) -> list[Any]:
     with keep_rng():
         random.seed(seed)
         np.random.seed(seed % 2**32)
-        torch.random.default_generator.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         if not isinstance(generator, torch.Generator):
             return list(sampler)
         state = generator.get_state()
@@ -170,7 +170,11 @@ def shard_loader(loader: Any, *, key: str, training: bool, rank: int, world_size
         TypeError: with several processes, a loader that cannot be sharded exactly.
         ValueError: fewer samples to train on than processes.
     """
-    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
+    if (
+        not isinstance(loader, DataLoader)
+        or isinstance(loader.dataset, IterableDataset)
+        or loader.batch_sampler is None
+    ):
         if world_size > 1:
             raise TypeError(
                 f"loader {key!r} cannot be shared exactly among {world_size} processes: {_why_not(loader)}; "
@@ -178,11 +182,15 @@ def shard_loader(loader: Any, *, key: str, training: bool, rank: int, world_size
             )
         return loader
     batch_sampler, sampler = loader.batch_sampler, loader.sampler
-    if isinstance(sampler, DistributedSampler) or isinstance(getattr(batch_sampler, "sampler", None), DistributedSampler):
+    if isinstance(sampler, DistributedSampler) or isinstance(
+        getattr(batch_sampler, "sampler", None), DistributedSampler
+    ):
         if not training and len(loader.dataset) % world_size:  # type: ignore[arg-type]  # map-style: it has a length
             logger.warning(
-                "loader %r: its own DistributedSampler repeats samples to fill up %d processes, and they are scored twice; "
-                "leave the sampler out for exact evaluation", key, world_size
+                "loader %r: its own DistributedSampler repeats samples to fill %d processes, which are scored twice; "
+                "leave the sampler out for exact evaluation",
+                key,
+                world_size,
             )
         return loader
     sharded: ShardedBatchSampler | ShardedBatches

@@ -75,9 +75,9 @@ def _states(components: Any) -> StateDict:
 
 def _position(runner: IRunner) -> StateDict:
     sampler = getattr(runner.loader, "batch_sampler", None)
-    if not hasattr(sampler, "position_after"):
+    if sampler is None or not hasattr(sampler, "position_after"):
         raise TypeError(
-            f"loader {runner.loader_key!r} has no position to save in the middle of an epoch; checkpoint at epoch ends, "
+            f"loader {runner.loader_key!r} has no position to save in the middle of an epoch; save at epoch ends, "
             "or use a DataLoader without a DistributedSampler of your own"
         )
     return {
@@ -93,7 +93,9 @@ def find(runner: IRunner, stage: str) -> bool:
     """Look once for the checkpoint that the user wants to go on from; False if it belongs to a later stage."""
     if runner._snapshot is None and not runner._known_callbacks:
         wanted = [runner._resume] + [
-            callback.resume_runner for callback in runner.callbacks.values() if isinstance(callback, ICheckpointCallback)
+            callback.resume_runner
+            for callback in runner.callbacks.values()
+            if isinstance(callback, ICheckpointCallback)
         ]
         source = next((each for each in wanted if each), None)
         if source is not None:

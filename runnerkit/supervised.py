@@ -63,8 +63,9 @@ class SupervisedRunner(Runner):
 
     def get_callbacks(self, stage: str) -> dict[str, ICallback]:
         callbacks = super().get_callbacks(stage)
+        outputs = list(self.output_key.values()) if isinstance(self.output_key, dict) else self.output_key
         if self._given_criterion is not None and not holds(callbacks, ICriterionCallback):
-            callbacks["_criterion"] = CriterionCallback(self.output_key, self.target_key, metric_key=self.loss_key)
+            callbacks["_criterion"] = CriterionCallback(outputs, self.target_key, metric_key=self.loss_key)
         if self._given_optimizer is not None:
             if not holds(callbacks, IBackwardCallback):
                 callbacks["_backward"] = BackwardCallback(self.loss_key)
@@ -93,7 +94,7 @@ class SupervisedRunner(Runner):
         if not isinstance(batch, list | tuple) or len(batch) > len(names):
             length = f" of {len(batch)}" if isinstance(batch, list | tuple) else ""
             raise TypeError(
-                f"a batch of loader {self.loader_key!r} is a {type(batch).__name__}{length}; expected a dict, or a tuple of "
+                f"a batch of loader {self.loader_key!r} is a {type(batch).__name__}{length}, not a dict or a tuple of "
                 f"{names} (input_key and target_key)"
             )
         return dict(zip(names, batch, strict=False))
@@ -101,7 +102,9 @@ class SupervisedRunner(Runner):
     def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         missing = [key for key in _names(self.input_key) if key not in batch]
         if missing:
-            raise KeyError(f"input_key {missing} not in the batch of loader {self.loader_key!r}, which has {list(batch)}")
+            raise KeyError(
+                f"input_key {missing} not in the batch of loader {self.loader_key!r}, which has {list(batch)}"
+            )
         if isinstance(self.input_key, dict):
             output = self.model(**{name: batch[key] for key, name in self.input_key.items()}, **kwargs)
         else:

@@ -91,8 +91,8 @@ class Runner(IRunner):
             num_epochs: passes over the loaders.
             logdir: folder of logs and checkpoints; without it nothing is written.
             resume: a checkpoint, a logdir (its newest good checkpoint), or "auto" (that of `logdir`, if there is one).
-            valid_loader, valid_metric, minimize_valid_metric: what makes a checkpoint the best one; by default
-                the loss, minimized, of "valid" if there is such a loader.
+            valid_loader, valid_metric, minimize_valid_metric: what makes a checkpoint the best one; given one of the
+                first two, the other is "valid" or "loss". Given neither, no best checkpoint is kept.
             valid_every_steps: evaluate, and look for the best checkpoint, also every so many training steps.
             log_every: training steps from one step log to the next, for loggers with ``log_batch_metrics``.
             verbose: show a progress bar.
@@ -114,7 +114,9 @@ class Runner(IRunner):
             raise ValueError(f"valid_every_steps must be >= 1, got {valid_every_steps}; None evaluates once an epoch")
         if log_every < 1:
             raise ValueError(f"log_every must be >= 1, got {log_every}")
-        self._given_engine = choose_engine(engine, cpu=cpu, fp16=fp16, amp=amp, apex=apex, ddp=ddp) or self._given_engine
+        self._given_engine = (
+            choose_engine(engine, cpu=cpu, fp16=fp16, amp=amp, apex=apex, ddp=ddp) or self._given_engine
+        )
         self._loaders = loaders
         self.model = model if model is not None else self.model
         self.criterion, self.optimizer, self.scheduler = criterion, optimizer, scheduler
@@ -125,36 +127,32 @@ class Runner(IRunner):
         if folder is None and (profile or load_best_on_end):
             raise ValueError("profile=True and load_best_on_end=True write files: pass logdir=")
         self._resume, self._continues = _resume_source(resume, folder), resume is not None
-        self._given_callbacks = _by_key(callbacks)
-        add = self._given_callbacks.setdefault
-        if verbose:
-            add("_tqdm", TqdmCallback())
-        if timeit:
-            add("_timer", TimerCallback())
-        if check:
-            add("_check", CheckRunCallback())
-        if overfit:
-            add("_overfit", BatchOverfitCallback())
-        if profile:
-            assert folder is not None
-            add("_profiler", ProfilerCallback(folder / "trace.json"))
+        self._given_callbacks = {
+            **_by_key(callbacks),
+            **_flag_callbacks(folder, verbose=verbose, timeit=timeit, check=check, overfit=overfit, profile=profile),
+        }
+        if valid_loader is not None or valid_metric is not None:
+            valid_loader, valid_metric = valid_loader or "valid", valid_metric or "loss"
         if folder is not None and not holds(self._given_callbacks, ICheckpointCallback):
-            if valid_loader is None and loaders is not None and "valid" in loaders:
-                valid_loader = "valid"
-            add("_checkpoint", CheckpointCallback(
-                folder, loader_key=valid_loader, metric_key=valid_metric if valid_metric else "loss" if valid_loader else None,
-                minimize=minimize_valid_metric if minimize_valid_metric is not None else True,
-                mode="runner", load_best_on_end=load_best_on_end,
-            ))  # fmt: skip
+            self._given_callbacks["_checkpoint"] = CheckpointCallback(
+                folder,
+                loader_key=valid_loader,
+                metric_key=valid_metric,
+                minimize=True if minimize_valid_metric is None and valid_metric == "loss" else minimize_valid_metric,
+                mode="runner",
+                load_best_on_end=load_best_on_end,
+            )
         self._given_loggers = _loggers(loggers, folder)
-        self._check(loaders)
+        self._check(loaders, valid_loader)
         return self.run()
 
-    def _check(self, loaders: Mapping[str, Any] | None) -> None:
+    def _check(self, loaders: Mapping[str, Any] | None, valid_loader: str | None) -> None:
         """Refuse here, before any process is started, what can be told from the arguments."""
         before_training.check_optimizer(self._given_optimizer, self.model, self._given_criterion)
         if loaders is not None:
             before_training.check_callbacks(self._given_callbacks, before_training.check_loaders(loaders))
+            if valid_loader is not None:
+                before_training.check_loader_key(valid_loader, loaders, reader="valid_loader")
 
     def get_loggers(self) -> dict[str, ILogger]:
         return dict(self._given_loggers or {})
@@ -181,7 +179,9 @@ class Runner(IRunner):
 
     def predict_batch(self, batch: Batch, **kwargs: Any) -> Any:
         """Run the model on a batch that is on the device; the user's inference step."""
-        raise NotImplementedError(f"predict_loader() calls {type(self).__name__}.predict_batch(batch, **kwargs): write it")
+        raise NotImplementedError(
+            f"predict_loader() calls {type(self).__name__}.predict_batch(batch, **kwargs): write it"
+        )
 
     def predict_loader(
         self,
@@ -209,7 +209,9 @@ class Runner(IRunner):
         self.model = model if model is not None else self.model
         return self._predict(loader, seed=seed, resume=resume, kwargs=kwargs)
 
-    def _predict(self, loader: Iterable[Any], *, seed: int, resume: str | Path | None, kwargs: dict[str, Any]) -> Iterator[Any]:
+    def _predict(
+        self, loader: Iterable[Any], *, seed: int, resume: str | Path | None, kwargs: dict[str, Any]
+    ) -> Iterator[Any]:
         self.engine.setup()
         set_global_seed(seed)
         models = as_dict(self.get_model("infer"))
@@ -238,7 +240,9 @@ class Runner(IRunner):
             callbacks: the metrics to compute; by default those of the last `train`, checkpoints and the like aside.
         """
         if callbacks is None:
-            callbacks = {key: each for key, each in self._given_callbacks.items() if key.startswith("_loss") or each.provides}
+            callbacks = {
+                key: each for key, each in self._given_callbacks.items() if key.startswith("_loss") or each.provides
+            }
         self.train(
             loaders={"valid": loader}, callbacks=callbacks, model=model, engine=engine or self._given_engine, seed=seed,
             criterion=self._given_criterion, verbose=verbose, loggers={"console": None},  # type: ignore[dict-item]
@@ -250,6 +254,24 @@ def _by_key(callbacks: Sequence[ICallback] | Mapping[str, ICallback] | None) -> 
     if isinstance(callbacks, Mapping):
         return dict(callbacks)
     return {f"{position:02d}_{type(each).__name__}": each for position, each in enumerate(callbacks or ())}
+
+
+def _flag_callbacks(
+    folder: Path | None, *, verbose: bool, timeit: bool, check: bool, overfit: bool, profile: bool
+) -> dict[str, ICallback]:
+    callbacks: dict[str, ICallback] = {}
+    if verbose:
+        callbacks["_tqdm"] = TqdmCallback()
+    if timeit:
+        callbacks["_timer"] = TimerCallback()
+    if check:
+        callbacks["_check"] = CheckRunCallback()
+    if overfit:
+        callbacks["_overfit"] = BatchOverfitCallback()
+    if profile:
+        assert folder is not None
+        callbacks["_profiler"] = ProfilerCallback(folder / "trace.json")
+    return callbacks
 
 
 def holds(callbacks: Mapping[str, ICallback], kind: type[ICallback]) -> bool:

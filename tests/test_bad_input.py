@@ -34,7 +34,11 @@ class Loss(dl.Runner):
             self.batch_metrics["loss"] = value
 
     def get_callbacks(self, stage):
-        return {"backward": dl.BackwardCallback("loss"), "optimizer": dl.OptimizerCallback("loss"), **super().get_callbacks(stage)}
+        return {
+            "backward": dl.BackwardCallback("loss"),
+            "optimizer": dl.OptimizerCallback("loss"),
+            **super().get_callbacks(stage),
+        }
 
 
 class Thing:
@@ -58,12 +62,16 @@ BAD = {
         r"reads loader 'vaild'; the loaders are \['train', 'valid'\]",
     ),
     "valid_metric misspelt": (
-        {"valid_loader": "valid", "valid_metric": "acuracy"},
+        {"valid_loader": "valid", "valid_metric": "acuracy", "minimize_valid_metric": False},
         KeyError,
         r"reads metric 'acuracy' of loader 'valid', which has \['loss'\]",
     ),
     "optimizer of another model": ({"optimizer": sgd(mlp())}, ValueError, "none of them is the model's"),
-    "engine and flag": ({"engine": dl.CPUEngine(), "ddp": True}, ValueError, "engine=CPUEngine and cpu=True, ddp=True contradict"),
+    "engine and flag": (
+        {"engine": dl.CPUEngine(), "ddp": True},
+        ValueError,
+        "engine=CPUEngine and cpu=True, ddp=True contradict",
+    ),
     "two precisions": ({"amp": True, "fp16": True}, ValueError, "choose one precision"),
     "apex": ({"apex": True}, NotImplementedError, "amp=True is torch's own"),
     "no epochs": ({"num_epochs": 0}, ValueError, "num_epochs must be >= 1, got 0"),
@@ -84,15 +92,19 @@ BAD = {
         TypeError,
         r"batch\['targets'\]\[0\] is a tests.test_bad_input.Thing, which cannot be moved to cpu",
     ),
-    "batch too long": ({"loaders": {"train": [torch.zeros(3, 2)] and [(1, 2, 3)]}}, TypeError, "tuple of 3; expected"),
+    "batch too long": ({"loaders": {"train": [(torch.zeros(3, 6), 2, 3)]}}, TypeError, "tuple of 3, not a dict"),
     "callback is none": ({"callbacks": [print]}, TypeError, "expected a runnerkit Callback"),
     "clip params alone": (
-        {"callbacks": lambda: [dl.BackwardCallback("loss", grad_clip_params={"max_norm": 1})]},
+        lambda: {"callbacks": [dl.BackwardCallback("loss", grad_clip_params={"max_norm": 1})]},
         ValueError,
         "without grad_clip_fn",
     ),
-    "clip name unknown": ({"callbacks": lambda: [dl.BackwardCallback("loss", grad_clip_fn="clip_it")]}, ValueError, "clip_grad_norm_"),
-    "no model": ({"runner": dl.SupervisedRunner(), "model": "none", "optimizer": None}, ValueError, "has no model"),
+    "clip name unknown": (
+        lambda: {"callbacks": [dl.BackwardCallback("loss", grad_clip_fn="clip_it")]},
+        ValueError,
+        "clip_grad_norm_",
+    ),
+    "what is best": ({"valid_metric": "accuracy"}, ValueError, "pass minimize=True or minimize=False"),
 }
 
 
@@ -101,14 +113,9 @@ def test_bad_input_is_named_and_nothing_is_written(tmp_path, monkeypatch, name):
     """The error says what came and what was expected; no logs, no checkpoints."""
     monkeypatch.chdir(tmp_path)
     arguments, error, message = BAD[name]
-    arguments = dict(arguments)
 
     with pytest.raises(error, match=message):
-        if callable(arguments.get("callbacks")):
-            arguments["callbacks"] = arguments["callbacks"]()
-        if arguments.get("model") == "none":
-            dl.SupervisedRunner().train(loaders={"train": loader(8, 4)}, cpu=True, **quiet())
-        train(logdir="log", **{key: value for key, value in arguments.items() if key not in ("runner", "model")})
+        train(logdir="log", **(arguments() if callable(arguments) else arguments))
 
     assert not list(tmp_path.glob("log/checkpoints/*.pth"))
     assert not list(tmp_path.glob("log/csv/*.csv"))
@@ -204,6 +211,12 @@ def test_resume_of_another_models_checkpoint_is_refused(tmp_path):
         train(model=other, optimizer=sgd(other), resume=tmp_path / "log")
 
 
+def test_a_runner_without_a_model_says_so():
+    """Neither passed nor made."""
+    with pytest.raises(ValueError, match="has no model: pass model= or override get_model"):
+        dl.SupervisedRunner().train(loaders={"train": loader(8, 4)}, cpu=True, **quiet())
+
+
 def test_ranks_that_log_different_metrics_are_told_so():
     """Not deadlocked, and no wrong mean."""
 
@@ -211,13 +224,15 @@ def test_ranks_that_log_different_metrics_are_told_so():
         def on_batch_end(self, runner):
             runner.batch_metrics[f"rank{runner.engine.rank}"] = 1.0
 
-    with pytest.raises(ValueError, match="ranks logged different metrics.*rank 0.*rank0.*rank 1.*rank1"):
+    with pytest.raises(ValueError, match=r"ranks logged different metrics.*rank 0.*rank0.*rank 1.*rank1"):
         train(callbacks=[Uneven()], ddp=True)
 
 
 def test_the_loader_key_is_named_when_a_batch_fails_in_a_rank():
     """The message of a rank's error reaches the caller whole."""
-    data = DataLoader(classification(16), batch_size=4, collate_fn=lambda rows: {"image": torch.stack([x for x, _ in rows])})
+    data = DataLoader(
+        classification(16), batch_size=4, collate_fn=lambda rows: {"image": torch.stack([x for x, _ in rows])}
+    )
 
     with pytest.raises(KeyError, match="batch of loader 'train'"):
         train(loaders={"train": data}, ddp=True)

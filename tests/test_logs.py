@@ -34,7 +34,9 @@ def train(logdir, **kwargs):
 
 def scalars(folder):
     accumulator = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
-    return {tag: [(event.step, event.value) for event in accumulator.Scalars(tag)] for tag in accumulator.Tags()["scalars"]}
+    return {
+        tag: [(event.step, event.value) for event in accumulator.Scalars(tag)] for tag in accumulator.Tags()["scalars"]
+    }
 
 
 @pytest.mark.parametrize("ddp", [False, True])
@@ -51,7 +53,9 @@ def test_csv_tensorboard_and_attributes_agree(tmp_path, ddp):
             metrics = {name: float(value) for name, value in row.items() if name not in ("stage", "epoch", "step")}
             assert metrics == runner.experiment_metrics[epoch][key]
         for name in metrics:
-            expected = [(epoch, pytest.approx(runner.experiment_metrics[epoch][key][name], rel=1e-6)) for epoch in (1, 2, 3)]
+            expected = [
+                (epoch, pytest.approx(runner.experiment_metrics[epoch][key][name], rel=1e-6)) for epoch in (1, 2, 3)
+            ]
             assert series[name] == expected
         assert set(series) == set(metrics)
 
@@ -71,11 +75,18 @@ def test_only_rank_zero_writes(tmp_path):
             pass
 
     logdir = tmp_path / "log"
-    train(logdir, engine=dl.DistributedDataParallelEngine(3, device="cpu"), cpu=False, loggers={"console": None, "count": CountingLogger()})
+    train(
+        logdir,
+        engine=dl.DistributedDataParallelEngine(3, device="cpu"),
+        cpu=False,
+        loggers={"console": None, "count": CountingLogger()},
+    )
 
     assert len(list(counts.iterdir())) == 1
     assert len(list(logdir.glob("tensorboard/*/events.*"))) == 2
-    files = sorted(str(path.relative_to(logdir)) for path in logdir.rglob("*") if path.is_file() and "events" not in path.name)
+    files = sorted(
+        str(path.relative_to(logdir)) for path in logdir.rglob("*") if path.is_file() and "events" not in path.name
+    )
     assert files == [
         "checkpoints/best.pth",
         "checkpoints/index.json",
@@ -118,7 +129,7 @@ def test_read_metrics_gives_the_run_as_one_tidy_frame(tmp_path):
 
 
 def test_step_metrics_are_logged_every_so_many_steps(tmp_path):
-    """The batch's own values, at training steps 5, 10, ...; to TensorBoard under batch/, to CSV in a file of its own."""
+    """The batch's own values at steps 5, 10, ...; in TensorBoard under batch/, in a CSV file of their own."""
     losses = {}
 
     class Keep(dl.Callback):

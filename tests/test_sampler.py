@@ -52,7 +52,9 @@ def test_every_sample_is_seen_exactly_once(num_samples, batch_size, world_size, 
     if training and num_samples < world_size:
         return
 
-    ranks = shards(DataLoader(indices(num_samples), batch_size=batch_size, shuffle=shuffle), world_size, training=training)
+    ranks = shards(
+        DataLoader(indices(num_samples), batch_size=batch_size, shuffle=shuffle), world_size, training=training
+    )
 
     assert sorted(flat(ranks)) == list(range(num_samples))
     if training:

@@ -97,7 +97,7 @@ def test_the_mean_that_the_runner_makes_is_the_same():
 @pytest.mark.parametrize("num_resumed", [2, 1])
 def test_sums_within_a_loader_resume_on_any_number_of_processes(num_resumed):
     """And a validation in the middle of the training loader leaves them alone."""
-    per_rank, rest = [make_batches([4, 4], seed=1), make_batches([7], seed=2)], make_batches([5], seed=3)
+    per_rank, rest = [make_batches([4, 4], seed=1), make_batches([7], seed=2)], make_batches([9], seed=4)
     ranks, resumed_ranks = Ranks(2), Ranks(num_resumed)
     saved = [AccuracyCallback("logits", "targets", log_on_batch=False) for _ in per_rank]
     for callback, engine, batches in zip(saved, ranks.engines, per_rank, strict=True):
@@ -114,19 +114,21 @@ def test_sums_within_a_loader_resume_on_any_number_of_processes(num_resumed):
     resumed_ranks.call(*(lambda c=c, r=r: c.on_loader_end(r) for c, r in zip(callbacks, runners, strict=True)))
 
     expected = expected_accuracy([*chain.from_iterable(per_rank), *rest], 1)
+    assert expected != expected_accuracy(rest, 1)
     assert [runner.loader_metrics["accuracy"] for runner in runners] == pytest.approx(
         [expected] * num_resumed, abs=1e-7
     )
 
 
 def test_no_sums_are_kept_after_the_loader():
-    """A checkpoint between epochs holds nothing of the epoch before."""
+    """A checkpoint between epochs holds nothing of the epoch before, and the callback no engine."""
     callback, runner = AccuracyCallback("logits", "targets", log_on_batch=False), make_runner()
 
     run_loader(callback, runner, make_batches([4]))
     callback.on_loader_end(runner)
 
     assert callback.state_dict() == {}
+    assert not any(value is runner.engine for value in vars(callback).values())
 
 
 @pytest.mark.parametrize("log_on_batch", [True, False])

@@ -95,9 +95,29 @@ def test_collection_with_shared_states_is_exact_over_processes():
 
 def test_loader_that_no_process_saw_logs_nothing():
     """A metric of no samples has no value; that is not 0."""
-    runners = run_ranks(LoaderMetricCallback(classification.BinaryF1Score(), "scores", "targets"), [[], []])
+    callback = LoaderMetricCallback(classification.BinaryF1Score(), "scores", "targets")
+    alone = make_runner()
 
-    assert [runner.loader_metrics for runner in runners] == [{}, {}]
+    runners = run_ranks(callback, [[], []])
+    run_loader(callback, alone, [])
+    callback.on_loader_end(alone)
+
+    assert [runner.loader_metrics for runner in (*runners, alone)] == [{}, {}, {}]
+
+
+def test_states_are_reduced_once():
+    """torchmetrics would do it again by itself where torch.distributed is initialized."""
+
+    def reduce_again(*_):
+        raise AssertionError("reduced twice")
+
+    metric = classification.BinaryF1Score(dist_sync_fn=reduce_again, distributed_available_fn=lambda: True)
+    batches = binary_batches([4, 7])
+
+    runners = run_ranks(LoaderMetricCallback(metric, "scores", "targets", metric_key="f1"), [batches[:1], batches[1:]])
+
+    expected = f1_score(whole(batches, "targets"), whole(batches, "scores") > 0.5)
+    assert [runner.loader_metrics["f1"] for runner in runners] == pytest.approx([expected] * 2, abs=1e-6)
 
 
 def test_validation_in_the_middle_leaves_the_training_metric_alone():
@@ -273,19 +293,34 @@ def test_state_within_a_loader_resumes_on_any_number_of_processes(num_resumed):
     assert [runner.loader_metrics["r"] for runner in runners] == pytest.approx([expected] * num_resumed, abs=1e-6)
 
 
-def test_state_is_a_copy_and_gone_after_the_loader():
-    """A checkpoint holds what was, not what comes; and one between epochs holds no predictions."""
-    callback = LoaderMetricCallback(classification.BinaryF1Score(), "scores", "targets")
-    runner = make_runner()
-    run_loader(callback, runner, binary_batches([4]))
+class InPlace(torchmetrics.Metric):
+    """A sum that is added to where it stands in memory."""
 
-    before = callback.state_dict()
-    remembered = copy.deepcopy(before)
+    def __init__(self):
+        super().__init__()
+        self.add_state("total", torch.zeros(()), dist_reduce_fx="sum")
+
+    def update(self, values):
+        self.total.add_(values.sum())
+
+    def compute(self):
+        return self.total
+
+
+def test_state_is_a_copy_and_gone_after_the_loader():
+    """A checkpoint holds what was, not what comes; and one between epochs holds neither predictions nor the engine."""
+    callback, runner = LoaderMetricCallback(InPlace(), "values", []), make_runner()
+    run_loader(callback, runner, [{"values": torch.ones(3)}])
+
+    saved = callback.state_dict()
     callback.on_batch_end(runner)
     callback.on_loader_end(runner)
 
-    assert str(before) == str(remembered)
+    assert saved == {"train": [[[{"total": torch.tensor(3.0)}]]]}
+    assert runner.loader_metrics == {"in_place": 6.0}
     assert callback.state_dict() == {}
+    # An engine does not travel to the process that asked for the run.
+    assert not any(value is runner.engine for value in vars(callback).values())
 
 
 def test_loader_that_starts_anew_ignores_a_loaded_state():

@@ -80,6 +80,30 @@ def test_original_loaders_are_put_back(overfit_first):
     assert set(runner.shown) == {(1, "train"), (2, "train"), (2, "valid"), (3, "train")}
 
 
+def test_batches_are_fetched_once():
+    """A loader without a seed would give others in every epoch."""
+
+    class Counted(list):
+        num_passes = 0
+
+        def __iter__(self):
+            self.num_passes += 1
+            return super().__iter__()
+
+    loader, callback = Counted("abcd"), BatchOverfitCallback(train=2)
+    runner = make_runner(loaders={"train": loader})
+    callback.on_stage_start(runner)
+
+    shown = []
+    for _ in range(3):
+        callback.on_epoch_start(runner)
+        shown.append("".join(runner.loaders["train"]))
+        callback.on_epoch_end(runner)
+
+    assert shown == ["abab"] * 3
+    assert loader.num_passes == 1
+
+
 @pytest.mark.parametrize("amount", [0, -1, 1.5])
 def test_bad_amount_is_refused(amount):
     """Neither a number of batches nor a fraction."""

@@ -95,5 +95,5 @@ def test_epoch_without_any_loader_is_refused():
         def get_loaders(self, stage):
             return {"valid": [torch.zeros(2, 1)]}
 
-    with pytest.raises(ValueError, match="no loader runs in epoch 1: the periods are {'valid': 2}"):
+    with pytest.raises(ValueError, match=r"no loader runs in epoch 1: the periods are \{'valid': 2\}"):
         OnlyMore(PeriodicLoaderCallback("valid", "epoch", valid=2)).run()

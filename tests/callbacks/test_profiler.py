@@ -61,6 +61,7 @@ def test_exception_stops_the_profiler_and_leaves_no_file(tmp_path):
     with pytest.raises(RuntimeError, match="broken step"):
         MarkedRunner(callback, failing_at=4).run()
     assert not list(tmp_path.iterdir())
+    assert not torch.autograd.profiler._is_profiler_enabled
     MarkedRunner(ProfilerCallback(tmp_path / "trace.json", num_batches=2)).run()
 
     assert marks(tmp_path / "trace.json") == ["train 1 2", "train 1 3"]

@@ -45,7 +45,7 @@ def test_times_of_a_batch_are_its_waiting_and_its_working(clock):
     assert tuple(runner.batch_metrics) == callback.provides
 
 
-def test_validation_in_the_middle_is_no_waiting_for_data(clock):
+def test_validation_and_checkpoint_are_no_waiting_for_data(clock):
     """The first training batch after it has the times of any other."""
     callback = TimerCallback()
     train, valid = make_runner(batch_size=8), make_runner(loader_key="valid", batch_size=2)
@@ -54,7 +54,8 @@ def test_validation_in_the_middle_is_no_waiting_for_data(clock):
     run_batch(callback, train, clock, waiting=1.0, working=1.0)
     callback.on_loader_start(valid)
     of_valid = run_batch(callback, valid, clock, waiting=10.0, working=20.0)
-    callback.on_validation_end(train)
+    clock.now += 5.0  # a checkpoint
+    callback.on_step_end(train)
     after = run_batch(callback, train, clock, waiting=1.0, working=1.0)
 
     assert of_valid["data_time"] == pytest.approx(10.0)

@@ -70,7 +70,9 @@ def test_batch_norm_and_an_uneven_valid_set_neither_hang_nor_count_twice(num_pro
     with torch.no_grad():
         logits = model.eval()(features)
     assert runner.loader_sample_step == num_valid
-    assert runner.epoch_metrics["valid"]["accuracy"] == pytest.approx(accuracy_score(targets, logits.argmax(1)), abs=1e-7)
+    assert runner.epoch_metrics["valid"]["accuracy"] == pytest.approx(
+        accuracy_score(targets, logits.argmax(1)), abs=1e-7
+    )
     assert runner.epoch_metrics["valid"]["loss"] == pytest.approx(
         nn.functional.cross_entropy(logits, targets).item(), rel=1e-5
     )

@@ -34,7 +34,8 @@ SCRIPT = textwrap.dedent(
 
     model = mlp()
     dl.SupervisedRunner().train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), loaders={{"train": loader(400, 2, num_workers=1)}},
+        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model),
+        loaders={{"train": loader(400, 2, num_workers=1)}},
         callbacks=[Trouble()], num_epochs=1000, ddp=True, cpu=True, loggers={{"console": None}},
     )
     """

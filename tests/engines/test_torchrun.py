@@ -37,7 +37,11 @@ def torchrun(tmp_path, *options):
     script.write_text(SCRIPT)
     command = [sys.executable, "-m", "torch.distributed.run", *options, str(script), str(tmp_path / "logdir")]
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "PYTHONPATH": os.getcwd()}
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
     )
 
 
@@ -83,7 +87,14 @@ def test_two_nodes_give_the_weights_of_one(tmp_path):
         port = free.getsockname()[1]
 
     nodes = [
-        torchrun(tmp_path, "--nnodes=2", f"--node-rank={rank}", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={port}")
+        torchrun(
+            tmp_path,
+            "--nnodes=2",
+            f"--node-rank={rank}",
+            "--nproc-per-node=1",
+            "--master-addr=127.0.0.1",
+            f"--master-port={port}",
+        )
         for rank in range(2)
     ]
     outputs = [node.communicate(timeout=100)[0] for node in nodes]

@@ -1,0 +1,36 @@
+# Two commands on a fresh machine that has python3 and make: `make demo` and `make test`.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format clean
+
+help:  ## print this
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+demo: $(VENV)/installed  ## train a small CNN on real images with ddp=True, amp=True; leave logs, checkpoints, curves
+	$(BIN)/python examples/demo.py
+
+test: $(VENV)/installed  ## run all tests and the examples in docstrings
+	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --doctest-modules runnerkit
+
+check: $(VENV)/installed  ## format, lint, types, tests, docstring examples: everything
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(MAKE) test
+
+format: $(VENV)/installed  ## format the code and mend what the linter can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+$(VENV)/installed: setup.cfg pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:  ## remove the virtual environment and what tools left behind
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis site
