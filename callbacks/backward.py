@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from runnerkit.callback import CallbackOrder, IBackwardCallback
+from runnerkit.callback import CallbackOrder, IBackwardCallback, innermost
 from runnerkit.callbacks.gradients import ClipFn, gradient_norm, make_clip
 from runnerkit.callbacks.optimizer import OptimizerCallback
 from runnerkit.types import as_dict
@@ -49,7 +49,7 @@ class BackwardCallback(IBackwardCallback):
     def on_stage_start(self, runner: IRunner) -> None:
         if self.grad_clip_fn is None and not self.log_gradient:
             return
-        steppers = [getattr(each, "callback", each) for each in runner.callbacks.values()]
+        steppers = [innermost(each) for each in runner.callbacks.values()]
         mine = [each for each in steppers if isinstance(each, OptimizerCallback) and each.metric_key == self.metric_key]
         if any(each.accumulation_steps > 1 for each in mine):
             raise ValueError(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from runnerkit import components, snapshot
-from runnerkit.callback import CallbackOrder, ICheckpointCallback
+from runnerkit.callback import CallbackOrder, ICheckpointCallback, IOptimizerCallback, innermost
 from runnerkit.checkpoint import CheckpointFolder, Record, find_checkpoint, load_checkpoint
 from runnerkit.types import StateDict
 
@@ -104,7 +104,11 @@ class CheckpointCallback(ICheckpointCallback):
     def on_step_end(self, runner: IRunner) -> None:
         self._is_due = self._is_due or self._is_time(runner)
         # In the middle of an accumulated step there are gradients that no checkpoint holds: wait for its end.
-        if self._is_due and not any(getattr(each, "num_pending", 0) for each in runner.callbacks.values()):
+        if self._is_due and not any(
+            each.num_pending
+            for each in map(innermost, runner.callbacks.values())
+            if isinstance(each, IOptimizerCallback)
+        ):
             self._save(runner, score=self._score(runner) if self._is_validated else None)
 
     def _is_time(self, runner: IRunner) -> bool:

@@ -101,12 +101,8 @@ class LoaderMetric:
 
 
 def _inner_metrics(metric: Any) -> list[Any]:
-    if not isinstance(metric, nn.Module):
-        return []
-    for module in metric.modules():
-        if isinstance(module, nn.ModuleDict) and hasattr(module, "compute_groups"):
-            module.values()  # a MetricCollection updates one metric of a group; this gives the others its state
-    return [module for module in metric.modules() if hasattr(module, "_reductions")]
+    modules = metric.modules() if isinstance(metric, nn.Module) else ()
+    return [module for module in modules if hasattr(module, "_reductions")]
 
 
 def _merge(metrics: list[Any], parts: list[Part]) -> Part:

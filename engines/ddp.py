@@ -132,7 +132,7 @@ class DistributedDataParallelEngine(IEngine):
             return torch.device("cpu")
         if self.local_process_index >= torch.cuda.device_count():
             raise RuntimeError(
-                f"process {self.local_process_index} of this machine lacks a GPU: there are {torch.cuda.device_count()}; "
+                f"process {self.local_process_index} here has no GPU, since there are {torch.cuda.device_count()}: "
                 "start at most that many processes, or pass cpu=True"
             )
         torch.cuda.set_device(self.local_process_index)

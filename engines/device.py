@@ -1,5 +1,7 @@
 """One process on one device."""
 
+from torch import nn
+
 from runnerkit.engines.single_process import SingleProcessEngine
 from runnerkit.precision import Precision
 
@@ -12,6 +14,12 @@ class DeviceEngine(SingleProcessEngine):
     >>> engine
     DeviceEngine(device='cpu', rank=0, world_size=1)
     """
+
+    def prepare(self, model: nn.Module) -> nn.Module:
+        return model
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        return model
 
 
 class CPUEngine(DeviceEngine):

@@ -60,11 +60,5 @@ class SingleProcessEngine(IEngine):
     def barrier(self) -> None:
         pass
 
-    def prepare(self, model: nn.Module) -> nn.Module:
-        return model
-
-    def unwrap(self, model: nn.Module) -> nn.Module:
-        return model
-
     def accumulate(self, model: nn.Module) -> AbstractContextManager[Any]:
         return nullcontext()

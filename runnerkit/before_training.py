@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.utils.data import DataLoader
 
+from runnerkit import snapshot
 from runnerkit.callback import ICallback
 from runnerkit.seeding import keep_rng
 from runnerkit.types import as_dict
@@ -95,6 +96,8 @@ def check_required_metrics(runner: IRunner) -> None:
     Raises:
         KeyError: with the names that there are. Every rank must call: this reduces.
     """
+    if snapshot.is_within_epoch(runner):
+        return  # the epoch began with metrics that were checked
     provided = {metric for callback in runner.callbacks.values() for metric in callback.provides}
     for callback in runner.callbacks.values():
         for loader_key, metric_key in callback.requires:

@@ -141,6 +141,13 @@ class Callback(ICallback):
         self.node = node
 
 
+def innermost(callback: ICallback) -> ICallback:
+    """Return the callback inside of wrappers (ControlFlowCallback and the like), or itself."""
+    while isinstance(inner := getattr(callback, "callback", None), ICallback):
+        callback = inner
+    return callback
+
+
 class ICriterionCallback(Callback):
     """A callback that computes a loss."""
 
@@ -150,7 +157,13 @@ class IBackwardCallback(Callback):
 
 
 class IOptimizerCallback(Callback):
-    """A callback that steps an optimizer."""
+    """A callback that steps an optimizer.
+
+    Attributes:
+        num_pending: batches whose gradients wait for the step.
+    """
+
+    num_pending: int = 0
 
 
 class ISchedulerCallback(Callback):

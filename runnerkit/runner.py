@@ -182,7 +182,7 @@ class IRunner(IListener):
         self._emit("on_stage_start")
         snapshot.restore(self)
         before_training.check_required_metrics(self)
-        while self.stage_epoch_step < self.stage_epoch_len and not self.need_early_stop:
+        while snapshot.is_epoch_left(self) and not self.need_early_stop:
             self._run_epoch()
         self._emit("on_stage_end")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from runnerkit.callback import ICheckpointCallback
+from runnerkit.callback import ICheckpointCallback, innermost
 from runnerkit.checkpoint import as_plain, find_checkpoint, load_checkpoint
 from runnerkit.logger import Step
 from runnerkit.seeding import rng_state, set_rng_state
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 FORMAT_VERSION = 1
 _COUNTERS = (
     "epoch_step", "batch_step", "sample_step", "stage_epoch_step", "stage_batch_step", "stage_sample_step",
-    "need_early_stop", "epoch_metrics", "experiment_metrics",
+    "epoch_metrics", "experiment_metrics",
 )  # fmt: skip
 
 
@@ -57,7 +57,7 @@ def capture(runner: IRunner) -> StateDict:
         "format_version": FORMAT_VERSION,
         "runnerkit_version": __version__,
         "stage_key": runner.stage_key,
-        "counters": as_plain({name: getattr(runner, name) for name in _COUNTERS}),
+        "counters": as_plain({name: getattr(runner, name) for name in _COUNTERS}) | _early_stop(runner),
         "within": _position(runner) if runner.is_within_loader else None,
         "model_state_dict": model_state(runner),
         "criterion_state_dict": _states(runner.criterion),
@@ -67,6 +67,11 @@ def capture(runner: IRunner) -> StateDict:
         "callbacks": {key: as_plain(callback.state_dict()) for key, callback in runner.callbacks.items()},
         "rng": runner.engine.gather_object(rng_state()),
     }
+
+
+def _early_stop(runner: IRunner) -> StateDict:
+    # Within a loader it ends that loader only, and a resumed run must not take it for the stage's end.
+    return {"need_early_stop": runner.need_early_stop and not runner.is_within_loader}
 
 
 def _states(components: Any) -> StateDict:
@@ -94,7 +99,7 @@ def find(runner: IRunner, stage: str) -> bool:
     if runner._snapshot is None and not runner._known_callbacks:
         wanted = [runner._resume] + [
             callback.resume_runner
-            for callback in runner.callbacks.values()
+            for callback in map(innermost, runner.callbacks.values())
             if isinstance(callback, ICheckpointCallback)
         ]
         source = next((each for each in wanted if each), None)
@@ -165,9 +170,19 @@ def load_model_state(runner: IRunner, state: StateDict, *, source: str) -> None:
             raise ValueError(f"{source} holds another model's weights: {error}") from error
 
 
+def is_within_epoch(runner: IRunner) -> bool:
+    """Whether the run is about to go on in the middle of an epoch."""
+    return runner._snapshot is not None and runner._snapshot.within is not None
+
+
+def is_epoch_left(runner: IRunner) -> bool:
+    """Whether the stage has an epoch to begin, or one to finish."""
+    return runner.stage_epoch_step < runner.stage_epoch_len or is_within_epoch(runner)
+
+
 def start_epoch(runner: IRunner) -> None:
     """Count a new epoch, unless the run goes on within the one that was interrupted."""
-    if runner._snapshot is None or runner._snapshot.within is None:
+    if not is_within_epoch(runner):
         runner.epoch_step += 1
         runner.stage_epoch_step += 1
         runner.epoch_metrics = {}

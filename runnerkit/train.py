@@ -7,7 +7,7 @@ from typing import Any, Self
 import torch
 
 from runnerkit import before_training
-from runnerkit.callback import ICallback, ICheckpointCallback
+from runnerkit.callback import ICallback, ICheckpointCallback, innermost
 from runnerkit.callbacks import (
     BatchOverfitCallback,
     CheckpointCallback,
@@ -276,7 +276,7 @@ def _flag_callbacks(
 
 def holds(callbacks: Mapping[str, ICallback], kind: type[ICallback]) -> bool:
     """Whether a callback of `kind` is among `callbacks`, wrapped or not."""
-    return any(isinstance(getattr(each, "callback", each), kind) for each in callbacks.values())
+    return any(isinstance(innermost(each), kind) for each in callbacks.values())
 
 
 def _loggers(given: Mapping[str, ILogger] | None, folder: Path | None) -> dict[str, ILogger]:

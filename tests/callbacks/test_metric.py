@@ -75,6 +75,37 @@ def test_value_over_processes_is_that_of_all_samples(kind, shares):
     assert all(type(runner.loader_metrics["score"]) is float for runner in runners)
 
 
+class Total(torchmetrics.Metric):
+    """A sum whose tensor is a new one after each update."""
+
+    def __init__(self):
+        super().__init__()
+        self.add_state("total", torch.zeros(()), dist_reduce_fx="sum")
+
+    def update(self, values):
+        self.total = self.total + values.sum()
+
+    def compute(self):
+        return self.total
+
+
+class Twice(Total):
+    """Another metric of the same state."""
+
+    def compute(self):
+        return 2 * self.total
+
+
+def test_collection_updates_one_metric_for_all_that_share_its_state():
+    """Each has the whole state; on a rank without data none is shared."""
+    callback = LoaderMetricCallback(torchmetrics.MetricCollection([Total(), Twice()]), "values", [])
+    batches = [{"values": torch.full((size,), 1.0)} for size in (2, 3, 4, 5)]
+
+    runners = run_ranks(callback, [batches[:3], [], batches[3:]])
+
+    assert [runner.loader_metrics for runner in runners] == [{"Total": 14.0, "Twice": 28.0}] * 3
+
+
 def test_collection_with_shared_states_is_exact_over_processes():
     """Precision and recall share one state within a collection; on a rank without data they share none."""
     batches = binary_batches([5, 7, 4])
@@ -293,18 +324,11 @@ def test_state_within_a_loader_resumes_on_any_number_of_processes(num_resumed):
     assert [runner.loader_metrics["r"] for runner in runners] == pytest.approx([expected] * num_resumed, abs=1e-6)
 
 
-class InPlace(torchmetrics.Metric):
+class InPlace(Total):
     """A sum that is added to where it stands in memory."""
-
-    def __init__(self):
-        super().__init__()
-        self.add_state("total", torch.zeros(()), dist_reduce_fx="sum")
 
     def update(self, values):
         self.total.add_(values.sum())
-
-    def compute(self):
-        return self.total
 
 
 def test_state_is_a_copy_and_gone_after_the_loader():

@@ -1,0 +1,105 @@
+"""Which module may import which: the layers of the architecture, read from the source."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+# Left to right; a module imports from layers to its left, and from its own.
+LAYERS = [
+    {"types", "seeding", "version"},
+    {"precision", "metrics", "sampler", "checkpoint"},
+    {"engine", "callback", "logger", "environment", "history", "plot"},
+    {"runner", "components", "snapshot", "outcome", "before_training"},
+    {"engines", "callbacks", "loggers", "contrib"},  # and these not from one another
+    {"train", "supervised"},
+    {"cli"},
+]
+SIDES = {"engines", "callbacks", "loggers", "contrib"}
+FACADES = {"", "dl", "utils"}  # `""` is runnerkit/__init__.py; nobody inside imports them
+OPTIONAL = {"torchvision", "tensorboard", "pandas", "torchmetrics", "matplotlib", "sklearn", "horovod", "apex", "PIL"}
+# With its reason: the default of IRunner.get_engine must name some engine.
+ALLOWED = {("runnerkit.runner", "runnerkit.engines.choose")}
+# Modules about one optional package, themselves imported where they are used.
+LATE = {"runnerkit.loggers.event_files"}
+
+
+def modules(root: Path) -> Iterator[tuple[str, Path]]:
+    """Yield (dotted name, file) of the package's modules, as users import them."""
+    for path in sorted((root / "runnerkit").glob("*.py")):
+        yield ("runnerkit" if path.stem == "__init__" else f"runnerkit.{path.stem}"), path
+    for folder, package in [*((side, side) for side in SIDES - {"contrib"}), ("runnerkit/contrib", "contrib")]:
+        for path in sorted((root / folder).glob("*.py")):
+            name = f"runnerkit.{package}"
+            yield (name if path.stem == "__init__" else f"{name}.{path.stem}"), path
+
+
+def imports(path: Path) -> Iterator[tuple[str, int, bool]]:
+    """Yield (module, line, whether at the top level); what stands under TYPE_CHECKING is no import."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    skipped: set[ast.AST] = set()
+    inner: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            skipped.update(each for child in node.body for each in ast.walk(child))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            inner.update(ast.walk(node))
+    for node in ast.walk(tree):
+        if node in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno, node not in inner) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            # `from runnerkit import snapshot` imports the module runnerkit.snapshot
+            names = [f"{module}.{alias.name}" for alias in node.names] if module == "runnerkit" else [module]
+            yield from ((name, node.lineno, node not in inner) for name in names)
+
+
+def violations(root: Path) -> list[str]:
+    """List every import against the layers, as "file:line: why"."""
+    found = []
+    for name, path in modules(root):
+        layer = _layer(name)
+        if layer is None:
+            found.append(f"{path.name}:1: {name} is in no layer; add it to tests/layers.py")
+            continue
+        for module, line, is_top_level in imports(path):
+            reason = _why_not(name, layer, module, is_top_level)
+            if reason is not None:
+                found.append(f"{path.name}:{line}: {name} imports {module}: {reason}")
+    return found
+
+
+def _part(name: str) -> str:
+    return name.split(".")[1] if "." in name else ""
+
+
+def _layer(name: str) -> int | None:
+    part = _part(name)
+    if part in FACADES:
+        return len(LAYERS)
+    return next((index for index, layer in enumerate(LAYERS) if part in layer), None)
+
+
+def _why_not(name: str, layer: int, module: str, is_top_level: bool) -> str | None:
+    top = module.split(".")[0]
+    if module.startswith("."):
+        return "imports are absolute"
+    is_optional = top in OPTIONAL or module.startswith("torch.utils.tensorboard")
+    if is_top_level and ((is_optional and name not in LATE) or module in LATE):
+        return "an optional package is imported where it is used"
+    if top in {"engines", "callbacks", "loggers", "tests", "examples", "benchmarks"}:
+        return "this is no package that users have"
+    if top != "runnerkit" or (name, module) in ALLOWED:
+        return None
+    part, own = _part(module), _part(name)
+    target = _layer(module)
+    if part in FACADES:
+        return "nobody inside imports the facades"
+    if target is None:
+        return "that module is in no layer"
+    if own in SIDES and part in SIDES and part != own:
+        return "the side packages never import one another"
+    if target > layer:
+        return "against the layers"
+    return None

@@ -1,0 +1,64 @@
+"""The package as users install it: a wheel with real folders, and an editable install; both used from elsewhere."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+USE = (
+    "import runnerkit, runnerkit.engines, runnerkit.callbacks.checkpoint, runnerkit.loggers, runnerkit.contrib;"
+    "print(runnerkit.engines.__file__)"
+)
+
+
+def run(*command, cwd):
+    done = subprocess.run([str(each) for each in command], cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_package_and_nothing_else(tmp_path):
+    """The folders at the root become sub-packages; neither tests nor examples come along; it imports from anywhere."""
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", tmp_path / "dist", ROOT, cwd=tmp_path)
+    [wheel] = (tmp_path / "dist").glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
+    run(*pip, "install", "--no-deps", "--target", tmp_path / "site", wheel, cwd=tmp_path)
+    site = f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r});"
+
+    where = run(sys.executable, "-P", "-c", site + USE, cwd=tmp_path)
+
+    expected = {
+        "__init__.py",
+        "py.typed",
+        "engines/ddp.py",
+        "callbacks/checkpoint.py",
+        "loggers/csv.py",
+        "contrib/layers.py",
+    }
+    assert {f"runnerkit/{name}" for name in expected} <= names
+    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"runnerkit"}
+    assert Path(where).is_relative_to(tmp_path / "site")
+
+
+@pytest.mark.slow
+def test_an_editable_install_works_from_elsewhere(tmp_path):
+    """In a virtual environment of its own, the folders of the checkout are the package."""
+    run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv", cwd=tmp_path)
+    python = tmp_path / "venv" / "bin" / "python"
+    # torch, setuptools and the rest are borrowed from this environment, so that nothing is downloaded
+    borrowed = [path for path in sys.path if path.endswith("site-packages")]
+    [site_packages] = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    (site_packages / "borrowed.pth").write_text("\n".join(borrowed))
+    pip = (sys.executable, "-m", "pip", "--python", python, "--quiet", "--disable-pip-version-check")
+    run(*pip, "install", "--no-deps", "--no-build-isolation", "--ignore-installed", "--editable", ROOT, cwd=tmp_path)
+
+    where = run(python, "-P", "-c", USE, cwd=tmp_path)
+    version = run(tmp_path / "venv" / "bin" / "runnerkit", "--version", cwd=tmp_path)
+
+    assert Path(where).resolve() == ROOT / "engines" / "__init__.py"
+    assert version.startswith("runnerkit 0.")

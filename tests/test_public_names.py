@@ -1,0 +1,121 @@
+"""What users import: complete, sorted, and cheap."""
+
+import importlib
+import inspect
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runnerkit import dl
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = [
+    "runnerkit",
+    "runnerkit.callbacks",
+    "runnerkit.contrib",
+    "runnerkit.dl",
+    "runnerkit.engines",
+    "runnerkit.loggers",
+    "runnerkit.utils",
+]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_all_names_exist_once_and_in_order(package):
+    """__all__ is sorted, has no duplicate and no ghost."""
+    module = importlib.import_module(package)
+
+    assert module.__all__ == sorted(set(module.__all__))
+    assert [name for name in module.__all__ if not hasattr(module, name)] == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_facades_define_nothing(package):
+    """They only gather names."""
+    module = importlib.import_module(package)
+
+    own = [name for name, value in vars(module).items() if getattr(value, "__module__", None) == package]
+    assert own == []
+
+
+@pytest.mark.parametrize("package", ["runnerkit.callbacks", "runnerkit.engines", "runnerkit.loggers"])
+def test_dl_has_every_public_name_of_the_side_packages(package):
+    """One import line is enough for a script."""
+    module = importlib.import_module(package)
+
+    assert set(module.__all__) <= set(dl.__all__)
+
+
+@pytest.mark.parametrize("package", ["runnerkit.callbacks", "runnerkit.engines", "runnerkit.loggers"])
+def test_every_public_class_is_exported(package):
+    """A class without an underscore, defined in a side package, is for users, or it is an abstract base."""
+    module = importlib.import_module(package)
+    defined = set()
+    for path in Path(module.__file__).parent.glob("*.py"):
+        if path.stem != "__init__":
+            each = importlib.import_module(f"{package}.{path.stem}")
+            defined |= {
+                name
+                for name, value in vars(each).items()
+                if inspect.isclass(value) and value.__module__ == each.__name__ and _is_final_part(value)
+            }
+
+    assert {name for name in defined if not name.startswith("_")} - set(module.__all__) == set()
+
+
+def _is_final_part(value):
+    contracts = (dl.ICallback, dl.IEngine, dl.ILogger)
+    return issubclass(value, contracts) and not inspect.isabstract(value)
+
+
+@pytest.mark.parametrize("folder", ["engines", "callbacks", "loggers"])
+def test_a_folder_imported_by_its_own_name_says_so(folder):
+    """`import engines` would make a second, different package."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import {folder}"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 1
+    assert f"runnerkit.{folder}" in done.stderr.splitlines()[-1]
+
+
+def loaded_by(statement):
+    code = f"import json, sys\n{statement}\nprint(json.dumps(sorted(sys.modules)))"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    return set(json.loads(done.stdout))
+
+
+def test_importing_the_package_loads_no_optional_package():
+    """None of these comes with `import runnerkit`, unless torch itself brings it."""
+    costly = ("torchmetrics", "pandas", "matplotlib", "tensorboard", "torchvision", "sklearn", "PIL", "rich")
+
+    extra = loaded_by("import runnerkit, runnerkit.dl, runnerkit.utils, runnerkit.contrib") - loaded_by("import torch")
+
+    assert [name for name in extra if name.split(".")[0] in costly] == []
+    assert not extra & {"torch._dynamo", "torch.distributed.optim", "torch.utils.tensorboard"}
+
+
+@pytest.mark.slow
+def test_the_cost_of_the_import_is_printed(capsys):
+    """A ratio of CPU times to `import torch`, measured in turn; reported, not asserted, since machines are noisy."""
+    times = {"torch": [], "runnerkit": []}
+    code = "import time; begin = time.process_time(); import {}; print(time.process_time() - begin)"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    for _ in range(5):
+        for name, values in times.items():
+            command = [sys.executable, "-c", code.format(name)]
+            done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+            values.append(float(done.stdout))
+
+    torch_s, runnerkit_s = statistics.median(times["torch"]), statistics.median(times["runnerkit"])
+    with capsys.disabled():
+        added_ms = (runnerkit_s - torch_s) * 1000
+        print(f"\nimport runnerkit / import torch: {runnerkit_s / torch_s:.3f} of the CPU time ({added_ms:+.0f} ms)")
+    assert runnerkit_s > 0
