@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
-
 from runnerkit.checkpoint import write_text
 from runnerkit.logger import ILogger, Scope, Step
 from runnerkit.loggers.folder import claim_folder
@@ -60,6 +58,8 @@ class CSVLogger(ILogger):
 
     def log_hparams(self, hparams: Mapping[str, Any], *, environment: Mapping[str, Any]) -> None:
         """Write ``hparams.yml`` and ``environment.json``; what is no plain value, as its string."""
+        import yaml  # 20 ms that `import runnerkit` need not cost
+
         text = yaml.safe_dump(_as_plain(hparams), sort_keys=False, allow_unicode=True)
         write_text(self.logdir / "hparams.yml", text)
         write_text(self.logdir / "environment.json", json.dumps(_as_plain(environment), indent=2) + "\n")
