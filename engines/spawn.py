@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 from runnerkit.engines.failure import root_cause
 from runnerkit.engines.payload import pack, unpack
@@ -112,13 +112,24 @@ def _sigterm_as_exit() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return
-    signal.signal(signal.SIGTERM, exit_on_signal)
+    signal.signal(signal.SIGTERM, ExitOnSignal())
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def exit_on_signal(number: int, _: FrameType | None) -> NoReturn:
-    """Signal handler: unwind, so that files are closed, and exit with the shell's code for the signal."""
-    raise SystemExit(128 + number)
+class ExitOnSignal:
+    """Signal handler that unwinds, so that files are closed, and exits with the shell's code for the signal."""
+
+    def __init__(self) -> None:
+        self._owner = os.getpid()
+        self.has_fired = False
+
+    def __call__(self, number: int, _: FrameType | None) -> None:
+        """Raise SystemExit, once."""
+        if os.getpid() != self._owner:
+            os._exit(128 + number)  # a process just forked, a loader's worker: this stack is not its own to unwind
+        if not self.has_fired:
+            self.has_fired = True
+            raise SystemExit(128 + number)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from runnerkit.engines.failure import describe
 from runnerkit.engines.payload import pack, unpack
-from runnerkit.engines.spawn import exit_on_signal
+from runnerkit.engines.spawn import ExitOnSignal
 
 
 def main(folder: Path, parent: int) -> int:
@@ -16,15 +16,16 @@ def main(folder: Path, parent: int) -> int:
     _die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C and sends SIGTERM
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    signal.signal(signal.SIGTERM, exit_on_signal)
+    end = ExitOnSignal()
+    signal.signal(signal.SIGTERM, end)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     try:
         result = unpack((folder / "payload").read_bytes())()
         if rank == 0:
             (folder / "result").write_bytes(pack(result))
     except BaseException as error:
-        if isinstance(error, SystemExit) and error.code == 128 + signal.SIGTERM:
-            raise  # the parent is ending the job
+        if end.has_fired:
+            return 128 + signal.SIGTERM  # the parent is ending the job; whatever broke on the way is no news
         # Before anything else is torn down: by its time stamp the parent tells cause from consequence.
         describe(error, rank=rank, world_size=world_size).write(folder)
         return 1

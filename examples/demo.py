@@ -40,8 +40,8 @@ def cnn(train: TensorDataset, num_classes: int = 10) -> nn.Sequential:
     quarter = math.ceil(pixels.shape[-1] / 4)  # side of an image after two strides of 2
     return nn.Sequential(
         Normalize(pixels.float().mean().item(), pixels.float().std().item()),
-        nn.Sequential(nn.Conv2d(1, 16, kernel_size=4, stride=2, padding=1), nn.BatchNorm2d(16), nn.ReLU()),
-        nn.Sequential(nn.Conv2d(16, 32, kernel_size=3, stride=2, padding=1), nn.BatchNorm2d(32), nn.ReLU()),
+        nn.Sequential(nn.Conv2d(1, 12, kernel_size=4, stride=2, padding=1), nn.BatchNorm2d(12), nn.ReLU()),
+        nn.Sequential(nn.Conv2d(12, 32, kernel_size=3, stride=2, padding=1), nn.BatchNorm2d(32), nn.ReLU()),
         nn.Sequential(nn.Flatten(), nn.Linear(32 * quarter**2, 64), nn.ReLU(), nn.Linear(64, num_classes)),
     )
 

@@ -1,6 +1,7 @@
 """DistributedDataParallelEngine: what the calling process gets back, and what the ranks did."""
 
 import os
+import threading
 
 import pytest
 import torch
@@ -84,10 +85,10 @@ class OwnAttributes(dl.SupervisedRunner):
 
     def on_epoch_end(self, runner):
         self.notes = {"epochs": runner.epoch_step, "pid": os.getpid()}
-        self.stream = open(os.devnull)  # noqa: SIM115  # cannot travel, and must not end the run
+        self.lock = threading.Lock()  # cannot travel, and must not end the run
 
 
-def test_the_runners_own_attributes_come_back_too(caplog):
+def test_the_runners_own_attributes_come_back_too():
     """What a subclass noted is there; what cannot travel is named and left."""
     model = mlp()
 
@@ -103,7 +104,7 @@ def test_the_runners_own_attributes_come_back_too(caplog):
 
     assert runner.notes["epochs"] == 1
     assert runner.notes["pid"] != os.getpid()
-    assert not hasattr(runner, "stream")
+    assert not hasattr(runner, "lock")
 
 
 def test_lambdas_and_local_classes_travel():
