@@ -18,6 +18,8 @@ def main(folder: Path, parent: int) -> int:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     end = ExitOnSignal()
     signal.signal(signal.SIGTERM, end)
+    # Threads that a loader left (multiprocessing's own) complain of pipes that break when the job is ended.
+    sys.excepthook = lambda *error: None if end.has_fired else sys.__excepthook__(*error)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     try:
         result = unpack((folder / "payload").read_bytes())()

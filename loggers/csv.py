@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from runnerkit.checkpoint import write_text
 from runnerkit.logger import ILogger, Scope, Step
 from runnerkit.loggers.folder import claim_folder

@@ -80,6 +80,7 @@ def test_only_rank_zero_writes(tmp_path):
         engine=dl.DistributedDataParallelEngine(3, device="cpu"),
         cpu=False,
         loggers={"console": None, "count": CountingLogger()},
+        valid_metric="loss",
     )
 
     assert len(list(counts.iterdir())) == 1

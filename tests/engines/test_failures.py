@@ -155,7 +155,8 @@ def test_ctrl_c_ends_all(start, everybody):
 
     assert process.returncode == -signal.SIGINT
     assert seconds < LIMIT_S
-    assert errors.count("Traceback") == 1 and errors.rstrip().endswith("KeyboardInterrupt")
+    assert errors.count("Traceback") == 1, errors
+    assert errors.rstrip().endswith("KeyboardInterrupt")
     assert_nobody_is_left(pids)
 
 
