@@ -71,11 +71,12 @@ class DistributedDataParallelEngine(IEngine):
             raise ValueError(f"num_processes must be >= 1, got {num_processes}; None is one for each GPU")
         if (address is None) != (port is None):
             raise ValueError(f"address and port go together, got address={address!r}, port={port!r}; leave both out")
-        self._num_spawned = num_processes
+        self._wanted_device = device
+        environment = ProcessEnvironment.read()
+        self.num_processes = environment.world_size if environment is not None else num_processes or self._num_spawned()
         self.address = address
         self.port = port
         self.backend = backend
-        self._wanted_device = device
         self.sync_bn = sync_bn
         self.timeout_s = timeout_s
         self.ddp_kwargs = {"find_unused_parameters": find_unused_parameters, **(ddp_kwargs or {})}
@@ -88,8 +89,10 @@ class DistributedDataParallelEngine(IEngine):
                 return fn()
             finally:
                 self.cleanup()
-        num_processes = self._num_spawned or (torch.cuda.device_count() if self._uses_cuda() else 2)
-        return spawn(fn, num_processes=num_processes, variables=self._meeting_point())
+        return spawn(fn, num_processes=self.num_processes, variables=self._meeting_point())
+
+    def _num_spawned(self) -> int:
+        return max(1, torch.cuda.device_count()) if self._uses_cuda() else 2
 
     def _uses_cuda(self) -> bool:
         return self._wanted_device == "cuda" or (self._wanted_device is None and torch.cuda.is_available())

@@ -8,7 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TypeVar
@@ -38,7 +38,7 @@ def spawn(fn: Callable[[], T], *, num_processes: int, variables: dict[str, str])
         Exception: what the first failing process raised; the others are ended.
         WorkerError: a process was killed.
     """
-    payload = pack(fn)
+    payload = pack((sys.argv, fn))
     with tempfile.TemporaryDirectory(prefix="runnerkit-") as name, _sigterm_as_exit():
         folder = Path(name)
         (folder / "payload").write_bytes(payload)
@@ -47,9 +47,8 @@ def spawn(fn: Callable[[], T], *, num_processes: int, variables: dict[str, str])
             variables = {**variables, STORE_VARIABLE: str(folder / "store")}
         processes: Processes = []
         try:
-            with _sigint_held():
-                for rank in range(num_processes):
-                    processes.append(_start(folder, rank, num_processes, variables))
+            for rank in range(num_processes):
+                processes.append(_start(folder, rank, num_processes, variables))
             _wait(processes, folder)
         finally:
             _end(processes)
@@ -69,7 +68,8 @@ def _start(folder: Path, rank: int, num_processes: int, variables: dict[str, str
     # All ranks on all cores would slow each other down.
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_processes)))
     command = [sys.executable, "-m", "runnerkit.engines.worker", str(folder), str(os.getpid())]
-    return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
+    # A group of its own: Ctrl-C is the calling process's, which then ends them all.
+    return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, process_group=0)
 
 
 def _wait(processes: Processes, folder: Path) -> None:
@@ -84,26 +84,16 @@ def _wait(processes: Processes, folder: Path) -> None:
 
 
 def _end(processes: Processes) -> None:
-    alive = [process for process in processes if process.poll() is None]
-    for process in alive:
-        process.terminate()
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
     deadline = time.monotonic() + _GRACE_S
-    for process in alive:
-        try:
-            process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-@contextmanager
-def _sigint_held() -> Iterator[None]:
-    """Let new processes inherit a blocked SIGINT: Ctrl-C is this process's, which then ends them all."""
-    held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+    while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # what is left of its group too: workers of its loaders
+        process.wait()
 
 
 @contextmanager

@@ -1,28 +1,30 @@
 """A process that runnerkit.engines.spawn started: ``python -m runnerkit.engines.worker FOLDER PARENT``."""
 
+import atexit
 import ctypes
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn
 
 from runnerkit.engines.failure import describe
 from runnerkit.engines.payload import pack, unpack
 from runnerkit.engines.spawn import ExitOnSignal
+from runnerkit.torchvision_cpu import MISSING_OP, import_torchvision
 
 
 def main(folder: Path, parent: int) -> int:
     """Call the payload's function; leave what it returned or raised in `folder`; return the exit code."""
     _die_with(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C and sends SIGTERM
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     end = ExitOnSignal()
     signal.signal(signal.SIGTERM, end)
-    # Threads that a loader left (multiprocessing's own) complain of pipes that break when the job is ended.
-    sys.excepthook = lambda *error: None if end.has_fired else sys.__excepthook__(*error)
+    _silence_broken_pipes(end)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     try:
-        result = unpack((folder / "payload").read_bytes())()
+        result = _payload(folder)()
         if rank == 0:
             (folder / "result").write_bytes(pack(result))
     except BaseException as error:
@@ -32,6 +34,39 @@ def main(folder: Path, parent: int) -> int:
         describe(error, rank=rank, world_size=world_size).write(folder)
         return 1
     return 0
+
+
+def _payload(folder: Path) -> Callable[[], Any]:
+    data = (folder / "payload").read_bytes()
+    try:
+        sys.argv, function = unpack(data)
+    except RuntimeError as error:
+        # Something in it (torchmetrics, say) imports torchvision, which the calling process had cured.
+        if MISSING_OP not in str(error):
+            raise
+        import_torchvision()
+        sys.argv, function = unpack(data)
+    return function  # type: ignore[no-any-return]
+
+
+def _silence_broken_pipes(end: ExitOnSignal) -> None:
+    """Keep threads that multiprocessing runs for a loader from complaining when the job is ended."""
+    owner = os.getpid()
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        is_pipe_of_a_loader = os.getpid() != owner and issubclass(kind, ConnectionError | EOFError)
+        if not end.has_fired and not is_pipe_of_a_loader:
+            sys.__excepthook__(kind, error, trace)
+
+    sys.excepthook = hook
+
+
+def _leave(code: int) -> NoReturn:
+    """Exit as Python does, but for the C++ destructors: threads of a process group that is gone abort in them."""
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _die_with(parent: int) -> None:
@@ -45,4 +80,4 @@ def _die_with(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))
+    _leave(main(Path(sys.argv[1]), int(sys.argv[2])))

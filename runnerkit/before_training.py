@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 
 from runnerkit import snapshot
 from runnerkit.callback import ICallback
+from runnerkit.sampler import count_batches
 from runnerkit.seeding import keep_rng
 from runnerkit.types import as_dict
 
@@ -32,7 +33,7 @@ def check_loaders(loaders: Any) -> dict[str, Any]:
             raise TypeError(
                 f"loader {key!r} is a {type(loader).__name__}; expected a DataLoader or an iterable of batches"
             )
-        if isinstance(loader, Sized) and len(loader) == 0:
+        if count_batches(loader) == 0:
             raise ValueError(f"loader {key!r} is empty: {_why_empty(loader)}")
     return dict(loaders)
 

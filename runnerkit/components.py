@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sized
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from runnerkit.callback import EVENTS, CallbackNode
 from runnerkit.environment import describe_environment
 from runnerkit.logger import Step
 from runnerkit.metrics import LoaderMeans
-from runnerkit.sampler import set_epoch
+from runnerkit.sampler import count_batches, set_epoch
 from runnerkit.seeding import derive_seed, set_global_seed
 from runnerkit.types import Batch, as_dict, like
 
@@ -25,7 +26,7 @@ Listeners = dict[str, tuple[Callable[[Any], None], ...]]
 _LOADER_STATE = (
     "loader_key", "loader", "is_train_loader", "is_valid_loader", "is_infer_loader", "loader_batch_step",
     "loader_sample_step", "loader_batch_len", "batch", "batch_size", "batch_metrics", "loader_metrics", "_means",
-    "need_early_stop", "is_within_loader",
+    "need_early_stop", "is_within_loader", "_ends_stage", "_skipped_batches",
 )  # fmt: skip
 
 
@@ -52,29 +53,28 @@ def setup_experiment(runner: IRunner) -> None:
 
 def close_experiment(runner: IRunner) -> None:
     """Close the logs, whatever happened; leave the model as the user gave it."""
-    for logger in runner.loggers.values():
-        logger.close()
-    runner.model = _unwrapped(runner)
-    runner._training_model = None
+    with ExitStack() as closing:  # one that fails does not keep the others open
+        for logger in runner.loggers.values():
+            closing.callback(logger.close)
+    leave_stage(runner)
 
 
 def setup_stage(runner: IRunner, stage: str) -> bool:
     """Make the stage's components, checked; False if the run resumes in a later stage."""
     runner.stage_key = stage
-    runner.callbacks = dict(runner.get_callbacks(stage))
-    if not snapshot.find(runner, stage):
-        return False
     runner.stage_epoch_len = runner.get_stage_len(stage)
     runner.stage_epoch_step = runner.stage_batch_step = runner.stage_sample_step = 0
     runner.need_early_stop = False
     _make_loaders(runner, stage)
     _make_model(runner, stage)
+    runner.callbacks = dict(runner.get_callbacks(stage))
     before_training.check_callbacks(runner.callbacks, runner.loaders)
+    if not snapshot.find(runner, stage):
+        leave_stage(runner)
+        return False
     # Components were made alike on all ranks; what is drawn from now on (dropout, augmentation) differs.
     if runner.engine.rank:
         set_global_seed(derive_seed(runner.seed, "rank", runner.engine.rank))
-    if not runner._known_callbacks:
-        _open_loggers(runner)
     runner._listeners = bind_listeners(runner)
     for callback in runner.callbacks.values():
         if callback not in runner._known_callbacks:
@@ -106,7 +106,11 @@ def _make_model(runner: IRunner, stage: str) -> None:
     runner._training_model = like(model, {key: engine.prepare(each) for key, each in as_dict(runner.model).items()})
 
 
-def _open_loggers(runner: IRunner) -> None:
+def open_loggers(runner: IRunner) -> None:
+    """Open the loggers, once, on rank zero; after all that could be refused was."""
+    if runner._is_open:
+        return
+    runner._is_open = True
     if not runner.engine.is_main_process:
         return
     runner.loggers = dict(runner.get_loggers())
@@ -129,11 +133,14 @@ def setup_loader(runner: IRunner, key: str) -> None:
     runner.is_valid_loader = not runner.is_train_loader and not runner.is_infer_loader
     runner.loader_batch_step = runner.loader_sample_step = 0
     runner.loader_metrics = {}
+    # Within the loader the flag is the loader's own; what was wanted before it is kept for after it.
+    runner._ends_stage, runner.need_early_stop = runner.need_early_stop, False
     runner._means = LoaderMeans()
     for name in ("batch_sampler", "sampler", "dataset"):
         set_epoch(getattr(loader, name, None), runner.epoch_step)
     snapshot.enter_loader(runner)
-    runner.loader_batch_len = len(loader) + runner.loader_batch_step if isinstance(loader, Sized) else None
+    num_batches = count_batches(loader)
+    runner.loader_batch_len = num_batches + runner.loader_batch_step if num_batches is not None else None
     runner.is_within_loader = True
     _use_model(runner)
 
@@ -151,11 +158,12 @@ def _use_model(runner: IRunner) -> None:
     runner.model = like(runner._training_model, models)
 
 
-def _unwrapped(runner: IRunner) -> Any:
-    if runner._training_model is None:
-        return runner.model
-    models = as_dict(runner._training_model)
-    return like(runner._training_model, {key: runner.engine.unwrap(model) for key, model in models.items()})
+def leave_stage(runner: IRunner) -> None:
+    """Take the engine's wrappers off the model."""
+    if runner._training_model is not None:
+        models = {key: runner.engine.unwrap(model) for key, model in as_dict(runner._training_model).items()}
+        runner.model = like(runner._training_model, models)
+        runner._training_model = None
 
 
 def start_batch(runner: IRunner, batch: Batch) -> None:
@@ -189,6 +197,20 @@ def _first_length(value: Any) -> int | None:
     return next((length for each in values if (length := _first_length(each)) is not None), None)
 
 
+def whereabouts(runner: IRunner) -> str:
+    """Say where the run stands, for an exception of the user's code."""
+    batch = (
+        runner.batch
+        if isinstance(runner.batch, dict)
+        else dict(enumerate(runner.batch if isinstance(runner.batch, list | tuple) else [runner.batch]))
+    )
+    shapes = {key: tuple(value.shape) for key, value in batch.items() if isinstance(value, Tensor)}
+    return (
+        f"in batch {runner.loader_batch_step} of loader {runner.loader_key!r}, epoch {runner.epoch_step}, "
+        f"rank {runner.engine.rank}; shapes {shapes}"
+    )
+
+
 def log_batch(runner: IRunner) -> None:
     """Queue the metrics of every `log_every`-th training step; log those of the time before, long computed by now."""
     if runner.batch_step % runner.log_every == 0:
@@ -212,7 +234,7 @@ def flush_logs(runner: IRunner) -> None:
 
 def finish_loader(runner: IRunner, key: str) -> None:
     """Leave a loader: one reduction over processes, then callbacks, then the loggers."""
-    runner.need_early_stop = False
+    runner.need_early_stop = runner._ends_stage
     runner.is_within_loader = False
     before_training.check_not_empty(runner)
     # Every rank must enter, also one that saw no batch: this reduces.
@@ -244,5 +266,7 @@ def pause_loader(runner: IRunner) -> dict[str, Any]:
 
 def continue_loader(runner: IRunner, paused: dict[str, Any]) -> None:
     """Go on with a loader that was paused."""
+    ends_stage = runner.need_early_stop
     vars(runner).update(paused)
+    runner._ends_stage = runner._ends_stage or ends_stage
     _use_model(runner)

@@ -44,12 +44,13 @@ def accuracy(logits: Tensor, targets: Tensor, topk: Sequence[int] = (1,)) -> lis
         targets: (N,) int64 in [0, C).
         topk: each in [1, C].
     Returns:
-        one () float32 tensor in [0, 1] for each k, on the device of `logits`.
+        one () tensor in [0, 1] for each k, on the device of `logits`; float64 where the device has it, so that their
+        mean over a loader is the share of all its rows and not a sum of rounded ones.
 
     >>> accuracy(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1]), topk=(1, 2))
-    [tensor(0.5000), tensor(1.)]
+    [tensor(0.5000, dtype=torch.float64), tensor(1., dtype=torch.float64)]
     """
-    return [topk_hits(logits, targets, k=k) / max(1, len(targets)) for k in topk]
+    return [topk_hits(logits, targets, k=k).to(_sum_dtype(logits)) / max(1, len(targets)) for k in topk]
 
 
 class AdditiveMetric:

@@ -18,7 +18,8 @@ logger = logging.getLogger(__name__)
 
 # What belongs to the process that worked, or is of no use after the run.
 _STAYS = {
-    "engine", "loaders", "loader", "loggers", "batch", "exception", "_given_engine", "_training_model", "_means",
+    "engine", "loaders", "loader", "loggers", "batch", "exception", "_loaders", "_given_engine", "_given_criterion",
+    "_given_optimizer", "_given_scheduler", "_given_callbacks", "_given_loggers", "_training_model", "_means",
     "_step_queue", "_known_callbacks", "_snapshot", "_listeners",
 }  # fmt: skip
 _COMPONENTS = ("model", "criterion", "optimizer", "scheduler")

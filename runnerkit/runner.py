@@ -33,7 +33,7 @@ class IRunner(IListener):
         batch_metrics: () tensors or numbers of this batch and process; their means become `loader_metrics`.
         loader_metrics, epoch_metrics, experiment_metrics: Python floats over all processes: {metric: value},
             {loader: {metric: value}}, {epoch: {loader: {metric: value}}}.
-        need_early_stop: set in a batch event it ends the loader; set in an epoch event it ends the stage.
+        need_early_stop: set in a batch event it ends the loader; set in another, the stage after this epoch.
         exception: what ended the run, if anything did.
         valid_every_steps: evaluate also every so many training steps; None is once an epoch.
         log_every: training steps from one step log to the next, for loggers that want batch metrics.
@@ -82,6 +82,8 @@ class IRunner(IListener):
         self._step_queue = StepQueue()
         self._wants_batch_metrics = False
         self._known_callbacks: list[ICallback] = []
+        self._is_open = False  # whether the loggers are
+        self._ends_stage = False
         self._skipped_batches = 0
         self._snapshot: snapshot.Snapshot | None = None
         self._listeners = components.bind_listeners(self)
@@ -169,6 +171,8 @@ class IRunner(IListener):
             self._emit("on_experiment_end")
         except BaseException as error:
             self.exception = error
+            if self.is_within_loader:
+                error.add_note(components.whereabouts(self))
             self._emit("on_exception")
             raise
         finally:
@@ -182,9 +186,11 @@ class IRunner(IListener):
         self._emit("on_stage_start")
         snapshot.restore(self)
         before_training.check_required_metrics(self)
+        components.open_loggers(self)
         while snapshot.is_epoch_left(self) and not self.need_early_stop:
             self._run_epoch()
         self._emit("on_stage_end")
+        components.leave_stage(self)
 
     def _run_epoch(self) -> None:
         snapshot.start_epoch(self)

@@ -156,6 +156,14 @@ def set_epoch(holder: Any, epoch: int) -> None:
         holder.set_epoch(epoch)
 
 
+def count_batches(loader: Any) -> int | None:
+    """Return the length of `loader`, or None if it has none (a DataLoader over a stream only looks as if it had)."""
+    try:
+        return len(loader)
+    except TypeError:
+        return None
+
+
 def shard_loader(loader: Any, *, key: str, training: bool, rank: int, world_size: int, seed: int) -> Any:
     """Give this process its share of `loader`, keeping every attribute that the user set.
 

@@ -96,7 +96,7 @@ def _position(runner: IRunner) -> StateDict:
 
 def find(runner: IRunner, stage: str) -> bool:
     """Look once for the checkpoint that the user wants to go on from; False if it belongs to a later stage."""
-    if runner._snapshot is None and not runner._known_callbacks:
+    if runner._snapshot is None and not runner._is_open:
         wanted = [runner._resume] + [
             callback.resume_runner
             for callback in map(innermost, runner.callbacks.values())

@@ -64,15 +64,15 @@ class SupervisedRunner(Runner):
     def get_callbacks(self, stage: str) -> dict[str, ICallback]:
         callbacks = super().get_callbacks(stage)
         outputs = list(self.output_key.values()) if isinstance(self.output_key, dict) else self.output_key
-        if self._given_criterion is not None and not holds(callbacks, ICriterionCallback):
+        if self.criterion is not None and not holds(callbacks, ICriterionCallback):
             callbacks["_criterion"] = CriterionCallback(outputs, self.target_key, metric_key=self.loss_key)
-        if self._given_optimizer is not None:
+        if self.optimizer is not None:
             if not holds(callbacks, IBackwardCallback):
                 callbacks["_backward"] = BackwardCallback(self.loss_key)
             if not holds(callbacks, IOptimizerCallback):
                 callbacks["_optimizer"] = OptimizerCallback(self.loss_key)
-        # Whatever was given as scheduler is stepped, of whichever class it is.
-        if self._given_scheduler is not None and not holds(callbacks, ISchedulerCallback):
+        # Whatever the scheduler is, it is stepped, of whichever class.
+        if self.scheduler is not None and not holds(callbacks, ISchedulerCallback):
             callbacks["_scheduler"] = SchedulerCallback()
         return callbacks
 

@@ -220,10 +220,9 @@ class Runner(IRunner):
         for model in models.values():
             self.engine.prepare_model(model).eval()
         for batch in loader:
-            with torch.no_grad(), self.engine.autocast():
+            with torch.no_grad(), self.engine.autocast():  # not around the yield: the caller has a gradient mode too
                 prediction = self.predict_batch(self.engine.to_device(batch), **kwargs)
             yield prediction
-        self.engine.cleanup()
 
     def evaluate_loader(
         self,
@@ -237,12 +236,10 @@ class Runner(IRunner):
         """Return the loader's metrics by name, under any engine; nothing is trained or written.
 
         Args:
-            callbacks: the metrics to compute; by default those of the last `train`, checkpoints and the like aside.
+            callbacks: the metrics to compute; by default those of the last `train`.
         """
         if callbacks is None:
-            callbacks = {
-                key: each for key, each in self._given_callbacks.items() if key.startswith("_loss") or each.provides
-            }
+            callbacks = {key: each for key, each in self._given_callbacks.items() if each.provides}
         self.train(
             loaders={"valid": loader}, callbacks=callbacks, model=model, engine=engine or self._given_engine, seed=seed,
             criterion=self._given_criterion, verbose=verbose, loggers={"console": None},  # type: ignore[dict-item]

@@ -119,6 +119,8 @@ def test_bad_input_is_named_and_nothing_is_written(tmp_path, monkeypatch, name):
 
     assert not list(tmp_path.glob("log/checkpoints/*.pth"))
     assert not list(tmp_path.glob("log/csv/*.csv"))
+    if "metric" in name:
+        assert not (tmp_path / "log").exists(), "the corrected call must find the logdir free"
 
 
 @pytest.mark.parametrize(

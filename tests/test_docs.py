@@ -31,8 +31,6 @@ def test_links_and_commands_exist(page):
 
     targets = re.findall(r"\]\((?!https?:|#)([^)#]+)", text)
     assert [target for target in targets if not (page.parent / target).exists()] == []
-    commands = "\n".join(
-        blocks(page, "") + blocks(page, "bash") + blocks(page, "sh") + re.findall(r"`(make [a-z-]+)`", text)
-    )
+    commands = "\n".join(blocks(page, "bash") + blocks(page, "sh") + re.findall(r"`(make [a-z-]+)`", text))
     assert set(re.findall(r"\bmake ([a-z-]+)", commands)) <= rules
     assert [path for path in re.findall(r"(?<!tests/)\bexamples/[\w/]+\.py", text) if not (ROOT / path).exists()] == []

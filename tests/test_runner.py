@@ -482,3 +482,126 @@ def test_skipped_step_leaves_scheduler_alone():
 
     assert runner.epoch_metrics["train"]["skipped_steps"] == 5
     assert scheduler.last_epoch == 5
+
+
+def test_a_stop_wanted_at_a_loaders_end_ends_the_stage_and_not_the_next_loader():
+    """The evaluation of that epoch runs whole."""
+    counts = []
+
+    class Stop(dl.Callback):
+        def on_loader_end(self, runner):
+            counts.append((runner.loader_key, runner.loader_batch_step))
+            runner.need_early_stop = runner.need_early_stop or runner.loader_key == "train"
+
+    runner = supervised(num_epochs=5, callbacks=[Stop()])
+
+    assert counts == [("train", 10), ("valid", 5)]
+    assert runner.epoch_step == 1
+
+
+def test_loggers_are_opened_once_for_all_stages(tmp_path):
+    """Also when no stage has a callback."""
+    opened = []
+
+    class Opening(dl.ILogger):
+        def setup(self, *, resumed_at=None):
+            opened.append(resumed_at)
+
+        def log_scalars(self, scalars, *, step, scope):
+            pass
+
+    class TwoStages(Minimal):
+        stages = ("one", "two")
+
+        def get_loggers(self):
+            return {"opening": Opening()}
+
+    TwoStages().run()
+
+    assert opened == [None]
+
+
+def test_a_logger_that_fails_to_close_does_not_keep_the_others_open():
+    """Every one is closed, and the failure is told."""
+    closed = []
+
+    class Closing(dl.ILogger):
+        def __init__(self, name):
+            self.name = name
+
+        def log_scalars(self, scalars, *, step, scope):
+            pass
+
+        def close(self):
+            closed.append(self.name)
+            if self.name == "bad":
+                raise OSError("disk full")
+
+    class Logged(Minimal):
+        def get_loggers(self):
+            return {name: Closing(name) for name in ("good", "bad", "fine")}
+
+    with pytest.raises(OSError, match="disk full"):
+        Logged().run()
+
+    assert sorted(closed) == ["bad", "fine", "good"]
+
+
+def test_supervised_runner_trains_with_overridden_hooks():
+    """Criterion, optimizer and scheduler may come from get_* instead of arguments."""
+
+    class Hooks(dl.SupervisedRunner):
+        def get_criterion(self, stage):
+            return nn.CrossEntropyLoss()
+
+        def get_optimizer(self, stage, model):
+            return sgd(model)
+
+        def get_scheduler(self, stage, optimizer):
+            return torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+
+    model, reference = mlp(), mlp()
+    runner = Hooks().train(model=model, loaders={"train": loader(40, 4)}, num_epochs=2, cpu=True, **quiet())
+    optimizer = sgd(reference)
+    for lr in (0.1, 0.05):
+        optimizer.param_groups[0]["lr"] = lr
+        train_by_hand(reference, optimizer, loader(40, 4))
+
+    assert torch.equal(weights(model), weights(reference))
+    assert runner.epoch_metrics["train"]["lr"] == 0.05
+
+
+def test_a_stream_of_unknown_length_trains_in_one_process():
+    """Gradients that still accumulate when it ends make a last step."""
+
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(classification(20))
+
+    model, reference = mlp(), mlp()
+    supervised(
+        model=model,
+        loaders={"train": torch.utils.data.DataLoader(Stream(), batch_size=4)},
+        callbacks=[dl.OptimizerCallback("loss", accumulation_steps=2)],
+    )
+    features, targets = classification(20).tensors
+    train_by_hand(
+        reference,
+        sgd(reference),
+        [(features[start : start + 8], targets[start : start + 8]) for start in range(0, 20, 8)],
+    )
+
+    torch.testing.assert_close(weights(model), weights(reference), rtol=0, atol=1e-6)
+
+
+def test_an_exception_says_where_the_run_stood():
+    """Loader, batch, epoch, rank and shapes, as a note on the user's own exception."""
+    data = classification(16)
+    data.tensors[1][9] = 7
+
+    with pytest.raises(IndexError, match="Target 7 is out of bounds") as caught:
+        supervised(loaders={"train": torch.utils.data.DataLoader(data, batch_size=4)})
+
+    [note] = caught.value.__notes__
+    assert "in batch 3 of loader 'train', epoch 1, rank 0" in note
+    assert "'features': (4, 6)" in note

@@ -16,7 +16,7 @@ from runnerkit import dl, utils
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train; logs and checkpoints go to the logdir."""
+    """Train; logs and checkpoints go to the logdir. Started again, it goes on from there."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, default=Path("data"), help="where CIFAR-10 is, or will be")
     parser.add_argument("--logdir", type=Path, default=Path("logs/resnet9_cifar10/one_call"))
@@ -39,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         callbacks=[dl.AccuracyCallback(input_key="logits", target_key="targets", topk=(1, 3, 5))],
         num_epochs=options.epochs,
         logdir=options.logdir,
+        resume="auto",
         valid_loader="valid",
         valid_metric="accuracy",
         minimize_valid_metric=False,

@@ -47,7 +47,7 @@ class OwnSamplerRunner(dl.SupervisedRunner):
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train; logs and checkpoints go to the logdir."""
+    """Train; logs and checkpoints go to the logdir. Started again, it goes on from there."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, default=Path("data"), help="where CIFAR-10 is, or will be")
     parser.add_argument("--logdir", type=Path, default=Path("logs/resnet9_cifar10/own_sampler"))
@@ -69,6 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         callbacks=[dl.AccuracyCallback(input_key="logits", target_key="targets", topk=(1, 3, 5))],
         num_epochs=options.epochs,
         logdir=options.logdir,
+        resume="auto",
         valid_loader="valid",
         valid_metric="accuracy",
         minimize_valid_metric=False,

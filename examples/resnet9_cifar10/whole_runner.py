@@ -82,7 +82,12 @@ class ResNet9Runner(dl.IRunner):
             "optimizer": dl.OptimizerCallback(metric_key="loss"),
             "scheduler": dl.SchedulerCallback(mode="batch"),
             "checkpoint": dl.CheckpointCallback(
-                self.options.logdir, loader_key="valid", metric_key="accuracy", minimize=False, mode="runner"
+                self.options.logdir,
+                loader_key="valid",
+                metric_key="accuracy",
+                minimize=False,
+                mode="runner",
+                resume_runner=self.options.resume,
             ),
         }
 
@@ -97,6 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, default=Path("data"), help="where CIFAR-10 is, or will be")
     parser.add_argument("--logdir", type=Path, default=Path("logs/resnet9_cifar10/whole_runner"))
+    parser.add_argument("--resume", type=Path, help="checkpoint or logdir to go on from")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--width", type=int, default=64, help="channels of the first layer")
     parser.add_argument("--batch-size", type=int, default=128, help="of one process")

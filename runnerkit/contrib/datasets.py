@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from runnerkit.contrib.torchvision_cpu import import_torchvision
+from runnerkit.torchvision_cpu import import_torchvision
 
 Transform: TypeAlias = Callable[[Any], Any]
 logger = logging.getLogger(__name__)

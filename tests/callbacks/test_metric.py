@@ -10,7 +10,7 @@ from sklearn.metrics import f1_score, r2_score, roc_auc_score
 from torch.nn.functional import l1_loss
 
 from runnerkit.callbacks.metric import BatchMetricCallback, FunctionalBatchMetricCallback, LoaderMetricCallback
-from runnerkit.contrib.torchvision_cpu import import_torchvision
+from runnerkit.torchvision_cpu import import_torchvision
 from tests.callbacks.stand_ins import Ranks, make_runner, run_loader
 
 import_torchvision()  # torchmetrics imports it, and it may need the cure

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 from runnerkit.contrib import CIFAR10, CIFAR100, MNIST, Compose, Digits, FashionMNIST, ImageToTensor, NormalizeImage
 from runnerkit.contrib import datasets as module_under_test
 from runnerkit.contrib.datasets import real_images
-from runnerkit.contrib.torchvision_cpu import import_torchvision
+from runnerkit.torchvision_cpu import import_torchvision
 from tests.cifar10_layout import write_cifar10
 
 published = import_torchvision().datasets

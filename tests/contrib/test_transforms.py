@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from runnerkit.contrib import Compose, ImageToTensor, NormalizeImage, ToTensor
-from runnerkit.contrib.torchvision_cpu import import_torchvision
+from runnerkit.torchvision_cpu import import_torchvision
 
 MEAN, STD = [0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616]
 

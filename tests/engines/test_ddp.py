@@ -5,10 +5,11 @@ import threading
 
 import pytest
 import torch
-from sklearn.metrics import accuracy_score
+from sklearn.metrics import accuracy_score, roc_auc_score
 from torch import nn
 
 from runnerkit import dl
+from runnerkit.torchvision_cpu import import_torchvision
 from tests.tiny import classification, loader, mlp, quiet, sgd, weights
 
 
@@ -107,6 +108,12 @@ def test_the_runners_own_attributes_come_back_too():
     assert not hasattr(runner, "lock")
 
 
+def test_the_number_of_processes_is_known_before_they_start():
+    """A schedule's total number of steps depends on it."""
+    assert dl.DistributedDataParallelEngine(3).num_processes == 3
+    assert dl.DistributedDataParallelEngine(device="cpu").world_size == 2
+
+
 def test_lambdas_and_local_classes_travel():
     """What plain pickle refuses is sent with cloudpickle."""
 
@@ -177,3 +184,27 @@ def test_a_model_without_gradients_beside_a_trained_one_is_left_bare():
     losses = [runner.experiment_metrics[epoch]["train"]["loss"] for epoch in (1, 2)]
     assert losses[1] < losses[0]
     assert torch.equal(weights(teacher), weights(mlp(seed=2)))
+
+
+def test_a_torchmetrics_object_is_reduced_over_ranks():
+    """Its states, not its values; and the object travels although the torchvision here may need its cure."""
+    import_torchvision()
+    from torchmetrics.classification import MulticlassAUROC
+
+    model = mlp()
+    runner = dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=sgd(model),
+        loaders={"train": loader(40, 4), "valid": loader(41, 4)},
+        callbacks=[dl.LoaderMetricCallback(MulticlassAUROC(3), "logits", "targets", metric_key="auc")],
+        ddp=True,
+        cpu=True,
+        **quiet(),
+    )
+
+    features, targets = classification(41).tensors
+    with torch.no_grad():
+        probabilities = model.eval()(features).double().softmax(dim=1)
+    expected = roc_auc_score(targets, probabilities, multi_class="ovr", average="macro")
+    assert runner.epoch_metrics["valid"]["auc"] == pytest.approx(expected, abs=1e-6)

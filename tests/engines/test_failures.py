@@ -30,7 +30,7 @@ SCRIPT = textwrap.dedent(
             if runner.epoch_step == 2 and runner.loader_batch_step == 2 and runner.engine.rank == 1:
                 {trouble}
             if runner.epoch_step == 2 and runner.loader_batch_step == 1:
-                print("ready", runner.engine.rank, os.getpid(), flush=True)
+                os.write(1, f"ready {{runner.engine.rank}} {{os.getpid()}}\\n".encode())  # one write, one line
 
     model = mlp()
     dl.SupervisedRunner().train(

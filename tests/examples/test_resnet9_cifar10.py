@@ -71,3 +71,28 @@ def test_each_way_runs_under_torchrun_and_writes_once(tmp_path, name):
     assert len([file for file in left if file.startswith("tensorboard/")]) == 2
     assert not table.duplicated(["loader", "epoch", "metric"]).any()
     assert (table["step"] == (3 if name == "own_sampler" else 2)).all()  # torch's sampler repeats an image instead
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_one_call_started_again_goes_on(tmp_path):
+    """The second start trains the epochs that are left, in the same logs."""
+    run_example("one_call", tmp_path, "--epochs", 1, num_train=40, num_test=20)
+
+    logdir, _ = run_example("one_call", tmp_path, "--epochs", 2, num_train=40, num_test=20)
+
+    table = read_metrics(logdir)
+    assert table[(table["loader"] == "train") & (table["metric"] == "loss")]["epoch"].tolist() == [1, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_whole_runner_goes_on_from_a_logdir(tmp_path):
+    """What is finished stays as it is: nothing is trained again."""
+    logdir, before = run_example("whole_runner", tmp_path, "--epochs", 1, num_train=80, num_test=20)
+    table = read_metrics(logdir)
+
+    _, after = run_example("whole_runner", tmp_path, "--epochs", 1, "--resume", logdir, num_train=80, num_test=20)
+
+    assert after == before
+    assert read_metrics(logdir).equals(table)

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from runnerkit.contrib.torchvision_cpu import import_torchvision
+from runnerkit.torchvision_cpu import import_torchvision
 
 UNCURED = "operator torchvision::nms does not exist"
 FAIL_ONCE = """
@@ -41,7 +41,7 @@ try:
     import torchvision
 except RuntimeError as error:
     assert "{UNCURED}" in str(error)
-from runnerkit.contrib.torchvision_cpu import import_torchvision
+from runnerkit.torchvision_cpu import import_torchvision
 torchvision = import_torchvision()
 assert import_torchvision() is torchvision is sys.modules["torchvision"]
 import torch

@@ -6,7 +6,7 @@ from types import ModuleType
 
 import torch
 
-_MISSING_OP = "operator torchvision::nms does not exist"
+MISSING_OP = "operator torchvision::nms does not exist"
 
 
 def import_torchvision() -> ModuleType:
@@ -27,7 +27,7 @@ def import_torchvision() -> ModuleType:
         return _import()
     except RuntimeError as error:
         # Try first, cure second: a torchvision built for the CPU brings the operators, and would clash with ours.
-        if torch.version.cuda is not None or _MISSING_OP not in str(error):
+        if torch.version.cuda is not None or MISSING_OP not in str(error):
             raise
     _declare_missing_ops()
     return _import()
