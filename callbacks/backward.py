@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 class BackwardCallback(IBackwardCallback):
     """Backpropagate a loss on training loaders; gradients are averaged over processes.
 
+    All losses go backward before any optimizer steps. Where one loss reaches parameters of another's optimizer (a GAN),
+    call ``self.engine.backward`` and ``self.engine.step`` in `handle_batch` instead.
+
     Args:
         metric_key: name of the loss in `batch_metrics`.
         grad_clip_fn: clips true (unscaled) gradients after each backward: a function of parameters, or the name of one
@@ -90,18 +93,16 @@ class BackwardCallback(IBackwardCallback):
             raise ValueError(
                 f"{self.metric_key!r} at {where} must be a scalar tensor with a graph, got one {kind}{graph}"
             )
-        if not runner.engine.precision.skips_steps and not torch.isfinite(loss):
+        # A scaler lives with infinities; a loss that is no number is none in any precision.
+        if torch.isnan(loss) or (torch.isinf(loss) and not runner.engine.precision.skips_steps):
             raise ValueError(f"{self.metric_key!r} is {loss.item()} at {where}, rank {runner.engine.rank}")
         self._is_checked = True
 
     def on_loader_end(self, runner: IRunner) -> None:
         mean = runner.loader_metrics.get(self.metric_key)
-        if (
-            runner.is_train_loader
-            and mean is not None
-            and not runner.engine.precision.skips_steps
-            and not math.isfinite(mean)
-        ):
+        if not runner.is_train_loader or mean is None:
+            return
+        if math.isnan(mean) or (math.isinf(mean) and not runner.engine.precision.skips_steps):
             raise ValueError(
                 f"{self.metric_key!r} became {mean} within epoch {runner.epoch_step} of loader {runner.loader_key!r}; "
                 "the last checkpoint is from before. Try a smaller learning rate or grad_clip_fn='clip_grad_norm_'"

@@ -91,7 +91,18 @@ class CheckpointCallback(ICheckpointCallback):
         self._is_due = self._is_validated = False
         self._saved_at = 0.0
 
+    def on_experiment_start(self, runner: IRunner) -> None:
+        is_new = runner.engine.is_main_process and runner.epoch_step == 0 and not runner.is_resumed
+        if is_new and CheckpointFolder(self.folder).records:
+            raise FileExistsError(
+                f'{self.folder} holds the checkpoints of another run: pass resume="auto" (or resume_runner) to go on '
+                "with it, or choose another logdir"
+            )
+
     def on_stage_start(self, runner: IRunner) -> None:
+        within = self.every_steps or self.every_minutes or (runner.valid_every_steps and self.loader_key)
+        if within and self.mode == "runner":
+            snapshot.check_positions(runner)
         self._saved_at = time.monotonic()
         if self.resume_model is not None:
             path = find_checkpoint(self.resume_model)

@@ -147,13 +147,20 @@ class LoaderMetricCallback(_MetricCallback):
         metric: Metric,
         input_key: Keys,
         target_key: Keys,
+        log_on_batch: bool = False,
         *,
         metric_key: str | None = None,
         prefix: str | None = None,
         suffix: str | None = None,
     ) -> None:
         super().__init__(
-            metric, input_key, target_key, log_on_batch=False, metric_key=metric_key, prefix=prefix, suffix=suffix
+            metric,
+            input_key,
+            target_key,
+            log_on_batch=log_on_batch,
+            metric_key=metric_key,
+            prefix=prefix,
+            suffix=suffix,
         )
 
 

@@ -62,6 +62,7 @@ class SchedulerCallback(ISchedulerCallback):
         if self._steps_per_batch and isinstance(optimizer, Optimizer):
             self._hook = optimizer.register_step_post_hook(self._note_step)
         self._follows_optimizer = self._hook is not None
+        self._metric_loader = self.loader_key or ("valid" if "valid" in runner.loaders else "train")
 
     def _note_step(self, *_: Any) -> None:
         self._optimizer_stepped = True
@@ -76,7 +77,10 @@ class SchedulerCallback(ISchedulerCallback):
             self._step(runner, runner.batch_metrics.get(self.metric_key or "loss"))
 
     def on_epoch_end(self, runner: IRunner) -> None:
-        if not self._steps_per_batch and any(key.startswith("train") for key in runner.epoch_metrics):
+        if self._steps_per_batch or not any(key.startswith("train") for key in runner.epoch_metrics):
+            return
+        scheduler = as_dict(runner.scheduler)[self.scheduler_key or ""]
+        if not _wants_metric(scheduler) or self._metric_loader in runner.epoch_metrics:  # else it rests this epoch
             self._step(runner, None)
 
     def on_stage_end(self, runner: IRunner) -> None:
@@ -93,13 +97,12 @@ class SchedulerCallback(ISchedulerCallback):
             scheduler.step(*arguments)
 
     def _epoch_metric(self, runner: IRunner) -> float:
-        loader_key = self.loader_key or ("valid" if "valid" in runner.epoch_metrics else "train")
-        metrics = runner.epoch_metrics.get(loader_key, {})
+        metrics = runner.epoch_metrics.get(self._metric_loader, {})
         metric_key = self.metric_key or "loss"
         if metric_key not in metrics:
             raise KeyError(
-                f"the scheduler steps on metric {metric_key!r} of loader {loader_key!r}, which has {sorted(metrics)}; "
-                "pass SchedulerCallback(loader_key=..., metric_key=...)"
+                f"the scheduler steps on {metric_key!r} of loader {self._metric_loader!r}, which has {sorted(metrics)} "
+                "only: pass SchedulerCallback(loader_key=..., metric_key=...)"
             )
         return metrics[metric_key]
 

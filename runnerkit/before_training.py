@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sized
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,10 @@ from runnerkit.seeding import keep_rng
 from runnerkit.types import as_dict
 
 if TYPE_CHECKING:
+    from runnerkit.engine import IEngine
     from runnerkit.runner import IRunner
+
+logger = logging.getLogger(__name__)
 
 
 def check_loaders(loaders: Any) -> dict[str, Any]:
@@ -68,6 +72,20 @@ def check_optimizer(optimizer: Any, model: Any, criterion: Any) -> None:
             )
 
 
+def check_criterion(criterion: Any, engine: IEngine) -> None:
+    """Refuse a criterion with parameters of its own where several processes would each train another one.
+
+    Raises:
+        ValueError: with what to do.
+    """
+    for each in as_dict(criterion).values():
+        if engine.is_ddp and isinstance(each, nn.Module) and any(p.requires_grad for p in each.parameters()):
+            raise ValueError(
+                f"{type(each).__name__} has parameters to train, whose gradients are not averaged over processes; "
+                "make them part of the model"
+            )
+
+
 def check_callbacks(callbacks: Mapping[str, ICallback], loaders: Mapping[str, Any]) -> None:
     """Refuse callbacks that are none, or that read a loader which does not exist.
 
@@ -97,31 +115,35 @@ def check_required_metrics(runner: IRunner) -> None:
     Raises:
         KeyError: with the names that there are. Every rank must call: this reduces.
     """
-    if snapshot.is_within_epoch(runner):
-        return  # the epoch began with metrics that were checked
+    if snapshot.is_within_epoch(runner) or not snapshot.is_epoch_left(runner):
+        return
     provided = {metric for callback in runner.callbacks.values() for metric in callback.provides}
     for callback in runner.callbacks.values():
         for loader_key, metric_key in callback.requires:
             if metric_key in provided or loader_key.startswith("train"):
                 continue
             metrics = _evaluate_one_batch(runner, loader_key)
-            if metric_key not in metrics:
+            if metrics is not None and metric_key not in metrics:
                 raise KeyError(
                     f"{type(callback).__name__} reads metric {metric_key!r} of loader {loader_key!r}, which has "
                     f"{sorted(metrics)}"
                 )
 
 
-def _evaluate_one_batch(runner: IRunner, loader_key: str) -> dict[str, float]:
+def _evaluate_one_batch(runner: IRunner, loader_key: str) -> dict[str, float] | None:
     def stop(_: Any) -> None:
         runner.need_early_stop = True
 
-    loggers, listeners = runner.loggers, runner._listeners
-    runner.loggers = {}
-    runner._listeners = {**listeners, "on_batch_end": (*listeners["on_batch_end"], stop)}
+    kept = {name: getattr(runner, name) for name in ("loggers", "_listeners", "epoch_metrics", "is_within_loader")}
+    on_batch_end = (*runner._listeners["on_batch_end"], stop)
+    runner.loggers, runner._listeners = {}, {**runner._listeners, "on_batch_end": on_batch_end}
+    runner.epoch_metrics = {}
     try:
         with keep_rng():
             runner._run_loader(loader_key)
-        return runner.epoch_metrics.pop(loader_key)
+        return runner.epoch_metrics[loader_key]
+    except Exception as error:  # what is wrong here will be wrong in training too, and is told there with its place
+        logger.debug("one batch of loader %r could not be evaluated: %s", loader_key, error)
+        return None
     finally:
-        runner.loggers, runner._listeners = loggers, listeners
+        vars(runner).update(kept)

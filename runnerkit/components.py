@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from runnerkit import before_training, snapshot
-from runnerkit.callback import EVENTS, CallbackNode
+from runnerkit.callback import EVENTS, CallbackNode, ICallback
 from runnerkit.environment import describe_environment
 from runnerkit.logger import Step
 from runnerkit.metrics import LoaderMeans
@@ -30,25 +30,45 @@ _LOADER_STATE = (
 )  # fmt: skip
 
 
-def bind_listeners(runner: IRunner) -> Listeners:
+def bind_listeners(runner: IRunner, callbacks: Iterable[ICallback] = ()) -> Listeners:
     """Work out once who acts on which event; an event that nobody overrides costs nothing."""
-    rank = runner.engine.rank if runner.engine is not None else 0
-    nodes = {CallbackNode.All, CallbackNode.Worker if rank else CallbackNode.Master}
-    callbacks = sorted((each for each in runner.callbacks.values() if each.node in nodes), key=lambda each: each.order)
     listeners = {}
     for event in EVENTS:
-        bound = [getattr(each, event) for each in callbacks if each.listens_to(event)]
+        bound = [getattr(each, event) for each in _active(runner, callbacks) if each.listens_to(event)]
         if runner.listens_to(event):
             bound.insert(0 if event.endswith("_start") else len(bound), getattr(runner, event))
         listeners[event] = tuple(bound)
     return listeners
 
 
-def setup_experiment(runner: IRunner) -> None:
-    """Open this process's device and group; seed it."""
-    runner.engine.setup()
-    runner._listeners = bind_listeners(runner)
-    set_global_seed(runner.seed)
+def _active(runner: IRunner, callbacks: Iterable[ICallback]) -> list[ICallback]:
+    """Those that run in this process, in order."""
+    rank = runner.engine.rank if runner.engine is not None else 0
+    nodes = {CallbackNode.All, CallbackNode.Worker if rank else CallbackNode.Master}
+    return sorted((each for each in callbacks if each.node in nodes), key=lambda each: each.order)
+
+
+@contextmanager
+def experiment(runner: IRunner) -> Iterator[None]:
+    """Open this process's device and group, and seed it; afterwards close the logs, whatever happened."""
+    try:
+        runner.engine.setup()
+        runner._listeners = bind_listeners(runner)
+        set_global_seed(runner.seed)
+        yield
+    except BaseException as error:
+        runner.exception = error
+        _note_whereabouts(runner, error)
+        runner._emit("on_exception")
+        raise
+    finally:
+        close_experiment(runner)
+
+
+def end_experiment(runner: IRunner) -> None:
+    """Tell the callbacks of every stage, not the last one's only."""
+    runner._listeners = bind_listeners(runner, runner._known_callbacks)
+    runner._emit("on_experiment_end")
 
 
 def close_experiment(runner: IRunner) -> None:
@@ -61,30 +81,30 @@ def close_experiment(runner: IRunner) -> None:
 
 def setup_stage(runner: IRunner, stage: str) -> bool:
     """Make the stage's components, checked; False if the run resumes in a later stage."""
+    leave_stage(runner)
     runner.stage_key = stage
-    runner.stage_epoch_len = runner.get_stage_len(stage)
+    runner.stage_epoch_len = runner._hooks.get_stage_len(stage)
     runner.stage_epoch_step = runner.stage_batch_step = runner.stage_sample_step = 0
     runner.need_early_stop = False
     _make_loaders(runner, stage)
     _make_model(runner, stage)
-    runner.callbacks = dict(runner.get_callbacks(stage))
+    runner.callbacks = dict(runner._hooks.get_callbacks(stage))
     before_training.check_callbacks(runner.callbacks, runner.loaders)
     if not snapshot.find(runner, stage):
-        leave_stage(runner)
         return False
     # Components were made alike on all ranks; what is drawn from now on (dropout, augmentation) differs.
     if runner.engine.rank:
         set_global_seed(derive_seed(runner.seed, "rank", runner.engine.rank))
-    runner._listeners = bind_listeners(runner)
-    for callback in runner.callbacks.values():
-        if callback not in runner._known_callbacks:
-            runner._known_callbacks.append(callback)
-            callback.on_experiment_start(runner)
+    new = [each for each in runner.callbacks.values() if not any(each is known for known in runner._known_callbacks)]
+    runner._known_callbacks += new
+    for callback in _active(runner, new):
+        callback.on_experiment_start(runner)
+    runner._listeners = bind_listeners(runner, runner.callbacks.values())
     return True
 
 
 def _make_loaders(runner: IRunner, stage: str) -> None:
-    loaders = before_training.check_loaders(runner.get_loaders(stage))
+    loaders = before_training.check_loaders(runner._hooks.get_loaders(stage))
     runner.loaders = {
         key: runner.engine.prepare_loader(loader, key=key, training=_is_training(runner, key), seed=runner.seed)
         for key, loader in loaders.items()
@@ -93,16 +113,19 @@ def _make_loaders(runner: IRunner, stage: str) -> None:
 
 def _make_model(runner: IRunner, stage: str) -> None:
     engine = runner.engine
-    model = runner.get_model(stage)
+    model = runner._hooks.get_model(stage)
     runner.model = like(model, {key: engine.prepare_model(each) for key, each in as_dict(model).items()})
-    runner.criterion = runner.get_criterion(stage)
+    runner.criterion = runner._hooks.get_criterion(stage)
     for criterion in as_dict(runner.criterion).values():
         if isinstance(criterion, nn.Module):
             criterion.to(engine.device)
     is_infer = stage.startswith("infer")
-    runner.optimizer = None if is_infer else runner.get_optimizer(stage, runner.model)
-    runner.scheduler = None if is_infer else runner.get_scheduler(stage, runner.optimizer)
+    runner.optimizer = None if is_infer else runner._hooks.get_optimizer(stage, runner.model)
+    runner.scheduler = None if is_infer else runner._hooks.get_scheduler(stage, runner.optimizer)
     before_training.check_optimizer(runner.optimizer, runner.model, runner.criterion)
+    before_training.check_criterion(runner.criterion, engine)
+    for optimizer in as_dict(runner.optimizer).values():
+        engine.precision.watch(optimizer)
     runner._training_model = like(model, {key: engine.prepare(each) for key, each in as_dict(runner.model).items()})
 
 
@@ -113,9 +136,8 @@ def open_loggers(runner: IRunner) -> None:
     runner._is_open = True
     if not runner.engine.is_main_process:
         return
-    runner.loggers = dict(runner.get_loggers())
-    start = Step("", "", 0, 0) if runner._continues else None
-    resumed_at = runner._snapshot.step if runner._snapshot is not None else start
+    runner.loggers = dict(runner._hooks.get_loggers())
+    resumed_at = (runner._snapshot.step if runner._snapshot else Step("", "", 0, 0)) if runner._continues else None
     environment = describe_environment(runner.engine, seed=runner.seed)
     for logger in runner.loggers.values():
         logger.setup(resumed_at=resumed_at)
@@ -197,24 +219,24 @@ def _first_length(value: Any) -> int | None:
     return next((length for each in values if (length := _first_length(each)) is not None), None)
 
 
-def whereabouts(runner: IRunner) -> str:
-    """Say where the run stands, for an exception of the user's code."""
-    batch = (
-        runner.batch
-        if isinstance(runner.batch, dict)
-        else dict(enumerate(runner.batch if isinstance(runner.batch, list | tuple) else [runner.batch]))
-    )
-    shapes = {key: tuple(value.shape) for key, value in batch.items() if isinstance(value, Tensor)}
-    return (
+def _note_whereabouts(runner: IRunner, error: BaseException) -> None:
+    """Add to an exception of the user's code where the run stood."""
+    if not runner.is_within_loader:
+        return
+    batch = runner.batch if isinstance(runner.batch, list | tuple | dict) else [runner.batch]
+    items = batch.items() if isinstance(batch, dict) else enumerate(batch)
+    shapes = {key: tuple(value.shape) for key, value in items if isinstance(value, Tensor)}
+    error.add_note(
         f"in batch {runner.loader_batch_step} of loader {runner.loader_key!r}, epoch {runner.epoch_step}, "
         f"rank {runner.engine.rank}; shapes {shapes}"
     )
 
 
-def log_batch(runner: IRunner) -> None:
-    """Queue the metrics of every `log_every`-th training step; log those of the time before, long computed by now."""
-    if runner.batch_step % runner.log_every == 0:
-        _hand_over_steps(runner)
+def finish_batch(runner: IRunner) -> None:
+    """Add a batch's metrics to the loader's; of every `log_every`-th training step, queue them for the loggers."""
+    runner._means.update(runner.batch_metrics, runner.batch_size)
+    if runner._wants_batch_metrics and runner.is_train_loader and runner.batch_step % runner.log_every == 0:
+        _hand_over_steps(runner)  # those of the time before, long computed by now
         runner._step_queue.put(runner.step, runner.batch_metrics)
 
 

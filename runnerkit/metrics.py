@@ -50,7 +50,7 @@ def accuracy(logits: Tensor, targets: Tensor, topk: Sequence[int] = (1,)) -> lis
     >>> accuracy(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1]), topk=(1, 2))
     [tensor(0.5000, dtype=torch.float64), tensor(1., dtype=torch.float64)]
     """
-    return [topk_hits(logits, targets, k=k).to(_sum_dtype(logits)) / max(1, len(targets)) for k in topk]
+    return [topk_hits(logits, targets, k=k).to(_sum_dtype(logits.device)) / max(1, len(targets)) for k in topk]
 
 
 class AdditiveMetric:
@@ -117,7 +117,8 @@ class LoaderMeans:
         if not tensors:
             return
         keys = tuple(tensors)
-        values = torch.stack([value.to(_sum_dtype(value)) for value in tensors.values()])
+        device = next((value.device for value in tensors.values() if value.device.type != "cpu"), torch.device("cpu"))
+        values = torch.stack([value.to(device, _sum_dtype(device)) for value in tensors.values()])
         total, count = self._sums.get(keys, (torch.zeros_like(values), 0))
         self._sums[keys] = total.add_(values, alpha=batch_size), count + batch_size
 
@@ -173,8 +174,8 @@ class LoaderMeans:
                 self._host_sums[key] = known_number + number, known_count + count
 
 
-def _sum_dtype(value: Tensor) -> torch.dtype:
-    return torch.float32 if value.device.type == "mps" else torch.float64
+def _sum_dtype(device: torch.device) -> torch.dtype:
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def _number(key: str, value: Any) -> float:

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 _STAYS = {
     "engine", "loaders", "loader", "loggers", "batch", "exception", "_loaders", "_given_engine", "_given_criterion",
     "_given_optimizer", "_given_scheduler", "_given_callbacks", "_given_loggers", "_training_model", "_means",
-    "_step_queue", "_known_callbacks", "_snapshot", "_listeners",
+    "_step_queue", "_known_callbacks", "_snapshot", "_listeners", "_evaluation",
 }  # fmt: skip
 _COMPONENTS = ("model", "criterion", "optimizer", "scheduler")
 
@@ -62,11 +62,11 @@ def adopt(runner: IRunner, outcome: Outcome) -> None:
     theirs = dict(outcome.attributes)
     for name in _COMPONENTS:
         _adopt_component(runner, name, theirs.pop(name))
-    for key, callback in theirs.get("callbacks", {}).items():
-        mine = runner.callbacks.get(key)
-        if mine is not None and mine is not callback:
-            vars(mine).update(vars(callback))
-            theirs["callbacks"][key] = mine
+    given = getattr(runner, "_given_callbacks", {})
+    for key, callback in theirs["callbacks"].items():
+        if key in given and given[key] is not callback:
+            vars(given[key]).update(vars(callback))
+            theirs["callbacks"][key] = given[key]
     vars(runner).update(theirs)
 
 
@@ -75,6 +75,9 @@ def _adopt_component(runner: IRunner, name: str, component: Any) -> None:
     if mine.keys() != theirs.keys():
         setattr(runner, name, component)
         return
-    for key, each in mine.items():
-        if each is not theirs[key] and hasattr(each, "load_state_dict"):
-            each.load_state_dict(theirs[key].state_dict())
+    try:
+        for key, each in mine.items():
+            if each is not theirs[key] and hasattr(each, "load_state_dict"):
+                each.load_state_dict(theirs[key].state_dict())
+    except (RuntimeError, ValueError, KeyError):
+        setattr(runner, name, component)  # a hook made another one than was passed in

@@ -29,6 +29,9 @@ class Precision(ABC):
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradients of `loss`, a () tensor; under fp16 they are scaled."""
 
+    def watch(self, optimizer: Optimizer) -> None:
+        """Be told of an optimizer that steps on gradients of :meth:`backward`."""
+
     @abstractmethod
     def unscale(self, optimizer: Optimizer) -> None:
         """Make `optimizer`'s gradients true ones, as clipping needs; once a step at most."""
@@ -91,6 +94,7 @@ class AMP(Precision):
         self._device_type: str | None = None
         self._unscaled: set[int] = set()  # ids of the optimizers whose gradients are true ones by now
         self._update_is_due = False
+        self._holds_scaled_gradients = self._is_stepping = False
 
     def setup(self, device: torch.device) -> None:
         self._device_type = device.type
@@ -105,8 +109,19 @@ class AMP(Precision):
 
     def backward(self, loss: Tensor) -> None:
         self._update_scale()
+        self._holds_scaled_gradients = self._scaler is not None
         scaled = loss if self._scaler is None else self._scaler.scale(loss)
         scaled.backward()  # type: ignore[no-untyped-call]  # torch has no types for it
+
+    def watch(self, optimizer: Optimizer) -> None:
+        if self._scaler is not None:
+            optimizer.register_step_pre_hook(self._refuse_scaled_step)
+
+    def _refuse_scaled_step(self, *_: Any) -> None:
+        if self._holds_scaled_gradients and not self._is_stepping:
+            raise RuntimeError(
+                "these gradients are scaled, as float16 needs: call self.engine.step(optimizer), not optimizer.step()"
+            )
 
     def unscale(self, optimizer: Optimizer) -> None:
         if self._scaler is not None and id(optimizer) not in self._unscaled:
@@ -120,9 +135,11 @@ class AMP(Precision):
         # Whether the scaler skips is known only inside it; a hook tells without asking the device again.
         stepped: list[bool] = []
         hook = optimizer.register_step_post_hook(lambda *_: stepped.append(True))
+        self._is_stepping = True
         try:
             self._scaler.step(optimizer)
         finally:
+            self._is_stepping = False
             hook.remove()
         self._unscaled.discard(id(optimizer))
         self._update_is_due = True

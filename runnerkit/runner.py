@@ -45,6 +45,7 @@ class IRunner(IListener):
         self._hparams: dict[str, Any] = {}
         self._resume: str | None = None
         self._continues = False  # whether what a logdir holds is this run's own, even without a checkpoint
+        self._evaluation: Any = None  # hooks of a run that evaluates one loader, instead of the runner's own
         self.engine: IEngine = engine  # type: ignore[assignment]  # given, or made by get_engine() in run()
         self.model: Any = model
         self.criterion: Any = None
@@ -158,25 +159,16 @@ class IRunner(IListener):
         Under a launcher (torchrun) every process must call.
         """
         self._reset()
-        self.engine = self.get_engine()
+        self.engine = self._hooks.get_engine()
         outcome.adopt(self, self.engine.launch(self._run_experiment))
         return self
 
     def _run_experiment(self) -> outcome.Outcome:
-        try:
-            components.setup_experiment(self)
+        with components.experiment(self):  # set up; closed whatever happens, on_exception included
             self._emit("on_experiment_start")
-            for stage in self.stages:
+            for stage in self._hooks.stages:
                 self._run_stage(stage)
-            self._emit("on_experiment_end")
-        except BaseException as error:
-            self.exception = error
-            if self.is_within_loader:
-                error.add_note(components.whereabouts(self))
-            self._emit("on_exception")
-            raise
-        finally:
-            components.close_experiment(self)
+            components.end_experiment(self)
         self.engine.cleanup()  # after a failure launch() does, once it is on record: peers fail when this one leaves
         return outcome.capture(self)
 
@@ -190,7 +182,6 @@ class IRunner(IListener):
         while snapshot.is_epoch_left(self) and not self.need_early_stop:
             self._run_epoch()
         self._emit("on_stage_end")
-        components.leave_stage(self)
 
     def _run_epoch(self) -> None:
         snapshot.start_epoch(self)
@@ -206,10 +197,8 @@ class IRunner(IListener):
             self._emit("on_loader_start")
             for batch in self._batches():
                 self._run_batch(batch)
-                if self._is_validation_due():
-                    self._run_validation()
                 if self.is_train_loader:
-                    self._emit("on_step_end")
+                    self._finish_step()
                 if self.need_early_stop:
                     break
             components.finish_loader(self, key)
@@ -220,15 +209,13 @@ class IRunner(IListener):
         with self.engine.autocast():
             self.handle_batch(self.batch)
         self._emit("on_batch_end")
-        self._means.update(self.batch_metrics, self.batch_size)
-        if self._wants_batch_metrics and self.is_train_loader:
-            components.log_batch(self)
+        components.finish_batch(self)
+
+    # --------------------------------------------------------------------------------------------------------------
 
     def _emit(self, event: str) -> None:
         for listener in self._listeners[event]:
             listener(self)
-
-    # --------------------------------------------------------------------------------------------------------------
 
     def _batches(self) -> Iterator[Batch]:
         if getattr(self.loader, "num_workers", 0):
@@ -238,9 +225,10 @@ class IRunner(IListener):
         for batch in iterator:
             yield self.engine.to_device(batch)
 
-    def _is_validation_due(self) -> bool:
-        every = self.valid_every_steps
-        return every is not None and self.is_train_loader and self.batch_step % every == 0
+    def _finish_step(self) -> None:
+        if self.valid_every_steps is not None and self.batch_step % self.valid_every_steps == 0:
+            self._run_validation()
+        self._emit("on_step_end")
 
     def _run_validation(self) -> None:
         """Run the evaluation loaders in the middle of a training loader, then go on as if nothing had been."""
@@ -253,9 +241,18 @@ class IRunner(IListener):
         self._emit("on_validation_end")
 
     @property
+    def _hooks(self) -> Any:
+        return self._evaluation or self
+
+    @property
     def step(self) -> Step:
         """Where the run stands, for loggers."""
         return Step(stage=self.stage_key, loader=self.loader_key, epoch=self.epoch_step, batch=self.batch_step)
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether the run goes on with what its logdir holds."""
+        return self._snapshot is not None or self._continues
 
     @property
     def global_epoch_step(self) -> int:

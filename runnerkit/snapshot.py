@@ -78,13 +78,23 @@ def _states(components: Any) -> StateDict:
     return {key: each.state_dict() for key, each in as_dict(components).items() if hasattr(each, "state_dict")}
 
 
+def check_positions(runner: IRunner) -> None:
+    """Refuse training loaders whose position within an epoch cannot be saved.
+
+    Raises:
+        TypeError: with the loader's key.
+    """
+    for key, loader in runner.loaders.items():
+        if key.startswith("train") and not hasattr(getattr(loader, "batch_sampler", None), "position_after"):
+            raise TypeError(
+                f"loader {key!r} has no position to save in the middle of an epoch; save at epoch ends, "
+                "or use a DataLoader without a DistributedSampler of your own"
+            )
+
+
 def _position(runner: IRunner) -> StateDict:
-    sampler = getattr(runner.loader, "batch_sampler", None)
-    if sampler is None or not hasattr(sampler, "position_after"):
-        raise TypeError(
-            f"loader {runner.loader_key!r} has no position to save in the middle of an epoch; save at epoch ends, "
-            "or use a DataLoader without a DistributedSampler of your own"
-        )
+    check_positions(runner)
+    sampler = runner.loader.batch_sampler
     return {
         "key": runner.loader_key,
         "position": sampler.position_after(runner.loader_batch_step - runner._skipped_batches),
@@ -104,6 +114,7 @@ def find(runner: IRunner, stage: str) -> bool:
         ]
         source = next((each for each in wanted if each), None)
         if source is not None:
+            runner._continues = runner._continues or source != runner._resume
             runner._snapshot = _load(source, runner)
     snapshot = runner._snapshot
     return snapshot is None or snapshot.is_restored or snapshot.state["stage_key"] == stage
@@ -119,8 +130,10 @@ def _load(source: str, runner: IRunner) -> Snapshot:
             f"{path} has format {state['format_version']}, written by runnerkit {state['runnerkit_version']}; "
             f"this is runnerkit {__version__}, which reads up to {FORMAT_VERSION}: upgrade it"
         )
-    if state["stage_key"] not in list(runner.stages):
-        raise ValueError(f"{path} is of stage {state['stage_key']!r}; the runner has the stages {list(runner.stages)}")
+    if state["stage_key"] not in list(runner._hooks.stages):
+        raise ValueError(
+            f"{path} is of stage {state['stage_key']!r}; the runner has the stages {list(runner._hooks.stages)}"
+        )
     return Snapshot(state, str(path))
 
 

@@ -7,7 +7,11 @@ from typing import Any, Self
 import torch
 
 from runnerkit import before_training
-from runnerkit.callback import ICallback, ICheckpointCallback, innermost
+from runnerkit.callback import (
+    ICallback,
+    ICheckpointCallback,
+    innermost,
+)
 from runnerkit.callbacks import (
     BatchOverfitCallback,
     CheckpointCallback,
@@ -19,11 +23,12 @@ from runnerkit.callbacks import (
 from runnerkit.checkpoint import CheckpointFolder, find_checkpoint, load_checkpoint
 from runnerkit.engine import IEngine
 from runnerkit.engines import choose_engine, get_available_engine
+from runnerkit.evaluation import EvaluationHooks
 from runnerkit.logger import ILogger
 from runnerkit.loggers import ConsoleLogger, CSVLogger, TensorboardLogger
 from runnerkit.runner import IRunner
 from runnerkit.seeding import set_global_seed
-from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler, as_dict
+from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler, as_dict, like
 
 
 class Runner(IRunner):
@@ -36,6 +41,7 @@ class Runner(IRunner):
 
     def __init__(self, model: Model | None = None, engine: IEngine | None = None) -> None:
         super().__init__(model, engine)
+        self._own_engine = engine
         self._loaders: Mapping[str, Any] | None = None
         self._given_criterion: Criterion | None = None
         self._given_optimizer: Optimizers | None = None
@@ -114,9 +120,8 @@ class Runner(IRunner):
             raise ValueError(f"valid_every_steps must be >= 1, got {valid_every_steps}; None evaluates once an epoch")
         if log_every < 1:
             raise ValueError(f"log_every must be >= 1, got {log_every}")
-        self._given_engine = (
-            choose_engine(engine, cpu=cpu, fp16=fp16, amp=amp, apex=apex, ddp=ddp) or self._given_engine
-        )
+        flags = {"cpu": cpu, "fp16": fp16, "amp": amp, "apex": apex, "ddp": ddp}
+        self._given_engine = choose_engine(engine or self._own_engine, **flags)
         self._loaders = loaders
         self.model = model if model is not None else self.model
         self.criterion, self.optimizer, self.scheduler = criterion, optimizer, scheduler
@@ -126,7 +131,8 @@ class Runner(IRunner):
         folder = Path(logdir) if logdir is not None else None
         if folder is None and (profile or load_best_on_end):
             raise ValueError("profile=True and load_best_on_end=True write files: pass logdir=")
-        self._resume, self._continues = _resume_source(resume, folder), resume is not None
+        self._resume = _resume_source(resume, folder)
+        self._continues = resume == "auto" or (resume is not None and _is_inside(folder, resume))
         self._given_callbacks = {
             **_by_key(callbacks),
             **_flag_callbacks(folder, verbose=verbose, timeit=timeit, check=check, overfit=overfit, profile=profile),
@@ -148,7 +154,8 @@ class Runner(IRunner):
 
     def _check(self, loaders: Mapping[str, Any] | None, valid_loader: str | None) -> None:
         """Refuse here, before any process is started, what can be told from the arguments."""
-        before_training.check_optimizer(self._given_optimizer, self.model, self._given_criterion)
+        if self.model is not None:
+            before_training.check_optimizer(self._given_optimizer, self.model, self._given_criterion)
         if loaders is not None:
             before_training.check_callbacks(self._given_callbacks, before_training.check_loaders(loaders))
             if valid_loader is not None:
@@ -202,7 +209,8 @@ class Runner(IRunner):
             resume: checkpoint or logdir to take the weights from.
             kwargs: handed to `predict_batch`.
         """
-        chosen = choose_engine(engine, cpu=cpu, fp16=fp16, amp=amp) or get_available_engine()
+        own = self._own_engine if self._own_engine is not None and not self._own_engine.is_ddp else None
+        chosen = choose_engine(engine or own, cpu=cpu, fp16=fp16, amp=amp) or get_available_engine()
         if chosen.is_ddp:
             raise ValueError("predict_loader runs in this process; use an engine of one process, such as GPUEngine()")
         self.engine = chosen
@@ -214,11 +222,11 @@ class Runner(IRunner):
     ) -> Iterator[Any]:
         self.engine.setup()
         set_global_seed(seed)
-        models = as_dict(self.get_model("infer"))
+        model = self.model if self.model is not None else self.get_model("infer")
+        models = as_dict(model)
         if resume is not None:
             _load_weights(models, resume)
-        for model in models.values():
-            self.engine.prepare_model(model).eval()
+        self.model = like(model, {key: self.engine.prepare_model(each).eval() for key, each in models.items()})
         for batch in loader:
             with torch.no_grad(), self.engine.autocast():  # not around the yield: the caller has a gradient mode too
                 prediction = self.predict_batch(self.engine.to_device(batch), **kwargs)
@@ -236,15 +244,18 @@ class Runner(IRunner):
         """Return the loader's metrics by name, under any engine; nothing is trained or written.
 
         Args:
-            callbacks: the metrics to compute; by default those of the last `train`.
+            callbacks: the metrics to compute beside the loss; by default the runner's, but those that train or save.
         """
-        if callbacks is None:
-            callbacks = {key: each for key, each in self._given_callbacks.items() if each.provides}
-        self.train(
-            loaders={"valid": loader}, callbacks=callbacks, model=model, engine=engine or self._given_engine, seed=seed,
-            criterion=self._given_criterion, verbose=verbose, loggers={"console": None},  # type: ignore[dict-item]
-        )  # fmt: skip
-        return dict(self.loader_metrics)
+        before = dict(vars(self))
+        given = None if callbacks is None else _by_key(callbacks) | ({"_tqdm": TqdmCallback()} if verbose else {})
+        self.model = model if model is not None else self.model
+        self._seed, self.valid_every_steps, self._resume, self._continues = seed, None, None, False
+        self._evaluation = EvaluationHooks(self, loader, engine or self._given_engine, given)
+        try:
+            return dict(self.run().loader_metrics)
+        finally:
+            vars(self).clear()
+            vars(self).update(before)
 
 
 def _by_key(callbacks: Sequence[ICallback] | Mapping[str, ICallback] | None) -> dict[str, ICallback]:
@@ -282,6 +293,10 @@ def _loggers(given: Mapping[str, ILogger] | None, folder: Path | None) -> dict[s
         loggers |= {"csv": CSVLogger(folder), "tensorboard": TensorboardLogger(folder)}
     loggers |= given or {}
     return {key: each for key, each in loggers.items() if each is not None}
+
+
+def _is_inside(folder: Path | None, path: str | Path) -> bool:
+    return folder is not None and Path(path).resolve().is_relative_to(folder.resolve())
 
 
 def _resume_source(resume: str | Path | None, folder: Path | None) -> str | None:

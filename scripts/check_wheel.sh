@@ -7,7 +7,7 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
-"$python" -m build --no-isolation --outdir "$folder/dist" "$root" >"$folder/log" 2>&1 || { cat "$folder/log"; exit 1; }
+"$python" -m build --no-isolation --outdir "$folder/dist" "$root" >"$folder/build.log" 2>&1 || { cat "$folder/build.log"; exit 1; }
 "$python" -m pip install --quiet --no-deps --target "$folder/site" "$folder"/dist/*.whl
 
 cd "$folder"
@@ -26,7 +26,7 @@ model = torch.nn.Linear(4, 2)
 data = TensorDataset(torch.randn(64, 4), torch.randint(0, 2, (64,)))
 runner = SupervisedRunner().train(
     model=model, criterion=torch.nn.CrossEntropyLoss(), optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-    loaders={"train": DataLoader(data, batch_size=8)}, ddp=True, cpu=True, logdir="log",
+    loaders={"train": DataLoader(data, batch_size=8)}, ddp=True, cpu=True, logdir="run",
 )
 print("the wheel trains:", runner.epoch_metrics["train"], "and has", len(dl.__all__) + len(utils.__all__) + len(contrib.__all__), "names")
 PYTHON

@@ -9,7 +9,7 @@ LAYERS = [
     {"types", "seeding", "version", "torchvision_cpu"},
     {"precision", "metrics", "sampler", "checkpoint"},
     {"engine", "callback", "logger", "environment", "history", "plot"},
-    {"runner", "components", "snapshot", "outcome", "before_training"},
+    {"runner", "components", "snapshot", "outcome", "before_training", "evaluation"},
     {"engines", "callbacks", "loggers", "contrib"},  # and these not from one another
     {"train", "supervised"},
     {"cli"},

@@ -238,3 +238,29 @@ def test_the_loader_key_is_named_when_a_batch_fails_in_a_rank():
 
     with pytest.raises(KeyError, match="batch of loader 'train'"):
         train(loaders={"train": data}, ddp=True)
+
+
+def test_checkpoints_of_another_run_are_refused_without_loggers_too(tmp_path):
+    """A folder of checkpoints belongs to one run."""
+
+    def checkpoint():
+        return dl.CheckpointCallback(tmp_path, mode="model")
+
+    train(callbacks=[checkpoint()])
+
+    with pytest.raises(FileExistsError, match="holds the checkpoints of another run"):
+        train(callbacks=[checkpoint()])
+
+
+def test_resuming_one_run_does_not_touch_the_logs_of_another(tmp_path):
+    """resume=A, logdir=B is a new run in B, which must be free."""
+    train(logdir=tmp_path / "a", num_epochs=2)
+    train(logdir=tmp_path / "b", num_epochs=3)
+    before = (tmp_path / "b" / "csv" / "train.csv").read_bytes()
+
+    with pytest.raises(FileExistsError):
+        train(logdir=tmp_path / "b", resume=tmp_path / "a", num_epochs=4)
+    runner = train(logdir=tmp_path / "c", resume=tmp_path / "a", num_epochs=3)
+
+    assert (tmp_path / "b" / "csv" / "train.csv").read_bytes() == before
+    assert runner.epoch_step == 3

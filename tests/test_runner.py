@@ -605,3 +605,109 @@ def test_an_exception_says_where_the_run_stood():
     [note] = caught.value.__notes__
     assert "in batch 3 of loader 'train', epoch 1, rank 0" in note
     assert "'features': (4, 6)" in note
+
+
+def test_evaluate_loader_uses_its_own_loader_and_trains_nothing():
+    """Whatever the runner overrides; and training's metrics and counters stay."""
+
+    class Hooks(dl.SupervisedRunner):
+        def get_loaders(self, stage):
+            return {"train": loader(40, 4), "valid": loader(8, 4)}
+
+        def get_optimizer(self, stage, model):
+            return sgd(model)
+
+    model = mlp()
+    runner = Hooks().train(model=model, criterion=nn.CrossEntropyLoss(), cpu=True, **quiet())
+    trained, metrics = weights(model), dict(runner.epoch_metrics)
+
+    loss = runner.evaluate_loader(loader(30, 4, seed=5))["loss"]
+
+    features, targets = classification(30, seed=5).tensors
+    assert loss == pytest.approx(nn.functional.cross_entropy(model.eval()(features), targets).item(), rel=1e-6)
+    assert torch.equal(weights(model), trained)
+    assert (runner.epoch_metrics, runner.batch_step) == (metrics, 10)
+
+
+def test_predict_loader_uses_the_model_that_get_model_makes():
+    """In eval mode."""
+
+    class Made(dl.SupervisedRunner):
+        def get_model(self, stage):
+            return mlp(dropout=0.5)
+
+    [prediction] = Made().predict_loader(loader=loader(10, 10), cpu=True)
+
+    features, _ = classification(10).tensors
+    assert torch.equal(prediction["logits"], mlp().eval()(features).detach())
+
+
+def test_a_step_on_scaled_gradients_by_hand_is_refused():
+    """Under fp16 it would be a thousand times too long; the message names the call that is right."""
+
+    class ByHand(dl.Runner):
+        def handle_batch(self, batch):
+            loss = nn.functional.cross_entropy(self.model(batch[0]), batch[1])
+            self.optimizer.zero_grad()
+            self.engine.backward(loss)
+            self.optimizer.step()
+
+    with pytest.raises(RuntimeError, match=r"call self.engine.step\(optimizer\), not optimizer.step\(\)"):
+        supervised(ByHand(), criterion=None, loaders={"train": loader(8, 4)}, fp16=True)
+
+
+def test_engine_flags_hold_for_one_call_and_contradict_a_given_engine():
+    """The next train() starts afresh; the constructor's engine is not overridden in silence."""
+    runner = supervised(amp=True)
+    assert isinstance(runner.engine.precision, dl.AMP)
+
+    supervised(runner)
+    assert isinstance(runner.engine.precision, dl.FP32)
+
+    with pytest.raises(ValueError, match="engine=CPUEngine and amp=True contradict"):
+        supervised(dl.SupervisedRunner(engine=dl.CPUEngine()), cpu=False, amp=True)
+
+
+def test_callbacks_hear_the_end_of_the_experiment_in_whichever_stage_they_were():
+    """Start and end once for each."""
+    log = []
+
+    class Note(dl.Callback):
+        def __init__(self, stage):
+            super().__init__()
+            self.stage = stage
+
+        def on_experiment_start(self, runner):
+            log.append(("start", self.stage))
+
+        def on_experiment_end(self, runner):
+            log.append(("end", self.stage))
+
+    class Two(Minimal):
+        stages = ("one", "two")
+
+        def get_callbacks(self, stage):
+            return {"note": Note(stage), "worker": dl.Callback(node=dl.CallbackNode.Worker)}
+
+    Two().run()
+
+    assert log == [("start", "one"), ("start", "two"), ("end", "one"), ("end", "two")]
+
+
+def test_plateau_rests_in_epochs_without_its_loader():
+    """It never mixes the training loss into the validation's."""
+    model = mlp()
+    optimizer = sgd(model)
+    seen = []
+
+    class Plateau(torch.optim.lr_scheduler.ReduceLROnPlateau):
+        def step(self, metrics, epoch=None):
+            seen.append(metrics)
+            super().step(metrics)
+
+    periodic = dl.PeriodicLoaderCallback("valid", "loss", True, valid=2)
+    runner = supervised(
+        model=model, optimizer=optimizer, scheduler=Plateau(optimizer), num_epochs=4, callbacks=[periodic]
+    )
+
+    assert seen == [runner.experiment_metrics[epoch]["valid"]["loss"] for epoch in (2, 4)]

@@ -208,3 +208,82 @@ def test_a_torchmetrics_object_is_reduced_over_ranks():
         probabilities = model.eval()(features).double().softmax(dim=1)
     expected = roc_auc_score(targets, probabilities, multi_class="ovr", average="macro")
     assert runner.epoch_metrics["valid"]["auc"] == pytest.approx(expected, abs=1e-6)
+
+
+class Note(dl.Callback):
+    """Remembers the epochs that it saw."""
+
+    def __init__(self):
+        super().__init__()
+        self.epochs = []
+
+    def on_epoch_end(self, runner):
+        self.epochs.append(runner.epoch_step)
+
+
+def test_callbacks_that_were_passed_in_know_what_they_saw():
+    """The caller's own objects, not copies of them."""
+    model, note = mlp(), Note()
+
+    runner = dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=sgd(model),
+        loaders={"train": loader(16, 4)},
+        callbacks={"note": note},
+        num_epochs=2,
+        ddp=True,
+        cpu=True,
+        **quiet(),
+    )
+
+    assert note.epochs == [1, 2]
+    assert runner.callbacks["note"] is note
+
+
+def test_two_stages_on_one_model_are_wrapped_once():
+    """The second stage gets the bare module that the first one trained."""
+
+    class Stages(dl.SupervisedRunner):
+        stages = ("first", "second")
+
+        def on_stage_start(self, runner):
+            assert not isinstance(self.model, nn.parallel.DistributedDataParallel)
+
+    model = mlp()
+    runner = Stages().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=sgd(model),
+        loaders={"train": loader(16, 4)},
+        ddp=True,
+        cpu=True,
+        **quiet(),
+    )
+
+    assert runner.model is model
+    assert runner.epoch_step == 2
+
+
+def test_a_criterion_with_parameters_of_its_own_is_refused():
+    """Each rank would train another one."""
+
+    class Temperature(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, logits, targets):
+            return nn.functional.cross_entropy(logits * self.scale, targets)
+
+    model = mlp()
+    with pytest.raises(ValueError, match="Temperature has parameters to train"):
+        dl.SupervisedRunner().train(
+            model=model,
+            criterion=Temperature(),
+            optimizer=sgd(model),
+            loaders={"train": loader(16, 4)},
+            ddp=True,
+            cpu=True,
+            **quiet(),
+        )

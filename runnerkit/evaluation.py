@@ -1,0 +1,79 @@
+"""The hooks of a run that only evaluates one loader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from runnerkit.callback import (
+    IBackwardCallback,
+    ICallback,
+    ICheckpointCallback,
+    ICriterionCallback,
+    IOptimizerCallback,
+    ISchedulerCallback,
+    innermost,
+)
+from runnerkit.engine import IEngine
+from runnerkit.logger import ILogger
+from runnerkit.types import Criterion, Model
+
+if TYPE_CHECKING:
+    from runnerkit.runner import IRunner
+
+
+class EvaluationHooks:
+    """Stand in for a runner's own: whatever it overrides, nothing is trained or written.
+
+    Args:
+        runner: gives model, criterion and callbacks.
+        loader: what is evaluated, as "valid".
+        engine: None is the runner's.
+        callbacks: beside the runner's criterion; None is all of the runner's, but those that train or save.
+    """
+
+    stages = ("evaluate",)
+
+    def __init__(
+        self, runner: IRunner, loader: Iterable[Any], engine: IEngine | None, callbacks: dict[str, ICallback] | None
+    ) -> None:
+        self.runner = runner
+        self.loader = loader
+        self.engine = engine
+        self.callbacks = callbacks
+
+    def get_engine(self) -> IEngine:
+        return self.engine or self.runner.get_engine()
+
+    def get_stage_len(self, stage: str) -> int:
+        return 1
+
+    def get_loggers(self) -> dict[str, ILogger]:
+        return {}
+
+    def get_loaders(self, stage: str) -> dict[str, Any]:
+        return {"valid": self.loader}
+
+    def get_model(self, stage: str) -> Model:
+        model: Model | None = self.runner.model
+        return model if model is not None else self.runner.get_model(stage)
+
+    def get_criterion(self, stage: str) -> Criterion | None:
+        return self.runner.get_criterion(stage)
+
+    def get_optimizer(self, stage: str, model: Any) -> None:
+        return None
+
+    def get_scheduler(self, stage: str, optimizer: Any) -> None:
+        return None
+
+    def get_callbacks(self, stage: str) -> dict[str, ICallback]:
+        training = (IBackwardCallback, IOptimizerCallback, ISchedulerCallback, ICheckpointCallback)
+        of_runner = {
+            key: each
+            for key, each in self.runner.get_callbacks(stage).items()
+            if not isinstance(innermost(each), training) and not each.requires
+        }
+        if self.callbacks is None:
+            return of_runner
+        return {k: v for k, v in of_runner.items() if isinstance(innermost(v), ICriterionCallback)} | self.callbacks
