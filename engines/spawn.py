@@ -1,5 +1,6 @@
 """Start the processes of a job on this machine from plain python, wait for them, end them together."""
 
+import json
 import os
 import signal
 import subprocess
@@ -38,10 +39,11 @@ def spawn(fn: Callable[[], T], *, num_processes: int, variables: dict[str, str])
         Exception: what the first failing process raised; the others are ended.
         WorkerError: a process was killed.
     """
-    payload = pack((sys.argv, fn))
+    payload = pack(fn)
     with tempfile.TemporaryDirectory(prefix="runnerkit-") as name, _sigterm_as_exit():
         folder = Path(name)
         (folder / "payload").write_bytes(payload)
+        (folder / "argv").write_text(json.dumps(sys.argv))
         del payload
         if "MASTER_ADDR" not in variables:
             variables = {**variables, STORE_VARIABLE: str(folder / "store")}

@@ -2,6 +2,7 @@
 
 import atexit
 import ctypes
+import json
 import os
 import signal
 import sys
@@ -37,16 +38,16 @@ def main(folder: Path, parent: int) -> int:
 
 
 def _payload(folder: Path) -> Callable[[], Any]:
+    sys.argv = json.loads((folder / "argv").read_text())  # the user's command, as user code and logs know it
     data = (folder / "payload").read_bytes()
     try:
-        sys.argv, function = unpack(data)
+        return unpack(data)  # type: ignore[no-any-return]
     except RuntimeError as error:
         # Something in it (torchmetrics, say) imports torchvision, which the calling process had cured.
         if MISSING_OP not in str(error):
             raise
-        import_torchvision()
-        sys.argv, function = unpack(data)
-    return function  # type: ignore[no-any-return]
+    import_torchvision()
+    return unpack(data)  # type: ignore[no-any-return]
 
 
 def _silence_broken_pipes(end: ExitOnSignal) -> None:

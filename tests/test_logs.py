@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,7 @@ def test_only_rank_zero_writes(tmp_path):
     ]
     environment = json.loads((logdir / "environment.json").read_text())
     assert environment["engine"]["num_processes"] == 3 and environment["seed"] == 42
+    assert environment["command"] == sys.argv
     assert yaml.safe_load((logdir / "hparams.yml").read_text()) == {"lr": 0.1, "name": "tiny"}
 
 

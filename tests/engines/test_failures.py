@@ -261,7 +261,7 @@ def test_what_cannot_be_sent_is_named_by_its_path():
             super().__init__()
             self.tools = {"lock": threading.Lock()}
 
-    with pytest.raises(TypeError, match=r"_given_callbacks\['holder'\]\.tools\['lock'\] is a lock"):
+    with pytest.raises(TypeError, match=r"^runner._given_callbacks\['holder'\]\.tools\['lock'\] is a lock"):
         train(callbacks={"holder": Holder()})
 
 
