@@ -1,5 +1,6 @@
 """One process a GPU (or several on the CPU), gradients averaged: ``torch.nn.parallel.DistributedDataParallel``."""
 
+import gc
 import logging
 import socket
 import time
@@ -143,6 +144,7 @@ class DistributedDataParallelEngine(IEngine):
 
     def cleanup(self) -> None:
         if self._owns_group and dist.is_initialized():
+            gc.collect()  # wrapped models hold the group in cycles; its threads must not outlive it to the exit
             dist.destroy_process_group()
         self._owns_group = False
 
