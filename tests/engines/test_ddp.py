@@ -5,6 +5,7 @@ import threading
 
 import pytest
 import torch
+import torch.distributed as dist
 from sklearn.metrics import accuracy_score, roc_auc_score
 from torch import nn
 
@@ -287,3 +288,67 @@ def test_a_criterion_with_parameters_of_its_own_is_refused():
             cpu=True,
             **quiet(),
         )
+
+
+COMMUNICATIONS = []
+
+
+def counting_hook(state, bucket):
+    """Average a bucket as DDP does, and count it."""
+    COMMUNICATIONS.append(bucket.index())
+    future = dist.all_reduce(bucket.buffer() / dist.get_world_size(), async_op=True).get_future()
+    return future.then(lambda done: done.value()[0])
+
+
+class CountCommunications(dl.Callback):
+    """Brings the count out of the rank."""
+
+    def on_loader_end(self, runner):
+        runner.loader_metrics["communications"] = len(COMMUNICATIONS)
+
+
+def test_gradients_that_accumulate_are_not_communicated():
+    """8 batches in steps of 4 are two averages of the one bucket, not eight."""
+    model = mlp()
+
+    runner = dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=sgd(model),
+        loaders={"train": loader(64, 4)},
+        callbacks=[dl.OptimizerCallback("loss", accumulation_steps=4), CountCommunications()],
+        engine=dl.DistributedDataParallelEngine(2, device="cpu", comm_hook=(None, counting_hook)),
+        **quiet(),
+    )
+
+    assert runner.batch_step == 8
+    assert runner.epoch_metrics["train"]["communications"] == 2
+
+
+class TwoHeads(nn.Module):
+    """Uses one of its two heads."""
+
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = mlp(), mlp()
+
+    def forward(self, features):
+        return self.used(features)
+
+
+def test_find_unused_parameters_is_reachable():
+    """A model that leaves a part of itself out trains with it."""
+    model = TwoHeads()
+    before = weights(model.used)
+
+    dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=sgd(model),
+        loaders={"train": loader(64, 4)},
+        engine=dl.DistributedDataParallelEngine(2, device="cpu", find_unused_parameters=True),
+        **quiet(),
+    )
+
+    assert not torch.equal(weights(model.used), before)
+    assert torch.equal(weights(model.unused), weights(mlp()))
