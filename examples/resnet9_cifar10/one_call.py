@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from data import cifar10_loaders
-from model import resnet9
 from torch import nn
 
 from runnerkit import dl, utils
+
+from data import cifar10_loaders
+from model import resnet9
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

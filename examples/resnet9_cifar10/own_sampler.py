@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from data import cifar10_loaders
-from model import resnet9
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
 from runnerkit import dl, utils
 from runnerkit.contrib import CIFAR10
+
+from data import cifar10_loaders
+from model import resnet9
 
 
 class OwnSamplerRunner(dl.SupervisedRunner):

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from data import cifar10_loaders
-from model import resnet9
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
@@ -18,6 +16,9 @@ from torch.utils.data import DataLoader
 
 from runnerkit import dl
 from runnerkit.contrib import CIFAR10
+
+from data import cifar10_loaders
+from model import resnet9
 
 MAX_LR = 1e-2
 
