@@ -36,7 +36,7 @@ def _culprit(value: Any, *, path: str, depth: int = 0) -> tuple[str, Any]:
         for name, part in _parts(value):
             try:
                 cloudpickle.dumps(part)
-            except Exception:
+            except Exception:  # whatever this part raises: that it does is what is looked for
                 return _culprit(part, path=path + name, depth=depth + 1)
     return path, value
 

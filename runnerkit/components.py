@@ -32,9 +32,10 @@ _LOADER_STATE = (
 
 def bind_listeners(runner: IRunner, callbacks: Iterable[ICallback] = ()) -> Listeners:
     """Work out once who acts on which event; an event that nobody overrides costs nothing."""
+    active = _active(runner, callbacks)
     listeners = {}
     for event in EVENTS:
-        bound = [getattr(each, event) for each in _active(runner, callbacks) if each.listens_to(event)]
+        bound = [getattr(each, event) for each in active if each.listens_to(event)]
         if runner.listens_to(event):
             bound.insert(0 if event.endswith("_start") else len(bound), getattr(runner, event))
         listeners[event] = tuple(bound)
