@@ -47,18 +47,19 @@ class BackwardCallback(IBackwardCallback):
         self.grad_clip_params = grad_clip_params
         self.log_gradient = log_gradient
         make_clip(grad_clip_fn, grad_clip_params)  # refuse bad arguments here, not after the first batch
+        self._reads_gradients = grad_clip_fn is not None or log_gradient
         self._optimizer: Any = None
 
     def on_stage_start(self, runner: IRunner) -> None:
-        if self.grad_clip_fn is None and not self.log_gradient:
-            return
         steppers = [innermost(each) for each in runner.callbacks.values()]
         mine = [each for each in steppers if isinstance(each, OptimizerCallback) and each.metric_key == self.metric_key]
-        if any(each.accumulation_steps > 1 for each in mine):
+        if self._reads_gradients and any(each.accumulation_steps > 1 for each in mine):
             raise ValueError(
                 "BackwardCallback would clip gradients that still accumulate; pass grad_clip_fn to OptimizerCallback"
             )
-        self._optimizer = as_dict(runner.optimizer)[(mine[0].optimizer_key if mine else None) or ""]
+        self._optimizer = as_dict(runner.optimizer).get((mine[0].optimizer_key if mine else None) or "")
+        if self._reads_gradients and self._optimizer is None:
+            raise KeyError(f"whose gradients? no OptimizerCallback steps on {self.metric_key!r}; add one")
 
     def on_loader_start(self, runner: IRunner) -> None:
         self._is_checked = False
@@ -70,7 +71,7 @@ class BackwardCallback(IBackwardCallback):
         if not self._is_checked:
             self._check(loss, runner)
         runner.engine.backward(loss, self._optimizer)
-        if self._optimizer is not None:
+        if self._reads_gradients:
             runner.engine.clip_gradients(self._optimizer, lambda parameters: self._clip(parameters, runner))
 
     def _clip(self, parameters: list[Tensor], runner: IRunner) -> None:

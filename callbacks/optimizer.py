@@ -90,6 +90,7 @@ class OptimizerCallback(IOptimizerCallback):
 
     def _step(self, runner: IRunner) -> None:
         optimizer = self._optimizer(runner)
+        runner.engine.synchronize(optimizer)
         gradients = [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
         if not self._is_checked and not gradients:
             raise RuntimeError(

@@ -1,13 +1,27 @@
 """The engines' names with mixed precision: each fixes one constructor argument."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
+from runnerkit.engine import EngineOptions
 from runnerkit.engines.data_parallel import DataParallelEngine
 from runnerkit.engines.ddp import DistributedDataParallelEngine
 from runnerkit.engines.device import DeviceEngine
 from runnerkit.precision import AMP
+
+
+def with_amp(options: Any, dtype: torch.dtype | None) -> Any:
+    """Add the precision that a name promises to an engine's options.
+
+    Raises:
+        TypeError: another precision is among them.
+    """
+    if "precision" in options:
+        raise TypeError(
+            "this engine's name fixes its precision; pass dtype=, or take the engine without AMP in its name"
+        )
+    return {**options, "precision": AMP(dtype)}
 
 
 class AMPEngine(DeviceEngine):
@@ -21,8 +35,14 @@ class AMPEngine(DeviceEngine):
     True
     """
 
-    def __init__(self, device: str | torch.device | None = None, *, dtype: torch.dtype | None = None) -> None:
-        super().__init__(device, precision=AMP(dtype))
+    def __init__(
+        self,
+        device: str | torch.device | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+        **options: Unpack[EngineOptions],
+    ) -> None:
+        super().__init__(device, **with_amp(options, dtype))
 
 
 class DataParallelAMPEngine(DataParallelEngine):
@@ -32,8 +52,14 @@ class DataParallelAMPEngine(DataParallelEngine):
     torch.bfloat16
     """
 
-    def __init__(self, device: str | torch.device | None = None, *, dtype: torch.dtype | None = None) -> None:
-        super().__init__(device, precision=AMP(dtype))
+    def __init__(
+        self,
+        device: str | torch.device | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+        **options: Unpack[EngineOptions],
+    ) -> None:
+        super().__init__(device, **with_amp(options, dtype))
 
 
 class DistributedDataParallelAMPEngine(DistributedDataParallelEngine):
@@ -44,4 +70,4 @@ class DistributedDataParallelAMPEngine(DistributedDataParallelEngine):
     """
 
     def __init__(self, num_processes: int | None = None, *, dtype: torch.dtype | None = None, **kwargs: Any) -> None:
-        super().__init__(num_processes, precision=AMP(dtype), **kwargs)
+        super().__init__(num_processes, **with_amp(kwargs, dtype))

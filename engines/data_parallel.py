@@ -1,9 +1,11 @@
 """One process, several GPUs: each forward pass splits the batch over them (``torch.nn.DataParallel``)."""
 
-from typing import Any
+from typing import Any, Unpack
 
+import torch
 from torch import nn
 
+from runnerkit.engine import EngineOptions
 from runnerkit.engines.single_process import SingleProcessEngine
 from runnerkit.precision import FP32, Precision
 
@@ -17,7 +19,15 @@ class DataParallelEngine(SingleProcessEngine):
     1
     """
 
-    def prepare(self, model: nn.Module) -> nn.Module:
+    def __init__(self, device: str | torch.device | None = None, **options: Unpack[EngineOptions]) -> None:
+        super().__init__(device, **options)
+        if self.compile_arguments is not None:
+            raise ValueError(
+                "DataParallel copies its module in every step, which torch.compile cannot follow: use "
+                "DistributedDataParallelEngine(compile=...)"
+            )
+
+    def wrap(self, model: nn.Module) -> nn.Module:
         # Replicas run in threads, which do not see the autocast that the main thread entered.
         inner = model if isinstance(self.precision, FP32) else _AutocastForward(model, self.precision)
         return nn.DataParallel(inner)

@@ -1,9 +1,11 @@
 """One process on one device."""
 
+from typing import Unpack
+
 from torch import nn
 
+from runnerkit.engine import EngineOptions, uncompiled
 from runnerkit.engines.single_process import SingleProcessEngine
-from runnerkit.precision import Precision
 
 
 class DeviceEngine(SingleProcessEngine):
@@ -15,11 +17,11 @@ class DeviceEngine(SingleProcessEngine):
     DeviceEngine(device='cpu', rank=0, world_size=1)
     """
 
-    def prepare(self, model: nn.Module) -> nn.Module:
-        return model
+    def wrap(self, model: nn.Module) -> nn.Module:
+        return self.compiled(model)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        return model
+        return uncompiled(model)
 
 
 class CPUEngine(DeviceEngine):
@@ -29,8 +31,8 @@ class CPUEngine(DeviceEngine):
     False
     """
 
-    def __init__(self, *, precision: Precision | None = None) -> None:
-        super().__init__("cpu", precision=precision)
+    def __init__(self, **options: Unpack[EngineOptions]) -> None:
+        super().__init__("cpu", **options)
 
 
 class GPUEngine(DeviceEngine):
@@ -43,5 +45,5 @@ class GPUEngine(DeviceEngine):
     'cuda:1'
     """
 
-    def __init__(self, index: int | None = None, *, precision: Precision | None = None) -> None:
-        super().__init__("cuda" if index is None else f"cuda:{index}", precision=precision)
+    def __init__(self, index: int | None = None, **options: Unpack[EngineOptions]) -> None:
+        super().__init__("cuda" if index is None else f"cuda:{index}", **options)

@@ -3,14 +3,13 @@
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from runnerkit.engine import IEngine
+from runnerkit.engine import EngineOptions, IEngine
 from runnerkit.engines.process_environment import ProcessEnvironment
-from runnerkit.precision import Precision
 
 logger = logging.getLogger(__name__)
 
@@ -22,11 +21,11 @@ class SingleProcessEngine(IEngine):
 
     Args:
         device: name of the device; None is the GPU if there is one, else the CPU.
-        precision: None is fp32.
+        options: as IEngine's.
     """
 
-    def __init__(self, device: str | torch.device | None = None, *, precision: Precision | None = None) -> None:
-        super().__init__(precision=precision)
+    def __init__(self, device: str | torch.device | None = None, **options: Unpack[EngineOptions]) -> None:
+        super().__init__(**options)
         self._wanted_device = device
 
     def launch(self, fn: Callable[[], T]) -> T:
@@ -40,13 +39,10 @@ class SingleProcessEngine(IEngine):
 
     def setup(self) -> None:
         wanted = self._wanted_device or ("cuda" if torch.cuda.is_available() else "cpu")
-        self.device = torch.device(wanted)
-        if self.device.type == "cuda" and not torch.cuda.is_available():
+        device = torch.device(wanted)
+        if device.type == "cuda" and not torch.cuda.is_available():
             raise RuntimeError(f"{type(self).__name__} needs a GPU and torch sees none; use CPUEngine() or cpu=True")
-        self.precision.setup(self.device)
-
-    def cleanup(self) -> None:
-        pass
+        self.open_device(device)
 
     def reduce(self, tensor: Tensor, op: Literal["sum", "mean", "min", "max"] = "sum") -> Tensor:
         return tensor.clone()
@@ -60,5 +56,5 @@ class SingleProcessEngine(IEngine):
     def barrier(self) -> None:
         pass
 
-    def accumulate(self, model: nn.Module) -> AbstractContextManager[Any]:
+    def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
         return nullcontext()

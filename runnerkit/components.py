@@ -67,7 +67,8 @@ def experiment(runner: IRunner) -> Iterator[None]:
 
 
 def end_experiment(runner: IRunner) -> None:
-    """Tell the callbacks of every stage, not the last one's only."""
+    """Leave the last stage, and tell the callbacks of every stage."""
+    leave_stage(runner)
     runner._listeners = bind_listeners(runner, runner._known_callbacks)
     runner._emit("on_experiment_end")
 
@@ -122,12 +123,23 @@ def _make_model(runner: IRunner, stage: str) -> None:
             criterion.to(engine.device)
     is_infer = stage.startswith("infer")
     runner.optimizer = None if is_infer else runner._hooks.get_optimizer(stage, runner.model)
-    runner.scheduler = None if is_infer else runner._hooks.get_scheduler(stage, runner.optimizer)
     before_training.check_optimizer(runner.optimizer, runner.model, runner.criterion)
     before_training.check_criterion(runner.criterion, engine)
-    for optimizer in as_dict(runner.optimizer).values():
+    bare = as_dict(runner.optimizer)
+    models, optimizers = engine.prepare(as_dict(runner.model), bare)
+    runner._training_model, runner.optimizer = like(model, models), like(runner.optimizer, optimizers)
+    runner.scheduler = None if is_infer else runner._hooks.get_scheduler(stage, runner.optimizer)
+    _bind_schedulers(runner, {id(each): optimizers[key] for key, each in bare.items()})
+    for optimizer in optimizers.values():
         engine.precision.watch(optimizer)
-    runner._training_model = like(model, {key: engine.prepare(each) for key, each in as_dict(runner.model).items()})
+
+
+def _bind_schedulers(runner: IRunner, prepared: dict[int, Any]) -> None:
+    """Let schedulers that were made for an optimizer act on the one that the engine made of it."""
+    for scheduler in as_dict(runner.scheduler).values():
+        optimizer = getattr(scheduler, "optimizer", None)
+        if id(optimizer) in prepared and prepared[id(optimizer)] is not optimizer:
+            scheduler.optimizer = prepared[id(optimizer)]
 
 
 def open_loggers(runner: IRunner) -> None:
@@ -182,11 +194,17 @@ def _use_model(runner: IRunner) -> None:
 
 
 def leave_stage(runner: IRunner) -> None:
-    """Take the engine's wrappers off the model."""
-    if runner._training_model is not None:
-        models = {key: runner.engine.unwrap(model) for key, model in as_dict(runner._training_model).items()}
-        runner.model = like(runner._training_model, models)
-        runner._training_model = None
+    """Take back what the engine wrapped: the user's model and optimizer."""
+    if runner._training_model is None:
+        return
+    trained, runner._training_model = runner._training_model, None
+    if runner.exception is not None:  # no collectives now
+        runner.model = like(trained, {key: runner.engine.unwrap(each) for key, each in as_dict(trained).items()})
+        return
+    bare = as_dict(runner.optimizer)
+    models, optimizers = runner.engine.release(as_dict(trained), bare)
+    _bind_schedulers(runner, {id(each): optimizers[key] for key, each in bare.items()})
+    runner.model, runner.optimizer = like(trained, models), like(runner.optimizer, optimizers)
 
 
 def start_batch(runner: IRunner, batch: Batch) -> None:

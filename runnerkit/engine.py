@@ -1,15 +1,16 @@
 """The contract of an engine: devices, processes and precision; everything else runs on top of it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from runnerkit.backends import BackendSwitches
 from runnerkit.precision import FP32, Precision
 from runnerkit.sampler import shard_loader
 from runnerkit.types import Batch, StateDict
@@ -17,11 +18,24 @@ from runnerkit.types import Batch, StateDict
 T = TypeVar("T")
 
 
+class EngineOptions(TypedDict, total=False):
+    """Arguments that every engine takes; see :class:`IEngine`."""
+
+    precision: Precision | None
+    compile: bool | dict[str, Any]
+    channels_last: bool
+    tf32: bool | None
+    cudnn_benchmark: bool | None
+
+
 class IEngine(ABC):
     """Base of engines. The constructor stores and validates; :meth:`setup` opens devices and process groups.
 
     Args:
         precision: what happens around the forward pass and before the step; None is fp32.
+        compile: compile models by ``torch.compile``; a dict holds its arguments, such as ``{"mode": "max-autotune"}``.
+        channels_last: keep images, (N, C, H, W), and the weights of their convolutions in memory as (N, H, W, C).
+        tf32, cudnn_benchmark: see :class:`runnerkit.backends.BackendSwitches`; None leaves torch's setting.
 
     Attributes:
         device: where this process's model and batches live; known after :meth:`setup`.
@@ -36,9 +50,20 @@ class IEngine(ABC):
     local_process_index: int = 0
     num_processes: int = 1
 
-    def __init__(self, *, precision: Precision | None = None) -> None:
-        self.precision = precision or FP32()
+    def __init__(self, **options: Unpack[EngineOptions]) -> None:
+        unknown = options.keys() - EngineOptions.__annotations__
+        if unknown:
+            raise TypeError(
+                f"{type(self).__name__} got {', '.join(sorted(unknown))}; beside its own arguments it takes "
+                f"{', '.join(EngineOptions.__annotations__)}"
+            )
+        self.precision = options.get("precision") or FP32()
+        compile = options.get("compile", False)
+        self.compile_arguments = compile if isinstance(compile, dict) else {} if compile else None
+        self.channels_last = options.get("channels_last", False)
+        self.switches = BackendSwitches(tf32=options.get("tf32"), cudnn_benchmark=options.get("cudnn_benchmark"))
         self.device = torch.device("cpu")
+        self._compiled: dict[int, nn.Module] = {}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(device={str(self.device)!r}, rank={self.rank}, world_size={self.world_size})"
@@ -70,11 +95,17 @@ class IEngine(ABC):
 
     @abstractmethod
     def setup(self) -> None:
-        """Open the device and join the other processes."""
+        """Open the device, by :meth:`open_device`, and join the other processes."""
 
-    @abstractmethod
+    def open_device(self, device: torch.device) -> None:
+        """Make `device` this process's, set up the precision for it, and throw torch's switches."""
+        self.device = device
+        self.precision.setup(device)
+        self.switches.set()
+
     def cleanup(self) -> None:
-        """Leave the other processes; safe to call twice."""
+        """Leave the other processes; put torch's switches back; safe to call twice."""
+        self.switches.restore()
 
     @abstractmethod
     def reduce(self, tensor: Tensor, op: Literal["sum", "mean", "min", "max"] = "sum") -> Tensor:
@@ -99,11 +130,27 @@ class IEngine(ABC):
 
     def prepare_model(self, model: nn.Module) -> nn.Module:
         """Put `model` on the device, before the optimizer is made from its parameters."""
+        if self.channels_last:
+            return model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
         return model.to(self.device)
 
+    def prepare(
+        self, models: dict[str, nn.Module], optimizers: dict[str, Optimizer]
+    ) -> tuple[dict[str, nn.Module], dict[str, Optimizer]]:
+        """Wrap what is trained, optimizers being made; every rank must call, with the same keys in the same order."""
+        models, optimizers = self.precision.prepare(models, optimizers)
+        return {key: self.wrap(model) for key, model in models.items()}, optimizers
+
+    def release(
+        self, models: dict[str, nn.Module], optimizers: dict[str, Optimizer]
+    ) -> tuple[dict[str, nn.Module], dict[str, Optimizer]]:
+        """Undo :meth:`prepare` when a stage went well: the user's objects, trained; every rank must call."""
+        self._compiled.clear()
+        return {key: self.unwrap(model) for key, model in models.items()}, optimizers
+
     @abstractmethod
-    def prepare(self, model: nn.Module) -> nn.Module:
-        """Wrap a model for training, after the optimizer is made; every rank must call."""
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """Wrap a model for training; every rank must call."""
 
     @abstractmethod
     def unwrap(self, model: nn.Module) -> nn.Module:
@@ -112,6 +159,14 @@ class IEngine(ABC):
     def evaluation_model(self, model: nn.Module) -> nn.Module:
         """Return the module to evaluate with, the same on all ranks; every rank must call."""
         return model
+
+    def compiled(self, module: nn.Module) -> nn.Module:
+        """Return `module` as ``torch.compile`` makes it, if the engine was told to compile; the same one each time."""
+        if self.compile_arguments is None:
+            return module
+        if id(module) not in self._compiled:
+            self._compiled[id(module)] = cast(nn.Module, torch.compile(module, **self.compile_arguments))
+        return self._compiled[id(module)]
 
     def prepare_loader(self, loader: Any, *, key: str, training: bool, seed: int) -> Any:
         """Return this process's share of `loader`; see :func:`runnerkit.sampler.shard_loader`."""
@@ -125,30 +180,61 @@ class IEngine(ABC):
         Raises:
             TypeError: an element can be neither moved nor passed on, named by its path in the batch.
         """
-        return move(batch, self.device, path="batch")
+        moved = move(batch, self.device, path="batch")
+        return as_channels_last(moved) if self.channels_last else moved
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Context of ``handle_batch``."""
         return self.precision.autocast()
 
     def backward(self, loss: Tensor, optimizer: Optimizer | None = None) -> None:
-        """Accumulate gradients of `loss`, a () tensor; average them over processes."""
-        self.precision.backward(loss)
+        """Accumulate gradients of `loss`, a () tensor; average them over processes.
+
+        Args:
+            optimizer: which one will step on them; only Apex wants to know, and only if there are several.
+        """
+        self.precision.backward(loss, optimizer)
+
+    def synchronize(self, optimizer: Optimizer) -> None:
+        """Wait until `optimizer`'s gradients are those of all processes, before they are read; every rank must call."""
 
     def clip_gradients(self, optimizer: Optimizer, clip: Callable[[list[Tensor]], Any]) -> None:
         """Call `clip` with `optimizer`'s parameters, whose gradients are true (unscaled) ones then."""
+        self.synchronize(optimizer)
         self.precision.unscale(optimizer)
-        clip([parameter for group in optimizer.param_groups for parameter in group["params"]])
+        clip(self.precision.parameters(optimizer))
 
     def step(self, optimizer: Optimizer) -> bool:
         """Step `optimizer`; False when its gradients were not finite and it was skipped."""
         return self.precision.step(optimizer)
 
-    @abstractmethod
-    def accumulate(self, model: nn.Module) -> AbstractContextManager[Any]:
+    @contextmanager
+    def accumulate(self, model: nn.Module) -> Iterator[None]:
         """Context of a forward and backward pass whose gradients wait for later ones: no communication."""
+        with self.precision.accumulate(), self.no_sync(model):
+            yield
 
-    # State.
+    @abstractmethod
+    def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
+        """Context in which gradients of `model`, as :meth:`prepare` gave it, stay in this process."""
+
+    # State. That of models and optimizers is whole, whoever holds which part of it: any engine loads any other's.
+
+    def model_state_dict(self, model: nn.Module) -> StateDict:
+        """Take the weights of the user's module, without any wrapper's prefix; every rank must call."""
+        return self.unwrap(model).state_dict()
+
+    def load_model_state_dict(self, model: nn.Module, state: StateDict) -> None:
+        """Put weights into the user's module; every rank must call."""
+        self.unwrap(model).load_state_dict(state)
+
+    def optimizer_state_dict(self, optimizer: Optimizer) -> StateDict:
+        """Take an optimizer's state; every rank must call."""
+        return optimizer.state_dict()
+
+    def load_optimizer_state_dict(self, optimizer: Optimizer, state: StateDict) -> None:
+        """Put back an optimizer's state; every rank must call."""
+        optimizer.load_state_dict(state)
 
     def state_dict(self) -> StateDict:
         """State to resume from."""
@@ -157,6 +243,26 @@ class IEngine(ABC):
     def load_state_dict(self, state: StateDict) -> None:
         """Take back :meth:`state_dict`."""
         self.precision.load_state_dict(state)
+
+
+def uncompiled(module: nn.Module) -> nn.Module:
+    """Return the module that ``torch.compile`` was given, or `module` itself."""
+    return getattr(module, "_orig_mod", module)
+
+
+def as_channels_last(value: Any) -> Any:
+    """Lay out the 4-dimensional float tensors of a batch as (N, H, W, C) in memory; their shape stays."""
+    if isinstance(value, Tensor):
+        return (
+            value.contiguous(memory_format=torch.channels_last)
+            if value.ndim == 4 and value.is_floating_point()
+            else value
+        )
+    if isinstance(value, dict):
+        return {key: as_channels_last(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(as_channels_last, value))
+    return value
 
 
 def move(value: Any, device: torch.device, *, path: str) -> Any:

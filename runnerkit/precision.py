@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from runnerkit.types import StateDict
@@ -25,9 +25,23 @@ class Precision(ABC):
     def autocast(self) -> AbstractContextManager[Any]:
         """Context of the forward pass; may be entered again after it was left."""
 
+    def prepare(
+        self, models: dict[str, nn.Module], optimizers: dict[str, Optimizer]
+    ) -> tuple[dict[str, nn.Module], dict[str, Optimizer]]:
+        """Change models and optimizers for this precision, before an engine wraps them."""
+        return models, optimizers
+
     @abstractmethod
-    def backward(self, loss: Tensor) -> None:
+    def backward(self, loss: Tensor, optimizer: Optimizer | None = None) -> None:
         """Accumulate the gradients of `loss`, a () tensor; under fp16 they are scaled."""
+
+    def accumulate(self) -> AbstractContextManager[Any]:
+        """Context of a backward pass that no step follows yet."""
+        return nullcontext()
+
+    def parameters(self, optimizer: Optimizer) -> list[Tensor]:
+        """List what `optimizer` updates, whose gradients clipping changes."""
+        return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
     def watch(self, optimizer: Optimizer) -> None:
         """Be told of an optimizer that steps on gradients of :meth:`backward`."""
@@ -65,7 +79,7 @@ class FP32(Precision):
     def autocast(self) -> AbstractContextManager[Any]:
         return self._nothing
 
-    def backward(self, loss: Tensor) -> None:
+    def backward(self, loss: Tensor, optimizer: Optimizer | None = None) -> None:
         loss.backward()  # type: ignore[no-untyped-call]  # torch has no types for it
 
     def unscale(self, optimizer: Optimizer) -> None:
@@ -107,7 +121,7 @@ class AMP(Precision):
         # An autocast object keeps the state to go back to on itself, so each entry gets its own.
         return torch.autocast(self._device_type, dtype=self.dtype)
 
-    def backward(self, loss: Tensor) -> None:
+    def backward(self, loss: Tensor, optimizer: Optimizer | None = None) -> None:
         self._update_scale()
         self._holds_scaled_gradients = self._scaler is not None
         scaled = loss if self._scaler is None else self._scaler.scale(loss)

@@ -46,9 +46,15 @@ class Snapshot:
 
 
 def model_state(runner: IRunner) -> StateDict:
-    """Take the weights of the user's module, or of each by key, without any wrapper's prefix."""
-    states = {key: runner.engine.unwrap(model).state_dict() for key, model in as_dict(runner.model).items()}
+    """Take the weights of the user's module, or of each by key, whole; every rank must call."""
+    models = _models(runner)
+    states = {key: runner.engine.model_state_dict(model) for key, model in models.items()}
     return states if isinstance(runner.model, dict) else states[""]
+
+
+def _models(runner: IRunner) -> dict[str, nn.Module]:
+    # As the engine prepared them, if it did: only so can it tell whose part is where.
+    return as_dict(runner._training_model if runner._training_model is not None else runner.model)
 
 
 def capture(runner: IRunner) -> StateDict:
@@ -61,7 +67,9 @@ def capture(runner: IRunner) -> StateDict:
         "within": _position(runner) if runner.is_within_loader else None,
         "model_state_dict": model_state(runner),
         "criterion_state_dict": _states(runner.criterion),
-        "optimizer_state_dict": _states(runner.optimizer),
+        "optimizer_state_dict": {
+            key: runner.engine.optimizer_state_dict(each) for key, each in as_dict(runner.optimizer).items()
+        },
         "scheduler_state_dict": as_plain(_states(runner.scheduler)),
         "engine_state_dict": runner.engine.state_dict(),
         "callbacks": {key: as_plain(callback.state_dict()) for key, callback in runner.callbacks.items()},
@@ -115,7 +123,9 @@ def find(runner: IRunner, stage: str) -> bool:
         source = next((each for each in wanted if each), None)
         if source is not None:
             runner._continues = runner._continues or source != runner._resume
-            runner._snapshot = _load(source, runner)
+            # Every rank must enter. Rank zero reads for all: it alone is sure to see the files, and all take the same.
+            state = _load(source, runner) if runner.engine.is_main_process else None
+            runner._snapshot = runner.engine.broadcast_object(state)
     snapshot = runner._snapshot
     return snapshot is None or snapshot.is_restored or snapshot.state["stage_key"] == stage
 
@@ -144,7 +154,10 @@ def restore(runner: IRunner) -> None:
         return
     state = snapshot.state
     load_model_state(runner, state["model_state_dict"], source=snapshot.source)
-    for name in ("criterion", "optimizer", "scheduler"):
+    for key, optimizer in as_dict(runner.optimizer).items():
+        if key in state["optimizer_state_dict"]:
+            runner.engine.load_optimizer_state_dict(optimizer, state["optimizer_state_dict"][key])
+    for name in ("criterion", "scheduler"):
         saved = state[f"{name}_state_dict"]
         for key, component in as_dict(getattr(runner, name)).items():
             if key in saved:
@@ -173,12 +186,12 @@ def load_model_state(runner: IRunner, state: StateDict, *, source: str) -> None:
         ValueError: they are another model's.
     """
     by_key = state if isinstance(runner.model, dict) else {"": state}
-    models: dict[str, nn.Module] = as_dict(runner.model)
+    models = _models(runner)
     if set(by_key) != set(models):
         raise ValueError(f"{source} holds the models {sorted(by_key)}, the runner has {sorted(models)}")
     for key, model in models.items():
         try:
-            runner.engine.unwrap(model).load_state_dict(by_key[key])
+            runner.engine.load_model_state_dict(model, by_key[key])
         except RuntimeError as error:
             raise ValueError(f"{source} holds another model's weights: {error}") from error
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 # Left to right; a module imports from layers to its left, and from its own.
 LAYERS = [
-    {"types", "seeding", "version", "torchvision_cpu"},
+    {"types", "seeding", "version", "torchvision_cpu", "backends"},
     {"precision", "metrics", "sampler", "checkpoint"},
     {"engine", "callback", "logger", "environment", "history", "plot"},
     {"runner", "components", "snapshot", "outcome", "before_training", "evaluation"},

@@ -1,0 +1,47 @@
+"""How DDP's gradients are compressed on their way between processes, by name."""
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.distributed import GradBucket  # type: ignore[attr-defined]  # public, though not in torch's __all__
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+Hook: TypeAlias = tuple[Any, Callable[..., Any]]
+CommHook: TypeAlias = Literal["fp16", "bf16", "powersgd"] | Hook
+
+
+def checked(hook: CommHook | None) -> CommHook | None:
+    """Refuse what is neither a name nor a pair.
+
+    Raises:
+        ValueError: with the names.
+    """
+    if hook is None or hook in ("fp16", "bf16", "powersgd") or (isinstance(hook, tuple) and len(hook) == 2):
+        return hook
+    raise ValueError(f"comm_hook must be 'fp16', 'bf16', 'powersgd' or a pair (state, hook), got {hook!r}")
+
+
+def register(hook: CommHook, model: DistributedDataParallel) -> None:
+    """Register `hook` with a wrapped model.
+
+    "fp16" and "bf16" halve what is sent. "powersgd" sends a rank-1 approximation of each matrix, after 1,000 exact
+    steps, and feeds the error back (Vogels et al. 2019, PowerSGD); for another rank pass
+    ``(PowerSGDState(None, matrix_approximation_rank=...), powerSGD_hook)``.
+    """
+    if isinstance(hook, tuple):
+        model.register_comm_hook(*hook)
+    elif hook == "fp16":
+        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    elif hook == "bf16":
+        model.register_comm_hook(None, _bf16_compress)
+    else:
+        model.register_comm_hook(PowerSGDState(None, matrix_approximation_rank=1), powerSGD_hook)
+
+
+def _bf16_compress(state: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    # Under its own name DDP lets torch's hook pass with NCCL only; gloo adds bf16 as well.
+    return default_hooks.bf16_compress_hook(state, bucket)

@@ -1,0 +1,199 @@
+"""What engines over ``torch.distributed`` have in common: processes that find each other and reduce."""
+
+import gc
+import logging
+import socket
+import time
+from abc import ABC
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, Literal, TypeVar, Unpack
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from runnerkit.engine import EngineOptions, IEngine
+from runnerkit.engines.process_environment import ProcessEnvironment
+from runnerkit.engines.rendezvous import open_store
+from runnerkit.engines.spawn import spawn
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_SETTLE_S = 0.005
+_OPERATIONS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
+
+
+class ProcessGroupOptions(EngineOptions, total=False):
+    """Arguments that every engine over ``torch.distributed`` takes; see :class:`ProcessGroupEngine`."""
+
+    address: str | None
+    port: int | None
+    backend: str | None
+    device: Literal["cuda", "cpu"] | None
+    devices: Sequence[int] | None
+    timeout_s: float
+
+
+class ProcessGroupEngine(IEngine, ABC):
+    """Base of the engines whose processes form a process group.
+
+    Started by plain python or a notebook it spawns the processes itself; started by torchrun, srun or mpirun it joins
+    those there are.
+
+    Args:
+        num_processes: None is one for each GPU, or 2 without GPUs; a launcher's number overrides it.
+        address, port: where spawned processes meet; None is a file on this machine, which needs no port.
+        backend: None is nccl on GPUs, gloo on CPUs.
+        device: "cuda" or "cpu"; None is the GPUs if there are any.
+        devices: indices of the GPUs to use, in the order of the processes of a machine; None is all, from 0 on.
+        timeout_s: seconds after which a process that waits for another gives up.
+        options: as IEngine's.
+    """
+
+    is_ddp = True
+
+    def __init__(
+        self,
+        num_processes: int | None = None,
+        *,
+        address: str | None = None,
+        port: int | None = None,
+        backend: str | None = None,
+        device: Literal["cuda", "cpu"] | None = None,
+        devices: Sequence[int] | None = None,
+        timeout_s: float = 600,
+        **options: Unpack[EngineOptions],
+    ) -> None:
+        super().__init__(**options)
+        _check_meeting_point(num_processes, address, port)
+        if timeout_s <= 0:
+            raise ValueError(f"timeout_s must be > 0, got {timeout_s}")
+        self._wanted_device = device
+        self.devices = _checked_devices(devices, num_processes, device)
+        environment = ProcessEnvironment.read()
+        self.num_processes = environment.world_size if environment is not None else num_processes or self._num_spawned()
+        self.address = address
+        self.port = port
+        self.backend = backend
+        self.timeout_s = timeout_s
+        self._owns_group = False
+
+    def launch(self, fn: Callable[[], T]) -> T:
+        if ProcessEnvironment.read() is not None:
+            try:
+                return fn()
+            finally:
+                self.cleanup()
+        return spawn(fn, num_processes=self.num_processes, variables=self._meeting_point())
+
+    def _num_spawned(self) -> int:
+        if self.devices is not None:
+            return len(self.devices)
+        return max(1, torch.cuda.device_count()) if self._uses_cuda() else 2
+
+    def _uses_cuda(self) -> bool:
+        return self._wanted_device == "cuda" or (self._wanted_device is None and torch.cuda.is_available())
+
+    def _meeting_point(self) -> dict[str, str]:
+        if self.address is None:
+            return {}
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((self.address, self.port))
+            except OSError as error:
+                raise OSError(
+                    f"cannot listen on {self.address}:{self.port} ({error.strerror}); another job may have the port: "
+                    "choose another, or leave address and port out"
+                ) from error
+        return {"MASTER_ADDR": self.address, "MASTER_PORT": str(self.port)}
+
+    def setup(self) -> None:
+        environment = ProcessEnvironment.read()
+        assert environment is not None, "launch() comes first"
+        self.process_index = environment.rank
+        self.local_process_index = environment.local_rank
+        self.num_processes = environment.world_size
+        self.open_device(self._choose_device(environment))
+        if not dist.is_initialized():
+            timeout = timedelta(seconds=self.timeout_s)
+            dist.init_process_group(
+                self.backend or ("nccl" if self.device.type == "cuda" else "gloo"),
+                store=open_store(environment, timeout=timeout),
+                rank=environment.rank,
+                world_size=environment.world_size,
+                timeout=timeout,
+            )
+            self._owns_group = True
+
+    def _choose_device(self, environment: ProcessEnvironment) -> torch.device:
+        if not self._uses_cuda():
+            return torch.device("cpu")
+        index, count = environment.local_rank, torch.cuda.device_count()
+        if self.devices is not None and index < len(self.devices):
+            index = self.devices[index]
+        elif environment.launcher == "srun" and count == 1:
+            index = 0  # Slurm can show each task its own GPU only
+        if index >= count:
+            raise RuntimeError(
+                f"process {environment.local_rank} here has no GPU {index}, since there are {count}: "
+                "start at most that many processes, or pass cpu=True"
+            )
+        torch.cuda.set_device(index)
+        return torch.device("cuda", index)
+
+    def cleanup(self) -> None:
+        super().cleanup()
+        if self._owns_group and dist.is_initialized():
+            self._compiled.clear()
+            gc.collect()  # wrapped models hold the group in cycles; its threads must not outlive it to the exit
+            dist.destroy_process_group()
+        self._owns_group = False
+
+    def reduce(self, tensor: Tensor, op: Literal["sum", "mean", "min", "max"] = "sum") -> Tensor:
+        reduced = tensor.clone()
+        dist.all_reduce(reduced, op=_OPERATIONS[op])
+        return reduced / self.num_processes if op == "mean" else reduced
+
+    def gather_object(self, value: T) -> list[T]:
+        gathered: list[Any] = [None] * self.num_processes
+        dist.all_gather_object(gathered, value)
+        return gathered
+
+    def broadcast_object(self, value: T) -> T:
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def barrier(self) -> None:
+        dist.barrier()
+
+    def settle(self) -> None:
+        # A gloo thread that lets go of the last collective's tensors takes an interpreter lock for a moment. A worker
+        # forked in that moment has the lock, not the thread, and waits for ever (CPython 3.11, 1 fork in thousands).
+        time.sleep(_SETTLE_S)
+
+
+def _check_meeting_point(num_processes: int | None, address: str | None, port: int | None) -> None:
+    if num_processes is not None and num_processes < 1:
+        raise ValueError(f"num_processes must be >= 1, got {num_processes}; None is one for each GPU")
+    if (address is None) != (port is None):
+        raise ValueError(f"address and port go together, got address={address!r}, port={port!r}; leave both out")
+
+
+def _checked_devices(
+    devices: Sequence[int] | None, num_processes: int | None, device: str | None
+) -> tuple[int, ...] | None:
+    if devices is None:
+        return None
+    indices = tuple(devices)
+    if device == "cpu":
+        raise ValueError(f"devices={list(indices)} are GPUs; leave them out with device='cpu'")
+    if not indices or len(set(indices)) < len(indices) or min(indices) < 0:
+        raise ValueError(f"devices must be different GPU indices >= 0, such as [0, 2], got {list(indices)}")
+    if num_processes is not None and num_processes != len(indices):
+        raise ValueError(f"num_processes={num_processes} and {len(indices)} devices: leave num_processes out")
+    return indices
