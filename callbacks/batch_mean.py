@@ -61,7 +61,7 @@ class BatchMeanCallback(IMetricCallback):
             return
         key = runner.loader_key
         # every rank must enter: this reduces
-        means, _ = self._under_way[key].compute(runner.engine.gather_object, loader_key=key)
+        means, _ = self._under_way[key].compute(runner.engine, loader_key=key)
         runner.loader_metrics.update(means)
         del self._under_way[key]
         if not self._under_way:

@@ -279,7 +279,7 @@ def finish_loader(runner: IRunner, key: str) -> None:
     runner.is_within_loader = False
     before_training.check_not_empty(runner)
     # Every rank must enter, also one that saw no batch: this reduces.
-    means, num_samples = runner._means.compute(runner.engine.gather_object, loader_key=key)
+    means, num_samples = runner._means.compute(runner.engine, loader_key=key)
     runner.loader_metrics = {**means, **runner.loader_metrics}
     _count_exactly(runner, num_samples)
     runner._emit("on_loader_end")

@@ -1,11 +1,12 @@
 """Means over a loader, exact on any number of processes, and accuracy."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from runnerkit.fused_reduction import Processes, reduce_totals
 from runnerkit.types import Metrics, Scalar, StateDict
 
 
@@ -131,27 +132,17 @@ class LoaderMeans:
                 totals[key] = known + total, known_count + count
         return totals
 
-    def compute(self, gather: Callable[[Any], list[Any]], *, loader_key: str) -> tuple[Metrics, int]:
+    def compute(self, processes: Processes, *, loader_key: str) -> tuple[Metrics, int]:
         """Reduce over processes to means and the number of samples; every rank must call, also one without a batch.
 
         Args:
-            gather: ``engine.gather_object``.
+            processes: the engine.
             loader_key: for the message.
         Raises:
             ValueError: ranks that saw batches logged different metrics.
         """
-        totals = gather((self.num_samples, self.totals()))
-        parts = [part for _, part in totals]
-        keys = [set(part) for part in parts if part]
-        if any(each != keys[0] for each in keys):
-            listing = "; ".join(f"rank {rank}: {sorted(part)}" for rank, part in enumerate(parts))
-            raise ValueError(f"loader {loader_key!r}: ranks logged different metrics, so no mean is right: {listing}")
-        parts = [part for part in parts if part]
-        means = {}
-        for key in parts[0] if parts else ():
-            total = sum(part[key][0] for part in parts)
-            means[key] = total / max(1, sum(part[key][1] for part in parts))
-        return means, sum(num_samples for num_samples, _ in totals)
+        totals, num_samples = reduce_totals(self.totals(), self.num_samples, processes=processes, loader_key=loader_key)
+        return {key: total / max(1, count) for key, (total, count) in totals.items()}, num_samples
 
     def state_dict(self) -> StateDict:
         """State for a checkpoint in the middle of an epoch."""

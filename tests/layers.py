@@ -7,7 +7,7 @@ from pathlib import Path
 # Left to right; a module imports from layers to its left, and from its own.
 LAYERS = [
     {"types", "seeding", "version", "torchvision_cpu", "backends"},
-    {"precision", "metrics", "sampler", "checkpoint"},
+    {"precision", "fused_reduction", "metrics", "sampler", "checkpoint"},
     {"engine", "callback", "logger", "environment", "history", "plot"},
     {"runner", "components", "snapshot", "outcome", "before_training", "evaluation"},
     {"engines", "callbacks", "loggers", "contrib"},  # and these not from one another

@@ -9,7 +9,8 @@ from sklearn.metrics import accuracy_score, top_k_accuracy_score
 
 from runnerkit.callbacks.accuracy import AccuracyCallback
 from runnerkit.metrics import LoaderMeans
-from tests.callbacks.stand_ins import Ranks, make_runner, run_loader
+from tests.callbacks.stand_ins import make_runner, run_loader
+from tests.ranks import Ranks
 
 NUM_CLASSES = 6
 
@@ -90,7 +91,7 @@ def test_the_mean_that_the_runner_makes_is_the_same():
         callback.on_batch_end(runner)
         means.update(runner.batch_metrics, len(batch["targets"]))
 
-    values, _ = means.compute(runner.engine.gather_object, loader_key="train")
+    values, _ = means.compute(runner.engine, loader_key="train")
     assert values["accuracy01"] == pytest.approx(expected_accuracy(batches, 1), abs=1e-7)
 
 

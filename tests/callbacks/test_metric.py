@@ -11,7 +11,8 @@ from torch.nn.functional import l1_loss
 
 from runnerkit.callbacks.metric import BatchMetricCallback, FunctionalBatchMetricCallback, LoaderMetricCallback
 from runnerkit.torchvision_cpu import import_torchvision
-from tests.callbacks.stand_ins import Ranks, make_runner, run_loader
+from tests.callbacks.stand_ins import make_runner, run_loader
+from tests.ranks import Ranks
 
 import_torchvision()  # torchmetrics imports it, and it may need the cure
 torchmetrics = importlib.import_module("torchmetrics")
