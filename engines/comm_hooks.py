@@ -11,27 +11,33 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 Hook: TypeAlias = tuple[Any, Callable[..., Any]]
-CommHook: TypeAlias = Literal["fp16", "bf16", "powersgd"] | Hook
+CommHook: TypeAlias = Literal["fp16", "bf16", "powersgd"] | Hook | Callable[[], Hook]
 
 
 def checked(hook: CommHook | None) -> CommHook | None:
-    """Refuse what is neither a name nor a pair.
+    """Refuse what is neither a name, nor a pair, nor a function that makes one.
 
     Raises:
         ValueError: with the names.
     """
-    if hook is None or hook in ("fp16", "bf16", "powersgd") or (isinstance(hook, tuple) and len(hook) == 2):
+    is_pair = isinstance(hook, tuple) and len(hook) == 2
+    if hook is None or is_pair or callable(hook) or hook in ("fp16", "bf16", "powersgd"):
         return hook
-    raise ValueError(f"comm_hook must be 'fp16', 'bf16', 'powersgd' or a pair (state, hook), got {hook!r}")
+    raise ValueError(
+        f"comm_hook must be 'fp16', 'bf16', 'powersgd', a pair (state, hook) or a function that makes one, got {hook!r}"
+    )
 
 
 def register(hook: CommHook, model: DistributedDataParallel) -> None:
     """Register `hook` with a wrapped model.
 
     "fp16" and "bf16" halve what is sent. "powersgd" sends a rank-1 approximation of each matrix, after 1,000 exact
-    steps, and feeds the error back (Vogels et al. 2019, PowerSGD); for another rank pass
-    ``(PowerSGDState(None, matrix_approximation_rank=...), powerSGD_hook)``.
+    steps, and feeds the error back (Vogels et al. 2019, PowerSGD). A state that belongs to a process group,
+    as PowerSGD's does, is made in the process that uses it, by a function:
+    ``comm_hook=lambda: (PowerSGDState(None, matrix_approximation_rank=4), powerSGD_hook)``.
     """
+    if callable(hook):
+        hook = hook()
     if isinstance(hook, tuple):
         model.register_comm_hook(*hook)
     elif hook == "fp16":

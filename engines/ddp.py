@@ -27,7 +27,8 @@ class DistributedDataParallelEngine(ProcessGroupEngine):
         gradient_as_bucket_view: keep gradients in the buffers that are sent; saves their memory.
         sync_bn: share batch statistics between GPUs (a CPU cannot, and is warned).
         ddp_kwargs: further arguments of DistributedDataParallel.
-        comm_hook: compress gradients: "fp16", "bf16", "powersgd", or (state, hook) for ``register_comm_hook``.
+        comm_hook: compress gradients: "fp16", "bf16", "powersgd", or (state, hook) for ``register_comm_hook``, or a
+            function that makes such a pair in each process.
         options: address, port, backend, device, devices, timeout_s as ProcessGroupEngine's; the rest as IEngine's.
 
     >>> DistributedDataParallelEngine(num_processes=2).is_ddp

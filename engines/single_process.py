@@ -35,7 +35,10 @@ class SingleProcessEngine(IEngine):
                 "%s started %d processes, but %s is for one: each trains alone; pass ddp=True to train together",
                 environment.launcher, environment.world_size, type(self).__name__,
             )  # fmt: skip
-        return fn()
+        try:
+            return fn()
+        finally:
+            self.cleanup()
 
     def setup(self) -> None:
         wanted = self._wanted_device or ("cuda" if torch.cuda.is_available() else "cpu")

@@ -48,6 +48,27 @@ def _why_empty(loader: Any) -> str:
     return "it has no batch"
 
 
+def check_equal_lengths(runner: IRunner) -> None:
+    """Refuse training loaders that have not equally many batches on all ranks: those with more would wait for ever.
+
+    The engine's own shares are equal; a user's DistributedSampler, or loaders made for each rank, need not be.
+
+    Raises:
+        ValueError: with the numbers. Every rank must call: this gathers.
+    """
+    if not runner.engine.is_ddp:
+        return
+    mine = {key: count_batches(loader) for key, loader in runner.loaders.items() if key.startswith("train")}
+    everyone = runner.engine.gather_object(mine)
+    for key in mine:
+        counts = [each.get(key) for each in everyone]
+        if len(set(counts)) > 1:
+            raise ValueError(
+                f"loader {key!r} has {counts} batches on the ranks, and must have equally many to train on; return the "
+                "whole loader on every rank, which the engine shares out evenly, or use drop_last=True"
+            )
+
+
 def check_not_empty(runner: IRunner) -> None:
     """Refuse a loader that gave this process nothing to train on."""
     if runner.loader_batch_step == 0 and (runner.is_train_loader or runner.engine.num_processes == 1):

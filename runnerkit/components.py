@@ -111,6 +111,7 @@ def _make_loaders(runner: IRunner, stage: str) -> None:
         key: runner.engine.prepare_loader(loader, key=key, training=_is_training(runner, key), seed=runner.seed)
         for key, loader in loaders.items()
     }
+    before_training.check_equal_lengths(runner)
 
 
 def _make_model(runner: IRunner, stage: str) -> None:

@@ -1,0 +1,177 @@
+"""The options of DistributedDataParallel, each against the hand-written reference or its own promise."""
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.utils.data import DataLoader, DistributedSampler
+
+from runnerkit import dl
+from runnerkit.engines.process_environment import ProcessEnvironment
+from tests.tiny import classification, loader, mlp, quiet, sgd, train_by_hand, weights
+
+NUM_STEPS, BATCH_SIZE = 10, 8
+NUM_SAMPLES = NUM_STEPS * 2 * BATCH_SIZE
+
+
+def train_on_two(model, **options):
+    callbacks = options.pop("callbacks", None)
+    return dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=sgd(model),
+        loaders={"train": loader(NUM_SAMPLES, BATCH_SIZE)},
+        callbacks=callbacks,
+        engine=dl.DistributedDataParallelEngine(2, device="cpu", **options),
+        **quiet(),
+    )
+
+
+def reference():
+    model = mlp()
+    train_by_hand(model, sgd(model), loader(NUM_SAMPLES, 2 * BATCH_SIZE))
+    return weights(model)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"static_graph": True},
+        {"gradient_as_bucket_view": True},
+        {"static_graph": True, "gradient_as_bucket_view": True, "ddp_kwargs": {"bucket_cap_mb": 1}},
+        {"compile": {"backend": "aot_eager"}},
+    ],
+    ids=str,
+)
+def test_options_about_speed_leave_the_weights_alone(options):
+    """They change when and where gradients are averaged, not what: 1e-6, the order of float sums."""
+    model = mlp()
+
+    train_on_two(model, **options)
+
+    torch.testing.assert_close(weights(model), reference(), rtol=0, atol=1e-6)
+
+
+def rank_one():
+    return PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2), powerSGD_hook
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("hook", "tolerance"),
+    [
+        ("fp16", 1e-3),  # 11 bits of each gradient: relative 5e-4, times lr 0.1 and momentum, over 10 steps
+        ("bf16", 1e-2),  # 8 bits: relative 4e-3
+        ("powersgd", 1e-6),  # exact for its first 1,000 steps
+        (rank_one, 0.5),  # a rank-1 approximation from step 2 on: near, and not the same
+    ],
+    ids=["fp16", "bf16", "powersgd", "powersgd from step 2"],
+)
+def test_comm_hooks_compress_gradients(hook, tolerance):
+    """Weights are as near to the reference as what is sent allows; and not equal to it where something is lost."""
+    model = mlp()
+
+    train_on_two(model, comm_hook=hook)
+
+    difference = (weights(model) - reference()).abs().max()
+    assert difference < tolerance
+    assert hook == "powersgd" or difference > 1e-7
+
+
+@pytest.mark.parametrize("hook", ["fp8", ("state",), 16])
+def test_a_wrong_comm_hook_is_refused(hook):
+    """With the names that there are."""
+    with pytest.raises(ValueError, match="comm_hook must be 'fp16', 'bf16', 'powersgd', a pair"):
+        dl.DistributedDataParallelEngine(2, comm_hook=hook)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"devices": [0, 0]}, r"different GPU indices >= 0, such as \[0, 2\], got \[0, 0\]"),
+        ({"devices": []}, "different GPU indices"),
+        ({"devices": [0, -1]}, "different GPU indices"),
+        ({"devices": [0], "device": "cpu"}, "leave them out with device='cpu'"),
+        ({"devices": [0, 1], "num_processes": 3}, "num_processes=3 and 2 devices"),
+        ({"timeout_s": 0}, "timeout_s must be > 0, got 0"),
+        ({"num_processes": 0}, "num_processes must be >= 1, got 0"),
+        ({"address": "localhost"}, "address and port go together"),
+    ],
+    ids=str,
+)
+def test_wrong_arguments_are_refused(arguments, message):
+    """Before any process is started."""
+    with pytest.raises(ValueError, match=message):
+        dl.DistributedDataParallelEngine(**arguments)
+
+
+def test_unknown_arguments_are_named():
+    """Beside those that there are."""
+    with pytest.raises(TypeError, match=r"DistributedDataParallelEngine got chanels_last; .* channels_last"):
+        dl.DistributedDataParallelEngine(2, chanels_last=True)
+
+
+def test_devices_choose_the_gpus_in_their_order(monkeypatch):
+    """Process i of a machine takes the i-th of the list, whatever its order."""
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    engine = dl.DistributedDataParallelEngine(devices=[3, 1])
+
+    devices = [str(engine._choose_device(place(local_rank))) for local_rank in range(2)]
+
+    assert engine.num_processes == 2
+    assert devices == ["cuda:3", "cuda:1"] and chosen == [3, 1]
+
+
+def place(local_rank, launcher="runnerkit"):
+    return ProcessEnvironment(launcher, local_rank, local_rank, 2)
+
+
+def test_slurm_may_show_each_task_its_own_gpu_only(monkeypatch):
+    """Then it is number 0 for all of them; anywhere else, a process without a GPU of its own is refused."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    engine = dl.DistributedDataParallelEngine(2)
+
+    device = engine._choose_device(place(1, launcher="srun"))
+
+    assert str(device) == "cuda:0"
+    with pytest.raises(RuntimeError, match="process 1 here has no GPU 1, since there are 1"):
+        engine._choose_device(place(1))
+
+
+@pytest.mark.slow
+def test_sync_bn_on_a_cpu_says_why_not(capfd):
+    """It trains on, with statistics of each process's own."""
+    model = mlp(batch_norm=True)
+
+    train_on_two(model, sync_bn=True)
+
+    assert "sync_bn=True has no effect: torch's SyncBatchNorm runs on GPUs only" in capfd.readouterr().err
+
+
+class Uneven(dl.SupervisedRunner):
+    """Builds each rank's loader itself, and gives rank one a batch less."""
+
+    def get_loaders(self, stage):
+        data = classification(4 * BATCH_SIZE - 2 * BATCH_SIZE * self.engine.rank)
+        return {"train": DataLoader(data, BATCH_SIZE, sampler=DistributedSampler(data, 2, self.engine.rank))}
+
+
+@pytest.mark.slow
+def test_ranks_that_would_train_on_unequal_numbers_of_batches_are_refused():
+    """One would wait for the other until the time-out; it is said before the first batch instead."""
+    model = mlp()
+
+    with pytest.raises(ValueError, match=r"loader 'train' has \[2, 1\] batches on the ranks"):
+        Uneven().train(
+            model=model,
+            criterion=nn.CrossEntropyLoss(),
+            optimizer=sgd(model),
+            engine=dl.DistributedDataParallelEngine(2, device="cpu"),
+            **quiet(),
+        )
