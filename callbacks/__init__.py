@@ -22,6 +22,7 @@ from runnerkit.callbacks.checkpoint import CheckpointCallback
 from runnerkit.callbacks.control_flow import CallbackWrapper, ControlFlowCallback
 from runnerkit.callbacks.criterion import CriterionCallback
 from runnerkit.callbacks.early_stop import EarlyStoppingCallback
+from runnerkit.callbacks.lr_scale import LRScaleCallback
 from runnerkit.callbacks.metric import BatchMetricCallback, FunctionalBatchMetricCallback, LoaderMetricCallback
 from runnerkit.callbacks.metric_aggregation import MetricAggregationCallback
 from runnerkit.callbacks.optimizer import OptimizerCallback
@@ -54,6 +55,7 @@ __all__ = [
     "IMetricCallback",
     "IOptimizerCallback",
     "ISchedulerCallback",
+    "LRScaleCallback",
     "LoaderMetricCallback",
     "MetricAggregationCallback",
     "OptimizerCallback",

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 
@@ -16,6 +16,7 @@ from runnerkit.callbacks import (
     BatchOverfitCallback,
     CheckpointCallback,
     CheckRunCallback,
+    LRScaleCallback,
     ProfilerCallback,
     TimerCallback,
     TqdmCallback,
@@ -64,6 +65,7 @@ class Runner(IRunner):
         seed: int = 42,
         hparams: Mapping[str, Any] | None = None,
         num_epochs: int = 1,
+        lr_scale: Literal["linear", "sqrt"] | None = None,
         logdir: str | Path | None = None,
         resume: str | Path | None = None,
         valid_loader: str | None = None,
@@ -95,6 +97,8 @@ class Runner(IRunner):
             seed: of everything random.
             hparams: written beside the logs.
             num_epochs: passes over the loaders.
+            lr_scale: multiply the learning rate by the number of processes, or by its square root; None leaves it. For
+                a warmup pass LRScaleCallback among the callbacks.
             logdir: folder of logs and checkpoints; without it nothing is written.
             resume: a checkpoint, a logdir (its newest good checkpoint), or "auto" (that of `logdir`, if there is one).
             valid_loader, valid_metric, minimize_valid_metric: what makes a checkpoint the best one; given one of the
@@ -136,6 +140,7 @@ class Runner(IRunner):
         self._given_callbacks = {
             **_by_key(callbacks),
             **_flag_callbacks(folder, verbose=verbose, timeit=timeit, check=check, overfit=overfit, profile=profile),
+            **({"_lr_scale": LRScaleCallback(lr_scale)} if lr_scale is not None else {}),
         }
         if valid_loader is not None or valid_metric is not None:
             valid_loader, valid_metric = valid_loader or "valid", valid_metric or "loss"

@@ -1,0 +1,107 @@
+"""A learning rate for the larger batch that several processes make together."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch.optim import Optimizer
+
+from runnerkit.callback import Callback, CallbackOrder
+from runnerkit.types import StateDict, as_dict
+
+if TYPE_CHECKING:
+    from runnerkit.runner import IRunner
+
+
+class LRScaleCallback(Callback):
+    """Multiply the learning rate of every step by the number of processes, or by its square root.
+
+    N processes step on N times as many samples, and N times less often. "linear" keeps the sum of an epoch's steps,
+    as SGD wants it (Goyal et al. 2017, arXiv:1706.02677); "sqrt" keeps the variance of a step, which suits Adam
+    (Malladi et al. 2022, arXiv:2205.10287). Nothing is scaled unless you ask.
+
+    The factor is applied while the optimizer steps. So it goes with any scheduler, a checkpoint holds the unscaled
+    rate, and a run resumed on another number of processes is scaled by that number. The logged "lr" is the scaled one.
+
+    Args:
+        rule: "linear" or "sqrt".
+        warmup_steps: steps in which the factor grows from 1 to its full value, linearly.
+        optimizer_key: which optimizer, if the runner has several; None is all.
+
+    >>> LRScaleCallback("sqrt").factor(world_size=4, step=0)
+    2.0
+    >>> [LRScaleCallback("linear", warmup_steps=2).factor(world_size=4, step=step) for step in range(4)]
+    [1.0, 2.5, 4.0, 4.0]
+    """
+
+    def __init__(
+        self, rule: Literal["linear", "sqrt"] = "linear", warmup_steps: int = 0, optimizer_key: str | None = None
+    ) -> None:
+        # After OptimizerCallback, whose "lr" is replaced by the one that was used.
+        super().__init__(order=CallbackOrder.Optimizer + 1)
+        if rule not in ("linear", "sqrt"):
+            raise ValueError(f"lr_scale must be 'linear' or 'sqrt', got {rule!r}; None leaves the learning rate alone")
+        if warmup_steps < 0:
+            raise ValueError(f"warmup_steps must be >= 0, got {warmup_steps}")
+        self.rule = rule
+        self.warmup_steps = warmup_steps
+        self.optimizer_key = optimizer_key
+        self.num_steps: dict[str, int] = {}
+        self._hooks: list[Any] = []
+        self._unscaled: dict[str, list[Any]] = {}
+
+    def factor(self, *, world_size: int, step: int) -> float:
+        """By how much step number `step`, from 0 on, is scaled."""
+        full = float(world_size) if self.rule == "linear" else math.sqrt(world_size)
+        return 1.0 + (full - 1.0) * (min(1.0, step / self.warmup_steps) if self.warmup_steps else 1.0)
+
+    def on_stage_start(self, runner: IRunner) -> None:
+        world_size = runner.engine.num_processes
+        for key, optimizer in as_dict(runner.optimizer).items():
+            if self.optimizer_key in (None, key):
+                self.num_steps.setdefault(key, 0)
+                self._hook(key, optimizer, world_size)
+        if not self._hooks:
+            raise KeyError(
+                f"LRScaleCallback wants optimizer {self.optimizer_key!r}; the runner has "
+                f"{sorted(as_dict(runner.optimizer)) or 'none'}"
+            )
+
+    def _hook(self, key: str, optimizer: Optimizer, world_size: int) -> None:
+        def scale(*_: Any) -> None:
+            if key in self._unscaled:  # an optimizer within an optimizer calls its hooks once more
+                return
+            self._unscaled[key] = [group["lr"] for group in optimizer.param_groups]
+            factor = self.factor(world_size=world_size, step=self.num_steps[key])
+            for group in optimizer.param_groups:
+                group["lr"] = group["lr"] * factor
+
+        def restore(*_: Any) -> None:
+            if key not in self._unscaled:
+                return
+            for group, lr in zip(optimizer.param_groups, self._unscaled.pop(key), strict=True):
+                group["lr"] = lr
+            self.num_steps[key] += 1
+
+        self._hooks += [optimizer.register_step_pre_hook(scale), optimizer.register_step_post_hook(restore)]
+
+    def on_loader_end(self, runner: IRunner) -> None:
+        for key, num_steps in self.num_steps.items():
+            name = f"lr_{key}" if key else "lr"
+            if runner.is_train_loader and name in runner.loader_metrics:
+                step = max(0, num_steps - 1)  # the last one
+                runner.loader_metrics[name] *= self.factor(world_size=runner.engine.num_processes, step=step)
+
+    def on_stage_end(self, runner: IRunner) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def state_dict(self) -> StateDict:
+        """How many steps of each optimizer are done, for the warmup."""
+        return {"num_steps": dict(self.num_steps)}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Take back :meth:`state_dict`."""
+        self.num_steps = dict(state["num_steps"])
