@@ -32,11 +32,12 @@ def derive_seed(seed: int, *parts: int | str) -> int:
 
 
 def rng_state() -> dict[str, Any]:
-    """Read the state of every generator of this process, in types that ``weights_only`` loading accepts."""
-    kind, keys, position, has_gauss, cached_gaussian = np.random.get_state()
+    """Read the state of every generator of this process, in types that ``weights_only`` loading accepts; 10 KB."""
+    version, words, python_gaussian = random.getstate()
+    kind, keys, position, has_gauss, numpy_gaussian = np.random.get_state()
     return {
-        "python": random.getstate(),
-        "numpy": (kind, [int(key) for key in keys], position, has_gauss, cached_gaussian),
+        "python": (version, _as_tensor(words), python_gaussian),
+        "numpy": (kind, _as_tensor(keys), position, has_gauss, numpy_gaussian),
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
     }
@@ -44,11 +45,22 @@ def rng_state() -> dict[str, Any]:
 
 def set_rng_state(state: dict[str, Any]) -> None:
     """Put back what :func:`rng_state` read."""
-    random.setstate(state["python"])
-    np.random.set_state(state["numpy"])
+    version, words, python_gaussian = state["python"]
+    kind, keys, *rest = state["numpy"]
+    random.setstate((version, tuple(_as_words(words).tolist()), python_gaussian))
+    np.random.set_state((kind, _as_words(keys), *rest))
     torch.set_rng_state(state["torch"])
     if state["cuda"] and torch.cuda.device_count() == len(state["cuda"]):
         torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def _as_tensor(words: Any) -> torch.Tensor:
+    # Signed: torch does not load unsigned ones with weights_only.
+    return torch.from_numpy(np.array(words, dtype=np.uint32).view(np.int32))
+
+
+def _as_words(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint32]]:
+    return tensor.numpy().view(np.uint32)
 
 
 @contextmanager
