@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format clean
+.PHONY: help demo test parity check format clean
 
 help:  ## print this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -16,6 +16,9 @@ demo: $(VENV)/installed  ## train a small CNN on real images with ddp=True, amp=
 test: $(VENV)/installed  ## run all tests and the examples in docstrings
 	$(BIN)/python -m pytest
 	$(BIN)/python -m pytest --doctest-modules runnerkit
+
+parity: $(VENV)/installed  ## write the table of engines and launchers in docs/engines.md from a test run
+	RUNNERKIT_WRITE_PARITY_TABLE=1 $(BIN)/python -m pytest tests/engines/test_parity_law.py -k gives
 
 check: $(VENV)/installed  ## format, lint, types, tests, docstring examples: everything
 	$(BIN)/ruff format --check .

@@ -1,0 +1,91 @@
+"""What every launcher runs for the parity law: the same training under several engines, one after the other.
+
+usage: python -m tests.engines.parity_job FOLDER CASE...      (or so under torchrun, srun, mpirun, horovodrun)
+
+Leaves in FOLDER/CASE the logs, and rank zero's weights and metrics as result.pth.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from runnerkit import dl
+from runnerkit.engine import IEngine
+from tests.tiny import loader, mlp, sgd
+
+NUM_SAMPLES, NUM_VALID, NUM_EPOCHS, GLOBAL_BATCH = 160, 21, 2, 16
+
+
+@dataclass(frozen=True)
+class Case:
+    """An engine and a precision of the law.
+
+    Attributes:
+        num_processes: which share a step's batch of GLOBAL_BATCH samples.
+        dtype: of autocast in the hand-written loop; None is fp32.
+        scaled: whether that loop has a gradient scaler.
+        tolerance: of the weights, absolute, and why.
+    """
+
+    make: Callable[[], IEngine]
+    num_processes: int
+    tolerance: tuple[float, str]
+    dtype: torch.dtype | None = None
+    scaled: bool = False
+
+
+_EXACT = (0.0, "bit for bit")
+_SUMS = (1e-6, "the order of float sums")
+_BF16 = (2e-3, "bf16 rounds two halves otherwise than the whole")
+_FP16 = (5e-4, "fp16 rounds two halves otherwise than the whole")
+BF16, FP16 = torch.bfloat16, torch.float16
+
+CASES = {
+    "CPUEngine": Case(dl.CPUEngine, 1, _EXACT),
+    "DeviceEngine": Case(lambda: dl.DeviceEngine("cpu"), 1, _EXACT),
+    "AMPEngine bf16": Case(lambda: dl.AMPEngine("cpu", dtype=BF16), 1, _EXACT, BF16),
+    "AMPEngine fp16": Case(lambda: dl.AMPEngine("cpu", dtype=FP16), 1, _EXACT, FP16, scaled=True),
+    "DataParallelEngine": Case(lambda: dl.DataParallelEngine("cpu"), 1, _EXACT),
+    "DataParallelAMPEngine bf16": Case(lambda: dl.DataParallelAMPEngine("cpu", dtype=BF16), 1, _EXACT, BF16),
+    "DistributedDataParallelEngine": Case(lambda: dl.DistributedDataParallelEngine(2, device="cpu"), 2, _SUMS),
+    "DistributedDataParallelAMPEngine bf16": Case(
+        lambda: dl.DistributedDataParallelAMPEngine(2, device="cpu", dtype=BF16), 2, _BF16, BF16
+    ),
+    "DistributedDataParallelAMPEngine fp16": Case(
+        lambda: dl.DistributedDataParallelAMPEngine(2, device="cpu", dtype=FP16), 2, _FP16, FP16, scaled=True
+    ),
+}
+
+
+def train(case: str, folder: Path) -> None:
+    """Train as `case` says; rank zero saves what came out."""
+    logdir = folder / case.replace(" ", "_")
+    model = mlp(dropout=0.0)
+    batch_size = GLOBAL_BATCH // CASES[case].num_processes
+    runner = dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=sgd(model, lr=0.05),
+        loaders={"train": loader(NUM_SAMPLES, batch_size), "valid": loader(NUM_VALID, batch_size, seed=1)},
+        callbacks=[dl.AccuracyCallback("logits", "targets", topk=(1, 2))],
+        num_epochs=NUM_EPOCHS,
+        logdir=logdir,
+        loggers={"console": None},
+        engine=CASES[case].make(),
+    )
+    if runner.engine.rank == 0:
+        torch.save({"weights": model.state_dict(), "metrics": runner.epoch_metrics}, logdir / "result.pth")
+
+
+def main(folder: str, *cases: str) -> None:
+    """Train every case."""
+    for case in cases:
+        train(case, Path(folder))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,44 @@
+"""The table of the parity law in docs/engines.md: written by a test run, read by the next one."""
+
+from pathlib import Path
+
+from tests.engines.parity_job import CASES
+
+PAGE = Path(__file__).parents[2] / "docs" / "engines.md"
+BEGIN, END = "<!-- the parity law: written by `make parity` -->\n", "<!-- end of the parity law -->\n"
+UNTESTED = {
+    "any engine on CUDA (nccl, fp16 by default, sync_bn)": "the machine that writes this table has no GPU",
+    "Apex engines": "Apex needs CUDA; its calls are tested against a stand-in",
+}
+
+Results = dict[tuple[str, str], float]  # {(case, launcher): largest difference of a weight from plain PyTorch's}
+
+
+def render(results: Results, launchers: list[str]) -> str:
+    """Draw the table."""
+    lines = [
+        "| engine, precision | " + " | ".join(launchers) + " | tolerance of the weights | seen |",
+        "|---" * (len(launchers) + 3) + "|",
+    ]
+    for case in CASES:
+        seen = [results[case, each] for each in launchers if (case, each) in results]
+        marks = ["✓" if (case, each) in results else "" for each in launchers]
+        tolerance, reason = CASES[case].tolerance
+        bound = f"{tolerance:.0e}: {reason}" if tolerance else reason
+        lines.append(f"| {case} | {' | '.join(marks)} | {bound} | {max(seen, default=float('nan')):.0e} |")
+    lines += [f"| {what} |{' |' * len(launchers)} | not run: {why} | |" for what, why in UNTESTED.items()]
+    return "\n".join(lines) + "\n"
+
+
+def write(results: Results, launchers: list[str]) -> None:
+    """Put the table into the page."""
+    text = PAGE.read_text(encoding="utf-8")
+    before, rest = text.split(BEGIN)
+    PAGE.write_text(before + BEGIN + render(results, launchers) + END + rest.split(END)[1], encoding="utf-8")
+
+
+def read() -> set[tuple[str, str]]:
+    """Read which (case, launcher) the page says to be tested."""
+    table = PAGE.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0].splitlines()
+    header, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+    return {(row[0], launcher) for row in rows for launcher, cell in zip(header, row, strict=True) if cell == "✓"}

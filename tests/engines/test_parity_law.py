@@ -1,0 +1,148 @@
+"""The law: whatever the engine, precision and launcher, weights, metrics and logs are those of plain PyTorch."""
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from tests.engines import parity_table
+from tests.engines.parity_job import CASES, GLOBAL_BATCH, NUM_EPOCHS, NUM_SAMPLES, NUM_VALID
+from tests.tiny import classification, loader, mlp, sgd, train_by_hand, weights
+
+PYTHON = sys.executable
+JOB = "tests.engines.parity_job"
+ALONE = [name for name, case in CASES.items() if case.num_processes == 1]
+TOGETHER = [name for name, case in CASES.items() if case.num_processes == 2]
+EXECUTE = "import sys, nbformat, nbclient; nbclient.execute(nbformat.read(sys.argv[1], as_version=4), timeout=160)"
+NOTEBOOK = "from {job} import main\nmain({folder!r}, *{cases!r})"
+
+
+def run(command, **kwargs):
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    return subprocess.run(command, capture_output=True, text=True, timeout=170, env=environment, **kwargs)
+
+
+def python(folder, cases):
+    """Plain python: runnerkit starts the processes."""
+    return run([PYTHON, "-m", JOB, str(folder), *cases])
+
+
+def notebook(folder, cases):
+    """A notebook's kernel: runnerkit starts the processes."""
+    nbformat = pytest.importorskip("nbformat")
+    cell = nbformat.v4.new_code_cell(NOTEBOOK.format(job=JOB, folder=str(folder), cases=list(cases)))
+    path = folder / "parity.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), path)
+    return run([PYTHON, "-c", EXECUTE, str(path)])
+
+
+def torchrun(folder, cases):
+    """torchrun on one machine."""
+    options = ["--standalone", "--nproc-per-node=2", "-m"]
+    return run([PYTHON, "-m", "torch.distributed.run", *options, JOB, str(folder), *cases])
+
+
+def mpirun(folder, cases):
+    """Open MPI's mpirun."""
+    if shutil.which("mpirun") is None:
+        pytest.skip("no mpirun here; Debian: apt-get install openmpi-bin")
+    options = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", "2"]
+    return run(["mpirun", *options, PYTHON, "-m", JOB, str(folder), *cases])
+
+
+LAUNCHERS = {each.__name__: each for each in (python, notebook, torchrun, mpirun)}
+LAW = [
+    *[(case, "python") for case in ALONE],
+    *[(case, launcher) for case in TOGETHER for launcher in LAUNCHERS],
+]
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory):
+    """Run all cases of a launcher in one job, when the first of them is asked for."""
+
+    @functools.cache
+    def job(launcher):
+        folder = tmp_path_factory.mktemp(launcher)
+        cases = [case for case, its_launcher in LAW if its_launcher == launcher]
+        done = LAUNCHERS[launcher](folder, cases)
+        return folder, done.stdout + done.stderr
+
+    return job
+
+
+@pytest.fixture(scope="module")
+def seen():
+    """Differences from plain PyTorch; `make parity` has them written into the docs."""
+    results = {}
+    yield results
+    if "RUNNERKIT_WRITE_PARITY_TABLE" in os.environ:
+        parity_table.write(results, list(LAUNCHERS))
+
+
+@functools.cache
+def by_hand(dtype, scaled):
+    """Plain PyTorch on the same batches: (weights, loss and accuracy on the validation set)."""
+    model = mlp()
+    autocast = functools.partial(torch.autocast, "cpu", dtype=dtype, enabled=dtype is not None)
+    train_by_hand(
+        model,
+        sgd(model, lr=0.05),
+        loader(NUM_SAMPLES, GLOBAL_BATCH),
+        num_epochs=NUM_EPOCHS,
+        autocast=autocast,
+        scaler=torch.amp.GradScaler("cpu") if scaled else None,
+    )
+    features, targets = classification(NUM_VALID, seed=1).tensors
+    with torch.no_grad(), autocast():
+        logits = model.eval()(features)
+    loss = nn.functional.cross_entropy(logits.float(), targets).item()
+    return weights(model), loss, (logits.argmax(1) == targets).double().mean().item()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "launcher"), LAW, ids=lambda each: each.replace(" ", "-"))
+def test_every_engine_precision_and_launcher_gives_what_plain_pytorch_gives(jobs, seen, case, launcher):
+    """Same data, same seed: weights to the stated tolerance, exact metrics, the same log files."""
+    folder, output = jobs(launcher)
+    logdir = folder / case.replace(" ", "_")
+    assert (logdir / "result.pth").exists(), output[-3000:]
+    result = torch.load(logdir / "result.pth", weights_only=True)
+    expected_weights, expected_loss, expected_accuracy = by_hand(CASES[case].dtype, CASES[case].scaled)
+
+    model = mlp()
+    model.load_state_dict(result["weights"])
+    tolerance, _ = CASES[case].tolerance
+    torch.testing.assert_close(weights(model), expected_weights, rtol=0, atol=tolerance)
+    # Batches of another size round otherwise in 16 bits; the loss is a mean over them.
+    loose = {None: 1e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}[CASES[case].dtype]
+    assert result["metrics"]["valid"]["loss"] == pytest.approx(expected_loss, abs=loose + tolerance)
+    if CASES[case].dtype is None:
+        assert result["metrics"]["valid"]["accuracy"] == expected_accuracy
+    assert _files(logdir) == FILES
+    assert (logdir / "csv" / "valid.csv").read_text().count("\n") == 1 + NUM_EPOCHS
+    seen[case, launcher] = (weights(model) - expected_weights).abs().max().item()
+
+
+def test_the_table_in_the_docs_is_of_these_tests():
+    """What it marks as tested is, and nothing else."""
+    assert parity_table.read() == set(LAW)
+
+
+FILES = {
+    "hparams.yml",
+    "environment.json",
+    "result.pth",
+    *("csv/train.csv", "csv/valid.csv", "tensorboard/train/events", "tensorboard/valid/events"),
+    *(f"checkpoints/{name}" for name in ("index.json", "last.pth", "model.0001.pth", "model.0002.pth")),
+}
+
+
+def _files(logdir):
+    paths = [path.relative_to(logdir) for path in logdir.rglob("*") if path.is_file()]
+    return {str(path.with_name("events")) if path.name.startswith("events") else str(path) for path in paths}
