@@ -49,6 +49,7 @@ class BackwardCallback(IBackwardCallback):
         make_clip(grad_clip_fn, grad_clip_params)  # refuse bad arguments here, not after the first batch
         self._reads_gradients = grad_clip_fn is not None or log_gradient
         self._optimizer: Any = None
+        self._is_for_one = False
 
     def on_stage_start(self, runner: IRunner) -> None:
         steppers = [innermost(each) for each in runner.callbacks.values()]
@@ -58,6 +59,7 @@ class BackwardCallback(IBackwardCallback):
                 "BackwardCallback would clip gradients that still accumulate; pass grad_clip_fn to OptimizerCallback"
             )
         self._optimizer = as_dict(runner.optimizer).get((mine[0].optimizer_key if mine else None) or "")
+        self._is_for_one = len(mine) == 1  # else gradients are those of several optimizers, or of whoever steps by hand
         if self._reads_gradients and self._optimizer is None:
             raise KeyError(f"whose gradients? no OptimizerCallback steps on {self.metric_key!r}; add one")
 
@@ -70,7 +72,7 @@ class BackwardCallback(IBackwardCallback):
         loss: Any = runner.batch_metrics.get(self.metric_key)
         if not self._is_checked:
             self._check(loss, runner)
-        runner.engine.backward(loss, self._optimizer)
+        runner.engine.backward(loss, self._optimizer if self._is_for_one else None)
         if self._reads_gradients:
             runner.engine.clip_gradients(self._optimizer, lambda parameters: self._clip(parameters, runner))
 

@@ -5,6 +5,8 @@ if __name__ != "runnerkit.engines":
 
 from runnerkit.engine import IEngine
 from runnerkit.engines.amp import AMPEngine, DataParallelAMPEngine, DistributedDataParallelAMPEngine
+from runnerkit.engines.apex import APEXEngine, DataParallelAPEXEngine, DistributedDataParallelAPEXEngine
+from runnerkit.engines.apex_precision import Apex
 from runnerkit.engines.choose import choose_engine, get_available_engine
 from runnerkit.engines.data_parallel import DataParallelEngine
 from runnerkit.engines.ddp import DistributedDataParallelEngine
@@ -13,11 +15,15 @@ from runnerkit.engines.failure import RankTraceback, WorkerError
 
 __all__ = [
     "AMPEngine",
+    "APEXEngine",
+    "Apex",
     "CPUEngine",
     "DataParallelAMPEngine",
+    "DataParallelAPEXEngine",
     "DataParallelEngine",
     "DeviceEngine",
     "DistributedDataParallelAMPEngine",
+    "DistributedDataParallelAPEXEngine",
     "DistributedDataParallelEngine",
     "GPUEngine",
     "IEngine",

@@ -3,6 +3,7 @@
 import torch
 
 from runnerkit.engine import IEngine
+from runnerkit.engines.apex import APEXEngine, DataParallelAPEXEngine, DistributedDataParallelAPEXEngine
 from runnerkit.engines.data_parallel import DataParallelEngine
 from runnerkit.engines.ddp import DistributedDataParallelEngine
 from runnerkit.engines.device import CPUEngine, GPUEngine
@@ -18,11 +19,10 @@ def get_available_engine(
         cpu: use no GPU.
         fp16: mixed precision in float16 with a gradient scaler, on any device.
         amp: mixed precision in the type that suits the device: fp16 on CUDA, bf16 on CPU.
-        apex: NVIDIA Apex.
+        apex: mixed precision by NVIDIA Apex, at its opt_level O1; needs a GPU.
         ddp: one process a GPU, or 2 processes without GPUs.
     Raises:
         ValueError: flags that contradict each other.
-        NotImplementedError: apex.
 
     >>> get_available_engine(cpu=True, amp=True)
     CPUEngine(device='cpu', rank=0, world_size=1)
@@ -30,7 +30,11 @@ def get_available_engine(
     if sum((fp16, amp, apex)) > 1:
         raise ValueError(f"fp16={fp16}, amp={amp}, apex={apex}: choose one precision")
     if apex:
-        raise NotImplementedError("apex=True: there is no Apex engine yet; amp=True is torch's own mixed precision")
+        if cpu:
+            raise ValueError("cpu=True, apex=True: Apex needs a GPU; amp=True is torch's own mixed precision, anywhere")
+        if ddp:
+            return DistributedDataParallelAPEXEngine()
+        return DataParallelAPEXEngine() if torch.cuda.device_count() > 1 else APEXEngine()
     precision: Precision | None = AMP(torch.float16) if fp16 else AMP() if amp else None
     if ddp:
         return DistributedDataParallelEngine(device="cpu" if cpu else None, precision=precision)

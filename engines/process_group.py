@@ -82,6 +82,7 @@ class ProcessGroupEngine(IEngine, ABC):
         self._owns_group = False
 
     def launch(self, fn: Callable[[], T]) -> T:
+        self.precision.check()
         if ProcessEnvironment.read() is not None:
             try:
                 return fn()

@@ -29,6 +29,7 @@ class SingleProcessEngine(IEngine):
         self._wanted_device = device
 
     def launch(self, fn: Callable[[], T]) -> T:
+        self.precision.check()
         environment = ProcessEnvironment.read()
         if environment is not None and environment.world_size > 1:
             logger.warning(

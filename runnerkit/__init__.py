@@ -4,11 +4,14 @@ from runnerkit.callback import Callback, CallbackNode, CallbackOrder
 from runnerkit.engine import IEngine
 from runnerkit.engines import (
     AMPEngine,
+    APEXEngine,
     CPUEngine,
     DataParallelAMPEngine,
+    DataParallelAPEXEngine,
     DataParallelEngine,
     DeviceEngine,
     DistributedDataParallelAMPEngine,
+    DistributedDataParallelAPEXEngine,
     DistributedDataParallelEngine,
     GPUEngine,
 )
@@ -22,14 +25,17 @@ from runnerkit.version import __version__
 
 __all__ = [
     "AMPEngine",
+    "APEXEngine",
     "CPUEngine",
     "Callback",
     "CallbackNode",
     "CallbackOrder",
     "DataParallelAMPEngine",
+    "DataParallelAPEXEngine",
     "DataParallelEngine",
     "DeviceEngine",
     "DistributedDataParallelAMPEngine",
+    "DistributedDataParallelAPEXEngine",
     "DistributedDataParallelEngine",
     "GPUEngine",
     "IEngine",

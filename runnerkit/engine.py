@@ -146,6 +146,7 @@ class IEngine(ABC):
     ) -> tuple[dict[str, nn.Module], dict[str, Optimizer]]:
         """Undo :meth:`prepare` when a stage went well: the user's objects, trained; every rank must call."""
         self._compiled.clear()
+        self.precision.release()
         return {key: self.unwrap(model) for key, model in models.items()}, optimizers
 
     @abstractmethod
@@ -197,6 +198,7 @@ class IEngine(ABC):
 
     def synchronize(self, optimizer: Optimizer) -> None:
         """Wait until `optimizer`'s gradients are those of all processes, before they are read; every rank must call."""
+        self.precision.collect(optimizer)
 
     def clip_gradients(self, optimizer: Optimizer, clip: Callable[[list[Tensor]], Any]) -> None:
         """Call `clip` with `optimizer`'s parameters, whose gradients are true (unscaled) ones then."""
@@ -227,6 +229,7 @@ class IEngine(ABC):
     def load_model_state_dict(self, model: nn.Module, state: StateDict) -> None:
         """Put weights into the user's module; every rank must call."""
         self.unwrap(model).load_state_dict(state)
+        self.precision.refresh()
 
     def optimizer_state_dict(self, optimizer: Optimizer) -> StateDict:
         """Take an optimizer's state; every rank must call."""

@@ -17,6 +17,9 @@ from runnerkit.types import StateDict
 class Precision(ABC):
     """The contract: set up in the process that trains, then used once a step."""
 
+    def check(self) -> None:
+        """Refuse a machine that lacks what this precision needs; called before processes are started."""
+
     @abstractmethod
     def setup(self, device: torch.device) -> None:
         """Make what belongs to this process (a gradient scaler); called once the device is known."""
@@ -31,6 +34,9 @@ class Precision(ABC):
         """Change models and optimizers for this precision, before an engine wraps them."""
         return models, optimizers
 
+    def release(self) -> None:
+        """Undo :meth:`prepare`: the user's objects, trained, in the type that they came in."""
+
     @abstractmethod
     def backward(self, loss: Tensor, optimizer: Optimizer | None = None) -> None:
         """Accumulate the gradients of `loss`, a () tensor; under fp16 they are scaled."""
@@ -38,6 +44,9 @@ class Precision(ABC):
     def accumulate(self) -> AbstractContextManager[Any]:
         """Context of a backward pass that no step follows yet."""
         return nullcontext()
+
+    def collect(self, optimizer: Optimizer) -> None:
+        """Bring gradients of :meth:`accumulate` to where `optimizer` reads them, if they wait elsewhere."""
 
     def parameters(self, optimizer: Optimizer) -> list[Tensor]:
         """List what `optimizer` updates, whose gradients clipping changes."""
@@ -58,6 +67,9 @@ class Precision(ABC):
     def skips_steps(self) -> bool:
         """Whether a non-finite gradient is part of normal work here."""
         return False
+
+    def refresh(self) -> None:
+        """Be told that weights were loaded into the models."""
 
     def state_dict(self) -> StateDict:
         """State to resume from."""

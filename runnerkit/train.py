@@ -113,7 +113,7 @@ class Runner(IRunner):
             load_best_on_end: end with the best weights.
             cpu: use no GPU.
             fp16, amp: mixed precision; `amp` in the type that suits the device, `fp16` in float16.
-            apex: NVIDIA Apex.
+            apex: mixed precision by NVIDIA Apex.
             ddp: one process a GPU, or 2 processes without GPUs; under torchrun the processes there are.
         Raises:
             ValueError, TypeError, KeyError, OSError: bad input, named, before training.

@@ -73,7 +73,7 @@ BAD = {
         "engine=CPUEngine and cpu=True, ddp=True contradict",
     ),
     "two precisions": ({"amp": True, "fp16": True}, ValueError, "choose one precision"),
-    "apex": ({"apex": True}, NotImplementedError, "amp=True is torch's own"),
+    "apex on the CPU": ({"apex": True}, ValueError, "cpu=True, apex=True: Apex needs a GPU"),
     "no epochs": ({"num_epochs": 0}, ValueError, "num_epochs must be >= 1, got 0"),
     "resume of nothing": ({"resume": "no/such/file.pth"}, FileNotFoundError, "no/such/file.pth"),
     "resume of an empty logdir": ({"resume": "."}, FileNotFoundError, "nothing to resume from"),

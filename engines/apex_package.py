@@ -1,0 +1,54 @@
+"""NVIDIA's Apex as it is installed here: found, or refused with what is wrong and what to use instead."""
+
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+
+
+def require_apex(*, engine: str) -> None:
+    """Refuse a machine without ``apex.amp``, by looking at files only: the impostor's import fails on its own needs.
+
+    Args:
+        engine: name of the one that asks, for the message.
+    Raises:
+        ImportError: Apex is missing, is another project of that name, or is newer than 25.05.
+
+    >>> require_apex(engine="APEXEngine")  # doctest: +SKIP
+    Traceback (most recent call last):
+    ImportError: APEXEngine needs NVIDIA Apex, and no package `apex` is installed...
+    """
+    build = "NVIDIA builds it from source, with CUDA; release 25.05 or earlier, as later ones have no apex.amp"
+    folders = _folders()
+    if not folders:
+        raise ImportError(f"{engine} needs NVIDIA Apex, and no package `apex` is installed. {build}. {native(engine)}.")
+    if any((folder / "amp").is_dir() for folder in folders):
+        return
+    if any((folder / part).is_dir() for folder in folders for part in ("optimizers", "normalization")):
+        raise ImportError(
+            f"{engine} needs apex.amp, which NVIDIA removed from Apex after release 25.05; the one in {folders[0]} is "
+            f"newer. {native(engine)}. Apex's fused optimizers are plain optimizers and work with it."
+        )
+    raise ImportError(
+        f"{engine} needs NVIDIA Apex, but the package `apex` in {folders[0]} is another one: that of PyPI is an "
+        f"unrelated web toolkit. Remove it with `pip uninstall apex`. {build}. {native(engine)}."
+    )
+
+
+def native(engine: str) -> str:
+    """Recommend the engine of the same parallelism that needs no Apex.
+
+    >>> native("DistributedDataParallelAPEXEngine")
+    "DistributedDataParallelAMPEngine (amp=True), torch's own mixed precision, needs nothing installed"
+    """
+    return f"{engine.replace('APEX', 'AMP')} (amp=True), torch's own mixed precision, needs nothing installed"
+
+
+def import_part(name: str) -> ModuleType:
+    """Import ``apex.amp`` or ``apex.parallel``, once :func:`require_apex` has passed."""
+    return import_module(f"apex.{name}")
+
+
+def _folders() -> list[Path]:
+    spec = find_spec("apex")
+    return [Path(each) for each in spec.submodule_search_locations or ()] if spec is not None else []

@@ -1,0 +1,1 @@
+"""Here only so that the folder looks like Apex's."""
