@@ -4,10 +4,10 @@ import os
 import re
 import zlib
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 STORE_VARIABLE = "RUNNERKIT_STORE"  # path of the file through which processes of one machine find each other
-_MPI_HINT = "mpirun -x MASTER_ADDR=HOST_OF_RANK_0 -x MASTER_PORT=29500 ..."
+_LARGEST_PORT = 65535
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,7 @@ class ProcessEnvironment:
             that set the variables of ``torch.distributed``.
         store: file for the rendezvous, of processes on one machine.
         address, port: where rank zero (or torchrun's agent) listens; None with a store, or if the launcher names none.
+        is_store_shared: whether torchrun's agent already listens there, with a store that outlives its workers.
     """
 
     launcher: str
@@ -28,13 +29,14 @@ class ProcessEnvironment:
     store: str | None = None
     address: str | None = None
     port: int | None = None
+    is_store_shared: bool = False
 
     @classmethod
     def read(cls) -> Self | None:
         """Read the variables of the launchers; None if nobody launched this process as one of a job.
 
         Raises:
-            ValueError: a variable is missing or wrong, named with its value.
+            ValueError: a variable is missing or wrong, named with its value and what was expected.
         """
         # The inner launcher first: torchrun or mpirun may itself have been started by Slurm.
         if "RANK" in os.environ or "WORLD_SIZE" in os.environ:
@@ -43,39 +45,58 @@ class ProcessEnvironment:
             return cls._of("horovodrun", "HOROVOD_RANK", "HOROVOD_LOCAL_RANK", "HOROVOD_SIZE")
         if "OMPI_COMM_WORLD_RANK" in os.environ:
             return cls._of_mpirun()
-        # A batch script has SLURM_PROCID too; a step id tells what srun started. Of one task it is a plain process.
-        if "SLURM_STEP_ID" in os.environ and os.environ.get("SLURM_NTASKS", "1") != "1":
+        # A batch script, or the shell of salloc, has SLURM_PROCID too: only a step of several tasks is a job of ours.
+        if "SLURM_STEP_ID" in os.environ and os.environ.get(_num_slurm_tasks(), "1") != "1":
             return cls._of_srun()
         return None
 
     @classmethod
     def _of(cls, launcher: str, rank: str, local_rank: str, world_size: str, address: str | None = None,
-            port: int | None = None, store: str | None = None) -> Self:  # fmt: skip
-        number, count = _integer(rank), _integer(world_size)
+            port: int | None = None, **more: Any) -> Self:  # fmt: skip
+        """Read the named variables; `more` is handed to the constructor."""
+        number, count, local_number = _integer(rank), _integer(world_size), _integer(local_rank)
+        address = os.environ.get("MASTER_ADDR", address)
+        if address is not None and not address.strip():
+            raise ValueError(f"MASTER_ADDR is {address!r}; expected the host name or IP address of rank 0's machine")
         port = _integer("MASTER_PORT") if "MASTER_PORT" in os.environ else port
-        place = cls(launcher, number, _integer(local_rank), count, store, os.environ.get("MASTER_ADDR", address), port)
-        if not 0 <= place.rank < place.world_size:
-            raise ValueError(
-                f"{rank}={place.rank} must be in [0, {world_size}={place.world_size}); both come from {launcher}"
-            )
-        return place
+        if port is not None and not 0 < port <= _LARGEST_PORT:
+            raise ValueError(f"MASTER_PORT is {port}; expected a free port of rank 0's machine, 1 to {_LARGEST_PORT}")
+        for name, value in {rank: number, local_rank: local_number}.items():
+            if not 0 <= value < count:
+                raise ValueError(
+                    f"{name}={value} must be in [0, {world_size}), and {world_size}={count}; {launcher} sets both"
+                )
+        return cls(launcher, number, local_number, count, address=address, port=port, **more)
 
     @classmethod
     def _of_torch(cls) -> Self:
-        store = os.environ.get(STORE_VARIABLE)
-        launcher = "torchrun" if "TORCHELASTIC_RUN_ID" in os.environ else "runnerkit" if store else "the launcher"
-        place = cls._of(launcher, "RANK", "LOCAL_RANK", "WORLD_SIZE", store=store)
+        # A file's path left over from a job of our own around this one is not torchrun's.
+        store = None if "TORCHELASTIC_RUN_ID" in os.environ else os.environ.get(STORE_VARIABLE)
+        launcher = "the launcher" if store is None else "runnerkit"
+        is_store_shared = False
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            launcher = "torchrun"
+            is_store_shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "True") == "True"
+        place = cls._of(
+            launcher, "RANK", "LOCAL_RANK", "WORLD_SIZE", store=store or None, is_store_shared=is_store_shared
+        )
         for name in ("MASTER_ADDR", "MASTER_PORT"):
-            if store is None and name not in os.environ:
-                raise ValueError(f"RANK is set but {name} is not; start with torchrun, or unset RANK and WORLD_SIZE")
+            if not store and name not in os.environ:
+                raise ValueError(
+                    f"RANK is {os.environ['RANK']!r} but {name} is not set; expected where rank 0 listens: start with "
+                    "torchrun, which sets it, or unset RANK and WORLD_SIZE for a process of its own"
+                )
         return place
 
     @classmethod
     def _of_mpirun(cls) -> Self:
-        is_one_machine = _integer("OMPI_COMM_WORLD_LOCAL_SIZE") == _integer("OMPI_COMM_WORLD_SIZE")
-        if not is_one_machine and not {"MASTER_ADDR", "MASTER_PORT"} <= set(os.environ):
+        num_here, count = _integer("OMPI_COMM_WORLD_LOCAL_SIZE"), _integer("OMPI_COMM_WORLD_SIZE")
+        missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+        if num_here != count and missing:
             raise ValueError(
-                f"mpirun started processes on several machines, which must be told where to meet: {_MPI_HINT}"
+                f"{missing[0]} is not set, and mpirun started {num_here} of {count} processes on this machine "
+                f"(OMPI_COMM_WORLD_LOCAL_SIZE={num_here}, OMPI_COMM_WORLD_SIZE={count}); those of several machines "
+                "must be told where to meet: mpirun -x MASTER_ADDR=HOST_OF_RANK_0 -x MASTER_PORT=29500 ..."
             )
         return cls._of(
             "mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE",
@@ -84,13 +105,48 @@ class ProcessEnvironment:
 
     @classmethod
     def _of_srun(cls) -> Self:
-        hosts = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST")
-        if not hosts:
-            raise ValueError("SLURM_STEP_ID is set but SLURM_STEP_NODELIST is not; start the script with srun")
-        job = f"{os.environ.get('SLURM_JOB_ID')}.{os.environ['SLURM_STEP_ID']}"
-        return cls._of(
-            "srun", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", address=first_host(hosts), port=_port_of(job)
-        )
+        name = "SLURM_STEP_NODELIST" if "SLURM_STEP_NODELIST" in os.environ else "SLURM_JOB_NODELIST"
+        if name not in os.environ:
+            raise ValueError(
+                f"SLURM_STEP_ID is {os.environ['SLURM_STEP_ID']!r} but SLURM_STEP_NODELIST is not set; expected the "
+                "step's hosts, such as 'node[1-4]': start the script with srun"
+            )
+        # A job that was put back into the queue keeps its number; its port should not be that of its former life.
+        job = ".".join(os.environ.get(f"SLURM_{name}", "0") for name in ("JOB_ID", "STEP_ID", "RESTART_COUNT"))
+        try:
+            host = first_host(os.environ[name])
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+        return cls._of("srun", "SLURM_PROCID", "SLURM_LOCALID", _num_slurm_tasks(), address=host, port=_port_of(job))
+
+
+def describe_launcher() -> dict[str, Any]:
+    """Tell who launched this process and its place in the job, or what is wrong with its environment.
+
+    >>> describe_launcher()
+    {'name': 'plain python'}
+    """
+    try:
+        place = ProcessEnvironment.read()
+    except ValueError as error:
+        return {"error": str(error)}
+    if place is None:
+        return {"name": "plain python"}
+    facts = {
+        "name": place.launcher,
+        "rank": place.rank,
+        "local_rank": place.local_rank,
+        "world_size": place.world_size,
+        "address": place.address,
+        "port": place.port,
+        "store": place.store,
+    }
+    return {key: value for key, value in facts.items() if value is not None}
+
+
+def _num_slurm_tasks() -> str:
+    """Name the variable that holds the number of the step's tasks; SLURM_NTASKS may be the whole allocation's."""
+    return "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in os.environ else "SLURM_NTASKS"
 
 
 def first_host(nodelist: str) -> str:
@@ -102,10 +158,10 @@ def first_host(nodelist: str) -> str:
     >>> first_host("rack1-node[07-12,15],gpu3"), first_host("login"), first_host("r[1-2]n[3,5]")
     ('rack1-node07', 'login', 'r1n3')
     """
-    first = re.match(r"(?:[^,\[\]]|\[[^\]]*\])+", nodelist.strip())
-    if first is None or first.group().count("[") != first.group().count("]"):
-        raise ValueError(f"{nodelist!r} is no Slurm node list, such as 'node[1-4],gpu7'")
-    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first.group())
+    first = re.fullmatch(r"((?:[^,\[\]]|\[[^,\[\]][^\[\]]*\])+)(?:,.*)?", nodelist.strip())
+    if first is None:
+        raise ValueError(f"{nodelist!r} is no Slurm node list; expected one such as 'node[1-4],gpu7'")
+    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first.group(1))
 
 
 def _port_of(job: str) -> int:
@@ -118,9 +174,10 @@ def _port_of(job: str) -> int:
 
 def _integer(name: str) -> int:
     value = os.environ.get(name)
-    if value is None or not value.lstrip("-").isdigit():
+    if value is None or re.fullmatch(r"-?\d+", value, flags=re.ASCII) is None:
+        found = "not set" if value is None else repr(value)
         raise ValueError(
-            f"the environment variable {name} is {value!r}; a launcher such as torchrun sets it to an integer"
+            f"the environment variable {name} is {found}; expected an integer, which a launcher such as torchrun sets"
         )
     return int(value)
 

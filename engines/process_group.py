@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from runnerkit.engine import EngineOptions, IEngine
+from runnerkit.engines.network import tell_gloo_the_interface
 from runnerkit.engines.process_environment import ProcessEnvironment
 from runnerkit.engines.rendezvous import open_store
 from runnerkit.engines.spawn import spawn
@@ -121,9 +122,15 @@ class ProcessGroupEngine(IEngine, ABC):
         self.open_device(self._choose_device(environment))
         if not dist.is_initialized():
             timeout = timedelta(seconds=self.timeout_s)
+            backend = self.backend or ("nccl" if self.device.type == "cuda" else "gloo")
+            store = open_store(environment, timeout=timeout)
+            if "gloo" in backend and environment.address is not None:
+                tell_gloo_the_interface(
+                    store, rank=environment.rank, world_size=environment.world_size, host=environment.address
+                )
             dist.init_process_group(
-                self.backend or ("nccl" if self.device.type == "cuda" else "gloo"),
-                store=open_store(environment, timeout=timeout),
+                backend,
+                store=store,
                 rank=environment.rank,
                 world_size=environment.world_size,
                 timeout=timeout,

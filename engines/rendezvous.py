@@ -1,24 +1,27 @@
 """Where the processes of a job find each other: a store that each of them has opened."""
 
+import os
 import socket
 import time
 from datetime import timedelta
 from functools import cache
+from itertools import count
 
 from torch.distributed import (  # type: ignore[attr-defined]  # public, though not in torch's __all__
-    DistNetworkError,
-    DistStoreError,
+    DistError,
     FileStore,
     PrefixStore,
     Store,
     TCPStore,
 )
 
+from runnerkit.engines.network import is_loopback, route_to
 from runnerkit.engines.process_environment import ProcessEnvironment
 
 _LEADER = "runnerkit/leader"
+_ALL_JOINED = "all joined"
 _CONNECT = timedelta(seconds=5)
-_POLL_S = 0.1
+_POLL_S = 0.05
 
 
 def open_store(environment: ProcessEnvironment, *, timeout: timedelta) -> Store:
@@ -26,32 +29,54 @@ def open_store(environment: ProcessEnvironment, *, timeout: timedelta) -> Store:
 
     Raises:
         ValueError: the launcher does not say where processes meet.
-        TimeoutError: rank zero was not there in time.
+        ConnectionError, TimeoutError: rank zero was not there in time.
     """
     if environment.store is not None:
         return FileStore(environment.store, environment.world_size)
-    store = _job_store(environment, timeout)
-    # A script may train several times: what an earlier group left in the store must not be read by a later one.
-    number = store.add(f"groups of rank {environment.rank}", 1)
-    return PrefixStore(f"group {number}", store)
+    return _meeting(environment).open(timeout)
 
 
-@cache  # a process keeps the store of its job: rank zero's is the server
+class _Meeting:
+    """The store of a job, opened when first needed; rank zero's is the server, so it is kept until the process ends."""
+
+    def __init__(self, environment: ProcessEnvironment) -> None:
+        self._environment = environment
+        self._store: TCPStore | None = None
+        self._group_numbers = count(1)
+
+    def open(self, timeout: timedelta) -> Store:
+        if self._store is None:
+            self._store = _job_store(self._environment, timeout)
+        self._store.set_timeout(timeout)
+        # A script may train several times: what an earlier group left in the store must not be read by a later one.
+        return PrefixStore(f"group {next(self._group_numbers)}", self._store)
+
+
+@cache
+def _meeting(environment: ProcessEnvironment) -> _Meeting:
+    return _Meeting(environment)
+
+
 def _job_store(environment: ProcessEnvironment, timeout: timedelta) -> TCPStore:
-    if environment.address is None or environment.port is None:
+    address, port = environment.address, environment.port
+    if address is None or port is None:
         raise ValueError(
             f"{environment.launcher} started this process and does not say where processes meet: start with torchrun, "
             "use HorovodEngine, or set MASTER_ADDR and MASTER_PORT to a host and a free port of rank zero"
         )
-    if environment.launcher == "torchrun":
-        return _store_of_attempt(environment, environment.address, environment.port, timeout)
+    where = f"rank {environment.rank} cannot meet the others at {address}:{port} ({environment.launcher})"
     try:
-        return TCPStore(environment.address, environment.port, environment.world_size, environment.rank == 0, timeout)
-    except (DistNetworkError, DistStoreError) as error:
+        socket.getaddrinfo(address, port)
+    except OSError as error:
         raise ConnectionError(
-            f"rank {environment.rank} cannot meet the others at {environment.address}:{environment.port} "
-            f"({environment.launcher}): {error}; MASTER_ADDR and MASTER_PORT say another place"
+            f"{where}: {error.strerror}; set MASTER_ADDR to an address of rank 0's machine"
         ) from error
+    try:
+        if environment.is_store_shared:
+            return _store_of_attempt(environment, address, port, timeout)
+        return TCPStore(address, port, environment.world_size, environment.rank == 0, timeout)
+    except DistError as error:
+        raise ConnectionError(f"{where}: {error}; MASTER_ADDR and MASTER_PORT say another place") from error
 
 
 def _store_of_attempt(environment: ProcessEnvironment, address: str, port: int, timeout: timedelta) -> TCPStore:
@@ -62,46 +87,58 @@ def _store_of_attempt(environment: ProcessEnvironment, address: str, port: int, 
     agents = TCPStore(address, port, is_master=False, timeout=timeout)
     deadline = time.monotonic() + timeout.total_seconds()
     if environment.rank == 0:
-        host = _own_address(address, port)
-        store = TCPStore(host, 0, is_master=True, timeout=timeout, wait_for_workers=False)
-        agents.set(_LEADER, f"{host} {store.port}")
-    else:
-        store = _follow(agents, deadline, environment)
-    store.add("joined", 1)
-    if environment.rank == 0:
-        while store.add("joined", 0) < environment.world_size:
-            _wait(deadline, f"rank 0 waits for {environment.world_size - store.add('joined', 0)} other processes")
-        agents.delete_key(_LEADER)  # those of a later attempt must not follow this one
-        store.set("all joined", "1")
-    store.wait(["all joined"], timeout)
+        return _lead(agents, environment, address, port, deadline)
+    return _follow(agents, environment, deadline)
+
+
+def _lead(agents: TCPStore, environment: ProcessEnvironment, address: str, port: int, deadline: float) -> TCPStore:
+    own = route_to(address, port)
+    # This machine's name may lead to its loopback; the others know it by that name.
+    host = address if is_loopback(own) else own
+    store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+    leader = f"{host} {store.port} {os.getpid()}"
+    agents.set(_LEADER, leader)
+    missing = set(range(1, environment.world_size))
+    while missing := {rank for rank in missing if not store.check([_joined(rank)])}:
+        if agents.get(_LEADER).decode() != leader:
+            raise ConnectionError("another attempt of this job has begun; torchrun ends or restarts this one")
+        _wait(deadline, f"rank 0 waits for {len(missing)} others, such as rank {min(missing)}")
+    store.set(_ALL_JOINED, "")
+    agents.set(_LEADER, "")  # those of a later attempt must not follow this one
     return store
 
 
-def _follow(agents: TCPStore, deadline: float, environment: ProcessEnvironment) -> TCPStore:
+def _follow(agents: TCPStore, environment: ProcessEnvironment, deadline: float) -> TCPStore:
+    what = f"rank {environment.rank} waits for rank 0 at {environment.address}:{environment.port}"
     while True:
-        _wait(deadline, f"rank {environment.rank} waits for rank 0 at {environment.address}:{environment.port}")
-        if not agents.check([_LEADER]):
-            continue
-        host, port = agents.get(_LEADER).decode().split()
-        try:
-            store = TCPStore(host, int(port), is_master=False, timeout=_CONNECT, wait_for_workers=False)
-        except (DistNetworkError, DistStoreError):
-            continue  # the leader of an attempt that has failed; this one's will take its place
-        store.set_timeout(timedelta(seconds=max(1.0, deadline - time.monotonic())))
-        return store
+        leader = agents.get(_LEADER).decode() if agents.check([_LEADER]) else ""
+        if leader:
+            try:
+                store = _join(leader, agents, environment.rank, deadline, what)
+            except DistError:
+                store = None  # the leader of an attempt that has failed; this one's will take its place
+            if store is not None:
+                return store
+        _wait(deadline, what)
+
+
+def _join(leader: str, agents: TCPStore, rank: int, deadline: float, what: str) -> TCPStore | None:
+    """Return the leader's store once all have joined it; None if another leader came instead."""
+    host, port, _ = leader.split()
+    store = TCPStore(host, int(port), is_master=False, timeout=_CONNECT, wait_for_workers=False)
+    store.set(_joined(rank), "")  # by name: a process that died and came again counts once
+    while not store.check([_ALL_JOINED]):
+        if agents.get(_LEADER).decode() != leader and not store.check([_ALL_JOINED]):
+            return None
+        _wait(deadline, what)
+    return store
+
+
+def _joined(rank: int) -> str:
+    return f"joined/{rank}"
 
 
 def _wait(deadline: float, what: str) -> None:
     if time.monotonic() > deadline:
         raise TimeoutError(f"{what}, and the time is up; timeout_s= of the engine says how long")
     time.sleep(_POLL_S)
-
-
-def _own_address(address: str, port: int) -> str:
-    """Name this host as others can reach it: by the interface that leads to `address`."""
-    family, kind, protocol, _, target = socket.getaddrinfo(address, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(target)  # of a datagram socket: nothing is sent
-        own: str = probe.getsockname()[0]
-    # A name of this very host may lead to its loopback; the others know it by that name.
-    return address if own.startswith("127.") or own == "::1" else own

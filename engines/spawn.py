@@ -45,8 +45,8 @@ def spawn(fn: Callable[[], T], *, num_processes: int, variables: dict[str, str])
         (folder / "payload").write_bytes(payload)
         (folder / "argv").write_text(json.dumps(sys.argv))
         del payload
-        if "MASTER_ADDR" not in variables:
-            variables = {**variables, STORE_VARIABLE: str(folder / "store")}
+        # Set in any case: it also says who started the process.
+        variables = {**variables, STORE_VARIABLE: "" if "MASTER_ADDR" in variables else str(folder / "store")}
         processes: Processes = []
         try:
             for rank in range(num_processes):

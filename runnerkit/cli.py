@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Sequence
 
+from runnerkit.engines.process_environment import describe_launcher
 from runnerkit.environment import describe_environment
 from runnerkit.history import read_metrics
 from runnerkit.plot import plot_metrics
@@ -16,7 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="runnerkit", description=__doc__)
     parser.add_argument("--version", action="version", version=f"runnerkit {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands.add_parser("env", help="print versions and hardware, ready for a bug report")
+    commands.add_parser("env", help="print versions, hardware and launcher, ready for a bug report")
     metrics = commands.add_parser("metrics", help="print the metrics of a run, one row an epoch and loader")
     metrics.add_argument("logdir")
     plot = commands.add_parser("plot", help="draw the curves of a run, or of a folder of runs")
@@ -32,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _env(_: argparse.Namespace) -> str:
-    return json.dumps(describe_environment(), indent=2)
+    return json.dumps({**describe_environment(), "launcher": describe_launcher()}, indent=2)
 
 
 def _metrics(options: argparse.Namespace) -> str:

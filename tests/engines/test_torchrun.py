@@ -106,7 +106,7 @@ def test_two_nodes_give_the_weights_of_one(tmp_path):
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        ({"RANK": "0"}, "WORLD_SIZE is None"),
+        ({"RANK": "0"}, "WORLD_SIZE is not set"),
         ({"RANK": "x", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "RANK is 'x'"),
         ({"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "RANK=2 must be in"),
         ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "MASTER_ADDR is not"),

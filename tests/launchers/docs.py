@@ -1,0 +1,25 @@
+"""The launch commands as docs/launchers.md has them, so that what is documented is what is tested."""
+
+import re
+from pathlib import Path
+
+PAGE = Path(__file__).parents[2] / "docs" / "launchers.md"
+
+
+def commands(heading):
+    """Return the shell blocks below a heading of the page."""
+    return _blocks()[heading]
+
+
+def headings():
+    """Return the headings with shell blocks below them."""
+    return list(_blocks())
+
+
+def _blocks():
+    sections = re.split(r"^## (.+)$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+    found = {
+        heading: re.findall(r"^```bash\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+        for heading, text in zip(sections[::2], sections[1::2], strict=True)
+    }
+    return {heading: blocks for heading, blocks in found.items() if blocks}

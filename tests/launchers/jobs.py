@@ -1,0 +1,135 @@
+"""Start a launcher's command as a user would, follow what it prints, leave nothing of it behind."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pandas as pd
+import psutil
+import torch
+
+from tests.tiny import mlp, weights
+
+ROOT = Path(__file__).parents[2]
+MARK = "RUNNERKIT_TEST_JOB"  # whatever inherits it belongs to the test, whichever session it is in
+
+
+class Jobs:
+    """A folder with the user's script, train.py, and the commands that a test runs in it."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.logdir = folder / "logdir"
+        self.mark = uuid.uuid4().hex
+        shutil.copy(ROOT / "tests" / "launchers" / "script.py", folder / "train.py")
+        self._install(folder / "bin")
+        self.environment = {
+            **os.environ,
+            MARK: self.mark,
+            "PATH": os.pathsep.join([str(folder / "bin"), os.path.dirname(sys.executable), os.environ["PATH"]]),
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+        }
+        self._started = []
+
+    @staticmethod
+    def _install(folder):
+        """Put the commands of this Python's environment where a shell finds them first."""
+        folder.mkdir()
+        programs = {"python": f'#!/bin/sh\nexec {sys.executable} "$@"\n'}
+        for name, module in {"torchrun": "torch.distributed.run", "runnerkit": "runnerkit.cli"}.items():
+            programs[name] = f"#!{sys.executable}\nimport sys\nfrom {module} import main\nsys.exit(main())\n"
+        for name, text in programs.items():
+            (folder / name).write_text(text)
+            (folder / name).chmod(0o755)
+
+    def start(self, command, *, num_epochs=2, seconds_per_step=0.0, timeout_s=60, inside=(), **variables):
+        """Start a shell command, its train.py given arguments; `inside` is a command to run it in."""
+        arguments = f"{self.logdir} {num_epochs} {seconds_per_step} {timeout_s}"
+        command = re.sub(r"\btrain\.py\b", f"train.py {arguments}", command)
+        job = Job([*inside, "bash", "-c", command], self.folder, {**self.environment, **variables}, len(self._started))
+        self._started.append(job)
+        return job
+
+    def left(self):
+        """List the processes that belong to this test."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get(MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def end(self):
+        """Kill what is left."""
+        for process in self.left():
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        for job in self._started:
+            job.process.wait(10)
+
+    def assert_weights(self, expected, *, num_ranks=2):
+        """Every rank has saved `expected`, up to the order of sums; the loggers wrote once."""
+        for rank in range(num_ranks):
+            model = mlp()
+            model.load_state_dict(torch.load(self.logdir / f"rank{rank}.pth", weights_only=True))
+            torch.testing.assert_close(weights(model), expected, rtol=0, atol=1e-6)
+        assert sorted(path.name for path in (self.logdir / "csv").iterdir()) == ["train.csv", "valid.csv"]
+
+    def logged_epochs(self):
+        """Epochs in train.csv, as they stand there."""
+        return pd.read_csv(self.logdir / "csv" / "train.csv")["epoch"].tolist()
+
+
+class Job:
+    """A command that runs, its output in a file: a pipe would wait for whoever holds it."""
+
+    def __init__(self, command, folder, environment, number):
+        self.output_path = folder / f"output{number}.txt"
+        with self.output_path.open("w") as output:
+            self.process = subprocess.Popen(
+                command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=output,
+                stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+
+    @property
+    def output(self):
+        """What it has printed so far."""
+        return self.output_path.read_text()
+
+    def wait(self, timeout_s=90):
+        """Return its exit code."""
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"it does not end within {timeout_s} s; it printed:\n{self.output}") from None
+
+    def wait_for(self, pattern, timeout_s=60):
+        """Wait until it has printed `pattern`; return the match."""
+        return wait_until(
+            lambda: re.search(pattern, self.output), timeout_s, lambda: f"no {pattern!r} in:\n{self.output}"
+        )
+
+    def kill(self, number=signal.SIGKILL):
+        """Send a signal to the command itself."""
+        self.process.send_signal(number)
+
+
+def wait_until(condition, timeout_s, what):
+    """Return what `condition` returns once that is true."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {timeout_s} s: {what()}")
+        time.sleep(0.1)
+    return found

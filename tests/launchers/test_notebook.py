@@ -1,0 +1,69 @@
+"""A notebook's kernel: a cell starts the processes, and classes defined in cells travel to them."""
+
+import nbformat
+import pytest
+import torch
+
+from tests.launchers.docs import commands
+from tests.tiny import mlp, weights
+
+DEFINITIONS = """
+import torch
+from torch import nn
+from runnerkit import dl
+from tests.tiny import loader, sgd, mlp, quiet
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = mlp()
+
+    def forward(self, features):
+        return self.layers(features)
+
+class Counter(dl.Callback):
+    def on_batch_end(self, runner):
+        runner.num_seen = getattr(runner, "num_seen", 0) + runner.batch_size
+"""
+TRAINING = """
+model = Net()
+runner = dl.SupervisedRunner().train(
+    model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), num_epochs=2, callbacks=[Counter()],
+    loaders={"train": loader(64, 8, shuffle=True), "valid": loader(21, 8)}, ddp=True, cpu=True, **quiet(),
+)
+torch.save(model.layers.state_dict(), "weights.pth")
+runner.engine.num_processes, runner.num_seen
+"""
+FAILURE = """
+class Refuses(dl.Callback):
+    def on_loader_start(self, runner):
+        raise ArithmeticError(f"rank {runner.engine.rank} refuses")
+
+try:
+    dl.SupervisedRunner().train(
+        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), callbacks=[Refuses()],
+        loaders={"train": loader(64, 8)}, ddp=True, cpu=True, **quiet(),
+    )
+except ArithmeticError as error:
+    print(type(error.__cause__).__name__)
+"""
+
+
+@pytest.mark.slow
+def test_a_notebook_trains_in_several_processes(jobs, expected):
+    """Model and callback are classes of a cell; weights and attributes come back; so does an exception."""
+    path = jobs.folder / "train.ipynb"
+    cells = [nbformat.v4.new_code_cell(text) for text in (DEFINITIONS, TRAINING, FAILURE)]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+    [command] = commands("A notebook")
+
+    job = jobs.start(command, IPYTHONDIR=str(jobs.folder), JUPYTER_RUNTIME_DIR=str(jobs.folder))
+
+    assert job.wait(120) == 0, job.output
+    executed = nbformat.read(path, as_version=4)
+    [result], [printed] = executed.cells[1].outputs, executed.cells[2].outputs
+    assert result["data"]["text/plain"] == "(2, 86)"  # 2 epochs of 32 samples here (of 64) and 11 (of 21)
+    assert printed["text"] == "RankTraceback\n"
+    model = mlp()
+    model.load_state_dict(torch.load(jobs.folder / "weights.pth", weights_only=True))
+    torch.testing.assert_close(weights(model), expected(2), rtol=0, atol=1e-6)

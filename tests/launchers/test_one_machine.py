@@ -1,0 +1,114 @@
+"""Plain python, torchrun and mpirun on one machine: the same script, the same weights."""
+
+import json
+import shutil
+
+import pytest
+
+from tests.launchers.docs import commands
+
+needs_mpirun = pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun: apt-get install openmpi-bin")
+FAKE_SLURM = {
+    "SLURM_JOB_ID": "1",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_NTASKS": "2",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_NODELIST": "nowhere[1-2]",
+}
+# mpirun refuses root, and more processes than cores, unless told.
+AS_ROOT = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+}
+
+
+@pytest.mark.slow
+def test_plain_python(jobs, expected):
+    """The reference itself, as a command."""
+    [command] = commands("Plain python")
+
+    job = jobs.start(command)
+
+    assert job.wait() == 0, job.output
+    jobs.assert_weights(expected(2), num_ranks=1)
+
+
+@pytest.mark.slow
+def test_torchrun(jobs, expected):
+    """Two processes that torchrun started."""
+    [command] = commands("torchrun on one machine")
+
+    job = jobs.start(command)
+
+    assert job.wait() == 0, job.output
+    jobs.assert_weights(expected(2))
+
+
+@pytest.mark.slow
+def test_torchrun_without_a_shared_store(jobs, expected):
+    """With torch's switch MASTER_PORT is a free port, where rank zero itself listens."""
+    [command] = commands("torchrun on one machine")
+
+    job = jobs.start(command, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+
+    assert job.wait() == 0, job.output
+    jobs.assert_weights(expected(2))
+
+
+@pytest.mark.slow
+@needs_mpirun
+@pytest.mark.parametrize("variables", [{}, FAKE_SLURM], ids=["alone", "within Slurm"])
+def test_mpirun(jobs, expected, variables):
+    """Two processes that mpirun started, also when mpirun itself runs in a job of Slurm."""
+    [command] = commands("mpirun on one machine")
+
+    job = jobs.start(command, **AS_ROOT, **variables)
+
+    assert job.wait() == 0, job.output
+    jobs.assert_weights(expected(2))
+
+
+@pytest.mark.slow
+@needs_mpirun
+def test_env_prints_the_place_of_each_process(jobs):
+    """`runnerkit env`, started as the script would be."""
+    job = jobs.start("mpirun -np 2 sh -c 'runnerkit env > env$OMPI_COMM_WORLD_RANK.json'", **AS_ROOT)
+
+    assert job.wait() == 0, job.output
+    places = [json.loads((jobs.folder / f"env{rank}.json").read_text())["launcher"] for rank in range(2)]
+    assert [(place["name"], place["rank"], place["world_size"]) for place in places] == [
+        ("mpirun", 0, 2),
+        ("mpirun", 1, 2),
+    ]
+    assert places[0]["port"] == places[1]["port"]
+
+
+TWICE = """
+import datetime, os, sys
+import torch
+import torch.distributed as dist
+from runnerkit import dl
+
+sums = []
+for timeout_s in (60, 61):
+    engine = dl.DistributedDataParallelEngine(device="cpu", timeout_s=timeout_s)
+    engine.setup()
+    sums.append(engine.reduce(torch.ones(())).item())
+    engine.cleanup()
+os.write(1, f"{sums}\\n".encode())
+"""
+
+
+@pytest.mark.slow
+@needs_mpirun
+def test_a_process_joins_a_second_group_with_another_timeout(jobs):
+    """Rank zero's server is one for the whole job: a second one could not have its port."""
+    (jobs.folder / "twice.py").write_text(TWICE)
+
+    job = jobs.start("mpirun -np 2 python twice.py", **AS_ROOT)
+
+    assert job.wait() == 0, job.output
+    assert job.output.count("[2.0, 2.0]") == 2

@@ -1,0 +1,217 @@
+"""What each launcher's variables tell, and what wrong ones get."""
+
+import json
+import os
+
+import pytest
+
+from runnerkit import dl
+from runnerkit.cli import main
+from runnerkit.engines.process_environment import STORE_VARIABLE, ProcessEnvironment, first_host
+
+TORCH = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "host0", "MASTER_PORT": "29500"}
+TORCHRUN = {**TORCH, "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+MPIRUN = {
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+    "PMIX_NAMESPACE": "3141",
+}
+SRUN = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "3",
+    "SLURM_LOCALID": "1",
+    "SLURM_NTASKS": "4",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_NODELIST": "gpu[07-08]",
+}
+PREFIXES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMIX_", "HOROVOD_")
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    """Set these variables, and no other of any launcher."""
+    for name in list(os.environ):
+        if name.startswith(PREFIXES):
+            monkeypatch.delenv(name)
+
+    def set_variables(variables):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+
+    return set_variables
+
+
+def without(variables, *names):
+    return {name: value for name, value in variables.items() if name not in names}
+
+
+@pytest.mark.parametrize(
+    ("variables", "launcher", "address"),
+    [
+        (TORCHRUN, "torchrun", "host0"),
+        (TORCH, "the launcher", "host0"),
+        (MPIRUN, "mpirun", "127.0.0.1"),
+        (SRUN, "srun", "gpu07"),
+        ({**SRUN, **MPIRUN}, "mpirun", "127.0.0.1"),
+        ({**SRUN, **TORCHRUN}, "torchrun", "host0"),
+        ({**MPIRUN, "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "mpirun", "a"),
+        ({**SRUN, "MASTER_ADDR": "10.0.0.1"}, "srun", "10.0.0.1"),
+        ({**without(SRUN, "SLURM_STEP_NODELIST"), "SLURM_JOB_NODELIST": "n[1-2]"}, "srun", "n1"),
+    ],
+)
+def test_each_launcher_is_detected(environment, variables, launcher, address):
+    """The innermost one, this process's place, and where all meet: the same port in every process."""
+    environment(variables)
+
+    place = ProcessEnvironment.read()
+
+    assert (place.launcher, place.rank, place.local_rank, place.world_size) == (launcher, 3, 1, 4)
+    assert place.address == address
+    assert 0 < place.port < 32768
+    assert place.store is None
+
+
+def test_processes_that_runnerkit_spawned_meet_in_a_file_or_at_an_address(environment):
+    """Who started them is known in both cases."""
+    environment({**without(TORCH, "MASTER_ADDR", "MASTER_PORT"), STORE_VARIABLE: "/a/file"})
+    by_file = ProcessEnvironment.read()
+    environment({**TORCH, STORE_VARIABLE: ""})
+    by_address = ProcessEnvironment.read()
+
+    assert (by_file.launcher, by_file.store, by_file.address) == ("runnerkit", "/a/file", None)
+    assert (by_address.launcher, by_address.store, by_address.address) == ("runnerkit", None, "host0")
+
+
+def test_torchrun_within_a_job_of_our_own_has_its_own_meeting_point(environment):
+    """The file of the job around it is not taken."""
+    environment({**TORCHRUN, STORE_VARIABLE: "/a/file"})
+
+    place = ProcessEnvironment.read()
+
+    assert (place.launcher, place.store, place.is_store_shared) == ("torchrun", None, True)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        {"MASTER_ADDR": "host0", "MASTER_PORT": "29500"},
+        without(SRUN, "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST"),
+        {**SRUN, "SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "1"},
+        {**SRUN, "SLURM_STEP_NUM_TASKS": "1"},
+    ],
+    ids=["nothing", "an address only", "batch script without srun", "srun of one task", "shell of salloc"],
+)
+def test_a_plain_process_is_no_job(environment, variables):
+    """It starts its processes itself."""
+    environment(variables)
+
+    assert ProcessEnvironment.read() is None
+
+
+def test_a_requeued_job_meets_at_another_port(environment):
+    """What is left of its former life may hold the old one; all tasks of one life agree."""
+    environment(SRUN)
+    first = ProcessEnvironment.read().port
+    environment({"SLURM_PROCID": "0", "SLURM_LOCALID": "0"})
+    other_task = ProcessEnvironment.read().port
+    environment({"SLURM_RESTART_COUNT": "1"})
+    second = ProcessEnvironment.read().port
+
+    assert first == other_task
+    assert first != second
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"RANK": "0"}, "WORLD_SIZE is not set; expected an integer"),
+        (without(TORCH, "RANK"), "RANK is not set; expected an integer"),
+        ({**TORCH, "RANK": ""}, "RANK is ''; expected an integer"),
+        ({**TORCH, "LOCAL_RANK": "²"}, "LOCAL_RANK is '²'; expected an integer"),
+        ({**TORCH, "RANK": "4"}, r"RANK=4 must be in \[0, WORLD_SIZE\), and WORLD_SIZE=4; the launcher sets both"),
+        ({**TORCHRUN, "LOCAL_RANK": "-1"}, r"LOCAL_RANK=-1 must be in \[0, WORLD_SIZE\), and WORLD_SIZE=4; torchrun"),
+        (without(TORCH, "MASTER_ADDR"), "RANK is '3' but MASTER_ADDR is not set; expected where rank 0 listens"),
+        (without(TORCH, "MASTER_PORT"), "RANK is '3' but MASTER_PORT is not set; expected where rank 0 listens"),
+        ({**TORCH, "MASTER_PORT": "http"}, "MASTER_PORT is 'http'; expected an integer"),
+        ({**TORCH, "MASTER_PORT": "70000"}, "MASTER_PORT is 70000; expected a free port .* 1 to 65535"),
+        ({**TORCH, "MASTER_ADDR": " "}, "MASTER_ADDR is ' '; expected the host name or IP address"),
+        ({**MPIRUN, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, "MASTER_ADDR is not set, and mpirun started 2 of 4 .* -x MAST"),
+        (without(MPIRUN, "OMPI_COMM_WORLD_SIZE"), "OMPI_COMM_WORLD_SIZE is not set; expected an integer"),
+        ({**SRUN, "SLURM_PROCID": "4"}, r"SLURM_PROCID=4 must be in \[0, SLURM_STEP_NUM_TASKS\), and SLURM_STEP_NUM"),
+        (without(SRUN, "SLURM_STEP_NODELIST"), "SLURM_STEP_ID is '0' but SLURM_STEP_NODELIST is not set; expected the"),
+        ({**SRUN, "SLURM_STEP_NODELIST": "node["}, r"SLURM_STEP_NODELIST: 'node\[' is no Slurm node list; expected"),
+        ({**SRUN, "SLURM_STEP_NODELIST": ""}, "SLURM_STEP_NODELIST: '' is no Slurm node list; expected"),
+    ],
+)
+def test_a_wrong_environment_names_variable_value_and_expectation(environment, variables, message):
+    """Whichever launcher it comes from."""
+    environment(variables)
+
+    with pytest.raises(ValueError, match=message):
+        ProcessEnvironment.read()
+
+
+def test_an_address_that_does_not_resolve_is_told_at_once(environment):
+    """Not after the ten minutes that processes wait for one another."""
+    environment({**TORCH, "MASTER_ADDR": "no-such-host.invalid"})
+    engine = dl.DistributedDataParallelEngine(device="cpu")
+
+    with pytest.raises(ConnectionError, match=r"no-such-host\.invalid:29500 \(the launcher\): .*set MASTER_ADDR"):
+        engine.setup()
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "host"),
+    [
+        ("node1", "node1"),
+        ("node[1-4]", "node1"),
+        ("node[007,009-011]", "node007"),
+        ("a1,b[2-3]", "a1"),
+        ("r[1-2]n[3,5],login", "r1n3"),
+        ("gpu-a[10-12].cluster", "gpu-a10.cluster"),
+    ],
+)
+def test_the_first_host_of_a_node_list(nodelist, host):
+    """Brackets may stand anywhere, and hold ranges with leading zeros."""
+    assert first_host(nodelist) == host
+
+
+@pytest.mark.parametrize(
+    ("variables", "launcher"),
+    [
+        ({}, {"name": "plain python"}),
+        (
+            TORCHRUN,
+            {
+                "name": "torchrun", "rank": 3, "local_rank": 1, "world_size": 4, "address": "host0", "port": 29500
+            },
+        ),
+    ],
+    ids=["plain python", "torchrun"],
+)  # fmt: skip
+def test_env_prints_the_launcher_and_the_place(environment, capsys, variables, launcher):
+    """Beside versions and hardware."""
+    environment(variables)
+
+    code = main(["env"])
+
+    facts = json.loads(capsys.readouterr().out)
+    assert code == 0
+    assert facts["launcher"] == launcher
+    assert facts["versions"]["torch"]
+
+
+def test_env_reports_a_wrong_environment(environment, capsys):
+    """It is what the report is for, so it is no reason to end without one."""
+    environment({**TORCH, "WORLD_SIZE": "four"})
+
+    code = main(["env"])
+
+    facts = json.loads(capsys.readouterr().out)
+    assert code == 0
+    assert facts["launcher"]["error"].startswith("the environment variable WORLD_SIZE is 'four'; expected an integer")
+    assert facts["versions"]["torch"]
