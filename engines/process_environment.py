@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Self
 
 STORE_VARIABLE = "RUNNERKIT_STORE"  # path of the file through which processes of one machine find each other
-_MPI_HINT = "mpirun -x MASTER_ADDR=HOST_OF_RANK_0 -x MASTER_PORT=29500 ..."
 
 
 @dataclass(frozen=True)
@@ -72,14 +71,12 @@ class ProcessEnvironment:
 
     @classmethod
     def _of_mpirun(cls) -> Self:
+        # On several machines they must be told where to meet, unless they meet by MPI (Horovod).
         is_one_machine = _integer("OMPI_COMM_WORLD_LOCAL_SIZE") == _integer("OMPI_COMM_WORLD_SIZE")
-        if not is_one_machine and not {"MASTER_ADDR", "MASTER_PORT"} <= set(os.environ):
-            raise ValueError(
-                f"mpirun started processes on several machines, which must be told where to meet: {_MPI_HINT}"
-            )
+        port = _port_of(os.environ.get("PMIX_NAMESPACE", str(os.getppid())))
         return cls._of(
             "mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE",
-            address="127.0.0.1", port=_port_of(os.environ.get("PMIX_NAMESPACE", str(os.getppid()))),
+            address="127.0.0.1" if is_one_machine else None, port=port if is_one_machine else None,
         )  # fmt: skip
 
     @classmethod
