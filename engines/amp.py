@@ -8,6 +8,7 @@ from runnerkit.engine import EngineOptions
 from runnerkit.engines.data_parallel import DataParallelEngine
 from runnerkit.engines.ddp import DistributedDataParallelEngine
 from runnerkit.engines.device import DeviceEngine
+from runnerkit.engines.horovod import HorovodEngine
 from runnerkit.precision import AMP
 
 
@@ -66,6 +67,17 @@ class DistributedDataParallelAMPEngine(DistributedDataParallelEngine):
     """One process a GPU, automatic mixed precision; other arguments as DistributedDataParallelEngine's.
 
     >>> DistributedDataParallelAMPEngine(num_processes=2).is_ddp
+    True
+    """
+
+    def __init__(self, num_processes: int | None = None, *, dtype: torch.dtype | None = None, **kwargs: Any) -> None:
+        super().__init__(num_processes, **with_amp(kwargs, dtype))
+
+
+class HorovodAMPEngine(HorovodEngine):
+    """Horovod's processes, automatic mixed precision; other arguments as HorovodEngine's.
+
+    >>> HorovodAMPEngine(num_processes=2).is_ddp
     True
     """
 

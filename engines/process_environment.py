@@ -90,17 +90,12 @@ class ProcessEnvironment:
 
     @classmethod
     def _of_mpirun(cls) -> Self:
-        num_here, count = _integer("OMPI_COMM_WORLD_LOCAL_SIZE"), _integer("OMPI_COMM_WORLD_SIZE")
-        missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
-        if num_here != count and missing:
-            raise ValueError(
-                f"{missing[0]} is not set, and mpirun started {num_here} of {count} processes on this machine "
-                f"(OMPI_COMM_WORLD_LOCAL_SIZE={num_here}, OMPI_COMM_WORLD_SIZE={count}); those of several machines "
-                "must be told where to meet: mpirun -x MASTER_ADDR=HOST_OF_RANK_0 -x MASTER_PORT=29500 ..."
-            )
+        # On several machines they must be told where to meet, unless they meet by MPI (Horovod).
+        is_one_machine = _integer("OMPI_COMM_WORLD_LOCAL_SIZE") == _integer("OMPI_COMM_WORLD_SIZE")
+        port = _port_of(os.environ.get("PMIX_NAMESPACE", str(os.getppid())))
         return cls._of(
             "mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE",
-            address="127.0.0.1", port=_port_of(os.environ.get("PMIX_NAMESPACE", str(os.getppid()))),
+            address="127.0.0.1" if is_one_machine else None, port=port if is_one_machine else None,
         )  # fmt: skip
 
     @classmethod

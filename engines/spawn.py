@@ -26,7 +26,13 @@ _LAST_WORDS_S = 0.3  # for a process that died at the same moment to be seen, or
 _GRACE_S = 3.0  # from SIGTERM (close files) to SIGKILL; a process that waits for a dead peer does not hear SIGTERM
 
 
-def spawn(fn: Callable[[], T], *, num_processes: int, variables: dict[str, str]) -> T:
+def spawn(
+    fn: Callable[[], T],
+    *,
+    num_processes: int,
+    variables: dict[str, str],
+    variables_of: Callable[[int], dict[str, str]] = lambda rank: {},
+) -> T:
     """Call `fn` in `num_processes` new processes; return what rank zero's call returned.
 
     The main script is not imported again, so it needs no ``if __name__ == "__main__":``.
@@ -34,6 +40,7 @@ def spawn(fn: Callable[[], T], *, num_processes: int, variables: dict[str, str])
     Args:
         fn: pickled with all it refers to.
         variables: environment variables besides RANK and the like; without MASTER_ADDR processes meet in a file.
+        variables_of: further ones, by rank.
     Raises:
         TypeError: `fn` refers to what cannot be pickled.
         Exception: what the first failing process raised; the others are ended.
@@ -50,7 +57,7 @@ def spawn(fn: Callable[[], T], *, num_processes: int, variables: dict[str, str])
         processes: Processes = []
         try:
             for rank in range(num_processes):
-                processes.append(_start(folder, rank, num_processes, variables))
+                processes.append(_start(folder, rank, num_processes, {**variables, **variables_of(rank)}))
             _wait(processes, folder)
         finally:
             _end(processes)

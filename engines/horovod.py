@@ -1,0 +1,235 @@
+"""One process a GPU (or several on the CPU), gradients averaged by Horovod."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal, TypeVar, Unpack, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from runnerkit.engine import EngineOptions, IEngine, uncompiled
+from runnerkit.engines.horovod_launch import is_launched, rendezvous
+from runnerkit.engines.horovod_optimizer import DistributedStep, Operation
+from runnerkit.engines.horovod_tensors import (
+    broadcast_tensors,
+    import_horovod,
+    reduce,
+    with_synchronized_batch_norm,
+)
+from runnerkit.engines.process_environment import ProcessEnvironment
+from runnerkit.engines.spawn import spawn
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_SETTLE_S = 0.005
+
+
+class HorovodEngine(IEngine):
+    """Train in several processes whose gradients Horovod averages.
+
+    Started by horovodrun, ``horovod.run`` or mpirun it joins the processes there are; started by plain python or a
+    notebook it starts them itself, on this machine, over Gloo. The loaders' batch_size is that of one process.
+
+    Args:
+        num_processes: None is one for each GPU, or 2 without GPUs; a launcher's number overrides it.
+        device: "cuda" or "cpu"; None is the GPUs if there are any. A process takes the GPU of its local rank.
+        compression: "fp16" sends gradients in half precision.
+        op: what becomes of the processes' gradients: their "average", their "sum", or "adasum" (needs MPI), which
+            adds what is orthogonal in them and averages what is parallel (Maleki et al. 2020, Adasum).
+        sync_bn: share batch statistics between GPUs (a CPU cannot, and is warned).
+        options: as IEngine's.
+
+    >>> HorovodEngine(4, compression="fp16").num_processes
+    4
+    """
+
+    is_ddp = True
+
+    def __init__(
+        self,
+        num_processes: int | None = None,
+        *,
+        device: Literal["cuda", "cpu"] | None = None,
+        compression: Literal["fp16"] | None = None,
+        op: Operation = "average",
+        sync_bn: bool = False,
+        **options: Unpack[EngineOptions],
+    ) -> None:
+        super().__init__(**options)
+        if num_processes is not None and num_processes < 1:
+            raise ValueError(f"num_processes must be >= 1, got {num_processes}; None is one for each GPU")
+        if device not in (None, "cuda", "cpu"):
+            raise ValueError(f"device must be 'cuda', 'cpu' or None, got {device!r}")
+        if compression not in (None, "fp16"):
+            raise ValueError(f"compression must be 'fp16' or None, got {compression!r}")
+        if op not in ("average", "sum", "adasum"):
+            raise ValueError(f"op must be 'average', 'sum' or 'adasum', got {op!r}")
+        self._uses_cuda = device == "cuda" or (device is None and torch.cuda.is_available())
+        self.compression = compression
+        self.op = op
+        self.sync_bn = sync_bn
+        environment = ProcessEnvironment.read()
+        self.num_processes = (
+            environment.world_size
+            if environment is not None
+            else num_processes or (max(1, torch.cuda.device_count()) if self._uses_cuda else 2)
+        )
+        self._steps: dict[int, DistributedStep] = {}  # by id of the optimizer that prepare() gave
+        self._waiting: dict[int, list[DistributedStep]] = {}  # by id of a model: who steps on its parameters
+
+    def launch(self, fn: Callable[[], T]) -> T:
+        if is_launched():
+            try:
+                return fn()
+            finally:
+                self.cleanup()
+        if self.op == "adasum":
+            raise ValueError(
+                "op='adasum' needs MPI, and plain python starts processes over Gloo: start the script by "
+                f"mpirun -np {self.num_processes} python, or horovodrun --mpi -np {self.num_processes} python"
+            )
+        with rendezvous(self.num_processes) as variables:
+            return spawn(fn, num_processes=self.num_processes, variables={}, variables_of=variables)
+
+    def setup(self) -> None:
+        assert is_launched(), "launch() comes first"
+        hvd = import_horovod()
+        if not hvd.is_initialized():
+            hvd.init()
+        self.process_index, self.local_process_index = hvd.rank(), hvd.local_rank()
+        self.num_processes = hvd.size()
+        self.open_device(self._choose_device())
+        if self.op == "adasum":
+            self._check_adasum(hvd)
+
+    def _choose_device(self) -> torch.device:
+        if not self._uses_cuda:
+            return torch.device("cpu")
+        index, count = self.local_process_index, torch.cuda.device_count()
+        if index >= count:
+            raise RuntimeError(
+                f"process {index} of this machine has no GPU, since there are {count}: start at most that many "
+                "processes a machine, or pass device='cpu'"
+            )
+        torch.cuda.set_device(index)
+        return torch.device("cuda", index)
+
+    def _check_adasum(self, hvd: Any) -> None:
+        if not hvd.mpi_enabled():
+            raise ValueError(
+                "op='adasum' needs MPI, and these processes communicate over Gloo: start the script by mpirun or "
+                "horovodrun --mpi, with a Horovod that was built with MPI (horovodrun --check-build tells)"
+            )
+        if self.precision.skips_steps:
+            raise ValueError("op='adasum' steps during backward and cannot skip a step, as float16 needs: use bf16")
+
+    def cleanup(self) -> None:
+        # Horovod itself runs on: built with MPI it cannot start a second time in a process. It ends with it.
+        super().cleanup()
+        for step in self._steps.values():
+            step.let_go()
+        self._steps, self._waiting = {}, {}
+
+    # Components.
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        if self.sync_bn and self.device.type == "cuda":
+            model = with_synchronized_batch_norm(model)
+        elif self.sync_bn:
+            logger.warning("sync_bn=True has no effect: Horovod's SyncBatchNorm runs on GPUs only, this is the CPU")
+        broadcast_tensors([*model.parameters(), *model.buffers()])
+        return self.compiled(model)
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        return uncompiled(model)
+
+    def evaluation_model(self, model: nn.Module) -> nn.Module:
+        # Batch statistics differ between ranks; evaluated is what a checkpoint holds, rank zero's.
+        broadcast_tensors(list(model.buffers()))
+        return model
+
+    def prepare(
+        self, models: dict[str, nn.Module], optimizers: dict[str, Optimizer]
+    ) -> tuple[dict[str, nn.Module], dict[str, Optimizer]]:
+        models, optimizers = super().prepare(models, optimizers)
+        names = {
+            parameter: f"{key}.{name}" if key else name
+            for key, model in models.items()
+            for name, parameter in self.unwrap(model).named_parameters()
+        }
+        steps = {
+            key: DistributedStep(
+                optimizer,
+                names={parameter: f"{key}/{name}" for parameter, name in names.items()},
+                state=self.broadcast_object(optimizer.state_dict()),
+                compression=self.compression,
+                op=self.op,
+            )
+            for key, optimizer in optimizers.items()
+        }
+        self._steps = {id(step.optimizer): step for step in steps.values()}
+        self._waiting = {
+            id(model): [step for step in steps.values() if step.holds_any_of(model)] for model in models.values()
+        }
+        return models, {key: step.optimizer for key, step in steps.items()}
+
+    def release(
+        self, models: dict[str, nn.Module], optimizers: dict[str, Optimizer]
+    ) -> tuple[dict[str, nn.Module], dict[str, Optimizer]]:
+        models, optimizers = super().release(models, optimizers)
+        released = {key: self._steps[id(optimizer)].release() for key, optimizer in optimizers.items()}
+        self._steps, self._waiting = {}, {}
+        return models, released
+
+    # A step.
+
+    def backward(self, loss: Tensor, optimizer: Optimizer | None = None) -> None:
+        for step in self._steps.values():
+            step.before_backward()
+        super().backward(loss, optimizer)
+
+    def synchronize(self, optimizer: Optimizer) -> None:
+        self._steps[id(optimizer)].synchronize()
+
+    def clip_gradients(self, optimizer: Optimizer, clip: Callable[[list[Tensor]], Any]) -> None:
+        if self.op == "adasum":
+            raise ValueError("op='adasum' steps during backward, before there is a gradient to clip: take clipping out")
+        super().clip_gradients(optimizer, clip)
+
+    def step(self, optimizer: Optimizer) -> bool:
+        self.synchronize(optimizer)  # before a scaler looks for gradients that are not finite
+        return super().step(optimizer)
+
+    @contextmanager
+    def no_sync(self, model: nn.Module) -> Iterator[None]:
+        if self.op == "adasum":
+            raise ValueError("op='adasum' steps in each backward: accumulation_steps must be 1")
+        with ExitStack() as stack:
+            for step in self._waiting.get(id(model), ()):
+                stack.enter_context(step.without_communication())
+            yield
+
+    # Collectives.
+
+    def reduce(self, tensor: Tensor, op: Literal["sum", "mean", "min", "max"] = "sum") -> Tensor:
+        return reduce(tensor, op)
+
+    def gather_object(self, value: T) -> list[T]:
+        # Without a name Horovod takes the value's type for one, and ranks with different types never meet.
+        return cast(list[T], import_horovod().allgather_object(value, name="runnerkit.gather_object"))
+
+    def broadcast_object(self, value: T) -> T:
+        return cast(T, import_horovod().broadcast_object(value, root_rank=0, name="runnerkit.broadcast_object"))
+
+    def barrier(self) -> None:
+        import_horovod().barrier()
+
+    def settle(self) -> None:
+        # Horovod's thread lets go of the last collective's tensors, for which it takes an interpreter lock. A worker
+        # forked in that moment has the lock, not the thread.
+        time.sleep(_SETTLE_S)

@@ -1,0 +1,63 @@
+"""Who started this process for Horovod; and where processes that plain python starts find each other."""
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from runnerkit.engines.horovod_tensors import import_horovod
+from runnerkit.engines.process_environment import ProcessEnvironment
+
+_HOST = "127.0.0.1"
+_SIGN_OF = {"torchrun": "TORCHELASTIC_RUN_ID", "srun": "SLURM_STEP_ID"}  # the variable that gives a launcher away
+
+
+def is_launched() -> bool:
+    """Whether this process is one of a job that Horovod can join.
+
+    Raises:
+        ValueError: a launcher that Horovod does not know started it, or one that it was not built for.
+    """
+    environment = ProcessEnvironment.read()
+    if environment is None:
+        return False
+    launcher, count = environment.launcher, environment.world_size
+    if launcher == "mpirun" and not import_horovod().mpi_built():
+        raise ValueError(
+            "mpirun started this process, but this Horovod was built without MPI: start the script by "
+            f"`horovodrun --gloo -np {count} python`, or build Horovod with MPI (see docs/horovod.md)"
+        )
+    if launcher != "mpirun" and "HOROVOD_RANK" not in os.environ:
+        raise ValueError(
+            f"{launcher} started this process ({_SIGN_OF.get(launcher, 'RANK')} is set), and Horovod does not know it: "
+            f"start the script by `horovodrun -np {count} python`, or use DistributedDataParallelEngine"
+        )
+    return True
+
+
+@contextmanager
+def rendezvous(num_processes: int) -> Iterator[Callable[[int], dict[str, str]]]:
+    """Serve the place where processes on this machine meet; yield what tells a rank its own, as environment variables.
+
+    The processes are not started by horovodrun: it puts two more between each of them and the caller, which hide
+    how a rank ended, and may outlive it.
+    """
+    import_horovod()  # refuse here what each process would
+    from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+    from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
+    from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
+    from horovod.runner.util.network import get_local_intfs
+
+    slots = get_host_assignments(parse_hosts(f"localhost:{num_processes}"), num_processes)
+    with RendezvousHTTPServer((_HOST, 0), RendezvousHandler, False) as server:
+        server.init(slots)
+        common = create_run_env_vars(_HOST, get_local_intfs(), server.server_port)
+        thread = threading.Thread(target=server.serve_forever, name="horovod rendezvous", daemon=True)
+        thread.start()
+        try:
+            yield lambda rank: {
+                name: str(value) for name, value in {**common, **create_slot_env_vars(slots[rank])}.items()
+            }
+        finally:
+            server.shutdown()
+            thread.join()
