@@ -62,8 +62,8 @@ def _job_store(environment: ProcessEnvironment, timeout: timedelta) -> TCPStore:
     if address is None or port is None:
         if environment.launcher == "mpirun":
             raise ValueError(
-                "MASTER_ADDR or MASTER_PORT is not set, and mpirun started processes on several machines, which must be "
-                "told where to meet: mpirun -x MASTER_ADDR=HOST_OF_RANK_0 -x MASTER_PORT=29500 ..."
+                "MASTER_ADDR or MASTER_PORT is not set, and mpirun started processes on several machines, which must "
+                "be told where to meet: mpirun -x MASTER_ADDR=HOST_OF_RANK_0 -x MASTER_PORT=29500 ..."
             )
         raise ValueError(
             f"{environment.launcher} started this process and does not say where processes meet: start with torchrun, "

@@ -159,7 +159,9 @@ def test_mpirun_on_several_machines_must_say_where_they_meet(environment):
     environment({**MPIRUN, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"})
     engine = dl.DistributedDataParallelEngine(device="cpu")
 
-    with pytest.raises(ValueError, match="MASTER_ADDR or MASTER_PORT is not set, and mpirun .* -x MASTER_ADDR=HOST_OF"):
+    with pytest.raises(
+        ValueError, match=r"MASTER_ADDR or MASTER_PORT is not set, and mpirun .* -x MASTER_ADDR=HOST_OF"
+    ):
         engine.setup()
 
 
