@@ -1,6 +1,6 @@
 """The engines of NVIDIA Apex: a GPU, all GPUs from one process, and a process a GPU by ``apex.parallel``."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Unpack
 
@@ -31,7 +31,13 @@ class ApexProcessGroupOptions(ApexOptions, ProcessGroupOptions, total=False):
     """The same, beside those of every engine over ``torch.distributed``."""
 
 
-def with_apex(options: Any, *, engine: str, device: str | torch.device | None) -> Any:
+def with_apex(
+    options: Any,
+    *,
+    engine: str,
+    device: str | torch.device | None,
+    before_unscale: Callable[[Optimizer], None] | None = None,
+) -> Any:
     """Make Apex's arguments among an engine's options the precision that its name promises.
 
     Raises:
@@ -46,7 +52,8 @@ def with_apex(options: Any, *, engine: str, device: str | torch.device | None) -
     arguments = {name: value for name, value in arguments.items() if name not in EngineOptions.__annotations__}
     rest = {name: value for name, value in options.items() if name not in arguments}
     # A device that is named is the user's word: if it is the CPU, Apex itself refuses.
-    return {**rest, "precision": Apex(**arguments, allow_cpu=device is not None, engine=engine)}
+    precision = Apex(**arguments, before_unscale=before_unscale, allow_cpu=device is not None, engine=engine)
+    return {**rest, "precision": precision}
 
 
 class APEXEngine(DeviceEngine):

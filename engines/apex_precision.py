@@ -1,6 +1,6 @@
 """Mixed precision by NVIDIA Apex (``apex.amp``, up to release 25.05): opt_level O0 to O3."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import ModuleType
 from typing import Any, Literal
@@ -28,6 +28,8 @@ class Apex(Precision):
         keep_batchnorm_fp32: for O2 and O3; None is yes under O2.
         float_functions: pairs such as ``(torch.nn.functional, "softplus")`` that O1 must run in fp32.
         amp_kwargs: further arguments of ``amp.initialize``.
+        before_unscale: called with each optimizer after its backward pass, when gradients are scaled still: to average
+            them, where that is not done in the backward pass itself.
         allow_cpu: go on without a GPU, if the installed Apex does: NVIDIA's does not.
         engine: whose name error messages tell.
 
@@ -43,6 +45,7 @@ class Apex(Precision):
         keep_batchnorm_fp32: bool | None = None,
         float_functions: Sequence[tuple[Any, str]] = (),
         amp_kwargs: dict[str, Any] | None = None,
+        before_unscale: Callable[[Optimizer], None] | None = None,
         allow_cpu: bool = False,
         engine: str = "APEXEngine",
     ) -> None:
@@ -63,6 +66,7 @@ class Apex(Precision):
         self.opt_level = opt_level
         self.loss_scale = loss_scale
         self.float_functions = tuple(float_functions)
+        self.before_unscale = before_unscale
         self.allow_cpu = allow_cpu
         self.engine = engine
         self._options = {
@@ -149,10 +153,17 @@ class Apex(Precision):
         is_delayed = self._num_accumulating > 0
         with self._apex.scale_loss(loss, list(optimizers), loss_id=loss_id, delay_unscale=is_delayed) as scaled:
             scaled.backward()
+            if not is_delayed:
+                self._finish(optimizers)
         for each in optimizers:
-            self._delayed.pop(id(each), None)
             if is_delayed:
                 self._delayed[id(each)] = loss_id
+
+    def _finish(self, optimizers: list[Optimizer]) -> None:
+        for each in optimizers:
+            self._delayed.pop(id(each), None)
+            if self.before_unscale is not None:
+                self.before_unscale(each)
 
     def _loss_id(self, optimizer: Optimizer | None) -> int:
         if optimizer is None:
@@ -172,10 +183,10 @@ class Apex(Precision):
 
     def collect(self, optimizer: Optimizer) -> None:
         if id(optimizer) in self._delayed:
-            loss_id = self._delayed.pop(id(optimizer))
+            loss_id = self._delayed[id(optimizer)]
             # The context without a backward pass: to unscale is what Apex does on leaving it.
             with self._apex.scale_loss(torch.zeros((), device=self._device), [optimizer], loss_id=loss_id):
-                pass
+                self._finish([optimizer])
 
     def unscale(self, optimizer: Optimizer) -> None:
         self.collect(optimizer)  # all else is unscaled after each backward pass

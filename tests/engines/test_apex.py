@@ -1,7 +1,6 @@
 """The Apex engines, against a stand-in that notes Apex's calls and does its arithmetic; once against the real one."""
 
 import importlib
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,24 +10,17 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from runnerkit import dl
+from tests.fake_apex.use import stand_in
 from tests.tiny import NUM_FEATURES, classification, loader, mlp, quiet, sgd, train_by_hand, weights
 
-STAND_IN = Path(__file__).parents[1] / "fake_apex"
 NUM_STEPS, BATCH_SIZE = 8, 8
-
-
-def forget():
-    for name in [name for name in sys.modules if name.split(".")[0] == "apex"]:
-        del sys.modules[name]
 
 
 @pytest.fixture
 def apex(monkeypatch):
-    """The stand-in, importable here and in processes that are started."""
-    forget()
-    monkeypatch.syspath_prepend(STAND_IN)
-    yield importlib.import_module("apex")
-    forget()
+    """The stand-in for the package, in this process and those that it starts."""
+    with stand_in(monkeypatch) as package:
+        yield package
 
 
 def train(model, optimizer, batches, *, runner=dl.SupervisedRunner, **kwargs):
@@ -142,6 +134,27 @@ def test_o2_equals_the_hand_written_loop_with_master_weights(apex, make):
     assert all(torch.equal(a, b) for a, b in zip(mine.parameters(), masters, strict=True))
 
 
+def test_data_parallel_copies_a_model_whose_forward_is_its_own(apex):
+    """Copies of a changed forward would all be the first GPU's: Apex changes that of a shell around DataParallel."""
+
+    class Look(dl.Callback):
+        def on_batch_end(self, runner):
+            shell, copied = runner.model, runner.model.module
+            self.seen = type(copied), copied.module, "forward" in vars(shell), "forward" in vars(copied.module)
+
+    model, look = mlp(), Look()
+
+    train(
+        model,
+        sgd(model),
+        loader(8, 8),
+        engine=dl.DataParallelAPEXEngine("cpu", opt_level="O2"),
+        callbacks=[look],
+    )
+
+    assert look.seen == (nn.DataParallel, model, True, False)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 3])
 def test_two_processes_equal_one_on_the_joined_batch(apex, k):
@@ -165,19 +178,19 @@ def test_two_processes_equal_one_on_the_joined_batch(apex, k):
 
 @pytest.mark.slow
 def test_ranks_evaluate_with_rank_zeros_buffers(apex):
-    """Apex's wrapper shares no buffers; with one valid sample for two ranks nothing waits, and it is counted once."""
+    """Apex's wrapper shares no buffers, so that each rank would score its samples with statistics of its own."""
     model = mlp(batch_norm=True)
 
     runner = train(
         model,
         sgd(model),
         None,
-        loaders={"train": loader(64, 8), "valid": loader(1, 8)},
+        loaders={"train": loader(64, 8), "valid": loader(3, 8)},
         engine=dl.DistributedDataParallelAPEXEngine(2, device="cpu"),
     )
 
     with torch.no_grad():
-        features, targets = classification(1).tensors
+        features, targets = classification(3).tensors
         expected = nn.functional.cross_entropy(model.eval()(features), targets)
     assert runner.epoch_metrics["valid"]["loss"] == pytest.approx(expected.item(), rel=1e-6)
 
@@ -411,124 +424,24 @@ def test_several_models_and_optimizers_go_through_apex_together(apex, shared):
     assert used == {f"scale_loss(loss_id={index}, delay_unscale=False)" for index in ([0] if shared else [0, 1])}
 
 
-# What is refused.
+@pytest.mark.parametrize("opt_level", ["O1", "O2"])
+def test_whoever_averages_gradients_does_so_before_they_are_unscaled(apex, opt_level):
+    """As Horovod must: an overflow of one process is then one of all. Once a step, also when gradients accumulate."""
+    model = mlp()
+    precision = dl.Apex(opt_level, allow_cpu=True, before_unscale=lambda _: apex.calls.append("average"))
 
-
-def install(folder, *parts):
-    """Make a package `apex` of empty parts."""
-    for part in ("", *parts):
-        (folder / "apex" / part).mkdir(parents=True)
-        (folder / "apex" / part / "__init__.py").touch()
-    return folder
-
-
-@pytest.fixture
-def nothing_installed(monkeypatch):
-    """No package `apex`, whatever this environment has."""
-    forget()
-    with_apex = [path for path in sys.path if (Path(path or ".") / "apex").is_dir()]
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in with_apex])
-    importlib.invalidate_caches()
-    yield
-    forget()
-
-
-ENGINES = ["APEXEngine", "DataParallelAPEXEngine", "DistributedDataParallelAPEXEngine"]
-BUILD = "NVIDIA builds it from source, with CUDA; release 25.05 or earlier, as later ones have no apex.amp."
-
-
-@pytest.mark.parametrize("name", ENGINES)
-def test_a_missing_apex_is_named_with_what_to_use(nothing_installed, name):
-    """Before a process is started; the recommended engine exists."""
-    native = name.replace("APEX", "AMP")
-
-    with pytest.raises(ImportError) as caught:
-        getattr(dl, name)().launch(lambda: None)
-
-    assert str(caught.value) == (
-        f"{name} needs NVIDIA Apex, and no package `apex` is installed. {BUILD} "
-        f"{native} (amp=True), torch's own mixed precision, needs nothing installed."
-    )
-    assert hasattr(dl, native)
-
-
-def test_the_impostor_of_pypi_is_unmasked(nothing_installed, monkeypatch, tmp_path):
-    """Without importing it: that would fail for want of a web framework, and say nothing of Apex."""
-    folder = install(tmp_path, "lib", "ext", "scaffolds")
-    (folder / "apex" / "__init__.py").write_text("from pyramid_mailer.interfaces import IMailer\n")
-    monkeypatch.syspath_prepend(folder)
-
-    with pytest.raises(ImportError) as caught:
-        dl.APEXEngine().launch(lambda: None)
-
-    assert str(caught.value) == (
-        f"APEXEngine needs NVIDIA Apex, but the package `apex` in {folder / 'apex'} is another one: that of PyPI is an "
-        f"unrelated web toolkit. Remove it with `pip uninstall apex`. {BUILD} "
-        "AMPEngine (amp=True), torch's own mixed precision, needs nothing installed."
+    train(
+        model,
+        sgd(model),
+        loader(3 * BATCH_SIZE, BATCH_SIZE),
+        engine=dl.DeviceEngine("cpu", precision=precision),
+        callbacks=[dl.OptimizerCallback("loss", accumulation_steps=2)],
     )
 
-
-def test_an_apex_without_amp_is_told_from_the_impostor(nothing_installed, monkeypatch, tmp_path):
-    """The native engine of the same parallelism is named."""
-    folder = install(tmp_path, "optimizers", "normalization", "transformer")
-    monkeypatch.syspath_prepend(folder)
-
-    with pytest.raises(ImportError) as caught:
-        dl.DistributedDataParallelAPEXEngine().launch(lambda: None)
-
-    assert str(caught.value) == (
-        "DistributedDataParallelAPEXEngine needs apex.amp, which NVIDIA removed from Apex after release 25.05; the one "
-        f"in {folder / 'apex'} is newer. DistributedDataParallelAMPEngine (amp=True), torch's own mixed precision, "
-        "needs nothing installed. Apex's fused optimizers are plain optimizers and work with it."
-    )
-
-
-@pytest.mark.parametrize("name", ENGINES)
-def test_without_a_gpu_the_native_engine_is_named(apex, monkeypatch, name):
-    """Unless the caller named the device; the check comes before processes are started."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-
-    with pytest.raises(RuntimeError, match=f"{name} needs an NVIDIA GPU.*{name.replace('APEX', 'AMP')}"):
-        getattr(dl, name)().launch(lambda: None)
-
-
-def test_what_apex_says_of_a_cpu_comes_with_advice(apex):
-    """The stand-in refuses fp16 models; NVIDIA's refuses the CPU in the same way."""
-    model = mlp().half()
-
-    with pytest.raises(RuntimeError, match="expected fp32") as caught:
-        train(model, sgd(model), loader(8, 8), engine=dl.APEXEngine("cpu"))
-
-    assert "APEXEngine was told to run on cpu. AMPEngine" in caught.value.__notes__[0]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"opt_level": "02"}, ValueError, "O0, O1, O2, O3 .the letter O., got '02'"),
-        ({"opt_level": "O1", "keep_batchnorm_fp32": True}, ValueError, "leave keep_batchnorm_fp32 out"),
-        ({"float_functions": [(nn.functional, "sofplus")]}, ValueError, "has no function 'sofplus'"),
-        ({"opt_level": "O2", "float_functions": [(nn.functional, "softplus")]}, ValueError, "opt_level is O2"),
-        ({"amp_kwargs": {"num_losses": 2}}, ValueError, "leave out num_losses"),
-        ({"precision": dl.AMP()}, TypeError, "fixes its precision"),
-        ({"compile": True}, ValueError, "torch.compile cannot follow"),
-        ({"optlevel": "O2"}, TypeError, "got optlevel"),
-    ],
-)
-def test_bad_arguments_are_refused_by_the_constructor(arguments, error, message):
-    """What Apex would say in the middle of a run, in every process."""
-    with pytest.raises(error, match=message):
-        dl.APEXEngine(**arguments)
-
-
-@pytest.mark.parametrize(("num_gpus", "ddp", "expected"), [(0, False, 0), (1, False, 0), (4, False, 1), (4, True, 2)])
-def test_the_flag_chooses_the_engine_of_the_parallelism(monkeypatch, num_gpus, ddp, expected):
-    """apex=True alone takes the GPUs that there are; with ddp=True a process for each."""
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
-
-    engine = dl.get_available_engine(apex=True, ddp=ddp)
-
-    assert type(engine).__name__ == ENGINES[expected]
+    assert [each for each in apex.calls if each in ("backward", "average", "unscale", "step")] == [
+        *("backward", "backward", "average", "unscale", "step"),
+        *("backward", "average", "unscale", "step"),
+    ]
 
 
 # The real one.
