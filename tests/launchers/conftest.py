@@ -1,7 +1,6 @@
 """Fixtures of the launchers' tests."""
 
-from functools import cache
-
+import pandas as pd
 import pytest
 from torch import nn
 
@@ -21,22 +20,38 @@ def jobs(tmp_path):
         jobs.end()
 
 
+class PlainPython:
+    """What the script ends with when plain python starts it, nobody interrupts it, and two processes train."""
+
+    def __init__(self, folder):
+        self._folder = folder
+        self._weights = {}
+
+    def __call__(self, num_epochs):
+        """Weights after so many epochs."""
+        if num_epochs not in self._weights:
+            model = mlp()
+            dl.SupervisedRunner().train(
+                model=model,
+                criterion=nn.CrossEntropyLoss(),
+                optimizer=sgd(model),
+                num_epochs=num_epochs,
+                loaders={"train": loader(64, 8, shuffle=True), "valid": loader(21, 8)},
+                logdir=self._folder / str(num_epochs),
+                engine=dl.DistributedDataParallelEngine(2, device="cpu"),
+                **quiet(),
+            )
+            self._weights[num_epochs] = weights(model)
+        return self._weights[num_epochs]
+
+    def logs(self, num_epochs):
+        """Logged metrics, a frame for each loader."""
+        self(num_epochs)
+        folder = self._folder / str(num_epochs) / "csv"
+        return {key: pd.read_csv(folder / f"{key}.csv") for key in ("train", "valid")}
+
+
 @pytest.fixture(scope="session")
-def expected():
-    """Weights that plain python ends with, by the number of epochs."""
-
-    @cache
-    def train(num_epochs):
-        model = mlp()
-        dl.SupervisedRunner().train(
-            model=model,
-            criterion=nn.CrossEntropyLoss(),
-            optimizer=sgd(model),
-            num_epochs=num_epochs,
-            loaders={"train": loader(64, 8, shuffle=True), "valid": loader(21, 8)},
-            engine=dl.DistributedDataParallelEngine(2, device="cpu"),
-            **quiet(),
-        )
-        return weights(model)
-
-    return train
+def expected(tmp_path_factory):
+    """The reference of every launcher."""
+    return PlainPython(tmp_path_factory.mktemp("plain"))

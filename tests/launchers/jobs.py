@@ -49,13 +49,20 @@ class Jobs:
             (folder / name).write_text(text)
             (folder / name).chmod(0o755)
 
-    def start(self, command, *, num_epochs=2, seconds_per_step=0.0, timeout_s=60, inside=(), **variables):
+    def with_arguments(self, command, *, num_epochs=2, held_epoch=0, timeout_s=60):
+        """Give train.py in a command its arguments; it holds in one epoch until :meth:`go`."""
+        return re.sub(r"\btrain\.py\b", f"train.py {self.logdir} {num_epochs} {held_epoch} {timeout_s}", command)
+
+    def start(self, command, *, inside=(), variables=None, **arguments):
         """Start a shell command, its train.py given arguments; `inside` is a command to run it in."""
-        arguments = f"{self.logdir} {num_epochs} {seconds_per_step} {timeout_s}"
-        command = re.sub(r"\btrain\.py\b", f"train.py {arguments}", command)
-        job = Job([*inside, "bash", "-c", command], self.folder, {**self.environment, **variables}, len(self._started))
+        command = [*inside, "bash", "-c", self.with_arguments(command, **arguments)]
+        job = Job(command, self.folder, {**self.environment, **(variables or {})}, len(self._started))
         self._started.append(job)
         return job
+
+    def go(self):
+        """Let processes go on that hold."""
+        (self.folder / "go").touch()
 
     def left(self):
         """List the processes that belong to this test."""

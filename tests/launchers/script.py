@@ -1,8 +1,9 @@
-"""The user's script in the tests of launchers: train.py LOGDIR NUM_EPOCHS [SECONDS_PER_STEP [TIMEOUT_S]]."""
+"""The user's script in the tests of launchers: train.py LOGDIR NUM_EPOCHS HELD_EPOCH TIMEOUT_S."""
 
 import os
 import sys
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -11,33 +12,34 @@ from runnerkit import dl
 from tests.tiny import loader, mlp, sgd
 
 
-def say(words):
+def say(runner, words):
     """Write one line at once: several processes share the output."""
-    os.write(1, f"{words}\n".encode())
+    engine = runner.engine
+    os.write(1, f"rank {engine.rank} of {engine.world_size} on {os.uname().nodename} {words}\n".encode())
 
 
-class Slowly(dl.Callback):
-    """Make an epoch long enough to do something to the job within it."""
+class Hold(dl.Callback):
+    """Wait within an epoch until there is a file `go`, so that a test can do something to the job meanwhile."""
 
-    def __init__(self, seconds_per_step):
+    def __init__(self, epoch):
         super().__init__()
-        self.seconds_per_step = seconds_per_step
+        self.epoch = epoch
 
     def on_batch_end(self, runner):
-        time.sleep(self.seconds_per_step)
+        if runner.epoch_step == self.epoch and runner.loader_key == "train" and runner.loader_batch_step == 2:
+            say(runner, f"holds with pid {os.getpid()}")
+            while not Path("go").exists():
+                time.sleep(0.05)
 
-    def on_epoch_end(self, runner):
-        say(f"rank {runner.engine.rank} of {runner.engine.world_size} pid {os.getpid()} ends epoch {runner.epoch_step}")
 
-
-logdir, num_epochs, seconds_per_step, timeout_s = (*sys.argv[1:], "0", "60")[:4] if len(sys.argv) == 3 else sys.argv[1:]
+logdir, num_epochs, held_epoch, timeout_s = sys.argv[1:]
 model = mlp()
 runner = dl.SupervisedRunner().train(
     model=model,
     criterion=nn.CrossEntropyLoss(),
     optimizer=sgd(model),
     loaders={"train": loader(64, 8, shuffle=True), "valid": loader(21, 8)},
-    callbacks=[Slowly(float(seconds_per_step))],
+    callbacks=[Hold(int(held_epoch))],
     num_epochs=int(num_epochs),
     logdir=logdir,
     resume="auto",
@@ -47,4 +49,4 @@ runner = dl.SupervisedRunner().train(
 assert runner.model is model
 assert runner.epoch_metrics["valid"]["loss"] > 0
 torch.save(model.state_dict(), f"{logdir}/rank{runner.engine.rank}.pth")
-say(f"rank {runner.engine.rank} of {runner.engine.world_size} is done")
+say(runner, "is done")

@@ -57,7 +57,7 @@ def test_a_notebook_trains_in_several_processes(jobs, expected):
     nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
     [command] = commands("A notebook")
 
-    job = jobs.start(command, IPYTHONDIR=str(jobs.folder), JUPYTER_RUNTIME_DIR=str(jobs.folder))
+    job = jobs.start(command, variables={"IPYTHONDIR": str(jobs.folder), "JUPYTER_RUNTIME_DIR": str(jobs.folder)})
 
     assert job.wait(120) == 0, job.output
     executed = nbformat.read(path, as_version=4)

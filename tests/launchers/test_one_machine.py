@@ -52,7 +52,7 @@ def test_torchrun_without_a_shared_store(jobs, expected):
     """With torch's switch MASTER_PORT is a free port, where rank zero itself listens."""
     [command] = commands("torchrun on one machine")
 
-    job = jobs.start(command, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+    job = jobs.start(command, variables={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
 
     assert job.wait() == 0, job.output
     jobs.assert_weights(expected(2))
@@ -65,7 +65,7 @@ def test_mpirun(jobs, expected, variables):
     """Two processes that mpirun started, also when mpirun itself runs in a job of Slurm."""
     [command] = commands("mpirun on one machine")
 
-    job = jobs.start(command, **AS_ROOT, **variables)
+    job = jobs.start(command, variables={**AS_ROOT, **variables})
 
     assert job.wait() == 0, job.output
     jobs.assert_weights(expected(2))
@@ -75,7 +75,7 @@ def test_mpirun(jobs, expected, variables):
 @needs_mpirun
 def test_env_prints_the_place_of_each_process(jobs):
     """`runnerkit env`, started as the script would be."""
-    job = jobs.start("mpirun -np 2 sh -c 'runnerkit env > env$OMPI_COMM_WORLD_RANK.json'", **AS_ROOT)
+    job = jobs.start("mpirun -np 2 sh -c 'runnerkit env > env$OMPI_COMM_WORLD_RANK.json'", variables=AS_ROOT)
 
     assert job.wait() == 0, job.output
     places = [json.loads((jobs.folder / f"env{rank}.json").read_text())["launcher"] for rank in range(2)]
@@ -108,7 +108,7 @@ def test_a_process_joins_a_second_group_with_another_timeout(jobs):
     """Rank zero's server is one for the whole job: a second one could not have its port."""
     (jobs.folder / "twice.py").write_text(TWICE)
 
-    job = jobs.start("mpirun -np 2 python twice.py", **AS_ROOT)
+    job = jobs.start("mpirun -np 2 python twice.py", variables=AS_ROOT)
 
     assert job.wait() == 0, job.output
     assert job.output.count("[2.0, 2.0]") == 2

@@ -1,0 +1,94 @@
+"""A real Slurm on this machine: srun on one node and two, and jobs that are put back into the queue."""
+
+import pandas as pd
+import pytest
+
+from tests.launchers.docs import commands
+from tests.launchers.jobs import wait_until
+from tests.launchers.slurm import Slurm, why_not
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not())]
+BATCH_JOB = "Slurm, a batch job that goes on after preemption"
+NUM_EPOCHS = 4
+
+
+@pytest.fixture
+def slurm():
+    """A cluster of its own for each test."""
+    with Slurm() as slurm:
+        yield slurm
+
+
+@pytest.mark.parametrize("heading", ["Slurm, one machine", "Slurm, several machines"])
+def test_srun_gives_the_weights_of_plain_python(jobs, slurm, expected, heading):
+    """Tasks of one node, or of two that find each other by the node list."""
+    [command] = commands(heading)
+
+    job = jobs.start(command, variables=slurm.environment)
+
+    assert job.wait() == 0, job.output
+    jobs.assert_weights(expected(2))
+
+
+def test_a_step_is_smaller_than_its_allocation(jobs, slurm):
+    """The step's number of tasks counts; the batch script itself is a process of its own."""
+    (jobs.folder / "job.sh").write_text(
+        "#!/bin/bash\n#SBATCH --ntasks=4\n"
+        "runnerkit env > batch.json\n"
+        "srun --ntasks=2 sh -c 'runnerkit env > step$SLURM_PROCID.json'\n"
+    )
+
+    job = jobs.start("sbatch --wait job.sh", variables=slurm.environment)
+
+    assert job.wait() == 0, job.output
+    launchers = [
+        pd.read_json(jobs.folder / f"{name}.json", typ="series")["launcher"] for name in ("batch", "step0", "step1")
+    ]
+    assert launchers[0] == {"name": "plain python"}
+    assert [(each["name"], each["rank"], each["world_size"]) for each in launchers[1:]] == [
+        ("srun", 0, 2),
+        ("srun", 1, 2),
+    ]
+
+
+def submit(jobs, slurm):
+    """Submit the batch job of the docs; return it (to wait for its output) and its number."""
+    script, command, _ = commands(BATCH_JOB)
+    (jobs.folder / "job.sh").write_text(jobs.with_arguments(script, num_epochs=NUM_EPOCHS, held_epoch=3))
+    job = jobs.start(command, variables=slurm.environment)
+    assert job.wait() == 0, job.output
+    return int(job.output)
+
+
+def read(path):
+    return path.read_text() if path.exists() else ""
+
+
+def assert_as_if_never_interrupted(jobs, expected, output):
+    """It was interrupted within the third epoch, went on from the second's checkpoint, and logged each once."""
+    assert output.count("is done") == 2, output
+    jobs.assert_weights(expected(NUM_EPOCHS))
+    for key in ("train", "valid"):
+        logged = pd.read_csv(jobs.logdir / "csv" / f"{key}.csv")
+        assert logged["epoch"].tolist() == list(range(1, NUM_EPOCHS + 1))
+        pd.testing.assert_frame_equal(logged, expected.logs(NUM_EPOCHS)[key], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("how", ["requeue", "preemption"])
+def test_a_requeued_job_ends_as_if_it_had_never_been_interrupted(jobs, slurm, expected, how):
+    """By hand, or because a job of a higher partition needs the nodes."""
+    job_id = submit(jobs, slurm)
+    output = jobs.folder / "job.txt"
+    wait_until(lambda: read(output).count("holds") == 2, 60, lambda: read(output))
+
+    if how == "requeue":
+        command = commands(BATCH_JOB)[2]
+    else:
+        command = "srun --partition=high --nodes=2 --exclusive true"
+    other = jobs.start(command, variables={**slurm.environment, "JOB": str(job_id)})
+
+    assert other.wait() == 0, other.output
+    wait_until(lambda: slurm.facts_of(job_id)["Restarts"] == "1", 60, lambda: slurm.facts_of(job_id))
+    jobs.go()
+    wait_until(lambda: slurm.facts_of(job_id)["JobState"] == "COMPLETED", 90, lambda: read(output))
+    assert_as_if_never_interrupted(jobs, expected, read(output))
