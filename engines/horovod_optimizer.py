@@ -150,4 +150,6 @@ class DistributedStep:
 
     def let_go(self) -> None:
         """Take Horovod's hooks off the parameters: another optimizer may come for them."""
+        # They go with the last graph that has them, of a loss that somebody keeps, and are silent until then.
+        self.optimizer.set_backward_passes_per_step(_NEVER)
         self.optimizer._grad_accs.clear()

@@ -1,0 +1,237 @@
+"""HorovodEngine: two processes give what one gives on the joined batch, in every way a step can be written."""
+
+from functools import partial
+
+import pytest
+import torch
+from sklearn.metrics import accuracy_score
+from torch import nn
+
+from runnerkit import dl
+from tests.engines import horovod_cases as cases
+from tests.engines.horovod_cases import BATCH_SIZE, NUM_SAMPLES
+from tests.tiny import classification, loader, mlp, sgd, train_by_hand, weights
+
+pytest.importorskip("horovod.torch", reason="Horovod is not installed: scripts/install_horovod.sh builds it")
+pytestmark = [pytest.mark.horovod, pytest.mark.slow]
+
+JOINED = 2 * BATCH_SIZE
+NUM_STEPS = NUM_SAMPLES // JOINED
+NUM_PARAMETERS = len(list(mlp().parameters()))
+FLOAT_SUMS = {"rtol": 0, "atol": 1e-6}  # the order in which float32 adds up
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """What rank zero says of all cases; one start of two processes is enough for them."""
+    return dl.HorovodEngine(2).launch(partial(cases.run_all, str(tmp_path_factory.mktemp("horovod"))))
+
+
+def by_hand(*, lr=0.1, batches=None, **kwargs):
+    model = mlp()
+    train_by_hand(model, sgd(model, lr=lr), batches or loader(NUM_SAMPLES, JOINED), **kwargs)
+    return weights(model)
+
+
+def test_two_processes_equal_one_on_the_joined_batch(results):
+    """Gradients are averaged: to the order of float sums."""
+    torch.testing.assert_close(results["fp32"], by_hand(), **FLOAT_SUMS)
+
+
+def test_a_sum_is_the_number_of_processes_times_the_average(results):
+    """Which SGD cannot tell from a learning rate that is twice as large."""
+    torch.testing.assert_close(results["gradients_summed"], by_hand(lr=0.2), **FLOAT_SUMS)
+
+
+def test_fp16_compression_rounds_what_is_sent(results):
+    """Gradients below 1 lose less than 2^-11 of themselves in each of 20 momentum steps of 0.1; the rest is fp32."""
+    compressed, types = results["fp16_compression"]
+
+    assert types == {torch.float16}
+    assert compressed.dtype == results["fp32"].dtype
+    assert not torch.equal(compressed, results["fp32"])
+    torch.testing.assert_close(compressed, by_hand(), rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize(("case", "dtype"), [("amp_bf16", torch.bfloat16), ("amp_fp16", torch.float16)])
+def test_amp_equals_one_process_with_amp_on_the_joined_batch(results, case, dtype):
+    """To 2e-3: at 8 (11) bits the sum of two halves' gradients rounds otherwise than that of the whole."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if dtype == torch.float16 else None
+    expected = by_hand(autocast=lambda: torch.autocast("cpu", dtype), scaler=scaler)
+
+    torch.testing.assert_close(results[case], expected, rtol=0, atol=2e-3)
+
+
+def test_clipping_acts_on_the_average_of_all_ranks(results):
+    """The norm is that of the joined batch's gradient, and nothing is sent a second time."""
+    clipped, num_sent = results["clipped"]
+
+    torch.testing.assert_close(clipped, by_hand(max_norm=0.1), **FLOAT_SUMS)
+    assert num_sent == NUM_STEPS * NUM_PARAMETERS
+
+
+def test_clipping_acts_on_true_gradients_under_a_scaler(results):
+    """First averaged, then unscaled, then clipped; to the roundings of half precision."""
+    expected = by_hand(
+        max_norm=0.1,
+        autocast=lambda: torch.autocast("cpu", torch.float16),
+        scaler=torch.amp.GradScaler("cpu", init_scale=1024.0),
+    )
+
+    torch.testing.assert_close(results["clipped_under_a_scaler"], expected, rtol=0, atol=2e-4)
+
+
+def test_accumulated_gradients_are_sent_once_a_step(results):
+    """11 batches in steps of 4 are three steps, the last of 3 batches, and so many messages."""
+    accumulated, num_sent = results["accumulated"]
+    features, targets = classification(11 * JOINED).tensors
+    joined = list(zip(features.split(4 * JOINED), targets.split(4 * JOINED), strict=True))
+
+    torch.testing.assert_close(accumulated, by_hand(batches=joined), **FLOAT_SUMS)
+    assert num_sent == 3 * NUM_PARAMETERS
+
+
+def test_a_gradient_that_overflows_in_one_rank_is_skipped_by_all(results):
+    """Else the ranks would hold different weights from then on."""
+    num_skipped, (first, second) = results["overflow_in_one_rank"]
+
+    assert num_skipped == 1
+    assert torch.equal(first, second)
+    assert first.isfinite().all()
+
+
+@pytest.mark.parametrize("op", ["average", "sum"])
+@pytest.mark.parametrize("way", cases.WAYS)
+def test_a_step_by_hand_is_the_step(results, way, op):
+    """However zero_grad, backward and step are called, gradients are those of all ranks and sent once a backward."""
+    model_weights, num_sent = results["by_hand"][way, op]
+
+    expected = by_hand(lr=0.1 if op == "average" else 0.2)
+    torch.testing.assert_close(model_weights, expected, **FLOAT_SUMS)
+    assert num_sent == NUM_STEPS * NUM_PARAMETERS * (2 if way == "two losses" else 1)
+
+
+def test_a_gan_trains_although_its_generator_leaves_gradients_in_the_discriminator(results):
+    """They are thrown away by zero_grad, as in one process."""
+    models, optimizers = cases.adversaries()
+    for features, _ in loader(NUM_SAMPLES, JOINED):
+        cases.step_of_adversaries(
+            models, optimizers, features, lambda loss: loss.backward(), lambda optimizer: optimizer.step()
+        )
+
+    torch.testing.assert_close(results["gan"], torch.cat([weights(model) for model in models.values()]), **FLOAT_SUMS)
+
+
+def test_a_schedule_that_steps_with_the_optimizer_acts_on_horovods(results):
+    """OneCycleLR was made for the user's optimizer; it moves the rate of the one that trains, and is given back."""
+    model_weights, lr, is_given_back = results["batch_scheduler"]
+    model = mlp()
+    optimizer, scheduler = cases.one_cycle(model)
+    for batch in loader(NUM_SAMPLES, JOINED):
+        train_by_hand(model, optimizer, [batch])
+        scheduler.step()
+
+    torch.testing.assert_close(model_weights, weights(model), **FLOAT_SUMS)
+    assert lr == optimizer.param_groups[0]["lr"]
+    assert is_given_back
+
+
+def test_a_plateau_lowers_the_rate(results):
+    """By a tenth after each of three epochs, since nothing reaches the threshold."""
+    assert results["plateau_scheduler"] == pytest.approx(0.1 * 0.1**3)
+
+
+def test_the_users_optimizer_keeps_its_state_and_its_hooks(results):
+    """Adam goes on with its moments in a second run; a hook of the user's runs once a step."""
+    model_weights, num_hooked = results["the_users_optimizer_goes_on"]
+    model = mlp()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=0.1)
+    for _ in range(2):
+        train_by_hand(model, optimizer, loader(NUM_SAMPLES, JOINED))
+
+    # Adam divides by the root of a mean square: where that is small, the order of float sums shows more.
+    torch.testing.assert_close(model_weights, weights(model), rtol=0, atol=1e-4)
+    assert num_hooked == 2 * NUM_STEPS
+
+
+def test_an_optimizer_that_cannot_be_wrapped_is_refused(results):
+    """With its class and what it lacks."""
+    assert "cannot wrap a NeedsTwo" in results["unwrappable"]
+    assert "'lr'" in results["unwrappable"]
+
+
+def test_an_optimizers_own_attributes_are_carried(results):
+    """Horovod makes another object of it, from its groups alone."""
+    model = mlp()
+    train_by_hand(model, torch.optim.SGD(model.parameters(), lr=0.1 / 4), loader(NUM_SAMPLES, JOINED))
+
+    torch.testing.assert_close(results["own_attributes"], weights(model), **FLOAT_SUMS)
+
+
+def test_training_starts_from_the_weights_of_rank_zero(results):
+    """Whatever types parameters and buffers have; after training the parameters are equal, to the bit."""
+    (first, second), metrics, model, num_scored = results["models_that_differ"]
+
+    untrained = cases.Odd(rank=0)
+    for name in ("mask", "steps"):
+        assert torch.equal(second[name], untrained.state_dict()[name])
+    for name, parameter in model.named_parameters():
+        assert torch.equal(first[name], second[name]), name
+        if name != "layers.0.bias":  # a batch norm follows, which takes it out again: its gradient is zero
+            assert not torch.equal(parameter, untrained.get_parameter(name)), f"{name} was not trained"
+    features, targets = classification(41).tensors
+    with torch.no_grad():
+        logits = model.eval()(features)
+    assert num_scored == 41
+    assert metrics["accuracy"] == pytest.approx(accuracy_score(targets, logits.argmax(dim=1)), abs=1e-7)
+    assert metrics["loss"] == pytest.approx(nn.functional.cross_entropy(logits, targets).item(), rel=1e-5)
+
+
+def test_collectives_keep_types_and_ranks(results):
+    """Sums in float64 stay so; an object may have another type on each rank."""
+    reduced, gathered, received = results["collectives"]
+
+    thirds = torch.tensor([1.0, 1e-12], dtype=torch.float64) / 3
+    assert reduced["sum"].dtype == torch.float64 and torch.equal(reduced["sum"], thirds + (thirds + 1))
+    assert reduced["mean"] == 0.5
+    assert reduced["min"].tolist() == [0, 5]
+    assert reduced["max"].dtype == torch.bfloat16 and reduced["max"] == 1
+    assert torch.equal(reduced["strided"], 2 * torch.arange(6.0).view(2, 3).T)
+    assert gathered == ["zero", {"rank": 1}]
+    assert received == [{"from": 0}, {"from": 0}]
+
+
+def test_a_resumed_run_equals_the_uninterrupted_one(results):
+    """Interrupted within an epoch and gone on with from the newest checkpoint: not one bit differs."""
+    (whole, whole_metrics), (parts, parts_metrics) = results["resumed"]
+
+    assert torch.equal(whole, parts)
+    assert whole_metrics == parts_metrics
+
+
+def test_sync_bn_on_a_cpu_says_that_it_has_no_effect(results):
+    """It is not silently ignored."""
+    assert len(results["sync_bn_on_a_cpu"]) == 1
+    assert "sync_bn=True has no effect" in results["sync_bn_on_a_cpu"][0]
+
+
+def test_nothing_of_horovod_is_left_on_the_model(results):
+    """A backward pass after the run is the user's own."""
+    assert results["allreduces_are_left"] == []
+
+
+def test_synchronized_batch_norms_hold_the_same_parameters():
+    """An optimizer made before has them; only the module around them is Horovod's."""
+    import horovod.torch as hvd
+
+    from runnerkit.engines.horovod_tensors import with_synchronized_batch_norm
+
+    model = mlp(batch_norm=True).eval()
+    before = dict(model.named_parameters()) | dict(model.named_buffers())
+
+    converted = with_synchronized_batch_norm(model)
+
+    after = dict(converted.named_parameters()) | dict(converted.named_buffers())
+    assert isinstance(converted[1], hvd.SyncBatchNorm) and not converted[1].training
+    assert after.keys() == before.keys()
+    assert all(after[name] is before[name] for name in before)
