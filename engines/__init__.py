@@ -4,12 +4,18 @@ if __name__ != "runnerkit.engines":
     raise ImportError("this folder is the package runnerkit.engines: write `import runnerkit.engines`")
 
 from runnerkit.engine import IEngine
-from runnerkit.engines.amp import AMPEngine, DataParallelAMPEngine, DistributedDataParallelAMPEngine
+from runnerkit.engines.amp import (
+    AMPEngine,
+    DataParallelAMPEngine,
+    DistributedDataParallelAMPEngine,
+    FullyShardedDataParallelAMPEngine,
+)
 from runnerkit.engines.choose import choose_engine, get_available_engine
 from runnerkit.engines.data_parallel import DataParallelEngine
 from runnerkit.engines.ddp import DistributedDataParallelEngine
 from runnerkit.engines.device import CPUEngine, DeviceEngine, GPUEngine
 from runnerkit.engines.failure import RankTraceback, WorkerError
+from runnerkit.engines.fsdp import FullyShardedDataParallelEngine
 
 __all__ = [
     "AMPEngine",
@@ -19,6 +25,8 @@ __all__ = [
     "DeviceEngine",
     "DistributedDataParallelAMPEngine",
     "DistributedDataParallelEngine",
+    "FullyShardedDataParallelAMPEngine",
+    "FullyShardedDataParallelEngine",
     "GPUEngine",
     "IEngine",
     "RankTraceback",
