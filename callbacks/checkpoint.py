@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -25,6 +26,8 @@ class CheckpointCallback(ICheckpointCallback):
     """Save a checkpoint at the end of every epoch, and oftener if asked; keep the best and the last.
 
     Files in `logdir`/checkpoints: model.0003.pth (epoch 3); ``last.pth``, ``best.pth`` (more names); ``index.json``.
+    Where processes save their own parts (``sharded_checkpoints=True`` of an engine), a checkpoint of mode "runner" is a
+    folder: model.0003, last, best.
 
     Args:
         logdir: folder of the run.
@@ -149,21 +152,33 @@ class CheckpointCallback(ICheckpointCallback):
         components.flush_logs(runner)
         # Every rank must enter: this gathers.
         state = snapshot.capture(runner) if self.mode == "runner" else snapshot.model_state(runner)
-        if runner.engine.is_main_process:
-            self._write(runner, state, score=score)
-
-    def _write(self, runner: IRunner, state: StateDict, *, score: float | None) -> None:
-        folder = CheckpointFolder(self.folder)
         step = f".{runner.batch_step:08d}" if runner.is_within_loader else ""
+        name = f"model.{runner.epoch_step:04d}{step}"
+        if self.mode == "runner" and runner.engine.sharded_checkpoints:
+            state = self._write_shards(runner, state, name)
+        else:
+            name += ".pth"
+        if runner.engine.is_main_process:
+            self._write(runner, state, name, score=score)
+
+    def _write_shards(self, runner: IRunner, state: StateDict, name: str) -> StateDict:
+        temporary = CheckpointFolder(self.folder).temporary(name)
+        if runner.engine.is_main_process and temporary.exists():
+            shutil.rmtree(temporary)  # a run that was killed left it
+        runner.engine.barrier()
+        return runner.engine.save_shards(state, temporary)
+
+    def _write(self, runner: IRunner, state: StateDict, name: str, *, score: float | None) -> None:
+        folder = CheckpointFolder(self.folder)
         record = folder.add(
-            f"model.{runner.epoch_step:04d}{step}.pth", state, kind=self.mode, epoch=runner.epoch_step,
-            batch=runner.batch_step, score=score, metrics=runner.epoch_metrics,
+            name, state, kind=self.mode, epoch=runner.epoch_step, batch=runner.batch_step, score=score,
+            metrics=runner.epoch_metrics,
         )  # fmt: skip
         best = self._best(folder)
         if self.save_last:
-            folder.point("last.pth", record)
+            folder.point("last", record)
         if best and self.save_best:
-            folder.point("best.pth", best[0])
+            folder.point("best", best[0])
         # The one before the last stays too: it is what a resume falls back to if the last is damaged.
         folder.keep([*best[: self.topk], *folder.records[-2:]])
 

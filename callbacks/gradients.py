@@ -29,5 +29,6 @@ def make_clip(clip_fn: ClipFn, params: dict[str, Any] | None) -> Callable[[list[
 
 
 def gradient_norm(parameters: list[Tensor]) -> Tensor:
-    """Euclidean norm of all gradients together, a () tensor on their device."""
-    return torch.nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
+    """Euclidean norm of all gradients together, a () tensor on their device; every rank must call."""
+    norm = torch.nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # a DTensor's, of which ranks hold parts

@@ -71,7 +71,7 @@ class OptimizerCallback(IOptimizerCallback):
         if not runner.is_train_loader:
             return
         if self.num_pending == 0:
-            self._optimizer(runner).zero_grad()
+            runner.engine.zero_grad(self._optimizer(runner))
         is_last = runner.loader_batch_step == runner.loader_batch_len
         self._steps_now = is_last or self.num_pending + 1 == self.accumulation_steps
         self._silence = ExitStack()

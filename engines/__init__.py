@@ -4,7 +4,13 @@ if __name__ != "runnerkit.engines":
     raise ImportError("this folder is the package runnerkit.engines: write `import runnerkit.engines`")
 
 from runnerkit.engine import IEngine
-from runnerkit.engines.amp import AMPEngine, DataParallelAMPEngine, DistributedDataParallelAMPEngine, HorovodAMPEngine
+from runnerkit.engines.amp import (
+    AMPEngine,
+    DataParallelAMPEngine,
+    DistributedDataParallelAMPEngine,
+    FullyShardedDataParallelAMPEngine,
+    HorovodAMPEngine,
+)
 from runnerkit.engines.apex import APEXEngine, DataParallelAPEXEngine, DistributedDataParallelAPEXEngine
 from runnerkit.engines.apex_precision import Apex
 from runnerkit.engines.choose import choose_engine, get_available_engine
@@ -12,6 +18,7 @@ from runnerkit.engines.data_parallel import DataParallelEngine
 from runnerkit.engines.ddp import DistributedDataParallelEngine
 from runnerkit.engines.device import CPUEngine, DeviceEngine, GPUEngine
 from runnerkit.engines.failure import RankTraceback, WorkerError
+from runnerkit.engines.fsdp import FullyShardedDataParallelEngine
 from runnerkit.engines.horovod import HorovodEngine
 
 __all__ = [
@@ -26,6 +33,8 @@ __all__ = [
     "DistributedDataParallelAMPEngine",
     "DistributedDataParallelAPEXEngine",
     "DistributedDataParallelEngine",
+    "FullyShardedDataParallelAMPEngine",
+    "FullyShardedDataParallelEngine",
     "GPUEngine",
     "HorovodAMPEngine",
     "HorovodEngine",

@@ -8,6 +8,7 @@ from runnerkit.engine import EngineOptions
 from runnerkit.engines.data_parallel import DataParallelEngine
 from runnerkit.engines.ddp import DistributedDataParallelEngine
 from runnerkit.engines.device import DeviceEngine
+from runnerkit.engines.fsdp import FullyShardedDataParallelEngine
 from runnerkit.engines.horovod import HorovodEngine
 from runnerkit.precision import AMP
 
@@ -68,6 +69,19 @@ class DistributedDataParallelAMPEngine(DistributedDataParallelEngine):
 
     >>> DistributedDataParallelAMPEngine(num_processes=2).is_ddp
     True
+    """
+
+    def __init__(self, num_processes: int | None = None, *, dtype: torch.dtype | None = None, **kwargs: Any) -> None:
+        super().__init__(num_processes, **with_amp(kwargs, dtype))
+
+
+class FullyShardedDataParallelAMPEngine(FullyShardedDataParallelEngine):
+    """Sharded over processes, automatic mixed precision; other arguments as FullyShardedDataParallelEngine's.
+
+    Weights travel in float32 and are cast where they are used; its `compute_dtype` sends half as much.
+
+    >>> FullyShardedDataParallelAMPEngine(num_processes=2, dtype=torch.bfloat16).precision.dtype
+    torch.bfloat16
     """
 
     def __init__(self, num_processes: int | None = None, *, dtype: torch.dtype | None = None, **kwargs: Any) -> None:

@@ -2,7 +2,7 @@
 
 Every checkpoint is a file of its own that never changes; ``index.json``, replaced as a whole, says which ones count and
 their checksums. ``last.pth`` and ``best.pth`` are further names of two of them. So a kill at any moment leaves a folder
-whose index and files fit together.
+whose index and files fit together. A sharded checkpoint (:mod:`runnerkit.shards`) is a folder in the place of a file.
 """
 
 import hashlib
@@ -22,6 +22,8 @@ from runnerkit.types import StateDict
 
 logger = logging.getLogger(__name__)
 
+_REST = "rest.pth"  # what a sharded checkpoint holds beside shards
+
 
 def save_checkpoint(state: StateDict, path: str | os.PathLike[str]) -> Path:
     """Save `state` so that `path` holds either all of it or what was there before; synced to the disk.
@@ -38,20 +40,44 @@ def save_checkpoint(state: StateDict, path: str | os.PathLike[str]) -> Path:
     return path
 
 
-def load_checkpoint(path: str | os.PathLike[str]) -> StateDict:
+def load_checkpoint(path: str | os.PathLike[str], *, whole: bool = True) -> StateDict:
     """Load a checkpoint to the CPU, running no code from it (``weights_only=True``).
 
+    Args:
+        whole: put a sharded one's tensors together; False leaves them out.
     Raises:
         FileNotFoundError: nothing is there.
         ValueError: the file is torn, or no checkpoint of tensors and plain values.
     """
     path = Path(path)
+    if _is_sharded(path):
+        from runnerkit import shards  # a second's import that few need
+
+        rest = load_checkpoint(path / _REST)
+        return shards.load(rest, path) if whole else rest
     if not path.is_file():
         raise FileNotFoundError(f"no checkpoint at {path}")
     try:
         return torch.load(path, map_location="cpu", weights_only=True)  # type: ignore[no-any-return]
     except (RuntimeError, EOFError, pickle.UnpicklingError, ValueError, KeyError) as error:
         raise ValueError(f"{path} is no whole checkpoint of tensors and plain values: {error}") from error
+
+
+def export_full_state(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:
+    """Save a sharded checkpoint as an ordinary file, which any engine resumes from; in this process, which needs the
+    memory for all of it.
+
+    Args:
+        path: the checkpoint, or a logdir (its newest good one).
+        out: the file, such as "whole.pth".
+    Raises:
+        FileNotFoundError, ValueError: as :func:`find_checkpoint` and :func:`load_checkpoint`.
+    """
+    return save_checkpoint(load_checkpoint(find_checkpoint(path)), out)
+
+
+def _is_sharded(path: Path) -> bool:
+    return (path / _REST).is_file()
 
 
 class AtomicFile:
@@ -117,21 +143,48 @@ class CheckpointFolder:
 
     def add(self, name: str, state: StateDict, *, kind: str, epoch: int, batch: int, score: float | None,
             metrics: Mapping[str, dict[str, float]]) -> Record:  # fmt: skip
-        """Write a checkpoint under a new name, then the index that knows it."""
-        path = save_checkpoint(state, self.folder / name)
-        record = Record(name, kind, epoch, batch, path.stat().st_size, _sha256(path), score, dict(metrics))
+        """Write a checkpoint under a new name, then the index that knows it.
+
+        Args:
+            name: ends in ".pth"; any other is that of a folder, whose shards are in :meth:`temporary` by now.
+        """
+        path = self.folder / name
+        file = save_checkpoint(state, path if name.endswith(".pth") else self.temporary(name) / _REST)
+        size, checksum = _size(file.parent if file.name == _REST else file), _sha256(file)
+        if file.name == _REST:
+            self._put_in_place(name)
+        record = Record(name, kind, epoch, batch, size, checksum, score, dict(metrics))
         self.records = [each for each in self.records if each.name != name] + [record]
         self._write_index()
         return record
 
+    def temporary(self, name: str) -> Path:
+        """Where the shards of a checkpoint are written before it has its name."""
+        return self.folder / f".{name}.tmp"
+
+    def _put_in_place(self, name: str) -> None:
+        _sync(self.temporary(name))
+        if (self.folder / name).exists():  # that of an earlier attempt: no folder is replaced as a whole
+            self.records = [record for record in self.records if record.name != name]
+            self._write_index()
+            shutil.rmtree(self.folder / name)
+        os.rename(self.temporary(name), self.folder / name)
+        _sync(self.folder)
+
     def point(self, alias: str, record: Record) -> None:
-        """Let `alias` be another name of a checkpoint; the same file where the file system can."""
-        with AtomicFile(self.folder / alias) as temporary:
+        """Let `alias` be another name of a checkpoint: "last.pth", the same file where the file system can; of a folder
+        a link, "last"."""
+        if not record.name.endswith(".pth"):
+            _link(self.folder / alias, record.name)
+            (self.folder / f"{alias}.pth").unlink(missing_ok=True)
+            return
+        with AtomicFile(self.folder / f"{alias}.pth") as temporary:
             temporary.unlink(missing_ok=True)
             try:
                 os.link(self.folder / record.name, temporary)
             except OSError:
                 shutil.copyfile(self.folder / record.name, temporary)
+        (self.folder / alias).unlink(missing_ok=True)
 
     def keep(self, records: list[Record]) -> None:
         """Forget and delete all other checkpoints: first in the index, then on the disk."""
@@ -141,7 +194,8 @@ class CheckpointFolder:
             self.records = [record for record in self.records if record.name in names]
             self._write_index()
         for record in retired:
-            (self.folder / record.name).unlink(missing_ok=True)
+            path = self.folder / record.name
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
     def newest_good(self) -> Path:
         """Find the newest whole checkpoint to resume from.
@@ -151,7 +205,7 @@ class CheckpointFolder:
         """
         for record in reversed([record for record in self.records if record.kind == "runner"]):
             path = self.folder / record.name
-            if path.is_file() and path.stat().st_size == record.size_bytes and _sha256(path) == record.sha256:
+            if _is_good(path, record):
                 return path
             logger.warning("checkpoint %s is damaged or gone; taking the one before", path)
         hint = "its checkpoints hold weights only (mode='model')" if self.records else "it has no checkpoints"
@@ -163,18 +217,37 @@ class CheckpointFolder:
 
 
 def find_checkpoint(path: str | os.PathLike[str]) -> Path:
-    """Resolve what the user gave to resume from: a file, or a logdir (its newest good checkpoint).
+    """Resolve what the user gave to resume from: a checkpoint, or a logdir (its newest good one).
 
     Raises:
         FileNotFoundError: nothing is there.
     """
     path = Path(path)
-    if path.is_file():
+    if path.is_file() or _is_sharded(path):
         return path
     if not path.is_dir():
         raise FileNotFoundError(f"resume={str(path)!r}: no such checkpoint or logdir")
     folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     return CheckpointFolder(folder).newest_good()
+
+
+def _is_good(path: Path, record: Record) -> bool:
+    file = path / _REST if path.is_dir() else path
+    if not file.is_file() or _size(path) != record.size_bytes or _sha256(file) != record.sha256:
+        return False
+    # The rest vouches for the shards.
+    files = load_checkpoint(file)["shards"]["files"] if path.is_dir() else {}
+    return all(_sha256(path / name) == checksum for name, checksum in files.items())
+
+
+def _size(path: Path) -> int:
+    return sum(each.stat().st_size for each in path.iterdir()) if path.is_dir() else path.stat().st_size
+
+
+def _link(path: Path, target: str) -> None:
+    with AtomicFile(path) as temporary:
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(target, target_is_directory=True)
 
 
 def _sha256(path: Path) -> str:

@@ -186,9 +186,8 @@ def _is_training(runner: IRunner, key: str) -> bool:
 
 
 def _use_model(runner: IRunner) -> None:
-    models = as_dict(runner._training_model)
-    if not runner.is_train_loader:
-        models = {key: runner.engine.evaluation_model(model) for key, model in models.items()}
+    choose = runner.engine.training_model if runner.is_train_loader else runner.engine.evaluation_model
+    models = {key: choose(model) for key, model in as_dict(runner._training_model).items()}
     for model in models.values():
         model.train(runner.is_train_loader)
     runner.model = like(runner._training_model, models)
@@ -284,6 +283,9 @@ def finish_loader(runner: IRunner, key: str) -> None:
     runner.loader_metrics = {**means, **runner.loader_metrics}
     _count_exactly(runner, num_samples)
     runner._emit("on_loader_end")
+    if not runner.is_train_loader:
+        for model in as_dict(runner._training_model).values():
+            runner.engine.training_model(model)  # evaluation is over, whatever comes next
     runner.loader_metrics = {name: float(value) for name, value in runner.loader_metrics.items()}
     runner.epoch_metrics[key] = dict(runner.loader_metrics)
     for logger in runner.loggers.values():

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast
 
 import torch
@@ -43,12 +44,14 @@ class IEngine(ABC):
         local_process_index: this process among those of its machine.
         num_processes: processes of the job; also `world_size`.
         is_ddp: whether processes train together.
+        sharded_checkpoints: whether each process saves its own part: :meth:`save_shards`.
     """
 
     is_ddp: bool = False
     process_index: int = 0
     local_process_index: int = 0
     num_processes: int = 1
+    sharded_checkpoints: bool = False
 
     def __init__(self, **options: Unpack[EngineOptions]) -> None:
         unknown = options.keys() - EngineOptions.__annotations__
@@ -161,6 +164,10 @@ class IEngine(ABC):
         """Return the module to evaluate with, the same on all ranks; every rank must call."""
         return model
 
+    def training_model(self, model: nn.Module) -> nn.Module:
+        """Return the module to train with, which evaluation is over for: `model`, as :meth:`prepare` gave it."""
+        return model
+
     def compiled(self, module: nn.Module) -> nn.Module:
         """Return `module` as ``torch.compile`` makes it, if the engine was told to compile; the same one each time."""
         if self.compile_arguments is None:
@@ -196,6 +203,10 @@ class IEngine(ABC):
         """
         self.precision.backward(loss, optimizer)
 
+    def zero_grad(self, optimizer: Optimizer) -> None:
+        """Forget `optimizer`'s gradients, before the first batch of a step; also those that no step was taken on."""
+        optimizer.zero_grad()
+
     def synchronize(self, optimizer: Optimizer) -> None:
         """Wait until `optimizer`'s gradients are those of all processes, before they are read; every rank must call."""
         self.precision.collect(optimizer)
@@ -222,8 +233,12 @@ class IEngine(ABC):
 
     # State. That of models and optimizers is whole, whoever holds which part of it: any engine loads any other's.
 
-    def model_state_dict(self, model: nn.Module) -> StateDict:
-        """Take the weights of the user's module, without any wrapper's prefix; every rank must call."""
+    def model_state_dict(self, model: nn.Module, *, whole: bool = True) -> StateDict:
+        """Take the weights of the user's module, without any wrapper's prefix; every rank must call.
+
+        Args:
+            whole: False takes this process's part of them, for :meth:`save_shards`.
+        """
         return self.unwrap(model).state_dict()
 
     def load_model_state_dict(self, model: nn.Module, state: StateDict) -> None:
@@ -231,13 +246,21 @@ class IEngine(ABC):
         self.unwrap(model).load_state_dict(state)
         self.precision.refresh()
 
-    def optimizer_state_dict(self, optimizer: Optimizer) -> StateDict:
-        """Take an optimizer's state; every rank must call."""
+    def optimizer_state_dict(self, optimizer: Optimizer, *, whole: bool = True) -> StateDict:
+        """Take an optimizer's state, or this process's part of it; every rank must call."""
         return optimizer.state_dict()
 
     def load_optimizer_state_dict(self, optimizer: Optimizer, state: StateDict) -> None:
         """Put back an optimizer's state; every rank must call."""
         optimizer.load_state_dict(state)
+
+    def save_shards(self, state: StateDict, folder: Path) -> StateDict:
+        """Write this process's part of `state` into `folder`; return the rest; every rank must call."""
+        raise NotImplementedError(f"{type(self).__name__} has no sharded checkpoints")
+
+    def load_shards(self, state: StateDict, folder: Path) -> StateDict:
+        """Put this process's part of what is in `folder` into the rest of the state; every rank must call."""
+        raise NotImplementedError(f"{type(self).__name__} has no sharded checkpoints")
 
     def state_dict(self) -> StateDict:
         """State to resume from."""

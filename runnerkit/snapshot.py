@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -45,10 +46,10 @@ class Snapshot:
         return Step(self.state["stage_key"], within.get("key", ""), counters["epoch_step"], counters["batch_step"])
 
 
-def model_state(runner: IRunner) -> StateDict:
-    """Take the weights of the user's module, or of each by key, whole; every rank must call."""
+def model_state(runner: IRunner, *, whole: bool = True) -> StateDict:
+    """Take the weights of the user's module, or of each by key; every rank must call."""
     models = _models(runner)
-    states = {key: runner.engine.model_state_dict(model) for key, model in models.items()}
+    states = {key: runner.engine.model_state_dict(model, whole=whole) for key, model in models.items()}
     return states if isinstance(runner.model, dict) else states[""]
 
 
@@ -58,22 +59,23 @@ def _models(runner: IRunner) -> dict[str, nn.Module]:
 
 
 def capture(runner: IRunner) -> StateDict:
-    """Take all state; every rank must call: this gathers the generators' states."""
+    """Take all state, or this process's part of it; every rank must call: this gathers the generators' states."""
+    engine, whole = runner.engine, not runner.engine.sharded_checkpoints
     return {
         "format_version": FORMAT_VERSION,
         "runnerkit_version": __version__,
         "stage_key": runner.stage_key,
         "counters": as_plain({name: getattr(runner, name) for name in _COUNTERS}) | _early_stop(runner),
         "within": _position(runner) if runner.is_within_loader else None,
-        "model_state_dict": model_state(runner),
+        "model_state_dict": model_state(runner, whole=whole),
         "criterion_state_dict": _states(runner.criterion),
         "optimizer_state_dict": {
-            key: runner.engine.optimizer_state_dict(each) for key, each in as_dict(runner.optimizer).items()
+            key: engine.optimizer_state_dict(each, whole=whole) for key, each in as_dict(runner.optimizer).items()
         },
         "scheduler_state_dict": as_plain(_states(runner.scheduler)),
-        "engine_state_dict": runner.engine.state_dict(),
+        "engine_state_dict": engine.state_dict(),
         "callbacks": {key: as_plain(callback.state_dict()) for key, callback in runner.callbacks.items()},
-        "rng": runner.engine.gather_object(rng_state()),
+        "rng": engine.gather_object(rng_state()),
     }
 
 
@@ -132,7 +134,7 @@ def find(runner: IRunner, stage: str) -> bool:
 
 def _load(source: str, runner: IRunner) -> Snapshot:
     path = find_checkpoint(source)
-    state = load_checkpoint(path)
+    state = load_checkpoint(path, whole=not runner.engine.sharded_checkpoints)
     if not isinstance(state, dict) or "format_version" not in state:
         raise ValueError(f"{path} is no checkpoint of a whole run; to start from its weights, load them into the model")
     if state["format_version"] > FORMAT_VERSION:
@@ -153,6 +155,8 @@ def restore(runner: IRunner) -> None:
     if snapshot is None or snapshot.is_restored:
         return
     state = snapshot.state
+    if "shards" in state:
+        state = runner.engine.load_shards(state, Path(snapshot.source))  # every rank must enter, and see the files
     load_model_state(runner, state["model_state_dict"], source=snapshot.source)
     for key, optimizer in as_dict(runner.optimizer).items():
         if key in state["optimizer_state_dict"]:

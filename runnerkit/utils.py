@@ -1,6 +1,6 @@
 """Functions beside the runner, under one name: ``from runnerkit import utils``."""
 
-from runnerkit.checkpoint import load_checkpoint, save_checkpoint
+from runnerkit.checkpoint import export_full_state, load_checkpoint, save_checkpoint
 from runnerkit.engines.choose import get_available_engine
 from runnerkit.engines.process_environment import get_rank
 from runnerkit.environment import describe_environment, get_device
@@ -8,6 +8,7 @@ from runnerkit.seeding import set_global_seed
 
 __all__ = [
     "describe_environment",
+    "export_full_state",
     "get_available_engine",
     "get_device",
     "get_rank",

@@ -7,7 +7,7 @@ from pathlib import Path
 # Left to right; a module imports from layers to its left, and from its own.
 LAYERS = [
     {"types", "seeding", "version", "torchvision_cpu", "backends"},
-    {"precision", "fused_reduction", "metrics", "sampler", "checkpoint"},
+    {"precision", "fused_reduction", "metrics", "sampler", "checkpoint", "shards"},
     {"engine", "callback", "logger", "environment", "history", "plot"},
     {"runner", "components", "snapshot", "outcome", "before_training", "evaluation"},
     {"engines", "callbacks", "loggers", "contrib"},  # and these not from one another
@@ -19,8 +19,8 @@ FACADES = {"", "dl", "utils"}  # `""` is runnerkit/__init__.py; nobody inside im
 OPTIONAL = {"torchvision", "tensorboard", "pandas", "torchmetrics", "matplotlib", "sklearn", "horovod", "apex", "PIL"}
 # With its reason: the default of IRunner.get_engine must name some engine.
 ALLOWED = {("runnerkit.runner", "runnerkit.engines.choose")}
-# Modules about one optional package, themselves imported where they are used.
-LATE = {"runnerkit.loggers.event_files"}
+# Modules about one optional package, or one that is slow to import, themselves imported where they are used.
+LATE = {"runnerkit.loggers.event_files", "runnerkit.engines.sharded_model", "runnerkit.shards"}
 
 
 def modules(root: Path) -> Iterator[tuple[str, Path]]:

@@ -1,0 +1,141 @@
+"""A state as a folder: tensors that processes share out, by ``torch.distributed.checkpoint``; the rest in one file.
+
+The rest tells each tensor's place in the state, and the checksum of each other file.
+"""
+
+import hashlib
+import pickle
+import warnings
+from collections.abc import Callable
+from copy import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint.state_dict_loader as loader
+import torch.distributed.checkpoint.state_dict_saver as saver
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, empty
+
+from runnerkit.types import StateDict
+
+# What a list of tensors is made of; see _PlainUnpickler.
+_KNOWN = {
+    *(("torch.distributed.checkpoint.metadata", name) for name in (
+        "Metadata", "TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata", "MetadataIndex", "StorageMeta",
+        "_MEM_FORMAT_ENCODING",
+    )),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("torch.serialization", "_get_layout"),
+    ("torch", "Size"),
+    ("pathlib", "PosixPath"),
+}  # fmt: skip
+
+
+def save(state: StateDict, folder: Path, *, rank: int, gather: Callable[[Any], list[Any]]) -> StateDict:
+    """Write this process's shards of `state`; return the rest of it; every rank must call, and see `folder`.
+
+    Args:
+        gather: collects an object of every process.
+    """
+    rest, shards, places = _split(state)
+    try:
+        saver.save(shards, storage_writer=FileSystemWriter(folder, sync_files=True))
+    except CheckpointException as error:
+        raise OSError(f"cannot save shards in {folder}: {error}") from error
+    # Each process reads again what it wrote, all at the same time; rank zero also the list of all tensors.
+    mine = [*folder.glob(f"__{rank}_*"), *([folder / ".metadata"] if rank == 0 else [])]
+    parts = gather({path.name: sha256(path) for path in mine})
+    return {**rest, "shards": {"places": places, "files": {name: part[name] for part in parts for name in part}}}
+
+
+def load(rest: StateDict, folder: Path, *, mesh: DeviceMesh | None = None) -> StateDict:
+    """Put the tensors in `folder` into their places in `rest`.
+
+    Args:
+        mesh: processes that share them out by rows, all of which must call; None is this process alone, which gets them
+            whole.
+    Raises:
+        ValueError: a file is damaged or missing.
+    """
+    try:
+        reader = _Reader(folder)
+        tensors = {
+            name: _empty(entry, mesh)
+            for name, entry in reader.read_metadata().state_dict_metadata.items()
+            if isinstance(entry, TensorStorageMetadata)
+        }
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # alone, as was asked for
+            loader.load(tensors, storage_reader=reader, no_dist=mesh is None)
+        state = {key: value for key, value in rest.items() if key != "shards"}
+        for name, place in rest["shards"]["places"].items():
+            state = _with(state, place, tensors[name])
+    except (CheckpointException, OSError, KeyError, EOFError, pickle.UnpicklingError) as error:
+        raise ValueError(f"{folder} is no whole sharded checkpoint: {error}") from error
+    return state
+
+
+def sha256(path: Path) -> str:
+    """Compute the checksum of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _split(state: StateDict) -> tuple[StateDict, dict[str, Tensor], dict[str, list[Any]]]:
+    """Part `state` into the rest, its sharded tensors by name, and their places: keys from the outermost dict on."""
+    shards: dict[str, Tensor] = {}
+    places: dict[str, list[Any]] = {}
+
+    def walk(value: Any, place: list[Any]) -> Any:
+        if not isinstance(value, dict):
+            return value
+        rest = copy(value)  # with the versions of modules, which a model's state has as an attribute
+        for key, item in value.items():
+            if isinstance(item, DTensor):
+                name = "/".join(map(str, [*place, key]))
+                shards[name], places[name] = item, [*place, key]
+                rest[key] = None
+            else:
+                rest[key] = walk(item, [*place, key])
+        return rest
+
+    return walk(state, []), shards, places
+
+
+def _with(state: StateDict, place: list[Any], tensor: Tensor) -> StateDict:
+    """Copy `state` as far as it leads to `place`, and put `tensor` there."""
+    key, *further = place
+    changed = copy(state)
+    changed[key] = _with(state[key], further, tensor) if further else tensor
+    return changed
+
+
+def _empty(entry: TensorStorageMetadata, mesh: DeviceMesh | None) -> Tensor:
+    if mesh is None:
+        return torch.empty(entry.size, dtype=entry.properties.dtype)
+    placements = [*(Replicate() for _ in range(mesh.ndim - 1)), Shard(0)]
+    return empty(*entry.size, dtype=entry.properties.dtype, device_mesh=mesh, placements=placements)
+
+
+class _Reader(FileSystemReader):
+    """Reads the list of tensors, which is a pickle, without running whatever it asks to run."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        with (Path(self.path) / ".metadata").open("rb") as file:
+            metadata: Metadata = _PlainUnpickler(file).load()
+        metadata.storage_meta = StorageMeta(load_id=self.load_id)
+        return metadata
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Knows the classes of a list of tensors, and no others: as ``weights_only=True`` does for tensors."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _KNOWN or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"a list of tensors does not hold {module}.{name}")
