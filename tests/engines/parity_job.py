@@ -25,18 +25,27 @@ class Case:
     """An engine and a precision of the law.
 
     Attributes:
-        num_processes: which share a step's batch of GLOBAL_BATCH samples.
+        launchers: those that start it.
         dtype: of autocast in the hand-written loop; None is fp32.
         scaled: whether that loop has a gradient scaler.
         tolerance: of the weights, absolute, and why.
     """
 
     make: Callable[[], IEngine]
-    num_processes: int
+    launchers: tuple[str, ...]
     tolerance: tuple[float, str]
     dtype: torch.dtype | None = None
     scaled: bool = False
 
+    @property
+    def num_processes(self) -> int:
+        """Of each job."""
+        return 1 if self.launchers == ALONE else 2
+
+
+ALONE = ("python",)
+TORCH = ("python", "notebook", "torchrun", "srun", "mpirun")
+HOROVOD = ("python", "notebook", "horovodrun", "mpirun")
 
 _EXACT = (0.0, "bit for bit")
 _SUMS = (1e-6, "the order of float sums")
@@ -45,18 +54,27 @@ _FP16 = (5e-4, "fp16 rounds two halves otherwise than the whole")
 BF16, FP16 = torch.bfloat16, torch.float16
 
 CASES = {
-    "CPUEngine": Case(dl.CPUEngine, 1, _EXACT),
-    "DeviceEngine": Case(lambda: dl.DeviceEngine("cpu"), 1, _EXACT),
-    "AMPEngine bf16": Case(lambda: dl.AMPEngine("cpu", dtype=BF16), 1, _EXACT, BF16),
-    "AMPEngine fp16": Case(lambda: dl.AMPEngine("cpu", dtype=FP16), 1, _EXACT, FP16, scaled=True),
-    "DataParallelEngine": Case(lambda: dl.DataParallelEngine("cpu"), 1, _EXACT),
-    "DataParallelAMPEngine bf16": Case(lambda: dl.DataParallelAMPEngine("cpu", dtype=BF16), 1, _EXACT, BF16),
-    "DistributedDataParallelEngine": Case(lambda: dl.DistributedDataParallelEngine(2, device="cpu"), 2, _SUMS),
+    "CPUEngine": Case(dl.CPUEngine, ALONE, _EXACT),
+    "DeviceEngine": Case(lambda: dl.DeviceEngine("cpu"), ALONE, _EXACT),
+    "AMPEngine bf16": Case(lambda: dl.AMPEngine("cpu", dtype=BF16), ALONE, _EXACT, BF16),
+    "AMPEngine fp16": Case(lambda: dl.AMPEngine("cpu", dtype=FP16), ALONE, _EXACT, FP16, scaled=True),
+    "DataParallelEngine": Case(lambda: dl.DataParallelEngine("cpu"), ALONE, _EXACT),
+    "DataParallelAMPEngine bf16": Case(lambda: dl.DataParallelAMPEngine("cpu", dtype=BF16), ALONE, _EXACT, BF16),
+    "DistributedDataParallelEngine": Case(lambda: dl.DistributedDataParallelEngine(2, device="cpu"), TORCH, _SUMS),
     "DistributedDataParallelAMPEngine bf16": Case(
-        lambda: dl.DistributedDataParallelAMPEngine(2, device="cpu", dtype=BF16), 2, _BF16, BF16
+        lambda: dl.DistributedDataParallelAMPEngine(2, device="cpu", dtype=BF16), TORCH, _BF16, BF16
     ),
     "DistributedDataParallelAMPEngine fp16": Case(
-        lambda: dl.DistributedDataParallelAMPEngine(2, device="cpu", dtype=FP16), 2, _FP16, FP16, scaled=True
+        lambda: dl.DistributedDataParallelAMPEngine(2, device="cpu", dtype=FP16), TORCH, _FP16, FP16, scaled=True
+    ),
+    "FullyShardedDataParallelEngine": Case(lambda: dl.FullyShardedDataParallelEngine(2, device="cpu"), TORCH, _SUMS),
+    "FullyShardedDataParallelAMPEngine bf16": Case(
+        lambda: dl.FullyShardedDataParallelAMPEngine(2, device="cpu", dtype=BF16), TORCH, _BF16, BF16
+    ),
+    "HorovodEngine": Case(lambda: dl.HorovodEngine(2, device="cpu"), HOROVOD, _SUMS),
+    "HorovodAMPEngine bf16": Case(lambda: dl.HorovodAMPEngine(2, device="cpu", dtype=BF16), HOROVOD, _BF16, BF16),
+    "HorovodAMPEngine fp16": Case(
+        lambda: dl.HorovodAMPEngine(2, device="cpu", dtype=FP16), HOROVOD, _FP16, FP16, scaled=True
     ),
 }
 

@@ -1,6 +1,7 @@
 """The law: whatever the engine, precision and launcher, weights, metrics and logs are those of plain PyTorch."""
 
 import functools
+import importlib
 import os
 import shutil
 import subprocess
@@ -11,20 +12,18 @@ import torch
 from torch import nn
 
 from tests.engines import parity_table
-from tests.engines.parity_job import CASES, GLOBAL_BATCH, NUM_EPOCHS, NUM_SAMPLES, NUM_VALID
+from tests.engines.parity_job import CASES, GLOBAL_BATCH, HOROVOD, NUM_EPOCHS, NUM_SAMPLES, NUM_VALID
+from tests.launchers import slurm
 from tests.tiny import classification, loader, mlp, sgd, train_by_hand, weights
 
 PYTHON = sys.executable
 JOB = "tests.engines.parity_job"
-ALONE = [name for name, case in CASES.items() if case.num_processes == 1]
-TOGETHER = [name for name, case in CASES.items() if case.num_processes == 2]
 EXECUTE = "import sys, nbformat, nbclient; nbclient.execute(nbformat.read(sys.argv[1], as_version=4), timeout=160)"
-NOTEBOOK = "from {job} import main\nmain({folder!r}, *{cases!r})"
 
 
-def run(command, **kwargs):
-    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
-    return subprocess.run(command, capture_output=True, text=True, timeout=170, env=environment, **kwargs)
+def run(command, **variables):
+    environment = {**os.environ, "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1", **variables}
+    return subprocess.run(command, capture_output=True, text=True, timeout=170, env=environment)
 
 
 def python(folder, cases):
@@ -35,9 +34,9 @@ def python(folder, cases):
 def notebook(folder, cases):
     """A notebook's kernel: runnerkit starts the processes."""
     nbformat = pytest.importorskip("nbformat")
-    cell = nbformat.v4.new_code_cell(NOTEBOOK.format(job=JOB, folder=str(folder), cases=list(cases)))
+    cell = f"from {JOB} import main\nmain({str(folder)!r}, *{list(cases)!r})"
     path = folder / "parity.ipynb"
-    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), path)
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell)]), path)
     return run([PYTHON, "-c", EXECUTE, str(path)])
 
 
@@ -47,30 +46,46 @@ def torchrun(folder, cases):
     return run([PYTHON, "-m", "torch.distributed.run", *options, JOB, str(folder), *cases])
 
 
+def srun(folder, cases):
+    """Slurm's srun, two tasks on one node."""
+    if slurm.why_not():
+        pytest.skip(slurm.why_not())
+    with slurm.Slurm() as cluster:
+        return run(["srun", "-n", "2", PYTHON, "-m", JOB, str(folder), *cases], **cluster.environment)
+
+
 def mpirun(folder, cases):
-    """Open MPI's mpirun."""
+    """Open MPI's mpirun; for Horovod only if that was built with MPI."""
     if shutil.which("mpirun") is None:
         pytest.skip("no mpirun here; Debian: apt-get install openmpi-bin")
+    if cases[0].startswith("Horovod") and not importlib.import_module("horovod.torch").mpi_built():
+        pytest.skip("Horovod was built without MPI")
     options = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", "2"]
     return run(["mpirun", *options, PYTHON, "-m", JOB, str(folder), *cases])
 
 
-LAUNCHERS = {each.__name__: each for each in (python, notebook, torchrun, mpirun)}
-LAW = [
-    *[(case, "python") for case in ALONE],
-    *[(case, launcher) for case in TOGETHER for launcher in LAUNCHERS],
-]
+def horovodrun(folder, cases):
+    """Horovod's own launcher, over Gloo."""
+    options = ["--gloo", "-np", "2", "-H", "localhost:2"]
+    return run([PYTHON, "-m", "horovod.runner.launch", *options, PYTHON, "-m", JOB, str(folder), *cases])
+
+
+LAUNCHERS = {each.__name__: each for each in (python, notebook, torchrun, srun, mpirun, horovodrun)}
+LAW = [(case, launcher) for case in CASES for launcher in CASES[case].launchers]
 
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory):
-    """Run all cases of a launcher in one job, when the first of them is asked for."""
+    """Run the cases that a launcher starts alike in one job, when the first of them is asked for."""
 
     @functools.cache
-    def job(launcher):
+    def job(launcher, family):
+        if family == HOROVOD:
+            pytest.importorskip(
+                "horovod.torch", reason="Horovod is not installed: scripts/install_horovod.sh builds it"
+            )
         folder = tmp_path_factory.mktemp(launcher)
-        cases = [case for case, its_launcher in LAW if its_launcher == launcher]
-        done = LAUNCHERS[launcher](folder, cases)
+        done = LAUNCHERS[launcher](folder, [case for case in CASES if CASES[case].launchers == family])
         return folder, done.stdout + done.stderr
 
     return job
@@ -106,10 +121,11 @@ def by_hand(dtype, scaled):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)  # the first of a job's cases waits for all of them
 @pytest.mark.parametrize(("case", "launcher"), LAW, ids=lambda each: each.replace(" ", "-"))
 def test_every_engine_precision_and_launcher_gives_what_plain_pytorch_gives(jobs, seen, case, launcher):
     """Same data, same seed: weights to the stated tolerance, exact metrics, the same log files."""
-    folder, output = jobs(launcher)
+    folder, output = jobs(launcher, CASES[case].launchers)
     logdir = folder / case.replace(" ", "_")
     assert (logdir / "result.pth").exists(), output[-3000:]
     result = torch.load(logdir / "result.pth", weights_only=True)
