@@ -294,6 +294,22 @@ def test_a_resumed_run_equals_the_uninterrupted_one(apex, tmp_path, opt_level):
     assert apex.calls.count("load_state_dict") == 1
 
 
+@pytest.mark.parametrize("engines", [(dl.CPUEngine(), dl.APEXEngine("cpu")), (dl.APEXEngine("cpu"), dl.CPUEngine())])
+def test_a_checkpoint_goes_on_with_another_engine(apex, tmp_path, engines):
+    """Weights, momentum and counters are everybody's; with the stand-in's O1 not one bit differs."""
+    expected = mlp()
+    batches = loader(NUM_STEPS * BATCH_SIZE, BATCH_SIZE)
+
+    for num_epochs, engine in zip((1, 2), engines, strict=True):
+        model = mlp()
+        resume = None if num_epochs == 1 else "auto"
+        runner = train(model, sgd(model), batches, engine=engine, num_epochs=num_epochs, logdir=tmp_path, resume=resume)
+    train(expected, sgd(expected), batches, engine=dl.CPUEngine(), num_epochs=2)
+
+    assert runner.epoch_step == 2
+    assert torch.equal(weights(model), weights(expected))
+
+
 def test_weights_that_are_loaded_reach_the_master_weights(apex, tmp_path):
     """Under O2 the next step would otherwise put back what the model had before."""
     source, model = mlp(seed=5), mlp()
