@@ -177,6 +177,24 @@ def test_two_processes_equal_one_on_the_joined_batch(apex, k):
 
 
 @pytest.mark.slow
+def test_pytorchs_wrapper_averages_what_apex_scales(apex):
+    """The precision alone, in an engine that is not Apex's, gradients accumulating. To 1e-6, the order of sums."""
+    mine, theirs = mlp(), mlp()
+    num_samples = 5 * 3 * BATCH_SIZE * 2
+
+    train(
+        mine,
+        sgd(mine),
+        loader(num_samples, BATCH_SIZE),
+        engine=dl.DistributedDataParallelEngine(2, device="cpu", precision=dl.Apex(allow_cpu=True)),
+        callbacks=[dl.OptimizerCallback("loss", accumulation_steps=3)],
+    )
+    train_by_hand(theirs, sgd(theirs), loader(num_samples, num_samples // 5))
+
+    torch.testing.assert_close(weights(mine), weights(theirs), rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
 def test_ranks_evaluate_with_rank_zeros_buffers(apex):
     """Apex's wrapper shares no buffers, so that each rank would score its samples with statistics of its own."""
     model = mlp(batch_norm=True)
@@ -248,6 +266,35 @@ def test_an_overflow_skips_the_step_and_the_schedulers(apex, opt_level, size):
     assert runner.epoch_metrics["train"]["skipped_steps"] == 1
     assert watch.rates == [0.1 * 0.5**step for step in (1, 2, 3, 3, 4, 5, 6, 7)]
     assert watch.scale == 2.0**15
+
+
+class OverflowOnRankOne(dl.Callback):
+    """In the second batch; at the end it compares the ranks' weights."""
+
+    def on_batch_start(self, runner):
+        if runner.batch_step == 2 and runner.engine.rank == 1:
+            runner.batch[0].mul_(1e35)
+
+    def on_stage_end(self, runner):
+        mine, theirs = runner.engine.gather_object(weights(runner.engine.unwrap(runner.model)))
+        self.are_equal = torch.equal(mine, theirs)
+
+
+@pytest.mark.slow
+def test_an_overflow_of_one_process_skips_the_step_of_all(apex):
+    """Gradients are averaged before Apex looks at them: ranks neither part ways nor wait for one another."""
+    model, overflow = mlp(), OverflowOnRankOne()
+
+    runner = train(
+        model,
+        sgd(model),
+        loader(64, 8),
+        engine=dl.DistributedDataParallelAPEXEngine(2, device="cpu"),
+        callbacks=[overflow],
+    )
+
+    assert runner.epoch_metrics["train"]["skipped_steps"] == 1
+    assert overflow.are_equal
 
 
 class Interrupt(dl.Callback):
