@@ -18,6 +18,7 @@ from runnerkit.engines.network import tell_gloo_the_interface
 from runnerkit.engines.process_environment import ProcessEnvironment
 from runnerkit.engines.rendezvous import open_store
 from runnerkit.engines.spawn import spawn
+from runnerkit.engines.watchdog import AgentWatch, is_needed
 
 logger = logging.getLogger(__name__)
 
@@ -81,12 +82,16 @@ class ProcessGroupEngine(IEngine, ABC):
         self.backend = backend
         self.timeout_s = timeout_s
         self._owns_group = False
+        self._watch: AgentWatch | None = None
 
     def launch(self, fn: Callable[[], T]) -> T:
         self.precision.check()
         if ProcessEnvironment.read() is not None:
             try:
-                return fn()
+                result = fn()
+                if self._watch is not None:
+                    self._watch.stand_down()  # not after a failure: then it sees to it that torchrun ends too
+                return result
             finally:
                 self.cleanup()
         return spawn(fn, num_processes=self.num_processes, variables=self._meeting_point())
@@ -136,6 +141,7 @@ class ProcessGroupEngine(IEngine, ABC):
                 timeout=timeout,
             )
             self._owns_group = True
+            self._watch = AgentWatch() if is_needed() else None  # only now: all workers of this machine are there
 
     def _choose_device(self, environment: ProcessEnvironment) -> torch.device:
         if not self._uses_cuda():

@@ -1,0 +1,134 @@
+"""Two hosts joined by a network: trained on together, killed, cut off from each other."""
+
+import os
+import shlex
+import shutil
+import signal
+import time
+
+import pytest
+
+from tests.launchers.docs import commands
+from tests.launchers.hosts import Hosts, why_not
+from tests.launchers.jobs import wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not())]
+NUM_EPOCHS = 4
+HELD = {"num_epochs": NUM_EPOCHS, "held_epoch": 3}
+# What docs/launchers.md promises.
+KILLED_S = 30
+CUT_OFF_S = 75
+
+
+@pytest.fixture
+def hosts(tmp_path):
+    """host0 and host1."""
+    with Hosts(tmp_path) as hosts:
+        yield hosts
+
+
+@pytest.fixture
+def start(jobs, hosts):
+    """Start a command on both hosts, as a user would: the same on each."""
+
+    def start_on_both(heading, *changes, **arguments):
+        [command] = commands(heading)
+        for old, new in changes:
+            assert old in command
+            command = command.replace(old, new)
+        return [jobs.start(command, inside=hosts.inside(number), **arguments) for number in range(2)]
+
+    return start_on_both
+
+
+def wait_until_held(nodes, world_size=2):
+    """Return the pid of the worker of each node, once all are within the held epoch."""
+    return [int(node.wait_for(rf"rank \d of {world_size} on \w+ holds with pid (\d+)", 90)[1]) for node in nodes]
+
+
+def test_torchrun_on_two_hosts_gives_the_weights_of_plain_python(jobs, start, expected):
+    """Their own names lead to the loopback, as Debian sets hosts up: where to listen is found out."""
+    nodes = start("torchrun on several machines")
+
+    assert [node.wait() for node in nodes] == [0, 0], nodes[0].output + nodes[1].output
+    jobs.assert_weights(expected(2))
+    assert {"rank 0 of 2 on host0 is done", "rank 1 of 2 on host1 is done"} <= {
+        line for node in nodes for line in node.output.splitlines()
+    }
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun: apt-get install openmpi-bin")
+def test_mpirun_on_two_hosts_gives_the_weights_of_plain_python(jobs, hosts, expected):
+    """One command on one host; the other is reached by what stands in for ssh."""
+    [command] = commands("mpirun on several machines")
+    remote = jobs.folder / "remote"
+    remote.write_text(f'#!/bin/sh\nshift\nexec {shlex.join(hosts.inside(1))} sh -c "$*"\n')
+    remote.chmod(0o755)
+    as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+    job = jobs.start(command, inside=hosts.inside(0), variables={"OMPI_MCA_plm_rsh_agent": str(remote), **as_root})
+
+    assert job.wait() == 0, job.output
+    jobs.assert_weights(expected(2))
+    assert "rank 1 of 2 on host1 is done" in job.output
+
+
+@pytest.mark.parametrize("killed", [0, 1], ids=["of rank zero", "of rank one"])
+def test_killing_a_host_ends_the_job_and_a_new_start_resumes_it(jobs, hosts, start, expected, killed):
+    """Whichever host it is; what comes out in the end is as if nothing had happened."""
+    nodes = start("torchrun on several machines", **HELD)
+    wait_until_held(nodes)
+
+    hosts.kill(killed)
+    jobs.go()
+
+    assert nodes[1 - killed].wait(KILLED_S) != 0
+    wait_until(lambda: not jobs.left(), 10, jobs.left)
+    again = start("torchrun on several machines", **HELD)
+    assert [node.wait() for node in again] == [0, 0], again[0].output + again[1].output
+    jobs.assert_weights(expected(NUM_EPOCHS))
+    assert jobs.logged_epochs() == list(range(1, NUM_EPOCHS + 1))
+
+
+def test_a_silent_cut_ends_both_sides(jobs, hosts, start):
+    """Workers end after timeout_s, torchrun soon after, also where it waits for a store that it cannot reach."""
+    timeout_s = 5
+    nodes = start("torchrun on several machines", **HELD, timeout_s=timeout_s)
+    wait_until_held(nodes)
+
+    hosts.cut(1)
+    jobs.go()
+    begin = time.monotonic()
+
+    codes = [node.wait(timeout_s + CUT_OFF_S - (time.monotonic() - begin)) for node in nodes]
+    assert codes[0] != 0
+    assert codes[1] == -signal.SIGKILL
+    assert "runnerkit: a worker has failed and torchrun" in nodes[1].output
+    assert "nobody answers at 10.77.0.1 port 29500" in nodes[1].output
+    wait_until(lambda: not jobs.left(), 10, jobs.left)
+
+
+def test_a_restarted_worker_meets_its_peer_anew(jobs, start, expected):
+    """Its peer's worker is restarted too; both forget the addresses of the dead, and go on from the checkpoint."""
+    nodes = start("torchrun on several machines", ("--nnodes=2", "--nnodes=2 --max-restarts=3"), **HELD)
+    pids = wait_until_held(nodes)
+
+    os.kill(pids[1], signal.SIGKILL)
+    jobs.go()
+
+    assert [node.wait() for node in nodes] == [0, 0], nodes[0].output + nodes[1].output
+    jobs.assert_weights(expected(NUM_EPOCHS))
+    assert jobs.logged_epochs() == list(range(1, NUM_EPOCHS + 1))
+
+
+def test_an_elastic_job_goes_on_without_a_killed_host(jobs, hosts, start):
+    """The other one resumes from the checkpoint, alone, and finishes: each epoch is in the logs once."""
+    nodes = start("torchrun on machines that come and go", **HELD)
+    wait_until_held(nodes)
+
+    hosts.kill(1)
+    jobs.go()
+
+    assert nodes[0].wait() == 0, nodes[0].output
+    assert "rank 0 of 1 on host0 is done" in nodes[0].output
+    assert jobs.logged_epochs() == list(range(1, NUM_EPOCHS + 1))
