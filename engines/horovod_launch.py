@@ -9,6 +9,7 @@ from runnerkit.engines.horovod_tensors import import_horovod
 from runnerkit.engines.process_environment import ProcessEnvironment
 
 _HOST = "127.0.0.1"
+_TIMEOUT_S = 600
 _SIGN_OF = {"torchrun": "TORCHELASTIC_RUN_ID", "srun": "SLURM_STEP_ID"}  # the variable that gives a launcher away
 
 
@@ -52,6 +53,8 @@ def rendezvous(num_processes: int) -> Iterator[Callable[[int], dict[str, str]]]:
     with RendezvousHTTPServer((_HOST, 0), RendezvousHandler, False) as server:
         server.init(slots)
         common = create_run_env_vars(_HOST, get_local_intfs(), server.server_port)
+        # A rank may take long to import what it needs; one that never comes is seen by who started it.
+        common["HOROVOD_GLOO_TIMEOUT_SECONDS"] = os.environ.get("HOROVOD_GLOO_TIMEOUT_SECONDS", _TIMEOUT_S)
         thread = threading.Thread(target=server.serve_forever, name="horovod rendezvous", daemon=True)
         thread.start()
         try:

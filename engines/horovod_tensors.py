@@ -74,7 +74,9 @@ class SendableGradients:
             return sent  # a sparse gradient, which went another way
         gradient, inner = context
         averaged: Tensor = self.compressor.decompress(sent, inner)
-        return gradient if averaged is gradient else gradient.copy_(averaged)
+        if averaged.data_ptr() == gradient.data_ptr():
+            return gradient
+        return gradient.detach().copy_(averaged)  # detached: Adasum sends an update, in the parameter's own memory
 
 
 def with_synchronized_batch_norm(module: nn.Module) -> nn.Module:

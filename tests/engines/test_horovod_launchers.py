@@ -1,0 +1,346 @@
+"""HorovodEngine's processes: whoever starts them, the same weights and logs; however one fails, all end."""
+
+import contextlib
+import csv
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from torch import nn
+
+from runnerkit import dl
+from tests.engines.test_failures import LIMIT_S, assert_nobody_is_left, family, finish
+from tests.engines.test_failures import SCRIPT as FAILING_SCRIPT
+from tests.tiny import loader, mlp, quiet, sgd, weights
+
+hvd = pytest.importorskip("horovod.torch", reason="Horovod is not installed: scripts/install_horovod.sh builds it")
+pytestmark = pytest.mark.horovod
+needs_mpi = pytest.mark.skipif(
+    not (hvd.mpi_built() and shutil.which("mpirun")), reason="Horovod was built without MPI, or there is no mpirun"
+)
+
+HOROVODRUN = [sys.executable, "-m", "horovod.runner.launch", "--gloo", "-np", "2", "-H", "localhost:2"]
+MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", "2"]
+SCRIPT = textwrap.dedent(
+    """
+    import sys
+    import torch
+    from torch import nn
+    from runnerkit import dl
+    from tests.tiny import loader, mlp, sgd
+
+    def main(logdir):
+        model = mlp()
+        runner = dl.SupervisedRunner().train(
+            model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), num_epochs=2, logdir=logdir,
+            loaders={"train": loader(64, 8, shuffle=True), "valid": loader(21, 8)},
+            engine=dl.HorovodEngine(2, device="cpu"), loggers={"console": None},
+        )
+        assert runner.model is model and runner.epoch_metrics["valid"]["loss"] > 0
+        torch.save(model.state_dict(), f"{logdir}/rank{runner.engine.rank}.pth")
+        return runner.engine.rank
+
+    if __name__ == "__main__":
+        if sys.argv[2:] == ["horovod.run"]:
+            import horovod
+            assert horovod.run(main, args=(sys.argv[1],), num_proc=2, use_gloo=True) == [0, 1]
+        else:
+            main(sys.argv[1])
+    """
+)
+LAUNCHERS = {
+    "plain python": ([], []),
+    "horovodrun": (HOROVODRUN, []),
+    "horovod.run": ([], ["horovod.run"]),
+    "mpirun": (MPIRUN, []),
+}
+
+
+def launch(folder, text, command, *arguments):
+    """Run a script to its end; return (exit code, output)."""
+    script = folder / "script.py"
+    script.write_text(text)
+    done = subprocess.run(
+        [*command, sys.executable, str(script), str(folder / "logdir"), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )
+    return done.returncode, done.stdout
+
+
+@pytest.fixture(scope="module")
+def of_one_process(tmp_path_factory):
+    """Weights and logs of the same training by one process, on batches that are twice as large."""
+    logdir = tmp_path_factory.mktemp("one")
+    model = mlp()
+    dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=sgd(model),
+        num_epochs=2,
+        logdir=str(logdir),
+        loaders={"train": loader(64, 16, shuffle=True), "valid": loader(21, 8)},
+        cpu=True,
+        loggers={"console": None},
+    )
+    return weights(model), logdir
+
+
+def read_metrics(path):
+    with path.open() as file:
+        return [{name: float(cell) for name, cell in row.items() if name != "stage"} for row in csv.DictReader(file)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", [pytest.param(n, marks=needs_mpi if n == "mpirun" else ()) for n in LAUNCHERS])
+def test_every_launcher_gives_the_weights_and_logs_of_one_process(tmp_path, of_one_process, launcher):
+    """To the order of float sums, in every rank that the script sees; files are written once."""
+    expected, logs = of_one_process
+    command, arguments = LAUNCHERS[launcher]
+
+    code, output = launch(tmp_path, SCRIPT, command, *arguments)
+
+    assert code == 0, output
+    saved = sorted((tmp_path / "logdir").glob("rank*.pth"))
+    assert len(saved) == (1 if launcher == "plain python" else 2)
+    for path in saved:
+        model = mlp()
+        model.load_state_dict(torch.load(path, weights_only=True))
+        torch.testing.assert_close(weights(model), expected, rtol=0, atol=1e-6)
+    for key in ("train", "valid"):
+        rows, expected_rows = (read_metrics(each / "csv" / f"{key}.csv") for each in (tmp_path / "logdir", logs))
+        assert len(rows) == 2
+        assert rows == [pytest.approx(row, rel=1e-6) for row in expected_rows]
+
+
+ADASUM_SCRIPT = textwrap.dedent(
+    """
+    import os, sys
+    import torch
+    from torch import nn
+    from runnerkit import dl
+    from tests.tiny import loader, mlp, sgd
+
+    def train(model, **kwargs):
+        engine = dl.HorovodEngine(device="cpu", op="adasum", precision=kwargs.pop("precision", None))
+        return dl.SupervisedRunner().train(
+            model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), engine=engine,
+            loaders={"train": loader(64, 8)}, loggers={"console": None}, **kwargs,
+        )
+
+    refused = []
+    for kwargs in (
+        {"callbacks": [dl.OptimizerCallback("loss", grad_clip_fn="clip_grad_norm_", grad_clip_params={"max_norm": 1})]},
+        {"callbacks": [dl.OptimizerCallback("loss", accumulation_steps=2)]},
+        {"precision": dl.AMP(torch.float16)},
+    ):
+        try:
+            train(mlp(), **kwargs)
+        except ValueError as error:
+            refused.append(str(error).split("\\n")[0])
+    runner = train(mlp())
+    if runner.engine.is_main_process:
+        os.mkdir(sys.argv[1])
+        torch.save((runner.model.state_dict(), refused), f"{sys.argv[1]}/result.pth")
+    """
+)
+
+
+def adasum(first, second):
+    """Of two ranks' updates: what is orthogonal adds up, what is parallel is averaged (Maleki et al. 2020)."""
+    product = (first * second).sum()
+    return (1 - product / (2 * first.square().sum())) * first + (1 - product / (2 * second.square().sum())) * second
+
+
+@pytest.mark.slow
+@needs_mpi
+def test_adasum_combines_what_each_rank_would_have_stepped(tmp_path):
+    """By the formula, for each tensor by itself, with each rank's own momentum; what it cannot do is refused."""
+    code, output = launch(tmp_path, ADASUM_SCRIPT, MPIRUN)
+
+    assert code == 0, output
+    state, refused = torch.load(tmp_path / "logdir" / "result.pth", weights_only=True)
+    model = mlp()
+    parameters = list(model.parameters())
+    momenta = [[torch.zeros_like(each) for each in parameters] for _ in range(2)]
+    for features, targets in loader(64, 16):
+        updates = []
+        for rank, velocities in enumerate(momenta):
+            loss = nn.functional.cross_entropy(model(features[rank::2]), targets[rank::2])
+            gradients = torch.autograd.grad(loss, parameters)
+            for velocity, gradient in zip(velocities, gradients, strict=True):
+                velocity.mul_(0.9).add_(gradient)
+            updates.append([-0.1 * velocity for velocity in velocities])
+        with torch.no_grad():
+            for parameter, first, second in zip(parameters, *updates, strict=True):
+                parameter.add_(adasum(first, second))
+    trained = mlp()
+    trained.load_state_dict(state)
+    torch.testing.assert_close(weights(trained), weights(model), rtol=0, atol=1e-6)
+    assert ["clip" in refused[0], "accumulation_steps" in refused[1], "float16" in refused[2]] == [True] * 3
+
+
+def train(**kwargs):
+    model = mlp()
+    return dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=sgd(model),
+        **{"loaders": {"train": loader(32, 4)}, "engine": dl.HorovodEngine(2, device="cpu"), **quiet(), **kwargs},
+    )
+
+
+def test_adasum_needs_mpi():
+    """Said before processes are started that could not do it."""
+    with pytest.raises(ValueError, match=r"op='adasum' needs MPI.*mpirun -np 2 python"):
+        train(engine=dl.HorovodEngine(2, device="cpu", op="adasum"))
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        (
+            {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x", "MASTER_ADDR": "127.0.0.1",
+             "MASTER_PORT": "29500"},
+            r"torchrun started this process \(TORCHELASTIC_RUN_ID is set\).*horovodrun -np 2",
+        ),
+        (
+            {"SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "n1", "SLURM_JOB_ID": "1", "SLURM_PROCID": "0",
+             "SLURM_LOCALID": "0", "SLURM_NTASKS": "4"},
+            r"srun started this process \(SLURM_STEP_ID is set\).*horovodrun -np 4",
+        ),
+        (
+            {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+             "OMPI_COMM_WORLD_LOCAL_SIZE": "1"},
+            r"mpirun started this process, but this Horovod was built without MPI",
+        ),
+    ],
+)  # fmt: skip
+def test_a_launcher_that_horovod_does_not_know_is_named(monkeypatch, variables, message):
+    """By its variable, with the launchers that it knows; processes that nobody counts would each train alone."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(hvd, "mpi_built", lambda: False)
+
+    with pytest.raises(ValueError, match=message):
+        train()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_processes": 0}, "num_processes must be >= 1"),
+        ({"compression": "fp8"}, "compression must be 'fp16'"),
+        ({"op": "max"}, "op must be 'average', 'sum' or 'adasum'"),
+        ({"device": "tpu"}, "device must be 'cuda', 'cpu'"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, message):
+    """By the constructor, with what is right."""
+    with pytest.raises(ValueError, match=message):
+        dl.HorovodEngine(**arguments)
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start the failing script with its trouble; whatever is left of it when the test ends is killed."""
+    started = []
+
+    def start_script(trouble, *, launcher=()):
+        script = tmp_path / "script.py"
+        text = FAILING_SCRIPT.format(trouble=trouble)
+        script.write_text(text.replace("ddp=True, cpu=True", 'engine=dl.HorovodEngine(2, device="cpu")'))
+        process = subprocess.Popen(
+            [*launcher, sys.executable, str(script)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.getcwd()},
+            start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a test run in the background ignores it
+        )
+        started.append(process)
+        return process
+
+    yield start_script
+    for process in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.stdout.close()
+        process.stderr.close()
+        process.wait()
+
+
+def wait_until_training(process):
+    """Read until both ranks say so; a launcher may put its own words before theirs."""
+    ranks = set()
+    while len(ranks) < 2:
+        line = process.stdout.readline()
+        assert line, process.stderr.read()
+        if found := re.search(r"ready (\d)", line):
+            ranks.add(found.group(1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("trouble", "message"),
+    [
+        ('raise ArithmeticError("rank one has had enough")', "ArithmeticError: rank one has had enough"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "WorkerError: rank 1 of 2 was killed by SIGKILL"),
+    ],
+)
+def test_one_rank_that_fails_ends_all(start, trouble, message):
+    """The caller sees what that rank raised, not what the others say of it."""
+    process = start(trouble)
+    wait_until_training(process)
+    pids = family(process)
+
+    seconds, errors = finish(process)
+
+    assert process.returncode == 1
+    assert seconds < LIMIT_S
+    assert message in errors
+    assert "HorovodInternalError" not in errors
+    assert_nobody_is_left(pids)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_the_end_of_the_calling_process_ends_all(start, how):
+    """By Ctrl-C or not at all politely: it leaves no orphans."""
+    process = start("pass")
+    wait_until_training(process)
+    pids = family(process)
+
+    process.send_signal(how)
+    seconds, _ = finish(process)
+
+    assert process.returncode == -how
+    assert seconds < LIMIT_S
+    assert_nobody_is_left(pids)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", [HOROVODRUN, pytest.param(MPIRUN, marks=needs_mpi)], ids=["horovodrun", "mpirun"])
+def test_a_launcher_ends_all_when_one_rank_raises(start, launcher):
+    """And its own words are there."""
+    process = start('raise ArithmeticError("rank one has had enough")', launcher=launcher)
+    wait_until_training(process)
+    pids = family(process)
+
+    seconds, errors = finish(process)
+
+    assert process.returncode != 0
+    assert seconds < LIMIT_S
+    assert errors.count("ArithmeticError: rank one has had enough") == 1
+    assert_nobody_is_left(pids)
