@@ -66,7 +66,7 @@ def check_parameters(models: dict[str, nn.Module], units: dict[str, list[nn.Modu
     Raises:
         ValueError: with the parameter's name, and what to do.
     """
-    owners: dict[int, tuple[int, str]] = {}
+    owners: dict[int, tuple[str, int, str]] = {}
     for key, model in models.items():
         unit_of = _unit_of_modules(model, units[key])
         for path, module in model.named_modules():
@@ -76,7 +76,9 @@ def check_parameters(models: dict[str, nn.Module], units: dict[str, list[nn.Modu
                     raise ValueError(f"parameter {full} is a scalar, which cannot be sharded: give it the shape (1,)")
                 if parameter.is_meta:
                     raise ValueError(f"parameter {full} is on the device meta: give the model its weights first")
-                unit, other = owners.setdefault(id(parameter), (unit_of[id(module)], full))
+                owner, unit, other = owners.setdefault(id(parameter), (key, unit_of[id(module)], full))
+                if owner != key:
+                    raise ValueError(f"parameters {other} and {full} are one, in two models: make one model of both")
                 if unit != unit_of[id(module)]:
                     raise ValueError(
                         f"parameters {other} and {full} are one, and would be gathered at different times: choose "

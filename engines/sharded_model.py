@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from runnerkit.engines.shard_policy import ShardPolicy
@@ -47,11 +48,12 @@ class ShardedModel:
         offload: OffloadPolicy = CPUOffloadPolicy(pin_memory=self._device.type == "cuda")
         offload = offload if cpu_offload else OffloadPolicy()
         precision = _precision(compute_dtype)
-        for unit in policy.units(self.module):
+        batch_norms = _batch_norms(self.module) if compute_dtype else []
+        for unit in [*batch_norms, *(each for each in policy.units(self.module) if each not in batch_norms)]:
             fully_shard(
                 unit,
                 mesh=mesh,
-                mp_policy=precision,
+                mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False) if unit in batch_norms else precision,
                 offload_policy=offload,
                 reshard_after_forward=reshard_after_forward,
             )
@@ -136,6 +138,11 @@ def _precision(dtype: torch.dtype | None, *, output_dtype: torch.dtype | None = 
     if dtype is None:
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, output_dtype=output_dtype)
+
+
+def _batch_norms(module: nn.Module) -> list[nn.Module]:
+    # Units of their own, in float32: their running statistics are, and weights of another type are refused.
+    return [each for each in module.modules() if isinstance(each, _BatchNorm) and each.affine]
 
 
 def _copy(own: nn.Module) -> nn.Module:

@@ -1,0 +1,615 @@
+"""FullyShardedDataParallelEngine: the steps of one process, whole states out of shards, and what it refuses."""
+
+import contextlib
+import pickle
+import shutil
+import socket
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from runnerkit import dl, utils
+from runnerkit.engines.shard_policy import ShardPolicy, check_parameters
+from runnerkit.engines.spawn import spawn
+from tests.test_resume import Augmented, Interrupt
+from tests.tiny import loader, mlp, quiet, sgd, train_by_hand, weights
+
+NUM_STEPS, BATCH_SIZE = 10, 8
+
+
+def together(fn, *, num_processes=2):
+    """Call `fn` in processes that meet for each training of its own; return rank zero's result: one start for many."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return spawn(fn, num_processes=num_processes, variables=variables)
+
+
+def fsdp(num_processes=2, **kwargs):
+    return dl.FullyShardedDataParallelEngine(num_processes, **{"device": "cpu", "timeout_s": 60, **kwargs})
+
+
+def ddp():
+    return dl.DistributedDataParallelEngine(2, device="cpu", timeout_s=60)
+
+
+def adam(model):
+    return torch.optim.Adam(model.parameters(), lr=0.01)
+
+
+def train(model, engine, optimizer=None, runner=None, **kwargs):
+    arguments = {
+        "criterion": nn.CrossEntropyLoss(),
+        "loaders": {"train": loader(NUM_STEPS * 2 * BATCH_SIZE, BATCH_SIZE)},
+        **quiet(),
+        **kwargs,
+    }
+    runner = runner or dl.SupervisedRunner()
+    return runner.train(model=model, engine=engine, optimizer=optimizer or adam(model), **arguments)
+
+
+def by_hand(model, **kwargs):
+    num_processes = kwargs.pop("num_processes", 2)
+    data = loader(NUM_STEPS * 2 * BATCH_SIZE, num_processes * BATCH_SIZE)
+    return train_by_hand(model, adam(model), data, **kwargs)
+
+
+def difference(model, other):
+    return (weights(model) - weights(other)).abs().max().item()
+
+
+class Sharding(dl.Callback):
+    """Notes which modules are units while they train, and how their parameters are placed."""
+
+    def __init__(self):
+        super().__init__()
+        self.units, self.placements = [], set()
+
+    def on_batch_end(self, runner):
+        from torch.distributed.fsdp import FSDPModule
+
+        self.units = [name for name, module in runner.model.named_modules() if isinstance(module, FSDPModule)]
+        self.placements = {str(tuple(parameter.placements)) for parameter in runner.model.parameters()}
+
+
+# The numbers.
+
+SETTINGS = {
+    "as a whole": ({}, [""]),
+    "by class": ({"shard_modules": [nn.Linear]}, ["", "0", "3"]),
+    "by size": ({"shard_min_parameters": 60, "reshard_after_forward": False}, ["", "0"]),
+    "offloaded": ({"shard_modules": [nn.Linear], "cpu_offload": True}, ["", "0", "3"]),
+    "compiled": ({"compile": {"backend": "aot_eager"}}, ["_orig_mod"]),
+}
+
+
+def train_in_every_setting():
+    found = {}
+    for name, (arguments, _) in SETTINGS.items():
+        mine, theirs, sharding = mlp(), mlp(), Sharding()
+        train(mine, fsdp(**arguments), callbacks=[sharding])
+        by_hand(theirs)
+        found[name] = difference(mine, theirs), sharding.units
+    return found
+
+
+@pytest.mark.slow
+def test_every_setting_gives_the_weights_of_one_process_on_the_joined_batch():
+    """To 1e-6, the order of float sums; and the units are those that were asked for."""
+    found = together(train_in_every_setting)
+
+    for name, (_, units) in SETTINGS.items():
+        assert found[name][0] < 1e-6, name
+        assert found[name][1] == units, name
+
+
+def accumulate_and_clip():
+    norms, trained = [], [mlp(), mlp()]
+    for model, engine in zip(trained, (fsdp(shard_modules=[nn.Linear]), ddp()), strict=True):
+        step = dl.OptimizerCallback(
+            accumulation_steps=3, grad_clip_fn="clip_grad_norm_", grad_clip_params={"max_norm": 0.1}
+        )
+        train(model, engine, callbacks=[step], num_epochs=2)
+        runner = train(model, engine, callbacks=[dl.BackwardCallback("loss", log_gradient=True)])
+        norms.append(runner.loader_metrics["gradient_norm"])
+    return difference(*trained), norms
+
+
+class StopInTheMiddle(dl.Callback):
+    """Ends each pass with one batch of gradients that no step follows."""
+
+    def on_batch_end(self, runner):
+        runner.need_early_stop = runner.loader_batch_step == 5
+
+
+def leave_gradients_behind():
+    found = []
+    for arguments in ({}, {"compute_dtype": torch.bfloat16}):
+        trained = []
+        for num_steps in (4, 5):  # of each pass: with and without a batch that no step follows
+            model = mlp()
+            step = dl.OptimizerCallback(accumulation_steps=4)
+            stop = StopInTheMiddle(order=dl.CallbackOrder.External)
+            data = loader((num_steps if num_steps == 4 else 9) * 2 * BATCH_SIZE, BATCH_SIZE)
+            train(model, fsdp(**arguments), callbacks=[step, stop], loaders={"train": data}, num_epochs=3)
+            trained.append(model)
+        found.append(difference(*trained))
+    return found
+
+
+@pytest.mark.slow
+def test_accumulated_clipped_and_left_behind_gradients_are_those_of_ddp():
+    """The norm is that of all shards; what accumulates is not communicated; what no step follows is forgotten."""
+    (apart, norms), left = together(lambda: (accumulate_and_clip(), leave_gradients_behind()))
+
+    assert apart < 1e-6
+    assert norms[0] == pytest.approx(norms[1], rel=1e-6)
+    assert left == [0.0, 0.0]
+
+
+def train_in_low_precision():
+    found = {}
+    data = loader(NUM_STEPS * 2 * BATCH_SIZE, 2 * BATCH_SIZE)
+    for name, batch_norm in (("bf16", False), ("batch norm", True)):
+        mine, autocast, full = (mlp(batch_norm=batch_norm) for _ in range(3))
+        train(mine, fsdp(compute_dtype=torch.bfloat16, shard_modules=[nn.Linear]), sgd(mine))
+        train(autocast, dl.DistributedDataParallelAMPEngine(2, device="cpu", dtype=torch.bfloat16), sgd(autocast))
+        train(full, ddp(), sgd(full))
+        found[name] = (
+            difference(mine, autocast),
+            difference(mine, full),
+            {str(each.dtype) for each in mine.parameters()},
+        )
+    for dtype in (torch.bfloat16, torch.float16):
+        mine, theirs = mlp(), mlp()
+        scale = {"init_scale": 2.0**20}  # overflows in float16, so that steps are skipped
+        runner = train(mine, fsdp(precision=dl.AMP(dtype, scaler=scale), shard_modules=[nn.Linear]), sgd(mine))
+        scaler = torch.amp.GradScaler("cpu", **scale) if dtype == torch.float16 else None
+        train_by_hand(theirs, sgd(theirs), data, autocast=lambda kind=dtype: torch.autocast("cpu", kind), scaler=scaler)
+        found[str(dtype)] = difference(mine, theirs), runner.loader_metrics.get("skipped_steps", 0)
+    return found
+
+
+@pytest.mark.slow
+def test_low_precision_stays_near_its_reference():
+    """To 2e-3: what bf16 and fp16 round in the same places, sums of halves round otherwise.
+
+    `compute_dtype` is compared with DDP under autocast, autocast with the hand-written loop on the joined batch.
+    """
+    found = together(train_in_low_precision)
+
+    for name in ("bf16", "batch norm"):
+        from_autocast, from_full, dtypes = found[name]
+        assert from_autocast < 2e-3 < from_full, name
+        assert dtypes == {"torch.float32"}, "weights are kept in full"
+    assert found["torch.bfloat16"][0] < 2e-3
+    assert found["torch.float16"][0] < 2e-3
+    assert found["torch.float16"][1] > 0, "the test needs a step that all ranks skip"
+
+
+@pytest.mark.slow
+def test_replicas_each_hold_the_whole_model():
+    """Two groups of two (HSDP): gradients are averaged over all four, parts are those of a group."""
+    mine, theirs, sharding = mlp(), mlp(), Sharding()
+
+    train(mine, fsdp(4, replicas=2, shard_modules=[nn.Linear]), callbacks={"sharding": sharding})
+    by_hand(theirs, num_processes=4)
+
+    assert difference(mine, theirs) < 1e-6
+    assert sharding.placements == {"(Replicate(), Shard(dim=0))"}
+
+
+# Models and stages.
+
+
+class Counter(nn.Module):
+    """Keeps a state that is no tensor, as modules may."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def forward(self, x):
+        self.count += self.training
+        return x
+
+    def get_extra_state(self):
+        return {"count": self.count}
+
+    def set_extra_state(self, state):
+        self.count = state["count"]
+
+
+class Tied(nn.Module):
+    """Two layers with one weight, one of them with a frozen bias, and a module with a state of its own."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.second, self.last = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.second.weight = self.first.weight
+        self.second.bias.requires_grad_(False)
+        self.counter = Counter()
+
+    def forward(self, x):
+        return self.last(self.counter(self.second(torch.relu(self.first(x)))))
+
+
+def train_a_tied_model():
+    mine, theirs = Tied(), Tied()
+    train(mine, fsdp(shard_min_parameters=10_000))
+    train_by_hand(theirs, adam(theirs), loader(NUM_STEPS * 2 * BATCH_SIZE, 2 * BATCH_SIZE))
+    apart = max((a - b).abs().max().item() for a, b in zip(mine.parameters(), theirs.parameters(), strict=True))
+    return apart, mine.second.weight is mine.first.weight, mine.counter.count
+
+
+class Adversaries(dl.Runner):
+    """Two models by turns, and a third that never learns."""
+
+    def handle_batch(self, batch):
+        features, _ = batch
+        maker, judge, frozen = (self.model[key] for key in ("maker", "judge", "frozen"))
+        fake = maker(features)
+        self.learn("judge", judge(fake.detach()).mean() - judge(frozen(features)).mean())
+        self.learn("maker", fake.square().mean() - judge(fake).mean())
+
+    def learn(self, key, loss):
+        self.optimizer[key].zero_grad()
+        self.engine.backward(loss)
+        self.engine.step(self.optimizer[key])
+        self.batch_metrics[key] = loss
+
+
+def train_adversaries():
+    found = []
+    for engine in (fsdp(shard_modules=[nn.Linear]), ddp()):
+        models = {"maker": mlp(), "judge": nn.Linear(3, 1, bias=False), "frozen": mlp(seed=2).requires_grad_(False)}
+        nn.init.ones_(models["judge"].weight)
+        optimizers = {key: adam(models[key]) for key in ("maker", "judge")}
+        train(models, engine, optimizers, Adversaries(), criterion=None)
+        found.append(torch.cat([weights(each) for each in models.values()]))
+    return (found[0] - found[1]).abs().max().item()
+
+
+@pytest.mark.slow
+def test_tied_and_frozen_parameters_and_several_models_train_as_elsewhere():
+    """A weight with two names is one afterwards, too; what has no gradients is left whole."""
+    (apart, is_tied, count), adversaries = together(lambda: (train_a_tied_model(), train_adversaries()))
+
+    assert apart < 1e-6
+    assert is_tied
+    assert count == NUM_STEPS, "a module's extra state comes back"
+    assert adversaries < 1e-6
+
+
+class TwoStages(dl.SupervisedRunner):
+    """Trains the same objects twice."""
+
+    stages = ("first", "second")
+
+
+@pytest.mark.slow
+def test_the_caller_gets_model_and_optimizer_back_and_a_second_stage_goes_on_with_them():
+    """From plain python: trained weights, whole moments, the same parameters in the optimizer."""
+    mine, theirs = mlp(), mlp()
+    optimizer, reference = adam(mine), adam(theirs)
+
+    runner = train(mine, fsdp(shard_modules=[nn.Linear]), optimizer, TwoStages())
+    train_by_hand(theirs, reference, loader(NUM_STEPS * 2 * BATCH_SIZE, 2 * BATCH_SIZE), num_epochs=2)
+
+    assert runner.model is mine and difference(mine, theirs) < 1e-6
+    assert optimizer.param_groups[0]["params"][0] is next(mine.parameters())
+    for key, state in reference.state_dict()["state"].items():
+        for name, value in state.items():
+            torch.testing.assert_close(optimizer.state_dict()["state"][key][name], value, rtol=0, atol=1e-6)
+
+
+def evaluate_unevenly():
+    found = []
+    for engine in (fsdp(shard_modules=[nn.Linear]), ddp()):
+        model = mlp(batch_norm=True)
+        runner = train(
+            model,
+            engine,
+            loaders={"train": loader(80, 4), "one": loader(1, 4), "valid": loader(41, 4)},
+            callbacks=[dl.AccuracyCallback("logits", "targets"), dl.OptimizerCallback(accumulation_steps=3)],
+            valid_every_steps=4,
+            num_epochs=2,
+        )
+        found.append((model, runner.epoch_metrics, runner.evaluate_loader(loader(41, 4))))
+    (mine, mine_metrics, mine_again), (theirs, their_metrics, _) = found
+    return difference(mine, theirs), mine_metrics, their_metrics, mine_again
+
+
+@pytest.mark.slow
+def test_evaluation_neither_hangs_nor_differs_where_ranks_have_unequal_numbers_of_batches():
+    """One sample for two ranks, eleven batches for two ranks; also in the middle of an accumulated step."""
+    apart, mine, theirs, again = together(evaluate_unevenly)
+
+    assert apart < 1e-6
+    for key, metrics in theirs.items():
+        assert mine[key] == pytest.approx(metrics, abs=1e-6), key
+    assert again["accuracy"] == mine["valid"]["accuracy"]
+
+
+# Checkpoints.
+
+
+def run(logdir, engine, *, num_epochs=2, resume=None, callbacks=None, **kwargs):
+    model = mlp(dropout=0.2, batch_norm=True)
+    optimizer = adam(model)
+    runner = train(
+        model,
+        engine,
+        optimizer,
+        loaders={"train": DataLoader(Augmented(40), batch_size=4, shuffle=True), "valid": loader(21, 4)},
+        callbacks={
+            "checkpoint": dl.CheckpointCallback(
+                logdir, loader_key="valid", metric_key="loss", minimize=True, mode="runner", every_steps=3
+            ),
+            **(callbacks or {}),
+        },
+        num_epochs=num_epochs,
+        logdir=logdir,
+        resume=resume,
+        **kwargs,
+    )
+    return weights(model), moments(optimizer), runner.experiment_metrics
+
+
+def moments(optimizer):
+    states = optimizer.state_dict()["state"].values()
+    return torch.cat([state[name].double().flatten() for state in states for name in ("exp_avg", "exp_avg_sq", "step")])
+
+
+def assert_equal(one, other, *, atol=0.0):
+    torch.testing.assert_close(one[0], other[0], rtol=0, atol=atol)
+    torch.testing.assert_close(one[1], other[1], rtol=0, atol=atol)
+
+
+def units(**kwargs):
+    return fsdp(shard_modules=[nn.Linear], **kwargs)
+
+
+def save(folder, sharded):
+    """Train one run whole, and another that is interrupted within its second epoch."""
+    whole = run(folder / "whole", units())
+    with contextlib.suppress(KeyboardInterrupt):
+        run(folder / "same", units(sharded_checkpoints=sharded), callbacks={"interrupt": Interrupt(8)})
+    return whole
+
+
+def go_on(folder, sharded):
+    return {
+        "same": run(folder / "same", units(sharded_checkpoints=sharded), resume="auto"),
+        "ddp": run(folder / "ddp", ddp(), resume="auto"),
+        "other units": run(folder / "other", fsdp(sharded_checkpoints=not sharded), resume="auto"),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharded", [False, True], ids=["whole files", "shards"])
+def test_a_resumed_run_equals_the_uninterrupted_one_on_any_engine(tmp_path, sharded):
+    """Bit for bit with the same units, dropout and augmentation included; to 1e-6 with DDP and with other units.
+
+    Then the finished run's weights and moments are the same on the CPU; out of shards also on one process, and on four.
+    """
+    whole = together(lambda: save(tmp_path, sharded))
+    assert (tmp_path / "same" / "checkpoints" / "model.0002.00000006").is_dir() is sharded
+    for name in ("ddp", "other"):
+        shutil.copytree(tmp_path / "same", tmp_path / name, symlinks=True)
+
+    found = together(lambda: go_on(tmp_path, sharded))
+
+    assert found["same"][2] == whole[2]
+    assert_equal(found["same"], whole)
+    for name in ("ddp", "other units"):
+        assert_equal(found[name], whole, atol=1e-6)
+    others = [fsdp(1, sharded_checkpoints=True), units(num_processes=4, replicas=2, sharded_checkpoints=True)]
+    for engine in (dl.CPUEngine(), *(others if sharded else ())):
+        assert_equal(run(tmp_path / "same", engine, resume="auto"), whole)
+
+
+@pytest.mark.slow
+def test_ddp_checkpoints_go_on_in_shards_and_back(tmp_path):
+    """One epoch with DDP, one in shards, one on DDP again: the weights of three with DDP."""
+
+    def alternate():
+        whole = run(tmp_path / "whole", ddp(), num_epochs=3)
+        run(tmp_path / "log", ddp(), num_epochs=1)
+        run(tmp_path / "log", units(sharded_checkpoints=True, cpu_offload=True), num_epochs=2, resume="auto")
+        return whole, run(tmp_path / "log", ddp(), num_epochs=3, resume="auto")
+
+    whole, alternated = together(alternate)
+
+    assert_equal(alternated, whole, atol=1e-6)
+    names = {path.name for path in (tmp_path / "log" / "checkpoints").iterdir()}
+    assert "last.pth" in names and "last" not in names, "one of the two, the newest's"
+
+
+@pytest.fixture(scope="module")
+def sharded_run(tmp_path_factory):
+    """A finished run's folder, with its weights and moments."""
+    folder = tmp_path_factory.mktemp("sharded") / "log"
+    return folder, run(folder, units(sharded_checkpoints=True))
+
+
+@pytest.mark.slow
+def test_a_sharded_checkpoint_is_a_folder_with_links_for_names(sharded_run):
+    """And nothing unfinished beside it."""
+    folder = sharded_run[0] / "checkpoints"
+
+    assert {path.name for path in (folder / "model.0002").iterdir()} == {
+        ".metadata", "__0_0.distcp", "__1_0.distcp", "rest.pth",
+    }  # fmt: skip
+    assert (folder / "last").readlink().name == "model.0002"
+    assert (folder / "best").is_symlink()
+    assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", ["torn", "flipped", "gone"])
+def test_a_damaged_shard_is_passed_over_for_the_checkpoint_before(sharded_run, tmp_path, caplog, damage):
+    """Whether it is shorter, of the same size, or not there."""
+    shutil.copytree(sharded_run[0], tmp_path / "log", symlinks=True)
+    shard = tmp_path / "log" / "checkpoints" / "model.0002" / "__1_0.distcp"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    if damage == "gone":
+        shard.unlink()
+    else:
+        shard.write_bytes(content if damage == "flipped" else content[:100])
+
+    resumed = run(tmp_path / "log", dl.CPUEngine(), resume="auto", num_epochs=2)
+
+    assert "model.0002 is damaged" in caplog.text
+    assert sorted(resumed[2]) == [1, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["__1_0.distcp", ".metadata"])
+def test_a_damaged_checkpoint_that_was_asked_for_is_named(sharded_run, tmp_path, name):
+    """Nobody chose another one here."""
+    shutil.copytree(sharded_run[0], tmp_path / "log", symlinks=True)
+    folder = tmp_path / "log" / "checkpoints" / "last"
+    (folder / name).write_bytes((folder / name).read_bytes()[:100])
+
+    with pytest.raises(ValueError, match="checkpoints/last is no whole sharded checkpoint"):
+        utils.load_checkpoint(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", ["", "checkpoints/last", "checkpoints/model.0002"])
+def test_an_exported_checkpoint_is_an_ordinary_one(sharded_run, tmp_path, source):
+    """A plain module loads its weights, and a run of one process goes on from it."""
+    folder, expected = sharded_run
+
+    out = utils.export_full_state(folder / source, tmp_path / "whole.pth")
+
+    state = torch.load(out, weights_only=True)
+    model = mlp(batch_norm=True)
+    model.load_state_dict(state["model_state_dict"])
+    assert torch.equal(weights(model), expected[0])
+    assert_equal(run(tmp_path / "log", dl.CPUEngine(), resume=out), expected)
+
+
+@pytest.mark.slow
+def test_weights_are_taken_from_shards_at_the_start_and_at_the_end(sharded_run, tmp_path):
+    """resume_model, load_best_on_end, and a state_dict of mode="model"."""
+    folder, _ = sharded_run
+    callbacks = [
+        dl.CheckpointCallback(
+            tmp_path / "log",
+            loader_key="valid",
+            metric_key="loss",
+            minimize=False,
+            mode="runner",
+            resume_model=folder,
+            load_best_on_end=True,
+        ),
+        dl.CheckpointCallback(tmp_path / "weights", mode="model"),
+    ]
+    model = mlp(batch_norm=True)
+
+    train(
+        model,
+        units(sharded_checkpoints=True),
+        loaders={"train": loader(64, 4), "valid": loader(21, 4)},
+        callbacks=callbacks,
+        num_epochs=3,
+    )
+
+    best = utils.load_checkpoint(tmp_path / "log" / "checkpoints" / "best")["model_state_dict"]
+    last = utils.load_checkpoint(tmp_path / "weights" / "checkpoints" / "last.pth")
+    assert all(torch.equal(value, best[name]) for name, value in model.state_dict().items())
+    assert last.keys() == best.keys() and not torch.equal(last["0.weight"], best["0.weight"])
+
+
+def test_a_list_of_tensors_that_would_run_code_is_refused(tmp_path):
+    """It is a pickle: only the classes of such a list are known."""
+    marker = tmp_path / "marker"
+
+    class Malicious:
+        def __reduce__(self):
+            return (marker.touch, ())
+
+    folder = tmp_path / "model.0001"
+    utils.save_checkpoint({"shards": {"places": {}, "files": {}}}, folder / "rest.pth")
+    (folder / ".metadata").write_bytes(pickle.dumps(Malicious()))
+
+    with pytest.raises(ValueError, match="does not hold"):
+        utils.load_checkpoint(folder)
+
+    assert not marker.exists()
+
+
+# What is refused.
+
+
+class Block(nn.Module):
+    """Two layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(6, 6), nn.Linear(6, 2)
+
+
+def named(model, policy):
+    names = {id(module): name for name, module in model.named_modules()}
+    return [names[id(each)] for each in policy.units(model)]
+
+
+def test_units_are_chosen_inner_ones_first():
+    """By class; by size, counting what inner units leave; containers that are never called are none."""
+    model = nn.ModuleDict({"blocks": nn.ModuleList([Block(), Block()]), "head": nn.Linear(2, 2)})
+
+    assert named(model, ShardPolicy(None, None)) == []
+    assert named(model, ShardPolicy([Block], None)) == ["blocks.0", "blocks.1"]
+    assert named(model, ShardPolicy(None, 40)) == ["blocks.0.inner", "blocks.1.inner"]
+    assert named(model, ShardPolicy(None, 50)) == ["blocks.0", "blocks.1"]
+    assert named(model, ShardPolicy([Block], 40)) == ["blocks.0.inner", "blocks.0", "blocks.1.inner", "blocks.1"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"shard_modules": ["Linear"]}, TypeError, "must hold classes of modules"),
+        ({"shard_min_parameters": 0}, ValueError, "must be >= 1, got 0"),
+        ({"replicas": 3, "num_processes": 4}, ValueError, "must divide the number of processes, got 3 for 4"),
+        ({"compute_dtype": torch.float16}, ValueError, r"precision=AMP\(torch.float16\)"),
+        ({"compute_dtype": torch.bfloat16, "precision": dl.AMP()}, ValueError, "one of them; got AMP"),
+        ({"sync_bn": True}, TypeError, "got sync_bn"),
+    ],
+)
+def test_bad_arguments_are_refused_where_they_are_given(arguments, error, message):
+    """Before any process starts."""
+    with pytest.raises(error, match=message):
+        fsdp(**arguments)
+
+
+def test_parameters_that_cannot_be_sharded_are_named():
+    """With what to do about them."""
+    tied = Tied()
+    scalar = nn.Linear(2, 2)
+    scalar.scale = nn.Parameter(torch.ones(()))
+
+    with pytest.raises(ValueError, match=r"first.weight and second.weight are one.*shard_min_parameters"):
+        check_parameters({"": tied}, {"": ShardPolicy([nn.Linear], None).units(tied)})
+    with pytest.raises(ValueError, match=r"a.first.weight and b.first.weight are one.*two models"):
+        check_parameters({"a": tied, "b": tied}, {"a": [], "b": []})
+    with pytest.raises(ValueError, match=r"parameter m.scale is a scalar.*\(1,\)"):
+        check_parameters({"m": scalar}, {"m": []})
+    with pytest.raises(ValueError, match="is on the device meta"):
+        check_parameters({"m": nn.Linear(2, 2, device="meta")}, {"m": []})
+    with pytest.raises(ValueError, match="holds Conv2d, which the model has none of; it has Counter, Linear, Tied"):
+        ShardPolicy([nn.Conv2d], None).check([tied])
+
+
+def test_the_amp_name_fixes_the_precision():
+    """As the other engines' names do."""
+    assert dl.FullyShardedDataParallelAMPEngine(2, dtype=torch.bfloat16).precision.dtype == torch.bfloat16
+    with pytest.raises(TypeError, match="fixes its precision"):
+        dl.FullyShardedDataParallelAMPEngine(2, precision=dl.FP32())
