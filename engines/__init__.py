@@ -11,7 +11,12 @@ from runnerkit.engines.amp import (
     FullyShardedDataParallelAMPEngine,
     HorovodAMPEngine,
 )
-from runnerkit.engines.apex import APEXEngine, DataParallelAPEXEngine, DistributedDataParallelAPEXEngine
+from runnerkit.engines.apex import (
+    APEXEngine,
+    DataParallelAPEXEngine,
+    DistributedDataParallelAPEXEngine,
+    HorovodAPEXEngine,
+)
 from runnerkit.engines.apex_precision import Apex
 from runnerkit.engines.choose import choose_engine, get_available_engine
 from runnerkit.engines.data_parallel import DataParallelEngine
@@ -37,6 +42,7 @@ __all__ = [
     "FullyShardedDataParallelEngine",
     "GPUEngine",
     "HorovodAMPEngine",
+    "HorovodAPEXEngine",
     "HorovodEngine",
     "IEngine",
     "RankTraceback",

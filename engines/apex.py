@@ -13,6 +13,7 @@ from runnerkit.engine import EngineOptions
 from runnerkit.engines.apex_package import import_part, native
 from runnerkit.engines.apex_precision import Apex
 from runnerkit.engines.device import DeviceEngine
+from runnerkit.engines.horovod import HorovodEngine
 from runnerkit.engines.process_group import ProcessGroupEngine, ProcessGroupOptions
 from runnerkit.engines.single_process import SingleProcessEngine
 
@@ -184,3 +185,21 @@ def _with_sync_bn(model: nn.Module) -> nn.Module:
         owner, _, leaf = name.rpartition(".")
         setattr(converted.get_submodule(owner), leaf, parameter)
     return converted
+
+
+class HorovodAPEXEngine(HorovodEngine):
+    """Horovod's processes, mixed precision by Apex; arguments as APEXEngine's and HorovodEngine's.
+
+    >>> HorovodAPEXEngine(num_processes=2).is_ddp
+    True
+    """
+
+    def __init__(self, num_processes: int | None = None, **options: Any) -> None:
+        if options.get("op", "average") != "average":
+            raise ValueError(
+                f"op must be 'average' with Apex, which unscales what each pass adds, got {options['op']!r}"
+            )
+        device, engine = options.get("device"), type(self).__name__
+        # At a backward pass's end Apex unscales, and looks for overflows: gradients must be all processes' by then.
+        precision = with_apex(options, engine=engine, device=device, before_unscale=self.synchronize)
+        super().__init__(num_processes, **precision)

@@ -83,6 +83,7 @@ class HorovodEngine(IEngine):
         self._waiting: dict[int, list[DistributedStep]] = {}  # by id of a model: who steps on its parameters
 
     def launch(self, fn: Callable[[], T]) -> T:
+        self.precision.check()
         if is_launched():
             try:
                 return fn()
@@ -156,11 +157,11 @@ class HorovodEngine(IEngine):
     def prepare(
         self, models: dict[str, nn.Module], optimizers: dict[str, Optimizer]
     ) -> tuple[dict[str, nn.Module], dict[str, Optimizer]]:
-        models, optimizers = super().prepare(models, optimizers)
+        # Optimizers become Horovod's first: it makes new ones, and a precision may change those that are stepped.
         names = {
             parameter: f"{key}.{name}" if key else name
             for key, model in models.items()
-            for name, parameter in self.unwrap(model).named_parameters()
+            for name, parameter in model.named_parameters()
         }
         steps = {
             key: DistributedStep(
@@ -172,11 +173,12 @@ class HorovodEngine(IEngine):
             )
             for key, optimizer in optimizers.items()
         }
+        models, optimizers = super().prepare(models, {key: step.optimizer for key, step in steps.items()})
         self._steps = {id(step.optimizer): step for step in steps.values()}
         self._waiting = {
             id(model): [step for step in steps.values() if step.holds_any_of(model)] for model in models.values()
         }
-        return models, {key: step.optimizer for key, step in steps.items()}
+        return models, optimizers
 
     def release(
         self, models: dict[str, nn.Module], optimizers: dict[str, Optimizer]

@@ -13,7 +13,12 @@ from runnerkit.engines import (
     DistributedDataParallelAMPEngine,
     DistributedDataParallelAPEXEngine,
     DistributedDataParallelEngine,
+    FullyShardedDataParallelAMPEngine,
+    FullyShardedDataParallelEngine,
     GPUEngine,
+    HorovodAMPEngine,
+    HorovodAPEXEngine,
+    HorovodEngine,
 )
 from runnerkit.history import read_metrics
 from runnerkit.logger import ILogger
@@ -37,7 +42,12 @@ __all__ = [
     "DistributedDataParallelAMPEngine",
     "DistributedDataParallelAPEXEngine",
     "DistributedDataParallelEngine",
+    "FullyShardedDataParallelAMPEngine",
+    "FullyShardedDataParallelEngine",
     "GPUEngine",
+    "HorovodAMPEngine",
+    "HorovodAPEXEngine",
+    "HorovodEngine",
     "IEngine",
     "ILogger",
     "IRunner",
