@@ -1,4 +1,4 @@
-"""Any engine gives the weights of the hand-written PyTorch loop."""
+"""What the parity law leaves open: dropout and batch norm bit for bit, accumulation, clipping."""
 
 import pytest
 import torch
@@ -62,55 +62,6 @@ def test_amp_stays_near_full_precision():
 
     difference = (weights(full) - weights(mixed)).abs().max()
     assert 0 < difference < 0.05
-
-
-@pytest.mark.parametrize("engine", [dl.DataParallelEngine("cpu"), dl.DeviceEngine("cpu")])
-def test_other_engines_of_one_process_equal_the_cpu_engine(engine):
-    """On a CPU they do the same work."""
-    mine, theirs = mlp(), mlp()
-    batches = loader(NUM_STEPS * BATCH_SIZE, BATCH_SIZE)
-
-    supervised(mine, sgd(mine), batches, engine=engine)
-    train_by_hand(theirs, sgd(theirs), batches)
-
-    assert torch.equal(weights(mine), weights(theirs))
-
-
-def test_data_parallel_amp_reaches_into_the_replicas():
-    """Autocast is entered inside the forward pass that DataParallel calls, where its threads can see it."""
-    mine, theirs = mlp(), mlp()
-    batches = loader(NUM_STEPS * BATCH_SIZE, BATCH_SIZE)
-
-    supervised(mine, sgd(mine), batches, engine=dl.DataParallelAMPEngine("cpu", dtype=torch.bfloat16))
-    train_by_hand(theirs, sgd(theirs), batches, autocast=lambda: torch.autocast("cpu", dtype=torch.bfloat16))
-
-    assert torch.equal(weights(mine), weights(theirs))
-
-
-def test_ddp_equals_one_process_on_the_joined_batch():
-    """Two processes with batches of 8 make the steps of one with batches of 16: to 1e-6, the order of float sums."""
-    mine, theirs = mlp(), mlp()
-    num_samples = NUM_STEPS * 2 * BATCH_SIZE
-
-    runner = supervised(mine, sgd(mine), loader(num_samples, BATCH_SIZE), engine=dl.DistributedDataParallelEngine(2))
-    losses = train_by_hand(theirs, sgd(theirs), loader(num_samples, 2 * BATCH_SIZE))
-
-    torch.testing.assert_close(weights(mine), weights(theirs), rtol=0, atol=1e-6)
-    assert runner.batch_step == NUM_STEPS
-    assert runner.epoch_metrics["train"]["loss"] == pytest.approx(torch.stack(losses).double().mean().item(), rel=1e-6)
-
-
-def test_ddp_with_amp_equals_one_process_with_amp_on_the_joined_batch():
-    """To 2e-3: in bf16 (8 bits) the sum of two halves' gradients rounds otherwise than that of the whole."""
-    mine, theirs = mlp(), mlp()
-    num_samples = NUM_STEPS * 2 * BATCH_SIZE
-
-    supervised(mine, sgd(mine), loader(num_samples, BATCH_SIZE), ddp=True, amp=True, cpu=True)
-    train_by_hand(
-        theirs, sgd(theirs), loader(num_samples, 2 * BATCH_SIZE), autocast=lambda: torch.autocast("cpu", torch.bfloat16)
-    )
-
-    torch.testing.assert_close(weights(mine), weights(theirs), rtol=0, atol=2e-3)
 
 
 @pytest.mark.parametrize("engine", [dl.CPUEngine(), dl.DistributedDataParallelEngine(2)])
