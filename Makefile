@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Test files at a time; most tests start two processes of their own.
+JOBS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test parity check format clean
@@ -14,7 +16,7 @@ demo: $(VENV)/installed  ## train a small CNN on real images with ddp=True, amp=
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/installed  ## run all tests and the examples in docstrings
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 	$(BIN)/python -m pytest --doctest-modules runnerkit
 
 parity: $(VENV)/installed  ## write the table of engines and launchers in docs/engines.md from a test run
