@@ -169,6 +169,29 @@ def by_hand(folder):
     return results
 
 
+class OverflowsByHand(dl.Runner):
+    """The loss of rank one is infinite in the second step."""
+
+    def handle_batch(self, batch):
+        features, targets = batch
+        loss = nn.functional.cross_entropy(self.model(features), targets)
+        self.optimizer.zero_grad()
+        self.engine.backward(loss * float("inf") if self.batch_step == 2 and self.engine.rank == 1 else loss)
+        self.batch_metrics["has_stepped"] = float(self.engine.step(self.optimizer))
+
+
+def overflow_by_hand(folder):
+    model = mlp()
+    runner = OverflowsByHand().train(
+        model=model,
+        optimizer=sgd(model),
+        engine=dl.HorovodEngine(precision=AMP(torch.float16, scaler={"init_scale": 1024.0})),
+        loaders={"train": loader(NUM_SAMPLES, BATCH_SIZE)},
+        **quiet(),
+    )
+    return runner.epoch_metrics["train"]["has_stepped"], runner.engine.gather_object(weights(model))
+
+
 class Adversaries(dl.Runner):
     """A generator and a discriminator; the generator's loss leaves gradients in the discriminator."""
 
@@ -417,6 +440,7 @@ CASES = (
     accumulated,
     overflow_in_one_rank,
     by_hand,
+    overflow_by_hand,
     gan,
     batch_scheduler,
     plateau_scheduler,
