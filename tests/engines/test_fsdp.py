@@ -32,8 +32,8 @@ def fsdp(num_processes=2, **kwargs):
     return dl.FullyShardedDataParallelEngine(num_processes, **{"device": "cpu", "timeout_s": 60, **kwargs})
 
 
-def ddp():
-    return dl.DistributedDataParallelEngine(2, device="cpu", timeout_s=60)
+def ddp(**kwargs):
+    return dl.DistributedDataParallelEngine(2, device="cpu", timeout_s=60, **kwargs)
 
 
 def adam(model):
@@ -156,7 +156,7 @@ def train_in_low_precision():
     for name, batch_norm in (("bf16", False), ("batch norm", True)):
         mine, autocast, full = (mlp(batch_norm=batch_norm) for _ in range(3))
         train(mine, fsdp(compute_dtype=torch.bfloat16, shard_modules=[nn.Linear]), sgd(mine))
-        train(autocast, dl.DistributedDataParallelAMPEngine(2, device="cpu", dtype=torch.bfloat16), sgd(autocast))
+        train(autocast, ddp(precision=dl.AMP(torch.bfloat16)), sgd(autocast))
         train(full, ddp(), sgd(full))
         found[name] = (
             difference(mine, autocast),
@@ -307,6 +307,15 @@ def test_the_caller_gets_model_and_optimizer_back_and_a_second_stage_goes_on_wit
             torch.testing.assert_close(optimizer.state_dict()["state"][key][name], value, rtol=0, atol=1e-6)
 
 
+class Shrink(dl.Callback):
+    """Changes the weights between epochs, as averaging callbacks do."""
+
+    def on_epoch_end(self, runner):
+        with torch.no_grad():
+            for parameter in runner.model.parameters():
+                parameter.mul_(0.9)
+
+
 def evaluate_unevenly():
     found = []
     for engine in (fsdp(shard_modules=[nn.Linear]), ddp()):
@@ -315,7 +324,7 @@ def evaluate_unevenly():
             model,
             engine,
             loaders={"train": loader(80, 4), "one": loader(1, 4), "valid": loader(41, 4)},
-            callbacks=[dl.AccuracyCallback("logits", "targets"), dl.OptimizerCallback(accumulation_steps=3)],
+            callbacks=[dl.AccuracyCallback("logits", "targets"), dl.OptimizerCallback(accumulation_steps=3), Shrink()],
             valid_every_steps=4,
             num_epochs=2,
         )
@@ -326,13 +335,16 @@ def evaluate_unevenly():
 
 @pytest.mark.slow
 def test_evaluation_neither_hangs_nor_differs_where_ranks_have_unequal_numbers_of_batches():
-    """One sample for two ranks, eleven batches for two ranks; also in the middle of an accumulated step."""
+    """One sample for two ranks, eleven batches for two ranks; also in the middle of an accumulated step.
+
+    After it, weights may be changed in place: what evaluation gathered is gone.
+    """
     apart, mine, theirs, again = together(evaluate_unevenly)
 
     assert apart < 1e-6
     for key, metrics in theirs.items():
         assert mine[key] == pytest.approx(metrics, abs=1e-6), key
-    assert again["accuracy"] == mine["valid"]["accuracy"]
+    assert 0 < again["loss"] != mine["valid"]["loss"], "evaluated alone, with the weights that were changed last"
 
 
 # Checkpoints.
@@ -395,7 +407,7 @@ def go_on(folder, sharded):
 def test_a_resumed_run_equals_the_uninterrupted_one_on_any_engine(tmp_path, sharded):
     """Bit for bit with the same units, dropout and augmentation included; to 1e-6 with DDP and with other units.
 
-    Then the finished run's weights and moments are the same on the CPU; out of shards also on one process, and on four.
+    Then the finished run's weights and moments are the same on the CPU.
     """
     whole = together(lambda: save(tmp_path, sharded))
     assert (tmp_path / "same" / "checkpoints" / "model.0002.00000006").is_dir() is sharded
@@ -408,9 +420,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one_on_any_engine(tmp_path, shar
     assert_equal(found["same"], whole)
     for name in ("ddp", "other units"):
         assert_equal(found[name], whole, atol=1e-6)
-    others = [fsdp(1, sharded_checkpoints=True), units(num_processes=4, replicas=2, sharded_checkpoints=True)]
-    for engine in (dl.CPUEngine(), *(others if sharded else ())):
-        assert_equal(run(tmp_path / "same", engine, resume="auto"), whole)
+    assert_equal(run(tmp_path / "same", dl.CPUEngine(), resume="auto"), whole)
 
 
 @pytest.mark.slow
@@ -448,6 +458,18 @@ def test_a_sharded_checkpoint_is_a_folder_with_links_for_names(sharded_run):
     assert (folder / "last").readlink().name == "model.0002"
     assert (folder / "best").is_symlink()
     assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [{"num_processes": 1}, {"num_processes": 4, "replicas": 2}])
+def test_shards_of_two_processes_are_read_by_another_number(sharded_run, tmp_path, arguments):
+    """Nothing is left to train: the weights and moments that come back are those that were saved."""
+    folder, expected = sharded_run
+    shutil.copytree(folder, tmp_path / "log", symlinks=True)
+
+    resumed = run(tmp_path / "log", units(sharded_checkpoints=True, **arguments), resume="auto")
+
+    assert_equal(resumed, expected)
 
 
 @pytest.mark.slow
