@@ -46,7 +46,7 @@ class _Meeting:
 
     def open(self, timeout: timedelta) -> Store:
         if self._store is None:
-            self._store = _job_store(self._environment, timeout)
+            self._store = join_job(self._environment, timeout)
         self._store.set_timeout(timeout)
         # A script may train several times: what an earlier group left in the store must not be read by a later one.
         return PrefixStore(f"group {next(self._group_numbers)}", self._store)
@@ -57,7 +57,8 @@ def _meeting(environment: ProcessEnvironment) -> _Meeting:
     return _Meeting(environment)
 
 
-def _job_store(environment: ProcessEnvironment, timeout: timedelta) -> TCPStore:
+def join_job(environment: ProcessEnvironment, timeout: timedelta) -> TCPStore:
+    """Open the store of the whole job; it is ready when every process has opened it."""
     address, port = environment.address, environment.port
     if address is None or port is None:
         if environment.launcher == "mpirun":
@@ -128,8 +129,12 @@ def _follow(agents: TCPStore, environment: ProcessEnvironment, deadline: float) 
 
 
 def _join(leader: str, agents: TCPStore, rank: int, deadline: float, what: str) -> TCPStore | None:
-    """Return the leader's store once all have joined it; None if another leader came instead."""
+    """Return the leader's store once all have joined it; None if it is dead, or another leader came instead."""
     host, port, _ = leader.split()
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT.total_seconds()).close()
+    except OSError:
+        return None  # the store would try it for seconds
     store = TCPStore(host, int(port), is_master=False, timeout=_CONNECT, wait_for_workers=False)
     store.set(_joined(rank), "")  # by name: a process that died and came again counts once
     while not store.check([_ALL_JOINED]):

@@ -26,7 +26,7 @@ def render(results: Results, launchers: list[str]) -> str:
         tolerance, reason = CASES[case].tolerance
         bound = f"{tolerance:.0e}: {reason}" if tolerance else reason
         lines.append(f"| {case} | {' | '.join(marks)} | {bound} | {max(seen, default=float('nan')):.0e} |")
-    lines += [f"| {what} |{' |' * len(launchers)} | not run: {why} | |" for what, why in UNTESTED.items()]
+    lines += [f"| {what} |{' |' * len(launchers)} not run: {why} | |" for what, why in UNTESTED.items()]
     return "\n".join(lines) + "\n"
 
 

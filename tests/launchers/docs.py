@@ -11,15 +11,20 @@ def commands(heading):
     return _blocks()[heading]
 
 
+def outputs(heading):
+    """Return what the page says that the commands below a heading print."""
+    return _blocks("text")[heading]
+
+
 def headings():
     """Return the headings with shell blocks below them."""
     return list(_blocks())
 
 
-def _blocks():
+def _blocks(language="bash"):
     sections = re.split(r"^## (.+)$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
     found = {
-        heading: re.findall(r"^```bash\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+        heading: re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
         for heading, text in zip(sections[::2], sections[1::2], strict=True)
     }
     return {heading: blocks for heading, blocks in found.items() if blocks}

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from tests.launchers.docs import commands
+from tests.launchers.docs import commands, outputs
 
 needs_mpirun = pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun: apt-get install openmpi-bin")
 FAKE_SLURM = {
@@ -72,18 +72,39 @@ def test_mpirun(jobs, expected, variables):
 
 
 @pytest.mark.slow
-@needs_mpirun
 def test_env_prints_the_place_of_each_process(jobs):
-    """`runnerkit env`, started as the script would be."""
-    job = jobs.start("mpirun -np 2 sh -c 'runnerkit env > env$OMPI_COMM_WORLD_RANK.json'", variables=AS_ROOT)
+    """`runnerkit env` alone, and started as the script would be."""
+    alone, started = commands("What was detected")
 
-    assert job.wait() == 0, job.output
-    places = [json.loads((jobs.folder / f"env{rank}.json").read_text())["launcher"] for rank in range(2)]
-    assert [(place["name"], place["rank"], place["world_size"]) for place in places] == [
-        ("mpirun", 0, 2),
-        ("mpirun", 1, 2),
-    ]
-    assert places[0]["port"] == places[1]["port"]
+    jobs_ = [jobs.start(alone), jobs.start(started)]
+
+    assert [job.wait() for job in jobs_] == [0, 0], jobs_[1].output
+    launchers = [sorted(map(place, reports(job.output))) for job in jobs_]
+    assert launchers == [[("plain python", None, None)], [("torchrun", 0, 2), ("torchrun", 1, 2)]]
+
+
+def reports(text):
+    """Decode JSON objects that follow one another."""
+    while text := text.strip():
+        report, end = json.JSONDecoder().raw_decode(text)
+        yield report
+        text = text[end:]
+
+
+def place(report):
+    return tuple(report["launcher"].get(key) for key in ("name", "rank", "world_size"))
+
+
+@pytest.mark.slow
+def test_a_wrong_environment_prints_what_the_page_says(jobs):
+    """Before anything is trained."""
+    [command], [output] = commands("A wrong environment"), outputs("A wrong environment")
+
+    job = jobs.start(command)
+
+    assert job.wait() == 1
+    assert output in job.output
+    assert not jobs.logdir.exists()
 
 
 TWICE = """

@@ -1,0 +1,123 @@
+"""Workers of torchrun find those of their own attempt, whatever earlier attempts left behind."""
+
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+from torch.distributed import TCPStore
+
+from runnerkit.engines.process_environment import ProcessEnvironment
+from runnerkit.engines.rendezvous import join_job
+
+LEADER = "runnerkit/leader"
+
+
+@pytest.fixture
+def agents():
+    """The store of torchrun's agents, which outlives their workers."""
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+@pytest.fixture
+def join(agents):
+    """Let a worker join in a thread; return its future store."""
+    threads = ThreadPoolExecutor(8)
+
+    def start(rank, *, world_size=2, timeout_s=30.0):
+        place = ProcessEnvironment(
+            "torchrun", rank, 0, world_size, None, "127.0.0.1", agents.port, is_store_shared=True
+        )
+        return threads.submit(join_job, place, timedelta(seconds=timeout_s))
+
+    yield start
+    threads.shutdown()
+
+
+def assert_waits(*futures, seconds=0.5):
+    time.sleep(seconds)
+    assert not any(future.done() for future in futures)
+
+
+def assert_share(*futures):
+    stores = [future.result(30) for future in futures]
+    stores[0].set("message", "hello")
+    assert all(store.get("message") == b"hello" for store in stores)
+
+
+def leader_of(agents):
+    while not agents.check([LEADER]) or not agents.get(LEADER):
+        time.sleep(0.01)
+    return agents.get(LEADER)
+
+
+def test_workers_share_a_store_of_their_own(agents, join):
+    """It is not the agents'; and what a worker does there is gone with it."""
+    first = [join(rank) for rank in range(2)]
+    assert_share(*first)
+    second = [join(rank) for rank in (1, 0)]
+
+    assert_share(*second)
+    assert not agents.check(["message"])
+    first[0].result().set("address of a dead one", "x")
+    assert not second[1].result().check(["address of a dead one"])
+
+
+def test_a_dead_leader_is_not_followed(agents, join):
+    """Its address still stands in the agents' store; the new one's will take its place."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        dead = free.getsockname()[1]
+    agents.set(LEADER, f"127.0.0.1 {dead} 1")
+
+    follower = join(1)
+    assert_waits(follower)
+    leader = join(0)
+
+    assert_share(leader, follower)
+
+
+def test_a_worker_that_died_and_came_again_counts_once(agents, join):
+    """Three are wanted: rank one twice is not enough."""
+    leader = join(0, world_size=3)
+    leader_of(agents)
+    followers = [join(1, world_size=3), join(1, world_size=3)]
+    assert_waits(leader, *followers)
+
+    assert_share(leader, *followers, join(2, world_size=3))
+
+
+def test_a_worker_leaves_a_leader_whose_attempt_is_over(agents, join):
+    """The old leader is told; who had joined it follows the new one."""
+    old = join(0, world_size=3)
+    before = leader_of(agents)
+    follower = join(1, world_size=3)
+    assert_waits(old, follower)
+    new = join(0, world_size=3)
+    while leader_of(agents) == before:
+        time.sleep(0.01)
+
+    with pytest.raises(ConnectionError, match="another attempt of this job has begun"):
+        old.result(30)
+    assert_share(new, follower, join(2, world_size=3))
+
+
+@pytest.mark.parametrize(("rank", "words"), [(0, "rank 0 waits for 1 others, such as rank 1"), (1, "rank 1 waits for")])
+def test_waiting_ends_after_the_time_out(join, rank, words):
+    """With who is missing, and what sets the time."""
+    with pytest.raises(TimeoutError, match=words + r".*timeout_s= of the engine"):
+        join(rank, timeout_s=0.5).result(30)
+
+
+def test_the_workers_of_torchs_switch_meet_at_a_port_of_their_own():
+    """TORCH_DISABLE_SHARE_RDZV_TCP_STORE: nobody listens there but rank zero."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    places = [ProcessEnvironment("torchrun", rank, rank, 2, None, "127.0.0.1", port) for rank in range(2)]
+
+    with ThreadPoolExecutor(2) as threads:
+        futures = [threads.submit(join_job, place, timedelta(seconds=30)) for place in places]
+
+        assert_share(*futures)
