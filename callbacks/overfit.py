@@ -7,6 +7,7 @@ from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
 from runnerkit.callback import Callback, CallbackOrder
+from runnerkit.sharding import batches_of
 from runnerkit.types import Batch
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class RepeatedBatches:
     """
 
     def __init__(self, loader: Any, *, num_batches: int, length: int) -> None:
-        self._batches = list(islice(loader, num_batches))
+        self._batches = list(islice(batches_of(loader), num_batches))
         self._length = length
 
     def __len__(self) -> int:

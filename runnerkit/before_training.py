@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader
 
 from runnerkit import snapshot
 from runnerkit.callback import ICallback
-from runnerkit.sampler import count_batches
 from runnerkit.seeding import keep_rng
+from runnerkit.sharding import count_batches
 from runnerkit.types import as_dict
 
 if TYPE_CHECKING:

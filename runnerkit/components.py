@@ -13,8 +13,8 @@ from runnerkit.callback import EVENTS, CallbackNode, ICallback
 from runnerkit.environment import describe_environment
 from runnerkit.logger import Step
 from runnerkit.metrics import LoaderMeans
-from runnerkit.sampler import count_batches, set_epoch
 from runnerkit.seeding import derive_seed, set_global_seed
+from runnerkit.sharding import count_batches, start_epoch
 from runnerkit.types import Batch, as_dict, like
 
 if TYPE_CHECKING:
@@ -172,8 +172,7 @@ def setup_loader(runner: IRunner, key: str) -> None:
     # Within the loader the flag is the loader's own; what was wanted before it is kept for after it.
     runner._ends_stage, runner.need_early_stop = runner.need_early_stop, False
     runner._means = LoaderMeans()
-    for name in ("batch_sampler", "sampler", "dataset"):
-        set_epoch(getattr(loader, name, None), runner.epoch_step)
+    start_epoch(loader, runner.epoch_step)
     snapshot.enter_loader(runner)
     num_batches = count_batches(loader)
     runner.loader_batch_len = num_batches + runner.loader_batch_step if num_batches is not None else None

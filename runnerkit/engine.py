@@ -13,7 +13,8 @@ from torch.optim import Optimizer
 
 from runnerkit.backends import BackendSwitches
 from runnerkit.precision import FP32, Precision
-from runnerkit.sampler import shard_loader
+from runnerkit.sampler import Uneven
+from runnerkit.sharding import shard_loader
 from runnerkit.types import Batch, StateDict
 
 T = TypeVar("T")
@@ -27,6 +28,7 @@ class EngineOptions(TypedDict, total=False):
     channels_last: bool
     tf32: bool | None
     cudnn_benchmark: bool | None
+    uneven_batches: Uneven
 
 
 class IEngine(ABC):
@@ -37,6 +39,8 @@ class IEngine(ABC):
         compile: compile models by ``torch.compile``; a dict holds its arguments, such as ``{"mode": "max-autotune"}``.
         channels_last: keep images, (N, C, H, W), and the weights of their convolutions in memory as (N, H, W, C).
         tf32, cudnn_benchmark: see :class:`runnerkit.backends.BackendSwitches`; None leaves torch's setting.
+        uneven_batches: whether, in training, a loader's last whole batches (of a batch sampler of the user's own, of
+            ``batch_size=None``) that are too few for all processes are dropped, or the first ones repeated ("pad").
 
     Attributes:
         device: where this process's model and batches live; known after :meth:`setup`.
@@ -65,6 +69,9 @@ class IEngine(ABC):
         self.compile_arguments = compile if isinstance(compile, dict) else {} if compile else None
         self.channels_last = options.get("channels_last", False)
         self.switches = BackendSwitches(tf32=options.get("tf32"), cudnn_benchmark=options.get("cudnn_benchmark"))
+        self.uneven_batches = options.get("uneven_batches", "drop")
+        if self.uneven_batches not in ("drop", "pad"):
+            raise ValueError(f"uneven_batches must be 'drop' or 'pad', got {self.uneven_batches!r}")
         self.device = torch.device("cpu")
         self._compiled: dict[int, nn.Module] = {}
 
@@ -177,8 +184,9 @@ class IEngine(ABC):
         return self._compiled[id(module)]
 
     def prepare_loader(self, loader: Any, *, key: str, training: bool, seed: int) -> Any:
-        """Return this process's share of `loader`; see :func:`runnerkit.sampler.shard_loader`."""
-        return shard_loader(loader, key=key, training=training, rank=self.rank, world_size=self.world_size, seed=seed)
+        """Return this process's share of `loader`; see :func:`runnerkit.sharding.shard_loader`."""
+        place = {"rank": self.rank, "world_size": self.world_size, "seed": seed}
+        return shard_loader(loader, key=key, training=training, uneven=self.uneven_batches, **place)
 
     # A step.
 

@@ -12,6 +12,7 @@ from runnerkit.engine import IEngine
 from runnerkit.logger import ILogger, Step, StepQueue
 from runnerkit.metrics import LoaderMeans
 from runnerkit.seeding import keep_rng
+from runnerkit.sharding import batches_of
 from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler
 
 
@@ -220,7 +221,7 @@ class IRunner(IListener):
     def _batches(self) -> Iterator[Batch]:
         if getattr(self.loader, "num_workers", 0):
             self.engine.settle()
-        iterator = iter(self.loader)
+        iterator = batches_of(self.loader)
         snapshot.restore_rng(self)  # after iter(), which draws the workers' seed
         for batch in iterator:
             yield self.engine.to_device(batch)

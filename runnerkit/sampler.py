@@ -5,19 +5,26 @@ batch is `batch_size * world_size` consecutive samples of it; rank r takes every
 processes see together, batch by batch, what one process with an N times larger batch would see.
 """
 
-import copy
-import logging
-import random
 from collections.abc import Iterable, Iterator, Sized
-from typing import Any
+from typing import Any, Literal, NamedTuple, TypeAlias
 
-import numpy as np
 import torch
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, Sampler
+from torch.utils.data import Sampler
 
-from runnerkit.seeding import derive_seed, keep_rng
+from runnerkit.seeding import derive_seed, keep_rng, seed_generators
 
-logger = logging.getLogger(__name__)
+Uneven: TypeAlias = Literal["drop", "pad"]
+
+
+class Place(NamedTuple):
+    """Where in an epoch a sample stands, and which it is."""
+
+    epoch: int
+    position: int  # in the order of the whole epoch: the same for any number of processes
+    index: Any  # what the data set is asked for
+
+
+_LARGEST_BATCH = 2**32  # positions of whole batches lie so far apart
 
 
 class ShardedBatchSampler(Sampler[list[int]]):
@@ -58,11 +65,15 @@ class ShardedBatchSampler(Sampler[list[int]]):
         self.num_consumed = position
 
     def __iter__(self) -> Iterator[list[int]]:
+        yield from ([place.index for place in batch] for batch in self.places())
+
+    def places(self) -> Iterator[list[Place]]:
+        """Yield the same batches, with the place of each sample in the epoch."""
         order = seeded_order(self.sampler, derive_seed(self.seed, "order", self.epoch))
         for start, stop in self._global_batches(len(order)):
-            share = order[start:stop][self.rank :: self.world_size]
-            if share:
-                yield share
+            positions = range(start, stop)[self.rank :: self.world_size]
+            if positions:
+                yield [Place(self.epoch, position, order[position]) for position in positions]
 
     def __len__(self) -> int:
         assert isinstance(self.sampler, Sized)
@@ -83,19 +94,25 @@ class ShardedBatchSampler(Sampler[list[int]]):
         return list(zip(starts, stops, strict=True))
 
 
-class ShardedBatches(Sampler[list[int]]):
-    """Every world_size-th batch of the user's own batch sampler, whose batches stay whole.
+class ShardedBatches(Sampler[Any]):
+    """Every world_size-th batch of the user's own, whole.
 
     Args:
-        batch_sampler: yields lists of indices; iterated with every generator seeded by (seed, epoch).
-        training: all processes get the same number of batches, so up to world_size - 1 of the last are dropped.
+        batches: a batch sampler, which yields lists of indices; or a sampler of indices each of which is a batch
+            (``batch_size=None``). Iterated with every generator seeded by (seed, epoch).
+        training: all processes get equally many batches.
+        uneven: whether, in training, the last batches that are too few for all processes are dropped, or the first
+            ones repeated.
+        rank, world_size: which share.
+        seed: with the epoch it fixes the order.
     """
 
     def __init__(
-        self, batch_sampler: Iterable[list[int]], *, training: bool, rank: int, world_size: int, seed: int
+        self, batches: Iterable[Any], *, training: bool, uneven: Uneven, rank: int, world_size: int, seed: int
     ) -> None:
-        self.batch_sampler = batch_sampler
+        self.batches = batches
         self.training = training
+        self.uneven = uneven
         self.rank = rank
         self.world_size = world_size
         self.seed = seed
@@ -106,7 +123,7 @@ class ShardedBatches(Sampler[list[int]]):
         """Take the order of `epoch`, from its first batch on."""
         self.epoch = epoch
         self.num_consumed = 0
-        set_epoch(self.batch_sampler, epoch)
+        set_epoch(self.batches, epoch)
 
     def position_after(self, num_batches: int) -> int:
         """How many batches of all processes are consumed after `num_batches` of this one."""
@@ -116,17 +133,47 @@ class ShardedBatches(Sampler[list[int]]):
         """Leave out what was consumed before an interruption; valid until the next epoch."""
         self.num_consumed = position
 
-    def __iter__(self) -> Iterator[list[int]]:
-        batches = seeded_order(self.batch_sampler, derive_seed(self.seed, "order", self.epoch))
-        yield from (batches[index] for index in self._share(len(batches)))
+    def __iter__(self) -> Iterator[Any]:
+        batches = self._order()
+        yield from (batches[number % len(batches)] for number in self._share(len(batches)))
+
+    def places(self) -> Iterator[Any]:
+        """Yield the same, with the place of each sample in the epoch."""
+        batches = self._order()
+        for number in self._share(len(batches)):
+            batch = batches[number % len(batches)]
+            if isinstance(batch, list | tuple):
+                first = number * _LARGEST_BATCH
+                yield [Place(self.epoch, first + offset, index) for offset, index in enumerate(batch)]
+            else:
+                yield Place(self.epoch, number, batch)
 
     def __len__(self) -> int:
-        assert isinstance(self.batch_sampler, Sized)
-        return len(self._share(len(self.batch_sampler)))
+        assert isinstance(self.batches, Sized)
+        return len(self._share(len(self.batches)))
+
+    def _order(self) -> list[Any]:
+        return seeded_order(self.batches, derive_seed(self.seed, "order", self.epoch))
 
     def _share(self, num_batches: int) -> range:
-        stop = num_batches - (num_batches - self.num_consumed) % self.world_size if self.training else num_batches
+        stop = num_batches
+        if self.training:
+            surplus = (num_batches - self.num_consumed) % self.world_size
+            stop += self.world_size - surplus if surplus and self.uneven == "pad" else -surplus
         return range(self.num_consumed + self.rank, stop, self.world_size)
+
+
+class Places(Sampler[Any]):
+    """A share's batches as places."""
+
+    def __init__(self, share: ShardedBatchSampler | ShardedBatches) -> None:
+        self.share = share
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.share.places()
+
+    def __len__(self) -> int:
+        return len(self.share)
 
 
 def seeded_order(sampler: Any, seed: int) -> list[Any]:
@@ -137,9 +184,7 @@ def seeded_order(sampler: Any, seed: int) -> list[Any]:
     inner = getattr(sampler, "sampler", sampler)  # a BatchSampler holds the one that draws
     generator = getattr(inner, "generator", None)
     with keep_rng():
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        torch.default_generator.manual_seed(seed)
+        seed_generators(seed)
         if not isinstance(generator, torch.Generator):
             return list(sampler)
         state = generator.get_state()
@@ -154,74 +199,3 @@ def set_epoch(holder: Any, epoch: int) -> None:
     """Call ``set_epoch`` on `holder` if it has one."""
     if callable(getattr(holder, "set_epoch", None)):
         holder.set_epoch(epoch)
-
-
-def count_batches(loader: Any) -> int | None:
-    """Return the length of `loader`, or None if it has none (a DataLoader over a stream only looks as if it had)."""
-    try:
-        return len(loader)
-    except TypeError:
-        return None
-
-
-def shard_loader(loader: Any, *, key: str, training: bool, rank: int, world_size: int, seed: int) -> Any:
-    """Give this process its share of `loader`, keeping every attribute that the user set.
-
-    A DistributedSampler of the user's own is left alone. With one process, what is no DataLoader, streams, or does
-    its own batching is left alone too.
-
-    Args:
-        loader: a DataLoader (or subclass), or any iterable of batches.
-        key: the loader's key, for messages.
-        training: whether the batches are trained on, so that all processes need equally many.
-    Raises:
-        TypeError: with several processes, a loader that cannot be sharded exactly.
-        ValueError: fewer samples to train on than processes.
-    """
-    if (
-        not isinstance(loader, DataLoader)
-        or isinstance(loader.dataset, IterableDataset)
-        or loader.batch_sampler is None
-    ):
-        if world_size > 1:
-            raise TypeError(
-                f"loader {key!r} cannot be shared exactly among {world_size} processes: {_why_not(loader)}; "
-                "use a DataLoader over a data set with __len__ and __getitem__"
-            )
-        return loader
-    batch_sampler, sampler = loader.batch_sampler, loader.sampler
-    if isinstance(sampler, DistributedSampler) or isinstance(
-        getattr(batch_sampler, "sampler", None), DistributedSampler
-    ):
-        if not training and len(loader.dataset) % world_size:  # type: ignore[arg-type]  # map-style: it has a length
-            logger.warning(
-                "loader %r: its own DistributedSampler repeats samples to fill %d processes, which are scored twice; "
-                "leave the sampler out for exact evaluation",
-                key,
-                world_size,
-            )
-        return loader
-    sharded: ShardedBatchSampler | ShardedBatches
-    if type(batch_sampler) is BatchSampler and isinstance(sampler, Sized):
-        if training and len(sampler) < world_size:
-            raise ValueError(f"loader {key!r} has {len(sampler)} samples, too few to train {world_size} processes")
-        sharded = ShardedBatchSampler(
-            batch_sampler.sampler, batch_size=batch_sampler.batch_size, drop_last=batch_sampler.drop_last,
-            rank=rank, world_size=world_size, seed=seed,
-        )  # fmt: skip
-    else:
-        sharded = ShardedBatches(batch_sampler, training=training, rank=rank, world_size=world_size, seed=seed)
-    # DataLoader refuses another batch_sampler after __init__, and calling __init__ again would lose what a subclass
-    # or the user set. A copy of its attributes keeps workers, collate_fn, generator and all the rest.
-    shard = copy.copy(loader)
-    vars(shard)["batch_sampler"] = sharded
-    shard._iterator = None  # persistent workers belong to one loader
-    return shard
-
-
-def _why_not(loader: Any) -> str:
-    if not isinstance(loader, DataLoader):
-        return f"it is a {type(loader).__name__}, not a DataLoader"
-    if isinstance(loader.dataset, IterableDataset):
-        return "its data set is an IterableDataset"
-    return "batch_size=None turns batching off"

@@ -31,6 +31,13 @@ def derive_seed(seed: int, *parts: int | str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
+def seed_generators(seed: int) -> None:
+    """Seed Python's, NumPy's and torch's CPU generators: what a data set draws from; 10 microseconds."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.default_generator.manual_seed(seed)
+
+
 def rng_state() -> dict[str, Any]:
     """Read the state of every generator of this process, in types that ``weights_only`` loading accepts; 10 KB."""
     version, words, python_gaussian = random.getstate()
@@ -71,3 +78,36 @@ def keep_rng() -> Iterator[None]:
         yield
     finally:
         set_rng_state(state)
+
+
+@contextmanager
+def keep_cpu_rng() -> Iterator["CPUDraws"]:
+    """Leave Python's, NumPy's and torch's CPU generators as they were; the value tells whether the body drew."""
+    draws = CPUDraws()
+    try:
+        yield draws
+    finally:
+        draws.undo()
+
+
+class CPUDraws:
+    """What was drawn from the CPU's generators since this was made."""
+
+    def __init__(self) -> None:
+        self._python, self._torch = random.getstate(), torch.get_rng_state()
+        self._numpy: Any = np.random.get_state()
+
+    def __bool__(self) -> bool:
+        now: Any = np.random.get_state()
+        return not (
+            torch.equal(self._torch, torch.get_rng_state())
+            and self._python == random.getstate()
+            and self._numpy[2:] == now[2:]
+            and np.array_equal(self._numpy[1], now[1])
+        )
+
+    def undo(self) -> None:
+        """Put the generators back."""
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)
+        torch.set_rng_state(self._torch)

@@ -13,6 +13,7 @@ from runnerkit.callback import ICheckpointCallback, innermost
 from runnerkit.checkpoint import as_plain, find_checkpoint, load_checkpoint
 from runnerkit.logger import Step
 from runnerkit.seeding import rng_state, set_rng_state
+from runnerkit.sharding import share_of
 from runnerkit.types import StateDict, as_dict
 from runnerkit.version import __version__
 
@@ -95,7 +96,7 @@ def check_positions(runner: IRunner) -> None:
         TypeError: with the loader's key.
     """
     for key, loader in runner.loaders.items():
-        if key.startswith("train") and not hasattr(getattr(loader, "batch_sampler", None), "position_after"):
+        if key.startswith("train") and share_of(loader) is None:
             raise TypeError(
                 f"loader {key!r} has no position to save in the middle of an epoch; save at epoch ends, "
                 "or use a DataLoader without a DistributedSampler of your own"
@@ -104,10 +105,9 @@ def check_positions(runner: IRunner) -> None:
 
 def _position(runner: IRunner) -> StateDict:
     check_positions(runner)
-    sampler = runner.loader.batch_sampler
     return {
         "key": runner.loader_key,
-        "position": sampler.position_after(runner.loader_batch_step - runner._skipped_batches),
+        "position": share_of(runner.loader).position_after(runner.loader_batch_step - runner._skipped_batches),
         "loader_batch_step": runner.loader_batch_step,
         "loader_sample_step": runner.loader_sample_step,
         "means": runner.engine.gather_object(runner._means.state_dict()),
@@ -233,7 +233,7 @@ def enter_loader(runner: IRunner) -> None:
     if snapshot is None or snapshot.within is None:
         return
     within, snapshot.within = snapshot.within, None
-    runner.loader.batch_sampler.skip(within["position"])
+    share_of(runner.loader).skip(within["position"])
     runner.loader_batch_step = runner._skipped_batches = within["loader_batch_step"]
     runner.loader_sample_step = within["loader_sample_step"]
     # Sums add up over ranks: with fewer processes than before, one takes over the parts of several.

@@ -7,7 +7,8 @@ from pathlib import Path
 # Left to right; a module imports from layers to its left, and from its own.
 LAYERS = [
     {"types", "seeding", "version", "torchvision_cpu", "backends"},
-    {"precision", "fused_reduction", "metrics", "sampler", "checkpoint", "shards"},
+    {"precision", "fused_reduction", "metrics", "checkpoint", "shards"},
+    {"sampler", "seeded_dataset", "stream", "sharding"},
     {"engine", "callback", "logger", "environment", "history", "plot"},
     {"runner", "components", "snapshot", "outcome", "before_training", "evaluation"},
     {"engines", "callbacks", "loggers", "contrib"},  # and these not from one another

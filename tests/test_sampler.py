@@ -8,14 +8,13 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     DistributedSampler,
-    IterableDataset,
     RandomSampler,
     SequentialSampler,
     TensorDataset,
     WeightedRandomSampler,
 )
 
-from runnerkit.sampler import shard_loader
+from runnerkit.sharding import batches_of, count_batches, shard_loader, share_of, start_epoch
 
 
 def indices(num_samples):
@@ -27,10 +26,9 @@ def shards(loader, world_size, *, training=False, epoch=1, seed=42):
     ranks = []
     for rank in range(world_size):
         shard = shard_loader(loader, key="k", training=training, rank=rank, world_size=world_size, seed=seed)
-        if hasattr(shard.batch_sampler, "set_epoch"):
-            shard.batch_sampler.set_epoch(epoch)
-        batches = [batch[0].tolist() for batch in shard]
-        assert len(shard) == len(batches)
+        start_epoch(shard, epoch)
+        batches = [batch[0].tolist() for batch in batches_of(shard)]
+        assert count_batches(shard) == len(batches)
         ranks.append(batches)
     return ranks
 
@@ -176,28 +174,48 @@ def test_every_attribute_of_the_loader_is_kept():
     assert type(shard) is Mine and shard is not loader
     differing = {name for name in vars(loader) if vars(loader)[name] is not vars(shard)[name]}
     assert differing <= {"batch_sampler", "_iterator"}
+    inner = shard._feed
+    assert type(inner) is Mine and inner.extra == "mine" and inner.collate_fn is torch.stack
+    assert shard.dataset is loader.dataset, "what the user set is in sight"
     assert isinstance(loader.batch_sampler, BatchSampler), "the user's own loader is untouched"
 
 
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(range(10))
+def test_a_loader_that_is_no_data_loader_is_refused_by_several_processes():
+    """One process takes it as it is."""
+    loader = [1, 2, 3]
 
-
-@pytest.mark.parametrize(
-    ("loader", "message"),
-    [
-        ([1, 2, 3], "it is a list, not a DataLoader"),
-        (DataLoader(Stream(), batch_size=2), "IterableDataset"),
-        (DataLoader(indices(4), batch_size=None), "batch_size=None"),
-    ],
-)
-def test_what_cannot_be_shared_exactly_raises(loader, message):
-    """With several processes; one process takes it as it is."""
-    with pytest.raises(TypeError, match=message):
+    with pytest.raises(TypeError, match=r"'train' is a list and cannot be shared among 2 processes; use a DataLoader"):
         shard_loader(loader, key="train", training=True, rank=0, world_size=2, seed=42)
 
     assert shard_loader(loader, key="train", training=True, rank=0, world_size=1, seed=42) is loader
+
+
+def test_a_loader_may_know_its_own_share():
+    """Its method is asked, with one process as with several."""
+
+    class Mine:
+        def shard(self, *, key, training, rank, world_size, seed):
+            return key, training, rank, world_size, seed
+
+    assert shard_loader(Mine(), key="train", training=True, rank=1, world_size=2, seed=3) == ("train", True, 1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("training", "uneven", "expected"),
+    [
+        (False, "drop", [[0, 2, 4], [1, 3]]),
+        (True, "drop", [[0, 2], [1, 3]]),
+        (True, "pad", [[0, 2, 4], [1, 3, 0]]),
+    ],
+)
+def test_samples_that_are_whole_batches_are_shared_whole(training, uneven, expected):
+    """``batch_size=None``; in training the last are dropped, or the first repeated, as the user says."""
+    loader = DataLoader([torch.tensor([each]) for each in range(5)], batch_size=None)
+
+    for rank in range(2):
+        shard = shard_loader(loader, key="k", training=training, uneven=uneven, rank=rank, world_size=2, seed=42)
+        assert [int(batch) for batch in batches_of(shard)] == expected[rank]
+        assert count_batches(shard) == len(expected[rank])
 
 
 def test_too_few_samples_to_train_all_processes_are_refused():
@@ -213,14 +231,18 @@ def test_an_interrupted_epoch_goes_on_with_another_number_of_processes(before, a
     num_batches, seen, position = 3, [], 0
     for rank in range(before):
         shard = shard_loader(loader, key="train", training=True, rank=rank, world_size=before, seed=42)
-        shard.batch_sampler.set_epoch(5)
-        seen += [index for batch, _ in zip(shard, range(num_batches), strict=False) for index in batch[0].tolist()]
-        position = shard.batch_sampler.position_after(num_batches)
+        start_epoch(shard, 5)
+        seen += [
+            index
+            for batch, _ in zip(batches_of(shard), range(num_batches), strict=False)
+            for index in batch[0].tolist()
+        ]
+        position = share_of(shard).position_after(num_batches)
 
     for rank in range(after):
         shard = shard_loader(loader, key="train", training=True, rank=rank, world_size=after, seed=42)
-        shard.batch_sampler.set_epoch(5)
-        shard.batch_sampler.skip(position)
-        seen += [index for batch in shard for index in batch[0].tolist()]
+        start_epoch(shard, 5)
+        share_of(shard).skip(position)
+        seen += [index for batch in batches_of(shard) for index in batch[0].tolist()]
 
     assert sorted(seen) == list(range(97))

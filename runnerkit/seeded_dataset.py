@@ -1,0 +1,85 @@
+"""A data set whose every sample draws from generators seeded by its place in the epoch."""
+
+from typing import Any, TypeAlias
+
+from torch.utils.data import Dataset, StackDataset, Subset, get_worker_info
+
+from runnerkit.sampler import Place, set_epoch
+from runnerkit.seeding import CPUDraws, derive_seed, keep_cpu_rng, seed_generators
+
+Samples: TypeAlias = list[Any]
+
+
+class SeededDataset(Dataset[Any]):
+    """Lets sample i of epoch e draw the same numbers on any number of processes and workers, and after any resume.
+
+    Python's, NumPy's and torch's global generators are seeded before each sample. In a worker that is all. In the
+    process that trains, the generators are the model's too (dropout), so they are put back after each batch; a data
+    set that draws nothing is spared both: whether it draws is found out on the first batch of each epoch.
+
+    Args:
+        dataset: map-style. If it fetches whole batches (``__getitems__``), the generators are seeded once a batch.
+        seed: with epoch and place it fixes what a sample draws.
+    """
+
+    def __init__(self, dataset: Any, *, seed: int) -> None:
+        self.dataset = dataset
+        self.seed = seed
+        self._epoch = -1
+        self._draws: bool | None = None  # None: not yet known in this epoch
+
+    def __getitem__(self, place: Place) -> Any:
+        return self.__getitems__([place])[0]
+
+    def __getitems__(self, places: list[Place]) -> Samples:
+        """Fetch the samples at `places`, in order."""
+        self._enter(places[0].epoch)
+        if get_worker_info() is not None:
+            return self._seeded(places)
+        if self._draws:
+            with keep_cpu_rng():
+                return self._seeded(places)
+        if self._draws is None:
+            drawn = CPUDraws()
+            samples = self._plain(places)
+            self._draws = bool(drawn)
+            if self._draws:
+                drawn.undo()
+                return self.__getitems__(places)
+            return samples
+        return self._plain(places)
+
+    def _enter(self, epoch: int) -> None:
+        if epoch == self._epoch:
+            return
+        self._epoch = epoch
+        self._draws = self._draws or None
+        if get_worker_info() is not None:  # a worker that outlives an epoch has a data set of its own
+            set_epoch(self.dataset, epoch)
+
+    def _plain(self, places: list[Place]) -> Samples:
+        if _fetches_batches(self.dataset):
+            return list(self.dataset.__getitems__([place.index for place in places]))
+        return [self.dataset[place.index] for place in places]
+
+    def _seeded(self, places: list[Place]) -> Samples:
+        if _fetches_batches(self.dataset):
+            self._seed(places[0])
+            return self._plain(places)
+        samples = []
+        for place in places:
+            self._seed(place)
+            samples.append(self.dataset[place.index])
+        return samples
+
+    def _seed(self, place: Place) -> None:
+        seed_generators(derive_seed(self.seed, "sample", place.epoch, place.position))
+
+
+def _fetches_batches(dataset: Any) -> bool:
+    if isinstance(dataset, Subset):  # torch's own hand on to what they hold
+        return _fetches_batches(dataset.dataset)
+    if isinstance(dataset, StackDataset):
+        held = dataset.datasets
+        return any(_fetches_batches(each) for each in (held.values() if isinstance(held, dict) else held))
+    return callable(getattr(dataset, "__getitems__", None))

@@ -1,0 +1,117 @@
+"""Each process's share of a loader, with all that the user set on it."""
+
+import copy
+import logging
+from collections.abc import Iterable, Iterator, Sized
+from typing import Any
+
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
+
+from runnerkit.sampler import Places, ShardedBatches, ShardedBatchSampler, Uneven, set_epoch
+from runnerkit.seeded_dataset import SeededDataset
+from runnerkit.stream import ShardedStream
+
+logger = logging.getLogger(__name__)
+
+
+def shard_loader(
+    loader: Any, *, key: str, training: bool, rank: int, world_size: int, seed: int, uneven: Uneven = "drop"
+) -> Any:
+    """Give this process its share of `loader`, keeping every attribute that the user set.
+
+    A DistributedSampler of the user's own is left alone. A loader that is no DataLoader gives its share itself, by a
+    method ``shard(*, key, training, rank, world_size, seed)``; with one process it needs none.
+
+    Args:
+        loader: a DataLoader (or subclass), or any iterable of batches.
+        key: the loader's key, for messages.
+        training: whether the batches are trained on, so that all processes need equally many.
+        uneven: whether, in training, whole batches (of a batch sampler, of ``batch_size=None``) that are too few for
+            all processes are dropped or repeated. Where samples can be shared neither is needed.
+    Raises:
+        TypeError: with several processes, a loader that cannot be sharded exactly.
+        ValueError: fewer samples to train on than processes.
+    """
+    place = {"rank": rank, "world_size": world_size, "seed": seed}
+    if callable(getattr(loader, "shard", None)):
+        return loader.shard(key=key, training=training, **place)
+    if not isinstance(loader, DataLoader):
+        if world_size > 1:
+            raise TypeError(
+                f"loader {key!r} is a {type(loader).__name__} and cannot be shared among {world_size} processes; use a "
+                "DataLoader, or give it a method shard(*, key, training, rank, world_size, seed) that returns a share"
+            )
+        return loader
+    if isinstance(loader.dataset, IterableDataset):
+        stream = ShardedStream(
+            loader.dataset, batch_size=loader.batch_size, drop_last=loader.drop_last, training=training, uneven=uneven,
+            key=key, **place,
+        )  # fmt: skip
+        return _with_feed(copy.copy(loader), stream, dataset=stream, batch_sampler=None, batch_size=None)
+    own = _distributed_sampler(loader)
+    if own is not None:
+        if not training and len(loader.dataset) % world_size:  # type: ignore[arg-type]  # map-style: it has a length
+            logger.warning(
+                "loader %r: its own DistributedSampler repeats samples to fill %d processes, which are scored twice; "
+                "leave the sampler out for exact evaluation",
+                key,
+                world_size,
+            )
+        return loader
+    batch_sampler, sampler = loader.batch_sampler, loader.sampler
+    share: ShardedBatchSampler | ShardedBatches
+    if type(batch_sampler) is BatchSampler and isinstance(sampler, Sized):
+        if training and len(sampler) < world_size:
+            raise ValueError(f"loader {key!r} has {len(sampler)} samples, too few to train {world_size} processes")
+        share = ShardedBatchSampler(
+            sampler, batch_size=batch_sampler.batch_size, drop_last=batch_sampler.drop_last, **place
+        )
+    else:
+        batches: Iterable[Any] = sampler if batch_sampler is None else batch_sampler
+        share = ShardedBatches(batches, training=training, uneven=uneven, **place)
+    name = "sampler" if batch_sampler is None else "batch_sampler"
+    shard = copy.copy(loader)
+    vars(shard)[name] = share
+    return _with_feed(shard, share, dataset=SeededDataset(loader.dataset, seed=seed), **{name: Places(share)})
+
+
+def _distributed_sampler(loader: DataLoader[Any]) -> DistributedSampler[Any] | None:
+    candidates = (loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
+    return next((each for each in candidates if isinstance(each, DistributedSampler)), None)
+
+
+def _with_feed(shard: DataLoader[Any], share: Any, **replaced: Any) -> DataLoader[Any]:
+    """Give `shard`, which keeps the user's data set in sight, the loader that its batches really come from."""
+    # DataLoader refuses to be changed after __init__, and calling __init__ again would lose what a subclass or the
+    # user set. A copy of its attributes keeps workers, collate_fn, generator and all the rest.
+    feed = copy.copy(shard)
+    vars(feed).update(replaced)
+    feed._iterator = shard._iterator = None  # persistent workers belong to one loader
+    vars(shard).update(_feed=feed, _share=share)
+    return shard
+
+
+def batches_of(loader: Any) -> Iterator[Any]:
+    """Iterate a loader from :func:`shard_loader`; any other iterable as it is."""
+    return iter(getattr(loader, "_feed", loader))
+
+
+def share_of(loader: Any) -> Any:
+    """Return what knows this process's position in `loader`, by set_epoch, position_after and skip; None if nothing."""
+    candidates = (getattr(loader, name, None) for name in ("_share", "batch_sampler"))
+    return next((each for each in candidates if hasattr(each, "position_after")), None)
+
+
+def start_epoch(loader: Any, epoch: int) -> None:
+    """Call ``set_epoch`` on a loader and its parts, on whichever has one."""
+    parts = (getattr(loader, name, None) for name in ("batch_sampler", "sampler", "dataset"))
+    for part in {id(each): each for each in (loader, share_of(loader), *parts)}.values():
+        set_epoch(part, epoch)
+
+
+def count_batches(loader: Any) -> int | None:
+    """Return the length of `loader`, or None if it has none (a DataLoader over a stream only looks as if it had)."""
+    try:
+        return len(getattr(loader, "_feed", loader))
+    except TypeError:
+        return None

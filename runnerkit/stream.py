@@ -1,0 +1,154 @@
+"""A process's exact share of an IterableDataset."""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from itertools import count, islice
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data._utils import worker as torch_worker
+
+from runnerkit.sampler import Uneven, set_epoch
+from runnerkit.seeding import derive_seed, keep_cpu_rng, seed_generators
+
+
+class ShardedStream(IterableDataset[Any]):
+    """The batches of one process, as lists of samples, out of a stream that each process and each worker reads whole.
+
+    Sample i of the stream belongs to the process and the batch that sample i of a map-style data set would belong to.
+    What other processes and workers take is read and let go, so a stream should yield what is cheap (a line, a record,
+    a reference); what is dear, such as decoding, is for ``collate_fn``, which sees this worker's samples only. Each
+    sample is read with generators seeded by (seed, epoch, i), so that a stream that shuffles does so alike everywhere.
+
+    Args:
+        dataset: must be the same stream in every process. One that splits itself by ``get_worker_info()`` is told that
+            there is one worker.
+        batch_size: samples of one process in one batch; None if the stream yields batches, which are shared whole.
+        drop_last: drop the last global batch if it is short.
+        training: all processes get equally many batches.
+        uneven: whether, in training, whole batches that are too few for all processes are dropped or repeated.
+        rank, world_size: which share.
+        seed: with the epoch it fixes what is drawn.
+        key: the loader's, for messages.
+    """
+
+    def __init__(
+        self, dataset: Any, *, batch_size: int | None, drop_last: bool, training: bool, uneven: Uneven,
+        rank: int, world_size: int, seed: int, key: str,
+    ) -> None:  # fmt: skip
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.drop_last = drop_last
+        self.training = training
+        self.uneven = uneven
+        self.rank = rank
+        self.world_size = world_size
+        self.seed = seed
+        self.key = key
+        # Epoch, and samples consumed before; in shared memory, as workers may outlive an epoch.
+        self._start = torch.zeros(2, dtype=torch.int64)
+        self._start.share_memory_()  # type: ignore[no-untyped-call]
+        self._worker: tuple[int, int] | None = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin `epoch` at the stream's first sample."""
+        self._start.copy_(torch.tensor([epoch, 0]))
+
+    def position_after(self, num_batches: int) -> int:
+        """How much of the stream all processes have consumed after `num_batches` of this one."""
+        return int(self._start[1]) + num_batches * self._chunk_size
+
+    def skip(self, position: int) -> None:
+        """Leave out what was consumed before an interruption: it is read again, and let go."""
+        self._start[1] = position
+
+    @property
+    def _chunk_size(self) -> int:
+        return (self.batch_size or 1) * self.world_size
+
+    def __len__(self) -> int:
+        """Count this process's batches; TypeError if the stream has no length."""
+        num_whole, tail = divmod(max(0, len(self.dataset) - int(self._start[1])), self._chunk_size)
+        if self.world_size > 1 and tail and num_whole and self._joins(tail):
+            return num_whole
+        return num_whole + bool(self._part(list(range(self.rank, tail, self.world_size)), tail, spare=0))
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield this process's part of each chunk of ``batch_size * world_size`` samples, or this worker's of these.
+
+        One part is held back: a tail too short to be a batch for everybody joins the chunk before.
+        """
+        worker, num_workers = self._enter_worker()
+        samples = self._samples()
+        held: list[Any] = []
+        for number in count():
+            part, size, spare = self._read(samples)
+            if number and size and self._joins(size):
+                held = held and held + part
+                size = 0
+            yield from self._batches(held)
+            if not size:
+                return
+            part = self._part(part, size, spare)
+            held = part if number % num_workers == worker else []
+
+    def _batches(self, part: list[Any]) -> list[Any]:
+        return part if self.batch_size is None else [part] if part else []
+
+    def _joins(self, tail: int) -> bool:
+        if self.batch_size is None or self.drop_last or self.world_size == 1:
+            return False
+        return tail < min(self._chunk_size, 2 * self.world_size)
+
+    def _part(self, part: list[Any], size: int, spare: Any) -> list[Any]:
+        """What this process takes of a chunk of `size` samples, which is short at the stream's end."""
+        if size == self._chunk_size or size == 0:
+            return part
+        if self.drop_last:
+            return []
+        if self.training and size < self.world_size:
+            if self.batch_size is not None:
+                raise ValueError(
+                    f"loader {self.key!r}: its stream had {size} samples left, too few to train {self.world_size} "
+                    "processes; use drop_last=True"
+                )
+            return [] if self.uneven == "drop" else part or [spare]
+        return part
+
+    def _read(self, samples: Iterator[Any]) -> tuple[list[Any], int, Any]:
+        """Read one chunk: this process's samples of it, the number of all, and the first."""
+        part, size, spare = [], 0, None
+        # The generators of a worker are nobody else's; those of the process that trains are the model's too.
+        with nullcontext() if get_worker_info() is not None else keep_cpu_rng():
+            for offset, sample in enumerate(islice(samples, self._chunk_size)):
+                size += 1
+                if offset == 0:
+                    spare = sample
+                if offset % self.world_size == self.rank:
+                    part.append(sample)
+        return part, size, spare
+
+    def _samples(self) -> Iterator[Any]:
+        epoch, num_consumed = self._start.tolist()
+        set_epoch(self.dataset, epoch)
+        seed_generators(derive_seed(self.seed, "stream", epoch))
+        iterator = iter(self.dataset)
+        for position in count():
+            seed_generators(derive_seed(self.seed, "sample", epoch, position))
+            try:
+                sample = next(iterator)
+            except StopIteration:
+                return
+            if position >= num_consumed:
+                yield sample
+
+    def _enter_worker(self) -> tuple[int, int]:
+        info = get_worker_info()
+        if info is None:
+            return 0, 1
+        if self._worker is None:
+            self._worker = info.id, info.num_workers
+            # A stream that knows of workers would yield this one a part of what it is to take its part of.
+            torch_worker._worker_info = torch_worker.WorkerInfo(0, 1, info.seed, info.dataset)
+        return self._worker

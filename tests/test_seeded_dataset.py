@@ -1,0 +1,188 @@
+"""Sample i of epoch e draws the same numbers wherever, and however, it is fetched."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, Subset
+
+from runnerkit import dl
+from runnerkit.sharding import batches_of, shard_loader, share_of, start_epoch
+from tests.tiny import classification, mlp, sgd
+
+
+class Noisy(Dataset):
+    """Each sample draws from all three generators."""
+
+    def __init__(self, num_samples):
+        self.num_samples = num_samples
+        self.num_fetched = 0
+
+    def __len__(self):
+        return self.num_samples
+
+    def __getitem__(self, index):
+        self.num_fetched += 1
+        return index, random.random(), np.random.rand(), float(torch.rand(()))
+
+
+class OfEpoch(Noisy):
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __getitem__(self, index):
+        return index, self.epoch
+
+
+def draws(loader, *, world_size=1, epoch=1, skip=0):
+    """All samples of an epoch as tuples, over all ranks."""
+    found = []
+    for rank in range(world_size):
+        shard = shard_loader(loader, key="k", training=False, rank=rank, world_size=world_size, seed=42)
+        start_epoch(shard, epoch)
+        share_of(shard).skip(skip)
+        found += [tuple(sample) for batch in batches_of(shard) for sample in torch.stack(batch, dim=1).tolist()]
+    return sorted(found)
+
+
+def loader(num_samples=24, *, dataset=None, **kwargs):
+    return DataLoader(dataset or Noisy(num_samples), **{"batch_size": 4, "shuffle": True, **kwargs})
+
+
+def test_what_a_sample_draws_depends_on_seed_epoch_and_place_only():
+    """The same on 1, 2 and 3 processes, with and without workers, whatever the batch size; others in the next epoch."""
+    one = draws(loader())
+
+    assert len({sample[1:] for sample in one}) == 24, "each sample its own draw"
+    assert draws(loader(), world_size=2) == one
+    assert draws(loader(batch_size=3), world_size=3) == one
+    assert draws(loader(num_workers=2)) == one
+    assert draws(loader(num_workers=1), world_size=2) == one
+    assert draws(loader(dataset=Subset(Noisy(24), range(24)))) == one
+    assert draws(loader(), epoch=2) != one
+
+
+def test_what_a_sample_draws_survives_an_interruption():
+    """The rest of an epoch is drawn as if it had not been left."""
+    whole, rest = draws(loader()), draws(loader(), skip=8)
+
+    assert len(rest) == 16 and set(rest) < set(whole)
+    assert draws(loader(num_workers=2), skip=8) == rest
+
+
+def test_the_models_generators_are_left_alone():
+    """With and without workers dropout draws the same."""
+    after = []
+    for num_workers in (0, 2):
+        shard = shard_loader(
+            loader(num_workers=num_workers), key="k", training=True, rank=0, world_size=1, seed=42
+        )  # fmt: skip
+        torch.manual_seed(3), random.seed(3), np.random.seed(3)
+        assert len(list(batches_of(shard))) == 6
+        after.append((float(torch.rand(())), random.random(), np.random.rand()))
+
+    assert after[0] == after[1]
+
+
+def test_a_data_set_that_draws_nothing_is_fetched_once_and_left_unseeded():
+    """No generator is touched, so a plain data set costs what it costs by hand."""
+
+    class Plain(Noisy):
+        def __getitem__(self, index):
+            self.num_fetched += 1
+            self.seen = random.getstate()
+            return index
+
+    dataset = Plain(8)
+    shard = shard_loader(DataLoader(dataset, batch_size=4), key="k", training=True, rank=0, world_size=1, seed=42)
+    before = random.getstate()
+
+    list(batches_of(shard))
+
+    assert dataset.num_fetched == 8 and dataset.seen == before
+
+
+def test_a_data_set_that_fetches_whole_batches_does_so():
+    """One call a batch, seeded once."""
+
+    class Vectorised(Noisy):
+        def __getitems__(self, indices):
+            self.calls = [*getattr(self, "calls", []), list(indices)]
+            noise = torch.rand(len(indices))
+            return list(zip(indices, noise, strict=True))
+
+    dataset = Vectorised(6)
+    found = draws(loader(dataset=dataset, shuffle=False))
+
+    assert dataset.calls[1:] == [[0, 1, 2, 3], [4, 5]], "after the first, which found out that it draws"
+    assert found == draws(loader(dataset=Vectorised(6), shuffle=False, num_workers=1))
+
+
+def test_workers_that_outlive_an_epoch_see_the_next():
+    """``set_epoch`` of the data set is called in them."""
+    kept = loader(dataset=OfEpoch(4), num_workers=1, persistent_workers=True)
+    shard = shard_loader(kept, key="k", training=True, rank=0, world_size=1, seed=42)
+
+    seen = []
+    for epoch in (1, 2):
+        start_epoch(shard, epoch)
+        seen.append({int(each) for batch in batches_of(shard) for each in batch[1]})
+
+    assert seen == [{1}, {2}]
+
+
+class Augmented(Dataset):
+    def __init__(self):
+        self.data = classification(36)
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, index):
+        features, target = self.data[index]
+        return features * (1 + 0.5 * random.random()) + torch.randn(6) * float(np.random.rand()), target
+
+
+def train(num_workers, **kwargs):
+    model = mlp(dropout=0.3)
+    train = DataLoader(Augmented(), batch_size=6, shuffle=True, num_workers=num_workers)
+    dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=sgd(model),
+        loaders={"train": train},
+        loggers={"console": None},
+        num_epochs=2,
+        **kwargs,
+    )
+    return torch.cat([each.detach().flatten() for each in model.parameters()])
+
+
+def test_a_run_with_dropout_and_augmentation_does_not_depend_on_the_number_of_workers():
+    """Bit for bit, the weights after two epochs."""
+    weights = train(0, cpu=True)
+
+    assert torch.equal(weights, train(1, cpu=True))
+    assert torch.equal(weights, train(2, cpu=True))
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
+def test_stateful_data_loaders_are_shared_too():
+    """torchdata's loader keeps its class and its own order, on any number of processes and workers."""
+    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+
+    def mine(**kwargs):
+        return stateful(Noisy(24), batch_size=4, **kwargs)
+
+    shard = shard_loader(mine(), key="k", training=True, rank=0, world_size=2, seed=42)
+    one = draws(mine(shuffle=True))
+
+    assert type(shard) is type(shard._feed) is stateful
+    assert [sample[0] for sample in one] == list(range(24))
+    assert draws(mine(shuffle=True, num_workers=1), world_size=2) == one
+    assert draws(mine(shuffle=True), world_size=2, skip=8) == draws(mine(shuffle=True), skip=8) != one
+    assert draws(mine(), world_size=2) == draws(loader(shuffle=False))

@@ -1,0 +1,181 @@
+"""Streams are shared as exactly as data sets that can be indexed."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from runnerkit.sharding import batches_of, count_batches, shard_loader, share_of, start_epoch
+
+
+class Stream(IterableDataset):
+    def __init__(self, num_samples):
+        self.num_samples = num_samples
+
+    def __iter__(self):
+        return iter(range(self.num_samples))
+
+
+class SizedStream(Stream):
+    def __len__(self):
+        return self.num_samples
+
+
+class Shuffled(Stream):
+    """Draws its order and its samples from every generator."""
+
+    def __iter__(self):
+        order = list(range(self.num_samples))
+        random.shuffle(order)
+        for index in order:
+            yield index, random.random(), np.random.rand(), float(torch.rand(()))
+
+
+class SplitByWorker(Stream):
+    """What torch's documentation has a stream do by itself."""
+
+    def __iter__(self):
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        return iter(range(first, self.num_samples, step))
+
+
+class OfEpoch(Stream):
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        return iter(range(100 * self.epoch, 100 * self.epoch + self.num_samples))
+
+
+def shards(loader, world_size, *, training=False, uneven="drop"):
+    return [
+        shard_loader(
+            loader, key="k", training=training, uneven=uneven, rank=rank, world_size=world_size, seed=42
+        )
+        for rank in range(world_size)
+    ]  # fmt: skip
+
+
+def samples(shard, epoch=1):
+    start_epoch(shard, epoch)
+    return [batch.tolist() for batch in batches_of(shard)]
+
+
+def flat(ranks):
+    return [each for batches in ranks for batch in batches for each in batch]
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    num_samples=st.integers(1, 200),
+    batch_size=st.integers(1, 33),
+    world_size=st.integers(1, 5),
+    training=st.booleans(),
+    drop_last=st.booleans(),
+)
+def test_a_stream_is_shared_like_a_data_set_of_the_same_samples(
+    num_samples, batch_size, world_size, training, drop_last
+):
+    """Batch for batch on every rank; its length, if it says one, is that of the share."""
+    if training and num_samples < world_size:
+        return
+    stream, indexed = (
+        shards(DataLoader(data, batch_size=batch_size, drop_last=drop_last), world_size, training=training)
+        for data in (SizedStream(num_samples), range(num_samples))
+    )
+
+    for mine, theirs in zip(stream, indexed, strict=True):
+        assert samples(mine) == samples(theirs)
+        assert count_batches(mine) == len(samples(mine))
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("stream", [Stream, SplitByWorker])
+def test_workers_share_it_too(num_workers, stream):
+    """Each sample once, in the order without workers; also of a stream that would split itself."""
+    plain = shards(DataLoader(Stream(23), batch_size=3), 2)
+
+    ranks = shards(DataLoader(stream(23), batch_size=3, num_workers=num_workers), 2)
+
+    assert [samples(each) for each in ranks] == [samples(each) for each in plain]
+
+
+def test_a_stream_that_shuffles_does_so_alike_on_all_ranks_and_workers():
+    """Order and what each sample draws are functions of (seed, epoch); the model's generators stay as they were."""
+
+    def drawn(world_size, num_workers, epoch=1):
+        loader = DataLoader(Shuffled(20), batch_size=12 // world_size, num_workers=num_workers, collate_fn=torch.tensor)
+        ranks = [samples(each, epoch) for each in shards(loader, world_size)]
+        return sorted(tuple(each) for each in flat(ranks)), ranks[0][0]
+
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+
+    one, first = drawn(1, 0)
+
+    torch.manual_seed(0)
+    shard = shards(DataLoader(Shuffled(20), batch_size=4), 1)[0]
+    iterator = batches_of(shard)  # draws the workers' seed
+    torch.manual_seed(0)
+    samples_left = list(iterator)
+    assert samples_left
+    assert torch.equal(torch.rand(3), expected)
+    assert [each[0] for each in first] != list(range(12))
+    assert one == drawn(2, 0)[0] == drawn(3, 2)[0] == drawn(1, 1)[0]
+    assert one != drawn(1, 0, epoch=2)[0]
+
+
+def test_workers_that_outlive_an_epoch_see_the_next():
+    """The stream's own ``set_epoch`` is called in them."""
+    loader = DataLoader(OfEpoch(4), batch_size=2, num_workers=1, persistent_workers=True)
+    [shard] = shards(loader, 1)
+
+    assert [samples(shard, epoch) for epoch in (1, 2)] == [[[100, 101], [102, 103]], [[200, 201], [202, 203]]]
+
+
+@pytest.mark.parametrize(("before", "after", "num_workers"), [(2, 2, 0), (2, 1, 2), (1, 3, 0)])
+def test_an_interrupted_stream_goes_on_with_another_number_of_processes(before, after, num_workers):
+    """What was consumed and what is left are together exactly the stream."""
+    loader = DataLoader(Stream(50), batch_size=4, num_workers=num_workers)
+    seen, position = [], 0
+    for shard in shards(loader, before, training=True):
+        start_epoch(shard, 3)
+        seen += flat([[batch.tolist() for batch, _ in zip(batches_of(shard), range(2), strict=False)]])
+        position = share_of(shard).position_after(2)
+
+    for shard in shards(loader, after, training=True):
+        start_epoch(shard, 3)
+        share_of(shard).skip(position)
+        seen += flat([[batch.tolist() for batch in batches_of(shard)]])
+
+    assert sorted(seen) == list(range(50))
+
+
+@pytest.mark.parametrize(
+    ("training", "uneven", "expected"),
+    [
+        (False, "drop", [[0, 2, 4], [1, 3]]),
+        (True, "drop", [[0, 2], [1, 3]]),
+        (True, "pad", [[0, 2, 4], [1, 3, 4]]),
+    ],
+)
+def test_a_stream_of_batches_is_shared_by_whole_batches(training, uneven, expected):
+    """In training all ranks get equally many: the last are dropped, or one of them repeated."""
+    ranks = shards(DataLoader(SizedStream(5), batch_size=None), 2, training=training, uneven=uneven)
+
+    assert [[int(each) for each in batches_of(rank)] for rank in ranks] == expected
+    assert [count_batches(rank) for rank in ranks] == [len(each) for each in expected]
+
+
+def test_a_stream_too_short_to_train_all_processes_is_refused():
+    """Every rank must step as often; the message says what to do."""
+    [_, shard] = shards(DataLoader(Stream(1), batch_size=4), 2, training=True)
+
+    with pytest.raises(ValueError, match="'k': its stream had 1 samples left, too few to train 2 processes"):
+        list(batches_of(shard))
