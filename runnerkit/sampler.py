@@ -179,7 +179,7 @@ class Places(Sampler[Any]):
 def seeded_order(sampler: Any, seed: int) -> list[Any]:
     """List what `sampler` yields when every generator it may draw from starts at `seed`.
 
-    The generators of the process stay as they were; a generator of the sampler's own is re-seeded from its own seed.
+    The generators of the process stay as they were, and one of the sampler's own.
     """
     inner = getattr(sampler, "sampler", sampler)  # a BatchSampler holds the one that draws
     generator = getattr(inner, "generator", None)
@@ -188,7 +188,7 @@ def seeded_order(sampler: Any, seed: int) -> list[Any]:
         if not isinstance(generator, torch.Generator):
             return list(sampler)
         state = generator.get_state()
-        generator.manual_seed(derive_seed(generator.initial_seed(), seed))
+        generator.manual_seed(seed)  # not from its own seed, which may be another in each process
         try:
             return list(sampler)
         finally:

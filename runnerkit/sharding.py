@@ -2,7 +2,7 @@
 
 import copy
 import logging
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterator, Sized
 from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
@@ -58,18 +58,19 @@ def shard_loader(
                 world_size,
             )
         return loader
-    batch_sampler, sampler = loader.batch_sampler, loader.sampler
+    batches: Any = loader.batch_sampler
     share: ShardedBatchSampler | ShardedBatches
-    if type(batch_sampler) is BatchSampler and isinstance(sampler, Sized):
+    # A loader that was given a batch sampler has no batch size.
+    is_plain = batches is not None and (loader.batch_size is not None or type(batches) is BatchSampler)
+    sampler: Any = batches.sampler if is_plain else None
+    if isinstance(sampler, Sized):
         if training and len(sampler) < world_size:
             raise ValueError(f"loader {key!r} has {len(sampler)} samples, too few to train {world_size} processes")
-        share = ShardedBatchSampler(
-            sampler, batch_size=batch_sampler.batch_size, drop_last=batch_sampler.drop_last, **place
-        )
+        share = ShardedBatchSampler(sampler, batch_size=batches.batch_size, drop_last=batches.drop_last, **place)
     else:
-        batches: Iterable[Any] = sampler if batch_sampler is None else batch_sampler
-        share = ShardedBatches(batches, training=training, uneven=uneven, **place)
-    name = "sampler" if batch_sampler is None else "batch_sampler"
+        whole = loader.sampler if batches is None else batches
+        share = ShardedBatches(whole, training=training, uneven=uneven, **place)
+    name = "sampler" if batches is None else "batch_sampler"
     shard = copy.copy(loader)
     vars(shard)[name] = share
     return _with_feed(shard, share, dataset=SeededDataset(loader.dataset, seed=seed), **{name: Places(share)})

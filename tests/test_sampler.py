@@ -138,6 +138,13 @@ def test_a_batch_sampler_of_the_users_own_is_shared_by_whole_batches():
     assert shards(loader, 2, training=True) == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
 
 
+def test_a_plain_batch_sampler_passed_by_hand_is_shared_by_samples():
+    """In the order of the sampler that it holds."""
+    loader = DataLoader(indices(6), batch_sampler=BatchSampler([5, 4, 3, 2, 1, 0], 2, False))
+
+    assert shards(loader, 2) == [[[5, 3, 1]], [[4, 2, 0]]]
+
+
 def test_a_distributed_sampler_of_the_users_own_is_left_alone(caplog):
     """The loader comes back as it is; that its padding is scored twice is said."""
     sampler = DistributedSampler(indices(9), num_replicas=2, rank=1)
