@@ -2,7 +2,7 @@
 
 import copy
 import logging
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator
 from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
@@ -63,7 +63,7 @@ def shard_loader(
     # A loader that was given a batch sampler has no batch size.
     is_plain = batches is not None and (loader.batch_size is not None or type(batches) is BatchSampler)
     sampler: Any = batches.sampler if is_plain else None
-    if isinstance(sampler, Sized):
+    if hasattr(sampler, "__len__"):
         if training and len(sampler) < world_size:
             raise ValueError(f"loader {key!r} has {len(sampler)} samples, too few to train {world_size} processes")
         share = ShardedBatchSampler(sampler, batch_size=batches.batch_size, drop_last=batches.drop_last, **place)
