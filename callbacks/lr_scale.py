@@ -98,6 +98,9 @@ class LRScaleCallback(Callback):
             hook.remove()
         self._hooks = []
 
+    def on_exception(self, runner: IRunner) -> None:
+        self.on_stage_end(runner)
+
     def state_dict(self) -> StateDict:
         """How many steps of each optimizer are done, for the warmup."""
         return {"num_steps": dict(self.num_steps)}

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from runnerkit.engine import EngineOptions
 from runnerkit.engines.apex_package import import_part, native
 from runnerkit.engines.apex_precision import Apex
+from runnerkit.engines.data_parallel import split_batches
 from runnerkit.engines.device import DeviceEngine
 from runnerkit.engines.horovod import HorovodEngine
 from runnerkit.engines.process_group import ProcessGroupEngine, ProcessGroupOptions
@@ -90,7 +91,7 @@ class DataParallelAPEXEngine(SingleProcessEngine):
 
     def wrap(self, model: nn.Module) -> nn.Module:
         assert isinstance(model, _Shell)
-        model.module = nn.DataParallel(model.module)
+        model.module = split_batches(model.module, self.device)
         return model
 
     def unwrap(self, model: nn.Module) -> nn.Module:

@@ -48,7 +48,7 @@ class ProcessGroupEngine(IEngine, ABC):
     Args:
         num_processes: None is one for each GPU, or 2 without GPUs; a launcher's number overrides it.
         address, port: where spawned processes meet; None is a file on this machine, which needs no port.
-        backend: None is nccl on GPUs, gloo on CPUs.
+        backend: None is gloo, and nccl for what is on GPUs; objects and checkpoints travel by gloo, not through a GPU.
         device: "cuda" or "cpu"; None is the GPUs if there are any.
         devices: indices of the GPUs to use, in the order of the processes of a machine; None is all, from 0 on.
         timeout_s: seconds after which a process that waits for another gives up.
@@ -127,7 +127,7 @@ class ProcessGroupEngine(IEngine, ABC):
         self.open_device(self._choose_device(environment))
         if not dist.is_initialized():
             timeout = timedelta(seconds=self.timeout_s)
-            backend = self.backend or ("nccl" if self.device.type == "cuda" else "gloo")
+            backend = self.backend or ("cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo")
             store = open_store(environment, timeout=timeout)
             if "gloo" in backend and environment.address is not None:
                 tell_gloo_the_interface(
@@ -147,7 +147,12 @@ class ProcessGroupEngine(IEngine, ABC):
         if not self._uses_cuda():
             return torch.device("cpu")
         index, count = environment.local_rank, torch.cuda.device_count()
-        if self.devices is not None and index < len(self.devices):
+        if self.devices is not None:
+            if index >= len(self.devices):
+                raise RuntimeError(
+                    f"process {index} of this machine has no GPU: devices={list(self.devices)} are for "
+                    f"{len(self.devices)} processes; start that many"
+                )
             index = self.devices[index]
         elif environment.launcher == "srun" and count == 1:
             index = 0  # Slurm can show each task its own GPU only
