@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from typing import Any, Literal, Unpack
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
@@ -161,8 +160,7 @@ class DistributedDataParallelAPEXEngine(ProcessGroupEngine):
     def evaluation_model(self, model: nn.Module) -> nn.Module:
         # Apex's wrapper leaves each process its own buffers; all evaluate with rank zero's.
         module = self.unwrap(model)
-        for buffer in module.buffers():
-            dist.broadcast(buffer, src=0)
+        self.broadcast_buffers(module)
         return module
 
     @contextmanager

@@ -4,7 +4,6 @@ import logging
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Unpack
 
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -84,8 +83,7 @@ class DistributedDataParallelEngine(ProcessGroupEngine):
         # DDP's forward broadcasts buffers in eval too and would wait for ranks that have no batch left. The bare
         # module does not; so that all ranks evaluate the same model, buffers are those of rank zero.
         module = self.unwrap(model)
-        for buffer in module.buffers():
-            dist.broadcast(buffer, src=0)
+        self.broadcast_buffers(module)
         return self.compiled(module)
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar, Unpack
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from runnerkit.engine import EngineOptions, IEngine
 from runnerkit.engines.network import tell_gloo_the_interface
@@ -186,6 +186,17 @@ class ProcessGroupEngine(IEngine, ABC):
         box = [value]
         dist.broadcast_object_list(box, src=0)
         return box[0]
+
+    def broadcast_buffers(self, module: nn.Module) -> None:
+        """Give every process the buffers of rank zero, in one message for each type; every rank must call."""
+        by_dtype: dict[torch.dtype, list[Tensor]] = {}
+        for buffer in module.buffers():
+            by_dtype.setdefault(buffer.dtype, []).append(buffer)
+        for buffers in by_dtype.values():
+            flat = torch.cat([buffer.flatten() for buffer in buffers])
+            dist.broadcast(flat, src=0)
+            for buffer, part in zip(buffers, torch.split(flat, [buffer.numel() for buffer in buffers]), strict=True):
+                buffer.copy_(part.view_as(buffer))
 
     def barrier(self) -> None:
         dist.barrier()

@@ -1,5 +1,8 @@
 """What every engine takes beside its own arguments: compile, channels_last, TF32, cuDNN's search."""
 
+from dataclasses import dataclass
+from typing import NamedTuple
+
 import pytest
 import torch
 from torch import nn
@@ -95,6 +98,41 @@ def test_data_parallel_cannot_compile():
     """It says which engine can."""
     with pytest.raises(ValueError, match=r"use DistributedDataParallelEngine\(compile=\.\.\.\)"):
         dl.DataParallelEngine(compile=True)
+
+
+class Pair(NamedTuple):
+    image: torch.Tensor
+    mask: torch.Tensor
+
+
+@dataclass
+class Sample:
+    image: torch.Tensor
+
+
+def test_images_are_laid_out_wherever_they_stand_in_a_batch():
+    """In lists, dicts, named tuples and dataclasses; what has no channels stays."""
+    image, mask = torch.zeros(2, 3, 4, 4), torch.zeros(2, 4)
+    engine = dl.CPUEngine(channels_last=True)
+
+    batch = engine.to_device({"pair": Pair(image, mask), "list": [image], "sample": Sample(image)})
+
+    moved = [batch["pair"].image, batch["list"][0], batch["sample"].image]
+    assert all(each.is_contiguous(memory_format=torch.channels_last) for each in moved)
+    assert batch["pair"].mask is mask
+
+
+def test_switches_are_put_back_after_a_prediction_too():
+    """Also when it is left half-way."""
+    before = torch.backends.cudnn.benchmark
+    runner = dl.SupervisedRunner(model=mlp())
+    predictions = runner.predict_loader(loader=loader(16, 4), engine=dl.CPUEngine(cudnn_benchmark=not before))
+
+    next(predictions)
+    during = torch.backends.cudnn.benchmark
+    predictions.close()
+
+    assert during is not before and torch.backends.cudnn.benchmark is before
 
 
 @pytest.mark.parametrize("nested", [False, True], ids=["tuple", "dict"])

@@ -3,7 +3,6 @@
 import contextlib
 import pickle
 import shutil
-import socket
 
 import pytest
 import torch
@@ -12,20 +11,11 @@ from torch.utils.data import DataLoader
 
 from runnerkit import dl, utils
 from runnerkit.engines.shard_policy import ShardPolicy, check_parameters
-from runnerkit.engines.spawn import spawn
+from tests.engines.together import together
 from tests.test_resume import Augmented, Interrupt
 from tests.tiny import loader, mlp, quiet, sgd, train_by_hand, weights
 
 NUM_STEPS, BATCH_SIZE = 10, 8
-
-
-def together(fn, *, num_processes=2):
-    """Call `fn` in processes that meet for each training of its own; return rank zero's result: one start for many."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    return spawn(fn, num_processes=num_processes, variables=variables)
 
 
 def fsdp(num_processes=2, **kwargs):
