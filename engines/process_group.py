@@ -73,6 +73,8 @@ class ProcessGroupEngine(IEngine, ABC):
         _check_meeting_point(num_processes, address, port)
         if timeout_s <= 0:
             raise ValueError(f"timeout_s must be > 0, got {timeout_s}")
+        if device not in (None, "cuda", "cpu"):
+            raise ValueError(f"device must be 'cuda', 'cpu' or None, got {device!r}; devices=[...] chooses among GPUs")
         self._wanted_device = device
         self.devices = _checked_devices(devices, num_processes, device)
         environment = ProcessEnvironment.read()
@@ -86,6 +88,8 @@ class ProcessGroupEngine(IEngine, ABC):
 
     def launch(self, fn: Callable[[], T]) -> T:
         self.precision.check()
+        if self.devices is not None and not torch.cuda.is_available():
+            raise RuntimeError(f"devices={list(self.devices)} are GPUs, and torch sees none; leave devices out")
         if ProcessEnvironment.read() is not None:
             try:
                 result = fn()

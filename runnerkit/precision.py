@@ -126,7 +126,7 @@ class AMP(Precision):
         self._scaler_arguments = scaler or {}
         self._scaler: torch.amp.GradScaler | None = None
         self._device_type: str | None = None
-        self._unscaled: set[int] = set()  # ids of the optimizers whose gradients are true ones by now
+        self._unscaled: dict[int, Optimizer] = {}  # by id, those whose gradients are true ones by now
         self._update_is_due = False
         self._holds_scaled_gradients = self._is_stepping = False
         self._undo = ExitStack()  # what :meth:`watch` did to optimizers
@@ -145,6 +145,10 @@ class AMP(Precision):
         return torch.autocast(self._device_type, dtype=self.dtype)
 
     def backward(self, loss: Tensor, optimizer: Optimizer | None = None) -> None:
+        for each in list(self._unscaled.values()):
+            if all(parameter.grad is None for parameter in self.parameters(each)):  # left without a step
+                del self._unscaled[id(each)]
+                self._update_is_due = True
         self._update_scale()
         self._holds_scaled_gradients = self._scaler is not None
         scaled = loss if self._scaler is None else self._scaler.scale(loss)
@@ -179,7 +183,7 @@ class AMP(Precision):
     def unscale(self, optimizer: Optimizer) -> None:
         if self._scaler is not None and id(optimizer) not in self._unscaled:
             self._scaler.unscale_(optimizer)
-            self._unscaled.add(id(optimizer))
+            self._unscaled[id(optimizer)] = optimizer
 
     def step(self, optimizer: Optimizer) -> bool:
         if self._scaler is None:
@@ -194,7 +198,7 @@ class AMP(Precision):
         finally:
             self._is_stepping = False
             hook.remove()
-        self._unscaled.discard(id(optimizer))
+        self._unscaled.pop(id(optimizer), None)
         self._update_is_due = True
         return bool(stepped)
 
