@@ -66,8 +66,8 @@ class OptimizerCallback(IOptimizerCallback):
         paces = {each.accumulation_steps for each in steppers if isinstance(each, OptimizerCallback)}
         if len(paces) > 1 and runner.engine.precision.skips_steps:
             raise ValueError(
-                f"OptimizerCallbacks accumulate {sorted(paces)} batches, but fp16 has one scale for the gradients of all: "
-                "give them the same accumulation_steps, or use bf16"
+                f"OptimizerCallbacks accumulate {sorted(paces)} batches, but fp16 has one scale for the gradients of "
+                "all: give them the same accumulation_steps, or use bf16"
             )
         # A pass that stays silent for this optimizer would be missed by one that steps on it.
         self._may_be_silent = len(paces) == 1

@@ -173,8 +173,8 @@ def restore(runner: IRunner) -> None:
     ownerless = sorted(key for key in state["callbacks"].keys() - runner.callbacks.keys() if state["callbacks"][key])
     if ownerless:
         logger.warning(
-            "%s holds the state of callbacks that the run does not have: %s; it has %s (as a dict they have keys that do not "
-            "depend on their order)", snapshot.source, ownerless, sorted(runner.callbacks),
+            "%s holds the state of callbacks that the run does not have: %s; it has %s (in a dict they have keys that "
+            "do not depend on their order)", snapshot.source, ownerless, sorted(runner.callbacks),
         )  # fmt: skip
     vars(runner).update(state["counters"])
     snapshot.within = state["within"]

@@ -97,6 +97,44 @@ def test_after_a_run_in_fp16_optimizer_and_engine_are_as_good_as_new():
     assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
 
 
+class LeavesOut(dl.Runner):
+    """Clips, and takes no step where the norm was too large."""
+
+    def handle_batch(self, batch):
+        loss = nn.functional.cross_entropy(self.model(batch[0]), batch[1]) * (1000 if self.batch_step == 2 else 1)
+        self.optimizer.zero_grad()
+        self.engine.backward(loss)
+        self.engine.clip_gradients(self.optimizer, self.clip)
+        if self.norms[-1] < 100:
+            self.engine.step(self.optimizer)
+
+    def clip(self, parameters):
+        self.norms.append(float(nn.utils.clip_grad_norm_(parameters, 1.0)))
+
+
+def test_a_step_left_out_after_clipping_does_not_spoil_the_next():
+    """Under fp16 as in fp32, to fp16's digits: each batch's gradients are unscaled once."""
+    norms = []
+    small = dl.AMP(torch.float16, scaler={"init_scale": 4.0})  # else the large loss overflows
+    for engine in (dl.CPUEngine(), dl.CPUEngine(precision=small)):
+        model, runner = mlp(), LeavesOut()
+        runner.norms = []
+        runner.train(model=model, optimizer=sgd(model), loaders={"train": loader(24, 4)}, engine=engine, **quiet())
+        norms.append(runner.norms)
+
+    assert max(norms[0]) > 100
+    assert norms[1] == pytest.approx(norms[0], rel=0.02)
+
+
+def test_one_scale_serves_optimizers_of_one_pace_only():
+    """Else it would change in the middle of an accumulation; the message says what to do."""
+    models = {"a": mlp(), "b": mlp()}
+    steppers = [dl.OptimizerCallback("loss", key, key, accumulation_steps=pace) for key, pace in (("a", 1), ("b", 4))]
+
+    with pytest.raises(ValueError, match=r"accumulate \[1, 4\] batches, but fp16 has one scale"):
+        train(models, {key: sgd(each) for key, each in models.items()}, fp16(), [dl.BackwardCallback(), *steppers])
+
+
 class Fail(dl.Callback):
     def on_batch_end(self, runner):
         raise LookupError("planned")

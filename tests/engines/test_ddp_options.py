@@ -81,6 +81,27 @@ class OverflowOnRankOne(dl.Callback):
         self.are_equal = torch.equal(mine, theirs)
 
 
+def train_at_two_paces(engine):
+    """Two optimizers on one model, of which one accumulates."""
+    model = mlp()
+    optimizers = {"a": sgd(model[0]), "b": sgd(model[3])}
+    batch_size = 2 * BATCH_SIZE // (2 if engine.is_ddp else 1)
+    dl.SupervisedRunner().train(
+        model=model, criterion=nn.CrossEntropyLoss(), optimizer=optimizers,
+        loaders={"train": loader(NUM_SAMPLES, batch_size)}, engine=engine,
+        callbacks=[
+            dl.OptimizerCallback("loss", optimizer_key="a", accumulation_steps=2),
+            dl.OptimizerCallback("loss", optimizer_key="b"),
+        ],
+        **quiet(),
+    )  # fmt: skip
+    return weights(model)
+
+
+def ddp_on_cpu(**options):
+    return dl.DistributedDataParallelEngine(2, device="cpu", **options)
+
+
 def train_with_options_that_meet():
     found = {}
     accumulated, by_hand = mlp(), mlp()
@@ -93,6 +114,8 @@ def train_with_options_that_meet():
     train_on_two(mine, batches=DataLoader(images(64), BATCH_SIZE), comm_hook="powersgd", **options)
     train_by_hand(by_hand, sgd(by_hand), DataLoader(images(64), 2 * BATCH_SIZE))
     found["channels last, compiled"] = (weights(mine) - weights(by_hand)).abs().max().item()
+
+    found["two paces"] = [train_at_two_paces(engine) for engine in (ddp_on_cpu(), dl.CPUEngine())]
 
     overflow, precision = OverflowOnRankOne(), dl.AMP(torch.float16)
     runner = train_on_two(mlp(), precision=precision, comm_hook="fp16", callbacks=[overflow])
@@ -107,6 +130,7 @@ def test_options_work_together():
 
     assert found["static graph, accumulated"] < 1e-6
     assert found["channels last, compiled"] < 1e-5  # another order of sums
+    torch.testing.assert_close(*found["two paces"], rtol=0, atol=1e-6)
     assert found["skipped"] == 1, "by both ranks, since gradients are averaged before they are looked at"
     assert found["equal"]
 
@@ -195,6 +219,21 @@ def test_devices_choose_the_gpus_in_their_order(monkeypatch):
         RuntimeError, match=r"process 2 of this machine has no GPU: devices=\[3, 1\] are for 2 processes"
     ):
         engine._choose_device(place(2))
+
+
+@pytest.mark.parametrize("device", ["cuda:0", "gpu"])
+def test_a_device_that_is_no_kind_of_device_is_refused(device):
+    """Rather than trained without on the CPU."""
+    with pytest.raises(ValueError, match=rf"device must be 'cuda', 'cpu' or None, got '{device}'; devices="):
+        dl.DistributedDataParallelEngine(2, device=device)
+
+
+def test_gpus_that_are_not_there_are_refused(monkeypatch):
+    """Before any process is started."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    with pytest.raises(RuntimeError, match=r"devices=\[0, 1\] are GPUs, and torch sees none"):
+        dl.DistributedDataParallelEngine(devices=[0, 1]).launch(int)
 
 
 def place(local_rank, launcher="runnerkit"):
