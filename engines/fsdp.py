@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -20,6 +20,7 @@ from runnerkit.precision import AMP, FP32
 from runnerkit.types import StateDict
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
     from runnerkit.engines.sharded_model import ShardedModel
@@ -102,7 +103,8 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
 
         ranks = torch.arange(self.num_processes).view(self.replicas, -1)
         timeout = timedelta(seconds=self.timeout_s)
-        groups = [dist.new_subgroups_by_enumeration(each.tolist(), timeout=timeout)[0] for each in (ranks.T, ranks)]
+        make_groups: Callable[..., tuple[ProcessGroup, Any]] = dist.new_subgroups_by_enumeration  # torch has no types
+        groups = [make_groups(each.tolist(), timeout=timeout)[0] for each in (ranks.T, ranks)]
         return DeviceMesh.from_group(groups, self.device.type, mesh=ranks, mesh_dim_names=("replicas", "shards"))
 
     def cleanup(self) -> None:
