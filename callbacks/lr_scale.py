@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch.optim import Optimizer
 
-from runnerkit.callback import Callback, CallbackOrder
+from runnerkit.callback import Callback, CallbackOrder, innermost
 from runnerkit.types import StateDict, as_dict
 
 if TYPE_CHECKING:
@@ -58,14 +58,24 @@ class LRScaleCallback(Callback):
 
     def on_stage_start(self, runner: IRunner) -> None:
         world_size = runner.engine.num_processes
+        self.num_steps, self._unscaled = {}, {}
         for key, optimizer in as_dict(runner.optimizer).items():
             if self.optimizer_key in (None, key):
-                self.num_steps.setdefault(key, 0)
+                self._refuse_a_second(runner, key)
+                self.num_steps[key] = 0
                 self._hook(key, optimizer, world_size)
         if not self._hooks:
             raise KeyError(
                 f"LRScaleCallback wants optimizer {self.optimizer_key!r}; the runner has "
                 f"{sorted(as_dict(runner.optimizer)) or 'none'}"
+            )
+
+    def _refuse_a_second(self, runner: IRunner, key: str) -> None:
+        scaling = [innermost(each) for each in runner.callbacks.values()]
+        others = [each for each in scaling if isinstance(each, LRScaleCallback) and each is not self]
+        if any(each.optimizer_key in (None, key) for each in others):
+            raise ValueError(
+                "two LRScaleCallbacks scale the same optimizer; pass one, or train(lr_scale=...), and not both"
             )
 
     def _hook(self, key: str, optimizer: Optimizer, world_size: int) -> None:
@@ -97,6 +107,9 @@ class LRScaleCallback(Callback):
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+
+    def on_exception(self, runner: IRunner) -> None:
+        self.on_stage_end(runner)
 
     def state_dict(self) -> StateDict:
         """How many steps of each optimizer are done, for the warmup."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from runnerkit.callback import CallbackOrder, IOptimizerCallback
+from runnerkit.callback import CallbackOrder, IOptimizerCallback, innermost
 from runnerkit.callbacks.gradients import ClipFn, make_clip
 from runnerkit.types import as_dict
 
@@ -23,7 +23,7 @@ class OptimizerCallback(IOptimizerCallback):
         model_key: which model, if the runner has several; its gradients are not communicated while they accumulate.
         optimizer_key: which optimizer, if the runner has several.
         accumulation_steps: batches whose gradients are averaged into one step; the last step of a loader
-            averages those that are left.
+            averages those that are left, and if the loader is ended early they are dropped.
         grad_clip_fn: clips the true gradients of the whole step: a function of parameters, or the name of one
             in ``torch.nn.utils``.
         grad_clip_params: its arguments.
@@ -53,7 +53,7 @@ class OptimizerCallback(IOptimizerCallback):
         make_clip(grad_clip_fn, grad_clip_params)  # refuse bad arguments here, not after the first batch
         self.num_pending = 0  # batches whose gradients wait for a step
         self.num_skipped = 0  # steps of this loader that the gradient scaler skipped
-        self._steps_now = True
+        self._steps_now = self._may_be_silent = True
         self._is_checked = False
 
     def on_stage_start(self, runner: IRunner) -> None:
@@ -62,6 +62,15 @@ class OptimizerCallback(IOptimizerCallback):
             have = sorted(optimizers) if optimizers else "none"
             raise KeyError(f"OptimizerCallback wants optimizer {self.optimizer_key!r}; the runner has {have}")
         self._is_checked = False
+        steppers = [innermost(each) for each in runner.callbacks.values()]
+        paces = {each.accumulation_steps for each in steppers if isinstance(each, OptimizerCallback)}
+        if len(paces) > 1 and runner.engine.precision.skips_steps:
+            raise ValueError(
+                f"OptimizerCallbacks accumulate {sorted(paces)} batches, but fp16 has one scale for the gradients of "
+                "all: give them the same accumulation_steps, or use bf16"
+            )
+        # A pass that stays silent for this optimizer would be missed by one that steps on it.
+        self._may_be_silent = len(paces) == 1
 
     def on_loader_start(self, runner: IRunner) -> None:
         if runner.is_train_loader:
@@ -75,7 +84,8 @@ class OptimizerCallback(IOptimizerCallback):
         is_last = runner.loader_batch_step == runner.loader_batch_len
         self._steps_now = is_last or self.num_pending + 1 == self.accumulation_steps
         self._silence = ExitStack()
-        if not self._steps_now and runner.loader_batch_len is not None:  # else any batch may be the last
+        # Of a loader without a length any batch may be the last.
+        if not self._steps_now and self._may_be_silent and runner.loader_batch_len is not None:
             for key, model in as_dict(runner.model).items():
                 if self.model_key in (None, key):
                     self._silence.enter_context(runner.engine.accumulate(model))
@@ -109,8 +119,9 @@ class OptimizerCallback(IOptimizerCallback):
     def on_loader_end(self, runner: IRunner) -> None:
         if not runner.is_train_loader:
             return
-        # The loader ended where nobody knew it would. Gradients that were not communicated are of no use.
-        if self.num_pending and (runner.loader_batch_len is None or not runner.engine.is_ddp):
+        # The loader ended where nobody knew it would. Gradients that were not communicated are of no use; so that any
+        # engine does the same, they are dropped also where there is nobody to communicate with.
+        if self.num_pending and (runner.loader_batch_len is None or not self._may_be_silent):
             self._step(runner)
         self.num_pending = 0
         suffix = f"_{self.optimizer_key}" if self.optimizer_key else ""

@@ -88,6 +88,9 @@ class SchedulerCallback(ISchedulerCallback):
             self._hook.remove()
             self._hook = None
 
+    def on_exception(self, runner: IRunner) -> None:
+        self.on_stage_end(runner)
+
     def _step(self, runner: IRunner, metric: Any) -> None:
         scheduler = as_dict(runner.scheduler)[self.scheduler_key or ""]
         arguments = () if not _wants_metric(scheduler) else (self._epoch_metric(runner) if metric is None else metric,)

@@ -78,7 +78,9 @@ class DistributedDataParallelAMPEngine(DistributedDataParallelEngine):
 class FullyShardedDataParallelAMPEngine(FullyShardedDataParallelEngine):
     """Sharded over processes, automatic mixed precision; other arguments as FullyShardedDataParallelEngine's.
 
-    Weights travel in float32 and are cast where they are used; its `compute_dtype` sends half as much.
+    Weights travel in float32 and are cast where they are used. Autocast keeps those 16-bit copies for backward, so that
+    resharding after forward saves little: to save memory take FullyShardedDataParallelEngine with
+    compute_dtype=torch.bfloat16, which gathers half the bytes and keeps none of them.
 
     >>> FullyShardedDataParallelAMPEngine(num_processes=2, dtype=torch.bfloat16).precision.dtype
     torch.bfloat16

@@ -5,13 +5,13 @@ from contextlib import contextmanager
 from typing import Any, Literal, Unpack
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
 from runnerkit.engine import EngineOptions
 from runnerkit.engines.apex_package import import_part, native
 from runnerkit.engines.apex_precision import Apex
+from runnerkit.engines.data_parallel import split_batches
 from runnerkit.engines.device import DeviceEngine
 from runnerkit.engines.horovod import HorovodEngine
 from runnerkit.engines.process_group import ProcessGroupEngine, ProcessGroupOptions
@@ -90,7 +90,7 @@ class DataParallelAPEXEngine(SingleProcessEngine):
 
     def wrap(self, model: nn.Module) -> nn.Module:
         assert isinstance(model, _Shell)
-        model.module = nn.DataParallel(model.module)
+        model.module = split_batches(model.module, self.device)
         return model
 
     def unwrap(self, model: nn.Module) -> nn.Module:
@@ -160,8 +160,7 @@ class DistributedDataParallelAPEXEngine(ProcessGroupEngine):
     def evaluation_model(self, model: nn.Module) -> nn.Module:
         # Apex's wrapper leaves each process its own buffers; all evaluate with rank zero's.
         module = self.unwrap(model)
-        for buffer in module.buffers():
-            dist.broadcast(buffer, src=0)
+        self.broadcast_buffers(module)
         return module
 
     @contextmanager

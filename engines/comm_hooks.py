@@ -34,7 +34,8 @@ def register(hook: CommHook, model: DistributedDataParallel) -> None:
     "fp16" and "bf16" halve what is sent. "powersgd" sends a rank-1 approximation of each matrix, after 1,000 exact
     steps, and feeds the error back (Vogels et al. 2019, PowerSGD). A state that belongs to a process group,
     as PowerSGD's does, is made in the process that uses it, by a function:
-    ``comm_hook=lambda: (PowerSGDState(None, matrix_approximation_rank=4), powerSGD_hook)``.
+    ``comm_hook=lambda: (PowerSGDState(None, matrix_approximation_rank=4), powerSGD_hook)``. Its state is
+    not in checkpoints: a resumed run makes its exact steps anew.
     """
     if callable(hook):
         hook = hook()

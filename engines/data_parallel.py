@@ -15,6 +15,11 @@ class DataParallelEngine(SingleProcessEngine):
 
     DistributedDataParallelEngine is faster; this one needs no further processes.
 
+    Args:
+        device: the GPU that holds the model and gathers what the others give, such as "cuda:1"; on "cpu" the model runs
+            as it is.
+        options: as IEngine's.
+
     >>> DataParallelEngine().num_processes
     1
     """
@@ -30,12 +35,21 @@ class DataParallelEngine(SingleProcessEngine):
     def wrap(self, model: nn.Module) -> nn.Module:
         # Replicas run in threads, which do not see the autocast that the main thread entered.
         inner = model if isinstance(self.precision, FP32) else _AutocastForward(model, self.precision)
-        return nn.DataParallel(inner)
+        return split_batches(inner, self.device)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         while isinstance(model, nn.DataParallel | _AutocastForward):
             model = model.module
         return model
+
+
+def split_batches(module: nn.Module, device: torch.device) -> nn.Module:
+    """Wrap `module`, which is on `device`, so that all GPUs share each batch."""
+    if device.type != "cuda":
+        return module
+    first = torch.cuda.current_device() if device.index is None else device.index
+    others = [index for index in range(torch.cuda.device_count()) if index != first]
+    return nn.DataParallel(module, device_ids=[first, *others])
 
 
 class _AutocastForward(nn.Module):

@@ -4,7 +4,6 @@ import logging
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Unpack
 
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -23,7 +22,8 @@ class DistributedDataParallelEngine(ProcessGroupEngine):
     Args:
         num_processes: None is one for each GPU, or 2 without GPUs; a launcher's number overrides it.
         find_unused_parameters: let a forward pass leave parameters out; costs a walk over the graph in each step.
-        static_graph: promise that each step uses the same parameters in the same way, so that the walk is done once.
+        static_graph: promise that each step uses the same parameters in the same way, so that the walk is done once;
+            gradients are then sent in each backward pass, also while they accumulate.
         gradient_as_bucket_view: keep gradients in the buffers that are sent; saves their memory.
         sync_bn: share batch statistics between GPUs (a CPU cannot, and is warned).
         ddp_kwargs: further arguments of DistributedDataParallel.
@@ -60,6 +60,11 @@ class DistributedDataParallelEngine(ProcessGroupEngine):
     def wrap(self, model: nn.Module) -> nn.Module:
         if not any(parameter.requires_grad for parameter in model.parameters()):
             return self.compiled(model)  # DDP refuses a module without gradients: a frozen teacher, say
+        if self.comm_hook == "powersgd" and self.precision.skips_steps:
+            raise ValueError(
+                "comm_hook='powersgd' carries the error of a step to the next, and an infinite gradient, which is "
+                "fp16's normal work, for ever: use bf16 or fp32, or comm_hook='fp16'"
+            )
         if self.sync_bn and self.device.type == "cuda":
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]  # torch has no types
         elif self.sync_bn:
@@ -78,10 +83,11 @@ class DistributedDataParallelEngine(ProcessGroupEngine):
         # DDP's forward broadcasts buffers in eval too and would wait for ranks that have no batch left. The bare
         # module does not; so that all ranks evaluate the same model, buffers are those of rank zero.
         module = self.unwrap(model)
-        for buffer in module.buffers():
-            dist.broadcast(buffer, src=0)
+        self.broadcast_buffers(module)
         return self.compiled(module)
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
         model = uncompiled(model)
-        return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
+        if not isinstance(model, DistributedDataParallel) or self.ddp_kwargs["static_graph"]:
+            return nullcontext()  # what is recorded of a static graph in its first step must be the whole of it
+        return model.no_sync()

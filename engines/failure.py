@@ -74,7 +74,8 @@ def root_cause(folder: Path, exit_codes: dict[int, int | None]) -> BaseException
     """
     failures = [cloudpickle.loads(path.read_bytes()) for path in folder.glob("failure.*")]
     spoke = {failure.rank for failure in failures}
-    silent = [(rank, code) for rank, code in sorted(exit_codes.items()) if code and rank not in spoke]
+    spoke |= {int(path.suffix[1:]) for path in folder.glob("done.*")}
+    silent = [(rank, code) for rank, code in sorted(exit_codes.items()) if code is not None and rank not in spoke]
     if silent:
         rank, code = min(silent, key=lambda each: each[1])  # signals first
         return WorkerError(f"rank {rank} of {len(exit_codes)} {_how_it_ended(code)}")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
@@ -18,6 +20,7 @@ from runnerkit.precision import AMP, FP32
 from runnerkit.types import StateDict
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
     from runnerkit.engines.sharded_model import ShardedModel
@@ -89,9 +92,20 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
         super().setup()
         from torch.distributed.device_mesh import init_device_mesh  # half a second that other engines need not pay
 
-        shape, names = (self.replicas, self.num_processes // self.replicas), ("replicas", "shards")
-        first = 1 if self.replicas == 1 else 0
-        self._mesh = init_device_mesh(self.device.type, shape[first:], mesh_dim_names=names[first:])
+        if self.replicas == 1:
+            self._mesh = init_device_mesh(self.device.type, (self.num_processes,), mesh_dim_names=("shards",))
+        else:
+            self._mesh = self._mesh_of_replicas()
+
+    def _mesh_of_replicas(self) -> DeviceMesh:
+        """Make the groups ourselves: those of ``init_device_mesh`` wait for torch's half an hour, not for timeout_s."""
+        from torch.distributed.device_mesh import DeviceMesh
+
+        ranks = torch.arange(self.num_processes).view(self.replicas, -1)
+        timeout = timedelta(seconds=self.timeout_s)
+        make_groups: Callable[..., tuple[ProcessGroup, Any]] = dist.new_subgroups_by_enumeration  # torch has no types
+        groups = [make_groups(each.tolist(), timeout=timeout)[0] for each in (ranks.T, ranks)]
+        return DeviceMesh.from_group(groups, self.device.type, mesh=ranks, mesh_dim_names=("replicas", "shards"))
 
     def cleanup(self) -> None:
         self._let_go()

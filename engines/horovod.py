@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from runnerkit.engine import EngineOptions, IEngine, uncompiled
+from runnerkit.engines.horovod_batch_norm import SynchronizedBatchNorms
 from runnerkit.engines.horovod_launch import is_launched, rendezvous
 from runnerkit.engines.horovod_optimizer import DistributedStep, Operation
 from runnerkit.engines.horovod_tensors import (
     broadcast_tensors,
     import_horovod,
     reduce,
-    with_synchronized_batch_norm,
 )
 from runnerkit.engines.process_environment import ProcessEnvironment
 from runnerkit.engines.spawn import spawn
@@ -81,6 +81,7 @@ class HorovodEngine(IEngine):
         )
         self._steps: dict[int, DistributedStep] = {}  # by id of the optimizer that prepare() gave
         self._waiting: dict[int, list[DistributedStep]] = {}  # by id of a model: who steps on its parameters
+        self._batch_norms = SynchronizedBatchNorms()
 
     def launch(self, fn: Callable[[], T]) -> T:
         self.precision.check()
@@ -135,12 +136,13 @@ class HorovodEngine(IEngine):
         for step in self._steps.values():
             step.let_go()
         self._steps, self._waiting = {}, {}
+        self._batch_norms.put_back()
 
     # Components.
 
     def wrap(self, model: nn.Module) -> nn.Module:
         if self.sync_bn and self.device.type == "cuda":
-            model = with_synchronized_batch_norm(model)
+            model = self._batch_norms.put_in(model)
         elif self.sync_bn:
             logger.warning("sync_bn=True has no effect: Horovod's SyncBatchNorm runs on GPUs only, this is the CPU")
         broadcast_tensors([*model.parameters(), *model.buffers()])
@@ -186,6 +188,8 @@ class HorovodEngine(IEngine):
         models, optimizers = super().release(models, optimizers)
         released = {key: self._steps[id(optimizer)].release() for key, optimizer in optimizers.items()}
         self._steps, self._waiting = {}, {}
+        models = {key: self._batch_norms.own(model) for key, model in models.items()}
+        self._batch_norms.put_back()
         return models, released
 
     # A step.

@@ -3,8 +3,7 @@
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch import Tensor
 
 _TYPES = {torch.float16, torch.float32, torch.float64, torch.int32, torch.int64}
 
@@ -77,26 +76,3 @@ class SendableGradients:
         if averaged.data_ptr() == gradient.data_ptr():
             return gradient
         return gradient.detach().copy_(averaged)  # detached: Adasum sends an update, in the parameter's own memory
-
-
-def with_synchronized_batch_norm(module: nn.Module) -> nn.Module:
-    """Put Horovod's SyncBatchNorm, which runs on GPUs only, in place of batch norms; parameters stay the same objects.
-
-    >>> with_synchronized_batch_norm(nn.ReLU())
-    ReLU()
-    """
-    for name, child in module.named_children():
-        setattr(module, name, with_synchronized_batch_norm(child))
-    if not isinstance(module, _BatchNorm):
-        return module
-    hvd = import_horovod()
-    synchronized: nn.Module = hvd.SyncBatchNorm(
-        module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats
-    )
-    # An optimizer holds these parameters by now.
-    for name, parameter in module.named_parameters(recurse=False):
-        setattr(synchronized, name, parameter)
-    for name, buffer in module.named_buffers(recurse=False):
-        setattr(synchronized, name, buffer)
-    synchronized.train(module.training)
-    return synchronized

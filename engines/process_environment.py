@@ -172,9 +172,16 @@ def _integer(name: str) -> int:
     if value is None or re.fullmatch(r"-?\d+", value, flags=re.ASCII) is None:
         found = "not set" if value is None else repr(value)
         raise ValueError(
-            f"the environment variable {name} is {found}; expected an integer, which a launcher such as torchrun sets"
+            f"the environment variable {name} is {found}; expected an integer, which {_setter_of(name)} sets"
         )
     return int(value)
+
+
+def _setter_of(name: str) -> str:
+    setters = {"SLURM_": "Slurm's srun", "OMPI_": "mpirun", "HOROVOD_": "horovodrun"}
+    return next(
+        (setter for prefix, setter in setters.items() if name.startswith(prefix)), "a launcher such as torchrun"
+    )
 
 
 def get_rank() -> int:

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar, Unpack
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from runnerkit.engine import EngineOptions, IEngine
 from runnerkit.engines.network import tell_gloo_the_interface
@@ -48,7 +48,7 @@ class ProcessGroupEngine(IEngine, ABC):
     Args:
         num_processes: None is one for each GPU, or 2 without GPUs; a launcher's number overrides it.
         address, port: where spawned processes meet; None is a file on this machine, which needs no port.
-        backend: None is nccl on GPUs, gloo on CPUs.
+        backend: None is gloo, and nccl for what is on GPUs; objects and checkpoints travel by gloo, not through a GPU.
         device: "cuda" or "cpu"; None is the GPUs if there are any.
         devices: indices of the GPUs to use, in the order of the processes of a machine; None is all, from 0 on.
         timeout_s: seconds after which a process that waits for another gives up.
@@ -73,6 +73,8 @@ class ProcessGroupEngine(IEngine, ABC):
         _check_meeting_point(num_processes, address, port)
         if timeout_s <= 0:
             raise ValueError(f"timeout_s must be > 0, got {timeout_s}")
+        if device not in (None, "cuda", "cpu"):
+            raise ValueError(f"device must be 'cuda', 'cpu' or None, got {device!r}; devices=[...] chooses among GPUs")
         self._wanted_device = device
         self.devices = _checked_devices(devices, num_processes, device)
         environment = ProcessEnvironment.read()
@@ -86,6 +88,8 @@ class ProcessGroupEngine(IEngine, ABC):
 
     def launch(self, fn: Callable[[], T]) -> T:
         self.precision.check()
+        if self.devices is not None and not torch.cuda.is_available():
+            raise RuntimeError(f"devices={list(self.devices)} are GPUs, and torch sees none; leave devices out")
         if ProcessEnvironment.read() is not None:
             try:
                 result = fn()
@@ -127,7 +131,7 @@ class ProcessGroupEngine(IEngine, ABC):
         self.open_device(self._choose_device(environment))
         if not dist.is_initialized():
             timeout = timedelta(seconds=self.timeout_s)
-            backend = self.backend or ("nccl" if self.device.type == "cuda" else "gloo")
+            backend = self.backend or ("cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo")
             store = open_store(environment, timeout=timeout)
             if "gloo" in backend and environment.address is not None:
                 tell_gloo_the_interface(
@@ -147,7 +151,12 @@ class ProcessGroupEngine(IEngine, ABC):
         if not self._uses_cuda():
             return torch.device("cpu")
         index, count = environment.local_rank, torch.cuda.device_count()
-        if self.devices is not None and index < len(self.devices):
+        if self.devices is not None:
+            if index >= len(self.devices):
+                raise RuntimeError(
+                    f"process {index} of this machine has no GPU: devices={list(self.devices)} are for "
+                    f"{len(self.devices)} processes; start that many"
+                )
             index = self.devices[index]
         elif environment.launcher == "srun" and count == 1:
             index = 0  # Slurm can show each task its own GPU only
@@ -181,6 +190,17 @@ class ProcessGroupEngine(IEngine, ABC):
         box = [value]
         dist.broadcast_object_list(box, src=0)
         return box[0]
+
+    def broadcast_buffers(self, module: nn.Module) -> None:
+        """Give every process the buffers of rank zero, in one message for each type; every rank must call."""
+        by_dtype: dict[torch.dtype, list[Tensor]] = {}
+        for buffer in module.buffers():
+            by_dtype.setdefault(buffer.dtype, []).append(buffer)
+        for buffers in by_dtype.values():
+            flat = torch.cat([buffer.flatten() for buffer in buffers])
+            dist.broadcast(flat, src=0)
+            for buffer, part in zip(buffers, torch.split(flat, [buffer.numel() for buffer in buffers]), strict=True):
+                buffer.copy_(part.view_as(buffer))
 
     def barrier(self) -> None:
         dist.barrier()

@@ -27,6 +27,7 @@ class SingleProcessEngine(IEngine):
     def __init__(self, device: str | torch.device | None = None, **options: Unpack[EngineOptions]) -> None:
         super().__init__(**options)
         self._wanted_device = device
+        self._device_before: int | None = None
 
     def launch(self, fn: Callable[[], T]) -> T:
         self.precision.check()
@@ -46,7 +47,17 @@ class SingleProcessEngine(IEngine):
         device = torch.device(wanted)
         if device.type == "cuda" and not torch.cuda.is_available():
             raise RuntimeError(f"{type(self).__name__} needs a GPU and torch sees none; use CPUEngine() or cpu=True")
+        if device.index is not None and device.type == "cuda":
+            # What is made on "cuda" without a number, by users or by libraries, belongs there too.
+            self._device_before = torch.cuda.current_device()
+            torch.cuda.set_device(device)
         self.open_device(device)
+
+    def cleanup(self) -> None:
+        super().cleanup()
+        if self._device_before is not None:
+            torch.cuda.set_device(self._device_before)
+            self._device_before = None
 
     def reduce(self, tensor: Tensor, op: Literal["sum", "mean", "min", "max"] = "sum") -> Tensor:
         return tensor.clone()

@@ -84,12 +84,16 @@ def _start(folder: Path, rank: int, num_processes: int, variables: dict[str, str
 def _wait(processes: Processes, folder: Path) -> None:
     while True:
         codes = [process.poll() for process in processes]
-        if any(codes):
+        if any(codes) or (all(code == 0 for code in codes) and _count_done(folder) < len(codes)):
             time.sleep(_LAST_WORDS_S)
             raise root_cause(folder, {rank: process.poll() for rank, process in enumerate(processes)})
         if all(code == 0 for code in codes):
             return
         time.sleep(_POLL_S)
+
+
+def _count_done(folder: Path) -> int:
+    return len(list(folder.glob("done.*")))
 
 
 def _end(processes: Processes) -> None:

@@ -28,6 +28,7 @@ def main(folder: Path, parent: int) -> int:
         result = _payload(folder)()
         if rank == 0:
             (folder / "result").write_bytes(pack(result))
+        (folder / f"done.{rank}").touch()
     except BaseException as error:
         if end.has_fired:
             return 128 + signal.SIGTERM  # the parent is ending the job; whatever broke on the way is no news

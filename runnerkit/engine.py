@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields, is_dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast
 
@@ -114,7 +115,8 @@ class IEngine(ABC):
         self.switches.set()
 
     def cleanup(self) -> None:
-        """Leave the other processes; put torch's switches back; safe to call twice."""
+        """Leave the other processes; put torch's switches and the optimizers back; safe to call twice."""
+        self.precision.cleanup()
         self.switches.restore()
 
     @abstractmethod
@@ -196,8 +198,7 @@ class IEngine(ABC):
         Raises:
             TypeError: an element can be neither moved nor passed on, named by its path in the batch.
         """
-        moved = move(batch, self.device, path="batch")
-        return as_channels_last(moved) if self.channels_last else moved
+        return move(batch, self.device, path="batch", channels_last=self.channels_last)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Context of ``handle_batch``."""
@@ -284,38 +285,31 @@ def uncompiled(module: nn.Module) -> nn.Module:
     return getattr(module, "_orig_mod", module)
 
 
-def as_channels_last(value: Any) -> Any:
-    """Lay out the 4-dimensional float tensors of a batch as (N, H, W, C) in memory; their shape stays."""
-    if isinstance(value, Tensor):
-        return (
-            value.contiguous(memory_format=torch.channels_last)
-            if value.ndim == 4 and value.is_floating_point()
-            else value
-        )
-    if isinstance(value, dict):
-        return {key: as_channels_last(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(map(as_channels_last, value))
-    return value
+def move(value: Any, device: torch.device, *, path: str, channels_last: bool = False) -> Any:
+    """Move `value` to `device`; see :meth:`IEngine.to_device`.
 
-
-def move(value: Any, device: torch.device, *, path: str) -> Any:
-    """Move `value` to `device`; see :meth:`IEngine.to_device`."""
+    Args:
+        path: of `value` in the batch, for messages.
+        channels_last: lay out 4-dimensional float tensors as (N, H, W, C) in memory; their shape stays.
+    """
+    if isinstance(value, Tensor) and channels_last and value.ndim == 4 and value.is_floating_point():
+        return value.to(device, non_blocking=True, memory_format=torch.channels_last)
     if isinstance(value, Tensor) or callable(getattr(value, "to", None)):
         # Without pinned memory non_blocking is ignored; with it, the copy overlaps the work before.
         return value.to(device, non_blocking=True)
+    move_inner = partial(move, device=device, channels_last=channels_last)
     if isinstance(value, dict):
-        return {key: move(item, device, path=f"{path}[{key!r}]") for key, item in value.items()}
+        return {key: move_inner(item, path=f"{path}[{key!r}]") for key, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(
-            *(move(item, device, path=f"{path}.{name}") for name, item in zip(value._fields, value, strict=True))
+            *(move_inner(item, path=f"{path}.{name}") for name, item in zip(value._fields, value, strict=True))
         )
     if isinstance(value, list | tuple):
-        return type(value)(move(item, device, path=f"{path}[{index}]") for index, item in enumerate(value))
+        return type(value)(move_inner(item, path=f"{path}[{index}]") for index, item in enumerate(value))
     if value is None or isinstance(value, str | bytes | int | float):
         return value
     if is_dataclass(value) and not isinstance(value, type):
-        moved = {f.name: move(getattr(value, f.name), device, path=f"{path}.{f.name}") for f in fields(value) if f.init}
+        moved = {f.name: move_inner(getattr(value, f.name), path=f"{path}.{f.name}") for f in fields(value) if f.init}
         return replace(value, **moved)
     raise TypeError(
         f"{path} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be moved to {device}; "

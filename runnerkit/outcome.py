@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
+import torch
 from torch import nn
 
+from runnerkit.engine import move
 from runnerkit.types import as_dict
 
 if TYPE_CHECKING:
@@ -37,6 +39,10 @@ class Outcome:
             for component in as_dict(self.attributes[name]).values():
                 if isinstance(component, nn.Module):
                     component.cpu()
+        for optimizer in as_dict(self.attributes["optimizer"]).values():
+            state = optimizer.state
+            for parameter in state:
+                state[parameter] = move(state[parameter], torch.device("cpu"), path="state")
         attributes = {
             name: value for name, value in self.attributes.items() if name in _COMPONENTS or _can_travel(name, value)
         }

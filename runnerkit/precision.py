@@ -4,7 +4,7 @@ An engine *holds* a precision object, so that engines times precisions needs no 
 """
 
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -71,6 +71,9 @@ class Precision(ABC):
     def refresh(self) -> None:
         """Be told that weights were loaded into the models."""
 
+    def cleanup(self) -> None:
+        """Leave the optimizers as they came, whatever happened; safe to call twice."""
+
     def state_dict(self) -> StateDict:
         """State to resume from."""
         return {}
@@ -102,6 +105,11 @@ class FP32(Precision):
         return True
 
 
+# A fused optimizer says by this that it unscales and skips within its kernel, where nobody learns of a skipped step.
+# The scaler reads it off the object.
+_SKIPS_ITSELF = "_step_supports_amp_scaling"
+
+
 class AMP(Precision):
     """Automatic mixed precision (``torch.autocast``), with a gradient scaler when it is fp16.
 
@@ -118,11 +126,14 @@ class AMP(Precision):
         self._scaler_arguments = scaler or {}
         self._scaler: torch.amp.GradScaler | None = None
         self._device_type: str | None = None
-        self._unscaled: set[int] = set()  # ids of the optimizers whose gradients are true ones by now
+        self._unscaled: dict[int, Optimizer] = {}  # by id, those whose gradients are true ones by now
         self._update_is_due = False
         self._holds_scaled_gradients = self._is_stepping = False
+        self._undo = ExitStack()  # what :meth:`watch` did to optimizers
 
     def setup(self, device: torch.device) -> None:
+        self._unscaled.clear()
+        self._update_is_due = self._holds_scaled_gradients = False
         self._device_type = device.type
         self.dtype = self.dtype or (torch.float16 if device.type == "cuda" else torch.bfloat16)
         if self.dtype == torch.float16:
@@ -134,14 +145,34 @@ class AMP(Precision):
         return torch.autocast(self._device_type, dtype=self.dtype)
 
     def backward(self, loss: Tensor, optimizer: Optimizer | None = None) -> None:
+        for each in list(self._unscaled.values()):
+            if all(parameter.grad is None for parameter in self.parameters(each)):  # left without a step
+                del self._unscaled[id(each)]
+                self._update_is_due = True
         self._update_scale()
         self._holds_scaled_gradients = self._scaler is not None
         scaled = loss if self._scaler is None else self._scaler.scale(loss)
-        scaled.backward()  # type: ignore[no-untyped-call]  # torch has no types for it
+        assert self._device_type is not None, "setup() comes first"
+        # In `handle_batch` autocast is on; each operation's backward has the type of its forward anyway.
+        with torch.autocast(self._device_type, enabled=False):
+            scaled.backward()  # type: ignore[no-untyped-call]  # torch has no types for it
 
     def watch(self, optimizer: Optimizer) -> None:
-        if self._scaler is not None:
-            optimizer.register_step_pre_hook(self._refuse_scaled_step)
+        # Within one autocast region, which `handle_batch` is, weights are cast once: a forward pass after a step there
+        # would take those from before it.
+        self._undo.callback(optimizer.register_step_post_hook(lambda *_: torch.clear_autocast_cache()).remove)
+        if self._scaler is None:
+            return
+        self._undo.callback(optimizer.register_step_pre_hook(self._refuse_scaled_step).remove)
+        if getattr(optimizer, _SKIPS_ITSELF, False):
+            setattr(optimizer, _SKIPS_ITSELF, False)
+            self._undo.callback(setattr, optimizer, _SKIPS_ITSELF, True)
+
+    def release(self) -> None:
+        self.cleanup()
+
+    def cleanup(self) -> None:
+        self._undo.close()
 
     def _refuse_scaled_step(self, *_: Any) -> None:
         if self._holds_scaled_gradients and not self._is_stepping:
@@ -152,7 +183,7 @@ class AMP(Precision):
     def unscale(self, optimizer: Optimizer) -> None:
         if self._scaler is not None and id(optimizer) not in self._unscaled:
             self._scaler.unscale_(optimizer)
-            self._unscaled.add(id(optimizer))
+            self._unscaled[id(optimizer)] = optimizer
 
     def step(self, optimizer: Optimizer) -> bool:
         if self._scaler is None:
@@ -167,7 +198,7 @@ class AMP(Precision):
         finally:
             self._is_stepping = False
             hook.remove()
-        self._unscaled.discard(id(optimizer))
+        self._unscaled.pop(id(optimizer), None)
         self._update_is_due = True
         return bool(stepped)
 

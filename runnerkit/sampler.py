@@ -58,7 +58,10 @@ class ShardedBatchSampler(Sampler[list[int]]):
 
     def position_after(self, num_batches: int) -> int:
         """How much of the epoch's global order all processes have consumed after `num_batches` of this one."""
-        return self.num_consumed + num_batches * self.batch_size * self.world_size
+        assert isinstance(self.sampler, Sized)
+        batches = self._global_batches(len(self.sampler))
+        # Not a product: the last batch may be longer than the others.
+        return batches[num_batches - 1][1] if 0 < num_batches <= len(batches) else self.num_consumed
 
     def skip(self, position: int) -> None:
         """Leave out what was consumed before an interruption; valid until the next epoch."""

@@ -170,6 +170,12 @@ def restore(runner: IRunner) -> None:
     for key, callback in runner.callbacks.items():
         if key in state["callbacks"]:
             callback.load_state_dict(state["callbacks"][key])
+    ownerless = sorted(key for key in state["callbacks"].keys() - runner.callbacks.keys() if state["callbacks"][key])
+    if ownerless:
+        logger.warning(
+            "%s holds the state of callbacks that the run does not have: %s; it has %s (in a dict they have keys that "
+            "do not depend on their order)", snapshot.source, ownerless, sorted(runner.callbacks),
+        )  # fmt: skip
     vars(runner).update(state["counters"])
     snapshot.within = state["within"]
     rng = state["rng"]

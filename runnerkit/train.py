@@ -232,10 +232,16 @@ class Runner(IRunner):
         if resume is not None:
             _load_weights(models, resume)
         self.model = like(model, {key: self.engine.prepare_model(each).eval() for key, each in models.items()})
-        for batch in loader:
-            with torch.no_grad(), self.engine.autocast():  # not around the yield: the caller has a gradient mode too
-                prediction = self.predict_batch(self.engine.to_device(batch), **kwargs)
-            yield prediction
+        try:
+            for batch in loader:
+                with (
+                    torch.no_grad(),
+                    self.engine.autocast(),
+                ):  # not around the yield: the caller has a gradient mode too
+                    prediction = self.predict_batch(self.engine.to_device(batch), **kwargs)
+                yield prediction
+        finally:
+            self.engine.cleanup()
 
     def evaluate_loader(
         self,

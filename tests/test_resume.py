@@ -228,3 +228,17 @@ def test_every_checkpoint_loads_into_the_plain_module(tmp_path, ddp):
     saved.load_state_dict(torch.load(tmp_path / "checkpoints" / "last.pth", weights_only=True))
 
     assert torch.equal(weights(saved), weights(model))
+
+
+def test_state_that_no_callback_takes_up_is_told_of(tmp_path, caplog):
+    """In a list a callback's key is its position, which another one before it changes."""
+    stop = dl.EarlyStoppingCallback(5, loader_key="valid", metric_key="loss", minimize=True)
+    for callbacks in ([stop], [dl.TimerCallback(), stop]):
+        model = mlp()
+        dl.SupervisedRunner().train(
+            model=model, criterion=nn.CrossEntropyLoss(), optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            loaders={"train": loader(8, 4), "valid": loader(8, 4)}, callbacks=callbacks, logdir=tmp_path,
+            resume="auto", cpu=True, **quiet(),
+        )  # fmt: skip
+
+    assert "state of callbacks that the run does not have: ['00_EarlyStoppingCallback']" in caplog.text

@@ -594,6 +594,20 @@ def test_a_stream_of_unknown_length_trains_in_one_process():
     torch.testing.assert_close(weights(model), weights(reference), rtol=0, atol=1e-6)
 
 
+def test_a_loader_ended_early_drops_the_batches_that_wait_for_a_step():
+    """On one process as on several, where their gradients were not communicated: 3 batches of 2 make one step."""
+    model, reference = mlp(), mlp()
+
+    supervised(
+        model=model, loaders={"train": loader(40, 4)}, num_epochs=1, check=True,
+        callbacks=[dl.OptimizerCallback("loss", accumulation_steps=2)],
+    )  # fmt: skip
+    features, targets = classification(8).tensors
+    train_by_hand(reference, sgd(reference), [(features, targets)])
+
+    torch.testing.assert_close(weights(model), weights(reference), rtol=0, atol=1e-6)
+
+
 def test_an_exception_says_where_the_run_stood():
     """Loader, batch, epoch, rank and shapes, as a note on the user's own exception."""
     data = classification(16)

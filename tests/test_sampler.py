@@ -231,6 +231,26 @@ def test_too_few_samples_to_train_all_processes_are_refused():
         shard_loader(DataLoader(indices(3)), key="train", training=True, rank=0, world_size=4, seed=42)
 
 
+@settings(deadline=None, max_examples=100)
+@given(num_samples=st.integers(4, 60), batch_size=st.integers(1, 9), world_size=st.integers(1, 4), data=st.data())
+def test_whatever_was_seen_before_an_interruption_is_not_seen_after_it(num_samples, batch_size, world_size, data):
+    """After any batch, the last one included, which may have a short tail in it."""
+    loader = DataLoader(indices(num_samples), batch_size=batch_size, shuffle=True)
+    ranks = [
+        shard_loader(loader, key="train", training=True, rank=rank, world_size=world_size, seed=42)
+        for rank in range(world_size)
+    ]
+    num_batches = data.draw(st.integers(1, len(ranks[0])))
+    seen = [each for rank in ranks for batch in list(rank)[:num_batches] for each in batch[0].tolist()]
+    [position] = {rank.batch_sampler.position_after(num_batches) for rank in ranks}
+
+    for rank in ranks:
+        rank.batch_sampler.skip(position)
+        seen += [each for batch in rank for each in batch[0].tolist()]
+
+    assert sorted(seen) == list(range(num_samples))
+
+
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 3), (2, 3), (3, 3)])
 def test_an_interrupted_epoch_goes_on_with_another_number_of_processes(before, after):
     """What was consumed and what is left are together exactly the data set."""

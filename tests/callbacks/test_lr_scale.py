@@ -36,6 +36,30 @@ def test_two_processes_step_as_far_as_the_rule_says(rule, factor):
     assert runner.epoch_metrics["train"]["lr"] == pytest.approx(0.05 * factor, rel=1e-12)
 
 
+def test_two_scales_of_one_optimizer_are_refused():
+    """They would multiply, step by step."""
+    model = mlp()
+
+    with pytest.raises(ValueError, match=r"two LRScaleCallbacks scale the same optimizer; pass one"):
+        dl.SupervisedRunner().train(
+            model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), loaders={"train": loader(8, 4)},
+            lr_scale="linear", callbacks=[dl.LRScaleCallback("linear", warmup_steps=2)], cpu=True, **quiet(),
+        )  # fmt: skip
+
+
+def test_the_same_callback_warms_up_again_in_the_next_run():
+    """Its count is of one stage."""
+    callback = dl.LRScaleCallback("linear", warmup_steps=100)
+    for _ in range(2):
+        model = mlp()
+        dl.SupervisedRunner().train(
+            model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), loaders={"train": loader(8, 4)},
+            callbacks=[callback], cpu=True, **quiet(),
+        )  # fmt: skip
+
+        assert callback.num_steps == {"": 2}
+
+
 @pytest.mark.slow
 def test_warmup_goes_with_any_scheduler():
     """Each step's rate is the scheduler's times the factor of that step; a checkpoint holds the scheduler's."""

@@ -4,10 +4,11 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from runnerkit import dl
 from runnerkit.engines.process_environment import ProcessEnvironment
+from tests.engines.together import together
 from tests.tiny import classification, loader, mlp, quiet, sgd, train_by_hand, weights
 
 NUM_STEPS, BATCH_SIZE = 10, 8
@@ -15,12 +16,12 @@ NUM_SAMPLES = NUM_STEPS * 2 * BATCH_SIZE
 
 
 def train_on_two(model, **options):
-    callbacks = options.pop("callbacks", None)
+    callbacks, batches = options.pop("callbacks", None), options.pop("batches", None)
     return dl.SupervisedRunner().train(
         model=model,
         criterion=nn.CrossEntropyLoss(),
         optimizer=sgd(model),
-        loaders={"train": loader(NUM_SAMPLES, BATCH_SIZE)},
+        loaders={"train": batches or loader(NUM_SAMPLES, BATCH_SIZE)},
         callbacks=callbacks,
         engine=dl.DistributedDataParallelEngine(2, device="cpu", **options),
         **quiet(),
@@ -51,6 +52,96 @@ def test_options_about_speed_leave_the_weights_alone(options):
     train_on_two(model, **options)
 
     torch.testing.assert_close(weights(model), reference(), rtol=0, atol=1e-6)
+
+
+def images(num_samples):
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(num_samples, 3, 8, 8, generator=generator)
+    return TensorDataset(features, torch.randint(0, 3, (num_samples,), generator=generator))
+
+
+def convnet():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
+
+
+class OverflowOnRankOne(dl.Callback):
+    """In the second batch; at the end it compares the ranks' weights."""
+
+    def __init__(self):
+        super().__init__(order=30)  # after the loss, before it goes backward
+
+    def on_batch_end(self, runner):
+        if runner.batch_step == 2 and runner.engine.rank == 1:
+            runner.batch_metrics["loss"] = runner.batch_metrics["loss"] * float("inf")
+
+    def on_stage_end(self, runner):
+        mine, theirs = runner.engine.gather_object(weights(runner.engine.unwrap(runner.model)))
+        self.are_equal = torch.equal(mine, theirs)
+
+
+def train_at_two_paces(engine):
+    """Two optimizers on one model, of which one accumulates."""
+    model = mlp()
+    optimizers = {"a": sgd(model[0]), "b": sgd(model[3])}
+    batch_size = 2 * BATCH_SIZE // (2 if engine.is_ddp else 1)
+    dl.SupervisedRunner().train(
+        model=model, criterion=nn.CrossEntropyLoss(), optimizer=optimizers,
+        loaders={"train": loader(NUM_SAMPLES, batch_size)}, engine=engine,
+        callbacks=[
+            dl.OptimizerCallback("loss", optimizer_key="a", accumulation_steps=2),
+            dl.OptimizerCallback("loss", optimizer_key="b"),
+        ],
+        **quiet(),
+    )  # fmt: skip
+    return weights(model)
+
+
+def ddp_on_cpu(**options):
+    return dl.DistributedDataParallelEngine(2, device="cpu", **options)
+
+
+def train_with_options_that_meet():
+    found = {}
+    accumulated, by_hand = mlp(), mlp()
+    train_on_two(accumulated, static_graph=True, callbacks=[dl.OptimizerCallback("loss", accumulation_steps=2)])
+    train_by_hand(by_hand, sgd(by_hand), loader(NUM_SAMPLES, 2 * BATCH_SIZE), accumulate=2)
+    found["static graph, accumulated"] = (weights(accumulated) - weights(by_hand)).abs().max().item()
+
+    mine, by_hand = convnet(), convnet()
+    options = {"channels_last": True, "gradient_as_bucket_view": True, "compile": {"backend": "aot_eager"}}
+    train_on_two(mine, batches=DataLoader(images(64), BATCH_SIZE), comm_hook="powersgd", **options)
+    train_by_hand(by_hand, sgd(by_hand), DataLoader(images(64), 2 * BATCH_SIZE))
+    found["channels last, compiled"] = (weights(mine) - weights(by_hand)).abs().max().item()
+
+    found["two paces"] = [train_at_two_paces(engine) for engine in (ddp_on_cpu(), dl.CPUEngine())]
+
+    overflow, precision = OverflowOnRankOne(), dl.AMP(torch.float16)
+    runner = train_on_two(mlp(), precision=precision, comm_hook="fp16", callbacks=[overflow])
+    found["skipped"], found["equal"] = runner.epoch_metrics["train"]["skipped_steps"], overflow.are_equal
+    return found
+
+
+@pytest.mark.slow
+def test_options_work_together():
+    """Accumulation on a static graph; layout, views, compiler and a hook; fp16 with an overflow in one rank of two."""
+    found = together(train_with_options_that_meet)
+
+    assert found["static graph, accumulated"] < 1e-6
+    assert found["channels last, compiled"] < 1e-5  # another order of sums
+    torch.testing.assert_close(*found["two paces"], rtol=0, atol=1e-6)
+    assert found["skipped"] == 1, "by both ranks, since gradients are averaged before they are looked at"
+    assert found["equal"]
+
+
+def test_powersgd_is_refused_where_gradients_may_be_infinite(monkeypatch):
+    """One would stay in the error that it feeds back, and no later step be taken."""
+    engine = dl.DistributedDataParallelEngine(2, device="cpu", comm_hook="powersgd", precision=dl.AMP(torch.float16))
+    engine.open_device(torch.device("cpu"))
+
+    with pytest.raises(ValueError, match="for ever: use bf16 or fp32, or comm_hook='fp16'"):
+        engine.wrap(mlp())
 
 
 def rank_one():
@@ -124,6 +215,25 @@ def test_devices_choose_the_gpus_in_their_order(monkeypatch):
 
     assert engine.num_processes == 2
     assert devices == ["cuda:3", "cuda:1"] and chosen == [3, 1]
+    with pytest.raises(
+        RuntimeError, match=r"process 2 of this machine has no GPU: devices=\[3, 1\] are for 2 processes"
+    ):
+        engine._choose_device(place(2))
+
+
+@pytest.mark.parametrize("device", ["cuda:0", "gpu"])
+def test_a_device_that_is_no_kind_of_device_is_refused(device):
+    """Rather than trained without on the CPU."""
+    with pytest.raises(ValueError, match=rf"device must be 'cuda', 'cpu' or None, got '{device}'; devices="):
+        dl.DistributedDataParallelEngine(2, device=device)
+
+
+def test_gpus_that_are_not_there_are_refused(monkeypatch):
+    """Before any process is started."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    with pytest.raises(RuntimeError, match=r"devices=\[0, 1\] are GPUs, and torch sees none"):
+        dl.DistributedDataParallelEngine(devices=[0, 1]).launch(int)
 
 
 def place(local_rank, launcher="runnerkit"):

@@ -1,5 +1,8 @@
 """What every engine takes beside its own arguments: compile, channels_last, TF32, cuDNN's search."""
 
+from dataclasses import dataclass
+from typing import NamedTuple
+
 import pytest
 import torch
 from torch import nn
@@ -97,6 +100,41 @@ def test_data_parallel_cannot_compile():
         dl.DataParallelEngine(compile=True)
 
 
+class Pair(NamedTuple):
+    image: torch.Tensor
+    mask: torch.Tensor
+
+
+@dataclass
+class Sample:
+    image: torch.Tensor
+
+
+def test_images_are_laid_out_wherever_they_stand_in_a_batch():
+    """In lists, dicts, named tuples and dataclasses; what has no channels stays."""
+    image, mask = torch.zeros(2, 3, 4, 4), torch.zeros(2, 4)
+    engine = dl.CPUEngine(channels_last=True)
+
+    batch = engine.to_device({"pair": Pair(image, mask), "list": [image], "sample": Sample(image)})
+
+    moved = [batch["pair"].image, batch["list"][0], batch["sample"].image]
+    assert all(each.is_contiguous(memory_format=torch.channels_last) for each in moved)
+    assert batch["pair"].mask is mask
+
+
+def test_switches_are_put_back_after_a_prediction_too():
+    """Also when it is left half-way."""
+    before = torch.backends.cudnn.benchmark
+    runner = dl.SupervisedRunner(model=mlp())
+    predictions = runner.predict_loader(loader=loader(16, 4), engine=dl.CPUEngine(cudnn_benchmark=not before))
+
+    next(predictions)
+    during = torch.backends.cudnn.benchmark
+    predictions.close()
+
+    assert during is not before and torch.backends.cudnn.benchmark is before
+
+
 @pytest.mark.parametrize("nested", [False, True], ids=["tuple", "dict"])
 def test_channels_last_lays_out_images_and_weights(nested):
     """Batches and convolutions; the numbers stay, to 1e-5 for another order of sums."""
@@ -109,33 +147,36 @@ def test_channels_last_lays_out_images_and_weights(nested):
     torch.testing.assert_close(weights(mine), weights(theirs), rtol=0, atol=1e-5)
 
 
+def switches():
+    # By the names that torch's compiler reads, which torch refuses after others were set.
+    return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark
+
+
 class LookAtSwitches(dl.Callback):
     """Notes how torch is set while a run is under way."""
 
     def on_batch_start(self, runner):
-        cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
-        self.seen = (cuda.matmul.fp32_precision, cudnn.conv.fp32_precision, cudnn.benchmark)
+        self.seen = switches()
 
 
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"tf32": True, "cudnn_benchmark": True}, ("tf32", "tf32", True)),
-        ({"tf32": False, "cudnn_benchmark": False}, ("ieee", "ieee", False)),
+        ({"tf32": True, "cudnn_benchmark": True}, ("high", True, True)),
+        ({"tf32": False, "cudnn_benchmark": False}, ("highest", False, False)),
         ({}, None),
     ],
     ids=str,
 )
 def test_switches_of_torch_hold_for_the_run_and_are_put_back(options, expected):
     """They are the process's, so what was set before is set again; None leaves them alone."""
-    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
-    before = (cuda.matmul.fp32_precision, cudnn.conv.fp32_precision, cudnn.benchmark)
+    before = switches()
     look = LookAtSwitches()
 
     supervised(mlp(), loader(16, BATCH_SIZE), callbacks=[look], engine=dl.CPUEngine(**options))
 
     assert look.seen == (expected or before)
-    assert (cuda.matmul.fp32_precision, cudnn.conv.fp32_precision, cudnn.benchmark) == before
+    assert switches() == before
 
 
 def test_switches_are_put_back_after_an_exception():

@@ -126,6 +126,7 @@ def test_an_exception_in_one_rank_ends_all_with_its_traceback_once(start):
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", "rank 1 of 2 was killed by SIGKILL"),
         ("os._exit(7)", "rank 1 of 2 exited with code 7"),
+        ("os._exit(0)", "rank 1 of 2 exited with code 0"),
     ],
 )
 def test_a_rank_that_dies_without_a_word_is_named(start, trouble, message):

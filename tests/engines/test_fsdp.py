@@ -3,7 +3,6 @@
 import contextlib
 import pickle
 import shutil
-import socket
 
 import pytest
 import torch
@@ -12,20 +11,11 @@ from torch.utils.data import DataLoader
 
 from runnerkit import dl, utils
 from runnerkit.engines.shard_policy import ShardPolicy, check_parameters
-from runnerkit.engines.spawn import spawn
+from tests.engines.together import together
 from tests.test_resume import Augmented, Interrupt
 from tests.tiny import loader, mlp, quiet, sgd, train_by_hand, weights
 
 NUM_STEPS, BATCH_SIZE = 10, 8
-
-
-def together(fn, *, num_processes=2):
-    """Call `fn` in processes that meet for each training of its own; return rank zero's result: one start for many."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    return spawn(fn, num_processes=num_processes, variables=variables)
 
 
 def fsdp(num_processes=2, **kwargs):
@@ -190,16 +180,37 @@ def test_low_precision_stays_near_its_reference():
     assert found["torch.float16"][1] > 0, "the test needs a step that all ranks skip"
 
 
+class Timeouts(dl.Callback):
+    """Notes how long each group of the mesh waits, in seconds."""
+
+    def __init__(self):
+        super().__init__()
+        self.seconds = []
+
+    def on_batch_end(self, runner):
+        mesh = next(runner.model.parameters()).device_mesh
+        backends = [group._get_backend(torch.device("cpu")) for group in mesh.get_all_groups()]
+        self.seconds = [each.options._timeout.total_seconds() for each in backends]
+
+
 @pytest.mark.slow
 def test_replicas_each_hold_the_whole_model():
-    """Two groups of two (HSDP): gradients are averaged over all four, parts are those of a group."""
-    mine, theirs, sharding = mlp(), mlp(), Sharding()
+    """Two groups of two (HSDP): gradients are averaged over all four, parts are those of a group.
 
-    train(mine, fsdp(4, replicas=2, shard_modules=[nn.Linear]), callbacks={"sharding": sharding})
+    Nobody waits longer than timeout_s for another, within a group or between groups; torch's own wait for 30 minutes.
+    """
+    mine, theirs, sharding, timeouts = mlp(), mlp(), Sharding(), Timeouts()
+
+    train(
+        mine,
+        fsdp(4, replicas=2, shard_modules=[nn.Linear], timeout_s=47),
+        callbacks={"sharding": sharding, "timeouts": timeouts},
+    )
     by_hand(theirs, num_processes=4)
 
     assert difference(mine, theirs) < 1e-6
     assert sharding.placements == {"(Replicate(), Shard(dim=0))"}
+    assert timeouts.seconds == [47.0, 47.0]
 
 
 # Models and stages.

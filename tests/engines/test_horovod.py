@@ -223,18 +223,58 @@ def test_nothing_of_horovod_is_left_on_the_model(results):
     assert results["allreduces_are_left"] == []
 
 
-def test_synchronized_batch_norms_hold_the_same_parameters():
-    """An optimizer made before has them; only the module around them is Horovod's."""
+def forward_as_horovods(batch_norm):
+    """What a training forward pass, which needs a GPU, does to the module: in place, and one new tensor."""
+    batch_norm.running_mean.add_(1)
+    batch_norm.num_batches_tracked = batch_norm.num_batches_tracked + 1
+
+
+class Shared(nn.Module):
+    """One batch norm by two names, and one that is frozen."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = self.second = nn.BatchNorm1d(3)
+        self.frozen = nn.BatchNorm1d(3, affine=False).eval()
+        self.nothing = None
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch):
+    """An engine that swaps batch norms as on a GPU; there is one process and nothing is sent."""
+    from runnerkit.engines import horovod
+
+    monkeypatch.setattr(horovod, "broadcast_tensors", lambda tensors: None)
+    engine = dl.HorovodEngine(device="cpu", sync_bn=True)
+    engine.device = torch.device("cuda")
+    return engine
+
+
+@pytest.mark.parametrize("end", ["release", "cleanup"])
+def test_the_users_batch_norms_come_back_with_what_was_trained(on_a_gpu, end):
+    """When a stage went well and when it failed: their modules, the parameters that an optimizer holds, statistics."""
     import horovod.torch as hvd
 
-    from runnerkit.engines.horovod_tensors import with_synchronized_batch_norm
+    models = {"mlp": mlp(batch_norm=True), "shared": Shared(), "alone": nn.BatchNorm2d(2).eval()}
+    before = {key: list(model.modules()) for key, model in models.items()}
+    parameters = {key: dict(model.named_parameters()) for key, model in models.items()}
 
-    model = mlp(batch_norm=True).eval()
-    before = dict(model.named_parameters()) | dict(model.named_buffers())
+    prepared, _ = on_a_gpu.prepare(models, {})
+    swapped = [each for model in prepared.values() for each in model.modules() if isinstance(each, hvd.SyncBatchNorm)]
+    names = {key: model.state_dict().keys() for key, model in prepared.items()}
+    for each in swapped:
+        forward_as_horovods(each)
+    is_one = prepared["shared"].first is prepared["shared"].second
+    modes = [prepared["mlp"][1].training, prepared["shared"].frozen.training, prepared["alone"].training]
+    released = on_a_gpu.release(prepared, {})[0] if end == "release" else models
+    on_a_gpu.cleanup()
 
-    converted = with_synchronized_batch_norm(model)
-
-    after = dict(converted.named_parameters()) | dict(converted.named_buffers())
-    assert isinstance(converted[1], hvd.SyncBatchNorm) and not converted[1].training
-    assert after.keys() == before.keys()
-    assert all(after[name] is before[name] for name in before)
+    assert len(swapped) == 4 and is_one and modes == [True, False, False]
+    for key, model in models.items():
+        assert released[key] is model
+        assert names[key] == model.state_dict().keys()
+        assert all(one is other for one, other in zip(model.modules(), before[key], strict=True))
+        assert all(parameter is parameters[key][name] for name, parameter in model.named_parameters())
+    for each in (models["mlp"][1], models["shared"].second, models["shared"].frozen, models["alone"]):
+        assert (each.running_mean == 1).all() and each.num_batches_tracked == 1
+    assert not models["alone"].training and models["mlp"][1].training

@@ -2,6 +2,7 @@
 
 import json
 import os
+import zlib
 
 import pytest
 
@@ -27,6 +28,7 @@ SRUN = {
     "SLURM_STEP_NUM_TASKS": "4",
     "SLURM_STEP_NODELIST": "gpu[07-08]",
 }
+HOROVODRUN = {"HOROVOD_RANK": "3", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_SIZE": "4"}
 PREFIXES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMIX_", "HOROVOD_")
 
 
@@ -139,7 +141,11 @@ def test_a_requeued_job_meets_at_another_port(environment):
         ({**TORCH, "MASTER_PORT": "http"}, "MASTER_PORT is 'http'; expected an integer"),
         ({**TORCH, "MASTER_PORT": "70000"}, "MASTER_PORT is 70000; expected a free port .* 1 to 65535"),
         ({**TORCH, "MASTER_ADDR": " "}, "MASTER_ADDR is ' '; expected the host name or IP address"),
-        (without(MPIRUN, "OMPI_COMM_WORLD_SIZE"), "OMPI_COMM_WORLD_SIZE is not set; expected an integer"),
+        ({"WORLD_SIZE": "two", "RANK": "0"}, "WORLD_SIZE is 'two'; .* which a launcher such as torchrun sets"),
+        (without(MPIRUN, "OMPI_COMM_WORLD_SIZE"), "OMPI_COMM_WORLD_SIZE is not set; .* which mpirun sets"),
+        ({**SRUN, "SLURM_PROCID": "x"}, "SLURM_PROCID is 'x'; expected an integer, which Slurm's srun sets"),
+        ({**SRUN, "SLURM_STEP_NUM_TASKS": "many"}, "SLURM_STEP_NUM_TASKS is 'many'; .* which Slurm's srun sets"),
+        ({**HOROVODRUN, "HOROVOD_SIZE": ""}, "HOROVOD_SIZE is ''; expected an integer, which horovodrun sets"),
         ({**SRUN, "SLURM_PROCID": "4"}, r"SLURM_PROCID=4 must be in \[0, SLURM_STEP_NUM_TASKS\), and SLURM_STEP_NUM"),
         (without(SRUN, "SLURM_STEP_NODELIST"), "SLURM_STEP_ID is '0' but SLURM_STEP_NODELIST is not set; expected the"),
         ({**SRUN, "SLURM_STEP_NODELIST": "node["}, r"SLURM_STEP_NODELIST: 'node\[' is no Slurm node list; expected"),
@@ -200,8 +206,17 @@ def test_the_first_host_of_a_node_list(nodelist, host):
                 "name": "torchrun", "rank": 3, "local_rank": 1, "world_size": 4, "address": "host0", "port": 29500
             },
         ),
+        (
+            MPIRUN,
+            {
+                "name": "mpirun", "rank": 3, "local_rank": 1, "world_size": 4, "address": "127.0.0.1",
+                "port": 12000 + zlib.crc32(b"3141") % 20000,
+            },
+        ),
+        (HOROVODRUN, {"name": "horovodrun", "rank": 3, "local_rank": 1, "world_size": 4}),
+        ({**MPIRUN, **HOROVODRUN}, {"name": "horovodrun", "rank": 3, "local_rank": 1, "world_size": 4}),
     ],
-    ids=["plain python", "torchrun"],
+    ids=["plain python", "torchrun", "mpirun", "horovodrun", "horovodrun in mpirun"],
 )  # fmt: skip
 def test_env_prints_the_launcher_and_the_place(environment, capsys, variables, launcher):
     """Beside versions and hardware."""
