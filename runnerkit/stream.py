@@ -46,22 +46,26 @@ class ShardedStream(IterableDataset[Any]):
         self.world_size = world_size
         self.seed = seed
         self.key = key
-        # Epoch, and samples consumed before; in shared memory, as workers may outlive an epoch.
-        self._start = torch.zeros(2, dtype=torch.int64)
+        # Epoch; samples consumed before; below how many samples a tail joined them. In shared memory, as workers may
+        # outlive an epoch.
+        self._start = torch.zeros(3, dtype=torch.int64)
         self._start.share_memory_()  # type: ignore[no-untyped-call]
         self._worker: tuple[int, int] | None = None
 
     def set_epoch(self, epoch: int) -> None:
         """Begin `epoch` at the stream's first sample."""
-        self._start.copy_(torch.tensor([epoch, 0]))
+        self._start.copy_(torch.tensor([epoch, 0, 0]))
 
-    def position_after(self, num_batches: int) -> int:
-        """How much of the stream all processes have consumed after `num_batches` of this one."""
-        return int(self._start[1]) + num_batches * self._chunk_size
+    def position_after(self, num_batches: int) -> list[int]:
+        """How much of the stream all processes have consumed after `num_batches` of this one.
 
-    def skip(self, position: int) -> None:
+        And how short a tail would have joined the last of these: only who reads on can tell whether one did.
+        """
+        return [int(self._start[1]) + num_batches * self._chunk_size, self._shortest_tail]
+
+    def skip(self, position: list[int]) -> None:
         """Leave out what was consumed before an interruption: it is read again, and let go."""
-        self._start[1] = position
+        self._start[1:] = torch.tensor(position)
 
     @property
     def _chunk_size(self) -> int:
@@ -69,8 +73,11 @@ class ShardedStream(IterableDataset[Any]):
 
     def __len__(self) -> int:
         """Count this process's batches; TypeError if the stream has no length."""
-        num_whole, tail = divmod(max(0, len(self.dataset) - int(self._start[1])), self._chunk_size)
-        if self.world_size > 1 and tail and num_whole and self._joins(tail):
+        num_left = max(0, len(self.dataset) - int(self._start[1]))
+        if num_left < int(self._start[2]):
+            return 0
+        num_whole, tail = divmod(num_left, self._chunk_size)
+        if num_whole and tail < self._shortest_tail:
             return num_whole
         return num_whole + bool(self._part(list(range(self.rank, tail, self.world_size)), tail, spare=0))
 
@@ -80,11 +87,11 @@ class ShardedStream(IterableDataset[Any]):
         One part is held back: a tail too short to be a batch for everybody joins the chunk before.
         """
         worker, num_workers = self._enter_worker()
-        samples = self._samples()
+        samples = self._left(self._samples())
         held: list[Any] = []
         for number in count():
             part, size, spare = self._read(samples)
-            if number and size and self._joins(size):
+            if number and size < self._shortest_tail:
                 held = held and held + part
                 size = 0
             yield from self._batches(held)
@@ -96,10 +103,11 @@ class ShardedStream(IterableDataset[Any]):
     def _batches(self, part: list[Any]) -> list[Any]:
         return part if self.batch_size is None else [part] if part else []
 
-    def _joins(self, tail: int) -> bool:
+    @property
+    def _shortest_tail(self) -> int:
         if self.batch_size is None or self.drop_last or self.world_size == 1:
-            return False
-        return tail < min(self._chunk_size, 2 * self.world_size)
+            return 0
+        return min(self._chunk_size, 2 * self.world_size)
 
     def _part(self, part: list[Any], size: int, spare: Any) -> list[Any]:
         """What this process takes of a chunk of `size` samples, which is short at the stream's end."""
@@ -129,8 +137,15 @@ class ShardedStream(IterableDataset[Any]):
                     part.append(sample)
         return part, size, spare
 
+    def _left(self, samples: Iterator[Any]) -> Iterator[Any]:
+        """Yield what an interrupted epoch has left: not a tail that had joined the last batch."""
+        first = list(islice(samples, int(self._start[2])))
+        if len(first) == self._start[2]:
+            yield from first
+            yield from samples
+
     def _samples(self) -> Iterator[Any]:
-        epoch, num_consumed = self._start.tolist()
+        epoch, num_consumed, _ = self._start.tolist()
         set_epoch(self.dataset, epoch)
         seed_generators(derive_seed(self.seed, "stream", epoch))
         iterator = iter(self.dataset)

@@ -240,13 +240,13 @@ def test_whatever_was_seen_before_an_interruption_is_not_seen_after_it(num_sampl
         shard_loader(loader, key="train", training=True, rank=rank, world_size=world_size, seed=42)
         for rank in range(world_size)
     ]
-    num_batches = data.draw(st.integers(1, len(ranks[0])))
-    seen = [each for rank in ranks for batch in list(rank)[:num_batches] for each in batch[0].tolist()]
+    num_batches = data.draw(st.integers(1, count_batches(ranks[0])))
+    seen = [each for rank in ranks for batch in list(batches_of(rank))[:num_batches] for each in batch[0].tolist()]
     [position] = {rank.batch_sampler.position_after(num_batches) for rank in ranks}
 
     for rank in ranks:
         rank.batch_sampler.skip(position)
-        seen += [each for batch in rank for each in batch[0].tolist()]
+        seen += [each for batch in batches_of(rank) for each in batch[0].tolist()]
 
     assert sorted(seen) == list(range(num_samples))
 

@@ -157,6 +157,31 @@ def test_an_interrupted_stream_goes_on_with_another_number_of_processes(before, 
     assert sorted(seen) == list(range(50))
 
 
+@settings(deadline=None, max_examples=100)
+@given(
+    num_samples=st.integers(4, 60), batch_size=st.integers(1, 9), before=st.integers(1, 4), after=st.integers(1, 4),
+    data=st.data(),
+)  # fmt: skip
+def test_whatever_was_seen_before_an_interruption_is_not_seen_after_it(num_samples, batch_size, before, after, data):
+    """After any batch, the last one included, which may have a tail in it; on another number of processes too."""
+    loader = DataLoader(SizedStream(num_samples), batch_size=batch_size)
+    ranks = shards(loader, before, training=True)
+    num_batches = data.draw(st.integers(1, count_batches(ranks[0])))
+    seen = flat([samples(rank)[:num_batches] for rank in ranks])
+    position = share_of(ranks[0]).position_after(num_batches)
+    if num_samples - position[0] < after:
+        after = before  # too few are left to train more processes
+
+    for rank in shards(loader, after, training=True):
+        start_epoch(rank, 1)
+        share_of(rank).skip(position)
+        rest = [batch.tolist() for batch in batches_of(rank)]
+        assert count_batches(rank) == len(rest)
+        seen += flat([rest])
+
+    assert sorted(seen) == list(range(num_samples))
+
+
 @pytest.mark.parametrize(
     ("training", "uneven", "expected"),
     [
