@@ -60,6 +60,9 @@ CASES = {
     "AMPEngine fp16": Case(lambda: dl.AMPEngine("cpu", dtype=FP16), ALONE, _EXACT, FP16, scaled=True),
     "DataParallelEngine": Case(lambda: dl.DataParallelEngine("cpu"), ALONE, _EXACT),
     "DataParallelAMPEngine bf16": Case(lambda: dl.DataParallelAMPEngine("cpu", dtype=BF16), ALONE, _EXACT, BF16),
+    "DataParallelAMPEngine fp16": Case(
+        lambda: dl.DataParallelAMPEngine("cpu", dtype=FP16), ALONE, _EXACT, FP16, scaled=True
+    ),
     "DistributedDataParallelEngine": Case(lambda: dl.DistributedDataParallelEngine(2, device="cpu"), TORCH, _SUMS),
     "DistributedDataParallelAMPEngine bf16": Case(
         lambda: dl.DistributedDataParallelAMPEngine(2, device="cpu", dtype=BF16), TORCH, _BF16, BF16
@@ -68,20 +71,38 @@ CASES = {
         lambda: dl.DistributedDataParallelAMPEngine(2, device="cpu", dtype=FP16), TORCH, _FP16, FP16, scaled=True
     ),
     "FullyShardedDataParallelEngine": Case(lambda: dl.FullyShardedDataParallelEngine(2, device="cpu"), TORCH, _SUMS),
+    "FullyShardedDataParallelEngine compute_dtype=bf16": Case(
+        lambda: dl.FullyShardedDataParallelEngine(2, device="cpu", compute_dtype=BF16), TORCH, _BF16, BF16
+    ),
     "FullyShardedDataParallelAMPEngine bf16": Case(
         lambda: dl.FullyShardedDataParallelAMPEngine(2, device="cpu", dtype=BF16), TORCH, _BF16, BF16
+    ),
+    "FullyShardedDataParallelAMPEngine fp16": Case(
+        lambda: dl.FullyShardedDataParallelAMPEngine(2, device="cpu", dtype=FP16), TORCH, _FP16, FP16, scaled=True
     ),
     "HorovodEngine": Case(lambda: dl.HorovodEngine(2, device="cpu"), HOROVOD, _SUMS),
     "HorovodAMPEngine bf16": Case(lambda: dl.HorovodAMPEngine(2, device="cpu", dtype=BF16), HOROVOD, _BF16, BF16),
     "HorovodAMPEngine fp16": Case(
         lambda: dl.HorovodAMPEngine(2, device="cpu", dtype=FP16), HOROVOD, _FP16, FP16, scaled=True
     ),
+    # The stand-in's casts are none on a CPU: what is tested is the scaler between Horovod and the step.
+    "HorovodAPEXEngine, a stand-in for Apex": Case(
+        lambda: dl.HorovodAPEXEngine(2, device="cpu", opt_level="O1"), HOROVOD, _SUMS
+    ),
 }
+
+
+ONE_PROCESS = {None: "CPUEngine", BF16: "AMPEngine bf16", FP16: "AMPEngine fp16"}  # whose logs are the reference
+
+
+def logdir_of(case: str, folder: Path) -> Path:
+    """Where a case leaves its logs."""
+    return folder / case.replace(" ", "_")
 
 
 def train(case: str, folder: Path) -> None:
     """Train as `case` says; rank zero saves what came out."""
-    logdir = folder / case.replace(" ", "_")
+    logdir = logdir_of(case, folder)
     model = mlp(dropout=0.0)
     batch_size = GLOBAL_BATCH // CASES[case].num_processes
     runner = dl.SupervisedRunner().train(

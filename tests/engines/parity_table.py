@@ -2,13 +2,23 @@
 
 from pathlib import Path
 
-from tests.engines.parity_job import CASES
+from tests.engines.parity_job import ALONE, CASES, HOROVOD, TORCH
 
 PAGE = Path(__file__).parents[2] / "docs" / "engines.md"
 BEGIN, END = "<!-- the parity law: written by `make parity` -->\n", "<!-- end of the parity law -->\n"
 UNTESTED = {
-    "the same on GPUs (nccl, fp16 by default, sync_bn)": "the machine that writes this table has no GPU",
-    "Apex engines": "Apex needs CUDA; its calls are tested against a stand-in",
+    "the same on GPUs (nccl, fp16 by default, sync_bn)": "these cases run on CPUs",
+    "Apex itself": "it needs CUDA; its calls are tested against a stand-in",
+}
+WHY_BLANK = {
+    ALONE: "An engine of one process needs no launcher: under one, each process would train alone.",
+    TORCH: "DDP and FSDP meet at an address, of which `horovodrun` tells its processes none; the error says so.",
+    HOROVOD: "Horovod is started by `horovodrun`, `mpirun` or itself; the error under `torchrun` or `srun` says so.",
+}
+ELSEWHERE = {
+    "`torchrun --nnodes=2`, `--nnodes=1:2` (elastic) and `mpirun` on two hosts": "launchers/test_two_hosts.py",
+    "`srun` on several nodes, requeued and preempted jobs": "launchers/test_slurm.py",
+    "`horovod.run`, and a rank that fails under each of Horovod's launchers": "engines/test_horovod_launchers.py",
 }
 
 Results = dict[tuple[str, str], float]  # {(case, launcher): largest difference of a weight from plain PyTorch's}
@@ -27,7 +37,14 @@ def render(results: Results, launchers: list[str]) -> str:
         bound = f"{tolerance:.0e}: {reason}" if tolerance else reason
         lines.append(f"| {case} | {' | '.join(marks)} | {bound} | {max(seen, default=float('nan')):.0e} |")
     lines += [f"| {what} |{' |' * len(launchers)} not run: {why} | |" for what, why in UNTESTED.items()]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", below()]) + "\n"
+
+
+def below() -> str:
+    """Say why cells are blank, and where what has no column is tested."""
+    blanks = [f"- {why}" for why in WHY_BLANK.values()]
+    tests = [f"- {what}: [{path}](../tests/{path})" for what, path in ELSEWHERE.items()]
+    return "\n".join(["Blank cells:", "", *blanks, "", "Launchers without a column:", "", *tests])
 
 
 def write(results: Results, launchers: list[str]) -> None:
@@ -39,6 +56,7 @@ def write(results: Results, launchers: list[str]) -> None:
 
 def read() -> set[tuple[str, str]]:
     """Read which (case, launcher) the page says to be tested."""
-    table = PAGE.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0].splitlines()
+    text = PAGE.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0]
+    table = [line for line in text.splitlines() if line.startswith("|")]
     header, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
     return {(row[0], launcher) for row in rows for launcher, cell in zip(header, row, strict=True) if cell == "✓"}

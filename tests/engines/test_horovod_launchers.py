@@ -4,11 +4,13 @@ import contextlib
 import csv
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from torch import nn
 from runnerkit import dl
 from tests.engines.test_failures import LIMIT_S, assert_nobody_is_left, family, finish
 from tests.engines.test_failures import SCRIPT as FAILING_SCRIPT
+from tests.launchers.docs import commands, outputs
 from tests.tiny import loader, mlp, quiet, sgd, weights
 
 hvd = pytest.importorskip("horovod.torch", reason="Horovod is not installed: scripts/install_horovod.sh builds it")
@@ -27,55 +30,62 @@ needs_mpi = pytest.mark.skipif(
 
 HOROVODRUN = [sys.executable, "-m", "horovod.runner.launch", "--gloo", "-np", "2", "-H", "localhost:2"]
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", "2"]
-SCRIPT = textwrap.dedent(
+PAGE = Path(__file__).parents[2] / "docs" / "horovod.md"
+[START] = commands("Start", PAGE)
+COMMANDS = [line.split("#")[0].strip() for line in START.splitlines()]
+HOROVOD_RUN = outputs("Start", PAGE)[0]
+PRELUDE = textwrap.dedent(
     """
-    import sys
     import torch
     from torch import nn
     from runnerkit import dl
     from tests.tiny import loader, mlp, sgd
 
-    def main(logdir):
-        model = mlp()
-        runner = dl.SupervisedRunner().train(
-            model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), num_epochs=2, logdir=logdir,
-            loaders={"train": loader(64, 8, shuffle=True), "valid": loader(21, 8)},
-            engine=dl.HorovodEngine(2, device="cpu"), loggers={"console": None},
-        )
-        assert runner.model is model and runner.epoch_metrics["valid"]["loss"] > 0
-        torch.save(model.state_dict(), f"{logdir}/rank{runner.engine.rank}.pth")
-        return runner.engine.rank
+    class Save(dl.Callback):
+        def on_experiment_end(self, runner):
+            model = runner.engine.unwrap(runner.model)
+            torch.save(model.state_dict(), f"logdir/rank{runner.engine.rank}.pth")
 
-    if __name__ == "__main__":
-        if sys.argv[2:] == ["horovod.run"]:
-            import horovod
-            assert horovod.run(main, args=(sys.argv[1],), num_proc=2, use_gloo=True) == [0, 1]
-        else:
-            main(sys.argv[1])
+    def arguments():
+        model = mlp()
+        return dict(
+            model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), num_epochs=2, logdir="logdir",
+            loaders={"train": loader(64, 8, shuffle=True), "valid": loader(21, 8)}, callbacks=[Save(order=1000)],
+            loggers={"console": None},
+        )
     """
 )
-LAUNCHERS = {
-    "plain python": ([], []),
-    "horovodrun": (HOROVODRUN, []),
-    "horovod.run": ([], ["horovod.run"]),
-    "mpirun": (MPIRUN, []),
-}
+SCRIPT = PRELUDE + 'dl.SupervisedRunner().train(**arguments(), engine=dl.HorovodEngine(2, device="cpu"))'
+
+
+def shell(folder, command):
+    """Run a shell command to its end, as one who may run Open MPI as root; return (exit code, output)."""
+    environment = {
+        **os.environ,
+        "PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]]),
+        "PYTHONPATH": os.getcwd(),
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    }
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+        check=False,
+        env=environment,
+    )
+    return done.returncode, done.stdout
 
 
 def launch(folder, text, command, *arguments):
     """Run a script to its end; return (exit code, output)."""
     script = folder / "script.py"
     script.write_text(text)
-    done = subprocess.run(
-        [*command, sys.executable, str(script), str(folder / "logdir"), *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=120,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.getcwd()},
-    )
-    return done.returncode, done.stdout
+    return shell(folder, shlex.join([*command, sys.executable, str(script), str(folder / "logdir"), *arguments]))
 
 
 @pytest.fixture(scope="module")
@@ -102,23 +112,38 @@ def read_metrics(path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", [pytest.param(n, marks=needs_mpi if n == "mpirun" else ()) for n in LAUNCHERS])
-def test_every_launcher_gives_the_weights_and_logs_of_one_process(tmp_path, of_one_process, launcher):
-    """To the order of float sums, in every rank that the script sees; files are written once."""
-    expected, logs = of_one_process
-    command, arguments = LAUNCHERS[launcher]
+@pytest.mark.parametrize("command", [pytest.param(n, marks=needs_mpi if "mpi" in n else ()) for n in COMMANDS])
+def test_every_command_of_the_page_gives_the_weights_and_logs_of_one_process(tmp_path, of_one_process, command):
+    """To the order of float sums, in every rank; files are written once."""
+    (tmp_path / "train.py").write_text(SCRIPT)
 
-    code, output = launch(tmp_path, SCRIPT, command, *arguments)
+    code, output = shell(tmp_path, command)
 
     assert code == 0, output
-    saved = sorted((tmp_path / "logdir").glob("rank*.pth"))
-    assert len(saved) == (1 if launcher == "plain python" else 2)
+    assert_as_one_process(tmp_path / "logdir", *of_one_process)
+
+
+@pytest.mark.slow
+def test_horovod_run_as_the_page_has_it_gives_the_same(tmp_path, of_one_process):
+    """From a script with a main guard; its dots are the arguments."""
+    assert "train(..., engine=" in HOROVOD_RUN
+    (tmp_path / "train.py").write_text(PRELUDE + HOROVOD_RUN.replace("...", "**arguments()"))
+
+    code, output = shell(tmp_path, "python train.py")
+
+    assert code == 0, output
+    assert_as_one_process(tmp_path / "logdir", *of_one_process)
+
+
+def assert_as_one_process(logdir, expected, logs):
+    saved = sorted(logdir.glob("rank*.pth"))
+    assert len(saved) == 2
     for path in saved:
         model = mlp()
         model.load_state_dict(torch.load(path, weights_only=True))
         torch.testing.assert_close(weights(model), expected, rtol=0, atol=1e-6)
     for key in ("train", "valid"):
-        rows, expected_rows = (read_metrics(each / "csv" / f"{key}.csv") for each in (tmp_path / "logdir", logs))
+        rows, expected_rows = (read_metrics(each / "csv" / f"{key}.csv") for each in (logdir, logs))
         assert len(rows) == 2
         assert rows == [pytest.approx(row, rel=1e-6) for row in expected_rows]
 

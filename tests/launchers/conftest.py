@@ -30,25 +30,40 @@ class PlainPython:
     def __call__(self, num_epochs):
         """Weights after so many epochs."""
         if num_epochs not in self._weights:
-            model = mlp()
-            dl.SupervisedRunner().train(
-                model=model,
-                criterion=nn.CrossEntropyLoss(),
-                optimizer=sgd(model),
-                num_epochs=num_epochs,
-                loaders={"train": loader(64, 8, shuffle=True), "valid": loader(21, 8)},
-                logdir=self._folder / str(num_epochs),
-                engine=dl.DistributedDataParallelEngine(2, device="cpu"),
-                **quiet(),
-            )
-            self._weights[num_epochs] = weights(model)
+            engine = dl.DistributedDataParallelEngine(2, device="cpu")
+            self._weights[num_epochs] = self._train(engine, num_epochs, self._folder / str(num_epochs))
         return self._weights[num_epochs]
 
     def logs(self, num_epochs):
         """Logged metrics, a frame for each loader."""
         self(num_epochs)
-        folder = self._folder / str(num_epochs) / "csv"
-        return {key: pd.read_csv(folder / f"{key}.csv") for key in ("train", "valid")}
+        return self._logs(self._folder / str(num_epochs))
+
+    def alone_after(self, num_together, num_epochs):
+        """Weights and logs when one process goes on alone after `num_together` epochs; batch_size stays."""
+        logdir = self._folder / f"{num_together} of {num_epochs}"
+        self._train(dl.DistributedDataParallelEngine(2, device="cpu"), num_together, logdir)
+        return self._train(dl.CPUEngine(), num_epochs, logdir), self._logs(logdir)
+
+    @staticmethod
+    def _train(engine, num_epochs, logdir):
+        model = mlp()
+        dl.SupervisedRunner().train(
+            model=model,
+            criterion=nn.CrossEntropyLoss(),
+            optimizer=sgd(model),
+            num_epochs=num_epochs,
+            loaders={"train": loader(64, 8, shuffle=True), "valid": loader(21, 8)},
+            logdir=logdir,
+            resume="auto",
+            engine=engine,
+            **quiet(),
+        )
+        return weights(model)
+
+    @staticmethod
+    def _logs(logdir):
+        return {key: pd.read_csv(logdir / "csv" / f"{key}.csv") for key in ("train", "valid")}
 
 
 @pytest.fixture(scope="session")

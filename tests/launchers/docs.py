@@ -1,4 +1,4 @@
-"""The launch commands as docs/launchers.md has them, so that what is documented is what is tested."""
+"""The launch commands as the docs have them, so that what is documented is what is tested."""
 
 import re
 from pathlib import Path
@@ -6,23 +6,23 @@ from pathlib import Path
 PAGE = Path(__file__).parents[2] / "docs" / "launchers.md"
 
 
-def commands(heading):
+def commands(heading, page=PAGE):
     """Return the shell blocks below a heading of the page."""
-    return _blocks()[heading]
+    return _blocks(page)[heading]
 
 
-def outputs(heading):
-    """Return what the page says that the commands below a heading print."""
-    return _blocks("text")[heading]
+def outputs(heading, page=PAGE):
+    """Return what the page says that the commands below a heading print, and other blocks of plain text."""
+    return _blocks(page, "text")[heading]
 
 
 def headings():
     """Return the headings with shell blocks below them."""
-    return list(_blocks())
+    return list(_blocks(PAGE))
 
 
-def _blocks(language="bash"):
-    sections = re.split(r"^## (.+)$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+def _blocks(page, language="bash"):
+    sections = re.split(r"^## (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
     found = {
         heading: re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
         for heading, text in zip(sections[::2], sections[1::2], strict=True)

@@ -171,6 +171,15 @@ def test_mpirun_on_several_machines_must_say_where_they_meet(environment):
         engine.setup()
 
 
+def test_horovodrun_tells_no_address_for_ddp(environment):
+    """Horovod's engine needs none; others say what to start with."""
+    environment(HOROVODRUN)
+    engine = dl.DistributedDataParallelEngine(device="cpu")
+
+    with pytest.raises(ValueError, match=r"horovodrun started this process and does not say where .* HorovodEngine"):
+        engine.setup()
+
+
 def test_an_address_that_does_not_resolve_is_told_at_once(environment):
     """Not after the ten minutes that processes wait for one another."""
     environment({**TORCH, "MASTER_ADDR": "no-such-host.invalid"})

@@ -6,9 +6,10 @@ import shutil
 import signal
 import time
 
+import pandas as pd
 import pytest
 
-from tests.launchers.docs import commands
+from tests.launchers.docs import PAGE, commands
 from tests.launchers.hosts import Hosts, why_not
 from tests.launchers.jobs import wait_until
 
@@ -18,6 +19,7 @@ HELD = {"num_epochs": NUM_EPOCHS, "held_epoch": 3}
 # What docs/launchers.md promises.
 KILLED_S = 30
 CUT_OFF_S = 75
+GO_ON_S = 60
 
 
 @pytest.fixture
@@ -121,14 +123,31 @@ def test_a_restarted_worker_meets_its_peer_anew(jobs, start, expected):
     assert jobs.logged_epochs() == list(range(1, NUM_EPOCHS + 1))
 
 
-def test_an_elastic_job_goes_on_without_a_killed_host(jobs, hosts, start):
-    """The other one resumes from the checkpoint, alone, and finishes: each epoch is in the logs once."""
+def test_an_elastic_job_goes_on_without_a_killed_host(jobs, hosts, start, expected):
+    """The other one resumes from the checkpoint within the promised time, alone, and finishes.
+
+    Weights and logs are those of two epochs by two processes and two more by one: each epoch is in the logs once.
+    """
     nodes = start("torchrun on machines that come and go", **HELD)
     wait_until_held(nodes)
 
     hosts.kill(1)
     jobs.go()
 
+    nodes[0].wait_for(r"rank 0 of 1 on host0 holds", GO_ON_S)
     assert nodes[0].wait() == 0, nodes[0].output
     assert "rank 0 of 1 on host0 is done" in nodes[0].output
+    trained, logs = expected.alone_after(HELD["held_epoch"] - 1, NUM_EPOCHS)
+    jobs.assert_weights(trained, num_ranks=1)
     assert jobs.logged_epochs() == list(range(1, NUM_EPOCHS + 1))
+    for key, frame in logs.items():
+        pd.testing.assert_frame_equal(pd.read_csv(jobs.logdir / "csv" / f"{key}.csv"), frame, rtol=0, atol=1e-6)
+
+
+def test_the_page_promises_what_is_tested_here():
+    """To the second."""
+    text = " ".join(PAGE.read_text(encoding="utf-8").split())
+
+    assert f"restarted by torchrun, within {KILLED_S} s" in text
+    assert f"ends within {CUT_OFF_S} s more" in text
+    assert f"they go on within {GO_ON_S} s" in text
