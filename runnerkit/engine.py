@@ -177,8 +177,13 @@ class IEngine(ABC):
         return self._compiled[id(module)]
 
     def prepare_loader(self, loader: Any, *, key: str, training: bool, seed: int) -> Any:
-        """Return this process's share of `loader`; see :func:`runnerkit.sampler.shard_loader`."""
-        return shard_loader(loader, key=key, training=training, rank=self.rank, world_size=self.world_size, seed=seed)
+        """Return this process's share of `loader`; see :func:`runnerkit.sampler.shard_loader`.
+
+        A loader with a method ``for_device`` (takes the device, returns the loader for it) is told the engine's.
+        """
+        share = shard_loader(loader, key=key, training=training, rank=self.rank, world_size=self.world_size, seed=seed)
+        place = getattr(share, "for_device", None)
+        return place(self.device) if callable(place) else share
 
     # A step.
 

@@ -167,6 +167,7 @@ def count_batches(loader: Any) -> int | None:
 def shard_loader(loader: Any, *, key: str, training: bool, rank: int, world_size: int, seed: int) -> Any:
     """Give this process its share of `loader`, keeping every attribute that the user set.
 
+    A loader with a method ``shard`` (same keywords; returns the share) is asked for it, whatever its class.
     A DistributedSampler of the user's own is left alone. With one process, what is no DataLoader, streams, or does
     its own batching is left alone too.
 
@@ -178,6 +179,9 @@ def shard_loader(loader: Any, *, key: str, training: bool, rank: int, world_size
         TypeError: with several processes, a loader that cannot be sharded exactly.
         ValueError: fewer samples to train on than processes.
     """
+    shard = getattr(loader, "shard", None)
+    if callable(shard):  # a loader that knows how
+        return shard(key=key, training=training, rank=rank, world_size=world_size, seed=seed)
     if (
         not isinstance(loader, DataLoader)
         or isinstance(loader.dataset, IterableDataset)
