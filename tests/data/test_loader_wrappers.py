@@ -70,11 +70,14 @@ def test_a_wrapper_shares_what_it_holds(name, world_size):
 
 
 def test_a_part_is_the_same_number_on_all_ranks():
-    """Also where one rank has a batch more: in training those would wait."""
-    limited = BatchLimitLoaderWrapper(numbers(33), 0.5)  # 9 batches; on two ranks 5 and 4
+    """Also where one rank has a batch more: the first so many global batches, of all."""
+    whole = [[index] for index in range(7)]  # on two ranks 4 and 3
+    limited = BatchLimitLoaderWrapper(DataLoader(TensorDataset(torch.arange(7)), batch_sampler=whole), 0.5)
 
-    assert [len(share(limited, rank, 2, training=False)) for rank in range(2)] == [2, 2]
-    assert len(share(limited)) == 4
+    shards = [share(limited, rank, 2, training=False) for rank in range(2)]
+
+    assert [batches(shard) for shard in shards] == [[[0], [2]], [[1], [3]]]
+    assert len(share(limited)) == 3
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
