@@ -17,6 +17,7 @@ from runnerkit.callback import (
 )
 from runnerkit.callbacks.accuracy import AccuracyCallback
 from runnerkit.callbacks.backward import BackwardCallback
+from runnerkit.callbacks.batch_transform import BatchTransformCallback
 from runnerkit.callbacks.check_run import CheckRunCallback
 from runnerkit.callbacks.checkpoint import CheckpointCallback
 from runnerkit.callbacks.control_flow import CallbackWrapper, ControlFlowCallback
@@ -38,6 +39,7 @@ __all__ = [
     "BackwardCallback",
     "BatchMetricCallback",
     "BatchOverfitCallback",
+    "BatchTransformCallback",
     "Callback",
     "CallbackNode",
     "CallbackOrder",

@@ -186,9 +186,14 @@ class IEngine(ABC):
         return self._compiled[id(module)]
 
     def prepare_loader(self, loader: Any, *, key: str, training: bool, seed: int) -> Any:
-        """Return this process's share of `loader`; see :func:`runnerkit.sharding.shard_loader`."""
+        """Return this process's share of `loader`; see :func:`runnerkit.sharding.shard_loader`.
+
+        A loader with a method ``for_device`` (takes the device, returns the loader for it) is told the engine's.
+        """
         place = {"rank": self.rank, "world_size": self.world_size, "seed": seed}
-        return shard_loader(loader, key=key, training=training, uneven=self.uneven_batches, **place)
+        share = shard_loader(loader, key=key, training=training, uneven=self.uneven_batches, **place)
+        for_device = getattr(share, "for_device", None)
+        return for_device(self.device) if callable(for_device) else share
 
     # A step.
 

@@ -47,6 +47,7 @@ class ShardedBatchSampler(Sampler[list[int]]):
         self.rank = rank
         self.world_size = world_size
         self.seed = seed
+        self.stride = batch_size * world_size  # samples from one batch of this process to its next
         self.epoch = 0
         self.num_consumed = 0
 
@@ -119,6 +120,7 @@ class ShardedBatches(Sampler[Any]):
         self.rank = rank
         self.world_size = world_size
         self.seed = seed
+        self.stride = world_size  # batches from one of this process to its next
         self.epoch = 0
         self.num_consumed = 0
 

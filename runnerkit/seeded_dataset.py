@@ -1,13 +1,11 @@
 """A data set whose every sample draws from generators seeded by its place in the epoch."""
 
-from typing import Any, TypeAlias
+from typing import Any
 
 from torch.utils.data import Dataset, StackDataset, Subset, get_worker_info
 
 from runnerkit.sampler import Place, set_epoch
 from runnerkit.seeding import CPUDraws, derive_seed, keep_cpu_rng, seed_generators
-
-Samples: TypeAlias = list[Any]
 
 
 class SeededDataset(Dataset[Any]):
@@ -29,11 +27,14 @@ class SeededDataset(Dataset[Any]):
         self._draws: bool | None = None  # None: not yet known in this epoch
 
     def __getitem__(self, place: Place) -> Any:
-        return self.__getitems__([place])[0]
+        return self._fetch(place)
 
-    def __getitems__(self, places: list[Place]) -> Samples:
-        """Fetch the samples at `places`, in order."""
-        self._enter(places[0].epoch)
+    def __getitems__(self, places: list[Place]) -> Any:
+        """Fetch the samples at `places`, in order: a list, or what the data set makes of a batch."""
+        return self._fetch(places)
+
+    def _fetch(self, places: Place | list[Place]) -> Any:
+        self._enter(_first(places).epoch)
         if get_worker_info() is not None:
             return self._seeded(places)
         if self._draws:
@@ -45,7 +46,7 @@ class SeededDataset(Dataset[Any]):
             self._draws = bool(drawn)
             if self._draws:
                 drawn.undo()
-                return self.__getitems__(places)
+                return self._fetch(places)
             return samples
         return self._plain(places)
 
@@ -57,23 +58,23 @@ class SeededDataset(Dataset[Any]):
         if get_worker_info() is not None:  # a worker that outlives an epoch has a data set of its own
             set_epoch(self.dataset, epoch)
 
-    def _plain(self, places: list[Place]) -> Samples:
+    def _plain(self, places: Place | list[Place]) -> Any:
+        if isinstance(places, Place):
+            return self.dataset[places.index]
         if _fetches_batches(self.dataset):
-            return list(self.dataset.__getitems__([place.index for place in places]))
+            return self.dataset.__getitems__([place.index for place in places])
         return [self.dataset[place.index] for place in places]
 
-    def _seeded(self, places: list[Place]) -> Samples:
-        if _fetches_batches(self.dataset):
-            self._seed(places[0])
-            return self._plain(places)
-        samples = []
-        for place in places:
-            self._seed(place)
-            samples.append(self.dataset[place.index])
-        return samples
+    def _seeded(self, places: Place | list[Place]) -> Any:
+        if isinstance(places, list) and not _fetches_batches(self.dataset):
+            return [self._seeded(place) for place in places]
+        first = _first(places)
+        seed_generators(derive_seed(self.seed, "sample", first.epoch, first.position))
+        return self._plain(places)
 
-    def _seed(self, place: Place) -> None:
-        seed_generators(derive_seed(self.seed, "sample", place.epoch, place.position))
+
+def _first(places: Place | list[Place]) -> Place:
+    return places if isinstance(places, Place) else places[0]
 
 
 def _fetches_batches(dataset: Any) -> bool:

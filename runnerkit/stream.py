@@ -50,6 +50,7 @@ class ShardedStream(IterableDataset[Any]):
         # outlive an epoch.
         self._start = torch.zeros(3, dtype=torch.int64)
         self._start.share_memory_()  # type: ignore[no-untyped-call]
+        self.stride = (batch_size or 1) * world_size  # samples from one batch of this process to its next
         self._worker: tuple[int, int] | None = None
 
     def set_epoch(self, epoch: int) -> None:
@@ -61,22 +62,23 @@ class ShardedStream(IterableDataset[Any]):
 
         And how short a tail would have joined the last of these: only who reads on can tell whether one did.
         """
-        return [int(self._start[1]) + num_batches * self._chunk_size, self._shortest_tail]
+        return [self.num_consumed + num_batches * self.stride, self._shortest_tail]
 
     def skip(self, position: list[int]) -> None:
         """Leave out what was consumed before an interruption: it is read again, and let go."""
         self._start[1:] = torch.tensor(position)
 
     @property
-    def _chunk_size(self) -> int:
-        return (self.batch_size or 1) * self.world_size
+    def num_consumed(self) -> int:
+        """Samples that all processes took before the epoch was interrupted."""
+        return int(self._start[1])
 
     def __len__(self) -> int:
         """Count this process's batches; TypeError if the stream has no length."""
-        num_left = max(0, len(self.dataset) - int(self._start[1]))
+        num_left = max(0, len(self.dataset) - self.num_consumed)
         if num_left < int(self._start[2]):
             return 0
-        num_whole, tail = divmod(num_left, self._chunk_size)
+        num_whole, tail = divmod(num_left, self.stride)
         if num_whole and tail < self._shortest_tail:
             return num_whole
         return num_whole + bool(self._part(list(range(self.rank, tail, self.world_size)), tail, spare=0))
@@ -107,11 +109,11 @@ class ShardedStream(IterableDataset[Any]):
     def _shortest_tail(self) -> int:
         if self.batch_size is None or self.drop_last or self.world_size == 1:
             return 0
-        return min(self._chunk_size, 2 * self.world_size)
+        return min(self.stride, 2 * self.world_size)
 
     def _part(self, part: list[Any], size: int, spare: Any) -> list[Any]:
         """What this process takes of a chunk of `size` samples, which is short at the stream's end."""
-        if size == self._chunk_size or size == 0:
+        if size == self.stride or size == 0:
             return part
         if self.drop_last:
             return []
@@ -129,7 +131,7 @@ class ShardedStream(IterableDataset[Any]):
         part, size, spare = [], 0, None
         # The generators of a worker are nobody else's; those of the process that trains are the model's too.
         with nullcontext() if get_worker_info() is not None else keep_cpu_rng():
-            for offset, sample in enumerate(islice(samples, self._chunk_size)):
+            for offset, sample in enumerate(islice(samples, self.stride)):
                 size += 1
                 if offset == 0:
                     spare = sample

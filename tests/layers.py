@@ -11,11 +11,12 @@ LAYERS = [
     {"sampler", "seeded_dataset", "stream", "sharding"},
     {"engine", "callback", "logger", "environment", "history", "plot"},
     {"runner", "components", "snapshot", "outcome", "before_training", "evaluation"},
-    {"engines", "callbacks", "loggers", "contrib"},  # and these not from one another
+    {"engines", "callbacks", "loggers", "contrib", "data"},  # and these not from one another
     {"train", "supervised"},
     {"cli"},
 ]
-SIDES = {"engines", "callbacks", "loggers", "contrib"}
+SIDES = {"engines", "callbacks", "loggers", "contrib", "data"}
+INSIDE = {"contrib", "data"}  # sub-packages whose folder is in runnerkit/, not at the root
 FACADES = {"", "dl", "utils"}  # `""` is runnerkit/__init__.py; nobody inside imports them
 OPTIONAL = {"torchvision", "tensorboard", "pandas", "torchmetrics", "matplotlib", "sklearn", "horovod", "apex", "PIL"}
 # With its reason: the default of IRunner.get_engine must name some engine.
@@ -28,8 +29,9 @@ def modules(root: Path) -> Iterator[tuple[str, Path]]:
     """Yield (dotted name, file) of the package's modules, as users import them."""
     for path in sorted((root / "runnerkit").glob("*.py")):
         yield ("runnerkit" if path.stem == "__init__" else f"runnerkit.{path.stem}"), path
-    for folder, package in [*((side, side) for side in SIDES - {"contrib"}), ("runnerkit/contrib", "contrib")]:
-        for path in sorted((root / folder).glob("*.py")):
+    for package in SIDES:
+        folder = root / "runnerkit" if package in INSIDE else root
+        for path in sorted((folder / package).glob("*.py")):
             name = f"runnerkit.{package}"
             yield (name if path.stem == "__init__" else f"{name}.{path.stem}"), path
 

@@ -9,7 +9,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 USE = (
-    "import runnerkit, runnerkit.engines, runnerkit.callbacks.checkpoint, runnerkit.loggers, runnerkit.contrib;"
+    "import runnerkit, runnerkit.engines, runnerkit.callbacks.checkpoint, runnerkit.loggers;"
+    "import runnerkit.contrib, runnerkit.data;"
     "print(runnerkit.engines.__file__)"
 )
 
@@ -39,6 +40,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path):
         "callbacks/checkpoint.py",
         "loggers/csv.py",
         "contrib/layers.py",
+        "data/tensor_loader.py",
     }
     assert {f"runnerkit/{name}" for name in expected} <= names
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"runnerkit"}

@@ -18,6 +18,7 @@ PACKAGES = [
     "runnerkit",
     "runnerkit.callbacks",
     "runnerkit.contrib",
+    "runnerkit.data",
     "runnerkit.dl",
     "runnerkit.engines",
     "runnerkit.loggers",
@@ -43,7 +44,7 @@ def test_facades_define_nothing(package):
     assert own == []
 
 
-@pytest.mark.parametrize("package", ["runnerkit.callbacks", "runnerkit.engines", "runnerkit.loggers"])
+@pytest.mark.parametrize("package", ["runnerkit.callbacks", "runnerkit.data", "runnerkit.engines", "runnerkit.loggers"])
 def test_dl_has_every_public_name_of_the_side_packages(package):
     """One import line is enough for a script."""
     module = importlib.import_module(package)

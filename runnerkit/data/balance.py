@@ -1,0 +1,89 @@
+"""Equally many samples of each class: in an epoch, or in every batch."""
+
+import random
+from collections.abc import Iterator
+from typing import Literal
+
+from torch.utils.data import Sampler
+
+from runnerkit.data.class_indices import Labels, draw, indices_by_class, shuffled
+
+
+class BalanceClassSampler(Sampler[int]):
+    """Equally many samples of each class in an epoch, shuffled.
+
+    It draws from torch's global generator, so that the engine gives all processes one order to share.
+
+    Args:
+        labels: (N,) one for each sample of the data set.
+        mode: samples of each class: "downsampling" is as many as the rarest class has, "upsampling" as the commonest,
+            or a number. A class with fewer repeats all its samples before any of them once more.
+
+    >>> sampler = BalanceClassSampler([0, 0, 0, 1], mode="upsampling")
+    >>> len(sampler), sorted(sampler)
+    (6, [0, 1, 2, 3, 3, 3])
+    """
+
+    def __init__(self, labels: Labels, mode: Literal["downsampling", "upsampling"] | int = "downsampling") -> None:
+        self._indices = indices_by_class(labels)
+        sizes = [len(each) for each in self._indices.values()]
+        if mode == "downsampling":
+            self.samples_per_class = min(sizes)
+        elif mode == "upsampling":
+            self.samples_per_class = max(sizes)
+        elif isinstance(mode, int) and mode >= 1:
+            self.samples_per_class = mode
+        else:
+            raise ValueError(f"mode must be 'downsampling', 'upsampling' or a number of samples >= 1, got {mode!r}")
+
+    def __len__(self) -> int:
+        return self.samples_per_class * len(self._indices)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(shuffled([draw(each, self.samples_per_class) for each in self._indices.values()]))
+
+
+class BatchBalanceClassSampler(Sampler[list[int]]):
+    """Batches of `num_samples` from each of `num_classes` classes, as losses on pairs or triplets want them.
+
+    For ``DataLoader(batch_sampler=...)``. The classes of a batch and their samples are drawn without replacement, from
+    Python's global generator; a class of fewer samples repeats them. Of several processes each takes whole batches.
+
+    Args:
+        labels: (N,) one for each sample of the data set.
+        num_classes: classes in a batch.
+        num_samples: samples of each.
+        num_batches: batches in an epoch; None is as many as make one data set.
+
+    >>> sampler = BatchBalanceClassSampler([0, 0, 0, 1, 1, 2, 2, 2], num_classes=2, num_samples=2)
+    >>> len(sampler), sampler.batch_size
+    (2, 4)
+    """
+
+    def __init__(self, labels: Labels, num_classes: int, num_samples: int, num_batches: int | None = None) -> None:
+        by_class = indices_by_class(labels)
+        if not 1 <= num_classes <= len(by_class):
+            raise ValueError(f"num_classes must be in [1, {len(by_class)}], the number of classes; got {num_classes}")
+        if num_samples < 1:
+            raise ValueError(f"num_samples must be >= 1, got {num_samples}")
+        if num_batches is not None and num_batches < 1:
+            raise ValueError(f"num_batches must be >= 1, got {num_batches}; None makes one data set")
+        self.num_classes = num_classes
+        self.num_samples = num_samples
+        self.batch_size = num_classes * num_samples
+        self.num_batches = num_batches or max(1, len(labels) // self.batch_size)
+        self._indices = [each.tolist() for each in by_class.values()]
+
+    def __len__(self) -> int:
+        return self.num_batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for _ in range(self.num_batches):
+            classes = random.sample(self._indices, self.num_classes)
+            yield [index for indices in classes for index in _sample(indices, self.num_samples)]
+
+
+def _sample(indices: list[int], count: int) -> list[int]:
+    # Not by a permutation of the class: it may be a million times larger than what a batch takes of it.
+    whole, rest = divmod(count, len(indices))
+    return indices * whole + random.sample(indices, rest)

@@ -1,0 +1,87 @@
+"""Classes as unequal as they are at first, and ever more equal from epoch to epoch."""
+
+import logging
+import math
+from collections.abc import Iterator
+from typing import Literal
+
+from torch.utils.data import Sampler
+
+from runnerkit.data.class_indices import Labels, draw, indices_by_class, shuffled
+
+logger = logging.getLogger(__name__)
+
+FEW_SAMPLES = 100  # of the rarest class, all that the last epochs hold of any
+
+
+class DynamicBalanceClassSampler(Sampler[int]):
+    """Shrink the common classes towards the size of the rarest, by epoch.
+
+    A class D times as large as the rarest has ``D ** (exp_lambda ** e)`` times its size after e epochs (Wang et al.
+    2019, arXiv:1901.06783). The first epoch is the data set as it is; the last ones are balanced.
+    The engine calls ``set_epoch`` with 1, 2, ...; in a loop of your own call it yourself.
+
+    Args:
+        labels: (N,) one for each sample of the data set.
+        exp_lambda: in (0, 1); smaller is faster.
+        start_epoch: epochs of shrinking that the first epoch has behind it.
+        max_d: largest D ** ... allowed.
+        mode: "downsampling" to the size of the rarest class, or to a number of samples.
+        ignore_warning: do not warn that the rarest class has fewer than 100 samples.
+
+    >>> sampler = DynamicBalanceClassSampler([0] * 90 + [1] * 10, exp_lambda=0.5, ignore_warning=True)
+    >>> for epoch in (1, 2, 3, 50):
+    ...     sampler.set_epoch(epoch)
+    ...     print(sampler.samples_per_class)
+    {0: 90, 1: 10}
+    {0: 30, 1: 10}
+    {0: 17, 1: 10}
+    {0: 10, 1: 10}
+    """
+
+    def __init__(
+        self,
+        labels: Labels,
+        exp_lambda: float = 0.9,
+        start_epoch: int = 0,
+        max_d: float | None = None,
+        mode: Literal["downsampling"] | int = "downsampling",
+        ignore_warning: bool = False,
+    ) -> None:
+        self._indices = indices_by_class(labels)
+        self._rarest = min(len(each) for each in self._indices.values())
+        if not 0 < exp_lambda < 1:
+            raise ValueError(f"exp_lambda must be in (0, 1), got {exp_lambda}")
+        if start_epoch < 0:
+            raise ValueError(f"start_epoch must be >= 0, got {start_epoch}")
+        if max_d is not None and max_d < 1:
+            raise ValueError(f"max_d must be >= 1, the balanced share; got {max_d}")
+        if mode != "downsampling" and not (isinstance(mode, int) and mode >= 1):
+            raise ValueError(f"mode must be 'downsampling' or a number of samples >= 1, got {mode!r}")
+        self.exp_lambda = exp_lambda
+        self.start_epoch = start_epoch
+        self.max_d = math.inf if max_d is None else max_d
+        self.min_class_size = self._rarest if mode == "downsampling" else mode
+        if self.min_class_size < FEW_SAMPLES and not ignore_warning:
+            logger.warning(
+                "the last epochs will have %d samples of each of the %d classes and no more; "
+                "ignore_warning=True if that is meant",
+                self.min_class_size,
+                len(self._indices),
+            )
+        self.set_epoch(1)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Take the class sizes of `epoch`, counted from 1 (0 is taken for 1)."""
+        power = self.exp_lambda ** (self.start_epoch + max(epoch, 1) - 1)
+        self.samples_per_class = {
+            label: round(min((len(each) / self._rarest) ** power, self.max_d) * self.min_class_size)
+            for label, each in self._indices.items()
+        }
+
+    def __len__(self) -> int:
+        return sum(self.samples_per_class.values())
+
+    def __iter__(self) -> Iterator[int]:
+        parts = [draw(each, self.samples_per_class[label]) for label, each in self._indices.items()]
+        return iter(shuffled(parts))

@@ -1,0 +1,66 @@
+"""Only the first batches of a loader."""
+
+import math
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, Self
+
+from runnerkit.data.loader_wrapper import LoaderWrapper
+from runnerkit.sharding import batches_of, count_batches, share_of
+from runnerkit.types import Batch
+
+
+class BatchLimitLoaderWrapper(LoaderWrapper):
+    """End each pass over a loader after some batches.
+
+    A shuffled loader gives other batches in each epoch; :class:`BatchOverfitCallback` gives the same ones.
+
+    Args:
+        loader: any loader.
+        num_batches: a number of batches (int, of each process), or a part of the loader (float in (0, 1]; at least one
+            batch).
+
+    >>> list(BatchLimitLoaderWrapper("abcdef", num_batches=2)), len(BatchLimitLoaderWrapper("abcdef", num_batches=0.5))
+    (['a', 'b'], 3)
+    """
+
+    def __init__(self, loader: Any, num_batches: int | float) -> None:
+        super().__init__(loader)
+        self._part = num_batches if isinstance(num_batches, float) else None
+        if isinstance(num_batches, float):
+            if not 0 < num_batches <= 1:
+                raise ValueError(f"a float is a part of the loader, 0 < num_batches <= 1; got {num_batches}")
+            length = count_batches(loader)
+            if length is None:
+                raise TypeError(
+                    f"a {type(loader).__name__} without length has no part {num_batches}; give a number of batches, "
+                    "an int"
+                )
+            self.num_batches = self._part_of(length)
+        elif isinstance(num_batches, bool) or not isinstance(num_batches, int):
+            raise TypeError(f"num_batches must be an int or a float, got {type(num_batches).__name__}")
+        elif num_batches < 1:
+            raise ValueError(f"num_batches must be >= 1, got {num_batches}")
+        else:
+            self.num_batches = num_batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        return islice(batches_of(self.origin), self._num_left())
+
+    def __len__(self) -> int:
+        return min(self._num_left(), super().__len__())
+
+    def shard(self, *, key: str, training: bool, rank: int, world_size: int, seed: int) -> Self:
+        limited = super().shard(key=key, training=training, rank=rank, world_size=world_size, seed=seed)
+        if self._part is not None:  # the same number on all ranks, also where one has a batch more
+            limited.num_batches = self._part_of(math.ceil(super().__len__() / world_size))
+        return limited
+
+    def _part_of(self, length: int) -> int:
+        assert self._part is not None
+        return max(1, int(length * self._part))
+
+    def _num_left(self) -> int:
+        """Of a loader that goes on within an epoch: those before the interruption count."""
+        share = share_of(self.origin)
+        return self.num_batches if share is None else max(0, self.num_batches - share.num_consumed // share.stride)

@@ -1,0 +1,330 @@
+"""Loaders around loaders: what they give, what they show, and how they are shared and resumed."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
+
+from runnerkit import dl
+from runnerkit.data import BatchLimitLoaderWrapper, BatchPrefetchLoaderWrapper, TensorLoader
+from runnerkit.sharding import shard_loader
+from tests.tiny import classification, loader, mlp, quiet, weights
+
+
+def numbers(num_samples, batch_size=4, **kwargs):
+    return DataLoader(TensorDataset(torch.arange(num_samples)), batch_size=batch_size, **kwargs)
+
+
+def batches(each):
+    return [batch[0].tolist() for batch in each]
+
+
+def share(each, rank=0, world_size=1, *, training=True, epoch=1):
+    shard = shard_loader(each, key="train", training=training, rank=rank, world_size=world_size, seed=5)
+    shard.batch_sampler.set_epoch(epoch)
+    return shard
+
+
+LIMITED = {
+    "limit": lambda inner: BatchLimitLoaderWrapper(inner, num_batches=3),
+    "limit of prefetch": lambda inner: BatchLimitLoaderWrapper(BatchPrefetchLoaderWrapper(inner), 3),
+    "prefetch of limit": lambda inner: BatchPrefetchLoaderWrapper(BatchLimitLoaderWrapper(inner, 3), num_prefetches=2),
+}
+WRAPPERS = {"prefetch": BatchPrefetchLoaderWrapper, **LIMITED}
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_what_the_held_loader_has_is_shown(name):
+    """Data set, batch size, samplers, workers; what it lacks is lacking."""
+    inner = numbers(40, num_workers=0)
+    wrapper = WRAPPERS[name](inner)
+
+    for attribute in ("dataset", "batch_size", "sampler", "batch_sampler", "num_workers"):
+        assert getattr(wrapper, attribute) is getattr(inner, attribute)
+    assert wrapper.origin is inner or wrapper.origin.origin is inner
+    assert not hasattr(WRAPPERS[name]([1, 2, 3, 4]), "dataset")
+
+
+@pytest.mark.parametrize(("num_batches", "expected"), [(1, 1), (3, 3), (99, 10), (0.3, 3), (0.01, 1), (1.0, 10)])
+def test_a_limit_is_a_number_of_batches_or_a_part(num_batches, expected):
+    """The first ones; at least one; again in each pass."""
+    limited = BatchLimitLoaderWrapper(numbers(40), num_batches)
+
+    assert len(limited) == expected
+    assert batches(limited) == batches(limited) == batches(numbers(40))[:expected]
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_a_wrapper_shares_what_it_holds(name, world_size):
+    """Each process gets the first batches of its own share, which it would have without the wrapper."""
+    inner = numbers(70, shuffle=True)
+
+    for rank in range(world_size):
+        shard = share(WRAPPERS[name](inner), rank, world_size)
+        expected = batches(share(inner, rank, world_size))[: 3 if name in LIMITED else None]
+        assert len(shard) == len(expected)
+        assert batches(shard) == expected
+
+
+def test_a_part_is_the_same_number_on_all_ranks():
+    """Also where one rank has a batch more: the first so many global batches, of all."""
+    whole = [[index] for index in range(7)]  # on two ranks 4 and 3
+    limited = BatchLimitLoaderWrapper(DataLoader(TensorDataset(torch.arange(7)), batch_sampler=whole), 0.5)
+
+    shards = [share(limited, rank, 2, training=False) for rank in range(2)]
+
+    assert [batches(shard) for shard in shards] == [[[0], [2]], [[1], [3]]]
+    assert len(share(limited)) == 3
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+@pytest.mark.parametrize("num_done", [1, 2, 3])
+def test_an_interrupted_pass_goes_on_where_it_was(name, num_done):
+    """What was seen and what is left are the whole pass; a limit counts what was seen."""
+    wrap = WRAPPERS[name]
+    whole = batches(share(wrap(numbers(22, shuffle=True))))
+    first = share(wrap(numbers(22, shuffle=True)))
+    position = first.batch_sampler.position_after(num_done)
+
+    rest = share(wrap(numbers(22, shuffle=True)))
+    rest.batch_sampler.skip(position)
+
+    assert len(rest) == len(whole) - num_done
+    assert batches(rest) == whole[num_done:]
+    rest.batch_sampler.set_epoch(1)
+    assert batches(rest) == whole
+
+
+class Augmented(TensorDataset):
+    """Noise on each sample, from torch's generator of this process."""
+
+    def __getitem__(self, index):
+        features, target = super().__getitem__(index)
+        return features + 0.1 * torch.randn_like(features), target
+
+
+class Interrupt(dl.Callback):
+    """Ends the run as a kill would."""
+
+    def on_batch_end(self, runner):
+        if runner.is_train_loader and runner.batch_step == 9:
+            raise KeyboardInterrupt
+
+
+def train(logdir, train_loader, *callbacks, **kwargs):
+    model = mlp(dropout=0.3)
+    return dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=torch.optim.Adam(model.parameters(), lr=0.01),
+        loaders={"train": train_loader, "valid": BatchLimitLoaderWrapper(loader(21, 4), 2)},
+        callbacks=[dl.CheckpointCallback(logdir, mode="runner", every_steps=2), *callbacks],
+        num_epochs=3,
+        logdir=logdir,
+        cpu=True,
+        **quiet(),
+        **kwargs,
+    )
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_a_run_resumed_within_an_epoch_equals_the_uninterrupted_one(tmp_path, name):
+    """Weights and metrics, dropout and augmentation included: the inner iterator is made before generators are set."""
+
+    def make():
+        return WRAPPERS[name](DataLoader(Augmented(*classification(24).tensors), batch_size=4, shuffle=True))
+
+    expected = train(tmp_path / "whole", make())
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "broken", make(), Interrupt())
+
+    resumed = train(tmp_path / "broken", make(), resume="auto")
+
+    assert torch.equal(weights(resumed.model), weights(expected.model))
+    assert resumed.experiment_metrics == expected.experiment_metrics
+    assert resumed.batch_step == (9 if name in LIMITED else 18)
+
+
+def test_workers_that_persist_serve_one_limited_pass_after_another():
+    """What they had fetched beyond the limit is not served in the next pass."""
+    limited = BatchLimitLoaderWrapper(numbers(40, num_workers=1, persistent_workers=True), 2)
+
+    assert batches(limited) == batches(limited) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_a_prefetcher_on_the_cpu_is_not_there():
+    """No batch is asked for before its time, and none is copied."""
+    asked = []
+
+    def stream():
+        for number in range(3):
+            asked.append(number)
+            yield torch.tensor([number])
+
+    class Stream:
+        def __iter__(self):
+            return stream()
+
+    iterator = iter(BatchPrefetchLoaderWrapper(Stream(), num_prefetches=2).for_device(torch.device("cpu")))
+
+    assert next(iterator).tolist() == [0]
+    assert asked == [0]
+
+
+def test_a_batch_is_sent_before_the_one_before_it_is_used(monkeypatch):
+    """What streams are asked to do, in order, of stand-ins: a copy waits for what is queued, the step for the copy."""
+    events = []
+
+    class Stream:
+        def __init__(self, device):
+            self.name = "copies"
+
+        def wait_stream(self, other):
+            events.append(f"copies wait for {other}")
+
+        def record_event(self):
+            events.append("sent")
+            return len(events)
+
+    class Steps:
+        def wait_event(self, event):
+            events.append("step waits")
+
+        def __str__(self):
+            return "steps"
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Steps())
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    ahead = BatchPrefetchLoaderWrapper([])._copied(iter([torch.tensor(0), torch.tensor(1)]), torch.device("cpu"))
+
+    used = []
+    for batch in ahead:
+        used.append(batch.item())
+        events.append("step")
+
+    sending = ["copies wait for steps", "sent"]
+    assert events == [*sending, *sending, "step waits", "step", "step waits", "step"]
+    assert used == [0, 1]
+
+
+def test_the_engine_says_which_device():
+    """Also through a limit around it; the user's own wrapper is left as it was."""
+    prefetching = BatchPrefetchLoaderWrapper(numbers(8))
+    engine = dl.CPUEngine()
+    engine.setup()
+
+    prepared = engine.prepare_loader(BatchLimitLoaderWrapper(prefetching, 1), key="train", training=True, seed=1)
+
+    assert prepared.origin.device == torch.device("cpu")
+    assert prefetching.device is None
+
+
+def test_a_distributed_sampler_inside_gets_its_epoch():
+    """The runner finds it through the wrapper."""
+    sampler = DistributedSampler(classification(16), num_replicas=1, rank=0)
+    inner = DataLoader(classification(16), batch_size=4, sampler=sampler)
+    model = mlp()
+
+    dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        loaders={"train": BatchPrefetchLoaderWrapper(BatchLimitLoaderWrapper(inner, 2))},
+        num_epochs=3,
+        cpu=True,
+        **quiet(),
+    )
+
+    assert sampler.epoch == 3
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(10))
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: BatchLimitLoaderWrapper([1], 0), ValueError, "num_batches must be >= 1, got 0"),
+        (lambda: BatchLimitLoaderWrapper([1], 1.5), ValueError, r"0 < num_batches <= 1; got 1.5"),
+        (lambda: BatchLimitLoaderWrapper([1], True), TypeError, "an int or a float, got bool"),
+        (lambda: BatchLimitLoaderWrapper([1], "3"), TypeError, "an int or a float, got str"),
+        (lambda: BatchLimitLoaderWrapper(iter([1]), 0.5), TypeError, "a list_iterator without length has no part 0.5"),
+        (lambda: BatchPrefetchLoaderWrapper([1], 0), ValueError, "num_prefetches must be >= 1, got 0"),
+        (
+            lambda: share(BatchPrefetchLoaderWrapper([1]), 0, 2),
+            TypeError,
+            "loader 'train' is a list and cannot be shared among 2 processes",
+        ),
+    ],
+)
+def test_bad_input_is_refused(make, error, message):
+    """With what is allowed; a loader inside that cannot be shared, by the loader's key."""
+    with pytest.raises(error, match=message):
+        make()
+
+
+cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.mark.gpu
+@cuda
+@pytest.mark.parametrize("num_prefetches", [None, 3])
+@pytest.mark.parametrize("pin_memory", [False, True])
+def test_prefetched_batches_are_whole_when_the_gpu_computes_on_them(num_prefetches, pin_memory):
+    """Big batches, slow kernels queued on them, memory used again and again: each sum is that of the CPU."""
+    features = torch.randn(64, 1_000_000)
+    plain = DataLoader(TensorDataset(features), batch_size=2, pin_memory=pin_memory)
+    ahead = BatchPrefetchLoaderWrapper(plain, num_prefetches).for_device(torch.device("cuda"))
+    weight = torch.randn(1000, 1000, device="cuda")
+
+    sums = []
+    for (batch,) in ahead:
+        assert batch.is_cuda
+        busy = weight
+        for _ in range(20):
+            busy = torch.tanh(busy @ weight)  # the sum below waits behind these
+        sums.append((batch + 0 * busy.sum()).double().sum())
+        del batch
+
+    expected = [batch.double().sum() for batch in features.split(2)]
+    torch.testing.assert_close(torch.stack(sums).cpu(), torch.stack(expected), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.gpu
+@cuda
+def test_on_a_gpu_no_step_waits_for_the_device():
+    """Prefetched from pinned memory, or made on the GPU from tensors there: no synchronization between first and last
+    batch."""
+    ahead = BatchPrefetchLoaderWrapper(numbers(64)).for_device(torch.device("cuda"))
+    there = TensorLoader(torch.arange(64), batch_size=4, shuffle=True, device="cuda")
+
+    for each in (ahead, there):
+        iterator = iter(each)
+        seen = [next(iterator)[0]]
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            seen += [batch[0] for batch in iterator]
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert sorted(torch.cat(seen).tolist()) == list(range(64))
+
+
+@pytest.mark.gpu
+@cuda
+def test_the_engine_turns_pinned_memory_on():
+    """In a copy: the user's loader is left as it was."""
+    plain = numbers(8)
+    engine = dl.GPUEngine()
+    engine.setup()
+
+    prepared = engine.prepare_loader(BatchPrefetchLoaderWrapper(plain), key="train", training=True, seed=1)
+
+    assert prepared.origin.pin_memory and not plain.pin_memory
+    assert prepared.device == engine.device
+    assert sorted(index for batch in batches(prepared) for index in batch) == list(range(8))

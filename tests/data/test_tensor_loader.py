@@ -1,0 +1,236 @@
+"""Tensors in memory: the batches of a DataLoader, at the price of indexing."""
+
+import pickle
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from runnerkit import dl
+from runnerkit.data import BatchLimitLoaderWrapper, TensorLoader, TensorRows
+from runnerkit.sharding import shard_loader
+from tests.tiny import classification, mlp, quiet, sgd, weights
+
+
+def share(loader, rank, world_size, *, training, epoch=1):
+    shard = shard_loader(loader, key="k", training=training, rank=rank, world_size=world_size, seed=3)
+    shard.batch_sampler.set_epoch(epoch)
+    return shard
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    num_samples=st.integers(1, 60),
+    batch_size=st.integers(1, 20),
+    world_size=st.integers(1, 4),
+    shuffle=st.booleans(),
+    drop_last=st.booleans(),
+    training=st.booleans(),
+)
+def test_its_batches_are_those_of_a_data_loader(num_samples, batch_size, world_size, shuffle, drop_last, training):
+    """On every rank, in every epoch, bit for bit."""
+    if training and num_samples < world_size:
+        return
+    features, targets = torch.randn(num_samples, 2, 3), torch.arange(num_samples)
+    arguments = {"batch_size": batch_size, "shuffle": shuffle, "drop_last": drop_last}
+    ours, torchs = (
+        TensorLoader(features, targets, **arguments),
+        DataLoader(TensorDataset(features, targets), **arguments),
+    )
+
+    for rank in range(world_size):
+        for epoch in (1, 2):
+            shard = share(ours, rank, world_size, training=training, epoch=epoch)
+            expected = list(share(torchs, rank, world_size, training=training, epoch=epoch))
+            got = list(shard)
+            assert len(shard) == len(got) == len(expected)
+            for batch, reference in zip(got, expected, strict=True):
+                assert all(torch.equal(one, other) for one, other in zip(batch, reference, strict=True))
+
+
+def test_a_dict_of_tensors_gives_dicts():
+    """With its keys; without an engine in a shuffled order of torch's generator."""
+    loader = TensorLoader({"x": torch.arange(10), "y": torch.arange(10) ** 2}, batch_size=4, shuffle=True)
+
+    passes = [list(loader), list(loader)]
+
+    for batches in passes:
+        assert [sorted(batch) for batch in batches] == [["x", "y"]] * 3
+        assert all(torch.equal(batch["x"] ** 2, batch["y"]) for batch in batches)
+        assert sorted(torch.cat([batch["x"] for batch in batches]).tolist()) == list(range(10))
+    assert not torch.equal(passes[0][0]["x"], passes[1][0]["x"])
+    assert len(loader) == 3 and loader.batch_size == 4 and len(loader.dataset) == 10
+
+
+def test_a_batch_is_a_copy():
+    """What a step does to its batch in place does not reach the data."""
+    data = torch.zeros(4, 2)
+
+    for (batch,) in TensorLoader(data, batch_size=2):
+        batch.add_(1)
+
+    assert data.sum() == 0
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_rows_fetch_batches_for_a_data_loader(num_workers):
+    """With workers too; a batch is as TensorDataset's, fetched by one call."""
+    features, targets = classification(11).tensors
+    rows = TensorRows(features, targets)
+
+    ours = list(DataLoader(rows, batch_size=4, num_workers=num_workers, collate_fn=TensorRows.collate))
+
+    expected = list(DataLoader(TensorDataset(features, targets), batch_size=4))
+    for batch, reference in zip(ours, expected, strict=True):
+        assert torch.equal(batch[0], reference[0]) and torch.equal(batch[1], reference[1])
+    assert torch.equal(rows[3][0], features[3])
+
+
+def test_a_loader_travels_and_moves_its_tensors_where_it_arrives():
+    """Pickled for a process that is started; the device is looked at there, when the first batch is asked for."""
+    loader = TensorLoader(torch.arange(6), batch_size=2, device="meta")
+
+    arrived = pickle.loads(pickle.dumps(loader))
+
+    assert next(iter(arrived))[0].device == torch.device("meta")
+    assert arrived.dataset.device == torch.device("meta")
+
+
+class Interrupt(dl.Callback):
+    """Ends the run as a kill would."""
+
+    def on_batch_end(self, runner):
+        if runner.is_train_loader and runner.batch_step == 9:
+            raise KeyboardInterrupt
+
+
+def train(logdir, make_loader, *callbacks, dropout=0.3, **kwargs):
+    model = mlp(dropout=dropout)
+    return dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=sgd(model),
+        loaders={
+            "train": make_loader(*classification(43).tensors, batch_size=4, shuffle=True),
+            "valid": make_loader(*classification(21).tensors, batch_size=4),
+        },
+        callbacks=[
+            dl.CheckpointCallback(logdir, mode="runner", every_steps=2),
+            dl.AccuracyCallback("logits", "targets"),
+            *callbacks,
+        ],
+        num_epochs=3,
+        logdir=logdir,
+        cpu=True,
+        **quiet(),
+        **kwargs,
+    )
+
+
+def data_loader(*tensors, **arguments):
+    return DataLoader(TensorDataset(*tensors), **arguments)
+
+
+def test_a_run_equals_that_with_a_data_loader(tmp_path):
+    """Weights and metrics after three epochs."""
+    expected = train(tmp_path / "torch", data_loader, dropout=0.0)
+
+    runner = train(tmp_path / "ours", TensorLoader, dropout=0.0)
+
+    assert torch.equal(weights(runner.model), weights(expected.model))
+    assert runner.experiment_metrics == expected.experiment_metrics
+
+
+def test_a_run_resumed_within_an_epoch_equals_the_uninterrupted_one(tmp_path):
+    """Bit for bit, dropout included."""
+    expected = train(tmp_path / "whole", TensorLoader)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "broken", TensorLoader, Interrupt())
+
+    resumed = train(tmp_path / "broken", TensorLoader, resume="auto")
+
+    assert torch.equal(weights(resumed.model), weights(expected.model))
+    assert resumed.experiment_metrics == expected.experiment_metrics
+
+
+@pytest.mark.slow
+def test_two_processes_interrupted_within_an_epoch_equal_one_with_a_data_loader(tmp_path):
+    """All at once, as processes are slow to start: equal shares of each batch of 8, the first 4 batches, a resume.
+
+    To 1e-6: two processes add up in another order.
+    """
+
+    def limited(make, batch_size):
+        return lambda *tensors, **arguments: BatchLimitLoaderWrapper(
+            make(*tensors, **{**arguments, "batch_size": batch_size}), 4
+        )
+
+    expected = train(tmp_path / "torch", limited(data_loader, 8), dropout=0.0)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "ours", limited(TensorLoader, 4), Interrupt(), dropout=0.0, ddp=True)
+
+    resumed = train(tmp_path / "ours", limited(TensorLoader, 4), dropout=0.0, ddp=True, resume="auto")
+
+    torch.testing.assert_close(weights(resumed.model), weights(expected.model), rtol=1e-6, atol=1e-6)
+    for epoch, loaders in expected.experiment_metrics.items():
+        for key, metrics in loaders.items():
+            assert resumed.experiment_metrics[epoch][key] == pytest.approx(metrics, rel=1e-6)
+    assert resumed.batch_step == 3 * 4
+
+
+def test_batches_come_at_the_price_of_indexing():
+    """Torch's functions called in a pass of ten batches: as many for a thousand samples in each as for ten."""
+
+    class Count(torch.overrides.TorchFunctionMode):
+        calls = 0
+
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            self.calls += 1
+            return func(*args, **(kwargs or {}))
+
+    def num_calls(num_samples, batch_size):
+        loader = TensorLoader(torch.zeros(num_samples, 3), torch.zeros(num_samples), batch_size=batch_size)
+        with Count() as count:
+            list(loader)
+        return count.calls
+
+    calls = [num_calls(100 * factor, 10 * factor) for factor in (1, 10, 100)]
+    assert calls[0] == calls[1] == calls[2]
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: TensorLoader(batch_size=1), ValueError, "no tensors"),
+        (lambda: TensorLoader({}, batch_size=1), ValueError, "no tensors"),
+        (lambda: TensorLoader([1, 2], batch_size=1), TypeError, "tensor '0' is a list"),
+        (lambda: TensorLoader({"x": 1}, batch_size=1), TypeError, "tensor 'x' is a int"),
+        (lambda: TensorLoader(torch.tensor(1), batch_size=1), ValueError, "tensor '0' has no dimension"),
+        (lambda: TensorLoader(torch.zeros(2), torch.zeros(3), batch_size=1), ValueError, r"\{'0': 2, '1': 3\}"),
+        (
+            lambda: TensorLoader(torch.zeros(2), torch.zeros(2, device="meta"), batch_size=1),
+            ValueError,
+            "on one device, got {'0': 'cpu', '1': 'meta'}",
+        ),
+        (lambda: TensorLoader(torch.zeros(2), batch_size=0), ValueError, "batch_size"),
+        (lambda: TensorLoader(torch.zeros(2), batch_size=1, device="no such"), RuntimeError, "no such"),
+        (
+            lambda: share(TensorLoader(torch.zeros(2), batch_size=1), 0, 3, training=True),
+            ValueError,
+            "loader 'k' has 2 samples, too few to train 3 processes",
+        ),
+    ],
+)
+def test_bad_input_is_refused(make, error, message):
+    """By the tensor's place or key."""
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_an_empty_loader_is_refused_before_training(tmp_path):
+    """As an empty DataLoader is."""
+    with pytest.raises(ValueError, match="loader 'train' is empty"):
+        train(tmp_path, lambda *tensors, **arguments: TensorLoader(torch.zeros(0, 6), torch.zeros(0), batch_size=2))
