@@ -7,7 +7,7 @@ from pathlib import Path
 # Left to right; a module imports from layers to its left, and from its own.
 LAYERS = [
     {"types", "seeding", "version", "torchvision_cpu", "backends"},
-    {"precision", "fused_reduction", "non_finite", "metrics", "sampler", "checkpoint", "shards"},
+    {"precision", "fused_reduction", "non_finite", "ranking", "metrics", "sampler", "checkpoint", "shards"},
     {"engine", "callback", "logger", "environment", "history", "plot"},
     {"runner", "components", "snapshot", "outcome", "before_training", "evaluation", "loader_metrics"},
     {"engines", "callbacks", "loggers", "contrib"},  # and these not from one another
