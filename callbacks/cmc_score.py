@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from runnerkit.callbacks.loader_samples import LoaderSamplesCallback
-from runnerkit.callbacks.loader_sums import Sums
+from runnerkit.callbacks.loader_sums import Sums, widest
 from runnerkit.callbacks.topk import checked_topk
 
 _NUM_ROWS = 1024  # queries compared with the gallery at once
@@ -59,7 +59,7 @@ class CMCScoreCallback(LoaderSamplesCallback):
             raise ValueError(
                 f"{int(is_query.sum())} of {len(is_query)} samples are queries: the loader needs queries and a gallery"
             )
-        embeddings = embeddings.to(torch.float32 if embeddings.device.type == "mps" else torch.float64)
+        embeddings = widest(embeddings)
         gallery, of_gallery = embeddings[~is_query], labels[~is_query]
         starts = range(0, int(is_query.sum()), _NUM_ROWS)
         of_queries = embeddings[is_query], labels[is_query]

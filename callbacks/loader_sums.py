@@ -96,9 +96,13 @@ def as_floats(values: Sums) -> Metrics:
     return dict(zip(values, torch.stack([each.double() for each in values.values()]).tolist(), strict=True))
 
 
+def widest(value: Tensor) -> Tensor:
+    """Make it float64 where the device has that: an integer times a float would be float32."""
+    return value.to(torch.float32 if value.device.type == "mps" else torch.float64)
+
+
 def ratio(numerator: Tensor, denominator: Tensor, *, zero_division: float) -> Tensor:
     """Divide in float64 where the device has it; x / 0 is `zero_division`."""
-    dtype = torch.float32 if numerator.device.type == "mps" else torch.float64
-    numerator, denominator = numerator.to(dtype), denominator.to(dtype)
+    numerator, denominator = widest(numerator), widest(denominator)
     safe = torch.where(denominator == 0, 1, denominator)
     return torch.where(denominator == 0, zero_division, numerator / safe)

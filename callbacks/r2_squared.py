@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from runnerkit.callbacks.loader_sums import LoaderSumsCallback, Sums, ratio
+from runnerkit.callbacks.loader_sums import LoaderSumsCallback, Sums, ratio, widest
 
 
 class R2SquaredCallback(LoaderSumsCallback):
@@ -33,9 +33,8 @@ class R2SquaredCallback(LoaderSumsCallback):
         outputs, targets = inputs
         if outputs.numel() != targets.numel() or outputs.shape[:1] != targets.shape[:1] or not targets.ndim:
             raise ValueError(f"expected outputs and targets (N, D), got {tuple(outputs.shape)}, {tuple(targets.shape)}")
-        dtype = torch.float32 if targets.device.type == "mps" else torch.float64
-        targets = targets.reshape(len(targets), -1).to(dtype)
-        errors = targets - outputs.reshape(targets.shape).to(dtype)
+        targets = widest(targets).reshape(len(targets), -1)
+        errors = targets - widest(outputs).reshape(targets.shape)
         return {
             "num": targets.new_full((), len(targets), dtype=torch.int64),
             "targets": targets.sum(dim=0),

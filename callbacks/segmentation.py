@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from runnerkit.callbacks.class_indices import numbered_classes
-from runnerkit.callbacks.loader_sums import LoaderSumsCallback, Sums, ratio
+from runnerkit.callbacks.loader_sums import LoaderSumsCallback, Sums, ratio, widest
 
 
 class _OverlapCallback(LoaderSumsCallback, ABC):
@@ -52,8 +52,7 @@ class _OverlapCallback(LoaderSumsCallback, ABC):
             outputs, targets = outputs > self.threshold, targets > 0.5
             hits = outputs & targets
         else:
-            dtype = torch.float32 if outputs.device.type == "mps" else torch.float64
-            outputs, targets = outputs.to(dtype), targets.to(dtype)
+            outputs, targets = widest(outputs), widest(targets)
             hits = outputs * targets
         sums = {"hits": hits, "predicted": outputs, "support": targets}
         return {name: each.movedim(self.class_dim, 0).flatten(1).sum(dim=1) for name, each in sums.items()}
@@ -72,7 +71,7 @@ class _OverlapCallback(LoaderSumsCallback, ABC):
         return values
 
     def _index(self, sums: Sums) -> Tensor:
-        hits, predicted, support = sums["hits"], sums["predicted"], sums["support"]
+        hits, predicted, support = (widest(sums[name]) for name in ("hits", "predicted", "support"))
         numerator, denominator = self.parts(hits, predicted - hits, support - hits)
         return ratio(numerator, denominator, zero_division=1)
 

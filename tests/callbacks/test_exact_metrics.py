@@ -1,5 +1,7 @@
 """A metric is that of all samples: whatever the batches and the processes, to nine digits."""
 
+import io
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,7 +12,7 @@ from torch.utils.data import DataLoader
 from runnerkit import dl
 from runnerkit.loader_metrics import reduce_metrics
 from runnerkit.metrics import LoaderMeans
-from tests.callbacks.exact_metrics import CASES, expected_of, make_samples
+from tests.callbacks.exact_metrics import CASES, as_numpy, expected_of, make_samples
 from tests.callbacks.stand_ins import make_runner
 from tests.ranks import Ranks
 from tests.tiny import quiet
@@ -44,7 +46,7 @@ def run_ranks(shares, cases):
     return runners, counts, ranks.num_collectives
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     num_samples=st.integers(1, 200),
     batch_size=st.integers(1, 33),
@@ -183,8 +185,6 @@ def test_state_within_a_loader_resumes_on_any_number_of_processes(name, num_resu
         see(callback, runner, batches[3:] if rank == 0 else [])
     resumed.call(*(lambda r=runner: reduce_metrics(r) for runner in runners))
 
-    from tests.callbacks.exact_metrics import as_numpy
-
     expected = reference(as_numpy(samples))
     for runner in runners:
         assert {key: runner.loader_metrics[key] for key in expected} == pytest.approx(expected, **TOLERANCE)
@@ -199,8 +199,6 @@ def see(callback, runner, batches):
 
 
 def saved_to_disk(state):
-    import io
-
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)
