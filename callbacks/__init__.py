@@ -16,54 +16,79 @@ from runnerkit.callback import (
     ISchedulerCallback,
 )
 from runnerkit.callbacks.accuracy import AccuracyCallback
+from runnerkit.callbacks.auc import AUCCallback
 from runnerkit.callbacks.backward import BackwardCallback
 from runnerkit.callbacks.batch_transform import BatchTransformCallback
 from runnerkit.callbacks.check_run import CheckRunCallback
 from runnerkit.callbacks.checkpoint import CheckpointCallback
+from runnerkit.callbacks.cmc_score import CMCScoreCallback
+from runnerkit.callbacks.confusion_matrix import ConfusionMatrixCallback
 from runnerkit.callbacks.control_flow import CallbackWrapper, ControlFlowCallback
 from runnerkit.callbacks.criterion import CriterionCallback
 from runnerkit.callbacks.early_stop import EarlyStoppingCallback
 from runnerkit.callbacks.lr_scale import LRScaleCallback
 from runnerkit.callbacks.metric import BatchMetricCallback, FunctionalBatchMetricCallback, LoaderMetricCallback
 from runnerkit.callbacks.metric_aggregation import MetricAggregationCallback
+from runnerkit.callbacks.multilabel_accuracy import MultilabelAccuracyCallback
 from runnerkit.callbacks.optimizer import OptimizerCallback
 from runnerkit.callbacks.overfit import BatchOverfitCallback
 from runnerkit.callbacks.periodic_loader import PeriodicLoaderCallback
+from runnerkit.callbacks.precision_recall import (
+    MultilabelPrecisionRecallF1SupportCallback,
+    PrecisionRecallF1SupportCallback,
+)
 from runnerkit.callbacks.profiler import ProfilerCallback
 from runnerkit.callbacks.progress import TqdmCallback
+from runnerkit.callbacks.r2_squared import R2SquaredCallback
+from runnerkit.callbacks.ranking import HitrateCallback, MAPCallback, MRRCallback, NDCGCallback
 from runnerkit.callbacks.scheduler import SchedulerCallback
+from runnerkit.callbacks.segmentation import DiceCallback, IOUCallback, TrevskyCallback
 from runnerkit.callbacks.timer import TimerCallback
 
 __all__ = [
+    "AUCCallback",
     "AccuracyCallback",
     "BackwardCallback",
     "BatchMetricCallback",
     "BatchOverfitCallback",
     "BatchTransformCallback",
+    "CMCScoreCallback",
     "Callback",
     "CallbackNode",
     "CallbackOrder",
     "CallbackWrapper",
     "CheckRunCallback",
     "CheckpointCallback",
+    "ConfusionMatrixCallback",
     "ControlFlowCallback",
     "CriterionCallback",
+    "DiceCallback",
     "EarlyStoppingCallback",
     "FunctionalBatchMetricCallback",
+    "HitrateCallback",
     "IBackwardCallback",
     "ICallback",
     "ICheckpointCallback",
     "ICriterionCallback",
     "IMetricCallback",
+    "IOUCallback",
     "IOptimizerCallback",
     "ISchedulerCallback",
     "LRScaleCallback",
     "LoaderMetricCallback",
+    "MAPCallback",
+    "MRRCallback",
     "MetricAggregationCallback",
+    "MultilabelAccuracyCallback",
+    "MultilabelPrecisionRecallF1SupportCallback",
+    "NDCGCallback",
     "OptimizerCallback",
     "PeriodicLoaderCallback",
+    "PrecisionRecallF1SupportCallback",
     "ProfilerCallback",
+    "R2SquaredCallback",
     "SchedulerCallback",
     "TimerCallback",
     "TqdmCallback",
+    "TrevskyCallback",
 ]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from runnerkit.callbacks.batch_mean import BatchMeanCallback
 from runnerkit.callbacks.keys import pick
+from runnerkit.callbacks.topk import checked_topk
 from runnerkit.metrics import accuracy
 from runnerkit.types import Scalar
 
@@ -42,7 +43,7 @@ class AccuracyCallback(BatchMeanCallback):
         prefix: str | None = "",
         suffix: str | None = "",
     ) -> None:
-        self.topk = _checked_topk(topk, num_classes)
+        self.topk = _topk(topk, num_classes)
         names = [f"accuracy{k:02d}" for k in self.topk] + ["accuracy"] * (1 in self.topk)
         super().__init__(tuple(f"{prefix or ''}{name}{suffix or ''}" for name in names), log_on_batch=log_on_batch)
         self.input_key, self.target_key = input_key, target_key
@@ -55,12 +56,10 @@ class AccuracyCallback(BatchMeanCallback):
         return dict(zip(self.provides, values, strict=True))
 
 
-def _checked_topk(topk: int | Iterable[int] | None, num_classes: int | None) -> tuple[int, ...]:
+def _topk(topk: int | Iterable[int] | None, num_classes: int | None) -> tuple[int, ...]:
     if topk is None:
         return tuple(k for k in (1, 3, 5) if k == 1 or (num_classes is not None and k < num_classes))
-    ks = (topk,) if isinstance(topk, int) else tuple(topk)
-    if not ks or any(not isinstance(k, int) or k < 1 for k in ks):
-        raise ValueError(f"topk must be integers >= 1, such as (1, 3), got {topk!r}")
+    ks = checked_topk(topk)
     if num_classes is not None and max(ks) > num_classes:
         raise ValueError(f"topk {ks} asks for more than the {num_classes} classes there are")
-    return tuple(dict.fromkeys(ks))
+    return ks

@@ -9,20 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from runnerkit.callback import CallbackOrder, IMetricCallback
 from runnerkit.callbacks.batch_mean import BatchMeanCallback
 from runnerkit.callbacks.keys import Keys, pick
-from runnerkit.callbacks.metric_state import LoaderMetric, Metric
-from runnerkit.engine import IEngine
-from runnerkit.types import Scalar, StateDict
+from runnerkit.callbacks.loader_state import LoaderStateCallback
+from runnerkit.callbacks.metric_state import LoaderMetric, Metric, check_states
+from runnerkit.fused_reduction import Share
+from runnerkit.types import Scalar
 
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner
 
 
-class _MetricCallback(IMetricCallback, ABC):
-    """State is kept by loader: a validation may come in the middle of the training loader."""
-
+class _MetricCallback(LoaderStateCallback[LoaderMetric], ABC):
     def __init__(
         self,
         metric: Metric,
@@ -34,7 +32,7 @@ class _MetricCallback(IMetricCallback, ABC):
         prefix: str | None,
         suffix: str | None,
     ) -> None:
-        super().__init__(order=CallbackOrder.Metric)
+        super().__init__()
         missing = [name for name in ("update", "compute", "reset") if not callable(getattr(metric, name, None))]
         if missing or isinstance(metric, type):
             what = f"the class {metric.__name__}" if isinstance(metric, type) else f"a {type(metric).__name__}"
@@ -45,21 +43,11 @@ class _MetricCallback(IMetricCallback, ABC):
         self.metric_key = metric_key
         self.prefix, self.suffix = prefix or "", suffix or ""
         self.provides = self._names()
-        self._under_way: dict[str, LoaderMetric] = {}
-        self._loaded: StateDict = {}
-        self._engine: IEngine | None = None  # while a loader is under way
 
-    def on_stage_start(self, runner: IRunner) -> None:
-        self._under_way.clear()
-        self._loaded = {}
-
-    def on_loader_start(self, runner: IRunner) -> None:
-        key, engine = runner.loader_key, runner.engine
-        self._engine = engine
-        self._under_way[key] = LoaderMetric(self.metric, engine.device)
-        ranks = self._loaded.pop(key, [])
-        if runner.loader_batch_step:  # the loader goes on from a checkpoint
-            self._under_way[key].load([part for parts in ranks[engine.rank :: engine.num_processes] for part in parts])
+    def new_state(self, runner: IRunner) -> LoaderMetric:
+        if runner.engine.num_processes > 1:
+            check_states(self.metric, wanted_to="be reduced over processes")
+        return LoaderMetric(self.metric, runner.engine.device)
 
     def on_batch_end(self, runner: IRunner) -> None:
         args, kwargs = pick(runner, self.input_key, self.target_key, reader=type(self).__name__)
@@ -69,22 +57,9 @@ class _MetricCallback(IMetricCallback, ABC):
         if self.log_on_batch:
             runner.batch_metrics.update(self._scalars(value))
 
-    def on_loader_end(self, runner: IRunner) -> None:
-        value = self._under_way[runner.loader_key].compute(runner.engine)  # every rank must enter: this reduces
-        del self._under_way[runner.loader_key]
-        if not self._under_way:
-            self._engine = None
-        if value is not None:
-            runner.loader_metrics.update({name: float(each) for name, each in self._scalars(value).items()})
-
-    def state_dict(self) -> StateDict:
-        """States of the loaders under way, by rank; every rank must call: this gathers."""
-        if self._engine is None:
-            return {}
-        return {key: self._engine.gather_object(metric.parts()) for key, metric in self._under_way.items()}
-
-    def load_state_dict(self, state: StateDict) -> None:
-        self._loaded = dict(state)
+    def finish(self, runner: IRunner, state: LoaderMetric, total: Share) -> None:
+        scalars = self._scalars(state.compute(total))
+        runner.loader_metrics.update({name: float(each) for name, each in scalars.items()})
 
     def _names(self) -> tuple[str, ...]:
         names = list(self.metric.keys()) if isinstance(self.metric, nn.ModuleDict) else None

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from runnerkit.engine import IEngine, move
+from runnerkit.engine import move
+from runnerkit.fused_reduction import Share, on_cpu
 from runnerkit.types import StateDict
 
 Part = list[StateDict]  # what one process saw: the states of each Metric within a metric, in order
@@ -42,7 +43,8 @@ class LoaderMetric:
         self.metric.reset()
         if isinstance(self.metric, nn.Module):
             self.metric.to(device)
-        for each in _inner_metrics(self.metric):
+        self._inner = _inner_metrics(self.metric)
+        for each in self._inner:
             each.distributed_available_fn = _never  # torchmetrics must not reduce once more
         self._device = device
         self._is_empty = True
@@ -55,49 +57,76 @@ class LoaderMetric:
             return self.metric(*args, **kwargs)
         return self.metric.update(*args, **kwargs)
 
-    def compute(self, engine: IEngine) -> Any:
-        """Give the value over all processes, None if none saw a batch; every rank must call: this reduces.
-
-        Raises:
-            TypeError: the metric has no states to reduce.
-        """
-        if engine.num_processes > 1 or self._inherited:
-            parts = [part for parts in engine.gather_object(self.parts()) for part in parts]
-            if not parts:
-                return None
-            self._put(_merge(_inner_metrics(self.metric), parts))
-        elif self._is_empty:
+    def share(self) -> Share | None:
+        """Give the states, those that add up as sums; None if there was no batch."""
+        parts = self._parts()
+        if not parts:
             return None
+        sums: dict[str, Tensor] = {}
+        others: list[Part] = [[{} for _ in self._inner] for _ in parts]
+        for index, metric in enumerate(self._inner):
+            for name in parts[0][index]:
+                values = [part[index][name] for part in parts]
+                if _adds_up(metric._reductions[name], values[0]):
+                    sums[f"{index}.{name}"] = sum(each.to(self._device) for each in values)
+                    continue
+                for other, value in zip(others, values, strict=True):
+                    other[index][name] = value
+        return Share(sums, others if any(others[0]) else [])
+
+    def compute(self, total: Share) -> Any:
+        """Give the value over all processes, from the shares of all."""
+        for index, metric in enumerate(self._inner):
+            of_parts = [part[index] for part in total.others]
+            states = {name.partition(".")[2]: each for name, each in total.sums.items() if name.startswith(f"{index}.")}
+            states |= {
+                name: _reduce([part[name] for part in of_parts], metric._reductions[name])
+                for name in (of_parts[0] if of_parts else ())
+            }
+            self._put(metric, states)
         with warnings.catch_warnings():
             # That this rank had no update is no mistake: another one had.
             warnings.filterwarnings("ignore", message="The ``compute`` method of metric", category=UserWarning)
             return self.metric.compute()
 
-    def parts(self) -> list[Part]:
-        """Copy the states to the CPU: none for a rank that saw no batch, several after a resume on fewer ranks."""
-        own = [] if self._is_empty else [[_on_cpu(each.metric_state) for each in self._stateful()]]
-        return [*own, *self._inherited]
+    def state_dict(self) -> StateDict:
+        """Copy the states to the CPU.
 
-    def load(self, parts: list[Part]) -> None:
-        """Go on from states of :meth:`parts`."""
+        Raises:
+            TypeError: the metric has none.
+        """
+        check_states(self.metric, wanted_to="be saved within an epoch")
+        return {"parts": on_cpu(self._parts())}
+
+    def load_state_dicts(self, states: Sequence[StateDict], *, device: torch.device) -> None:
+        """Go on from states of :meth:`state_dict`."""
+        parts = [part for state in states for part in state["parts"]]
         if parts:
-            self._put(parts[0])
+            for metric, state in zip(self._inner, parts[0], strict=True):
+                self._put(metric, state)
             self._is_empty = False
             self._inherited = parts[1:]
 
-    def _put(self, part: Part) -> None:
-        for each, states in zip(_inner_metrics(self.metric), part, strict=True):
-            for name, state in states.items():
-                setattr(each, name, move(state, self._device, path=name))
+    def _parts(self) -> list[Part]:
+        own = [] if self._is_empty else [[each.metric_state for each in self._inner]]
+        return [*own, *self._inherited]
 
-    def _stateful(self) -> list[Any]:
-        metrics = _inner_metrics(self.metric)
-        if not metrics:
-            raise TypeError(
-                f"{type(self.metric).__name__} is no torchmetrics Metric, so its state can be neither reduced over "
-                "processes nor saved within an epoch; derive it from torchmetrics.Metric and use add_state"
-            )
-        return metrics
+    def _put(self, metric: Any, states: StateDict) -> None:
+        for name, state in states.items():
+            setattr(metric, name, move(state, self._device, path=name))
+
+
+def check_states(metric: Metric, *, wanted_to: str) -> None:
+    """Refuse an object whose state nobody knows.
+
+    Raises:
+        TypeError: it is no torchmetrics metric.
+    """
+    if not _inner_metrics(metric):
+        raise TypeError(
+            f"{type(metric).__name__} is no torchmetrics Metric, so its state cannot {wanted_to}; "
+            "derive it from torchmetrics.Metric and use add_state"
+        )
 
 
 def _inner_metrics(metric: Any) -> list[Any]:
@@ -105,27 +134,19 @@ def _inner_metrics(metric: Any) -> list[Any]:
     return [module for module in modules if hasattr(module, "_reductions")]
 
 
-def _merge(metrics: list[Any], parts: list[Part]) -> Part:
-    return [
-        {name: _reduce([states[name] for states in of_ranks], each._reductions[name]) for name in of_ranks[0]}
-        for each, of_ranks in zip(metrics, zip(*parts, strict=True), strict=True)
-    ]
+# `_reductions` is the one private name used; nothing public tells sum from max.
+def _adds_up(reduction: Any, value: Any) -> bool:
+    is_number = isinstance(value, Tensor) and value.dtype != torch.bool and not value.is_complex()
+    return is_number and getattr(reduction, "__name__", "") == "dim_zero_sum"
 
 
 def _reduce(values: list[Any], reduction: Any) -> Any:
-    # `_reductions` is the one private name used; nothing public tells sum from max.
     if isinstance(values[0], list):
         return [item for value in values for item in value]
+    if len(values) == 1:
+        return values[0]
     stacked = torch.stack(values)
     return stacked if reduction is None else reduction(stacked)  # None: compute() itself expects (ranks, ...)
-
-
-def _on_cpu(state: Any) -> Any:
-    if isinstance(state, Tensor):
-        return state.detach().to("cpu", copy=True)
-    if isinstance(state, dict):
-        return {key: _on_cpu(value) for key, value in state.items()}
-    return [_on_cpu(value) for value in state] if isinstance(state, list) else state
 
 
 def _never() -> bool:

@@ -6,6 +6,7 @@ from abc import ABC
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
+from runnerkit.fused_reduction import Share
 from runnerkit.types import StateDict
 
 if TYPE_CHECKING:
@@ -171,7 +172,18 @@ class ISchedulerCallback(Callback):
 
 
 class IMetricCallback(Callback):
-    """A callback that computes metrics."""
+    """A callback that computes metrics.
+
+    At a loader's end the runner asks each for its share, reduces all shares at once, and hands each the total; so a
+    loader's end costs one collective, however many metrics there are. ``on_loader_end`` comes after that.
+    """
+
+    def share(self, runner: IRunner) -> Share | None:
+        """Give what this process has seen of the loader that is over; None if that is nothing."""
+        return None
+
+    def take_total(self, runner: IRunner, total: Share | None) -> None:
+        """Turn what all processes have seen into ``runner.loader_metrics``; None if no process saw anything."""
 
 
 class ICheckpointCallback(Callback):

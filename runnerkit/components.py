@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from runnerkit import before_training, snapshot
 from runnerkit.callback import EVENTS, CallbackNode, ICallback
 from runnerkit.environment import describe_environment
+from runnerkit.loader_metrics import reduce_metrics
 from runnerkit.logger import Step
 from runnerkit.metrics import LoaderMeans
+from runnerkit.non_finite import FirstNonFinite
 from runnerkit.seeding import derive_seed, set_global_seed
 from runnerkit.sharding import count_batches, start_epoch
 from runnerkit.types import Batch, as_dict, like
@@ -171,7 +173,7 @@ def setup_loader(runner: IRunner, key: str) -> None:
     runner.loader_metrics = {}
     # Within the loader the flag is the loader's own; what was wanted before it is kept for after it.
     runner._ends_stage, runner.need_early_stop = runner.need_early_stop, False
-    runner._means = LoaderMeans()
+    runner._means = LoaderMeans(FirstNonFinite() if runner.non_finite == "raise" else None)
     start_epoch(loader, runner.epoch_step)
     snapshot.enter_loader(runner)
     num_batches = count_batches(loader)
@@ -252,7 +254,7 @@ def _note_whereabouts(runner: IRunner, error: BaseException) -> None:
 
 def finish_batch(runner: IRunner) -> None:
     """Add a batch's metrics to the loader's; of every `log_every`-th training step, queue them for the loggers."""
-    runner._means.update(runner.batch_metrics, runner.batch_size)
+    runner._means.update(runner.batch_metrics, runner.batch_size, batch_step=runner.loader_batch_step)
     if runner._wants_batch_metrics and runner.is_train_loader and runner.batch_step % runner.log_every == 0:
         _hand_over_steps(runner)  # those of the time before, long computed by now
         runner._step_queue.put(runner.step, runner.batch_metrics)
@@ -277,10 +279,7 @@ def finish_loader(runner: IRunner, key: str) -> None:
     runner.need_early_stop = runner._ends_stage
     runner.is_within_loader = False
     before_training.check_not_empty(runner)
-    # Every rank must enter, also one that saw no batch: this reduces.
-    means, num_samples = runner._means.compute(runner.engine, loader_key=key)
-    runner.loader_metrics = {**means, **runner.loader_metrics}
-    _count_exactly(runner, num_samples)
+    _count_exactly(runner, reduce_metrics(runner))
     runner._emit("on_loader_end")
     if not runner.is_train_loader:
         for model in as_dict(runner._training_model).values():

@@ -1,14 +1,36 @@
-"""One sum over processes for all metrics of a loader, which notices when processes do not mean the same metrics."""
+"""One reduction over processes of all that a loader's metrics are made of; it notices when processes do not agree."""
+
+from __future__ import annotations
 
 import hashlib
-from typing import Any, Literal, Protocol
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
-NUM_FUSED = 64  # metrics that fit into the one reduction; those beyond take a second
+NUM_FUSED = 16_384  # numbers that fit into the one reduction (128 KiB); those beyond take a second
 
-Totals = dict[str, tuple[float, int]]  # {metric: (sum, count)}
+
+@dataclass(frozen=True)
+class Share:
+    """What a metric's value is made of: one process's part of it, or all of it.
+
+    Attributes:
+        sums: tensors of floats or integers, which add up over processes, by name.
+        others: what does not add up, in types that can be pickled, tensors among them; the lists of all processes are
+            joined, by rank.
+    """
+
+    sums: dict[str, Tensor]
+    others: list[Any] = field(default_factory=list)
+
+
+Shares: TypeAlias = dict[str, Share | None]  # by owner; None: this process saw nothing
+Entries: TypeAlias = dict[str, tuple[tuple[int, ...], torch.dtype]]  # {name: (shape, dtype)}
+Layout: TypeAlias = dict[str, Entries | None]
 
 
 class Processes(Protocol):
@@ -24,60 +46,133 @@ class Processes(Protocol):
         """Collect a value of every process."""
 
 
-def reduce_totals(totals: Totals, num_samples: int, *, processes: Processes, loader_key: str) -> tuple[Totals, int]:
-    """Add up {metric: (sum, count)} and the number of samples over processes; every rank must call.
+def reduce_shares(shares: Shares, *, processes: Processes, loader_key: str) -> Shares:
+    """Turn each owner's share into that of all processes; every rank must call, also one that saw no batch.
 
-    A process that has no metric, since it saw no batch, takes part with zeros. Sums are float64 where the device can.
+    One reduction, in float64 where the device has it; integers stay exact and every sum keeps its dtype. If anyone has
+    `others`, one gather follows for all of them together. Should a process have nothing where others have something,
+    they first tell each other what they have: a gather and a reduction more.
 
     Args:
+        shares: by owner, named so as to be understood in an error.
         loader_key: for the message.
     Raises:
-        ValueError: processes have different metrics.
+        ValueError: processes have different sums of one owner: other names, shapes or dtypes.
     """
     if processes.num_processes == 1:
-        return totals, num_samples
-    names = sorted(totals)
-    values = [float(part) for name in names for part in totals[name]]
-    mark = _fingerprint(names)
-    added = _add_up([num_samples, *mark, *_padded(values[: 2 * NUM_FUSED], 2 * NUM_FUSED)], processes)
-    num_samples, marks, added = round(added[0]), added[1 : 1 + len(mark)], added[1 + len(mark) :]
-    if not _is_one_fingerprint(marks):
-        listing = "; ".join(f"rank {rank}: {each}" for rank, each in enumerate(processes.gather_object(names)))
-        raise ValueError(f"loader {loader_key!r}: ranks logged different metrics, so no mean is right: {listing}")
-    num_with_names, num_names = round(marks[0]), round(marks[1] / max(1.0, marks[0]))
-    if num_names > NUM_FUSED:
-        added += _add_up(_padded(values[2 * NUM_FUSED :], 2 * (num_names - NUM_FUSED)), processes)
-    order = list(totals)
-    if 0 < num_with_names < processes.num_processes:
-        order = next(each for each in processes.gather_object(order) if each)
-    by_name = dict(zip(sorted(order), zip(added[0::2], map(round, added[1::2]), strict=True), strict=False))
-    return {name: by_name[name] for name in order}, num_samples
+        return shares
+    layout: Layout = {owner: _entries(share) for owner, share in shares.items()}
+    values = _flatten(shares, layout, processes.device)
+    mark = [*_fingerprint(layout), float(any(share.others for share in shares.values() if share is not None))]
+    header = torch.tensor(mark, dtype=values.dtype, device=values.device)
+    padding = values.new_zeros(max(0, NUM_FUSED - len(values)))
+    added = processes.reduce(torch.cat([header, values[:NUM_FUSED], padding]))
+    *marks, num_with_others = added[: len(mark)].tolist()
+    if not _is_one_fingerprint(marks, processes.num_processes):
+        layout = _agree(processes.gather_object(layout), loader_key=loader_key)
+        sums = processes.reduce(_flatten(shares, layout, processes.device))
+    else:
+        sums = added[len(mark) : len(mark) + len(values)]
+        if len(values) > NUM_FUSED:
+            sums = torch.cat([sums[:NUM_FUSED], processes.reduce(values[NUM_FUSED:])])
+    others = _gather(shares, processes) if num_with_others else {}
+    totals = _unflatten(sums, layout)
+    return {
+        owner: Share(totals[owner], others.get(owner, [])) if layout[owner] is not None else None for owner in layout
+    }
 
 
-def _add_up(values: list[float], processes: Processes) -> list[float]:
-    dtype = torch.float32 if processes.device.type == "mps" else torch.float64
-    summed: list[float] = processes.reduce(torch.tensor(values, dtype=dtype, device=processes.device)).tolist()
-    return summed
+def _entries(share: Share | None) -> Entries | None:
+    return None if share is None else {name: (tuple(each.shape), each.dtype) for name, each in share.sums.items()}
 
 
-def _padded(values: list[float], length: int) -> list[float]:
-    return values + [0.0] * (length - len(values))
+def _slots(layout: Layout) -> Iterator[tuple[str, str, tuple[int, ...], torch.dtype]]:
+    """Yield (owner, name, shape, dtype) in an order that is the same on all processes."""
+    for owner in sorted(layout):
+        for name, (shape, dtype) in sorted((layout[owner] or {}).items()):
+            yield owner, name, shape, dtype
 
 
-def _fingerprint(names: list[str]) -> list[float]:
-    """Numbers whose sums over processes tell whether all that have names have the same: 1, how many, and hashes.
+def _flatten(shares: Shares, layout: Layout, device: torch.device) -> Tensor:
+    dtype = torch.float32 if device.type == "mps" else torch.float64
+    pieces = [torch.zeros(0, dtype=dtype, device=device)]
+    for owner, name, shape, of_sum in _slots(layout):
+        share = shares.get(owner)
+        value = torch.zeros(shape, dtype=of_sum) if share is None else share.sums[name]
+        value = value.detach().to(device).reshape(-1)
+        if of_sum.is_floating_point:
+            pieces.append(value.to(dtype))
+        else:  # two halves, whose sums over any number of processes a float64 holds exactly
+            pieces += [(value.long() >> 32).to(dtype), (value.long() & (2**32 - 1)).to(dtype)]
+    return torch.cat(pieces)
+
+
+def _unflatten(values: Tensor, layout: Layout) -> dict[str, dict[str, Tensor]]:
+    found: dict[tuple[str, str], Tensor] = {}
+    start = 0
+    for owner, name, shape, dtype in _slots(layout):
+        size = math.prod(shape)
+        piece = values[start : start + size]
+        start += size
+        if not dtype.is_floating_point:
+            piece = (piece.long() << 32) + values[start : start + size].long()
+            start += size
+        found[owner, name] = piece.to(dtype).reshape(shape)
+    return {owner: {name: found[owner, name] for name in layout[owner] or {}} for owner in layout}
+
+
+def _gather(shares: Shares, processes: Processes) -> dict[str, list[Any]]:
+    others = {owner: on_cpu(share.others) for owner, share in shares.items() if share is not None}
+    ranks = processes.gather_object(others)
+    return {owner: [each for rank in ranks for each in rank.get(owner, [])] for rank in ranks for owner in rank}
+
+
+def on_cpu(value: Any) -> Any:
+    """Copy tensors in nested lists and dicts to the CPU."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {key: on_cpu(each) for key, each in value.items()}
+    return [on_cpu(each) for each in value] if isinstance(value, list) else value
+
+
+def _agree(layouts: list[Layout], *, loader_key: str) -> Layout:
+    """Find the layout of all processes, those aside that have nothing.
+
+    Raises:
+        ValueError: there is none.
+    """
+    agreed: Layout = {}
+    for owner in dict.fromkeys(owner for layout in layouts for owner in layout):
+        of_ranks = [layout.get(owner) for layout in layouts]
+        agreed[owner] = next((entries for entries in of_ranks if entries is not None), None)
+        if any(entries is not None and entries != agreed[owner] for entries in of_ranks):
+            listing = "; ".join(f"rank {rank}: {_describe(each, of_ranks)}" for rank, each in enumerate(of_ranks))
+            raise ValueError(f"loader {loader_key!r}: ranks differ in {owner}, so no value is right: {listing}")
+    return agreed
+
+
+def _describe(entries: Entries | None, of_ranks: list[Entries | None]) -> str:
+    if entries is None:
+        return "no batch"
+    if any(other is not None and other.keys() != entries.keys() for other in of_ranks):
+        return str(sorted(entries))
+    return ", ".join(f"{name} {str(dtype)[6:]}{list(shape)}" for name, (shape, dtype) in sorted(entries.items()))
+
+
+def _fingerprint(layout: Layout) -> list[float]:
+    """Numbers whose sums over processes tell whether all have the same layout: hashes, and their squares.
 
     A hash has 18 bits: the sum of its squares over 131,072 processes is exact in a float64. Two of them let one wrong
-    pair of name sets in 2^36 through.
+    pair of layouts in 2^36 through.
     """
-    if not names:
-        return [0.0] * 6
-    digest = hashlib.sha256("\0".join(names).encode()).digest()
+    slots = [*_slots(layout), *(owner for owner in sorted(layout) if layout[owner] is None)]
+    digest = hashlib.sha256(repr(slots).encode()).digest()
     hashes = [int.from_bytes(digest[start : start + 4]) % 2**18 for start in (0, 4)]
-    return [1.0, float(len(names)), *(float(part) for each in hashes for part in (each, each * each))]
+    return [float(part) for each in hashes for part in (each, each * each)]
 
 
-def _is_one_fingerprint(sums: list[float]) -> bool:
+def _is_one_fingerprint(sums: list[float], num_processes: int) -> bool:
     # n * sum(h^2) >= sum(h)^2, and equal only if all n of the h are (Cauchy and Schwarz).
-    count = round(sums[0])
-    return all(count * round(square) == round(each) ** 2 for each, square in zip(sums[2::2], sums[3::2], strict=True))
+    pairs = zip(sums[::2], sums[1::2], strict=True)
+    return all(num_processes * round(square) == round(each) ** 2 for each, square in pairs)

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runnerkit.fused_reduction import Processes, reduce_totals
+from runnerkit.fused_reduction import Share
+from runnerkit.non_finite import FirstNonFinite
 from runnerkit.types import Metrics, Scalar, StateDict
 
 
@@ -85,21 +86,33 @@ class AdditiveMetric:
         return self.mean, self.std
 
 
+def means_of(total: Share | None) -> Metrics:
+    """Compute the means of :meth:`LoaderMeans.share`, of one process's or of all."""
+    sums = {key: each.tolist() for key, each in total.sums.items()} if total is not None else {}
+    return {key: value / max(1, count) for key, (value, count) in sums.items()}
+
+
 class LoaderMeans:
     """sum(value * batch_size) / sum(batch_size) for every metric of a loader.
 
     Sums stay on the device, in float64 where the device has it; they reach the host once, in :meth:`totals`.
+
+    Args:
+        first_non_finite: told of every batch's values, if given.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, first_non_finite: FirstNonFinite | None = None) -> None:
         # Batches that log the same keys share one vector, so that a step costs one stack and one add.
         self._sums: dict[tuple[str, ...], tuple[Tensor, int]] = {}
         self._host_sums: dict[str, tuple[float, int]] = {}
         self.num_samples = 0
+        self.first_non_finite = first_non_finite
 
-    def update(self, metrics: dict[str, Scalar], batch_size: int) -> None:
+    def update(self, metrics: dict[str, Scalar], batch_size: int, *, batch_step: int = 0) -> None:
         """Add one batch; tensors are () and detached, anything else is a Python number.
 
+        Args:
+            batch_step: number of the batch, for `first_non_finite`.
         Raises:
             TypeError, ValueError: a value is neither; named.
         """
@@ -113,8 +126,10 @@ class LoaderMeans:
                     f"batch_metrics[{key!r}] must be a scalar, got shape {tuple(value.shape)}; take its mean()"
                 )
             else:
-                number, count = self._host_sums.get(key, (0.0, 0))
-                self._host_sums[key] = number + _number(key, value) * batch_size, count + batch_size
+                number, (known, count) = _number(key, value), self._host_sums.get(key, (0.0, 0))
+                self._host_sums[key] = known + number * batch_size, count + batch_size
+                if self.first_non_finite is not None:
+                    self.first_non_finite.add_number(key, number, batch_step)
         if not tensors:
             return
         keys = tuple(tensors)
@@ -122,6 +137,8 @@ class LoaderMeans:
         values = torch.stack([value.to(device, _sum_dtype(device)) for value in tensors.values()])
         total, count = self._sums.get(keys, (torch.zeros_like(values), 0))
         self._sums[keys] = total.add_(values, alpha=batch_size), count + batch_size
+        if self.first_non_finite is not None:
+            self.first_non_finite.add(keys, values, batch_step)
 
     def totals(self) -> dict[str, tuple[float, int]]:
         """Read {metric: (sum, count)} of this process; the one copy to the host."""
@@ -132,27 +149,24 @@ class LoaderMeans:
                 totals[key] = known + total, known_count + count
         return totals
 
-    def compute(self, processes: Processes, *, loader_key: str) -> tuple[Metrics, int]:
-        """Reduce over processes to means and the number of samples; every rank must call, also one without a batch.
-
-        Args:
-            processes: the engine.
-            loader_key: for the message.
-        Raises:
-            ValueError: ranks that saw batches logged different metrics.
-        """
-        totals, num_samples = reduce_totals(self.totals(), self.num_samples, processes=processes, loader_key=loader_key)
-        return {key: total / max(1, count) for key, (total, count) in totals.items()}, num_samples
+    def share(self) -> Share | None:
+        """Give {metric: [sum, count]}; None if there was no batch."""
+        if not self.num_samples:
+            return None
+        return Share({key: torch.tensor(each, dtype=torch.float64) for key, each in self.totals().items()})
 
     def state_dict(self) -> StateDict:
         """State for a checkpoint in the middle of an epoch."""
         sums = [(list(keys), total.cpu(), count) for keys, (total, count) in self._sums.items()]
-        return {"sums": sums, "host_sums": dict(self._host_sums), "num_samples": self.num_samples}
+        first = {} if self.first_non_finite is None else {"first_non_finite": self.first_non_finite.state_dict()}
+        return {"sums": sums, "host_sums": dict(self._host_sums), "num_samples": self.num_samples, **first}
 
     def load_state_dicts(self, states: Sequence[StateDict], *, device: torch.device) -> None:
         """Take back the :meth:`state_dict` of one process, to the last bit, or of several."""
         self.num_samples = sum(state["num_samples"] for state in states)
         for position, state in enumerate(states):
+            if self.first_non_finite is not None and "first_non_finite" in state:
+                self.first_non_finite.load_state_dict(state["first_non_finite"], device=device)
             sums = {tuple(keys): (total.to(device), count) for keys, total, count in state["sums"]}
             if position == 0:
                 self._sums, self._host_sums = sums, dict(state["host_sums"])

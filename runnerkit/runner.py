@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 
@@ -38,6 +38,8 @@ class IRunner(IListener):
         exception: what ended the run, if anything did.
         valid_every_steps: evaluate also every so many training steps; None is once an epoch.
         log_every: training steps from one step log to the next, for loggers that want batch metrics.
+        non_finite: "raise" ends a loader with an error if a value of `batch_metrics` was NaN or infinite, and names the
+            first batch, rank and key; "keep" lets it be.
     """
 
     def __init__(self, model: Model | None = None, engine: IEngine | None = None) -> None:
@@ -57,6 +59,7 @@ class IRunner(IListener):
         self.loggers: dict[str, ILogger]
         self.valid_every_steps: int | None = None
         self.log_every = 10
+        self.non_finite: Literal["raise", "keep"] = "keep"
         self._reset()
 
     def _reset(self) -> None:

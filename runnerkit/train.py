@@ -27,6 +27,7 @@ from runnerkit.engines import choose_engine, get_available_engine
 from runnerkit.evaluation import EvaluationHooks
 from runnerkit.logger import ILogger
 from runnerkit.loggers import ConsoleLogger, CSVLogger, TensorboardLogger
+from runnerkit.non_finite import check_policy
 from runnerkit.runner import IRunner
 from runnerkit.seeding import set_global_seed
 from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler, as_dict, like
@@ -73,6 +74,7 @@ class Runner(IRunner):
         minimize_valid_metric: bool | None = None,
         valid_every_steps: int | None = None,
         log_every: int = 10,
+        non_finite: Literal["raise", "keep"] = "keep",
         verbose: bool = False,
         timeit: bool = False,
         check: bool = False,
@@ -105,6 +107,7 @@ class Runner(IRunner):
                 first two, the other is "valid" or "loss". Given neither, no best checkpoint is kept.
             valid_every_steps: evaluate, and look for the best checkpoint, also every so many training steps.
             log_every: training steps from one step log to the next, for loggers with ``log_batch_metrics``.
+            non_finite: "raise" ends a loader with an error if one of its ``batch_metrics`` was NaN or infinite.
             verbose: show a progress bar.
             timeit: log how long batches take.
             check: 3 epochs of 3 batches.
@@ -124,6 +127,7 @@ class Runner(IRunner):
             raise ValueError(f"valid_every_steps must be >= 1, got {valid_every_steps}; None evaluates once an epoch")
         if log_every < 1:
             raise ValueError(f"log_every must be >= 1, got {log_every}")
+        check_policy(non_finite)
         flags = {"cpu": cpu, "fp16": fp16, "amp": amp, "apex": apex, "ddp": ddp}
         self._given_engine = choose_engine(engine or self._own_engine, **flags)
         self._loaders = loaders
@@ -131,7 +135,7 @@ class Runner(IRunner):
         self.criterion, self.optimizer, self.scheduler = criterion, optimizer, scheduler
         self._given_criterion, self._given_optimizer, self._given_scheduler = criterion, optimizer, scheduler
         self._seed, self._hparams, self._num_epochs = seed, dict(hparams or {}), num_epochs
-        self.valid_every_steps, self.log_every = valid_every_steps, log_every
+        self.valid_every_steps, self.log_every, self.non_finite = valid_every_steps, log_every, non_finite
         folder = Path(logdir) if logdir is not None else None
         if folder is None and (profile or load_best_on_end):
             raise ValueError("profile=True and load_best_on_end=True write files: pass logdir=")

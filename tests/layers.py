@@ -7,10 +7,10 @@ from pathlib import Path
 # Left to right; a module imports from layers to its left, and from its own.
 LAYERS = [
     {"types", "seeding", "version", "torchvision_cpu", "backends"},
-    {"precision", "fused_reduction", "metrics", "checkpoint", "shards"},
+    {"precision", "fused_reduction", "non_finite", "ranking", "metrics", "checkpoint", "shards"},
     {"sampler", "seeded_dataset", "stream", "sharding"},
     {"engine", "callback", "logger", "environment", "history", "plot"},
-    {"runner", "components", "snapshot", "outcome", "before_training", "evaluation"},
+    {"runner", "components", "snapshot", "outcome", "before_training", "evaluation", "loader_metrics"},
     {"engines", "callbacks", "loggers", "contrib", "data"},  # and these not from one another
     {"train", "supervised"},
     {"cli"},

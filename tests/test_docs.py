@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from runnerkit.torchvision_cpu import import_torchvision
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
@@ -18,6 +20,8 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
     """In order, in one namespace for each page, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": "__main__"}
+    if "import torchmetrics" in page.read_text() or "from torchmetrics" in page.read_text():
+        import_torchvision()  # torchmetrics imports it, and it may need the cure
 
     for number, block in enumerate(blocks(page, "python"), start=1):
         exec(compile(block, f"{page.name}, block {number}", "exec"), namespace)

@@ -1,74 +1,135 @@
-"""The one reduction of a loader's metrics, on ranks simulated in one process."""
+"""The one reduction of all that a loader's metrics are made of, on ranks simulated in one process."""
 
 from functools import partial
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runnerkit.fused_reduction import NUM_FUSED, reduce_totals
+from runnerkit.fused_reduction import NUM_FUSED, Share, reduce_shares
 from tests.ranks import Ranks
 
 
-def run(totals, num_samples):
-    """Reduce on as many ranks as there are `totals`; return each rank's result and the number of collectives."""
-    ranks = Ranks(len(totals))
+def run(shares):
+    """Reduce on as many ranks as there are `shares`; return each rank's result and the number of collectives."""
+    ranks = Ranks(len(shares))
     calls = [
-        partial(reduce_totals, each, count, processes=engine, loader_key="valid")
-        for engine, each, count in zip(ranks.engines, totals, num_samples, strict=True)
+        partial(reduce_shares, each, processes=engine, loader_key="valid")
+        for engine, each in zip(ranks.engines, shares, strict=True)
     ]
     return ranks.call(*calls), ranks.num_collectives
+
+
+def ones(*shape, dtype=torch.float32):
+    return torch.ones(shape, dtype=dtype)
+
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8]
 
 
 @settings(max_examples=25, deadline=None)
 @given(
     num_ranks=st.integers(1, 4),
-    num_metrics=st.integers(0, 2 * NUM_FUSED + 3),
+    shapes=st.lists(st.sampled_from([(), (3,), (2, 3), (0,), (NUM_FUSED,)]), max_size=5),
     empty=st.sets(st.integers(0, 3)),
     data=st.data(),
 )
-def test_sums_and_counts_are_those_of_one_process(num_ranks, num_metrics, empty, data):
-    """Any number of ranks, of metrics, and of ranks that saw no batch: plain sums over ranks, in one order."""
-    names = [f"metric{index * 7919 % 1000:03d}" for index in range(num_metrics)]
-    values = data.draw(st.lists(st.integers(-1000, 1000), min_size=num_ranks, max_size=num_ranks))
+def test_sums_are_those_of_one_process(num_ranks, shapes, empty, data):
+    """Any number of ranks, of owners, shapes and dtypes, and of ranks that saw no batch: plain sums, in one order."""
+    values = data.draw(st.lists(st.integers(0, 60), min_size=num_ranks, max_size=num_ranks))
     filled = [rank for rank in range(num_ranks) if rank not in empty]
-    totals = [
-        {name: (values[rank] + index / 8, rank + 1) for index, name in enumerate(names)} if rank in filled else {}
+    names = [f"sum{index * 7 % 5}" for index in range(len(shapes))]
+    dtypes = [DTYPES[index % len(DTYPES)] for index in range(len(shapes))]
+
+    def share(number):
+        return Share({name: torch.full(s, number, dtype=d) for name, s, d in zip(names, shapes, dtypes, strict=True)})
+
+    shares = [
+        {"all": Share({"n": torch.tensor(3)}), "b": share(values[rank]) if rank in filled else None}
         for rank in range(num_ranks)
     ]
 
-    results, num_collectives = run(totals, [3] * num_ranks)
+    results, num_collectives = run(shares)
 
-    expected = {
-        name: (sum(values[rank] + index / 8 for rank in filled), sum(rank + 1 for rank in filled))
-        for index, name in enumerate(names)
-        if filled
-    }
-    for reduced, num_samples in results:
-        assert reduced == expected and list(reduced) == list(expected)
-        assert num_samples == 3 * num_ranks
-    if num_ranks > 1 and len(filled) == num_ranks and num_metrics <= NUM_FUSED:
+    for totals in results:
+        assert totals["all"].sums["n"] == 3 * num_ranks
+        if not filled:
+            assert totals["b"] is None
+            continue
+        expected = share(sum(values[rank] for rank in filled)).sums
+        assert list(totals["b"].sums) == names
+        torch.testing.assert_close(totals["b"].sums, expected, rtol=0, atol=0)
+    if num_ranks > 1 and len(filled) in (0, num_ranks) and NUM_FUSED not in [s[0] for s in shapes if s]:
         assert num_collectives == 1
+
+
+@pytest.mark.parametrize("num_owners", [1, 20])
+def test_one_collective_however_many_metrics(num_owners):
+    """And one gather more for all that do not add up, of all owners together."""
+    sums = {f"metric {index}": Share({"tp": ones(10)}) for index in range(num_owners)}
+    lists = {f"list {index}": Share({}, [[index]]) for index in range(num_owners)}
+
+    assert run([sums, sums])[1] == 1
+    results, num_collectives = run([sums | lists, sums | lists])
+
+    assert num_collectives == 2
+    assert results[0][f"list {num_owners - 1}"].others == [[num_owners - 1], [num_owners - 1]]
+
+
+def test_a_rank_without_a_batch_gets_everything():
+    """It knows neither names nor shapes, and takes part."""
+    full = {"auc": Share({"n": ones(2, 3)}, [{"scores": [ones(4)]}])}
+
+    results, _ = run([full, {"auc": None}, full])
+
+    for totals in results:
+        assert torch.equal(totals["auc"].sums["n"], 2 * ones(2, 3))
+        assert len(totals["auc"].others) == 2 and torch.equal(totals["auc"].others[1]["scores"][0], ones(4))
 
 
 def test_different_metrics_are_an_error_on_every_rank():
     """Not a deadlock, not a wrong number: each rank names what each logged."""
-    totals = [{"loss": (1.0, 1)}, {"loss": (1.0, 1), "extra": (2.0, 1)}, {}]
+    logged = [{"loss": ones()}, {"loss": ones(), "extra": ones()}]
+    shares = [*({"batch_metrics": Share(each)} for each in logged), {"batch_metrics": None}]
 
-    with pytest.raises(
-        ValueError, match=r"loader 'valid'.*rank 0: \['loss'\]; rank 1: \['extra', 'loss'\]; rank 2: \[\]"
-    ):
-        run(totals, [1, 1, 0])
-
-
-def test_as_many_but_other_metrics_are_an_error_too():
-    """The fingerprint is of the names, not of their number."""
-    with pytest.raises(ValueError, match="different metrics"):
-        run([{"loss": (1.0, 1)}, {"lass": (1.0, 1)}], [1, 1])
+    message = (
+        r"loader 'valid': ranks differ in batch_metrics.*rank 0: \['loss'\]; rank 1: \['extra', 'loss'\]; "
+        "rank 2: no batch"
+    )
+    with pytest.raises(ValueError, match=message):
+        run(shares)
 
 
-def test_large_counts_stay_exact():
-    """An epoch of 2^40 samples on two ranks counts every one."""
-    results, _ = run([{"loss": (0.5, 2**40 + 1)}, {"loss": (0.25, 2**40)}], [2**40 + 1, 2**40])
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"lass": ones(3)}, r"rank 0: \['loss'\]; rank 1: \['lass'\]"),
+        ({"loss": ones(4)}, r"rank 0: loss float32\[3\]; rank 1: loss float32\[4\]"),
+        ({"loss": ones(1, 3)}, r"rank 0: loss float32\[3\]; rank 1: loss float32\[1, 3\]"),
+        ({"loss": ones(3, dtype=torch.int64)}, r"rank 0: loss float32\[3\]; rank 1: loss int64\[3\]"),
+    ],
+)
+def test_the_fingerprint_is_of_names_shapes_and_dtypes(other, message):
+    """As many numbers are not the same numbers."""
+    with pytest.raises(ValueError, match=message):
+        run([{"callback 'f1'": Share({"loss": ones(3)})}, {"callback 'f1'": Share(other)}])
 
-    assert results[0] == ({"loss": (0.75, 2**41 + 1)}, 2**41 + 1)
+
+def test_integers_stay_exact():
+    """Beyond 2^53, where a float64 has no odd numbers, and below zero."""
+    values = torch.tensor([2**60 + 1, -(2**60) - 1, -1, 2**53 + 1])
+
+    results, _ = run([{"n": Share({"n": values})}, {"n": Share({"n": torch.tensor([2, 2, 2, 0])})}, {"n": None}])
+
+    for totals in results:
+        assert totals["n"].sums["n"].tolist() == [2**60 + 3, -(2**60) + 1, 1, 2**53 + 1]
+
+
+def test_float32_states_are_added_in_float64():
+    """Three thirds that a float32 sum would round twice."""
+    parts = [torch.tensor(value) for value in (1e8, 3.0, 3.0)]
+
+    results, _ = run([{"s": Share({"s": part})} for part in parts])
+
+    assert results[0]["s"].sums["s"] == torch.tensor(1e8 + 6, dtype=torch.float64).float()

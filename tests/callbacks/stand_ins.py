@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from runnerkit.engines import CPUEngine
+from runnerkit.fused_reduction import reduce_shares
 
 
 def make_runner(**attributes: Any) -> Any:
@@ -39,3 +40,10 @@ def run_loader(callback: Any, runner: Any, batches: list[dict[str, torch.Tensor]
         runner.batch_metrics = {}
         runner.loader_batch_step += 1
         callback.on_batch_end(runner)
+
+
+def end_loader(callback: Any, runner: Any) -> None:
+    """What the runner does at a loader's end; every rank must call."""
+    shares = {"callback": callback.share(runner)}
+    totals = reduce_shares(shares, processes=runner.engine, loader_key=runner.loader_key)
+    callback.take_total(runner, totals["callback"])

@@ -1,6 +1,7 @@
 """Accuracy is the share of samples, over batches and processes of any size."""
 
 import copy
+from functools import partial
 from itertools import chain
 
 import pytest
@@ -8,8 +9,8 @@ import torch
 from sklearn.metrics import accuracy_score, top_k_accuracy_score
 
 from runnerkit.callbacks.accuracy import AccuracyCallback
-from runnerkit.metrics import LoaderMeans
-from tests.callbacks.stand_ins import make_runner, run_loader
+from runnerkit.metrics import LoaderMeans, means_of
+from tests.callbacks.stand_ins import end_loader, make_runner, run_loader
 from tests.ranks import Ranks
 
 NUM_CLASSES = 6
@@ -70,7 +71,7 @@ def test_loader_value_is_that_of_all_samples_though_batches_log_nothing(shares):
 
     for callback, runner, batches in zip(callbacks, runners, per_rank, strict=True):
         run_loader(callback, runner, batches)
-    ranks.call(*(lambda c=c, r=r: c.on_loader_end(r) for c, r in zip(callbacks, runners, strict=True)))
+    ranks.call(*(partial(end_loader, c, r) for c, r in zip(callbacks, runners, strict=True)))
 
     top1, top3 = (expected_accuracy(list(chain.from_iterable(per_rank)), k) for k in (1, 3))
     for runner in runners:
@@ -91,7 +92,7 @@ def test_the_mean_that_the_runner_makes_is_the_same():
         callback.on_batch_end(runner)
         means.update(runner.batch_metrics, len(batch["targets"]))
 
-    values, _ = means.compute(runner.engine, loader_key="train")
+    values = means_of(means.share())
     assert values["accuracy01"] == pytest.approx(expected_accuracy(batches, 1), abs=1e-7)
 
 
@@ -112,7 +113,7 @@ def test_sums_within_a_loader_resume_on_any_number_of_processes(num_resumed):
         callback.load_state_dict(states[rank])
         run_loader(callback, runner, rest if rank == 0 else [])
         run_loader(callback, make_runner(engine=runner.engine, loader_key="valid"), make_batches([3]))
-    resumed_ranks.call(*(lambda c=c, r=r: c.on_loader_end(r) for c, r in zip(callbacks, runners, strict=True)))
+    resumed_ranks.call(*(partial(end_loader, c, r) for c, r in zip(callbacks, runners, strict=True)))
 
     expected = expected_accuracy([*chain.from_iterable(per_rank), *rest], 1)
     assert expected != expected_accuracy(rest, 1)
@@ -126,7 +127,7 @@ def test_no_sums_are_kept_after_the_loader():
     callback, runner = AccuracyCallback("logits", "targets", log_on_batch=False), make_runner()
 
     run_loader(callback, runner, make_batches([4]))
-    callback.on_loader_end(runner)
+    end_loader(callback, runner)
 
     assert callback.state_dict() == {}
     assert not any(value is runner.engine for value in vars(callback).values())

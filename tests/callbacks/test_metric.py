@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+from functools import partial
 from itertools import chain
 
 import pytest
@@ -11,7 +12,7 @@ from torch.nn.functional import l1_loss
 
 from runnerkit.callbacks.metric import BatchMetricCallback, FunctionalBatchMetricCallback, LoaderMetricCallback
 from runnerkit.torchvision_cpu import import_torchvision
-from tests.callbacks.stand_ins import make_runner, run_loader
+from tests.callbacks.stand_ins import end_loader, make_runner, run_loader
 from tests.ranks import Ranks
 
 import_torchvision()  # torchmetrics imports it, and it may need the cure
@@ -34,14 +35,14 @@ def whole(batches, key):
     return torch.cat([batch[key] for batch in batches])
 
 
-def run_ranks(callback, shares, *, event="on_loader_end"):
+def run_ranks(callback, shares):
     """Each rank has a copy of the callback and a share of the batches; return the runners after the loader's end."""
     ranks = Ranks(len(shares))
     callbacks = [copy.deepcopy(callback) for _ in shares]
     runners = [make_runner(engine=engine) for engine in ranks.engines]
     for each, runner, batches in zip(callbacks, runners, shares, strict=True):
         run_loader(each, runner, batches)
-    ranks.call(*(lambda e=e, r=r: e.on_loader_end(r) for e, r in zip(callbacks, runners, strict=True)))
+    ranks.call(*(partial(end_loader, e, r) for e, r in zip(callbacks, runners, strict=True)))
     return runners
 
 
@@ -132,7 +133,7 @@ def test_loader_that_no_process_saw_logs_nothing():
 
     runners = run_ranks(callback, [[], []])
     run_loader(callback, alone, [])
-    callback.on_loader_end(alone)
+    end_loader(callback, alone)
 
     assert [runner.loader_metrics for runner in (*runners, alone)] == [{}, {}, {}]
 
@@ -160,10 +161,10 @@ def test_validation_in_the_middle_leaves_the_training_metric_alone():
 
     run_loader(callback, train_runner, train[:1])
     run_loader(callback, valid_runner, valid)
-    callback.on_loader_end(valid_runner)
+    end_loader(callback, valid_runner)
     train_runner.batch = train[1]
     callback.on_batch_end(train_runner)
-    callback.on_loader_end(train_runner)
+    end_loader(callback, train_runner)
 
     for runner, batches in ((train_runner, train), (valid_runner, valid)):
         expected = roc_auc_score(whole(batches, "targets"), whole(batches, "scores"))
@@ -183,7 +184,7 @@ def test_batch_gets_its_own_value_and_the_loader_that_of_all_samples():
         callback.on_batch_end(runner)
         of_batches.append(float(runner.batch_metrics["f1"]))
     runner.loader_metrics = {"f1": sum(of_batches) / 3}
-    callback.on_loader_end(runner)
+    end_loader(callback, runner)
 
     assert of_batches == pytest.approx([f1_score(b["targets"], b["scores"] > 0.5) for b in batches], abs=1e-6)
     expected = f1_score(whole(batches, "targets"), whole(batches, "scores") > 0.5)
@@ -200,7 +201,7 @@ def test_second_epoch_starts_empty_and_the_given_metric_stays_untouched():
     for batches in (first, second):
         runner = make_runner()
         run_loader(callback, runner, batches)
-        callback.on_loader_end(runner)
+        end_loader(callback, runner)
 
     expected = roc_auc_score(second[0]["targets"], second[0]["scores"])
     assert runner.loader_metrics["binary_auroc"] == pytest.approx(expected, abs=1e-6)
@@ -224,7 +225,7 @@ def test_vectors_and_dicts_get_names():
 
     for callback in (by_class, group):
         run_loader(callback, runner, [batch])
-        callback.on_loader_end(runner)
+        end_loader(callback, runner)
 
     assert runner.loader_metrics == pytest.approx(
         {
@@ -255,7 +256,7 @@ def test_matrix_is_refused_by_name():
     run_loader(callback, runner, binary_batches([4]))
 
     with pytest.raises(ValueError, match=r"'binary_confusion_matrix' gave shape \(2, 2\); only a number, a vector"):
-        callback.on_loader_end(runner)
+        end_loader(callback, runner)
 
 
 @pytest.mark.parametrize(
@@ -270,7 +271,7 @@ def test_keys_may_be_one_several_or_renamed(input_key, target_key):
     runner = make_runner()
 
     run_loader(callback, runner, batches)
-    callback.on_loader_end(runner)
+    end_loader(callback, runner)
 
     expected = roc_auc_score(batches[0]["targets"], batches[0]["scores"])
     assert runner.loader_metrics["binary_auroc"] == pytest.approx(expected, abs=1e-6)
@@ -317,7 +318,7 @@ def test_state_within_a_loader_resumes_on_any_number_of_processes(num_resumed):
         callback.on_stage_start(runner)
         callback.load_state_dict(states[rank])
         run_loader(callback, runner, rest if rank == 0 else [])
-    resumed_ranks.call(*(lambda c=c, r=r: c.on_loader_end(r) for c, r in zip(resumed, runners, strict=True)))
+    resumed_ranks.call(*(partial(end_loader, c, r) for c, r in zip(resumed, runners, strict=True)))
 
     batches = [*chain.from_iterable(per_rank), *rest]
     stacked = torch.stack([whole(batches, "scores"), whole(batches, "targets").float()])
@@ -339,9 +340,9 @@ def test_state_is_a_copy_and_gone_after_the_loader():
 
     saved = callback.state_dict()
     callback.on_batch_end(runner)
-    callback.on_loader_end(runner)
+    end_loader(callback, runner)
 
-    assert saved == {"train": [[[{"total": torch.tensor(3.0)}]]]}
+    assert saved == {"train": [{"parts": [[{"total": torch.tensor(3.0)}]]}]}
     assert runner.loader_metrics == {"in_place": 6.0}
     assert callback.state_dict() == {}
     # An engine does not travel to the process that asked for the run.
@@ -359,7 +360,7 @@ def test_loader_that_starts_anew_ignores_a_loaded_state():
     callback.on_stage_start(runner)
     callback.load_state_dict(state)
     run_loader(callback, runner, batches[1:])
-    callback.on_loader_end(runner)
+    end_loader(callback, runner)
 
     expected = f1_score(batches[1]["targets"], batches[1]["scores"] > 0.5)
     assert runner.loader_metrics["f1"] == pytest.approx(expected, abs=1e-6)
@@ -387,10 +388,10 @@ def test_any_object_serves_in_one_process_but_not_in_two():
     callback = LoaderMetricCallback(Count(), "scores", [])
 
     run_loader(callback, runner, binary_batches([4, 3]))
-    callback.on_loader_end(runner)
+    end_loader(callback, runner)
 
     assert runner.loader_metrics == {"count": 7.0}
-    with pytest.raises(TypeError, match="Count is no torchmetrics Metric, so its state can be neither reduced over"):
+    with pytest.raises(TypeError, match="Count is no torchmetrics Metric, so its state cannot be reduced over"):
         run_ranks(LoaderMetricCallback(Count(), "scores", []), [binary_batches([4]), binary_batches([4])])
 
 
@@ -452,7 +453,7 @@ def test_functional_metric_keeps_the_graph_and_has_a_name():
     runner = make_runner()
 
     run_loader(callback, runner, [{"logits": logits, "targets": torch.zeros(4)}])
-    callback.on_loader_end(runner)
+    end_loader(callback, runner)
 
     assert callback.provides == ("a_mae",)
     assert torch.equal(torch.autograd.grad(runner.batch_metrics["a_mae"], logits)[0], torch.full((4,), 0.25))

@@ -25,6 +25,7 @@ from runnerkit import dl
 from tests.tiny import loader, mlp, sgd
 
 NUM_STEPS, BATCH_SIZE = 3, 8
+NUM_METRICS = 20  # metric callbacks beside accuracy
 
 
 class SimulatedEngine(dl.DistributedDataParallelEngine):
@@ -114,12 +115,13 @@ def main(rank, world_size, logdir):
                 self.setup_s, self.memory = time.perf_counter() - started, peak_mib() - memory
 
     clock = Clock()
+    metrics = [dl.PrecisionRecallF1SupportCallback("logits", "targets", prefix=f"p{i}_") for i in range(NUM_METRICS)]
     dl.SupervisedRunner().train(
         model=model,
         criterion=nn.CrossEntropyLoss(),
         optimizer=sgd(model),
         loaders={"train": data, "valid": data},
-        callbacks=[dl.AccuracyCallback("logits", "targets", num_classes=3), clock, count],
+        callbacks=[dl.AccuracyCallback("logits", "targets", num_classes=3), clock, count, *metrics],
         num_epochs=2,
         logdir=logdir,
         loggers={"console": None},

@@ -1,0 +1,62 @@
+"""What a classifier says and what is right, as class indices that can be counted."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def class_indices(outputs: Tensor, targets: Tensor, *, num_classes: int | None) -> tuple[Tensor, Tensor, int]:
+    """Return predicted and right class of every sample, (M,) int64 each, and the number of classes.
+
+    Args:
+        outputs: logits (N, C, ...), or class indices of the shape of `targets`, which need `num_classes`.
+        targets: class indices (N, ...).
+        num_classes: C; None takes it from the logits.
+    Raises:
+        ValueError: shapes do not fit. On the CPU also if a target is outside [0, C); elsewhere that would cost a sync.
+    """
+    if outputs.ndim == targets.ndim + 1:
+        num_classes, outputs = _checked_classes(outputs.shape[1], num_classes), outputs.argmax(dim=1)
+    if outputs.shape != targets.shape:
+        raise ValueError(
+            f"expected logits (N, C, ...) and targets (N, ...), got {tuple(outputs.shape)} and {tuple(targets.shape)}"
+        )
+    if num_classes is None:
+        raise ValueError("outputs are class indices, not logits: pass num_classes=")
+    outputs, targets = outputs.reshape(-1).long(), targets.reshape(-1).long()
+    if targets.device.type == "cpu" and len(targets):
+        for name, indices in (("targets", targets), ("outputs", outputs)):
+            low, high = int(indices.min()), int(indices.max())
+            if low < 0 or high >= num_classes:
+                raise ValueError(f"{name} must be class indices in [0, {num_classes}), got {low} to {high}")
+    return outputs, targets, num_classes
+
+
+def count_indices(indices: Tensor, *, num_classes: int, weights: Tensor | None = None) -> Tensor:
+    """Count how often each class is in `indices`, (M,) int64: (C,) int64; no host sync, unlike ``bincount``."""
+    ones = torch.ones_like(indices) if weights is None else weights.to(indices.dtype)
+    return torch.zeros(num_classes, dtype=indices.dtype, device=indices.device).scatter_add_(0, indices, ones)
+
+
+def numbered_classes(num_classes: int) -> list[str]:
+    """Name classes that the user did not: class_00 and so on."""
+    return [f"class_{index:02d}" for index in range(num_classes)]
+
+
+def _checked_classes(found: int, expected: int | None) -> int:
+    if expected is not None and found != expected:
+        raise ValueError(f"logits have {found} classes, num_classes is {expected}")
+    return found
+
+
+def check_multilabel(scores: Tensor, targets: Tensor) -> None:
+    """Refuse what is not one score and one 0/1 target for each sample and class.
+
+    Raises:
+        ValueError: shapes are others.
+    """
+    if scores.ndim != 2 or scores.shape != targets.shape:
+        raise ValueError(
+            f"expected scores (N, C) and 0/1 targets (N, C), got {tuple(scores.shape)} and {tuple(targets.shape)}"
+        )

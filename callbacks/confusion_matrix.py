@@ -1,0 +1,106 @@
+"""Which classes are taken for which: counts, and a picture."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from runnerkit.callbacks.class_indices import class_indices, count_indices, numbered_classes
+from runnerkit.callbacks.loader_sums import LoaderSums, LoaderSumsCallback, Sums
+from runnerkit.fused_reduction import Share
+from runnerkit.logger import ILogger
+
+if TYPE_CHECKING:
+    from runnerkit.runner import IRunner
+
+logger = logging.getLogger(__name__)
+
+
+class ConfusionMatrixCallback(LoaderSumsCallback):
+    """Count how often samples of one class were taken for another; log ``confusion_matrix/TRUE_as_PREDICTED``.
+
+    Loggers that take images, such as TensorBoard's, get a picture, drawn by Matplotlib if that is installed.
+
+    Args:
+        input_key: logits (N, C, ...) in ``runner.batch``, or class indices (N, ...).
+        target_key: class indices (N, ...) int64 in ``runner.batch``.
+        prefix: the name, by default ``confusion_matrix``.
+        class_names: C names; by default ``class_00`` and so on.
+        num_classes: C; give it or the names.
+        normalize: draw each row as shares of the class.
+        plot_params: arguments of Matplotlib's ``Figure``.
+        log_counts: log the C * C counts as numbers.
+
+    >>> ConfusionMatrixCallback("logits", "targets", class_names=["cat", "dog"]).provides[1]
+    'confusion_matrix/cat_as_dog'
+    """
+
+    def __init__(
+        self,
+        input_key: str,
+        target_key: str,
+        prefix: str | None = None,
+        class_names: Sequence[str] | None = None,
+        num_classes: int | None = None,
+        normalize: bool = False,
+        plot_params: Mapping[str, Any] | None = None,
+        *,
+        log_counts: bool = True,
+    ) -> None:
+        if class_names is None and num_classes is None:
+            raise ValueError("pass class_names= or num_classes=")
+        if class_names is not None and num_classes not in (None, len(class_names)):
+            raise ValueError(f"class_names has {len(class_names)} entries for num_classes={num_classes}")
+        super().__init__(input_key, target_key, log_on_batch=False, prefix=None, suffix=None)
+        self.name = prefix or "confusion_matrix"
+        self.class_names = list(class_names) if class_names is not None else numbered_classes(num_classes or 0)
+        self.normalize, self.plot_params, self.log_counts = normalize, dict(plot_params or {}), log_counts
+        names = self.class_names if log_counts else []
+        self.provides = tuple(f"{self.name}/{true}_as_{predicted}" for true in names for predicted in names)
+
+    def count(self, *inputs: Tensor) -> Sums:
+        predicted, targets, size = class_indices(*inputs, num_classes=len(self.class_names))
+        pairs = count_indices(targets * size + predicted, num_classes=size * size)
+        return {"counts": pairs.reshape(size, size)}
+
+    def values(self, sums: Sums) -> Sums:
+        return dict(zip(self.provides, sums["counts"].reshape(-1).unbind(), strict=True)) if self.log_counts else {}
+
+    def finish(self, runner: IRunner, state: LoaderSums, total: Share) -> None:
+        super().finish(runner, state, total)
+        takers = [each for each in runner.loggers.values() if type(each).log_image is not ILogger.log_image]
+        image = self.draw(total.sums["counts"]) if takers else None
+        if image is not None:
+            for each in takers:
+                each.log_image(self.name, image, step=runner.step)
+
+    def draw(self, counts: Tensor) -> np.ndarray | None:
+        """Draw (C, C) counts, true classes in rows; (H, W, 3) uint8, or None without Matplotlib."""
+        try:
+            from matplotlib.backends.backend_agg import FigureCanvasAgg
+            from matplotlib.figure import Figure
+        except ImportError:
+            logger.warning("no picture of %r: pip install runnerkit[metrics] brings Matplotlib", self.name)
+            return None
+        numbers = counts.cpu().double()
+        if self.normalize:
+            numbers = numbers / numbers.sum(dim=1, keepdim=True).clamp(min=1)
+        size = len(self.class_names)
+        figure = Figure(**{"figsize": (2 + 0.6 * size, 2 + 0.6 * size), "layout": "constrained", **self.plot_params})
+        canvas = FigureCanvasAgg(figure)  # no pyplot: no global figures, no display
+        axes = figure.add_subplot(xlabel="predicted", ylabel="true", title=self.name)
+        axes.imshow(numbers.numpy(), cmap="Blues")
+        axes.set_xticks(range(size), self.class_names, rotation=90)
+        axes.set_yticks(range(size), self.class_names)
+        for row, column in torch.cartesian_prod(torch.arange(size), torch.arange(size)).tolist():
+            number = float(numbers[row, column])
+            color = "white" if number > float(numbers.max()) / 2 else "black"
+            text = f"{number:.2f}" if self.normalize else f"{number:.0f}"
+            axes.text(column, row, text, ha="center", va="center", color=color)
+        canvas.draw()  # type: ignore[no-untyped-call]  # Matplotlib's
+        return np.array(canvas.buffer_rgba())[..., :3]  # type: ignore[no-untyped-call]  # likewise

@@ -1,0 +1,75 @@
+"""Metrics that need all samples at once, since nothing smaller adds up: areas under curves, nearest neighbours."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from runnerkit.callbacks.keys import Keys, pick
+from runnerkit.callbacks.loader_state import LoaderStateCallback
+from runnerkit.callbacks.loader_sums import Sums, as_floats, named
+from runnerkit.fused_reduction import Share, on_cpu
+from runnerkit.types import StateDict
+
+if TYPE_CHECKING:
+    from runnerkit.runner import IRunner
+
+
+class LoaderSamples:
+    """The batches of one loader, each several tensors with one row a sample, on the device."""
+
+    def __init__(self) -> None:
+        self._batches: list[list[Tensor]] = []
+
+    def add(self, columns: list[Tensor]) -> None:
+        """Keep a batch."""
+        self._batches.append(columns)
+
+    def share(self) -> Share | None:
+        return Share({}, [self._columns()]) if self._batches else None
+
+    def state_dict(self) -> StateDict:
+        return {"columns": on_cpu(self._columns())}
+
+    def load_state_dicts(self, states: Sequence[StateDict], *, device: torch.device) -> None:
+        self._batches = [[each.to(device) for each in state["columns"]] for state in states if state["columns"]]
+
+    def _columns(self) -> list[Tensor]:
+        return [torch.cat(column) for column in zip(*self._batches, strict=True)]
+
+
+class LoaderSamplesCallback(LoaderStateCallback[LoaderSamples]):
+    """Base of callbacks that keep what they read of every batch; the cost is that memory, and one gather a loader.
+
+    Args:
+        keys: of what is kept, in ``runner.batch``; as many rows each.
+        prefix, suffix: around the names; what follows a slash stays at the end.
+    """
+
+    def __init__(self, *keys: Keys, prefix: str | None, suffix: str | None) -> None:
+        super().__init__()
+        self.keys = keys
+        self.prefix, self.suffix = prefix or "", suffix or ""
+
+    @abstractmethod
+    def values(self, *columns: Tensor) -> Sums:
+        """Compute the metrics, () tensors by name, from all samples of all processes, in any order."""
+
+    def check(self, *inputs: Tensor) -> None:
+        """Refuse a batch of the wrong shape."""
+
+    def new_state(self, runner: IRunner) -> LoaderSamples:
+        return LoaderSamples()
+
+    def on_batch_end(self, runner: IRunner) -> None:
+        inputs, _ = pick(runner, *self.keys, reader=type(self).__name__)
+        self.check(*inputs)
+        self._under_way[runner.loader_key].add([each.detach() for each in inputs])
+
+    def finish(self, runner: IRunner, state: LoaderSamples, total: Share) -> None:
+        columns = [torch.cat(column) for column in zip(*total.others, strict=True)]
+        runner.loader_metrics.update(as_floats(named(self.values(*columns), prefix=self.prefix, suffix=self.suffix)))

@@ -1,0 +1,85 @@
+"""What a metric callback keeps of each loader under way: handed over at its end, saved within it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+import torch
+
+from runnerkit.callback import CallbackOrder, IMetricCallback
+from runnerkit.engine import IEngine
+from runnerkit.fused_reduction import Share
+from runnerkit.types import StateDict
+
+if TYPE_CHECKING:
+    from runnerkit.runner import IRunner
+
+
+class LoaderState(Protocol):
+    """What has been seen of one loader by one process."""
+
+    def share(self) -> Share | None:
+        """Give it, to be reduced over processes; None if there was no batch."""
+
+    def state_dict(self) -> StateDict:
+        """Copy it to the CPU."""
+
+    def load_state_dicts(self, states: Sequence[StateDict], *, device: torch.device) -> None:
+        """Go on from the :meth:`state_dict` of one process, to the last bit, or of several, or of none."""
+
+
+State = TypeVar("State", bound=LoaderState)
+
+
+class LoaderStateCallback(IMetricCallback, ABC, Generic[State]):
+    """State is kept by loader: a validation may come in the middle of the training loader."""
+
+    def __init__(self) -> None:
+        super().__init__(order=CallbackOrder.Metric)
+        self._under_way: dict[str, State] = {}
+        self._loaded: StateDict = {}
+        self._engine: IEngine | None = None  # while a loader is under way
+
+    @abstractmethod
+    def new_state(self, runner: IRunner) -> State | None:
+        """Make the state of a loader that begins; None to keep none."""
+
+    @abstractmethod
+    def finish(self, runner: IRunner, state: State, total: Share) -> None:
+        """Write ``runner.loader_metrics`` from what all processes have seen."""
+
+    def on_stage_start(self, runner: IRunner) -> None:
+        self._under_way.clear()
+        self._loaded = {}
+
+    def on_loader_start(self, runner: IRunner) -> None:
+        state, engine = self.new_state(runner), runner.engine
+        if state is None:
+            return
+        self._engine = engine
+        self._under_way[runner.loader_key] = state
+        ranks = self._loaded.pop(runner.loader_key, [])
+        if runner.loader_batch_step:  # the loader goes on from a checkpoint
+            state.load_state_dicts(ranks[engine.rank :: engine.num_processes], device=engine.device)
+
+    def share(self, runner: IRunner) -> Share | None:
+        state = self._under_way.get(runner.loader_key)
+        return state.share() if state is not None else None
+
+    def take_total(self, runner: IRunner, total: Share | None) -> None:
+        state = self._under_way.pop(runner.loader_key, None)
+        if not self._under_way:
+            self._engine = None
+        if state is not None and total is not None:
+            self.finish(runner, state, total)
+
+    def state_dict(self) -> StateDict:
+        """What was seen of the loaders under way, by rank; every rank must call: this gathers."""
+        if self._engine is None:
+            return {}
+        return {key: self._engine.gather_object(state.state_dict()) for key, state in self._under_way.items()}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        self._loaded = dict(state)

@@ -1,0 +1,108 @@
+"""Metrics that are functions of sums over samples: the sums add up over batches and processes, the values do not."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from runnerkit.callbacks.keys import Keys, pick
+from runnerkit.callbacks.loader_state import LoaderStateCallback
+from runnerkit.fused_reduction import Share
+from runnerkit.types import Metrics, StateDict
+
+if TYPE_CHECKING:
+    from runnerkit.runner import IRunner
+
+Sums = dict[str, Tensor]
+
+
+class LoaderSums:
+    """Sums over the batches of one loader, on the device."""
+
+    def __init__(self) -> None:
+        self._sums: Sums = {}
+
+    def add(self, sums: Sums) -> None:
+        """Add those of a batch."""
+        self._sums = {name: self._sums[name] + each if self._sums else each for name, each in sums.items()}
+
+    def share(self) -> Share | None:
+        return Share(self._sums) if self._sums else None
+
+    def state_dict(self) -> StateDict:
+        return {name: each.cpu() for name, each in self._sums.items()}
+
+    def load_state_dicts(self, states: Sequence[StateDict], *, device: torch.device) -> None:
+        for state in states:
+            if state:
+                self.add({name: each.to(device) for name, each in state.items()})
+
+
+class LoaderSumsCallback(LoaderStateCallback[LoaderSums]):
+    """Base of callbacks whose metrics come from sums, and so are those of all samples of all processes.
+
+    Args:
+        keys: of what :meth:`count` gets, in ``runner.batch``.
+        log_on_batch: whether ``runner.batch_metrics`` gets the batch's values.
+        prefix, suffix: around the names; what follows a slash stays at the end.
+    """
+
+    def __init__(self, *keys: Keys, log_on_batch: bool, prefix: str | None, suffix: str | None) -> None:
+        super().__init__()
+        self.keys = keys
+        self.log_on_batch = log_on_batch
+        self.prefix, self.suffix = prefix or "", suffix or ""
+
+    @abstractmethod
+    def count(self, *inputs: Tensor) -> Sums:
+        """Sum over one batch, on its device: integers, or floats of the widest type; no host sync."""
+
+    @abstractmethod
+    def values(self, sums: Sums) -> Sums:
+        """Compute the metrics, () tensors by name, from the sums over a batch or over all samples; no host sync."""
+
+    def new_state(self, runner: IRunner) -> LoaderSums:
+        return LoaderSums()
+
+    def on_batch_end(self, runner: IRunner) -> None:
+        inputs, _ = pick(runner, *self.keys, reader=type(self).__name__)
+        sums = self.count(*(each.detach() for each in inputs))
+        self._under_way[runner.loader_key].add(sums)
+        if self.log_on_batch:
+            runner.batch_metrics.update(named(self.values(sums), prefix=self.prefix, suffix=self.suffix))
+
+    def finish(self, runner: IRunner, state: LoaderSums, total: Share) -> None:
+        runner.loader_metrics.update(as_floats(named(self.values(total.sums), prefix=self.prefix, suffix=self.suffix)))
+
+
+def named(values: Sums, *, prefix: str, suffix: str) -> Sums:
+    """Put prefix and suffix around the names.
+
+    >>> list(named({"f1/_macro": torch.zeros(())}, prefix="my_", suffix="_a"))
+    ['my_f1_a/_macro']
+    """
+    parts = {name: name.partition("/") for name in values}
+    return {f"{prefix}{head}{suffix}{slash}{tail}": values[name] for name, (head, slash, tail) in parts.items()}
+
+
+def as_floats(values: Sums) -> Metrics:
+    """Read () tensors; one copy to the host."""
+    if not values:
+        return {}
+    return dict(zip(values, torch.stack([each.double() for each in values.values()]).tolist(), strict=True))
+
+
+def widest(value: Tensor) -> Tensor:
+    """Make it float64 where the device has that: an integer times a float would be float32."""
+    return value.to(torch.float32 if value.device.type == "mps" else torch.float64)
+
+
+def ratio(numerator: Tensor, denominator: Tensor, *, zero_division: float) -> Tensor:
+    """Divide in float64 where the device has it; x / 0 is `zero_division`."""
+    numerator, denominator = widest(numerator), widest(denominator)
+    safe = torch.where(denominator == 0, 1, denominator)
+    return torch.where(denominator == 0, zero_division, numerator / safe)

@@ -1,0 +1,50 @@
+"""Accuracy where a sample may have several labels, or none."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from runnerkit.callbacks.class_indices import check_multilabel
+from runnerkit.callbacks.loader_sums import LoaderSumsCallback, Sums, ratio
+
+
+class MultilabelAccuracyCallback(LoaderSumsCallback):
+    """Log ``accuracy``: the share of right answers among all N * C questions whether a sample has a label.
+
+    Args:
+        input_key: scores (N, C) in ``runner.batch``.
+        target_key: 0/1 targets (N, C) in ``runner.batch``.
+        threshold: scores above it say yes; one, or a (C,) tensor of one for each class. Pass 0 for logits.
+        log_on_batch: whether ``runner.batch_metrics`` gets the batch's value.
+        prefix, suffix: around the name.
+
+    >>> MultilabelAccuracyCallback("scores", "targets", prefix="tag_").provides
+    ('tag_accuracy',)
+    """
+
+    def __init__(
+        self,
+        input_key: str,
+        target_key: str,
+        threshold: float | Tensor = 0.5,
+        *,
+        log_on_batch: bool = True,
+        prefix: str | None = None,
+        suffix: str | None = None,
+    ) -> None:
+        super().__init__(input_key, target_key, log_on_batch=log_on_batch, prefix=prefix, suffix=suffix)
+        self.threshold = threshold
+        self.provides = (f"{self.prefix}accuracy{self.suffix}",)
+
+    def count(self, *inputs: Tensor) -> Sums:
+        scores, targets = inputs
+        check_multilabel(scores, targets)
+        threshold = self.threshold
+        if isinstance(threshold, Tensor):
+            self.threshold = threshold = threshold.to(scores.device)  # copied once
+        right = (scores > threshold) == (targets > 0.5)
+        return {"right": right.sum(), "all": right.new_full((), right.numel(), dtype=torch.int64)}
+
+    def values(self, sums: Sums) -> Sums:
+        return {"accuracy": ratio(sums["right"], sums["all"], zero_division=0)}

@@ -1,0 +1,127 @@
+"""Precision, recall, F1 and support: of classes, and averaged over them."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from runnerkit.callbacks.class_indices import check_multilabel, class_indices, count_indices, numbered_classes
+from runnerkit.callbacks.loader_sums import LoaderSumsCallback, Sums, ratio
+
+
+class PrecisionRecallF1SupportCallback(LoaderSumsCallback):
+    """Log ``precision/_micro``, ``/_macro``, ``/_weighted``, and ``recall``, ``f1`` likewise, of a classifier.
+
+    The averages are over all C classes, as scikit-learn's with ``labels=range(C)``; weighted by support, the number
+    of samples of a class.
+
+    Args:
+        input_key: logits (N, C, ...) in ``runner.batch``, or class indices (N, ...), which need `num_classes`.
+        target_key: class indices (N, ...) int64 in ``runner.batch``.
+        num_classes: C; None takes it from the logits.
+        zero_division: the value of a class that nothing can be said of.
+        log_on_batch: whether ``runner.batch_metrics`` gets the batch's values.
+        compute_per_class_metrics: log ``f1/class_00`` and so on too, and ``support/class_00``.
+        prefix, suffix: around the names.
+
+    >>> PrecisionRecallF1SupportCallback("logits", "targets", prefix="my_").provides[:2]
+    ('my_precision/_micro', 'my_precision/_macro')
+    """
+
+    def __init__(
+        self,
+        input_key: str,
+        target_key: str,
+        num_classes: int | None = None,
+        zero_division: float = 0,
+        *,
+        log_on_batch: bool = True,
+        compute_per_class_metrics: bool = False,
+        prefix: str | None = None,
+        suffix: str | None = None,
+    ) -> None:
+        super().__init__(input_key, target_key, log_on_batch=log_on_batch, prefix=prefix, suffix=suffix)
+        self.num_classes, self.zero_division = num_classes, zero_division
+        self.compute_per_class_metrics = compute_per_class_metrics
+        self.provides = _names(self.prefix, self.suffix)
+
+    def count(self, *inputs: Tensor) -> Sums:
+        predicted, targets, num_classes = class_indices(*inputs, num_classes=self.num_classes)
+        return {
+            "hits": count_indices(targets, num_classes=num_classes, weights=predicted == targets),
+            "predicted": count_indices(predicted, num_classes=num_classes),
+            "support": count_indices(targets, num_classes=num_classes),
+        }
+
+    def values(self, sums: Sums) -> Sums:
+        return _values(sums, zero_division=self.zero_division, per_class=self.compute_per_class_metrics)
+
+
+class MultilabelPrecisionRecallF1SupportCallback(LoaderSumsCallback):
+    """Log precision, recall and F1 of scores (N, C) against 0/1 targets (N, C).
+
+    Args:
+        input_key: scores (N, C) in ``runner.batch``.
+        target_key: 0/1 targets (N, C) in ``runner.batch``.
+        num_classes: C, checked if given.
+        zero_division: the value of a class that nothing can be said of.
+        threshold: scores above it say yes; pass 0 for logits.
+        log_on_batch, compute_per_class_metrics, prefix, suffix: see :class:`PrecisionRecallF1SupportCallback`.
+
+    >>> MultilabelPrecisionRecallF1SupportCallback("scores", "targets").provides[-1]
+    'f1/_weighted'
+    """
+
+    def __init__(
+        self,
+        input_key: str,
+        target_key: str,
+        num_classes: int | None = None,
+        zero_division: float = 0,
+        *,
+        threshold: float = 0.5,
+        log_on_batch: bool = True,
+        compute_per_class_metrics: bool = False,
+        prefix: str | None = None,
+        suffix: str | None = None,
+    ) -> None:
+        super().__init__(input_key, target_key, log_on_batch=log_on_batch, prefix=prefix, suffix=suffix)
+        self.num_classes, self.zero_division, self.threshold = num_classes, zero_division, threshold
+        self.compute_per_class_metrics = compute_per_class_metrics
+        self.provides = _names(self.prefix, self.suffix)
+
+    def count(self, *inputs: Tensor) -> Sums:
+        scores, targets = inputs
+        check_multilabel(scores, targets)
+        if self.num_classes not in (None, scores.shape[1]):
+            raise ValueError(f"scores have {scores.shape[1]} classes, num_classes is {self.num_classes}")
+        predicted, right = scores > self.threshold, targets > 0.5
+        counts = {"hits": predicted & right, "predicted": predicted, "support": right}
+        return {name: each.sum(dim=0) for name, each in counts.items()}
+
+    def values(self, sums: Sums) -> Sums:
+        return _values(sums, zero_division=self.zero_division, per_class=self.compute_per_class_metrics)
+
+
+def _names(prefix: str, suffix: str) -> tuple[str, ...]:
+    averages = ("_micro", "_macro", "_weighted")
+    return tuple(f"{prefix}{name}{suffix}/{each}" for name in ("precision", "recall", "f1") for each in averages)
+
+
+def _values(sums: Sums, *, zero_division: float, per_class: bool) -> Sums:
+    """Compute all from hits, predicted and support, (C,) int64 each."""
+    hits, predicted, support = sums["hits"], sums["predicted"], sums["support"]
+    parts = {"precision": (hits, predicted), "recall": (hits, support), "f1": (2 * hits, predicted + support)}
+    values = {}
+    for name, (numerator, denominator) in parts.items():
+        of_classes = ratio(numerator, denominator, zero_division=zero_division)
+        values[f"{name}/_micro"] = ratio(numerator.sum(), denominator.sum(), zero_division=zero_division)
+        values[f"{name}/_macro"] = of_classes.mean()
+        values[f"{name}/_weighted"] = ratio((of_classes * support).sum(), support.sum(), zero_division=zero_division)
+        if per_class:
+            values |= _by_class(name, of_classes)
+    return values | (_by_class("support", support) if per_class else {})
+
+
+def _by_class(name: str, values: Tensor) -> Sums:
+    names = numbered_classes(len(values))
+    return {f"{name}/{each}": value for each, value in zip(names, values, strict=True)}

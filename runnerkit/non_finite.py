@@ -1,0 +1,73 @@
+"""Which batch first gave a metric that is NaN or infinite."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runnerkit.types import StateDict
+
+Place = tuple[int, int, str]  # batch, rank, key: the smallest is the first
+
+
+class FirstNonFinite:
+    """Remembers for each metric the first batch in which it was not finite; on the device, until :meth:`find`."""
+
+    def __init__(self) -> None:
+        self._steps: dict[tuple[str, ...], Tensor] = {}  # as long as the keys; infinity where all was well
+        self._host_steps: dict[str, float] = {}
+
+    def add(self, keys: tuple[str, ...], values: Tensor, batch_step: int) -> None:
+        """Look at the values of one batch, (len(keys),) float; no host sync."""
+        good = torch.full_like(values, math.inf)
+        steps = torch.where(values.isfinite(), good, batch_step)
+        self._steps[keys] = torch.minimum(self._steps.get(keys, good), steps)
+
+    def add_number(self, key: str, value: float, batch_step: int) -> None:
+        """Look at one value that is on the host."""
+        if not math.isfinite(value):
+            self._host_steps.setdefault(key, batch_step)
+
+    def find(self, *, rank: int) -> Place | None:
+        """Read the first place in this process; the one copy to the host."""
+        on_device = [pair for keys, steps in self._steps.items() for pair in zip(keys, steps.tolist(), strict=True)]
+        found = [*on_device, *self._host_steps.items()]
+        return min(((int(step), rank, key) for key, step in found if step < math.inf), default=None)
+
+    def state_dict(self) -> StateDict:
+        """State for a checkpoint in the middle of an epoch."""
+        steps = [(list(keys), each.cpu()) for keys, each in self._steps.items()]
+        return {"steps": steps, "host_steps": dict(self._host_steps)}
+
+    def load_state_dict(self, state: StateDict, *, device: torch.device) -> None:
+        """Take back the :meth:`state_dict` of one process; once for each, if there are several."""
+        for keys, steps in state["steps"]:
+            known = self._steps.get(tuple(keys))
+            steps = steps.to(device)
+            self._steps[tuple(keys)] = steps if known is None else torch.minimum(known, steps)
+        for key, step in state["host_steps"].items():
+            self._host_steps[key] = min(step, self._host_steps.get(key, math.inf))
+
+
+def describe(places: list[Place | None], *, loader_key: str, epoch: int) -> str:
+    """Say where the first of all processes is; the same on each.
+
+    >>> describe([None, (7, 1, "loss")], loader_key="train", epoch=2).partition(",")[0]
+    "batch_metrics['loss'] was not finite in batch 7 of loader 'train'"
+    """
+    batch, rank, key = min(place for place in places if place is not None)
+    return (
+        f"batch_metrics[{key!r}] was not finite in batch {batch} of loader {loader_key!r}, epoch {epoch}, rank {rank}, "
+        'the first such batch; non_finite="keep" goes on with it'
+    )
+
+
+def check_policy(non_finite: Any) -> None:
+    """Refuse a policy that there is not.
+
+    Raises:
+        ValueError: it is neither "raise" nor "keep".
+    """
+    if non_finite not in ("raise", "keep"):
+        raise ValueError(f'non_finite must be "raise" or "keep", got {non_finite!r}')

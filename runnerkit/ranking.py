@@ -1,0 +1,78 @@
+"""Scores of ranked lists: one value a row, so that their mean over a data set is exact whatever the batches."""
+
+import torch
+from torch import Tensor
+
+
+def ranked(scores: Tensor, targets: Tensor) -> Tensor:
+    """Put the targets of each row in the order of its scores, largest first; of equal scores the first goes first.
+
+    Args:
+        scores: (N, M), one for each of M items.
+        targets: (N, M) relevances: 0 and 1, or grades >= 0.
+    Returns:
+        (N, M) float64 where the device has it; no host sync.
+    Raises:
+        ValueError: a shape is another.
+
+    >>> ranked(torch.tensor([[0.1, 0.9, 0.5]]), torch.tensor([[1, 0, 1]]))
+    tensor([[0., 1., 1.]], dtype=torch.float64)
+    """
+    if scores.ndim != 2 or scores.shape != targets.shape:
+        raise ValueError(
+            f"expected scores (N, M) and relevances (N, M) of M items, got {tuple(scores.shape)} and "
+            f"{tuple(targets.shape)}"
+        )
+    order = scores.argsort(dim=1, descending=True, stable=True)
+    return targets.gather(1, order).to(torch.float32 if scores.device.type == "mps" else torch.float64)
+
+
+def hit_rate(relevance: Tensor, *, k: int) -> Tensor:
+    """Share of a row's relevant items that are among the first k; 0 in a row without any.
+
+    With one relevant item a row it is whether that item is among them. Args: `relevance` from :func:`ranked`.
+
+    >>> hit_rate(torch.tensor([[0.0, 1.0, 1.0]]), k=2)
+    tensor([0.5000])
+    """
+    return _per_relevant(relevance[:, :k].sign().sum(dim=1), relevance.sign().sum(dim=1))
+
+
+def reciprocal_rank(relevance: Tensor, *, k: int) -> Tensor:
+    """1 / place of the first relevant item; 0 if it is not among the first k.
+
+    >>> reciprocal_rank(torch.tensor([[0.0, 1.0, 1.0]]), k=2)
+    tensor([0.5000])
+    """
+    return (relevance[:, :k].sign() / _places(relevance[:, :k])).amax(dim=1)
+
+
+def average_precision(relevance: Tensor, *, k: int) -> Tensor:
+    """Mean of the precisions at the places of those relevant items that are among the first k; 0 if none is.
+
+    >>> average_precision(torch.tensor([[1.0, 0.0, 1.0]]), k=3)
+    tensor([0.8333])
+    """
+    hits = relevance[:, :k].sign()
+    return _per_relevant((hits * hits.cumsum(dim=1) / _places(hits)).sum(dim=1), hits.sum(dim=1))
+
+
+def ndcg(relevance: Tensor, *, k: int) -> Tensor:
+    """Gain 2^grade - 1, discounted by log2(place + 1), over that of the best order; 0 in a row without gain.
+
+    Järvelin & Kekäläinen 2002, with the gain of Burges et al. 2005; for grades 0 and 1 both are the same.
+
+    >>> ndcg(torch.tensor([[0.0, 1.0]]), k=2)
+    tensor([0.6309])
+    """
+    best = relevance.sort(dim=1, descending=True).values
+    gains = [((2 ** each[:, :k] - 1) / torch.log2(_places(each[:, :k]) + 1)).sum(dim=1) for each in (relevance, best)]
+    return _per_relevant(*gains)
+
+
+def _places(relevance: Tensor) -> Tensor:
+    return torch.arange(1, relevance.shape[1] + 1, dtype=relevance.dtype, device=relevance.device)
+
+
+def _per_relevant(value: Tensor, count: Tensor) -> Tensor:
+    return torch.where(count == 0, 0, value / torch.where(count == 0, 1, count))

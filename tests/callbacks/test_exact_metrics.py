@@ -1,0 +1,205 @@
+"""A metric is that of all samples: whatever the batches and the processes, to nine digits."""
+
+import io
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import DataLoader
+
+from runnerkit import dl
+from runnerkit.loader_metrics import reduce_metrics
+from runnerkit.metrics import LoaderMeans
+from tests.callbacks.exact_metrics import CASES, as_numpy, expected_of, make_samples
+from tests.callbacks.stand_ins import make_runner
+from tests.ranks import Ranks
+from tests.tiny import quiet
+
+# float64 sums of at most 200 terms, in any order, differ by far less; a float32 anywhere would show at 1e-7.
+TOLERANCE = {"rel": 1e-9, "abs": 1e-12, "nan_ok": True}
+
+
+def split(samples, batch_size):
+    size = len(samples["classes"])
+    starts = range(0, size, batch_size)
+    return [{key: each[start : start + batch_size] for key, each in samples.items()} for start in starts]
+
+
+def run_ranks(shares, cases):
+    """Run each rank's batches, and end the loader on all; return the runners and the number of collectives."""
+    ranks = Ranks(len(shares))
+    runners = []
+    for engine, batches in zip(ranks.engines, shares, strict=True):
+        callbacks = {name: CASES[name][0]() for name in cases}
+        runner = make_runner(engine=engine, callbacks=callbacks, loggers={}, _means=LoaderMeans())
+        runners.append(runner)
+        for callback in callbacks.values():
+            callback.on_loader_start(runner)
+        for batch in batches:
+            runner.batch, runner.batch_metrics, runner.batch_size = batch, {}, len(batch["classes"])
+            for callback in callbacks.values():
+                callback.on_batch_end(runner)
+            runner._means.update(runner.batch_metrics, runner.batch_size)
+    counts = ranks.call(*(lambda r=runner: reduce_metrics(r) for runner in runners))
+    return runners, counts, ranks.num_collectives
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    num_samples=st.integers(1, 200),
+    batch_size=st.integers(1, 33),
+    num_ranks=st.integers(1, 4),
+    seed=st.integers(0, 1000),
+)
+def test_all_metrics_are_those_of_scikit_learn(num_samples, batch_size, num_ranks, seed):
+    """Uneven last batches, ranks without a batch, classes without a sample: the same numbers on every rank."""
+    samples = make_samples(num_samples, seed=seed)
+    batches = split(samples, batch_size)
+    has_gallery = num_samples > 1  # the first is a query
+    cases = [name for name in CASES if name != "cmc" or has_gallery]
+
+    runners, counts, _ = run_ranks([batches[rank::num_ranks] for rank in range(num_ranks)], cases)
+
+    expected = expected_of(samples) if has_gallery else expected_without("cmc", samples)
+    assert counts == [num_samples] * num_ranks
+    for runner in runners:
+        logged = {name: runner.loader_metrics[name] for name in expected}
+        assert logged == pytest.approx(expected, **TOLERANCE)
+
+
+def expected_without(name, samples):
+    kept = CASES.pop(name)
+    try:
+        return expected_of(samples)
+    finally:
+        CASES[name] = kept
+
+
+def test_a_batch_has_its_own_values():
+    """What is logged of a batch is that of the batch alone."""
+    samples = make_samples(9, seed=3)
+    cases = ["f1", "iou", "mrr", "ndcg", "multilabel accuracy"]
+
+    runners, _, _ = run_ranks([split(samples, 5)], cases)
+
+    expected = expected_of({key: each[5:] for key, each in samples.items()})
+    logged = {name: float(value) for name, value in runners[0].batch_metrics.items() if name in expected}
+    assert len(logged) > 20
+    assert logged == pytest.approx({name: expected[name] for name in logged}, **TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("cases", "num_collectives"),
+    [
+        (["f1"], 1),
+        ([name for name in CASES if "auc" not in name and name != "cmc"], 1),
+        (list(CASES), 2),
+    ],
+    ids=["one metric", "all that add up", "all"],
+)
+def test_a_loader_end_costs_one_collective(cases, num_collectives):
+    """And one gather more for all callbacks that keep samples."""
+    samples = make_samples(40, seed=1)
+
+    _, _, counted = run_ranks([split(samples, 5)[:5], split(samples, 5)[5:]], cases)
+
+    assert counted == num_collectives
+
+
+class PassOn(dl.Runner):
+    """Nothing is computed: the callbacks read the batch as it came."""
+
+    def handle_batch(self, batch):
+        self.batch = batch
+        self.batch_metrics["loss"] = batch["logits"].square().mean()
+
+
+def rows(samples):
+    return [{key: each[index] for key, each in samples.items()} for index in range(len(samples["classes"]))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_metrics_of_real_processes(num_processes):
+    """An uneven last batch in "valid"; in "valid_short" the second of two processes has no batch."""
+    data = {"train": make_samples(4, seed=2), "valid": make_samples(29, seed=5), "valid_short": make_samples(7, seed=6)}
+    engine = (
+        dl.CPUEngine()
+        if num_processes == 1
+        else dl.DistributedDataParallelEngine(num_processes=num_processes, device="cpu")
+    )
+
+    runner = PassOn().train(
+        model=nn.Linear(1, 1),
+        engine=engine,
+        loaders={key: DataLoader(rows(samples), batch_size=8) for key, samples in data.items()},
+        callbacks={name: dl.ControlFlowCallback(make(), ignore_loaders="train") for name, (make, _) in CASES.items()},
+        **quiet(),
+    )
+
+    for key in ("valid", "valid_short"):
+        expected = expected_of(data[key]) | {"loss": data[key]["logits"].double().square().mean().item()}
+        logged = {name: runner.epoch_metrics[key][name] for name in expected}
+        assert logged.pop("loss") == pytest.approx(expected.pop("loss"), rel=1e-6), "of float32 batches"
+        assert logged == pytest.approx(expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "auc" not in name and name != "cmc"])
+def test_step_reads_nothing_from_the_device(name):
+    """The meta device computes shapes only: reading a value from it raises."""
+    samples = {key: each.to("meta") for key, each in make_samples(5, seed=0).items()}
+    callback = CASES[name][0]()
+    runner = make_runner()
+
+    callback.on_loader_start(runner)
+    for _ in range(2):
+        runner.batch, runner.batch_size = samples, 5
+        callback.on_batch_end(runner)
+
+    assert all(value.device.type == "meta" for value in runner.batch_metrics.values())
+
+
+@pytest.mark.parametrize("name", ["f1", "r2", "auc of classes", "cmc", "iou", "ndcg", "accuracy, loader only"])
+@pytest.mark.parametrize("num_resumed", [1, 2, 3])
+def test_state_within_a_loader_resumes_on_any_number_of_processes(name, num_resumed):
+    """After a checkpoint in the middle of a loader the value is still that of all its samples."""
+    samples = make_samples(31, seed=7)
+    batches = split(samples, 6)
+    make, reference = CASES[name]
+    ranks, resumed = Ranks(2), Ranks(num_resumed)
+    saved = [make(), make()]
+    for callback, engine, share in zip(saved, ranks.engines, (batches[:1], batches[1:3]), strict=True):
+        see(callback, make_runner(engine=engine, loggers={}), share)
+
+    states = ranks.call(*(callback.state_dict for callback in saved))
+    runners = [
+        make_runner(engine=each, loader_batch_step=1, callbacks={"it": make()}, loggers={}, _means=LoaderMeans())
+        for each in resumed.engines
+    ]
+    for rank, runner in enumerate(runners):
+        callback = runner.callbacks["it"]
+        callback.on_stage_start(runner)
+        callback.load_state_dict(torch.load(saved_to_disk(states[0]), weights_only=True))
+        see(callback, runner, batches[3:] if rank == 0 else [])
+    resumed.call(*(lambda r=runner: reduce_metrics(r) for runner in runners))
+
+    expected = reference(as_numpy(samples))
+    for runner in runners:
+        assert {key: runner.loader_metrics[key] for key in expected} == pytest.approx(expected, **TOLERANCE)
+        assert runner.callbacks["it"].state_dict() == {}
+
+
+def see(callback, runner, batches):
+    callback.on_loader_start(runner)
+    for batch in batches:
+        runner.batch, runner.batch_size = batch, len(batch["classes"])
+        callback.on_batch_end(runner)
+
+
+def saved_to_disk(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return file
