@@ -91,6 +91,8 @@ class ShardedBatches(Sampler[list[int]]):
         training: all processes get the same number of batches, so up to world_size - 1 of the last are dropped.
     """
 
+    shares_whole_batches = True
+
     def __init__(
         self, batch_sampler: Iterable[list[int]], *, training: bool, rank: int, world_size: int, seed: int
     ) -> None:

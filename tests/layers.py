@@ -7,16 +7,27 @@ from pathlib import Path
 # Left to right; a module imports from layers to its left, and from its own.
 LAYERS = [
     {"types", "seeding", "version", "torchvision_cpu", "backends"},
-    {"precision", "fused_reduction", "metrics", "sampler", "checkpoint", "shards"},
+    {"precision", "fused_reduction", "metrics", "sampler", "checkpoint", "shards", "rows", "prediction_file"},
     {"engine", "callback", "logger", "environment", "history", "plot"},
-    {"runner", "components", "snapshot", "outcome", "before_training", "evaluation"},
+    {"runner", "components", "snapshot", "outcome", "before_training", "evaluation", "prediction"},
     {"engines", "callbacks", "loggers", "contrib"},  # and these not from one another
     {"train", "supervised"},
     {"cli"},
 ]
 SIDES = {"engines", "callbacks", "loggers", "contrib"}
 FACADES = {"", "dl", "utils"}  # `""` is runnerkit/__init__.py; nobody inside imports them
-OPTIONAL = {"torchvision", "tensorboard", "pandas", "torchmetrics", "matplotlib", "sklearn", "horovod", "apex", "PIL"}
+OPTIONAL = {
+    "torchvision",
+    "tensorboard",
+    "pandas",
+    "torchmetrics",
+    "matplotlib",
+    "sklearn",
+    "horovod",
+    "apex",
+    "PIL",
+    "pyarrow",
+}
 # With its reason: the default of IRunner.get_engine must name some engine.
 ALLOWED = {("runnerkit.runner", "runnerkit.engines.choose")}
 # Modules about one optional package, or one that is slow to import, themselves imported where they are used.
