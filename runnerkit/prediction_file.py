@@ -126,17 +126,19 @@ def _parquet(path: Path) -> Iterator[Write]:
 
         def write(prediction: Any) -> None:
             nonlocal writer
-            columns = columns_of(prediction)
+            table = pyarrow.table({name: _arrow(column) for name, column in columns_of(prediction).items()})
             if writer is None:
-                table = pyarrow.table({name: _arrow(column) for name, column in columns.items()})
                 writer = stack.enter_context(parquet.ParquetWriter(path, table.schema))
-            try:
-                fields = {name: _arrow(column) for name, column in columns.items()}
-                waiting.append(pyarrow.table(fields).cast(writer.schema))
-            except (ValueError, pyarrow.ArrowInvalid) as error:
-                raise ValueError(f"a batch does not fit the columns of the first one: {error}") from error
+            elif table.schema != writer.schema:
+                found, first = (
+                    {each.name: str(each.type) for each in schema} for schema in (table.schema, writer.schema)
+                )
+                raise ValueError(
+                    f"columns {found} are not those of the first batch, {first}; return one form of prediction"
+                )
+            waiting.append(table)
             # Readers go by row groups: one for each batch would be too many.
-            if sum(table.nbytes for table in waiting) >= _ROW_GROUP_BYTES:
+            if sum(each.nbytes for each in waiting) >= _ROW_GROUP_BYTES:
                 flush()
 
         yield write
@@ -160,15 +162,18 @@ def _pt(path: Path) -> Iterator[Write]:
         parts: dict[Keys, _TensorFile] = {}
         form: Any = None
 
+        def append(both: list[Any], keys: Keys) -> None:
+            if (both[0] is None) != (both[1] is None):
+                raise ValueError(f"{name_of(keys)} is None in some batches only; return one form from predict_batch")
+            if both[0] is not None:
+                if keys not in parts:
+                    parts[keys] = _TensorFile(stack, Path(folder) / str(len(parts)), keys)
+                parts[keys].append(both[1])
+
         def write(prediction: Any) -> None:
             nonlocal form
-            for keys, part in walk(prediction):
-                if form is None and part is not None:
-                    parts[keys] = _TensorFile(stack, Path(folder) / str(len(parts)), keys)
             form = prediction if form is None else form
-            map_parts(
-                lambda both, keys: parts[keys].append(both[1]) if both[0] is not None else None, [form, prediction]
-            )
+            map_parts(append, [form, prediction])
 
         yield write
         whole = map_parts(lambda _, keys: parts[keys].mapped() if keys in parts else None, [form])

@@ -90,9 +90,7 @@ def _is_column(values: Any) -> bool:
 
 def _check_form(forms: list[Any], path: Path) -> None:
     if any(form != forms[0] for form in forms):
-        raise ValueError(
-            f"{name_of(path)} has not the same form in each process: {forms}; return one from predict_batch"
-        )
+        raise ValueError(f"{name_of(path)} has not one form throughout, but {forms}; return one from predict_batch")
 
 
 def _take_off(part: Any, path: Path, lengths: set[int]) -> Any:
