@@ -118,14 +118,17 @@ def _parquet(path: Path) -> Iterator[Write]:
     waiting: list[Any] = []
     with ExitStack() as stack:
         writer: Any = None
+        size_bytes = 0
 
         def flush() -> None:
+            nonlocal size_bytes
             if waiting:
                 writer.write_table(pyarrow.concat_tables(waiting))
                 waiting.clear()
+                size_bytes = 0
 
         def write(prediction: Any) -> None:
-            nonlocal writer
+            nonlocal writer, size_bytes
             table = pyarrow.table({name: _arrow(column) for name, column in columns_of(prediction).items()})
             if writer is None:
                 writer = stack.enter_context(parquet.ParquetWriter(path, table.schema))
@@ -138,7 +141,8 @@ def _parquet(path: Path) -> Iterator[Write]:
                 )
             waiting.append(table)
             # Readers go by row groups: one for each batch would be too many.
-            if sum(each.nbytes for each in waiting) >= _ROW_GROUP_BYTES:
+            size_bytes += table.nbytes
+            if size_bytes >= _ROW_GROUP_BYTES:
                 flush()
 
         yield write
