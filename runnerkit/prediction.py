@@ -129,13 +129,9 @@ def predict(runner: Runner, prediction: Prediction) -> Generator[Any, None, None
     runner.model = like(model, {key: engine.evaluation_model(each).eval() for key, each in models.items()})
     try:
         yield from _batches(runner, loader, prediction)
-    except BaseException:  # also when left half-way: no collectives now
+    finally:  # also when left half-way, so by no collective: the weights are as they were
+        engine.precision.release()
         runner.model = like(model, {key: engine.unwrap(each) for key, each in models.items()})
-        raise
-    for each in models.values():
-        engine.training_model(each)
-    models, _ = engine.release(models, {})
-    runner.model = like(model, models)
 
 
 def _batches(runner: Runner, loader: Any, prediction: Prediction) -> Iterator[Any]:
