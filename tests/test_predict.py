@@ -19,8 +19,9 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Itera
 
 from runnerkit import dl
 from runnerkit.prediction import Prediction, in_order, predict
+from tests.fake_apex.use import stand_in
 from tests.ranks import Ranks
-from tests.tiny import classification, loader, mlp, quiet, sgd
+from tests.tiny import classification, loader, mlp, quiet, sgd, weights
 
 LENGTHS = (0, 1, 7, 64, 65)
 LIMIT_S = 10
@@ -401,6 +402,25 @@ def test_the_model_comes_back_without_its_wrapper():
         assert isinstance(runner.model, nn.DataParallel)
         list(predictions) if count == 3 else predictions.close()
         assert runner.model is model
+
+
+@pytest.mark.parametrize("opt_level", ["O1", "O2", "O3"])
+@pytest.mark.parametrize("is_left", [True, False])
+def test_apex_gives_the_model_back_with_the_weights_that_it_had(opt_level, is_left, monkeypatch):
+    """Not rounded to the half precision that O2 and O3 predict in; nor by evaluate_loader."""
+    model = mlp()
+    before = weights(model)
+    with stand_in(monkeypatch):
+        engine = dl.APEXEngine(opt_level=opt_level, device="cpu")
+        predictions = dl.SupervisedRunner(model).predict_loader(loader=loader(8, 4), engine=engine)
+        first = next(predictions)["logits"]
+        predictions.close() if is_left else list(predictions)
+        runner = dl.SupervisedRunner(model)
+        runner.evaluate_loader(loader(8, 4), callbacks=[dl.AccuracyCallback("logits", "targets")], engine=engine)
+
+    assert {each.dtype for each in model.parameters()} == {torch.float32}
+    assert torch.equal(weights(model), before)
+    torch.testing.assert_close(first.float(), model(classification(8).tensors[0][:4]), rtol=1e-2, atol=1e-2)
 
 
 # ---------------------------------------------------------------------------------------------------------- bad input
