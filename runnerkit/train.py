@@ -19,10 +19,10 @@ from runnerkit.callbacks import (
     TimerCallback,
     TqdmCallback,
 )
-from runnerkit.checkpoint import CheckpointFolder, find_checkpoint
+from runnerkit.checkpoint import resume_source
 from runnerkit.engine import IEngine
 from runnerkit.engines import choose_engine, get_available_engine
-from runnerkit.evaluation import EvaluationHooks
+from runnerkit.evaluation import evaluate
 from runnerkit.logger import ILogger
 from runnerkit.loggers import ConsoleLogger, CSVLogger, TensorboardLogger
 from runnerkit.prediction import Prediction, stream, write
@@ -133,7 +133,7 @@ class Runner(IRunner):
         folder = Path(logdir) if logdir is not None else None
         if folder is None and (profile or load_best_on_end):
             raise ValueError("profile=True and load_best_on_end=True write files: pass logdir=")
-        self._resume = _resume_source(resume, folder)
+        self._resume = resume_source(resume, logdir=folder)
         self._continues = resume == "auto" or (resume is not None and _is_inside(folder, resume))
         self._given_callbacks = {
             **_by_key(callbacks),
@@ -282,17 +282,9 @@ class Runner(IRunner):
             callbacks: the metrics to compute beside the loss; by default the runner's, but those that train or save.
             engine: where to run, or choose by the flags; by default where the runner trained.
         """
-        before = dict(vars(self))
         given = None if callbacks is None else _by_key(callbacks) | ({"_tqdm": TqdmCallback()} if verbose else {})
         chosen = choose_engine(engine, cpu=cpu, fp16=fp16, amp=amp, apex=apex, ddp=ddp) or self._given_engine
-        self.model = model if model is not None else self.model
-        self._seed, self.valid_every_steps, self._resume, self._continues = seed, None, None, False
-        self._evaluation = EvaluationHooks(self, loader, chosen, given)
-        try:
-            return dict(self.run().loader_metrics)
-        finally:
-            vars(self).clear()
-            vars(self).update(before)
+        return evaluate(self, loader, model=model, engine=chosen, callbacks=given, seed=seed)
 
 
 def _by_key(callbacks: Sequence[ICallback] | Mapping[str, ICallback] | None) -> dict[str, ICallback]:
@@ -334,14 +326,3 @@ def _loggers(given: Mapping[str, ILogger] | None, folder: Path | None) -> dict[s
 
 def _is_inside(folder: Path | None, path: str | Path) -> bool:
     return folder is not None and Path(path).resolve().is_relative_to(folder.resolve())
-
-
-def _resume_source(resume: str | Path | None, folder: Path | None) -> str | None:
-    if resume is None:
-        return None
-    if resume != "auto":
-        find_checkpoint(resume)
-        return str(resume)
-    if folder is None:
-        raise ValueError('resume="auto" looks in logdir: pass logdir=')
-    return str(folder) if CheckpointFolder(folder / "checkpoints").records else None
