@@ -27,8 +27,7 @@ def spawn_rounds(
     variables: dict[str, str],
     variables_of: Callable[[int], dict[str, str]] = lambda rank: {},
 ) -> Iterator[list[T]]:
-    """Iterate `fn()` in `num_processes` new processes; yield here what the engine's
-    ``gather_rounds`` would yield there.
+    """Iterate `fn()` in new processes; yield here what the engine's ``gather_rounds`` would yield there.
 
     Each process sends to this one directly and waits when it is two values ahead. So nobody waits for another, and this
     process may take its time. Left half-way, the processes are ended.

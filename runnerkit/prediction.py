@@ -160,13 +160,12 @@ def _load_weights(models: dict[str, nn.Module], source: str | Path) -> None:
 def write_share(runner: Runner, prediction: Prediction, path: Path) -> None:
     """Write the predictions of all processes to one file, on rank zero; every rank must call."""
     engine = runner.engine
-    rounds: Iterator[list[Any]] = engine.gather_rounds(predict(runner, prediction))
-    first = list(islice(rounds, 1))  # sets the engine up: only then the rank is known
-    rounds = chain(first, rounds)
-    if engine.is_main_process:
-        with prediction_file(path) as write_rows:
-            for made in in_order(rounds, engine, prediction):
-                write_rows(made)
-    else:
-        deque(rounds, maxlen=0)
+    with closing(engine.gather_rounds(predict(runner, prediction))) as rounds:
+        first = list(islice(rounds, 1))  # sets the engine up: only then the rank is known
+        if engine.is_main_process:
+            with prediction_file(path) as write_rows:
+                for made in in_order(chain(first, rounds), engine, prediction):
+                    write_rows(made)
+        else:
+            deque(rounds, maxlen=0)
     engine.barrier()  # the file is there when anybody returns
