@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
 
 from runnerkit import dl
 from runnerkit.prediction import Prediction, in_order, predict
@@ -333,7 +333,7 @@ class Fails(Predicts):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["loudly", "silently"])
-def test_a_rank_that_fails_ends_the_prediction_with_its_own_words(how, tmp_path):
+def test_a_rank_that_fails_ends_the_prediction_with_its_own_words(how):
     """The exception itself, caused by the rank's traceback; or who it was that left without a word."""
     runner = Fails(mlp())
     runner.how = how
@@ -424,11 +424,6 @@ def test_apex_gives_the_model_back_with_the_weights_that_it_had(opt_level, is_le
 
 
 # ---------------------------------------------------------------------------------------------------------- bad input
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        yield from range(10)
 
 
 @pytest.mark.parametrize(
