@@ -1,5 +1,6 @@
 """Mixed precision by NVIDIA Apex (``apex.amp``, up to release 25.05): opt_level O0 to O3."""
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import ModuleType
@@ -82,6 +83,7 @@ class Apex(Precision):
         self._optimizers: list[Optimizer] = []
         self._loans: list[Loan] = []
         self._masters: list[MasterWeights] = []
+        self._unrounded: list[StateDict] = []
         self._num_accumulating = 0
         self._delayed: dict[int, int] = {}  # loss_id of gradients that are scaled still, by their optimizer's id
 
@@ -108,6 +110,9 @@ class Apex(Precision):
         loans = [Loan(each) for each in (*models.values(), *optimizers.values())]
         for module, name in self.float_functions:
             self._apex.register_float_function(module, name)
+        if not optimizers and self.opt_level in ("O2", "O3"):
+            # Nothing keeps their weights in float32 meanwhile; what only predicts or evaluates must not round them.
+            self._unrounded = [copy.deepcopy(model.state_dict()) for model in models.values()]
         changed = self._initialize(list(models.values()), list(optimizers.values()))
         self._models, self._optimizers = changed
         for loan in loans:
@@ -138,12 +143,15 @@ class Apex(Precision):
         if self.opt_level in ("O2", "O3"):
             for model in self._models:
                 model.float()
+            for model, state in zip(self._models, self._unrounded, strict=False):
+                model.load_state_dict(state)
             for optimizer in self._optimizers:
                 optimizer.load_state_dict(optimizer.state_dict())  # brings its state to the type of its weights
         if self.opt_level == "O1" and self._models:
             # Entered and never left: torch's functions stay patched in this process, and are to cast no more.
             self._apex.disable_casts().__enter__()
         self._models, self._optimizers, self._loans, self._masters = [], [], [], []
+        self._unrounded = []
         self._delayed.clear()
 
     def backward(self, loss: Tensor, optimizer: Optimizer | None = None) -> None:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, TypeVar, Unpack, cast
 
@@ -21,6 +21,7 @@ from runnerkit.engines.horovod_tensors import (
 )
 from runnerkit.engines.process_environment import ProcessEnvironment
 from runnerkit.engines.spawn import spawn
+from runnerkit.engines.stream import spawn_rounds
 
 logger = logging.getLogger(__name__)
 
@@ -90,13 +91,28 @@ class HorovodEngine(IEngine):
                 return fn()
             finally:
                 self.cleanup()
+        self._check_no_mpi_needed()
+        with rendezvous(self.num_processes) as variables:
+            return spawn(fn, num_processes=self.num_processes, variables={}, variables_of=variables)
+
+    def stream(self, fn: Callable[[], Generator[T, None, None]]) -> Generator[list[T], None, None]:
+        self.precision.check()
+        if is_launched():
+            try:
+                yield from self.gather_rounds(fn())
+            finally:
+                self.cleanup()
+            return
+        self._check_no_mpi_needed()
+        with rendezvous(self.num_processes) as variables:
+            yield from spawn_rounds(fn, num_processes=self.num_processes, variables={}, variables_of=variables)
+
+    def _check_no_mpi_needed(self) -> None:
         if self.op == "adasum":
             raise ValueError(
                 "op='adasum' needs MPI, and plain python starts processes over Gloo: start the script by "
                 f"mpirun -np {self.num_processes} python, or horovodrun --mpi -np {self.num_processes} python"
             )
-        with rendezvous(self.num_processes) as variables:
-            return spawn(fn, num_processes=self.num_processes, variables={}, variables_of=variables)
 
     def setup(self) -> None:
         assert is_launched(), "launch() comes first"

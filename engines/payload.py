@@ -1,6 +1,7 @@
 """A function and all it refers to, as bytes for another process."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import cloudpickle
@@ -46,6 +47,9 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"[{key!r}]", item) for key, item in value.items())
     elif isinstance(value, list | tuple | set):
         yield from ((f"[{index}]", item) for index, item in enumerate(value))
+    elif isinstance(value, partial):
+        yield from (("", item) for item in value.args)
+        yield from ((f" -> {name}", item) for name, item in value.keywords.items())
     elif isinstance(getattr(value, "__self__", None), object) and isinstance(value, Callable):  # type: ignore[arg-type]
         yield from _callable_parts(value)
     else:

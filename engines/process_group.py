@@ -5,7 +5,7 @@ import logging
 import socket
 import time
 from abc import ABC
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from datetime import timedelta
 from typing import Any, Literal, TypeVar, Unpack
 
@@ -18,6 +18,7 @@ from runnerkit.engines.network import tell_gloo_the_interface
 from runnerkit.engines.process_environment import ProcessEnvironment
 from runnerkit.engines.rendezvous import open_store
 from runnerkit.engines.spawn import spawn
+from runnerkit.engines.stream import spawn_rounds
 from runnerkit.engines.watchdog import AgentWatch, is_needed
 
 logger = logging.getLogger(__name__)
@@ -93,12 +94,29 @@ class ProcessGroupEngine(IEngine, ABC):
         if ProcessEnvironment.read() is not None:
             try:
                 result = fn()
-                if self._watch is not None:
-                    self._watch.stand_down()  # not after a failure: then it sees to it that torchrun ends too
+                self._stand_down()
                 return result
             finally:
                 self.cleanup()
         return spawn(fn, num_processes=self.num_processes, variables=self._meeting_point())
+
+    def stream(self, fn: Callable[[], Generator[T, None, None]]) -> Generator[list[T], None, None]:
+        self.precision.check()
+        if ProcessEnvironment.read() is None:
+            yield from spawn_rounds(fn, num_processes=self.num_processes, variables=self._meeting_point())
+            return
+        try:
+            yield from self.gather_rounds(fn())
+            self._stand_down()
+        except GeneratorExit:  # left half-way is no failure
+            self._stand_down()
+            raise
+        finally:
+            self.cleanup()
+
+    def _stand_down(self) -> None:
+        if self._watch is not None:
+            self._watch.stand_down()  # not after a failure: then it sees to it that torchrun ends too
 
     def _num_spawned(self) -> int:
         if self.devices is not None:

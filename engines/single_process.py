@@ -1,7 +1,7 @@
 """What engines of one process have in common: nobody to wait for, nothing to reduce."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, TypeVar, Unpack
 
@@ -30,17 +30,27 @@ class SingleProcessEngine(IEngine):
         self._device_before: int | None = None
 
     def launch(self, fn: Callable[[], T]) -> T:
-        self.precision.check()
-        environment = ProcessEnvironment.read()
-        if environment is not None and environment.world_size > 1:
-            logger.warning(
-                "%s started %d processes, but %s is for one: each trains alone; pass ddp=True to train together",
-                environment.launcher, environment.world_size, type(self).__name__,
-            )  # fmt: skip
+        self._check_start()
         try:
             return fn()
         finally:
             self.cleanup()
+
+    def stream(self, fn: Callable[[], Generator[T, None, None]]) -> Generator[list[T], None, None]:
+        self._check_start()
+        try:
+            yield from self.gather_rounds(fn())
+        finally:
+            self.cleanup()
+
+    def _check_start(self) -> None:
+        self.precision.check()
+        environment = ProcessEnvironment.read()
+        if environment is not None and environment.world_size > 1:
+            logger.warning(
+                "%s started %d processes, but %s is for one: each works alone; pass ddp=True to work together",
+                environment.launcher, environment.world_size, type(self).__name__,
+            )  # fmt: skip
 
     def setup(self) -> None:
         wanted = self._wanted_device or ("cuda" if torch.cuda.is_available() else "cpu")

@@ -8,11 +8,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from runnerkit.engines.failure import root_cause
 from runnerkit.engines.payload import pack, unpack
@@ -21,7 +21,7 @@ from runnerkit.engines.process_environment import STORE_VARIABLE
 T = TypeVar("T")
 Processes = list["subprocess.Popen[bytes]"]
 
-_POLL_S = 0.02
+POLL_S = 0.02
 _LAST_WORDS_S = 0.3  # for a process that died at the same moment to be seen, or to have written why
 _GRACE_S = 3.0  # from SIGTERM (close files) to SIGKILL; a process that waits for a dead peer does not hear SIGTERM
 
@@ -46,25 +46,72 @@ def spawn(
         Exception: what the first failing process raised; the others are ended.
         WorkerError: a process was killed.
     """
+    with started(fn, num_processes=num_processes, variables=variables, variables_of=variables_of) as job:
+        while not job.is_over():
+            time.sleep(POLL_S)
+        return unpack((job.folder / "result").read_bytes())  # type: ignore[no-any-return]
+
+
+class Job:
+    """Processes under way.
+
+    Attributes:
+        folder: where they leave a result or their failures.
+        processes: by rank.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.processes: Processes = []
+
+    def is_over(self) -> bool:
+        """Whether all have ended well.
+
+        Raises:
+            Exception: what the first failing process raised.
+            WorkerError: a process was killed.
+        """
+        codes = [process.poll() for process in self.processes]
+        if any(codes) or (all(code == 0 for code in codes) and _count_done(self.folder) < len(codes)):
+            time.sleep(_LAST_WORDS_S)
+            raise root_cause(self.folder, {rank: process.poll() for rank, process in enumerate(self.processes)})
+        return all(code == 0 for code in codes)
+
+
+@contextmanager
+def started(
+    fn: Callable[[], Any],
+    *,
+    num_processes: int,
+    variables: dict[str, str],
+    variables_of: Callable[[int], dict[str, str]] = lambda rank: {},
+    descriptors: Sequence[int] = (),
+) -> Iterator[Job]:
+    """Start what :func:`spawn` calls `fn` in; whatever happens in the body, all of it is ended after it.
+
+    Args:
+        descriptors: of files that the processes keep open, one for each rank.
+    """
     payload = pack(fn)
     with tempfile.TemporaryDirectory(prefix="runnerkit-") as name, _sigterm_as_exit():
-        folder = Path(name)
-        (folder / "payload").write_bytes(payload)
-        (folder / "argv").write_text(json.dumps(sys.argv))
+        job = Job(Path(name))
+        (job.folder / "payload").write_bytes(payload)
+        (job.folder / "argv").write_text(json.dumps(sys.argv))
         del payload
         # Set in any case: it also says who started the process.
-        variables = {**variables, STORE_VARIABLE: "" if "MASTER_ADDR" in variables else str(folder / "store")}
-        processes: Processes = []
+        variables = {**variables, STORE_VARIABLE: "" if "MASTER_ADDR" in variables else str(job.folder / "store")}
         try:
             for rank in range(num_processes):
-                processes.append(_start(folder, rank, num_processes, {**variables, **variables_of(rank)}))
-            _wait(processes, folder)
+                own = {**variables, **variables_of(rank)}
+                job.processes.append(_start(job.folder, rank, num_processes, own, descriptors[rank : rank + 1]))
+            yield job
         finally:
-            _end(processes)
-        return unpack((folder / "result").read_bytes())  # type: ignore[no-any-return]
+            _end(job.processes)
 
 
-def _start(folder: Path, rank: int, num_processes: int, variables: dict[str, str]) -> "subprocess.Popen[bytes]":
+def _start(
+    folder: Path, rank: int, num_processes: int, variables: dict[str, str], descriptors: Sequence[int]
+) -> "subprocess.Popen[bytes]":
     environment = {
         **os.environ,
         **variables,
@@ -78,18 +125,7 @@ def _start(folder: Path, rank: int, num_processes: int, variables: dict[str, str
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_processes)))
     command = [sys.executable, "-m", "runnerkit.engines.worker", str(folder), str(os.getpid())]
     # A group of its own: Ctrl-C is the calling process's, which then ends them all.
-    return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, process_group=0)
-
-
-def _wait(processes: Processes, folder: Path) -> None:
-    while True:
-        codes = [process.poll() for process in processes]
-        if any(codes) or (all(code == 0 for code in codes) and _count_done(folder) < len(codes)):
-            time.sleep(_LAST_WORDS_S)
-            raise root_cause(folder, {rank: process.poll() for rank, process in enumerate(processes)})
-        if all(code == 0 for code in codes):
-            return
-        time.sleep(_POLL_S)
+    return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, process_group=0, pass_fds=descriptors)
 
 
 def _count_done(folder: Path) -> int:
@@ -102,7 +138,7 @@ def _end(processes: Processes) -> None:
             process.terminate()
     deadline = time.monotonic() + _GRACE_S
     while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
+        time.sleep(POLL_S)
     for process in processes:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # what is left of its group too: workers of its loaders
@@ -115,11 +151,15 @@ def _sigterm_as_exit() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return
-    signal.signal(signal.SIGTERM, ExitOnSignal())
+    handler = ExitOnSignal()
+    signal.signal(signal.SIGTERM, handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        # A generator may be left in another thread than it was entered in, and after the user has set a handler.
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and signal.getsignal(signal.SIGTERM) is handler:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 class ExitOnSignal:

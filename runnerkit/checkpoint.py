@@ -231,6 +231,22 @@ def find_checkpoint(path: str | os.PathLike[str]) -> Path:
     return CheckpointFolder(folder).newest_good()
 
 
+def resume_source(resume: str | os.PathLike[str] | None, *, logdir: Path | None) -> str | None:
+    """Return what a run resumes from, or None; "auto" is `logdir`, if a checkpoint is there.
+
+    Raises:
+        FileNotFoundError, ValueError: there is none.
+    """
+    if resume is None:
+        return None
+    if resume != "auto":
+        find_checkpoint(resume)
+        return str(resume)
+    if logdir is None:
+        raise ValueError('resume="auto" looks in logdir: pass logdir=')
+    return str(logdir) if CheckpointFolder(logdir / "checkpoints").records else None
+
+
 def _is_good(path: Path, record: Record) -> bool:
     file = path / _REST if path.is_dir() else path
     if not file.is_file() or _size(path) != record.size_bytes or _sha256(file) != record.sha256:

@@ -1,10 +1,11 @@
 """The contract of an engine: devices, processes and precision; everything else runs on top of it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast
 
@@ -105,6 +106,18 @@ class IEngine(ABC):
         """
 
     @abstractmethod
+    def stream(self, fn: Callable[[], Generator[T, None, None]]) -> Generator[list[T], None, None]:
+        """Iterate `fn()` in every process of the job; yield the processes' first values, by rank, then their second
+        ones, and so on; without those that have ended. Nothing starts before the first is asked for.
+
+        They are yielded to each process that called: one if the engine starts the others, all under a launcher, and
+        then all must take equally many.
+
+        Raises:
+            Exception: as :meth:`launch`.
+        """
+
+    @abstractmethod
     def setup(self) -> None:
         """Open the device, by :meth:`open_device`, and join the other processes."""
 
@@ -126,6 +139,14 @@ class IEngine(ABC):
     @abstractmethod
     def gather_object(self, value: T) -> list[T]:
         """Collect a picklable value of every process, by rank; every rank must call."""
+
+    def gather_rounds(self, values: Generator[T, None, None]) -> Generator[list[T], None, None]:
+        """Yield the ranks' first values, by rank, then their second ones, until all have ended; every rank must take
+        all rounds. A rank whose `values` have ended is left out.
+        """
+        with closing(values):
+            while gathered := [value for theirs in self.gather_object(list(islice(values, 1))) for value in theirs]:
+                yield gathered
 
     @abstractmethod
     def broadcast_object(self, value: T) -> T:

@@ -1,4 +1,4 @@
-"""The hooks of a run that only evaluates one loader."""
+"""A run that only evaluates one loader, and its hooks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,31 @@ from runnerkit.callback import (
 )
 from runnerkit.engine import IEngine
 from runnerkit.logger import ILogger
-from runnerkit.types import Criterion, Model
+from runnerkit.types import Criterion, Metrics, Model
 
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner
+
+
+def evaluate(
+    runner: IRunner,
+    loader: Iterable[Any],
+    *,
+    model: Model | None,
+    engine: IEngine | None,
+    callbacks: dict[str, ICallback] | None,
+    seed: int,
+) -> Metrics:
+    """Return the loader's metrics; `runner` keeps what it had. The arguments are those of its `evaluate_loader`."""
+    before = dict(vars(runner))
+    runner.model = model if model is not None else runner.model
+    runner._seed, runner.valid_every_steps, runner._resume, runner._continues = seed, None, None, False
+    runner._evaluation = EvaluationHooks(runner, loader, engine, callbacks)
+    try:
+        return dict(runner.run().loader_metrics)
+    finally:
+        vars(runner).clear()
+        vars(runner).update(before)
 
 
 class EvaluationHooks:

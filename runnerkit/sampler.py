@@ -111,6 +111,8 @@ class ShardedBatches(Sampler[Any]):
         seed: with the epoch it fixes the order.
     """
 
+    shares_whole_batches = True
+
     def __init__(
         self, batches: Iterable[Any], *, training: bool, uneven: Uneven, rank: int, world_size: int, seed: int
     ) -> None:

@@ -9,7 +9,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Itera
 
 from runnerkit.sampler import Places, ShardedBatches, ShardedBatchSampler, Uneven, set_epoch
 from runnerkit.seeded_dataset import SeededDataset
-from runnerkit.stream import ShardedStream
+from runnerkit.sharded_stream import ShardedStream
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def shard_loader(
             key=key, **place,
         )  # fmt: skip
         return _with_feed(copy.copy(loader), stream, dataset=stream, batch_sampler=None, batch_size=None)
-    own = _distributed_sampler(loader)
+    own = distributed_sampler_of(loader)
     if own is not None:
         if not training and len(loader.dataset) % world_size:  # type: ignore[arg-type]  # map-style: it has a length
             logger.warning(
@@ -76,8 +76,10 @@ def shard_loader(
     return _with_feed(shard, share, dataset=SeededDataset(loader.dataset, seed=seed), **{name: Places(share)})
 
 
-def _distributed_sampler(loader: DataLoader[Any]) -> DistributedSampler[Any] | None:
-    candidates = (loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
+def distributed_sampler_of(loader: Any) -> DistributedSampler[Any] | None:
+    """Return the DistributedSampler that the user gave to a loader, if any."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    candidates = (getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
     return next((each for each in candidates if isinstance(each, DistributedSampler)), None)
 
 

@@ -4,8 +4,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import torch
-
 from runnerkit import before_training
 from runnerkit.callback import (
     ICallback,
@@ -21,16 +19,16 @@ from runnerkit.callbacks import (
     TimerCallback,
     TqdmCallback,
 )
-from runnerkit.checkpoint import CheckpointFolder, find_checkpoint, load_checkpoint
+from runnerkit.checkpoint import resume_source
 from runnerkit.engine import IEngine
 from runnerkit.engines import choose_engine, get_available_engine
-from runnerkit.evaluation import EvaluationHooks
+from runnerkit.evaluation import evaluate
 from runnerkit.logger import ILogger
 from runnerkit.loggers import ConsoleLogger, CSVLogger, TensorboardLogger
 from runnerkit.non_finite import check_policy
+from runnerkit.prediction import Prediction, stream, write
 from runnerkit.runner import IRunner
-from runnerkit.seeding import set_global_seed
-from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler, as_dict, like
+from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler
 
 
 class Runner(IRunner):
@@ -139,7 +137,7 @@ class Runner(IRunner):
         folder = Path(logdir) if logdir is not None else None
         if folder is None and (profile or load_best_on_end):
             raise ValueError("profile=True and load_best_on_end=True write files: pass logdir=")
-        self._resume = _resume_source(resume, folder)
+        self._resume = resume_source(resume, logdir=folder)
         self._continues = resume == "auto" or (resume is not None and _is_inside(folder, resume))
         self._given_callbacks = {
             **_by_key(callbacks),
@@ -210,42 +208,62 @@ class Runner(IRunner):
         cpu: bool = False,
         fp16: bool = False,
         amp: bool = False,
+        apex: bool = False,
+        ddp: bool = False,
         **kwargs: Any,
     ) -> Iterator[Any]:
-        """Yield what `predict_batch` gives for each batch, in this process.
+        """Yield what `predict_batch` gives for each batch, in the loader's order, each sample once.
+
+        Nothing starts before the first is asked for; a few batches at most are ahead of the caller, and a generator
+        left half-way ends its processes. Under a launcher every process calls, gets all, and takes equally many.
 
         Args:
+            loader: whole: several processes share it. With one process any iterable of batches will do.
+            engine: where to run, or choose by the flags; by default the runner's own, else in this process. What
+                several processes give comes on the CPU, in batches as many times larger.
             resume: checkpoint or logdir to take the weights from.
             kwargs: handed to `predict_batch`.
+        Raises:
+            ValueError, TypeError, FileNotFoundError: bad input, named.
+            Exception: the first that any process raised.
         """
-        own = self._own_engine if self._own_engine is not None and not self._own_engine.is_ddp else None
-        chosen = choose_engine(engine or own, cpu=cpu, fp16=fp16, amp=amp) or get_available_engine()
-        if chosen.is_ddp:
-            raise ValueError("predict_loader runs in this process; use an engine of one process, such as GPUEngine()")
-        self.engine = chosen
-        self.model = model if model is not None else self.model
-        return self._predict(loader, seed=seed, resume=resume, kwargs=kwargs)
+        self._use(model, engine, cpu=cpu, fp16=fp16, amp=amp, apex=apex, ddp=ddp)
+        return stream(self, Prediction(loader, seed=seed, resume=resume, arguments=kwargs, as_rows=self.engine.is_ddp))
 
-    def _predict(
-        self, loader: Iterable[Any], *, seed: int, resume: str | Path | None, kwargs: dict[str, Any]
-    ) -> Iterator[Any]:
-        self.engine.setup()
-        set_global_seed(seed)
-        model = self.model if self.model is not None else self.get_model("infer")
-        models = as_dict(model)
-        if resume is not None:
-            _load_weights(models, resume)
-        self.model = like(model, {key: self.engine.prepare_model(each).eval() for key, each in models.items()})
-        try:
-            for batch in loader:
-                with (
-                    torch.no_grad(),
-                    self.engine.autocast(),
-                ):  # not around the yield: the caller has a gradient mode too
-                    prediction = self.predict_batch(self.engine.to_device(batch), **kwargs)
-                yield prediction
-        finally:
-            self.engine.cleanup()
+    def predict_to(
+        self,
+        path: str | Path,
+        *,
+        loader: Iterable[Any],
+        model: Model | None = None,
+        engine: IEngine | None = None,
+        seed: int = 42,
+        resume: str | Path | None = None,
+        cpu: bool = False,
+        fp16: bool = False,
+        amp: bool = False,
+        apex: bool = False,
+        ddp: bool = False,
+        **kwargs: Any,
+    ) -> Path:
+        """Write what `predict_batch` gives to a file, a row for each sample, in the loader's order; return its path.
+
+        Batch by batch: memory does not grow with the loader. The file is whole or, after a failure, as it was before.
+        Under a launcher every process calls; rank zero writes, and the file is there when any of them returns.
+
+        Args:
+            path: .parquet and .csv have a column for each tensor, .pt holds one structure of whole tensors.
+            loader, model, engine, seed, resume, cpu, fp16, amp, apex, ddp, kwargs: as those of :meth:`predict_loader`.
+        Raises:
+            ImportError: .parquet without pyarrow.
+            ValueError: another suffix; predictions that are no rows or differ in form; an empty loader.
+        """
+        self._use(model, engine, cpu=cpu, fp16=fp16, amp=amp, apex=apex, ddp=ddp)
+        return write(self, Prediction(loader, seed=seed, resume=resume, arguments=kwargs, as_rows=True), Path(path))
+
+    def _use(self, model: Model | None, engine: IEngine | None, **flags: bool) -> None:
+        self.engine = choose_engine(engine or self._own_engine, **flags) or get_available_engine()
+        self.model = model if model is not None else self.model
 
     def evaluate_loader(
         self,
@@ -255,22 +273,22 @@ class Runner(IRunner):
         engine: IEngine | None = None,
         seed: int = 42,
         verbose: bool = False,
+        *,
+        cpu: bool = False,
+        fp16: bool = False,
+        amp: bool = False,
+        apex: bool = False,
+        ddp: bool = False,
     ) -> Metrics:
         """Return the loader's metrics by name, under any engine; nothing is trained or written.
 
         Args:
             callbacks: the metrics to compute beside the loss; by default the runner's, but those that train or save.
+            engine: where to run, or choose by the flags; by default where the runner trained.
         """
-        before = dict(vars(self))
         given = None if callbacks is None else _by_key(callbacks) | ({"_tqdm": TqdmCallback()} if verbose else {})
-        self.model = model if model is not None else self.model
-        self._seed, self.valid_every_steps, self._resume, self._continues = seed, None, None, False
-        self._evaluation = EvaluationHooks(self, loader, engine or self._given_engine, given)
-        try:
-            return dict(self.run().loader_metrics)
-        finally:
-            vars(self).clear()
-            vars(self).update(before)
+        chosen = choose_engine(engine, cpu=cpu, fp16=fp16, amp=amp, apex=apex, ddp=ddp) or self._given_engine
+        return evaluate(self, loader, model=model, engine=chosen, callbacks=given, seed=seed)
 
 
 def _by_key(callbacks: Sequence[ICallback] | Mapping[str, ICallback] | None) -> dict[str, ICallback]:
@@ -312,21 +330,3 @@ def _loggers(given: Mapping[str, ILogger] | None, folder: Path | None) -> dict[s
 
 def _is_inside(folder: Path | None, path: str | Path) -> bool:
     return folder is not None and Path(path).resolve().is_relative_to(folder.resolve())
-
-
-def _resume_source(resume: str | Path | None, folder: Path | None) -> str | None:
-    if resume is None:
-        return None
-    if resume != "auto":
-        find_checkpoint(resume)
-        return str(resume)
-    if folder is None:
-        raise ValueError('resume="auto" looks in logdir: pass logdir=')
-    return str(folder) if CheckpointFolder(folder / "checkpoints").records else None
-
-
-def _load_weights(models: dict[str, Any], source: str | Path) -> None:
-    state = load_checkpoint(find_checkpoint(source))
-    state = state.get("model_state_dict", state)
-    for key, model in models.items():
-        model.load_state_dict(state[key] if key else state)

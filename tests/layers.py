@@ -7,10 +7,20 @@ from pathlib import Path
 # Left to right; a module imports from layers to its left, and from its own.
 LAYERS = [
     {"types", "seeding", "version", "torchvision_cpu", "backends"},
-    {"precision", "fused_reduction", "non_finite", "ranking", "metrics", "checkpoint", "shards"},
-    {"sampler", "seeded_dataset", "stream", "sharding"},
+    {
+        "precision",
+        "fused_reduction",
+        "non_finite",
+        "ranking",
+        "metrics",
+        "checkpoint",
+        "shards",
+        "rows",
+        "prediction_file",
+    },
+    {"sampler", "seeded_dataset", "sharded_stream", "sharding"},
     {"engine", "callback", "logger", "environment", "history", "plot"},
-    {"runner", "components", "snapshot", "outcome", "before_training", "evaluation", "loader_metrics"},
+    {"runner", "components", "snapshot", "outcome", "before_training", "evaluation", "loader_metrics", "prediction"},
     {"engines", "callbacks", "loggers", "contrib", "data"},  # and these not from one another
     {"train", "supervised"},
     {"cli"},
@@ -18,7 +28,18 @@ LAYERS = [
 SIDES = {"engines", "callbacks", "loggers", "contrib", "data"}
 INSIDE = {"contrib", "data"}  # sub-packages whose folder is in runnerkit/, not at the root
 FACADES = {"", "dl", "utils"}  # `""` is runnerkit/__init__.py; nobody inside imports them
-OPTIONAL = {"torchvision", "tensorboard", "pandas", "torchmetrics", "matplotlib", "sklearn", "horovod", "apex", "PIL"}
+OPTIONAL = {
+    "torchvision",
+    "tensorboard",
+    "pandas",
+    "torchmetrics",
+    "matplotlib",
+    "sklearn",
+    "horovod",
+    "apex",
+    "PIL",
+    "pyarrow",
+}
 # With its reason: the default of IRunner.get_engine must name some engine.
 ALLOWED = {("runnerkit.runner", "runnerkit.engines.choose")}
 # Modules about one optional package, or one that is slow to import, themselves imported where they are used.

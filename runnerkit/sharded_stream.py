@@ -69,6 +69,11 @@ class ShardedStream(IterableDataset[Any]):
         self._start[1:] = torch.tensor(position)
 
     @property
+    def shares_whole_batches(self) -> bool:
+        """Whether processes take turns by batches, not by samples."""
+        return self.batch_size is None
+
+    @property
     def num_consumed(self) -> int:
         """Samples that all processes took before the epoch was interrupted."""
         return int(self._start[1])

@@ -1,0 +1,115 @@
+"""What spawned processes yield, brought to the calling process round by round."""
+
+import os
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, closing, suppress
+from multiprocessing.connection import Connection, Pipe
+from typing import Any, TypeAlias, TypeVar
+
+import cloudpickle
+
+from runnerkit.engines.failure import WorkerError
+from runnerkit.engines.spawn import POLL_S, Job, started
+
+T = TypeVar("T")
+Values: TypeAlias = Generator[T, None, None]
+
+_MAX_AHEAD = 2  # values that a process has made and that the calling process has not taken
+_CHANNEL_VARIABLE = "RUNNERKIT_CHANNEL"
+_END = b""
+
+
+def spawn_rounds(
+    fn: Callable[[], Values[T]],
+    *,
+    num_processes: int,
+    variables: dict[str, str],
+    variables_of: Callable[[int], dict[str, str]] = lambda rank: {},
+) -> Iterator[list[T]]:
+    """Iterate `fn()` in new processes; yield here what the engine's ``gather_rounds`` would yield there.
+
+    Each process sends to this one directly and waits when it is two values ahead. So nobody waits for another, and this
+    process may take its time. Left half-way, the processes are ended.
+
+    Args:
+        fn, num_processes, variables, variables_of: as :func:`runnerkit.engines.spawn.spawn`'s.
+    Raises:
+        Exception: as spawn does.
+    """
+    with ExitStack() as stack:
+        ends = [Pipe() for _ in range(num_processes)]
+        for pair in ends:
+            for end in pair:
+                stack.enter_context(end)
+        channels = [mine for mine, _ in ends]
+        theirs = [end.fileno() for _, end in ends]
+        job = stack.enter_context(
+            started(
+                _Sender(fn),
+                num_processes=num_processes,
+                variables=variables,
+                variables_of=lambda rank: {**variables_of(rank), _CHANNEL_VARIABLE: str(theirs[rank])},
+                descriptors=theirs,
+            )
+        )
+        for _, end in ends:
+            end.close()
+        yield from _receive_rounds(job, channels)
+        while not job.is_over():
+            time.sleep(POLL_S)
+
+
+def _receive_rounds(job: Job, channels: list[Connection]) -> Iterator[list[Any]]:
+    going_on = dict(enumerate(channels))
+    while going_on:
+        values = []
+        for rank, channel in list(going_on.items()):
+            message = _receive(job, rank, channel)
+            if message == _END:
+                del going_on[rank]
+            else:
+                values.append(cloudpickle.loads(message))
+                with suppress(ConnectionError):  # it needs no room any more: it has sent its last
+                    channel.send_bytes(b"taken")
+        if values:
+            yield values
+
+
+def _receive(job: Job, rank: int, channel: Connection) -> bytes:
+    has_ended = False
+    while not channel.poll(POLL_S):
+        if has_ended:
+            raise _silent_end(rank)
+        job.is_over()  # raises what a process raised
+        has_ended = job.processes[rank].poll() is not None
+    try:
+        return channel.recv_bytes()
+    except (EOFError, ConnectionError):
+        job.processes[rank].wait()
+        job.is_over()
+        raise _silent_end(rank) from None
+
+
+def _silent_end(rank: int) -> WorkerError:
+    return WorkerError(f"rank {rank} ended in the middle, with code 0 and no exception (os._exit?)")
+
+
+class _Sender:
+    """In a process that was started: sends what an iterator yields, each value when there is room for it."""
+
+    def __init__(self, fn: Callable[[], Values[Any]]) -> None:
+        self.fn = fn
+
+    def __call__(self) -> None:
+        """Iterate to the end."""
+        num_ahead = 0
+        with Connection(int(os.environ[_CHANNEL_VARIABLE])) as channel, closing(self.fn()) as values:
+            for value in values:
+                if num_ahead == _MAX_AHEAD:
+                    channel.recv_bytes()
+                    num_ahead -= 1
+                channel.send_bytes(cloudpickle.dumps(value))
+                num_ahead += 1
+                del value
+            channel.send_bytes(_END)

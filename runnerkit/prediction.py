@@ -1,0 +1,170 @@
+"""The loop of inference: a model, a loader, and predictions in the order of the data set."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from runnerkit.checkpoint import find_checkpoint, load_checkpoint
+from runnerkit.engine import IEngine
+from runnerkit.prediction_file import check_path, prediction_file
+from runnerkit.rows import interleave, take_off
+from runnerkit.seeding import derive_seed, set_global_seed
+from runnerkit.sharding import batches_of, distributed_sampler_of, share_of
+from runnerkit.types import as_dict, like
+
+if TYPE_CHECKING:
+    from runnerkit.train import Runner
+
+KEY = "predict"  # of the loader, in messages
+
+# What inference does not need, and what would otherwise travel to other processes: the training data above all.
+_STAYS = (
+    "criterion", "optimizer", "scheduler", "_loaders", "_given_criterion", "_given_optimizer", "_given_scheduler",
+    "_given_engine", "_own_engine", "_given_loggers", "_evaluation", "_snapshot",
+)  # fmt: skip
+
+
+@dataclass
+class Prediction:
+    """What a runner is to predict.
+
+    Attributes:
+        loader: whole: the engine gives each process its share.
+        seed: of everything random.
+        resume: checkpoint or logdir to take the weights from.
+        arguments: handed to `predict_batch`.
+        as_rows: bring predictions to the CPU, checked to have a row for each sample.
+    """
+
+    loader: Iterable[Any]
+    seed: int
+    resume: str | Path | None
+    arguments: dict[str, Any]
+    as_rows: bool
+
+    def check(self, engine: IEngine) -> None:
+        """Refuse, before any process is started, what can be told from here."""
+        if self.resume is not None:
+            find_checkpoint(self.resume)
+        self.share(engine)
+
+    def share(self, engine: IEngine) -> Any:
+        """Return this process's share of the loader: of all samples, also if it says drop_last."""
+        if engine.num_processes > 1 and distributed_sampler_of(self.loader) is not None:
+            raise ValueError(
+                "the loader has a DistributedSampler of its own, which repeats samples to fill all processes: "
+                "leave it out, the engine gives each process its share"
+            )
+        loader = engine.prepare_loader(self.loader, key=KEY, training=False, seed=self.seed)
+        share = share_of(loader)
+        if hasattr(share, "drop_last"):
+            share.drop_last = False
+        return loader
+
+
+def stream(runner: Runner, prediction: Prediction) -> Iterator[Any]:
+    """Yield predictions, from the engine's processes, to each process that called."""
+    prediction.check(runner.engine)
+    return _stream(runner.engine, _worker(runner), prediction)
+
+
+def _stream(engine: IEngine, worker: Runner, prediction: Prediction) -> Iterator[Any]:
+    with closing(engine.stream(partial(predict, worker, prediction=prediction))) as rounds:
+        yield from in_order(rounds, engine, prediction)
+
+
+def write(runner: Runner, prediction: Prediction, path: Path) -> Path:
+    """Write predictions to a file, from the engine's rank zero; return its path."""
+    check_path(path)
+    prediction.check(runner.engine)
+    runner.engine.launch(partial(write_share, _worker(runner), prediction=prediction, path=path))
+    return path
+
+
+def _worker(runner: Runner) -> Runner:
+    """Return a copy of `runner` that can travel: with what the user keeps there, without what training left there."""
+    if not runner.engine.is_ddp:
+        return runner
+    worker = copy.copy(runner)
+    vars(worker).update(dict.fromkeys(_STAYS))
+    worker._given_callbacks = {}
+    worker._reset()
+    return worker
+
+
+def in_order(rounds: Iterator[list[Any]], engine: IEngine, prediction: Prediction) -> Iterator[Any]:
+    """Yield predictions in the loader's order, from those that the processes made at the same time."""
+    share = share_of(prediction.share(engine))
+    is_whole = not engine.is_ddp or getattr(share, "shares_whole_batches", False)
+    for made in rounds:
+        yield from made if is_whole else [interleave(made)]
+
+
+def predict(runner: Runner, prediction: Prediction) -> Generator[Any, None, None]:
+    """Yield what `predict_batch` gives for each batch of this process's share; every rank must take all."""
+    engine = runner.engine
+    engine.setup()
+    set_global_seed(prediction.seed)
+    loader = prediction.share(engine)
+    model = runner.model if runner.model is not None else runner.get_model("infer")
+    models = {key: engine.prepare_model(each) for key, each in as_dict(model).items()}
+    if prediction.resume is not None:
+        _load_weights(models, prediction.resume)
+    models, _ = engine.prepare(models, {})
+    if engine.rank:
+        set_global_seed(derive_seed(prediction.seed, "rank", engine.rank))
+    # The evaluation model: a process with no batch left is one that nobody waits for.
+    runner.model = like(model, {key: engine.evaluation_model(each).eval() for key, each in models.items()})
+    try:
+        yield from _batches(runner, loader, prediction)
+    finally:  # also when left half-way, so by no collective: the weights are as they were
+        engine.precision.release()
+        runner.model = like(model, {key: engine.unwrap(each) for key, each in models.items()})
+
+
+def _batches(runner: Runner, loader: Any, prediction: Prediction) -> Iterator[Any]:
+    engine = runner.engine
+    if getattr(loader, "num_workers", 0):
+        engine.settle()
+    for number, batch in enumerate(batches_of(loader), start=1):
+        try:
+            with torch.no_grad(), engine.autocast():  # not around the yield: the caller has a gradient mode too
+                made = runner.predict_batch(engine.to_device(batch), **prediction.arguments)
+            if prediction.as_rows:
+                made = take_off(made, batch)
+        except Exception as error:
+            error.add_note(f"in batch {number} of loader {KEY!r}, rank {engine.rank}")
+            raise
+        yield made
+
+
+def _load_weights(models: dict[str, nn.Module], source: str | Path) -> None:
+    state = load_checkpoint(find_checkpoint(source))
+    state = state.get("model_state_dict", state)
+    for key, model in models.items():
+        model.load_state_dict(state[key] if key else state)
+
+
+def write_share(runner: Runner, prediction: Prediction, path: Path) -> None:
+    """Write the predictions of all processes to one file, on rank zero; every rank must call."""
+    engine = runner.engine
+    with closing(engine.gather_rounds(predict(runner, prediction))) as rounds:
+        first = list(islice(rounds, 1))  # sets the engine up: only then the rank is known
+        if engine.is_main_process:
+            with prediction_file(path) as write_rows:
+                for made in in_order(chain(first, rounds), engine, prediction):
+                    write_rows(made)
+        else:
+            deque(rounds, maxlen=0)
+    engine.barrier()  # the file is there when anybody returns

@@ -1,0 +1,224 @@
+"""Predictions of any number of samples written to one file, batch by batch: .parquet, .csv or .pt."""
+
+import csv
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, BinaryIO, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from runnerkit.checkpoint import AtomicFile
+from runnerkit.rows import Path as Keys
+from runnerkit.rows import map_parts, name_of, walk
+
+Write: TypeAlias = Callable[[Any], None]
+
+_ROW_GROUP_BYTES = 32 * 2**20
+
+
+def check_path(path: Path) -> None:
+    """Refuse what no file of predictions can be written to.
+
+    Raises:
+        ValueError: another suffix than those there are.
+        ImportError: .parquet without pyarrow.
+    """
+    if path.suffix not in _FORMATS:
+        raise ValueError(f"predictions are written as {', '.join(_FORMATS)}, got {str(path)!r}")
+    if path.suffix == ".parquet" and find_spec("pyarrow") is None:
+        raise ImportError("a .parquet file needs pyarrow: pip install 'runnerkit[parquet]'; or write .csv or .pt")
+
+
+@contextmanager
+def prediction_file(path: Path) -> Iterator[Write]:
+    """Give a function that appends the rows of a prediction; the file is there, whole, when the body went well.
+
+    Raises:
+        ValueError: nothing was appended; or predictions that differ from the first one.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    num_batches = 0
+    with AtomicFile(path) as temporary, _FORMATS[path.suffix](temporary) as write:
+
+        def write_rows(prediction: Any) -> None:
+            nonlocal num_batches
+            num_batches += 1
+            write(prediction)
+
+        yield write_rows
+        if not num_batches:
+            raise ValueError(f"no predictions to write to {path}: the loader gave no batch")
+
+
+def columns_of(prediction: Any) -> dict[str, Any]:
+    """Name a prediction's parts: keys and indices joined by dots; a lone part is "prediction".
+
+    >>> list(columns_of({"logits": torch.zeros(2), "boxes": [torch.zeros(2), torch.ones(2)], "mask": None}))
+    ['logits', 'boxes.0', 'boxes.1']
+    """
+    columns: dict[str, Any] = {}
+    for path, part in walk(prediction):
+        name = ".".join(map(str, path)) or "prediction"
+        if name in columns:
+            raise ValueError(f"two parts of the prediction would be column {name!r}; rename one in predict_batch")
+        if part is not None:
+            columns[name] = _as_array(part, path)
+    return columns
+
+
+def _as_array(part: Any, path: Keys) -> Any:
+    if isinstance(part, Tensor):
+        part = (part.float() if part.dtype == torch.bfloat16 else part).numpy()  # NumPy has no bfloat16
+    if isinstance(part, np.ndarray) and part.dtype.kind not in "biuf":
+        raise TypeError(f"{name_of(path)} is of type {part.dtype}, which a table has no column for; write a .pt file")
+    return part
+
+
+@contextmanager
+def _csv(path: Path) -> Iterator[Write]:
+    header: list[str] = []
+    with path.open("w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file)
+
+        def write(prediction: Any) -> None:
+            columns = dict(_flat_columns(prediction))
+            if not header:
+                header.extend(columns)
+                rows.writerow(header)
+            elif header != list(columns):
+                raise ValueError(
+                    f"columns {list(columns)} are not those of the first batch, {header}; pad vectors to one length in "
+                    "predict_batch, or write a .parquet file"
+                )
+            rows.writerows(zip(*columns.values(), strict=True))
+
+        yield write
+
+
+def _flat_columns(prediction: Any) -> Iterator[tuple[str, Any]]:
+    for name, column in columns_of(prediction).items():
+        if isinstance(column, list):
+            yield name, column
+            continue
+        for index in np.ndindex(column.shape[1:]):
+            # As text a number has the fewest digits that tell it from its neighbours of the same type.
+            yield "_".join([name, *map(str, index)]), column[(slice(None), *index)].astype(str)
+
+
+@contextmanager
+def _parquet(path: Path) -> Iterator[Write]:
+    import pyarrow
+    from pyarrow import parquet
+
+    waiting: list[Any] = []
+    with ExitStack() as stack:
+        writer: Any = None
+        size_bytes = 0
+
+        def flush() -> None:
+            nonlocal size_bytes
+            if waiting:
+                writer.write_table(pyarrow.concat_tables(waiting))
+                waiting.clear()
+                size_bytes = 0
+
+        def write(prediction: Any) -> None:
+            nonlocal writer, size_bytes
+            table = pyarrow.table({name: _arrow(column) for name, column in columns_of(prediction).items()})
+            if writer is None:
+                writer = stack.enter_context(parquet.ParquetWriter(path, table.schema))
+            elif table.schema != writer.schema:
+                found, first = (
+                    {each.name: str(each.type) for each in schema} for schema in (table.schema, writer.schema)
+                )
+                raise ValueError(
+                    f"columns {found} are not those of the first batch, {first}; return one form of prediction"
+                )
+            waiting.append(table)
+            # Readers go by row groups: one for each batch would be too many.
+            size_bytes += table.nbytes
+            if size_bytes >= _ROW_GROUP_BYTES:
+                flush()
+
+        yield write
+        flush()
+
+
+def _arrow(column: Any) -> Any:
+    import pyarrow
+
+    if isinstance(column, list) or column.ndim == 1:
+        return pyarrow.array(column)
+    num_rows, length = column.shape[:2]
+    items = _arrow(column.reshape(num_rows * length, *column.shape[2:]))
+    return pyarrow.ListArray.from_arrays(np.arange(num_rows + 1, dtype=np.int32) * np.int32(length), items)
+
+
+@contextmanager
+def _pt(path: Path) -> Iterator[Write]:
+    # torch.save wants whole tensors: their bytes are collected in a file each, which is then mapped into memory.
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f"{path.name}.") as folder, ExitStack() as stack:
+        parts: dict[Keys, _TensorFile] = {}
+        form: Any = None
+
+        def append(both: list[Any], keys: Keys) -> None:
+            if (both[0] is None) != (both[1] is None):
+                raise ValueError(f"{name_of(keys)} is None in some batches only; return one form from predict_batch")
+            if both[0] is not None:
+                if keys not in parts:
+                    parts[keys] = _TensorFile(stack, Path(folder) / str(len(parts)), keys)
+                parts[keys].append(both[1])
+
+        def write(prediction: Any) -> None:
+            nonlocal form
+            form = prediction if form is None else form
+            map_parts(append, [form, prediction])
+
+        yield write
+        whole = map_parts(lambda _, keys: parts[keys].mapped() if keys in parts else None, [form])
+        torch.save(whole, path)
+
+
+class _TensorFile:
+    """Rows of a tensor on their way to a whole one, as bytes in a file."""
+
+    def __init__(self, stack: ExitStack, path: Path, keys: Keys) -> None:
+        self.path = path
+        self.keys = keys
+        self.file: BinaryIO = stack.enter_context(path.open("wb"))
+        self.first: Tensor | None = None
+        self.num_rows = 0
+
+    def append(self, part: Any) -> None:
+        """Write the rows of `part`."""
+        if isinstance(part, np.ndarray):
+            part = torch.from_numpy(part)
+        if not isinstance(part, Tensor):
+            raise TypeError(f"{name_of(self.keys)} is no tensor, and a .pt file is of tensors; write .parquet or .csv")
+        if self.first is None:
+            self.first = part[:0]
+        if (part.shape[1:], part.dtype) != (self.first.shape[1:], self.first.dtype):
+            raise ValueError(
+                f"{name_of(self.keys)} has rows {tuple(part.shape[1:])} of {part.dtype}, in the first batch "
+                f"{tuple(self.first.shape[1:])} of {self.first.dtype}; pad them to one length in predict_batch"
+            )
+        self.num_rows += len(part)
+        part.contiguous().view(-1).view(torch.uint8).numpy().tofile(self.file)
+
+    def mapped(self) -> Tensor:
+        """Return all rows as one tensor, read from the disk when they are looked at."""
+        self.file.flush()
+        assert self.first is not None
+        shape = (self.num_rows, *self.first.shape[1:])
+        size = torch.Size(shape).numel()
+        if not size:
+            return self.first.new_empty(shape)
+        return torch.from_file(str(self.path), shared=False, size=size, dtype=self.first.dtype).view(shape)
+
+
+_FORMATS = {".parquet": _parquet, ".csv": _csv, ".pt": _pt}

@@ -1,0 +1,161 @@
+"""Predictions as rows, one a sample: taken off the device, and put back into the order of the data set.
+
+A prediction is a tensor whose first dimension is the batch, or dicts, lists and tuples of such tensors. Beside tensors
+it may hold NumPy arrays, lists of plain values (one a row: names, labels) and None.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Path: TypeAlias = tuple[Any, ...]  # keys and indices that lead to a part
+
+_PLAIN = (str, bytes, bool, int, float, type(None))
+
+
+def take_off(prediction: Any, batch: Any) -> Any:
+    """Bring a batch's prediction to the CPU, without what its tensors are views of, checked to be rows.
+
+    Args:
+        batch: what was predicted on; its lengths tell how many rows there may be.
+    Raises:
+        ValueError, TypeError: a part has no row for each sample of the batch, named by its path.
+    """
+    lengths = set(_lengths(batch))
+    taken = map_parts(lambda parts, path: _take_off(parts[0], path, lengths), [prediction])
+    num_rows = {name_of(path): len(part) for path, part in walk(taken) if part is not None}
+    if len(set(num_rows.values())) != 1:
+        raise ValueError(f"{_rows_needed(())}; there are {num_rows or 'none'}")
+    return taken
+
+
+def interleave(predictions: Sequence[Any]) -> Any:
+    """Deal rows out in turn: the first row of each of `predictions`, then the second ones, and so on.
+
+    Raises:
+        ValueError: they do not fit together, the part named by its path.
+    """
+    return map_parts(_interleave, predictions)
+
+
+def walk(prediction: Any) -> Iterator[tuple[Path, Any]]:
+    """Yield the parts of a prediction, by their paths of keys.
+
+    >>> [path for path, _ in walk({"a": [torch.zeros(2)], "b": ["x", "y"]})]
+    [('a', 0), ('b',)]
+    """
+    found: list[tuple[Path, Any]] = []
+    map_parts(lambda parts, path: found.append((path, parts[0])), [prediction])
+    yield from found
+
+
+def map_parts(fn: Callable[[list[Any], Path], Any], predictions: Sequence[Any], path: Path = ()) -> Any:
+    """Call `fn` with each part of several predictions of the same form, and its path; keep the form.
+
+    Raises:
+        ValueError: they differ in form.
+    """
+    first = predictions[0]
+    if not isinstance(first, dict | list | tuple) or _is_column(first):
+        return fn(list(predictions), path)
+    _check_form([_form(each) for each in predictions], path)
+    keys = list(first) if isinstance(first, dict) else range(len(first))
+    parts = {key: map_parts(fn, [each[key] for each in predictions], (*path, key)) for key in keys}
+    if isinstance(first, dict):
+        return parts
+    return type(first)(*parts.values()) if hasattr(first, "_fields") else type(first)(parts.values())
+
+
+def name_of(path: Path) -> str:
+    """Write a path as text.
+
+    >>> name_of(("a", 0)), name_of(())
+    ("prediction['a'][0]", 'prediction')
+    """
+    return "prediction" + "".join(f"[{key!r}]" for key in path)
+
+
+def _form(value: Any) -> Any:
+    if isinstance(value, dict):
+        return set(value)
+    return len(value) if isinstance(value, list | tuple) and not _is_column(value) else type(value).__name__
+
+
+def _is_column(values: Any) -> bool:
+    return isinstance(values, list | tuple) and len(values) > 0 and all(isinstance(value, _PLAIN) for value in values)
+
+
+def _check_form(forms: list[Any], path: Path) -> None:
+    if any(form != forms[0] for form in forms):
+        raise ValueError(f"{name_of(path)} has not one form throughout, but {forms}; return one from predict_batch")
+
+
+def _take_off(part: Any, path: Path, lengths: set[int]) -> Any:
+    if part is None:
+        return None
+    if isinstance(part, list | tuple):
+        part = list(part)
+    elif isinstance(part, Tensor):
+        if part.layout is not torch.strided or part.is_nested:
+            raise TypeError(f"{name_of(path)} is a {part.layout} tensor; make it dense in predict_batch")
+        part = part.detach().cpu()
+        if part.untyped_storage().nbytes() > part.nbytes:  # a view: what it is a view of would travel too
+            part = part.clone(memory_format=torch.contiguous_format)
+    elif not isinstance(part, np.ndarray):
+        raise TypeError(
+            f"{name_of(path)} is a {type(part).__module__}.{type(part).__qualname__}; return tensors from "
+            "predict_batch, or dicts, lists and tuples of tensors"
+        )
+    shape = (len(part),) if isinstance(part, list) else tuple(part.shape)
+    if not shape or (lengths and shape[0] not in lengths):
+        raise ValueError(f"{_rows_needed(path)}; its shape is {shape}")
+    return part
+
+
+def _rows_needed(path: Path) -> str:
+    return (
+        f"{name_of(path)} must have a row for each sample of the batch, so that it can be put in the order of the data "
+        "set: keep the batch as first dimension in predict_batch (a value for the whole batch: "
+        "value.expand(batch_size)), or use predict_loader in one process"
+    )
+
+
+def _lengths(value: Any) -> Iterator[int]:
+    """Yield the lengths in a batch of which one is its number of samples; none if it cannot be seen."""
+    if isinstance(value, Tensor | np.ndarray):
+        if value.ndim:
+            yield len(value)
+    elif isinstance(value, dict | list | tuple):
+        if not isinstance(value, dict):
+            yield len(value)
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _lengths(each)
+
+
+def _interleave(parts: list[Any], path: Path) -> Any:
+    first = parts[0]
+    _check_form([type(part).__name__ for part in parts], path)
+    if first is None:
+        return None
+    total = sum(map(len, parts))
+    rows: Any
+    if isinstance(first, list):
+        rows = [None] * total
+    else:
+        kinds = [(tuple(part.shape[1:]), part.dtype) for part in parts]
+        if any(kind != kinds[0] for kind in kinds):
+            raise ValueError(
+                f"{name_of(path)} differs in shape or type between processes: {[tuple(part.shape) for part in parts]}, "
+                f"{[str(part.dtype) for part in parts]}; pad rows to one length in predict_batch"
+            )
+        shape = (total, *first.shape[1:])
+        rows = first.new_empty(shape) if isinstance(first, Tensor) else np.empty(shape, first.dtype)
+    shares = [range(total)[rank :: len(parts)] for rank in range(len(parts))]
+    if any(len(share) != len(part) for share, part in zip(shares, parts, strict=True)):
+        raise ValueError(f"{_rows_needed(path)}; the processes had {[len(part) for part in parts]} rows")
+    for rank, part in enumerate(parts):
+        rows[rank :: len(parts)] = part
+    return rows

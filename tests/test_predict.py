@@ -1,0 +1,445 @@
+"""Several processes predict what one predicts: each sample once, in the loader's order, a few batches ahead at most."""
+
+import copy
+import os
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pandas
+import psutil
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
+
+from runnerkit import dl
+from runnerkit.prediction import Prediction, in_order, predict
+from tests.fake_apex.use import stand_in
+from tests.ranks import Ranks
+from tests.tiny import classification, loader, mlp, quiet, sgd, weights
+
+LENGTHS = (0, 1, 7, 64, 65)
+LIMIT_S = 10
+DDP = partial(dl.DistributedDataParallelEngine, device="cpu")
+
+
+class Predicts(dl.SupervisedRunner):
+    """Predicts a structure of all kinds of parts; of each sample its number too."""
+
+    def predict_batch(self, batch, scale=1.0):
+        numbers, features = batch
+        logits = self.model(features) * scale
+        names = [f"sample {number}" for number in numbers.tolist()]
+        return {"number": numbers, "both": (logits, [logits.argmax(1).numpy()]), "name": names, "none": None}
+
+
+def numbered(num_samples, batch_size=4, **kwargs):
+    features, _ = classification(num_samples).tensors
+    return DataLoader(TensorDataset(torch.arange(num_samples), features), batch_size=batch_size, **kwargs)
+
+
+def joined(predictions):
+    """Numbers, logits, classes and names of all batches."""
+    return (
+        [number for each in predictions for number in each["number"].tolist()],
+        torch.cat([each["both"][0] for each in predictions] or [torch.zeros(0, 3)]),
+        [each for batch in predictions for each in batch["both"][1][0].tolist()],
+        [name for each in predictions for name in each["name"]],
+    )
+
+
+def assert_equal(found, expected):
+    """All but the order of float32's sums, which another batch size changes."""
+    torch.testing.assert_close(found[1], expected[1], rtol=1e-5, atol=1e-6)
+    assert (found[0], found[2], found[3]) == (expected[0], expected[2], expected[3])
+
+
+# ------------------------------------------------------------------------------------- the order, without any process
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    num_samples=st.integers(0, 90),
+    batch_size=st.integers(1, 33),
+    num_ranks=st.integers(1, 4),
+    drop_last=st.booleans(),
+    own_batches=st.booleans(),
+)
+def test_each_sample_is_predicted_once_and_in_order(num_samples, batch_size, num_ranks, drop_last, own_batches):
+    """Whatever the length, the batch size and the number of ranks; on every rank; drop_last drops nothing."""
+    data = numbered(num_samples).dataset
+    batches = BatchSampler(range(num_samples), batch_size, drop_last=False)
+    given_loader = (
+        DataLoader(data, batch_sampler=_Own(batches))
+        if own_batches
+        else DataLoader(data, batch_size, drop_last=drop_last)
+    )
+    model, ranks = mlp(), Ranks(num_ranks)
+
+    def job(engine):
+        engine.is_ddp = True
+        runner = Predicts(copy.deepcopy(model), engine)
+        prediction = Prediction(given_loader, seed=1, resume=None, arguments={}, as_rows=True)
+        rounds = engine.gather_rounds(predict(runner, prediction))
+        return joined(list(in_order(rounds, engine, prediction)))
+
+    for numbers, logits, _, names in ranks.call(*(partial(job, engine) for engine in ranks.engines)):
+        assert numbers == list(range(num_samples))
+        assert names == [f"sample {number}" for number in range(num_samples)]
+        torch.testing.assert_close(logits, model(data.tensors[1]).detach(), rtol=1e-5, atol=1e-6)
+
+
+class _Own:
+    """A batch sampler of the user's own: its batches stay whole."""
+
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __iter__(self):
+        return iter(self.batches)
+
+    def __len__(self):
+        return len(self.batches)
+
+
+# ---------------------------------------------------------------------------------- processes of a launcher: all call
+
+
+class Writes(dl.SupervisedRunner):
+    """Predicts what any file can hold."""
+
+    def predict_batch(self, batch):
+        return {"logits": self.model(batch[0]), "targets": batch[1]}
+
+
+def evaluated(length, **where):
+    """Metrics in float64, so that the order of sums does not show."""
+    features, targets = classification(length).tensors
+    data = DataLoader(TensorDataset(features.double(), targets), batch_size=4)
+    runner = dl.SupervisedRunner(mlp().double()).train(
+        loaders={"train": data}, criterion=nn.CrossEntropyLoss(), callbacks=[dl.AccuracyCallback("logits", "targets")],
+        cpu=True, engine=None, **quiet(),
+    )  # fmt: skip
+    return runner.evaluate_loader(data, **where)
+
+
+def every_case(folder):
+    """What each of three processes gets, in one start: the engines join the group that there is."""
+    group = DDP(3)
+    group.setup()
+    runner, found = Predicts(mlp(dropout=0.5)), {}
+    for length in LENGTHS:
+        for batch_size in (1, 4, 33):
+            predictions = runner.predict_loader(loader=numbered(length, batch_size), engine=DDP(), scale=2.0)
+            found[length, batch_size] = joined(list(predictions))
+    found["shuffled"] = joined(list(runner.predict_loader(loader=numbered(30, shuffle=True), engine=DDP())))
+    found["workers"] = joined(list(runner.predict_loader(loader=numbered(30, num_workers=1), engine=DDP())))
+    found["amp"] = joined(list(runner.predict_loader(loader=numbered(30), ddp=True, cpu=True, amp=True)))
+    sharded = dl.FullyShardedDataParallelEngine(device="cpu")
+    found["fsdp"] = joined(list(runner.predict_loader(loader=numbered(30), engine=sharded)))
+    half = iter(runner.predict_loader(loader=numbered(30), engine=DDP()))
+    found["half"] = joined([next(half)])
+    half.close()
+    found["after"] = joined(list(runner.predict_loader(loader=numbered(30), engine=DDP())))
+    for suffix in ("csv", "parquet", "pt"):
+        path = Writes(mlp()).predict_to(f"{folder}/new/predictions.{suffix}", loader=loader(65, 4), engine=DDP())
+        found[suffix] = path.stat().st_size  # for every rank it is there
+    found["metrics"] = {length: evaluated(length, ddp=True, cpu=True) for length in LENGTHS[1:]}
+    gathered = group.gather_object(found)
+    group.cleanup()
+    return gathered
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("predictions")
+
+
+@pytest.fixture(scope="module")
+def ranks(folder):
+    return DDP(3).launch(partial(every_case, folder))
+
+
+@pytest.mark.slow
+def test_every_rank_gets_all_predictions_in_order(ranks):
+    """What one process with the same arguments gives."""
+    for found in ranks:
+        for length in LENGTHS:
+            for batch_size in (1, 4, 33):
+                one = Predicts(mlp()).predict_loader(loader=numbered(length, 5), cpu=True, scale=2.0)
+                assert_equal(found[length, batch_size], joined(list(one)))
+
+
+@pytest.mark.slow
+def test_a_loader_that_shuffles_gives_the_order_of_one_process(ranks):
+    """Which is a function of the seed."""
+    one = joined(list(Predicts(mlp()).predict_loader(loader=numbered(30, shuffle=True), cpu=True)))
+
+    assert sorted(one[0]) == list(range(30)) != one[0]
+    for found in ranks:
+        assert_equal(found["shuffled"], one)
+
+
+@pytest.mark.slow
+def test_other_engines_and_workers_predict_the_same(ranks):
+    """FSDP2, workers, and a prediction after one that was left half-way, which had its first batch."""
+    one = joined(list(Predicts(mlp()).predict_loader(loader=numbered(30), cpu=True)))
+
+    for found in ranks:
+        for case in ("workers", "fsdp", "after"):
+            assert_equal(found[case], one)
+        assert found["half"][0] == list(range(12))
+
+
+@pytest.mark.slow
+def test_amp_predicts_in_the_type_of_one_process(ranks):
+    """bfloat16, to its 8 bits."""
+    one = joined(list(Predicts(mlp()).predict_loader(loader=numbered(30), cpu=True, amp=True)))
+
+    for found in ranks:
+        assert found["amp"][1].dtype == one[1].dtype == torch.bfloat16
+        torch.testing.assert_close(found["amp"][1], one[1], rtol=2**-7, atol=2**-7)
+
+
+@pytest.mark.slow
+def test_files_hold_what_one_process_writes(ranks, folder, tmp_path):
+    """Once and in order; nothing else is left beside them."""
+    for suffix in ("csv", "parquet", "pt"):
+        one = Writes(mlp()).predict_to(tmp_path / f"one.{suffix}", loader=loader(65, 7), cpu=True)
+
+        written = folder / "new" / f"predictions.{suffix}"
+        assert {found[suffix] for found in ranks} == {written.stat().st_size}
+        theirs, ours = read(written), read(one)
+        torch.testing.assert_close(theirs["logits"], ours["logits"], rtol=1e-5, atol=1e-6)
+        assert torch.equal(theirs["targets"], classification(65).tensors[1])
+    assert sorted(path.suffix for path in (folder / "new").iterdir()) == [".csv", ".parquet", ".pt"]
+
+
+def read(path):
+    if path.suffix == ".pt":
+        return torch.load(path, weights_only=True)
+    frame = pandas.read_csv(path) if path.suffix == ".csv" else pandas.read_parquet(path)
+    names = [name for name in frame if name.startswith("logits")]
+    logits = np.stack([np.stack(frame[name]) for name in names], axis=-1).reshape(len(frame), -1)
+    return {"logits": torch.tensor(logits, dtype=torch.float32), "targets": torch.tensor(frame["targets"].to_numpy())}
+
+
+@pytest.mark.slow
+def test_metrics_of_several_processes_are_those_of_one(ranks):
+    """To 1e-9, in float64, whatever the length; no sample is counted twice."""
+    for length in LENGTHS[1:]:
+        one = evaluated(length, cpu=True)
+
+        for found in ranks:
+            assert found["metrics"][length] == pytest.approx(one, rel=1e-9)
+
+
+# --------------------------------------------------------------------------------- processes that the caller's starts
+
+
+@pytest.mark.slow
+def test_plain_python_gets_the_predictions_of_spawned_processes(tmp_path):
+    """With the weights of a checkpoint, also of a model that get_model makes."""
+
+    class Made(Predicts):
+        def get_model(self, stage):
+            return mlp(seed=7)
+
+    model = mlp()
+    dl.SupervisedRunner().train(
+        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), loaders={"train": loader(20, 4)},
+        cpu=True, logdir=tmp_path, **quiet(),
+    )  # fmt: skip
+
+    found = joined(list(Made().predict_loader(loader=numbered(65), ddp=True, cpu=True, resume=tmp_path)))
+
+    expected = joined(list(Predicts(model).predict_loader(loader=numbered(65), cpu=True)))
+    assert_equal(found, expected)
+    assert not torch.equal(expected[1], joined(list(Made().predict_loader(loader=numbered(65), cpu=True)))[1])
+
+
+@pytest.mark.slow
+@pytest.mark.horovod
+def test_horovod_predicts_the_same():
+    """Started by plain python."""
+    pytest.importorskip("horovod.torch", reason="Horovod is not installed: scripts/install_horovod.sh builds it")
+
+    found = Predicts(mlp()).predict_loader(loader=numbered(21), engine=dl.HorovodEngine(2, device="cpu"))
+
+    assert_equal(joined(list(found)), joined(list(Predicts(mlp()).predict_loader(loader=numbered(21), cpu=True))))
+
+
+class Counts(Predicts):
+    """Leaves a mark for each batch that it has begun."""
+
+    folder = ""
+
+    def predict_batch(self, batch):
+        (Path(self.folder) / f"{self.engine.rank} {int(batch[0][0])}").touch()
+        return super().predict_batch(batch)
+
+
+@pytest.mark.slow
+def test_a_generator_left_half_way_ends_its_processes_and_was_not_ahead(tmp_path, monkeypatch):
+    """Until the caller asks, each process makes three batches more than were taken; nothing is left on the disk."""
+    (tmp_path / "marks").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    runner = Counts(mlp())
+    runner.folder = str(tmp_path / "marks")
+    data = numbered(100_000, 1, num_workers=1)
+    before = set(psutil.Process().children(recursive=True))
+    peak = 0
+
+    predictions = runner.predict_loader(loader=data, ddp=True, cpu=True)
+    assert set(psutil.Process().children(recursive=True)) == before  # nothing has started
+    for num_taken, prediction in enumerate(predictions, start=1):
+        assert prediction["number"].tolist() == [2 * num_taken - 2, 2 * num_taken - 1]
+        time.sleep(0.5 if num_taken in (1, 20) else 0)
+        num_begun = [len(list((tmp_path / "marks").glob(f"{rank} *"))) for rank in (0, 1)]
+        peak = max(peak, *(begun - num_taken for begun in num_begun))
+        if num_taken == 20:
+            break
+    started = set(psutil.Process().children(recursive=True)) - before
+    begin = time.monotonic()
+    predictions.close()
+
+    assert 2 <= peak <= 3
+    assert len(started) >= 2
+    assert time.monotonic() - begin < LIMIT_S
+    deadline = time.monotonic() + LIMIT_S
+    while (left := [each for each in started if each.is_running()]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not left
+    assert [path.name for path in tmp_path.iterdir()] == ["marks"]
+
+
+class Fails(Predicts):
+    """One rank has had enough."""
+
+    how = ""
+
+    def predict_batch(self, batch):
+        if self.engine.rank == 1 and batch[0][0] > 20:
+            if self.how == "silently":
+                os._exit(0)
+            raise ArithmeticError("rank one has had enough")
+        return super().predict_batch(batch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["loudly", "silently"])
+def test_a_rank_that_fails_ends_the_prediction_with_its_own_words(how):
+    """The exception itself, caused by the rank's traceback; or who it was that left without a word."""
+    runner = Fails(mlp())
+    runner.how = how
+    expected = {"loudly": (ArithmeticError, "had enough"), "silently": (dl.WorkerError, "rank 1 ended in the middle")}
+    predictions = runner.predict_loader(loader=numbered(10_000), ddp=True, cpu=True)
+
+    with pytest.raises(expected[how][0], match=expected[how][1]) as caught:
+        for _ in predictions:
+            pass
+
+    if how == "loudly":
+        assert isinstance(caught.value.__cause__, dl.RankTraceback)
+        assert caught.value.__cause__.rank == 1 and "in predict_batch" in str(caught.value.__cause__)
+        assert caught.value.__notes__ == ["in batch 4 of loader 'predict', rank 1"]
+
+
+@pytest.mark.slow
+def test_a_file_of_a_run_that_fails_stays_as_it_was(tmp_path):
+    """No half of a new one, and nothing beside it."""
+    path = tmp_path / "predictions.csv"
+    path.write_text("the old ones")
+
+    with pytest.raises(ArithmeticError):
+        Fails(mlp()).predict_to(path, loader=numbered(1000), ddp=True, cpu=True)
+
+    assert path.read_text() == "the old ones"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+# --------------------------------------------------------------------------------------------------------- one process
+
+
+@pytest.mark.parametrize("engine", [dl.CPUEngine, dl.DataParallelEngine, dl.DataParallelAMPEngine])
+def test_one_process_predicts_lazily_whatever_the_predictions_are(engine):
+    """A generator over any iterable; a value for the whole batch is all right; the caller's model comes back."""
+
+    class Sums(dl.SupervisedRunner):
+        def predict_batch(self, batch):
+            return float(self.model(batch[0]).sum())
+
+    taken = []
+    model = mlp()
+
+    def batches():
+        for batch in loader(12, 4):
+            taken.append(batch)
+            yield batch
+
+    predictions = Sums(model).predict_loader(loader=batches(), engine=engine())
+    assert taken == []
+    first = next(predictions)
+
+    assert isinstance(first, float) and len(taken) == 1
+    assert len(list(predictions)) == 2
+
+
+def test_the_model_comes_back_without_its_wrapper():
+    """DataParallel's, also after a prediction that was left half-way."""
+    model = mlp()
+    runner = dl.SupervisedRunner(model)
+
+    for count in (1, 3):
+        predictions = runner.predict_loader(loader=loader(12, 4), engine=dl.DataParallelEngine("cpu"))
+        for _ in range(count):
+            next(predictions)
+        assert isinstance(runner.model, nn.DataParallel)
+        list(predictions) if count == 3 else predictions.close()
+        assert runner.model is model
+
+
+@pytest.mark.parametrize("opt_level", ["O1", "O2", "O3"])
+@pytest.mark.parametrize("is_left", [True, False])
+def test_apex_gives_the_model_back_with_the_weights_that_it_had(opt_level, is_left, monkeypatch):
+    """Not rounded to the half precision that O2 and O3 predict in; nor by evaluate_loader."""
+    model = mlp()
+    before = weights(model)
+    with stand_in(monkeypatch):
+        engine = dl.APEXEngine(opt_level=opt_level, device="cpu")
+        predictions = dl.SupervisedRunner(model).predict_loader(loader=loader(8, 4), engine=engine)
+        first = next(predictions)["logits"]
+        predictions.close() if is_left else list(predictions)
+        runner = dl.SupervisedRunner(model)
+        runner.evaluate_loader(loader(8, 4), callbacks=[dl.AccuracyCallback("logits", "targets")], engine=engine)
+
+    assert {each.dtype for each in model.parameters()} == {torch.float32}
+    assert torch.equal(weights(model), before)
+    torch.testing.assert_close(first.float(), model(classification(8).tensors[0][:4]), rtol=1e-2, atol=1e-2)
+
+
+# ---------------------------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"loader": [1, 2], "ddp": True}, TypeError, "'predict'.*DataLoader"),
+        (
+            {"loader": DataLoader(range(10), sampler=DistributedSampler(range(10), 2, 0)), "ddp": True},
+            ValueError,
+            "leave it out",
+        ),
+        ({"loader": [], "engine": dl.CPUEngine(), "ddp": True}, ValueError, "either engine or flags"),
+        ({"loader": [], "resume": "nowhere"}, FileNotFoundError, "nowhere"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_starts(arguments, error, words):
+    """At the call, not when the first prediction is asked for."""
+    with pytest.raises(error, match=words):
+        dl.SupervisedRunner(mlp()).predict_loader(cpu="engine" not in arguments, **arguments)

@@ -1,0 +1,205 @@
+"""Files of predictions: every type of column, whole or not there, and memory that does not grow."""
+
+import tracemalloc
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runnerkit import dl, prediction_file
+from runnerkit.prediction_file import check_path
+from runnerkit.prediction_file import prediction_file as opened
+from tests.tiny import loader, mlp
+
+pyarrow = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+
+def write(path, *predictions):
+    with opened(path) as append:
+        for prediction in predictions:
+            append(prediction)
+    return path
+
+
+def batches(num_rows, *, seed=0, sizes=(3, 5)):
+    """Two batches of every kind of part that a table takes."""
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        {
+            "float": torch.randn(size, generator=generator),
+            "double": torch.randn(size, 2, generator=generator, dtype=torch.float64),
+            "half": torch.randn(size, 2, 3, generator=generator).half(),
+            "nested": [torch.randint(-5, 5, (size,), generator=generator), {"flag": torch.arange(size) % 2 == 0}],
+            "brain": torch.randn(size, generator=generator).bfloat16(),
+            "array": np.arange(size, dtype=np.int16),
+            "absent": None,
+        }
+        for size in sizes
+    ]
+
+
+def test_csv_has_numbered_columns_that_read_back_exactly(tmp_path):
+    """The fewest digits that are enough for the type."""
+    first, second = batches(8)
+
+    path = write(tmp_path / "a.csv", {**first, "name": ["a", "b,c", 'd"']}, {**second, "name": ["é"] * 5})
+
+    frame = pandas.read_csv(path)
+    names = [f"half_{row}_{column}" for row in (0, 1) for column in (0, 1, 2)]
+    expected = ["float", "double_0", "double_1", *names, "nested.0", "nested.1.flag", "brain", "array", "name"]
+    assert list(frame) == expected
+    whole = torch.cat([first["float"], second["float"]])
+    assert torch.equal(torch.tensor(frame["float"].to_numpy(np.float32)), whole)
+    double = torch.cat([first["double"], second["double"]])
+    assert torch.equal(torch.tensor(frame[["double_0", "double_1"]].to_numpy()), double)
+    half = torch.cat([first["half"], second["half"]])
+    assert torch.equal(torch.tensor(frame[names].to_numpy(np.float16)).view(8, 2, 3), half)
+    assert frame["name"].tolist() == ["a", "b,c", 'd"', *["é"] * 5]
+    assert frame["nested.1.flag"].tolist() == [True, False, True, True, False, True, False, True]
+
+
+def test_parquet_has_typed_columns_and_lists_for_vectors(tmp_path):
+    """Vectors of another length in a later batch are all right; few batches are one row group."""
+    first, second = batches(8)
+
+    ragged = [{"tokens": torch.ones(3, 4, dtype=torch.int32)}, {"tokens": torch.zeros(5, 2, dtype=torch.int32)}]
+    named = [{"name": ["a", "b", "c"]}, {"name": ["d", None, "f", "g", "h"]}]
+    path = write(tmp_path / "a.parquet", {**first, **ragged[0], **named[0]}, {**second, **ragged[1], **named[1]})
+
+    table = parquet.read_table(path)
+    assert {name: str(table.schema.field(name).type) for name in table.column_names} == {
+        "float": "float",
+        "double": "list<element: double>",
+        "half": "list<element: list<element: halffloat>>",
+        "nested.0": "int64",
+        "nested.1.flag": "bool",
+        "brain": "float",
+        "array": "int16",
+        "tokens": "list<element: int32>",
+        "name": "string",
+    }
+    columns = table.to_pydict()
+    assert columns["half"] == torch.cat([first["half"], second["half"]]).tolist()
+    assert columns["brain"] == torch.cat([first["brain"], second["brain"]]).tolist()
+    assert columns["tokens"] == [[1] * 4] * 3 + [[0] * 2] * 5
+    assert columns["name"] == ["a", "b", "c", "d", None, "f", "g", "h"]
+    assert parquet.ParquetFile(path).num_row_groups == 1
+
+
+def test_pt_holds_the_structure_of_one_prediction(tmp_path):
+    """With whole tensors of the same types, loaded without running code."""
+    first, second = batches(8)
+
+    whole = torch.load(write(tmp_path / "a.pt", first, second), weights_only=True)
+
+    assert list(whole) == list(first) and whole["absent"] is None
+    for name in ("float", "double", "half", "brain"):
+        assert torch.equal(whole[name], torch.cat([first[name], second[name]]))
+    assert torch.equal(whole["nested"][1]["flag"], torch.cat([each["nested"][1]["flag"] for each in (first, second)]))
+    assert whole["array"].tolist() == [*range(3), *range(5)] and whole["array"].dtype == torch.int16
+    assert [each.name for each in tmp_path.iterdir()] == ["a.pt"]
+
+
+@settings(max_examples=30, deadline=None)
+@given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=6), suffix=st.sampled_from(["csv", "parquet", "pt"]))
+def test_each_row_is_there_once_and_in_order(sizes, suffix, tmp_path_factory):
+    """However it comes in batches, of a prediction that is a tensor itself, with or without columns of no width."""
+    rows = torch.arange(sum(sizes))
+    path = write(tmp_path_factory.mktemp("rows") / f"a.{suffix}", *rows.split(sizes))
+
+    if suffix == "pt":
+        assert torch.equal(torch.load(path, weights_only=True), rows)
+    else:
+        frame = pandas.read_csv(path) if suffix == "csv" else pandas.read_parquet(path)
+        assert frame["prediction"].tolist() == rows.tolist()
+
+
+def test_a_part_of_no_width_is_written(tmp_path):
+    """As it is: rows without numbers."""
+    whole = torch.load(write(tmp_path / "a.pt", torch.zeros(3, 0), torch.zeros(2, 0)), weights_only=True)
+
+    assert whole.shape == (5, 0)
+    assert parquet.read_table(write(tmp_path / "a.parquet", torch.zeros(3, 0, 2)))["prediction"].to_pylist() == [[]] * 3
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet", "pt"])
+def test_memory_does_not_grow_with_the_file(suffix, tmp_path, monkeypatch):
+    """The peak of what Python, NumPy and Arrow allocate is the same for four times as many batches."""
+    monkeypatch.setattr(prediction_file, "_ROW_GROUP_BYTES", 2**12)
+    batch = torch.zeros(16, 8)
+
+    def peak(num_batches):
+        tracemalloc.start()
+        largest = 0
+        with opened(tmp_path / f"a.{suffix}") as append:
+            for _ in range(num_batches):
+                append(batch)
+                largest = max(largest, pyarrow.total_allocated_bytes())
+        python = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return python + largest
+
+    peak(1)  # imports
+    few, many = peak(40), peak(160)
+
+    assert many < 1.1 * few + 2**13
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet", "pt"])
+def test_a_failure_leaves_the_old_file_and_nothing_beside_it(suffix, tmp_path):
+    """Also an empty loader is one: a file without columns would tell nothing."""
+    path = tmp_path / f"a.{suffix}"
+    path.write_text("old")
+
+    with pytest.raises(ValueError, match=r"not those|has rows"):
+        write(path, torch.zeros(3, 2), {"another": torch.zeros(3)} if suffix == "parquet" else torch.zeros(3, 4))
+    with pytest.raises(ValueError, match="the loader gave no batch"):
+        dl.SupervisedRunner(mlp()).predict_to(path, loader=loader(0, 4), cpu=True)
+
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("suffix", "predictions", "error", "words"),
+    [
+        ("csv", [torch.zeros(2, 3), torch.zeros(2, 2)], ValueError, "not those of the first batch.*pad.*parquet"),
+        ("csv", [{"a": torch.zeros(2)}, {"b": torch.zeros(2)}], ValueError, "not those of the first batch"),
+        ("csv", [{"a": {"b": torch.zeros(2)}, "a.b": torch.zeros(2)}], ValueError, "would be column 'a.b'; rename"),
+        ("csv", [torch.zeros(2, dtype=torch.complex64)], TypeError, "complex64.*write a .pt"),
+        (
+            "parquet",
+            [{"a": torch.zeros(2)}, {"b": torch.zeros(2)}],
+            ValueError,
+            "'b': 'float'.* not those of the first batch, .'a': 'float'",
+        ),
+        ("parquet", [{"a": ["x", "y"]}, {"a": [1, 2]}], ValueError, "'a': 'int64'.* not those of the first batch"),
+        ("pt", [{"a": ["x", "y"]}], TypeError, r"prediction\['a'\] is no tensor.*write .parquet or .csv"),
+        ("pt", [torch.zeros(2, 3), torch.zeros(2, 2)], ValueError, r"has rows \(2,\) .* in the first batch \(3,\)"),
+        ("pt", [{"a": torch.zeros(2)}, {"a": torch.zeros(2), "b": torch.zeros(2)}], ValueError, "not one form"),
+        ("pt", [{"a": torch.zeros(2)}, {"a": None}], ValueError, r"prediction\['a'\]"),
+        ("pt", [{"a": None, "b": torch.zeros(2)}, {"a": torch.zeros(2), "b": torch.zeros(2)}], ValueError, r"\['a'\]"),
+    ],
+)
+def test_what_a_file_cannot_hold_is_named(suffix, predictions, error, words, tmp_path):
+    """With what can."""
+    with pytest.raises(error, match=words):
+        write(tmp_path / f"a.{suffix}", *predictions)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_suffix_and_a_missing_package_are_refused_at_once(tmp_path, monkeypatch):
+    """Before any process is started."""
+    runner = dl.SupervisedRunner(mlp())
+
+    with pytest.raises(ValueError, match=r"\.parquet, \.csv, \.pt, got .*a\.json"):
+        runner.predict_to(tmp_path / "a.json", loader=loader(4, 4), ddp=True)
+    monkeypatch.setattr(prediction_file, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"pip install 'runnerkit\[parquet\]'; or write .csv or .pt"):
+        runner.predict_to(tmp_path / "a.parquet", loader=loader(4, 4), ddp=True)
+    check_path(tmp_path / "a.csv")

@@ -1,0 +1,91 @@
+"""Predictions as rows: taken off the device, and dealt out in turn."""
+
+from collections import namedtuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runnerkit.rows import interleave, take_off, walk
+
+Pair = namedtuple("Pair", ["left", "right"])
+
+
+@settings(deadline=None)
+@given(total=st.integers(1, 50), num_ranks=st.integers(1, 6))
+def test_rows_that_were_dealt_out_come_back_in_order(total, num_ranks):
+    """Of every kind of part, in every kind of structure."""
+    rows = torch.arange(total)
+
+    def share(rank):
+        mine = rows[rank::num_ranks]
+        return {
+            "pair": Pair(mine, [torch.stack([mine, -mine], 1)]),
+            "array": mine.numpy(),
+            "name": list(map(str, mine)),
+        }
+
+    whole = interleave([share(rank) for rank in range(min(total, num_ranks))])
+
+    assert torch.equal(whole["pair"].left, rows)
+    assert torch.equal(whole["pair"].right[0], torch.stack([rows, -rows], 1))
+    assert whole["array"].tolist() == rows.tolist()
+    assert whole["name"] == list(map(str, rows))
+
+
+def test_what_is_taken_off_is_the_rows_and_no_more():
+    """A view of a large tensor would travel with all of it; gradients stay; the form is kept."""
+    large = torch.randn(4, 1000, requires_grad=True)
+    prediction = {"view": large[:, :2], "lists": [large[:, 0], (None, ("a", "b", "c", "d"))]}
+
+    taken = take_off(prediction, (torch.zeros(4, 3), torch.zeros(4)))
+
+    assert torch.equal(taken["view"], large[:, :2]) and not taken["view"].requires_grad
+    assert taken["view"].untyped_storage().nbytes() == 4 * 2 * 4
+    assert [path for path, _ in walk(taken)] == [("view",), ("lists", 0), ("lists", 1, 0), ("lists", 1, 1)]
+    assert taken["lists"][1] == (None, ["a", "b", "c", "d"])
+
+
+@pytest.mark.parametrize(
+    ("prediction", "error", "words"),
+    [
+        ({"loss": torch.tensor(1.0)}, ValueError, r"prediction\['loss'\] must have a row .*expand\(batch_size\).*\(\)"),
+        ([torch.zeros(4), torch.zeros(1, 3)], ValueError, r"prediction\[1\] must have a row .* \(1, 3\)"),
+        (torch.zeros(5), ValueError, r"prediction must have a row .* \(5,\)"),
+        ({"a": torch.zeros(4), "b": torch.zeros(3)}, ValueError, r"prediction\['b'\] must have a row"),
+        ({}, ValueError, "prediction must have a row for each sample"),
+        (None, ValueError, "prediction must have a row for each sample"),
+        ({"x": {1, 2}}, TypeError, r"prediction\['x'\] is a builtins.set; return tensors from predict_batch"),
+        (torch.eye(4).to_sparse(), TypeError, "is a torch.sparse_coo tensor; make it dense"),
+    ],
+)
+def test_what_is_no_rows_is_named(prediction, error, words):
+    """By its path, with what came and what to do; the batch is of four samples of three numbers."""
+    with pytest.raises(error, match=words):
+        take_off(prediction, {"features": torch.zeros(4, 3), "names": ["a", "b", "c", "d"]})
+
+
+def test_a_batch_whose_length_cannot_be_seen_has_any():
+    """A graph library's batch, say: only the parts must agree."""
+    assert len(take_off({"a": torch.zeros(5), "b": np.zeros((5, 2))}, object())["a"]) == 5
+    with pytest.raises(ValueError, match=r"prediction must have a row .*'a'\].: 5, .prediction\['b'\].: 6"):
+        take_off({"a": torch.zeros(5), "b": torch.zeros(6)}, object())
+
+
+@pytest.mark.parametrize(
+    ("predictions", "words"),
+    [
+        ([{"a": torch.zeros(1)}, {"b": torch.zeros(1)}], "prediction has not one form throughout"),
+        ([[torch.zeros(1)], torch.zeros(1)], "prediction has not one form"),
+        ([{"a": torch.zeros(1)}, {"a": None}], r"prediction\['a'\] has not one form"),
+        ([torch.zeros(2, 5), torch.zeros(2, 4)], r"differs in shape.*\(2, 5\), \(2, 4\).*pad rows"),
+        ([torch.zeros(2), torch.zeros(2).half()], "differs in shape or type.*float16"),
+        ([torch.zeros(1), torch.zeros(2)], "the processes had .1, 2. rows"),
+    ],
+)
+def test_predictions_that_do_not_fit_together_are_named(predictions, words):
+    """By the path of the part."""
+    with pytest.raises(ValueError, match=words):
+        interleave(predictions)
