@@ -32,6 +32,7 @@ from runnerkit.callbacks.profiler import ProfilerCallback
 from runnerkit.callbacks.progress import TqdmCallback
 from runnerkit.callbacks.scheduler import SchedulerCallback
 from runnerkit.callbacks.timer import TimerCallback
+from runnerkit.callbacks.verify_ranks import VerifyRanksCallback
 
 __all__ = [
     "AccuracyCallback",
@@ -64,4 +65,5 @@ __all__ = [
     "SchedulerCallback",
     "TimerCallback",
     "TqdmCallback",
+    "VerifyRanksCallback",
 ]

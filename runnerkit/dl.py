@@ -31,6 +31,7 @@ from runnerkit.callbacks import (
     SchedulerCallback,
     TimerCallback,
     TqdmCallback,
+    VerifyRanksCallback,
 )
 from runnerkit.engines import (
     AMPEngine,
@@ -123,6 +124,7 @@ __all__ = [
     "TensorboardLogger",
     "TimerCallback",
     "TqdmCallback",
+    "VerifyRanksCallback",
     "WorkerError",
     "choose_engine",
     "get_available_engine",

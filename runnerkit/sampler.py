@@ -42,6 +42,7 @@ class ShardedBatchSampler(Sampler[list[int]]):
         self.seed = seed
         self.epoch = 0
         self.num_consumed = 0
+        self.order: list[int] = []  # of the pass under way, all processes' together
 
     def set_epoch(self, epoch: int) -> None:
         """Take the order of `epoch`, from its first sample on."""
@@ -58,7 +59,7 @@ class ShardedBatchSampler(Sampler[list[int]]):
         self.num_consumed = position
 
     def __iter__(self) -> Iterator[list[int]]:
-        order = seeded_order(self.sampler, derive_seed(self.seed, "order", self.epoch))
+        self.order = order = seeded_order(self.sampler, derive_seed(self.seed, "order", self.epoch))
         for start, stop in self._global_batches(len(order)):
             share = order[start:stop][self.rank :: self.world_size]
             if share:
@@ -101,6 +102,7 @@ class ShardedBatches(Sampler[list[int]]):
         self.seed = seed
         self.epoch = 0
         self.num_consumed = 0
+        self.order: list[list[int]] = []  # of the pass under way, all processes' together
 
     def set_epoch(self, epoch: int) -> None:
         """Take the order of `epoch`, from its first batch on."""
@@ -117,7 +119,7 @@ class ShardedBatches(Sampler[list[int]]):
         self.num_consumed = position
 
     def __iter__(self) -> Iterator[list[int]]:
-        batches = seeded_order(self.batch_sampler, derive_seed(self.seed, "order", self.epoch))
+        self.order = batches = seeded_order(self.batch_sampler, derive_seed(self.seed, "order", self.epoch))
         yield from (batches[index] for index in self._share(len(batches)))
 
     def __len__(self) -> int:

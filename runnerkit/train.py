@@ -20,6 +20,7 @@ from runnerkit.callbacks import (
     ProfilerCallback,
     TimerCallback,
     TqdmCallback,
+    VerifyRanksCallback,
 )
 from runnerkit.checkpoint import CheckpointFolder, find_checkpoint, load_checkpoint
 from runnerkit.engine import IEngine
@@ -107,7 +108,8 @@ class Runner(IRunner):
             log_every: training steps from one step log to the next, for loggers with ``log_batch_metrics``.
             verbose: show a progress bar.
             timeit: log how long batches take.
-            check: 3 epochs of 3 batches.
+            check: 3 epochs of 3 batches, in which samples, weights and metrics of the processes are held against each
+                other; see VerifyRanksCallback.
             overfit: the same batch of each loader again and again.
             profile: trace a few steps to `logdir`/trace.json.
             load_best_on_end: end with the best weights.
@@ -278,7 +280,7 @@ def _flag_callbacks(
     if timeit:
         callbacks["_timer"] = TimerCallback()
     if check:
-        callbacks["_check"] = CheckRunCallback()
+        callbacks |= {"_check": CheckRunCallback(), "_verify_ranks": VerifyRanksCallback()}
     if overfit:
         callbacks["_overfit"] = BatchOverfitCallback()
     if profile:

@@ -9,7 +9,7 @@ LAYERS = [
     {"types", "seeding", "version", "torchvision_cpu", "backends"},
     {"precision", "fused_reduction", "metrics", "sampler", "checkpoint", "shards"},
     {"engine", "callback", "logger", "environment", "history", "plot"},
-    {"runner", "components", "snapshot", "outcome", "before_training", "evaluation"},
+    {"runner", "components", "snapshot", "outcome", "before_training", "evaluation", "recomputation"},
     {"engines", "callbacks", "loggers", "contrib"},  # and these not from one another
     {"train", "supervised"},
     {"cli"},
