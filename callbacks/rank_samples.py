@@ -106,8 +106,8 @@ def samples_in_words(shares: Sequence[Share], *, loader: DataLoader[Any], key: s
     is_complete = all(share.is_complete for share in shares)
     if twice and not missed and is_complete and _pads(loader) and twice.total() < len(shares):
         return (
-            f"{who} saw {len(seen)} different samples of loader {key!r} (of {size}), and {_named(twice)} twice: its "
-            "own DistributedSampler repeats some to give each rank equally many; left out, the engine repeats none"
+            f"{who} saw {len(seen)} of the {size} samples of loader {key!r}, and of these {_named(twice)} twice: its "
+            "own DistributedSampler repeats some to give each rank equally many; without it the engine repeats none"
         )
     if twice or missed:
         what = f"were given {_named(twice)} more than once" if twice else f"were not given {_named(missed)}"
@@ -118,8 +118,8 @@ def samples_in_words(shares: Sequence[Share], *, loader: DataLoader[Any], key: s
         )
     if seen.total() > len(seen):
         return (
-            f"{who} took {seen.total()} places of the order of loader {key!r}, none twice; its {sampler} repeats "
-            f"samples, of which there were {len(seen)}"
+            f"{who} took {seen.total()} places of the order of loader {key!r}, none twice; its {sampler} gives "
+            "some samples several places"
         )
     if is_complete and len(seen) == size:
         return f"{who} saw all {size} samples of loader {key!r}, each once"

@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING
 from runnerkit.callback import Callback, CallbackOrder
 from runnerkit.callbacks import rank_metrics, rank_samples, rank_weights
 from runnerkit.engine import IEngine
+from runnerkit.precision import FP32
 from runnerkit.recomputation import evaluate_alone
+from runnerkit.types import Metrics
 
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner
+
+_ROUNDING = 1e-5  # of float32 where a matrix product of another size adds up in another order
 
 
 class VerifyRanksCallback(Callback):
@@ -20,7 +24,7 @@ class VerifyRanksCallback(Callback):
     weights are the same on all ranks, to the last bit; before evaluation buffers too. After evaluation: the metrics are
     those that a process alone computes on the same batches. After an epoch: metrics are the same on all ranks.
 
-    The evaluation loaders are gone through twice, by all ranks, so this is for a short run, as `train(check=True)` is.
+    All ranks go through the evaluation loaders three times, so this is for a short run, as `train(check=True)` is.
 
     Attributes:
         findings: what was told.
@@ -137,8 +141,21 @@ class VerifyRanksCallback(Callback):
         if exact:
             self._tell(
                 runner,
-                f"{', '.join(exact)} of loader {key!r} equal what one process computes from the same {num_samples} "
-                f"samples, to {tolerance:.0e}",
+                f"one process computes the same {', '.join(exact)} of loader {key!r} from these {num_samples} samples, "
+                f"to {tolerance:.0e}",
+            )
+        if isinstance(engine.precision, FP32):  # in half precision another batch size alone rounds otherwise
+            self._check_batch_size(runner, batches, {name: alone[name] for name in exact}, tolerance)
+
+    def _check_batch_size(self, runner: IRunner, batches: list[list[int]], metrics: Metrics, tolerance: float) -> None:
+        """Tell, without raising, which metrics another cut into batches changes: some losses are meant to be so."""
+        cut = evaluate_alone(runner, [part for batch in batches for part in _unequal_parts(batch)])
+        for name in sorted(rank_metrics.unlike(metrics, cut, tolerance=max(tolerance, _ROUNDING))):
+            self._tell(
+                runner,
+                f"{name} of loader {runner.loader_key!r} depends on how samples are cut into batches, so on batch_size "
+                f"and the number of processes: {metrics[name]:.4g}, and {cut[name]:.4g} in smaller ones; a metric that "
+                "is no mean over samples is for LoaderMetricCallback",
             )
 
     def _tell(self, runner: IRunner, finding: str) -> None:
@@ -162,6 +179,11 @@ class _Pass:
         assert self.recorded is not None
         is_complete = runner.loader_batch_step == runner.loader_batch_len
         return rank_samples.Share.of(self.recorded, num_batches=self.num_batches, is_complete=is_complete)
+
+
+def _unequal_parts(batch: list[int]) -> list[list[int]]:
+    third = -(-len(batch) // 3)  # unequal, so that a mean of batch means changes too
+    return [part for part in (batch[:third], batch[third:]) if part]
 
 
 def _on_any_rank(engine: IEngine, names: set[str]) -> set[str]:
