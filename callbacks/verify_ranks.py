@@ -33,6 +33,8 @@ class VerifyRanksCallback(Callback):
     []
     """
 
+    shapes_training = True
+
     def __init__(self) -> None:
         super().__init__(order=CallbackOrder.External + 1)  # sees what every other callback left
         self.findings: list[str] = []

@@ -168,6 +168,39 @@ def test_the_check_changes_neither_training_nor_the_loader(tmp_path):
     assert data.batch_sampler is batch_sampler
 
 
+@pytest.mark.parametrize("flag", ["check", "overfit"])
+def test_a_short_run_does_not_shorten_a_later_evaluation(flag):
+    """Flags are the training run's: `evaluate_loader` scores all 41 samples, as plain PyTorch does."""
+    model, data = mlp(), loader(41, 4, seed=1)
+    runner = dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=sgd(model),
+        loaders={"train": loader(64, 8)},
+        cpu=True,
+        **{flag: True},
+        **quiet(),
+    )
+
+    loss = runner.evaluate_loader(data)["loss"]
+
+    features, targets = data.dataset.tensors
+    with torch.no_grad():
+        expected = nn.functional.cross_entropy(model.eval()(features), targets).item()
+    assert loss == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_validation_within_the_training_loader_is_a_pass_of_its_own():
+    """Both are checked, each against its own samples."""
+    runner = supervised({"train": loader(64, 8), "valid": loader(21, 8)}, valid_every_steps=2, **quiet())
+
+    assert runner.callbacks["_verify_ranks"].findings == [
+        "1 process saw all 21 samples of loader 'valid', each once",
+        "one process computes the same loss of loader 'valid' from these 21 samples, to 1e-06",
+        "1 process saw 24 different samples of loader 'train' (of 64), none twice",
+    ]
+
+
 def shares(num_samples, batch_size, world_size, *, num_batches, spoil=None):
     """What the ranks of a job would have run, without processes."""
     found, recorded, given = [], None, None
