@@ -202,6 +202,14 @@ def test_a_callback_that_waits_for_the_device_is_found(read):
     assert all(place.startswith("test_no_host_sync.py") for place in places)
 
 
+def test_float16_costs_one_read_a_step():
+    """torch's own: its gradient scaler asks whether gradients are finite, to skip the step. bf16 needs no scaler."""
+    with watching() as watch:
+        train(engine=dl.AMPEngine("cpu", dtype=torch.float16), callbacks={"arm": Arm(watch)})
+
+    assert watch.places == {"logger.py:take": 2, "precision.py:step": NUM_STEPS - 1}
+
+
 def test_what_torchmetrics_itself_reads_is_told_apart():
     """Its counts of several classes call bincount, which waits on a GPU: once in each update, here in each batch."""
     f1 = classification.MulticlassF1Score(NUM_CLASSES, validate_args=False)
