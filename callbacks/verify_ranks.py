@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from runnerkit.callback import Callback, CallbackOrder
@@ -129,9 +130,9 @@ class VerifyRanksCallback(Callback):
         for name in sorted(unlike - drawn):
             raise ValueError(
                 f"metric {name!r} of loader {key!r} depends on the number of processes: {engine.num_processes} give "
-                f"{together[name]:.7g}, one alone gives {alone[name]:.7g} for the same {num_samples} samples. Put the "
-                "mean of each batch into batch_metrics, which are weighted and reduced, or use LoaderMetricCallback "
-                "with a torchmetrics object; nothing in it may depend on the rank"
+                f"{together.get(name, math.nan):.7g}, one alone gives {alone[name]:.7g} for the same {num_samples} "
+                "samples. Put the mean of each batch into batch_metrics, which are weighted and reduced, or use "
+                "LoaderMetricCallback with a torchmetrics object; nothing in it may depend on the rank"
             )
         for name in sorted(drawn):
             self._tell(
@@ -146,7 +147,7 @@ class VerifyRanksCallback(Callback):
                 f"one process computes the same {', '.join(exact)} of loader {key!r} from these {num_samples} samples, "
                 f"to {tolerance:.0e}",
             )
-        if isinstance(engine.precision, FP32):  # in half precision another batch size alone rounds otherwise
+        if isinstance(engine.precision, FP32) and not drawn:  # half precision rounds batches of another size otherwise
             self._check_batch_size(runner, batches, {name: alone[name] for name in exact}, tolerance)
 
     def _check_batch_size(self, runner: IRunner, batches: list[list[int]], metrics: Metrics, tolerance: float) -> None:

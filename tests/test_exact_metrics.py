@@ -52,7 +52,7 @@ def check_visits(num_samples, batch_size, world_size, shuffle, drop_last, num_wo
     return ranks
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=200)
 @given(LENGTHS, BATCH_SIZES, WORLD_SIZES, st.booleans(), st.booleans())
 def test_evaluation_visits_each_index_exactly_once(num_samples, batch_size, world_size, shuffle, drop_last):
     """None padded, none left out; with drop_last all but what does not fill a batch of all processes."""
