@@ -44,6 +44,7 @@ from runnerkit.callbacks.ranking import HitrateCallback, MAPCallback, MRRCallbac
 from runnerkit.callbacks.scheduler import SchedulerCallback
 from runnerkit.callbacks.segmentation import DiceCallback, IOUCallback, TrevskyCallback
 from runnerkit.callbacks.timer import TimerCallback
+from runnerkit.callbacks.verify_ranks import VerifyRanksCallback
 
 __all__ = [
     "AUCCallback",
@@ -91,4 +92,5 @@ __all__ = [
     "TimerCallback",
     "TqdmCallback",
     "TrevskyCallback",
+    "VerifyRanksCallback",
 ]

@@ -17,6 +17,8 @@ class CheckRunCallback(Callback):
     2
     """
 
+    shapes_training = True
+
     def __init__(self, num_batch_steps: int = 3, num_epoch_steps: int = 3) -> None:
         super().__init__(order=CallbackOrder.External)
         if num_batch_steps < 1 or num_epoch_steps < 1:

@@ -25,6 +25,8 @@ class BatchOverfitCallback(Callback):
     {'train': 3, 'valid': 0.1}
     """
 
+    shapes_training = True
+
     def __init__(self, **loader_batches: float) -> None:
         # After PeriodicLoaderCallback: loaders that rest in an epoch need no batch.
         super().__init__(order=CallbackOrder.Internal + 1)

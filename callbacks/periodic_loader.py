@@ -24,6 +24,8 @@ class PeriodicLoaderCallback(Callback):
     {'valid': 3}
     """
 
+    shapes_training = True
+
     def __init__(
         self, valid_loader_key: str, valid_metric_key: str, minimize: bool = True, **loader_periods: int
     ) -> None:

@@ -1,4 +1,4 @@
-"""Metrics as one readable line for each pass over a loader."""
+"""Metrics as one readable line for each pass over a loader, and what a run has to say in words."""
 
 import sys
 from collections.abc import Mapping
@@ -32,6 +32,9 @@ class ConsoleLogger(ILogger):
         cells = [f"{name} {value:<6.4g}" for name, value in scalars.items()]
         line = " | ".join([f"epoch {step.epoch:2d}  {step.loader:<{self._width}}", *cells])
         tqdm.write(line.rstrip(), file=self._stream)
+
+    def log_text(self, text: str, *, step: Step) -> None:
+        tqdm.write(text, file=self._stream)
 
     def flush(self) -> None:
         self._stream.flush()

@@ -108,12 +108,14 @@ class ICallback(IListener):
         node: the processes it runs in.
         provides: names of the metrics that it writes, as far as it knows them before training.
         requires: (loader key, metric key) pairs that it reads; refused before training if misspelt.
+        shapes_training: whether it decides what a training run goes through, so that `evaluate_loader` leaves it out.
     """
 
     order: int = CallbackOrder.External
     node: CallbackNode = CallbackNode.All
     provides: tuple[str, ...] = ()
     requires: tuple[tuple[str, str], ...] = ()
+    shapes_training: bool = False
 
     def state_dict(self) -> StateDict:
         """State for checkpoints, in types that ``torch.load(weights_only=True)`` accepts; alike on all ranks."""

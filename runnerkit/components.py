@@ -34,17 +34,17 @@ _LOADER_STATE = (
 
 def bind_listeners(runner: IRunner, callbacks: Iterable[ICallback] = ()) -> Listeners:
     """Work out once who acts on which event; an event that nobody overrides costs nothing."""
-    active = _active(runner, callbacks)
+    acting = active(runner, callbacks)
     listeners = {}
     for event in EVENTS:
-        bound = [getattr(each, event) for each in active if each.listens_to(event)]
+        bound = [getattr(each, event) for each in acting if each.listens_to(event)]
         if runner.listens_to(event):
             bound.insert(0 if event.endswith("_start") else len(bound), getattr(runner, event))
         listeners[event] = tuple(bound)
     return listeners
 
 
-def _active(runner: IRunner, callbacks: Iterable[ICallback]) -> list[ICallback]:
+def active(runner: IRunner, callbacks: Iterable[ICallback]) -> list[ICallback]:
     """Those that run in this process, in order."""
     rank = runner.engine.rank if runner.engine is not None else 0
     nodes = {CallbackNode.All, CallbackNode.Worker if rank else CallbackNode.Master}
@@ -101,7 +101,7 @@ def setup_stage(runner: IRunner, stage: str) -> bool:
         set_global_seed(derive_seed(runner.seed, "rank", runner.engine.rank))
     new = [each for each in runner.callbacks.values() if not any(each is known for known in runner._known_callbacks)]
     runner._known_callbacks += new
-    for callback in _active(runner, new):
+    for callback in active(runner, new):
         callback.on_experiment_start(runner)
     runner._listeners = bind_listeners(runner, runner.callbacks.values())
     return True

@@ -46,6 +46,7 @@ from runnerkit.callbacks import (
     TimerCallback,
     TqdmCallback,
     TrevskyCallback,
+    VerifyRanksCallback,
 )
 from runnerkit.data import (
     BalanceClassSampler,
@@ -177,6 +178,7 @@ __all__ = [
     "TimerCallback",
     "TqdmCallback",
     "TrevskyCallback",
+    "VerifyRanksCallback",
     "WorkerError",
     "choose_engine",
     "get_available_engine",

@@ -93,7 +93,9 @@ class EvaluationHooks:
         of_runner = {
             key: each
             for key, each in self.runner.get_callbacks(stage).items()
-            if not isinstance(innermost(each), training) and not each.requires
+            if not isinstance(innermost(each), training)
+            and not each.requires
+            and not innermost(each).shapes_training  # a check's three batches are not the loader
         }
         if self.callbacks is None:
             return of_runner

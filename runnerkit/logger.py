@@ -61,6 +61,9 @@ class ILogger(ABC):
     def log_hparams(self, hparams: Mapping[str, Any], *, environment: Mapping[str, Any]) -> None:
         """Log the user's hyperparameters, and what the run ran on (versions, engine, processes)."""
 
+    def log_text(self, text: str, *, step: Step) -> None:
+        """Log a sentence for people to read."""
+
     def log_image(self, name: str, image: np.ndarray, *, step: Step) -> None:
         """Log an image, (H, W) or (H, W, 3) uint8."""
 

@@ -50,6 +50,7 @@ class ShardedBatchSampler(Sampler[list[int]]):
         self.stride = batch_size * world_size  # samples from one batch of this process to its next
         self.epoch = 0
         self.num_consumed = 0
+        self.order: list[int] = []  # of the pass under way, all processes' together
 
     def set_epoch(self, epoch: int) -> None:
         """Take the order of `epoch`, from its first sample on."""
@@ -73,7 +74,7 @@ class ShardedBatchSampler(Sampler[list[int]]):
 
     def places(self) -> Iterator[list[Place]]:
         """Yield the same batches, with the place of each sample in the epoch."""
-        order = seeded_order(self.sampler, derive_seed(self.seed, "order", self.epoch))
+        self.order = order = seeded_order(self.sampler, derive_seed(self.seed, "order", self.epoch))
         for start, stop in self._global_batches(len(order)):
             positions = range(start, stop)[self.rank :: self.world_size]
             if positions:
@@ -125,6 +126,7 @@ class ShardedBatches(Sampler[Any]):
         self.stride = world_size  # batches from one of this process to its next
         self.epoch = 0
         self.num_consumed = 0
+        self.order: list[Any] = []  # of the pass under way, all processes' together
 
     def set_epoch(self, epoch: int) -> None:
         """Take the order of `epoch`, from its first batch on."""
@@ -160,7 +162,8 @@ class ShardedBatches(Sampler[Any]):
         return len(self._share(len(self.batches)))
 
     def _order(self) -> list[Any]:
-        return seeded_order(self.batches, derive_seed(self.seed, "order", self.epoch))
+        self.order = seeded_order(self.batches, derive_seed(self.seed, "order", self.epoch))
+        return self.order
 
     def _share(self, num_batches: int) -> range:
         stop = num_batches

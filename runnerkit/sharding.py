@@ -94,9 +94,14 @@ def _with_feed(shard: DataLoader[Any], share: Any, **replaced: Any) -> DataLoade
     return shard
 
 
+def feed_of(loader: Any) -> Any:
+    """Return what the batches of a loader from :func:`shard_loader` really come from; any other loader itself."""
+    return getattr(loader, "_feed", loader)
+
+
 def batches_of(loader: Any) -> Iterator[Any]:
     """Iterate a loader from :func:`shard_loader`; any other iterable as it is."""
-    return iter(getattr(loader, "_feed", loader))
+    return iter(feed_of(loader))
 
 
 def share_of(loader: Any) -> Any:
@@ -115,6 +120,6 @@ def start_epoch(loader: Any, epoch: int) -> None:
 def count_batches(loader: Any) -> int | None:
     """Return the length of `loader`, or None if it has none (a DataLoader over a stream only looks as if it had)."""
     try:
-        return len(getattr(loader, "_feed", loader))
+        return len(feed_of(loader))
     except TypeError:
         return None

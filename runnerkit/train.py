@@ -18,6 +18,7 @@ from runnerkit.callbacks import (
     ProfilerCallback,
     TimerCallback,
     TqdmCallback,
+    VerifyRanksCallback,
 )
 from runnerkit.checkpoint import resume_source
 from runnerkit.engine import IEngine
@@ -108,7 +109,8 @@ class Runner(IRunner):
             non_finite: "raise" ends a loader with an error if one of its ``batch_metrics`` was NaN or infinite.
             verbose: show a progress bar.
             timeit: log how long batches take.
-            check: 3 epochs of 3 batches.
+            check: 3 epochs of 3 batches, in which samples, weights and metrics of the processes are held against each
+                other; see VerifyRanksCallback.
             overfit: the same batch of each loader again and again.
             profile: trace a few steps to `logdir`/trace.json.
             load_best_on_end: end with the best weights.
@@ -306,7 +308,7 @@ def _flag_callbacks(
     if timeit:
         callbacks["_timer"] = TimerCallback()
     if check:
-        callbacks["_check"] = CheckRunCallback()
+        callbacks |= {"_check": CheckRunCallback(), "_verify_ranks": VerifyRanksCallback()}
     if overfit:
         callbacks["_overfit"] = BatchOverfitCallback()
     if profile:

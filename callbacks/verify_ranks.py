@@ -1,0 +1,193 @@
+"""Is the job of several processes the one that is meant? Samples, weights and metrics, checked and told in words."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from runnerkit.callback import Callback, CallbackOrder
+from runnerkit.callbacks import rank_metrics, rank_samples, rank_weights
+from runnerkit.engine import IEngine
+from runnerkit.precision import FP32
+from runnerkit.recomputation import evaluate_alone
+from runnerkit.types import Metrics
+
+if TYPE_CHECKING:
+    from runnerkit.runner import IRunner
+
+_ROUNDING = 1e-5  # of float32 where a matrix product of another size adds up in another order
+
+
+class VerifyRanksCallback(Callback):
+    """Raise where processes are not what they should be to each other; tell on the console what was found.
+
+    After each pass over a loader: no sample was given twice, nor left out. After training and before evaluation:
+    weights are the same on all ranks, to the last bit; before evaluation buffers too. After evaluation: the metrics are
+    those that a process alone computes on the same batches. After an epoch: metrics are the same on all ranks.
+
+    All ranks go through the evaluation loaders three times, so this is for a short run, as `train(check=True)` is.
+
+    Attributes:
+        findings: what was told.
+
+    >>> VerifyRanksCallback().findings
+    []
+    """
+
+    shapes_training = True
+
+    def __init__(self) -> None:
+        super().__init__(order=CallbackOrder.External + 1)  # sees what every other callback left
+        self.findings: list[str] = []
+        self._passes: dict[str, _Pass] = {}
+        self._is_within_epoch = False  # a batch evaluated before training, to learn which metrics there are, is no pass
+
+    def on_stage_start(self, runner: IRunner) -> None:
+        self._passes = {}
+
+    def on_epoch_start(self, runner: IRunner) -> None:
+        self._is_within_epoch = True
+
+    def on_loader_start(self, runner: IRunner) -> None:
+        if not self._is_within_epoch:
+            return
+        self._passes[runner.loader_key] = _Pass(runner)
+        if not runner.is_train_loader:
+            self._check_weights(runner, f"before loader {runner.loader_key!r}")
+
+    def on_batch_end(self, runner: IRunner) -> None:
+        if self._is_within_epoch:
+            self._passes[runner.loader_key].num_batches += 1
+
+    def on_loader_end(self, runner: IRunner) -> None:
+        if not self._is_within_epoch:
+            return
+        current = self._passes[runner.loader_key]
+        if runner.is_train_loader:
+            self._check_weights(runner, f"after training on loader {runner.loader_key!r}")
+        if current.recorded is None:
+            kind = type(getattr(runner.loader, "dataset", runner.loader)).__name__
+            self._tell(
+                runner,
+                f"a {kind} has no indices, so which samples of loader {runner.loader_key!r} were seen is unknown",
+            )
+            return
+        shares = runner.engine.gather_object(current.share(runner))
+        words = rank_samples.samples_in_words(
+            shares, loader=runner.loader, key=runner.loader_key, order=current.recorded.order
+        )
+        self._tell(runner, words)
+        if not runner.is_train_loader and current.is_from_start:
+            self._check_metrics(runner, [batch for share in shares for batch in share.batches])
+
+    def on_epoch_end(self, runner: IRunner) -> None:
+        self._is_within_epoch = False
+        rank_metrics.check_alike(runner.engine.gather_object(runner.epoch_metrics))
+
+    def on_stage_end(self, runner: IRunner) -> None:
+        self._stop(runner)
+
+    def on_exception(self, runner: IRunner) -> None:
+        self._stop(runner)
+
+    def _stop(self, runner: IRunner) -> None:
+        self._is_within_epoch = False
+        for each in self._passes.values():
+            if each.recorded is not None:
+                rank_samples.stop_recording(each.loader)
+        self._passes = {}
+
+    def _check_weights(self, runner: IRunner, when: str) -> None:
+        engine = runner.engine
+        if engine.num_processes == 1:
+            return
+        tensors = rank_weights.tensors_of(runner.model, with_buffers=not runner.is_train_loader)
+        unlike = rank_weights.differing(engine.gather_object(rank_weights.hashes_of(tensors)))
+        if unlike:
+            name, rank = next(iter(unlike.items()))
+            mine = tensors[name].to("cpu", copy=True) if name in tensors else None
+            difference = rank_weights.largest_difference(engine.gather_object(mine))
+            raise ValueError(
+                f"the model differs between ranks {when}: {name!r} on rank {rank} by up to {difference:.3g} from rank "
+                f"0's, and {len(unlike)} of {len(tensors)} tensors in all. Gradients are averaged only if the model is "
+                "called as self.model(...) and the loss goes backward by self.engine.backward(loss); and nothing that "
+                "depends on the rank may write to weights"
+            )
+        what = "parameters" if runner.is_train_loader else "parameters and buffers"
+        held = f"the model's {len(tensors)} {what} are the same" if tensors else f"the model's {what} are in parts"
+        self._tell(runner, f"{held} on {engine.num_processes} ranks {when}")
+
+    def _check_metrics(self, runner: IRunner, batches: list[list[int]]) -> None:
+        engine, key, num_samples = runner.engine, runner.loader_key, sum(map(len, batches))
+        tolerance = rank_metrics.tolerance_of(engine)
+        together = {name: float(value) for name, value in runner.loader_metrics.items()}
+        alone = evaluate_alone(runner, batches)
+        unlike = _on_any_rank(engine, rank_metrics.unlike(together, alone, tolerance=tolerance))
+        drawn: set[str] = set()
+        if unlike:
+            again = evaluate_alone(runner, batches, attempt=1)
+            drawn = _on_any_rank(engine, rank_metrics.unlike(again, alone, tolerance=tolerance))
+        for name in sorted(unlike - drawn):
+            raise ValueError(
+                f"metric {name!r} of loader {key!r} depends on the number of processes: {engine.num_processes} give "
+                f"{together.get(name, math.nan):.7g}, one alone gives {alone[name]:.7g} for the same {num_samples} "
+                "samples. Put the mean of each batch into batch_metrics, which are weighted and reduced, or use "
+                "LoaderMetricCallback with a torchmetrics object; nothing in it may depend on the rank"
+            )
+        for name in sorted(drawn):
+            self._tell(
+                runner,
+                f"{name} of loader {key!r} is random: the same {num_samples} samples give {alone[name]:.4g} and "
+                f"{again[name]:.4g}; is there dropout or augmentation in evaluation?",
+            )
+        exact = [name for name in alone if name in together and name not in unlike]
+        if exact:
+            self._tell(
+                runner,
+                f"one process computes the same {', '.join(exact)} of loader {key!r} from these {num_samples} samples, "
+                f"to {tolerance:.0e}",
+            )
+        if isinstance(engine.precision, FP32) and not drawn:  # half precision rounds batches of another size otherwise
+            self._check_batch_size(runner, batches, {name: alone[name] for name in exact}, tolerance)
+
+    def _check_batch_size(self, runner: IRunner, batches: list[list[int]], metrics: Metrics, tolerance: float) -> None:
+        """Tell, without raising, which metrics another cut into batches changes: some losses are meant to be so."""
+        cut = evaluate_alone(runner, [part for batch in batches for part in _unequal_parts(batch)])
+        for name in sorted(rank_metrics.unlike(metrics, cut, tolerance=max(tolerance, _ROUNDING))):
+            self._tell(
+                runner,
+                f"{name} of loader {runner.loader_key!r} depends on how samples are cut into batches, so on batch_size "
+                f"and the number of processes: {metrics[name]:.4g}, and {cut[name]:.4g} in smaller ones; a metric that "
+                "is no mean over samples is for LoaderMetricCallback",
+            )
+
+    def _tell(self, runner: IRunner, finding: str) -> None:
+        if finding in self.findings:  # every epoch says the same
+            return
+        self.findings.append(finding)
+        for logger in runner.loggers.values():
+            logger.log_text(f"check: {finding}", step=runner.step)
+
+
+class _Pass:
+    """A pass over a loader under way; a validation may come in the middle of another one."""
+
+    def __init__(self, runner: IRunner) -> None:
+        self.loader = runner.loader
+        self.recorded = rank_samples.record(runner.loader)
+        self.is_from_start = runner.loader_batch_step == 0  # else metrics are also of batches before a resume
+        self.num_batches = 0
+
+    def share(self, runner: IRunner) -> rank_samples.Share:
+        assert self.recorded is not None
+        is_complete = runner.loader_batch_step == runner.loader_batch_len
+        return rank_samples.Share.of(self.recorded, num_batches=self.num_batches, is_complete=is_complete)
+
+
+def _unequal_parts(batch: list[int]) -> list[list[int]]:
+    third = -(-len(batch) // 3)  # unequal, so that a mean of batch means changes too
+    return [part for part in (batch[:third], batch[third:]) if part]
+
+
+def _on_any_rank(engine: IEngine, names: set[str]) -> set[str]:
+    return set().union(*engine.gather_object(names))

@@ -1,0 +1,257 @@
+"""`check=True` tells in words that processes are what they should be to each other, and raises where they are not."""
+
+import socket
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from runnerkit import dl
+from runnerkit.callbacks.rank_samples import RecordedBatches, Share, samples_in_words
+from runnerkit.callbacks.rank_weights import largest_difference
+from runnerkit.engines.spawn import spawn
+from runnerkit.sharding import shard_loader
+from tests.callbacks import verify_ranks_cases as cases
+from tests.tiny import loader, mlp, quiet, sgd
+
+SOUND = [
+    "the model's 6 parameters are the same on 2 ranks after training on loader 'train'",
+    "2 ranks saw 48 different samples of loader 'train' (of 160), none twice",
+    "the model's 9 parameters and buffers are the same on 2 ranks before loader 'valid'",
+    "2 ranks saw all 21 samples of loader 'valid', each once",
+    "one process computes the same loss, accuracy01, accuracy of loader 'valid' from these 21 samples, to 1e-06",
+]
+
+
+@pytest.fixture(scope="module")
+def said():
+    """What the check says of every case; one start of two processes is enough for all."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    return spawn(cases.run_all, num_processes=2, variables=variables)
+
+
+@pytest.mark.slow
+def test_a_sound_job_of_two_processes_is_told_in_words(said):
+    """Three epochs say the same, once; workers of a loader ask for batches that are never run, and change nothing."""
+    assert said["sound"] == said["with workers"] == SOUND
+
+
+@pytest.mark.slow
+def test_shards_and_half_precision_are_checked_too(said):
+    """FSDP2's parameters are whole, and comparable, while it evaluates; bf16 is held to what it can."""
+    assert said["sound, FSDP2"] == [
+        "the model's parameters are in parts on 2 ranks after training on loader 'train'",
+        *SOUND[1:],
+    ]
+    assert said["sound, bf16"] == [*SOUND[:-1], SOUND[-1].replace("1e-06", "1e-03")]
+
+
+@pytest.mark.slow
+def test_a_sampler_that_repeats_samples_is_no_mistake(said):
+    """What must not be repeated are places in the order that all ranks share."""
+    assert said["weighted"][1] == (
+        "2 ranks took 48 places of the order of loader 'train', none twice; its WeightedRandomSampler gives some "
+        "samples several places"
+    )
+
+
+@pytest.mark.slow
+def test_repeats_of_the_users_own_distributed_sampler_are_named(said):
+    """They are its way to fill up, not a mistake of the run."""
+    assert said["padded"][3] == (
+        "2 ranks saw 21 of the 21 samples of loader 'valid', and of these 1 sample (0) twice: its own "
+        "DistributedSampler repeats some to give each rank equally many; without it the engine repeats none"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("every rank the same", "'train': 2 ranks were given 24 samples (5, 9, 16, 23, 30, ...) more than once."),
+        ("unlike orders", "'train': rank 1 lists the samples in another order than rank 0"),
+        ("parameter", "differs between ranks after training on loader 'train': '0.weight' on rank 1 by up to 0.75"),
+        ("buffer", "differs between ranks before loader 'valid': '1.running_mean' on rank 1 by up to 0.5"),
+        ("rank in metric", "'odd' of loader 'valid' depends on the number of processes: 2 give 0.4761905, one alone"),
+        ("own meter", "'total' of loader 'valid' differs between ranks: 11 on rank 0, 10 on rank 1"),
+    ],
+)
+def test_what_is_broken_raises(said, case, message):
+    """With what was found, and what to do."""
+    assert isinstance(said[case], str)
+    assert message in said[case]
+
+
+@pytest.mark.slow
+def test_a_metric_that_is_drawn_at_random_is_told_from_one_that_depends_on_ranks(said):
+    """Evaluated twice by one process it is another one; that is told, and the rest is compared."""
+    assert any(finding.startswith("noise of loader 'valid' is random: ") for finding in said["drawn metric"])
+    assert said["drawn metric"][-1] == SOUND[-1]
+
+
+@pytest.mark.slow
+def test_a_metric_that_is_no_mean_over_samples_is_told(said):
+    """The largest feature of each batch: its mean is another number when batches are smaller."""
+    assert "largest of loader 'valid' depends on how samples are cut into batches" in said["maximum"][-1]
+
+
+@pytest.mark.slow
+@pytest.mark.horovod
+def test_horovod_is_checked_too():
+    """The same words, the same error."""
+    pytest.importorskip("horovod.torch", reason="Horovod is not installed: scripts/install_horovod.sh builds it")
+
+    said = dl.HorovodEngine(2).launch(cases.run_horovod)
+
+    assert said["sound"] == SOUND
+    assert "'0.weight' on rank 1 by up to 0.75" in said["parameter"]
+
+
+def supervised(loaders, **kwargs):
+    model = mlp()
+    return dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=sgd(model),
+        loaders=loaders,
+        check=True,
+        cpu=True,
+        **kwargs,
+    )
+
+
+def test_findings_are_printed_on_the_console(capsys):
+    """One process has no others to agree with; its samples and metrics are checked nevertheless."""
+    supervised({"train": loader(64, 8, shuffle=True), "valid": loader(21, 8)})
+
+    checks = [line for line in capsys.readouterr().out.splitlines() if line.startswith("check: ")]
+    assert checks == [
+        "check: 1 process saw 24 different samples of loader 'train' (of 64), none twice",
+        "check: 1 process saw all 21 samples of loader 'valid', each once",
+        "check: one process computes the same loss of loader 'valid' from these 21 samples, to 1e-06",
+    ]
+
+
+def test_a_loader_without_indices_is_named():
+    """It cannot be said which samples a list of batches consists of."""
+    batches = list(loader(16, 8))
+
+    runner = supervised({"train": batches}, **quiet())
+
+    assert runner.callbacks["_verify_ranks"].findings == [
+        "a list has no indices, so which samples of loader 'train' were seen is unknown"
+    ]
+
+
+def test_the_check_changes_neither_training_nor_the_loader(tmp_path):
+    """The weights of a checked run are those of one that is as short; the loader gets its batch sampler back."""
+    data = loader(24, 8, shuffle=True)
+    valid = loader(24, 8)
+    batch_sampler = data.batch_sampler
+
+    checked = supervised({"train": data, "valid": valid}, **quiet())
+    model = mlp()
+    plain = dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=sgd(model),
+        loaders={"train": data, "valid": valid},
+        cpu=True,
+        **quiet(),
+    )
+
+    assert all(map(torch.equal, checked.model.parameters(), plain.model.parameters()))
+    assert checked.epoch_metrics == plain.epoch_metrics
+    assert data.batch_sampler is batch_sampler
+
+
+@pytest.mark.parametrize("flag", ["check", "overfit"])
+def test_a_short_run_does_not_shorten_a_later_evaluation(flag):
+    """Flags are the training run's: `evaluate_loader` scores all 41 samples, as plain PyTorch does."""
+    model, data = mlp(), loader(41, 4, seed=1)
+    runner = dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=sgd(model),
+        loaders={"train": loader(64, 8)},
+        cpu=True,
+        **{flag: True},
+        **quiet(),
+    )
+
+    loss = runner.evaluate_loader(data)["loss"]
+
+    features, targets = data.dataset.tensors
+    with torch.no_grad():
+        expected = nn.functional.cross_entropy(model.eval()(features), targets).item()
+    assert loss == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_validation_within_the_training_loader_is_a_pass_of_its_own():
+    """Both are checked, each against its own samples."""
+    runner = supervised({"train": loader(64, 8), "valid": loader(21, 8)}, valid_every_steps=2, **quiet())
+
+    assert runner.callbacks["_verify_ranks"].findings == [
+        "1 process saw all 21 samples of loader 'valid', each once",
+        "one process computes the same loss of loader 'valid' from these 21 samples, to 1e-06",
+        "1 process saw 24 different samples of loader 'train' (of 64), none twice",
+    ]
+
+
+def shares(num_samples, batch_size, world_size, *, num_batches, spoil=None):
+    """What the ranks of a job would have run, without processes."""
+    found, recorded, given = [], None, None
+    for rank in range(world_size):
+        given = shard_loader(
+            DataLoader(range(num_samples), batch_size=batch_size, shuffle=True),
+            key="train", training=True, rank=rank, world_size=world_size, seed=1,
+        )  # fmt: skip
+        recorded = RecordedBatches(given.batch_sampler)
+        vars(given)["batch_sampler"] = recorded
+        list(recorded)
+        if spoil is not None:
+            spoil(rank, recorded.given)
+        found.append(Share.of(recorded, num_batches=num_batches, is_complete=num_batches >= len(recorded)))
+    return {"shares": found, "loader": given, "key": "train", "order": recorded.order}
+
+
+def test_ranks_in_words():
+    """Three of three ranks' batches of a longer loader; and all."""
+    assert samples_in_words(**shares(200, 10, 3, num_batches=3)) == (
+        "3 ranks saw 90 different samples of loader 'train' (of 200), none twice"
+    )
+    assert samples_in_words(**shares(200, 10, 3, num_batches=9)) == (
+        "3 ranks saw all 200 samples of loader 'train', each once"
+    )
+
+
+def test_one_sample_given_twice_and_one_left_out_are_found():
+    """Whichever they are among 90."""
+
+    def repeat(rank, batches):
+        if rank == 2:
+            batches[1][3] = batches[0][0]
+
+    with pytest.raises(ValueError, match=r"3 ranks were given 1 sample \(\d+\) more than once"):
+        samples_in_words(**shares(200, 10, 3, num_batches=3, spoil=repeat))
+
+
+def test_a_batch_that_nobody_ran_is_found():
+    """A rank that skips its second batch leaves samples out."""
+
+    def skip(rank, batches):
+        if rank == 1:
+            del batches[1]
+
+    with pytest.raises(ValueError, match=r"3 ranks were"):
+        samples_in_words(**shares(200, 10, 3, num_batches=3, spoil=skip))
+
+
+def test_tensors_of_unlike_shapes_are_infinitely_far_apart():
+    """There is no difference to take."""
+    assert largest_difference([torch.zeros(2), torch.tensor([0.0, -3.0])]) == 3.0
+    assert largest_difference([torch.zeros(2), torch.zeros(3)]) == float("inf")
+    assert largest_difference([torch.zeros(2), None]) == float("inf")

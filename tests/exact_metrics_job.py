@@ -1,0 +1,74 @@
+"""One experiment on 1, 2, 3 and 4 processes with the same global batch, in four processes that are started once."""
+
+import os
+import socket
+from functools import partial
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from runnerkit import dl
+from runnerkit.engines.spawn import spawn
+from tests.tiny import quiet
+
+GLOBAL_BATCH, NUM_TRAIN, NUM_VALID, NUM_EPOCHS = 12, 246, 151, 3
+
+
+def digits():
+    """Real images: 246 to train on, 151 to evaluate on, which 2, 3 and 4 processes do not share evenly."""
+    from sklearn.datasets import load_digits  # not in the four processes: each import costs a second
+
+    features, targets = load_digits(return_X_y=True)
+    data = torch.tensor(features, dtype=torch.float32) / 16, torch.tensor(targets)
+    return TensorDataset(*(each[:NUM_TRAIN] for each in data)), TensorDataset(
+        *(each[NUM_TRAIN : NUM_TRAIN + NUM_VALID] for each in data)
+    )
+
+
+def train(engine, train_set, valid_set):
+    """Train; return {epoch: {loader: metrics}}."""
+    batch_size = GLOBAL_BATCH // engine.num_processes
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    runner = dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
+        loaders={
+            "train": DataLoader(train_set, batch_size=batch_size, shuffle=True, drop_last=True),
+            "valid": DataLoader(valid_set, batch_size=batch_size),
+        },
+        callbacks=[dl.AccuracyCallback("logits", "targets", topk=(1, 3))],
+        engine=engine,
+        num_epochs=NUM_EPOCHS,
+        **quiet(),
+    )
+    return runner.experiment_metrics
+
+
+def _train_on_each(ports, data):
+    rank = int(os.environ["RANK"])
+    results = {}
+    for num_processes, port in ports.items():
+        if rank < num_processes:
+            os.environ |= {
+                "WORLD_SIZE": str(num_processes),
+                "LOCAL_WORLD_SIZE": str(num_processes),
+                "MASTER_PORT": port,
+            }
+            results[num_processes] = train(dl.DistributedDataParallelEngine(num_processes, device="cpu"), *data)
+    return results
+
+
+def train_on_each(num_processes):
+    """Return {number of processes: metrics}."""
+    sockets = [socket.socket() for _ in num_processes]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = {count: str(each.getsockname()[1]) for count, each in zip(num_processes, sockets, strict=True)}
+    for each in sockets:
+        each.close()
+    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": next(iter(ports.values()))}
+    return spawn(partial(_train_on_each, ports, digits()), num_processes=max(num_processes), variables=variables)
