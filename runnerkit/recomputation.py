@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -40,12 +40,8 @@ def evaluate_alone(runner: IRunner, batches: Sequence[Sequence[int]], *, attempt
     vars(loader).pop("_feed", None)  # whose batches are those of this process's share
     vars(loader)["batch_sampler"] = batches  # as in runnerkit.sharding.shard_loader: all else stays as the user set it
     loader._iterator = None
-    kept = {
-        **components.pause_loader(runner),
-        "engine": runner.engine,
-        "loggers": runner.loggers,
-        "_listeners": runner._listeners,
-    }
+    kept = components.pause_loader(runner)
+    kept |= {name: getattr(runner, name) for name in ("engine", "loggers", "_listeners")}
     listeners = _metric_listeners(runner)
     vars(runner).update(
         loader=loader, engine=Alone(runner.engine), loggers={}, _listeners=listeners, _means=LoaderMeans(),
@@ -100,6 +96,9 @@ class Alone(IEngine):
 
     def launch(self, fn: Callable[[], T]) -> T:
         return fn()
+
+    def stream(self, fn: Callable[[], Generator[T, None, None]]) -> Generator[list[T], None, None]:
+        return self.gather_rounds(fn())
 
     def setup(self) -> None:
         pass

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
 from runnerkit.metrics import LoaderMeans, accuracy
-from runnerkit.sharding import shard_loader
+from runnerkit.sharding import batches_of, shard_loader
 from tests import exact_metrics_job
 from tests.tiny import NUM_CLASSES
 
@@ -24,7 +24,7 @@ def visited(data, *, batch_size, world_size, shuffle, drop_last, num_workers=0):
     for rank in range(world_size):
         shard = shard_loader(whole, key="valid", training=False, rank=rank, world_size=world_size, seed=42)
         shard.batch_sampler.set_epoch(1)
-        ranks.append(list(shard))
+        ranks.append(list(batches_of(shard)))
     return ranks
 
 
