@@ -134,8 +134,10 @@ def test_o2_equals_the_hand_written_loop_with_master_weights(apex, make):
     assert all(torch.equal(a, b) for a, b in zip(mine.parameters(), masters, strict=True))
 
 
-def test_data_parallel_copies_a_model_whose_forward_is_its_own(apex):
+def test_data_parallel_copies_a_model_whose_forward_is_its_own(apex, monkeypatch):
     """Copies of a changed forward would all be the first GPU's: Apex changes that of a shell around DataParallel."""
+    # As on a machine with GPUs; on this one DataParallel hands each batch through.
+    monkeypatch.setattr("runnerkit.engines.apex.split_batches", lambda module, device: nn.DataParallel(module))
 
     class Look(dl.Callback):
         def on_batch_end(self, runner):
@@ -376,12 +378,12 @@ def test_weights_that_are_loaded_reach_the_master_weights(apex, tmp_path):
 
 
 @pytest.mark.parametrize("opt_level", ["O1", "O2"])
-def test_gradients_of_a_loader_that_stops_early_are_unscaled_before_their_step(apex, opt_level):
-    """Two batches of an accumulation of four: their mean is stepped on, in true size, though no pass was the last."""
+def test_gradients_left_by_a_loader_that_stops_early_do_not_reach_the_next_step(apex, opt_level):
+    """Of three batches two are stepped on and one, scaled still, is dropped; the next epoch's step is of true size."""
 
-    class StopAfterTwo(dl.Callback):
+    class StopAfterThree(dl.Callback):
         def on_batch_end(self, runner):
-            runner.need_early_stop = runner.loader_batch_step == 2
+            runner.need_early_stop = runner.loader_batch_step == 3
 
     mine, theirs = mlp(), mlp()
     batches = loader(4 * BATCH_SIZE, BATCH_SIZE)
@@ -391,9 +393,10 @@ def test_gradients_of_a_loader_that_stops_early_are_unscaled_before_their_step(a
         sgd(mine),
         batches,
         engine=dl.APEXEngine("cpu", opt_level=opt_level),
-        callbacks=[dl.OptimizerCallback("loss", accumulation_steps=4), StopAfterTwo()],
+        callbacks=[dl.OptimizerCallback("loss", accumulation_steps=2), StopAfterThree()],
+        num_epochs=2,
     )
-    train_by_hand(theirs, sgd(theirs), list(batches)[:2], accumulate=2)
+    train_by_hand(theirs, sgd(theirs), list(batches)[:2], num_epochs=2, accumulate=2)
 
     # O2 computes gradients in fp16: 11 bits of a gradient below 1, times lr 0.1
     torch.testing.assert_close(weights(mine), weights(theirs), rtol=0, atol=1e-6 if opt_level == "O1" else 2e-4)
