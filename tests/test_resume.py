@@ -37,7 +37,7 @@ class Interrupt(dl.Callback):
             raise KeyboardInterrupt
 
 
-def run(logdir, *, interrupt_at=None, resume=None, num_epochs=4, every_steps=None, **kwargs):
+def run(logdir, *, interrupt_at=None, resume=None, num_epochs=4, every_steps=None, num_workers=0, **kwargs):
     model = mlp(dropout=0.3, batch_norm=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     callbacks = {
@@ -55,7 +55,7 @@ def run(logdir, *, interrupt_at=None, resume=None, num_epochs=4, every_steps=Non
         optimizer=optimizer,
         scheduler=torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, num_epochs),
         loaders={
-            "train": DataLoader(Augmented(40), batch_size=4, shuffle=True),
+            "train": DataLoader(Augmented(40), batch_size=4, shuffle=True, num_workers=num_workers),
             "valid": loader(21, 4),
         },
         callbacks=callbacks,
@@ -104,6 +104,19 @@ def test_a_run_resumed_within_an_epoch_equals_the_uninterrupted_one(tmp_path, in
     assert read_csv(broken, "train") == read_csv(whole, "train")
 
 
+def test_workers_that_augment_draw_in_a_resumed_epoch_what_they_would_have_drawn(tmp_path):
+    """Bit for bit, and the same without workers."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    expected = run(whole, every_steps=3)
+    with pytest.raises(KeyboardInterrupt):
+        run(broken, interrupt_at=13, every_steps=3, num_workers=2)
+
+    resumed = run(broken, resume="auto", every_steps=3, num_workers=1)
+
+    assert torch.equal(weights(resumed.model), weights(expected.model))
+    assert resumed.experiment_metrics == expected.experiment_metrics
+
+
 def test_ddp_resumes_within_an_epoch(tmp_path):
     """Every rank's generators and position."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
@@ -129,7 +142,10 @@ def test_resume_runner_of_the_checkpoint_callback_is_the_same(tmp_path):
         model=model,
         criterion=nn.CrossEntropyLoss(),
         optimizer=optimizer,
-        loaders={"train": DataLoader(Augmented(40), batch_size=4, shuffle=True), "valid": loader(21, 4)},
+        loaders={
+            "train": DataLoader(Augmented(40), batch_size=4, shuffle=True),
+            "valid": loader(21, 4),
+        },
         callbacks={"checkpoint": callback},
         num_epochs=4,
         cpu=True,
