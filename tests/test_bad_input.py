@@ -226,7 +226,7 @@ def test_ranks_that_log_different_metrics_are_told_so():
         def on_batch_end(self, runner):
             runner.batch_metrics[f"rank{runner.engine.rank}"] = 1.0
 
-    with pytest.raises(ValueError, match=r"ranks logged different metrics.*rank 0.*rank0.*rank 1.*rank1"):
+    with pytest.raises(ValueError, match=r"ranks differ in batch_metrics.*rank 0.*rank0.*rank 1.*rank1"):
         train(callbacks=[Uneven()], ddp=True)
 
 
