@@ -101,7 +101,7 @@ def jobs(tmp_path_factory):
             )
         folder = tmp_path_factory.mktemp(launcher)
         done = LAUNCHERS[launcher](folder, [case for case in CASES if CASES[case].launchers == family])
-        return folder, done.stdout + done.stderr
+        return folder, f"{done.stdout}{done.stderr}\nit exited with {done.returncode}"
 
     return job
 
