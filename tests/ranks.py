@@ -22,7 +22,7 @@ class Ranks:
 
     def __init__(self, num_ranks: int) -> None:
         self.num_collectives = 0
-        self._barrier = Barrier(num_ranks, timeout=20)
+        self._barrier = Barrier(num_ranks, timeout=60)
         self._given: list[Any] = [None] * num_ranks
         self.engines = [self._engine(rank) for rank in range(num_ranks)]
 

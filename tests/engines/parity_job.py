@@ -5,6 +5,7 @@ usage: python -m tests.engines.parity_job FOLDER CASE...      (or so under torch
 Leaves in FOLDER/CASE the logs, and rank zero's weights and metrics as result.pth.
 """
 
+import faulthandler
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from runnerkit.engine import IEngine
 from tests.tiny import loader, mlp, sgd
 
 NUM_SAMPLES, NUM_VALID, NUM_EPOCHS, GLOBAL_BATCH = 160, 21, 2, 16
+HANGS_AFTER_S = 500  # a job takes half a minute
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,8 @@ def train(case: str, folder: Path) -> None:
 
 
 def main(folder: str, *cases: str) -> None:
-    """Train every case."""
+    """Train every case; a process that hangs says where it does, and ends."""
+    faulthandler.dump_traceback_later(HANGS_AFTER_S, exit=True, file=sys.__stderr__)  # a notebook's stderr is no file
     for case in cases:
         train(case, Path(folder))
 

@@ -74,7 +74,7 @@ def shell(folder, command):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=120,
+        timeout=250,
         check=False,
         env=environment,
     )

@@ -15,7 +15,7 @@ def simulate(rank, world_size, logdir):
         [sys.executable, "-m", "tests.engines.simulated_rank", str(rank), str(world_size), str(logdir)],
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=280,
         env={**os.environ, "PYTHONPATH": os.getcwd(), "PYTHONDONTWRITEBYTECODE": "1"},
     )
     assert done.returncode == 0, done.stderr[-3000:]

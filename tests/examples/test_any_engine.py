@@ -29,7 +29,7 @@ def run(command, folder):
     path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path}
     return subprocess.run(
-        ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, timeout=200
+        ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, timeout=400
     )
 
 
@@ -53,7 +53,7 @@ def test_the_example_learns_on_an_engine_of_one_process(engine, tmp_path, monkey
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(250)
+@pytest.mark.timeout(450)
 @pytest.mark.parametrize("engine", SEVERAL)
 def test_the_example_learns_on_an_engine_of_several_processes(engine, tmp_path):
     """Which plain python starts."""
@@ -67,7 +67,7 @@ def test_the_example_learns_on_an_engine_of_several_processes(engine, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(250)
+@pytest.mark.timeout(450)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_commands_in_its_first_lines_run(command, tmp_path):
     """As they stand there."""

@@ -114,14 +114,14 @@ class Job:
         """What it has printed so far."""
         return self.output_path.read_text()
 
-    def wait(self, timeout_s=90):
+    def wait(self, timeout_s=150):
         """Return its exit code."""
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"it does not end within {timeout_s} s; it printed:\n{self.output}") from None
 
-    def wait_for(self, pattern, timeout_s=60):
+    def wait_for(self, pattern, timeout_s=120):
         """Wait until it has printed `pattern`; return the match."""
         return wait_until(
             lambda: re.search(pattern, self.output), timeout_s, lambda: f"no {pattern!r} in:\n{self.output}"
