@@ -111,10 +111,8 @@ def share_of(loader: Any) -> Any:
 
 
 def start_epoch(loader: Any, epoch: int) -> None:
-    """Call ``set_epoch`` on a loader and its parts, on whichever has one."""
-    parts = (getattr(loader, name, None) for name in ("batch_sampler", "sampler", "dataset"))
-    for part in {id(each): each for each in (loader, share_of(loader), *parts)}.values():
-        set_epoch(part, epoch)
+    """Call ``set_epoch`` once on each part of a loader that has it; see :func:`runnerkit.sampler.set_epoch`."""
+    set_epoch(epoch, loader, share_of(loader))
 
 
 def count_batches(loader: Any) -> int | None:
