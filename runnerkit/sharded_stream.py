@@ -126,7 +126,7 @@ class ShardedStream(IterableDataset[Any]):
             if self.batch_size is not None:
                 raise ValueError(
                     f"loader {self.key!r}: its stream had {size} samples left, too few to train {self.world_size} "
-                    "processes; use drop_last=True"
+                    f"processes; {'resume with as many as before, or ' if self.num_consumed else ''}use drop_last=True"
                 )
             return [] if self.uneven == "drop" else part or [spare]
         return part

@@ -20,7 +20,8 @@ def shard_loader(
     """Give this process its share of `loader`, keeping every attribute that the user set.
 
     A DistributedSampler of the user's own is left alone. A loader that is no DataLoader gives its share itself, by a
-    method ``shard(*, key, training, rank, world_size, seed)``; with one process it needs none.
+    method ``shard(*, key, training, rank, world_size, seed, uneven)``; with one process it needs none. A sampler
+    without length may be endless: it is never drained, and one process runs its loader as it is.
 
     Args:
         loader: a DataLoader (or subclass), or any iterable of batches.
@@ -34,12 +35,13 @@ def shard_loader(
     """
     place = {"rank": rank, "world_size": world_size, "seed": seed}
     if callable(getattr(loader, "shard", None)):
-        return loader.shard(key=key, training=training, **place)
+        return loader.shard(key=key, training=training, uneven=uneven, **place)
     if not isinstance(loader, DataLoader):
         if world_size > 1:
             raise TypeError(
                 f"loader {key!r} is a {type(loader).__name__} and cannot be shared among {world_size} processes; use a "
-                "DataLoader, or give it a method shard(*, key, training, rank, world_size, seed) that returns a share"
+                "DataLoader, or give it a method shard(*, key, training, rank, world_size, seed, uneven) that returns "
+                "a share"
             )
         return loader
     if isinstance(loader.dataset, IterableDataset):
@@ -58,12 +60,20 @@ def shard_loader(
                 world_size,
             )
         return loader
+    if count_batches(loader) is None:
+        if world_size > 1:
+            raise TypeError(
+                f"loader {key!r}: its {_sampler_name(loader)} has no length, may never end, and so cannot be shared "
+                f"among {world_size} processes; let it end with an epoch and give it a __len__, or use an "
+                "IterableDataset"
+            )
+        return loader
     batches: Any = loader.batch_sampler
     share: ShardedBatchSampler | ShardedBatches
     # A loader that was given a batch sampler has no batch size.
     is_plain = batches is not None and (loader.batch_size is not None or type(batches) is BatchSampler)
-    sampler: Any = batches.sampler if is_plain else None
-    if hasattr(sampler, "__len__"):
+    if is_plain:
+        sampler: Any = batches.sampler
         if training and len(sampler) < world_size:
             raise ValueError(f"loader {key!r} has {len(sampler)} samples, too few to train {world_size} processes")
         share = ShardedBatchSampler(sampler, batch_size=batches.batch_size, drop_last=batches.drop_last, **place)
@@ -81,6 +91,11 @@ def distributed_sampler_of(loader: Any) -> DistributedSampler[Any] | None:
     batch_sampler = getattr(loader, "batch_sampler", None)
     candidates = (getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
     return next((each for each in candidates if isinstance(each, DistributedSampler)), None)
+
+
+def _sampler_name(loader: DataLoader[Any]) -> str:
+    is_own = loader.batch_size is None and loader.batch_sampler is not None
+    return type(loader.batch_sampler if is_own else loader.sampler).__name__
 
 
 def _with_feed(shard: DataLoader[Any], share: Any, **replaced: Any) -> DataLoader[Any]:
