@@ -9,6 +9,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Itera
 
 from runnerkit.sampler import Places, ShardedBatches, ShardedBatchSampler, Uneven, set_epoch
 from runnerkit.seeded_dataset import SeededDataset
+from runnerkit.seeding import derive_seed
 from runnerkit.sharded_stream import ShardedStream
 
 logger = logging.getLogger(__name__)
@@ -25,8 +26,9 @@ def shard_loader(
 
     Args:
         loader: a DataLoader (or subclass), or any iterable of batches.
-        key: the loader's key, for messages.
+        key: the loader's.
         training: whether the batches are trained on, so that all processes need equally many.
+        seed: with the key and the epoch it fixes order and draws.
         uneven: whether, in training, whole batches (of a batch sampler, of ``batch_size=None``) that are too few for
             all processes are dropped or repeated. Where samples can be shared neither is needed.
     Raises:
@@ -44,6 +46,7 @@ def shard_loader(
                 "a share"
             )
         return loader
+    place["seed"] = seed = loader_seed(seed, key)
     if isinstance(loader.dataset, IterableDataset):
         stream = ShardedStream(
             loader.dataset, batch_size=loader.batch_size, drop_last=loader.drop_last, training=training, uneven=uneven,
@@ -84,6 +87,11 @@ def shard_loader(
     shard = copy.copy(loader)
     vars(shard)[name] = share
     return _with_feed(shard, share, dataset=SeededDataset(loader.dataset, seed=seed), **{name: Places(share)})
+
+
+def loader_seed(seed: int, key: str) -> int:
+    """What a loader's order and draws are seeded by: two of one length, of a GAN say, are not shuffled alike."""
+    return derive_seed(seed, "loader", key)
 
 
 def distributed_sampler_of(loader: Any) -> DistributedSampler[Any] | None:

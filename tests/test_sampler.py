@@ -100,6 +100,25 @@ def test_the_order_differs_by_epoch_and_by_seed_and_repeats():
     assert first != shards(loader, 1, epoch=1, seed=43)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: DataLoader(indices(50), 5, shuffle=True),
+        lambda: dl.TensorLoader(torch.arange(50), batch_size=5, shuffle=True),
+    ],
+)
+def test_two_loaders_of_one_length_are_shuffled_in_orders_of_their_own(make):
+    """By their keys, in every epoch; on any number of processes alike."""
+
+    def order(key, world_size=1):
+        share = shard_loader(make(), key=key, training=True, rank=0, world_size=world_size, seed=42).batch_sampler
+        list(share)
+        return share.order
+
+    assert order("train_a") != order("train_b")
+    assert order("train_a") == order("train_a", world_size=2)
+
+
 def test_a_sampler_with_its_own_generator_is_alike_on_all_ranks():
     """100 samples shuffled by 4 ranks: none seen twice, none missed; and the user's generator is left as it was."""
     generator = torch.Generator().manual_seed(7)

@@ -38,11 +38,11 @@ class OfEpoch(Noisy):
         return index, self.epoch
 
 
-def draws(loader, *, world_size=1, epoch=1, skip=0):
+def draws(loader, *, world_size=1, epoch=1, skip=0, key="k"):
     """All samples of an epoch as tuples, over all ranks."""
     found = []
     for rank in range(world_size):
-        shard = shard_loader(loader, key="k", training=False, rank=rank, world_size=world_size, seed=42)
+        shard = shard_loader(loader, key=key, training=False, rank=rank, world_size=world_size, seed=42)
         start_epoch(shard, epoch)
         share_of(shard).skip(skip)
         found += [tuple(sample) for batch in batches_of(shard) for sample in torch.stack(batch, dim=1).tolist()]
@@ -64,6 +64,7 @@ def test_what_a_sample_draws_depends_on_seed_epoch_and_place_only():
     assert draws(loader(num_workers=1), world_size=2) == one
     assert draws(loader(dataset=Subset(Noisy(24), range(24)))) == one
     assert draws(loader(), epoch=2) != one
+    assert draws(loader(shuffle=False)) != draws(loader(shuffle=False), key="another loader")
 
 
 def test_what_a_sample_draws_survives_an_interruption():

@@ -12,6 +12,7 @@ from torch.utils.data import BatchSampler, Sampler, SequentialSampler
 
 from runnerkit.data.tensor_rows import Rows, TensorRows
 from runnerkit.sampler import ShardedBatchSampler, Uneven
+from runnerkit.sharding import loader_seed
 
 
 class TensorLoader:
@@ -76,7 +77,7 @@ class TensorLoader:
         share = copy.copy(self)
         share.batch_sampler = ShardedBatchSampler(
             self.sampler, batch_size=self.batch_size, drop_last=self.drop_last, rank=rank, world_size=world_size,
-            seed=seed,
+            seed=loader_seed(seed, key),
         )  # fmt: skip
         return share
 
