@@ -11,8 +11,10 @@ from torch.utils.data import DataLoader
 
 from runnerkit import snapshot
 from runnerkit.callback import ICallback
+from runnerkit.sampler import ShardedBatchSampler
 from runnerkit.seeding import keep_rng
-from runnerkit.sharding import count_batches
+from runnerkit.sharded_stream import ShardedStream
+from runnerkit.sharding import count_batches, share_of
 from runnerkit.types import as_dict
 
 if TYPE_CHECKING:
@@ -42,37 +44,65 @@ def check_loaders(loaders: Any) -> dict[str, Any]:
     return dict(loaders)
 
 
-def _why_empty(loader: Any) -> str:
-    if isinstance(loader, DataLoader) and isinstance(loader.dataset, Sized):
-        return f"{len(loader.dataset)} samples, batch_size={loader.batch_size}, drop_last={loader.drop_last}"
-    return "it has no batch"
+def _why_empty(loader: Any, *, num_processes: int = 1) -> str:
+    if not isinstance(loader, DataLoader) or not isinstance(loader.dataset, Sized):
+        return "it has no batch"
+    each = f" in each of {num_processes} processes" if num_processes > 1 else ""
+    return f"{len(loader.dataset)} samples, batch_size={loader.batch_size}{each}, drop_last={loader.drop_last}"
 
 
-def check_equal_lengths(runner: IRunner) -> None:
-    """Refuse training loaders that have not equally many batches on all ranks: those with more would wait for ever.
+def check_shares(runner: IRunner) -> None:
+    """Refuse loaders that no rank has a batch of, and training loaders that the ranks have unequally many batches of.
 
-    The engine's own shares are equal; a user's DistributedSampler, or loaders made for each rank, need not be.
+    Those with more would wait for ever. The engine's own shares are equal; a user's DistributedSampler, or loaders made
+    for each rank, need not be.
 
     Raises:
         ValueError: with the numbers. Every rank must call: this gathers.
     """
-    if not runner.engine.is_ddp:
+    num_processes = runner.engine.num_processes
+    if num_processes == 1:
         return
-    mine = {key: count_batches(loader) for key, loader in runner.loaders.items() if key.startswith("train")}
+    mine = {key: count_batches(loader) for key, loader in runner.loaders.items()}
     everyone = runner.engine.gather_object(mine)
-    for key in mine:
+    for key, loader in runner.loaders.items():
         counts = [each.get(key) for each in everyone]
-        if len(set(counts)) > 1:
+        if set(counts) == {0}:
+            raise ValueError(f"loader {key!r} is empty: {_why_empty(loader, num_processes=num_processes)}")
+        if not key.startswith("train"):
+            _warn_of_dropped(runner, key, loader)
+        elif runner.engine.is_ddp and len(set(counts)) > 1:
             raise ValueError(
                 f"loader {key!r} has {counts} batches on the ranks, and must have equally many to train on; return the "
                 "whole loader on every rank, which the engine shares out evenly, or use drop_last=True"
             )
 
 
-def check_not_empty(runner: IRunner) -> None:
-    """Refuse a loader that gave this process nothing to train on."""
-    if runner.loader_batch_step == 0 and (runner.is_train_loader or runner.engine.num_processes == 1):
-        raise ValueError(f"loader {runner.loader_key!r} gave no batch: {_why_empty(runner.loader)}")
+def _warn_of_dropped(runner: IRunner, key: str, loader: Any) -> None:
+    share, dataset = share_of(loader), getattr(loader, "dataset", None)
+    if not isinstance(share, ShardedBatchSampler | ShardedStream) or not share.drop_last:
+        return
+    if runner.engine.is_main_process and (not isinstance(dataset, Sized) or len(dataset) % share.stride):
+        logger.warning(
+            "loader %r: drop_last keeps a last batch out of the metrics that is short of %d samples, %d in each of %d "
+            "processes; one process keeps out fewer, and without drop_last none is",
+            key, share.stride, share.batch_size, runner.engine.num_processes,
+        )  # fmt: skip
+
+
+def check_not_empty(runner: IRunner, *, num_samples: int | None = None) -> None:
+    """Refuse a loader that gave nothing: to this process, if it trains or is alone; or to any.
+
+    Args:
+        num_samples: that all processes saw, once they are counted.
+    Raises:
+        ValueError: with the loader's key.
+    """
+    num_processes = runner.engine.num_processes
+    needs_batch = runner.is_train_loader or num_processes == 1
+    if num_samples == 0 or (needs_batch and runner.loader_batch_step == 0):
+        why = _why_empty(runner.loader, num_processes=num_processes)
+        raise ValueError(f"loader {runner.loader_key!r} gave no batch: {why}")
 
 
 def check_optimizer(optimizer: Any, model: Any, criterion: Any) -> None:

@@ -113,7 +113,7 @@ def _make_loaders(runner: IRunner, stage: str) -> None:
         key: runner.engine.prepare_loader(loader, key=key, training=_is_training(runner, key), seed=runner.seed)
         for key, loader in loaders.items()
     }
-    before_training.check_equal_lengths(runner)
+    before_training.check_shares(runner)
 
 
 def _make_model(runner: IRunner, stage: str) -> None:
@@ -279,7 +279,9 @@ def finish_loader(runner: IRunner, key: str) -> None:
     runner.need_early_stop = runner._ends_stage
     runner.is_within_loader = False
     before_training.check_not_empty(runner)
-    _count_exactly(runner, reduce_metrics(runner))
+    num_samples = reduce_metrics(runner)
+    before_training.check_not_empty(runner, num_samples=num_samples)
+    _count_exactly(runner, num_samples)
     runner._emit("on_loader_end")
     if not runner.is_train_loader:
         for model in as_dict(runner._training_model).values():

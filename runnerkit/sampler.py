@@ -25,6 +25,7 @@ class Place(NamedTuple):
 
 
 _LARGEST_BATCH = 2**32  # positions of whole batches lie so far apart
+_HELD = ("origin", "batch_sampler", "sampler", "batches", "dataset")  # by a loader, a share, a sampler, a subset
 
 
 class ShardedBatchSampler(Sampler[list[int]]):
@@ -56,7 +57,6 @@ class ShardedBatchSampler(Sampler[list[int]]):
         """Take the order of `epoch`, from its first sample on."""
         self.epoch = epoch
         self.num_consumed = 0
-        set_epoch(self.sampler, epoch)
 
     def position_after(self, num_batches: int) -> int:
         """How much of the epoch's global order all processes have consumed after `num_batches` of this one."""
@@ -91,10 +91,7 @@ class ShardedBatchSampler(Sampler[list[int]]):
         stops = [min(start + size, num_samples) for start in starts]
         if starts and self.drop_last and stops[-1] - starts[-1] < size:
             starts, stops = starts[:-1], stops[:-1]
-        # A short tail that would give a process less than two samples joins the batch before it: nobody is left
-        # without a batch that the others wait for, batch norm has a variance, and nothing is padded or dropped.
-        tail = stops[-1] - starts[-1] if starts else size
-        if self.world_size > 1 and len(starts) > 1 and tail < min(size, 2 * self.world_size):
+        if len(starts) > 1 and stops[-1] - starts[-1] < shortest_tail(size, self.world_size):
             del starts[-1], stops[-2]
         return list(zip(starts, stops, strict=True))
 
@@ -132,7 +129,6 @@ class ShardedBatches(Sampler[Any]):
         """Take the order of `epoch`, from its first batch on."""
         self.epoch = epoch
         self.num_consumed = 0
-        set_epoch(self.batches, epoch)
 
     def position_after(self, num_batches: int) -> int:
         """How many batches of all processes are consumed after `num_batches` of this one."""
@@ -186,6 +182,15 @@ class Places(Sampler[Any]):
         return len(self.share)
 
 
+def shortest_tail(size: int, world_size: int) -> int:
+    """How many samples the last global batch, of `size` if it is whole, needs to be one; fewer join the one before.
+
+    So nobody is left without a batch that the others wait for, batch norm has a variance, and nothing is padded or
+    dropped.
+    """
+    return min(size, 2 * world_size) if world_size > 1 else 0
+
+
 def seeded_order(sampler: Any, seed: int) -> list[Any]:
     """List what `sampler` yields when every generator it may draw from starts at `seed`.
 
@@ -205,7 +210,12 @@ def seeded_order(sampler: Any, seed: int) -> list[Any]:
             generator.set_state(state)
 
 
-def set_epoch(holder: Any, epoch: int) -> None:
-    """Call ``set_epoch`` on `holder` if it has one."""
-    if callable(getattr(holder, "set_epoch", None)):
-        holder.set_epoch(epoch)
+def set_epoch(epoch: int, *holders: Any) -> None:
+    """Call ``set_epoch`` on `holders` and on the samplers and data sets that they hold: once on each that has it."""
+    parts = list(holders)
+    for part in parts:  # which grow meanwhile
+        held = (getattr(part, name, None) for name in _HELD)
+        parts += [each for each in held if each is not None and not any(each is known for known in parts)]
+    methods = (getattr(part, "set_epoch", None) for part in parts)
+    for method in dict.fromkeys(each for each in methods if callable(each)):
+        method(epoch)

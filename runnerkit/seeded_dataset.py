@@ -1,19 +1,22 @@
 """A data set whose every sample draws from generators seeded by its place in the epoch."""
 
+from contextlib import nullcontext
 from typing import Any
 
-from torch.utils.data import Dataset, StackDataset, Subset, get_worker_info
+from torch.utils.data import Dataset, StackDataset, Subset, TensorDataset, get_worker_info
 
 from runnerkit.sampler import Place, set_epoch
-from runnerkit.seeding import CPUDraws, derive_seed, keep_cpu_rng, seed_generators
+from runnerkit.seeding import derive_seed, keep_cpu_rng, seed_generators
+
+_DRAW_NOTHING = (TensorDataset, list, tuple, range)  # these alone: a subclass may
 
 
 class SeededDataset(Dataset[Any]):
     """Lets sample i of epoch e draw the same numbers on any number of processes and workers, and after any resume.
 
     Python's, NumPy's and torch's global generators are seeded before each sample. In a worker that is all. In the
-    process that trains, the generators are the model's too (dropout), so they are put back after each batch; a data
-    set that draws nothing is spared both: whether it draws is found out on the first batch of each epoch.
+    process that trains, the generators are the model's too (dropout), so they are put back after each batch. Spared
+    both are torch's TensorDataset, Python's sequences, and classes that say ``draws_nothing = True``.
 
     Args:
         dataset: map-style. If it fetches whole batches (``__getitems__``), the generators are seeded once a batch.
@@ -24,7 +27,6 @@ class SeededDataset(Dataset[Any]):
         self.dataset = dataset
         self.seed = seed
         self._epoch = -1
-        self._draws: bool | None = None  # None: not yet known in this epoch
 
     def __getitem__(self, place: Place) -> Any:
         return self._fetch(place)
@@ -34,29 +36,18 @@ class SeededDataset(Dataset[Any]):
         return self._fetch(places)
 
     def _fetch(self, places: Place | list[Place]) -> Any:
-        self._enter(_first(places).epoch)
-        if get_worker_info() is not None:
+        in_worker = get_worker_info() is not None
+        if in_worker:
+            self._enter(_first(places).epoch)
+        if _draws_nothing(self.dataset):
+            return self._plain(places)
+        with nullcontext() if in_worker else keep_cpu_rng():
             return self._seeded(places)
-        if self._draws:
-            with keep_cpu_rng():
-                return self._seeded(places)
-        if self._draws is None:
-            drawn = CPUDraws()
-            samples = self._plain(places)
-            self._draws = bool(drawn)
-            if self._draws:
-                drawn.undo()
-                return self._fetch(places)
-            return samples
-        return self._plain(places)
 
     def _enter(self, epoch: int) -> None:
-        if epoch == self._epoch:
-            return
-        self._epoch = epoch
-        self._draws = self._draws or None
-        if get_worker_info() is not None:  # a worker that outlives an epoch has a data set of its own
-            set_epoch(self.dataset, epoch)
+        if epoch != self._epoch:  # a worker that outlives an epoch has a data set of its own
+            self._epoch = epoch
+            set_epoch(epoch, self.dataset)
 
     def _plain(self, places: Place | list[Place]) -> Any:
         if isinstance(places, Place):
@@ -75,6 +66,12 @@ class SeededDataset(Dataset[Any]):
 
 def _first(places: Place | list[Place]) -> Place:
     return places if isinstance(places, Place) else places[0]
+
+
+def _draws_nothing(dataset: Any) -> bool:
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return type(dataset) in _DRAW_NOTHING or vars(type(dataset)).get("draws_nothing") is True
 
 
 def _fetches_batches(dataset: Any) -> bool:

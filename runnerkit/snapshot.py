@@ -13,7 +13,7 @@ from runnerkit.callback import ICheckpointCallback, innermost
 from runnerkit.checkpoint import as_plain, find_checkpoint, load_checkpoint
 from runnerkit.logger import Step
 from runnerkit.seeding import rng_state, set_rng_state
-from runnerkit.sharding import share_of
+from runnerkit.sharding import count_batches, share_of
 from runnerkit.types import StateDict, as_dict
 from runnerkit.version import __version__
 
@@ -99,7 +99,7 @@ def check_positions(runner: IRunner) -> None:
         if key.startswith("train") and share_of(loader) is None:
             raise TypeError(
                 f"loader {key!r} has no position to save in the middle of an epoch; save at epoch ends, "
-                "or use a DataLoader without a DistributedSampler of your own"
+                "or use a DataLoader whose sampler has a length and is no DistributedSampler of your own"
             )
 
 
@@ -240,11 +240,24 @@ def enter_loader(runner: IRunner) -> None:
         return
     within, snapshot.within = snapshot.within, None
     share_of(runner.loader).skip(within["position"])
+    if runner.is_train_loader:
+        _check_rest(runner, num_before=len(snapshot.state["rng"]), num_done=within["loader_batch_step"])
     runner.loader_batch_step = runner._skipped_batches = within["loader_batch_step"]
     runner.loader_sample_step = within["loader_sample_step"]
     # Sums add up over ranks: with fewer processes than before, one takes over the parts of several.
     parts = within["means"][runner.engine.rank :: runner.engine.num_processes]
     runner._means.load_state_dicts(parts, device=runner.engine.device)
+
+
+def _check_rest(runner: IRunner, *, num_before: int, num_done: int) -> None:
+    # Every rank must call: this gathers. Too few samples for all would leave some in a step that the others skip.
+    num_left = runner.engine.gather_object(count_batches(runner.loader))
+    if len(set(num_left)) > 1:
+        raise ValueError(
+            f"loader {runner.loader_key!r} was interrupted after batch {num_done} and has fewer samples left than the "
+            f"{runner.engine.num_processes} processes that are to train on them: {num_left} batches on the ranks; "
+            f"resume with {num_before} as before, or from an epoch's start"
+        )
 
 
 def restore_rng(runner: IRunner) -> None:

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -14,7 +15,9 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from runnerkit import dl
 from runnerkit.sharding import batches_of, count_batches, shard_loader, share_of, start_epoch
+from tests.tiny import classification, quiet
 
 
 def indices(num_samples):
@@ -95,6 +98,25 @@ def test_the_order_differs_by_epoch_and_by_seed_and_repeats():
     assert first == again
     assert first != shards(loader, 1, epoch=2)
     assert first != shards(loader, 1, epoch=1, seed=43)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: DataLoader(indices(50), 5, shuffle=True),
+        lambda: dl.TensorLoader(torch.arange(50), batch_size=5, shuffle=True),
+    ],
+)
+def test_two_loaders_of_one_length_are_shuffled_in_orders_of_their_own(make):
+    """By their keys, in every epoch; on any number of processes alike."""
+
+    def order(key, world_size=1):
+        share = shard_loader(make(), key=key, training=True, rank=0, world_size=world_size, seed=42).batch_sampler
+        list(share)
+        return share.order
+
+    assert order("train_a") != order("train_b")
+    assert order("train_a") == order("train_a", world_size=2)
 
 
 def test_a_sampler_with_its_own_generator_is_alike_on_all_ranks():
@@ -201,10 +223,70 @@ def test_a_loader_may_know_its_own_share():
     """Its method is asked, with one process as with several."""
 
     class Mine:
-        def shard(self, *, key, training, rank, world_size, seed):
-            return key, training, rank, world_size, seed
+        def shard(self, *, key, training, rank, world_size, seed, uneven):
+            return key, training, rank, world_size, seed, uneven
 
-    assert shard_loader(Mine(), key="train", training=True, rank=1, world_size=2, seed=3) == ("train", True, 1, 2, 3)
+    share = shard_loader(Mine(), key="train", training=True, rank=1, world_size=2, seed=3, uneven="pad")
+
+    assert share == ("train", True, 1, 2, 3, "pad")
+
+
+class Endless:
+    """A sampler for training by steps: whoever lists it never ends."""
+
+    def __iter__(self):
+        for index in range(1000):
+            yield index % 7
+        raise AssertionError("was drained")
+
+
+class EndlessBatches(Endless):
+    def __iter__(self):
+        return ([index, index + 1] for index in super().__iter__())
+
+
+ENDLESS = {
+    "Endless": lambda: DataLoader(indices(8), batch_size=2, sampler=Endless()),
+    "EndlessBatches": lambda: DataLoader(indices(8), batch_sampler=EndlessBatches()),
+    "BatchSampler": lambda: DataLoader(indices(8), batch_sampler=BatchSampler(Endless(), 2, False)),
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_an_endless_sampler_runs_in_one_process_as_it_does_in_plain_torch(name):
+    """It is not listed first; how long an epoch is, the user's limit says."""
+    share = shard_loader(ENDLESS[name](), key="train", training=True, rank=0, world_size=1, seed=42)
+
+    mine = [batch[0].tolist() for batch, _ in zip(batches_of(share), range(5), strict=False)]
+    theirs = [batch[0].tolist() for batch, _ in zip(ENDLESS[name](), range(5), strict=False)]
+    assert mine == theirs
+    assert count_batches(share) is None
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_an_endless_sampler_is_refused_by_several_processes(name):
+    """By the key, the sampler, and what to do: it cannot be shared without its end."""
+    kind = "Endless" if name == "Endless" else name
+
+    with pytest.raises(TypeError, match=f"loader 'train': its {kind} has no length.* among 2 processes; let it end"):
+        shard_loader(ENDLESS[name](), key="train", training=True, rank=0, world_size=2, seed=42)
+
+
+def test_an_endless_sampler_trains_a_limited_epoch():
+    """So many steps an epoch, in one process."""
+    model = nn.Linear(6, 3)
+    whole = DataLoader(classification(8), batch_size=2, sampler=Endless())
+    runner = dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        loaders={"train": dl.BatchLimitLoaderWrapper(whole, num_batches=4)},
+        num_epochs=2,
+        cpu=True,
+        **quiet(),
+    )
+
+    assert runner.batch_step == 8
 
 
 @pytest.mark.parametrize(
@@ -249,6 +331,30 @@ def test_whatever_was_seen_before_an_interruption_is_not_seen_after_it(num_sampl
         seen += [each for batch in batches_of(rank) for each in batch[0].tolist()]
 
     assert sorted(seen) == list(range(num_samples))
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    num_samples=st.integers(8, 100), batch_size=st.integers(1, 9), drop_last=st.booleans(),
+    before=st.integers(1, 4), after=st.integers(1, 8), data=st.data(),
+)  # fmt: skip
+def test_ranks_that_go_on_with_an_epoch_have_equally_many_batches_or_too_few_samples(
+    num_samples, batch_size, drop_last, before, after, data
+):
+    """Unequal only where fewer samples are left than processes: what a resumed run refuses."""
+    loader = DataLoader(indices(num_samples), batch_size=batch_size, drop_last=drop_last)
+    place = {"key": "train", "training": True, "seed": 42}
+    share = shard_loader(loader, rank=0, world_size=before, **place).batch_sampler
+    if not len(share):
+        return
+    position = share.position_after(data.draw(st.integers(1, len(share))))
+
+    ranks = [shard_loader(loader, rank=rank, world_size=after, **place) for rank in range(after)]
+    for rank in ranks:
+        share_of(rank).skip(position)
+
+    is_equal = len({count_batches(rank) for rank in ranks}) == 1
+    assert is_equal != (0 < num_samples - position < after and not drop_last)
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 3), (2, 3), (3, 3)])

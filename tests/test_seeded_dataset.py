@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from runnerkit import dl
+from runnerkit import dl, seeded_dataset
 from runnerkit.sharding import batches_of, shard_loader, share_of, start_epoch
 from tests.tiny import classification, mlp, sgd
 
@@ -38,11 +38,11 @@ class OfEpoch(Noisy):
         return index, self.epoch
 
 
-def draws(loader, *, world_size=1, epoch=1, skip=0):
+def draws(loader, *, world_size=1, epoch=1, skip=0, key="k"):
     """All samples of an epoch as tuples, over all ranks."""
     found = []
     for rank in range(world_size):
-        shard = shard_loader(loader, key="k", training=False, rank=rank, world_size=world_size, seed=42)
+        shard = shard_loader(loader, key=key, training=False, rank=rank, world_size=world_size, seed=42)
         start_epoch(shard, epoch)
         share_of(shard).skip(skip)
         found += [tuple(sample) for batch in batches_of(shard) for sample in torch.stack(batch, dim=1).tolist()]
@@ -64,6 +64,7 @@ def test_what_a_sample_draws_depends_on_seed_epoch_and_place_only():
     assert draws(loader(num_workers=1), world_size=2) == one
     assert draws(loader(dataset=Subset(Noisy(24), range(24)))) == one
     assert draws(loader(), epoch=2) != one
+    assert draws(loader(shuffle=False)) != draws(loader(shuffle=False), key="another loader")
 
 
 def test_what_a_sample_draws_survives_an_interruption():
@@ -88,22 +89,62 @@ def test_the_models_generators_are_left_alone():
     assert after[0] == after[1]
 
 
-def test_a_data_set_that_draws_nothing_is_fetched_once_and_left_unseeded():
-    """No generator is touched, so a plain data set costs what it costs by hand."""
+class SeenState(Noisy):
+    """Draws nothing, but notes the generator that it could draw from."""
 
-    class Plain(Noisy):
-        def __getitem__(self, index):
-            self.num_fetched += 1
-            self.seen = random.getstate()
-            return index
+    draws_nothing = True
 
-    dataset = Plain(8)
-    shard = shard_loader(DataLoader(dataset, batch_size=4), key="k", training=True, rank=0, world_size=1, seed=42)
+    def __getitem__(self, index):
+        self.num_fetched += 1
+        self.seen = random.getstate()
+        return index
+
+
+class MayDraw(SeenState):
+    pass
+
+
+@pytest.mark.parametrize(("kind", "is_spared"), [(SeenState, True), (MayDraw, False)])
+def test_a_class_that_says_it_draws_nothing_is_left_unseeded(kind, is_spared):
+    """So it costs what it costs by hand; a subclass has to say it for itself. Each sample is fetched once."""
+    dataset = kind(8)
+    whole = DataLoader(Subset(dataset, range(8)), batch_size=4)
+    shard = shard_loader(whole, key="k", training=True, rank=0, world_size=1, seed=42)
     before = random.getstate()
 
     list(batches_of(shard))
 
-    assert dataset.num_fetched == 8 and dataset.seen == before
+    assert dataset.num_fetched == 8 and (dataset.seen == before) is is_spared
+    assert random.getstate() == before
+
+
+@pytest.mark.parametrize("data", [TensorDataset(torch.zeros(8)), dl.TensorRows(torch.zeros(8)), [0.0] * 8, range(8)])
+def test_what_is_known_to_draw_nothing_costs_no_seeding(data, monkeypatch):
+    """Torch's and our own tensors in memory, and Python's sequences."""
+    monkeypatch.setattr(seeded_dataset, "seed_generators", None)
+    monkeypatch.setattr(seeded_dataset, "keep_cpu_rng", None)
+    collate = dl.TensorRows.collate if isinstance(data, dl.TensorRows) else None
+    whole = DataLoader(data, batch_size=4, collate_fn=collate)
+    shard = shard_loader(whole, key="k", training=True, rank=0, world_size=1, seed=42)
+
+    assert len(list(batches_of(shard))) == 2
+
+
+class OftenPlain(Noisy):
+    """Augments the second half only: the first batches of an epoch may draw nothing."""
+
+    def __getitem__(self, index):
+        return index, random.random() if index >= self.num_samples // 2 else 0.0
+
+
+def test_samples_that_draw_after_others_that_do_not_draw_what_they_always_draw():
+    """Whatever the first batch shows: on any number of processes, workers, and after a resume."""
+    one = draws(loader(dataset=OftenPlain(24), shuffle=False))
+
+    assert len({sample[1] for sample in one}) == 13
+    assert draws(loader(dataset=OftenPlain(24), shuffle=False, num_workers=1)) == one
+    assert draws(loader(dataset=OftenPlain(24), shuffle=False), world_size=2) == one
+    assert draws(loader(dataset=OftenPlain(24), shuffle=False), skip=16) == one[16:]
 
 
 def test_a_data_set_that_fetches_whole_batches_does_so():
@@ -118,7 +159,7 @@ def test_a_data_set_that_fetches_whole_batches_does_so():
     dataset = Vectorised(6)
     found = draws(loader(dataset=dataset, shuffle=False))
 
-    assert dataset.calls[1:] == [[0, 1, 2, 3], [4, 5]], "after the first, which found out that it draws"
+    assert dataset.calls == [[0, 1, 2, 3], [4, 5]]
     assert found == draws(loader(dataset=Vectorised(6), shuffle=False, num_workers=1))
 
 
@@ -173,16 +214,37 @@ def test_a_run_with_dropout_and_augmentation_does_not_depend_on_the_number_of_wo
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
 def test_stateful_data_loaders_are_shared_too():
     """torchdata's loader keeps its class and its own order, on any number of processes and workers."""
-    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+    from torchdata.stateful_dataloader import StatefulDataLoader
 
     def mine(**kwargs):
-        return stateful(Noisy(24), batch_size=4, **kwargs)
+        return StatefulDataLoader(Noisy(24), batch_size=4, **kwargs)
 
     shard = shard_loader(mine(), key="k", training=True, rank=0, world_size=2, seed=42)
     one = draws(mine(shuffle=True))
 
-    assert type(shard) is type(shard._feed) is stateful
+    assert type(shard) is type(shard._feed) is StatefulDataLoader
     assert [sample[0] for sample in one] == list(range(24))
     assert draws(mine(shuffle=True, num_workers=1), world_size=2) == one
     assert draws(mine(shuffle=True), world_size=2, skip=8) == draws(mine(shuffle=True), skip=8) != one
     assert draws(mine(), world_size=2) == draws(loader(shuffle=False))
+
+
+class NoisyStream(IterableDataset):
+    def __iter__(self):
+        return (tuple(Noisy(24)[index]) for index in range(24))
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
+def test_stateful_data_loaders_over_a_stream_are_shared_too():
+    """By samples, among processes and workers; each draws the same, and an interrupted pass goes on."""
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    def mine(**kwargs):
+        return StatefulDataLoader(NoisyStream(), batch_size=4, **kwargs)
+
+    one = draws(mine())
+
+    assert [sample[0] for sample in one] == list(range(24))
+    assert one == draws(DataLoader(NoisyStream(), batch_size=4))
+    assert draws(mine(num_workers=2), world_size=2) == one
+    assert draws(mine(), world_size=2, skip=[8, 0]) == one[8:]

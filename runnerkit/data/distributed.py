@@ -44,7 +44,7 @@ class DistributedSamplerWrapper(DistributedSampler[int]):
 
     def set_epoch(self, epoch: int) -> None:
         """Take the order of `epoch`, and so does the inner sampler, whose length may change with it."""
-        set_epoch(self.sampler, epoch)
+        set_epoch(epoch, self.sampler)
         super().set_epoch(epoch)
         self.num_samples = math.ceil(len(self.sampler) / self.num_replicas)
         self.total_size = self.num_samples * self.num_replicas

@@ -6,6 +6,7 @@ from itertools import islice
 from typing import Any, Self
 
 from runnerkit.data.loader_wrapper import LoaderWrapper
+from runnerkit.sampler import Uneven
 from runnerkit.sharding import batches_of, count_batches, share_of
 from runnerkit.types import Batch
 
@@ -50,8 +51,10 @@ class BatchLimitLoaderWrapper(LoaderWrapper):
     def __len__(self) -> int:
         return min(self._num_left(), super().__len__())
 
-    def shard(self, *, key: str, training: bool, rank: int, world_size: int, seed: int) -> Self:
-        limited = super().shard(key=key, training=training, rank=rank, world_size=world_size, seed=seed)
+    def shard(
+        self, *, key: str, training: bool, rank: int, world_size: int, seed: int, uneven: Uneven = "drop"
+    ) -> Self:
+        limited = super().shard(key=key, training=training, rank=rank, world_size=world_size, seed=seed, uneven=uneven)
         if self._part is not None:  # the same number on all ranks, also where one has a batch more
             limited.num_batches = self._part_of(math.ceil(super().__len__() / world_size))
         return limited

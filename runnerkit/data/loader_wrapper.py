@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import torch
 
+from runnerkit.sampler import Uneven
 from runnerkit.sharding import count_batches, shard_loader, share_of
 from runnerkit.types import Batch
 
@@ -63,9 +64,13 @@ class LoaderWrapper(ABC):
     def _share(self) -> Any:
         return share_of(self.origin)
 
-    def shard(self, *, key: str, training: bool, rank: int, world_size: int, seed: int) -> Self:
+    def shard(
+        self, *, key: str, training: bool, rank: int, world_size: int, seed: int, uneven: Uneven = "drop"
+    ) -> Self:
         """Return the same around one process's share; see :func:`runnerkit.sharding.shard_loader`."""
-        share = shard_loader(self.origin, key=key, training=training, rank=rank, world_size=world_size, seed=seed)
+        share = shard_loader(
+            self.origin, key=key, training=training, rank=rank, world_size=world_size, seed=seed, uneven=uneven
+        )
         return self._around(share)
 
     def for_device(self, device: torch.device) -> Self:

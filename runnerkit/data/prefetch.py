@@ -40,7 +40,8 @@ class BatchPrefetchLoaderWrapper(LoaderWrapper):
         self.device: torch.device | None = None
 
     def for_device(self, device: torch.device) -> Self:
-        placed = super().for_device(device)._around(_pinning(self.origin) if device.type == "cuda" else self.origin)
+        held = super().for_device(device).origin
+        placed = self._around(_pinning(held) if device.type == "cuda" else held)
         placed.device = device
         return placed
 
@@ -69,7 +70,9 @@ def _send(batch: Batch, device: torch.device, stream: torch.cuda.Stream) -> tupl
 
 
 def _pinning(loader: Any) -> Any:
-    """Turn ``pin_memory`` of a DataLoader on, in a copy."""
+    """Turn ``pin_memory`` of a DataLoader on, in a copy; of one in a wrapper too."""
+    if isinstance(loader, LoaderWrapper):
+        return loader._around(_pinning(loader.origin))
     if not isinstance(loader, DataLoader) or loader.pin_memory:
         return loader
     pinning = copy.copy(loader)

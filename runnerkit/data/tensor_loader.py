@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, Sampler, SequentialSampler
 
 from runnerkit.data.tensor_rows import Rows, TensorRows
-from runnerkit.sampler import ShardedBatchSampler
+from runnerkit.sampler import ShardedBatchSampler, Uneven
+from runnerkit.sharding import loader_seed
 
 
 class TensorLoader:
@@ -67,14 +68,16 @@ class TensorLoader:
         parts = torch.split(torch.from_numpy(order).to(self.dataset.device), sizes)
         return map(self.dataset.__getitems__, parts)
 
-    def shard(self, *, key: str, training: bool, rank: int, world_size: int, seed: int) -> Self:
-        """Return one process's share; see :func:`runnerkit.sharding.shard_loader`."""
+    def shard(
+        self, *, key: str, training: bool, rank: int, world_size: int, seed: int, uneven: Uneven = "drop"
+    ) -> Self:
+        """Return one process's share, by samples, so never uneven; see :func:`runnerkit.sharding.shard_loader`."""
         if training and len(self.dataset) < world_size:
             raise ValueError(f"loader {key!r} has {len(self.dataset)} samples, too few to train {world_size} processes")
         share = copy.copy(self)
         share.batch_sampler = ShardedBatchSampler(
             self.sampler, batch_size=self.batch_size, drop_last=self.drop_last, rank=rank, world_size=world_size,
-            seed=seed,
+            seed=loader_seed(seed, key),
         )  # fmt: skip
         return share
 

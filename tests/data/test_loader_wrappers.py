@@ -223,6 +223,60 @@ def test_the_engine_says_which_device():
     assert prefetching.device is None
 
 
+class Placed:
+    """A loader that makes its batches for a device."""
+
+    device = None
+
+    def __iter__(self):
+        return iter([torch.zeros(1)])
+
+    def for_device(self, device):
+        placed = Placed()
+        placed.device = device
+        return placed
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_is_inside_is_told_the_device_too(name, device):
+    """Whatever holds it keeps what it became; as it was stays what the user gave."""
+    inner = Placed()
+
+    held = WRAPPERS[name](inner).for_device(torch.device(device))
+    while hasattr(held, "origin"):
+        held = held.origin
+
+    assert held.device == torch.device(device) and inner.device is None
+
+
+@pytest.mark.parametrize("name", ["prefetch", "limit of prefetch", "prefetch of limit"])
+def test_memory_is_pinned_for_a_gpu_however_deep_the_data_loader_is(name):
+    """Of the share and of what its batches come from; the user's own loader is left as it was."""
+    plain = numbers(8)
+
+    held = share(WRAPPERS[name](plain)).for_device(torch.device("cuda"))
+    while hasattr(held, "origin"):
+        held = held.origin
+
+    assert held.pin_memory and held._feed.pin_memory and not plain.pin_memory
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_uneven_batches_of_the_loader_inside_are_padded_if_the_engine_says_so(name):
+    """Three whole batches on two ranks: two each, the first one repeated, or one each; as without the wrapper."""
+    whole = DataLoader(TensorDataset(torch.arange(6)), batch_sampler=[[0, 1], [2, 3], [4, 5]])
+    place = {"key": "train", "training": True, "world_size": 2, "seed": 5}
+
+    padded, dropped = (
+        [batches(shard_loader(WRAPPERS[name](whole), rank=rank, uneven=uneven, **place)) for rank in range(2)]
+        for uneven in ("pad", "drop")
+    )
+
+    assert padded == [[[0, 1], [4, 5]], [[2, 3], [0, 1]]]
+    assert dropped == [[[0, 1]], [[2, 3]]]
+
+
 def test_a_distributed_sampler_inside_gets_its_epoch():
     """The runner finds it through the wrapper."""
     sampler = DistributedSampler(classification(16), num_replicas=1, rank=0)

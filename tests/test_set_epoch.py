@@ -1,0 +1,109 @@
+"""``set_epoch`` reaches whatever has it, however deep a loader holds it."""
+
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, SequentialSampler, Subset
+
+from runnerkit import dl
+from runnerkit.data import BatchLimitLoaderWrapper
+from runnerkit.sharding import batches_of, shard_loader, start_epoch
+
+
+class Told:
+    """A sampler, and a data set, that remembers which epochs it was told."""
+
+    def __init__(self, num_samples):
+        self.num_samples = num_samples
+        self.epochs = []
+
+    def set_epoch(self, epoch):
+        self.epochs.append(epoch)
+
+    def __len__(self):
+        return self.num_samples
+
+    def __iter__(self):
+        return iter(range(self.num_samples))
+
+    def __getitem__(self, index):
+        return index
+
+
+class OwnBatches(BatchSampler):
+    """Of the user's own, so shared by whole batches."""
+
+
+class ToldBatches(Told, BatchSampler):
+    def __init__(self, sampler, num_samples):
+        Told.__init__(self, num_samples)
+        self.sampler = sampler
+
+    def __iter__(self):
+        return iter([index] for index in self.sampler)
+
+
+class ToldLoader(Told):
+    def __init__(self, batch_sampler):
+        super().__init__(1)
+        self.batch_sampler = batch_sampler
+
+
+def shared(loader, world_size=1):
+    return shard_loader(loader, key="train", training=True, rank=0, world_size=world_size, seed=42)
+
+
+def test_each_part_is_told_once_an_epoch():
+    """Loader, batch sampler, the sampler in it, data set and a subset's; inside a wrapper too."""
+    data, sampler = Told(8), Told(8)
+    batches = ToldBatches(sampler, 8)
+    of_batches = DataLoader(Subset(data, range(8)), batch_sampler=batches)
+    plain_data, plain_sampler = Told(8), Told(8)
+    plain = DataLoader(plain_data, sampler=plain_sampler)
+    mine = ToldLoader(ToldBatches(Told(8), 8))
+
+    for epoch in (1, 2):
+        for each in (shared(of_batches, world_size=2), shared(BatchLimitLoaderWrapper(plain, 1)), shared(mine)):
+            start_epoch(each, epoch)
+
+    told = [data, sampler, batches, plain_data, plain_sampler, mine, mine.batch_sampler, mine.batch_sampler.sampler]
+    assert [each.epochs for each in told] == [[1, 2]] * len(told)
+
+
+def test_a_distributed_sampler_inside_a_batch_sampler_shuffles_anew_in_each_epoch():
+    """As torch's own loop, which calls its ``set_epoch``."""
+    data = range(20)
+    batches = BatchSampler(DistributedSampler(data, num_replicas=2, rank=0, shuffle=True), 5, False)
+    theirs = DistributedSampler(data, num_replicas=2, rank=0, shuffle=True)
+    mine = shared(DataLoader(data, batch_sampler=batches), world_size=2)
+
+    for epoch in (1, 2):
+        start_epoch(mine, epoch)
+        theirs.set_epoch(epoch)
+        assert [int(index) for batch in batches_of(mine) for index in batch] == list(theirs)
+
+
+def test_a_sampler_inside_a_batch_sampler_of_the_users_own_changes_with_the_epoch():
+    """The commoner class shrinks from epoch to epoch, as without the batch sampler."""
+    sampler = dl.DynamicBalanceClassSampler([0] * 90 + [1] * 10, exp_lambda=0.5)
+    mine = shared(DataLoader(range(100), batch_sampler=OwnBatches(sampler, 10, False)))
+
+    num_samples = []
+    for epoch in (1, 2, 3):
+        start_epoch(mine, epoch)
+        num_samples.append(sum(len(batch) for batch in batches_of(mine)))
+
+    alone = dl.DynamicBalanceClassSampler([0] * 90 + [1] * 10, exp_lambda=0.5)
+    expected = []
+    for epoch in (1, 2, 3):
+        alone.set_epoch(epoch)
+        expected.append(len(alone))
+    assert num_samples == expected and num_samples[2] < num_samples[0]
+
+
+def test_a_sharded_sampler_in_a_loader_of_the_users_own_tells_its_sampler():
+    """The loader holds the share, the share holds the sampler."""
+    sampler = Told(8)
+    share = shared(DataLoader(range(8), sampler=sampler)).batch_sampler
+
+    start_epoch(ToldLoader(share), 3)
+
+    assert sampler.epochs == [3] and share.epoch == 3
+    assert list(share) == [[index] for index in SequentialSampler(range(8))]

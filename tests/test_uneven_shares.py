@@ -1,0 +1,107 @@
+"""Shares that would not be equal, in two real processes: each is trained on alike, or refused on all ranks."""
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from runnerkit import dl
+from tests.engines.together import together
+from tests.tiny import classification, loader, mlp, quiet, sgd
+
+THREE = [[0, 1], [2, 3], [4, 5]]
+
+
+class Interrupt(dl.Callback):
+    """Ends the run as a kill would."""
+
+    def on_batch_start(self, runner):
+        if runner.batch_step == 7:
+            raise KeyboardInterrupt
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(classification(5))
+
+
+def train(loaders, *callbacks, engine=None, **kwargs):
+    model = mlp()
+    return dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=sgd(model),
+        loaders=loaders,
+        callbacks=list(callbacks),
+        engine=engine or dl.DistributedDataParallelEngine(2, device="cpu"),
+        **quiet(),
+        **kwargs,
+    )
+
+
+def words_of(exception, *args, **kwargs):
+    with pytest.raises(exception) as caught:
+        train(*args, **kwargs)
+    return str(caught.value)
+
+
+def count_steps():
+    """Steps and samples of an epoch of three whole batches, by what becomes of the third, and whether it is wrapped."""
+    found = {}
+    for uneven in ("drop", "pad"):
+        for wrap in (list, dl.BatchPrefetchLoaderWrapper):
+            whole = DataLoader(classification(6), batch_sampler=THREE)
+            engine = dl.DistributedDataParallelEngine(2, device="cpu", uneven_batches=uneven)
+            runner = train({"train": whole if wrap is list else wrap(whole)}, engine=engine)
+            found[uneven, wrap is not list] = runner.batch_step, runner.sample_step
+    return found
+
+
+def evaluate_what_is_dropped():
+    """The warning of a short last batch, and what is said of loaders without any."""
+    logger, told = logging.getLogger("runnerkit.before_training"), []
+    logger.addHandler(handler := logging.Handler())
+    handler.emit = lambda record: told.append(record.getMessage())
+    train({"train": loader(8, 4), "valid": loader(21, 4, drop_last=True), "all": loader(21, 4)})
+    few = words_of(ValueError, {"train": loader(8, 4), "valid": loader(7, 4, drop_last=True)})
+    stream = DataLoader(Stream(), batch_size=4, drop_last=True)
+    nothing = words_of(ValueError, {"train": loader(8, 4), "valid": stream})
+    return told, few, nothing
+
+
+def in_two_processes(logdir):
+    found = count_steps()
+    refused = words_of(ValueError, {"train": loader(25, 4)}, resume=logdir)
+    return found, refused, evaluate_what_is_dropped()
+
+
+@pytest.mark.slow
+def test_uneven_shares_are_trained_on_alike_or_refused_on_all_ranks(tmp_path):
+    """No rank waits: a run resumed with one sample left, whole batches too few for all, an evaluation of nothing."""
+    save = dl.CheckpointCallback(tmp_path, mode="runner", every_steps=6)
+    with pytest.raises(KeyboardInterrupt):
+        train({"train": loader(25, 4)}, save, Interrupt(), engine=dl.CPUEngine())
+
+    found, refused, (told, few, nothing) = together(lambda: in_two_processes(tmp_path))
+
+    assert found == {("drop", False): (1, 4), ("drop", True): (1, 4), ("pad", False): (2, 8), ("pad", True): (2, 8)}
+    assert "loader 'train' was interrupted after batch 6 and has fewer samples left than the 2 processes" in refused
+    assert "[1, 0] batches on the ranks; resume with 1 as before" in refused
+    assert len(told) == 2, "of 21 samples, and of a stream; not of the loader without drop_last"
+    assert all("'valid'" in each and "short of 8 samples, 4 in each of 2 processes" in each for each in told)
+    assert few == "loader 'valid' is empty: 7 samples, batch_size=4 in each of 2 processes, drop_last=True"
+    assert nothing.startswith("loader 'valid' gave no batch")
+
+
+def test_what_was_interrupted_resumes_with_as_many_processes_as_before(tmp_path):
+    """As the message says: the one sample that is left is the seventh batch."""
+    save = dl.CheckpointCallback(tmp_path, mode="runner", every_steps=6)
+    with pytest.raises(KeyboardInterrupt):
+        train({"train": loader(25, 4)}, save, Interrupt(), engine=dl.CPUEngine())
+
+    runner = train({"train": loader(25, 4)}, engine=dl.CPUEngine(), resume=tmp_path)
+
+    assert runner.batch_step == 7 and runner.sample_step == 25
+    assert torch.isfinite(torch.tensor(runner.epoch_metrics["train"]["loss"]))
