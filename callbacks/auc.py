@@ -17,8 +17,8 @@ class AUCCallback(LoaderSamplesCallback):
     leave it out. The weight of a class is the number of its samples. No activation is applied: the order counts.
 
     Args:
-        input_key: scores (N, C) in ``runner.batch``, or (N,) of two classes.
-        target_key: 0/1 targets of the same shape, or class indices (N,) beside scores (N, C).
+        input_key: scores (N, C) in ``runner.batch``; (N,) or (N, 1) are those of the second of two classes.
+        target_key: 0/1 targets of as many elements, or class indices (N,) beside scores (N, C) of C > 1 classes.
         compute_per_class_metrics: log ``auc/class_00`` and so on too.
         prefix, suffix: around the names.
 
@@ -50,7 +50,7 @@ class AUCCallback(LoaderSamplesCallback):
 
     def values(self, *columns: Tensor) -> Sums:
         scores, targets = columns
-        if scores.ndim == 2 and targets.ndim == 1:
+        if scores.ndim == 2 and scores.shape[1] > 1 and targets.ndim == 1:
             targets = targets.unsqueeze(1) == torch.arange(scores.shape[1], device=targets.device)
         else:
             targets = targets > 0.5

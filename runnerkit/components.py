@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -225,6 +226,8 @@ def start_batch(runner: IRunner, batch: Batch) -> None:
 def batch_size_of(batch: Batch) -> int:
     """Length of the first tensor in `batch` that has a dimension; 1 if there is none.
 
+    It is looked for in lists, tuples, mappings and dataclasses.
+
     >>> import torch
     >>> batch_size_of((torch.zeros(4, 2), torch.zeros(4))), batch_size_of({"x": [torch.zeros(3)]}), batch_size_of("x")
     (4, 3, 1)
@@ -235,8 +238,15 @@ def batch_size_of(batch: Batch) -> int:
 def _first_length(value: Any) -> int | None:
     if isinstance(value, Tensor):
         return len(value) if value.ndim else None
-    values = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return next((length for each in values if (length := _first_length(each)) is not None), None)
+    return next((length for each in _parts(value) if (length := _first_length(each)) is not None), None)
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return value.values()
+    if is_dataclass(value) and not isinstance(value, type):
+        return (getattr(value, each.name) for each in fields(value))
+    return value if isinstance(value, list | tuple) else ()
 
 
 def _note_whereabouts(runner: IRunner, error: BaseException) -> None:
