@@ -48,8 +48,7 @@ def bind_listeners(runner: IRunner, callbacks: Iterable[ICallback] = ()) -> List
 def active(runner: IRunner, callbacks: Iterable[ICallback]) -> list[ICallback]:
     """Those that run in this process, in order."""
     rank = runner.engine.rank if runner.engine is not None else 0
-    nodes = {CallbackNode.All, CallbackNode.Worker if rank else CallbackNode.Master}
-    return sorted((each for each in callbacks if each.node in nodes), key=lambda each: each.order)
+    return sorted((each for each in callbacks if CallbackNode(each.node).includes(rank)), key=lambda each: each.order)
 
 
 @contextmanager
