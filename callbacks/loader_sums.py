@@ -12,6 +12,7 @@ from torch import Tensor
 from runnerkit.callbacks.keys import Keys, pick
 from runnerkit.callbacks.loader_state import LoaderStateCallback
 from runnerkit.fused_reduction import Share
+from runnerkit.host_copy import read_metrics_at_once
 from runnerkit.types import Metrics, StateDict
 
 if TYPE_CHECKING:
@@ -91,9 +92,8 @@ def named(values: Sums, *, prefix: str, suffix: str) -> Sums:
 
 def as_floats(values: Sums) -> Metrics:
     """Read () tensors; one copy to the host."""
-    if not values:
-        return {}
-    return dict(zip(values, torch.stack([each.double() for each in values.values()]).tolist(), strict=True))
+    [metrics] = read_metrics_at_once([values])
+    return metrics
 
 
 def widest(value: Tensor) -> Tensor:

@@ -173,7 +173,7 @@ def test_steps_read_from_the_device_once_in_log_every(make_engine, step):
 
     assert [step for step, _ in log.steps] == [4, 8, 12]
     assert {"loss", "accuracy01", "multiclass_accuracy", "again", "both"} <= log.steps[0][1].keys()
-    assert watch.places == {"logger.py:take": 2}, (
+    assert watch.places == {"host_copy.py:_read": 2}, (
         "those of steps 4 and 8, at the next log; the last at the loader's end"
     )
 
@@ -197,7 +197,7 @@ def test_a_callback_that_waits_for_the_device_is_found(read):
     with watching() as watch:
         train(engine=dl.CPUEngine(), callbacks={"planted": Planted(read), "arm": Arm(watch)})
 
-    places = {place: count for place, count in watch.places.items() if not place.startswith("logger.py")}
+    places = {place: count for place, count in watch.places.items() if not place.startswith("host_copy.py")}
     assert sum(places.values()) == 2 * (NUM_STEPS - 1)
     assert all(place.startswith("test_no_host_sync.py") for place in places)
 
@@ -207,7 +207,7 @@ def test_float16_costs_one_read_a_step():
     with watching() as watch:
         train(engine=dl.AMPEngine("cpu", dtype=torch.float16), callbacks={"arm": Arm(watch)})
 
-    assert watch.places == {"logger.py:take": 2, "precision.py:step": NUM_STEPS - 1}
+    assert watch.places == {"host_copy.py:_read": 2, "precision.py:step": NUM_STEPS - 1}
 
 
 def test_what_torchmetrics_itself_reads_is_told_apart():
@@ -219,7 +219,7 @@ def test_what_torchmetrics_itself_reads_is_told_apart():
             engine=dl.CPUEngine(), callbacks={"f1": dl.LoaderMetricCallback(f1, "logits", "targets"), "arm": Arm(watch)}
         )
 
-    assert watch.places == {"logger.py:take": 2, "metric_state.py:update": 2 * (NUM_STEPS - 1)}
+    assert watch.places == {"host_copy.py:_read": 2, "metric_state.py:update": 2 * (NUM_STEPS - 1)}
 
 
 @pytest.mark.gpu
