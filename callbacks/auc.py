@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from runnerkit.callbacks.class_indices import numbered_classes
+from runnerkit.callbacks.class_indices import check_classes, numbered_classes
 from runnerkit.callbacks.loader_samples import LoaderSamplesCallback
 from runnerkit.callbacks.loader_sums import Sums, ratio
 
@@ -51,7 +51,9 @@ class AUCCallback(LoaderSamplesCallback):
     def values(self, *columns: Tensor) -> Sums:
         scores, targets = columns
         if scores.ndim == 2 and scores.shape[1] > 1 and targets.ndim == 1:
-            targets = targets.unsqueeze(1) == torch.arange(scores.shape[1], device=targets.device)
+            classes = torch.arange(scores.shape[1], device=targets.device)
+            check_classes(targets.long(), num_classes=len(classes))
+            targets = targets.unsqueeze(1) == classes
         else:
             targets = targets > 0.5
         scores, targets = scores.reshape(len(scores), -1), targets.reshape(len(targets), -1)

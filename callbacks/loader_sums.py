@@ -66,6 +66,9 @@ class LoaderSumsCallback(LoaderStateCallback[LoaderSums]):
     def values(self, sums: Sums) -> Sums:
         """Compute the metrics, () tensors by name, from the sums over a batch or over all samples; no host sync."""
 
+    def check_total(self, sums: Sums, *, loader_key: str) -> None:
+        """Refuse what :meth:`count` counted over all processes, at the loader's end, where reading is free."""
+
     def new_state(self, runner: IRunner) -> LoaderSums:
         return LoaderSums()
 
@@ -77,6 +80,7 @@ class LoaderSumsCallback(LoaderStateCallback[LoaderSums]):
             runner.batch_metrics.update(named(self.values(sums), prefix=self.prefix, suffix=self.suffix))
 
     def finish(self, runner: IRunner, state: LoaderSums, total: Share) -> None:
+        self.check_total(total.sums, loader_key=runner.loader_key)
         runner.loader_metrics.update(as_floats(named(self.values(total.sums), prefix=self.prefix, suffix=self.suffix)))
 
 
