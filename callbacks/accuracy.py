@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-from runnerkit.callbacks.batch_mean import BatchMeanCallback
-from runnerkit.callbacks.keys import pick
+import torch
+from torch import Tensor
+
+from runnerkit.callbacks.loader_sums import LoaderSumsCallback, Sums, widest
 from runnerkit.callbacks.topk import checked_topk
-from runnerkit.metrics import accuracy
-from runnerkit.types import Scalar
-
-if TYPE_CHECKING:
-    from runnerkit.runner import IRunner
+from runnerkit.metrics import topk_hits
 
 
-class AccuracyCallback(BatchMeanCallback):
-    """Log ``accuracy01``, ``accuracy03`` and so on, and ``accuracy``, which is the first of these.
+class AccuracyCallback(LoaderSumsCallback):
+    """Log ``accuracy01``, ``accuracy03`` and so on; and ``accuracy``, which is top-1, if 1 is among `topk`.
 
-    A loader's value is the share of its samples, over all processes.
+    A loader's value is the share of its rows, over all processes: hits and rows are counted, also where a batch's rows
+    are no samples (tokens, boxes) and batches have different numbers of them.
 
     Args:
         input_key: logits (N, C) in ``runner.batch``.
@@ -43,17 +41,20 @@ class AccuracyCallback(BatchMeanCallback):
         prefix: str | None = "",
         suffix: str | None = "",
     ) -> None:
+        super().__init__(input_key, target_key, log_on_batch=log_on_batch, prefix=prefix, suffix=suffix)
         self.topk = _topk(topk, num_classes)
         names = [f"accuracy{k:02d}" for k in self.topk] + ["accuracy"] * (1 in self.topk)
-        super().__init__(tuple(f"{prefix or ''}{name}{suffix or ''}" for name in names), log_on_batch=log_on_batch)
-        self.input_key, self.target_key = input_key, target_key
+        self.provides = tuple(f"{self.prefix}{name}{self.suffix}" for name in names)
 
-    def compute_batch(self, runner: IRunner) -> dict[str, Scalar]:
-        (logits, targets), _ = pick(runner, self.input_key, self.target_key, reader="AccuracyCallback")
-        values: list[Scalar] = [*accuracy(logits, targets, self.topk)]
-        if 1 in self.topk:
-            values.append(values[self.topk.index(1)])
-        return dict(zip(self.provides, values, strict=True))
+    def count(self, *inputs: Tensor) -> Sums:
+        logits, targets = inputs
+        hits = {f"accuracy{k:02d}": topk_hits(logits, targets, k=k) for k in self.topk}
+        return {**hits, "num": targets.new_full((), len(targets), dtype=torch.int64)}
+
+    def values(self, sums: Sums) -> Sums:
+        num = sums["num"].clamp(min=1)
+        shares = {name: widest(each) / num for name, each in sums.items() if name != "num"}
+        return shares | ({"accuracy": shares["accuracy01"]} if 1 in self.topk else {})
 
 
 def _topk(topk: int | Iterable[int] | None, num_classes: int | None) -> tuple[int, ...]:

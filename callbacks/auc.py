@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from runnerkit.callbacks.class_indices import numbered_classes
+from runnerkit.callbacks.class_indices import check_classes, numbered_classes
 from runnerkit.callbacks.loader_samples import LoaderSamplesCallback
 from runnerkit.callbacks.loader_sums import Sums, ratio
 
@@ -17,8 +17,8 @@ class AUCCallback(LoaderSamplesCallback):
     leave it out. The weight of a class is the number of its samples. No activation is applied: the order counts.
 
     Args:
-        input_key: scores (N, C) in ``runner.batch``, or (N,) of two classes.
-        target_key: 0/1 targets of the same shape, or class indices (N,) beside scores (N, C).
+        input_key: scores (N, C) in ``runner.batch``; (N,) or (N, 1) are those of the second of two classes.
+        target_key: 0/1 targets of as many elements, or class indices (N,) beside scores (N, C) of C > 1 classes.
         compute_per_class_metrics: log ``auc/class_00`` and so on too.
         prefix, suffix: around the names.
 
@@ -50,8 +50,10 @@ class AUCCallback(LoaderSamplesCallback):
 
     def values(self, *columns: Tensor) -> Sums:
         scores, targets = columns
-        if scores.ndim == 2 and targets.ndim == 1:
-            targets = targets.unsqueeze(1) == torch.arange(scores.shape[1], device=targets.device)
+        if scores.ndim == 2 and scores.shape[1] > 1 and targets.ndim == 1:
+            classes = torch.arange(scores.shape[1], device=targets.device)
+            check_classes(targets.long(), num_classes=len(classes))
+            targets = targets.unsqueeze(1) == classes
         else:
             targets = targets > 0.5
         scores, targets = scores.reshape(len(scores), -1), targets.reshape(len(targets), -1)

@@ -5,16 +5,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+_FREE_TO_READ = frozenset({"cpu"})
+_LEAVE_OUT = "rows that are not to count (ignore_index) must be left out of what the callback reads, in handle_batch"
+
 
 def class_indices(outputs: Tensor, targets: Tensor, *, num_classes: int | None) -> tuple[Tensor, Tensor, int]:
     """Return predicted and right class of every sample, (M,) int64 each, and the number of classes.
+
+    What is no class becomes C, to be counted in a bin of its own and refused by :func:`check_all_classes` at the
+    loader's end: to look earlier would cost a sync, to scatter it would end the process.
 
     Args:
         outputs: logits (N, C, ...), or class indices of the shape of `targets`, which need `num_classes`.
         targets: class indices (N, ...).
         num_classes: C; None takes it from the logits.
     Raises:
-        ValueError: shapes do not fit. On the CPU also if a target is outside [0, C); elsewhere that would cost a sync.
+        ValueError: shapes do not fit. On the CPU, where looking is free, also if an index is outside [0, C).
     """
     if outputs.ndim == targets.ndim + 1:
         num_classes, outputs = _checked_classes(outputs.shape[1], num_classes), outputs.argmax(dim=1)
@@ -25,12 +31,40 @@ def class_indices(outputs: Tensor, targets: Tensor, *, num_classes: int | None) 
     if num_classes is None:
         raise ValueError("outputs are class indices, not logits: pass num_classes=")
     outputs, targets = outputs.reshape(-1).long(), targets.reshape(-1).long()
-    if targets.device.type == "cpu" and len(targets):
+    if targets.device.type in _FREE_TO_READ:
         for name, indices in (("targets", targets), ("outputs", outputs)):
-            low, high = int(indices.min()), int(indices.max())
-            if low < 0 or high >= num_classes:
-                raise ValueError(f"{name} must be class indices in [0, {num_classes}), got {low} to {high}")
+            check_classes(indices, num_classes=num_classes, name=name)
+    outputs, targets = (_or_beyond(each, num_classes=num_classes) for each in (outputs, targets))
     return outputs, targets, num_classes
+
+
+def check_classes(indices: Tensor, *, num_classes: int, name: str = "targets") -> None:
+    """Refuse indices outside [0, C); this reads from the device.
+
+    Raises:
+        ValueError: there are some.
+    """
+    if len(indices):
+        low, high = (round(each) for each in torch.stack(indices.aminmax()).tolist())
+        if low < 0 or high >= num_classes:
+            raise ValueError(f"{name} must be class indices in [0, {num_classes}), got {low} to {high}; {_LEAVE_OUT}")
+
+
+def check_all_classes(num_outside: dict[str, Tensor], *, num_classes: int, loader_key: str) -> None:
+    """Refuse what was counted outside of [0, C), by name; () integers, over all processes.
+
+    Raises:
+        ValueError: a count is not 0.
+    """
+    for name, count in num_outside.items():
+        if count:
+            raise ValueError(
+                f"{int(count)} {name} of loader {loader_key!r} are no class indices in [0, {num_classes}); {_LEAVE_OUT}"
+            )
+
+
+def _or_beyond(indices: Tensor, *, num_classes: int) -> Tensor:
+    return torch.where((indices >= 0) & (indices < num_classes), indices, num_classes)
 
 
 def count_indices(indices: Tensor, *, num_classes: int, weights: Tensor | None = None) -> Tensor:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runnerkit.callbacks.class_indices import class_indices, count_indices, numbered_classes
+from runnerkit.callbacks.class_indices import check_all_classes, class_indices, count_indices, numbered_classes
 from runnerkit.callbacks.loader_sums import LoaderSums, LoaderSumsCallback, Sums
 from runnerkit.fused_reduction import Share
 from runnerkit.logger import ILogger
@@ -65,16 +65,23 @@ class ConfusionMatrixCallback(LoaderSumsCallback):
 
     def count(self, *inputs: Tensor) -> Sums:
         predicted, targets, size = class_indices(*inputs, num_classes=len(self.class_names))
+        size += 1  # the last row and column are for what is no class
         pairs = count_indices(targets * size + predicted, num_classes=size * size)
         return {"counts": pairs.reshape(size, size)}
 
+    def check_total(self, sums: Sums, *, loader_key: str) -> None:
+        counts = sums["counts"]
+        num_outside = {"targets": counts[-1].sum(), "outputs": counts[:, -1].sum()}
+        check_all_classes(num_outside, num_classes=len(counts) - 1, loader_key=loader_key)
+
     def values(self, sums: Sums) -> Sums:
-        return dict(zip(self.provides, sums["counts"].reshape(-1).unbind(), strict=True)) if self.log_counts else {}
+        counts = sums["counts"][:-1, :-1].reshape(-1)
+        return dict(zip(self.provides, counts.unbind(), strict=True)) if self.log_counts else {}
 
     def finish(self, runner: IRunner, state: LoaderSums, total: Share) -> None:
         super().finish(runner, state, total)
         takers = [each for each in runner.loggers.values() if type(each).log_image is not ILogger.log_image]
-        image = self.draw(total.sums["counts"]) if takers else None
+        image = self.draw(total.sums["counts"][:-1, :-1]) if takers else None
         if image is not None:
             for each in takers:
                 each.log_image(self.name, image, step=runner.step)

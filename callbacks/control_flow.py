@@ -38,6 +38,9 @@ class CallbackWrapper(Callback):
     def listens_to(self, event: str) -> bool:
         return self.callback.listens_to(event)
 
+    def acts_in_loader(self, runner: IRunner) -> bool:
+        return self.enable_callback and self._passes_loader(runner) and self.callback.acts_in_loader(runner)
+
     def _passes_epoch(self, runner: IRunner) -> bool:
         return True
 

@@ -26,8 +26,12 @@ class LoaderSamples:
         self._batches: list[list[Tensor]] = []
 
     def add(self, columns: list[Tensor]) -> None:
-        """Keep a batch."""
-        self._batches.append(columns)
+        """Keep a copy of a batch.
+
+        A view would keep all that it is a view of, hidden[:, 0] the hidden states of the whole loader; and what a CUDA
+        graph gives is written over in the next step.
+        """
+        self._batches.append([each.detach().clone(memory_format=torch.contiguous_format) for each in columns])
 
     def share(self) -> Share | None:
         return Share({}, [self._columns()]) if self._batches else None
@@ -68,7 +72,7 @@ class LoaderSamplesCallback(LoaderStateCallback[LoaderSamples]):
     def on_batch_end(self, runner: IRunner) -> None:
         inputs, _ = pick(runner, *self.keys, reader=type(self).__name__)
         self.check(*inputs)
-        self._under_way[runner.loader_key].add([each.detach() for each in inputs])
+        self._under_way[runner.loader_key].add(inputs)
 
     def finish(self, runner: IRunner, state: LoaderSamples, total: Share) -> None:
         columns = [torch.cat(column) for column in zip(*total.others, strict=True)]

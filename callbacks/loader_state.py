@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import torch
 
-from runnerkit.callback import CallbackOrder, IMetricCallback
+from runnerkit.callback import CallbackNode, CallbackOrder, IMetricCallback
 from runnerkit.engine import IEngine
 from runnerkit.fused_reduction import Share
 from runnerkit.types import StateDict
@@ -79,6 +79,8 @@ class LoaderStateCallback(IMetricCallback, ABC, Generic[State]):
         """What was seen of the loaders under way, by rank; every rank must call: this gathers."""
         if self._engine is None:
             return {}
+        if self.node is not CallbackNode.All:  # the others are not here to gather; rank zero writes its own
+            return {key: [state.state_dict()] for key, state in self._under_way.items()}
         return {key: self._engine.gather_object(state.state_dict()) for key, state in self._under_way.items()}
 
     def load_state_dict(self, state: StateDict) -> None:

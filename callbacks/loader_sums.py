@@ -12,6 +12,7 @@ from torch import Tensor
 from runnerkit.callbacks.keys import Keys, pick
 from runnerkit.callbacks.loader_state import LoaderStateCallback
 from runnerkit.fused_reduction import Share
+from runnerkit.host_copy import read_metrics_at_once
 from runnerkit.types import Metrics, StateDict
 
 if TYPE_CHECKING:
@@ -65,6 +66,9 @@ class LoaderSumsCallback(LoaderStateCallback[LoaderSums]):
     def values(self, sums: Sums) -> Sums:
         """Compute the metrics, () tensors by name, from the sums over a batch or over all samples; no host sync."""
 
+    def check_total(self, sums: Sums, *, loader_key: str) -> None:
+        """Refuse what :meth:`count` counted over all processes, at the loader's end, where reading is free."""
+
     def new_state(self, runner: IRunner) -> LoaderSums:
         return LoaderSums()
 
@@ -76,6 +80,7 @@ class LoaderSumsCallback(LoaderStateCallback[LoaderSums]):
             runner.batch_metrics.update(named(self.values(sums), prefix=self.prefix, suffix=self.suffix))
 
     def finish(self, runner: IRunner, state: LoaderSums, total: Share) -> None:
+        self.check_total(total.sums, loader_key=runner.loader_key)
         runner.loader_metrics.update(as_floats(named(self.values(total.sums), prefix=self.prefix, suffix=self.suffix)))
 
 
@@ -91,9 +96,8 @@ def named(values: Sums, *, prefix: str, suffix: str) -> Sums:
 
 def as_floats(values: Sums) -> Metrics:
     """Read () tensors; one copy to the host."""
-    if not values:
-        return {}
-    return dict(zip(values, torch.stack([each.double() for each in values.values()]).tolist(), strict=True))
+    [metrics] = read_metrics_at_once([values])
+    return metrics
 
 
 def widest(value: Tensor) -> Tensor:

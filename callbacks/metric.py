@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from runnerkit.callbacks.batch_mean import BatchMeanCallback
 from runnerkit.callbacks.keys import Keys, pick
 from runnerkit.callbacks.loader_state import LoaderStateCallback
-from runnerkit.callbacks.metric_state import LoaderMetric, Metric, check_states
+from runnerkit.callbacks.metric_state import LoaderMetric, Metric, check_reductions
 from runnerkit.fused_reduction import Share
 from runnerkit.types import Scalar
 
@@ -46,7 +46,7 @@ class _MetricCallback(LoaderStateCallback[LoaderMetric], ABC):
 
     def new_state(self, runner: IRunner) -> LoaderMetric:
         if runner.engine.num_processes > 1:
-            check_states(self.metric, wanted_to="be reduced over processes")
+            check_reductions(self.metric)
         return LoaderMetric(self.metric, runner.engine.device)
 
     def on_batch_end(self, runner: IRunner) -> None:

@@ -75,12 +75,16 @@ class LoaderMetric:
         return Share(sums, others if any(others[0]) else [])
 
     def compute(self, total: Share) -> Any:
-        """Give the value over all processes, from the shares of all."""
+        """Give the value over all processes, from the shares of all.
+
+        Raises:
+            ValueError: processes have different values of a state that is a mean.
+        """
         for index, metric in enumerate(self._inner):
             of_parts = [part[index] for part in total.others]
             states = {name.partition(".")[2]: each for name, each in total.sums.items() if name.startswith(f"{index}.")}
             states |= {
-                name: _reduce([part[name] for part in of_parts], metric._reductions[name])
+                name: _merge(metric, name, [part[name] for part in of_parts])
                 for name in (of_parts[0] if of_parts else ())
             }
             self._put(metric, states)
@@ -129,23 +133,61 @@ def check_states(metric: Metric, *, wanted_to: str) -> None:
         )
 
 
+def check_reductions(metric: Metric) -> None:
+    """Refuse, where there are several processes, an object of which a value over all of them cannot be vouched for.
+
+    Raises:
+        TypeError: it is no torchmetrics metric.
+        ValueError: it is one with a state that is reduced by a function of the user's own.
+    """
+    check_states(metric, wanted_to="be reduced over processes")
+    for each in _inner_metrics(metric):
+        for name, reduction in each._reductions.items():
+            is_list = isinstance(each._defaults[name], list)  # joined, whatever the reduction
+            if reduction is not None and not is_list and _name_of(reduction) not in _REDUCTIONS:
+                raise ValueError(
+                    f"{_state_of(each, name)} has dist_reduce_fx={_name_of(reduction)}, of which nobody knows whether "
+                    f"it gives what one process would; {_USE_SUMS}, or dist_reduce_fx=None, and let compute() merge "
+                    "the (ranks, ...) tensor that it then finds"
+                )
+
+
 def _inner_metrics(metric: Any) -> list[Any]:
     modules = metric.modules() if isinstance(metric, nn.Module) else ()
     return [module for module in modules if hasattr(module, "_reductions")]
 
 
-# `_reductions` is the one private name used; nothing public tells sum from max.
+# `_reductions` and `_defaults` are the private names used; nothing public tells sum from max.
+_REDUCTIONS = {f"dim_zero_{name}" for name in ("sum", "max", "min", "cat", "mean")}
+_USE_SUMS = 'keep a sum and a count, each of dist_reduce_fx="sum", and divide them in compute()'
+
+
+def _name_of(reduction: Any) -> str:
+    return getattr(reduction, "__name__", repr(reduction))
+
+
+def _state_of(metric: Any, name: str) -> str:
+    return f"state {name!r} of {type(metric).__name__}"
+
+
 def _adds_up(reduction: Any, value: Any) -> bool:
     is_number = isinstance(value, Tensor) and value.dtype != torch.bool and not value.is_complex()
-    return is_number and getattr(reduction, "__name__", "") == "dim_zero_sum"
+    return is_number and _name_of(reduction) == "dim_zero_sum"
 
 
-def _reduce(values: list[Any], reduction: Any) -> Any:
+def _merge(metric: Any, name: str, values: list[Any]) -> Any:
+    reduction = metric._reductions[name]
     if isinstance(values[0], list):
         return [item for value in values for item in value]
     if len(values) == 1:
         return values[0]
     stacked = torch.stack(values)
+    # A mean of what all have alike is exact: a constant such as the data range of PSNR.
+    if _name_of(reduction) == "dim_zero_mean" and not torch.equal(stacked, stacked[:1].expand_as(stacked)):
+        raise ValueError(
+            f'{_state_of(metric, name)} has dist_reduce_fx="mean", and processes, which saw different numbers of '
+            f"samples, have different values: {[each.tolist() for each in values]}; {_USE_SUMS}"
+        )
     return stacked if reduction is None else reduction(stacked)  # None: compute() itself expects (ranks, ...)
 
 

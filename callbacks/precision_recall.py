@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from runnerkit.callbacks.class_indices import check_multilabel, class_indices, count_indices, numbered_classes
+from runnerkit.callbacks.class_indices import (
+    check_all_classes,
+    check_multilabel,
+    class_indices,
+    count_indices,
+    numbered_classes,
+)
 from runnerkit.callbacks.loader_sums import LoaderSumsCallback, Sums, ratio
 
 
@@ -46,14 +52,20 @@ class PrecisionRecallF1SupportCallback(LoaderSumsCallback):
 
     def count(self, *inputs: Tensor) -> Sums:
         predicted, targets, num_classes = class_indices(*inputs, num_classes=self.num_classes)
+        num_bins = num_classes + 1  # the last is for what is no class
         return {
-            "hits": count_indices(targets, num_classes=num_classes, weights=predicted == targets),
-            "predicted": count_indices(predicted, num_classes=num_classes),
-            "support": count_indices(targets, num_classes=num_classes),
+            "hits": count_indices(targets, num_classes=num_bins, weights=predicted == targets),
+            "predicted": count_indices(predicted, num_classes=num_bins),
+            "support": count_indices(targets, num_classes=num_bins),
         }
 
+    def check_total(self, sums: Sums, *, loader_key: str) -> None:
+        num_outside = {"targets": sums["support"][-1], "outputs": sums["predicted"][-1]}
+        check_all_classes(num_outside, num_classes=len(sums["support"]) - 1, loader_key=loader_key)
+
     def values(self, sums: Sums) -> Sums:
-        return _values(sums, zero_division=self.zero_division, per_class=self.compute_per_class_metrics)
+        of_classes = {name: each[:-1] for name, each in sums.items()}
+        return _values(of_classes, zero_division=self.zero_division, per_class=self.compute_per_class_metrics)
 
 
 class MultilabelPrecisionRecallF1SupportCallback(LoaderSumsCallback):

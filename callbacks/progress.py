@@ -6,10 +6,8 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
 from runnerkit.callback import Callback, CallbackNode, CallbackOrder
+from runnerkit.host_copy import read_metrics_at_once
 from runnerkit.types import Scalar
 
 if TYPE_CHECKING:
@@ -71,8 +69,5 @@ class TqdmCallback(Callback):
 
 def _format(metrics: Mapping[str, Scalar]) -> str:
     shown = {name: value for name, value in sorted(metrics.items()) if not name.startswith("_")}
-    tensors = [value.detach().float().reshape(()) for value in shown.values() if isinstance(value, Tensor)]
-    on_host = iter(torch.stack(tensors).tolist() if tensors else [])  # one copy from the device
-    return ", ".join(
-        f"{name}={next(on_host) if isinstance(value, Tensor) else value:.4g}" for name, value in shown.items()
-    )
+    [values] = read_metrics_at_once([shown])
+    return ", ".join(f"{name}={value:.4g}" for name, value in values.items())

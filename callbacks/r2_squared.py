@@ -2,17 +2,90 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import reduce
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
-from runnerkit.callbacks.loader_sums import LoaderSumsCallback, Sums, ratio, widest
+from runnerkit.callbacks.keys import pick
+from runnerkit.callbacks.loader_state import LoaderStateCallback
+from runnerkit.callbacks.loader_sums import Sums, as_floats, ratio, widest
+from runnerkit.fused_reduction import Share, on_cpu
+from runnerkit.types import StateDict
+
+if TYPE_CHECKING:
+    from runnerkit.runner import IRunner
 
 
-class R2SquaredCallback(LoaderSumsCallback):
+class ShiftedSums:
+    """Sums of one process's targets and of their squares, each less a shift: its first target.
+
+    A large mean costs no digits, since the shift takes it away first. An outlier that comes first may: one of N targets
+    is at most sqrt(N) deviations from their mean, which magnifies rounding by N.
+
+    Args:
+        rank, num_processes: where the share has its place among those of all: shifts do not add up.
+    """
+
+    def __init__(self, *, rank: int, num_processes: int) -> None:
+        self._rank, self._num_processes = rank, num_processes
+        self._sums: Sums = {}
+
+    def add(self, outputs: Tensor, targets: Tensor) -> None:
+        """Add a batch, (N, D) each; no host sync."""
+        if not len(targets):
+            return
+        shift = self._sums["shift"] if self._sums else targets[0].clone()
+        offsets, errors = targets - shift, targets - outputs
+        sums = {
+            "num": targets.new_full((), len(targets), dtype=torch.int64),
+            "offsets": offsets.sum(dim=0),
+            "squares": offsets.square().sum(dim=0),
+            "errors": errors.square().sum(dim=0),
+        }
+        known = self._sums
+        self._sums = {"shift": shift, **{name: known[name] + each if known else each for name, each in sums.items()}}
+
+    def share(self) -> Share | None:
+        """Give {name: (num_processes, ...)}, zero but in this process's place."""
+        if not self._sums:
+            return None
+        places = {name: each.new_zeros((self._num_processes, *each.shape)) for name, each in self._sums.items()}
+        for name, each in places.items():
+            each[self._rank] = self._sums[name]
+        return Share(places)
+
+    def state_dict(self) -> StateDict:
+        return {name: each.cpu() for name, each in self._sums.items()}
+
+    def load_state_dicts(self, states: Sequence[StateDict], *, device: torch.device) -> None:
+        for state in states:
+            if state:
+                sums = {name: each.to(device) for name, each in state.items()}
+                self._sums = merged(self._sums, sums) if self._sums else sums
+
+
+def merged(sums: Sums, others: Sums) -> Sums:
+    """Add up sums of two shifts, as those of the first one's."""
+    num, distance = others["num"], others["shift"] - sums["shift"]
+    offsets = others["offsets"] + num * distance
+    squares = others["squares"] + distance * (2 * others["offsets"] + num * distance)
+    return {
+        "num": sums["num"] + num,
+        "shift": sums["shift"],
+        "offsets": sums["offsets"] + offsets,
+        "squares": sums["squares"] + squares,
+        "errors": sums["errors"] + others["errors"],
+    }
+
+
+class R2SquaredCallback(LoaderStateCallback[ShiftedSums]):
     """Log ``r2squared``: 1 - sum((t - y)^2) / sum((t - mean(t))^2), averaged over the outputs.
 
     Targets that do not vary have 1 if all are met, else 0; a single one has NaN: all as scikit-learn's ``r2_score``.
-    The sums are float64; where the mean of the targets is a million times their deviation, four digits are left.
+    Exact to nine digits also where targets are far from zero and close to each other, such as times in seconds.
 
     Args:
         input_key: y, (N,) or (N, D) float in ``runner.batch``.
@@ -26,26 +99,30 @@ class R2SquaredCallback(LoaderSumsCallback):
     def __init__(
         self, input_key: str, target_key: str, *, prefix: str | None = None, suffix: str | None = None
     ) -> None:
-        super().__init__(input_key, target_key, log_on_batch=False, prefix=prefix, suffix=suffix)
-        self.provides = (f"{self.prefix}r2squared{self.suffix}",)
+        super().__init__()
+        self.input_key, self.target_key = input_key, target_key
+        self.provides = (f"{prefix or ''}r2squared{suffix or ''}",)
 
-    def count(self, *inputs: Tensor) -> Sums:
-        outputs, targets = inputs
+    def new_state(self, runner: IRunner) -> ShiftedSums:
+        return ShiftedSums(rank=runner.engine.rank, num_processes=runner.engine.num_processes)
+
+    def on_batch_end(self, runner: IRunner) -> None:
+        (outputs, targets), _ = pick(runner, self.input_key, self.target_key, reader=type(self).__name__)
         if outputs.numel() != targets.numel() or outputs.shape[:1] != targets.shape[:1] or not targets.ndim:
             raise ValueError(f"expected outputs and targets (N, D), got {tuple(outputs.shape)}, {tuple(targets.shape)}")
-        targets = widest(targets).reshape(len(targets), -1)
-        errors = targets - widest(outputs).reshape(targets.shape)
-        return {
-            "num": targets.new_full((), len(targets), dtype=torch.int64),
-            "targets": targets.sum(dim=0),
-            "squares": targets.square().sum(dim=0),
-            "errors": errors.square().sum(dim=0),
-        }
+        columns = [widest(each.detach()).reshape(len(targets), targets[:1].numel()) for each in (outputs, targets)]
+        self._under_way[runner.loader_key].add(*columns)
 
-    def values(self, sums: Sums) -> Sums:
-        num, squares, errors = sums["num"], sums["squares"], sums["errors"]
-        variation = squares - sums["targets"].square() / num
-        is_rounding = variation <= 16 * torch.finfo(squares.dtype).eps * squares
-        of_constant = (errors == 0).to(squares.dtype)
-        value = torch.where(is_rounding, of_constant, 1 - ratio(errors, variation, zero_division=0)).mean()
-        return {"r2squared": torch.where(num < 2, torch.nan, value)}
+    def finish(self, runner: IRunner, state: ShiftedSums, total: Share) -> None:
+        columns = on_cpu(total.sums)
+        of_ranks = [{name: column[rank] for name, column in columns.items()} for rank in range(len(columns["num"]))]
+        sums = reduce(merged, (each for each in of_ranks if each["num"]))
+        runner.loader_metrics.update(as_floats({self.provides[0]: r2_squared(sums)}))
+
+
+def r2_squared(sums: Sums) -> Tensor:
+    """Compute the value, (), from sums of any shift."""
+    variation = (sums["squares"] - sums["offsets"].square() / sums["num"]).clamp(min=0)
+    of_constant = (sums["errors"] == 0).to(variation.dtype)
+    values = torch.where(variation == 0, of_constant, 1 - ratio(sums["errors"], variation, zero_division=0))
+    return torch.where(sums["num"] < 2, torch.nan, values.mean())

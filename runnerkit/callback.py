@@ -49,6 +49,10 @@ class CallbackNode(IntEnum):
     Master = 1
     Worker = 2
 
+    def includes(self, rank: int) -> bool:
+        """Whether the process of that rank is among them."""
+        return self is CallbackNode.All or (self is CallbackNode.Master) == (rank == 0)
+
 
 class IListener(ABC):
     """Whoever listens to the events of a run: override those needed, the others are never called.
@@ -117,6 +121,10 @@ class ICallback(IListener):
     requires: tuple[tuple[str, str], ...] = ()
     shapes_training: bool = False
 
+    def acts_in_loader(self, runner: IRunner) -> bool:
+        """Whether it gets the events of the loader under way; a wrapper decides that for what it wraps."""
+        return True
+
     def state_dict(self) -> StateDict:
         """State for checkpoints, in types that ``torch.load(weights_only=True)`` accepts; alike on all ranks."""
         return {}
@@ -178,6 +186,7 @@ class IMetricCallback(Callback):
 
     At a loader's end the runner asks each for its share, reduces all shares at once, and hands each the total; so a
     loader's end costs one collective, however many metrics there are. ``on_loader_end`` comes after that.
+    Where it does not act (another node, or a wrapper that leaves this loader out) it is not asked.
     """
 
     def share(self, runner: IRunner) -> Share | None:

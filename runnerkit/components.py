@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -47,8 +48,7 @@ def bind_listeners(runner: IRunner, callbacks: Iterable[ICallback] = ()) -> List
 def active(runner: IRunner, callbacks: Iterable[ICallback]) -> list[ICallback]:
     """Those that run in this process, in order."""
     rank = runner.engine.rank if runner.engine is not None else 0
-    nodes = {CallbackNode.All, CallbackNode.Worker if rank else CallbackNode.Master}
-    return sorted((each for each in callbacks if each.node in nodes), key=lambda each: each.order)
+    return sorted((each for each in callbacks if CallbackNode(each.node).includes(rank)), key=lambda each: each.order)
 
 
 @contextmanager
@@ -225,6 +225,8 @@ def start_batch(runner: IRunner, batch: Batch) -> None:
 def batch_size_of(batch: Batch) -> int:
     """Length of the first tensor in `batch` that has a dimension; 1 if there is none.
 
+    It is looked for in lists, tuples, mappings and dataclasses.
+
     >>> import torch
     >>> batch_size_of((torch.zeros(4, 2), torch.zeros(4))), batch_size_of({"x": [torch.zeros(3)]}), batch_size_of("x")
     (4, 3, 1)
@@ -235,8 +237,15 @@ def batch_size_of(batch: Batch) -> int:
 def _first_length(value: Any) -> int | None:
     if isinstance(value, Tensor):
         return len(value) if value.ndim else None
-    values = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return next((length for each in values if (length := _first_length(each)) is not None), None)
+    return next((length for each in _parts(value) if (length := _first_length(each)) is not None), None)
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return value.values()
+    if is_dataclass(value) and not isinstance(value, type):
+        return (getattr(value, each.name) for each in fields(value))
+    return value if isinstance(value, list | tuple) else ()
 
 
 def _note_whereabouts(runner: IRunner, error: BaseException) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from runnerkit.callback import IMetricCallback, innermost
+from runnerkit.callback import CallbackNode, IMetricCallback, innermost
 from runnerkit.fused_reduction import Share, Shares, reduce_shares
 from runnerkit.metrics import means_of
 from runnerkit.non_finite import describe
@@ -24,15 +24,14 @@ def reduce_metrics(runner: IRunner) -> int:
         ValueError: processes have different metrics.
         FloatingPointError: a metric was not finite, and ``runner.non_finite`` is "raise"; on every rank.
     """
-    callbacks = ((key, innermost(each)) for key, each in runner.callbacks.items())
-    metrics = {f"callback {key!r}": each for key, each in callbacks if isinstance(each, IMetricCallback)}
+    metrics = _metric_callbacks(runner)
     first = runner._means.first_non_finite
     place = first.find(rank=runner.engine.rank) if first is not None else None
     shares: Shares = {
         "num_samples": Share({"": torch.tensor(runner._means.num_samples)}),
         "num_non_finite": Share({"": torch.tensor(int(place is not None))}),
         "batch_metrics": runner._means.share(),
-        **{owner: each.share(runner) for owner, each in metrics.items()},
+        **{owner: each.share(runner) if each is not None else None for owner, each in metrics.items()},
     }
     totals = reduce_shares(shares, processes=runner.engine, loader_key=runner.loader_key)
     if _number(totals["num_non_finite"]):
@@ -40,8 +39,20 @@ def reduce_metrics(runner: IRunner) -> int:
         raise FloatingPointError(describe(places, loader_key=runner.loader_key, epoch=runner.epoch_step))
     runner.loader_metrics = {**means_of(totals["batch_metrics"]), **runner.loader_metrics}
     for owner, each in metrics.items():
-        each.take_total(runner, totals[owner])
+        if each is not None:
+            each.take_total(runner, totals[owner])
     return _number(totals["num_samples"])
+
+
+def _metric_callbacks(runner: IRunner) -> dict[str, IMetricCallback | None]:
+    """Find the callbacks to ask, by owner; None where one does not act: other processes may have it act."""
+    metrics: dict[str, IMetricCallback | None] = {}
+    for key, callback in runner.callbacks.items():
+        inner = innermost(callback)
+        if isinstance(inner, IMetricCallback):
+            acts = CallbackNode(callback.node).includes(runner.engine.rank) and callback.acts_in_loader(runner)
+            metrics[f"callback {key!r}"] = inner if acts else None
+    return metrics
 
 
 def _number(total: Share | None) -> int:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from runnerkit.host_copy import read_metrics_at_once
 from runnerkit.types import Metrics, Scalar
 
 Scope = Literal["batch", "loader"]  # one training step, or one pass over a loader
@@ -89,15 +89,8 @@ class StepQueue:
         self._queue.append((step, detached))
 
     def take(self) -> list[tuple[Step, Metrics]]:
-        """Empty the queue, as Python floats; one copy from the device."""
-        tensors = [value for _, metrics in self._queue for value in metrics.values() if isinstance(value, Tensor)]
-        on_host = iter(torch.stack([tensor.float().reshape(()) for tensor in tensors]).tolist() if tensors else [])
-        taken = [
-            (
-                step,
-                {key: next(on_host) if isinstance(value, Tensor) else float(value) for key, value in metrics.items()},
-            )
-            for step, metrics in self._queue
-        ]
+        """Empty the queue, as Python floats, none of them rounded; one copy from each device."""
+        metrics = read_metrics_at_once(metrics for _, metrics in self._queue)
+        taken = [(step, each) for (step, _), each in zip(self._queue, metrics, strict=True)]
         self._queue.clear()
         return taken

@@ -13,6 +13,7 @@ LAYERS = [
         "non_finite",
         "ranking",
         "metrics",
+        "host_copy",
         "checkpoint",
         "shards",
         "rows",

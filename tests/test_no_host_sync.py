@@ -1,8 +1,10 @@
 """No overhead: a step reads nothing back from the device, whatever it consists of."""
 
 import importlib
+import statistics
 import traceback
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,15 +17,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from runnerkit import dl
 from runnerkit.torchvision_cpu import import_torchvision
-from tests.tiny import NUM_CLASSES, loader, mlp
+from tests.tiny import NUM_CLASSES, NUM_FEATURES, loader, mlp
 
 import_torchvision()  # torchmetrics imports it, and it may need the cure
 classification = importlib.import_module("torchmetrics.classification")
 
 ROOT = Path(__file__).parents[1]
 NUM_STEPS, LOG_EVERY = 12, 4
-# What waits for a GPU. On the CPU nothing waits, but all that would comes by here: item(), float(), int(), bool(),
-# `if tensor`, f"{tensor:.3f}", math.isnan(tensor) end in the first operator; the functions read memory directly.
+NUM_READS = 2 * (NUM_STEPS - 1)  # of what reads in each training step and in each batch of evaluation
+STEP_LOG = {"host_copy.py:_read": 2}  # those of steps 4 and 8, at the next log; the last at the loader's end
+# What waits for a GPU. On the CPU nothing waits, but what would comes by here: item(), float(), int(), bool(),
+# `if tensor`, f"{tensor:.3f}", math.isnan(tensor) end in the first operator, x[mask] in an index; the functions read
+# memory directly. Not seen, for it is nothing on the CPU: .to() of a device that is no literal, or of another tensor.
 OPERATORS = {
     "aten::_local_scalar_dense",
     "aten::is_nonzero",
@@ -34,6 +39,7 @@ OPERATORS = {
     "aten::bincount",
 }
 FUNCTIONS = {"tolist", "numpy", "__array__", "cpu"}
+INDEXING = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
 
 
 class Watch:
@@ -46,10 +52,25 @@ class Watch:
     def note(self):
         if self.is_armed:
             self.is_armed = False  # finding the place does not count
-            frames = [each for each in traceback.extract_stack()[:-2] if Path(each.filename).is_relative_to(ROOT)]
-            own = [each for each in frames if not each.name.startswith("__torch")]
-            self.places[f"{Path(own[-1].filename).name}:{own[-1].name}"] += 1
+            frames = [each for each in traceback.extract_stack()[:-2] if not each.name.startswith("__torch")]
+            own = [each for each in frames if Path(each.filename).is_relative_to(ROOT)] or frames
+            self.places[f"{Path(own[-1].filename).name}:{own[-1].name}" if own else "no Python"] += 1
             self.is_armed = True
+
+
+def counts_what_is_true(operator, args):
+    """Whether a mask is among the indices: how many elements there are only the device knows."""
+    if operator not in INDEXING:
+        return False
+    masks = [each for each in args[1] if each is not None and each.dtype in (torch.bool, torch.uint8)]
+    is_filled = len(args) > 2 and args[2].numel() == 1  # x[mask] = 0 writes everywhere, or what was there
+    return bool(masks) and not is_filled
+
+
+def copies_to_the_host(function, args, kwargs):
+    """Whether it is .to("cpu"), in any spelling of the literal."""
+    targets = [*args[1:2], (kwargs or {}).get("device")]
+    return function == "to" and any(isinstance(each, str) and each.startswith("cpu") for each in targets)
 
 
 class WatchOperators(TorchDispatchMode):
@@ -58,7 +79,8 @@ class WatchOperators(TorchDispatchMode):
         self.watch = watch
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.name().split(".")[0] in OPERATORS:
+        name = func.name().split(".")[0]
+        if name in OPERATORS or counts_what_is_true(name, args):
             self.watch.note()
         return func(*args, **(kwargs or {}))
 
@@ -69,7 +91,8 @@ class WatchFunctions(TorchFunctionMode):
         self.watch = watch
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        if getattr(func, "__name__", None) in FUNCTIONS:
+        name = getattr(func, "__name__", None)
+        if name in FUNCTIONS or copies_to_the_host(name, args, kwargs):
             self.watch.note()
         return func(*args, **(kwargs or {}))
 
@@ -120,9 +143,41 @@ class Planted(dl.Callback):
         self.read(runner.batch_metrics["loss"].detach())
 
 
+def with_columns(batch):
+    """What metrics of other tasks read, from logits and classes (N,)."""
+    classes = torch.arange(NUM_CLASSES, device=batch["targets"].device)
+    of_classes = batch["targets"][:, None] == classes
+    return {**batch, "labels": of_classes, "values": of_classes.float(), "is_query": batch["targets"] == 0}
+
+
 def metric_callbacks():
+    """All that there are, and augmentation."""
     micro = classification.MulticlassAccuracy(NUM_CLASSES, average="micro", validate_args=False)
+    both = {"compute_per_class_metrics": True}
+    augmentation = nn.Sequential(
+        nn.Unflatten(1, (1, 2, NUM_FEATURES // 2)),
+        dl.BatchRandomCrop(padding=1),
+        dl.BatchRandomHorizontalFlip(),
+        dl.BatchNormalize([0.0], [1.0]),
+        nn.Flatten(),
+    )
     return {
+        "augment": dl.BatchTransformCallback(augmentation, input_key="features"),
+        "columns": dl.BatchTransformCallback(with_columns, "on_batch_end"),
+        "f1": dl.PrecisionRecallF1SupportCallback("logits", "targets", **both),
+        "labels_f1": dl.MultilabelPrecisionRecallF1SupportCallback("logits", "labels", prefix="labels_", **both),
+        "labels": dl.MultilabelAccuracyCallback("logits", "labels", torch.zeros(NUM_CLASSES), prefix="labels_"),
+        "auc": dl.AUCCallback("logits", "targets"),
+        "confusion": dl.ConfusionMatrixCallback("logits", "targets", num_classes=NUM_CLASSES),
+        "r2": dl.R2SquaredCallback("logits", "values"),
+        "iou": dl.IOUCallback("logits", "values", threshold=0.0, **both),
+        "dice": dl.DiceCallback("logits", "values", weights=[0.2, 0.3, 0.5]),
+        "trevsky": dl.TrevskyCallback("logits", "values", alpha=0.3),
+        "hitrate": dl.HitrateCallback("logits", "values", topk=(1, 2)),
+        "mrr": dl.MRRCallback("logits", "values"),
+        "map": dl.MAPCallback("logits", "values"),
+        "ndcg": dl.NDCGCallback("logits", "values", topk=(1, 2)),
+        "cmc": dl.CMCScoreCallback("logits", "targets", "is_query"),
         "accuracy": dl.AccuracyCallback("logits", "targets", topk=(1, 2)),
         "batch": dl.BatchMetricCallback(micro, "logits", "targets"),
         "loader": dl.LoaderMetricCallback(micro, "logits", "targets", metric_key="of_loader"),
@@ -131,7 +186,7 @@ def metric_callbacks():
     }
 
 
-def train(*, engine, callbacks, log_every=LOG_EVERY):
+def train(*, engine, callbacks):
     model = mlp(dropout=0.1, batch_norm=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     log = StepLog()
@@ -144,7 +199,7 @@ def train(*, engine, callbacks, log_every=LOG_EVERY):
         callbacks=callbacks,
         engine=engine,
         loggers={"console": None, "steps": log},
-        log_every=log_every,
+        log_every=LOG_EVERY,
         timeit=True,
     )
     return log
@@ -173,9 +228,17 @@ def test_steps_read_from_the_device_once_in_log_every(make_engine, step):
 
     assert [step for step, _ in log.steps] == [4, 8, 12]
     assert {"loss", "accuracy01", "multiclass_accuracy", "again", "both"} <= log.steps[0][1].keys()
-    assert watch.places == {"logger.py:take": 2}, (
-        "those of steps 4 and 8, at the next log; the last at the loader's end"
-    )
+    on_the_cpu_only = {"class_indices.py:check_classes": 4 * NUM_READS}  # two callbacks look at two columns each
+    assert watch.places == STEP_LOG | on_the_cpu_only
+    assert len(log.steps[0][1]) > 50
+
+
+def test_that_list_is_complete():
+    """A metric callback that comes to be is held to it too."""
+    here = {type(each) for each in metric_callbacks().values()}
+    exported = {each for each in vars(dl).values() if isinstance(each, type) and issubclass(each, dl.IMetricCallback)}
+
+    assert exported - here == {dl.IMetricCallback}
 
 
 @pytest.mark.parametrize(
@@ -189,17 +252,58 @@ def test_steps_read_from_the_device_once_in_log_every(make_engine, step):
         lambda loss: loss.cpu(),
         lambda loss: loss.numpy(),
         lambda loss: torch.equal(loss, loss),
+        lambda loss: loss[loss > 5],
+        lambda loss: torch.stack([loss, loss])[torch.tensor([True, False])],
+        lambda loss: torch.zeros(3).index_put_((torch.ones(3, dtype=torch.bool),), torch.ones(3)),
+        lambda loss: loss.to("cpu"),
+        lambda loss: loss.to(device="cpu"),
+        lambda loss: statistics.fmean([loss]),
     ],
-    ids=["item", "float", "if", "format", "tolist", "cpu", "numpy", "equal"],
+    ids=[
+        *("item", "float", "if", "format", "tolist", "cpu", "numpy", "equal"),
+        *("mask", "mask of rows", "mask that is written to", "to", "to device", "read by another module"),
+    ],
 )
 def test_a_callback_that_waits_for_the_device_is_found(read):
     """In each of the steps and of the batches of evaluation, whichever way it reads."""
     with watching() as watch:
         train(engine=dl.CPUEngine(), callbacks={"planted": Planted(read), "arm": Arm(watch)})
 
-    places = {place: count for place, count in watch.places.items() if not place.startswith("logger.py")}
-    assert sum(places.values()) == 2 * (NUM_STEPS - 1)
+    places = {place: count for place, count in watch.places.items() if not place.startswith("host_copy.py")}
+    assert sum(places.values()) == NUM_READS
     assert all(place.startswith("test_no_host_sync.py") for place in places)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda loss: torch.stack([loss, loss])[torch.tensor([1, 0])],
+        lambda loss: loss.clone().masked_fill_(loss > 5, 0),
+        lambda loss: torch.zeros(3).index_put_((torch.ones(3, dtype=torch.bool),), torch.tensor(0.0)),
+        lambda loss: torch.where(loss > 5, loss, 0).to(torch.float64),
+        lambda loss: loss.to(loss.device, torch.float64),
+    ],
+    ids=["indices", "masked_fill", "one number written", "where", "own device"],
+)
+def test_what_stays_on_the_device_is_not_held_against_anybody(step):
+    """The ways to do without."""
+    with watching() as watch:
+        watch.is_armed = True
+        step(torch.tensor(1.0))
+
+    assert watch.places == {}
+
+
+def test_a_place_outside_of_the_repository_is_told():
+    """By its own file and function, where nobody here is to blame: in a thread of a library, say."""
+    watch, names = Watch(), {}
+    watch.is_armed = True
+    exec(compile("def read(note): note()", "/elsewhere/library.py", "exec"), names)
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(names["read"], lambda: watch.note()).result()
+
+    assert watch.places == {"library.py:read": 1}
 
 
 def test_float16_costs_one_read_a_step():
@@ -207,7 +311,7 @@ def test_float16_costs_one_read_a_step():
     with watching() as watch:
         train(engine=dl.AMPEngine("cpu", dtype=torch.float16), callbacks={"arm": Arm(watch)})
 
-    assert watch.places == {"logger.py:take": 2, "precision.py:step": NUM_STEPS - 1}
+    assert watch.places == STEP_LOG | {"precision.py:step": NUM_STEPS - 1}
 
 
 def test_what_torchmetrics_itself_reads_is_told_apart():
@@ -219,29 +323,30 @@ def test_what_torchmetrics_itself_reads_is_told_apart():
             engine=dl.CPUEngine(), callbacks={"f1": dl.LoaderMetricCallback(f1, "logits", "targets"), "arm": Arm(watch)}
         )
 
-    assert watch.places == {"logger.py:take": 2, "metric_state.py:update": 2 * (NUM_STEPS - 1)}
+    assert watch.places == STEP_LOG | {"metric_state.py:update": NUM_READS}
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_is_not_waited_for():
-    """As CUDA itself sees it: torch raises where a step synchronises."""
+    """As CUDA itself sees it: torch raises where a step synchronises, but for the step log, which comes after it."""
 
     class Refuse(Arm):
         def on_batch_end(self, runner):
             super().on_batch_end(runner)
-            torch.cuda.set_sync_debug_mode("error" if self.watch.is_armed else "default")
+            is_logged = runner.is_train_loader and runner.batch_step % LOG_EVERY == 0
+            torch.cuda.set_sync_debug_mode("error" if self.watch.is_armed and not is_logged else "default")
 
         def on_step_end(self, runner):
             super().on_step_end(runner)
             torch.cuda.set_sync_debug_mode("error" if self.watch.is_armed else "default")
 
-    refuse, rare = Refuse(Watch()), 10 * NUM_STEPS  # no step log within: it is the one that may read
     try:
-        train(
+        log = train(
             engine=dl.AMPEngine("cuda", dtype=torch.bfloat16),
-            callbacks={**metric_callbacks(), "refuse": refuse},
-            log_every=rare,
+            callbacks={**metric_callbacks(), "refuse": Refuse(Watch())},
         )
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+    assert [step for step, _ in log.steps] == [4, 8, 12]

@@ -28,6 +28,7 @@ def make_samples(num_samples: int, *, seed: int) -> Samples:
         "labels": (normal(NUM_CLASSES) > 0.5).float(),
         "scores": normal(NUM_CLASSES).sigmoid(),
         "coarse": (4 * normal().sigmoid()).round() / 4,  # has ties
+        "column": normal(1),  # what a model of one output gives
         "binary": (normal() > 0).long(),
         "values": normal(2) + 3,
         "near_values": normal(2) + 3,
@@ -162,6 +163,10 @@ CASES: dict[str, tuple[Callable[[], dl.IMetricCallback], Callable[[dict[str, np.
     "auc with ties": (
         lambda: dl.AUCCallback("coarse", "binary", prefix="two_", compute_per_class_metrics=True),
         lambda x: auc(x["binary"][:, None], x["coarse"][:, None], "two_"),
+    ),
+    "auc of two classes": (
+        lambda: dl.AUCCallback("column", "binary", prefix="column_", compute_per_class_metrics=True),
+        lambda x: auc(x["binary"][:, None], x["column"], "column_"),
     ),
     "confusion": (lambda: dl.ConfusionMatrixCallback("logits", "classes", num_classes=NUM_CLASSES), confusion),
     "r2": (lambda: dl.R2SquaredCallback("near_values", "values"), r2),

@@ -80,6 +80,27 @@ def test_loader_value_is_that_of_all_samples_though_batches_log_nothing(shares):
         assert runner.loader_metrics == pytest.approx(expected, abs=1e-7)
 
 
+@pytest.mark.parametrize("log_on_batch", [True, False])
+def test_rows_are_counted_also_where_they_are_no_samples(log_on_batch):
+    """Sequences of 9 tokens and of 1, a batch each: 9 of 10 tokens are right, not half of the batches."""
+    logits = torch.eye(2)[torch.tensor([0] * 10)]
+    batches = [
+        {"logits": logits[:9], "targets": torch.zeros(9, dtype=torch.int64)},
+        {"logits": logits[9:], "targets": torch.ones(1, dtype=torch.int64)},
+    ]
+    callback, runner = AccuracyCallback("logits", "targets", log_on_batch=log_on_batch), make_runner()
+
+    callback.on_loader_start(runner)
+    means = LoaderMeans()
+    for runner.batch in batches:
+        callback.on_batch_end(runner)
+        means.update(runner.batch_metrics, batch_size=1)  # a batch is one sample
+    runner.loader_metrics = means_of(means.share())
+    end_loader(callback, runner)
+
+    assert runner.loader_metrics == {"accuracy01": 0.9, "accuracy": 0.9}
+
+
 def test_the_mean_that_the_runner_makes_is_the_same():
     """Logged on batches or not, a loader has one accuracy."""
     batches = make_batches([8, 8, 3])

@@ -395,6 +395,84 @@ def test_any_object_serves_in_one_process_but_not_in_two():
         run_ranks(LoaderMetricCallback(Count(), "scores", []), [binary_batches([4]), binary_batches([4])])
 
 
+class Average(torchmetrics.Metric):
+    """The mean of what it was given last; on other processes it is another one."""
+
+    def __init__(self, reduction):
+        super().__init__()
+        self.add_state("mean", torch.tensor(0.0), dist_reduce_fx=reduction)
+
+    def update(self, values):
+        self.mean = values.mean()
+
+    def compute(self):
+        return self.mean.mean()
+
+
+@pytest.mark.parametrize("shares", [[9, 1], [9, 0, 1]], ids=str)
+def test_a_mean_over_ranks_is_refused(shares):
+    """Nine ones on one rank and a zero on the other are 0.9, not 0.5; the error says what to do, on every rank."""
+    per_rank = [[{"values": torch.full((size,), float(size > 1))}] * (size > 0) for size in shares]
+
+    message = (
+        r'state \'mean\' of Average has dist_reduce_fx="mean", and processes.* have different values: \[1.0, 0.0\]; '
+        "keep a sum and a count"
+    )
+    with pytest.raises(ValueError, match=message):
+        run_ranks(LoaderMetricCallback(Average("mean"), "values", []), per_rank)
+
+
+def test_a_mean_of_equal_values_is_exact():
+    """PSNR keeps its data range so; the reference is the formula on all samples."""
+    image = importlib.import_module("torchmetrics.image")
+    generator = torch.Generator().manual_seed(0)
+    batches = [
+        {"x": torch.rand(size, 1, 4, 4, generator=generator), "y": torch.rand(size, 1, 4, 4, generator=generator)}
+        for size in (5, 2)
+    ]
+    callback = LoaderMetricCallback(image.PeakSignalNoiseRatio(data_range=1.0), "x", "y", metric_key="psnr")
+
+    runners = run_ranks(callback, [batches[:1], batches[1:]])
+
+    error = (whole(batches, "x") - whole(batches, "y")).double().square().mean()
+    assert [each.loader_metrics["psnr"] for each in runners] == pytest.approx(
+        [-10 * float(error.log10())] * 2, rel=1e-6
+    )
+
+
+def product(values):
+    return values.prod(dim=0)
+
+
+def test_a_reduction_that_nobody_knows_is_refused_before_the_first_batch():
+    """In several processes; one needs none."""
+    alone = make_runner()
+    callback = LoaderMetricCallback(Average(product), "values", [])
+    run_loader(callback, alone, [{"values": torch.ones(3)}])
+    callback.state_dict()
+    end_loader(callback, alone)
+
+    assert alone.loader_metrics == {"average": 1.0}
+    with pytest.raises(ValueError, match=r"state 'mean' of Average has dist_reduce_fx=product, of which nobody knows"):
+        run_ranks(LoaderMetricCallback(Average(product), "values", []), [[], []])
+
+
+def test_means_of_ranks_are_not_merged_when_fewer_processes_resume_either():
+    """What one process goes on with came from two."""
+    ranks = Ranks(2)
+    saved = [LoaderMetricCallback(Average("mean"), "values", []) for _ in ranks.engines]
+    for callback, engine, value in zip(saved, ranks.engines, (0.0, 1.0), strict=True):
+        run_loader(callback, make_runner(engine=engine), [{"values": torch.tensor([value])}])
+    state, _ = ranks.call(*(callback.state_dict for callback in saved))
+    resumed, runner = LoaderMetricCallback(Average("mean"), "values", []), make_runner(loader_batch_step=1)
+    resumed.on_stage_start(runner)
+    resumed.load_state_dict(state)
+    run_loader(resumed, runner, [])
+
+    with pytest.raises(ValueError, match=r"have different values: \[0.0, 1.0\]"):
+        end_loader(resumed, runner)
+
+
 def test_accumulated_predictions_keep_no_graph():
     """A list of predictions with their graphs would hold every activation of the epoch."""
     scores = torch.rand(4, requires_grad=True) * 2

@@ -1,0 +1,38 @@
+"""Numbers on a device, read by the host: all in one copy, none rounded."""
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from runnerkit.types import Metrics, Scalar
+
+
+def read_metrics_at_once(metrics: Iterable[Mapping[str, Scalar]]) -> list[Metrics]:
+    """Turn () tensors and numbers into Python floats; waits once for each device that tensors are on.
+
+    They travel as float64 where the device has it, in which float32, float64 and integers up to 2^53 are exact.
+
+    >>> read_metrics_at_once([{"loss": torch.tensor(0.5), "lr": 1}, {"count": torch.tensor(2**24 + 1)}])
+    [{'loss': 0.5, 'lr': 1.0}, {'count': 16777217.0}]
+    """
+    metrics = list(metrics)
+    tensors = [value for each in metrics for value in each.values() if isinstance(value, Tensor)]
+    on_host = iter(_read(tensors))
+    return [
+        {key: next(on_host) if isinstance(value, Tensor) else float(value) for key, value in each.items()}
+        for each in metrics
+    ]
+
+
+def _read(tensors: list[Tensor]) -> list[float]:
+    by_device: dict[torch.device, list[int]] = {}
+    for index, each in enumerate(tensors):
+        by_device.setdefault(each.device, []).append(index)
+    values = [0.0] * len(tensors)
+    for device, indices in by_device.items():  # what is on the host already costs no copy
+        dtype = torch.float32 if device.type == "mps" else torch.float64
+        stacked = torch.stack([tensors[index].detach().to(dtype).reshape(()) for index in indices])
+        for index, value in zip(indices, stacked.tolist(), strict=True):
+            values[index] = value
+    return values

@@ -1,0 +1,104 @@
+"""An index that is no class is refused on every device; where looking costs a sync, at the loader's end."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from runnerkit import dl
+from runnerkit.callbacks import class_indices
+from tests.callbacks.stand_ins import end_loader, make_runner, run_loader
+from tests.ranks import Ranks
+
+LOGITS = torch.eye(3).repeat(2, 1)
+CLASSES = torch.tensor([0, 1, 2, 0, 1, 2])
+MAKE = {
+    "f1": lambda: dl.PrecisionRecallF1SupportCallback("x", "y", num_classes=3, compute_per_class_metrics=True),
+    "confusion": lambda: dl.ConfusionMatrixCallback("x", "y", num_classes=3),
+}
+
+
+@pytest.fixture
+def reading_costs(monkeypatch):
+    """As on a GPU."""
+    monkeypatch.setattr(class_indices, "_FREE_TO_READ", frozenset())
+
+
+def changed(indices, place, value):
+    return torch.cat([indices[:place], torch.tensor([value]), indices[place + 1 :]])
+
+
+@pytest.mark.usefixtures("reading_costs")
+@pytest.mark.parametrize("name", MAKE)
+@pytest.mark.parametrize(
+    ("outputs", "targets", "message"),
+    [
+        (LOGITS, changed(CLASSES, 4, -100), r"1 targets of loader 'train' are no class indices in \[0, 3\); rows that"),
+        (LOGITS, changed(CLASSES, 1, 255), r"1 targets of loader 'train' are no class"),
+        (changed(CLASSES, 0, 3), CLASSES, r"1 outputs of loader 'train' are no class"),
+        (changed(CLASSES, 5, -1), CLASSES, r"1 outputs of loader 'train' are no class"),
+        (changed(CLASSES, 5, 3), changed(CLASSES, 5, 3), r"1 targets of loader 'train' are no class"),
+    ],
+    ids=["ignore_index", "void", "predicted too large", "predicted negative", "both, and alike"],
+)
+def test_what_is_no_class_is_refused_at_the_end_on_all_ranks(name, outputs, targets, message):
+    """Also on a rank whose own were all right."""
+    batches = [{"x": outputs, "y": targets}], [{"x": outputs[1:4], "y": CLASSES[1:4]}]
+    ranks = Ranks(2)
+    pairs = [(MAKE[name](), make_runner(engine=engine, loggers={})) for engine in ranks.engines]
+    for (callback, runner), share in zip(pairs, batches, strict=True):
+        run_loader(callback, runner, share)
+
+    def end(callback, runner):
+        with pytest.raises(ValueError, match=message):
+            end_loader(callback, runner)
+        return "refused"
+
+    assert ranks.call(*(partial(end, *pair) for pair in pairs)) == ["refused"] * 2
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_on_the_cpu_it_is_refused_in_its_batch(name):
+    """At once, with the values."""
+    with pytest.raises(
+        ValueError, match=r"targets must be class indices in \[0, 3\), got -100 to 2; rows that are not"
+    ):
+        run_loader(MAKE[name](), make_runner(), [{"x": LOGITS, "y": changed(CLASSES, 4, -100)}])
+
+
+@pytest.mark.usefixtures("reading_costs")
+@pytest.mark.parametrize("name", MAKE)
+def test_values_are_the_same_where_nothing_is_looked_at(name, monkeypatch):
+    """The bin for what is no class is no class of its own: it is in no average, and in no picture."""
+    found = []
+    for free in (frozenset({"cpu"}), frozenset()):
+        monkeypatch.setattr(class_indices, "_FREE_TO_READ", free)
+        runner, callback = make_runner(loggers={}), MAKE[name]()
+        run_loader(callback, runner, [{"x": LOGITS, "y": CLASSES.flip(0)}])
+        end_loader(callback, runner)
+        found.append(runner.loader_metrics)
+
+    assert found[0] == found[1]
+    assert len(found[0]) in (9, 9 + 4 * 3)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", MAKE)
+def test_a_gpu_survives_what_is_no_class(name):
+    """torch's own check there is a device-side assert, after which the process can do nothing more."""
+    callback, runner = MAKE[name](), make_runner(loggers={})
+    run_loader(callback, runner, [{"x": LOGITS.cuda(), "y": changed(CLASSES, 4, -100).cuda()}])
+
+    with pytest.raises(ValueError, match="1 targets of loader 'train' are no class indices"):
+        end_loader(callback, runner)
+    assert float(torch.ones((), device="cuda")) == 1
+
+
+def test_the_area_under_the_curve_needs_classes_too():
+    """At the loader's end, where all targets are there to look at."""
+    callback, runner = dl.AUCCallback("x", "y"), make_runner()
+    run_loader(callback, runner, [{"x": LOGITS, "y": changed(CLASSES, 4, -100)}])
+
+    with pytest.raises(ValueError, match=r"targets must be class indices in \[0, 3\), got -100 to 2"):
+        end_loader(callback, runner)

@@ -1,0 +1,86 @@
+"""What the end of a loader costs in collectives, as torch's dispatcher sees them in real processes."""
+
+import json
+
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.data import DataLoader
+
+from runnerkit import dl
+from tests.tiny import quiet
+
+NUM_COPIES = 3  # of each callback, under other names
+
+
+class PassOn(dl.Runner):
+    """Nothing is computed: the callbacks read the batch as it came."""
+
+    def handle_batch(self, batch):
+        self.batch = batch
+        self.batch_metrics["loss"] = batch["logits"].square().mean()
+        self.batch_metrics["number"] = 1.0
+
+
+class CountCollectives(dl.Callback):
+    """Counts from the end of a loader's last batch to the start of the next loader, or the end of the epoch."""
+
+    def __init__(self, folder):
+        super().__init__(order=10_000)
+        self.folder = folder
+        self.counts, self.loader_key, self.profiler = {}, "", None
+
+    def on_batch_end(self, runner):
+        if runner.loader_batch_step == runner.loader_batch_len:
+            self.loader_key, self.profiler = runner.loader_key, profile(activities=[ProfilerActivity.CPU])
+            self.profiler.__enter__()
+
+    def close(self):
+        if self.profiler is not None:
+            self.profiler.__exit__(None, None, None)
+            names = {each.key: each.count for each in self.profiler.key_averages() if each.key.startswith("c10d::")}
+            self.counts[self.loader_key], self.profiler = names, None
+
+    def on_loader_start(self, runner):
+        self.close()
+
+    def on_epoch_end(self, runner):
+        self.close()
+        (self.folder / f"{runner.engine.rank}.json").write_text(json.dumps(self.counts))
+
+
+def rows(samples):
+    return [{key: each[index] for key, each in samples.items()} for index in range(len(samples["classes"]))]
+
+
+def test_a_loader_end_is_one_collective(tmp_path):
+    """Of the loader's means, of all callbacks whose state adds up, several of each, and of whatever else happens there.
+
+    "one_more" has callbacks that keep samples too, which a gather of torch's carries for all of them together.
+    """
+    from tests.callbacks.exact_metrics import CASES, make_samples  # not in the processes: scikit-learn costs a second
+
+    add_up = [name for name in CASES if "auc" not in name and name != "cmc"]
+    callbacks = {
+        f"{name} {copy}": dl.ControlFlowCallback(CASES[name][0](), ignore_loaders="train")
+        for name in add_up
+        for copy in range(NUM_COPIES)
+    }
+    samples = [name for name in CASES if name not in add_up]
+    callbacks |= {name: dl.ControlFlowCallback(CASES[name][0](), loaders="one_more") for name in samples}
+
+    PassOn().train(
+        model=nn.Linear(1, 1),
+        engine=dl.DistributedDataParallelEngine(2, device="cpu"),
+        loaders={
+            "valid": DataLoader(rows(make_samples(29, seed=1)), batch_size=4),
+            "one_more": DataLoader(rows(make_samples(29, seed=2)), batch_size=4),
+        },
+        callbacks={**callbacks, "count": CountCollectives(tmp_path)},
+        **quiet(),
+    )
+
+    counts = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    assert [each["valid"] for each in counts] == [{"c10d::allreduce_": 1}] * 2
+    for each in counts:
+        assert each["one_more"].pop("c10d::allreduce_") == 1
+        assert sum(each["one_more"].values()) == 2, "sizes, then objects"

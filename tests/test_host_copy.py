@@ -1,0 +1,79 @@
+"""Numbers reach the loggers as they were, from whichever device."""
+
+import pytest
+import torch
+
+from runnerkit.callbacks.progress import TqdmCallback
+from runnerkit.host_copy import read_metrics_at_once
+from runnerkit.logger import Step, StepQueue
+
+STEP = Step(stage="train", loader="train", epoch=1, batch=4)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.tensor(2**24 + 1),
+        torch.tensor(2**53 - 1),
+        torch.tensor(-(2**31), dtype=torch.int32),
+        torch.tensor(1 / 3, dtype=torch.float64),
+        torch.tensor(1 / 3),
+        torch.tensor(True),
+        torch.tensor([[7.5]]),
+        2**53 - 1,
+    ],
+    ids=str,
+)
+def test_no_number_is_rounded_in_the_step_log(value):
+    """Counts stay the integers that they are, float64 keeps all of its digits."""
+    queue = StepQueue()
+    queue.put(STEP, {"loss": torch.tensor(0.5), "it": value})
+
+    assert queue.take() == [(STEP, {"loss": 0.5, "it": float(value)})]
+    assert queue.take() == []
+
+
+def test_metrics_keep_their_steps_and_names():
+    """Numbers between tensors, several steps, one without any."""
+    metrics = [{"a": 1, "b": torch.tensor(2)}, {}, {"b": torch.tensor(3.0), "c": 4.0, "a": torch.tensor(5)}]
+
+    assert read_metrics_at_once(metrics) == [{"a": 1.0, "b": 2.0}, {}, {"b": 3.0, "c": 4.0, "a": 5.0}]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_tensors_of_several_devices_are_read_together():
+    """A learning rate on the CPU beside a loss on the GPU."""
+    metrics = {"loss": torch.tensor(0.5, device="cuda"), "lr": torch.tensor(0.1, dtype=torch.float64), "count": 3}
+    queue = StepQueue()
+    queue.put(STEP, metrics)
+
+    assert queue.take() == [(STEP, {"loss": 0.5, "lr": 0.1, "count": 3.0})]
+
+
+def test_tensors_are_stacked_with_those_of_their_device_only(monkeypatch):
+    """torch refuses others; without a second device the meta device, which nothing is read from, stands for one."""
+    stack, devices = torch.stack, []
+
+    def note(tensors):
+        devices.append({str(each.device) for each in tensors})
+        return stack([torch.zeros_like(each, device="cpu") for each in tensors])
+
+    monkeypatch.setattr(torch, "stack", note)
+
+    read_metrics_at_once([{"loss": torch.empty((), device="meta"), "lr": torch.tensor(0.1)}])
+
+    assert devices == [{"meta"}, {"cpu"}]
+
+
+def test_the_bar_shows_whatever_metrics_there_are(monkeypatch):
+    """A number, an integer, a bool."""
+    shown = []
+    bar = type("Bar", (), {"disable": False, "set_postfix_str": lambda _, text, refresh: shown.append(text)})
+    callback = TqdmCallback()
+    monkeypatch.setitem(callback._bars, "train", type("Bar", (bar,), {"update": lambda _: None})())
+
+    runner = type("Runner", (), {"loader_key": "train", "batch_metrics": {"b": torch.tensor(3), "a": 2, "_c": 1.0}})
+    callback.on_batch_end(runner)
+
+    assert shown == ["a=2, b=3"]
