@@ -20,7 +20,17 @@ LAYERS = [
     },
     {"sampler", "seeded_dataset", "sharded_stream", "sharding"},
     {"engine", "callback", "logger", "environment", "history", "plot"},
-    {"runner", "components", "snapshot", "outcome", "before_training", "evaluation", "loader_metrics", "prediction"},
+    {
+        "runner",
+        "components",
+        "snapshot",
+        "outcome",
+        "before_training",
+        "required_metrics",
+        "evaluation",
+        "loader_metrics",
+        "prediction",
+    },
     {"recomputation", "scratch_runner"},
     {"engines", "callbacks", "loggers", "contrib", "data"},  # and these not from one another
     {"train", "supervised"},

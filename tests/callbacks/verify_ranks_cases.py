@@ -14,6 +14,7 @@ from torch.utils.data import (
 )
 
 from runnerkit import dl
+from runnerkit.metrics import AdditiveMetric
 from tests.tiny import classification, loader, mlp, quiet, sgd
 
 
@@ -97,8 +98,8 @@ class KeepsMeters(Plain):
 
     def __init__(self):
         super().__init__()
-        self.num_seen, self.sizes, self.ever = 0, [], dl.AdditiveMetric()
-        self.meters = {"own_loss": dl.AdditiveMetric()}
+        self.num_seen, self.sizes, self.ever = 0, [], AdditiveMetric()
+        self.meters = {"own_loss": AdditiveMetric()}
         self.classes = torch.zeros(3, dtype=torch.int64)
         self.started = 0
 
