@@ -115,10 +115,23 @@ def replay(loader: Any, passes: Passes) -> Iterator[Batch]:
     Args:
         loader: this process's share; one that tells its samples, or a stream, or the only process's.
         passes: of all ranks.
+    Raises:
+        ValueError: the loader gives less than it gave before.
     """
     for rank, (num_batches, given) in enumerate(passes):
-        if num_batches:
-            yield from islice(batches_of(_replayed(loader, given, rank=rank)), num_batches)
+        left = num_batches
+        while left:  # a loader that ends after some batches ends, cut into smaller ones, too early
+            rest = None if given is None else given[num_batches - left :]
+            before = left
+            for batch in islice(batches_of(_replayed(loader, rest, rank=rank)), left):
+                left -= 1
+                yield batch
+            if left == before:
+                kind, num_again = type(unwrapped(loader)).__name__, num_batches - left
+                raise ValueError(
+                    f"a {kind} gave {num_batches} batches, and {num_again} when asked again; a loader must give them "
+                    "in each pass, as each epoch is one"
+                )
 
 
 def _replayed(loader: Any, given: list[Any] | None, *, rank: int) -> Any:

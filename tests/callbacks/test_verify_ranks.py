@@ -256,6 +256,22 @@ def test_metrics_of_a_list_of_batches_are_computed_again():
     assert once.callbacks["_verify_ranks"].findings[-1].endswith("by one process: a list_iterator gives them once")
 
 
+def test_a_loader_that_gives_its_batches_once_is_named():
+    """In a class of its own, where it cannot be seen before."""
+
+    class Once:
+        def __init__(self, batches):
+            self.rest = iter(batches)
+
+        def __iter__(self):
+            return self.rest
+
+    valid = Once(list(loader(21, 7)))
+
+    with pytest.raises(ValueError, match="a Once gave 3 batches, and 0 when asked again; a loader must give them"):
+        supervised({"train": loader(16, 8), "valid": valid}, **quiet())
+
+
 def shares(num_samples, batch_size, world_size, *, num_batches, spoil=None):
     """What the ranks of a job would have run, without processes."""
     found, recorded, given = [], None, None
