@@ -4,65 +4,21 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch.utils.data import DataLoader, DistributedSampler, Sampler
+from torch.utils.data import DistributedSampler
 
-from runnerkit.sampler import Place
-from runnerkit.sharding import feed_of
+from runnerkit.callbacks.recorded_loader import (
+    RecordedSampler,
+    indices_in,
+    is_list_of_samples,
+    is_stream,
+    unwrapped,
+)
 
 _NUM_NAMED = 5
-
-
-class RecordedBatches(Sampler[list[int]]):
-    """A batch sampler that remembers what it gave in the pass under way.
-
-    Attributes:
-        given: batches of indices, in order; workers may have asked for more than were run.
-    """
-
-    def __init__(self, batch_sampler: Any) -> None:
-        self.batch_sampler = batch_sampler
-        self.given: list[list[int]] = []
-        for name in ("set_epoch", "position_after", "skip"):  # only those it has: whoever asks looks for them
-            if hasattr(batch_sampler, name):
-                setattr(self, name, getattr(batch_sampler, name))
-
-    def __iter__(self) -> Iterator[list[int]]:
-        self.given = given = []
-        for batch in self.batch_sampler:
-            given.append([each.index if isinstance(each, Place) else each for each in batch])
-            yield batch
-
-    def __len__(self) -> int:
-        return len(self.batch_sampler)
-
-    @property
-    def order(self) -> list[int] | None:
-        """What of the epoch's global order all processes share in this pass; None if they share none."""
-        share = getattr(self.batch_sampler, "share", self.batch_sampler)
-        order = getattr(share, "order", None)
-        return None if order is None else list(_flat(order[share.num_consumed :]))
-
-
-def record(loader: Any) -> RecordedBatches | None:
-    """Let `loader` remember its batches; None if it knows no indices (a stream, a list)."""
-    feed = feed_of(loader)
-    if not isinstance(feed, DataLoader) or feed.batch_sampler is None:
-        return None
-    if not isinstance(feed.batch_sampler, RecordedBatches):
-        vars(feed)["batch_sampler"] = RecordedBatches(feed.batch_sampler)  # DataLoader forbids the plain way
-    recorded: Any = feed.batch_sampler
-    return recorded  # type: ignore[no-any-return]
-
-
-def stop_recording(loader: DataLoader[Any]) -> None:
-    """Give `loader` its own batch sampler back."""
-    feed = feed_of(loader)
-    if isinstance(feed.batch_sampler, RecordedBatches):
-        vars(feed)["batch_sampler"] = feed.batch_sampler.batch_sampler
 
 
 @dataclass(frozen=True)
@@ -70,34 +26,47 @@ class Share:
     """What one process ran of a pass over a loader.
 
     Attributes:
-        batches: indices.
+        num_batches: how many.
+        batches: what each was made of: indices or places; None if the loader does not tell.
         order_hash: of the whole order that it took them from.
         is_complete: whether the pass went to its end.
     """
 
-    batches: list[list[int]]
+    num_batches: int
+    batches: list[Any] | None
     order_hash: str
     is_complete: bool
 
     @classmethod
-    def of(cls, recorded: RecordedBatches, *, num_batches: int, is_complete: bool) -> Share:
+    def of(cls, recorded: RecordedSampler | None, *, num_batches: int, is_complete: bool) -> Share:
         """Take what was run; the batches after are those that workers had asked for."""
+        if recorded is None or len(recorded.given) < num_batches:
+            return cls(num_batches, None, "", is_complete)
         order_hash = hashlib.sha256(repr(recorded.order).encode()).hexdigest()
-        return cls(recorded.given[:num_batches], order_hash, is_complete)
+        return cls(num_batches, recorded.given[:num_batches], order_hash, is_complete)
 
 
-def samples_in_words(shares: Sequence[Share], *, loader: DataLoader[Any], key: str, order: list[int] | None) -> str:
+def why_unknown(loader: Any) -> str:
+    """Say why `loader` cannot tell which samples it gave."""
+    inner = unwrapped(loader)
+    if is_stream(inner):
+        return f"a {type(inner.dataset).__name__} is a stream, whose samples have no indices"
+    return f"a {type(inner).__name__} does not tell which samples its batches are made of"
+
+
+def samples_in_words(shares: Sequence[Share], *, loader: Any, key: str, order: list[Any] | None) -> str:
     """Say what the processes saw together.
 
     Args:
-        shares: by rank.
+        shares: by rank; all of them tell their batches.
         loader: of this process, as recorded.
         key: its key.
         order: what of the epoch's global order they share; None for a loader that the user shares out.
     Raises:
         ValueError: samples were given twice or left out, with what to do.
     """
-    sampler = _sampler_name(loader)
+    inner = unwrapped(loader)
+    sampler = type(_sampler(inner)).__name__
     strangers = [rank for rank, share in enumerate(shares) if share.order_hash != shares[0].order_hash]
     if order is not None and strangers:
         raise ValueError(
@@ -105,12 +74,13 @@ def samples_in_words(shares: Sequence[Share], *, loader: DataLoader[Any], key: s
             f"seen twice and some never: {sampler} depends on the rank, or draws from a generator of its own. Draw "
             "from torch's, numpy's or python's global one, which are seeded alike, and leave the sharing to the engine"
         )
-    seen = Counter(index for share in shares for index in _flat(share.batches))
+    batches = [batch for share in shares for batch in share.batches or ()]
+    seen = Counter(indices_in(batches))
     due = Counter(seen.keys()) if order is None else Counter(order[: seen.total()])
     twice, missed = seen - due, due - seen
-    size, who = len(loader.dataset), f"{len(shares)} ranks" if len(shares) > 1 else "1 process"  # type: ignore[arg-type]  # it has indices: map-style
+    size, who = len(inner.dataset), f"{len(shares)} ranks" if len(shares) > 1 else "1 process"
     is_complete = all(share.is_complete for share in shares)
-    if twice and not missed and is_complete and _pads(loader) and twice.total() < len(shares):
+    if twice and not missed and is_complete and _pads(inner) and twice.total() < len(shares):
         return (
             f"{who} saw {len(seen)} of the {size} samples of loader {key!r}, and of these {_named(twice)} twice: its "
             "own DistributedSampler repeats some to give each rank equally many; without it the engine repeats none"
@@ -122,39 +92,30 @@ def samples_in_words(shares: Sequence[Share], *, loader: DataLoader[Any], key: s
             "set, which the engine shares out, or DistributedSampler(data, num_replicas=self.engine.num_processes, "
             "rank=self.engine.process_index)"
         )
+    nouns = "samples" if all(is_list_of_samples(batch) for batch in batches) else "batches of the data set's own"
     if seen.total() > len(seen):
         return (
             f"{who} took {seen.total()} places of the order of loader {key!r}, none twice; its {sampler} gives "
-            "some samples several places"
+            f"some {nouns} several places"
         )
     if is_complete and len(seen) == size:
-        return f"{who} saw all {size} samples of loader {key!r}, each once"
-    return f"{who} saw {len(seen)} different samples of loader {key!r} (of {size}), none twice"
+        return f"{who} saw all {size} {nouns} of loader {key!r}, each once"
+    return f"{who} saw {len(seen)} different {nouns} of loader {key!r} (of {size}), none twice"
 
 
-def _pads(loader: DataLoader[Any]) -> bool:
+def _pads(loader: Any) -> bool:
     return isinstance(_sampler(loader), DistributedSampler)
 
 
-def _sampler(loader: DataLoader[Any]) -> Any:
-    sampler: Any = loader.batch_sampler
+def _sampler(loader: Any) -> Any:
+    """Find the one that orders the samples, inside of those that make batches of it."""
+    sampler = loader
     while True:
-        names = [name for name in ("batch_sampler", "sampler", "batches") if hasattr(sampler, name)]
-        if not names:
+        names = ("share", "batch_sampler", "sampler", "batches")
+        held = [each for name in names if (each := getattr(sampler, name, None)) is not None]
+        if not held:
             return sampler
-        sampler = getattr(sampler, names[0])
-
-
-def _sampler_name(loader: DataLoader[Any]) -> str:
-    return type(_sampler(loader)).__name__
-
-
-def _flat(values: Iterable[Any]) -> Iterator[int]:
-    for value in values:
-        if isinstance(value, list | tuple):
-            yield from _flat(value)
-        else:
-            yield value
+        sampler = held[0]
 
 
 def _named(samples: Counter[int]) -> str:

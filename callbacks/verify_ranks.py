@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from runnerkit.callback import Callback, CallbackOrder
 from runnerkit.callbacks import rank_metrics, rank_samples, rank_weights
+from runnerkit.callbacks.rank_samples import Share
+from runnerkit.callbacks.recorded_loader import Passes, in_pieces, is_stream, record, replay, stop_recording
 from runnerkit.engine import IEngine
 from runnerkit.precision import FP32
 from runnerkit.recomputation import evaluate_alone
@@ -25,7 +28,8 @@ class VerifyRanksCallback(Callback):
     weights are the same on all ranks, to the last bit; before evaluation buffers too. After evaluation: the metrics are
     those that a process alone computes on the same batches. After an epoch: metrics are the same on all ranks.
 
-    All ranks go through the evaluation loaders three times, so this is for a short run, as `train(check=True)` is.
+    What cannot be verified is told, with the reason. All ranks go through the evaluation loaders three times, so this
+    is for a short run, as `train(check=True)` is.
 
     Attributes:
         findings: what was told.
@@ -65,20 +69,27 @@ class VerifyRanksCallback(Callback):
         current = self._passes[runner.loader_key]
         if runner.is_train_loader:
             self._check_weights(runner, f"after training on loader {runner.loader_key!r}")
-        if current.recorded is None:
-            kind = type(getattr(runner.loader, "dataset", runner.loader)).__name__
-            self._tell(
-                runner,
-                f"a {kind} has no indices, so which samples of loader {runner.loader_key!r} were seen is unknown",
-            )
-            return
         shares = runner.engine.gather_object(current.share(runner))
-        words = rank_samples.samples_in_words(
-            shares, loader=runner.loader, key=runner.loader_key, order=current.recorded.order
-        )
+        tells = current.recorded is not None and all(share.batches is not None for share in shares)
+        if current.recorded is not None and tells:
+            order = current.recorded.order
+            words = rank_samples.samples_in_words(shares, loader=runner.loader, key=runner.loader_key, order=order)
+        else:
+            why = rank_samples.why_unknown(runner.loader)
+            words = f"{why}, so which of loader {runner.loader_key!r} were seen is unknown"
         self._tell(runner, words)
-        if not runner.is_train_loader and current.is_from_start:
-            self._check_metrics(runner, [batch for share in shares for batch in share.batches])
+        if not runner.is_train_loader:
+            self._check_evaluation(runner, shares, why_not=self._why_not_again(runner, current, tells=tells))
+
+    def _why_not_again(self, runner: IRunner, current: _Pass, *, tells: bool) -> str | None:
+        """Say why one process cannot evaluate once more what all ran; None if it can."""
+        if not current.is_from_start:
+            return "they are also of batches before an interruption"
+        if tells or is_stream(runner.loader):
+            return None
+        if runner.engine.num_processes == 1:
+            return f"a {type(runner.loader).__name__} gives them once" if isinstance(runner.loader, Iterator) else None
+        return rank_samples.why_unknown(runner.loader)
 
     def on_epoch_end(self, runner: IRunner) -> None:
         self._is_within_epoch = False
@@ -94,7 +105,7 @@ class VerifyRanksCallback(Callback):
         self._is_within_epoch = False
         for each in self._passes.values():
             if each.recorded is not None:
-                rank_samples.stop_recording(each.loader)
+                stop_recording(each.loader)
         self._passes = {}
 
     def _check_weights(self, runner: IRunner, when: str) -> None:
@@ -117,15 +128,23 @@ class VerifyRanksCallback(Callback):
         held = f"the model's {len(tensors)} {what} are the same" if tensors else f"the model's {what} are in parts"
         self._tell(runner, f"{held} on {engine.num_processes} ranks {when}")
 
-    def _check_metrics(self, runner: IRunner, batches: list[list[int]]) -> None:
-        engine, key, num_samples = runner.engine, runner.loader_key, sum(map(len, batches))
+    def _check_evaluation(self, runner: IRunner, shares: Sequence[Share], *, why_not: str | None) -> None:
+        if why_not is not None:
+            self._tell(
+                runner, f"metrics of loader {runner.loader_key!r} were not computed again by one process: {why_not}"
+            )
+            return
+        self._check_metrics(runner, [(share.num_batches, share.batches) for share in shares])
+
+    def _check_metrics(self, runner: IRunner, passes: Passes) -> None:
+        engine, key, num_samples = runner.engine, runner.loader_key, runner.loader_sample_step
         tolerance = rank_metrics.tolerance_of(engine)
         together = {name: float(value) for name, value in runner.loader_metrics.items()}
-        alone = evaluate_alone(runner, batches)
+        alone = _evaluate_again(runner, passes)
         unlike = _on_any_rank(engine, rank_metrics.unlike(together, alone, tolerance=tolerance))
         drawn: set[str] = set()
         if unlike:
-            again = evaluate_alone(runner, batches, attempt=1)
+            again = _evaluate_again(runner, passes, attempt=1)
             drawn = _on_any_rank(engine, rank_metrics.unlike(again, alone, tolerance=tolerance))
         for name in sorted(unlike - drawn):
             raise ValueError(
@@ -147,12 +166,14 @@ class VerifyRanksCallback(Callback):
                 f"one process computes the same {', '.join(exact)} of loader {key!r} from these {num_samples} samples, "
                 f"to {tolerance:.0e}",
             )
-        if isinstance(engine.precision, FP32) and not drawn:  # half precision rounds batches of another size otherwise
-            self._check_batch_size(runner, batches, {name: alone[name] for name in exact}, tolerance)
+        pieces = in_pieces(passes)
+        # Half precision rounds batches of another size otherwise.
+        if pieces is not None and isinstance(engine.precision, FP32) and not drawn:
+            self._check_batch_size(runner, pieces, {name: alone[name] for name in exact}, tolerance)
 
-    def _check_batch_size(self, runner: IRunner, batches: list[list[int]], metrics: Metrics, tolerance: float) -> None:
+    def _check_batch_size(self, runner: IRunner, pieces: Passes, metrics: Metrics, tolerance: float) -> None:
         """Tell, without raising, which metrics another cut into batches changes: some losses are meant to be so."""
-        cut = evaluate_alone(runner, [part for batch in batches for part in _unequal_parts(batch)])
+        cut = _evaluate_again(runner, pieces)
         for name in sorted(rank_metrics.unlike(metrics, cut, tolerance=max(tolerance, _ROUNDING))):
             self._tell(
                 runner,
@@ -174,19 +195,18 @@ class _Pass:
 
     def __init__(self, runner: IRunner) -> None:
         self.loader = runner.loader
-        self.recorded = rank_samples.record(runner.loader)
+        self.recorded = record(runner.loader)
         self.is_from_start = runner.loader_batch_step == 0  # else metrics are also of batches before a resume
         self.num_batches = 0
 
-    def share(self, runner: IRunner) -> rank_samples.Share:
-        assert self.recorded is not None
+    def share(self, runner: IRunner) -> Share:
         is_complete = runner.loader_batch_step == runner.loader_batch_len
-        return rank_samples.Share.of(self.recorded, num_batches=self.num_batches, is_complete=is_complete)
+        return Share.of(self.recorded, num_batches=self.num_batches, is_complete=is_complete)
 
 
-def _unequal_parts(batch: list[int]) -> list[list[int]]:
-    third = -(-len(batch) // 3)  # unequal, so that a mean of batch means changes too
-    return [part for part in (batch[:third], batch[third:]) if part]
+def _evaluate_again(runner: IRunner, passes: Passes, *, attempt: int = 0) -> Metrics:
+    num_batches = sum(number for number, _ in passes)
+    return evaluate_alone(runner, replay(runner.loader, passes), num_batches=num_batches, attempt=attempt)
 
 
 def _on_any_rank(engine: IEngine, names: set[str]) -> set[str]:

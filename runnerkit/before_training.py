@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.utils.data import DataLoader
 
-from runnerkit import snapshot
 from runnerkit.callback import ICallback
 from runnerkit.sampler import ShardedBatchSampler
-from runnerkit.seeding import keep_rng
 from runnerkit.sharded_stream import ShardedStream
 from runnerkit.sharding import count_batches, share_of
 from runnerkit.types import as_dict
@@ -158,43 +156,3 @@ def check_loader_key(loader_key: str, loaders: Mapping[str, Any], *, reader: str
     """
     if loader_key not in loaders:
         raise ValueError(f"{reader} reads loader {loader_key!r}; the loaders are {sorted(loaders)}")
-
-
-def check_required_metrics(runner: IRunner) -> None:
-    """Refuse metrics that no evaluation loader will have, by evaluating one batch if no callback promises them.
-
-    Raises:
-        KeyError: with the names that there are. Every rank must call: this reduces.
-    """
-    if snapshot.is_within_epoch(runner) or not snapshot.is_epoch_left(runner):
-        return
-    provided = {metric for callback in runner.callbacks.values() for metric in callback.provides}
-    for callback in runner.callbacks.values():
-        for loader_key, metric_key in callback.requires:
-            if metric_key in provided or loader_key.startswith("train"):
-                continue
-            metrics = _evaluate_one_batch(runner, loader_key)
-            if metrics is not None and metric_key not in metrics:
-                raise KeyError(
-                    f"{type(callback).__name__} reads metric {metric_key!r} of loader {loader_key!r}, which has "
-                    f"{sorted(metrics)}"
-                )
-
-
-def _evaluate_one_batch(runner: IRunner, loader_key: str) -> dict[str, float] | None:
-    def stop(_: Any) -> None:
-        runner.need_early_stop = True
-
-    kept = {name: getattr(runner, name) for name in ("loggers", "_listeners", "epoch_metrics", "is_within_loader")}
-    on_batch_end = (*runner._listeners["on_batch_end"], stop)
-    runner.loggers, runner._listeners = {}, {**runner._listeners, "on_batch_end": on_batch_end}
-    runner.epoch_metrics = {}
-    try:
-        with keep_rng():
-            runner._run_loader(loader_key)
-        return runner.epoch_metrics[loader_key]
-    except Exception as error:  # what is wrong here will be wrong in training too, and is told there with its place
-        logger.debug("one batch of loader %r could not be evaluated: %s", loader_key, error)
-        return None
-    finally:
-        vars(runner).update(kept)

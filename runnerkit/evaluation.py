@@ -29,13 +29,19 @@ def evaluate(
     model: Model | None,
     engine: IEngine | None,
     callbacks: dict[str, ICallback] | None,
+    shown_by: dict[str, ICallback],
     seed: int,
 ) -> Metrics:
-    """Return the loader's metrics; `runner` keeps what it had. The arguments are those of its `evaluate_loader`."""
+    """Return the loader's metrics; `runner` keeps what it had.
+
+    Args:
+        shown_by: callbacks that come beside the others, whichever these are.
+        loader, model, engine, callbacks, seed: those of the runner's `evaluate_loader`.
+    """
     before = dict(vars(runner))
     runner.model = model if model is not None else runner.model
     runner._seed, runner.valid_every_steps, runner._resume, runner._continues = seed, None, None, False
-    runner._evaluation = EvaluationHooks(runner, loader, engine, callbacks)
+    runner._evaluation = EvaluationHooks(runner, loader, engine, callbacks, shown_by)
     try:
         return dict(runner.run().loader_metrics)
     finally:
@@ -51,17 +57,24 @@ class EvaluationHooks:
         loader: what is evaluated, as "valid".
         engine: None is the runner's.
         callbacks: beside the runner's criterion; None is all of the runner's, but those that train or save.
+        shown_by: beside all these.
     """
 
     stages = ("evaluate",)
 
     def __init__(
-        self, runner: IRunner, loader: Iterable[Any], engine: IEngine | None, callbacks: dict[str, ICallback] | None
+        self,
+        runner: IRunner,
+        loader: Iterable[Any],
+        engine: IEngine | None,
+        callbacks: dict[str, ICallback] | None,
+        shown_by: dict[str, ICallback],
     ) -> None:
         self.runner = runner
         self.loader = loader
         self.engine = engine
         self.callbacks = callbacks
+        self.shown_by = shown_by
 
     def get_engine(self) -> IEngine:
         return self.engine or self.runner.get_engine()
@@ -98,5 +111,6 @@ class EvaluationHooks:
             and not innermost(each).shapes_training  # a check's three batches are not the loader
         }
         if self.callbacks is None:
-            return of_runner
-        return {k: v for k, v in of_runner.items() if isinstance(innermost(v), ICriterionCallback)} | self.callbacks
+            return of_runner | self.shown_by
+        criteria = {key: each for key, each in of_runner.items() if isinstance(innermost(each), ICriterionCallback)}
+        return criteria | self.callbacks | self.shown_by

@@ -86,7 +86,7 @@ def _csv(path: Path) -> Iterator[Write]:
         rows = csv.writer(file)
 
         def write(prediction: Any) -> None:
-            columns = dict(_flat_columns(prediction))
+            columns = _flat_columns(prediction)
             if not header:
                 header.extend(columns)
                 rows.writerow(header)
@@ -100,14 +100,26 @@ def _csv(path: Path) -> Iterator[Write]:
         yield write
 
 
-def _flat_columns(prediction: Any) -> Iterator[tuple[str, Any]]:
+def _flat_columns(prediction: Any) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
     for name, column in columns_of(prediction).items():
-        if isinstance(column, list):
-            yield name, column
-            continue
-        for index in np.ndindex(column.shape[1:]):
-            # As text a number has the fewest digits that tell it from its neighbours of the same type.
-            yield "_".join([name, *map(str, index)]), column[(slice(None), *index)].astype(str)
+        parts = {name: column} if isinstance(column, list) else _scalar_columns(name, column)
+        twice = sorted(parts.keys() & flat.keys())
+        if twice:
+            raise ValueError(
+                f"two parts of the prediction would be column {twice[0]!r} of a .csv file, one of them by a number of "
+                f"{name!r} or of another vector; rename one in predict_batch, or write a .parquet file"
+            )
+        flat |= parts
+    return flat
+
+
+def _scalar_columns(name: str, column: Any) -> dict[str, Any]:
+    # As text a number has the fewest digits that tell it from its neighbours of the same type.
+    return {
+        "_".join([name, *map(str, index)]): column[(slice(None), *index)].astype(str)
+        for index in np.ndindex(column.shape[1:])
+    }
 
 
 @contextmanager

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from torch import Tensor, nn
 
 from runnerkit import components
-from runnerkit.callback import EVENTS, CallbackOrder
+from runnerkit.callback import CallbackOrder
 from runnerkit.engine import IEngine
 from runnerkit.loader_metrics import reduce_metrics
 from runnerkit.metrics import LoaderMeans
+from runnerkit.scratch_runner import scratch_copy
 from runnerkit.seeding import derive_seed, keep_rng, set_global_seed
 from runnerkit.types import Batch, Metrics
 
@@ -23,47 +23,41 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def evaluate_alone(runner: IRunner, batches: Sequence[Sequence[int]], *, attempt: int = 0) -> Metrics:
-    """Evaluate `batches` of the loader that just ended, as if this process had no others; the runner stays as it was.
+def evaluate_alone(runner: IRunner, batches: Iterable[Batch], *, num_batches: int, attempt: int = 0) -> Metrics:
+    """Evaluate `batches` as the loader that just ended, as if this process had no others, on a copy of the runner.
 
-    What takes part: `handle_batch`, and callbacks that come before the backward pass (criteria and metrics). Every rank
-    may call, for none waits for another; a user's own collectives in `handle_batch` need all of them to.
+    What takes part: `handle_batch`, the runner's own start events and `on_batch_end`, and callbacks that come before
+    the backward pass (criteria and metrics). They work on :func:`scratch_copy` of the runner, so that meters stay as
+    they were. Every rank may call, for none waits for another; a user's own collectives need all of them to.
 
     Args:
-        runner: at the end of an evaluation loader, a DataLoader whose weights are those that were evaluated.
-        batches: indices of the loader's data set.
+        runner: at the end of an evaluation loader; its weights are those that were evaluated.
+        batches: on any device.
+        num_batches: their number.
         attempt: evaluations that draw random numbers draw others for another one.
     Returns:
         what batches and callbacks logged for the loader.
     """
-    loader = copy.copy(runner.loader)
-    vars(loader).pop("_feed", None)  # whose batches are those of this process's share
-    vars(loader)["batch_sampler"] = batches  # as in runnerkit.sharding.shard_loader: all else stays as the user set it
-    loader._iterator = None
-    kept = components.pause_loader(runner)
-    kept |= {name: getattr(runner, name) for name in ("engine", "loggers", "_listeners")}
-    listeners = _metric_listeners(runner)
-    vars(runner).update(
-        loader=loader, engine=Alone(runner.engine), loggers={}, _listeners=listeners, _means=LoaderMeans(),
-        loader_batch_step=0, loader_sample_step=0, loader_batch_len=len(batches), loader_metrics={},
+    before_backward = [each for each in runner.callbacks.values() if each.order < CallbackOrder.Backward]
+    alone = scratch_copy(runner, callbacks=before_backward)
+    vars(alone).update(
+        engine=Alone(runner.engine), loggers={}, _means=LoaderMeans(), loader_batch_step=0, loader_sample_step=0,
+        loader_batch_len=num_batches, loader_metrics={},
+        callbacks={key: each for key, each in alone.callbacks.items() if each.order < CallbackOrder.Backward},
     )  # fmt: skip
-    try:
-        with keep_rng():
-            set_global_seed(derive_seed(runner.seed, "recomputation", attempt))
-            runner._emit("on_loader_start")
-            for batch in runner._batches():
-                runner._run_batch(batch)
-            reduce_metrics(runner)
-            runner._emit("on_loader_end")
-        return {name: float(value) for name, value in runner.loader_metrics.items()}
-    finally:
-        vars(runner).update(kept)
-
-
-def _metric_listeners(runner: IRunner) -> components.Listeners:
-    metrics = [each for each in runner.callbacks.values() if each.order < CallbackOrder.Backward]
-    active = components.active(runner, metrics)
-    return {event: tuple(getattr(each, event) for each in active if each.listens_to(event)) for event in EVENTS}
+    alone._listeners = components.bind_listeners(alone, alone.callbacks.values())
+    if alone.listens_to("on_loader_end"):  # what it tells, it tells once
+        alone._listeners["on_loader_end"] = alone._listeners["on_loader_end"][:-1]
+    if getattr(runner.loader, "num_workers", 0):
+        alone.engine.settle()
+    with keep_rng():
+        set_global_seed(derive_seed(runner.seed, "recomputation", attempt))
+        alone._emit("on_loader_start")
+        for batch in batches:
+            alone._run_batch(alone.engine.to_device(batch))
+        reduce_metrics(alone)
+        alone._emit("on_loader_end")
+    return {name: float(value) for name, value in alone.loader_metrics.items()}
 
 
 class Alone(IEngine):

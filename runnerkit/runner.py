@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 import torch
 
-from runnerkit import before_training, components, outcome, snapshot
+from runnerkit import components, outcome, required_metrics, snapshot
 from runnerkit.callback import ICallback, IListener
 from runnerkit.engine import IEngine
 from runnerkit.logger import ILogger, Step, StepQueue
@@ -181,7 +181,7 @@ class IRunner(IListener):
             return  # the run resumes in a later one
         self._emit("on_stage_start")
         snapshot.restore(self)
-        before_training.check_required_metrics(self)
+        required_metrics.check_required_metrics(self)
         components.open_loggers(self)
         while snapshot.is_epoch_left(self) and not self.need_early_stop:
             self._run_epoch()

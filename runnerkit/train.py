@@ -288,9 +288,10 @@ class Runner(IRunner):
             callbacks: the metrics to compute beside the loss; by default the runner's, but those that train or save.
             engine: where to run, or choose by the flags; by default where the runner trained.
         """
-        given = None if callbacks is None else _by_key(callbacks) | ({"_tqdm": TqdmCallback()} if verbose else {})
+        given = None if callbacks is None else _by_key(callbacks)
+        bar: dict[str, ICallback] = {"_tqdm": TqdmCallback()} if verbose else {}
         chosen = choose_engine(engine, cpu=cpu, fp16=fp16, amp=amp, apex=apex, ddp=ddp) or self._given_engine
-        return evaluate(self, loader, model=model, engine=chosen, callbacks=given, seed=seed)
+        return evaluate(self, loader, model=model, engine=chosen, callbacks=given, shown_by=bar, seed=seed)
 
 
 def _by_key(callbacks: Sequence[ICallback] | Mapping[str, ICallback] | None) -> dict[str, ICallback]:

@@ -170,6 +170,13 @@ def test_a_failure_leaves_the_old_file_and_nothing_beside_it(suffix, tmp_path):
         ("csv", [torch.zeros(2, 3), torch.zeros(2, 2)], ValueError, "not those of the first batch.*pad.*parquet"),
         ("csv", [{"a": torch.zeros(2)}, {"b": torch.zeros(2)}], ValueError, "not those of the first batch"),
         ("csv", [{"a": {"b": torch.zeros(2)}, "a.b": torch.zeros(2)}], ValueError, "would be column 'a.b'; rename"),
+        (
+            "csv",
+            [{"a_0": torch.ones(2), "a": torch.zeros(2, 1)}],
+            ValueError,
+            "would be column 'a_0' of a .csv.*rename",
+        ),
+        ("csv", [{"a": torch.zeros(2, 1), "a_0": ["x", "y"]}], ValueError, "would be column 'a_0' of a .csv.*parquet"),
         ("csv", [torch.zeros(2, dtype=torch.complex64)], TypeError, "complex64.*write a .pt"),
         (
             "parquet",

@@ -1,11 +1,12 @@
-"""A metric is that of all samples: whatever the batches and the processes, to nine digits."""
+"""Metric callbacks: a batch's values, what a loader's end costs, real processes, resuming.
+
+That a loader's values are those of all its samples, whatever the batches and ranks: tests/test_exact_evaluation.py.
+"""
 
 import io
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -44,37 +45,6 @@ def run_ranks(shares, cases):
             runner._means.update(runner.batch_metrics, runner.batch_size)
     counts = ranks.call(*(lambda r=runner: reduce_metrics(r) for runner in runners))
     return runners, counts, ranks.num_collectives
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    num_samples=st.integers(1, 200),
-    batch_size=st.integers(1, 33),
-    num_ranks=st.integers(1, 4),
-    seed=st.integers(0, 1000),
-)
-def test_all_metrics_are_those_of_scikit_learn(num_samples, batch_size, num_ranks, seed):
-    """Uneven last batches, ranks without a batch, classes without a sample: the same numbers on every rank."""
-    samples = make_samples(num_samples, seed=seed)
-    batches = split(samples, batch_size)
-    has_gallery = num_samples > 1  # the first is a query
-    cases = [name for name in CASES if name != "cmc" or has_gallery]
-
-    runners, counts, _ = run_ranks([batches[rank::num_ranks] for rank in range(num_ranks)], cases)
-
-    expected = expected_of(samples) if has_gallery else expected_without("cmc", samples)
-    assert counts == [num_samples] * num_ranks
-    for runner in runners:
-        logged = {name: runner.loader_metrics[name] for name in expected}
-        assert logged == pytest.approx(expected, **TOLERANCE)
-
-
-def expected_without(name, samples):
-    kept = CASES.pop(name)
-    try:
-        return expected_of(samples)
-    finally:
-        CASES[name] = kept
 
 
 def test_a_batch_has_its_own_values():

@@ -6,10 +6,12 @@ import re
 import pytest
 import torch
 
+from runnerkit import dl
 from runnerkit.callback import CallbackNode
 from runnerkit.callbacks import progress
 from runnerkit.callbacks.progress import TqdmCallback
 from tests.callbacks.stand_ins import make_runner
+from tests.tiny import loader, mlp
 
 
 class Terminal(io.StringIO):
@@ -171,3 +173,15 @@ def test_check_before_training_has_no_bar(monkeypatch):
 def test_one_process_shows_bars():
     """Ranks that all write make no readable line."""
     assert TqdmCallback().node == CallbackNode.Master
+
+
+@pytest.mark.parametrize("callbacks", [None, []])
+@pytest.mark.parametrize("verbose", [True, False])
+def test_evaluate_loader_shows_its_bar(monkeypatch, callbacks, verbose):
+    """With callbacks of its own and with the runner's; and not unasked."""
+    terminal = open_terminal(monkeypatch)
+    runner = dl.SupervisedRunner(model=mlp())
+
+    runner.evaluate_loader(loader(8, 4), callbacks=callbacks, verbose=verbose, cpu=True)
+
+    assert ("2/2" in terminal.getvalue()) == verbose

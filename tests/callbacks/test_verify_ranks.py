@@ -8,8 +8,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from runnerkit import dl
-from runnerkit.callbacks.rank_samples import RecordedBatches, Share, samples_in_words
+from runnerkit.callbacks.rank_samples import Share, samples_in_words
 from runnerkit.callbacks.rank_weights import largest_difference
+from runnerkit.callbacks.recorded_loader import RecordedSampler
 from runnerkit.engines.spawn import spawn
 from runnerkit.sharding import shard_loader
 from tests.callbacks import verify_ranks_cases as cases
@@ -46,7 +47,7 @@ def test_shards_and_half_precision_are_checked_too(said):
         "the model's parameters are in parts on 2 ranks after training on loader 'train'",
         *SOUND[1:],
     ]
-    assert said["sound, bf16"] == [*SOUND[:-1], SOUND[-1].replace("1e-06", "1e-03")]
+    assert said["sound, bf16"] == [*SOUND[:-1], SOUND[-1].replace("1e-06", "1e-04")]
 
 
 @pytest.mark.slow
@@ -99,6 +100,49 @@ def test_a_metric_that_is_no_mean_over_samples_is_told(said):
 
 
 @pytest.mark.slow
+def test_meters_of_the_users_own_are_as_without_the_check(said):
+    """Numbers, lists, tensors and objects on the runner, reset or not; and the state of a callback."""
+    told, metrics, num_batches, findings = said["meters"]
+
+    assert (told, metrics, num_batches, []) == said["meters, unchecked"]
+    assert metrics["valid"]["own"] == 21, "each rank's, added up"
+    assert any("computes the same half, one, loss of loader 'valid'" in finding for finding in findings)
+
+
+@pytest.mark.slow
+def test_every_kind_of_loader_is_verified_as_far_as_it_can_be(said):
+    """Samples where they have indices, metrics where one process can read what all read; else it is told why not."""
+    found = said["every kind"]
+    of_key = {
+        key: [each for each in found if f"loader {key!r}" in each and "the model" not in each]
+        for key in cases.every_kind()
+    }
+
+    def same(num_samples):
+        return SOUND[-1].replace("'valid'", "{!r}").replace("21 samples", f"{num_samples} samples")
+
+    stream = "a Stream is a stream, whose samples have no indices, so which of loader {!r} were seen is unknown"
+    own = "a OwnLoader does not tell which samples its batches are made of"
+    expected = {
+        "tensors": ["2 ranks saw all 21 samples of loader {!r}, each once", same(21)],
+        "prefetched": ["2 ranks saw all 21 samples of loader {!r}, each once", same(21)],
+        "limited": ["2 ranks saw 16 different samples of loader {!r} (of 21), none twice", same(16)],
+        "limited_tensors": ["2 ranks saw 8 different samples of loader {!r} (of 21), none twice", same(8)],
+        "own_batches": ["2 ranks saw all 21 samples of loader {!r}, each once", same(21)],
+        "lists": ["2 ranks saw all 21 samples of loader {!r}, each once", same(21)],
+        "rows": ["2 ranks saw all 6 batches of the data set's own of loader {!r}, each once", same(21)],
+        "stream": [stream, same(21)],
+        "stream_workers": [stream, same(21)],
+        "limited_stream": [stream, same(16)],
+        "own": [
+            f"{own}, so which of loader {{!r}} were seen is unknown",
+            f"metrics of loader {{!r}} were not computed again by one process: {own}",
+        ],
+    }
+    assert of_key == {key: [each.format(key) for each in words] for key, words in expected.items()}
+
+
+@pytest.mark.slow
 @pytest.mark.horovod
 def test_horovod_is_checked_too():
     """The same words, the same error."""
@@ -142,7 +186,7 @@ def test_a_loader_without_indices_is_named():
     runner = supervised({"train": batches}, **quiet())
 
     assert runner.callbacks["_verify_ranks"].findings == [
-        "a list has no indices, so which samples of loader 'train' were seen is unknown"
+        "a list does not tell which samples its batches are made of, so which of loader 'train' were seen is unknown"
     ]
 
 
@@ -201,6 +245,33 @@ def test_a_validation_within_the_training_loader_is_a_pass_of_its_own():
     ]
 
 
+def test_metrics_of_a_list_of_batches_are_computed_again():
+    """By the only process there is, which can go through the list once more; through an iterator it cannot."""
+    batches = list(loader(21, 4))
+
+    again = supervised({"train": loader(16, 8), "valid": batches}, **quiet()).callbacks["_verify_ranks"].findings
+    once = supervised({"train": loader(16, 8), "valid": iter(batches)}, num_epochs=1, **quiet())
+
+    assert again[-1] == "one process computes the same loss of loader 'valid' from these 12 samples, to 1e-06"
+    assert once.callbacks["_verify_ranks"].findings[-1].endswith("by one process: a list_iterator gives them once")
+
+
+def test_a_loader_that_gives_its_batches_once_is_named():
+    """In a class of its own, where it cannot be seen before."""
+
+    class Once:
+        def __init__(self, batches):
+            self.rest = iter(batches)
+
+        def __iter__(self):
+            return self.rest
+
+    valid = Once(list(loader(21, 7)))
+
+    with pytest.raises(ValueError, match="a Once gave 3 batches, and 0 when asked again; a loader must give them"):
+        supervised({"train": loader(16, 8), "valid": valid}, **quiet())
+
+
 def shares(num_samples, batch_size, world_size, *, num_batches, spoil=None):
     """What the ranks of a job would have run, without processes."""
     found, recorded, given = [], None, None
@@ -209,7 +280,7 @@ def shares(num_samples, batch_size, world_size, *, num_batches, spoil=None):
             DataLoader(range(num_samples), batch_size=batch_size, shuffle=True),
             key="train", training=True, rank=rank, world_size=world_size, seed=1,
         )  # fmt: skip
-        recorded = RecordedBatches(given.batch_sampler)
+        recorded = RecordedSampler(given.batch_sampler)
         vars(given)["batch_sampler"] = recorded
         list(recorded)
         if spoil is not None:
@@ -223,7 +294,7 @@ def test_ranks_in_words():
     assert samples_in_words(**shares(200, 10, 3, num_batches=3)) == (
         "3 ranks saw 90 different samples of loader 'train' (of 200), none twice"
     )
-    assert samples_in_words(**shares(200, 10, 3, num_batches=9)) == (
+    assert samples_in_words(**shares(200, 10, 3, num_batches=7)) == (
         "3 ranks saw all 200 samples of loader 'train', each once"
     )
 

@@ -1,10 +1,20 @@
 """Runs of two processes, sound and broken; each is checked, and what the check says comes back."""
 
+import os
+
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, DistributedSampler, Sampler, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    Sampler,
+    WeightedRandomSampler,
+)
 
 from runnerkit import dl
+from runnerkit.metrics import AdditiveMetric
 from tests.tiny import classification, loader, mlp, quiet, sgd
 
 
@@ -83,6 +93,57 @@ class OwnMeter(Plain):
         super().on_loader_end(runner)
 
 
+class KeepsMeters(Plain):
+    """Meters of every kind: a number, a list, an object that is reset and one that never is, a file that stays open."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_seen, self.sizes, self.ever = 0, [], AdditiveMetric()
+        self.meters = {"own_loss": AdditiveMetric()}
+        self.classes = torch.zeros(3, dtype=torch.int64)
+        self.started = 0
+
+    def on_experiment_start(self, runner):
+        super().on_experiment_start(runner)
+        self.file = open(os.devnull)  # noqa: SIM115  # cannot be copied
+
+    def on_loader_start(self, runner):
+        super().on_loader_start(runner)
+        self.started += 1
+        self.meters["own_loss"].reset()
+
+    def on_batch_start(self, runner):
+        super().on_batch_start(runner)
+        self.half = self.batch_size / 2
+
+    def handle_batch(self, batch):
+        super().handle_batch(batch)
+        self.batch_metrics["half"] = self.half
+        self.num_seen += self.batch_size
+        self.sizes.append(self.batch_size)
+        self.classes += batch[1].bincount(minlength=3)
+        self.ever.update(float(len(batch[0])), num_samples=1)
+        self.meters["own_loss"].update(self.batch_metrics.get("half", 0.0), num_samples=self.batch_size)
+
+    def on_loader_end(self, runner):
+        own = [self.num_seen, len(self.sizes), int(self.classes.sum()), self.ever.num_samples, self.started]
+        self.told.append(own)
+        self.loader_metrics["own"] = float(self.engine.reduce(torch.tensor(self.meters["own_loss"].num_samples)))
+        super().on_loader_end(runner)
+
+
+class CountsInACallback(dl.Callback):
+    """State of a user's metric callback, over loaders."""
+
+    def __init__(self):
+        super().__init__(order=dl.CallbackOrder.Metric)
+        self.num_batches = 0
+
+    def on_batch_end(self, runner):
+        self.num_batches += 1
+        runner.batch_metrics["one"] = 1.0
+
+
 class DrawnMetric(Plain):
     def handle_batch(self, batch):
         super().handle_batch(batch)
@@ -93,6 +154,80 @@ class MaximumMetric(Plain):
     def handle_batch(self, batch):
         super().handle_batch(batch)
         self.batch_metrics["largest"] = batch[0].max()
+
+
+class Stream(IterableDataset):
+    """The samples of a map-style data set, one after the other."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def __iter__(self):
+        return iter([self.data[index] for index in range(len(self.data))])
+
+
+class OwnLoader:
+    """A loader that shares itself out, and tells nothing."""
+
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __iter__(self):
+        return iter(self.batches)
+
+    def shard(self, *, key, training, rank, world_size, seed):
+        return OwnLoader(self.batches[rank::world_size])
+
+
+def every_kind():
+    """Loaders other than a plain DataLoader, by key; all evaluate."""
+    data = classification(21, seed=1)
+    batches = [list(range(21))[start : start + 4] for start in range(0, 21, 4)]
+    tensors = dl.TensorLoader(*data.tensors, batch_size=4)
+    whole = dl.TensorRows(*data.tensors)
+    return {
+        "tensors": tensors,
+        "prefetched": dl.BatchPrefetchLoaderWrapper(loader(21, 4, seed=1)),
+        "limited": dl.BatchLimitLoaderWrapper(dl.BatchPrefetchLoaderWrapper(loader(21, 4, seed=1)), 2),
+        "limited_tensors": dl.BatchLimitLoaderWrapper(tensors, 1),
+        "own_batches": DataLoader(data, batch_sampler=batches),
+        "lists": DataLoader(whole, sampler=batches, batch_size=None),
+        "rows": DataLoader(_Slices(whole), batch_size=None),
+        "stream": DataLoader(Stream(data), batch_size=4),
+        "stream_workers": DataLoader(Stream(data), batch_size=4, num_workers=2),
+        "limited_stream": dl.BatchLimitLoaderWrapper(DataLoader(Stream(data), batch_size=4), 2),
+        "own": OwnLoader(list(loader(21, 4, seed=1))),
+    }
+
+
+class _Slices(Dataset):
+    """Six batches, by number."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, number):
+        return self.rows.__getitems__(list(range(21))[number::6])
+
+
+class EveryKind(Plain):
+    def get_loaders(self, stage):
+        return {"train": loader(160, 8)} | every_kind()
+
+
+def meters(make_engine, *, is_checked):
+    """What a runner's own meters and a callback's say at each loader's end of one epoch."""
+    runner, callback, model = KeepsMeters(), CountsInACallback(), mlp()
+    runner.told = []
+    checks = {"check": dl.VerifyRanksCallback()} if is_checked else {}
+    runner.train(
+        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), engine=make_engine(),
+        callbacks={"count": callback, **checks}, **quiet(),
+    )  # fmt: skip
+    return runner.told, runner.epoch_metrics, callback.num_batches, checks["check"].findings if checks else []
 
 
 def check(runner_class, make_engine, *, spoils=None, num_workers=0, num_epochs=1):
@@ -137,6 +272,9 @@ def run_all():
         "own meter": check(OwnMeter, ddp),
         "drawn metric": check(DrawnMetric, ddp),
         "maximum": check(MaximumMetric, ddp),
+        "every kind": check(EveryKind, ddp),
+        "meters": meters(ddp, is_checked=True),
+        "meters, unchecked": meters(ddp, is_checked=False),
     }
 
 

@@ -1,0 +1,152 @@
+"""Exact evaluation: whatever the length, the batch size and the number of processes, each sample counts once."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import DataLoader
+
+from runnerkit import dl
+from runnerkit.loader_metrics import reduce_metrics
+from runnerkit.metrics import LoaderMeans
+from runnerkit.sharding import batches_of, shard_loader, start_epoch
+from tests import exact_metrics_job
+from tests.callbacks.exact_metrics import CASES, as_numpy, expected_of, make_samples
+from tests.callbacks.stand_ins import make_runner
+from tests.ranks import Ranks
+
+# float64 sums of at most 200 terms, in any order, differ by far less; a float32 anywhere would show at 1e-7.
+TOLERANCE = {"rel": 1e-9, "abs": 1e-12, "nan_ok": True}
+
+SETUPS = {
+    "num_samples": st.integers(1, 200),
+    "batch_size": st.integers(1, 33),
+    "num_ranks": st.integers(1, 4),
+    "shuffle": st.booleans(),
+    "drop_last": st.booleans(),
+    "seed": st.integers(0, 1000),
+}
+
+
+def due(order, *, batch_size, num_ranks, drop_last):
+    """Which samples of the order of one process are evaluated: those that it would, with the same global batch."""
+    size = batch_size * num_ranks
+    return order[: len(order) // size * size] if drop_last else order
+
+
+def share_of(loader, *, rank, num_ranks):
+    """The batches of one rank, in the first epoch."""
+    share = shard_loader(loader, key="valid", training=False, rank=rank, world_size=num_ranks, seed=42)
+    start_epoch(share, 1)
+    return list(batches_of(share))
+
+
+def indices_of(batches):
+    return [index for batch in batches for index in batch["index"].tolist()]
+
+
+def evaluate(shares, cases):
+    """Run each rank's batches, and end the loader on all; return the metrics and the counts of each."""
+    ranks = Ranks(len(shares))
+    runners = []
+    for engine, batches in zip(ranks.engines, shares, strict=True):
+        callbacks = {name: CASES[name][0]() for name in cases}
+        runner = make_runner(engine=engine, callbacks=callbacks, loggers={}, _means=LoaderMeans())
+        runners.append(runner)
+        for callback in callbacks.values():
+            callback.on_loader_start(runner)
+        for batch in batches:
+            loss = nn.functional.cross_entropy(batch["logits"], batch["classes"])
+            runner.batch, runner.batch_metrics, runner.batch_size = batch, {"loss": loss}, len(batch["classes"])
+            for callback in callbacks.values():
+                callback.on_batch_end(runner)
+            runner._means.update(runner.batch_metrics, runner.batch_size)
+    counts = ranks.call(*(lambda r=runner: reduce_metrics(r) for runner in runners))
+    return [runner.loader_metrics for runner in runners], counts
+
+
+def mean_loss(samples):
+    """Cross-entropy over all samples in float64."""
+    x = as_numpy(samples)
+    return np.mean(np.log(np.exp(x["logits"]).sum(axis=1)) - x["logits"][np.arange(len(x["classes"])), x["classes"]])
+
+
+def check(dtype, *, num_samples, batch_size, num_ranks, shuffle, drop_last, seed, num_workers=0):
+    """Evaluate on all ranks; hold samples and metrics against those of all samples at once."""
+    samples = make_samples(num_samples, seed=seed, dtype=dtype) | {"index": torch.arange(num_samples)}
+    options = {"shuffle": shuffle, "collate_fn": dl.TensorRows.collate}
+    rows = dl.TensorRows(samples)
+    loader = DataLoader(rows, batch_size=batch_size, drop_last=drop_last, num_workers=num_workers, **options)
+
+    shares = [share_of(loader, rank=rank, num_ranks=num_ranks) for rank in range(num_ranks)]
+
+    order = indices_of(share_of(DataLoader(rows, batch_size=7, **options), rank=0, num_ranks=1))
+    expected = due(order, batch_size=batch_size, num_ranks=num_ranks, drop_last=drop_last)
+    assert sorted(order) == list(range(num_samples))
+    assert shuffle or order == sorted(order)
+    assert sorted(index for batches in shares for index in indices_of(batches)) == sorted(expected)
+    assert all(len(batch["index"]) < 2 * batch_size + 2 for batches in shares for batch in batches)
+    if not expected:
+        return
+    check_metrics(shares, {key: each[expected] for key, each in samples.items()}, dtype=dtype)
+
+
+def check_metrics(shares, samples, *, dtype):
+    """The same on every rank, of all samples."""
+    has_pairs = 0 < samples["is_query"].sum() < len(samples["index"])  # queries, and others among which to find them
+    cases = [name for name in CASES if name != "cmc" or has_pairs]
+    del samples["index"]
+    expected = expected_of(samples, cases)
+
+    of_ranks, counts = evaluate(shares, cases)
+
+    assert counts == [len(samples["classes"])] * len(shares)
+    for metrics in of_ranks:
+        assert metrics["loss"] == pytest.approx(mean_loss(samples), rel=1e-9 if dtype == torch.float64 else 1e-6)
+        assert {name: metrics[name] for name in expected} == pytest.approx(expected, **TOLERANCE)
+
+
+@settings(max_examples=40, deadline=None)
+@given(**SETUPS)
+def test_evaluation_gives_the_numbers_of_all_samples_at_once(**setup):
+    """Each index is visited once, and metrics are scikit-learn's, or those of a plain sum in float64, to nine digits.
+
+    Short last batches, ranks without a batch, classes without a sample; loss, accuracy, F1, AUC, the confusion matrix,
+    R2, ranking and segmentation.
+    """
+    check(torch.float64, **setup)
+
+
+@settings(max_examples=15, deadline=None)
+@given(**SETUPS)
+def test_evaluation_of_float32_values_is_as_exact_as_their_own_digits(**setup):
+    """The loss of a batch is float32, so its mean to 1e-6; all that is counted or sorted still has nine digits."""
+    check(torch.float32, **setup)
+
+
+@pytest.mark.slow
+@settings(max_examples=5, deadline=None)
+@given(**SETUPS, num_workers=st.integers(1, 2))
+def test_evaluation_with_workers_gives_the_same(**setup):
+    """The samples come out of one or two processes of each rank's loader."""
+    check(torch.float64, **setup)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)  # four processes, four times, whatever else the machine does
+def test_the_same_experiment_on_one_to_four_processes():
+    """Equal metrics after each of 3 epochs, to 1e-6: the order in which float32 gradients add up is all that differs.
+
+    Batches of 12, 6, 4 and 3 samples a process are one global batch of 12. Shuffled; 246 samples to train on, of which
+    drop_last leaves 6 out; 151 to evaluate on.
+    """
+    results = exact_metrics_job.train_on_each((1, 2, 3, 4))
+
+    one = results[1]
+    assert one[3]["train"]["accuracy"] > 2 * one[1]["train"]["accuracy"], "it learns, else equality would mean little"
+    for num_processes in (2, 3, 4):
+        for epoch, loaders in one.items():
+            for loader, metrics in loaders.items():
+                assert results[num_processes][epoch][loader] == pytest.approx(metrics, rel=1e-6, abs=1e-6)

@@ -1,0 +1,96 @@
+"""Before training one batch is evaluated where a callback reads a metric that none promises."""
+
+import socket
+
+import pytest
+from torch import nn
+
+from runnerkit import dl
+from runnerkit.engines.spawn import spawn
+from tests.tiny import loader, mlp, quiet, sgd
+
+
+class OwnMetric(dl.SupervisedRunner):
+    """Computes a metric by hand; the first evaluated batch of one rank fails, once."""
+
+    def fail(self, where):
+        if where == self.fails_in and self.engine.rank == self.fails_on:
+            self.fails_on = None
+            raise ZeroDivisionError(f"nothing to divide by in the {where}")
+
+    def handle_batch(self, batch):
+        super().handle_batch(batch)
+        if self.is_valid_loader:
+            self.fail("batch")
+            self.batch_metrics["mine"] = self.batch["logits"].mean()
+
+    def on_loader_end(self, runner):
+        if self.is_valid_loader:
+            self.fail("end")
+        super().on_loader_end(runner)
+
+
+class FailsToShare(dl.IMetricCallback):
+    """On rank one, where the other one is in the reduction."""
+
+    def share(self, runner):
+        if runner.is_valid_loader and runner.engine.rank == 1:
+            raise ZeroDivisionError("nothing to share")
+
+
+def train(engine, *, fails_in, fails_on=1, **callbacks):
+    runner, model = OwnMetric(), mlp()
+    runner.fails_in, runner.fails_on = fails_in, fails_on
+    runner.train(
+        model=model,
+        engine=engine,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=sgd(model),
+        loaders={"train": loader(32, 4), "valid": loader(10, 2)},
+        callbacks={"stop": dl.EarlyStoppingCallback(3, "valid", "mine", minimize=True), **callbacks},
+        **quiet(),
+    )
+    return runner.epoch_metrics["valid"]["mine"], runner.batch_step
+
+
+def ddp():
+    return dl.DistributedDataParallelEngine(2, device="cpu")
+
+
+def on_two_processes(job):
+    """Start two, and return what rank zero does."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    return spawn(job, num_processes=2, variables=variables)
+
+
+def fail_in_a_batch_and_at_the_end():
+    return {where: train(ddp(), fails_in=where) for where in ("batch", "end", "nowhere")}
+
+
+def fail_to_share():
+    return train(ddp(), fails_in="nowhere", share=FailsToShare())
+
+
+@pytest.mark.slow
+def test_a_batch_that_fails_on_one_rank_lets_no_rank_part_ways():
+    """All go on to training, where nothing fails any more, and get the numbers of a run that never failed."""
+    found = on_two_processes(fail_in_a_batch_and_at_the_end)
+
+    assert found["batch"] == found["end"] == found["nowhere"]
+    assert found["nowhere"][1] == 4
+
+
+@pytest.mark.slow
+def test_a_rank_that_fails_where_others_wait_for_it_ends_the_job():
+    """With its own error: nobody could tell it the others' outcome."""
+    with pytest.raises(ZeroDivisionError, match="nothing to share"):
+        on_two_processes(fail_to_share)
+
+
+def test_one_process_fails_in_training_and_not_before():
+    """Where the place is told; a batch that fails once is none to stop for."""
+    plain = train(dl.CPUEngine(), fails_in="nowhere")
+
+    assert train(dl.CPUEngine(), fails_in="batch", fails_on=0) == plain
