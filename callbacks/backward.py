@@ -69,9 +69,9 @@ class BackwardCallback(IBackwardCallback):
     def on_batch_end(self, runner: IRunner) -> None:
         if not runner.is_train_loader:
             return
-        loss: Any = runner.batch_metrics.get(self.metric_key)
         if not self._is_checked:
-            self._check(loss, runner)
+            self._check(runner.batch_metrics.get(self.metric_key), runner)
+        loss = runner.batch_metrics[self.metric_key]
         runner.engine.backward(loss, self._optimizer if self._is_for_one else None)
         if self._reads_gradients:
             runner.engine.clip_gradients(self._optimizer, lambda parameters: self._clip(parameters, runner))

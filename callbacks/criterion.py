@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from runnerkit.callback import CallbackOrder, ICriterionCallback
 from runnerkit.callbacks.keys import Keys, pick
@@ -48,8 +48,11 @@ class CriterionCallback(ICriterionCallback):
             have = sorted(criterions) if criterions else "none"
             raise KeyError(f"CriterionCallback wants criterion {self.criterion_key!r}; the runner has {have}")
 
+    def on_loader_start(self, runner: IRunner) -> None:
+        self._autocast = runner.engine.autocast()
+
     def on_batch_end(self, runner: IRunner) -> None:
-        criterion = as_dict(runner.criterion)[self.criterion_key or ""]
+        criterion: Any = runner.criterion if self.criterion_key is None else runner.criterion[self.criterion_key]
         arguments, keyword_arguments = pick(runner, self.input_key, self.target_key, reader="CriterionCallback")
-        with runner.engine.autocast():
+        with self._autocast:
             runner.batch_metrics[self.metric_key] = criterion(*arguments, **keyword_arguments)

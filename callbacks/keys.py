@@ -18,20 +18,24 @@ def pick(runner: IRunner, *keys: Keys, reader: str) -> tuple[list[Any], dict[str
         KeyError: a key is not in it; named with those that are.
     """
     batch = runner.batch
-    if not isinstance(batch, dict):
-        raise TypeError(
-            f"{reader} reads the batch by key, but it is a {type(batch).__name__}: make it a dict in handle_batch"
-        )
     arguments: list[Any] = []
     keyword_arguments: dict[str, Any] = {}
-    for each in keys:
-        for key in [each] if isinstance(each, str) else each:
-            if key not in batch:
-                raise KeyError(
-                    f"{reader} reads {key!r} of a batch of loader {runner.loader_key!r}, which has {list(batch)}"
-                )
-            if isinstance(each, dict):
-                keyword_arguments[each[key]] = batch[key]
+    try:
+        for each in keys:
+            if type(each) is str:  # a step calls this for each of its callbacks
+                arguments += [batch[each]]
+            elif isinstance(each, dict):
+                keyword_arguments |= {name: batch[key] for key, name in each.items()}
             else:
-                arguments.append(batch[key])
+                arguments += [batch[key] for key in each]
+    except KeyError as error:
+        raise KeyError(
+            f"{reader} reads {error.args[0]!r} of a batch of loader {runner.loader_key!r}, which has {list(batch)}"
+        ) from None
+    except (TypeError, IndexError):
+        if isinstance(batch, dict):
+            raise
+        raise TypeError(
+            f"{reader} reads the batch by key, but it is a {type(batch).__name__}: make it a dict in handle_batch"
+        ) from None
     return arguments, keyword_arguments

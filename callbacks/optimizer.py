@@ -54,6 +54,7 @@ class OptimizerCallback(IOptimizerCallback):
         self.num_pending = 0  # batches whose gradients wait for a step
         self.num_skipped = 0  # steps of this loader that the gradient scaler skipped
         self._steps_now = self._may_be_silent = True
+        self._silence: ExitStack | None = None  # while gradients stay in this process
         self._is_checked = False
 
     def on_stage_start(self, runner: IRunner) -> None:
@@ -80,12 +81,13 @@ class OptimizerCallback(IOptimizerCallback):
         if not runner.is_train_loader:
             return
         if self.num_pending == 0:
-            runner.engine.zero_grad(self._optimizer(runner))
+            optimizer = runner.optimizer if self.optimizer_key is None else runner.optimizer[self.optimizer_key]
+            runner.engine.zero_grad(optimizer)
         is_last = runner.loader_batch_step == runner.loader_batch_len
         self._steps_now = is_last or self.num_pending + 1 == self.accumulation_steps
-        self._silence = ExitStack()
         # Of a loader without a length any batch may be the last.
         if not self._steps_now and self._may_be_silent and runner.loader_batch_len is not None:
+            self._silence = ExitStack()
             for key, model in as_dict(runner.model).items():
                 if self.model_key in (None, key):
                     self._silence.enter_context(runner.engine.accumulate(model))
@@ -93,14 +95,26 @@ class OptimizerCallback(IOptimizerCallback):
     def on_batch_end(self, runner: IRunner) -> None:
         if not runner.is_train_loader:
             return
-        self._silence.close()
+        if self._silence is not None:
+            self._silence.close()
+            self._silence = None
         self.num_pending += 1
         if self._steps_now:
             self._step(runner)
 
     def _step(self, runner: IRunner) -> None:
-        optimizer = self._optimizer(runner)
+        optimizer = runner.optimizer if self.optimizer_key is None else runner.optimizer[self.optimizer_key]
         runner.engine.synchronize(optimizer)
+        if self.num_pending > 1 or not self._is_checked:
+            self._average(optimizer)
+        if self.grad_clip_fn is not None:
+            clip = make_clip(self.grad_clip_fn, self.grad_clip_params)
+            assert clip is not None
+            runner.engine.clip_gradients(optimizer, clip)
+        self.num_skipped += not runner.engine.step(optimizer)
+        self.num_pending = 0
+
+    def _average(self, optimizer: Any) -> None:
         gradients = [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
         if not self._is_checked and not gradients:
             raise RuntimeError(
@@ -110,11 +124,6 @@ class OptimizerCallback(IOptimizerCallback):
         self._is_checked = True
         if self.num_pending > 1:
             torch._foreach_div_(gradients, self.num_pending)
-        clip = make_clip(self.grad_clip_fn, self.grad_clip_params)
-        if clip is not None:
-            runner.engine.clip_gradients(optimizer, clip)
-        self.num_skipped += not runner.engine.step(optimizer)
-        self.num_pending = 0
 
     def on_loader_end(self, runner: IRunner) -> None:
         if not runner.is_train_loader:
@@ -125,7 +134,7 @@ class OptimizerCallback(IOptimizerCallback):
             self._step(runner)
         self.num_pending = 0
         suffix = f"_{self.optimizer_key}" if self.optimizer_key else ""
-        group = self._optimizer(runner).param_groups[0]
+        group = as_dict(runner.optimizer)[self.optimizer_key or ""].param_groups[0]
         runner.loader_metrics[f"lr{suffix}"] = float(group["lr"])
         if "betas" in group or "momentum" in group:
             runner.loader_metrics[f"momentum{suffix}"] = float(
@@ -133,6 +142,3 @@ class OptimizerCallback(IOptimizerCallback):
             )
         if runner.engine.precision.skips_steps:
             runner.loader_metrics[f"skipped_steps{suffix}"] = float(self.num_skipped)
-
-    def _optimizer(self, runner: IRunner) -> Any:
-        return as_dict(runner.optimizer)[self.optimizer_key or ""]

@@ -56,6 +56,7 @@ def experiment(runner: IRunner) -> Iterator[None]:
     """Open this process's device and group, and seed it; afterwards close the logs, whatever happened."""
     try:
         runner.engine.setup()
+        runner._autocast = runner.engine.autocast()
         runner._listeners = bind_listeners(runner)
         set_global_seed(runner.seed)
         yield
@@ -231,12 +232,15 @@ def batch_size_of(batch: Batch) -> int:
     >>> batch_size_of((torch.zeros(4, 2), torch.zeros(4))), batch_size_of({"x": [torch.zeros(3)]}), batch_size_of("x")
     (4, 3, 1)
     """
+    first = batch[0] if (type(batch) is tuple or type(batch) is list) and batch else batch
+    if type(first) is Tensor and first.ndim:  # the most common batch; Tensor's own len() costs ten times as much
+        return first.shape[0] or 1
     return _first_length(batch) or 1
 
 
 def _first_length(value: Any) -> int | None:
     if isinstance(value, Tensor):
-        return len(value) if value.ndim else None
+        return value.shape[0] if value.ndim else None
     return next((length for each in _parts(value) if (length := _first_length(each)) is not None), None)
 
 

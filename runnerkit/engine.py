@@ -224,6 +224,12 @@ class IEngine(ABC):
         Raises:
             TypeError: an element can be neither moved nor passed on, named by its path in the batch.
         """
+        if (type(batch) is tuple or type(batch) is list) and not self.channels_last:
+            for each in batch:
+                if type(each) is not Tensor or each.device != self.device:
+                    break
+            else:  # they are there: asking them costs a fifth of moving them
+                return batch
         return move(batch, self.device, path="batch", channels_last=self.channels_last)
 
     def autocast(self) -> AbstractContextManager[Any]:

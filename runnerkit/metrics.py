@@ -117,28 +117,33 @@ class LoaderMeans:
             TypeError, ValueError: a value is neither; named.
         """
         self.num_samples += batch_size
-        tensors = {}
+        tensors: dict[str, Tensor] = {}
+        first, is_alike = None, True
         for key, value in metrics.items():
-            if isinstance(value, Tensor) and value.numel() == 1:
-                tensors[key] = value.detach().reshape(())
-            elif isinstance(value, Tensor):
-                raise ValueError(
-                    f"batch_metrics[{key!r}] must be a scalar, got shape {tuple(value.shape)}; take its mean()"
-                )
-            else:
-                number, (known, count) = _number(key, value), self._host_sums.get(key, (0.0, 0))
-                self._host_sums[key] = known + number * batch_size, count + batch_size
-                if self.first_non_finite is not None:
-                    self.first_non_finite.add_number(key, number, batch_step)
-        if not tensors:
+            if not isinstance(value, Tensor):
+                self._add_number(key, _number(key, value), batch_size, batch_step)
+                continue
+            tensors[key] = value = value.detach() if value.ndim == 0 else _scalar(key, value)
+            if first is None:
+                first = value
+            elif value.dtype != first.dtype or value.device != first.device:
+                is_alike = False
+        if first is None:
             return
         keys = tuple(tensors)
-        device = next((value.device for value in tensors.values() if value.device.type != "cpu"), torch.device("cpu"))
-        values = torch.stack([value.to(device, _sum_dtype(device)) for value in tensors.values()])
-        total, count = self._sums.get(keys, (torch.zeros_like(values), 0))
-        self._sums[keys] = total.add_(values, alpha=batch_size), count + batch_size
+        values = first if len(keys) == 1 else torch.stack(_alike(tensors) if not is_alike else [*tensors.values()])
+        known = self._sums.get(keys)
+        if known is None:
+            known = torch.zeros(len(keys), dtype=_sum_dtype(values.device), device=values.device), 0
+        self._sums[keys] = known[0].add_(values, alpha=batch_size), known[1] + batch_size
         if self.first_non_finite is not None:
-            self.first_non_finite.add(keys, values, batch_step)
+            self.first_non_finite.add(keys, values.reshape(-1), batch_step)
+
+    def _add_number(self, key: str, number: float, batch_size: int, batch_step: int) -> None:
+        known, count = self._host_sums.get(key, (0.0, 0))
+        self._host_sums[key] = known + number * batch_size, count + batch_size
+        if self.first_non_finite is not None:
+            self.first_non_finite.add_number(key, number, batch_step)
 
     def totals(self) -> dict[str, tuple[float, int]]:
         """Read {metric: (sum, count)} of this process; the one copy to the host."""
@@ -177,6 +182,18 @@ class LoaderMeans:
             for key, (number, count) in state["host_sums"].items():
                 known_number, known_count = self._host_sums.get(key, (0.0, 0))
                 self._host_sums[key] = known_number + number, known_count + count
+
+
+def _scalar(key: str, value: Tensor) -> Tensor:
+    if value.numel() != 1:
+        raise ValueError(f"batch_metrics[{key!r}] must be a scalar, got shape {tuple(value.shape)}; take its mean()")
+    return value.detach().reshape(())
+
+
+def _alike(tensors: dict[str, Tensor]) -> list[Tensor]:
+    """Bring tensors to one device, an accelerator if there is one, in the type of sums."""
+    device = next((value.device for value in tensors.values() if value.device.type != "cpu"), torch.device("cpu"))
+    return [value.to(device, _sum_dtype(device)) for value in tensors.values()]
 
 
 def _sum_dtype(device: torch.device) -> torch.dtype:

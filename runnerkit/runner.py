@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, Self
 
 import torch
@@ -83,6 +84,7 @@ class IRunner(IListener):
         self.need_early_stop = False
         self.exception: BaseException | None = None
         self._training_model: Any = None
+        self._autocast: AbstractContextManager[Any] = nullcontext()  # the engine's, once that is set up
         self._means = LoaderMeans()
         self._step_queue = StepQueue()
         self._wants_batch_metrics = False
@@ -208,11 +210,14 @@ class IRunner(IListener):
             components.finish_loader(self, key)
 
     def _run_batch(self, batch: Batch) -> None:
+        # A step's events are sent without _emit: here each call counts.
         components.start_batch(self, batch)
-        self._emit("on_batch_start")
-        with self.engine.autocast():
+        for listener in self._listeners["on_batch_start"]:
+            listener(self)
+        with self._autocast:
             self.handle_batch(self.batch)
-        self._emit("on_batch_end")
+        for listener in self._listeners["on_batch_end"]:
+            listener(self)
         components.finish_batch(self)
 
     # --------------------------------------------------------------------------------------------------------------
@@ -232,7 +237,8 @@ class IRunner(IListener):
     def _finish_step(self) -> None:
         if self.valid_every_steps is not None and self.batch_step % self.valid_every_steps == 0:
             self._run_validation()
-        self._emit("on_step_end")
+        for listener in self._listeners["on_step_end"]:
+            listener(self)
 
     def _run_validation(self) -> None:
         """Run the evaluation loaders in the middle of a training loader, then go on as if nothing had been."""

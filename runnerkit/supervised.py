@@ -60,6 +60,8 @@ class SupervisedRunner(Runner):
         self.output_key = output_key
         self.target_key = target_key
         self.loss_key = loss_key
+        self._input_names = _names(input_key)
+        self._batch_names = [*self._input_names, *_names(target_key)]
 
     def get_callbacks(self, stage: str) -> dict[str, ICallback]:
         callbacks = super().get_callbacks(stage)
@@ -86,29 +88,30 @@ class SupervisedRunner(Runner):
         return self._forward(self._named(batch), **kwargs)
 
     def _named(self, batch: Batch) -> dict[str, Any]:
+        if isinstance(batch, list | tuple) and len(batch) <= len(self._batch_names):
+            return dict(zip(self._batch_names, batch, strict=False))
         if isinstance(batch, Mapping):
             return dict(batch)
         if isinstance(batch, Tensor):
-            batch = (batch,)
-        names = [*_names(self.input_key), *_names(self.target_key)]
-        if not isinstance(batch, list | tuple) or len(batch) > len(names):
-            length = f" of {len(batch)}" if isinstance(batch, list | tuple) else ""
-            raise TypeError(
-                f"a batch of loader {self.loader_key!r} is a {type(batch).__name__}{length}, not a dict or a tuple of "
-                f"{names} (input_key and target_key)"
-            )
-        return dict(zip(names, batch, strict=False))
+            return {self._batch_names[0]: batch}
+        length = f" of {len(batch)}" if isinstance(batch, list | tuple) else ""
+        raise TypeError(
+            f"a batch of loader {self.loader_key!r} is a {type(batch).__name__}{length}, not a dict or a tuple of "
+            f"{self._batch_names} (input_key and target_key)"
+        )
 
     def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        missing = [key for key in _names(self.input_key) if key not in batch]
-        if missing:
+        try:
+            inputs = [batch[key] for key in self._input_names]
+        except KeyError:
+            missing = [key for key in self._input_names if key not in batch]
             raise KeyError(
                 f"input_key {missing} not in the batch of loader {self.loader_key!r}, which has {list(batch)}"
-            )
+            ) from None
         if isinstance(self.input_key, dict):
-            output = self.model(**{name: batch[key] for key, name in self.input_key.items()}, **kwargs)
+            output = self.model(**dict(zip(self.input_key.values(), inputs, strict=True)), **kwargs)
         else:
-            output = self.model(*(batch[key] for key in _names(self.input_key)), **kwargs)
+            output = self.model(*inputs, **kwargs)
         if isinstance(self.output_key, str):
             return {self.output_key: output}
         if isinstance(self.output_key, dict):
