@@ -5,7 +5,7 @@ import socket
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from runnerkit import dl
 from runnerkit.callbacks.rank_samples import Share, samples_in_words
@@ -243,6 +243,31 @@ def test_a_validation_within_the_training_loader_is_a_pass_of_its_own():
         "one process computes the same loss of loader 'valid' from these 21 samples, to 1e-06",
         "1 process saw 24 different samples of loader 'train' (of 64), none twice",
     ]
+
+
+def test_meters_of_one_process_are_as_without_the_check():
+    """Which goes through each evaluation loader three times."""
+    checked, plain = (cases.meters(dl.CPUEngine, is_checked=is_checked) for is_checked in (True, False))
+
+    assert checked[:-1] == plain[:-1]
+    assert plain[1]["valid"]["own"] == 21
+
+
+def test_what_a_sample_draws_is_drawn_alike_when_it_is_evaluated_again():
+    """Augmentation is a function of the seed, the epoch and the sample's place; so it is no random metric."""
+
+    class Jittered(Dataset):
+        def __len__(self):
+            return 21
+
+        def __getitem__(self, index):
+            return torch.rand(6), index % 3
+
+    runner = supervised({"train": loader(16, 8), "valid": DataLoader(Jittered(), batch_size=8)}, **quiet())
+
+    assert runner.callbacks["_verify_ranks"].findings[-1] == (
+        "one process computes the same loss of loader 'valid' from these 21 samples, to 1e-06"
+    )
 
 
 def test_metrics_of_a_list_of_batches_are_computed_again():
