@@ -297,13 +297,15 @@ def test_a_loader_that_gives_its_batches_once_is_named():
         supervised({"train": loader(16, 8), "valid": valid}, **quiet())
 
 
-def shares(num_samples, batch_size, world_size, *, num_batches, spoil=None):
+def shares(num_samples, batch_size, world_size, *, num_batches, spoil=None, **how):
     """What the ranks of a job would have run, without processes."""
     found, recorded, given = [], None, None
     for rank in range(world_size):
+        sampler = torch.utils.data.BatchSampler(range(num_samples), batch_size, drop_last=False)
+        options = {"batch_sampler": list(sampler)} if how else {"batch_size": batch_size, "shuffle": True}
         given = shard_loader(
-            DataLoader(range(num_samples), batch_size=batch_size, shuffle=True),
-            key="train", training=True, rank=rank, world_size=world_size, seed=1,
+            DataLoader(range(num_samples), **options),
+            key="train", training=True, rank=rank, world_size=world_size, seed=1, **how,
         )  # fmt: skip
         recorded = RecordedSampler(given.batch_sampler)
         vars(given)["batch_sampler"] = recorded
@@ -321,6 +323,14 @@ def test_ranks_in_words():
     )
     assert samples_in_words(**shares(200, 10, 3, num_batches=7)) == (
         "3 ranks saw all 200 samples of loader 'train', each once"
+    )
+
+
+def test_batches_repeated_by_choice_are_no_mistake():
+    """Four batches of the user's own for three ranks: two of them are run twice, as was asked for."""
+    assert samples_in_words(**shares(20, 5, 3, num_batches=2, uneven="pad")) == (
+        "3 ranks saw all 20 places of the order of loader 'train', and 10 samples (0, 1, 2, 3, 4, ...) once more: "
+        'uneven_batches="pad" repeats batches to give each rank equally many'
     )
 
 
