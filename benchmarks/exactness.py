@@ -23,7 +23,6 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from runnerkit import dl
 from runnerkit.contrib import Digits
 from runnerkit.metrics import LoaderMeans
-from runnerkit.torchvision_cpu import import_torchvision
 
 PAGE = Path(__file__).parents[1] / "docs" / "exactness.md"
 RECIPES_BEGIN, SUMS_BEGIN = "<!-- recipes: written by benchmarks/exactness.py -->\n", "<!-- sums: likewise -->\n"
@@ -176,21 +175,21 @@ class Evaluate(dl.SupervisedRunner):
 
 def ours(world_size: int) -> dict[str, float]:
     """Evaluate by runnerkit, in `world_size` real processes."""
-    import_torchvision()  # torchmetrics imports it, and it may need the cure
-    from torchmetrics.classification import BinaryAUROC, BinaryF1Score
-
     engine = dl.CPUEngine() if world_size == 1 else dl.DistributedDataParallelEngine(world_size, device="cpu")
     found = Evaluate(trained_model()).evaluate_loader(
         DataLoader(Images(), batch_size=BATCH_SIZE),
         callbacks={
             "loss": dl.CriterionCallback("logits", "targets", metric_key="loss"),
             "accuracy": dl.AccuracyCallback("logits", "targets", topk=(1,)),
-            "AUC": dl.LoaderMetricCallback(BinaryAUROC(), "score", "is_digit", metric_key="AUC"),
-            "F1": dl.LoaderMetricCallback(BinaryF1Score(), "is_called", "is_digit", metric_key="F1"),
+            "AUC": dl.AUCCallback("score", "is_digit"),
+            "F1": dl.PrecisionRecallF1SupportCallback(
+                "is_called", "is_digit", num_classes=2, compute_per_class_metrics=True
+            ),
         },
         engine=engine,
     )
-    return {name: found[name] for name in ("accuracy", "loss", "AUC", "F1")}
+    names = {"accuracy": "accuracy", "loss": "loss", "AUC": "auc", "F1": "f1/class_01"}
+    return {metric: found[name] for metric, name in names.items()}
 
 
 def error_of_ours(world_sizes: Sequence[int]) -> dict[str, float]:

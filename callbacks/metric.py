@@ -21,16 +21,18 @@ if TYPE_CHECKING:
 
 
 class _MetricCallback(LoaderStateCallback[LoaderMetric], ABC):
+    logs_on_batch: bool  # unless the user decides
+
     def __init__(
         self,
         metric: Metric,
         input_key: Keys,
         target_key: Keys,
+        log_on_batch: bool | None = None,
         *,
-        log_on_batch: bool,
-        metric_key: str | None,
-        prefix: str | None,
-        suffix: str | None,
+        metric_key: str | None = None,
+        prefix: str | None = None,
+        suffix: str | None = None,
     ) -> None:
         super().__init__()
         missing = [name for name in ("update", "compute", "reset") if not callable(getattr(metric, name, None))]
@@ -39,7 +41,7 @@ class _MetricCallback(LoaderStateCallback[LoaderMetric], ABC):
             raise TypeError(f"metric must be a torchmetrics object with update, compute and reset, got {what}")
         self.metric = metric
         self.input_key, self.target_key = input_key, target_key
-        self.log_on_batch = log_on_batch
+        self.log_on_batch = self.logs_on_batch if log_on_batch is None else log_on_batch
         self.metric_key = metric_key
         self.prefix, self.suffix = prefix or "", suffix or ""
         self.provides = self._names()
@@ -86,57 +88,47 @@ class BatchMetricCallback(_MetricCallback):
     Args:
         metric: a ``Metric`` or ``MetricCollection``; copied, never changed.
         input_key, target_key: keys of ``runner.batch``: a str, a list, or {batch key: keyword of ``update``}.
-        log_on_batch: whether ``runner.batch_metrics`` gets the batch's value.
+        log_on_batch: whether ``runner.batch_metrics`` gets the batch's value; by default True.
         metric_key: name to log, by default the metric's class in snake case. Vectors log ``NAME/class_00`` and so on;
             a dict brings its own names, and a given `metric_key` goes before them.
         prefix, suffix: around the name.
+
+    One process takes any object that has these three methods:
+
+    >>> import torch
+    >>> class LargestError:
+    ...     def reset(self):
+    ...         self.error = torch.zeros(())
+    ...     def update(self, outputs, targets):
+    ...         self.error = torch.maximum(self.error, (outputs - targets).abs().max())
+    ...     def compute(self):
+    ...         return self.error
+    >>> callback = BatchMetricCallback(LargestError(), "logits", "targets", prefix="my_")
+    >>> callback.provides, callback.log_on_batch
+    (('my_largest_error',), True)
     """
 
-    def __init__(
-        self,
-        metric: Metric,
-        input_key: Keys,
-        target_key: Keys,
-        log_on_batch: bool = True,
-        *,
-        metric_key: str | None = None,
-        prefix: str | None = None,
-        suffix: str | None = None,
-    ) -> None:
-        super().__init__(
-            metric,
-            input_key,
-            target_key,
-            log_on_batch=log_on_batch,
-            metric_key=metric_key,
-            prefix=prefix,
-            suffix=suffix,
-        )
+    logs_on_batch = True
 
 
 class LoaderMetricCallback(_MetricCallback):
-    """A torchmetrics object, computed once per loader over all processes; see :class:`BatchMetricCallback`."""
+    """A torchmetrics object, computed once per loader over all processes; arguments as of :class:`BatchMetricCallback`.
 
-    def __init__(
-        self,
-        metric: Metric,
-        input_key: Keys,
-        target_key: Keys,
-        log_on_batch: bool = False,
-        *,
-        metric_key: str | None = None,
-        prefix: str | None = None,
-        suffix: str | None = None,
-    ) -> None:
-        super().__init__(
-            metric,
-            input_key,
-            target_key,
-            log_on_batch=log_on_batch,
-            metric_key=metric_key,
-            prefix=prefix,
-            suffix=suffix,
-        )
+    `log_on_batch` is False by default.
+
+    >>> class NumSamples:
+    ...     def reset(self):
+    ...         self.count = 0
+    ...     def update(self, targets):
+    ...         self.count += len(targets)
+    ...     def compute(self):
+    ...         return self.count
+    >>> callback = LoaderMetricCallback(NumSamples(), "targets", [], metric_key="n")
+    >>> callback.provides, callback.log_on_batch
+    (('n',), False)
+    """
+
+    logs_on_batch = False
 
 
 class FunctionalBatchMetricCallback(BatchMeanCallback):

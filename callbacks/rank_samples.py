@@ -6,6 +6,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
 from typing import Any
 
 from torch.utils.data import DistributedSampler
@@ -76,7 +77,7 @@ def samples_in_words(shares: Sequence[Share], *, loader: Any, key: str, order: l
         )
     batches = [batch for share in shares for batch in share.batches or ()]
     seen = Counter(indices_in(batches))
-    due = Counter(seen.keys()) if order is None else Counter(order[: seen.total()])
+    due = Counter(seen.keys()) if order is None else Counter(islice(cycle(order), seen.total()))
     twice, missed = seen - due, due - seen
     size, who = len(inner.dataset), f"{len(shares)} ranks" if len(shares) > 1 else "1 process"
     is_complete = all(share.is_complete for share in shares)
@@ -91,6 +92,12 @@ def samples_in_words(shares: Sequence[Share], *, loader: Any, key: str, order: l
             f"loader {key!r}: {who} {what}. Its {sampler} does not share them out: pass the loader of the whole data "
             "set, which the engine shares out, or DistributedSampler(data, num_replicas=self.engine.num_processes, "
             "rank=self.engine.process_index)"
+        )
+    if order is not None and seen.total() > len(order):
+        again = _named(seen - Counter(order))
+        return (
+            f"{who} saw all {len(order)} places of the order of loader {key!r}, and {again} once more: "
+            'uneven_batches="pad" repeats batches to give each rank equally many'
         )
     nouns = "samples" if all(is_list_of_samples(batch) for batch in batches) else "batches of the data set's own"
     if seen.total() > len(seen):

@@ -53,11 +53,16 @@ class Prediction:
     arguments: dict[str, Any]
     as_rows: bool
 
-    def check(self, engine: IEngine) -> None:
-        """Refuse, before any process is started, what can be told from here."""
+    def check(self, engine: IEngine) -> bool:
+        """Refuse, before any process is started, what can be told from here.
+
+        Returns:
+            Whether processes take turns by whole batches; else by samples, whose rows are to be interleaved.
+        """
         if self.resume is not None:
             find_checkpoint(self.resume)
-        self.share(engine)
+        share = share_of(self.share(engine))
+        return not engine.is_ddp or getattr(share, "shares_whole_batches", False)
 
     def share(self, engine: IEngine) -> Any:
         """Return this process's share of the loader: of all samples, also if it says drop_last."""
@@ -75,20 +80,21 @@ class Prediction:
 
 def stream(runner: Runner, prediction: Prediction) -> Iterator[Any]:
     """Yield predictions, from the engine's processes, to each process that called."""
-    prediction.check(runner.engine)
-    return _stream(runner.engine, _worker(runner), prediction)
+    by_batches = prediction.check(runner.engine)
+    return _stream(runner.engine, _worker(runner), prediction, by_batches=by_batches)
 
 
-def _stream(engine: IEngine, worker: Runner, prediction: Prediction) -> Iterator[Any]:
+def _stream(engine: IEngine, worker: Runner, prediction: Prediction, *, by_batches: bool) -> Iterator[Any]:
     with closing(engine.stream(partial(predict, worker, prediction=prediction))) as rounds:
-        yield from in_order(rounds, engine, prediction)
+        yield from in_order(rounds, by_batches=by_batches)
 
 
 def write(runner: Runner, prediction: Prediction, path: Path) -> Path:
     """Write predictions to a file, from the engine's rank zero; return its path."""
     check_path(path)
-    prediction.check(runner.engine)
-    runner.engine.launch(partial(write_share, _worker(runner), prediction=prediction, path=path))
+    by_batches = prediction.check(runner.engine)
+    job = partial(write_share, _worker(runner), prediction=prediction, path=path, by_batches=by_batches)
+    runner.engine.launch(job)
     return path
 
 
@@ -103,12 +109,15 @@ def _worker(runner: Runner) -> Runner:
     return worker
 
 
-def in_order(rounds: Iterator[list[Any]], engine: IEngine, prediction: Prediction) -> Iterator[Any]:
-    """Yield predictions in the loader's order, from those that the processes made at the same time."""
-    share = share_of(prediction.share(engine))
-    is_whole = not engine.is_ddp or getattr(share, "shares_whole_batches", False)
+def in_order(rounds: Iterable[list[Any]], *, by_batches: bool) -> Iterator[Any]:
+    """Yield predictions in the loader's order, from those that the processes made at the same time.
+
+    Args:
+        rounds: what each process made, by rank.
+        by_batches: as :meth:`Prediction.check` tells.
+    """
     for made in rounds:
-        yield from made if is_whole else [interleave(made)]
+        yield from made if by_batches else [interleave(made)]
 
 
 def predict(runner: Runner, prediction: Prediction) -> Generator[Any, None, None]:
@@ -156,14 +165,14 @@ def _load_weights(models: dict[str, nn.Module], source: str | Path) -> None:
         model.load_state_dict(state[key] if key else state)
 
 
-def write_share(runner: Runner, prediction: Prediction, path: Path) -> None:
+def write_share(runner: Runner, prediction: Prediction, path: Path, *, by_batches: bool) -> None:
     """Write the predictions of all processes to one file, on rank zero; every rank must call."""
     engine = runner.engine
     with closing(engine.gather_rounds(predict(runner, prediction))) as rounds:
         first = list(islice(rounds, 1))  # sets the engine up: only then the rank is known
         if engine.is_main_process:
             with prediction_file(path) as write_rows:
-                for made in in_order(chain(first, rounds), engine, prediction):
+                for made in in_order(chain(first, rounds), by_batches=by_batches):
                     write_rows(made)
         else:
             deque(rounds, maxlen=0)

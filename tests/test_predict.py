@@ -85,8 +85,9 @@ def test_each_sample_is_predicted_once_and_in_order(num_samples, batch_size, num
         engine.is_ddp = True
         runner = Predicts(copy.deepcopy(model), engine)
         prediction = Prediction(given_loader, seed=1, resume=None, arguments={}, as_rows=True)
+        by_batches = prediction.check(engine)
         rounds = engine.gather_rounds(predict(runner, prediction))
-        return joined(list(in_order(rounds, engine, prediction)))
+        return joined(list(in_order(rounds, by_batches=by_batches)))
 
     for numbers, logits, _, names in ranks.call(*(partial(job, engine) for engine in ranks.engines)):
         assert numbers == list(range(num_samples))

@@ -202,5 +202,13 @@ def test_a_stream_too_short_to_train_all_processes_is_refused():
     """Every rank must step as often; the message says what to do."""
     [_, shard] = shards(DataLoader(Stream(1), batch_size=4), 2, training=True)
 
-    with pytest.raises(ValueError, match="'k': its stream had 1 samples left, too few to train 2 processes"):
+    with pytest.raises(ValueError, match="'k': its stream had 1 samples left, too few to train 2 processes; use drop_"):
         list(batches_of(shard))
+
+
+def test_a_resumed_stream_with_too_few_samples_left_is_refused_on_all_ranks():
+    """And told to go on with as many processes as before, which lose none."""
+    for shard in shards(DataLoader(Stream(9), batch_size=2), 2, training=True):
+        share_of(shard).skip([8, 0])
+        with pytest.raises(ValueError, match=r"1 samples left, .* resume with as many as before, or use drop_last"):
+            list(batches_of(shard))

@@ -5,7 +5,7 @@ import socket
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from runnerkit import dl
 from runnerkit.callbacks.rank_samples import Share, samples_in_words
@@ -245,6 +245,31 @@ def test_a_validation_within_the_training_loader_is_a_pass_of_its_own():
     ]
 
 
+def test_meters_of_one_process_are_as_without_the_check():
+    """Which goes through each evaluation loader three times."""
+    checked, plain = (cases.meters(dl.CPUEngine, is_checked=is_checked) for is_checked in (True, False))
+
+    assert checked[:-1] == plain[:-1]
+    assert plain[1]["valid"]["own"] == 21
+
+
+def test_what_a_sample_draws_is_drawn_alike_when_it_is_evaluated_again():
+    """Augmentation is a function of the seed, the epoch and the sample's place; so it is no random metric."""
+
+    class Jittered(Dataset):
+        def __len__(self):
+            return 21
+
+        def __getitem__(self, index):
+            return torch.rand(6), index % 3
+
+    runner = supervised({"train": loader(16, 8), "valid": DataLoader(Jittered(), batch_size=8)}, **quiet())
+
+    assert runner.callbacks["_verify_ranks"].findings[-1] == (
+        "one process computes the same loss of loader 'valid' from these 21 samples, to 1e-06"
+    )
+
+
 def test_metrics_of_a_list_of_batches_are_computed_again():
     """By the only process there is, which can go through the list once more; through an iterator it cannot."""
     batches = list(loader(21, 4))
@@ -272,13 +297,15 @@ def test_a_loader_that_gives_its_batches_once_is_named():
         supervised({"train": loader(16, 8), "valid": valid}, **quiet())
 
 
-def shares(num_samples, batch_size, world_size, *, num_batches, spoil=None):
+def shares(num_samples, batch_size, world_size, *, num_batches, spoil=None, **how):
     """What the ranks of a job would have run, without processes."""
     found, recorded, given = [], None, None
     for rank in range(world_size):
+        sampler = torch.utils.data.BatchSampler(range(num_samples), batch_size, drop_last=False)
+        options = {"batch_sampler": list(sampler)} if how else {"batch_size": batch_size, "shuffle": True}
         given = shard_loader(
-            DataLoader(range(num_samples), batch_size=batch_size, shuffle=True),
-            key="train", training=True, rank=rank, world_size=world_size, seed=1,
+            DataLoader(range(num_samples), **options),
+            key="train", training=True, rank=rank, world_size=world_size, seed=1, **how,
         )  # fmt: skip
         recorded = RecordedSampler(given.batch_sampler)
         vars(given)["batch_sampler"] = recorded
@@ -296,6 +323,14 @@ def test_ranks_in_words():
     )
     assert samples_in_words(**shares(200, 10, 3, num_batches=7)) == (
         "3 ranks saw all 200 samples of loader 'train', each once"
+    )
+
+
+def test_batches_repeated_by_choice_are_no_mistake():
+    """Four batches of the user's own for three ranks: two of them are run twice, as was asked for."""
+    assert samples_in_words(**shares(20, 5, 3, num_batches=2, uneven="pad")) == (
+        "3 ranks saw all 20 places of the order of loader 'train', and 10 samples (0, 1, 2, 3, 4, ...) once more: "
+        'uneven_batches="pad" repeats batches to give each rank equally many'
     )
 
 
