@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import torch
 from torch import Tensor
 
 from runnerkit.callbacks.loader_sums import LoaderSumsCallback, Sums, widest
@@ -43,18 +42,23 @@ class AccuracyCallback(LoaderSumsCallback):
     ) -> None:
         super().__init__(input_key, target_key, log_on_batch=log_on_batch, prefix=prefix, suffix=suffix)
         self.topk = _topk(topk, num_classes)
-        names = [f"accuracy{k:02d}" for k in self.topk] + ["accuracy"] * (1 in self.topk)
+        self._names = [f"accuracy{k:02d}" for k in self.topk]
+        names = self._names + ["accuracy"] * (1 in self.topk)
         self.provides = tuple(f"{self.prefix}{name}{self.suffix}" for name in names)
 
     def count(self, *inputs: Tensor) -> Sums:
         logits, targets = inputs
-        hits = {f"accuracy{k:02d}": topk_hits(logits, targets, k=k) for k in self.topk}
-        return {**hits, "num": targets.new_full((), len(targets), dtype=torch.int64)}
+        sums: Sums = dict(zip(self._names, topk_hits(logits, targets, self.topk), strict=True))
+        sums["num"] = targets.shape[0]
+        return sums
 
     def values(self, sums: Sums) -> Sums:
-        num = sums["num"].clamp(min=1)
-        shares = {name: widest(each) / num for name, each in sums.items() if name != "num"}
-        return shares | ({"accuracy": shares["accuracy01"]} if 1 in self.topk else {})
+        shares = {}
+        for name in self._names:
+            shares[name] = widest(sums[name]) / (sums["num"] or 1)
+        if 1 in self.topk:
+            shares["accuracy"] = shares["accuracy01"]
+        return shares
 
 
 def _topk(topk: int | Iterable[int] | None, num_classes: int | None) -> tuple[int, ...]:

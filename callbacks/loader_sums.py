@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from runnerkit.types import Metrics, StateDict
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner
 
-Sums = dict[str, Tensor]
+Sums = dict[str, Any]  # tensors, or an int where the host knows the number
 
 
 class LoaderSums:
@@ -29,13 +29,17 @@ class LoaderSums:
 
     def add(self, sums: Sums) -> None:
         """Add those of a batch."""
-        self._sums = {name: self._sums[name] + each if self._sums else each for name, each in sums.items()}
+        if not self._sums:
+            self._sums = {**sums}
+            return
+        for name, each in sums.items():
+            self._sums[name] = self._sums[name] + each  # a new tensor: the old one may be a batch's own
 
     def share(self) -> Share | None:
-        return Share(self._sums) if self._sums else None
+        return Share({name: torch.as_tensor(each) for name, each in self._sums.items()}) if self._sums else None
 
     def state_dict(self) -> StateDict:
-        return {name: each.cpu() for name, each in self._sums.items()}
+        return {name: torch.as_tensor(each).cpu() for name, each in self._sums.items()}
 
     def load_state_dicts(self, states: Sequence[StateDict], *, device: torch.device) -> None:
         for state in states:
@@ -74,10 +78,13 @@ class LoaderSumsCallback(LoaderStateCallback[LoaderSums]):
 
     def on_batch_end(self, runner: IRunner) -> None:
         inputs, _ = pick(runner, *self.keys, reader=type(self).__name__)
-        sums = self.count(*(each.detach() for each in inputs))
+        sums = self.count(*[each.detach() for each in inputs])
         self._under_way[runner.loader_key].add(sums)
         if self.log_on_batch:
-            runner.batch_metrics.update(named(self.values(sums), prefix=self.prefix, suffix=self.suffix))
+            values = self.values(sums)
+            if self.prefix or self.suffix:
+                values = named(values, prefix=self.prefix, suffix=self.suffix)
+            runner.batch_metrics.update(values)
 
     def finish(self, runner: IRunner, state: LoaderSums, total: Share) -> None:
         self.check_total(total.sums, loader_key=runner.loader_key)

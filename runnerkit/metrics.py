@@ -11,31 +11,35 @@ from runnerkit.non_finite import FirstNonFinite
 from runnerkit.types import Metrics, Scalar, StateDict
 
 
-def topk_hits(logits: Tensor, targets: Tensor, *, k: int) -> Tensor:
-    """Count the rows whose target is among the k largest logits.
+def topk_hits(logits: Tensor, targets: Tensor, topk: Sequence[int]) -> list[Tensor]:
+    """Count, for each k of `topk`, the rows whose target is among the k largest logits.
 
     Args:
         logits: (N, C) float, on any device.
         targets: (N,) int64 in [0, C).
-        k: 1 <= k <= C.
+        topk: each in [1, C].
     Returns:
-        () int64 on the device of `logits`; no host sync.
+        a () int64 for each k, on the device of `logits`; no host sync.
     Raises:
-        ValueError: k is outside [1, C], or a shape is another.
+        ValueError: a k is outside [1, C], or a shape is another.
 
     >>> logits = torch.tensor([[0.1, 0.9], [0.8, 0.2]])
-    >>> topk_hits(logits, torch.tensor([1, 1]), k=1)
-    tensor(1)
+    >>> topk_hits(logits, torch.tensor([1, 1]), (1, 2))
+    [tensor(1), tensor(2)]
     """
     if logits.ndim != 2 or targets.shape != logits.shape[:1]:
         raise ValueError(
             f"expected logits (N, C) and targets (N,), got {tuple(logits.shape)} and {tuple(targets.shape)}; "
             "accuracy is for one class index per row"
         )
-    if not 1 <= k <= logits.shape[1]:
-        raise ValueError(f"k must be in [1, {logits.shape[1]}] for {logits.shape[1]} classes, got {k}")
-    best = logits.topk(k, dim=1).indices
-    return (best == targets.unsqueeze(1)).sum()
+    num_classes = logits.shape[1]
+    for k in topk:
+        if not 1 <= k <= num_classes:
+            raise ValueError(f"k must be in [1, {num_classes}] for {num_classes} classes, got {k}")
+    if tuple(topk) == (1,):
+        return [(logits.argmax(1) == targets).sum()]
+    is_hit = logits.topk(max(topk), dim=1).indices == targets.unsqueeze(1)
+    return [is_hit[:, :k].sum() for k in topk]
 
 
 def accuracy(logits: Tensor, targets: Tensor, topk: Sequence[int] = (1,)) -> list[Tensor]:
@@ -52,7 +56,8 @@ def accuracy(logits: Tensor, targets: Tensor, topk: Sequence[int] = (1,)) -> lis
     >>> accuracy(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1]), topk=(1, 2))
     [tensor(0.5000, dtype=torch.float64), tensor(1., dtype=torch.float64)]
     """
-    return [topk_hits(logits, targets, k=k).to(_sum_dtype(logits.device)) / max(1, len(targets)) for k in topk]
+    dtype = _sum_dtype(logits.device)
+    return [hits.to(dtype) / max(1, len(targets)) for hits in topk_hits(logits, targets, topk)]
 
 
 class AdditiveMetric:
@@ -126,7 +131,9 @@ class LoaderMeans:
             tensors[key] = value = value.detach() if value.ndim == 0 else _scalar(key, value)
             if first is None:
                 first = value
-            elif value.dtype != first.dtype or value.device != first.device:
+            elif value.device != first.device or (
+                value.dtype != first.dtype and not (value.dtype.is_floating_point and first.dtype.is_floating_point)
+            ):
                 is_alike = False
         if first is None:
             return
