@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from torch import Tensor, nn
 
 from runnerkit import components
-from runnerkit.callback import CallbackOrder
+from runnerkit.callback import CallbackOrder, ICallback, IMetricCallback, innermost
 from runnerkit.engine import IEngine
 from runnerkit.loader_metrics import reduce_metrics
 from runnerkit.metrics import LoaderMeans
@@ -27,8 +27,8 @@ def evaluate_alone(runner: IRunner, batches: Iterable[Batch], *, num_batches: in
     """Evaluate `batches` as the loader that just ended, as if this process had no others, on a copy of the runner.
 
     What takes part: `handle_batch`, the runner's own start events and `on_batch_end`, and callbacks that come before
-    the backward pass (criteria and metrics). They work on :func:`scratch_copy` of the runner, so that meters stay as
-    they were. Every rank may call, for none waits for another; a user's own collectives need all of them to.
+    the backward pass (criteria) or give metrics. They work on :func:`scratch_copy` of the runner, so that meters stay
+    as they were. Every rank may call, for none waits for another; a user's own collectives need all of them to.
 
     Args:
         runner: at the end of an evaluation loader; its weights are those that were evaluated.
@@ -38,12 +38,12 @@ def evaluate_alone(runner: IRunner, batches: Iterable[Batch], *, num_batches: in
     Returns:
         what batches and callbacks logged for the loader.
     """
-    before_backward = [each for each in runner.callbacks.values() if each.order < CallbackOrder.Backward]
-    alone = scratch_copy(runner, callbacks=before_backward)
+    kept = {key: each for key, each in runner.callbacks.items() if _takes_part(each)}
+    alone = scratch_copy(runner, callbacks=kept.values())
     vars(alone).update(
         engine=Alone(runner.engine), loggers={}, _means=LoaderMeans(), loader_batch_step=0, loader_sample_step=0,
         loader_batch_len=num_batches, loader_metrics={},
-        callbacks={key: each for key, each in alone.callbacks.items() if each.order < CallbackOrder.Backward},
+        callbacks={key: alone.callbacks[key] for key in kept},
     )  # fmt: skip
     alone._listeners = components.bind_listeners(alone, alone.callbacks.values())
     if alone.listens_to("on_loader_end"):  # what it tells, it tells once
@@ -58,6 +58,10 @@ def evaluate_alone(runner: IRunner, batches: Iterable[Batch], *, num_batches: in
         reduce_metrics(alone)
         alone._emit("on_loader_end")
     return {name: float(value) for name, value in alone.loader_metrics.items()}
+
+
+def _takes_part(callback: ICallback) -> bool:
+    return callback.order < CallbackOrder.Backward or isinstance(innermost(callback), IMetricCallback)
 
 
 class Alone(IEngine):

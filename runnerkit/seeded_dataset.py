@@ -28,40 +28,42 @@ class SeededDataset(Dataset[Any]):
         self.seed = seed
         self._epoch = -1
 
-    def __getitem__(self, place: Place) -> Any:
-        return self._fetch(place)
+    def __getitem__(self, place: Place | list[Place]) -> Any:
+        """Fetch the sample at `place`; what the data set makes of a list, if the loader's own sampler gives lists."""
+        return self._fetch(place, is_one=True)
 
     def __getitems__(self, places: list[Place]) -> Any:
         """Fetch the samples at `places`, in order: a list, or what the data set makes of a batch."""
-        return self._fetch(places)
+        return self._fetch(places, is_one=_fetches_batches(self.dataset))
 
-    def _fetch(self, places: Place | list[Place]) -> Any:
+    def _fetch(self, places: Place | list[Place], *, is_one: bool) -> Any:
         in_worker = get_worker_info() is not None
         if in_worker:
             self._enter(_first(places).epoch)
         if _draws_nothing(self.dataset):
-            return self._plain(places)
+            return self._plain(places, is_one=is_one)
         with nullcontext() if in_worker else keep_cpu_rng():
-            return self._seeded(places)
+            return self._seeded(places, is_one=is_one)
 
     def _enter(self, epoch: int) -> None:
         if epoch != self._epoch:  # a worker that outlives an epoch has a data set of its own
             self._epoch = epoch
             set_epoch(epoch, self.dataset)
 
-    def _plain(self, places: Place | list[Place]) -> Any:
+    def _plain(self, places: Place | list[Place], *, is_one: bool) -> Any:
         if isinstance(places, Place):
             return self.dataset[places.index]
-        if _fetches_batches(self.dataset):
-            return self.dataset.__getitems__([place.index for place in places])
-        return [self.dataset[place.index] for place in places]
+        indices = [place.index for place in places]
+        if not is_one:
+            return [self.dataset[index] for index in indices]
+        return self.dataset.__getitems__(indices) if _fetches_batches(self.dataset) else self.dataset[indices]
 
-    def _seeded(self, places: Place | list[Place]) -> Any:
-        if isinstance(places, list) and not _fetches_batches(self.dataset):
-            return [self._seeded(place) for place in places]
+    def _seeded(self, places: Place | list[Place], *, is_one: bool) -> Any:
+        if isinstance(places, list) and not is_one:
+            return [self._seeded(place, is_one=True) for place in places]
         first = _first(places)
         seed_generators(derive_seed(self.seed, "sample", first.epoch, first.position))
-        return self._plain(places)
+        return self._plain(places, is_one=is_one)
 
 
 def _first(places: Place | list[Place]) -> Place:

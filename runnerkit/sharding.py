@@ -46,7 +46,7 @@ def shard_loader(
                 "a share"
             )
         return loader
-    place["seed"] = seed = loader_seed(seed, key)
+    place["seed"] = loader_seed(seed, key)
     if isinstance(loader.dataset, IterableDataset):
         stream = ShardedStream(
             loader.dataset, batch_size=loader.batch_size, drop_last=loader.drop_last, training=training, uneven=uneven,
@@ -71,22 +71,7 @@ def shard_loader(
                 "IterableDataset"
             )
         return loader
-    batches: Any = loader.batch_sampler
-    share: ShardedBatchSampler | ShardedBatches
-    # A loader that was given a batch sampler has no batch size.
-    is_plain = batches is not None and (loader.batch_size is not None or type(batches) is BatchSampler)
-    if is_plain:
-        sampler: Any = batches.sampler
-        if training and len(sampler) < world_size:
-            raise ValueError(f"loader {key!r} has {len(sampler)} samples, too few to train {world_size} processes")
-        share = ShardedBatchSampler(sampler, batch_size=batches.batch_size, drop_last=batches.drop_last, **place)
-    else:
-        whole = loader.sampler if batches is None else batches
-        share = ShardedBatches(whole, training=training, uneven=uneven, **place)
-    name = "sampler" if batches is None else "batch_sampler"
-    shard = copy.copy(loader)
-    vars(shard)[name] = share
-    return _with_feed(shard, share, dataset=SeededDataset(loader.dataset, seed=seed), **{name: Places(share)})
+    return _share_indices(loader, key=key, training=training, uneven=uneven, **place)
 
 
 def loader_seed(seed: int, key: str) -> int:
@@ -104,6 +89,29 @@ def distributed_sampler_of(loader: Any) -> DistributedSampler[Any] | None:
 def _sampler_name(loader: DataLoader[Any]) -> str:
     is_own = loader.batch_size is None and loader.batch_sampler is not None
     return type(loader.batch_sampler if is_own else loader.sampler).__name__
+
+
+def _share_indices(
+    loader: DataLoader[Any], *, key: str, training: bool, uneven: Uneven, rank: int, world_size: int, seed: int
+) -> DataLoader[Any]:
+    """Share by samples; by whole batches where these are the user's own."""
+    place = {"rank": rank, "world_size": world_size, "seed": seed}
+    batches: Any = loader.batch_sampler
+    share: ShardedBatchSampler | ShardedBatches
+    # A loader that was given a batch sampler has no batch size.
+    is_plain = batches is not None and (loader.batch_size is not None or type(batches) is BatchSampler)
+    if is_plain:
+        sampler: Any = batches.sampler
+        if training and len(sampler) < world_size:
+            raise ValueError(f"loader {key!r} has {len(sampler)} samples, too few to train {world_size} processes")
+        share = ShardedBatchSampler(sampler, batch_size=batches.batch_size, drop_last=batches.drop_last, **place)
+    else:
+        whole = loader.sampler if batches is None else batches
+        share = ShardedBatches(whole, training=training, uneven=uneven, **place)
+    name = "sampler" if batches is None else "batch_sampler"
+    shard = copy.copy(loader)
+    vars(shard)[name] = share
+    return _with_feed(shard, share, dataset=SeededDataset(loader.dataset, seed=seed), **{name: Places(share)})
 
 
 def _with_feed(shard: DataLoader[Any], share: Any, **replaced: Any) -> DataLoader[Any]:

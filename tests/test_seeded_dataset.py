@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+)
 
 from runnerkit import dl, seeded_dataset
 from runnerkit.sharding import batches_of, shard_loader, share_of, start_epoch
@@ -248,3 +256,26 @@ def test_stateful_data_loaders_over_a_stream_are_shared_too():
     assert one == draws(DataLoader(NoisyStream(), batch_size=4))
     assert draws(mine(num_workers=2), world_size=2) == one
     assert draws(mine(), world_size=2, skip=[8, 0]) == one[8:]
+
+
+def test_a_sampler_of_lists_hands_the_data_set_whole_lists():
+    """``batch_size=None`` with a batch sampler for a sampler: the data set indexes by the list, as with plain PyTorch."""
+    data = Columns()
+    loader = DataLoader(data, sampler=BatchSampler(SequentialSampler(range(10)), 4, drop_last=False), batch_size=None)
+    shards = [shard_loader(loader, key="valid", training=False, rank=rank, world_size=2, seed=0) for rank in range(2)]
+    batches = [batch for shard in shards for batch in batches_of(shard)]
+    assert sorted(each.tolist() for each in batches) == sorted(each.tolist() for each in loader)
+
+
+class Columns(Dataset):
+    """Indexed by a list, as arrays and tables are."""
+
+    def __init__(self):
+        self.values = torch.arange(10) * 3
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, indices):
+        assert isinstance(indices, list)
+        return self.values[indices]
