@@ -259,7 +259,7 @@ def test_stateful_data_loaders_over_a_stream_are_shared_too():
 
 
 def test_a_sampler_of_lists_hands_the_data_set_whole_lists():
-    """``batch_size=None`` with a batch sampler for a sampler: the data set indexes by the list, as with plain PyTorch."""
+    """``batch_size=None`` and a batch sampler as sampler: the data set indexes by the list, as with plain PyTorch."""
     data = Columns()
     loader = DataLoader(data, sampler=BatchSampler(SequentialSampler(range(10)), 4, drop_last=False), batch_size=None)
     shards = [shard_loader(loader, key="valid", training=False, rank=rank, world_size=2, seed=0) for rank in range(2)]
