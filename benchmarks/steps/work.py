@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,19 +27,27 @@ class Batches:
     It costs no call in a step. The first tenth of the steps warms up.
     """
 
-    def __init__(self, batches: list[Batch]) -> None:
+    batch_size = 32  # some frameworks ask
+
+    def __init__(self, batches: list[Any]) -> None:
         self.batches = batches
         self.times: list[float] = []
+
+    def mapped(self, change: Callable[[Batch], Any]) -> "Batches":
+        """Return the batches in another form, made now, with the same stop-watch."""
+        other = Batches([change(each) for each in self.batches])
+        other.times = self.times
+        return other
 
     def __len__(self) -> int:
         return len(self.batches)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Any]:
         self.times.clear()
         num_warm = len(self) // 10
         return chain(self.batches[:num_warm], self._tick(), self.batches[num_warm:], self._tick())
 
-    def _tick(self) -> Iterator[Batch]:
+    def _tick(self) -> Iterator[Any]:
         self.times.append(time.perf_counter())
         yield from ()
 
