@@ -142,6 +142,7 @@ def measure(
                     raise CandidateFailed(f"{first}: {failure}") from None
                 outcome.failures[candidate.name] = str(failure)
                 del outcome.reports[candidate.name]
+                print(f"  {candidate.name}: {failure}", file=sys.stderr, flush=True)
                 continue
             outcome.reports[candidate.name].append(report)
             print(f"  {candidate.name}: {json.dumps(report)}", file=sys.stderr, flush=True)

@@ -98,6 +98,6 @@ def plot(key: str, outcome: Outcome, figure: Figure, folder: Path = RESULTS.pare
     axes.set_yticks(range(len(names)), list(reversed(names)))
     axes.set_xlabel(figure.heading)
     axes.set_xlim(left=0)
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(exist_ok=True, parents=True)
     drawing.savefig(folder / f"{key}.png", dpi=110)
     return f"![{figure.heading}](plots/{key}.png)"

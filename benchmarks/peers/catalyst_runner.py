@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from accelerate.state import DistributedType
 from catalyst import dl
 from torch import nn
 
@@ -14,6 +15,17 @@ class Quiet(dl.Runner):
         self.optimizer.zero_grad()
         self.engine.backward(self.criterion(self.model(batch[0]), batch[1]))
         self.optimizer.step()
+
+
+class Loader(work.Batches):
+    """Ready batches with what Catalyst asks of a DataLoader."""
+
+    batch_sampler = sampler = None
+
+    def __init__(self, batches: work.Batches) -> None:
+        super().__init__(batches.batches)
+        self.times = batches.times
+        self.dataset = range(self.batch_size * len(batches))
 
 
 def train(batches: work.Batches, variant: str, folder: Path) -> work.Trained:
@@ -31,7 +43,7 @@ def train(batches: work.Batches, variant: str, folder: Path) -> work.Trained:
         model=model,
         criterion=nn.CrossEntropyLoss(),
         optimizer=work.make_optimizer(model),
-        loaders={"train": batches},
+        loaders={"train": Loader(batches)},
         engine=dl.CPUEngine(),
         verbose=variant == "bar",
         **more,
@@ -41,4 +53,5 @@ def train(batches: work.Batches, variant: str, folder: Path) -> work.Trained:
 
 
 if __name__ == "__main__":
+    DistributedType.TPU = DistributedType.XLA  # Accelerate has renamed it since
     work.main(train)

@@ -18,7 +18,11 @@ def train(batches: work.Batches, variant: str, folder: Path) -> work.Trained:
         model,
         work.make_optimizer(model),
         nn.CrossEntropyLoss(),
-        output_transform=lambda x, y, y_pred, loss: (y_pred, y, loss.detach()),  # the default copies the loss to the host
+        output_transform=lambda x, y, y_pred, loss: (
+            y_pred,
+            y,
+            loss.detach(),
+        ),  # the default copies the loss to the host
     )
     if variant != "nothing":
         Average(output_transform=lambda output: output[2]).attach(trainer, "loss")

@@ -1,4 +1,7 @@
-"""Case a by Poutyne: Model.fit_generator, which always aggregates the loss; it logs every step or none."""
+"""Case a by Poutyne: Model.fit_generator, which always aggregates the loss.
+
+With step logging, CSV gets every step and TensorBoard only the epoch: it has nothing between.
+"""
 
 import sys
 from contextlib import redirect_stdout
@@ -19,7 +22,7 @@ def train(batches: work.Batches, variant: str, folder: Path) -> work.Trained:
     if variant == "log":
         callbacks = [
             CSVLogger(str(folder / "steps.csv"), batch_granularity=True),
-            TensorBoardLogger(SummaryWriter(folder), batch_granularity=True),
+            TensorBoardLogger(SummaryWriter(folder)),
         ]
     with redirect_stdout(sys.stderr):  # the bar's place
         (epoch,) = model.fit_generator(batches, epochs=1, verbose=variant == "bar", callbacks=callbacks)

@@ -21,7 +21,10 @@ class Unit(AutoUnit[work.Batch]):
         self.loggers: list[Any] = []
         if variant == "log":
             # Its default writes the whole file anew for each row.
-            self.loggers = [CSVLogger(str(folder / "steps.csv"), steps_before_flushing=1000), TensorBoardLogger(str(folder))]
+            self.loggers = [
+                CSVLogger(str(folder / "steps.csv"), steps_before_flushing=1000),
+                TensorBoardLogger(str(folder)),
+            ]
 
     def configure_optimizers_and_lr_scheduler(self, module: nn.Module) -> Any:
         return work.make_optimizer(module), None

@@ -58,7 +58,7 @@ class Batches:
 
 
 class Trained(NamedTuple):
-    """What a candidate's `train(batches, variant, folder)` gives back: means over the epoch, as the variant has them."""
+    """What a candidate's `train(batches, variant, folder)` returns: means over the epoch, as the variant has them."""
 
     model: nn.Module
     loss: float | None = None
