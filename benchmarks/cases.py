@@ -56,9 +56,13 @@ def all_cases(peers: str | None = None, *, num_batches: int = 5000) -> list[Case
     return [
         *(_steps(variant, peers, num_batches) for variant in VARIANTS),
         *(_calls(variant, peers) for variant in VARIANTS if variant != "bar"),  # a bar moves by the clock
+        CNN,
+        *PROCESSES,
+        CHECKPOINT,
         IMPORT,
         MEMORY,
         *GROWTH,
+        GPU,
     ]
 
 
@@ -98,6 +102,55 @@ def _calls(variant: str, peers: str | None) -> Case:
     )
 
 
+CNN = Case(
+    key="cnn",
+    title="A small CNN on Fashion-MNIST, from files to metrics",
+    text="One epoch of training with random crop and flip, then validation; batches of 256; loss and accuracy. On "
+    "scikit-learn's digits where Fashion-MNIST is missing. Raw PyTorch: torchvision's transforms, image by image, in a "
+    "DataLoader. TensorLoader: whole batches are cut, flipped and normalized.",
+    candidates=(
+        Candidate("raw PyTorch", "benchmarks.cnn", ("raw",)),
+        Candidate("runnerkit, the same DataLoader", "benchmarks.cnn", ("same-loader",)),
+        Candidate("runnerkit, TensorLoader", "benchmarks.cnn", ("tensor-loader",)),
+    ),
+    figures=(Figure("seconds", "seconds"),),
+    tolerance=0.1,  # each draws its own crops and order
+)
+TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node=2")
+TWO_PROCESSES = (
+    Candidate("raw PyTorch, torchrun", "benchmarks.ddp.raw", launcher=TORCHRUN),
+    Candidate("runnerkit, torchrun", "benchmarks.ddp.ours", launcher=TORCHRUN),
+    Candidate("raw PyTorch, mp.spawn", "benchmarks.ddp.raw"),
+    Candidate("runnerkit, its own processes", "benchmarks.ddp.ours"),
+)
+PROCESSES = (
+    Case(
+        key="ddp",
+        title="Two processes",
+        text="DistributedDataParallel over gloo, the model of the first case, 500 steps of 32 a process from a "
+        "DataLoader, 30 metrics: from the command to the end of the first step, from there to the last step, and the "
+        "end of the loader, from the last step to metrics that are floats. Raw PyTorch reduces each metric by itself.",
+        candidates=TWO_PROCESSES,
+        figures=(
+            Figure("start_s", "start, s", digits=2),
+            Figure("step_us", "µs a step"),
+            Figure("end_ms", "loader end, ms", digits=2),
+            Figure("collectives", "collectives at the loader's end", digits=0),
+        ),
+        tolerance=0.02,  # they share the samples differently
+    ),
+)
+CHECKPOINT = Case(
+    key="checkpoint",
+    title="What a checkpoint makes a step wait",
+    text="21 million weights with Adam's state, 250 MB, every 5th step, into the folder of temporary files. Raw "
+    "PyTorch: torch.save, fsync, os.replace. runnerkit also writes the state of random generators and samplers, and a checksum.",
+    candidates=(
+        Candidate("raw PyTorch", "benchmarks.checkpoint_stall", ("raw",)),
+        Candidate("runnerkit", "benchmarks.checkpoint_stall", ("ours",)),
+    ),
+    figures=(Figure("stall_ms", "ms a checkpoint"),),
+)
 IMPORT = Case(
     key="import",
     title="Import",
@@ -170,4 +223,19 @@ GROWTH = (
         ),
         figures=(*EPOCH, Figure("workers", "worker processes", digits=0)),
     ),
+)
+
+GPU = Case(
+    key="gpu",
+    title="On a GPU",
+    text="A ResNet of 13 convolutions, 512 images of 32 x 32 in pinned memory, fp16 AMP, channels_last; host syncs are "
+    "what torch.cuda.set_sync_debug_mode warns of. GradScaler.step has one of its own.",
+    candidates=tuple(
+        Candidate(f"{name}{', compiled' * len(more)}", "benchmarks.gpu", (who, *more))
+        for more in ((), ("--compile",))
+        for who, name in (("raw", "raw PyTorch"), ("ours", "runnerkit"))
+    ),
+    figures=(Figure("step_us", "µs a step"), Figure("syncs", "host syncs a step")),
+    tolerance=0.05,
+    needs_gpu=True,
 )

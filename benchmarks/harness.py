@@ -8,6 +8,7 @@ import statistics
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,10 +80,11 @@ def run(candidate: Candidate, *, timeout_s: float = 900) -> Report:
     Raises:
         CandidateFailed: with the last line that it said.
     """
+    environment = {**os.environ, **ONE_THREAD, "BENCHMARK_STARTED_AT": str(time.time())}
     try:
         terminal, its_terminal = pty.openpty()
         process = subprocess.Popen(
-            candidate.command, cwd=ROOT, env={**os.environ, **ONE_THREAD}, text=True,
+            candidate.command, cwd=ROOT, env=environment, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=its_terminal, start_new_session=True,
         )  # fmt: skip
     except OSError as error:

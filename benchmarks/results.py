@@ -34,7 +34,8 @@ def _cells(outcome: Outcome, name: str, figure: Figure) -> list[str]:
     if not values:
         return ["", "", ""]
     low, middle, high = (f"{each:,.{figure.digits}f}" for each in (min(values), statistics.median(values), max(values)))
-    return [middle, f"{low} to {high}" if low != high else "always", "" if ratio is None else f"{ratio:.2f}"]
+    spread = "" if len(values) == 1 else "always" if low == high else f"{low} to {high}"
+    return [middle, spread, "" if ratio is None else f"{ratio:.2f}"]
 
 
 def conditions(num_rounds: int) -> str:

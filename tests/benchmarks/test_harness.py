@@ -41,7 +41,7 @@ def test_command_measures_raw_and_ours_and_keeps_other_sections(tmp_path):
     text = page.read_text()
     assert text.startswith("# Measured\n\n## By hand\n\nkept\n")
     assert "| raw PyTorch |" in text and "| runnerkit |" in text and "not measured" not in text
-    assert done.stderr.count('"accuracy"') == 4
+    assert done.stderr.count('"accuracy"') == 2
     assert (tmp_path / "plots" / "steps-accuracy.png").stat().st_size > 1000
 
 
