@@ -3,14 +3,16 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+PEERS := .venv-peers
+ROUNDS ?= 9
 # Test files at a time; most tests start two processes of their own.
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test parity check format clean
+.PHONY: help demo test parity bench bench-peers check format clean
 
 help:  ## print this
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 demo: $(VENV)/installed  ## train a small CNN on real images with ddp=True, amp=True; leave logs, checkpoints, curves
 	$(BIN)/python examples/demo.py
@@ -21,6 +23,12 @@ test: $(VENV)/installed  ## run all tests and the examples in docstrings
 
 parity: $(VENV)/installed  ## write the table of engines and launchers in docs/engines.md from a test run
 	RUNNERKIT_WRITE_PARITY_TABLE=1 $(BIN)/python -m pytest tests/engines/test_parity_law.py -k gives
+
+bench: $(VENV)/installed  ## measure runnerkit beside raw PyTorch; write benchmarks/RESULTS.md (ROUNDS=9)
+	$(BIN)/python -m benchmarks --rounds $(ROUNDS)
+
+bench-peers: $(VENV)/installed $(PEERS)/installed  ## the same with seven other frameworks, in an environment of their own
+	$(BIN)/python -m benchmarks --rounds $(ROUNDS) --peers $(PEERS)/bin/python
 
 check: $(VENV)/installed  ## format, lint, types, tests, docstring examples: everything
 	$(BIN)/ruff format --check .
@@ -37,5 +45,10 @@ $(VENV)/installed: setup.cfg pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+$(PEERS)/installed: benchmarks/peers/requirements.txt constraints.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --constraint constraints.txt --requirement benchmarks/peers/requirements.txt
+	touch $@
+
 clean:  ## remove the virtual environment and what tools left behind
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis site
+	rm -rf $(VENV) $(PEERS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis site

@@ -1,0 +1,69 @@
+"""Measure the cases and write their sections of RESULTS.md.
+
+python -m benchmarks, or python -m benchmarks --cases steps import --rounds 3 --peers .venv-peers/bin/python
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+
+from benchmarks import results
+from benchmarks.cases import Case, all_cases
+from benchmarks.harness import CandidateFailed, measure
+
+PACKAGES = (
+    "torch", "accelerate", "catalyst", "lightning", "poutyne", "pytorch-ignite", "torchtnt", "transformers",
+)  # fmt: skip
+
+
+def write(case: Case, *, num_rounds: int, peers: str | None, path: Path) -> bool:
+    """Measure a case and write its section; tell whether all candidates came through."""
+    heading = f"## {case.title}\n\n{case.text}\n"
+    if case.needs_gpu and not torch.cuda.is_available():
+        results.write_section(case.key, f"{heading}\nNot measured: this machine has no GPU.", path)
+        return True
+    num_rounds = case.num_rounds or num_rounds
+    conditions = results.conditions(num_rounds)  # before, so that the load is that of others
+    try:
+        outcome = measure(case.candidates, num_rounds=num_rounds, tolerance=case.tolerance)
+    except CandidateFailed as failure:
+        results.write_section(case.key, f"{heading}\nNot measured: {failure}.", path)
+        print(f"{case.key}: {failure}", file=sys.stderr)
+        return False
+    if peers:
+        conditions += f" Peers: {results.versions(peers, PACKAGES)}."
+    parts = [heading, conditions + "\n", results.table(outcome, case.figures)]
+    if drawing := results.plot(case.key, outcome, case.figures[0], path.parent / "plots"):
+        parts.append(f"\n{drawing}")
+    results.write_section(case.key, "\n".join(parts), path)
+    return not outcome.failures
+
+
+def main() -> None:
+    """Measure what the arguments name; exit with 1 if somebody failed, after all sections are written."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", help="keys of cases, or what they begin with; all by default")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--peers", metavar="PYTHON", help="interpreter of the environment that has the peers")
+    parser.add_argument("--num-batches", type=int, default=5000, help="of case steps (default: 5000)")
+    parser.add_argument("--results", type=Path, default=results.RESULTS)
+    options = parser.parse_args()
+    if options.rounds < 1:
+        parser.error(f"--rounds must be >= 1, got {options.rounds}")
+    cases = all_cases(options.peers, num_batches=options.num_batches)
+    wanted = tuple(options.cases or ("",))
+    unknown = [key for key in wanted if not any(case.key.startswith(key) for case in cases)]
+    if unknown:
+        parser.error(f"no case begins with {unknown[0]!r}; there are {', '.join(case.key for case in cases)}")
+    came_through = True
+    for case in cases:
+        if case.key.startswith(wanted):
+            print(f"{case.key}: {case.title}", file=sys.stderr, flush=True)
+            came_through &= write(case, num_rounds=options.rounds, peers=options.peers, path=options.results)
+    sys.exit(0 if came_through else 1)
+
+
+if __name__ == "__main__":
+    main()

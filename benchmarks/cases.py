@@ -1,0 +1,241 @@
+"""What is measured: the cases, each with its candidates, of which the first is raw PyTorch."""
+
+from dataclasses import dataclass
+
+from benchmarks.harness import Candidate, Figure
+from benchmarks.steps.work import VARIANTS
+
+
+@dataclass(frozen=True)
+class Case:
+    """A table of RESULTS.md.
+
+    Attributes:
+        key: its name on the command line, and of its section.
+        title, text: what was run.
+        candidates: the first is the measure of the others.
+        figures: what they print.
+        tolerance: relative, of the numbers that show that all did the same work.
+        num_rounds: overrides the command line, for counts that are the same each time.
+        needs_gpu: whether to skip it without one.
+    """
+
+    key: str
+    title: str
+    text: str
+    candidates: tuple[Candidate, ...]
+    figures: tuple[Figure, ...]
+    tolerance: float = 1e-4
+    num_rounds: int | None = None
+    needs_gpu: bool = False
+
+
+# What a peer cannot do is left out: barebones reports nothing, Poutyne and Trainer always aggregate the loss.
+PEERS = {
+    "Lightning Fabric": ("lightning_fabric", VARIANTS),
+    "Accelerate": ("accelerate_loop", VARIANTS),
+    "Ignite": ("ignite_engine", VARIANTS),
+    "TorchTNT": ("torchtnt_train", VARIANTS),
+    "Poutyne": ("poutyne_model", VARIANTS),
+    "Catalyst": ("catalyst_runner", VARIANTS),
+    "transformers' Trainer": ("hf_trainer", VARIANTS),
+    "Lightning, barebones": ("lightning_trainer", ("nothing",)),
+    "Lightning": ("lightning_trainer", VARIANTS),
+}
+VARIANT_WORDS = {
+    "nothing": "nothing logged",
+    "loss": "mean loss",
+    "accuracy": "mean loss and accuracy",
+    "log": "loss and accuracy; each 10th step to CSV and TensorBoard",
+    "bar": "loss and accuracy, and a progress bar",
+}
+
+
+def all_cases(peers: str | None = None, *, num_batches: int = 5000) -> list[Case]:
+    """Return all cases; with the peers' scripts if the interpreter of their environment is given."""
+    return [
+        *(_steps(variant, peers, num_batches) for variant in VARIANTS),
+        *(_calls(variant, peers) for variant in VARIANTS if variant != "bar"),  # a bar moves by the clock
+        CNN,
+        *PROCESSES,
+        CHECKPOINT,
+        IMPORT,
+        MEMORY,
+        *GROWTH,
+        GPU,
+    ]
+
+
+def _step_candidates(variant: str, peers: str | None, *more: str) -> tuple[Candidate, ...]:
+    arguments = ("--variant", variant, *more)
+    candidates = [
+        Candidate("raw PyTorch", "benchmarks.steps.raw", arguments),
+        Candidate("runnerkit", "benchmarks.steps.ours", arguments),
+    ]
+    for name, (script, variants) in PEERS.items():
+        if peers is not None and variant in variants:
+            own = (*arguments, "--barebones") if "barebones" in name else arguments
+            candidates.append(Candidate(name, f"benchmarks.peers.{script}", own, python=peers))
+    return tuple(candidates)
+
+
+def _steps(variant: str, peers: str | None, num_batches: int) -> Case:
+    return Case(
+        key=f"steps-{variant}",
+        title=f"A training step: {VARIANT_WORDS[variant]}",
+        text=f"MLP 64-64-10, SGD with momentum, {num_batches:,} ready batches of 32; the first tenth is not timed. "
+        "Poutyne and transformers' Trainer aggregate the loss in any case.",
+        candidates=_step_candidates(variant, peers, "--num-batches", str(num_batches)),
+        figures=(Figure("step_us", "µs a step"),),
+    )
+
+
+def _calls(variant: str, peers: str | None) -> Case:
+    return Case(
+        key=f"calls-{variant}",
+        title=f"Function calls in a training step: {VARIANT_WORDS[variant]}",
+        text="Calls of Python and builtin functions, counted by sys.setprofile: 150 steps less 50, so that what comes "
+        "once cancels. No load on the machine changes them.",
+        candidates=_step_candidates(variant, peers, "--count-calls"),
+        figures=(Figure("calls", "calls a step", digits=0),),
+        num_rounds=1,
+    )
+
+
+CNN = Case(
+    key="cnn",
+    title="A small CNN on Fashion-MNIST, from files to metrics",
+    text="One epoch of training with random crop and flip, then validation; batches of 256; loss and accuracy. On "
+    "scikit-learn's digits where Fashion-MNIST is missing. Raw PyTorch: torchvision's transforms, image by image, in a "
+    "DataLoader. TensorLoader: whole batches are cut, flipped and normalized.",
+    candidates=(
+        Candidate("raw PyTorch", "benchmarks.cnn", ("raw",)),
+        Candidate("runnerkit, the same DataLoader", "benchmarks.cnn", ("same-loader",)),
+        Candidate("runnerkit, TensorLoader", "benchmarks.cnn", ("tensor-loader",)),
+    ),
+    figures=(Figure("seconds", "seconds"),),
+    tolerance=0.1,  # each draws its own crops and order
+)
+TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node=2")
+TWO_PROCESSES = (
+    Candidate("raw PyTorch, torchrun", "benchmarks.ddp.raw", launcher=TORCHRUN),
+    Candidate("runnerkit, torchrun", "benchmarks.ddp.ours", launcher=TORCHRUN),
+    Candidate("raw PyTorch, mp.spawn", "benchmarks.ddp.raw"),
+    Candidate("runnerkit, its own processes", "benchmarks.ddp.ours"),
+)
+PROCESSES = (
+    Case(
+        key="ddp",
+        title="Two processes",
+        text="DistributedDataParallel over gloo, the model of the first case, 500 steps of 32 a process from a "
+        "DataLoader, 30 metrics: from the command to the end of the first step, from there to the last step, and the "
+        "end of the loader, from the last step to metrics that are floats. Raw PyTorch reduces each metric by itself.",
+        candidates=TWO_PROCESSES,
+        figures=(
+            Figure("start_s", "start, s", digits=2),
+            Figure("step_us", "µs a step"),
+            Figure("end_ms", "loader end, ms", digits=2),
+            Figure("collectives", "collectives at the loader's end", digits=0),
+        ),
+        tolerance=0.02,  # they share the samples differently
+    ),
+)
+CHECKPOINT = Case(
+    key="checkpoint",
+    title="What a checkpoint makes a step wait",
+    text="21 million weights with Adam's state, 250 MB, every 5th step, into the folder of temporary files. Raw "
+    "PyTorch: torch.save, fsync, os.replace. runnerkit also writes the state of random generators and samplers, and a checksum.",
+    candidates=(
+        Candidate("raw PyTorch", "benchmarks.checkpoint_stall", ("raw",)),
+        Candidate("runnerkit", "benchmarks.checkpoint_stall", ("ours",)),
+    ),
+    figures=(Figure("stall_ms", "ms a checkpoint"),),
+)
+IMPORT = Case(
+    key="import",
+    title="Import",
+    text="CPU time of an import, in a fresh interpreter.",
+    candidates=tuple(Candidate(f"import {name}", "benchmarks.import_time", (name,)) for name in ("torch", "runnerkit")),
+    figures=(Figure("cpu_s", "CPU seconds", digits=2), Figure("modules", "modules", digits=0)),
+)
+MEMORY = Case(
+    key="memory",
+    title="Peak memory",
+    text="The run of 5,000 steps with mean loss and accuracy; the whole process, and what came after the batches were "
+    "made, imports included.",
+    candidates=(
+        Candidate("raw PyTorch", "benchmarks.memory", ("raw",)),
+        Candidate("runnerkit", "benchmarks.memory", ("ours",)),
+    ),
+    figures=(Figure("peak_mib", "peak, MiB"), Figure("grown_mib", "after the batches, MiB")),
+)
+
+
+def _growth(who: str, name: str, *arguments: str) -> Candidate:
+    return Candidate(name, "benchmarks.growth", (who, *arguments))
+
+
+STEP, EPOCH = (
+    (Figure("step_us", "µs a step"),),
+    (Figure("first_us", "µs an epoch, first tenth"), Figure("last_us", "last tenth")),
+)
+GROWTH = (
+    Case(
+        key="growth-callbacks",
+        title="More callbacks",
+        text="A step of case a; each callback overrides `on_batch_end`.",
+        candidates=(
+            _growth("raw", "raw PyTorch"),
+            *(_growth("ours", f"runnerkit, {n} callbacks", "--callbacks", str(n)) for n in (0, 10, 50)),
+        ),
+        figures=STEP,
+    ),
+    Case(
+        key="growth-metrics",
+        title="More metrics",
+        text="A step of case a with numbers beside the loss, all averaged over the epoch.",
+        candidates=tuple(
+            _growth(who, f"{name}, {n} metrics", "--metrics", str(n))
+            for n in (1, 10, 100)
+            for who, name in (("raw", "raw PyTorch"), ("ours", "runnerkit"))
+        ),
+        figures=STEP,
+    ),
+    Case(
+        key="growth-epochs",
+        title="More epochs",
+        text="Epochs of 3 batches: the median epoch of the first tenth, and of the last.",
+        candidates=tuple(
+            _growth(who, f"{name}, {n} epochs", "--epochs", str(n))
+            for n in (10, 100, 1000)
+            for who, name in (("raw", "raw PyTorch"), ("ours", "runnerkit"))
+        ),
+        figures=EPOCH,
+    ),
+    Case(
+        key="growth-workers",
+        title="Workers between epochs",
+        text="10 epochs of 3 batches from a DataLoader with 2 persistent workers: the first epoch, which starts them, "
+        "the last, and how many were started.",
+        candidates=(
+            _growth("raw", "raw PyTorch", "--epochs", "10", "--workers", "2"),
+            _growth("ours", "runnerkit", "--epochs", "10", "--workers", "2"),
+        ),
+        figures=(*EPOCH, Figure("workers", "worker processes", digits=0)),
+    ),
+)
+
+GPU = Case(
+    key="gpu",
+    title="On a GPU",
+    text="A ResNet of 13 convolutions, 512 images of 32 x 32 in pinned memory, fp16 AMP, channels_last; host syncs are "
+    "what torch.cuda.set_sync_debug_mode warns of. GradScaler.step has one of its own.",
+    candidates=tuple(
+        Candidate(f"{name}{', compiled' * len(more)}", "benchmarks.gpu", (who, *more))
+        for more in ((), ("--compile",))
+        for who, name in (("raw", "raw PyTorch"), ("ours", "runnerkit"))
+    ),
+    figures=(Figure("step_us", "µs a step"), Figure("syncs", "host syncs a step")),
+    tolerance=0.05,
+    needs_gpu=True,
+)

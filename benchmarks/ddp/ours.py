@@ -1,0 +1,57 @@
+"""Cases c and d by runnerkit, which starts its processes or joins those of torchrun."""
+
+import tempfile
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from benchmarks.ddp.work import BATCH_SIZE, WORLD_SIZE, Notes, data, numbers, report
+from benchmarks.steps import work
+from runnerkit import dl
+
+
+class Observer(dl.Callback):
+    """Takes notes of a run of runnerkit."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(order=dl.CallbackOrder.Internal - 1)
+        self.notes = Notes(path)
+
+    def on_stage_start(self, runner: Any) -> None:
+        torch.set_num_threads(1)
+        self.notes.count_collectives()
+
+    def on_step_end(self, runner: Any) -> None:
+        self.notes.step()
+
+    def on_epoch_end(self, runner: Any) -> None:
+        if runner.engine.is_main_process:
+            self.notes.loader_is_over()
+
+
+class ManyNumbers(dl.SupervisedRunner):
+    def handle_batch(self, batch: Any) -> None:
+        super().handle_batch(batch)
+        self.batch_metrics.update(numbers(self.batch["logits"]))
+
+
+def train(path: str) -> None:
+    model = work.make_model()
+    runner = ManyNumbers().train(
+        model=model, criterion=nn.CrossEntropyLoss(), optimizer=work.make_optimizer(model), callbacks=[Observer(path)],
+        loaders={"train": DataLoader(data(), batch_size=BATCH_SIZE)}, loggers={"console": None},
+        engine=dl.DistributedDataParallelEngine(num_processes=WORLD_SIZE, backend="gloo", device="cpu"),
+    )  # fmt: skip
+    if runner.engine.is_main_process:
+        report(path, runner.epoch_metrics["train"]["loss"])
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        train(f"{folder}/notes.json")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""Cases c and d by hand; by itself it starts its processes by mp.spawn, under torchrun it is one of them."""
+
+import os
+import socket
+import tempfile
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+from benchmarks.ddp.work import BATCH_SIZE, WORLD_SIZE, Notes, data, numbers, report
+from benchmarks.steps import work
+
+
+def train(rank: int, port: int | None, path: str) -> None:
+    """Train by hand, each metric reduced by itself; under torchrun `port` is None."""
+    torch.set_num_threads(1)
+    where: dict[str, Any] = {}
+    if port is not None:
+        where = {"init_method": f"tcp://127.0.0.1:{port}", "rank": rank, "world_size": WORLD_SIZE}
+    dist.init_process_group("gloo", **where)
+    notes = Notes(path)
+    model = DistributedDataParallel(work.make_model())
+    optimizer, criterion = work.make_optimizer(model), nn.CrossEntropyLoss()
+    dataset = data()
+    loader = DataLoader(dataset, batch_size=BATCH_SIZE, sampler=DistributedSampler(dataset, shuffle=False))
+    notes.count_collectives()
+    sums: dict[str, Tensor] = {}
+    for features, targets in loader:
+        optimizer.zero_grad()
+        logits = model(features)
+        loss = criterion(logits, targets)
+        loss.backward()
+        optimizer.step()
+        for name, value in {"loss": loss.detach(), **numbers(logits)}.items():
+            sums[name] = sums.get(name, 0) + value.double() * len(targets)
+        notes.step()
+    for total in sums.values():
+        dist.all_reduce(total)
+    means = {name: total.item() / len(dataset) for name, total in sums.items()}
+    if dist.get_rank() == 0:
+        notes.loader_is_over()
+        report(path, means["loss"])
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/notes.json"
+        if "RANK" in os.environ:
+            train(int(os.environ["RANK"]), None, path)
+            return
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        mp.spawn(train, args=(port, path), nprocs=WORLD_SIZE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""Cases c and d, the same for all: two processes over gloo. The first step, the others, and what a loader's end costs."""
+
+import json
+import os
+import time
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from benchmarks.steps import work
+
+WORLD_SIZE, NUM_STEPS, NUM_METRICS, BATCH_SIZE = 2, 500, 30, 32
+COLLECTIVES = ("all_reduce", "all_gather", "all_gather_object", "broadcast", "broadcast_object_list", "barrier")
+
+
+class Notes:
+    """When steps were done, by the clock that all processes share, and what the end of the loader took."""
+
+    def __init__(self, path: str) -> None:
+        self.path, self.times, self.num_collectives = path, [], 0
+        self.at_end = (0.0, 0)
+
+    def count_collectives(self) -> None:
+        """Count what passes through torch.distributed from now on; one collective within another counts once."""
+        depth = 0
+
+        def counted(collective: Any) -> Any:
+            @wraps(collective)
+            def call(*args: Any, **kwargs: Any) -> Any:
+                nonlocal depth
+                self.num_collectives += depth == 0
+                depth += 1
+                try:
+                    return collective(*args, **kwargs)
+                finally:
+                    depth -= 1
+
+            return call
+
+        for name in COLLECTIVES:
+            setattr(dist, name, counted(getattr(dist, name)))
+
+    def step(self) -> None:
+        self.times.append(time.time())
+        self.at_end = (time.perf_counter(), self.num_collectives)
+
+    def loader_is_over(self) -> None:
+        began, before = self.at_end
+        figures = {
+            "start_s": self.times[0] - float(os.environ.get("BENCHMARK_STARTED_AT", "nan")),
+            "step_us": 1e6 * (self.times[-1] - self.times[0]) / (len(self.times) - 1),
+            "end_ms": 1000 * (time.perf_counter() - began),
+            "collectives": self.num_collectives - before,
+        }
+        Path(self.path).write_text(json.dumps(figures))
+
+
+def data() -> TensorDataset:
+    return TensorDataset(*map(torch.cat, zip(*work.make_batches(WORLD_SIZE * NUM_STEPS), strict=True)))
+
+
+def numbers(logits: Tensor) -> dict[str, Tensor]:
+    mean = logits.detach().mean()
+    return {f"metric{number}": mean for number in range(NUM_METRICS - 1)}
+
+
+def report(path: str, loss: float) -> None:
+    print(json.dumps({**json.loads(Path(path).read_text()), "same": {"loss": loss}}), flush=True)

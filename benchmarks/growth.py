@@ -1,0 +1,162 @@
+"""Case h: what a step costs with many callbacks or metrics, and an epoch of 3 batches when there are many of them."""
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from benchmarks.steps import work
+from runnerkit import dl
+
+
+class Listener(dl.Callback):
+    """A callback that does next to nothing at each batch."""
+
+    def __init__(self) -> None:
+        super().__init__(order=dl.CallbackOrder.External)
+        self.num_batches = 0
+
+    def on_batch_end(self, runner: Any) -> None:
+        self.num_batches += 1
+
+
+class ManyMetrics(dl.SupervisedRunner):
+    """Puts so many numbers beside the loss."""
+
+    num_metrics = 0
+
+    def handle_batch(self, batch: Any) -> None:
+        super().handle_batch(batch)
+        mean = self.batch["logits"].detach().mean()
+        self.batch_metrics.update({f"metric{number}": mean for number in range(self.num_metrics)})
+
+
+class EpochClock(dl.Callback):
+    """Notes when epochs begin."""
+
+    def __init__(self) -> None:
+        super().__init__(order=dl.CallbackOrder.External)
+        self.times: list[float] = []
+
+    def on_epoch_start(self, runner: Any) -> None:
+        self.times.append(time.perf_counter())
+
+
+def epoch_us(times: list[float]) -> dict[str, float]:
+    """Return the median microseconds of an epoch, of the first tenth of them and of the last."""
+    lengths = [1e6 * (later - earlier) for earlier, later in itertools.pairwise(times)]
+    tenth = max(1, len(lengths) // 10)
+    return {"first_us": statistics.median(lengths[:tenth]), "last_us": statistics.median(lengths[-tenth:])}
+
+
+def note_worker(folder: str, worker: int) -> None:
+    """Leave a file for each worker process that is started."""
+    Path(folder, str(os.getpid())).touch()
+
+
+def three_batches(num_workers: int, folder: str) -> Any:
+    """Return ready batches, or a DataLoader that keeps its workers."""
+    batches = work.make_batches(3)
+    if not num_workers:
+        return batches
+    features, targets = (torch.cat(each) for each in zip(*batches, strict=True))
+    return DataLoader(
+        TensorDataset(features, targets),
+        batch_size=batches[0][0].shape[0],
+        num_workers=num_workers,
+        persistent_workers=True,
+        worker_init_fn=partial(note_worker, folder),
+    )
+
+
+def raw_steps(batches: work.Batches, num_metrics: int) -> None:
+    """Train by hand, and add each number to a sum of its own."""
+    model = work.make_model()
+    optimizer, criterion = work.make_optimizer(model), nn.CrossEntropyLoss()
+    sums = [torch.zeros((), dtype=torch.float64) for _ in range(num_metrics + 1)]
+    for features, targets in batches:
+        optimizer.zero_grad()
+        logits = model(features)
+        loss = criterion(logits, targets)
+        loss.backward()
+        optimizer.step()
+        mean = logits.detach().mean()
+        for total, value in zip(sums, [loss.detach(), *[mean] * num_metrics], strict=True):
+            total += value * len(targets)
+
+
+def raw_epochs(loader: Any, num_epochs: int) -> list[float]:
+    """Train by hand; return when each epoch began."""
+    model = work.make_model()
+    optimizer, criterion = work.make_optimizer(model), nn.CrossEntropyLoss()
+    times = []
+    for _ in range(num_epochs):
+        times.append(time.perf_counter())
+        loss_sum, num_samples = torch.zeros((), dtype=torch.float64), 0
+        for features, targets in loader:
+            optimizer.zero_grad()
+            loss = criterion(model(features), targets)
+            loss.backward()
+            optimizer.step()
+            loss_sum += loss.detach() * len(targets)
+            num_samples += len(targets)
+        loss_sum.item()
+    return times
+
+
+def ours(loader: Any, *, callbacks: list[dl.Callback], num_epochs: int = 1, num_metrics: int = 0) -> None:
+    model = work.make_model()
+    runner = ManyMetrics()
+    runner.num_metrics = num_metrics
+    runner.train(
+        model=model, criterion=nn.CrossEntropyLoss(), optimizer=work.make_optimizer(model), loaders={"train": loader},
+        callbacks=callbacks, num_epochs=num_epochs, loggers={"console": None}, cpu=True,
+    )  # fmt: skip
+
+
+def steps(options: argparse.Namespace) -> dict[str, float]:
+    batches = work.Batches(work.make_batches(1000))
+    if options.who == "raw":
+        raw_steps(batches, options.metrics)
+    else:
+        ours(batches, callbacks=[Listener() for _ in range(options.callbacks)], num_metrics=options.metrics)
+    return {"step_us": batches.step_us}
+
+
+def epochs(options: argparse.Namespace) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as folder:
+        loader = three_batches(options.workers, folder)
+        if options.who == "raw":
+            times = raw_epochs(loader, options.epochs)
+        else:
+            clock = EpochClock()
+            ours(loader, callbacks=[clock], num_epochs=options.epochs)
+            times = clock.times
+        return {**epoch_us(times), "workers": len(os.listdir(folder))}
+
+
+def main() -> None:
+    """Grow what the arguments tell, by hand or by runnerkit."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("who", choices=("raw", "ours"))
+    parser.add_argument("--callbacks", type=int, default=0)
+    parser.add_argument("--metrics", type=int, default=0)
+    parser.add_argument("--epochs", type=int, help="of 3 batches; instead of the steps of one epoch")
+    parser.add_argument("--workers", type=int, default=0, help="let a DataLoader with persistent workers give them")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    print(json.dumps(steps(options) if options.epochs is None else epochs(options)))
+
+
+if __name__ == "__main__":
+    main()

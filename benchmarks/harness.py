@@ -1,0 +1,161 @@
+"""Run candidates in turns, each in a fresh process, and compare them with the first."""
+
+import json
+import math
+import os
+import pty
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+Report = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A script, which prints its figures as one line of JSON, the last: ``{"step_us": 98.1, "same": {"loss": 1.99}}``.
+
+    Attributes:
+        name: its row.
+        module: run by ``python -m`` from the root of the repository.
+        arguments: of the script.
+        python: the interpreter; peers have their own.
+        launcher: module that starts the script, and its arguments, such as ``("torch.distributed.run",)``.
+    """
+
+    name: str
+    module: str
+    arguments: tuple[str, ...] = ()
+    python: str = sys.executable
+    launcher: tuple[str, ...] = ()
+
+    @property
+    def command(self) -> list[str]:
+        return [self.python, *(["-m", *self.launcher] if self.launcher else []), "-m", self.module, *self.arguments]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number that candidates print: its key, its column's heading, and how many digits follow the point."""
+
+    key: str
+    heading: str
+    digits: int = 1
+
+
+@dataclass
+class Outcome:
+    """What all rounds gave, by the candidates' names; `failures` tells in words who is missing and why."""
+
+    reports: dict[str, list[Report]] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+
+    def values(self, name: str, figure: Figure) -> list[float]:
+        """Return a figure of each round, or nothing if the candidate has no such figure."""
+        return [report[figure.key] for report in self.reports[name] if figure.key in report]
+
+    def ratio(self, name: str, figure: Figure) -> float | None:
+        """Return the median of what the rounds give in units of the first candidate in the same round."""
+        own, first = self.values(name, figure), self.values(next(iter(self.reports)), figure)
+        if not own or not first or not all(first):
+            return None
+        return statistics.median(a / b for a, b in zip(own, first, strict=True))
+
+
+class CandidateFailed(Exception):
+    """A candidate ended with an error, took too long, or printed no figures."""
+
+
+def run(candidate: Candidate, *, timeout_s: float = 900) -> Report:
+    """Run a candidate once; its stderr is a terminal, so that progress bars show what they would show.
+
+    Raises:
+        CandidateFailed: with the last line that it said.
+    """
+    environment = {**os.environ, **ONE_THREAD, "BENCHMARK_STARTED_AT": str(time.time())}
+    try:
+        terminal, its_terminal = pty.openpty()
+        process = subprocess.Popen(
+            candidate.command, cwd=ROOT, env=environment, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=its_terminal, start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        raise CandidateFailed(f"cannot start: {error}") from None
+    os.close(its_terminal)
+    said: list[bytes] = []
+    listener = threading.Thread(target=_listen, args=(terminal, said))
+    listener.start()
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, 9)  # with all processes that it started
+        process.communicate()
+        raise CandidateFailed(f"took more than {timeout_s:g} s") from None
+    finally:
+        listener.join(timeout=10)
+    lines = output.strip().splitlines()
+    if process.returncode != 0 or not lines or not lines[-1].startswith("{"):
+        last_words = b"".join(said).decode(errors="replace").strip().splitlines() or ["no message"]
+        raise CandidateFailed(f"exit code {process.returncode}: {last_words[-1].strip()}")
+    return json.loads(lines[-1])
+
+
+def _listen(terminal: int, said: list[bytes]) -> None:
+    try:
+        while chunk := os.read(terminal, 4096):
+            said.append(chunk)
+            del said[:-50]
+    except OSError:  # Linux's word for "the other side is closed"
+        pass
+    finally:
+        os.close(terminal)
+
+
+def measure(
+    candidates: Sequence[Candidate], *, num_rounds: int, tolerance: float = 1e-4, timeout_s: float = 900
+) -> Outcome:
+    """Run A B C A B C ...; who fails, or did other work than the first, leaves the race and is reported.
+
+    Args:
+        tolerance: relative, of the numbers that stand in `same`.
+    Raises:
+        CandidateFailed: the first candidate failed, which is the measure of the others.
+    """
+    outcome = Outcome({each.name: [] for each in candidates})
+    first = candidates[0].name
+    for _ in range(num_rounds):
+        for candidate in candidates:
+            if candidate.name in outcome.failures:
+                continue
+            try:
+                report = run(candidate, timeout_s=timeout_s)
+                if candidate.name != first:
+                    check_same(report, outcome.reports[first][-1], tolerance=tolerance)
+            except CandidateFailed as failure:
+                if candidate.name == first:
+                    raise CandidateFailed(f"{first}: {failure}") from None
+                outcome.failures[candidate.name] = str(failure)
+                del outcome.reports[candidate.name]
+                print(f"  {candidate.name}: {failure}", file=sys.stderr, flush=True)
+                continue
+            outcome.reports[candidate.name].append(report)
+            print(f"  {candidate.name}: {json.dumps(report)}", file=sys.stderr, flush=True)
+    return outcome
+
+
+def check_same(report: Report, first: Report, *, tolerance: float) -> None:
+    """Raise CandidateFailed unless both did the same work, as far as what they print in `same` tells."""
+    own, others = report.get("same", {}), first.get("same", {})
+    if own.keys() != others.keys():
+        raise CandidateFailed(f"did other work: reports {sorted(own)} instead of {sorted(others)}")
+    for key, value in own.items():
+        if not math.isclose(value, others[key], rel_tol=tolerance):
+            raise CandidateFailed(f"did other work: {key} is {value:.6g} instead of {others[key]:.6g}")

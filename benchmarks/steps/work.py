@@ -1,0 +1,122 @@
+"""The work of case a, the same for all: an MLP 64-64-10 and ready batches of 32, so that what is left is the step."""
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.calls import calls_per_step
+
+# "log" and "bar" are "accuracy" with numbers of single steps in CSV and TensorBoard, or with a progress bar.
+VARIANTS = ("nothing", "loss", "accuracy", "log", "bar")
+LOG_EVERY = 10
+Batch = tuple[Tensor, Tensor]
+
+
+class Batches:
+    """Ready batches that note when the first tenth is used up and when the last is asked for: everybody's stop-watch.
+
+    It costs no call in a step, and a framework that fetches batches ahead is timed over as many steps as the others.
+    """
+
+    batch_size = 32  # some frameworks ask
+
+    def __init__(self, batches: list[Any]) -> None:
+        self.batches = batches
+        self.times: list[float] = []
+
+    def mapped(self, change: Callable[[Batch], Any]) -> "Batches":
+        """Return the batches in another form, made now, with the same stop-watch."""
+        other = Batches([change(each) for each in self.batches])
+        other.times = self.times
+        return other
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        self.times.clear()
+        num_warm = len(self) // 10
+        # Before the last batch, as some count batches and never ask whether there is one more.
+        return chain(self.batches[:num_warm], self._tick(), self.batches[num_warm:-1], self._tick(), self.batches[-1:])
+
+    def _tick(self) -> Iterator[Any]:
+        self.times.append(time.perf_counter())
+        yield from ()
+
+    @property
+    def step_us(self) -> float:
+        """Microseconds between the two ticks, for one step."""
+        return 1e6 * (self.times[1] - self.times[0]) / (len(self) - len(self) // 10 - 1)
+
+
+class Trained(NamedTuple):
+    """What a candidate's `train(batches, variant, folder)` returns: means over the epoch, as the variant has them."""
+
+    model: nn.Module
+    loss: float | None = None
+    accuracy: float | None = None
+
+
+Train = Callable[[Batches, str, Path], Trained]
+
+
+def make_batches(num_batches: int) -> list[Batch]:
+    """Draw (32, 64) float32 and (32,) int64, which depend on each other."""
+    generator = torch.Generator().manual_seed(0)
+    teacher = torch.randn(64, 10, generator=generator)
+    features = [torch.randn(32, 64, generator=generator) for _ in range(num_batches)]
+    return [(each, (each @ teacher).argmax(dim=1)) for each in features]
+
+
+def make_model() -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+def make_optimizer(model: nn.Module) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+
+def num_right(logits: Tensor, targets: Tensor) -> Tensor:
+    return (logits.argmax(dim=1) == targets).sum()
+
+
+def main(train: Train) -> None:
+    """Train as the arguments tell, then print one line of JSON; what stands in `same` is alike for all candidates."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--variant", choices=VARIANTS, default="loss")
+    parser.add_argument("--num-batches", type=int, default=5000)
+    parser.add_argument("--count-calls", action="store_true", help="count calls in a step instead of timing it")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    batches = Batches(make_batches(150 if options.count_calls else options.num_batches))
+    with tempfile.TemporaryDirectory() as folder:
+        if options.count_calls:
+            figures = {"calls": calls_per_step(partial(_train_some, train, batches.batches, options.variant, folder))}
+        trained = train(batches, options.variant, Path(folder))
+        if not options.count_calls:
+            figures = {"step_us": batches.step_us}
+    print(json.dumps({**figures, "same": _same(trained, batches.batches)}))
+
+
+def _train_some(train: Train, batches: list[Batch], variant: str, folder: str, num_steps: int) -> None:
+    with tempfile.TemporaryDirectory(dir=folder) as own:
+        train(Batches(batches[:num_steps]), variant, Path(own))
+
+
+def _same(trained: Trained, batches: list[Batch]) -> dict[str, float]:
+    """Judge the weights too, which tell of all steps, also of a variant without metrics."""
+    means = {name: value for name in ("loss", "accuracy") if (value := getattr(trained, name)) is not None}
+    features, targets = (torch.cat(each) for each in zip(*batches[:50], strict=True))
+    with torch.inference_mode():
+        trained_loss = nn.functional.cross_entropy(trained.model(features), targets)
+    return {**means, "loss of the trained model": trained_loss.item()}

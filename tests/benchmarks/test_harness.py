@@ -1,0 +1,142 @@
+"""The benchmarks compare equal work, and say in words who did not do it."""
+
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks import results
+from benchmarks.calls import calls_per_step
+from benchmarks.cases import all_cases
+from benchmarks.harness import ROOT, Candidate, CandidateFailed, Figure, Outcome, check_same, measure, run
+
+FIGURE = Figure("step_us", "µs a step")
+FIGURES_LINE = "import json; print(json.dumps({'step_us': %s, 'same': {'loss': %s}}))"
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    """Make a candidate of a line of Python."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    def make(name, line):
+        (tmp_path / f"{name}.py").write_text(line)
+        return Candidate(name, name)
+
+    return make
+
+
+@pytest.mark.slow
+def test_command_measures_raw_and_ours_and_keeps_other_sections(tmp_path):
+    """Both train the tiny case, with the same mean loss; what the page held stays."""
+    page = tmp_path / "RESULTS.md"
+    page.write_text("# Measured\n\n## By hand\n\nkept\n")
+
+    command = [sys.executable, "-m", "benchmarks", "--cases", "steps-accuracy", "--rounds", "1", "--num-batches", "40"]
+    done = subprocess.run(
+        [*command, "--results", str(page)], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+    text = page.read_text()
+    assert text.startswith("# Measured\n\n## By hand\n\nkept\n")
+    assert "| raw PyTorch |" in text and "| runnerkit |" in text and "not measured" not in text
+    assert done.stderr.count('"accuracy"') == 2
+    assert (tmp_path / "plots" / "steps-accuracy.png").stat().st_size > 1000
+
+
+def test_candidates_take_turns_and_are_held_against_the_first(script):
+    """A B A B; the ratio is that of the same round."""
+    first, second = script("first", FIGURES_LINE % (100, 2)), script("second", FIGURES_LINE % (150, 2))
+
+    outcome = measure([first, second], num_rounds=2)
+
+    assert outcome.reports["second"] == [{"step_us": 150, "same": {"loss": 2}}] * 2
+    assert outcome.ratio("second", FIGURE) == 1.5
+    assert "| second | 150.0 | always | 1.50 |" in results.table(outcome, [FIGURE])
+
+
+def test_failures_are_told_in_words(script):
+    """An error, other work, other metrics, silence: each leaves the race, the rest goes on."""
+    candidates = [
+        script("first", FIGURES_LINE % (100, 2)),
+        script("broken", "raise RuntimeError('no such optimizer')"),
+        script("lazy", FIGURES_LINE % (1, 3)),
+        script("silent", ""),
+    ]
+
+    outcome = measure(candidates, num_rounds=1)
+
+    assert outcome.failures == {
+        "broken": "exit code 1: RuntimeError: no such optimizer",
+        "lazy": "did other work: loss is 3 instead of 2",
+        "silent": "exit code 0: no message",
+    }
+    assert "\nlazy: not measured, did other work: loss is 3 instead of 2." in results.table(outcome, [FIGURE])
+    with pytest.raises(CandidateFailed, match="did other work: reports \\[\\] instead of \\['loss'\\]"):
+        check_same({}, {"same": {"loss": 1.0}}, tolerance=1e-4)
+
+
+def test_a_first_candidate_that_fails_ends_the_case(script):
+    """Without it there is nothing to compare with."""
+    with pytest.raises(CandidateFailed, match="broken: exit code 1: RuntimeError: no data"):
+        measure([script("broken", "raise RuntimeError('no data')")], num_rounds=1)
+
+
+def test_candidates_that_hang_or_cannot_start_are_reported(script):
+    """With the time they had; with the system's word."""
+    with pytest.raises(CandidateFailed, match=r"took more than 0\.5 s"):
+        run(script("hanging", "import time; time.sleep(60)"), timeout_s=0.5)
+    with pytest.raises(CandidateFailed, match=r"cannot start: .*No such file"):
+        run(Candidate("peer", "any", python="no/such/python"))
+
+
+def test_stderr_is_a_terminal(script):
+    """Progress bars must show, or they would cost nothing."""
+    line = "import sys, json; print(json.dumps({'is_terminal': sys.stderr.isatty()}))"
+
+    assert run(script("bar", line)) == {"is_terminal": True}
+
+
+def test_ratio_to_nothing_is_none():
+    """A count may be zero for raw PyTorch."""
+    outcome = Outcome({"raw": [{"step_us": 0.0}], "ours": [{"step_us": 1.0}]})
+
+    assert outcome.ratio("ours", FIGURE) is None
+
+
+def test_calls_are_counted_exactly():
+    """Python functions, builtins and methods each count one; what is outside the steps cancels."""
+
+    def step(numbers):
+        numbers.append(len(numbers))
+
+    def train(num_steps):
+        sorted(abs(each) for each in range(10))
+        numbers = []
+        for _ in range(num_steps):
+            step(numbers)
+
+    assert calls_per_step(train) == 3.0
+
+
+def test_a_section_is_replaced_in_its_place(tmp_path):
+    """The others stay, byte for byte."""
+    page = tmp_path / "RESULTS.md"
+    results.write_section("a", "first", page)
+    results.write_section("b", "second", page)
+    before = page.read_text()
+
+    results.write_section("a", "third", page)
+
+    assert page.read_text() == before.replace("first", "third")
+
+
+def test_cases_begin_with_raw_pytorch_and_have_keys_of_their_own():
+    """The first row is raw PyTorch, the second is us."""
+    cases = all_cases("python-of-peers")
+
+    assert len({case.key for case in cases}) == len(cases)
+    for case in cases:
+        if case.key != "import":
+            assert [each.name.split(",")[0] for each in case.candidates[:2]] == ["raw PyTorch", "runnerkit"]
