@@ -1,0 +1,107 @@
+"""A step costs a few calls more than the loop written by hand: counted, since times are as noisy as the machine."""
+
+import sys
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from benchmarks.calls import calls_per_step
+from runnerkit import dl
+from tests.tiny import classification, mlp, sgd
+
+BATCHES = list(DataLoader(classification(150 * 4), batch_size=4))
+FILES = {"open", "stat", "lstat", "listdir", "scandir", "access", "exists", "isfile"}
+
+
+def by_hand(num_steps, accuracy=False):
+    """Train, and sum up the loss, as a careful user does."""
+    model = mlp(dropout=0.0)
+    optimizer, criterion = sgd(model), nn.CrossEntropyLoss()
+    total, hits = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.int64)
+    for features, targets in BATCHES[:num_steps]:
+        optimizer.zero_grad()
+        logits = model(features)
+        loss = criterion(logits, targets)
+        loss.backward()
+        optimizer.step()
+        total += loss.detach() * len(targets)
+        if accuracy:
+            hits += (logits.argmax(1) == targets).sum()
+
+
+def ours(num_steps, *callbacks, runner=dl.SupervisedRunner, **options):
+    model = mlp(dropout=0.0)
+    runner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=sgd(model),
+        loaders={"train": BATCHES[:num_steps]},
+        callbacks=list(callbacks),
+        engine=dl.CPUEngine(),
+        **{"loggers": {"console": None}, **options},
+    )
+
+
+class Quiet(dl.Runner):
+    """Logs nothing, and steps by itself."""
+
+    def handle_batch(self, batch):
+        features, targets = batch
+        self.optimizer.zero_grad()
+        self.criterion(self.model(features), targets).backward()
+        self.optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("train", "budget"),
+    [
+        (lambda num_steps: ours(num_steps, runner=Quiet), 20),
+        (ours, 40),
+        (lambda num_steps: ours(num_steps, dl.AccuracyCallback("logits", "targets")), 60),
+    ],
+    ids=["nothing logged", "loss", "loss and accuracy"],
+)
+def test_a_step_keeps_to_its_budget_of_calls(train, budget):
+    """Python functions and builtins, over those of the loop by hand that sums up the loss."""
+    assert calls_per_step(train) - calls_per_step(by_hand) <= budget
+
+
+def test_callbacks_cost_what_they_call_and_nothing_beside():
+    """Fifty that act in no step cost nothing; of those that act each costs its own call."""
+
+    class Idle(dl.Callback):
+        def on_epoch_end(self, runner):
+            pass
+
+    class Acting(dl.Callback):
+        def on_batch_end(self, runner):
+            pass
+
+    alone = calls_per_step(ours)
+    assert calls_per_step(lambda num_steps: ours(num_steps, *(Idle(0) for _ in range(50)))) == alone
+    assert calls_per_step(lambda num_steps: ours(num_steps, *(Acting(0) for _ in range(50)))) == alone + 50
+
+
+def test_a_step_touches_no_file(tmp_path):
+    """With CSV and TensorBoard logs, and checkpoints of the epoch."""
+
+    def train(num_steps):
+        seen = Counter()
+
+        def note(frame, event, argument):
+            if event == "c_call" and argument.__name__ in FILES:
+                seen[argument.__name__] += 1
+
+        sys.setprofile(note)
+        try:
+            ours(num_steps, loggers={}, logdir=tmp_path / str(num_steps), verbose=False)
+        finally:
+            sys.setprofile(None)
+        return seen
+
+    train(3)
+    few, many = train(50), train(150)
+    assert few["open"] and few == many
