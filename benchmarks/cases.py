@@ -144,7 +144,8 @@ CHECKPOINT = Case(
     key="checkpoint",
     title="What a checkpoint makes a step wait",
     text="21 million weights with Adam's state, 250 MB, every 5th step, into the folder of temporary files. Raw "
-    "PyTorch: torch.save, fsync, os.replace. runnerkit also writes the state of random generators and samplers, and a checksum.",
+    "PyTorch: torch.save, fsync, os.replace. runnerkit also writes what a resume needs of random generators and "
+    "samplers, and a checksum.",
     candidates=(
         Candidate("raw PyTorch", "benchmarks.checkpoint_stall", ("raw",)),
         Candidate("runnerkit", "benchmarks.checkpoint_stall", ("ours",)),

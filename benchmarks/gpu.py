@@ -93,7 +93,7 @@ def ours(batches: Batches, *, compiled: bool) -> float:
         criterion=nn.CrossEntropyLoss(),
         optimizer=make_optimizer(model),
         loaders={"train": batches},
-        engine=dl.AMPEngine(channels_last=True, compile=compiled),
+        engine=dl.AMPEngine(dtype=torch.float16, channels_last=True, compile=compiled),
         loggers={"console": None},
     )
     return runner.epoch_metrics["train"]["loss"]

@@ -1,4 +1,4 @@
-"""Cases c and d, the same for all: two processes over gloo. The first step, the others, and what a loader's end costs."""
+"""Cases c and d, the same for all: two processes over gloo; the first step, the others, what a loader's end costs."""
 
 import json
 import os
