@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from runnerkit.callback import CallbackOrder, ICriterionCallback
@@ -41,18 +42,21 @@ class CriterionCallback(ICriterionCallback):
         self.criterion_key = criterion_key
         self.metric_key = f"{prefix}{metric_key}{suffix}"
         self.provides = (self.metric_key,)
+        self._key = criterion_key or None  # None: the runner has one
+        self._autocast: AbstractContextManager[Any] | None = None  # the engine's, while a loader is under way
 
     def on_stage_start(self, runner: IRunner) -> None:
         criterions = as_dict(runner.criterion)
         if (self.criterion_key or "") not in criterions:
             have = sorted(criterions) if criterions else "none"
             raise KeyError(f"CriterionCallback wants criterion {self.criterion_key!r}; the runner has {have}")
+        self._key = (self.criterion_key or "") if isinstance(runner.criterion, dict) else None
 
     def on_loader_start(self, runner: IRunner) -> None:
         self._autocast = runner.engine.autocast()
 
     def on_batch_end(self, runner: IRunner) -> None:
-        criterion: Any = runner.criterion if self.criterion_key is None else runner.criterion[self.criterion_key]
+        criterion: Any = runner.criterion if self._key is None else runner.criterion[self._key]
         arguments, keyword_arguments = pick(runner, self.input_key, self.target_key, reader="CriterionCallback")
-        with self._autocast:
+        with self._autocast or runner.engine.autocast():
             runner.batch_metrics[self.metric_key] = criterion(*arguments, **keyword_arguments)

@@ -22,7 +22,7 @@ def pick(runner: IRunner, *keys: Keys, reader: str) -> tuple[list[Any], dict[str
     keyword_arguments: dict[str, Any] = {}
     try:
         for each in keys:
-            if type(each) is str:  # a step calls this for each of its callbacks
+            if type(each) is str or isinstance(each, str):  # the former costs no call
                 arguments += [batch[each]]
             elif isinstance(each, dict):
                 keyword_arguments |= {name: batch[key] for key, name in each.items()}

@@ -51,15 +51,23 @@ class LoaderStateCallback(IMetricCallback, ABC, Generic[State]):
         """Write ``runner.loader_metrics`` from what all processes have seen."""
 
     def on_stage_start(self, runner: IRunner) -> None:
-        self._under_way.clear()
         self._loaded = {}
 
+    def on_exception(self, runner: IRunner) -> None:
+        self._under_way.clear()  # not at a stage's start: an evaluation may come within a loader, as a stage of its own
+
+    def begin(self, runner: IRunner) -> State | None:
+        """Make the state of the loader under way; also for a callback that was switched on within it."""
+        state = self.new_state(runner)
+        if state is not None:
+            self._engine = runner.engine
+            self._under_way[runner.loader_key] = state
+        return state
+
     def on_loader_start(self, runner: IRunner) -> None:
-        state, engine = self.new_state(runner), runner.engine
+        state, engine = self.begin(runner), runner.engine
         if state is None:
             return
-        self._engine = engine
-        self._under_way[runner.loader_key] = state
         ranks = self._loaded.pop(runner.loader_key, [])
         if runner.loader_batch_step:  # the loader goes on from a checkpoint
             state.load_state_dicts(ranks[engine.rank :: engine.num_processes], device=engine.device)

@@ -79,6 +79,8 @@ class LoaderSumsCallback(LoaderStateCallback[LoaderSums]):
     def on_batch_end(self, runner: IRunner) -> None:
         inputs, _ = pick(runner, *self.keys, reader=type(self).__name__)
         sums = self.count(*[each.detach() for each in inputs])
+        if runner.loader_key not in self._under_way:
+            self.begin(runner)
         self._under_way[runner.loader_key].add(sums)
         if self.log_on_batch:
             values = self.values(sums)

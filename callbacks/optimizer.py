@@ -56,12 +56,14 @@ class OptimizerCallback(IOptimizerCallback):
         self._steps_now = self._may_be_silent = True
         self._silence: ExitStack | None = None  # while gradients stay in this process
         self._is_checked = False
+        self._key = optimizer_key or None  # None: the runner has one
 
     def on_stage_start(self, runner: IRunner) -> None:
         optimizers = as_dict(runner.optimizer)
         if (self.optimizer_key or "") not in optimizers:
             have = sorted(optimizers) if optimizers else "none"
             raise KeyError(f"OptimizerCallback wants optimizer {self.optimizer_key!r}; the runner has {have}")
+        self._key = (self.optimizer_key or "") if isinstance(runner.optimizer, dict) else None
         self._is_checked = False
         steppers = [innermost(each) for each in runner.callbacks.values()]
         paces = {each.accumulation_steps for each in steppers if isinstance(each, OptimizerCallback)}
@@ -81,7 +83,7 @@ class OptimizerCallback(IOptimizerCallback):
         if not runner.is_train_loader:
             return
         if self.num_pending == 0:
-            optimizer = runner.optimizer if self.optimizer_key is None else runner.optimizer[self.optimizer_key]
+            optimizer = runner.optimizer if self._key is None else runner.optimizer[self._key]
             runner.engine.zero_grad(optimizer)
         is_last = runner.loader_batch_step == runner.loader_batch_len
         self._steps_now = is_last or self.num_pending + 1 == self.accumulation_steps
@@ -103,7 +105,7 @@ class OptimizerCallback(IOptimizerCallback):
             self._step(runner)
 
     def _step(self, runner: IRunner) -> None:
-        optimizer = runner.optimizer if self.optimizer_key is None else runner.optimizer[self.optimizer_key]
+        optimizer = runner.optimizer if self._key is None else runner.optimizer[self._key]
         runner.engine.synchronize(optimizer)
         if self.num_pending > 1 or not self._is_checked:
             self._average(optimizer)

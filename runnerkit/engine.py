@@ -229,11 +229,11 @@ class IEngine(ABC):
                 if type(each) is not Tensor or each.device != self.device:
                     break
             else:  # they are there: asking them costs a fifth of moving them
-                return batch
+                return batch if type(batch) is tuple else [*batch]  # a list of the user's own may be changed later
         return move(batch, self.device, path="batch", channels_last=self.channels_last)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Context of ``handle_batch``."""
+        """Context of ``handle_batch``: asked for once a run, after :meth:`setup`, and entered for each batch."""
         return self.precision.autocast()
 
     def backward(self, loss: Tensor, optimizer: Optimizer | None = None) -> None:

@@ -36,10 +36,12 @@ def topk_hits(logits: Tensor, targets: Tensor, topk: Sequence[int]) -> list[Tens
     for k in topk:
         if not 1 <= k <= num_classes:
             raise ValueError(f"k must be in [1, {num_classes}] for {num_classes} classes, got {k}")
-    if tuple(topk) == (1,):
-        return [(logits.argmax(1) == targets).sum()]
-    is_hit = logits.topk(max(topk), dim=1).indices == targets.unsqueeze(1)
-    return [is_hit[:, :k].sum() for k in topk]
+    # Of equal scores, which half precision is full of, the first wins for k = 1, whatever other k there are.
+    hits = []
+    for k in topk:
+        is_hit = logits.argmax(1) == targets if k == 1 else logits.topk(k, dim=1).indices == targets.unsqueeze(1)
+        hits += [is_hit.sum()]
+    return hits
 
 
 def accuracy(logits: Tensor, targets: Tensor, topk: Sequence[int] = (1,)) -> list[Tensor]:

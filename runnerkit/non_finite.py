@@ -19,8 +19,9 @@ class FirstNonFinite:
         self._host_steps: dict[str, float] = {}
 
     def add(self, keys: tuple[str, ...], values: Tensor, batch_step: int) -> None:
-        """Look at the values of one batch, (len(keys),) float; no host sync."""
-        good = torch.full_like(values, math.inf)
+        """Look at the values of one batch, (len(keys),) of any dtype; no host sync."""
+        counts = torch.float32 if values.device.type == "mps" else torch.float64  # bf16 cannot count to 300
+        good = torch.full(values.shape, math.inf, dtype=counts, device=values.device)
         steps = torch.where(values.isfinite(), good, batch_step)
         self._steps[keys] = torch.minimum(self._steps.get(keys, good), steps)
 

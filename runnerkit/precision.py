@@ -141,7 +141,7 @@ class AMP(Precision):
 
     def autocast(self) -> AbstractContextManager[Any]:
         assert self._device_type is not None, "setup() comes first"
-        # An autocast object keeps the state to go back to on itself, so each entry gets its own.
+        # It keeps the state to go back to on itself: it may be entered again, but not within itself.
         return torch.autocast(self._device_type, dtype=self.dtype)
 
     def backward(self, loss: Tensor, optimizer: Optimizer | None = None) -> None:

@@ -60,8 +60,12 @@ class SupervisedRunner(Runner):
         self.output_key = output_key
         self.target_key = target_key
         self.loss_key = loss_key
-        self._input_names = _names(input_key)
-        self._batch_names = [*self._input_names, *_names(target_key)]
+        self._read_keys()
+
+    def _read_keys(self) -> None:
+        self._keys = self.input_key, self.target_key
+        self._input_names = _names(self.input_key)
+        self._batch_names = [*self._input_names, *_names(self.target_key)]
 
     def get_callbacks(self, stage: str) -> dict[str, ICallback]:
         callbacks = super().get_callbacks(stage)
@@ -88,6 +92,8 @@ class SupervisedRunner(Runner):
         return self._forward(self._named(batch), **kwargs)
 
     def _named(self, batch: Batch) -> dict[str, Any]:
+        if self._keys != (self.input_key, self.target_key):  # somebody has set them meanwhile
+            self._read_keys()
         if isinstance(batch, list | tuple) and len(batch) <= len(self._batch_names):
             return dict(zip(self._batch_names, batch, strict=False))
         if isinstance(batch, Mapping):

@@ -1,0 +1,147 @@
+"""What a fast step may not cost: batches, keys and types of the user's own work as in the loop by hand."""
+
+from contextlib import nullcontext
+from enum import StrEnum
+
+import pytest
+import torch
+from torch import nn
+
+from runnerkit import dl
+from runnerkit.metrics import LoaderMeans, topk_hits
+from runnerkit.non_finite import FirstNonFinite
+from tests.tiny import loader, mlp, sgd
+
+
+def fit(*, batches=None, runner=None, num_epochs=1, model=None, **options):
+    model = model or mlp(dropout=0.0)
+    return (runner or dl.SupervisedRunner()).train(
+        model=model,
+        loaders={"train": batches or loader(16, 4)},
+        num_epochs=num_epochs,
+        engine=dl.CPUEngine(),
+        loggers={"console": None},
+        **{"criterion": nn.CrossEntropyLoss(), "optimizer": sgd(model), **options},
+    )
+
+
+def test_a_list_that_handle_batch_changes_is_not_the_loaders_own():
+    """Batches that the user keeps stay as they are, whatever is put in their place."""
+
+    class Shifting(dl.SupervisedRunner):
+        def handle_batch(self, batch):
+            batch[0] = batch[0] + 1
+            super().handle_batch(batch)
+
+    batches = [list(batch) for batch in loader(16, 4)]
+    before = [features.clone() for features, _ in batches]
+    fit(batches=batches, runner=Shifting(), num_epochs=3)
+    assert all(torch.equal(features, kept) for (features, _), kept in zip(batches, before, strict=True))
+
+
+@pytest.mark.parametrize("value", [torch.tensor(3), torch.tensor(True), torch.tensor(1.5, dtype=torch.bfloat16)])
+def test_the_first_batch_that_is_not_finite_is_found_beside_metrics_of_any_type(value):
+    """Also far into an epoch, where 16 bits cannot count its batches."""
+    for more in ({}, {"loss": torch.tensor(0.5)}):
+        means = LoaderMeans(FirstNonFinite())
+        for step in range(1, 3):
+            means.update({"n": value, **more}, 4, batch_step=step)
+        assert means.first_non_finite.find(rank=0) is None
+    means = LoaderMeans(FirstNonFinite())
+    means.update({"n": torch.tensor(1.0, dtype=torch.float16)}, 4, batch_step=70_000)
+    means.update({"n": torch.tensor(float("nan"), dtype=torch.float16)}, 4, batch_step=70_001)
+    assert means.first_non_finite.find(rank=0) == (70_001, 0, "n")
+
+
+def test_accuracy_of_one_k_does_not_depend_on_the_others():
+    """Half precision is full of equal scores; of those the first wins."""
+    logits = torch.randn(512, 100, generator=torch.Generator().manual_seed(0)).bfloat16()
+    targets = logits.float().argmax(1)
+    assert [int(topk_hits(logits, targets, topk)[0]) for topk in ((1,), (1, 3), (1, 5))] == [512] * 3
+    assert int(topk_hits(logits, targets, (1, 3))[1]) == int(topk_hits(logits, targets, (3, 5))[0])
+
+
+def test_keys_set_after_the_constructor_are_those_that_count():
+    """As a subclass does, or somebody between training and prediction."""
+
+    class Images(dl.SupervisedRunner):
+        def __init__(self):
+            super().__init__()
+            self.input_key = "image"
+
+    data = [{"image": features, "targets": targets} for features, targets in loader(16, 4)]
+    assert fit(batches=data, runner=Images()).epoch_metrics["train"]["loss"] > 0
+
+
+def test_keys_may_be_an_enum_of_strings():
+    class Key(StrEnum):
+        logits = "logits"
+
+    metrics = fit(callbacks=[dl.AccuracyCallback(Key.logits, "targets")]).epoch_metrics["train"]
+    assert 0 <= metrics["accuracy"] <= 1
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_an_empty_key_names_the_only_component(many):
+    """Whether it came alone or in a dict."""
+    model = mlp(dropout=0.0)
+    callbacks = [
+        dl.CriterionCallback("logits", "targets", criterion_key=""),
+        dl.BackwardCallback("loss"),
+        dl.OptimizerCallback("loss", optimizer_key=""),
+    ]
+    criterion, optimizer = nn.CrossEntropyLoss(), sgd(model)
+    if many:
+        criterion, optimizer = {"": criterion}, {"": optimizer}
+    fit(model=model, criterion=criterion, optimizer=optimizer, callbacks=callbacks)
+
+
+def test_callbacks_that_are_switched_on_within_a_loader_work_from_there():
+    """Criterion and metric too, which prepare at a loader's start what they then were not there for."""
+    accuracy = dl.CallbackWrapper(dl.AccuracyCallback("logits", "targets"), enable_callback=False)
+    second = dl.CriterionCallback("logits", "targets", metric_key="second")
+    wrapped = dl.CallbackWrapper(second, enable_callback=False)
+
+    class Switch(dl.Callback):
+        def on_batch_start(self, runner):
+            if runner.loader_batch_step == 3:
+                accuracy.enable_callback = wrapped.enable_callback = True
+
+    first = dl.CriterionCallback("logits", "targets")
+    metrics = fit(callbacks=[Switch(0), first, accuracy, wrapped]).epoch_metrics["train"]
+    assert "accuracy" in metrics and "second" in metrics
+
+
+def test_an_evaluation_within_a_loader_leaves_its_sums_alone():
+    """A callback may evaluate another loader in the middle of the training one."""
+
+    class Evaluate(dl.Callback):
+        def on_step_end(self, runner):
+            if runner.loader_batch_step == 2:
+                runner.evaluate_loader(loader(8, 4))
+
+    accuracy = dl.AccuracyCallback("logits", "targets")
+    plain = fit(callbacks=[dl.AccuracyCallback("logits", "targets")]).epoch_metrics["train"]
+    assert fit(callbacks=[accuracy, Evaluate(0)]).epoch_metrics["train"]["accuracy"] == plain["accuracy"]
+
+
+def test_an_engine_is_asked_for_its_autocast_once_a_run():
+    """And enters it for each batch."""
+
+    class Counting(dl.CPUEngine):
+        num_asked = 0
+
+        def autocast(self):
+            type(self).num_asked += 1
+            return nullcontext()
+
+    model = mlp()
+    dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=sgd(model),
+        loaders={"train": loader(16, 4)},
+        engine=Counting(),
+        loggers={"console": None},
+    )
+    assert Counting.num_asked == 2, "the loop's, and the criterion's of the one loader"
