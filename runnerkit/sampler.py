@@ -25,7 +25,8 @@ class Place(NamedTuple):
 
 
 _LARGEST_BATCH = 2**32  # positions of whole batches lie so far apart
-_HELD = ("origin", "batch_sampler", "sampler", "batches", "dataset")  # by a loader, a share, a sampler, a subset
+# By a loader, a share, a sampler, a subset, a concatenation.
+_HELD = ("origin", "batch_sampler", "sampler", "batches", "dataset", "datasets", "collate_fn")
 
 
 class ShardedBatchSampler(Sampler[list[int]]):
@@ -100,8 +101,9 @@ class ShardedBatches(Sampler[Any]):
     """Every world_size-th batch of the user's own, whole.
 
     Args:
-        batches: a batch sampler, which yields lists of indices; or a sampler of indices each of which is a batch
-            (``batch_size=None``). Iterated with every generator seeded by (seed, epoch).
+        batches: a batch sampler, which yields iterables of indices; or a sampler (``batch_size=None``) each of whose
+            indices the data set makes a batch of. Iterated with every generator seeded by (seed, epoch).
+        is_batch_sampler: which of the two.
         training: all processes get equally many batches.
         uneven: whether, in training, the last batches that are too few for all processes are dropped, or the first
             ones repeated.
@@ -112,9 +114,11 @@ class ShardedBatches(Sampler[Any]):
     shares_whole_batches = True
 
     def __init__(
-        self, batches: Iterable[Any], *, training: bool, uneven: Uneven, rank: int, world_size: int, seed: int
-    ) -> None:
+        self, batches: Iterable[Any], *, is_batch_sampler: bool, training: bool, uneven: Uneven, rank: int,
+        world_size: int, seed: int,
+    ) -> None:  # fmt: skip
         self.batches = batches
+        self.is_batch_sampler = is_batch_sampler
         self.training = training
         self.uneven = uneven
         self.rank = rank
@@ -147,11 +151,11 @@ class ShardedBatches(Sampler[Any]):
         batches = self._order()
         for number in self._share(len(batches)):
             batch = batches[number % len(batches)]
-            if isinstance(batch, list | tuple):
+            if self.is_batch_sampler:
                 first = number * _LARGEST_BATCH
                 yield [Place(self.epoch, first + offset, index) for offset, index in enumerate(batch)]
             else:
-                yield Place(self.epoch, number, batch)
+                yield Place(self.epoch, number, batch)  # a list too is one index
 
     def __len__(self) -> int:
         assert isinstance(self.batches, Sized)
@@ -211,11 +215,23 @@ def seeded_order(sampler: Any, seed: int) -> list[Any]:
 
 
 def set_epoch(epoch: int, *holders: Any) -> None:
-    """Call ``set_epoch`` on `holders` and on the samplers and data sets that they hold: once on each that has it."""
+    """Call ``set_epoch`` on `holders` and on what they hold, samplers and data sets for instance: once on each."""
     parts = list(holders)
+    known = set(map(id, parts))
     for part in parts:  # which grow meanwhile
-        held = (getattr(part, name, None) for name in _HELD)
-        parts += [each for each in held if each is not None and not any(each is known for known in parts)]
+        for each in _held_by(part):
+            if each is not None and id(each) not in known:
+                known.add(id(each))
+                parts.append(each)
     methods = (getattr(part, "set_epoch", None) for part in parts)
     for method in dict.fromkeys(each for each in methods if callable(each)):
         method(epoch)
+
+
+def _held_by(part: Any) -> Iterator[Any]:
+    for name in _HELD:
+        held = getattr(part, name, None)
+        if name == "datasets":  # of a ConcatDataset, a StackDataset
+            yield from held.values() if isinstance(held, dict) else held if isinstance(held, list | tuple) else ()
+        else:
+            yield held

@@ -1,6 +1,7 @@
 """A data set whose every sample draws from generators seeded by its place in the epoch."""
 
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch.utils.data import Dataset, StackDataset, Subset, TensorDataset, get_worker_info
@@ -21,53 +22,54 @@ class SeededDataset(Dataset[Any]):
     Args:
         dataset: map-style. If it fetches whole batches (``__getitems__``), the generators are seeded once a batch.
         seed: with epoch and place it fixes what a sample draws.
+        collate_fn: the loader's, which a worker that outlives an epoch tells of the next one.
     """
 
-    def __init__(self, dataset: Any, *, seed: int) -> None:
+    def __init__(self, dataset: Any, *, seed: int, collate_fn: Any = None) -> None:
         self.dataset = dataset
         self.seed = seed
+        self.collate_fn = collate_fn
         self._epoch = -1
 
-    def __getitem__(self, place: Place | list[Place]) -> Any:
-        """Fetch the sample at `place`; what the data set makes of a list, if the loader's own sampler gives lists."""
-        return self._fetch(place, is_one=True)
+    def __getitem__(self, place: Place) -> Any:
+        """Fetch what the data set has at the index of `place`, whatever that is."""
+        keeping = self._enter(place.epoch)
+        if _draws_nothing(self.dataset):
+            return self.dataset[place.index]
+        with keeping():
+            return self._drawn(place)
 
     def __getitems__(self, places: list[Place]) -> Any:
         """Fetch the samples at `places`, in order: a list, or what the data set makes of a batch."""
-        return self._fetch(places, is_one=_fetches_batches(self.dataset))
+        keeping = self._enter(places[0].epoch) if places else nullcontext
+        if not places or _draws_nothing(self.dataset):
+            return self._batch(places)
+        with keeping():
+            if not _fetches_batches(self.dataset):
+                return [self._drawn(place) for place in places]
+            self._seed(places[0])
+            return self._batch(places)
 
-    def _fetch(self, places: Place | list[Place], *, is_one: bool) -> Any:
-        in_worker = get_worker_info() is not None
-        if in_worker:
-            self._enter(_first(places).epoch)
-        if _draws_nothing(self.dataset):
-            return self._plain(places, is_one=is_one)
-        with nullcontext() if in_worker else keep_cpu_rng():
-            return self._seeded(places, is_one=is_one)
-
-    def _enter(self, epoch: int) -> None:
-        if epoch != self._epoch:  # a worker that outlives an epoch has a data set of its own
+    def _enter(self, epoch: int) -> Callable[[], AbstractContextManager[None]]:
+        """Tell a worker's own parts of a new epoch; returns what keeps the generators that are not the data set's."""
+        if get_worker_info() is None:
+            return keep_cpu_rng
+        if epoch != self._epoch:  # a worker that outlives an epoch
             self._epoch = epoch
-            set_epoch(epoch, self.dataset)
+            set_epoch(epoch, self.dataset, self.collate_fn)
+        return nullcontext
 
-    def _plain(self, places: Place | list[Place], *, is_one: bool) -> Any:
-        if isinstance(places, Place):
-            return self.dataset[places.index]
-        indices = [place.index for place in places]
-        if not is_one:
-            return [self.dataset[index] for index in indices]
-        return self.dataset.__getitems__(indices) if _fetches_batches(self.dataset) else self.dataset[indices]
+    def _batch(self, places: list[Place]) -> Any:
+        if _fetches_batches(self.dataset):
+            return self.dataset.__getitems__([place.index for place in places])
+        return [self.dataset[place.index] for place in places]
 
-    def _seeded(self, places: Place | list[Place], *, is_one: bool) -> Any:
-        if isinstance(places, list) and not is_one:
-            return [self._seeded(place, is_one=True) for place in places]
-        first = _first(places)
-        seed_generators(derive_seed(self.seed, "sample", first.epoch, first.position))
-        return self._plain(places, is_one=is_one)
+    def _drawn(self, place: Place) -> Any:
+        self._seed(place)
+        return self.dataset[place.index]
 
-
-def _first(places: Place | list[Place]) -> Place:
-    return places if isinstance(places, Place) else places[0]
+    def _seed(self, place: Place) -> None:
+        seed_generators(derive_seed(self.seed, "sample", place.epoch, place.position))
 
 
 def _draws_nothing(dataset: Any) -> bool:

@@ -31,11 +31,12 @@ class ShardedStream(IterableDataset[Any]):
         rank, world_size: which share.
         seed: with the epoch it fixes what is drawn.
         key: the loader's, for messages.
+        collate_fn: the loader's, which a worker that outlives an epoch tells of the next one.
     """
 
     def __init__(
         self, dataset: Any, *, batch_size: int | None, drop_last: bool, training: bool, uneven: Uneven,
-        rank: int, world_size: int, seed: int, key: str,
+        rank: int, world_size: int, seed: int, key: str, collate_fn: Any = None,
     ) -> None:  # fmt: skip
         self.dataset = dataset
         self.batch_size = batch_size
@@ -46,6 +47,7 @@ class ShardedStream(IterableDataset[Any]):
         self.world_size = world_size
         self.seed = seed
         self.key = key
+        self.collate_fn = collate_fn
         # Epoch; samples consumed before; below how many samples a tail joined them. In shared memory, as workers may
         # outlive an epoch.
         self._start = torch.zeros(3, dtype=torch.int64)
@@ -154,7 +156,7 @@ class ShardedStream(IterableDataset[Any]):
     def _samples(self) -> Iterator[Any]:
         epoch, num_consumed, _ = self._start.tolist()
         if get_worker_info() is not None:  # it has a stream of its own
-            set_epoch(epoch, self.dataset)
+            set_epoch(epoch, self.dataset, self.collate_fn)
         seed_generators(derive_seed(self.seed, "stream", epoch))
         iterator = iter(self.dataset)
         for position in count():

@@ -22,7 +22,8 @@ def shard_loader(
 
     A DistributedSampler of the user's own is left alone. A loader that is no DataLoader gives its share itself, by a
     method ``shard(*, key, training, rank, world_size, seed, uneven)``; with one process it needs none. A sampler
-    without length may be endless: it is never drained, and one process runs its loader as it is.
+    without length may be endless: it is never drained, and one process runs its loader as it is; so it does one of a
+    subclass that keeps an iterator.
 
     Args:
         loader: a DataLoader (or subclass), or any iterable of batches.
@@ -47,10 +48,19 @@ def shard_loader(
             )
         return loader
     place["seed"] = loader_seed(seed, key)
+    iterator = _kept_iterator(loader)
+    if iterator is not None and distributed_sampler_of(loader) is None:
+        if world_size > 1:
+            raise TypeError(
+                f"loader {key!r}: {type(loader).__name__} overrides __iter__ and keeps an iterator over all samples, "
+                f"{iterator!r}, and so cannot be shared among {world_size} processes; use a DataLoader with "
+                "persistent_workers=True, or make the iterator in __iter__"
+            )
+        return loader
     if isinstance(loader.dataset, IterableDataset):
         stream = ShardedStream(
             loader.dataset, batch_size=loader.batch_size, drop_last=loader.drop_last, training=training, uneven=uneven,
-            key=key, **place,
+            key=key, collate_fn=loader.collate_fn, **place,
         )  # fmt: skip
         return _with_feed(copy.copy(loader), stream, dataset=stream, batch_sampler=None, batch_size=None)
     own = distributed_sampler_of(loader)
@@ -86,6 +96,14 @@ def distributed_sampler_of(loader: Any) -> DistributedSampler[Any] | None:
     return next((each for each in candidates if isinstance(each, DistributedSampler)), None)
 
 
+def _kept_iterator(loader: DataLoader[Any]) -> str | None:
+    """Name the attribute by which a subclass goes on with an iterator of its own: a copy would go on with it too."""
+    if type(loader).__iter__ is DataLoader.__iter__:
+        return None
+    own = vars(loader).keys() - {"_iterator", "dataset", "sampler", "batch_sampler"}  # these a share replaces
+    return next((name for name in sorted(own) if isinstance(vars(loader)[name], Iterator)), None)
+
+
 def _sampler_name(loader: DataLoader[Any]) -> str:
     is_own = loader.batch_size is None and loader.batch_sampler is not None
     return type(loader.batch_sampler if is_own else loader.sampler).__name__
@@ -98,8 +116,8 @@ def _share_indices(
     place = {"rank": rank, "world_size": world_size, "seed": seed}
     batches: Any = loader.batch_sampler
     share: ShardedBatchSampler | ShardedBatches
-    # A loader that was given a batch sampler has no batch size.
-    is_plain = batches is not None and (loader.batch_size is not None or type(batches) is BatchSampler)
+    # A loader that was given a batch sampler has no batch size; a subclass may have put one in place of the loader's.
+    is_plain = isinstance(batches, BatchSampler) and (loader.batch_size is not None or type(batches) is BatchSampler)
     if is_plain:
         sampler: Any = batches.sampler
         if training and len(sampler) < world_size:
@@ -107,11 +125,14 @@ def _share_indices(
         share = ShardedBatchSampler(sampler, batch_size=batches.batch_size, drop_last=batches.drop_last, **place)
     else:
         whole = loader.sampler if batches is None else batches
-        share = ShardedBatches(whole, training=training, uneven=uneven, **place)
+        share = ShardedBatches(
+            whole, is_batch_sampler=batches is not None, training=training, uneven=uneven, **place
+        )  # fmt: skip
     name = "sampler" if batches is None else "batch_sampler"
     shard = copy.copy(loader)
     vars(shard)[name] = share
-    return _with_feed(shard, share, dataset=SeededDataset(loader.dataset, seed=seed), **{name: Places(share)})
+    dataset = SeededDataset(loader.dataset, seed=seed, collate_fn=loader.collate_fn)
+    return _with_feed(shard, share, dataset=dataset, **{name: Places(share)})
 
 
 def _with_feed(shard: DataLoader[Any], share: Any, **replaced: Any) -> DataLoader[Any]:

@@ -1,5 +1,6 @@
 """Exact sharding: each sample once, in an order that the number of processes does not change."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -229,6 +230,97 @@ def test_a_loader_may_know_its_own_share():
     share = shard_loader(Mine(), key="train", training=True, rank=1, world_size=2, seed=3, uneven="pad")
 
     assert share == ("train", True, 1, 2, 3, "pad")
+
+
+class Fast(DataLoader):
+    """Makes the next epoch's iterator at the end of this one."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.next_batches = iter(list(super().__iter__()))
+
+    def __iter__(self):
+        yield from self.next_batches
+        self.next_batches = iter(list(super().__iter__()))
+
+
+class Repeated:
+    def __init__(self, sampler):
+        self.sampler = sampler
+
+    def __iter__(self):
+        while True:
+            yield from self.sampler
+
+
+class MultiEpochs(DataLoader):
+    """As timm's: one iterator for all epochs, over a batch sampler that never ends."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        vars(self)["batch_sampler"] = Repeated(self.batch_sampler)
+        self.iterator = super().__iter__()
+
+    def __len__(self):
+        return len(self.batch_sampler.sampler)
+
+    def __iter__(self):
+        yield from (next(self.iterator) for _ in range(len(self)))
+
+
+@pytest.mark.parametrize(("kind", "name"), [(Fast, "next_batches"), (MultiEpochs, "iterator")])
+def test_a_loader_that_keeps_an_iterator_is_refused_by_several_processes(kind, name):
+    """Every rank would get all samples. One process runs it as it is; without such an iterator it is shared."""
+    loader = kind(indices(4), batch_size=2)
+
+    with pytest.raises(TypeError, match=f"'train': {kind.__name__} overrides __iter__.* '{name}'.* among 2 processes"):
+        shard_loader(loader, key="train", training=True, rank=0, world_size=2, seed=42)
+
+    for _ in range(2):
+        share = shard_loader(loader, key="train", training=True, rank=0, world_size=1, seed=42)
+        assert [batch[0].tolist() for batch in batches_of(share)] == [[0, 1], [2, 3]]
+
+
+def test_a_loader_that_overrides_iteration_is_shared():
+    """It iterates its own share."""
+
+    class Doubled(DataLoader):
+        def __iter__(self):
+            return ([2 * each for each in batch] for batch in super().__iter__())
+
+    assert shards(Doubled(indices(4), batch_size=1), 2) == [[[0], [4]], [[2], [6]]]
+
+
+BATCHES = {
+    "arrays": np.array_split(np.arange(6), 3),
+    "matrix": np.arange(6).reshape(3, 2),
+    "tensors": list(torch.arange(6).split(2)),
+    "ranges": [range(2), range(2, 4), range(4, 6)],
+    "sets": [{0, 1}, {2, 3}, {4, 5}],
+}
+
+
+@pytest.mark.parametrize("name", BATCHES)
+@pytest.mark.parametrize("data", [list(range(6)), TensorDataset(torch.arange(6))], ids=["samples", "whole batches"])
+def test_a_batch_of_a_batch_sampler_is_any_iterable_of_indices(name, data):
+    """As in plain PyTorch, for a data set that fetches samples or whole batches."""
+    loader = DataLoader(data, batch_sampler=BATCHES[name], collate_fn=torch.tensor)
+
+    for world_size in (1, 2):
+        ranks = [
+            shard_loader(loader, key="k", training=False, rank=rank, world_size=world_size, seed=42)
+            for rank in range(world_size)
+        ]
+        found = [batch.flatten().tolist() for share in ranks for batch in batches_of(share)]
+        assert sorted(found) == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_a_tuple_may_be_the_index_of_an_element():
+    """``batch_size=None``: the index is handed on as it is."""
+    loader = DataLoader(torch.arange(9).view(3, 3), batch_size=None, sampler=[(0, 1), (2, 2)])
+    share = shard_loader(loader, key="k", training=False, rank=0, world_size=1, seed=42)
+
+    assert [int(each) for each in batches_of(share)] == [int(each) for each in loader] == [1, 8]
 
 
 class Endless:

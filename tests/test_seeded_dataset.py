@@ -267,6 +267,31 @@ def test_a_sampler_of_lists_hands_the_data_set_whole_lists():
     assert sorted(each.tolist() for each in batches) == sorted(each.tolist() for each in loader)
 
 
+def test_a_list_as_an_index_is_not_taken_for_a_batch():
+    """A data set that has both ways is asked as torch asks it: the way may decide what a batch is."""
+
+    class Both(Columns):
+        def __getitems__(self, indices):
+            raise AssertionError("is for batch samplers")
+
+    loader = DataLoader(Both(), sampler=[[0, 1], [2, 3]], batch_size=None)
+    share = shard_loader(loader, key="valid", training=False, rank=0, world_size=1, seed=0)
+
+    assert [each.tolist() for each in batches_of(share)] == [each.tolist() for each in loader] == [[0, 3], [6, 9]]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(
+    "data", [list(range(4)), Noisy(4), TensorDataset(torch.arange(4))], ids=lambda each: type(each).__name__
+)
+def test_an_empty_batch_is_handed_to_collate_fn(num_workers, data):
+    """In a worker as without one, and as in plain PyTorch."""
+    loader = DataLoader(data, batch_sampler=[[0, 1], [], [2]], num_workers=num_workers, collate_fn=len)
+    share = shard_loader(loader, key="valid", training=False, rank=0, world_size=1, seed=0)
+
+    assert list(batches_of(share)) == list(loader) == [2, 0, 1]
+
+
 class Columns(Dataset):
     """Indexed by a list, as arrays and tables are."""
 

@@ -1,6 +1,16 @@
 """``set_epoch`` reaches whatever has it, however deep a loader holds it."""
 
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, SequentialSampler, Subset
+import pytest
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    SequentialSampler,
+    StackDataset,
+    Subset,
+)
 
 from runnerkit import dl
 from runnerkit.data import BatchLimitLoaderWrapper
@@ -65,6 +75,41 @@ def test_each_part_is_told_once_an_epoch():
 
     told = [data, sampler, batches, plain_data, plain_sampler, mine, mine.batch_sampler, mine.batch_sampler.sampler]
     assert [each.epochs for each in told] == [[1, 2]] * len(told)
+
+
+class ToldCollate(Told):
+    def __call__(self, samples):
+        return len(samples), self.epochs[-1]
+
+
+def test_data_sets_in_a_concatenation_or_a_stack_are_told():
+    """However torch holds them: in a list or in a dict."""
+    first, second, third, fourth = (Told(4) for _ in range(4))
+    named = StackDataset(a=ConcatDataset([first, second]), b=range(8))
+    whole = ConcatDataset([named, StackDataset(third, Subset(fourth, range(4)))])
+
+    start_epoch(shared(DataLoader(whole)), 1)
+
+    assert [each.epochs for each in (first, second, third, fourth)] == [[1]] * 4
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(4))
+
+
+@pytest.mark.parametrize("data", [range(4), Stream()], ids=["indexed", "stream"])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_collate_fn_is_told(data, num_workers):
+    """In workers that outlive an epoch too."""
+    collate = ToldCollate(0)
+    mine = DataLoader(data, 2, collate_fn=collate, num_workers=num_workers, persistent_workers=num_workers > 0)
+    share = shared(mine)
+
+    for epoch in (1, 2):
+        start_epoch(share, epoch)
+        assert list(batches_of(share)) == [(2, epoch), (2, epoch)]
+    assert collate.epochs == [1, 2]
 
 
 def test_a_distributed_sampler_inside_a_batch_sampler_shuffles_anew_in_each_epoch():
