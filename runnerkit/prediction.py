@@ -19,6 +19,7 @@ from runnerkit.checkpoint import find_checkpoint, load_checkpoint
 from runnerkit.engine import IEngine
 from runnerkit.prediction_file import check_path, prediction_file
 from runnerkit.rows import interleave, take_off
+from runnerkit.sampler import ShardedBatchSampler, shortest_tail
 from runnerkit.seeding import derive_seed, set_global_seed
 from runnerkit.sharding import batches_of, distributed_sampler_of, share_of
 from runnerkit.types import as_dict, like
@@ -151,11 +152,20 @@ def _batches(runner: Runner, loader: Any, prediction: Prediction) -> Iterator[An
             with torch.no_grad(), engine.autocast():  # not around the yield: the caller has a gradient mode too
                 made = runner.predict_batch(engine.to_device(batch), **prediction.arguments)
             if prediction.as_rows:
-                made = take_off(made, batch)
+                made = take_off(made, batch, num_samples=_num_samples(share_of(loader), number))
         except Exception as error:
             error.add_note(f"in batch {number} of loader {KEY!r}, rank {engine.rank}")
             raise
         yield made
+
+
+def _num_samples(share: Any, number: int) -> int | None:
+    """How many samples this process's batch `number`, from 1 on, has; None if its share cannot tell."""
+    if not isinstance(share, ShardedBatchSampler):
+        return None
+    left = len(share.order) - (number - 1) * share.stride  # with this batch, of all processes
+    is_last = left - share.stride < max(1, shortest_tail(share.stride, share.world_size))
+    return len(range(share.rank, left if is_last else share.stride, share.world_size))
 
 
 def _load_weights(models: dict[str, nn.Module], source: str | Path) -> None:

@@ -108,6 +108,36 @@ class _Own:
         return len(self.batches)
 
 
+class Means(dl.SupervisedRunner):
+    """Predicts what is no row: the mean of two features, of batches that are pairs."""
+
+    def predict_batch(self, batch):
+        return batch[0].mean(0)
+
+
+def pairs(num_samples=11, **kwargs):
+    features = torch.arange(num_samples * 2.0).reshape(-1, 2)
+    return DataLoader(TensorDataset(features, torch.zeros(num_samples)), **kwargs)
+
+
+def test_a_mean_as_long_as_its_batch_has_parts_is_no_rows(tmp_path):
+    """Two features, a batch (features, targets): two rows for four samples, in one process and in two."""
+    ranks = Ranks(2)
+
+    def job(engine):
+        engine.is_ddp = True
+        prediction = Prediction(pairs(batch_size=4), seed=1, resume=None, arguments={}, as_rows=True)
+        num_samples = 6 - engine.rank  # of eleven: the last three join the batch before
+        with pytest.raises(ValueError, match=rf"its shape is \(2,\), the batch has {num_samples} samples"):
+            next(predict(Means(mlp(), engine), prediction))
+
+    ranks.call(*(partial(job, engine) for engine in ranks.engines))
+    for whole in (pairs(batch_size=4), pairs(batch_sampler=_Own(BatchSampler(range(11), 4, drop_last=False)))):
+        with pytest.raises(ValueError, match=r"its shape is \(2,\), the batch has 4 samples"):
+            Means(mlp()).predict_to(tmp_path / "means.csv", loader=whole, cpu=True)
+    assert list(tmp_path.iterdir()) == []
+
+
 # ---------------------------------------------------------------------------------- processes of a launcher: all call
 
 
