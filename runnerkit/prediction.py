@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.utils.data import RandomSampler
 
 from runnerkit.checkpoint import find_checkpoint, load_checkpoint
 from runnerkit.engine import IEngine
@@ -26,6 +28,8 @@ from runnerkit.types import as_dict, like
 
 if TYPE_CHECKING:
     from runnerkit.train import Runner
+
+logger = logging.getLogger(__name__)
 
 KEY = "predict"  # of the loader, in messages
 
@@ -66,7 +70,7 @@ class Prediction:
         return not engine.is_ddp or getattr(share, "shares_whole_batches", False)
 
     def share(self, engine: IEngine) -> Any:
-        """Return this process's share of the loader: of all samples, also if it says drop_last."""
+        """Return this process's share of the loader: of all samples, where its drop_last can be unset."""
         if engine.num_processes > 1 and distributed_sampler_of(self.loader) is not None:
             raise ValueError(
                 "the loader has a DistributedSampler of its own, which repeats samples to fill all processes: "
@@ -127,6 +131,9 @@ def predict(runner: Runner, prediction: Prediction) -> Generator[Any, None, None
     engine.setup()
     set_global_seed(prediction.seed)
     loader = prediction.share(engine)
+    if engine.is_main_process:
+        _warn_of_gaps(prediction.loader, share_of(loader))
+        _warn_of_shuffling(prediction.loader)
     model = runner.model if runner.model is not None else runner.get_model("infer")
     models = {key: engine.prepare_model(each) for key, each in as_dict(model).items()}
     if prediction.resume is not None:
@@ -157,6 +164,28 @@ def _batches(runner: Runner, loader: Any, prediction: Prediction) -> Iterator[An
             error.add_note(f"in batch {number} of loader {KEY!r}, rank {engine.rank}")
             raise
         yield made
+
+
+def _warn_of_gaps(loader: Any, share: Any) -> None:
+    """Tell that a loader leaves samples out, where its share has no drop_last that could be unset."""
+    said_by = (loader, getattr(loader, "batch_sampler", None))
+    if not hasattr(share, "drop_last") and any(getattr(each, "drop_last", False) for each in said_by):
+        logger.warning(
+            "loader %r: its own sampler keeps drop_last=True, so the samples of a short last batch are not predicted; "
+            "use drop_last=False",
+            KEY,
+        )
+
+
+def _warn_of_shuffling(loader: Any) -> None:
+    """Tell that predictions will not stand in the data set's order."""
+    samplers = (getattr(each, "sampler", None) for each in (loader, getattr(loader, "batch_sampler", None)))
+    if any(isinstance(each, RandomSampler) or getattr(each, "shuffle", False) is True for each in samplers):
+        logger.warning(
+            "loader %r shuffles: predictions come in its order, not in the data set's; use shuffle=False, or "
+            "return what identifies a sample from predict_batch",
+            KEY,
+        )
 
 
 def _num_samples(share: Any, number: int) -> int | None:
