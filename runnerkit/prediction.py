@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
@@ -14,17 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.utils.data import RandomSampler
 
 from runnerkit.checkpoint import find_checkpoint, load_checkpoint
 from runnerkit.engine import IEngine
 from runnerkit.prediction_file import check_path, prediction_file
 from runnerkit.rows import interleave, take_off
+from runnerkit.sampler import ShardedBatchSampler, shortest_tail
 from runnerkit.seeding import derive_seed, set_global_seed
 from runnerkit.sharding import batches_of, distributed_sampler_of, share_of
 from runnerkit.types import as_dict, like
 
 if TYPE_CHECKING:
     from runnerkit.train import Runner
+
+logger = logging.getLogger(__name__)
 
 KEY = "predict"  # of the loader, in messages
 
@@ -65,7 +70,7 @@ class Prediction:
         return not engine.is_ddp or getattr(share, "shares_whole_batches", False)
 
     def share(self, engine: IEngine) -> Any:
-        """Return this process's share of the loader: of all samples, also if it says drop_last."""
+        """Return this process's share of the loader: of all samples, where its drop_last can be unset."""
         if engine.num_processes > 1 and distributed_sampler_of(self.loader) is not None:
             raise ValueError(
                 "the loader has a DistributedSampler of its own, which repeats samples to fill all processes: "
@@ -126,6 +131,9 @@ def predict(runner: Runner, prediction: Prediction) -> Generator[Any, None, None
     engine.setup()
     set_global_seed(prediction.seed)
     loader = prediction.share(engine)
+    if engine.is_main_process:
+        _warn_of_gaps(prediction.loader, share_of(loader))
+        _warn_of_shuffling(prediction.loader)
     model = runner.model if runner.model is not None else runner.get_model("infer")
     models = {key: engine.prepare_model(each) for key, each in as_dict(model).items()}
     if prediction.resume is not None:
@@ -151,11 +159,42 @@ def _batches(runner: Runner, loader: Any, prediction: Prediction) -> Iterator[An
             with torch.no_grad(), engine.autocast():  # not around the yield: the caller has a gradient mode too
                 made = runner.predict_batch(engine.to_device(batch), **prediction.arguments)
             if prediction.as_rows:
-                made = take_off(made, batch)
+                made = take_off(made, batch, num_samples=_num_samples(share_of(loader), number))
         except Exception as error:
             error.add_note(f"in batch {number} of loader {KEY!r}, rank {engine.rank}")
             raise
         yield made
+
+
+def _warn_of_gaps(loader: Any, share: Any) -> None:
+    """Tell that a loader leaves samples out, where its share has no drop_last that could be unset."""
+    said_by = (loader, getattr(loader, "batch_sampler", None))
+    if not hasattr(share, "drop_last") and any(getattr(each, "drop_last", False) for each in said_by):
+        logger.warning(
+            "loader %r: its own sampler keeps drop_last=True, so the samples of a short last batch are not predicted; "
+            "use drop_last=False",
+            KEY,
+        )
+
+
+def _warn_of_shuffling(loader: Any) -> None:
+    """Tell that predictions will not stand in the data set's order."""
+    samplers = (getattr(each, "sampler", None) for each in (loader, getattr(loader, "batch_sampler", None)))
+    if any(isinstance(each, RandomSampler) or getattr(each, "shuffle", False) is True for each in samplers):
+        logger.warning(
+            "loader %r shuffles: predictions come in its order, not in the data set's; use shuffle=False, or "
+            "return what identifies a sample from predict_batch",
+            KEY,
+        )
+
+
+def _num_samples(share: Any, number: int) -> int | None:
+    """How many samples this process's batch `number`, from 1 on, has; None if its share cannot tell."""
+    if not isinstance(share, ShardedBatchSampler):
+        return None
+    left = len(share.order) - (number - 1) * share.stride  # with this batch, of all processes
+    is_last = left - share.stride < max(1, shortest_tail(share.stride, share.world_size))
+    return len(range(share.rank, left if is_last else share.stride, share.world_size))
 
 
 def _load_weights(models: dict[str, nn.Module], source: str | Path) -> None:

@@ -16,15 +16,16 @@ Path: TypeAlias = tuple[Any, ...]  # keys and indices that lead to a part
 _PLAIN = (str, bytes, bool, int, float, type(None))
 
 
-def take_off(prediction: Any, batch: Any) -> Any:
+def take_off(prediction: Any, batch: Any, *, num_samples: int | None = None) -> Any:
     """Bring a batch's prediction to the CPU, without what its tensors are views of, checked to be rows.
 
     Args:
-        batch: what was predicted on; its lengths tell how many rows there may be.
+        batch: what was predicted on; its lengths tell how many rows there may be, where `num_samples` is None.
+        num_samples: of the batch, if known.
     Raises:
         ValueError, TypeError: a part has no row for each sample of the batch, named by its path.
     """
-    lengths = set(_lengths(batch))
+    lengths = set(_lengths(batch)) if num_samples is None else {num_samples}
     taken = map_parts(lambda parts, path: _take_off(parts[0], path, lengths), [prediction])
     num_rows = {name_of(path): len(part) for path, part in walk(taken) if part is not None}
     if len(set(num_rows.values())) != 1:
@@ -111,7 +112,7 @@ def _take_off(part: Any, path: Path, lengths: set[int]) -> Any:
         )
     shape = (len(part),) if isinstance(part, list) else tuple(part.shape)
     if not shape or (lengths and shape[0] not in lengths):
-        raise ValueError(f"{_rows_needed(path)}; its shape is {shape}")
+        raise ValueError(f"{_rows_needed(path)}; its shape is {shape}, the batch has {_either(lengths)} samples")
     return part
 
 
@@ -123,13 +124,20 @@ def _rows_needed(path: Path) -> str:
     )
 
 
+def _either(lengths: set[int]) -> str:
+    return " or ".join(map(str, sorted(lengths))) or "an unknown number of"
+
+
 def _lengths(value: Any) -> Iterator[int]:
-    """Yield the lengths in a batch of which one is its number of samples; none if it cannot be seen."""
+    """Yield the lengths in a batch of which one is its number of samples; none if it cannot be seen.
+
+    A list that holds tensors, or arrays, is a structure such as (features, targets): its own length counts no samples.
+    """
     if isinstance(value, Tensor | np.ndarray):
         if value.ndim:
             yield len(value)
     elif isinstance(value, dict | list | tuple):
-        if not isinstance(value, dict):
+        if not isinstance(value, dict) and not any(isinstance(each, Tensor | np.ndarray) for each in value):
             yield len(value)
         for each in value.values() if isinstance(value, dict) else value:
             yield from _lengths(each)

@@ -220,7 +220,9 @@ class Runner(IRunner):
         left half-way ends its processes. Under a launcher every process calls, gets all, and takes equally many.
 
         Args:
-            loader: whole: several processes share it. With one process any iterable of batches will do.
+            loader: whole: several processes share it. With one process any iterable of batches will do. One that
+                shuffles gives a shuffled order, with a warning; so does a sampler of one's own whose drop_last=True
+                cannot be undone.
             engine: where to run, or choose by the flags; by default the runner's own, else in this process. What
                 several processes give comes on the CPU, in batches as many times larger.
             resume: checkpoint or logdir to take the weights from.

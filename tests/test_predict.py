@@ -15,9 +15,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+)
 
 from runnerkit import dl
+from runnerkit.data import BatchLimitLoaderWrapper, TensorLoader
 from runnerkit.prediction import Prediction, in_order, predict
 from tests.fake_apex.use import stand_in
 from tests.ranks import Ranks
@@ -106,6 +115,101 @@ class _Own:
 
     def __len__(self):
         return len(self.batches)
+
+
+class Means(dl.SupervisedRunner):
+    """Predicts what is no row: the mean of two features, of batches that are pairs."""
+
+    def predict_batch(self, batch):
+        return batch[0].mean(0)
+
+
+def pairs(num_samples=11, **kwargs):
+    features = torch.arange(num_samples * 2.0).reshape(-1, 2)
+    return DataLoader(TensorDataset(features, torch.zeros(num_samples)), **kwargs)
+
+
+def test_a_mean_as_long_as_its_batch_has_parts_is_no_rows(tmp_path):
+    """Two features, a batch (features, targets): two rows for four samples, in one process and in two."""
+    ranks = Ranks(2)
+
+    def job(engine):
+        engine.is_ddp = True
+        prediction = Prediction(pairs(batch_size=4), seed=1, resume=None, arguments={}, as_rows=True)
+        num_samples = 6 - engine.rank  # of eleven: the last three join the batch before
+        with pytest.raises(ValueError, match=rf"its shape is \(2,\), the batch has {num_samples} samples"):
+            next(predict(Means(mlp(), engine), prediction))
+
+    ranks.call(*(partial(job, engine) for engine in ranks.engines))
+    for whole in (pairs(batch_size=4), pairs(batch_sampler=_Own(BatchSampler(range(11), 4, drop_last=False)))):
+        with pytest.raises(ValueError, match=r"its shape is \(2,\), the batch has 4 samples"):
+            Means(mlp()).predict_to(tmp_path / "means.csv", loader=whole, cpu=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+class Batches(BatchSampler):
+    """A batch sampler of the user's own, of torch's kind."""
+
+
+class Stream(IterableDataset):
+    """Eleven numbered samples."""
+
+    def __iter__(self):
+        return iter(pairs().dataset)
+
+
+IN_ORDER = SequentialSampler(range(11))
+ONE_OF_ONE = DistributedSampler(range(11), 1, 0, shuffle=False)
+
+
+def warnings_of(whole, caplog):
+    """The rows predicted, and what was said meanwhile."""
+    caplog.clear()
+    predictions = list(dl.SupervisedRunner(nn.Linear(2, 3)).predict_loader(loader=whole, cpu=True))
+    return sum(len(each["logits"]) for each in predictions), [record.getMessage() for record in caplog.records]
+
+
+@pytest.mark.parametrize(
+    ("whole", "num_rows"),
+    [
+        (pairs(batch_size=3, drop_last=True), 11),
+        (DataLoader(Stream(), batch_size=3, drop_last=True), 11),
+        (TensorLoader(*pairs().dataset.tensors, batch_size=3, drop_last=True), 11),
+        (BatchLimitLoaderWrapper(pairs(batch_size=3, drop_last=True), 9), 11),
+        (pairs(batch_sampler=Batches(IN_ORDER, 3, drop_last=False)), 11),
+        (pairs(batch_size=3, sampler=ONE_OF_ONE, drop_last=True), 9),
+        (pairs(batch_sampler=Batches(IN_ORDER, 3, drop_last=True)), 9),
+    ],
+    ids=["plain", "stream", "tensors", "limited", "own", "distributed", "own that drops"],
+)
+def test_samples_are_left_out_only_with_a_warning(whole, num_rows, caplog):
+    """Once, where drop_last cannot be undone; every other loader gives all eleven in silence."""
+    found, said = warnings_of(whole, caplog)
+
+    assert found == num_rows
+    assert len(said) == (num_rows < 11)
+    assert all("'predict': its own sampler keeps drop_last=True" in each for each in said)
+
+
+@pytest.mark.parametrize(
+    ("whole", "warns"),
+    [
+        (pairs(batch_size=3, shuffle=True), True),
+        (pairs(batch_sampler=Batches(RandomSampler(range(11)), 3, drop_last=False)), True),
+        (pairs(batch_size=3, sampler=DistributedSampler(range(11), 1, 0)), True),
+        (BatchLimitLoaderWrapper(pairs(batch_size=3, shuffle=True), 9), True),
+        (pairs(batch_size=3), False),
+        (list(pairs(batch_size=3)), False),
+    ],
+    ids=["plain", "own batches", "distributed", "limited", "in order", "list"],
+)
+def test_a_loader_that_shuffles_is_warned_of(whole, warns, caplog):
+    """Once: the rows stand in no order that the caller could know."""
+    found, said = warnings_of(whole, caplog)
+
+    assert found == 11
+    assert len(said) == warns
+    assert all("shuffles: predictions come in its order, not in the data set's; use shuffle=False" in s for s in said)
 
 
 # ---------------------------------------------------------------------------------- processes of a launcher: all call

@@ -67,6 +67,33 @@ def test_what_is_no_rows_is_named(prediction, error, words):
         take_off(prediction, {"features": torch.zeros(4, 3), "names": ["a", "b", "c", "d"]})
 
 
+@pytest.mark.parametrize(
+    "batch",
+    [(torch.zeros(4, 3), torch.zeros(4)), [np.zeros((4, 3)), np.zeros(4)], {"both": [torch.zeros(4), ["a"] * 4]}],
+    ids=["tuple", "arrays", "nested"],
+)
+def test_the_length_of_a_structure_is_no_number_of_samples(batch):
+    """That of the pair (features, targets), say."""
+    with pytest.raises(ValueError, match=r"prediction must have a row .* \(2,\), the batch has 4 samples"):
+        take_off(torch.zeros(2), batch)
+
+
+def test_a_batch_of_samples_in_a_list_has_as_many_rows():
+    """Pictures of several sizes, each with its boxes: only the list counts samples."""
+    pictures = [{"picture": torch.zeros(3, size, 5), "boxes": torch.zeros(size, 4)} for size in (6, 7)]
+
+    assert len(take_off(torch.zeros(2), pictures)) == 2
+
+
+def test_a_known_number_of_samples_is_the_only_one():
+    """Whatever lengths the batch shows."""
+    batch = {"features": torch.zeros(4, 3), "names_of_classes": ["a", "b"]}
+
+    assert len(take_off(torch.zeros(4), batch, num_samples=4)) == 4
+    with pytest.raises(ValueError, match=r"its shape is \(2,\), the batch has 4 samples"):
+        take_off(torch.zeros(2), batch, num_samples=4)
+
+
 def test_a_batch_whose_length_cannot_be_seen_has_any():
     """A graph library's batch, say: only the parts must agree."""
     assert len(take_off({"a": torch.zeros(5), "b": np.zeros((5, 2))}, object())["a"]) == 5
