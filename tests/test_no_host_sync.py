@@ -53,9 +53,14 @@ class Watch:
         if self.is_armed:
             self.is_armed = False  # finding the place does not count
             frames = [each for each in traceback.extract_stack()[:-2] if not each.name.startswith("__torch")]
-            own = [each for each in frames if Path(each.filename).is_relative_to(ROOT)] or frames
+            own = [each for each in frames if is_of_this_repository(Path(each.filename))] or frames
             self.places[f"{Path(own[-1].filename).name}:{own[-1].name}" if own else "no Python"] += 1
             self.is_armed = True
+
+
+def is_of_this_repository(path):
+    """A virtual environment may lie in it too."""
+    return path.is_relative_to(ROOT) and "site-packages" not in path.parts
 
 
 def counts_what_is_true(operator, args):
