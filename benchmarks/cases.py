@@ -1,5 +1,6 @@
 """What is measured: the cases, each with its candidates, of which the first is raw PyTorch."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from benchmarks.harness import Candidate, Figure
@@ -176,6 +177,12 @@ def _growth(who: str, name: str, *arguments: str) -> Candidate:
     return Candidate(name, "benchmarks.growth", (who, *arguments))
 
 
+def _growing(what: str, numbers: Iterable[int]) -> tuple[Candidate, ...]:
+    """Both of each number, raw PyTorch before runnerkit."""
+    both = (("raw", "raw PyTorch"), ("ours", "runnerkit"))
+    return tuple(_growth(who, f"{name}, {n} {what}", f"--{what}", str(n)) for n in numbers for who, name in both)
+
+
 STEP, EPOCH = (
     (Figure("step_us", "µs a step"),),
     (Figure("first_us", "µs an epoch, first tenth"), Figure("last_us", "last tenth")),
@@ -195,22 +202,14 @@ GROWTH = (
         key="growth-metrics",
         title="More metrics",
         text="A step of case a with numbers beside the loss, all averaged over the epoch.",
-        candidates=tuple(
-            _growth(who, f"{name}, {n} metrics", "--metrics", str(n))
-            for n in (1, 10, 100)
-            for who, name in (("raw", "raw PyTorch"), ("ours", "runnerkit"))
-        ),
+        candidates=_growing("metrics", (1, 10, 100)),
         figures=STEP,
     ),
     Case(
         key="growth-epochs",
         title="More epochs",
         text="Epochs of 3 batches: the median epoch of the first tenth, and of the last.",
-        candidates=tuple(
-            _growth(who, f"{name}, {n} epochs", "--epochs", str(n))
-            for n in (10, 100, 1000)
-            for who, name in (("raw", "raw PyTorch"), ("ours", "runnerkit"))
-        ),
+        candidates=_growing("epochs", (10, 100, 1000)),
         figures=EPOCH,
     ),
     Case(

@@ -39,9 +39,7 @@ class BatchMeanCallback(LoaderStateCallback[LoaderMeans]):
         if self.log_on_batch:
             runner.batch_metrics.update(values)
         else:
-            if runner.loader_key not in self._under_way:
-                self.begin(runner)
-            self._under_way[runner.loader_key].update(values, runner.batch_size)
+            self.state(runner).update(values, runner.batch_size)
 
     def finish(self, runner: IRunner, state: LoaderMeans, total: Share) -> None:
         runner.loader_metrics.update(means_of(total))

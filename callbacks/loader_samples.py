@@ -72,9 +72,7 @@ class LoaderSamplesCallback(LoaderStateCallback[LoaderSamples]):
     def on_batch_end(self, runner: IRunner) -> None:
         inputs, _ = pick(runner, *self.keys, reader=type(self).__name__)
         self.check(*inputs)
-        if runner.loader_key not in self._under_way:
-            self.begin(runner)
-        self._under_way[runner.loader_key].add(inputs)
+        self.state(runner).add(inputs)
 
     def finish(self, runner: IRunner, state: LoaderSamples, total: Share) -> None:
         columns = [torch.cat(column) for column in zip(*total.others, strict=True)]

@@ -56,8 +56,13 @@ class LoaderStateCallback(IMetricCallback, ABC, Generic[State]):
     def on_exception(self, runner: IRunner) -> None:
         self._under_way.clear()  # not at a stage's start: an evaluation may come within a loader, as a stage of its own
 
-    def begin(self, runner: IRunner) -> State | None:
-        """Make the state of the loader under way; also for a callback that was switched on within it."""
+    def state(self, runner: IRunner) -> State:
+        """Find the state of the loader under way; made now for a callback that was switched on within it."""
+        if runner.loader_key not in self._under_way:
+            self._begin(runner)
+        return self._under_way[runner.loader_key]
+
+    def _begin(self, runner: IRunner) -> State | None:
         state = self.new_state(runner)
         if state is not None:
             self._engine = runner.engine
@@ -65,7 +70,7 @@ class LoaderStateCallback(IMetricCallback, ABC, Generic[State]):
         return state
 
     def on_loader_start(self, runner: IRunner) -> None:
-        state, engine = self.begin(runner), runner.engine
+        state, engine = self._begin(runner), runner.engine
         if state is None:
             return
         ranks = self._loaded.pop(runner.loader_key, [])

@@ -13,7 +13,7 @@ from runnerkit.callbacks.keys import Keys, pick
 from runnerkit.callbacks.loader_state import LoaderStateCallback
 from runnerkit.fused_reduction import Share
 from runnerkit.host_copy import read_metrics_at_once
-from runnerkit.types import Metrics, StateDict
+from runnerkit.types import Metrics, StateDict, widest_float
 
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner
@@ -79,9 +79,7 @@ class LoaderSumsCallback(LoaderStateCallback[LoaderSums]):
     def on_batch_end(self, runner: IRunner) -> None:
         inputs, _ = pick(runner, *self.keys, reader=type(self).__name__)
         sums = self.count(*[each.detach() for each in inputs])
-        if runner.loader_key not in self._under_way:
-            self.begin(runner)
-        self._under_way[runner.loader_key].add(sums)
+        self.state(runner).add(sums)
         if self.log_on_batch:
             values = self.values(sums)
             if self.prefix or self.suffix:
@@ -111,7 +109,7 @@ def as_floats(values: Sums) -> Metrics:
 
 def widest(value: Tensor) -> Tensor:
     """Make it float64 where the device has that: an integer times a float would be float32."""
-    return value.to(torch.float32 if value.device.type == "mps" else torch.float64)
+    return value.to(widest_float(value.device))
 
 
 def ratio(numerator: Tensor, denominator: Tensor, *, zero_division: float) -> Tensor:

@@ -55,9 +55,7 @@ class _MetricCallback(LoaderStateCallback[LoaderMetric], ABC):
         args, kwargs = pick(runner, self.input_key, self.target_key, reader=type(self).__name__)
         args = [_detached(value) for value in args]  # a list state would keep every batch's graph
         kwargs = {name: _detached(value) for name, value in kwargs.items()}
-        if runner.loader_key not in self._under_way:
-            self.begin(runner)
-        value = self._under_way[runner.loader_key].update(args, kwargs, want_value=self.log_on_batch)
+        value = self.state(runner).update(args, kwargs, want_value=self.log_on_batch)
         if self.log_on_batch:
             runner.batch_metrics.update(self._scalars(value))
 

@@ -111,9 +111,7 @@ class R2SquaredCallback(LoaderStateCallback[ShiftedSums]):
         if outputs.numel() != targets.numel() or outputs.shape[:1] != targets.shape[:1] or not targets.ndim:
             raise ValueError(f"expected outputs and targets (N, D), got {tuple(outputs.shape)}, {tuple(targets.shape)}")
         columns = [widest(each.detach()).reshape(len(targets), targets[:1].numel()) for each in (outputs, targets)]
-        if runner.loader_key not in self._under_way:
-            self.begin(runner)
-        self._under_way[runner.loader_key].add(*columns)
+        self.state(runner).add(*columns)
 
     def finish(self, runner: IRunner, state: ShiftedSums, total: Share) -> None:
         columns = on_cpu(total.sums)

@@ -11,6 +11,8 @@ from typing import Any, Literal, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
+from runnerkit.types import widest_float
+
 NUM_FUSED = 16_384  # numbers that fit into the one reduction (128 KiB); those beyond take a second
 
 
@@ -94,7 +96,7 @@ def _slots(layout: Layout) -> Iterator[tuple[str, str, tuple[int, ...], torch.dt
 
 
 def _flatten(shares: Shares, layout: Layout, device: torch.device) -> Tensor:
-    dtype = torch.float32 if device.type == "mps" else torch.float64
+    dtype = widest_float(device)
     pieces = [torch.zeros(0, dtype=dtype, device=device)]
     for owner, name, shape, of_sum in _slots(layout):
         share = shares.get(owner)

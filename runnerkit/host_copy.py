@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from runnerkit.types import Metrics, Scalar
+from runnerkit.types import Metrics, Scalar, widest_float
 
 
 def read_metrics_at_once(metrics: Iterable[Mapping[str, Scalar]]) -> list[Metrics]:
@@ -31,8 +31,7 @@ def _read(tensors: list[Tensor]) -> list[float]:
         by_device.setdefault(each.device, []).append(index)
     values = [0.0] * len(tensors)
     for device, indices in by_device.items():  # what is on the host already costs no copy
-        dtype = torch.float32 if device.type == "mps" else torch.float64
-        stacked = torch.stack([tensors[index].detach().to(dtype).reshape(()) for index in indices])
+        stacked = torch.stack([tensors[index].detach().to(widest_float(device)).reshape(()) for index in indices])
         for index, value in zip(indices, stacked.tolist(), strict=True):
             values[index] = value
     return values

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from runnerkit.fused_reduction import Share
 from runnerkit.non_finite import FirstNonFinite
-from runnerkit.types import Metrics, Scalar, StateDict
+from runnerkit.types import Metrics, Scalar, StateDict, widest_float
 
 
 def topk_hits(logits: Tensor, targets: Tensor, topk: Sequence[int]) -> list[Tensor]:
@@ -58,7 +58,7 @@ def accuracy(logits: Tensor, targets: Tensor, topk: Sequence[int] = (1,)) -> lis
     >>> accuracy(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1]), topk=(1, 2))
     [tensor(0.5000, dtype=torch.float64), tensor(1., dtype=torch.float64)]
     """
-    dtype = _sum_dtype(logits.device)
+    dtype = widest_float(logits.device)
     return [hits.to(dtype) / max(1, len(targets)) for hits in topk_hits(logits, targets, topk)]
 
 
@@ -143,7 +143,7 @@ class LoaderMeans:
         values = first if len(keys) == 1 else torch.stack(_alike(tensors) if not is_alike else [*tensors.values()])
         known = self._sums.get(keys)
         if known is None:
-            known = torch.zeros(len(keys), dtype=_sum_dtype(values.device), device=values.device), 0
+            known = torch.zeros(len(keys), dtype=widest_float(values.device), device=values.device), 0
         self._sums[keys] = known[0].add_(values, alpha=batch_size), known[1] + batch_size
         if self.first_non_finite is not None:
             self.first_non_finite.add(keys, values.reshape(-1), batch_step)
@@ -202,11 +202,7 @@ def _scalar(key: str, value: Tensor) -> Tensor:
 def _alike(tensors: dict[str, Tensor]) -> list[Tensor]:
     """Bring tensors to one device, an accelerator if there is one, in the type of sums."""
     device = next((value.device for value in tensors.values() if value.device.type != "cpu"), torch.device("cpu"))
-    return [value.to(device, _sum_dtype(device)) for value in tensors.values()]
-
-
-def _sum_dtype(device: torch.device) -> torch.dtype:
-    return torch.float32 if device.type == "mps" else torch.float64
+    return [value.to(device, widest_float(device)) for value in tensors.values()]
 
 
 def _number(key: str, value: Any) -> float:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runnerkit.types import StateDict
+from runnerkit.types import StateDict, widest_float
 
 Place = tuple[int, int, str]  # batch, rank, key: the smallest is the first
 
@@ -20,8 +20,8 @@ class FirstNonFinite:
 
     def add(self, keys: tuple[str, ...], values: Tensor, batch_step: int) -> None:
         """Look at the values of one batch, (len(keys),) of any dtype; no host sync."""
-        counts = torch.float32 if values.device.type == "mps" else torch.float64  # bf16 cannot count to 300
-        good = torch.full(values.shape, math.inf, dtype=counts, device=values.device)
+        # Of a type of its own: bf16 cannot count to 300.
+        good = torch.full(values.shape, math.inf, dtype=widest_float(values.device), device=values.device)
         steps = torch.where(values.isfinite(), good, batch_step)
         self._steps[keys] = torch.minimum(self._steps.get(keys, good), steps)
 

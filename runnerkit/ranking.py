@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from runnerkit.types import widest_float
+
 
 def ranked(scores: Tensor, targets: Tensor) -> Tensor:
     """Put the targets of each row in the order of its scores, largest first; of equal scores the first goes first.
@@ -24,7 +26,7 @@ def ranked(scores: Tensor, targets: Tensor) -> Tensor:
             f"{tuple(targets.shape)}"
         )
     order = scores.argsort(dim=1, descending=True, stable=True)
-    return targets.gather(1, order).to(torch.float32 if scores.device.type == "mps" else torch.float64)
+    return targets.gather(1, order).to(widest_float(scores.device))
 
 
 def hit_rate(relevance: Tensor, *, k: int) -> Tensor:

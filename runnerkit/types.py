@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -42,3 +43,12 @@ def like(template: OneOrMany[Any] | None, values: dict[str, T]) -> Any:
     if template is None:
         return None
     return values if isinstance(template, dict) else values[""]
+
+
+def widest_float(device: torch.device) -> torch.dtype:
+    """Type of sums on `device`: float64, but where there is none.
+
+    >>> widest_float(torch.device("cpu")), widest_float(torch.device("mps"))
+    (torch.float64, torch.float32)
+    """
+    return torch.float32 if device.type == "mps" else torch.float64

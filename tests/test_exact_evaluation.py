@@ -9,13 +9,10 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from runnerkit import dl
-from runnerkit.loader_metrics import reduce_metrics
-from runnerkit.metrics import LoaderMeans
 from runnerkit.sharding import batches_of, shard_loader, start_epoch
 from tests import exact_metrics_job
 from tests.callbacks.exact_metrics import CASES, as_numpy, expected_of, make_samples
-from tests.callbacks.stand_ins import make_runner
-from tests.ranks import Ranks
+from tests.callbacks.run_ranks import run_ranks
 
 # float64 sums of at most 200 terms, in any order, differ by far less; a float32 anywhere would show at 1e-7.
 TOLERANCE = {"rel": 1e-9, "abs": 1e-12, "nan_ok": True}
@@ -47,24 +44,8 @@ def indices_of(batches):
     return [index for batch in batches for index in batch["index"].tolist()]
 
 
-def evaluate(shares, cases):
-    """Run each rank's batches, and end the loader on all; return the metrics and the counts of each."""
-    ranks = Ranks(len(shares))
-    runners = []
-    for engine, batches in zip(ranks.engines, shares, strict=True):
-        callbacks = {name: CASES[name][0]() for name in cases}
-        runner = make_runner(engine=engine, callbacks=callbacks, loggers={}, _means=LoaderMeans())
-        runners.append(runner)
-        for callback in callbacks.values():
-            callback.on_loader_start(runner)
-        for batch in batches:
-            loss = nn.functional.cross_entropy(batch["logits"], batch["classes"])
-            runner.batch, runner.batch_metrics, runner.batch_size = batch, {"loss": loss}, len(batch["classes"])
-            for callback in callbacks.values():
-                callback.on_batch_end(runner)
-            runner._means.update(runner.batch_metrics, runner.batch_size)
-    counts = ranks.call(*(lambda r=runner: reduce_metrics(r) for runner in runners))
-    return [runner.loader_metrics for runner in runners], counts
+def loss_of(batch):
+    return {"loss": nn.functional.cross_entropy(batch["logits"], batch["classes"])}
 
 
 def mean_loss(samples):
@@ -100,10 +81,10 @@ def check_metrics(shares, samples, *, dtype):
     del samples["index"]
     expected = expected_of(samples, cases)
 
-    of_ranks, counts = evaluate(shares, cases)
+    runners, counts, _ = run_ranks(shares, cases, batch_metrics=loss_of)
 
     assert counts == [len(samples["classes"])] * len(shares)
-    for metrics in of_ranks:
+    for metrics in (runner.loader_metrics for runner in runners):
         assert metrics["loss"] == pytest.approx(mean_loss(samples), rel=1e-9 if dtype == torch.float64 else 1e-6)
         assert {name: metrics[name] for name in expected} == pytest.approx(expected, **TOLERANCE)
 

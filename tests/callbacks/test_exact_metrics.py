@@ -14,6 +14,7 @@ from runnerkit import dl
 from runnerkit.loader_metrics import reduce_metrics
 from runnerkit.metrics import LoaderMeans
 from tests.callbacks.exact_metrics import CASES, as_numpy, expected_of, make_samples
+from tests.callbacks.run_ranks import run_ranks
 from tests.callbacks.stand_ins import make_runner
 from tests.ranks import Ranks
 from tests.tiny import quiet
@@ -26,25 +27,6 @@ def split(samples, batch_size):
     size = len(samples["classes"])
     starts = range(0, size, batch_size)
     return [{key: each[start : start + batch_size] for key, each in samples.items()} for start in starts]
-
-
-def run_ranks(shares, cases):
-    """Run each rank's batches, and end the loader on all; return the runners and the number of collectives."""
-    ranks = Ranks(len(shares))
-    runners = []
-    for engine, batches in zip(ranks.engines, shares, strict=True):
-        callbacks = {name: CASES[name][0]() for name in cases}
-        runner = make_runner(engine=engine, callbacks=callbacks, loggers={}, _means=LoaderMeans())
-        runners.append(runner)
-        for callback in callbacks.values():
-            callback.on_loader_start(runner)
-        for batch in batches:
-            runner.batch, runner.batch_metrics, runner.batch_size = batch, {}, len(batch["classes"])
-            for callback in callbacks.values():
-                callback.on_batch_end(runner)
-            runner._means.update(runner.batch_metrics, runner.batch_size)
-    counts = ranks.call(*(lambda r=runner: reduce_metrics(r) for runner in runners))
-    return runners, counts, ranks.num_collectives
 
 
 def test_a_batch_has_its_own_values():
