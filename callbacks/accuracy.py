@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from runnerkit.callbacks.loader_sums import LoaderSumsCallback, Sums, widest
+from runnerkit.callbacks.loader_sums import LoaderSumsCallback, Sums
 from runnerkit.callbacks.topk import checked_topk
 from runnerkit.metrics import topk_hits
 
@@ -55,7 +55,7 @@ class AccuracyCallback(LoaderSumsCallback):
     def values(self, sums: Sums) -> Sums:
         shares = {}
         for name in self._names:
-            shares[name] = widest(sums[name]) / (sums["num"] or 1)
+            shares[name] = sums[name] / (sums["num"] or 1)
         if 1 in self.topk:
             shares["accuracy"] = shares["accuracy01"]
         return shares

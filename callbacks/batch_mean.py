@@ -26,6 +26,7 @@ class BatchMeanCallback(LoaderStateCallback[LoaderMeans]):
         super().__init__()
         self.provides = provides
         self.log_on_batch = log_on_batch
+        self.totals_all = not log_on_batch
 
     @abstractmethod
     def compute_batch(self, runner: IRunner) -> dict[str, Scalar]:

@@ -36,6 +36,8 @@ State = TypeVar("State", bound=LoaderState)
 class LoaderStateCallback(IMetricCallback, ABC, Generic[State]):
     """State is kept by loader: a validation may come in the middle of the training loader."""
 
+    totals_all = True
+
     def __init__(self) -> None:
         super().__init__(order=CallbackOrder.Metric)
         self._under_way: dict[str, State] = {}

@@ -78,7 +78,7 @@ class LoaderSumsCallback(LoaderStateCallback[LoaderSums]):
 
     def on_batch_end(self, runner: IRunner) -> None:
         inputs, _ = pick(runner, *self.keys, reader=type(self).__name__)
-        sums = self.count(*[each.detach() for each in inputs])
+        sums = self.count(*[each.detach() if each.requires_grad else each for each in inputs])
         self.state(runner).add(sums)
         if self.log_on_batch:
             values = self.values(sums)

@@ -187,7 +187,13 @@ class IMetricCallback(Callback):
     At a loader's end the runner asks each for its share, reduces all shares at once, and hands each the total; so a
     loader's end costs one collective, however many metrics there are. ``on_loader_end`` comes after that.
     Where it does not act (another node, or a wrapper that leaves this loader out) it is not asked.
+
+    Attributes:
+        totals_all: whether the total tells the loader's value of all that it `provides`, so that the runner need not
+            average what it leaves in ``runner.batch_metrics`` of each batch.
     """
+
+    totals_all: bool = False
 
     def share(self, runner: IRunner) -> Share | None:
         """Give what this process has seen of the loader that is over; None if that is nothing."""

@@ -12,10 +12,8 @@ from torch import Tensor, nn
 from runnerkit import before_training, snapshot
 from runnerkit.callback import EVENTS, CallbackNode, ICallback
 from runnerkit.environment import describe_environment
-from runnerkit.loader_metrics import reduce_metrics
+from runnerkit.loader_metrics import new_means, reduce_metrics
 from runnerkit.logger import Step
-from runnerkit.metrics import LoaderMeans
-from runnerkit.non_finite import FirstNonFinite
 from runnerkit.seeding import derive_seed, set_global_seed
 from runnerkit.sharding import count_batches, start_epoch
 from runnerkit.types import Batch, as_dict, like
@@ -174,7 +172,7 @@ def setup_loader(runner: IRunner, key: str) -> None:
     runner.loader_metrics = {}
     # Within the loader the flag is the loader's own; what was wanted before it is kept for after it.
     runner._ends_stage, runner.need_early_stop = runner.need_early_stop, False
-    runner._means = LoaderMeans(FirstNonFinite() if runner.non_finite == "raise" else None)
+    runner._means = new_means(runner)
     start_epoch(loader, runner.epoch_step)
     snapshot.enter_loader(runner)
     num_batches = count_batches(loader)

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
 
 from runnerkit.callback import CallbackNode, IMetricCallback, innermost
 from runnerkit.fused_reduction import Share, Shares, reduce_shares
-from runnerkit.metrics import means_of
-from runnerkit.non_finite import describe
+from runnerkit.metrics import LoaderMeans, means_of
+from runnerkit.non_finite import FirstNonFinite, describe
 
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner
+
+
+def new_means(runner: IRunner) -> LoaderMeans:
+    """Make empty means for a loader that begins, of what no callback computes from sums of its own."""
+    if runner.non_finite == "raise":
+        return LoaderMeans(first_non_finite=FirstNonFinite())  # it has to see every value
+    totals = [each.provides for each in _metric_callbacks(runner).values() if each is not None and each.totals_all]
+    return LoaderMeans(left_out=frozenset(chain.from_iterable(totals)))
 
 
 def reduce_metrics(runner: IRunner) -> int:

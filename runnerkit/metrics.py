@@ -19,13 +19,13 @@ def topk_hits(logits: Tensor, targets: Tensor, topk: Sequence[int]) -> list[Tens
         targets: (N,) int64 in [0, C).
         topk: each in [1, C].
     Returns:
-        a () int64 for each k, on the device of `logits`; no host sync.
+        a () count for each k, on the device of `logits`, float64 where that has it, else int64; no host sync.
     Raises:
         ValueError: a k is outside [1, C], or a shape is another.
 
     >>> logits = torch.tensor([[0.1, 0.9], [0.8, 0.2]])
     >>> topk_hits(logits, torch.tensor([1, 1]), (1, 2))
-    [tensor(1), tensor(2)]
+    [tensor(1., dtype=torch.float64), tensor(2., dtype=torch.float64)]
     """
     if logits.ndim != 2 or targets.shape != logits.shape[:1]:
         raise ValueError(
@@ -37,10 +37,12 @@ def topk_hits(logits: Tensor, targets: Tensor, topk: Sequence[int]) -> list[Tens
         if not 1 <= k <= num_classes:
             raise ValueError(f"k must be in [1, {num_classes}] for {num_classes} classes, got {k}")
     # Of equal scores, which half precision is full of, the first wins for k = 1, whatever other k there are.
+    # A float64, exact to 2^53 as well, divides in one operation.
+    dtype = torch.int64 if logits.device.type == "mps" else torch.float64
     hits = []
     for k in topk:
-        is_hit = logits.argmax(1) == targets if k == 1 else logits.topk(k, dim=1).indices == targets.unsqueeze(1)
-        hits += [is_hit.sum()]
+        is_hit = logits.argmax(1).eq(targets) if k == 1 else logits.topk(k, dim=1).indices.eq(targets.unsqueeze(1))
+        hits += [is_hit.sum(dtype=dtype)]
     return hits
 
 
@@ -58,8 +60,7 @@ def accuracy(logits: Tensor, targets: Tensor, topk: Sequence[int] = (1,)) -> lis
     >>> accuracy(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1]), topk=(1, 2))
     [tensor(0.5000, dtype=torch.float64), tensor(1., dtype=torch.float64)]
     """
-    dtype = widest_float(logits.device)
-    return [hits.to(dtype) / max(1, len(targets)) for hits in topk_hits(logits, targets, topk)]
+    return [hits / max(1, len(targets)) for hits in topk_hits(logits, targets, topk)]
 
 
 class AdditiveMetric:
@@ -106,14 +107,16 @@ class LoaderMeans:
 
     Args:
         first_non_finite: told of every batch's values, if given.
+        left_out: names that are not averaged.
     """
 
-    def __init__(self, first_non_finite: FirstNonFinite | None = None) -> None:
+    def __init__(self, first_non_finite: FirstNonFinite | None = None, left_out: frozenset[str] = frozenset()) -> None:
         # Batches that log the same keys share one vector, so that a step costs one stack and one add.
         self._sums: dict[tuple[str, ...], tuple[Tensor, int]] = {}
         self._host_sums: dict[str, tuple[float, int]] = {}
         self.num_samples = 0
         self.first_non_finite = first_non_finite
+        self.left_out = left_out
 
     def update(self, metrics: dict[str, Scalar], batch_size: int, *, batch_step: int = 0) -> None:
         """Add one batch; tensors are () and detached, anything else is a Python number.
@@ -127,6 +130,8 @@ class LoaderMeans:
         tensors: dict[str, Tensor] = {}
         first, is_alike = None, True
         for key, value in metrics.items():
+            if key in self.left_out:
+                continue
             if not isinstance(value, Tensor):
                 self._add_number(key, _number(key, value), batch_size, batch_step)
                 continue

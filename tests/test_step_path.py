@@ -17,11 +17,15 @@ def fit(*, batches=None, runner=None, num_epochs=1, model=None, **options):
     model = model or mlp(dropout=0.0)
     return (runner or dl.SupervisedRunner()).train(
         model=model,
-        loaders={"train": batches or loader(16, 4)},
         num_epochs=num_epochs,
         engine=dl.CPUEngine(),
         loggers={"console": None},
-        **{"criterion": nn.CrossEntropyLoss(), "optimizer": sgd(model), **options},
+        **{
+            "loaders": {"train": batches or loader(16, 4)},
+            "criterion": nn.CrossEntropyLoss(),
+            "optimizer": sgd(model),
+            **options,
+        },
     )
 
 
@@ -145,3 +149,35 @@ def test_an_engine_is_asked_for_its_autocast_once_a_run():
         loggers={"console": None},
     )
     assert Counting.num_asked == 2, "the loop's, and the criterion's of the one loader"
+
+
+def test_what_a_callback_sums_is_not_averaged_beside(monkeypatch):
+    """The share of right rows comes from the callback's own sums; a step stacks and adds nothing more for it."""
+    seen = []
+    update = LoaderMeans.update
+
+    def recorded(means, metrics, batch_size, **options):
+        update(means, metrics, batch_size, **options)
+        seen.append((set(metrics), set(means.totals())))
+
+    monkeypatch.setattr(LoaderMeans, "update", recorded)
+    runner = fit(callbacks=[dl.AccuracyCallback("logits", "targets")])
+    assert seen[0] == ({"loss", "accuracy01", "accuracy"}, {"loss"})
+    assert runner.epoch_metrics["train"].keys() >= {"loss", "accuracy01", "accuracy"}
+    seen.clear()
+    fit(callbacks=[dl.AccuracyCallback("logits", "targets")], non_finite="raise")
+    assert seen[0] == ({"loss", "accuracy01", "accuracy"},) * 2, "a NaN is looked for in all"
+
+
+def test_a_metric_is_averaged_where_its_callback_does_not_act():
+    """The user's own value under the same name counts in loaders that a wrapper leaves out."""
+
+    class Own(dl.SupervisedRunner):
+        def handle_batch(self, batch):
+            super().handle_batch(batch)
+            self.batch_metrics["accuracy"] = 7.0
+
+    only_train = dl.ControlFlowCallback(dl.AccuracyCallback("logits", "targets"), loaders="train")
+    runner = fit(runner=Own(), callbacks=[only_train], loaders={"train": loader(16, 4), "valid": loader(8, 4)})
+    assert runner.epoch_metrics["valid"]["accuracy"] == 7.0
+    assert 0 <= runner.epoch_metrics["train"]["accuracy"] <= 1
