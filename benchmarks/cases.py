@@ -17,7 +17,7 @@ class Case:
         candidates: the first is the measure of the others.
         figures: what they print.
         tolerance: relative, of the numbers that show that all did the same work.
-        num_rounds: overrides the command line, for counts that are the same each time.
+        num_rounds: overrides the command line: one for counts that are the same each time.
         needs_gpu: whether to skip it without one.
     """
 
@@ -156,9 +156,10 @@ CHECKPOINT = Case(
 IMPORT = Case(
     key="import",
     title="Import",
-    text="CPU time of an import, in a fresh interpreter.",
+    text="CPU time of an import, in a fresh interpreter; more rounds, as it is short.",
     candidates=tuple(Candidate(f"import {name}", "benchmarks.import_time", (name,)) for name in ("torch", "runnerkit")),
-    figures=(Figure("cpu_s", "CPU seconds", digits=2), Figure("modules", "modules", digits=0)),
+    figures=(Figure("cpu_s", "CPU seconds", digits=3), Figure("modules", "modules", digits=0)),
+    num_rounds=25,
 )
 MEMORY = Case(
     key="memory",
@@ -225,17 +226,24 @@ GROWTH = (
     ),
 )
 
+GPU_VARIANTS = {"plain": "", "prefetch": ", prefetched", "compile": ", compiled", "graph": ", CUDA graphs"}
 GPU = Case(
     key="gpu",
     title="On a GPU",
-    text="A ResNet of 13 convolutions, 512 images of 32 x 32 in pinned memory, fp16 AMP, channels_last; host syncs are "
-    "what torch.cuda.set_sync_debug_mode warns of. GradScaler.step has one of its own.",
+    text="A ResNet of 13 convolutions, 512 images of 32 x 32 in pinned memory, fp16 AMP, channels_last. Prefetched: "
+    "each batch is copied on a stream of its own. CUDA graphs: torch.compile(mode='reduce-overhead'). Host syncs are "
+    "what torch.cuda.set_sync_debug_mode warns of; GradScaler.step has one of its own. Idle: the share of the time in "
+    "which nothing runs on the GPU, by torch.profiler.",
     candidates=tuple(
-        Candidate(f"{name}{', compiled' * len(more)}", "benchmarks.gpu", (who, *more))
-        for more in ((), ("--compile",))
+        Candidate(f"{name}{words}", "benchmarks.gpu", (who, "--variant", variant))
+        for variant, words in GPU_VARIANTS.items()
         for who, name in (("raw", "raw PyTorch"), ("ours", "runnerkit"))
     ),
-    figures=(Figure("step_us", "µs a step"), Figure("syncs", "host syncs a step")),
+    figures=(
+        Figure("step_us", "µs a step"),
+        Figure("syncs", "host syncs a step"),
+        Figure("idle_percent", "idle, %"),
+    ),
     tolerance=0.05,
     needs_gpu=True,
 )

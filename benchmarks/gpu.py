@@ -4,38 +4,87 @@ import argparse
 import json
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import repeat
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
 from runnerkit import dl
 
-NUM_BATCHES, NUM_WARM, BATCH_SIZE = 200, 50, 512
+COMPILE: dict[str, dict[str, Any]] = {"compile": {}, "graph": {"mode": "reduce-overhead"}}  # which replays CUDA graphs
+VARIANTS = ("plain", "prefetch", *COMPILE)
+NUM_PASSES = 2
 
 
 class Batches:
-    """The same batch in pinned memory; after some steps it starts the clock and lets torch warn of host syncs."""
+    """One batch over and over; the first pass is timed while torch warns of host syncs, the second is profiled.
 
-    def __init__(self) -> None:
+    The first quarter of each pass, in which things are compiled and memory is found, does not count.
+    """
+
+    def __init__(self, device: torch.device, *, num_batches: int, batch_size: int) -> None:
         generator = torch.Generator().manual_seed(0)
-        images = torch.randn(BATCH_SIZE, 3, 32, 32, generator=generator)
-        self.batch = images.pin_memory(), torch.randint(0, 10, (BATCH_SIZE,), generator=generator).pin_memory()
-        self.began = self.seconds = 0.0
+        images = torch.randn(batch_size, 3, 32, 32, generator=generator)
+        batch = images, torch.randint(0, 10, (batch_size,), generator=generator)
+        self.is_cuda = device.type == "cuda"
+        self.batch = tuple(each.pin_memory() for each in batch) if self.is_cuda else batch
+        self.device, self.num_batches = device, num_batches
+        self.step_us = self.idle_share = 0.0
 
     def __len__(self) -> int:
-        return NUM_BATCHES
+        return self.num_batches
 
-    def __iter__(self) -> Any:
-        for number in range(NUM_BATCHES):
-            if number == NUM_WARM:
-                torch.cuda.synchronize()
-                self.began = time.perf_counter()
-                torch.cuda.set_sync_debug_mode("warn")
-            yield self.batch
-        torch.cuda.set_sync_debug_mode("default")
-        torch.cuda.synchronize()
-        self.seconds = time.perf_counter() - self.began
+    def __iter__(self) -> Iterator[Any]:
+        watched = self._profiled if self.step_us else self._timed
+        num_warm = len(self) // 4
+        yield from repeat(self.batch, num_warm)
+        with watched(len(self) - num_warm):
+            yield from repeat(self.batch, len(self) - num_warm)
+
+    @contextmanager
+    def _timed(self, num_steps: int) -> Iterator[None]:
+        self._synchronize()
+        began = time.perf_counter()
+        self._warn_of_syncs("warn")
+        yield
+        self._warn_of_syncs("default")
+        self._synchronize()
+        self.step_us = 1e6 * (time.perf_counter() - began) / num_steps
+
+    @contextmanager
+    def _profiled(self, num_steps: int) -> Iterator[None]:
+        activity, kind = ("CUDA", DeviceType.CUDA) if self.is_cuda else ("CPU", DeviceType.CPU)
+        with profile(activities=[getattr(ProfilerActivity, activity)]) as trace:
+            yield
+            self._synchronize()
+        spans = [(each.time_range.start, each.time_range.end) for each in trace.events() if each.device_type == kind]
+        self.idle_share = idle_share(spans)
+
+    def _synchronize(self) -> None:
+        getattr(torch, self.device.type).synchronize()
+
+    def _warn_of_syncs(self, mode: str) -> None:
+        if self.is_cuda:
+            torch.cuda.set_sync_debug_mode(mode)
+
+
+def idle_share(spans: list[tuple[float, float]]) -> float:
+    """Compute the share of the time from the first start to the last end in which nothing ran.
+
+    >>> idle_share([(0, 4), (3, 5), (9, 10)])
+    0.4
+    """
+    first = reach = min(start for start, _ in spans)
+    idle = 0.0
+    for start, end in sorted(spans):
+        idle += max(0.0, start - reach)
+        reach = max(reach, end)
+    return idle / (reach - first)
 
 
 def make_model() -> nn.Sequential:
@@ -68,32 +117,58 @@ def make_optimizer(model: nn.Module) -> torch.optim.SGD:
     return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
 
-def raw(batches: Batches, *, compiled: bool) -> float:
-    model = make_model().to("cuda", memory_format=torch.channels_last)
-    optimizer, criterion, scaler = make_optimizer(model), nn.CrossEntropyLoss(), torch.amp.GradScaler("cuda")
-    forward = torch.compile(model) if compiled else model
-    loss_sum = torch.zeros((), dtype=torch.float64, device="cuda")
+def raw(batches: Batches, variant: str) -> float:
+    device = batches.device
+    model = make_model().to(device, memory_format=torch.channels_last)
+    optimizer, criterion, scaler = make_optimizer(model), nn.CrossEntropyLoss(), torch.amp.GradScaler(device.type)
+    forward = torch.compile(model, **COMPILE[variant]) if variant in COMPILE else model
+    for _ in range(NUM_PASSES):
+        loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        for features, classes in (prefetched if variant == "prefetch" else sent)(batches):
+            optimizer.zero_grad()
+            with torch.autocast(device.type, dtype=torch.float16):
+                loss = criterion(forward(features), classes)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            loss_sum += loss.detach()
+        mean = loss_sum.item() / len(batches)
+    return mean
+
+
+def sent(batches: Batches) -> Iterator[tuple[Tensor, Tensor]]:
     for images, targets in batches:
-        features = images.to("cuda", memory_format=torch.channels_last, non_blocking=True)
-        classes = targets.to("cuda", non_blocking=True)
-        optimizer.zero_grad()
-        with torch.autocast("cuda", dtype=torch.float16):
-            loss = criterion(forward(features), classes)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        loss_sum += loss.detach()
-    return loss_sum.item() / NUM_BATCHES
+        features = images.to(batches.device, memory_format=torch.channels_last, non_blocking=True)
+        yield features, targets.to(batches.device, non_blocking=True)
 
 
-def ours(batches: Batches, *, compiled: bool) -> float:
+def prefetched(batches: Batches) -> Iterator[tuple[Tensor, Tensor]]:
+    """Copy each batch on a stream of its own while the one before is computed on."""
+    stream, ahead = torch.cuda.Stream(), None
+    on_the_way = sent(batches)
+    while True:
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            batch, ahead = ahead, next(on_the_way, None)
+        if batch is not None:
+            yield batch
+        torch.cuda.current_stream().wait_stream(stream)
+        if ahead is None:
+            return
+
+
+def ours(batches: Batches, variant: str) -> float:
     model = make_model()
+    loader: Any = dl.BatchPrefetchLoaderWrapper(batches) if variant == "prefetch" else batches
     runner = dl.SupervisedRunner().train(
         model=model,
         criterion=nn.CrossEntropyLoss(),
         optimizer=make_optimizer(model),
-        loaders={"train": batches},
-        engine=dl.AMPEngine(dtype=torch.float16, channels_last=True, compile=compiled),
+        loaders={"train": loader},
+        num_epochs=NUM_PASSES,
+        engine=dl.AMPEngine(
+            batches.device, dtype=torch.float16, channels_last=True, compile=COMPILE.get(variant, False)
+        ),
         loggers={"console": None},
     )
     return runner.epoch_metrics["train"]["loss"]
@@ -103,15 +178,21 @@ def main() -> None:
     """Train by hand or by runnerkit; count the warnings of host syncs."""
     parser = argparse.ArgumentParser()
     parser.add_argument("who", choices=("raw", "ours"))
-    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--variant", choices=VARIANTS, default="plain")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--num-batches", type=int, default=200)
+    parser.add_argument("--batch-size", type=int, default=512)
     options = parser.parse_args()
-    batches = Batches()
+    batches = Batches(torch.device(options.device), num_batches=options.num_batches, batch_size=options.batch_size)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        loss = {"raw": raw, "ours": ours}[options.who](batches, compiled=options.compile)
+        loss = {"raw": raw, "ours": ours}[options.who](batches, options.variant)
     num_syncs = sum("called a synchronizing CUDA operation" in str(each.message) for each in caught)
-    num_steps = NUM_BATCHES - NUM_WARM
-    figures = {"step_us": 1e6 * batches.seconds / num_steps, "syncs": num_syncs / num_steps}
+    figures = {
+        "step_us": batches.step_us,
+        "syncs": num_syncs / (len(batches) - len(batches) // 4),
+        "idle_percent": 100 * batches.idle_share,
+    }
     print(json.dumps({**figures, "same": {"loss": loss}}))
 
 
