@@ -1,5 +1,6 @@
 """A step costs a few calls more than the loop written by hand: counted, since times are as noisy as the machine."""
 
+import io
 import sys
 from collections import Counter
 
@@ -67,6 +68,31 @@ class Quiet(dl.Runner):
 def test_a_step_keeps_to_its_budget_of_calls(train, budget):
     """Python functions and builtins, over those of the loop by hand that sums up the loss."""
     assert calls_per_step(train) - calls_per_step(by_hand) <= budget
+
+
+def test_logs_of_steps_and_a_progress_bar_keep_to_theirs(tmp_path, monkeypatch):
+    """Each 10th step to CSV and TensorBoard; a bar that counts, between the moments in which it is drawn."""
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    def logged(num_steps):
+        folder = tmp_path / f"{len(list(tmp_path.iterdir()))}"
+        files = {
+            "csv": dl.CSVLogger(folder, log_batch_metrics=True),
+            "tensorboard": dl.TensorboardLogger(folder, log_batch_metrics=True),
+        }
+        ours(num_steps, dl.AccuracyCallback("logits", "targets"), loggers={"console": None, **files}, log_every=10)
+
+    def with_bar(num_steps):
+        ours(num_steps, verbose=True)
+
+    assert calls_per_step(logged) - calls_per_step(by_hand) <= 70
+    monkeypatch.setattr("sys.stderr", terminal := Terminal())
+    monkeypatch.setattr("runnerkit.callbacks.progress.REFRESH_S", 1e9)
+    assert calls_per_step(with_bar) - calls_per_step(by_hand) <= 50
+    assert "Epoch (train)" in terminal.getvalue()
 
 
 def test_callbacks_cost_what_they_call_and_nothing_beside():
