@@ -1,0 +1,17 @@
+"""Case b by Lightning Fabric, which has no loop of its own: the one by hand with its model, optimizer, loaders."""
+
+from lightning.fabric import Fabric
+
+from benchmarks.cnn import raw, work
+
+
+def train(images: dict[str, work.Images]) -> work.Metrics:
+    fabric = Fabric(accelerator="cpu", devices=1)
+    module = work.make_model(images)
+    model, optimizer = fabric.setup(module, work.make_optimizer(module))
+    loaders = {key: fabric.setup_dataloaders(each) for key, each in work.loaders(images).items()}
+    return raw.loop(loaders, model=model, optimizer=optimizer, backward=fabric.backward)
+
+
+if __name__ == "__main__":
+    work.main(train)

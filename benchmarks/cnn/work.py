@@ -1,0 +1,126 @@
+"""The work of case b, the same for all: Fashion-MNIST from files, image by image, into a small CNN.
+
+The peers' environment has neither torchvision nor runnerkit's dependencies, so files are read and images cut by hand.
+"""
+
+import argparse
+import gzip
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch._dynamo  # torch does so at the first step, for 2 s, unless a framework's import has: not what is timed
+from PIL import Image, ImageOps
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+# Of 60,000 and 10,000: image by image, one core needs minutes for all.
+NUM_TRAIN, NUM_VALID = 12_000, 2_000
+BATCH_SIZE, PADDING = 256, 2
+MEAN, STD = 0.286, 0.353
+PUBLISHED = Path("data/FashionMNIST/raw")
+DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # of the package dataset-fashion-mnist
+
+Metrics = dict[str, dict[str, float]]  # of "train" and "valid": loss and accuracy
+
+
+class Images(Dataset[tuple[Tensor, int]]):
+    """Grey images, (N, H, W) uint8, with one class each, (N,) int64; a sample is what `transform` makes of PIL's."""
+
+    def __init__(self, pixels: np.ndarray, targets: np.ndarray, transform: Callable[[Image.Image], Tensor]) -> None:
+        self.pixels, self.targets, self.transform = pixels, targets, transform
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.transform(Image.fromarray(self.pixels[index])), int(self.targets[index])
+
+
+def read(*, num_train: int = NUM_TRAIN, num_valid: int = NUM_VALID) -> dict[str, Images]:
+    """Return the first images of both parts of Fashion-MNIST, or of scikit-learn's digits where it is missing."""
+    try:
+        train = _idx("train-images-idx3-ubyte", 16).reshape(-1, 28, 28), _idx("train-labels-idx1-ubyte", 8)
+        valid = _idx("t10k-images-idx3-ubyte", 16).reshape(-1, 28, 28), _idx("t10k-labels-idx1-ubyte", 8)
+    except FileNotFoundError:
+        from sklearn.datasets import load_digits  # imported by those who have nothing else
+
+        digits = load_digits()
+        pixels = (digits.images * 255 / 16).astype(np.uint8)
+        train, valid = (pixels[:1437], digits.target[:1437]), (pixels[1437:], digits.target[1437:])
+    return {
+        "train": Images(*(each[:num_train].copy() for each in train), transform=augmented),
+        "valid": Images(*(each[:num_valid].copy() for each in valid), transform=as_floats),
+    }
+
+
+def _idx(name: str, header_bytes: int) -> np.ndarray:
+    path = PUBLISHED / name
+    content = path.read_bytes() if path.is_file() else gzip.decompress((DEBIAN / f"{name}.gz").read_bytes())
+    return np.frombuffer(content, dtype=np.uint8, offset=header_bytes)
+
+
+def as_floats(image: Image.Image) -> Tensor:
+    """Return (1, H, W): torchvision's ToTensor and Normalize."""
+    return torch.from_numpy(np.array(image)).unsqueeze(0).to(torch.float32).div(255).sub_(MEAN).div_(STD)
+
+
+def augmented(image: Image.Image) -> Tensor:
+    """Do as torchvision's RandomCrop and RandomHorizontalFlip, draw for draw, and `as_floats`."""
+    width, height = image.size
+    top, left = (torch.randint(2 * PADDING + 1, size=(1,)).item() for _ in range(2))
+    image = ImageOps.expand(image, border=PADDING).crop((left, top, left + width, top + height))
+    return as_floats(ImageOps.mirror(image) if torch.rand(1) < 0.5 else image)
+
+
+def loaders(images: dict[str, Images]) -> dict[str, DataLoader[Any]]:
+    """Return DataLoaders that transform sample by sample, as everybody writes them."""
+    return {key: DataLoader(each, batch_size=BATCH_SIZE, shuffle=key == "train") for key, each in images.items()}
+
+
+def make_model(images: dict[str, Images]) -> nn.Sequential:
+    torch.manual_seed(1)
+    side = -(-images["train"].pixels.shape[1] // 4)  # two convolutions halve it, rounding up
+    return nn.Sequential(
+        nn.Sequential(nn.Conv2d(1, 8, kernel_size=3, stride=2, padding=1), nn.BatchNorm2d(8), nn.ReLU()),
+        nn.Sequential(nn.Conv2d(8, 16, kernel_size=3, stride=2, padding=1), nn.BatchNorm2d(16), nn.ReLU()),
+        nn.Sequential(nn.Flatten(), nn.Linear(16 * side * side, 10)),
+    )
+
+
+def make_optimizer(model: nn.Module) -> torch.optim.AdamW:
+    return torch.optim.AdamW(model.parameters(), lr=3e-3)
+
+
+class Sums:
+    """Loss and hits of a loader, summed by those whose framework leaves it to the user; no copy in a step."""
+
+    def __init__(self) -> None:
+        self.loss, self.hits = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.int64)
+        self.num_samples = 0
+
+    def add(self, loss: Tensor, logits: Tensor, targets: Tensor) -> None:
+        self.loss += loss.detach() * len(targets)
+        self.hits += (logits.argmax(dim=1) == targets).sum()
+        self.num_samples += len(targets)
+
+    def means(self) -> dict[str, float]:
+        return {"loss": self.loss.item() / self.num_samples, "accuracy": self.hits.item() / self.num_samples}
+
+
+def main(train: Callable[[dict[str, Images]], Metrics]) -> None:
+    """Read, train an epoch, validate, then print one line of JSON; `same` is alike for all candidates."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--num-train", type=int, default=NUM_TRAIN)
+    parser.add_argument("--num-valid", type=int, default=NUM_VALID)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    begin = time.perf_counter()
+    metrics = train(read(num_train=options.num_train, num_valid=options.num_valid))
+    seconds = time.perf_counter() - begin
+    same = {f"{key} {name}": metrics[key][name] for key in ("train", "valid") for name in ("loss", "accuracy")}
+    print(json.dumps({"seconds": seconds, "same": same}))
