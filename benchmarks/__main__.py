@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import results
-from benchmarks.cases import Case, all_cases
+from benchmarks.cases import PEERS_EVERY, Case, all_cases
 from benchmarks.harness import CandidateFailed, measure
 
 PACKAGES = (
@@ -33,7 +33,8 @@ def write(case: Case, *, num_rounds: int, peers: str | None, path: Path) -> bool
         print(f"{case.key}: {failure}", file=sys.stderr)
         return False
     if peers:
-        conditions += f" Peers: {results.versions(peers, PACKAGES)}."
+        turns = f", in every {PEERS_EVERY}rd round" * (num_rounds > 1)
+        conditions += f" Peers{turns}: {results.versions(peers, PACKAGES)}."
     parts = [heading, conditions + "\n", results.table(outcome, case.figures)]
     if drawing := results.plot(case.key, outcome, case.figures[0], path.parent / "plots"):
         parts.append(f"\n{drawing}")

@@ -44,6 +44,7 @@ PEERS = {
     "Lightning, barebones": ("lightning_trainer", ("nothing",)),
     "Lightning": ("lightning_trainer", VARIANTS),
 }
+PEERS_EVERY = 3  # rounds; to import them takes longer than the steps
 VARIANT_WORDS = {
     "nothing": "nothing logged",
     "loss": "mean loss",
@@ -77,7 +78,7 @@ def _step_candidates(variant: str, peers: str | None, *more: str) -> tuple[Candi
     for name, (script, variants) in PEERS.items():
         if peers is not None and variant in variants:
             own = (*arguments, "--barebones") if "barebones" in name else arguments
-            candidates.append(Candidate(name, f"benchmarks.peers.{script}", own, python=peers))
+            candidates.append(Candidate(name, f"benchmarks.peers.{script}", own, python=peers, every=PEERS_EVERY))
     return tuple(candidates)
 
 
@@ -112,13 +113,13 @@ def _cnn(peers: str | None) -> Case:
     ]
     for name, (script, variants) in PEERS.items():
         if peers is not None and "accuracy" in variants:
-            candidates.append(Candidate(name, f"benchmarks.cnn.peers.{script}", python=peers))
+            candidates.append(Candidate(name, f"benchmarks.cnn.peers.{script}", python=peers, every=PEERS_EVERY))
     return Case(
         key="cnn",
         title="A small CNN on Fashion-MNIST, from files to metrics",
-        text=f"One epoch of training with random crop and flip, then validation, of the first {NUM_TRAIN:,} and "
-        f"{NUM_VALID:,} images, a fifth of all; batches of 256; loss and accuracy. On scikit-learn's digits where "
-        "Fashion-MNIST is missing. All but TensorLoader: a DataLoader without workers, and torchvision's transforms "
+        text=f"One epoch of training with random crop and flip, then validation, of {NUM_TRAIN:,} and {NUM_VALID:,} "
+        "images; batches of 256; loss and accuracy. On scikit-learn's digits where Fashion-MNIST is missing. All but "
+        "TensorLoader: a DataLoader without workers, and torchvision's transforms "
         "image by image, by hand with PIL, draw for draw, as some peers cannot be imported where PyPI's torchvision is "
         "beside a CPU-only torch; they give the same numbers in about half of torchvision's time. TensorLoader: whole "
         "batches are cut, flipped and normalized. Imports are not timed, that of torch._dynamo included, which an "

@@ -29,6 +29,7 @@ class Candidate:
         arguments: of the script.
         python: the interpreter; peers have their own.
         launcher: module that starts the script, and its arguments, such as ``("torch.distributed.run",)``.
+        every: it takes part in each round, or in each third, say.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Candidate:
     arguments: tuple[str, ...] = ()
     python: str = sys.executable
     launcher: tuple[str, ...] = ()
+    every: int = 1
 
     @property
     def command(self) -> list[str]:
@@ -55,19 +57,21 @@ class Figure:
 class Outcome:
     """What all rounds gave, by the candidates' names; `failures` tells in words who is missing and why."""
 
-    reports: dict[str, list[Report]] = field(default_factory=dict)
+    reports: dict[str, dict[int, Report]] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
 
     def values(self, name: str, figure: Figure) -> list[float]:
         """Return a figure of each round, or nothing if the candidate has no such figure."""
-        return [report[figure.key] for report in self.reports[name] if figure.key in report]
+        return [*self._by_round(name, figure).values()]
 
     def ratio(self, name: str, figure: Figure) -> float | None:
         """Return the median of what the rounds give in units of the first candidate in the same round."""
-        own, first = self.values(name, figure), self.values(next(iter(self.reports)), figure)
-        if not own or not first or not all(first):
-            return None
-        return statistics.median(a / b for a, b in zip(own, first, strict=True))
+        own, first = self._by_round(name, figure), self._by_round(next(iter(self.reports)), figure)
+        ratios = [value / first[number] for number, value in own.items() if first.get(number)]
+        return statistics.median(ratios) if ratios else None
+
+    def _by_round(self, name: str, figure: Figure) -> dict[int, float]:
+        return {number: report[figure.key] for number, report in self.reports[name].items() if figure.key in report}
 
 
 class CandidateFailed(Exception):
@@ -129,16 +133,16 @@ def measure(
     Raises:
         CandidateFailed: the first candidate failed, which is the measure of the others.
     """
-    outcome = Outcome({each.name: [] for each in candidates})
+    outcome = Outcome({each.name: {} for each in candidates})
     first = candidates[0].name
-    for _ in range(num_rounds):
+    for number in range(num_rounds):
         for candidate in candidates:
-            if candidate.name in outcome.failures:
+            if candidate.name in outcome.failures or number % candidate.every:
                 continue
             try:
                 report = run(candidate, timeout_s=timeout_s)
                 if candidate.name != first:
-                    check_same(report, outcome.reports[first][-1], tolerance=tolerance)
+                    check_same(report, outcome.reports[first][number], tolerance=tolerance)
             except CandidateFailed as failure:
                 if candidate.name == first:
                     raise CandidateFailed(f"{first}: {failure}") from None
@@ -146,7 +150,7 @@ def measure(
                 del outcome.reports[candidate.name]
                 print(f"  {candidate.name}: {failure}", file=sys.stderr, flush=True)
                 continue
-            outcome.reports[candidate.name].append(report)
+            outcome.reports[candidate.name][number] = report
             print(f"  {candidate.name}: {json.dumps(report)}", file=sys.stderr, flush=True)
     return outcome
 

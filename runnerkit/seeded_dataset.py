@@ -1,13 +1,12 @@
 """A data set whose every sample draws from generators seeded by its place in the epoch."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 from torch.utils.data import Dataset, StackDataset, Subset, TensorDataset, get_worker_info
 
 from runnerkit.sampler import Place, set_epoch
-from runnerkit.seeding import derive_seed, keep_cpu_rng, seed_generators
+from runnerkit.seeding import GENERATORS, CPUState, derive_seed, keep_cpu_rng, sample_seed, seed_generators
 
 _DRAW_NOTHING = (TensorDataset, list, tuple, range)  # these alone: a subclass may
 
@@ -15,9 +14,10 @@ _DRAW_NOTHING = (TensorDataset, list, tuple, range)  # these alone: a subclass m
 class SeededDataset(Dataset[Any]):
     """Lets sample i of epoch e draw the same numbers on any number of processes and workers, and after any resume.
 
-    Python's, NumPy's and torch's global generators are seeded before each sample. In a worker that is all. In the
+    Torch's global generator is seeded before each sample; Python's and NumPy's, which take ten times as long, once the
+    data set has been seen to draw from them: the batch that shows it is fetched again. In a worker that is all. In the
     process that trains, the generators are the model's too (dropout), so they are put back after each batch. Spared
-    both are torch's TensorDataset, Python's sequences, and classes that say ``draws_nothing = True``.
+    all of it are torch's TensorDataset, Python's sequences, and classes that say ``draws_nothing = True``.
 
     Args:
         dataset: map-style. If it fetches whole batches (``__getitems__``), the generators are seeded once a batch.
@@ -30,46 +30,67 @@ class SeededDataset(Dataset[Any]):
         self.seed = seed
         self.collate_fn = collate_fn
         self._epoch = -1
+        self._drawn_from = {"torch"}
 
     def __getitem__(self, place: Place) -> Any:
         """Fetch what the data set has at the index of `place`, whatever that is."""
-        keeping = self._enter(place.epoch)
+        self._enter(place.epoch)
         if _draws_nothing(self.dataset):
             return self.dataset[place.index]
-        with keeping():
-            return self._drawn(place)
+        [item] = self._drawn([place])
+        return item
 
     def __getitems__(self, places: list[Place]) -> Any:
         """Fetch the samples at `places`, in order: a list, or what the data set makes of a batch."""
-        keeping = self._enter(places[0].epoch) if places else nullcontext
+        if places:
+            self._enter(places[0].epoch)
         if not places or _draws_nothing(self.dataset):
             return self._batch(places)
-        with keeping():
-            if not _fetches_batches(self.dataset):
-                return [self._drawn(place) for place in places]
-            self._seed(places[0])
+        if not _fetches_batches(self.dataset):
+            return self._drawn(places)
+        with nullcontext() if _in_worker() else keep_cpu_rng():
+            seed_generators(sample_seed(derive_seed(self.seed, "sample", places[0].epoch), places[0].position))
             return self._batch(places)
 
-    def _enter(self, epoch: int) -> Callable[[], AbstractContextManager[None]]:
-        """Tell a worker's own parts of a new epoch; returns what keeps the generators that are not the data set's."""
-        if get_worker_info() is None:
-            return keep_cpu_rng
-        if epoch != self._epoch:  # a worker that outlives an epoch
+    def _enter(self, epoch: int) -> None:
+        if _in_worker() and epoch != self._epoch:  # one that outlives an epoch
             self._epoch = epoch
             set_epoch(epoch, self.dataset, self.collate_fn)
-        return nullcontext
 
     def _batch(self, places: list[Place]) -> Any:
         if _fetches_batches(self.dataset):
             return self.dataset.__getitems__([place.index for place in places])
         return [self.dataset[place.index] for place in places]
 
-    def _drawn(self, place: Place) -> Any:
-        self._seed(place)
-        return self.dataset[place.index]
+    def _drawn(self, places: list[Place]) -> list[Any]:
+        before = CPUState()
+        try:
+            items = self._seeded(places)
+            while not (moved := before.moved()) <= self._drawn_from:
+                self._drawn_from |= moved
+                items = self._seeded(places)
+        except BaseException:
+            self._drawn_from = set(GENERATORS)  # whatever it drew from, it is put back
+            raise
+        finally:
+            if not _in_worker():
+                before.restore(self._drawn_from)
+        return items
 
-    def _seed(self, place: Place) -> None:
-        seed_generators(derive_seed(self.seed, "sample", place.epoch, place.position))
+    def _seeded(self, places: list[Place]) -> list[Any]:
+        base = derive_seed(self.seed, "sample", places[0].epoch)
+        seeds = [sample_seed(base, place.position) for place in places]
+        seed_all = [GENERATORS[name] for name in self._drawn_from]
+        items = []
+        for place, seed in zip(places, seeds, strict=True):  # here each call counts
+            for seed_one in seed_all:
+                seed_one(seed)
+            items.append(self.dataset[place.index])
+        return items
+
+
+def _in_worker() -> bool:
+    return get_worker_info() is not None
 
 
 def _draws_nothing(dataset: Any) -> bool:

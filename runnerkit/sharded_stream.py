@@ -10,7 +10,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 
 from runnerkit.sampler import Uneven, set_epoch, shortest_tail
-from runnerkit.seeding import derive_seed, keep_cpu_rng, seed_generators
+from runnerkit.seeding import derive_seed, keep_cpu_rng, sample_seed, seed_generators
 
 
 class ShardedStream(IterableDataset[Any]):
@@ -159,8 +159,9 @@ class ShardedStream(IterableDataset[Any]):
             set_epoch(epoch, self.dataset, self.collate_fn)
         seed_generators(derive_seed(self.seed, "stream", epoch))
         iterator = iter(self.dataset)
+        base = derive_seed(self.seed, "sample", epoch)
         for position in count():
-            seed_generators(derive_seed(self.seed, "sample", epoch, position))
+            seed_generators(sample_seed(base, position))
             try:
                 sample = next(iterator)
             except StopIteration:

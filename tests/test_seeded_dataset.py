@@ -104,7 +104,7 @@ class SeenState(Noisy):
 
     def __getitem__(self, index):
         self.num_fetched += 1
-        self.seen = random.getstate()
+        self.seen = torch.initial_seed()
         return index
 
 
@@ -118,12 +118,12 @@ def test_a_class_that_says_it_draws_nothing_is_left_unseeded(kind, is_spared):
     dataset = kind(8)
     whole = DataLoader(Subset(dataset, range(8)), batch_size=4)
     shard = shard_loader(whole, key="k", training=True, rank=0, world_size=1, seed=42)
-    before = random.getstate()
+    before = torch.initial_seed()
 
     list(batches_of(shard))
 
     assert dataset.num_fetched == 8 and (dataset.seen == before) is is_spared
-    assert random.getstate() == before
+    assert torch.initial_seed() == before
 
 
 @pytest.mark.parametrize("data", [TensorDataset(torch.zeros(8)), dl.TensorRows(torch.zeros(8)), [0.0] * 8, range(8)])
@@ -131,6 +131,7 @@ def test_what_is_known_to_draw_nothing_costs_no_seeding(data, monkeypatch):
     """Torch's and our own tensors in memory, and Python's sequences."""
     monkeypatch.setattr(seeded_dataset, "seed_generators", None)
     monkeypatch.setattr(seeded_dataset, "keep_cpu_rng", None)
+    monkeypatch.setattr(seeded_dataset, "CPUState", None)
     collate = dl.TensorRows.collate if isinstance(data, dl.TensorRows) else None
     whole = DataLoader(data, batch_size=4, collate_fn=collate)
     shard = shard_loader(whole, key="k", training=True, rank=0, world_size=1, seed=42)
@@ -153,6 +154,56 @@ def test_samples_that_draw_after_others_that_do_not_draw_what_they_always_draw()
     assert draws(loader(dataset=OftenPlain(24), shuffle=False, num_workers=1)) == one
     assert draws(loader(dataset=OftenPlain(24), shuffle=False), world_size=2) == one
     assert draws(loader(dataset=OftenPlain(24), shuffle=False), skip=16) == one[16:]
+
+
+class DrawsFrom(Noisy):
+    """Draws from one generator."""
+
+    def __init__(self, num_samples, draw):
+        super().__init__(num_samples)
+        self.draw = draw
+
+    def __getitem__(self, index):
+        self.num_fetched += 1
+        return index, self.draw()
+
+
+@pytest.mark.parametrize(
+    ("draw", "num_again"),
+    [
+        (lambda: float(torch.rand(())), 0),
+        (random.random, 4),
+        (np.random.rand, 4),
+        (np.random.randn, 4),
+        (lambda: 0.0, 0),
+    ],
+    ids=["torch", "python", "numpy", "numpy's pairs", "nothing"],
+)
+def test_generators_that_are_slow_to_seed_are_seeded_once_they_are_drawn_from(draw, num_again):
+    """The batch that shows it is fetched again, and only that; draws are those of any other way, states are kept."""
+    np.random.randn()  # NumPy keeps the second of a pair, which a sample could take without a trace in its words
+    before = np.random.get_state()[4], random.getstate()
+    dataset = DrawsFrom(24, draw)
+
+    found = draws(loader(dataset=dataset, shuffle=False))
+
+    assert dataset.num_fetched == 24 + num_again
+    assert (np.random.get_state()[4], random.getstate()) == before
+    assert found == draws(loader(dataset=DrawsFrom(24, draw), shuffle=False, num_workers=1))
+    assert found == draws(loader(dataset=DrawsFrom(24, draw), shuffle=False, batch_size=1), world_size=2)
+
+
+def test_a_sample_that_fails_leaves_the_generators_as_they_were():
+    """Also those that it was not known to draw from."""
+
+    def fail():
+        random.random(), np.random.rand(), torch.rand(())
+        raise OSError("no such image")
+
+    state = random.getstate(), np.random.get_state()[2], torch.initial_seed()
+    with pytest.raises(OSError, match="no such image"):
+        draws(loader(dataset=DrawsFrom(24, fail)))
+    assert (random.getstate(), np.random.get_state()[2], torch.initial_seed()) == state
 
 
 def test_a_data_set_that_fetches_whole_batches_does_so():

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 # Of 60,000 and 10,000: image by image, one core needs minutes for all.
-NUM_TRAIN, NUM_VALID = 12_000, 2_000
+NUM_TRAIN, NUM_VALID = 60_000, 10_000
 BATCH_SIZE, PADDING = 256, 2
 MEAN, STD = 0.286, 0.353
 PUBLISHED = Path("data/FashionMNIST/raw")
