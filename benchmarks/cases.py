@@ -119,11 +119,11 @@ def _cnn(peers: str | None) -> Case:
         title="A small CNN on Fashion-MNIST, from files to metrics",
         text=f"One epoch of training with random crop and flip, then validation, of {NUM_TRAIN:,} and {NUM_VALID:,} "
         "images; batches of 256; loss and accuracy. On scikit-learn's digits where Fashion-MNIST is missing. All but "
-        "TensorLoader: a DataLoader without workers, and torchvision's transforms "
-        "image by image, by hand with PIL, draw for draw, as some peers cannot be imported where PyPI's torchvision is "
-        "beside a CPU-only torch; they give the same numbers in about half of torchvision's time. TensorLoader: whole "
-        "batches are cut, flipped and normalized. Imports are not timed, that of torch._dynamo included, which an "
-        "optimizer's first step would do.",
+        "TensorLoader: a DataLoader without workers, and torchvision's transforms image by image, by hand with PIL, "
+        "draw for draw, as some peers cannot be imported where PyPI's torchvision is beside a CPU-only torch; "
+        "they give the same numbers in about half of torchvision's time. TensorLoader: whole batches are "
+        "cut, flipped and normalized. Imports are not timed, that of torch._dynamo included, which an optimizer's "
+        "first step would do.",
         candidates=tuple(candidates),
         figures=(Figure("seconds", "seconds"),),
         tolerance=0.1,  # each draws its own crops and order

@@ -49,7 +49,7 @@ class SeededDataset(Dataset[Any]):
         if not _fetches_batches(self.dataset):
             return self._drawn(places)
         with nullcontext() if _in_worker() else keep_cpu_rng():
-            seed_generators(sample_seed(derive_seed(self.seed, "sample", places[0].epoch), places[0].position))
+            seed_generators(self._seeds(places)[0])
             return self._batch(places)
 
     def _enter(self, epoch: int) -> None:
@@ -69,24 +69,23 @@ class SeededDataset(Dataset[Any]):
             while not (moved := before.moved()) <= self._drawn_from:
                 self._drawn_from |= moved
                 items = self._seeded(places)
-        except BaseException:
-            self._drawn_from = set(GENERATORS)  # whatever it drew from, it is put back
-            raise
         finally:
             if not _in_worker():
-                before.restore(self._drawn_from)
+                before.restore()
         return items
 
     def _seeded(self, places: list[Place]) -> list[Any]:
-        base = derive_seed(self.seed, "sample", places[0].epoch)
-        seeds = [sample_seed(base, place.position) for place in places]
         seed_all = [GENERATORS[name] for name in self._drawn_from]
         items = []
-        for place, seed in zip(places, seeds, strict=True):  # here each call counts
+        for place, seed in zip(places, self._seeds(places), strict=True):  # here each call counts
             for seed_one in seed_all:
                 seed_one(seed)
             items.append(self.dataset[place.index])
         return items
+
+    def _seeds(self, places: list[Place]) -> list[int]:
+        base = derive_seed(self.seed, "sample", places[0].epoch)
+        return [sample_seed(base, place.position) for place in places]
 
 
 def _in_worker() -> bool:
