@@ -27,14 +27,16 @@ def write(case: Case, *, num_rounds: int, peers: str | None, path: Path) -> bool
     num_rounds = case.num_rounds or num_rounds
     conditions = results.conditions(num_rounds)  # before, so that the load is that of others
     try:
-        outcome = measure(case.candidates, num_rounds=num_rounds, tolerance=case.tolerance)
+        outcome = measure(case.candidates, num_rounds=num_rounds, tolerance=case.tolerance, in_turns=case.in_turns)
     except CandidateFailed as failure:
         results.write_section(case.key, f"{heading}\nNot measured: {failure}.", path)
         print(f"{case.key}: {failure}", file=sys.stderr)
         return False
     if peers:
-        turns = f", in every {PEERS_EVERY}rd round" * (num_rounds > 1)
-        conditions += f" Peers{turns}: {results.versions(peers, PACKAGES)}."
+        rarely = [each.name for each in case.candidates if each.every > 1]
+        if rarely and num_rounds > 1:
+            conditions += f" In every {PEERS_EVERY}rd round only: {', '.join(rarely)}."
+        conditions += f" Peers: {results.versions(peers, PACKAGES)}."
     parts = [heading, conditions + "\n", results.table(outcome, case.figures)]
     if drawing := results.plot(case.key, outcome, case.figures[0], path.parent / "plots"):
         parts.append(f"\n{drawing}")

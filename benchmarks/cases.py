@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from benchmarks.cnn.work import NUM_TRAIN, NUM_VALID
 from benchmarks.harness import Candidate, Figure
-from benchmarks.steps.work import VARIANTS
+from benchmarks.steps.work import NUM_TURNS, VARIANTS
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,7 @@ class Case:
         figures: what they print.
         tolerance: relative, of the numbers that show that all did the same work.
         num_rounds: overrides the command line: one for counts that are the same each time.
+        in_turns: the candidates of a round live at once and work in turns, which cancels the machine's noise.
         needs_gpu: whether to skip it without one.
     """
 
@@ -29,6 +30,7 @@ class Case:
     figures: tuple[Figure, ...]
     tolerance: float = 1e-4
     num_rounds: int | None = None
+    in_turns: bool = False
     needs_gpu: bool = False
 
 
@@ -44,7 +46,8 @@ PEERS = {
     "Lightning, barebones": ("lightning_trainer", ("nothing",)),
     "Lightning": ("lightning_trainer", VARIANTS),
 }
-PEERS_EVERY = 3  # rounds; to import them takes longer than the steps
+PEERS_EVERY = 3  # rounds, for those that call three times as many functions as raw PyTorch; the others in each
+SLOW_PEERS = {"TorchTNT", "Catalyst", "transformers' Trainer", "Lightning, barebones", "Lightning"}
 VARIANT_WORDS = {
     "nothing": "nothing logged",
     "loss": "mean loss",
@@ -78,18 +81,24 @@ def _step_candidates(variant: str, peers: str | None, *more: str) -> tuple[Candi
     for name, (script, variants) in PEERS.items():
         if peers is not None and variant in variants:
             own = (*arguments, "--barebones") if "barebones" in name else arguments
-            candidates.append(Candidate(name, f"benchmarks.peers.{script}", own, python=peers, every=PEERS_EVERY))
+            candidates.append(Candidate(name, f"benchmarks.peers.{script}", own, python=peers, every=_every(name)))
     return tuple(candidates)
+
+
+def _every(name: str) -> int:
+    return PEERS_EVERY if name in SLOW_PEERS else 1
 
 
 def _steps(variant: str, peers: str | None, num_batches: int) -> Case:
     return Case(
         key=f"steps-{variant}",
         title=f"A training step: {VARIANT_WORDS[variant]}",
-        text=f"MLP 64-64-10, SGD with momentum, {num_batches:,} ready batches of 32; the first tenth is not timed. "
+        text=f"MLP 64-64-10, SGD with momentum, {num_batches:,} ready batches of 32. In each round all live at once "
+        f"and take turns of {num_batches // NUM_TURNS} steps, of which the first tenth is not timed. "
         "Poutyne and transformers' Trainer aggregate the loss in any case.",
         candidates=_step_candidates(variant, peers, "--num-batches", str(num_batches)),
         figures=(Figure("step_us", "µs a step"),),
+        in_turns=True,
     )
 
 
@@ -123,10 +132,11 @@ def _cnn(peers: str | None) -> Case:
         "draw for draw, as some peers cannot be imported where PyPI's torchvision is beside a CPU-only torch; "
         "they give the same numbers in about half of torchvision's time. TensorLoader: whole batches are "
         "cut, flipped and normalized. Imports are not timed, that of torch._dynamo included, which an optimizer's "
-        "first step would do.",
+        "first step would do. All live at once and take turns of 3,000 samples; the wait for a turn is not counted.",
         candidates=tuple(candidates),
         figures=(Figure("seconds", "seconds"),),
         tolerance=0.1,  # each draws its own crops and order
+        in_turns=True,
     )
 
 
@@ -169,9 +179,14 @@ CHECKPOINT = Case(
 IMPORT = Case(
     key="import",
     title="Import",
-    text="CPU time of an import, in a fresh interpreter; more rounds, as it is short.",
+    text="CPU time of an import, in a fresh interpreter; more rounds, as it is short. To import runnerkit, torch's "
+    "import included, takes so many times the CPU time of torch's import in the same process, which is imported first.",
     candidates=tuple(Candidate(f"import {name}", "benchmarks.import_time", (name,)) for name in ("torch", "runnerkit")),
-    figures=(Figure("cpu_s", "CPU seconds", digits=3), Figure("modules", "modules", digits=0)),
+    figures=(
+        Figure("cpu_s", "CPU seconds", digits=3),
+        Figure("of_torch", "in units of torch's in the same process", digits=3),
+        Figure("modules", "modules", digits=0),
+    ),
     num_rounds=25,
 )
 MEMORY = Case(
@@ -211,6 +226,7 @@ GROWTH = (
             *(_growth("ours", f"runnerkit, {n} callbacks", "--callbacks", str(n)) for n in (0, 10, 50)),
         ),
         figures=STEP,
+        in_turns=True,
     ),
     Case(
         key="growth-metrics",
@@ -218,6 +234,7 @@ GROWTH = (
         text="A step of case a with numbers beside the loss, all averaged over the epoch.",
         candidates=_growing("metrics", (1, 10, 100)),
         figures=STEP,
+        in_turns=True,
     ),
     Case(
         key="growth-epochs",

@@ -125,7 +125,7 @@ def ours(loader: Any, *, callbacks: list[dl.Callback], num_epochs: int = 1, num_
 
 
 def steps(options: argparse.Namespace) -> dict[str, float]:
-    batches = work.Batches(work.make_batches(1000))
+    batches = work.Batches(work.make_batches(2000))
     if options.who == "raw":
         raw_steps(batches, options.metrics)
     else:

@@ -1,18 +1,22 @@
-"""Run candidates in turns, each in a fresh process, and compare them with the first."""
+"""Run candidates in rounds, each in a fresh process, and compare them with the first."""
 
 import json
 import math
 import os
 import pty
+import socket
 import statistics
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from benchmarks import turns
 
 ROOT = Path(__file__).parents[1]
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
@@ -78,22 +82,31 @@ class CandidateFailed(Exception):
     """A candidate ended with an error, took too long, or printed no figures."""
 
 
-def run(candidate: Candidate, *, timeout_s: float = 900) -> Report:
+def run(candidate: Candidate, *, timeout_s: float = 900, its_turns: socket.socket | None = None) -> Report:
     """Run a candidate once; its stderr is a terminal, so that progress bars show what they would show.
 
+    Args:
+        its_turns: what it takes turns by; closed here once it has it.
     Raises:
         CandidateFailed: with the last line that it said.
     """
     environment = {**os.environ, **ONE_THREAD, "BENCHMARK_STARTED_AT": str(time.time())}
+    handed_on = () if its_turns is None else (its_turns.fileno(),)
+    if its_turns is not None:
+        environment[turns.PLACE] = str(its_turns.fileno())
+    terminal, its_terminal = pty.openpty()
     try:
-        terminal, its_terminal = pty.openpty()
         process = subprocess.Popen(
-            candidate.command, cwd=ROOT, env=environment, text=True,
+            candidate.command, cwd=ROOT, env=environment, text=True, pass_fds=handed_on,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=its_terminal, start_new_session=True,
         )  # fmt: skip
     except OSError as error:
+        os.close(terminal)
         raise CandidateFailed(f"cannot start: {error}") from None
-    os.close(its_terminal)
+    finally:
+        os.close(its_terminal)
+        if its_turns is not None:
+            its_turns.close()
     said: list[bytes] = []
     listener = threading.Thread(target=_listen, args=(terminal, said))
     listener.start()
@@ -123,24 +136,62 @@ def _listen(terminal: int, said: list[bytes]) -> None:
         os.close(terminal)
 
 
+Result = Report | CandidateFailed
+
+
+def run_all(candidates: Sequence[Candidate], *, timeout_s: float) -> Iterator[Result]:
+    """Run one after the other."""
+    for each in candidates:
+        yield _result(each, timeout_s)
+
+
+def run_in_turns(candidates: Sequence[Candidate], *, timeout_s: float) -> list[Result]:
+    """Start all at once, and wake one at a time: their scripts call `Turns.wait` before each stretch of work."""
+    timeout_s *= len(candidates)
+    ends = [socket.socketpair() for _ in candidates]
+    with ThreadPoolExecutor(len(candidates)) as pool:
+        its_turns = [theirs for _, theirs in ends]
+        results = [
+            pool.submit(_result, each, timeout_s, theirs) for each, theirs in zip(candidates, its_turns, strict=True)
+        ]
+        turns.let_take_turns([ours for ours, _ in ends], timeout_s=timeout_s)
+    for ours, _ in ends:
+        ours.close()
+    return [each.result() for each in results]
+
+
+def _result(candidate: Candidate, timeout_s: float, its_turns: socket.socket | None = None) -> Result:
+    try:
+        return run(candidate, timeout_s=timeout_s, its_turns=its_turns)
+    except CandidateFailed as failure:
+        return failure
+
+
 def measure(
-    candidates: Sequence[Candidate], *, num_rounds: int, tolerance: float = 1e-4, timeout_s: float = 900
+    candidates: Sequence[Candidate],
+    *,
+    num_rounds: int,
+    tolerance: float = 1e-4,
+    timeout_s: float = 900,
+    in_turns: bool = False,
 ) -> Outcome:
     """Run A B C A B C ...; who fails, or did other work than the first, leaves the race and is reported.
 
     Args:
         tolerance: relative, of the numbers that stand in `same`.
+        in_turns: all of a round live at once and do their work in turns, stretch by stretch.
     Raises:
         CandidateFailed: the first candidate failed, which is the measure of the others.
     """
     outcome = Outcome({each.name: {} for each in candidates})
     first = candidates[0].name
     for number in range(num_rounds):
-        for candidate in candidates:
-            if candidate.name in outcome.failures or number % candidate.every:
-                continue
+        racing = [each for each in candidates if each.name not in outcome.failures and number % each.every == 0]
+        results = (run_in_turns if in_turns else run_all)(racing, timeout_s=timeout_s)
+        for candidate, report in zip(racing, results, strict=True):
             try:
-                report = run(candidate, timeout_s=timeout_s)
+                if isinstance(report, CandidateFailed):
+                    raise report
                 if candidate.name != first:
                     check_same(report, outcome.reports[first][number], tolerance=tolerance)
             except CandidateFailed as failure:

@@ -18,9 +18,12 @@ from PIL import Image, ImageOps
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from benchmarks.turns import Turns
+
 # Of 60,000 and 10,000: image by image, one core needs minutes for all.
 NUM_TRAIN, NUM_VALID = 60_000, 10_000
 BATCH_SIZE, PADDING = 256, 2
+SAMPLES_A_TURN = 3000
 MEAN, STD = 0.286, 0.353
 PUBLISHED = Path("data/FashionMNIST/raw")
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # of the package dataset-fashion-mnist
@@ -31,17 +34,23 @@ Metrics = dict[str, dict[str, float]]  # of "train" and "valid": loss and accura
 class Images(Dataset[tuple[Tensor, int]]):
     """Grey images, (N, H, W) uint8, with one class each, (N,) int64; a sample is what `transform` makes of PIL's."""
 
-    def __init__(self, pixels: np.ndarray, targets: np.ndarray, transform: Callable[[Image.Image], Tensor]) -> None:
-        self.pixels, self.targets, self.transform = pixels, targets, transform
+    def __init__(
+        self, pixels: np.ndarray, targets: np.ndarray, *, transform: Callable[[Image.Image], Tensor], turns: Turns
+    ) -> None:
+        self.pixels, self.targets, self.transform, self.turns = pixels, targets, transform, turns
+        self.num_read = 0
 
     def __len__(self) -> int:
         return len(self.pixels)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        self.num_read += 1
+        if self.num_read % SAMPLES_A_TURN == 0:
+            self.turns.wait()
         return self.transform(Image.fromarray(self.pixels[index])), int(self.targets[index])
 
 
-def read(*, num_train: int = NUM_TRAIN, num_valid: int = NUM_VALID) -> dict[str, Images]:
+def read(turns: Turns, *, num_train: int = NUM_TRAIN, num_valid: int = NUM_VALID) -> dict[str, Images]:
     """Return the first images of both parts of Fashion-MNIST, or of scikit-learn's digits where it is missing."""
     try:
         train = _idx("train-images-idx3-ubyte", 16).reshape(-1, 28, 28), _idx("train-labels-idx1-ubyte", 8)
@@ -53,8 +62,8 @@ def read(*, num_train: int = NUM_TRAIN, num_valid: int = NUM_VALID) -> dict[str,
         pixels = (digits.images * 255 / 16).astype(np.uint8)
         train, valid = (pixels[:1437], digits.target[:1437]), (pixels[1437:], digits.target[1437:])
     return {
-        "train": Images(*(each[:num_train].copy() for each in train), transform=augmented),
-        "valid": Images(*(each[:num_valid].copy() for each in valid), transform=as_floats),
+        "train": Images(*(each[:num_train].copy() for each in train), transform=augmented, turns=turns),
+        "valid": Images(*(each[:num_valid].copy() for each in valid), transform=as_floats, turns=turns),
     }
 
 
@@ -119,8 +128,10 @@ def main(train: Callable[[dict[str, Images]], Metrics]) -> None:
     parser.add_argument("--num-valid", type=int, default=NUM_VALID)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    begin = time.perf_counter()
-    metrics = train(read(num_train=options.num_train, num_valid=options.num_valid))
-    seconds = time.perf_counter() - begin
+    turns = Turns()
+    turns.wait()
+    begin, waited = time.perf_counter(), turns.waited
+    metrics = train(read(turns, num_train=options.num_train, num_valid=options.num_valid))
+    seconds = time.perf_counter() - begin - (turns.waited - waited)
     same = {f"{key} {name}": metrics[key][name] for key in ("train", "valid") for name in ("loss", "accuracy")}
     print(json.dumps({"seconds": seconds, "same": same}))

@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,28 +14,30 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.calls import calls_per_step
+from benchmarks.turns import Turns
 
 # "log" and "bar" are "accuracy" with numbers of single steps in CSV and TensorBoard, or with a progress bar.
 VARIANTS = ("nothing", "loss", "accuracy", "log", "bar")
 LOG_EVERY = 10
+NUM_TURNS, NUM_WARM_TURNS = 50, 5  # of an epoch; the first ones are not timed
 Batch = tuple[Tensor, Tensor]
 
 
 class Batches:
-    """Ready batches that note when the first tenth is used up and when the last is asked for: everybody's stop-watch.
+    """Ready batches, handed out in turns, that note when a turn begins and ends: everybody's stop-watch.
 
     It costs no call in a step, and a framework that fetches batches ahead is timed over as many steps as the others.
     """
 
     batch_size = 32  # some frameworks ask
 
-    def __init__(self, batches: list[Any]) -> None:
-        self.batches = batches
-        self.times: list[float] = []
+    def __init__(self, batches: list[Any], turns: Turns | None = None) -> None:
+        self.batches, self.turns = batches, turns or Turns()
+        self.times: list[tuple[float, float]] = []  # the end of a turn, and the begin of the next
 
     def mapped(self, change: Callable[[Batch], Any]) -> "Batches":
         """Return the batches in another form, made now, with the same stop-watch."""
-        other = Batches([change(each) for each in self.batches])
+        other = Batches([change(each) for each in self.batches], self.turns)
         other.times = self.times
         return other
 
@@ -44,18 +46,25 @@ class Batches:
 
     def __iter__(self) -> Iterator[Any]:
         self.times.clear()
-        num_warm = len(self) // 10
-        # Before the last batch, as some count batches and never ask whether there is one more.
-        return chain(self.batches[:num_warm], self._tick(), self.batches[num_warm:-1], self._tick(), self.batches[-1:])
+        # The last turn that is timed ends before the last batch: some count batches and never ask for one more.
+        ends = [*self._ends, len(self)]
+        return chain.from_iterable(chain(self._next_turn(), self.batches[begin:end]) for begin, end in pairwise(ends))
 
-    def _tick(self) -> Iterator[Any]:
-        self.times.append(time.perf_counter())
+    @property
+    def _ends(self) -> list[int]:
+        return [number * (len(self) - 1) // NUM_TURNS for number in range(NUM_TURNS + 1)]
+
+    def _next_turn(self) -> Iterator[Any]:
+        ended = time.perf_counter()
+        self.turns.wait()
+        self.times.append((ended, time.perf_counter()))
         yield from ()
 
     @property
     def step_us(self) -> float:
-        """Microseconds between the two ticks, for one step."""
-        return 1e6 * (self.times[1] - self.times[0]) / (len(self) - len(self) // 10 - 1)
+        """Microseconds of a step, the mean of all turns but the first ones."""
+        seconds = sum(end - begin for (_, begin), (end, _) in pairwise(self.times[NUM_WARM_TURNS:]))
+        return 1e6 * seconds / (self._ends[-1] - self._ends[NUM_WARM_TURNS])
 
 
 class Trained(NamedTuple):

@@ -16,6 +16,7 @@ from torch import nn
 from benchmarks.cases import all_cases
 from benchmarks.cnn import ours, raw, tensor_loader, work
 from benchmarks.harness import ROOT
+from benchmarks.turns import Turns
 from runnerkit.torchvision_cpu import import_torchvision
 
 transforms = import_torchvision().transforms
@@ -28,8 +29,8 @@ def few_images(num_train=300, num_valid=40):
     targets = rng.integers(0, 10, num_train + num_valid)
     pixels = (targets[:, None, None] * 25 + rng.integers(0, 20, (len(targets), 28, 28))).astype(np.uint8)
     return {
-        "train": work.Images(pixels[:num_train], targets[:num_train], work.augmented),
-        "valid": work.Images(pixels[num_train:], targets[num_train:], work.as_floats),
+        "train": work.Images(pixels[:num_train], targets[:num_train], transform=work.augmented, turns=Turns()),
+        "valid": work.Images(pixels[num_train:], targets[num_train:], transform=work.as_floats, turns=Turns()),
     }
 
 
@@ -71,7 +72,7 @@ def test_the_first_images_of_the_files_are_taken(tmp_path, monkeypatch, zipped):
     monkeypatch.setattr(work, "PUBLISHED", tmp_path)
     monkeypatch.setattr(work, "DEBIAN", tmp_path)
 
-    images = work.read(num_train=5, num_valid=3)
+    images = work.read(Turns(), num_train=5, num_valid=3)
 
     for key, part, count in (("train", "train", 5), ("valid", "t10k", 3)):
         assert np.array_equal(images[key].pixels, written[part][0][:count])
@@ -83,7 +84,7 @@ def test_digits_stand_in_for_missing_files(tmp_path, monkeypatch):
     monkeypatch.setattr(work, "PUBLISHED", tmp_path)
     monkeypatch.setattr(work, "DEBIAN", tmp_path)
 
-    images = work.read(num_train=300)
+    images = work.read(Turns(), num_train=300)
 
     assert (len(images["train"]), len(images["valid"])) == (300, 360)
     features, _ = next(iter(work.loaders(images)["valid"]))

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -10,6 +11,7 @@ from benchmarks import results
 from benchmarks.calls import calls_per_step
 from benchmarks.cases import all_cases
 from benchmarks.harness import ROOT, Candidate, CandidateFailed, Figure, Outcome, check_same, measure, run
+from benchmarks.turns import Turns
 
 FIGURE = Figure("step_us", "µs a step")
 FIGURES_LINE = "import json; print(json.dumps({'step_us': %s, 'same': {'loss': %s}}))"
@@ -55,6 +57,62 @@ def test_candidates_take_turns_and_are_held_against_the_first(script):
     assert outcome.reports["second"] == {number: {"step_us": 150, "same": {"loss": 2}} for number in range(2)}
     assert outcome.ratio("second", FIGURE) == 1.5
     assert "| second | 150.0 | always | 1.50 |" in results.table(outcome, [FIGURE])
+
+
+TURNS = """
+import json, sys, time
+from benchmarks.turns import Turns
+turns, stretches = Turns(), []
+for number in range(3):
+    turns.wait()
+    begin = time.perf_counter()
+    time.sleep({sleep_s})
+    stretches.append((begin, time.perf_counter()))
+    {then}
+figures = dict(stretches=stretches, waited=turns.waited, step_us=1e6 * sum(end - begin for begin, end in stretches))
+print(json.dumps(figures))
+"""
+
+
+def test_stretches_of_work_alternate_and_never_overlap(script):
+    """All live at once; a turn begins when the one before it has ended, and is held against it."""
+    first = script("first", TURNS.format(sleep_s=0.02, then=""))
+    second = script("second", TURNS.format(sleep_s=0.04, then=""))
+
+    outcome = measure([first, second], num_rounds=1, in_turns=True)
+
+    firsts, seconds = (outcome.reports[name][0]["stretches"] for name in ("first", "second"))
+    stretches = [stretch for pair in zip(firsts, seconds, strict=True) for stretch in pair]
+    assert all(end <= begin for (_, end), (begin, _) in pairwise(stretches))
+    assert outcome.reports["first"][0]["waited"] >= 2 * 0.04
+    assert 1.2 < outcome.ratio("second", FIGURE) < 2.5
+
+
+def test_a_candidate_that_ends_early_loses_its_turns_only(script):
+    """The others go on, whether it failed or was killed while it waited."""
+    kill = "import os; number == 1 and os.kill(os.getpid(), 9)"
+    others = [
+        script("whole", TURNS.format(sleep_s=0, then="")),
+        script("broken", TURNS.format(sleep_s=0, then="raise RuntimeError('no such optimizer')")),
+        script("killed", TURNS.format(sleep_s=0, then=kill)),
+    ]
+
+    outcome = measure(others, num_rounds=2, in_turns=True)
+
+    assert len(outcome.reports["whole"]) == 2 and outcome.failures == {
+        "broken": "exit code 1: RuntimeError: no such optimizer",
+        "killed": "exit code -9: no message",
+    }
+
+
+def test_a_script_that_nobody_started_takes_no_turns(monkeypatch):
+    """It does not wait."""
+    monkeypatch.delenv("BENCHMARK_TURNS", raising=False)
+
+    turns = Turns()
+    turns.wait()
+
+    assert turns.waited == 0.0
 
 
 def test_failures_are_told_in_words(script):

@@ -1,0 +1,62 @@
+"""Let processes work in turns: all stand still but one, so that the same noise of the machine falls on everyone."""
+
+import os
+import socket
+import time
+from collections.abc import Sequence
+
+PLACE = "BENCHMARK_TURNS"  # environment variable: the descriptor of the process's end of its socket
+
+
+class Turns:
+    """The end of a process that takes turns with others; a process that nobody started so never waits.
+
+    Attributes:
+        waited: seconds in `wait` so far, not to be counted as work.
+    """
+
+    def __init__(self) -> None:
+        place = os.environ.get(PLACE)
+        self.socket = None if place is None else socket.socket(fileno=int(place))
+        self.waited = 0.0
+        self.begun = False
+
+    def wait(self) -> None:
+        """End the own turn and return at the begin of the next one."""
+        if self.socket is None:
+            return
+        begin = time.perf_counter()
+        self.socket.send(b".")
+        self.socket.recv(1)
+        if not self.begun and hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # all on one core: others use them unequally
+            self.begun = True
+        self.waited += time.perf_counter() - begin
+
+
+def let_take_turns(processes: Sequence[socket.socket], *, timeout_s: float) -> None:
+    """Wait until all are ready, then wake one after the other, until all have ended.
+
+    A process that ends, in whatever way, closes its socket, which ends its last turn; one that works for more than
+    `timeout_s` seconds is left out from then on.
+    """
+    for each in processes:
+        each.settimeout(timeout_s)
+    working = [each for each in processes if _stands_still(each)]
+    while working:
+        for each in [*working]:
+            try:
+                each.send(b".")
+            except OSError:  # it was killed while it waited
+                working.remove(each)
+                continue
+            if not _stands_still(each):
+                working.remove(each)
+
+
+def _stands_still(process: socket.socket) -> bool:
+    """Return once it waits for its next turn, or False once it has ended."""
+    try:
+        return bool(process.recv(1))
+    except OSError:
+        return False
