@@ -6,12 +6,15 @@ import logging
 import math
 import shutil
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from runnerkit import components, snapshot
+from runnerkit.background import Background
 from runnerkit.callback import CallbackOrder, ICheckpointCallback, IOptimizerCallback, innermost
-from runnerkit.checkpoint import CheckpointFolder, Record, find_checkpoint, load_checkpoint
+from runnerkit.checkpoint import CheckpointFolder, Record, copied, find_checkpoint, load_checkpoint
 from runnerkit.types import StateDict
 
 if TYPE_CHECKING:
@@ -38,6 +41,8 @@ class CheckpointCallback(ICheckpointCallback):
         save_last, save_best: which names to give.
         every_steps: save also after every so many training steps.
         every_minutes: save also after so much time, by rank zero's clock.
+        asynchronous: let a step wait for a copy in memory only, which a thread writes. A save waits for the one before,
+            the run's end for the last.
         resume_model: checkpoint to take the weights from at the start.
         resume_runner: checkpoint, or logdir, to go on from.
         load_best_on_end: end with the weights of the best one.
@@ -58,6 +63,7 @@ class CheckpointCallback(ICheckpointCallback):
         save_best: bool = True,
         every_steps: int | None = None,
         every_minutes: float | None = None,
+        asynchronous: bool = False,
         resume_model: str | Path | None = None,
         resume_runner: str | Path | None = None,
         load_best_on_end: bool = False,
@@ -86,6 +92,7 @@ class CheckpointCallback(ICheckpointCallback):
         self.save_best = save_best
         self.every_steps = every_steps
         self.every_minutes = every_minutes
+        self.asynchronous = asynchronous
         self.resume_model = resume_model
         self.resume_runner = str(resume_runner) if resume_runner is not None else None
         self.load_best_on_end = load_best_on_end
@@ -93,6 +100,7 @@ class CheckpointCallback(ICheckpointCallback):
             self.requires = ((loader_key, metric_key),)
         self._is_due = self._is_validated = False
         self._saved_at = 0.0
+        self._background = Background()
 
     def on_experiment_start(self, runner: IRunner) -> None:
         is_new = runner.engine.is_main_process and runner.epoch_step == 0 and not runner.is_resumed
@@ -154,26 +162,39 @@ class CheckpointCallback(ICheckpointCallback):
         state = snapshot.capture(runner) if self.mode == "runner" else snapshot.model_state(runner)
         step = f".{runner.batch_step:08d}" if runner.is_within_loader else ""
         name = f"model.{runner.epoch_step:04d}{step}"
+        what = {
+            "kind": self.mode, "epoch": runner.epoch_step, "batch": runner.batch_step, "score": score,
+            "metrics": {key: dict(metrics) for key, metrics in runner.epoch_metrics.items()},
+        }  # fmt: skip
         if self.mode == "runner" and runner.engine.sharded_checkpoints:
-            state = self._write_shards(runner, state, name)
+            write = self._shards_writer(runner, state, name, what)
+        elif runner.engine.is_main_process:
+            write = partial(self._write, copied(state) if self.asynchronous else state, f"{name}.pth", what)
         else:
-            name += ".pth"
-        if runner.engine.is_main_process:
-            self._write(runner, state, name, score=score)
+            return
+        if self.asynchronous:
+            self._background.start(write)
+        else:
+            write()
 
-    def _write_shards(self, runner: IRunner, state: StateDict, name: str) -> StateDict:
+    def _shards_writer(self, runner: IRunner, state: StateDict, name: str, what: dict[str, Any]) -> Callable[[], None]:
+        self._background.wait()  # a folder that the one before may be writing
         temporary = CheckpointFolder(self.folder).temporary(name)
         if runner.engine.is_main_process and temporary.exists():
             shutil.rmtree(temporary)  # a run that was killed left it
         runner.engine.barrier()
-        return runner.engine.save_shards(state, temporary)
+        finish = runner.engine.save_shards(state, temporary, asynchronous=self.asynchronous)
 
-    def _write(self, runner: IRunner, state: StateDict, name: str, *, score: float | None) -> None:
+        def write() -> None:
+            rest = finish()  # every rank must call: this gathers
+            if runner.engine.is_main_process:
+                self._write(rest, name, what)
+
+        return write
+
+    def _write(self, state: StateDict, name: str, what: dict[str, Any]) -> None:
         folder = CheckpointFolder(self.folder)
-        record = folder.add(
-            name, state, kind=self.mode, epoch=runner.epoch_step, batch=runner.batch_step, score=score,
-            metrics=runner.epoch_metrics,
-        )  # fmt: skip
+        record = folder.add(name, state, **what)
         best = self._best(folder)
         if self.save_last:
             folder.point("last", record)
@@ -186,7 +207,17 @@ class CheckpointCallback(ICheckpointCallback):
         scored = [record for record in folder.records if record.score is not None and not math.isnan(record.score)]
         return sorted(scored, key=lambda record: record.score or 0.0, reverse=not self.minimize)
 
+    def on_exception(self, runner: IRunner) -> None:
+        try:
+            self._background.close()  # what was seen to be saved is kept
+        except Exception as error:  # the run's own exception is the one to raise
+            logger.warning("the last checkpoint could not be written: %s", error)
+
+    def on_experiment_end(self, runner: IRunner) -> None:
+        self._background.close()
+
     def on_stage_end(self, runner: IRunner) -> None:
+        self._background.wait()
         if not self.load_best_on_end:
             return
         # Every rank must enter: this broadcasts, since only rank zero is sure to see the files.

@@ -85,6 +85,7 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
         if cpu_offload and self.backend is None and self._uses_cuda():
             self.backend = "cpu:gloo,cuda:nccl"  # norms of gradients in host memory are added up there
         self._mesh: DeviceMesh | None = None
+        self._saving_group: ProcessGroup | None = None
         self._sharded: dict[int, ShardedModel] = {}  # by the id of the copy that trains
         self._followers: list[Optimizer] = []  # optimizers that step on shards
 
@@ -109,7 +110,7 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
 
     def cleanup(self) -> None:
         self._let_go()
-        self._mesh = None
+        self._mesh = self._saving_group = None
         super().cleanup()
 
     def _let_go(self) -> None:
@@ -264,10 +265,12 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
         }
         optimizer.load_state_dict({**state, "state": by_parameter})
 
-    def save_shards(self, state: StateDict, folder: Path) -> StateDict:
+    def save_shards(self, state: StateDict, folder: Path, *, asynchronous: bool) -> Callable[[], StateDict]:
         from runnerkit import shards
 
-        return shards.save(state, folder, rank=self.rank, gather=self.gather_object)
+        if asynchronous and self._saving_group is None:  # a thread's collectives need a group of their own
+            self._saving_group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self.timeout_s))
+        return shards.save(state, folder, rank=self.rank, group=self._saving_group if asynchronous else None)
 
     def load_shards(self, state: StateDict, folder: Path) -> StateDict:
         from runnerkit import shards

@@ -12,6 +12,7 @@ import os
 import pickle
 import shutil
 from collections.abc import Mapping
+from copy import copy as shallow_copy
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -269,6 +270,30 @@ def _link(path: Path, target: str) -> None:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def copied(state: Any, *, known: dict[Any, torch.Tensor] | None = None) -> Any:
+    """Copy a state to memory that nothing else uses, on the CPU; tensors that are one stay one.
+
+    >>> weight = torch.zeros(2)
+    >>> copy = copied({"a": weight, "b": weight})
+    >>> _ = weight.add_(1)
+    >>> copy["a"].tolist(), copy["a"] is copy["b"]
+    ([0.0, 0.0], True)
+    """
+    known = {} if known is None else known
+    if isinstance(state, torch.Tensor):
+        identity = state.device, state.data_ptr(), state.dtype, state.shape, state.stride()
+        if identity not in known or not state.numel():
+            known[identity] = state.detach().to("cpu", copy=True)
+        return known[identity]
+    if isinstance(state, dict):
+        copy = shallow_copy(state)  # with the versions of modules, which a model's state has as an attribute
+        copy.update({key: copied(value, known=known) for key, value in state.items()})
+        return copy
+    if isinstance(state, list | tuple):
+        return type(state)(copied(value, known=known) for value in state)
+    return state
 
 
 def as_plain(value: Any) -> Any:

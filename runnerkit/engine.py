@@ -295,8 +295,15 @@ class IEngine(ABC):
         """Put back an optimizer's state; every rank must call."""
         optimizer.load_state_dict(state)
 
-    def save_shards(self, state: StateDict, folder: Path) -> StateDict:
-        """Write this process's part of `state` into `folder`; return the rest; every rank must call."""
+    def save_shards(self, state: StateDict, folder: Path, *, asynchronous: bool) -> Callable[[], StateDict]:
+        """Begin to write this process's part of `state` into `folder`.
+
+        Returns:
+            what ends that, and gives the rest of `state`; every rank must call both.
+
+        Args:
+            asynchronous: take a copy now, so that the state may change, and the end may be called in a thread.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no sharded checkpoints")
 
     def load_shards(self, state: StateDict, folder: Path) -> StateDict:

@@ -7,20 +7,24 @@ import hashlib
 import pickle
 import warnings
 from collections.abc import Callable
+from concurrent.futures import Future
 from copy import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint.state_dict_loader as loader
 import torch.distributed.checkpoint.state_dict_saver as saver
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, empty
 
+from runnerkit.checkpoint import copied
 from runnerkit.types import StateDict
 
 # What a list of tensors is made of; see _PlainUnpickler.
@@ -36,21 +40,32 @@ _KNOWN = {
 }  # fmt: skip
 
 
-def save(state: StateDict, folder: Path, *, rank: int, gather: Callable[[Any], list[Any]]) -> StateDict:
-    """Write this process's shards of `state`; return the rest of it; every rank must call, and see `folder`.
+def save(state: StateDict, folder: Path, *, rank: int, group: ProcessGroup | None) -> Callable[[], StateDict]:
+    """Begin to write this process's shards of `state`; every rank must call, and see `folder`.
 
     Args:
-        gather: collects an object of every process.
+        group: for a thread's collectives: shards are copied now, and written meanwhile. None writes them at the end.
+    Returns:
+        what ends that, and gives the rest of `state`; every rank must call it.
     """
     rest, shards, places = _split(state)
-    try:
-        saver.save(shards, storage_writer=FileSystemWriter(folder, sync_files=True))
-    except CheckpointException as error:
-        raise OSError(f"cannot save shards in {folder}: {error}") from error
-    # Each process reads again what it wrote, all at the same time; rank zero also the list of all tensors.
-    mine = [*folder.glob(f"__{rank}_*"), *([folder / ".metadata"] if rank == 0 else [])]
-    parts = gather({path.name: sha256(path) for path in mine})
-    return {**rest, "shards": {"places": places, "files": {name: part[name] for part in parts for name in part}}}
+    writer = FileSystemWriter(folder, sync_files=True)
+    if group is not None:
+        rest = copied(rest)
+        saving = cast(Future[Any], saver.async_save(shards, storage_writer=writer, process_group=group))
+
+    def finish() -> StateDict:
+        try:
+            saver.save(shards, storage_writer=writer) if group is None else saving.result()
+        except CheckpointException as error:
+            raise OSError(f"cannot save shards in {folder}: {error}") from error
+        # Each process reads again what it wrote, all at the same time; rank zero also the list of all tensors.
+        mine = [*folder.glob(f"__{rank}_*"), *([folder / ".metadata"] if rank == 0 else [])]
+        parts: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(parts, {path.name: sha256(path) for path in mine}, group=group)
+        return {**rest, "shards": {"places": places, "files": {name: part[name] for part in parts for name in part}}}
+
+    return finish
 
 
 def load(rest: StateDict, folder: Path, *, mesh: DeviceMesh | None = None) -> StateDict:

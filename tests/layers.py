@@ -14,6 +14,7 @@ LAYERS = [
         "ranking",
         "metrics",
         "host_copy",
+        "background",
         "checkpoint",
         "shards",
         "rows",

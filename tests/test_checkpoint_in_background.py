@@ -1,0 +1,106 @@
+"""A checkpoint that a thread writes holds what the run was when it was taken, and is there when the run has ended."""
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from runnerkit import dl
+from runnerkit.background import Background
+from runnerkit.checkpoint import CheckpointFolder, copied, load_checkpoint
+from tests.tiny import loader, mlp, quiet, sgd
+
+
+def fit(folder, *callbacks, num_epochs=1, **options):
+    model = mlp(dropout=0.0)
+    checkpoint = dl.CheckpointCallback(folder, mode="runner", asynchronous=True, **options)
+    dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=sgd(model),
+        loaders={"train": loader(40, 4)},
+        callbacks=[checkpoint, *callbacks],
+        num_epochs=num_epochs,
+        engine=dl.CPUEngine(),
+        **quiet(),
+    )
+    return model
+
+
+class WeightsByStep(dl.Callback):
+    """Notes the weights after each step, before a checkpoint is taken."""
+
+    def __init__(self):
+        super().__init__(order=dl.CallbackOrder.Optimizer + 1)
+        self.weights = {}
+
+    def on_step_end(self, runner):
+        self.weights[runner.batch_step] = {key: each.clone() for key, each in runner.model.state_dict().items()}
+
+
+def test_steps_go_on_while_it_is_written_and_do_not_change_it(tmp_path, monkeypatch):
+    """The thread is held up until the next save waits for it; each file has the weights of its own step."""
+    add, begun, noted = CheckpointFolder.add, [], WeightsByStep()
+
+    def slow(folder, name, state, **what):
+        begun.append((name, threading.current_thread() is threading.main_thread()))
+        threading.Event().wait(0.2)
+        return add(folder, name, state, **what)
+
+    monkeypatch.setattr(CheckpointFolder, "add", slow)
+    fit(tmp_path, noted, every_steps=3, topk=1)
+
+    assert begun == [(f"model.0001.{step:08d}.pth", False) for step in (3, 6, 9)] + [("model.0001.pth", False)]
+    for step in (9, 10):
+        name = "model.0001.00000009.pth" if step == 9 else "model.0001.pth"
+        saved = load_checkpoint(tmp_path / "checkpoints" / name)["model_state_dict"]
+        assert all(torch.equal(saved[key], each) for key, each in noted.weights[step].items())
+
+
+def test_what_keeps_it_from_being_written_is_raised_at_the_next_save(tmp_path, monkeypatch):
+    """Not at the end of a long run."""
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(CheckpointFolder, "add", full)
+    noted = WeightsByStep()
+    with pytest.raises(OSError, match="No space left"):
+        fit(tmp_path, noted, every_steps=2)
+    assert max(noted.weights) == 4
+
+
+def test_it_is_written_when_the_run_ends_by_an_exception(tmp_path):
+    """What was seen to be saved is kept."""
+
+    class Fail(dl.Callback):
+        def on_epoch_start(self, runner):
+            if runner.epoch_step == 2:
+                raise RuntimeError("out of luck")
+
+    with pytest.raises(RuntimeError, match="out of luck"):
+        fit(tmp_path, Fail(0), num_epochs=3)
+    assert load_checkpoint(tmp_path / "checkpoints" / "last.pth")["counters"]["epoch_step"] == 1
+
+
+def test_a_copy_shares_nothing_but_what_was_shared():
+    """Tied weights stay one tensor, an optimizer's numbers stay numbers, a view of a part is no whole."""
+    weight = torch.arange(6.0).reshape(2, 3)
+    state = {"a": {"tied": weight, "same": weight}, "part": weight[0], "step": [1, (2.5, "x")]}
+    copy = copied(state)
+    weight.zero_()
+    assert copy["a"]["tied"] is copy["a"]["same"] and copy["a"]["tied"].sum() == 15
+    assert copy["part"].tolist() == [0, 1, 2] and copy["step"] == [1, (2.5, "x")]
+
+
+def test_pieces_of_work_run_in_turn_and_their_errors_are_kept_apart():
+    """An error is raised once; the piece after it may begin."""
+    background, done = Background(), []
+    background.start(lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        background.start(lambda: done.append("never"))
+    background.start(lambda: done.append("after"))
+    background.close()
+    background.wait()
+    assert done == ["after"]
