@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import shutil
+import signal
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,6 +17,7 @@ from runnerkit import components, snapshot
 from runnerkit.background import Background
 from runnerkit.callback import CallbackOrder, ICheckpointCallback, IOptimizerCallback, innermost
 from runnerkit.checkpoint import CheckpointFolder, Record, copied, find_checkpoint, load_checkpoint
+from runnerkit.preemption import StopRequests, heeded, stopped_by
 from runnerkit.types import StateDict
 
 if TYPE_CHECKING:
@@ -31,6 +34,9 @@ class CheckpointCallback(ICheckpointCallback):
     Files in `logdir`/checkpoints: model.0003.pth (epoch 3); ``last.pth``, ``best.pth`` (more names); ``index.json``.
     Where processes save their own parts (``sharded_checkpoints=True`` of an engine), a checkpoint of mode "runner" is a
     folder: model.0003, last, best.
+
+    In mode "runner" SIGTERM, SIGUSR1 or SIGINT (Ctrl-C) to any process saves and ends the run after the step under way,
+    with exit code 75 or KeyboardInterrupt. A second signal ends it at once. What the user handles is left to the user.
 
     Args:
         logdir: folder of the run.
@@ -101,6 +107,8 @@ class CheckpointCallback(ICheckpointCallback):
         self._is_due = self._is_validated = False
         self._saved_at = 0.0
         self._background = Background()
+        self._stop = StopRequests()
+        self._signals = ExitStack()
 
     def on_experiment_start(self, runner: IRunner) -> None:
         is_new = runner.engine.is_main_process and runner.epoch_step == 0 and not runner.is_resumed
@@ -109,6 +117,8 @@ class CheckpointCallback(ICheckpointCallback):
                 f'{self.folder} holds the checkpoints of another run: pass resume="auto" (or resume_runner) to go on '
                 "with it, or choose another logdir"
             )
+        if self.mode == "runner":
+            self._signals.enter_context(heeded(self._stop.ask))
 
     def on_stage_start(self, runner: IRunner) -> None:
         within = self.every_steps or self.every_minutes or (runner.valid_every_steps and self.loader_key)
@@ -124,7 +134,8 @@ class CheckpointCallback(ICheckpointCallback):
         self._is_validated = self._is_due = self.loader_key is not None
 
     def on_step_end(self, runner: IRunner) -> None:
-        self._is_due = self._is_due or self._is_time(runner)
+        stop = self._stop.due(runner.batch_step, runner.engine) if self.mode == "runner" else None
+        self._is_due = self._is_due or stop is not None or self._is_time(runner)
         # In the middle of an accumulated step there are gradients that no checkpoint holds: wait for its end.
         if self._is_due and not any(
             each.num_pending
@@ -132,6 +143,8 @@ class CheckpointCallback(ICheckpointCallback):
             if isinstance(each, IOptimizerCallback)
         ):
             self._save(runner, score=self._score(runner) if self._is_validated else None)
+            if stop is not None:
+                self._stop_run(runner, stop)
 
     def _is_time(self, runner: IRunner) -> bool:
         if self.every_steps is not None and runner.batch_step % self.every_steps == 0:
@@ -143,6 +156,16 @@ class CheckpointCallback(ICheckpointCallback):
 
     def on_epoch_end(self, runner: IRunner) -> None:
         self._save(runner, score=self._score(runner))
+        stop = self._stop.agree(runner.batch_step, runner.engine) if self.mode == "runner" else None
+        if stop is not None and runner.stage_epoch_step < runner.stage_epoch_len:
+            self._stop_run(runner, stop)
+
+    def _stop_run(self, runner: IRunner, number: int) -> None:
+        self._background.wait()
+        runner.engine.barrier()  # who leaves first ends the others: not before rank zero has written
+        if runner.engine.is_main_process:
+            logger.warning("%s: saved, and stopped after step %d", signal.Signals(number).name, runner.batch_step)
+        raise stopped_by(number)
 
     def _score(self, runner: IRunner) -> float | None:
         if self.loader_key is None or self.metric_key is None or self.loader_key not in runner.epoch_metrics:
@@ -212,9 +235,11 @@ class CheckpointCallback(ICheckpointCallback):
             self._background.close()  # what was seen to be saved is kept
         except Exception as error:  # the run's own exception is the one to raise
             logger.warning("the last checkpoint could not be written: %s", error)
+        self._signals.close()
 
     def on_experiment_end(self, runner: IRunner) -> None:
         self._background.close()
+        self._signals.close()
 
     def on_stage_end(self, runner: IRunner) -> None:
         self._background.wait()

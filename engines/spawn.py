@@ -14,15 +14,17 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-from runnerkit.engines.failure import root_cause
+from runnerkit.engines.failure import WorkerError, root_cause
 from runnerkit.engines.payload import pack, unpack
 from runnerkit.engines.process_environment import STORE_VARIABLE
+from runnerkit.preemption import Stopped, heeded, stopped_by
 
 T = TypeVar("T")
 Processes = list["subprocess.Popen[bytes]"]
 
 POLL_S = 0.02
 _LAST_WORDS_S = 0.3  # for a process that died at the same moment to be seen, or to have written why
+_REPEAT_S = 0.1
 _GRACE_S = 3.0  # from SIGTERM (close files) to SIGKILL; a process that waits for a dead peer does not hear SIGTERM
 
 
@@ -46,10 +48,34 @@ def spawn(
         Exception: what the first failing process raised; the others are ended.
         WorkerError: a process was killed.
     """
-    with started(fn, num_processes=num_processes, variables=variables, variables_of=variables_of) as job:
-        while not job.is_over():
-            time.sleep(POLL_S)
-        return unpack((job.folder / "result").read_bytes())  # type: ignore[no-any-return]
+    asked: list[int] = []
+    with (
+        started(fn, num_processes=num_processes, variables=variables, variables_of=variables_of) as job,
+        heeded(asked.append),
+    ):
+        num_passed_on = 0
+        try:
+            while not job.is_over():
+                time.sleep(POLL_S)
+                if num_passed_on < len(asked):  # they may save, and stop by themselves
+                    num_passed_on = len(asked)
+                    for process in job.processes:
+                        process.terminate()
+        except BaseException as error:
+            raise (_as_asked(error, asked[0]) if asked else error) from error.__cause__
+        result = unpack((job.folder / "result").read_bytes())
+    if asked:  # they had come to the end: it is for the caller now
+        os.kill(os.getpid(), asked[0])
+    return result  # type: ignore[no-any-return]
+
+
+def _as_asked(error: BaseException, number: int) -> BaseException:
+    """What a signal to the calling process ended the others with, as its own."""
+    if isinstance(error, Stopped):
+        return stopped_by(number)
+    if isinstance(error, WorkerError | SystemExit):
+        return KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
+    return error
 
 
 class Job:
@@ -133,12 +159,11 @@ def _count_done(folder: Path) -> int:
 
 
 def _end(processes: Processes) -> None:
-    for process in processes:
-        if process.poll() is None:
-            process.terminate()
     deadline = time.monotonic() + _GRACE_S
-    while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
-        time.sleep(POLL_S)
+    while (left := [process for process in processes if process.poll() is None]) and time.monotonic() < deadline:
+        for process in left:
+            process.terminate()  # again and again: the first may be taken for a wish to save
+        time.sleep(_REPEAT_S)
     for process in processes:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # what is left of its group too: workers of its loaders
@@ -164,6 +189,8 @@ def _sigterm_as_exit() -> Iterator[None]:
 
 class ExitOnSignal:
     """Signal handler that unwinds, so that files are closed, and exits with the shell's code for the signal."""
+
+    is_runnerkits = True
 
     def __init__(self) -> None:
         self._owner = os.getpid()

@@ -21,7 +21,7 @@ LAYERS = [
         "prediction_file",
     },
     {"sampler", "seeded_dataset", "sharded_stream", "sharding"},
-    {"engine", "callback", "logger", "environment", "history", "plot"},
+    {"engine", "callback", "logger", "environment", "history", "plot", "preemption"},
     {
         "runner",
         "components",

@@ -361,7 +361,7 @@ def test_evaluation_neither_hangs_nor_differs_where_ranks_have_unequal_numbers_o
 # Checkpoints.
 
 
-def run(logdir, engine, *, num_epochs=2, resume=None, callbacks=None, **kwargs):
+def run(logdir, engine, *, num_epochs=2, resume=None, callbacks=None, asynchronous=False, **kwargs):
     model = mlp(dropout=0.2, batch_norm=True)
     optimizer = adam(model)
     runner = train(
@@ -371,7 +371,13 @@ def run(logdir, engine, *, num_epochs=2, resume=None, callbacks=None, **kwargs):
         loaders={"train": DataLoader(Augmented(40), batch_size=4, shuffle=True), "valid": loader(21, 4)},
         callbacks={
             "checkpoint": dl.CheckpointCallback(
-                logdir, loader_key="valid", metric_key="loss", minimize=True, mode="runner", every_steps=3
+                logdir,
+                loader_key="valid",
+                metric_key="loss",
+                minimize=True,
+                mode="runner",
+                every_steps=3,
+                asynchronous=asynchronous,
             ),
             **(callbacks or {}),
         },
@@ -397,11 +403,12 @@ def units(**kwargs):
     return fsdp(shard_modules=[nn.Linear], **kwargs)
 
 
-def save(folder, sharded):
+def save(folder, sharded, asynchronous):
     """Train one run whole, and another that is interrupted within its second epoch."""
     whole = run(folder / "whole", units())
+    engine, interrupt = units(sharded_checkpoints=sharded), {"interrupt": Interrupt(8)}
     with contextlib.suppress(KeyboardInterrupt):
-        run(folder / "same", units(sharded_checkpoints=sharded), callbacks={"interrupt": Interrupt(8)})
+        run(folder / "same", engine, callbacks=interrupt, asynchronous=asynchronous)
     return whole
 
 
@@ -414,13 +421,17 @@ def go_on(folder, sharded):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sharded", [False, True], ids=["whole files", "shards"])
-def test_a_resumed_run_equals_the_uninterrupted_one_on_any_engine(tmp_path, sharded):
+@pytest.mark.parametrize(
+    ("sharded", "asynchronous"),
+    [(False, False), (True, False), (True, True)],
+    ids=["whole files", "shards", "shards written in a thread"],
+)
+def test_a_resumed_run_equals_the_uninterrupted_one_on_any_engine(tmp_path, sharded, asynchronous):
     """Bit for bit with the same units, dropout and augmentation included; to 1e-6 with DDP and with other units.
 
     Then the finished run's weights and moments are the same on the CPU.
     """
-    whole = together(lambda: save(tmp_path, sharded))
+    whole = together(lambda: save(tmp_path, sharded, asynchronous))
     assert (tmp_path / "same" / "checkpoints" / "model.0002.00000006").is_dir() is sharded
     for name in ("ddp", "other"):
         shutil.copytree(tmp_path / "same", tmp_path / name, symlinks=True)

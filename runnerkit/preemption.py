@@ -1,0 +1,111 @@
+"""Stop requests: a signal to any process ends the run after a step, the same one in all processes, and saved."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from runnerkit.engine import IEngine
+
+EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: not done, to be run again
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+_AGREE_EVERY_S = 1.0
+
+
+class Stopped(BaseException):
+    """The run was asked to stop, and did so after a step: :class:`Preempted` or :class:`Interrupted`."""
+
+
+class Preempted(Stopped, SystemExit):
+    """By SIGTERM or SIGUSR1; ends the script with exit code 75."""
+
+
+class Interrupted(Stopped, KeyboardInterrupt):
+    """By SIGINT, which is Ctrl-C."""
+
+
+def stopped_by(number: int) -> Stopped:
+    """Make the exception that a signal ends the run with."""
+    return Interrupted() if number == signal.SIGINT else Preempted(EXIT_CODE)
+
+
+class StopRequests:
+    """Whether a signal asked this process to stop, and whether all processes know.
+
+    They tell each other about once a second, at a step on which they agreed the time before: so no other step waits
+    because of it, and all stop after the same.
+    """
+
+    def __init__(self) -> None:
+        self.number: int | None = None  # of the signal that this process got
+        self._next = 1
+        self._told_at = 0, 0.0  # step, and rank zero's clock
+
+    def ask(self, number: int) -> None:
+        """Note a signal."""
+        self.number = number
+
+    def due(self, step: int, engine: IEngine) -> int | None:
+        """Return the signal to stop for after training step `step`; every rank must call, at every step.
+
+        Args:
+            step: counted over the whole run, the same on all ranks.
+        """
+        if engine.num_processes == 1:
+            return self.number
+        return self.agree(step, engine) if step >= self._next else None
+
+    def agree(self, step: int, engine: IEngine) -> int | None:
+        """Return the signal that a process got, if one did; every rank must call: this gathers."""
+        told = engine.gather_object((self.number, time.monotonic()))
+        before, clock = self._told_at
+        steps_per_s = (step - before) / max(1e-6, told[0][1] - clock)
+        self._next = step + max(1, int(steps_per_s * _AGREE_EVERY_S))
+        self._told_at = step, told[0][1]
+        return next((number for number, _ in told if number is not None), None)
+
+
+@contextmanager
+def heeded(ask: Callable[[int], None]) -> Iterator[None]:
+    """While the body runs, call `ask` for the first signal; a second does what it did before.
+
+    Signals that the user handles are the user's; so are all outside of the main thread.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: handler for number in SIGNALS if _is_free(handler := signal.getsignal(number))}
+    owner, has_asked = os.getpid(), False
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal has_asked
+        if os.getpid() != owner:
+            # A process just forked, a loader's worker. Ctrl-C reaches it too, and it has to serve the step that ends.
+            if number != signal.SIGINT:
+                os._exit(128 + number)
+        elif not has_asked:
+            has_asked = True
+            ask(number)
+        else:
+            signal.signal(number, before[signal.Signals(number)])
+            os.kill(owner, number)
+
+    for number in before:
+        signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if signal.getsignal(number) is handle:
+                signal.signal(number, handler)
+
+
+def _is_free(handler: Any) -> bool:
+    return handler in (signal.SIG_DFL, signal.default_int_handler) or getattr(handler, "is_runnerkits", False)

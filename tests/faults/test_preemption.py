@@ -1,0 +1,231 @@
+"""A signal to any process saves and ends the run after a step; started again it goes on as if nothing had been."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from runnerkit import dl
+from runnerkit.checkpoint import CheckpointFolder
+from runnerkit.preemption import Interrupted, Preempted, StopRequests
+from tests.test_resume import Augmented, read_csv
+from tests.tiny import loader, mlp, quiet, weights
+
+
+class Send(dl.Callback):
+    """Sends this process a signal after so many training steps, or in the validation after them."""
+
+    def __init__(self, number, *, step, rank=0, loader_key="train", times=1):
+        super().__init__(order=dl.CallbackOrder.External)
+        self.number, self.step, self.at_rank, self.loader_key, self.times = number, step, rank, loader_key, times
+
+    def on_batch_end(self, runner):
+        if (runner.batch_step, runner.loader_key, runner.engine.rank) == (self.step, self.loader_key, self.at_rank):
+            for _ in range(self.times):
+                os.kill(os.getpid(), self.number)
+            self.times = 0
+
+
+def train(logdir, *callbacks, engine=None, optimizer=None, **options):
+    """Four epochs of ten steps in one process, of five in two, with all that a resume has to put back."""
+    model = mlp(dropout=0.3, batch_norm=True)
+    dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=torch.optim.Adam(model.parameters(), lr=0.01),
+        loaders={"train": DataLoader(Augmented(40), batch_size=4, shuffle=True), "valid": loader(21, 4)},
+        callbacks=callbacks,
+        num_epochs=4,
+        logdir=logdir,
+        engine=engine or dl.CPUEngine(),
+        **{"resume": "auto", **quiet(), **options},
+    )
+    return weights(model)
+
+
+def last(logdir):
+    return CheckpointFolder(logdir / "checkpoints").records[-1]
+
+
+def assert_goes_on(broken, whole, **options):
+    """The rest of the run leaves the weights and the logs of the run that was never stopped."""
+    assert torch.equal(train(broken, **options), whole.result)
+    for key in ("train", "valid"):
+        assert read_csv(broken, key) == read_csv(whole.folder, key)
+
+
+class Whole:
+    def __init__(self, folder, **options):
+        self.folder = folder
+        self.result = train(folder, **options)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return Whole(tmp_path_factory.mktemp("whole"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_a_signal_saves_and_stops_after_the_step(tmp_path, whole, number):
+    """Also where epochs only are saved; the handlers are put back; exit code 75, but for Ctrl-C."""
+    before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)]
+
+    with pytest.raises(Interrupted if number == signal.SIGINT else Preempted) as stopped:
+        train(tmp_path, Send(number, step=17))
+
+    assert getattr(stopped.value, "code", 75) == 75
+    assert (last(tmp_path).epoch, last(tmp_path).batch) == (2, 17)
+    assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)] == before
+    assert_goes_on(tmp_path, whole)
+
+
+def test_a_signal_in_the_evaluation_stops_after_the_epoch(tmp_path, whole):
+    """Its checkpoint is that of the epoch's end."""
+    with pytest.raises(Preempted):
+        train(tmp_path, Send(signal.SIGTERM, step=20, loader_key="valid"))
+
+    assert (last(tmp_path).name, last(tmp_path).batch) == ("model.0002.pth", 20)
+    assert_goes_on(tmp_path, whole)
+
+
+def test_a_second_signal_stops_at_once(tmp_path):
+    """As Ctrl-C does without a runner: in the middle of the step, and nothing is saved."""
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        train(tmp_path, Send(signal.SIGINT, step=17, times=2))
+
+    assert not isinstance(stopped.value, Interrupted)
+    assert last(tmp_path).batch == 10
+
+
+def test_gradients_that_wait_for_their_step_are_not_lost(tmp_path):
+    """Of three accumulated batches the signal comes in the second."""
+    with pytest.raises(Preempted):
+        train(tmp_path, Send(signal.SIGTERM, step=5), dl.OptimizerCallback(accumulation_steps=3))
+
+    assert last(tmp_path).batch == 6
+
+
+def test_the_users_own_handler_stays(tmp_path):
+    """Who handles a signal does not want it handled."""
+    heard = []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: heard.append(number))
+    try:
+        train(tmp_path, Send(signal.SIGUSR1, step=7))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert heard == [signal.SIGUSR1] and last(tmp_path).batch == 40
+
+
+def test_weights_alone_are_no_reason_to_wait(tmp_path):
+    """Where nothing is saved that a run could go on from, Ctrl-C is Ctrl-C."""
+    checkpoint = dl.CheckpointCallback(tmp_path / "weights", mode="model")
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        train(None, Send(signal.SIGINT, step=7), checkpoint, resume=None)
+    assert not isinstance(stopped.value, Interrupted)
+
+
+class Clock:
+    """An engine's gather, as a clock that all ranks see."""
+
+    num_processes = 2
+
+    def __init__(self, monkeypatch, seconds_per_step):
+        self.seconds_per_step, self.gathered = seconds_per_step, []
+        self.now = 0.0
+        monkeypatch.setattr("runnerkit.preemption.time.monotonic", lambda: self.now)
+
+    def gather_object(self, value):
+        self.gathered.append(self.now)
+        return [value, (None, 0.0)]
+
+
+@pytest.mark.parametrize(("seconds_per_step", "most"), [(0.001, 40), (0.1, 40), (3.0, 11)])
+def test_processes_tell_each_other_about_once_a_second(monkeypatch, seconds_per_step, most):
+    """However fast or slow the steps are."""
+    engine, stop = Clock(monkeypatch, seconds_per_step), StopRequests()
+    step = 0
+    while engine.now < 30:
+        step += 1
+        engine.now = step * seconds_per_step
+        assert stop.due(step, engine) is None
+    assert 10 <= len(engine.gathered) <= most
+
+    stop.ask(signal.SIGTERM)
+    asked_at = engine.now
+    while stop.due(step := step + 1, engine) is None:
+        engine.now = step * seconds_per_step
+    assert engine.now - asked_at <= max(2.5, 2 * seconds_per_step)
+
+
+# Several processes.
+
+SCRIPT = textwrap.dedent(
+    """
+    import signal, sys
+    from pathlib import Path
+    from runnerkit import dl
+    from tests.faults.test_preemption import Send, train
+
+    logdir, step, rank, to_parent = Path(sys.argv[1]), *map(int, sys.argv[2:5])
+    callbacks = [Send(signal.SIGTERM, step=step, rank=rank)] if step else []
+    if to_parent:
+        import os
+        class ToParent(dl.Callback):
+            def on_batch_end(self, runner):
+                if runner.batch_step == step and runner.engine.rank == 0:
+                    os.kill(os.getppid(), to_parent)
+        callbacks = [ToParent(dl.CallbackOrder.External)]
+    engine = dl.DistributedDataParallelEngine(2, device="cpu")
+    result = train(logdir, *callbacks, engine=engine)
+    if engine.is_main_process:
+        print(result.sum().item())
+    """
+)
+
+
+def start(tmp_path, logdir, *, step=0, rank=0, to_parent=0, launcher=()):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    return subprocess.run(
+        [sys.executable, *launcher, str(script), str(logdir), str(step), str(rank), str(int(to_parent))],
+        capture_output=True, text=True, timeout=240, check=False, env={**os.environ, "PYTHONPATH": os.getcwd()},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a test run in the background ignores it
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole_of_two(tmp_path_factory):
+    return Whole(tmp_path_factory.mktemp("whole"), engine=dl.DistributedDataParallelEngine(2, device="cpu"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [({"rank": 1}, 75), ({"to_parent": signal.SIGTERM}, 75), ({"to_parent": signal.SIGINT}, -signal.SIGINT)],
+    ids=["SIGTERM to rank 1", "SIGTERM to the calling process", "Ctrl-C"],
+)
+def test_one_process_is_asked_and_all_stop_after_the_same_step(tmp_path, whole_of_two, how, code):
+    """Whoever got the signal; the calling process ends as it would by itself."""
+    done = start(tmp_path, tmp_path / "log", step=7, **how)
+
+    assert done.returncode == code, done.stderr
+    assert 7 <= last(tmp_path / "log").batch <= 20
+    assert "saved, and stopped after step" in done.stderr
+    assert_goes_on(tmp_path / "log", whole_of_two, engine=dl.DistributedDataParallelEngine(2, device="cpu"))
+
+
+@pytest.mark.slow
+def test_torchrun_starts_again_what_was_stopped(tmp_path, whole_of_two):
+    """``--max-restarts`` and ``resume="auto"``: nobody has to do anything."""
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1")
+    done = start(tmp_path, tmp_path / "log", step=7, rank=1, launcher=launcher)
+
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) == whole_of_two.result.sum().item()
+    assert read_csv(tmp_path / "log", "train") == read_csv(whole_of_two.folder, "train")
