@@ -1,0 +1,238 @@
+"""Kill a training run again and again, at any point, until it is through; it has to equal the run that was not killed.
+
+python -m tests.faults.drill --kills 200 --processes 1 2
+"""
+
+import argparse
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from runnerkit import dl
+from runnerkit.checkpoint import CheckpointFolder, load_checkpoint
+from runnerkit.engines.process_environment import STORE_VARIABLE
+from runnerkit.runner import IRunner
+from tests.faults import job
+
+TIME = "any moment"
+# Where a kill strikes: whose function, its name, whether before or after the call, and the most calls to let pass.
+PLACES: dict[str, tuple[Any, str, str, int]] = {
+    "before a step": (IRunner, "_run_batch", "before", 40),
+    "in the forward pass": (nn.Linear, "forward", "before", 80),
+    "in the backward pass": (torch.Tensor, "backward", "before", 40),
+    "after the optimizer's step": (torch.optim.Adam, "step", "after", 40),
+    "between the file and its name": (os, "replace", "before", 40),
+    "after the file has its name": (os, "replace", "after", 40),
+    "before a sync to the disk": (os, "fsync", "before", 60),
+    "in the thread that writes": (torch, "save", "before", 14),
+    "before the index is written": (CheckpointFolder, "_write_index", "before", 20),
+    "before old files are deleted": (CheckpointFolder, "keep", "before", 14),
+    "at an epoch's end": (IRunner, "_emit", "after", 30),
+    "before CSV is flushed": (dl.CSVLogger, "flush", "before", 12),
+    "before TensorBoard is flushed": (dl.TensorboardLogger, "flush", "before", 12),
+}
+LIMIT_S = 60.0  # for a process to end by itself after another was killed
+
+
+@dataclass(frozen=True)
+class Kill:
+    """One SIGKILL: at which place and call, or after how long, to which rank."""
+
+    place: str
+    rank: int
+    num_calls: int = 0
+    seconds: float = 0.0
+
+    @classmethod
+    def draw(cls, chance: random.Random, num_processes: int) -> "Kill":
+        place, rank = chance.choice([*PLACES, TIME]), chance.randrange(num_processes)
+        if place == TIME:
+            return cls(place, rank, seconds=chance.uniform(0.05, 2.0))
+        return cls(place, rank, num_calls=chance.randint(1, PLACES[place][3]))
+
+    def arm(self) -> None:
+        """Let this process be killed at its place."""
+        if self.place == TIME:
+            return
+        owner, name, when, _ = PLACES[self.place]
+        function, num_left = getattr(owner, name), self.num_calls
+
+        def deadly(*args: Any, **kwargs: Any) -> Any:
+            nonlocal num_left
+            num_left -= 1
+            if num_left == 0 and when == "before":
+                os.kill(os.getpid(), signal.SIGKILL)
+            result = function(*args, **kwargs)
+            if num_left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+
+        setattr(owner, name, deadly)
+
+
+@dataclass
+class Tally:
+    """What a drill gave.
+
+    Attributes:
+        kills: by place; `num_runs` came through them, `different` are those that did not equal the run not killed.
+        longest_s: how long a process took at most to end after another one was killed.
+    """
+
+    num_processes: int
+    kills: Counter[str] = field(default_factory=Counter)
+    num_runs: int = 0
+    different: list[str] = field(default_factory=list)
+    longest_s: float = 0.0
+
+
+def attempt(logdir: Path, num_processes: int, kill: Kill | None, tally: Tally) -> bool:
+    """Start the run's processes; return whether they came through. All are forked: torch is imported once."""
+    store = logdir.with_suffix(".store")
+    store.unlink(missing_ok=True)
+    pids = [_start(logdir, rank, num_processes, store, kill) for rank in range(num_processes)]
+    if kill is not None and kill.place == TIME:
+        time.sleep(kill.seconds)
+        with suppress(ProcessLookupError):
+            os.kill(pids[kill.rank], signal.SIGKILL)
+    codes: dict[int, int] = {}
+    died_at: float | None = None
+    while len(codes) < num_processes:
+        for pid in pids:
+            if pid not in codes and (ended := os.waitpid(pid, os.WNOHANG))[0]:
+                codes[pid] = os.waitstatus_to_exitcode(ended[1])
+                if codes[pid] and died_at is None:
+                    died_at = time.monotonic()
+        if died_at is not None and time.monotonic() - died_at > LIMIT_S:
+            break
+        time.sleep(0.01)
+    if died_at is not None:
+        tally.longest_s = max(tally.longest_s, time.monotonic() - died_at)
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)  # its loader's workers
+        if pid not in codes:
+            os.waitpid(pid, 0)
+            raise AssertionError(f"a process was still there {LIMIT_S:g} s after {kill}")
+    if kill is not None and codes[pids[kill.rank]] == -signal.SIGKILL:
+        tally.kills[kill.place] += 1
+    elif any(codes.values()):
+        raise AssertionError(f"exit codes {list(codes.values())} without a kill ({kill})")
+    return not any(codes.values())
+
+
+def _start(logdir: Path, rank: int, num_processes: int, store: Path, kill: Kill | None) -> int:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    os.setpgid(0, 0)
+    code = 1
+    try:
+        if num_processes > 1:
+            os.environ |= {
+                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_processes),
+                "LOCAL_WORLD_SIZE": str(num_processes), STORE_VARIABLE: str(store),
+            }  # fmt: skip
+        if kill is not None:
+            os.dup2(os.open(f"{logdir}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+            if kill.rank == rank:
+                kill.arm()
+        torch.set_num_threads(1)
+        job.run(logdir, num_processes=num_processes)
+        code = 0
+    finally:
+        os._exit(code)  # also after an exception, whose traceback nobody needs: a peer was killed
+
+
+def drill(num_kills: int, num_processes: int, *, folder: Path, seed: int = 0) -> Tally:
+    """Kill runs until there were `num_kills`; each run goes on until it is through, and is then compared."""
+    tally, chance = Tally(num_processes), random.Random(seed)
+    whole = folder / f"whole-{num_processes}"
+    assert attempt(whole, num_processes, None, tally), "the run fails by itself"
+    expected = fingerprint(whole)
+    while tally.kills.total() < num_kills:
+        tally.num_runs += 1
+        broken = folder / f"broken-{num_processes}-{tally.num_runs}"
+        struck = []
+        while not attempt(broken, num_processes, kill := Kill.draw(chance, num_processes), tally):
+            struck.append(kill)
+        found = fingerprint(broken)
+        for key in expected:
+            if found[key] != expected[key]:
+                tally.different.append(f"{broken.name}: {key} differs after {struck}")
+        if not tally.different:
+            shutil.rmtree(broken)
+    return tally
+
+
+def fingerprint(logdir: Path) -> dict[str, Any]:
+    """Read what has to be equal: weights and moments bit for bit, metrics, CSV files, TensorBoard's series."""
+    state = load_checkpoint(logdir / "checkpoints" / "last.pth")
+    found = {
+        name: torch.cat([each.double().flatten() for each in tensors(state[name])]).tolist()
+        for name in ("model_state_dict", "optimizer_state_dict")
+    }
+    files = {f"csv {path.name}": path.read_text() for path in sorted((logdir / "csv").iterdir())}
+    return {**found, "counters": state["counters"], **files, "TensorBoard": dict(series(logdir / "tensorboard"))}
+
+
+def tensors(state: Any) -> Iterator[torch.Tensor]:
+    if isinstance(state, torch.Tensor):
+        yield state
+    elif isinstance(state, dict):
+        for key in sorted(state, key=str):
+            yield from tensors(state[key])
+
+
+def series(folder: Path) -> Iterator[tuple[str, list[tuple[int, float]]]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for run in sorted(folder.iterdir()):
+        events = EventAccumulator(str(run), size_guidance={"scalars": 0})
+        events.Reload()
+        for tag in events.Tags()["scalars"]:
+            yield f"{run.name} {tag}", [(each.step, each.value) for each in events.Scalars(tag)]
+
+
+def main() -> None:
+    """Drill, print a table, and exit with 1 if a run was different."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=200, help="for each number of processes")
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        run = partial(drill, options.kills, folder=Path(folder), seed=options.seed)
+        tallies = [run(num_processes=number) for number in options.processes]
+    print("| killed | " + " | ".join(f"{each.num_processes} process" for each in tallies) + " |")
+    print("|---|" + "---|" * len(tallies))
+    for place in [*PLACES, TIME]:
+        print(f"| {place} | " + " | ".join(str(each.kills[place]) for each in tallies) + " |")
+    for tally in tallies:
+        equal = tally.num_runs - len({each.partition(":")[0] for each in tally.different})
+        print(
+            f"\n{tally.num_processes} process: {tally.kills.total()} kills; {equal} of {tally.num_runs} runs equal the one not"
+            f" killed; the last process ended {tally.longest_s:.1f} s after the first at most"
+        )
+        print("\n".join(tally.different))
+    sys.exit(any(tally.different for tally in tallies))
+
+
+if __name__ == "__main__":
+    main()
