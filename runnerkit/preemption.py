@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: not done, to be run again
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 _AGREE_EVERY_S = 1.0
+_SAME_S = 1.0  # Slurm sends SIGTERM twice for one wish
 
 
 class Stopped(BaseException):
@@ -74,7 +75,7 @@ class StopRequests:
 
 @contextmanager
 def heeded(ask: Callable[[int], None]) -> Iterator[None]:
-    """While the body runs, call `ask` for the first signal; a second does what it did before.
+    """While the body runs, call `ask` for the first signal; a second, a second later, does what it did before.
 
     Signals that the user handles are the user's; so are all outside of the main thread.
     """
@@ -82,18 +83,19 @@ def heeded(ask: Callable[[int], None]) -> Iterator[None]:
         yield
         return
     before = {number: handler for number in SIGNALS if _is_free(handler := signal.getsignal(number))}
-    owner, has_asked = os.getpid(), False
+    owner = os.getpid()
+    asked_at: float | None = None
 
     def handle(number: int, frame: FrameType | None) -> None:
-        nonlocal has_asked
+        nonlocal asked_at
         if os.getpid() != owner:
             # A process just forked, a loader's worker. Ctrl-C reaches it too, and it has to serve the step that ends.
             if number != signal.SIGINT:
                 os._exit(128 + number)
-        elif not has_asked:
-            has_asked = True
+        elif asked_at is None:
+            asked_at = time.monotonic()
             ask(number)
-        else:
+        elif number == signal.SIGINT or time.monotonic() - asked_at > _SAME_S:
             signal.signal(number, before[signal.Signals(number)])
             os.kill(owner, number)
 

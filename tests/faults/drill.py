@@ -99,6 +99,13 @@ class Tally:
     different: list[str] = field(default_factory=list)
     longest_s: float = 0.0
 
+    def __str__(self) -> str:
+        num_equal = self.num_runs - len({each.partition(":")[0] for each in self.different})
+        return (
+            f"{self.num_processes} process: {self.kills.total()} kills; {num_equal} of {self.num_runs} runs equal the one "
+            f"not killed; the last process ended {self.longest_s:.1f} s after the first at most"
+        )
+
 
 def attempt(logdir: Path, num_processes: int, kill: Kill | None, tally: Tally) -> bool:
     """Start the run's processes; return whether they came through. All are forked: torch is imported once."""
@@ -225,12 +232,7 @@ def main() -> None:
     for place in [*PLACES, TIME]:
         print(f"| {place} | " + " | ".join(str(each.kills[place]) for each in tallies) + " |")
     for tally in tallies:
-        equal = tally.num_runs - len({each.partition(":")[0] for each in tally.different})
-        print(
-            f"\n{tally.num_processes} process: {tally.kills.total()} kills; {equal} of {tally.num_runs} runs equal the one not"
-            f" killed; the last process ended {tally.longest_s:.1f} s after the first at most"
-        )
-        print("\n".join(tally.different))
+        print(f"\n{tally}", *tally.different, sep="\n")
     sys.exit(any(tally.different for tally in tallies))
 
 
