@@ -26,6 +26,7 @@ from runnerkit.callbacks.confusion_matrix import ConfusionMatrixCallback
 from runnerkit.callbacks.control_flow import CallbackWrapper, ControlFlowCallback
 from runnerkit.callbacks.criterion import CriterionCallback
 from runnerkit.callbacks.early_stop import EarlyStoppingCallback
+from runnerkit.callbacks.hang import HangCallback
 from runnerkit.callbacks.lr_scale import LRScaleCallback
 from runnerkit.callbacks.metric import BatchMetricCallback, FunctionalBatchMetricCallback, LoaderMetricCallback
 from runnerkit.callbacks.metric_aggregation import MetricAggregationCallback
@@ -66,6 +67,7 @@ __all__ = [
     "DiceCallback",
     "EarlyStoppingCallback",
     "FunctionalBatchMetricCallback",
+    "HangCallback",
     "HitrateCallback",
     "IBackwardCallback",
     "ICallback",

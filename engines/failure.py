@@ -8,6 +8,8 @@ from pathlib import Path
 
 import cloudpickle
 
+from runnerkit.exit_codes import STOOD_STILL
+
 
 class WorkerError(RuntimeError):
     """A process of the job ended without an exception that could be brought back: killed, or by ``os._exit``."""
@@ -83,6 +85,8 @@ def root_cause(folder: Path, exit_codes: dict[int, int | None]) -> BaseException
 
 
 def _how_it_ended(code: int) -> str:
+    if code == STOOD_STILL:
+        return "stood still, and was ended by its HangCallback, which printed where"
     if code >= 0:
         return f"exited with code {code} and no exception (os._exit?)"
     name = signal.Signals(-code).name

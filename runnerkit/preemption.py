@@ -11,10 +11,11 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from runnerkit.exit_codes import PREEMPTED
+
 if TYPE_CHECKING:
     from runnerkit.engine import IEngine
 
-EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: not done, to be run again
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 _AGREE_EVERY_S = 1.0
 _SAME_S = 1.0  # Slurm sends SIGTERM twice for one wish
@@ -34,7 +35,7 @@ class Interrupted(Stopped, KeyboardInterrupt):
 
 def stopped_by(number: int) -> Stopped:
     """Make the exception that a signal ends the run with."""
-    return Interrupted() if number == signal.SIGINT else Preempted(EXIT_CODE)
+    return Interrupted() if number == signal.SIGINT else Preempted(PREEMPTED)
 
 
 class StopRequests:

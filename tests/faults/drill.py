@@ -102,8 +102,8 @@ class Tally:
     def __str__(self) -> str:
         num_equal = self.num_runs - len({each.partition(":")[0] for each in self.different})
         return (
-            f"{self.num_processes} process: {self.kills.total()} kills; {num_equal} of {self.num_runs} runs equal the one "
-            f"not killed; the last process ended {self.longest_s:.1f} s after the first at most"
+            f"{self.num_processes} process: {self.kills.total()} kills; {num_equal} of {self.num_runs} runs equal the one"
+            f" not killed; the last process ended {self.longest_s:.1f} s after the first at most"
         )
 
 

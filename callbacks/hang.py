@@ -1,0 +1,93 @@
+"""A run that stands still tells where each process stands, and ends."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from runnerkit.callback import Callback, CallbackOrder
+from runnerkit.exit_codes import STOOD_STILL
+
+if TYPE_CHECKING:
+    from runnerkit.runner import IRunner
+
+_LATER_S = 5.0  # for a thread of Python's, before one that needs no interpreter takes over
+
+
+class HangCallback(Callback):
+    """End the run if no batch ends for a long time: print the stack of every thread of every process, then exit.
+
+    All processes stand still when one does, so each prints its own: the one that is not in a collective is the culprit.
+    An evaluation is watched too, a callback of an epoch's end as well.
+
+    Args:
+        timeout_s: longer than the slowest step, the first (which compiles, and starts workers) and a checkpoint
+            included.
+
+    >>> HangCallback(timeout_s=600).timeout_s
+    600
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(order=CallbackOrder.Internal)
+        if timeout_s <= 0:
+            raise ValueError(f"timeout_s must be > 0, got {timeout_s}")
+        self.timeout_s = timeout_s
+        self._watch: _Watch | None = None
+
+    def on_stage_start(self, runner: IRunner) -> None:
+        if self._watch is None:
+            self._watch = _Watch(self.timeout_s, runner)
+        self._watch.moved_at = time.monotonic()
+
+    def on_batch_end(self, runner: IRunner) -> None:
+        if self._watch is not None:
+            self._watch.moved_at = time.monotonic()
+
+    on_loader_start = on_epoch_start = on_epoch_end = on_batch_end
+
+    def on_experiment_end(self, runner: IRunner) -> None:
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
+
+    on_exception = on_experiment_end
+
+
+class _Watch:
+    """A thread that looks whether something has moved."""
+
+    def __init__(self, timeout_s: float, runner: IRunner) -> None:
+        self.moved_at = time.monotonic()
+        self._timeout_s, self._runner = timeout_s, runner
+        self._stopped = threading.Event()
+        threading.Thread(target=self._look, name="runnerkit-hang", daemon=True).start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        faulthandler.cancel_dump_traceback_later()
+
+    def _look(self) -> None:
+        # A thread of C, which acts also while somebody holds the interpreter's lock: then nobody tells it to wait on.
+        while not self._stopped.is_set():
+            faulthandler.dump_traceback_later(self._timeout_s + _LATER_S, exit=True, file=2)
+            if time.monotonic() - self.moved_at > self._timeout_s:
+                self._end()
+            self._stopped.wait(min(1.0, self._timeout_s / 4))
+        faulthandler.cancel_dump_traceback_later()
+
+    def _end(self) -> None:
+        runner = self._runner
+        sys.stderr.flush()
+        where = (
+            f"runnerkit: rank {runner.engine.rank} of {runner.engine.num_processes} has stood still for "
+            f"{self._timeout_s:g} s in loader {runner.loader_key!r}, epoch {runner.epoch_step}, batch "
+            f"{runner.loader_batch_step}, and ends; it stands here:\n"
+        )
+        os.write(2, where.encode())
+        faulthandler.dump_traceback(all_threads=True, file=2)
+        os._exit(STOOD_STILL)

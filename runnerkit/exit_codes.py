@@ -1,0 +1,4 @@
+"""How a script that trains ends, beside 0, 1 and 128 + a signal's number; as in sysexits.h."""
+
+STOOD_STILL = 70  # EX_SOFTWARE: no batch ended for too long; see HangCallback
+PREEMPTED = 75  # EX_TEMPFAIL: a signal asked it to stop, and it saved; to be run again

@@ -1,0 +1,95 @@
+"""A run that stands still says where, in each process, and ends."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+from torch import nn
+
+from runnerkit import dl
+from tests.tiny import loader, mlp, quiet, sgd
+
+SCRIPT = textwrap.dedent(
+    """
+    import ctypes, sys, threading, time
+    from torch import nn
+    from runnerkit import dl
+    from tests.tiny import loader, mlp, quiet, sgd
+
+    class StandStill(dl.Callback):
+        def on_batch_end(self, runner):
+            if runner.batch_step == 3 and runner.engine.rank == {rank}:
+                self.wait_for_ever()
+
+        def wait_for_ever(self):
+            {how}
+
+    model = mlp()
+    dl.SupervisedRunner().train(
+        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), loaders={{"train": loader(80, 4)}},
+        callbacks=[StandStill(dl.CallbackOrder.External), dl.HangCallback(timeout_s=3)], engine={engine}, **quiet(),
+    )
+    """
+)
+
+
+def start(tmp_path, how, *, rank=0, engine="dl.CPUEngine()"):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(how=how, rank=rank, engine=engine))
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=180, check=False,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )  # fmt: skip
+    return done, time.monotonic() - began
+
+
+def test_it_tells_where_it_stands(tmp_path):
+    """The line, and what was trained on; exit code 70."""
+    done, _ = start(tmp_path, "threading.Event().wait()")
+
+    assert done.returncode == 70, done.stderr
+    assert "rank 0 of 1 has stood still for 3 s in loader 'train', epoch 1, batch 3, and ends" in done.stderr
+    assert "in wait_for_ever" in done.stderr
+
+
+def test_also_while_the_interpreters_lock_is_held(tmp_path):
+    """By an extension that never gives it back: no thread of Python's runs any more."""
+    done, _ = start(tmp_path, "ctypes.PyDLL(None).pause()")
+
+    assert done.returncode == 1, done.stderr
+    assert "in wait_for_ever" in done.stderr
+
+
+@pytest.mark.slow
+def test_each_process_tells_where_it_stands(tmp_path):
+    """One waits for the other, the other for nothing: its stack is the one to read."""
+    engine = 'dl.DistributedDataParallelEngine(2, device="cpu")'
+    done, _ = start(tmp_path, "time.sleep(1e6)", rank=1, engine=engine)
+
+    assert done.returncode == 1
+    assert "rank 1 of 2 has stood still for 3 s" in done.stderr and "in wait_for_ever" in done.stderr
+    assert "stood still, and was ended by its HangCallback" in done.stderr.splitlines()[-1]
+
+
+def test_a_run_that_moves_is_left_alone():
+    """Also one whose whole length is longer, and nobody watches after it."""
+
+    class Slow(dl.Callback):
+        def on_batch_end(self, runner):
+            time.sleep(0.2)
+
+    model = mlp()
+    dl.SupervisedRunner().train(
+        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), loaders={"train": loader(40, 4)},
+        callbacks=[Slow(), dl.HangCallback(timeout_s=1)], engine=dl.CPUEngine(), **quiet(),
+    )  # fmt: skip
+    time.sleep(1.5)
+
+
+def test_a_time_that_is_none_is_refused():
+    with pytest.raises(ValueError, match="timeout_s must be > 0, got 0"):
+        dl.HangCallback(timeout_s=0)
