@@ -100,10 +100,10 @@ class Tally:
     longest_s: float = 0.0
 
     def __str__(self) -> str:
-        num_equal = self.num_runs - len({each.partition(":")[0] for each in self.different})
+        num_different = len({each.partition(":")[0] for each in self.different})
         return (
-            f"{self.num_processes} process: {self.kills.total()} kills; {num_equal} of {self.num_runs} runs equal the one"
-            f" not killed; the last process ended {self.longest_s:.1f} s after the first at most"
+            f"{self.num_processes} process: {self.kills.total()} kills in {self.num_runs} runs, of which {num_different} "
+            f"differ from the one not killed; processes ended at most {self.longest_s:.1f} s after the killed one"
         )
 
 
