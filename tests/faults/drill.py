@@ -102,7 +102,7 @@ class Tally:
     def __str__(self) -> str:
         num_different = len({each.partition(":")[0] for each in self.different})
         return (
-            f"{self.num_processes} process: {self.kills.total()} kills in {self.num_runs} runs, of which {num_different} "
+            f"{self.num_processes} process: {self.kills.total()} kills in {self.num_runs} runs; {num_different} "
             f"differ from the one not killed; processes ended at most {self.longest_s:.1f} s after the killed one"
         )
 
