@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from runnerkit.exit_codes import PREEMPTED
+from runnerkit.exit_codes import INTERRUPTED, PREEMPTED
 
 if TYPE_CHECKING:
     from runnerkit.engine import IEngine
@@ -29,13 +29,13 @@ class Preempted(Stopped, SystemExit):
     """By SIGTERM or SIGUSR1; ends the script with exit code 75."""
 
 
-class Interrupted(Stopped, KeyboardInterrupt):
-    """By SIGINT, which is Ctrl-C."""
+class Interrupted(Stopped, KeyboardInterrupt, SystemExit):
+    """By SIGINT, which is Ctrl-C; ends the script with exit code 130, without a traceback."""
 
 
 def stopped_by(number: int) -> Stopped:
     """Make the exception that a signal ends the run with."""
-    return Interrupted() if number == signal.SIGINT else Preempted(PREEMPTED)
+    return Interrupted(INTERRUPTED) if number == signal.SIGINT else Preempted(PREEMPTED)
 
 
 class StopRequests:

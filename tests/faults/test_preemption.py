@@ -73,13 +73,14 @@ def whole(tmp_path_factory):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
 def test_a_signal_saves_and_stops_after_the_step(tmp_path, whole, number):
-    """Also where epochs only are saved; the handlers are put back; exit code 75, but for Ctrl-C."""
+    """Also where epochs only are saved; the handlers are put back; exit code 75, or 130 for Ctrl-C."""
     before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)]
 
     with pytest.raises(Interrupted if number == signal.SIGINT else Preempted) as stopped:
         train(tmp_path, Send(number, step=17))
 
-    assert getattr(stopped.value, "code", 75) == 75
+    assert stopped.value.code == (130 if number == signal.SIGINT else 75)
+    assert isinstance(stopped.value, KeyboardInterrupt) is (number == signal.SIGINT)
     assert (last(tmp_path).epoch, last(tmp_path).batch) == (2, 17)
     assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)] == before
     assert_goes_on(tmp_path, whole)
@@ -207,7 +208,7 @@ def whole_of_two(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "code"),
-    [({"rank": 1}, 75), ({"to_parent": signal.SIGTERM}, 75), ({"to_parent": signal.SIGINT}, -signal.SIGINT)],
+    [({"rank": 1}, 75), ({"to_parent": signal.SIGTERM}, 75), ({"to_parent": signal.SIGINT}, 130)],
     ids=["SIGTERM to rank 1", "SIGTERM to the calling process", "Ctrl-C"],
 )
 def test_one_process_is_asked_and_all_stop_after_the_same_step(tmp_path, whole_of_two, how, code):
