@@ -36,7 +36,8 @@ class CheckpointCallback(ICheckpointCallback):
     folder: model.0003, last, best.
 
     In mode "runner" SIGTERM, SIGUSR1 or SIGINT (Ctrl-C) to any process saves and ends the run after the step under way,
-    with exit code 75, or 130 (and KeyboardInterrupt) for SIGINT. A second signal ends it at once. What the user handles is left to the user.
+    with exit code 75, or 130 (and KeyboardInterrupt) for SIGINT. A second signal ends it at once. What the user handles
+    is left to the user.
 
     Args:
         logdir: folder of the run.
