@@ -5,11 +5,13 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PEERS := .venv-peers
 ROUNDS ?= 9
+# For one process, and again for two.
+KILLS ?= 100
 # Test files at a time; most tests start two processes of their own.
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test parity bench bench-peers check format clean
+.PHONY: help demo test parity bench bench-peers drills check format clean
 
 help:  ## print this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -29,6 +31,9 @@ bench: $(VENV)/installed  ## measure runnerkit beside raw PyTorch; write benchma
 
 bench-peers: $(VENV)/installed $(PEERS)/installed  ## the same with seven other frameworks, in an environment of their own
 	$(BIN)/python -m benchmarks --rounds $(ROUNDS) --peers $(PEERS)/bin/python
+
+drills: $(VENV)/installed  ## kill runs at 200 random points; write the table in docs/reliability.md (KILLS=100)
+	$(BIN)/python -m tests.faults.drill --kills $(KILLS) --page docs/reliability.md
 
 check: $(VENV)/installed  ## format, lint, types, tests, docstring examples: everything
 	$(BIN)/ruff format --check .

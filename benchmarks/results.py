@@ -67,9 +67,9 @@ def versions(python: str, packages: Sequence[str]) -> str:
     return done.stdout.rstrip(", ")
 
 
-def write_section(key: str, text: str, path: Path = RESULTS) -> None:
-    """Put `text` where the section `key` was, or at the end."""
-    begin, end = f"<!-- {key}: written by python -m benchmarks -->", f"<!-- end of {key} -->"
+def write_section(key: str, text: str, path: Path = RESULTS, *, command: str = "python -m benchmarks") -> None:
+    """Put `text`, which `command` makes, where the section `key` was, or at the end."""
+    begin, end = f"<!-- {key}: written by {command} -->", f"<!-- end of {key} -->"
     section = f"{begin}\n{text.strip()}\n{end}"
     page = path.read_text(encoding="utf-8") if path.exists() else "# Measured\n"
     head, found, rest = page.partition(begin)

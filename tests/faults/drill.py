@@ -1,10 +1,12 @@
 """Kill a training run again and again, at any point, until it is through; it has to equal the run that was not killed.
 
-python -m tests.faults.drill --kills 200 --processes 1 2
+python -m tests.faults.drill --kills 100 --page docs/reliability.md
 """
 
 import argparse
+import datetime
 import os
+import platform
 import random
 import shutil
 import signal
@@ -12,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +24,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks.results import write_section
 from runnerkit import dl
 from runnerkit.checkpoint import CheckpointFolder, load_checkpoint
 from runnerkit.engines.process_environment import STORE_VARIABLE
@@ -99,12 +102,15 @@ class Tally:
     different: list[str] = field(default_factory=list)
     longest_s: float = 0.0
 
-    def __str__(self) -> str:
-        num_different = len({each.partition(":")[0] for each in self.different})
-        return (
-            f"{self.num_processes} process: {self.kills.total()} kills in {self.num_runs} runs; {num_different} "
-            f"differ from the one not killed; processes ended at most {self.longest_s:.1f} s after the killed one"
-        )
+    @property
+    def num_different(self) -> int:
+        """How many runs did not equal the one not killed."""
+        return len({each.partition(":")[0] for each in self.different})
+
+    @property
+    def title(self) -> str:
+        """A column's heading."""
+        return "one process" if self.num_processes == 1 else f"{self.num_processes} processes"
 
 
 def attempt(logdir: Path, num_processes: int, kill: Kill | None, tally: Tally) -> bool:
@@ -217,22 +223,37 @@ def series(folder: Path) -> Iterator[tuple[str, list[tuple[int, float]]]]:
             yield f"{run.name} {tag}", [(each.step, each.value) for each in events.Scalars(tag)]
 
 
+def table(tallies: Sequence[Tally]) -> str:
+    """Write a row for each place, and what came of it."""
+    rows = {place: [str(each.kills[place]) for each in tallies] for place in [*PLACES, TIME]} | {
+        "all kills": [str(each.kills.total()) for each in tallies],
+        "runs that came through them": [str(each.num_runs) for each in tallies],
+        "of these, equal to the run that was not killed": [str(each.num_runs - each.num_different) for each in tallies],
+        "longest until the other processes had ended": [f"{each.longest_s:.1f} s" for each in tallies],
+    }
+    lines = [f"| {head} | {' | '.join(cells)} |" for head, cells in rows.items()]
+    return "\n".join(
+        [f"| killed | {' | '.join(each.title for each in tallies)} |", "|---|" + "---:|" * len(tallies), *lines]
+    )
+
+
 def main() -> None:
     """Drill, print a table, and exit with 1 if a run was different."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=200, help="for each number of processes")
+    parser.add_argument("--kills", type=int, default=100, help="for each number of processes")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--page", type=Path, help="write the table there, too")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         run = partial(drill, options.kills, folder=Path(folder), seed=options.seed)
         tallies = [run(num_processes=number) for number in options.processes]
-    print("| killed | " + " | ".join(f"{each.num_processes} process" for each in tallies) + " |")
-    print("|---|" + "---|" * len(tallies))
-    for place in [*PLACES, TIME]:
-        print(f"| {place} | " + " | ".join(str(each.kills[place]) for each in tallies) + " |")
+    print(table(tallies))
     for tally in tallies:
-        print(f"\n{tally}", *tally.different, sep="\n")
+        print(*tally.different, sep="\n")
+    if options.page is not None:
+        when = f"{datetime.date.today()}, torch {torch.__version__}, Python {platform.python_version()}, on the CPU."
+        write_section("drills", f"{when}\n\n{table(tallies)}", options.page, command="make drills")
     sys.exit(any(tally.different for tally in tallies))
 
 
