@@ -29,7 +29,7 @@ class Preempted(Stopped, SystemExit):
     """By SIGTERM or SIGUSR1; ends the script with exit code 75."""
 
 
-class Interrupted(Stopped, KeyboardInterrupt, SystemExit):
+class Interrupted(Stopped, SystemExit, KeyboardInterrupt):
     """By SIGINT, which is Ctrl-C; ends the script with exit code 130, without a traceback."""
 
 
