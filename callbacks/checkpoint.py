@@ -29,7 +29,7 @@ _CLOCK_STEPS = 20  # processes agree on the time this often: each time is a broa
 
 
 class CheckpointCallback(ICheckpointCallback):
-    """Save a checkpoint at the end of every epoch, and oftener if asked; keep the best and the last.
+    """Save a checkpoint at the end of epochs, and oftener if asked; keep the best and the last.
 
     Files in `logdir`/checkpoints: model.0003.pth (epoch 3); ``last.pth``, ``best.pth`` (more names); ``index.json``.
     Where processes save their own parts (``sharded_checkpoints=True`` of an engine), a checkpoint of mode "runner" is a
@@ -46,6 +46,7 @@ class CheckpointCallback(ICheckpointCallback):
         topk: how many of the best to keep.
         mode: "runner" saves all state, to resume from; "model" a plain ``state_dict``.
         save_last, save_best: which names to give.
+        every_epochs: save at the end of every so many of a stage's epochs, and of its last; others cannot be the best.
         every_steps: save also after every so many training steps.
         every_minutes: save also after so much time, by rank zero's clock.
         asynchronous: let a step wait for a copy in memory only, which a thread writes. A save waits for the one before,
@@ -68,6 +69,7 @@ class CheckpointCallback(ICheckpointCallback):
         mode: Literal["model", "runner"] = "model",
         save_last: bool = True,
         save_best: bool = True,
+        every_epochs: int = 1,
         every_steps: int | None = None,
         every_minutes: float | None = None,
         asynchronous: bool = False,
@@ -80,8 +82,9 @@ class CheckpointCallback(ICheckpointCallback):
             raise ValueError(f"loader_key and metric_key go together, got {loader_key!r} and {metric_key!r}")
         if mode not in ("model", "runner"):
             raise ValueError(f"mode must be 'model' or 'runner', got {mode!r}")
-        if topk < 1:
-            raise ValueError(f"topk must be >= 1, got {topk}")
+        for name, number in {"topk": topk, "every_epochs": every_epochs}.items():
+            if number < 1:
+                raise ValueError(f"{name} must be >= 1, got {number}")
         for name, value in {"every_steps": every_steps, "every_minutes": every_minutes}.items():
             if value is not None and value <= 0:
                 raise ValueError(f"{name} must be > 0, got {value}; None turns it off")
@@ -97,6 +100,7 @@ class CheckpointCallback(ICheckpointCallback):
         self.mode = mode
         self.save_last = save_last
         self.save_best = save_best
+        self.every_epochs = every_epochs
         self.every_steps = every_steps
         self.every_minutes = every_minutes
         self.asynchronous = asynchronous
@@ -156,9 +160,11 @@ class CheckpointCallback(ICheckpointCallback):
         return runner.engine.broadcast_object(time.monotonic() - self._saved_at >= 60 * self.every_minutes)
 
     def on_epoch_end(self, runner: IRunner) -> None:
-        self._save(runner, score=self._score(runner))
         stop = self._stop.agree(runner.batch_step, runner.engine) if self.mode == "runner" else None
-        if stop is not None and runner.stage_epoch_step < runner.stage_epoch_len:
+        is_last = runner.need_early_stop or runner.stage_epoch_step == runner.stage_epoch_len
+        if stop is not None or is_last or runner.stage_epoch_step % self.every_epochs == 0:
+            self._save(runner, score=self._score(runner))
+        if stop is not None and not is_last:
             self._stop_run(runner, stop)
 
     def _stop_run(self, runner: IRunner, number: int) -> None:

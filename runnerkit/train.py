@@ -14,6 +14,7 @@ from runnerkit.callbacks import (
     BatchOverfitCallback,
     CheckpointCallback,
     CheckRunCallback,
+    HangCallback,
     LRScaleCallback,
     ProfilerCallback,
     TimerCallback,
@@ -76,6 +77,7 @@ class Runner(IRunner):
         non_finite: Literal["raise", "keep"] = "keep",
         verbose: bool = False,
         timeit: bool = False,
+        hang_timeout_s: float | None = None,
         check: bool = False,
         overfit: bool = False,
         profile: bool = False,
@@ -109,6 +111,7 @@ class Runner(IRunner):
             non_finite: "raise" ends a loader with an error if one of its ``batch_metrics`` was NaN or infinite.
             verbose: show a progress bar.
             timeit: log how long batches take.
+            hang_timeout_s: end with the stacks of all processes if no batch ends for so many seconds; see HangCallback.
             check: 3 epochs of 3 batches, in which samples, weights and metrics of the processes are held against each
                 other; see VerifyRanksCallback.
             overfit: the same batch of each loader again and again.
@@ -145,6 +148,7 @@ class Runner(IRunner):
             **_by_key(callbacks),
             **_flag_callbacks(folder, verbose=verbose, timeit=timeit, check=check, overfit=overfit, profile=profile),
             **({"_lr_scale": LRScaleCallback(lr_scale)} if lr_scale is not None else {}),
+            **({"_hang": HangCallback(hang_timeout_s)} if hang_timeout_s is not None else {}),
         }
         if valid_loader is not None or valid_metric is not None:
             valid_loader, valid_metric = valid_loader or "valid", valid_metric or "loss"

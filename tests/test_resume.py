@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from runnerkit import dl, utils
+from runnerkit.checkpoint import CheckpointFolder
 from tests.tiny import classification, loader, mlp, quiet, sgd, weights
 
 
@@ -164,6 +165,29 @@ def test_a_longer_run_goes_on_from_a_finished_one(tmp_path):
 
     assert longer.epoch_step == 3
     assert [row["epoch"] for row in read_csv(tmp_path / "log", "train")] == ["1", "2", "3"]
+
+
+def test_every_second_epoch_and_the_last_are_saved(tmp_path):
+    """An early stop's epoch is a last one."""
+
+    class Stop(dl.Callback):
+        def on_epoch_end(self, runner):
+            runner.need_early_stop = runner.epoch_step == 5
+
+    model = mlp()
+    checkpoint = dl.CheckpointCallback(tmp_path, "train", "loss", minimize=True, every_epochs=2, topk=9)
+    dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=sgd(model),
+        loaders={"train": loader(8, 4)},
+        callbacks=[checkpoint, Stop(order=0)],
+        num_epochs=9,
+        cpu=True,
+        **quiet(),
+    )
+
+    assert [record.epoch for record in CheckpointFolder(tmp_path / "checkpoints").records] == [2, 4, 5]
 
 
 def test_auto_without_a_checkpoint_starts_anew(tmp_path):

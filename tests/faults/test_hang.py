@@ -30,7 +30,7 @@ SCRIPT = textwrap.dedent(
     model = mlp()
     dl.SupervisedRunner().train(
         model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), loaders={{"train": loader(80, 4)}},
-        callbacks=[StandStill(dl.CallbackOrder.External), dl.HangCallback(timeout_s=3)], engine={engine}, **quiet(),
+        callbacks=[StandStill(dl.CallbackOrder.External)], hang_timeout_s=3, engine={engine}, **quiet(),
     )
     """
 )
