@@ -167,6 +167,25 @@ def test_an_optimizer_callback_without_gradients_says_what_is_missing():
         train(NoBackward(), criterion=None, callbacks=[dl.OptimizerCallback("loss")])
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"topk": 0}, "topk must be >= 1, got 0"),
+        ({"every_epochs": 0}, "every_epochs must be >= 1, got 0"),
+        ({"every_steps": 0}, "every_steps must be > 0, got 0; None turns it off"),
+        ({"every_minutes": -1.0}, "every_minutes must be > 0, got -1.0; None turns it off"),
+        ({"mode": "weights"}, "mode must be 'model' or 'runner', got 'weights'"),
+        ({"loader_key": "valid"}, "loader_key and metric_key go together, got 'valid' and None"),
+        ({"loader_key": "valid", "metric_key": "loss"}, "is a small 'loss' good"),
+        ({"load_best_on_end": True}, "load_best_on_end=True needs loader_key and metric_key"),
+    ],
+)
+def test_checkpoints_that_cannot_be_are_refused(tmp_path, arguments, message):
+    """Where they are asked for."""
+    with pytest.raises(ValueError, match=message):
+        dl.CheckpointCallback(tmp_path, **arguments)
+
+
 @pytest.mark.parametrize("ddp", [False, True])
 def test_a_new_run_never_mixes_with_an_old_one(tmp_path, ddp):
     """A logdir that holds another run's logs is refused, and they stay as they are; under DDP too."""
