@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import results
-from benchmarks.cases import PEERS_EVERY, Case, all_cases
+from benchmarks.cases import Case, all_cases
 from benchmarks.harness import CandidateFailed, measure
 
 PACKAGES = (
@@ -33,9 +33,9 @@ def write(case: Case, *, num_rounds: int, peers: str | None, path: Path) -> bool
         print(f"{case.key}: {failure}", file=sys.stderr)
         return False
     if peers:
-        rarely = [each.name for each in case.candidates if each.every > 1]
+        rarely = {each.name: each.every for each in case.candidates if each.every > 1}
         if rarely and num_rounds > 1:
-            conditions += f" In every {PEERS_EVERY}rd round only: {', '.join(rarely)}."
+            conditions += f" In one round of {max(rarely.values())} only: {', '.join(rarely)}."
         conditions += f" Peers: {results.versions(peers, PACKAGES)}."
     parts = [heading, conditions + "\n", results.table(outcome, case.figures)]
     if drawing := results.plot(case.key, outcome, case.figures[0], path.parent / "plots"):

@@ -55,7 +55,7 @@ class AccuracyCallback(LoaderSumsCallback):
     def values(self, sums: Sums) -> Sums:
         shares = {}
         for name in self._names:
-            shares[name] = sums[name] / (sums["num"] or 1)
+            shares[name] = sums[name] / float(sums["num"] or 1)  # an int would be cast by an operation of its own
         if 1 in self.topk:
             shares["accuracy"] = shares["accuracy01"]
         return shares

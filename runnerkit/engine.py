@@ -246,7 +246,13 @@ class IEngine(ABC):
 
     def zero_grad(self, optimizer: Optimizer) -> None:
         """Forget `optimizer`'s gradients, before the first batch of a step; also those that no step was taken on."""
-        optimizer.zero_grad()
+        if getattr(optimizer.zero_grad, "__func__", None) is not Optimizer.zero_grad:
+            optimizer.zero_grad()
+            return
+        # What torch's own does, less the record that it makes for a profiler, which takes twenty times as long.
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
 
     def synchronize(self, optimizer: Optimizer) -> None:
         """Wait until `optimizer`'s gradients are those of all processes, before they are read; every rank must call."""
