@@ -182,7 +182,10 @@ class CheckpointCallback(ICheckpointCallback):
         self._saved_at = time.monotonic()
         components.flush_logs(runner)
         # Every rank must enter: this gathers.
-        state = snapshot.capture(runner) if self.mode == "runner" else snapshot.model_state(runner)
+        if self.mode == "runner":
+            state = snapshot.capture(runner)
+        else:
+            state = snapshot.judged_state(runner, snapshot.model_state(runner))
         step = f".{runner.batch_step:08d}" if runner.is_within_loader else ""
         name = f"model.{runner.epoch_step:04d}{step}"
         what = {
