@@ -19,6 +19,7 @@ from runnerkit.callback import CallbackOrder, ICheckpointCallback, IOptimizerCal
 from runnerkit.checkpoint import CheckpointFolder, Record, copied, find_checkpoint, load_checkpoint
 from runnerkit.preemption import StopRequests, heeded, stopped_by
 from runnerkit.types import StateDict
+from runnerkit.weights import read_weights
 
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner
@@ -127,8 +128,7 @@ class CheckpointCallback(ICheckpointCallback):
         self._saved_at = time.monotonic()
         if self.resume_model is not None:
             path = find_checkpoint(self.resume_model)
-            state = load_checkpoint(path)
-            snapshot.load_model_state(runner, state.get("model_state_dict", state), source=str(path))
+            snapshot.load_model_state(runner, read_weights(path), source=str(path))
 
     def on_validation_end(self, runner: IRunner) -> None:
         self._is_validated = self._is_due = self.loader_key is not None

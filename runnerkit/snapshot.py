@@ -17,6 +17,7 @@ from runnerkit.seeding import rng_state, set_rng_state
 from runnerkit.sharding import count_batches, share_of
 from runnerkit.types import StateDict, as_dict
 from runnerkit.version import __version__
+from runnerkit.weights import under_names_of, without_compiled
 
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner
@@ -51,14 +52,16 @@ class Snapshot:
 def model_state(runner: IRunner, *, whole: bool = True) -> StateDict:
     """Take the weights of the user's module, or of each by key; every rank must call."""
     models = _models(runner)
-    states = {key: runner.engine.model_state_dict(model, whole=whole) for key, model in models.items()}
+    states = {
+        key: without_compiled(runner.engine.model_state_dict(model, whole=whole)) for key, model in models.items()
+    }
     return states if isinstance(runner.model, dict) else states[""]
 
 
 def judged_state(runner: IRunner, trained: StateDict) -> StateDict:
     """Return the weights that evaluation sees: averages if a callback keeps them, else the `trained` ones."""
     judged = [each.judged_weights() for each in _innermost(runner) if isinstance(each, IWeightAverageCallback)]
-    by_key = {key: state for each in judged for key, state in each.items()}
+    by_key = {key: without_compiled(state) for each in judged for key, state in each.items()}
     if not by_key:
         return trained
     return {**trained, **by_key} if isinstance(runner.model, dict) else by_key[""]
@@ -218,7 +221,8 @@ def load_model_state(runner: IRunner, state: StateDict, *, source: str) -> None:
         raise ValueError(f"{source} holds the models {sorted(by_key)}, the runner has {sorted(models)}")
     for key, model in models.items():
         try:
-            runner.engine.load_model_state_dict(model, by_key[key])
+            named = under_names_of(runner.engine.unwrap(model), by_key[key])
+            runner.engine.load_model_state_dict(model, named)
         except RuntimeError as error:
             raise ValueError(f"{source} holds another model's weights: {error}") from error
 
