@@ -42,7 +42,7 @@ class AveragedWeights:
         """Take the module's weights into the average; the first ones are the average."""
         if not self.num_averaged:
             self._averaged.update_parameters(self.module)
-        else:  # as update_parameters does, whose counter is a tensor that would be read back from the device each time
+        else:  # as update_parameters does, which sends its counter to the device in each step, and waits for that
             for averages, weights in self._groups.values():
                 self._average(averages, weights, self.num_averaged)
         self.num_averaged += 1

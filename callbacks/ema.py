@@ -75,7 +75,6 @@ class EMACallback(WeightAverageCallback):
 
     def on_loader_end(self, runner: IRunner) -> None:
         self._update()  # a loader's last step may come after its last batch
-        super().on_loader_end(runner)
 
     def _update(self) -> None:
         for key in self._stepped:

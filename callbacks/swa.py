@@ -56,7 +56,6 @@ class SWACallback(WeightAverageCallback):
         if runner.stage_epoch_step >= self.start_epoch and runner.loader_key == _last_training_loader(runner):
             for each in self.averages.values():
                 each.update()
-        super().on_loader_end(runner)
 
     def on_stage_end(self, runner: IRunner) -> None:
         averaged = [each.module for each in self.averages.values() if each.num_averaged]

@@ -78,19 +78,26 @@ class WeightAverageCallback(IWeightAverageCallback):
                 )
 
     def on_loader_start(self, runner: IRunner) -> None:
-        if self.validate and not runner.is_train_loader:
-            self._exchange()
-            if self.use_buffers:  # the engine has shared rank zero's by now, but not these
-                for model in as_dict(runner._training_model).values():
-                    runner.engine.evaluation_model(model)
+        if not self.validate or self._is_exchanged != runner.is_train_loader:
+            return
+        self._exchange()
+        if self._is_exchanged and self.use_buffers:  # the engine has shared rank zero's by now, but not these
+            for model in as_dict(runner._training_model).values():
+                runner.engine.evaluation_model(model)
 
-    def on_loader_end(self, runner: IRunner) -> None:
+    def on_validation_end(self, runner: IRunner) -> None:
+        self._take_back()
+
+    def on_epoch_end(self, runner: IRunner) -> None:
+        self._take_back()
+
+    def _take_back(self) -> None:
+        # Not at a loader's end, where others may look again at what was evaluated.
         if self._is_exchanged:
             self._exchange()
 
     def on_exception(self, runner: IRunner) -> None:
-        if self._is_exchanged:
-            self._exchange()
+        self._take_back()
         self.averages = {}
 
     def on_stage_end(self, runner: IRunner) -> None:

@@ -109,6 +109,13 @@ def test_evaluation_with_the_average_is_an_option(validate):
         torch.testing.assert_close(trace.evaluated[6 * number], expected, rtol=0, atol=1e-6)
 
 
+def test_a_checked_run_evaluates_the_average_again():
+    """check=True holds what the loader gave against a second evaluation, at the loader's end."""
+    runner = train([dl.EMACallback(DECAY)], model=mlp(batch_norm=True), check=True)
+
+    assert runner.epoch_step == 3
+
+
 def test_buffers_are_the_models_own_unless_they_are_averaged():
     """Batch norm's statistics, by name."""
     final = {}
