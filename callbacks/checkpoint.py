@@ -50,7 +50,7 @@ class CheckpointCallback(ICheckpointCallback):
         every_minutes: save also after so much time, by rank zero's clock.
         asynchronous: let a step wait for a copy in memory only, which a thread writes. A save waits for the one before,
             the run's end for the last.
-        resume_model: checkpoint to take the weights from at the start.
+        resume_model: checkpoint, or file of weights (``.safetensors`` too), to take the weights from at the start.
         resume_runner: checkpoint, or logdir, to go on from.
         load_best_on_end: end with the weights of the best one.
 

@@ -211,6 +211,34 @@ def test_a_resumed_average_equals_that_of_the_uninterrupted_run(tmp_path, averag
         assert read_csv(broken, "valid") == read_csv(whole, "valid")
 
 
+class TwoStages(dl.SupervisedRunner):
+    @property
+    def stages(self):
+        return ["train_first", "train_second", "infer"]
+
+
+def test_a_second_stage_starts_from_the_average_of_the_first_and_averages_anew():
+    """One callback for all; a stage of inference has nothing to average."""
+    model, trace = mlp(), Trace()
+
+    TwoStages().train(
+        model=model, criterion=nn.CrossEntropyLoss(), optimizer=torch.optim.SGD(model.parameters(), lr=0.5),
+        loaders={"train": loader(40, 4)}, callbacks=[dl.EMACallback(DECAY), trace], cpu=True, **quiet(),
+    )  # fmt: skip
+
+    first = mlp()
+    by_hand = torch.optim.SGD(first.parameters(), lr=0.5)
+    average = AveragedModel(first, multi_avg_fn=get_ema_multi_avg_fn(DECAY))
+    hook = by_hand.register_step_post_hook(lambda *_: average.update_parameters(first))
+    train_by_hand(first, by_hand, list(loader(40, 4)))
+    hook.remove()
+    assert torch.equal(trace.trained[9], weights(first))
+    second = average.module
+    train_by_hand(second, torch.optim.SGD(second.parameters(), lr=0.5), list(loader(40, 4)))
+    assert torch.equal(trace.trained[19], weights(second))
+    torch.testing.assert_close(weights(model), exponential_average(trace.trained[10:]), rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("mode", ["runner", "model"])
 def test_the_best_is_the_average_that_was_judged_best(tmp_path, mode):
     """Not the weights that were trained when it was; and whoever loads the file gets it."""
@@ -348,6 +376,22 @@ def test_processes_hold_the_same_average_and_renew_statistics_together(tmp_path)
     torch.testing.assert_close(weights(swa), weights(by_torch), rtol=1e-6, atol=1e-6)
 
 
+def frozen():
+    models = {"one": mlp(), "two": mlp()}
+    optimizers = {"one": sgd(models["one"])}
+    ema = dl.EMACallback(model_key="two")
+    TwoModels().train(model=models, optimizer=optimizers, loaders={"train": loader(8, 4)}, callbacks=[ema], cpu=True)
+
+
+def resumed_with_another():
+    for key in ("one", "two"):
+        models = {"one": mlp(seed=1), "two": mlp(seed=2)}
+        TwoModels().train(
+            model=models, optimizer={key: sgd(model) for key, model in models.items()}, loaders={"train": loader(8, 4)},
+            callbacks=[dl.EMACallback(model_key=key)], logdir="log", resume="auto", cpu=True, **quiet(),
+        )  # fmt: skip
+
+
 def best():
     return dl.CheckpointCallback("log", loader_key="valid", metric_key="loss", minimize=True, load_best_on_end=True)
 
@@ -359,6 +403,8 @@ def best():
         (lambda: dl.SWACallback(0), "start_epoch must be >= 1"),
         (lambda: train([dl.EMACallback(model_key="generator")]), "averages model 'generator'"),
         (lambda: train([dl.SWACallback(4)]), "start_epoch=4 comes after the stage's 3 epochs"),
+        (frozen, "no optimizer of the runner has parameters of model 'two'"),
+        (resumed_with_another, r"holds averages of the models \['one'\], EMACallback averages \['two'\]"),
         (lambda: train([dl.EMACallback(), dl.SWACallback(1)]), "both average the models"),
         (lambda: train([dl.SWACallback(1, validate=True)], model=mlp(batch_norm=True)), "statistics of others"),
         (lambda: train([dl.EMACallback()], model=mlp().bfloat16()), "torch.bfloat16 rounds"),
