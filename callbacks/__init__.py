@@ -26,6 +26,7 @@ from runnerkit.callbacks.confusion_matrix import ConfusionMatrixCallback
 from runnerkit.callbacks.control_flow import CallbackWrapper, ControlFlowCallback
 from runnerkit.callbacks.criterion import CriterionCallback
 from runnerkit.callbacks.early_stop import EarlyStoppingCallback
+from runnerkit.callbacks.ema import EMACallback
 from runnerkit.callbacks.hang import HangCallback
 from runnerkit.callbacks.lr_scale import LRScaleCallback
 from runnerkit.callbacks.metric import BatchMetricCallback, FunctionalBatchMetricCallback, LoaderMetricCallback
@@ -44,6 +45,7 @@ from runnerkit.callbacks.r2_squared import R2SquaredCallback
 from runnerkit.callbacks.ranking import HitrateCallback, MAPCallback, MRRCallback, NDCGCallback
 from runnerkit.callbacks.scheduler import SchedulerCallback
 from runnerkit.callbacks.segmentation import DiceCallback, IOUCallback, TrevskyCallback
+from runnerkit.callbacks.swa import SWACallback
 from runnerkit.callbacks.timer import TimerCallback
 from runnerkit.callbacks.verify_ranks import VerifyRanksCallback
 
@@ -65,6 +67,7 @@ __all__ = [
     "ControlFlowCallback",
     "CriterionCallback",
     "DiceCallback",
+    "EMACallback",
     "EarlyStoppingCallback",
     "FunctionalBatchMetricCallback",
     "HangCallback",
@@ -90,6 +93,7 @@ __all__ = [
     "PrecisionRecallF1SupportCallback",
     "ProfilerCallback",
     "R2SquaredCallback",
+    "SWACallback",
     "SchedulerCallback",
     "TimerCallback",
     "TqdmCallback",

@@ -19,6 +19,7 @@ from runnerkit.callback import CallbackOrder, ICheckpointCallback, IOptimizerCal
 from runnerkit.checkpoint import CheckpointFolder, Record, copied, find_checkpoint, load_checkpoint
 from runnerkit.preemption import StopRequests, heeded, stopped_by
 from runnerkit.types import StateDict
+from runnerkit.weights import read_weights
 
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner
@@ -51,7 +52,7 @@ class CheckpointCallback(ICheckpointCallback):
         every_minutes: save also after so much time, by rank zero's clock.
         asynchronous: let a step wait for a copy in memory only, which a thread writes. A save waits for the one before,
             the run's end for the last.
-        resume_model: checkpoint to take the weights from at the start.
+        resume_model: checkpoint, or file of weights (``.safetensors`` too), to take the weights from at the start.
         resume_runner: checkpoint, or logdir, to go on from.
         load_best_on_end: end with the weights of the best one.
 
@@ -132,8 +133,7 @@ class CheckpointCallback(ICheckpointCallback):
         self._saved_at = time.monotonic()
         if self.resume_model is not None:
             path = find_checkpoint(self.resume_model)
-            state = load_checkpoint(path)
-            snapshot.load_model_state(runner, state.get("model_state_dict", state), source=str(path))
+            snapshot.load_model_state(runner, read_weights(path), source=str(path))
 
     def on_validation_end(self, runner: IRunner) -> None:
         self._is_validated = self._is_due = self.loader_key is not None
@@ -189,7 +189,10 @@ class CheckpointCallback(ICheckpointCallback):
         self._saved_at = time.monotonic()
         components.flush_logs(runner)
         # Every rank must enter: this gathers.
-        state = snapshot.capture(runner) if self.mode == "runner" else snapshot.model_state(runner)
+        if self.mode == "runner":
+            state = snapshot.capture(runner)
+        else:
+            state = snapshot.judged_state(runner, snapshot.model_state(runner))
         step = f".{runner.batch_step:08d}" if runner.is_within_loader else ""
         name = f"model.{runner.epoch_step:04d}{step}"
         what = {

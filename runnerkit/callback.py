@@ -208,6 +208,16 @@ class ICheckpointCallback(Callback):
 
     Attributes:
         resume_runner: checkpoint or logdir that the run goes on from.
+        load_best_on_end: whether the stage ends with the weights of the best one.
     """
 
     resume_runner: str | None = None
+    load_best_on_end: bool = False
+
+
+class IWeightAverageCallback(Callback):
+    """A callback that keeps averages of the weights, which evaluation may see in their place."""
+
+    def judged_weights(self) -> dict[str, StateDict]:
+        """Return, by the models' keys, the averages that evaluation sees now; empty where it sees what is trained."""
+        return {}

@@ -77,6 +77,11 @@ def export_full_state(path: str | os.PathLike[str], out: str | os.PathLike[str])
     return save_checkpoint(load_checkpoint(find_checkpoint(path)), out)
 
 
+def is_checkpoint(path: Path) -> bool:
+    """Whether `path` is a file, or a sharded checkpoint; no folder of them."""
+    return path.is_file() or _is_sharded(path)
+
+
 def _is_sharded(path: Path) -> bool:
     return (path / _REST).is_file()
 
@@ -212,6 +217,21 @@ class CheckpointFolder:
         hint = "its checkpoints hold weights only (mode='model')" if self.records else "it has no checkpoints"
         raise FileNotFoundError(f"nothing to resume from in {self.folder}: {hint}")
 
+    def named(self, alias: str) -> Path:
+        """Find the checkpoint that :meth:`point` gave a name to: "best", "last".
+
+        Raises:
+            FileNotFoundError: there is none.
+            ValueError: it is not what the index says.
+        """
+        path = next(filter(is_checkpoint, (self.folder / f"{alias}.pth", self.folder / alias)), None)
+        if path is None:
+            have = ", ".join(record.name for record in self.records) or "none"
+            raise FileNotFoundError(f"no checkpoint is called {alias!r} in {self.folder}; its checkpoints: {have}")
+        if not any(_is_good(path, record) for record in self.records):
+            raise ValueError(f"{path} is damaged: size and checksum are those of no checkpoint in index.json")
+        return path
+
     def _write_index(self) -> None:
         text = json.dumps({"format_version": 1, "checkpoints": [asdict(record) for record in self.records]}, indent=1)
         write_text(self.folder / "index.json", text)
@@ -224,7 +244,7 @@ def find_checkpoint(path: str | os.PathLike[str]) -> Path:
         FileNotFoundError: nothing is there.
     """
     path = Path(path)
-    if path.is_file() or _is_sharded(path):
+    if is_checkpoint(path):
         return path
     if not path.is_dir():
         raise FileNotFoundError(f"resume={str(path)!r}: no such checkpoint or logdir")

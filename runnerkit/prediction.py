@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 from torch.utils.data import RandomSampler
 
-from runnerkit.checkpoint import find_checkpoint, load_checkpoint
+from runnerkit.checkpoint import find_checkpoint
 from runnerkit.engine import IEngine
 from runnerkit.prediction_file import check_path, prediction_file
 from runnerkit.rows import interleave, take_off
@@ -25,6 +24,7 @@ from runnerkit.sampler import ShardedBatchSampler, shortest_tail
 from runnerkit.seeding import derive_seed, set_global_seed
 from runnerkit.sharding import batches_of, distributed_sampler_of, share_of
 from runnerkit.types import as_dict, like
+from runnerkit.weights import load_weights
 
 if TYPE_CHECKING:
     from runnerkit.train import Runner
@@ -137,7 +137,7 @@ def predict(runner: Runner, prediction: Prediction) -> Generator[Any, None, None
     model = runner.model if runner.model is not None else runner.get_model("infer")
     models = {key: engine.prepare_model(each) for key, each in as_dict(model).items()}
     if prediction.resume is not None:
-        _load_weights(models, prediction.resume)
+        load_weights(like(model, models), find_checkpoint(prediction.resume))
     models, _ = engine.prepare(models, {})
     if engine.rank:
         set_global_seed(derive_seed(prediction.seed, "rank", engine.rank))
@@ -195,13 +195,6 @@ def _num_samples(share: Any, number: int) -> int | None:
     left = len(share.order) - (number - 1) * share.stride  # with this batch, of all processes
     is_last = left - share.stride < max(1, shortest_tail(share.stride, share.world_size))
     return len(range(share.rank, left if is_last else share.stride, share.world_size))
-
-
-def _load_weights(models: dict[str, nn.Module], source: str | Path) -> None:
-    state = load_checkpoint(find_checkpoint(source))
-    state = state.get("model_state_dict", state)
-    for key, model in models.items():
-        model.load_state_dict(state[key] if key else state)
 
 
 def write_share(runner: Runner, prediction: Prediction, path: Path, *, by_batches: bool) -> None:

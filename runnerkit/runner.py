@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from os import PathLike
 from typing import Any, Literal, Self
 
 import torch
@@ -15,6 +16,7 @@ from runnerkit.metrics import LoaderMeans
 from runnerkit.seeding import keep_rng
 from runnerkit.sharding import batches_of
 from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler
+from runnerkit.weights import load_weights
 
 
 class IRunner(IListener):
@@ -156,6 +158,28 @@ class IRunner(IListener):
     @abstractmethod
     def handle_batch(self, batch: Batch) -> None:
         """Run the model on `batch`; fill `self.batch` and `self.batch_metrics`."""
+
+    def load(
+        self,
+        source: str | PathLike[str],
+        *,
+        model: Model | None = None,
+        which: Literal["best", "last"] = "best",
+        strict: bool = True,
+        prefix: str = "",
+    ) -> Self:
+        """Load weights into `model`, for inference say; under a launcher every process reads the file.
+
+        Args:
+            source: a checkpoint of any engine, a file of weights (``.safetensors`` too), or a logdir.
+            model: by default the runner's, else that of ``get_model("infer")``.
+            which, strict, prefix, and what is raised: see :func:`runnerkit.weights.load_weights`.
+        """
+        self.model = model if model is not None else self.model
+        if self.model is None:
+            self.model = self.get_model("infer")
+        load_weights(self.model, source, which=which, strict=strict, prefix=prefix)
+        return self
 
     # ------------------------------------------------------------------------------------------------------ the loop
 

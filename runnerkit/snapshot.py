@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from runnerkit.callback import ICheckpointCallback, innermost
+from runnerkit.callback import ICallback, ICheckpointCallback, IWeightAverageCallback, innermost
 from runnerkit.checkpoint import as_plain, find_checkpoint, load_checkpoint
 from runnerkit.logger import Step
 from runnerkit.seeding import rng_state, set_rng_state
 from runnerkit.sharding import count_batches, share_of
 from runnerkit.types import StateDict, as_dict
 from runnerkit.version import __version__
+from runnerkit.weights import under_names_of, without_compiled
 
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner
@@ -50,8 +52,23 @@ class Snapshot:
 def model_state(runner: IRunner, *, whole: bool = True) -> StateDict:
     """Take the weights of the user's module, or of each by key; every rank must call."""
     models = _models(runner)
-    states = {key: runner.engine.model_state_dict(model, whole=whole) for key, model in models.items()}
+    states = {
+        key: without_compiled(runner.engine.model_state_dict(model, whole=whole)) for key, model in models.items()
+    }
     return states if isinstance(runner.model, dict) else states[""]
+
+
+def judged_state(runner: IRunner, trained: StateDict) -> StateDict:
+    """Return the weights that evaluation sees: averages if a callback keeps them, else the `trained` ones."""
+    judged = [each.judged_weights() for each in _innermost(runner) if isinstance(each, IWeightAverageCallback)]
+    by_key = {key: without_compiled(state) for each in judged for key, state in each.items()}
+    if not by_key:
+        return trained
+    return {**trained, **by_key} if isinstance(runner.model, dict) else by_key[""]
+
+
+def _innermost(runner: IRunner) -> Iterator[ICallback]:
+    return map(innermost, runner.callbacks.values())
 
 
 def _models(runner: IRunner) -> dict[str, nn.Module]:
@@ -62,13 +79,16 @@ def _models(runner: IRunner) -> dict[str, nn.Module]:
 def capture(runner: IRunner) -> StateDict:
     """Take all state, or this process's part of it; every rank must call: this gathers the generators' states."""
     engine, whole = runner.engine, not runner.engine.sharded_checkpoints
+    trained = model_state(runner, whole=whole)
+    judged = judged_state(runner, trained)  # whoever loads weights is to get what the metrics were of
     return {
         "format_version": FORMAT_VERSION,
         "runnerkit_version": __version__,
         "stage_key": runner.stage_key,
         "counters": as_plain({name: getattr(runner, name) for name in _COUNTERS}) | _early_stop(runner),
         "within": _position(runner) if runner.is_within_loader else None,
-        "model_state_dict": model_state(runner, whole=whole),
+        "model_state_dict": judged,
+        **({"trained_model_state_dict": trained} if judged is not trained else {}),
         "criterion_state_dict": _states(runner.criterion),
         "optimizer_state_dict": {
             key: engine.optimizer_state_dict(each, whole=whole) for key, each in as_dict(runner.optimizer).items()
@@ -118,9 +138,7 @@ def find(runner: IRunner, stage: str) -> bool:
     """Look once for the checkpoint that the user wants to go on from; False if it belongs to a later stage."""
     if runner._snapshot is None and not runner._is_open:
         wanted = [runner._resume] + [
-            callback.resume_runner
-            for callback in map(innermost, runner.callbacks.values())
-            if isinstance(callback, ICheckpointCallback)
+            callback.resume_runner for callback in _innermost(runner) if isinstance(callback, ICheckpointCallback)
         ]
         source = next((each for each in wanted if each), None)
         if source is not None:
@@ -157,7 +175,9 @@ def restore(runner: IRunner) -> None:
     state = snapshot.state
     if "shards" in state:
         state = runner.engine.load_shards(state, Path(snapshot.source))  # every rank must enter, and see the files
-    load_model_state(runner, state["model_state_dict"], source=snapshot.source)
+    # Where evaluation sees averages of the weights, those that are trained stand beside them.
+    trained = "trained_model_state_dict" if "trained_model_state_dict" in state else "model_state_dict"
+    load_model_state(runner, state[trained], source=snapshot.source)
     for key, optimizer in as_dict(runner.optimizer).items():
         if key in state["optimizer_state_dict"]:
             runner.engine.load_optimizer_state_dict(optimizer, state["optimizer_state_dict"][key])
@@ -201,7 +221,8 @@ def load_model_state(runner: IRunner, state: StateDict, *, source: str) -> None:
         raise ValueError(f"{source} holds the models {sorted(by_key)}, the runner has {sorted(models)}")
     for key, model in models.items():
         try:
-            runner.engine.load_model_state_dict(model, by_key[key])
+            named = under_names_of(runner.engine.unwrap(model), by_key[key])
+            runner.engine.load_model_state_dict(model, named)
         except RuntimeError as error:
             raise ValueError(f"{source} holds another model's weights: {error}") from error
 

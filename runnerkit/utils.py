@@ -5,10 +5,12 @@ from runnerkit.engines.choose import get_available_engine
 from runnerkit.engines.process_environment import get_rank
 from runnerkit.environment import describe_environment, get_device
 from runnerkit.seeding import set_global_seed
+from runnerkit.weights import export_safetensors
 
 __all__ = [
     "describe_environment",
     "export_full_state",
+    "export_safetensors",
     "get_available_engine",
     "get_device",
     "get_rank",

@@ -16,6 +16,8 @@ LAYERS = [
         "host_copy",
         "background",
         "checkpoint",
+        "safetensors_file",
+        "weights",
         "shards",
         "rows",
         "prediction_file",
@@ -52,6 +54,7 @@ OPTIONAL = {
     "apex",
     "PIL",
     "pyarrow",
+    "safetensors",
 }
 # With its reason: the default of IRunner.get_engine must name some engine.
 ALLOWED = {("runnerkit.runner", "runnerkit.engines.choose")}

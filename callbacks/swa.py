@@ -1,0 +1,70 @@
+"""Stochastic weight averaging: the mean of the weights that several epochs ended with."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, cast
+
+from torch.optim.swa_utils import get_swa_multi_avg_fn
+
+from runnerkit.callbacks.averaged_weights import AverageFn
+from runnerkit.callbacks.batch_norm import has_statistics, renew_statistics
+from runnerkit.callbacks.weight_average import WeightAverageCallback
+
+if TYPE_CHECKING:
+    from runnerkit.runner import IRunner
+
+logger = logging.getLogger(__name__)
+
+
+class SWACallback(WeightAverageCallback):
+    """Average the weights after the last training loader of each epoch from `start_epoch` on; the stage ends with the
+    average as its model, batch norm's statistics renewed by a pass over that loader.
+
+    The usual learning rate for it, constant, is ``torch.optim.swa_utils.SWALR``, a scheduler like any other.
+    After arXiv:1803.05407.
+
+    Args:
+        start_epoch: the first of the stage's epochs, from 1 on, that counts.
+        model_key: which model, if the runner has several; None averages each.
+        validate: evaluate with the average; not of a model with batch norm, whose statistics fit only at the end.
+
+    >>> SWACallback(start_epoch=8).validate
+    False
+    """
+
+    def __init__(self, start_epoch: int, *, model_key: str | None = None, validate: bool = False) -> None:
+        super().__init__(model_key=model_key, validate=validate, use_buffers=False)
+        if start_epoch < 1:
+            raise ValueError(f"start_epoch must be >= 1, got {start_epoch}")
+        self.start_epoch = start_epoch
+
+    def average_fn(self) -> AverageFn:
+        return cast(AverageFn, get_swa_multi_avg_fn())  # type: ignore[no-untyped-call]  # torch has no types
+
+    def on_stage_start(self, runner: IRunner) -> None:
+        super().on_stage_start(runner)
+        if self.averages and self.start_epoch > runner.stage_epoch_len:
+            raise ValueError(f"start_epoch={self.start_epoch} comes after the stage's {runner.stage_epoch_len} epochs")
+        if self.validate and any(has_statistics(each.module) for each in self.averages.values()):
+            raise ValueError(
+                "SWACallback(validate=True) would evaluate averaged weights with batch norm's statistics of others, "
+                "which are renewed at the end only: leave validate out"
+            )
+
+    def on_loader_end(self, runner: IRunner) -> None:
+        if runner.stage_epoch_step >= self.start_epoch and runner.loader_key == _last_training_loader(runner):
+            for each in self.averages.values():
+                each.update()
+
+    def on_stage_end(self, runner: IRunner) -> None:
+        averaged = [each.module for each in self.averages.values() if each.num_averaged]
+        if self.averages and not averaged:
+            logger.warning("the stage ended before epoch %d: no weights were averaged", self.start_epoch)
+        super().on_stage_end(runner)
+        if any(map(has_statistics, averaged)):
+            renew_statistics(runner, averaged, loader_key=_last_training_loader(runner))
+
+
+def _last_training_loader(runner: IRunner) -> str:
+    return [key for key in runner.loaders if key.startswith("train")][-1]

@@ -1,0 +1,419 @@
+"""EMACallback and SWACallback: the average is the closed form, is what evaluation sees, and survives a kill."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
+from torch.utils.data import DataLoader
+
+from runnerkit import dl, utils
+from tests.engines.together import together
+from tests.test_resume import Augmented, Interrupt, read_csv
+from tests.tiny import classification, loader, mlp, quiet, sgd, train_by_hand, weights
+
+DECAY = 0.8
+
+
+class Trace(dl.Callback):
+    """Keeps the weights after each optimizer step, and those that evaluation and the epoch's end see."""
+
+    def __init__(self, every=1):
+        super().__init__()
+        self.every = every
+        self.trained, self.evaluated, self.at_epoch_end = [], [], []
+
+    def on_batch_end(self, runner):
+        model = runner.engine.unwrap(runner.model)
+        if not runner.is_train_loader:
+            self.evaluated.append(weights(model))
+        elif runner.loader_batch_step % self.every == 0 or runner.loader_batch_step == runner.loader_batch_len:
+            self.trained.append(weights(model))
+
+    def on_epoch_end(self, runner):
+        self.at_epoch_end.append(weights(runner.engine.unwrap(runner.model)))
+
+
+def train(callbacks, *, model=None, num_epochs=3, accumulate=1, **kwargs):
+    model = model if model is not None else mlp()
+    steps = [dl.OptimizerCallback("loss", accumulation_steps=accumulate)]
+    arguments = {
+        "criterion": nn.CrossEntropyLoss(),
+        "optimizer": sgd(model, lr=0.5),
+        "loaders": {"train": loader(40, 4, shuffle=True), "valid": loader(21, 4, seed=1)},
+        **quiet(),
+        **({} if "engine" in kwargs else {"cpu": True}),
+    }
+    return dl.SupervisedRunner().train(
+        model=model, callbacks=[*steps, *callbacks], num_epochs=num_epochs, **(arguments | kwargs)
+    )
+
+
+def exponential_average(trained, *, decay=DECAY):
+    """The closed form, in float64."""
+    average = trained[0]
+    for each in trained[1:]:
+        average = decay * average + (1 - decay) * each
+    return average
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_an_exponential_average_counts_steps_and_is_the_closed_form(accumulate):
+    """Ten batches, accumulated by three, are four steps; the run ends with the average, and evaluation saw it."""
+    trace = Trace(every=accumulate)
+
+    runner = train([dl.EMACallback(DECAY), trace], num_epochs=2, accumulate=accumulate)
+
+    num_steps = -(-10 // accumulate)
+    assert len(trace.trained) == 2 * num_steps
+    expected = exponential_average(trace.trained)
+    torch.testing.assert_close(weights(runner.model), expected, rtol=0, atol=1e-6)  # float32 of a few dozen steps
+    torch.testing.assert_close(trace.evaluated[-1], expected, rtol=0, atol=1e-6)
+    first = exponential_average(trace.trained[:num_steps])
+    torch.testing.assert_close(trace.evaluated[0], first, rtol=0, atol=1e-6)
+    assert torch.equal(trace.at_epoch_end[0], trace.trained[num_steps - 1]), "training goes on with its own weights"
+
+
+def test_an_exponential_average_is_that_of_torch_bit_for_bit():
+    """AveragedModel.update_parameters after each step of the loop that everybody writes; training is not disturbed."""
+    batches = list(loader(40, 4))
+    model, by_hand = mlp(), mlp()
+    optimizer = sgd(by_hand, lr=0.5)
+    average = AveragedModel(by_hand, multi_avg_fn=get_ema_multi_avg_fn(DECAY))
+    hook = optimizer.register_step_post_hook(lambda *_: average.update_parameters(by_hand))
+    train_by_hand(by_hand, optimizer, batches, num_epochs=3)
+    hook.remove()
+    trace = Trace()
+
+    train([dl.EMACallback(DECAY), trace], model=model, loaders={"train": loader(40, 4), "valid": loader(21, 4)})
+
+    assert torch.equal(trace.at_epoch_end[-1], weights(by_hand))
+    assert torch.equal(weights(model), weights(average.module))
+
+
+@pytest.mark.parametrize("validate", [True, False])
+def test_evaluation_with_the_average_is_an_option(validate):
+    """The stage ends with it either way."""
+    trace = Trace()
+
+    runner = train([dl.EMACallback(DECAY, validate=validate), trace], valid_every_steps=7)
+
+    # 30 steps; evaluated after 7, 14, 21, 28 within epochs and at the ends of three
+    last = trace.evaluated[-1]
+    assert torch.equal(last, weights(runner.model) if validate else trace.trained[-1])
+    assert len(trace.evaluated) == 7 * 6
+    torch.testing.assert_close(weights(runner.model), exponential_average(trace.trained), rtol=0, atol=1e-6)
+    for number, step in enumerate([7, 10, 14, 20, 21, 28, 30]):
+        expected = exponential_average(trace.trained[:step]) if validate else trace.trained[step - 1]
+        torch.testing.assert_close(trace.evaluated[6 * number], expected, rtol=0, atol=1e-6)
+
+
+def test_a_checked_run_evaluates_the_average_again():
+    """check=True holds what the loader gave against a second evaluation, at the loader's end."""
+    runner = train([dl.EMACallback(DECAY)], model=mlp(batch_norm=True), check=True)
+
+    assert runner.epoch_step == 3
+
+
+def test_buffers_are_the_models_own_unless_they_are_averaged():
+    """Batch norm's statistics, by name."""
+    final = {}
+    for use_buffers in (False, True):
+        model = mlp(batch_norm=True)
+        buffers = []
+
+        class Keep(dl.Callback):
+            def on_batch_end(self, runner, buffers=buffers):
+                if runner.is_train_loader:
+                    buffers.append(runner.model[1].running_mean.double().clone())
+
+        train([Keep(), dl.EMACallback(DECAY, use_buffers=use_buffers)], model=model)
+        final[use_buffers] = model[1].running_mean, buffers
+
+    mean, buffers = final[False]
+    assert torch.equal(mean.double(), buffers[-1])
+    mean, buffers = final[True]
+    torch.testing.assert_close(mean.double(), exponential_average(buffers), rtol=0, atol=1e-6)
+
+
+class TwoModels(dl.Runner):
+    """Steps by hand, one of them every second batch: as a GAN does."""
+
+    def handle_batch(self, batch):
+        features, targets = batch
+        for number, (key, model) in enumerate(self.model.items(), start=1):
+            loss = nn.functional.cross_entropy(model(features), targets)
+            self.batch_metrics[f"loss_{key}"] = loss.detach()
+            if self.is_train_loader and self.loader_batch_step % number == 0:
+                self.engine.zero_grad(self.optimizer[key])
+                self.engine.backward(loss)
+                self.engine.step(self.optimizer[key])
+
+
+def test_each_of_several_models_is_averaged_by_the_steps_of_its_own_optimizer(tmp_path):
+    """Steps that handle_batch takes count too; a checkpoint holds the average of one beside the other's weights."""
+    models = {"one": mlp(seed=1), "two": mlp(seed=2)}
+    trained = []
+
+    class Keep(dl.Callback):
+        def on_batch_end(self, runner):
+            if runner.is_train_loader and runner.loader_batch_step % 2 == 0:
+                trained.append(weights(runner.model["two"]))
+
+    TwoModels().train(
+        model=models, optimizer={key: sgd(model) for key, model in models.items()}, num_epochs=2, logdir=tmp_path,
+        loaders={"train": loader(40, 4), "valid": loader(8, 4)}, cpu=True, **quiet(),
+        callbacks=[Keep(), dl.EMACallback(DECAY, model_key="two")],
+    )  # fmt: skip
+
+    assert len(trained) == 10
+    torch.testing.assert_close(weights(models["two"]), exponential_average(trained), rtol=0, atol=1e-6)
+    state = utils.load_checkpoint(tmp_path / "checkpoints" / "last.pth")
+    for key, model in models.items():
+        assert all(torch.equal(state["model_state_dict"][key][name], each) for name, each in model.state_dict().items())
+    still_trained = mlp()
+    still_trained.load_state_dict(state["trained_model_state_dict"]["two"])
+    assert torch.equal(weights(still_trained), trained[-1])
+
+
+def resumable(logdir, *, average="ema", interrupt_at=None, **kwargs):
+    model = mlp(dropout=0.3, batch_norm=True)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    callbacks = {
+        "average": dl.EMACallback(DECAY, use_buffers=True) if average == "ema" else dl.SWACallback(2),
+        "optimizer": dl.OptimizerCallback("loss", accumulation_steps=2),
+        "checkpoint": dl.CheckpointCallback(
+            logdir, loader_key="valid", metric_key="loss", minimize=True, mode="runner", every_steps=3
+        ),
+        "interrupt": Interrupt(interrupt_at),
+    }
+    return dl.SupervisedRunner().train(
+        model=model, criterion=nn.CrossEntropyLoss(), optimizer=optimizer, num_epochs=4, logdir=logdir,
+        loaders={"train": DataLoader(Augmented(40), batch_size=4, shuffle=True), "valid": loader(21, 4)},
+        callbacks=callbacks, resume="auto", valid_every_steps=5, **({"cpu": True} | quiet() | kwargs),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("average", "interrupt_at"), [("ema", 24), ("ema", 31), ("swa", 25), ("swa", 40)])
+def test_a_resumed_average_equals_that_of_the_uninterrupted_run(tmp_path, average, interrupt_at):
+    """Bit for bit: within an epoch and at its end; weights, metrics and logs. Doing it again gives it again."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    expected = resumable(whole, average=average)
+    with pytest.raises(KeyboardInterrupt):
+        resumable(broken, average=average, interrupt_at=interrupt_at)
+
+    for _ in range(2):
+        resumed = resumable(broken, average=average)
+
+        assert torch.equal(weights(resumed.model), weights(expected.model))
+        assert resumed.experiment_metrics == expected.experiment_metrics
+        assert read_csv(broken, "valid") == read_csv(whole, "valid")
+
+
+class TwoStages(dl.SupervisedRunner):
+    @property
+    def stages(self):
+        return ["train_first", "train_second", "infer"]
+
+
+def test_a_second_stage_starts_from_the_average_of_the_first_and_averages_anew():
+    """One callback for all; a stage of inference has nothing to average."""
+    model, trace = mlp(), Trace()
+
+    TwoStages().train(
+        model=model, criterion=nn.CrossEntropyLoss(), optimizer=torch.optim.SGD(model.parameters(), lr=0.5),
+        loaders={"train": loader(40, 4)}, callbacks=[dl.EMACallback(DECAY), trace], cpu=True, **quiet(),
+    )  # fmt: skip
+
+    first = mlp()
+    by_hand = torch.optim.SGD(first.parameters(), lr=0.5)
+    average = AveragedModel(first, multi_avg_fn=get_ema_multi_avg_fn(DECAY))
+    hook = by_hand.register_step_post_hook(lambda *_: average.update_parameters(first))
+    train_by_hand(first, by_hand, list(loader(40, 4)))
+    hook.remove()
+    assert torch.equal(trace.trained[9], weights(first))
+    second = average.module
+    train_by_hand(second, torch.optim.SGD(second.parameters(), lr=0.5), list(loader(40, 4)))
+    assert torch.equal(trace.trained[19], weights(second))
+    torch.testing.assert_close(weights(model), exponential_average(trace.trained[10:]), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["runner", "model"])
+def test_the_best_is_the_average_that_was_judged_best(tmp_path, mode):
+    """Not the weights that were trained when it was; and whoever loads the file gets it."""
+    trace = Trace()
+    checkpoint = dl.CheckpointCallback(
+        tmp_path, loader_key="valid", metric_key="loss", minimize=True, mode=mode, load_best_on_end=True
+    )
+
+    model = mlp()
+    callbacks = [dl.EMACallback(DECAY), checkpoint, trace]
+    runner = train(callbacks, model=model, optimizer=sgd(model, lr=3.0), num_epochs=6)
+
+    losses = {epoch: metrics["valid"]["loss"] for epoch, metrics in runner.experiment_metrics.items()}
+    best = min(losses, key=losses.get)
+    assert best != 6, "the test needs a run that gets worse"
+    assert torch.equal(weights(runner.model), trace.evaluated[6 * best - 1])
+    saved = mlp()
+    state = torch.load(tmp_path / "checkpoints" / "best.pth", weights_only=True)
+    saved.load_state_dict(state["model_state_dict"] if mode == "runner" else state)
+    assert torch.equal(weights(saved), weights(runner.model))
+    assert runner.evaluate_loader(loader(21, 4, seed=1))["loss"] == losses[best]
+
+
+def parameters(vector):
+    """Those parts of :func:`weights` that are no statistics of batch norm."""
+    state = mlp(batch_norm=True).state_dict()
+    parts = torch.split(vector, [each.numel() for each in state.values()])
+    return torch.cat([part for name, part in zip(state, parts, strict=True) if name.endswith(("weight", "bias"))])
+
+
+def test_the_mean_of_epochs_is_the_closed_form_with_statistics_of_its_own():
+    """The weights are the mean over epochs 2 to 4; batch norm's statistics those of torch's update_bn."""
+    model = mlp(batch_norm=True)
+    trace = Trace()
+
+    train([dl.SWACallback(2), trace], model=model, num_epochs=4, loaders={"train": loader(40, 4)})
+
+    trained = [trace.trained[10 * epoch - 1] for epoch in (2, 3, 4)]
+    mean = torch.stack(trained).mean(dim=0)
+    torch.testing.assert_close(parameters(weights(model)), parameters(mean), rtol=0, atol=1e-6)
+    by_torch = copy.deepcopy(model)
+    update_bn(loader(40, 4), by_torch)
+    assert torch.equal(weights(by_torch), weights(model))
+
+
+def test_statistics_are_renewed_from_what_the_model_would_be_given():
+    """A BatchTransformCallback's batches; generators, metrics and the training flags are as if nothing had been."""
+    model = mlp(batch_norm=True)
+    double = dl.BatchTransformCallback(lambda features: 2 * features, input_key="features")
+
+    runner = train([double, dl.SWACallback(1)], model=model, num_epochs=1, loaders={"train": loader(40, 4)})
+
+    by_torch = copy.deepcopy(model)
+    update_bn([(2 * features, targets) for features, targets in loader(40, 4)], by_torch)
+    assert torch.equal(weights(by_torch), weights(model))
+    assert runner.batch_step == 10 and runner.loader_key == "train" and "loss" in runner.loader_metrics
+
+
+def test_a_stage_that_ends_before_the_first_average_says_so(caplog):
+    """Early stopping, for instance: the model is as trained."""
+
+    class Stop(dl.Callback):
+        def on_epoch_end(self, runner):
+            runner.need_early_stop = True
+
+    trace = Trace()
+    runner = train([dl.SWACallback(2), Stop(), trace])
+
+    assert "ended before epoch 2: no weights were averaged" in caplog.text
+    assert torch.equal(weights(runner.model), trace.trained[-1])
+
+
+def test_skipped_steps_are_not_averaged():
+    """A gradient that is infinite makes no step: what the scaler skips leaves the average alone."""
+
+    class Infinite(dl.Callback):
+        def __init__(self):
+            super().__init__(order=dl.CallbackOrder.Backward + 1)
+
+        def on_batch_end(self, runner):
+            if runner.is_train_loader and runner.batch_step == 1:
+                next(runner.model.parameters()).grad.fill_(torch.inf)
+
+    trace = Trace()
+    engine = dl.CPUEngine(precision=dl.AMP(torch.float16, scaler={"init_scale": 1.0}))
+
+    runner = train([Infinite(), dl.EMACallback(DECAY), trace], num_epochs=1, engine=engine)
+
+    torch.testing.assert_close(weights(runner.model), exponential_average(trace.trained[1:]), rtol=0, atol=1e-6)
+
+
+class Compare(dl.Callback):
+    """Fails where the ranks evaluate different weights."""
+
+    def on_batch_end(self, runner):
+        if not runner.is_train_loader:
+            one, other = runner.engine.gather_object(weights(runner.model))
+            assert torch.equal(one, other)
+            runner.batch_metrics["compared"] = 1.0
+
+
+def on_ranks(folder):
+    """All that is asked of two processes, in one start."""
+    engine = dl.DistributedDataParallelEngine(2, device="cpu")
+    kwargs = {"engine": engine, "loaders": {"train": loader(40, 4), "valid": loader(16, 4)}}
+    ema, buffers, swa = mlp(), mlp(batch_norm=True), mlp(batch_norm=True)
+    runners = [
+        train([dl.EMACallback(DECAY), Compare()], model=ema, **kwargs),
+        train([dl.EMACallback(DECAY, use_buffers=True), Compare()], model=buffers, **kwargs),
+        train([dl.SWACallback(2), Compare()], model=swa, **kwargs),
+    ]
+    assert all(runner.epoch_metrics["valid"]["compared"] == 1.0 for runner in runners)
+    whole = resumable(folder / "whole", engine=engine, cpu=False)
+    with pytest.raises(KeyboardInterrupt):
+        resumable(folder / "broken", engine=engine, cpu=False, interrupt_at=13)
+    resumed = resumable(folder / "broken", engine=engine, cpu=False)
+    assert torch.equal(weights(resumed.model), weights(whole.model))
+    assert resumed.experiment_metrics == whole.experiment_metrics
+    with pytest.raises(ValueError, match=r"cannot average shards.*DistributedDataParallelEngine"):
+        train([dl.EMACallback(DECAY)], engine=dl.FullyShardedDataParallelEngine(2, device="cpu"))
+    return ema, swa
+
+
+@pytest.mark.slow
+def test_processes_hold_the_same_average_and_renew_statistics_together(tmp_path):
+    """Batches of four on two ranks average as batches of eight on one; a resumed run is the uninterrupted one."""
+    ema, swa = together(lambda: on_ranks(tmp_path))
+
+    alone = mlp()
+    train([dl.EMACallback(DECAY)], model=alone, loaders={"train": loader(40, 8), "valid": loader(16, 4)})
+    torch.testing.assert_close(weights(ema), weights(alone), rtol=0, atol=1e-5)  # sums in another order
+    by_torch = copy.deepcopy(swa)
+    rows = classification(40).tensors[0]
+    update_bn([rows[start : start + 8][rank::2] for start in range(0, 40, 8) for rank in range(2)], by_torch)
+    torch.testing.assert_close(weights(swa), weights(by_torch), rtol=1e-6, atol=1e-6)
+
+
+def frozen():
+    models = {"one": mlp(), "two": mlp()}
+    optimizers = {"one": sgd(models["one"])}
+    ema = dl.EMACallback(model_key="two")
+    TwoModels().train(model=models, optimizer=optimizers, loaders={"train": loader(8, 4)}, callbacks=[ema], cpu=True)
+
+
+def resumed_with_another():
+    for key in ("one", "two"):
+        models = {"one": mlp(seed=1), "two": mlp(seed=2)}
+        TwoModels().train(
+            model=models, optimizer={key: sgd(model) for key, model in models.items()}, loaders={"train": loader(8, 4)},
+            callbacks=[dl.EMACallback(model_key=key)], logdir="log", resume="auto", cpu=True, **quiet(),
+        )  # fmt: skip
+
+
+def best():
+    return dl.CheckpointCallback("log", loader_key="valid", metric_key="loss", minimize=True, load_best_on_end=True)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: dl.EMACallback(1.0), "decay must be in"),
+        (lambda: dl.SWACallback(0), "start_epoch must be >= 1"),
+        (lambda: train([dl.EMACallback(model_key="generator")]), "averages model 'generator'"),
+        (lambda: train([dl.SWACallback(4)]), "start_epoch=4 comes after the stage's 3 epochs"),
+        (frozen, "no optimizer of the runner has parameters of model 'two'"),
+        (resumed_with_another, r"holds averages of the models \['one'\], EMACallback averages \['two'\]"),
+        (lambda: train([dl.EMACallback(), dl.SWACallback(1)]), "both average the models"),
+        (lambda: train([dl.SWACallback(1, validate=True)], model=mlp(batch_norm=True)), "statistics of others"),
+        (lambda: train([dl.EMACallback()], model=mlp().bfloat16()), "torch.bfloat16 rounds"),
+        (lambda: train([dl.EMACallback(validate=False), best()]), "never compared with them"),
+    ],
+)
+def test_what_does_not_work_is_refused_in_words(make, words, tmp_path, monkeypatch):
+    """Before training."""
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises((ValueError, KeyError), match=words):
+        make()

@@ -1,0 +1,348 @@
+"""runner.load: weights from whatever file, into whatever model, or the mismatch in words, name by name."""
+
+import sys
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_model, save_file, save_model
+from torch import nn
+
+from runnerkit import dl, utils
+from tests.engines.together import together
+from tests.tiny import classification, loader, mlp, quiet, sgd, weights
+
+
+def train(folder, *, model=None, **kwargs):
+    """Six epochs that get worse, so that the best is not the last."""
+    model = model if model is not None else mlp()
+    return dl.SupervisedRunner().train(
+        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model, lr=3.0), num_epochs=6, logdir=folder,
+        loaders={"train": loader(40, 4, shuffle=True), "valid": loader(21, 4, seed=1)}, valid_loader="valid",
+        valid_metric="loss", **({} if "engine" in kwargs else {"cpu": True}), **quiet(), **kwargs,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished run's logdir, its last weights, and those of the best, by torch alone."""
+    folder = tmp_path_factory.mktemp("run")
+    last = weights(train(folder).model)
+    best = mlp()
+    best.load_state_dict(torch.load(folder / "checkpoints" / "best.pth", weights_only=True)["model_state_dict"])
+    assert not torch.equal(weights(best), last)
+    return folder, last, best
+
+
+def test_a_logdir_gives_its_best_or_its_last_and_predicts(run):
+    """Then predict_loader needs nothing else."""
+    folder, last, best = run
+
+    runner = dl.SupervisedRunner().load(folder, model=mlp(seed=9))
+
+    rows = classification(8).tensors[0]
+    [batch] = runner.predict_loader(loader=[(rows,)], cpu=True)
+    with torch.no_grad():
+        assert torch.equal(batch["logits"], best.eval()(rows))
+    assert torch.equal(weights(runner.load(folder, which="last").model), last)
+    assert torch.equal(weights(runner.load(folder / "checkpoints").model), weights(best))
+    assert torch.equal(weights(runner.load(folder / "checkpoints" / "last.pth").model), last)
+
+
+class OwnModel(dl.SupervisedRunner):
+    """Says by itself which model it has."""
+
+    def get_model(self, stage):
+        return mlp(seed=7)
+
+
+def test_a_runner_that_makes_its_own_model_is_given_the_weights(run):
+    """As predict_loader does."""
+    assert torch.equal(weights(OwnModel().load(run[0]).model), weights(run[2]))
+
+
+def wrapped(model):
+    """Files of other people, by what wrote them."""
+    plain = model.state_dict()
+    return {
+        "DistributedDataParallel": {f"module.{name}": value for name, value in plain.items()},
+        "compiled": {f"_orig_mod.{name}": value for name, value in plain.items()},
+        "both": {f"module._orig_mod.{name}": value for name, value in plain.items()},
+        "compiled in parts": {name.replace("0.", "0._orig_mod."): value for name, value in plain.items()},
+        "AveragedModel": torch.optim.swa_utils.AveragedModel(model).state_dict(),
+        "Lightning": {"state_dict": plain, "epoch": 3},
+    }
+
+
+@pytest.mark.parametrize("writer", wrapped(mlp()))
+def test_prefixes_of_wrappers_do_not_matter(tmp_path, writer):
+    """In the file; nor in the model, which may be wrapped itself."""
+    model = mlp()
+    torch.save(wrapped(model)[writer], tmp_path / "theirs.pth")
+
+    for mine in (mlp(seed=9), nn.DataParallel(mlp(seed=9)), torch.compile(mlp(seed=9), backend="eager")):
+        dl.SupervisedRunner().load(tmp_path / "theirs.pth", model=mine)
+
+        assert torch.equal(weights(mine), weights(model))
+
+
+class Named(nn.Module):
+    """Has a part that is called as a wrapper calls its own."""
+
+    def __init__(self, seed):
+        super().__init__()
+        self.module = mlp(seed=seed)
+
+
+def test_a_model_of_which_a_part_is_called_module_keeps_its_names(tmp_path):
+    """Whether the file was written by it, or by a wrapper of it."""
+    model = Named(1)
+    torch.save(model.state_dict(), tmp_path / "plain.pth")
+    torch.save({f"module.{name}": value for name, value in model.state_dict().items()}, tmp_path / "wrapped.pth")
+
+    for name in ("plain", "wrapped"):
+        loaded = dl.SupervisedRunner().load(tmp_path / f"{name}.pth", model=Named(2)).model
+
+        assert torch.equal(weights(loaded), weights(model))
+
+
+def test_a_compiled_part_leaves_no_trace_in_files(tmp_path):
+    """Written from a model with a compiled part; read, and resumed from, without and with it."""
+    model = mlp()
+    model[0] = torch.compile(model[0], backend="eager")
+    train(tmp_path, model=model, callbacks=[dl.EMACallback(0.5)])
+
+    state = utils.load_checkpoint(tmp_path / "checkpoints" / "last.pth")
+
+    for name in ("model_state_dict", "trained_model_state_dict"):
+        assert list(state[name]) == list(mlp().state_dict())
+    plain = dl.SupervisedRunner().load(tmp_path, which="last", model=mlp(seed=9)).model
+    assert torch.equal(weights(plain), weights(model))
+    again = mlp(seed=9)
+    again[0] = torch.compile(again[0], backend="eager")
+    train(tmp_path, model=again, callbacks=[dl.EMACallback(0.5)], resume="auto")
+    assert torch.equal(weights(again), weights(model))
+
+
+def on_ranks(folder):
+    engines = {
+        "ddp": dl.DistributedDataParallelEngine(2, device="cpu", compile={"backend": "eager"}),
+        "shards": dl.FullyShardedDataParallelEngine(2, device="cpu", sharded_checkpoints=True),
+    }
+    return {name: weights(train(folder / name, engine=engine).model) for name, engine in engines.items()}
+
+
+@pytest.mark.slow
+def test_checkpoints_of_other_engines_load(tmp_path):
+    """Compiled DDP, and a folder of shards; exported, too."""
+    last = together(lambda: on_ranks(tmp_path))
+
+    for name, expected in last.items():
+        checkpoint = tmp_path / name / "checkpoints" / ("last" if name == "shards" else "last.pth")
+        for arguments in ({"source": tmp_path / name, "which": "last"}, {"source": checkpoint}):
+            loaded = dl.SupervisedRunner().load(**arguments, model=mlp(seed=9)).model
+            assert torch.equal(weights(loaded), expected)
+        exported = utils.export_safetensors(checkpoint, tmp_path / f"{name}.safetensors")
+        assert torch.equal(weights(dl.SupervisedRunner().load(exported, model=mlp(seed=9)).model), expected)
+
+
+def test_weights_that_do_not_fit_are_named_and_the_model_is_as_it_was(tmp_path):
+    """Missing, unexpected, and of another shape."""
+    state = mlp().state_dict()
+    state["head.weight"] = state.pop("0.weight")
+    state["3.weight"] = torch.zeros(5, 16)
+    torch.save(state, tmp_path / "theirs.pth")
+    model = mlp(seed=9)
+    before = weights(model)
+
+    with pytest.raises(ValueError, match="does not fit the model; strict=False takes what fits") as refused:
+        dl.SupervisedRunner().load(tmp_path / "theirs.pth", model=model)
+
+    assert str(refused.value).splitlines()[1:] == [
+        "  missing: 0.weight",
+        "  unexpected: head.weight",
+        "  of another shape: 3.weight is (5, 16), the model's is (3, 16)",
+    ]
+    assert torch.equal(weights(model), before)
+
+
+def test_what_fits_is_loaded_when_asked_and_the_rest_is_told(tmp_path, caplog):
+    """A new head on an old body."""
+    old, new = mlp(), mlp(seed=9)
+    new[-1] = nn.Linear(16, 5)
+    head = new[-1].weight.clone()
+    torch.save(old.state_dict(), tmp_path / "old.pth")
+
+    dl.SupervisedRunner().load(tmp_path / "old.pth", model=new, strict=False)
+
+    assert torch.equal(new[0].weight, old[0].weight) and torch.equal(new[-1].weight, head)
+    assert "of another shape: 3.weight is (3, 16), the model's is (5, 16)" in caplog.text
+
+
+def test_a_part_of_another_model_is_loaded_by_its_prefix(tmp_path):
+    """And all of it must fit then."""
+    whole = nn.ModuleDict({"encoder": mlp(), "decoder": mlp(seed=2)})
+    torch.save({f"module.{name}": value for name, value in whole.state_dict().items()}, tmp_path / "whole.pth")
+    model = mlp(seed=9)
+
+    dl.SupervisedRunner().load(tmp_path / "whole.pth", model=model, prefix="encoder.")
+
+    assert torch.equal(weights(model), weights(whole["encoder"]))
+    with pytest.raises(ValueError, match=r"no weights whose names begin with 'coder\.': encoder\.0\.weight"):
+        dl.SupervisedRunner().load(tmp_path / "whole.pth", model=model, prefix="coder.")
+
+
+def test_names_that_only_the_modules_own_hooks_know_are_left_to_torch(tmp_path):
+    """Batch norm takes files that are older than its counter; safetensors tell no version."""
+    model = mlp(batch_norm=True)
+    old = {name: value for name, value in model.state_dict().items() if "num_batches_tracked" not in name}
+    save_file(old, tmp_path / "old.safetensors")
+
+    loaded = dl.SupervisedRunner().load(tmp_path / "old.safetensors", model=mlp(seed=9, batch_norm=True)).model
+
+    assert torch.equal(weights(loaded), weights(model))
+
+
+class Tied(nn.Module):
+    """Two names for one tensor; and two parts of another, which safetensors' own functions for models refuse."""
+
+    def __init__(self, seed, *, parts=False):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.inner, self.outer = nn.Linear(4, 4), nn.Linear(4, 4)
+            both = torch.randn(2, 4)
+        self.outer.weight = self.inner.weight
+        if parts:
+            self.register_buffer("first", both[0])
+            self.register_buffer("second", both[1])
+
+    def forward(self, rows):
+        return self.outer(self.inner(rows))
+
+
+@pytest.mark.parametrize(("mode", "parts"), [("model", False), ("runner", False), ("runner", True)])
+def test_exported_weights_are_read_by_safetensors_and_by_load(tmp_path, mode, parts):
+    """Tied ones are stored once, as safetensors itself would, and parts of one tensor each by itself."""
+    model = Tied(1, parts=parts)
+    dl.SupervisedRunner().train(
+        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), cpu=True, **quiet(),
+        loaders={"train": [(torch.randn(4, 4), torch.arange(4))]},
+        callbacks=[dl.CheckpointCallback(tmp_path, mode=mode)],
+    )  # fmt: skip
+
+    exported = utils.export_safetensors(tmp_path, tmp_path / "out" / "model.safetensors", which="last")
+
+    with safe_open(exported, framework="pt") as file:
+        assert len(file.keys()) == len(model.state_dict()) - 1
+    mine = Tied(2, parts=parts)
+    dl.SupervisedRunner().load(exported, model=mine)
+    loaded = [mine]
+    if not parts:
+        loaded += [Tied(3), Tied(4)]
+        load_model(loaded[1], exported)
+        save_model(model, tmp_path / "theirs.safetensors")
+        dl.SupervisedRunner().load(tmp_path / "theirs.safetensors", model=loaded[2])
+    for each in loaded:
+        assert torch.equal(weights(each), weights(model))
+        assert each.outer.weight is each.inner.weight
+
+
+class Two(dl.SupervisedRunner):
+    def handle_batch(self, batch):
+        self.batch_metrics["loss"] = sum(
+            nn.functional.cross_entropy(model(batch[0]), batch[1]) for model in self.model.values()
+        )
+
+
+def test_several_models_load_by_key_from_either_format(tmp_path):
+    """Nested in a checkpoint, with the key before the names in safetensors."""
+    models = {"one": mlp(seed=1), "two": mlp(seed=2)}
+    Two().train(
+        model=models, loaders={"train": loader(8, 4)}, logdir=tmp_path, cpu=True, **quiet(),
+        optimizer=torch.optim.SGD([each for model in models.values() for each in model.parameters()], lr=0.1),
+    )  # fmt: skip
+    exported = utils.export_safetensors(tmp_path, tmp_path / "both.safetensors", which="last")
+
+    for source in (tmp_path, exported):
+        loaded = {"one": mlp(seed=8), "two": mlp(seed=9)}
+        Two().load(source, model=loaded, which="last")
+        assert all(torch.equal(weights(loaded[key]), weights(models[key])) for key in models)
+        with pytest.raises(ValueError, match=r"the models \[('', )?'one'.*\], the runner has \['one', 'three'\]"):
+            Two().load(source, model={"one": mlp(), "three": mlp()}, which="last")
+    with pytest.raises(ValueError, match="has none of the model's weights"):
+        dl.SupervisedRunner().load(exported, model=mlp())
+
+
+def test_weights_to_start_from_may_be_of_any_of_these_files(tmp_path, run):
+    """resume_model of CheckpointCallback, and resume of predict_loader, read what load reads."""
+    exported = utils.export_safetensors(run[0], tmp_path / "best.safetensors")
+    torch.save(wrapped(run[2])["both"], tmp_path / "theirs.pth")
+    rows = classification(8).tensors[0]
+    for source in (exported, tmp_path / "theirs.pth"):
+        [batch] = dl.SupervisedRunner(mlp(seed=9)).predict_loader(loader=[(rows,)], resume=source, cpu=True)
+        with torch.no_grad():
+            assert torch.equal(batch["logits"], run[2].eval()(rows))
+        model = mlp(seed=9)
+        dl.SupervisedRunner().train(
+            model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model, lr=0.0), cpu=True, **quiet(),
+            loaders={"train": loader(8, 4)},
+            callbacks=[dl.CheckpointCallback(tmp_path / source.stem, resume_model=source)],
+        )  # fmt: skip
+        assert torch.equal(weights(model), weights(run[2]))
+
+
+def damaged(folder, run):
+    copied = folder / "log" / "checkpoints"
+    copied.mkdir(parents=True)
+    for path in (run[0] / "checkpoints").iterdir():
+        (copied / path.name).write_bytes(path.read_bytes())
+    content = bytearray((copied / "best.pth").read_bytes())
+    content[len(content) // 2] ^= 1
+    (copied / "best.pth").write_bytes(content)
+    return folder / "log"
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda folder, run: folder / "none", FileNotFoundError, "no such checkpoint, file of weights or logdir"),
+        (lambda folder, run: folder, FileNotFoundError, "no checkpoint is called 'best'.*its checkpoints: none"),
+        (damaged, ValueError, "best.pth is damaged"),
+        (lambda folder, run: save(folder / "list.pth", [1]), ValueError, "holds no weights by name but a list"),
+        (lambda folder, run: torn(folder / "torn.safetensors"), ValueError, "no whole .safetensors file"),
+    ],
+)
+def test_what_cannot_be_read_is_said(tmp_path, run, make, error, words):
+    """With what to do."""
+    source = make(tmp_path, run)
+
+    with pytest.raises(error, match=words):
+        dl.SupervisedRunner().load(source, model=mlp())
+
+
+def save(path, value):
+    torch.save(value, path)
+    return path
+
+
+def torn(path):
+    save_file(mlp().state_dict(), path)
+    path.write_bytes(path.read_bytes()[:-8])
+    return path
+
+
+def test_bad_arguments_and_a_missing_package_are_refused(tmp_path, run, monkeypatch):
+    """Before anything is read or written."""
+    with pytest.raises(ValueError, match="which must be 'best' or 'last', got 'first'"):
+        dl.SupervisedRunner().load(run[0], model=mlp(), which="first")
+    with pytest.raises(ValueError, match=r"must end in \.safetensors"):
+        utils.export_safetensors(run[0], tmp_path / "model.pth")
+    extra = save(tmp_path / "extra.pth", {"weight": torch.zeros(1), "version": 3})
+    with pytest.raises(ValueError, match="holds tensors only, and these are none: version"):
+        utils.export_safetensors(extra, tmp_path / "extra.safetensors")
+    for name in ("safetensors", "safetensors.torch"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError, match=r"pip install 'runnerkit\[safetensors\]'"):
+        utils.export_safetensors(run[0], tmp_path / "model.safetensors")
+    assert not list(tmp_path.glob("*.safetensors*"))
