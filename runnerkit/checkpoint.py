@@ -112,7 +112,7 @@ class CheckpointFolder:
         self.is_rebuilt = False  # from the files, for want of an index
         try:
             self.records = read_index(self.folder / "index.json")
-        except (FileNotFoundError, DamagedIndex) as error:
+        except (FileNotFoundError, NotADirectoryError, DamagedIndex) as error:
             self.records = self._found()
             self.is_rebuilt = bool(self.records) or isinstance(error, DamagedIndex)
             if self.is_rebuilt:
