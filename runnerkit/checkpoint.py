@@ -131,7 +131,7 @@ class CheckpointFolder:
                     path.name, "runner" if "format_version" in state else "model", counters["epoch_step"],
                     counters["batch_step"], _size(path), _sha256(file), metrics=counters["epoch_metrics"],
                 )  # fmt: skip
-                if fault_of(path, record) is None:
+                if _is_good(path, record):
                     found.append(record)
         return found
 
@@ -291,6 +291,10 @@ def fault_of(path: Path, record: Record, *, quick: bool = False) -> str | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return str(error)
     return f"the checksum of {bad[0]} is wrong" if bad else None
+
+
+def _is_good(path: Path, record: Record) -> bool:
+    return fault_of(path, record) is None
 
 
 def _size(path: Path) -> int:

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from runnerkit.version import __version__
+
 FORMAT_VERSION = 1
 
 
@@ -50,16 +52,12 @@ def read_index(path: Path) -> list[Record]:
     content = path.read_bytes()
     try:
         index = json.loads(content)
-        version, checkpoints = index["format_version"], index["checkpoints"]
-        is_known = isinstance(version, int) and version <= FORMAT_VERSION
-        records = [_record(**each) for each in checkpoints] if is_known else []
+        is_newer = index["format_version"] > FORMAT_VERSION
+        records = [] if is_newer else [_record(**each) for each in index["checkpoints"]]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise DamagedIndex(f"{path} is damaged ({type(error).__name__}: {error})") from error
-    if not is_known:
-        raise ValueError(
-            f"{path} has format {version!r}, this runnerkit reads up to {FORMAT_VERSION}: upgrade it, or choose "
-            "another logdir"
-        )
+    if is_newer:
+        raise ValueError(f"{path} was written by a newer runnerkit than this, {__version__}: upgrade it")
     return records
 
 

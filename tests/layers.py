@@ -15,6 +15,7 @@ LAYERS = [
         "metrics",
         "host_copy",
         "background",
+        "loader_worker",
         "atomic_file",
         "checkpoint_cleanup",
         "checkpoint_index",

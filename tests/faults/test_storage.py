@@ -425,10 +425,10 @@ def test_an_index_cannot_make_a_run_delete_what_is_elsewhere(folder, tmp_path):
 
 def test_an_index_of_a_newer_version_is_refused_and_left_alone(folder):
     """What it says is not understood here, and not lost."""
-    (folder / "index.json").write_text('{"format_version": 2, "checkpoints": []}')
+    (folder / "index.json").write_text('{"format_version": 2}')
     before = content(folder)
 
-    with pytest.raises(ValueError, match="has format 2, this runnerkit reads up to 1: upgrade it"):
+    with pytest.raises(ValueError, match=r"index.json was written by a newer runnerkit than this, .*: upgrade it"):
         find_checkpoint(folder)
     assert content(folder) == before
 
