@@ -12,8 +12,8 @@ class WorkerStart:
 
     Slurm, torchrun and ``kill -- -PGID`` send SIGTERM and SIGUSR1 to the workers as well. Were they gone at once, so
     would be the step that is to be saved. What the loader's own process sends ends the worker, as it does without this;
-    and so does that process's end, some seconds later. A program that the data set starts inherits the mask: it is to be
-    ended by SIGKILL.
+    and so does that process's end, some seconds later. A program that the data set starts inherits the mask: end it by
+    SIGKILL.
 
     Args:
         init_fn: the user's.

@@ -152,7 +152,7 @@ def test_a_rank_of_torchruns_that_is_killed(start):
 
     os.kill(job.pids[1], signal.SIGKILL)
 
-    errors = job.assert_ends(within_s=30)
+    errors = job.assert_ends(within_s=60)
     assert job.process.returncode == 1
     assert "exitcode  : -9" in errors and f"pid: {job.pids[1]}" in errors
 
