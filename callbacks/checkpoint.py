@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from runnerkit import components, snapshot
 from runnerkit.background import Background
 from runnerkit.callback import CallbackOrder, ICheckpointCallback, IOptimizerCallback, innermost
-from runnerkit.checkpoint import CheckpointFolder, Record, copied, find_checkpoint, load_checkpoint
+from runnerkit.checkpoint import CheckpointFolder, copied, find_checkpoint, load_checkpoint
+from runnerkit.checkpoint_cleanup import clean_up
+from runnerkit.checkpoint_index import Record
 from runnerkit.preemption import StopRequests, heeded, stopped_by
 from runnerkit.types import StateDict
 from runnerkit.weights import read_weights
@@ -117,14 +119,20 @@ class CheckpointCallback(ICheckpointCallback):
         self._signals = ExitStack()
 
     def on_experiment_start(self, runner: IRunner) -> None:
-        is_new = runner.engine.is_main_process and runner.epoch_step == 0 and not runner.is_resumed
-        if is_new and CheckpointFolder(self.folder).records:
+        if runner.engine.is_main_process:
+            self._open_folder(runner)
+        if self.mode == "runner":
+            self._signals.enter_context(heeded(self._stop.ask))
+
+    def _open_folder(self, runner: IRunner) -> None:
+        folder = CheckpointFolder(self.folder)
+        if folder.records and runner.epoch_step == 0 and not runner.is_resumed:
             raise FileExistsError(
                 f'{self.folder} holds the checkpoints of another run: pass resume="auto" (or resume_runner) to go on '
                 "with it, or choose another logdir"
             )
-        if self.mode == "runner":
-            self._signals.enter_context(heeded(self._stop.ask))
+        folder.make()
+        clean_up(folder, resumed_from=Path(runner._snapshot.source) if runner._snapshot else None)
 
     def on_stage_start(self, runner: IRunner) -> None:
         within = self.every_steps or self.every_minutes or (runner.valid_every_steps and self.loader_key)

@@ -62,7 +62,7 @@ def describe(error: BaseException, *, rank: int, world_size: int) -> Failure:
         pickled = cloudpickle.dumps(error)
     except Exception:  # it holds something that cannot travel: its text must do
         pickled = None
-    return Failure(rank, world_size, time.time(), text, pickled)
+    return Failure(rank, world_size, time.monotonic(), text, pickled)
 
 
 def root_cause(folder: Path, exit_codes: dict[int, int | None]) -> BaseException:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from runnerkit.engine import EngineOptions, IEngine
 from runnerkit.engines.network import tell_gloo_the_interface
+from runnerkit.engines.parent import die_with_parent, is_torchruns
 from runnerkit.engines.process_environment import ProcessEnvironment
 from runnerkit.engines.rendezvous import open_store
 from runnerkit.engines.spawn import spawn
@@ -143,6 +144,8 @@ class ProcessGroupEngine(IEngine, ABC):
     def setup(self) -> None:
         environment = ProcessEnvironment.read()
         assert environment is not None, "launch() comes first"
+        if is_torchruns():
+            die_with_parent()  # torchrun ends its workers, but not if it is killed itself
         self.process_index = environment.rank
         self.local_process_index = environment.local_rank
         self.num_processes = environment.world_size

@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from runnerkit.engines.failure import WorkerError, root_cause
+from runnerkit.engines.parent import is_stopped
 from runnerkit.engines.payload import pack, unpack
 from runnerkit.engines.process_environment import STORE_VARIABLE
 from runnerkit.preemption import Stopped, heeded, stopped_by
@@ -100,7 +101,13 @@ class Job:
         codes = [process.poll() for process in self.processes]
         if any(codes) or (all(code == 0 for code in codes) and _count_done(self.folder) < len(codes)):
             time.sleep(_LAST_WORDS_S)
-            raise root_cause(self.folder, {rank: process.poll() for rank, process in enumerate(self.processes)})
+            error = root_cause(self.folder, {rank: process.poll() for rank, process in enumerate(self.processes)})
+            stopped = [rank for rank, process in enumerate(self.processes) if is_stopped(process.pid)]
+            if stopped:
+                raise WorkerError(
+                    f"rank {stopped[0]} of {len(codes)} is stopped (by SIGSTOP or a debugger), and others waited for it"
+                ) from error
+            raise error
         return all(code == 0 for code in codes)
 
 

@@ -1,7 +1,6 @@
 """A process that runnerkit.engines.spawn started: ``python -m runnerkit.engines.worker FOLDER PARENT``."""
 
 import atexit
-import ctypes
 import json
 import os
 import signal
@@ -12,6 +11,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from runnerkit.engines.failure import describe
+from runnerkit.engines.parent import die_with_parent
 from runnerkit.engines.payload import pack, unpack
 from runnerkit.engines.spawn import ExitOnSignal
 from runnerkit.torchvision_cpu import MISSING_OP, import_torchvision
@@ -19,7 +19,9 @@ from runnerkit.torchvision_cpu import MISSING_OP, import_torchvision
 
 def main(folder: Path, parent: int) -> int:
     """Call the payload's function; leave what it returned or raised in `folder`; return the exit code."""
-    _die_with(parent)
+    die_with_parent()
+    if os.getppid() != parent:  # it died before
+        os._exit(1)
     end = ExitOnSignal()
     signal.signal(signal.SIGTERM, end)
     _silence_broken_pipes(end)
@@ -69,16 +71,6 @@ def _leave(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def _die_with(parent: int) -> None:
-    """Ask the kernel to end this process when its parent dies, however it dies (Linux)."""
-    if sys.platform != "linux":
-        return
-    set_parent_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
-    ctypes.CDLL(None, use_errno=True).prctl(set_parent_death_signal, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the request
-        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ Imported late, by ``TensorboardLogger.setup``: TensorBoard is optional, and slow
 """
 
 import os
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter  # type
 from runnerkit.logger import Step
 
 _RECORD_FRAME_BYTES = 16  # of a TFRecord: length, its checksum, and the checksum of the data
+_NAME = re.compile(r"events\.out\.tfevents\.\d+\..*")
 
 
 class EventFiles:
@@ -73,6 +75,16 @@ class EventFiles:
                 self._remember(summary)
                 size_bytes += len(record) + _RECORD_FRAME_BYTES
             os.truncate(path, size_bytes)
+        self._put_before_now()
+
+    def _put_before_now(self) -> None:
+        # Readers take files in the order of their names, which begin with the second they were made in: with a clock
+        # that was set back, or within that second, the one to come would not be the last.
+        paths = sorted(path for path in self.folder.iterdir() if _NAME.fullmatch(path.name))
+        now = int(time.time())
+        if paths and int(_stamp(paths[-1])) >= now:
+            for seconds, path in zip(range(len(paths), 0, -1), paths, strict=True):
+                path.rename(path.with_name(path.name.replace(_stamp(path), f"{now - seconds:010d}", 1)))
 
     def _add(self, summary: Summary, step: Step, x: int) -> None:
         if (step.epoch, step.batch) == self._place:
@@ -89,6 +101,10 @@ class EventFiles:
         if summary.value and _place_of(summary) != self._place:
             self._place, self._tags = _place_of(summary), set()
         self._tags.update(value.tag for value in summary.value)
+
+
+def _stamp(path: Path) -> str:
+    return path.name.split(".")[3]
 
 
 def _place_of(summary: Summary) -> tuple[int, int]:

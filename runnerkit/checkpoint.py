@@ -6,19 +6,22 @@ whose index and files fit together. A sharded checkpoint (:mod:`runnerkit.shards
 """
 
 import hashlib
-import json
 import logging
 import os
-import pickle
 import shutil
+import tempfile
+import zipfile
 from collections.abc import Mapping
+from contextlib import suppress
 from copy import copy as shallow_copy
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from runnerkit.atomic_file import AtomicFile, sync, unwritable
+from runnerkit.atomic_file import write_text as write_text
+from runnerkit.checkpoint_index import DamagedIndex, Record, place_of, read_index, to_json
 from runnerkit.types import StateDict
 
 logger = logging.getLogger(__name__)
@@ -36,8 +39,8 @@ def save_checkpoint(state: StateDict, path: str | os.PathLike[str]) -> Path:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with AtomicFile(path) as temporary:
-        torch.save(state, temporary)
+    with AtomicFile(path) as temporary, temporary.open("wb") as file:
+        torch.save(state, file)  # to a file of Python's, which tells why it cannot be written
     return path
 
 
@@ -48,7 +51,7 @@ def load_checkpoint(path: str | os.PathLike[str], *, whole: bool = True) -> Stat
         whole: put a sharded one's tensors together; False leaves them out.
     Raises:
         FileNotFoundError: nothing is there.
-        ValueError: the file is torn, or no checkpoint of tensors and plain values.
+        ValueError: the file is torn or a bit of it flipped, or it is no checkpoint of tensors and plain values.
     """
     path = Path(path)
     if _is_sharded(path):
@@ -58,10 +61,7 @@ def load_checkpoint(path: str | os.PathLike[str], *, whole: bool = True) -> Stat
         return shards.load(rest, path) if whole else rest
     if not path.is_file():
         raise FileNotFoundError(f"no checkpoint at {path}")
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)  # type: ignore[no-any-return]
-    except (RuntimeError, EOFError, pickle.UnpicklingError, ValueError, KeyError) as error:
-        raise ValueError(f"{path} is no whole checkpoint of tensors and plain values: {error}") from error
+    return _load(path)
 
 
 def export_full_state(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:
@@ -86,51 +86,23 @@ def _is_sharded(path: Path) -> bool:
     return (path / _REST).is_file()
 
 
-class AtomicFile:
-    """Context that gives a temporary path beside `path`, and puts it in place when the body went well."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-
-    def __enter__(self) -> Path:
-        return self.temporary
-
-    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
-        if error_type is not None:
-            self.temporary.unlink(missing_ok=True)
-            return
-        _sync(self.temporary)
-        os.replace(self.temporary, self.path)
-        _sync(self.path.parent)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replace a text file as a whole."""
-    with AtomicFile(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+def _load(path: Path, *, mapped: bool = False) -> StateDict:
+    """Load a file; `mapped` leaves its tensors on the disk, and unread."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        if not mapped and (damaged := _damaged_part(path)) is not None:  # torch.load does not look at checksums
+            raise ValueError(f"the checksum of {damaged} is wrong")
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)  # type: ignore[no-any-return]
+    except OSError:
+        raise
+    except Exception as error:  # bytes that anybody may have written can make torch.load raise anything
+        raise ValueError(f"{path} is no whole checkpoint of tensors and plain values: {error}") from error
 
 
-@dataclass
-class Record:
-    """One checkpoint of a folder: which file, what it holds, and how good it was."""
-
-    name: str
-    kind: str  # "runner": all state; "model": a plain state_dict
-    epoch: int
-    batch: int
-    size_bytes: int
-    sha256: str
-    score: float | None = None
-    metrics: dict[str, dict[str, float]] = field(default_factory=dict)
+def _damaged_part(path: Path) -> str | None:
+    if not zipfile.is_zipfile(path):
+        return None  # torch's format of old, which has no checksums
+    with zipfile.ZipFile(path) as file:
+        return file.testzip()
 
 
 class CheckpointFolder:
@@ -142,10 +114,48 @@ class CheckpointFolder:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
-        self.records: list[Record] = []
-        index = self.folder / "index.json"
-        if index.is_file():
-            self.records = [Record(**record) for record in json.loads(index.read_text(encoding="utf-8"))["checkpoints"]]
+        self.is_rebuilt = False  # from the files, for want of an index
+        try:
+            self.records = read_index(self.folder / "index.json")
+        except (FileNotFoundError, NotADirectoryError, DamagedIndex) as error:
+            self.records = self._found()
+            self.is_rebuilt = bool(self.records) or isinstance(error, DamagedIndex)
+            if self.is_rebuilt:
+                names = [record.name for record in self.records]
+                logger.warning("%s: in its place the checkpoints that are there, without scores: %s", error, names)
+
+    def _found(self) -> list[Record]:
+        """Look for whole checkpoints without an index."""
+        found = []
+        for path in self.files():
+            file = path / _REST if path.is_dir() else path
+            with suppress(ValueError, OSError, KeyError, TypeError, AttributeError):
+                state = load_checkpoint(file)
+                counters = state.get("counters", {"epoch_step": 0, "batch_step": 0, "epoch_metrics": {}})
+                record = Record(
+                    path.name, "runner" if "format_version" in state else "model", counters["epoch_step"],
+                    counters["batch_step"], _size(path), _sha256(file), metrics=counters["epoch_metrics"],
+                )  # fmt: skip
+                if _is_good(path, record):
+                    found.append(record)
+        return found
+
+    def make(self) -> None:
+        """Make the folder, and see that it can be written to: before a run works for hours.
+
+        Raises:
+            OSError: it cannot.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=self.folder).close()
+        except OSError as error:
+            raise unwritable(self.folder, error) from error
+
+    def files(self) -> list[Path]:
+        """List what has a checkpoint's name, oldest first; in the index or not."""
+        paths = [path for path in self.folder.glob("model.*") if place_of(path.name)]
+        return sorted(paths, key=lambda path: place_of(path.name) or ())
 
     def add(self, name: str, state: StateDict, *, kind: str, epoch: int, batch: int, score: float | None,
             metrics: Mapping[str, dict[str, float]]) -> Record:  # fmt: skip
@@ -169,13 +179,13 @@ class CheckpointFolder:
         return self.folder / f".{name}.tmp"
 
     def _put_in_place(self, name: str) -> None:
-        _sync(self.temporary(name))
+        sync(self.temporary(name))
         if (self.folder / name).exists():  # that of an earlier attempt: no folder is replaced as a whole
             self.records = [record for record in self.records if record.name != name]
             self._write_index()
             shutil.rmtree(self.folder / name)
         os.rename(self.temporary(name), self.folder / name)
-        _sync(self.folder)
+        sync(self.folder)
 
     def point(self, alias: str, record: Record) -> None:
         """Let `alias` be another name of a checkpoint: "last.pth", the same file where the file system can; of a folder
@@ -200,8 +210,17 @@ class CheckpointFolder:
             self.records = [record for record in self.records if record.name in names]
             self._write_index()
         for record in retired:
-            path = self.folder / record.name
-            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+            remove(self.folder / record.name)
+
+    def set_aside(self, names: set[str]) -> None:
+        """Let checkpoints not count any more; their files get the ending ".damaged"."""
+        self.records = [record for record in self.records if record.name not in names]
+        self._write_index()
+        for path in (self.folder / name for name in sorted(names)):
+            if path.exists():
+                aside = path.with_name(f"{path.name}.damaged")
+                remove(aside)
+                os.rename(path, aside)
 
     def newest_good(self) -> Path:
         """Find the newest whole checkpoint to resume from.
@@ -211,9 +230,10 @@ class CheckpointFolder:
         """
         for record in reversed([record for record in self.records if record.kind == "runner"]):
             path = self.folder / record.name
-            if _is_good(path, record):
+            fault = fault_of(path, record)
+            if fault is None:
                 return path
-            logger.warning("checkpoint %s is damaged or gone; taking the one before", path)
+            logger.warning("checkpoint %s is damaged or gone (%s); taking the one before", path, fault)
         hint = "its checkpoints hold weights only (mode='model')" if self.records else "it has no checkpoints"
         raise FileNotFoundError(f"nothing to resume from in {self.folder}: {hint}")
 
@@ -233,8 +253,7 @@ class CheckpointFolder:
         return path
 
     def _write_index(self) -> None:
-        text = json.dumps({"format_version": 1, "checkpoints": [asdict(record) for record in self.records]}, indent=1)
-        write_text(self.folder / "index.json", text)
+        write_text(self.folder / "index.json", to_json(self.records))
 
 
 def find_checkpoint(path: str | os.PathLike[str]) -> Path:
@@ -268,17 +287,46 @@ def resume_source(resume: str | os.PathLike[str] | None, *, logdir: Path | None)
     return str(logdir) if CheckpointFolder(logdir / "checkpoints").records else None
 
 
-def _is_good(path: Path, record: Record) -> bool:
+def fault_of(path: Path, record: Record, *, quick: bool = False) -> str | None:
+    """Tell what is wrong with a checkpoint; None if it is whole.
+
+    Args:
+        record: what the index says of it.
+        quick: look at its size only.
+    """
     file = path / _REST if path.is_dir() else path
-    if not file.is_file() or _size(path) != record.size_bytes or _sha256(file) != record.sha256:
-        return False
-    # The rest vouches for the shards.
-    files = load_checkpoint(file)["shards"]["files"] if path.is_dir() else {}
-    return all(_sha256(path / name) == checksum for name, checksum in files.items())
+    try:
+        if not file.is_file():
+            return "it is not there"
+        if (size := _size(path)) != record.size_bytes:
+            return f"it has {size} bytes instead of {record.size_bytes}"
+        if quick:
+            return None
+        if _sha256(file) != record.sha256:
+            return "its checksum is wrong"
+        state = _load(file, mapped=True)
+        # The rest vouches for the shards.
+        files = state["shards"]["files"] if path.is_dir() else {}
+        bad = [name for name, checksum in files.items() if Path(name).name != name or _sha256(path / name) != checksum]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return str(error)
+    return f"the checksum of {bad[0]} is wrong" if bad else None
+
+
+def _is_good(path: Path, record: Record) -> bool:
+    return fault_of(path, record) is None
 
 
 def _size(path: Path) -> int:
     return sum(each.stat().st_size for each in path.iterdir()) if path.is_dir() else path.stat().st_size
+
+
+def remove(path: Path) -> None:
+    """Delete a file, a link or a whole folder, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _link(path: Path, target: str) -> None:

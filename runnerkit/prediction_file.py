@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runnerkit.checkpoint import AtomicFile
+from runnerkit.atomic_file import AtomicFile
 from runnerkit.rows import Path as Keys
 from runnerkit.rows import map_parts, name_of, walk
 

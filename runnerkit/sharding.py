@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
 
+from runnerkit.loader_worker import WorkerStart
 from runnerkit.sampler import Places, ShardedBatches, ShardedBatchSampler, Uneven, set_epoch
 from runnerkit.seeded_dataset import SeededDataset
 from runnerkit.seeding import derive_seed
@@ -142,6 +143,7 @@ def _with_feed(shard: DataLoader[Any], share: Any, **replaced: Any) -> DataLoade
     feed = copy.copy(shard)
     vars(feed).update(replaced)
     feed._iterator = shard._iterator = None  # persistent workers belong to one loader
+    feed.worker_init_fn = WorkerStart(shard.worker_init_fn)
     vars(shard).update(_feed=feed, _share=share)
     return shard
 

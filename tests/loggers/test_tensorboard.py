@@ -171,6 +171,19 @@ def test_torn_event_is_cut_off(tmp_path: Path) -> None:
     )
 
 
+def test_a_clock_that_was_set_back_does_not_change_the_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are read by their names, which begin with the time; that two runs begin in one second is no matter."""
+    now = time.time()
+    for last, seconds in ((0, 0), (6, -1e6), (8, -1e6), (13, -2e6)):
+        monkeypatch.setattr(time, "time", lambda seconds=seconds: now + seconds)
+        until = {0: 7, 6: 10, 8: 13, 13: len(RUN)}[last]
+        resumed_at = Step("train", "", RUN[last - 1][2], RUN[last - 1][3]) if last else None
+        log(tmp_path, RUN[last:until], resumed_at=resumed_at)
+
+    events = load(tmp_path / "tensorboard" / "train").Scalars("batch/loss")
+    assert [event.step for event in events] == list(range(1, 9))
+
+
 def test_epochs_without_training_steps_are_told_apart(tmp_path: Path) -> None:
     """Where nothing is trained the step stands still: the epoch decides what came after the checkpoint."""
     log(tmp_path, [("loader", "valid", epoch, 0, {"loss": float(epoch)}) for epoch in (1, 2, 3)])

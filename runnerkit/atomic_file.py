@@ -1,0 +1,73 @@
+"""A file that is whole or not there, synced to the disk, and in words why it could not be written."""
+
+import errno
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+class AtomicFile:
+    """Context that gives a temporary path beside `path`, and puts it in place when the body went well.
+
+    Raises:
+        OSError: the disk is full, or fails; what was at `path` before is still there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+    def __enter__(self) -> Path:
+        return self.temporary
+
+    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: object) -> None:
+        failure = _full_disk(error)
+        try:
+            if error is None:
+                sync(self.temporary)
+                os.replace(self.temporary, self.path)
+                sync(self.path.parent)
+        except OSError as this:
+            error = failure = this
+        finally:
+            with suppress(OSError):  # of a disk that fails
+                self.temporary.unlink(missing_ok=True)
+        if failure is not None:
+            raise unwritable(self.path, failure) from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a text file as a whole."""
+    with AtomicFile(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or a folder's list of names, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def unwritable(path: Path, error: OSError) -> OSError:
+    """Say in words that `path` could not be written, and what room there is."""
+    free = ""
+    with suppress(OSError):
+        usage = shutil.disk_usage(next(each for each in path.parents if each.is_dir()))
+        free = f"; {usage.free / 1e6:,.1f} MB of {usage.total / 1e6:,.1f} MB are free there"
+    message = f"cannot write {path}: {error.strerror or error}{free}; what was written before is whole"
+    return OSError(error.errno, message) if error.errno is not None else OSError(message)
+
+
+def _full_disk(error: BaseException | None) -> OSError | None:
+    """Find in what led to `error` that the disk is full: torch.save raises something else on its way out."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _FULL:
+            return error
+        error = error.__cause__ or error.__context__
+    return None

@@ -1,0 +1,85 @@
+"""``index.json``: which checkpoints of a folder count, oldest first. Whatever it holds, it names nothing elsewhere."""
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from runnerkit.version import __version__
+
+FORMAT_VERSION = 1
+
+
+@dataclass
+class Record:
+    """One checkpoint of a folder: which file, what it holds, and how good it was."""
+
+    name: str
+    kind: str  # "runner": all state; "model": a plain state_dict
+    epoch: int
+    batch: int
+    size_bytes: int
+    sha256: str
+    score: float | None = None
+    metrics: dict[str, dict[str, float]] = field(default_factory=dict)
+
+
+class DamagedIndex(ValueError):
+    """The index is torn, or not one."""
+
+
+def to_json(records: Sequence[Record]) -> str:
+    """Write records down.
+
+    >>> to_json([])
+    '{\\n "format_version": 1,\\n "checkpoints": []\\n}'
+    """
+    checkpoints = [asdict(record) for record in records]
+    return json.dumps({"format_version": FORMAT_VERSION, "checkpoints": checkpoints}, indent=1)
+
+
+def read_index(path: Path) -> list[Record]:
+    """Read records.
+
+    Raises:
+        FileNotFoundError: there is no index.
+        DamagedIndex: it is torn, or names what is no checkpoint of its folder.
+        ValueError: a newer runnerkit wrote it.
+    """
+    content = path.read_bytes()
+    try:
+        index = json.loads(content)
+        is_newer = index["format_version"] > FORMAT_VERSION
+        records = [] if is_newer else [_record(**each) for each in index["checkpoints"]]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise DamagedIndex(f"{path} is damaged ({type(error).__name__}: {error})") from error
+    if is_newer:
+        raise ValueError(f"{path} was written by a newer runnerkit than this, {__version__}: upgrade it")
+    return records
+
+
+def _record(**fields: Any) -> Record:
+    record = Record(**fields)
+    if not isinstance(record.name, str) or not re.fullmatch(r"\w[\w.-]*", record.name):
+        raise ValueError(f"no name of a checkpoint: {record.name!r}")
+    if record.kind not in ("runner", "model"):
+        raise ValueError(f"kind {record.kind!r} of {record.name}")
+    for name in ("epoch", "batch", "size_bytes"):
+        if not isinstance(getattr(record, name), int):
+            raise TypeError(f"{name} of {record.name} is no integer")
+    if record.score is not None and not isinstance(record.score, int | float):
+        raise TypeError(f"score of {record.name} is no number")
+    return record
+
+
+def place_of(name: str) -> tuple[int, float] | None:
+    """Return (epoch, step within it; infinite at its end) of a checkpoint's name; None of any other name.
+
+    >>> place_of("model.0003.00000120.pth"), place_of("model.0003"), place_of("best.pth")
+    ((3, 120), (3, inf), None)
+    """
+    match = re.fullmatch(r"model\.(\d{4,})(?:\.(\d{8,}))?(?:\.pth)?", name)
+    return (int(match[1]), int(match[2]) if match[2] else math.inf) if match else None

@@ -1,0 +1,43 @@
+"""A loader's worker among signals that are meant for its run."""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+
+
+class WorkerStart:
+    """A ``worker_init_fn`` that lets the worker serve a run which was asked to stop until it has.
+
+    Slurm, torchrun and ``kill -- -PGID`` send SIGTERM and SIGUSR1 to the workers as well. Were they gone at once, so
+    would be the step that is to be saved. What the loader's own process sends ends the worker, as it does without this;
+    and so does that process's end, some seconds later. A program that the data set starts inherits the mask: end it by
+    SIGKILL.
+
+    Args:
+        init_fn: the user's.
+    """
+
+    def __init__(self, init_fn: Callable[[int], None] | None) -> None:
+        self.init_fn = init_fn
+
+    def __call__(self, worker_id: int) -> None:
+        if sys.platform == "linux":
+            numbers = {signal.SIGTERM, *([signal.SIGUSR1] if _is_free(signal.SIGUSR1) else [])}
+            signal.pthread_sigmask(signal.SIG_BLOCK, numbers)  # before the thread, which inherits the mask
+            threading.Thread(target=_wait, args=(numbers,), name="runnerkit-signals", daemon=True).start()
+        if self.init_fn is not None:
+            self.init_fn(worker_id)
+
+
+def _wait(numbers: set[signal.Signals]) -> None:
+    while True:
+        received = signal.sigwaitinfo(numbers)  # tells who sent it, which a handler of Python's does not
+        if received.si_signo == signal.SIGTERM and received.si_pid == os.getppid():
+            os._exit(0)
+
+
+def _is_free(number: int) -> bool:
+    handler = signal.getsignal(number)
+    return handler == signal.SIG_DFL or getattr(handler, "__module__", "") == "runnerkit.preemption"

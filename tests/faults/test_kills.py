@@ -1,0 +1,199 @@
+"""Kill, stop or end one process of a run: all end within seconds, the cause is named, the checkpoints are whole."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from runnerkit.checkpoint import CheckpointFolder, fault_of
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc, which only Linux has"),
+]
+MARK = "RUNNERKIT_KILLS_TEST"  # an environment variable, by which a job's processes are known
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+SCRIPT = textwrap.dedent(
+    """
+    import os, sys
+    from torch import nn
+    from runnerkit import dl
+    from tests.tiny import loader, mlp, sgd
+
+    class Ready(dl.Callback):
+        def on_epoch_start(self, runner):
+            if runner.epoch_step == 2:
+                os.write(1, f"ready {{runner.engine.rank}} {{os.getpid()}}\\n".encode())  # one write, one line
+
+    model, logdir = mlp(), sys.argv[1]
+    dl.SupervisedRunner().train(
+        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), num_epochs=100_000,
+        loaders={{"train": loader(16, 2, num_workers=1, persistent_workers=True)}}, logdir=logdir,
+        callbacks=[Ready(), dl.CheckpointCallback(logdir, mode="runner", every_steps=3), *{callbacks}],
+        engine={engine}, loggers={{"console": None}},
+    )
+    """
+)
+DDP = 'dl.DistributedDataParallelEngine(2, device="cpu", timeout_s={timeout_s})'
+
+
+class Job:
+    """A run under way, and all processes that belong to it."""
+
+    def __init__(self, folder, *, engine="dl.CPUEngine()", callbacks="[]", launcher=(), num_ranks=1):
+        script, self.logdir, self.mark = folder / "script.py", folder / "log", str(folder)
+        script.write_text(SCRIPT.format(engine=engine, callbacks=callbacks))
+        self.errors = folder / "errors.txt"
+        with self.errors.open("w") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, *launcher, str(script), str(self.logdir)],
+                stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True,
+                env={**os.environ, "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1", MARK: self.mark},
+            )  # fmt: skip
+        self.pids = {}
+        while len(self.pids) < num_ranks:
+            line = self.process.stdout.readline()
+            assert line, self.errors.read_text()
+            if line.startswith("ready"):
+                self.pids[int(line.split()[1])] = int(line.split()[2])
+
+    def worker_of(self, rank):
+        """The process of a rank's loader."""
+        (worker,) = (pid for pid in self.left() if parent(pid) == self.pids[rank])
+        return worker
+
+    def left(self):
+        """Processes that are still there."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                is_ours = f"{MARK}={self.mark}\0".encode() in (path / "environ").read_bytes()
+                if is_ours and stat(path.name)[0] not in "ZX":
+                    found.append(int(path.name))
+        return found
+
+    def end(self):
+        for pid in self.left():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.stdout.close()
+        self.process.wait()
+
+    def assert_ends(self, *, within_s):
+        """All processes, those of its loaders too; what counts as a checkpoint is whole. Return what was printed."""
+        until = time.monotonic() + within_s
+        while (left := self.left()) and time.monotonic() < until:
+            self.process.poll()
+            time.sleep(0.05)
+        assert not left, f"{len(left)} processes are left after {within_s} s; it printed:\n{self.errors.read_text()}"
+        self.process.wait()
+        folder = CheckpointFolder(self.logdir / "checkpoints")
+        assert folder.records and not folder.is_rebuilt
+        assert [fault for record in folder.records if (fault := fault_of(folder.folder / record.name, record))] == []
+        return self.errors.read_text()
+
+
+def stat(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def parent(pid):
+    return int(stat(pid)[1])
+
+
+@pytest.fixture
+def start(tmp_path):
+    jobs = []
+
+    def start_job(**options):
+        jobs.append(Job(tmp_path, **options))
+        return jobs[-1]
+
+    yield start_job
+    for job in jobs:
+        job.end()
+
+
+def test_a_loaders_worker_that_is_killed(start):
+    """Its loader is named, and the process."""
+    job = start()
+    worker = job.worker_of(0)
+
+    os.kill(worker, signal.SIGKILL)
+
+    errors = job.assert_ends(within_s=20)
+    assert job.process.returncode == 1
+    assert f"DataLoader worker (pid {worker}) is killed by signal: Killed" in errors
+    assert "loader 'train'" in errors
+
+
+def test_a_worker_of_one_ranks_loader_that_is_killed(start):
+    """The rank too is named, and what the others say about it is not shown."""
+    job = start(engine=DDP.format(timeout_s=60), num_ranks=2)
+    worker = job.worker_of(1)
+
+    os.kill(worker, signal.SIGKILL)
+
+    errors = job.assert_ends(within_s=30)
+    assert job.process.returncode == 1
+    assert f"DataLoader worker (pid {worker}) is killed by signal: Killed" in errors
+    assert "rank 1 of 2" in errors and "closed by peer" not in errors.lower()
+
+
+def test_a_rank_of_torchruns_that_is_killed(start):
+    """Torchrun names it, and ends the other."""
+    job = start(engine=DDP.format(timeout_s=60), num_ranks=2, launcher=TORCHRUN)
+
+    os.kill(job.pids[1], signal.SIGKILL)
+
+    errors = job.assert_ends(within_s=60)
+    assert job.process.returncode == 1
+    assert "exitcode  : -9" in errors and f"pid: {job.pids[1]}" in errors
+
+
+def test_torchrun_that_is_killed(start):
+    """Its workers end by themselves."""
+    job = start(engine=DDP.format(timeout_s=60), num_ranks=2, launcher=TORCHRUN)
+
+    job.process.kill()
+
+    job.assert_ends(within_s=30)
+
+
+def test_sigterm_to_the_whole_process_group(start):
+    """As a shell or Slurm sends it, to loaders' workers too: the run saves and ends."""
+    job = start()
+
+    os.killpg(job.process.pid, signal.SIGTERM)
+
+    errors = job.assert_ends(within_s=20)
+    assert job.process.returncode == 75, errors
+    assert "SIGTERM: saved, and stopped after step" in errors
+
+
+def test_a_rank_that_is_stopped_is_found_by_the_hang_callback(start):
+    """The others say where they wait; the stopped one, which cannot be asked, is ended too."""
+    job = start(engine=DDP.format(timeout_s=600), num_ranks=2, callbacks="[dl.HangCallback(timeout_s=4)]")
+
+    os.kill(job.pids[1], signal.SIGSTOP)
+
+    errors = job.assert_ends(within_s=40)
+    assert job.process.returncode == 1
+    assert "rank 0 of 2 has stood still for 4 s in loader 'train'" in errors
+
+
+def test_a_rank_that_is_stopped_is_found_by_the_engines_time_limit(start):
+    """And named: it does not run."""
+    job = start(engine=DDP.format(timeout_s=5), num_ranks=2)
+
+    os.kill(job.pids[1], signal.SIGSTOP)
+
+    errors = job.assert_ends(within_s=40)
+    assert job.process.returncode == 1
+    assert "rank 1 of 2 is stopped" in errors

@@ -1,0 +1,469 @@
+"""Disks that are full, broken or read-only, and files that somebody damaged: a whole checkpoint is left, and found."""
+
+import errno
+import hashlib
+import json
+import os
+import pickle
+import random
+import resource
+import shutil
+import subprocess
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from runnerkit import dl
+from runnerkit.checkpoint import CheckpointFolder, find_checkpoint, load_checkpoint, save_checkpoint
+from runnerkit.checkpoint_cleanup import clean_up
+from runnerkit.shards import sha256
+from tests.tiny import loader, mlp, quiet, sgd
+
+
+def state(epoch):
+    """A checkpoint of a run, as far as a folder looks at it."""
+    counters = {"epoch_step": epoch, "batch_step": 10 * epoch, "epoch_metrics": {"valid": {"loss": 1.0 / epoch}}}
+    return {"format_version": 1, "counters": counters, "weight": torch.full((1000,), float(epoch))}
+
+
+def add(folder, epoch, *, sharded=False):
+    """Save as the callback does: the file, the index, the further names, then away with what is too old."""
+    checkpoints = CheckpointFolder(folder)
+    name, saved = f"model.{epoch:04d}", state(epoch)
+    if sharded:
+        shard = checkpoints.temporary(name) / "__0_0.distcp"
+        shard.parent.mkdir()
+        shard.write_bytes(b"shard" * epoch)
+        saved["shards"] = {"places": {}, "files": {shard.name: sha256(shard)}}
+    else:
+        name += ".pth"
+    record = checkpoints.add(name, saved, kind="runner", epoch=epoch, batch=10 * epoch, score=None, metrics={})
+    checkpoints.point("last", record)
+    checkpoints.point("best", record)
+    checkpoints.keep(checkpoints.records[-2:])
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two checkpoints."""
+    for epoch in (1, 2):
+        add(tmp_path / "checkpoints", epoch)
+    return tmp_path / "checkpoints"
+
+
+def content(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def assert_whole(folder, *, epochs=(1, 2)):
+    """Every file that counts is good, and nothing half is beside them."""
+    records = CheckpointFolder(folder).records
+    assert [record.epoch for record in records] == list(epochs)
+    for record in records:
+        saved = load_checkpoint(folder / record.name, whole=False)
+        assert torch.equal(saved["weight"], state(record.epoch)["weight"])
+    assert half_files(folder) == []
+    assert find_checkpoint(folder).name == records[-1].name
+
+
+def half_files(folder):
+    return [path.name for path in folder.iterdir() if path.name.startswith(".")]
+
+
+def train(logdir, **options):
+    """Two epochs of a small model, or as many as are left."""
+    model = mlp()
+    return dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=sgd(model),
+        loaders={"train": loader(16, 4), "valid": loader(8, 4)},
+        logdir=logdir,
+        engine=dl.CPUEngine(),
+        **{"num_epochs": 2, **quiet(), **options},
+    )
+
+
+# A disk without room.
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A tmpfs of 1 MB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("mounting takes root")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_full_disk_leaves_the_checkpoints_before_and_says_so(small_disk):
+    """With the path, and what is free."""
+    for epoch in (1, 2):
+        add(small_disk, epoch)
+    fill(small_disk, free=40_960)
+
+    for size in (300_000, 10_000):  # of one tensor: the disk is full before its end, or just after
+        with pytest.raises(OSError, match=r"model.0003.pth: No space left .* MB of 1.0 MB are free there") as full:
+            save_checkpoint({"weight": torch.zeros(size)}, small_disk / "model.0003.pth")
+        assert str(full.value).startswith(f"[Errno {errno.ENOSPC}] cannot write {small_disk}")
+        assert_whole(small_disk)
+
+
+def fill(disk, *, free):
+    (disk / "other data").write_bytes(b"." * (shutil.disk_usage(disk).free - free))
+
+
+def test_a_run_on_a_full_disk_ends_with_the_epoch_before(small_disk):
+    """And goes on when there is room again."""
+
+    class Fill(dl.Callback):
+        def on_epoch_start(self, runner):
+            if runner.epoch_step == 2:
+                fill(small_disk, free=8192)
+
+    with pytest.raises(OSError, match=r"cannot write .*No space left on device"):
+        train(small_disk, callbacks=[Fill()])
+    (small_disk / "other data").unlink()
+
+    assert train(small_disk, resume="auto").epoch_step == 2
+    assert half_files(small_disk / "checkpoints") == []
+
+
+def test_a_limit_on_the_size_of_files_is_a_full_disk(folder):
+    """A quota, or RLIMIT_FSIZE."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"cannot write .*big.pth: File too large; .* MB are free"):
+            save_checkpoint({"weight": torch.zeros(100_000)}, folder / "big.pth")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert_whole(folder)
+
+
+# A disk that fails, at each of its operations.
+
+
+def num_calls(folder, monkeypatch, name):
+    """Count what a save calls."""
+    calls, function = [], getattr(os, name)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, name, lambda *args, **kwargs: calls.append(args) or function(*args, **kwargs))
+        add(folder, 3)
+    return len(calls)
+
+
+@pytest.mark.parametrize("name", ["fsync", "replace", "open", "link"])
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
+def test_an_error_of_the_disk_at_any_operation_leaves_a_whole_checkpoint(tmp_path, folder, monkeypatch, name, number):
+    """The error is named, nothing half stays behind, and the next save works again."""
+    shutil.copytree(folder, tmp_path / "counted")
+    count, function = num_calls(tmp_path / "counted", monkeypatch, name), getattr(os, name)
+    assert count
+    for fatal in range(count):
+        broken, left = tmp_path / f"{name} {fatal}", [fatal]
+        shutil.copytree(folder, broken)
+
+        def fail(*args, left=left, **kwargs):
+            left[0] -= 1
+            if left[0] < 0:
+                raise OSError(number, os.strerror(number))
+            return function(*args, **kwargs)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, fail)
+            if name == "link":  # a disk that cannot have two names of a file: then it is copied
+                add(broken, 3)
+            else:
+                with pytest.raises(OSError, match="cannot write") as failed:
+                    add(broken, 3)
+                assert failed.value.errno == number
+
+        assert half_files(broken) == []
+        assert load_checkpoint(find_checkpoint(broken))["counters"]["epoch_step"] in (2, 3)
+        add(broken, 3)
+        assert_whole(broken, epochs=(2, 3))
+
+
+# A kill between any two operations.
+
+
+def die_at(operation):
+    """Fork a save that ends like a killed one at its `operation`-th change of the disk; return whether it got there."""
+    left = [operation]
+
+    def deadly(function):
+        def call(*args, **kwargs):
+            left[0] -= 1
+            if left[0] < 0:
+                os._exit(9)
+            return function(*args, **kwargs)
+
+        return call
+
+    for name in ("replace", "fsync", "unlink", "link", "rename", "symlink"):
+        setattr(os, name, deadly(getattr(os, name)))
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["a file", "a folder of shards"])
+@pytest.mark.parametrize("before", [0, 3], ids=["the first", "the fourth"])
+def test_a_kill_between_any_two_operations_of_a_save_loses_nothing(tmp_path, before, sharded):
+    """A whole checkpoint is found, the next run clears away what was left, and goes on."""
+    start = tmp_path / "start"
+    start.mkdir()
+    for epoch in range(1, before + 1):
+        add(start, epoch, sharded=sharded)
+    code, operation = 9, 0
+    while code == 9:
+        broken = tmp_path / f"killed at {operation}"
+        shutil.copytree(start, broken, symlinks=True)
+        pid = os.fork()
+        if not pid:
+            try:
+                die_at(operation)
+                add(broken, before + 1, sharded=sharded)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+        checkpoints = CheckpointFolder(broken)
+        if before:
+            source = find_checkpoint(broken)
+            assert load_checkpoint(source, whole=False)["counters"]["epoch_step"] in (before, before + 1)
+            clean_up(checkpoints, resumed_from=source)
+        else:
+            clean_up(checkpoints)
+        assert half_files(broken) == []
+        for epoch in (before + 1, before + 2):
+            add(broken, epoch, sharded=sharded)
+        assert_whole(broken, epochs=(before + 1, before + 2))
+        names = {f"model.{before + 1:04d}", f"model.{before + 2:04d}", "last", "best"}
+        expected = {"index.json", *(names if sharded else {f"{name}.pth" for name in names})}
+        assert {path.name for path in broken.iterdir()} == expected
+        operation += 1
+    assert code == 0 and operation > 8
+
+
+# What cannot be written to.
+
+
+def test_a_logdir_that_cannot_be_written_to_ends_the_run_before_it_trains(tmp_path):
+    """Where there can be no folder at all: below a file, in /proc; with the path."""
+    (tmp_path / "file").touch()
+    steps = []
+
+    class Count(dl.Callback):
+        def on_batch_end(self, runner):
+            steps.append(runner.batch_step)
+
+    for place in (tmp_path / "file" / "log", Path("/proc/log")):
+        checkpoint = dl.CheckpointCallback(place, mode="runner")
+        with pytest.raises(OSError, match=f"cannot write {place}/checkpoints: "):
+            train(None, callbacks=[checkpoint, Count()])
+    assert steps == []
+
+
+def test_a_disk_that_is_read_only_is_named(small_disk):
+    """One that was not when the checkpoints before were written."""
+    add(small_disk, 1)
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+
+    with pytest.raises(OSError, match=r"cannot write .*disk: .*[Rr]ead-only file system") as read_only:
+        CheckpointFolder(small_disk).make()
+    assert read_only.value.errno == errno.EROFS
+    assert_whole(small_disk, epochs=(1,))
+
+
+# Files that were damaged.
+
+
+class Malicious:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.marker),)
+
+
+def damage(path, how, marker):
+    data = path.read_bytes()
+    middle = len(data) // 2
+    if how == "pickled":
+        path.write_bytes(pickle.dumps(Malicious(marker)))
+    elif how == "pickled by torch":
+        torch.save({"counters": Malicious(marker)}, path)
+    else:
+        flipped = data[:middle] + bytes([data[middle] ^ 4]) + data[middle + 1 :]
+        path.write_bytes({"torn": data[:middle], "flipped": flipped, "empty": b""}[how])
+
+
+@pytest.mark.parametrize("how", ["torn", "flipped", "empty", "pickled", "pickled by torch"])
+@pytest.mark.parametrize("is_in_index", [False, True], ids=["", "as the index says"])
+def test_a_damaged_checkpoint_is_passed_over_and_not_run(folder, tmp_path, caplog, how, is_in_index):
+    """For the one before; the warning names it. Also where someone made the index fit."""
+    damage(folder / "model.0002.pth", how, tmp_path / "marker")
+    if is_in_index and how.startswith("pickled"):
+        index = json.loads((folder / "index.json").read_text())
+        data = (folder / "model.0002.pth").read_bytes()
+        index["checkpoints"][1] |= {"size_bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        (folder / "index.json").write_text(json.dumps(index))
+
+    assert find_checkpoint(folder.parent) == folder / "model.0001.pth"
+    assert "model.0002.pth is damaged" in caplog.text
+    with pytest.raises(ValueError, match=r"model.0002.pth is no whole checkpoint of tensors and plain values"):
+        load_checkpoint(folder / "model.0002.pth")
+    assert not (tmp_path / "marker").exists()
+
+
+@pytest.mark.parametrize("damaged", ["flipped", "gone", "elsewhere"])
+def test_a_damaged_shard_is_passed_over(tmp_path, caplog, damaged):
+    """Also one of which it is said that it is elsewhere: nothing there is read."""
+    for epoch in (1, 2):
+        add(tmp_path, epoch, sharded=True)
+    shard, rest = tmp_path / "model.0002" / "__0_0.distcp", tmp_path / "model.0002" / "rest.pth"
+    if damaged == "elsewhere":
+        saved = load_checkpoint(rest)
+        saved["shards"]["files"] = {"/dev/zero": ""}  # to read it takes for ever
+        save_checkpoint(saved, rest)
+        index = json.loads((tmp_path / "index.json").read_text())
+        size = rest.stat().st_size + shard.stat().st_size
+        index["checkpoints"][1] |= {"size_bytes": size, "sha256": sha256(rest)}
+        (tmp_path / "index.json").write_text(json.dumps(index))
+    elif damaged == "flipped":
+        damage(shard, damaged, None)
+    else:
+        shard.unlink()
+
+    assert find_checkpoint(tmp_path) == tmp_path / "model.0001"
+    assert "model.0002 is damaged" in caplog.text
+
+
+def test_bits_flipped_anywhere_are_noticed_without_the_index_too(tmp_path):
+    """Where a file is asked for by name: what is loaded is what was saved, or refused with a ValueError."""
+    path, chance = save_checkpoint(state(1), tmp_path / "a.pth"), random.Random(0)
+    data = path.read_bytes()
+    for _ in range(300):
+        place = chance.randrange(len(data))
+        path.write_bytes(data[:place] + bytes([data[place] ^ 1 << chance.randrange(8)]) + data[place + 1 :])
+        with suppress(ValueError):
+            found, expected = load_checkpoint(path), state(1)
+            assert torch.equal(found.pop("weight"), expected.pop("weight")) and found == expected
+
+
+def test_a_run_goes_on_from_the_one_before_and_sets_the_damaged_one_aside(tmp_path):
+    """It does not count as one of those that are kept."""
+    train(tmp_path, num_epochs=3)
+    damage(tmp_path / "checkpoints" / "model.0003.pth", "flipped", None)
+
+    train(tmp_path, num_epochs=4, resume="auto")
+
+    names = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    assert {"model.0003.pth", "model.0004.pth", "model.0003.pth.damaged"} <= names
+    for name in ("model.0003.pth", "model.0004.pth"):
+        load_checkpoint(tmp_path / "checkpoints" / name)
+
+
+@pytest.mark.parametrize("damaged", ["torn", "flipped"])
+def test_a_damaged_newest_one_does_not_push_out_a_good_one(folder, damaged):
+    """Of the last two, the damaged one would be one."""
+    damage(folder / "model.0002.pth", damaged, None)
+
+    source = find_checkpoint(folder)
+    clean_up(CheckpointFolder(folder), resumed_from=source)
+    add(folder, 3)
+
+    assert_whole(folder, epochs=(1, 3))
+
+
+# An index that was damaged.
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "null", '{"format_version": 1, "checkpoints": [{}]}', '{"format_version": 1}', "[" * 100_000, "\0"],
+    ids=["empty", "torn", "a list", "null", "an empty record", "no records", "nested", "zeros"],
+)
+def test_without_its_index_a_folder_is_read_from_its_files(folder, caplog, text):
+    """A warning says so; a file that is damaged is left out."""
+    add(folder, 3)
+    damage(folder / "model.0003.pth", "flipped", None)
+    (folder / "index.json").write_text(text)
+
+    assert find_checkpoint(folder) == folder / "model.0002.pth"
+
+    assert "index.json is damaged" in caplog.text
+    checkpoints = CheckpointFolder(folder)
+    clean_up(checkpoints, resumed_from=folder / "model.0002.pth")
+    assert [record.name for record in checkpoints.records] == ["model.0002.pth"]
+    assert json.loads((folder / "index.json").read_text())["checkpoints"][0]["batch"] == 20
+
+
+def test_an_index_cannot_make_a_run_delete_what_is_elsewhere(folder, tmp_path):
+    """A name is the name of a file in this folder."""
+    victim = tmp_path / "victim"
+    victim.touch()
+    for name in ("../victim", str(victim), ".", "..", ""):
+        index = json.loads((folder / "index.json").read_text())
+        index["checkpoints"][0]["name"] = name
+        (folder / "index.json").write_text(json.dumps(index))
+
+        add(folder, 3)
+
+        assert victim.exists()
+
+
+def test_an_index_of_a_newer_version_is_refused_and_left_alone(folder):
+    """What it says is not understood here, and not lost."""
+    (folder / "index.json").write_text('{"format_version": 2}')
+    before = content(folder)
+
+    with pytest.raises(ValueError, match=r"index.json was written by a newer runnerkit than this, .*: upgrade it"):
+        find_checkpoint(folder)
+    assert content(folder) == before
+
+
+# Other places, and other times.
+
+
+def test_nothing_goes_through_another_file_system(tmp_path, monkeypatch):
+    """A file is written beside its place: what is in TMPDIR would have to be copied over a live checkpoint."""
+    monkeypatch.setattr(tempfile, "tempdir", "/proc/nothing can be made here")
+    monkeypatch.setenv("TMPDIR", "/proc/nothing can be made here")
+    places, replace = [], os.replace
+    monkeypatch.setattr(os, "replace", lambda *paths: places.append(paths) or replace(*paths))
+
+    train(tmp_path)
+
+    assert len(places) > 4
+    assert all(Path(source).parent == Path(target).parent for source, target in places)
+
+
+def test_a_clock_that_is_set_back_changes_nothing(tmp_path, monkeypatch, caplog):
+    """Neither which checkpoint is the newest, nor when the next is due, nor what is logged."""
+    train(tmp_path / "expected", num_epochs=4)
+    train(tmp_path / "log", num_epochs=2)
+    for path in (tmp_path / "log" / "checkpoints").iterdir():
+        os.utime(path, (4e9, 4e9))
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now - 1e7)
+
+    every_minute = dl.CheckpointCallback(tmp_path / "log", mode="runner", every_minutes=1)
+    resumed = train(tmp_path / "log", num_epochs=4, resume="auto", callbacks=[every_minute])
+
+    assert resumed.epoch_step == 4
+    assert find_checkpoint(tmp_path / "log").name == "model.0004.pth"
+    assert not [path for path in (tmp_path / "log" / "checkpoints").iterdir() if path.name.count(".") == 3]
+    for key in ("train", "valid"):
+        expected = (tmp_path / "expected" / "csv" / f"{key}.csv").read_text()
+        assert (tmp_path / "log" / "csv" / f"{key}.csv").read_text() == expected
