@@ -20,10 +20,12 @@ from typing import Any
 import torch
 
 from runnerkit.types import StateDict
+from runnerkit.version import __version__
 
 logger = logging.getLogger(__name__)
 
 _REST = "rest.pth"  # what a sharded checkpoint holds beside shards
+_INDEX_VERSION = 1
 
 
 def save_checkpoint(state: StateDict, path: str | os.PathLike[str]) -> Path:
@@ -140,7 +142,10 @@ class CheckpointFolder:
         self.records: list[Record] = []
         index = self.folder / "index.json"
         if index.is_file():
-            self.records = [Record(**record) for record in json.loads(index.read_text(encoding="utf-8"))["checkpoints"]]
+            content = json.loads(index.read_text(encoding="utf-8"))
+            if content["format_version"] > _INDEX_VERSION:
+                raise ValueError(f"{index} was written by a newer runnerkit than this, {__version__}: upgrade it")
+            self.records = [Record(**record) for record in content["checkpoints"]]
 
     def add(self, name: str, state: StateDict, *, kind: str, epoch: int, batch: int, score: float | None,
             metrics: Mapping[str, dict[str, float]]) -> Record:  # fmt: skip
@@ -213,7 +218,8 @@ class CheckpointFolder:
         raise FileNotFoundError(f"nothing to resume from in {self.folder}: {hint}")
 
     def _write_index(self) -> None:
-        text = json.dumps({"format_version": 1, "checkpoints": [asdict(record) for record in self.records]}, indent=1)
+        records = [asdict(record) for record in self.records]
+        text = json.dumps({"format_version": _INDEX_VERSION, "checkpoints": records}, indent=1)
         write_text(self.folder / "index.json", text)
 
 

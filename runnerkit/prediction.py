@@ -20,6 +20,7 @@ from torch.utils.data import RandomSampler
 from runnerkit.checkpoint import find_checkpoint, load_checkpoint
 from runnerkit.engine import IEngine
 from runnerkit.prediction_file import check_path, prediction_file
+from runnerkit.resume_check import check_weights
 from runnerkit.rows import interleave, take_off
 from runnerkit.sampler import ShardedBatchSampler, shortest_tail
 from runnerkit.seeding import derive_seed, set_global_seed
@@ -201,7 +202,12 @@ def _load_weights(models: dict[str, nn.Module], source: str | Path) -> None:
     state = load_checkpoint(find_checkpoint(source))
     state = state.get("model_state_dict", state)
     for key, model in models.items():
-        model.load_state_dict(state[key] if key else state)
+        weights = state[key] if key else state
+        try:
+            model.load_state_dict(weights)
+        except RuntimeError:
+            check_weights(weights, model.state_dict(), str(source))
+            raise
 
 
 def write_share(runner: Runner, prediction: Prediction, path: Path, *, by_batches: bool) -> None:
