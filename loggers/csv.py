@@ -34,6 +34,8 @@ class CSVLogger(ILogger):
     >>> logger.close()
     """
 
+    logdir: Path
+
     def __init__(
         self, logdir: str | os.PathLike[str], *, log_batch_metrics: bool = False, log_epoch_metrics: bool = True
     ) -> None:

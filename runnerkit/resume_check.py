@@ -80,7 +80,7 @@ def check_model_keys(saved: Mapping[str, Any], models: Mapping[str, Any], source
     Raises:
         ValueError: with the keys of both.
     """
-    if "" in models and any(isinstance(each, Mapping) for each in saved[""].values()):
+    if "" in models and saved[""] and all(isinstance(each, Mapping) for each in saved[""].values()):
         raise ValueError(f"{source} holds the models {_quoted(saved[''])}, the runner has one")
     if set(saved) != set(models):
         are_models = all(isinstance(each, Mapping) for each in saved.values())

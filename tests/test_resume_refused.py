@@ -119,7 +119,7 @@ def test_predicting_with_another_models_weights_is_refused_with_names(logdir):
             return self.model(batch[0])
 
     other = Predictor(nn.Sequential(nn.Linear(6, 16), nn.Linear(16, 3)))
-    with pytest.raises(ValueError, match="2 missing in it: 1.weight, 1.bias; 2 not in the model: 3.weight, 3.bias$"):
+    with pytest.raises(ValueError, match=r"2 missing in it: 1.weight, 1.bias; 2 not in the model: 3.weight, 3.bias$"):
         list(other.predict_loader(loader=loader(8, 4), resume=logdir))
 
 

@@ -1,0 +1,214 @@
+"""One run at a time in a logdir; a killed one blocks nobody."""
+
+import errno
+import fcntl
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from runnerkit import dl
+from runnerkit.logdir_lock import FILE, holder, lock
+from tests.tiny import loader, mlp, quiet
+
+# A process that takes the folder, as a run does, says so, and stays.
+HOLD = """
+import sys, time
+from pathlib import Path
+from runnerkit.logdir_lock import lock
+unlock = lock(Path(sys.argv[1]))
+print("taken", flush=True)
+{then}
+"""
+WORKER = "import os\nif os.fork() == 0: os.setpgid(0, 0); print(os.getpid(), flush=True)\ntime.sleep(60)"
+
+
+class Holder:
+    """Another process that has the folder."""
+
+    def __init__(self, logdir, then="time.sleep(60)"):
+        command = [sys.executable, "-c", HOLD.format(then=then), str(logdir)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert self.line() == "taken"
+
+    def line(self):
+        return self.process.stdout.readline().strip()
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+        self.process.stderr.close()
+
+
+@pytest.fixture
+def held(tmp_path):
+    """A logdir that another process has."""
+    other = Holder(tmp_path / "log", then=WORKER)
+    other.worker = int(other.line())
+    yield tmp_path / "log", other
+    other.kill()
+    with suppress(ProcessLookupError):
+        os.kill(other.worker, signal.SIGKILL)
+
+
+def train(logdir, *callbacks, num_epochs=1, **options):
+    model = mlp()
+    return dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        loaders={"train": loader(16, 4)},
+        callbacks=callbacks,
+        num_epochs=num_epochs,
+        logdir=logdir,
+        **{"cpu": True, "resume": "auto", **quiet(), **options},
+    )
+
+
+def test_a_second_run_is_refused_and_told_whose_the_logdir_is_until_the_first_is_killed(held):
+    """At once after the kill it is free, though a forked worker, which has the file open, is still there."""
+    logdir, other = held
+
+    with pytest.raises(FileExistsError) as refused:
+        train(logdir)
+    inside = sorted(path.name for path in logdir.iterdir())
+    other.kill()
+    runner = train(logdir)
+
+    assert f"another run is writing to {logdir}: process {other.process.pid} on " in str(refused.value)
+    assert f"Wait for its end, or choose another logdir; if its machine is dead, delete {logdir / FILE}" in str(
+        refused.value
+    )
+    assert inside == [FILE], "the second has written nothing"
+    os.kill(other.worker, 0)  # is alive
+    assert runner.epoch_step == 1
+
+
+def test_the_second_is_refused_in_the_middle_of_the_first_which_goes_on(tmp_path):
+    """Real runs: the first one starts the second from its own callback. Loggers alone are guarded too."""
+    logdir = tmp_path / "log"
+    said = {}
+    only_logs = f"""
+        from runnerkit import dl
+        from tests.tiny import loader, mlp
+        class Evaluate(dl.SupervisedRunner):
+            def get_loggers(self): return {{"csv": dl.CSVLogger({str(logdir)!r})}}
+            def get_loaders(self, stage): return {{"valid": loader(8, 4)}}
+        Evaluate(mlp()).run()
+        """
+    whole_run = f"""
+        from pathlib import Path
+        from tests.test_one_run_a_logdir import train
+        train(Path({str(logdir)!r}), num_epochs=9)
+        """
+
+    class Second(dl.Callback):
+        def on_epoch_end(self, runner):
+            if runner.epoch_step == 2:
+                for name, code in {"only logs": only_logs, "whole": whole_run}.items():
+                    command = [sys.executable, "-c", textwrap.dedent(code)]
+                    said[name] = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    runner = train(logdir, Second(dl.CallbackOrder.External), num_epochs=3)
+
+    for name, second in said.items():
+        assert second.returncode == 1, name
+        assert f"FileExistsError: another run is writing to {logdir}: process {os.getpid()} on " in second.stderr, name
+    assert runner.epoch_step == 3 and len((logdir / "csv" / "train.csv").read_text().splitlines()) == 4
+
+
+def test_one_process_runs_again_and_again_in_a_logdir(tmp_path):
+    """Also after a failure; nothing of the lock is left."""
+
+    class Fail(dl.Callback):
+        def on_epoch_end(self, runner):
+            raise ZeroDivisionError
+
+    train(tmp_path, num_epochs=1)
+    with pytest.raises(ZeroDivisionError):
+        train(tmp_path, Fail(dl.CallbackOrder.External), num_epochs=2)
+    runner = train(tmp_path, num_epochs=2)
+
+    assert runner.epoch_step == 2 and holder(tmp_path) is None
+    Holder(tmp_path).kill()  # free for another process too
+
+
+def test_of_several_processes_rank_zero_is_refused_and_all_end_with_its_words(held):
+    """The others, which ask for no lock, do not go on without it."""
+    logdir, other = held
+
+    with pytest.raises(FileExistsError, match=f"another run is writing to .*: process {other.process.pid} on"):
+        train(logdir, ddp=True)
+
+    assert sorted(path.name for path in logdir.iterdir()) == [FILE]
+
+
+def test_a_refused_call_leaves_no_folder(tmp_path):
+    """The corrected one finds the logdir as it was."""
+    with pytest.raises(FileNotFoundError, match="nothing to resume from"):
+        train(
+            tmp_path / "log",
+            dl.CheckpointCallback(tmp_path / "log", mode="runner", resume_runner=tmp_path),
+        )
+
+    assert not (tmp_path / "log").exists()
+
+
+@pytest.mark.parametrize("error", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_without_locks_is_written_to_all_the_same(tmp_path, monkeypatch, caplog, error):
+    """With a warning."""
+
+    def no_lock(*_):
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(fcntl, "lockf", no_lock)
+
+    runner = train(tmp_path)
+
+    assert runner.epoch_step == 1
+    assert f"{tmp_path} cannot be locked ([Errno {error}] {os.strerror(error)}): see to it that no other" in caplog.text
+
+
+def test_a_killed_process_may_take_a_moment_to_be_gone(tmp_path):
+    """The folder is waited for, about two seconds."""
+    other = Holder(tmp_path, then="time.sleep(0.5); os_exit = __import__('os')._exit(1)")
+
+    unlock = lock(tmp_path)
+
+    unlock()
+    other.kill()
+
+
+def _take_turns(logdir, record, seconds):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        unlock = lock(Path(logdir))
+        try:
+            os.close(os.open(record, os.O_CREAT | os.O_EXCL))  # fails if another has it too
+            os.unlink(record)
+        finally:
+            unlock()
+
+
+def test_processes_that_take_turns_are_never_in_the_folder_together(tmp_path):
+    """The file is deleted and made again at each turn, the folder too: no two hold locks on different ones."""
+    context = multiprocessing.get_context("fork")
+    arguments = (str(tmp_path / "log"), str(tmp_path / "in_use"), 1.0)
+    processes = [context.Process(target=_take_turns, args=arguments) for _ in range(4)]
+
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+
+    assert [process.exitcode for process in processes] == [0] * 4
