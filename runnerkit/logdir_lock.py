@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 FILE = ".lock"
 _PATIENCE_S = 2.0  # that a killed process may take to be gone
 _PAUSE_S = 0.05
+_TAKEN = (errno.EACCES, errno.EAGAIN)  # what lockf says when another process has it
 
 
 def lock(logdir: Path) -> Callable[[], None]:
@@ -69,6 +70,18 @@ def holder(logdir: Path) -> str | None:
         return None
 
 
+def is_held(logdir: Path) -> bool:
+    """Whether another process has the folder."""
+    import fcntl
+
+    with suppress(FileNotFoundError), (logdir / FILE).open("r+b") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until it is closed
+        except OSError as error:
+            return error.errno in _TAKEN
+    return False
+
+
 def _try(logdir: Path) -> int | None:
     """Return the descriptor of the file, locked; None if another process has it, or if it was just replaced."""
     import fcntl  # POSIX only
@@ -85,7 +98,7 @@ def _try(logdir: Path) -> int | None:
     except FileNotFoundError:
         pass  # deleted, likewise
     except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EAGAIN):  # the two that mean: another process has it
+        if error.errno not in _TAKEN:
             os.close(descriptor)
             raise
     os.close(descriptor)

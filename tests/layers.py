@@ -10,6 +10,7 @@ LAYERS = [
     {
         "precision",
         "fused_reduction",
+        "finding",
         "non_finite",
         "ranking",
         "metrics",
@@ -39,6 +40,8 @@ LAYERS = [
     {"recomputation", "scratch_runner"},
     {"engines", "callbacks", "loggers", "contrib", "data"},  # and these not from one another
     {"train", "supervised"},
+    {"checkpoint_check", "log_check"},
+    {"doctor"},
     {"cli"},
 ]
 SIDES = {"engines", "callbacks", "loggers", "contrib", "data"}
