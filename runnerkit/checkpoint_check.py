@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from runnerkit.checkpoint import CheckpointFolder, Record, load_checkpoint
-from runnerkit.finding import Finding
+from runnerkit.finding import Finding, Verdict
 from runnerkit.resume_check import check_format
 
 FOLDER = "checkpoints"
@@ -95,27 +95,26 @@ def _content_defect(path: Path, record: Record) -> str | None:
 
 
 def _check_alias(folder: Path, alias: str, records: list[Record], defects: dict[str, str | None]) -> Iterator[Finding]:
-    found = [path for path in (folder / f"{alias}.pth", folder / alias) if path.exists() or path.is_symlink()]
-    if not found:
-        if alias == "last" and records:
-            yield Finding("note", f"{FOLDER}/last.pth", "is not there (save_last=False, or a kill came before it)")
-        return
-    path = found[0]
+    paths = [path for path in (folder / f"{alias}.pth", folder / alias) if path.exists() or path.is_symlink()]
+    if paths:
+        yield Finding(*_judge_alias(paths[0], records, defects))
+    elif alias == "last" and records:
+        yield Finding("note", f"{FOLDER}/last.pth", "is not there (save_last=False, or a kill came before it)")
+
+
+def _judge_alias(path: Path, records: list[Record], defects: dict[str, str | None]) -> tuple[Verdict, str, str]:
     name = f"{FOLDER}/{path.name}"
-    record = next((each for each in records if _is_name(path, folder / each.name)), None)
+    named = [record for record in records if _is_name(path, path.with_name(record.name))]
+    record = next(iter(named or [record for record in records if _is_copy(path, record)]), None)
     if record is None:
-        record = next((each for each in records if _is_copy(path, each)), None)
-        if record is not None and defects[record.name]:
-            yield Finding("note", name, f"is {record.name} and whole: copy it to that name")
-            return
-    if record is None:
-        yield Finding("BROKEN", name, "is none of the checkpoints in index.json, whole")
-    elif defects[record.name]:
-        yield Finding("BROKEN", name, f"is {record.name}, which is broken")
-    elif alias == "last" and record is not records[-1]:
-        yield Finding("note", name, f"is {record.name}, not yet {records[-1].name}: the next save moves it")
-    else:
-        yield Finding("good", name, f"is {record.name}")
+        return "BROKEN", name, "is none of the checkpoints in index.json, whole"
+    if defects[record.name] and named:
+        return "BROKEN", name, f"is {record.name}, which is broken"
+    if defects[record.name]:
+        return "note", name, f"is {record.name} and whole: copy it to that name"
+    if path.stem == "last" and record is not records[-1]:
+        return "note", name, f"is {record.name}, not yet {records[-1].name}: the next save moves it"
+    return "good", name, f"is {record.name}"
 
 
 def _is_name(path: Path, checkpoint: Path) -> bool:
