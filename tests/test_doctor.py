@@ -7,8 +7,6 @@ import os
 import pickle
 import shutil
 import signal
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -18,6 +16,7 @@ from runnerkit import dl
 from runnerkit.checkpoint import load_checkpoint, save_checkpoint
 from runnerkit.cli import main
 from runnerkit.logdir_lock import lock
+from tests.test_one_run_a_logdir import Holder
 from tests.tiny import loader, mlp, quiet, sgd
 
 
@@ -181,10 +180,11 @@ def test_what_a_killed_run_leaves_is_noted_and_is_no_fault(logdir, examine):
     shutil.copy(folder / "model.0004.pth", folder / "model.0005.pth")
     (folder / "last.pth").unlink()
     os.link(folder / "model.0003.pth", folder / "last.pth")
-    killed = "from pathlib import Path; from runnerkit.logdir_lock import lock; import os, sys\n" + (
-        "lock(Path(sys.argv[1])); os.kill(os.getpid(), 9)"
-    )
-    assert subprocess.run([sys.executable, "-c", killed, str(logdir)], check=False).returncode == -signal.SIGKILL
+    pid = os.fork()
+    if pid == 0:
+        lock(logdir)
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
 
     code, notes, last = examine(logdir, "note")
 
@@ -208,17 +208,14 @@ def test_a_name_that_outlives_its_checkpoint_is_told_of(logdir, examine):
     assert examine(logdir)[0] == 0
 
 
-def test_a_run_under_way_is_told_of(logdir):
+def test_a_run_under_way_is_told_of(logdir, examine):
     """By another process."""
-    unlock = lock(logdir)
+    holder = Holder(logdir)
 
-    command = "import sys; from runnerkit.cli import main; sys.exit(main())"
-    found = subprocess.run(
-        [sys.executable, "-c", command, "doctor", str(logdir)], capture_output=True, text=True, check=False
-    )
+    code, notes, _ = examine(logdir, "note")
 
-    unlock()
-    assert f"note    .lock: a run is writing here, process {os.getpid()} on" in found.stdout
+    holder.kill()
+    assert code == 0 and notes[0].startswith(f".lock: a run is writing here, process {holder.pid} on ")
 
 
 def append(name, text):

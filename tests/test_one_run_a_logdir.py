@@ -20,43 +20,42 @@ from runnerkit import dl
 from runnerkit.logdir_lock import FILE, holder, lock
 from tests.tiny import loader, mlp, quiet
 
-# A process that takes the folder, as a run does, says so, and stays.
-HOLD = """
-import sys, time
-from pathlib import Path
-from runnerkit.logdir_lock import lock
-unlock = lock(Path(sys.argv[1]))
-print("taken", flush=True)
-{then}
-"""
-WORKER = "import os\nif os.fork() == 0: os.setpgid(0, 0); print(os.getpid(), flush=True)\ntime.sleep(60)"
-
 
 class Holder:
-    """Another process that has the folder."""
+    """Another process that takes the folder, as a run does, and stays; forked: that is cheap.
 
-    def __init__(self, logdir, then="time.sleep(60)"):
-        command = [sys.executable, "-c", HOLD.format(then=then), str(logdir)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        assert self.line() == "taken"
+    Args:
+        with_worker: it forks one more process, which outlives it, as a worker of its loader may.
+    """
 
-    def line(self):
-        return self.process.stdout.readline().strip()
+    def __init__(self, logdir, *, with_worker=False, leaves_after_s=60.0):
+        reading, writing = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                lock(logdir)
+                self.worker = os.fork() if with_worker else 0
+                if self.worker or not with_worker:
+                    os.write(writing, f"{self.worker}\n".encode())
+                time.sleep(leaves_after_s)
+            finally:
+                os._exit(1)
+        with open(reading) as said:
+            os.close(writing)
+            self.worker = int(said.readline())
 
     def kill(self):
-        self.process.kill()
-        self.process.wait()
-        self.process.stdout.close()
-        self.process.stderr.close()
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
 
 
 @pytest.fixture
 def held(tmp_path):
     """A logdir that another process has."""
-    other = Holder(tmp_path / "log", then=WORKER)
-    other.worker = int(other.line())
+    other = Holder(tmp_path / "log", with_worker=True)
     yield tmp_path / "log", other
-    other.kill()
+    with suppress(ProcessLookupError, ChildProcessError):
+        other.kill()
     with suppress(ProcessLookupError):
         os.kill(other.worker, signal.SIGKILL)
 
@@ -85,7 +84,7 @@ def test_a_second_run_is_refused_and_told_whose_the_logdir_is_until_the_first_is
     other.kill()
     runner = train(logdir)
 
-    assert f"another run is writing to {logdir}: process {other.process.pid} on " in str(refused.value)
+    assert f"another run is writing to {logdir}: process {other.pid} on " in str(refused.value)
     assert f"Wait for its end, or choose another logdir; if its machine is dead, delete {logdir / FILE}" in str(
         refused.value
     )
@@ -97,33 +96,33 @@ def test_a_second_run_is_refused_and_told_whose_the_logdir_is_until_the_first_is
 def test_the_second_is_refused_in_the_middle_of_the_first_which_goes_on(tmp_path):
     """Real runs: the first one starts the second from its own callback. Loggers alone are guarded too."""
     logdir = tmp_path / "log"
-    said = {}
-    only_logs = f"""
+    said = []
+    code = f"""
+        from pathlib import Path
         from runnerkit import dl
+        from tests.test_one_run_a_logdir import train
         from tests.tiny import loader, mlp
+
         class Evaluate(dl.SupervisedRunner):
             def get_loggers(self): return {{"csv": dl.CSVLogger({str(logdir)!r})}}
             def get_loaders(self, stage): return {{"valid": loader(8, 4)}}
-        Evaluate(mlp()).run()
-        """
-    whole_run = f"""
-        from pathlib import Path
-        from tests.test_one_run_a_logdir import train
-        train(Path({str(logdir)!r}), num_epochs=9)
+
+        for run in (lambda: train(Path({str(logdir)!r}), num_epochs=9), Evaluate(mlp()).run):
+            try:
+                run()
+            except FileExistsError as error:
+                print(error)
         """
 
     class Second(dl.Callback):
         def on_epoch_end(self, runner):
             if runner.epoch_step == 2:
-                for name, code in {"only logs": only_logs, "whole": whole_run}.items():
-                    command = [sys.executable, "-c", textwrap.dedent(code)]
-                    said[name] = subprocess.run(command, capture_output=True, text=True, check=False)
+                command = [sys.executable, "-c", textwrap.dedent(code)]
+                said.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
     runner = train(logdir, Second(dl.CallbackOrder.External), num_epochs=3)
 
-    for name, second in said.items():
-        assert second.returncode == 1, name
-        assert f"FileExistsError: another run is writing to {logdir}: process {os.getpid()} on " in second.stderr, name
+    assert said[0].count(f"another run is writing to {logdir}: process {os.getpid()} on ") == 2
     assert runner.epoch_step == 3 and len((logdir / "csv" / "train.csv").read_text().splitlines()) == 4
 
 
@@ -147,7 +146,7 @@ def test_of_several_processes_rank_zero_is_refused_and_all_end_with_its_words(he
     """The others, which ask for no lock, do not go on without it."""
     logdir, other = held
 
-    with pytest.raises(FileExistsError, match=f"another run is writing to .*: process {other.process.pid} on"):
+    with pytest.raises(FileExistsError, match=f"another run is writing to .*: process {other.pid} on"):
         train(logdir, ddp=True)
 
     assert sorted(path.name for path in logdir.iterdir()) == [FILE]
@@ -181,12 +180,12 @@ def test_a_file_system_without_locks_is_written_to_all_the_same(tmp_path, monkey
 
 def test_a_killed_process_may_take_a_moment_to_be_gone(tmp_path):
     """The folder is waited for, about two seconds."""
-    other = Holder(tmp_path, then="time.sleep(0.5); os_exit = __import__('os')._exit(1)")
+    other = Holder(tmp_path, leaves_after_s=0.5)
 
     unlock = lock(tmp_path)
 
     unlock()
-    other.kill()
+    os.waitpid(other.pid, 0)
 
 
 def _take_turns(logdir, record, seconds):
