@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from runnerkit import dl
-from runnerkit.logdir_lock import FILE, holder, lock
+from runnerkit.logdir_lock import FILE, holder, is_held, lock
 from tests.tiny import loader, mlp, quiet
 
 
@@ -186,6 +186,28 @@ def test_a_killed_process_may_take_a_moment_to_be_gone(tmp_path):
 
     unlock()
     os.waitpid(other.pid, 0)
+
+
+def test_a_file_deleted_and_made_anew_while_it_was_being_locked_is_not_the_lock(tmp_path, monkeypatch):
+    """As the run before deletes it at its end: the file that is there is locked, as another process sees."""
+    lockf, files = fcntl.lockf, [b"old", b"new"]
+
+    def late(descriptor, operation):
+        if files:
+            (tmp_path / FILE).unlink()
+            (tmp_path / FILE).write_bytes(files.pop())
+        lockf(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "lockf", late)
+
+    unlock = lock(tmp_path)
+
+    files.clear()
+    pid = os.fork()
+    if pid == 0:
+        os._exit(is_held(tmp_path))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+    unlock()
 
 
 def _take_turns(logdir, record, seconds):
