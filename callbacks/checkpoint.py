@@ -95,7 +95,8 @@ class CheckpointCallback(ICheckpointCallback):
             raise ValueError("load_best_on_end=True needs loader_key and metric_key, which tell the best one")
         if metric_key is not None and minimize is None:
             raise ValueError(f"is a small {metric_key!r} good? pass minimize=True or minimize=False")
-        self.folder = Path(logdir) / "checkpoints"
+        self.logdir = Path(logdir)
+        self.folder = self.logdir / "checkpoints"
         self.loader_key = loader_key
         self.metric_key = metric_key
         self.minimize = minimize

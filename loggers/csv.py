@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from runnerkit.checkpoint import write_text
 from runnerkit.logger import ILogger, Scope, Step
 from runnerkit.loggers.folder import claim_folder
 from runnerkit.loggers.table import Table, drop_rows_after
+from runnerkit.plain_values import plain
 
 
 class CSVLogger(ILogger):
@@ -34,6 +33,8 @@ class CSVLogger(ILogger):
     <BLANKLINE>
     >>> logger.close()
     """
+
+    logdir: Path
 
     def __init__(
         self, logdir: str | os.PathLike[str], *, log_batch_metrics: bool = False, log_epoch_metrics: bool = True
@@ -61,25 +62,11 @@ class CSVLogger(ILogger):
         """Write ``hparams.yml`` and ``environment.json``; what is no plain value, as its string."""
         import yaml  # 20 ms that `import runnerkit` need not cost
 
-        text = yaml.safe_dump(_as_plain(hparams), sort_keys=False, allow_unicode=True)
+        text = yaml.safe_dump(plain(hparams), sort_keys=False, allow_unicode=True)
         write_text(self.logdir / "hparams.yml", text)
-        write_text(self.logdir / "environment.json", json.dumps(_as_plain(environment), indent=2) + "\n")
+        write_text(self.logdir / "environment.json", json.dumps(plain(environment), indent=2) + "\n")
 
     def close(self) -> None:
         for table in self._tables.values():
             table.close()
         self._tables.clear()
-
-
-def _as_plain(value: Any) -> Any:
-    if value is None or type(value) in (bool, int, float, str):
-        return value
-    if isinstance(value, np.generic):
-        return _as_plain(value.item())
-    if isinstance(value, Mapping):
-        return {
-            key if type(key) in (bool, int, float, str) else str(key): _as_plain(each) for key, each in value.items()
-        }
-    if isinstance(value, list | tuple):
-        return [_as_plain(each) for each in value]
-    return str(value)

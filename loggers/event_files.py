@@ -6,7 +6,7 @@ Imported late, by ``TensorboardLogger.setup``: TensorBoard is optional, and slow
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -67,13 +67,11 @@ class EventFiles:
         """Cut off what was logged after `step`, and what a kill left of a last event."""
         for path in sorted(self.folder.glob("*tfevents*")):
             size_bytes = 0
-            for record in RawEventFileLoader(str(path)).Load():
-                summary = Event.FromString(record).summary
-                epoch, batch = _place_of(summary)
+            for (epoch, batch), tags, end in read_events(path):
                 if epoch > step.epoch or batch > step.batch:
                     break  # events are in the order of the run: all that follow are later
-                self._remember(summary)
-                size_bytes += len(record) + _RECORD_FRAME_BYTES
+                self._remember((epoch, batch), tags)
+                size_bytes = end
             os.truncate(path, size_bytes)
         self._put_before_now()
 
@@ -95,12 +93,24 @@ class EventFiles:
         if self._writer is None:
             self._writer = EventFileWriter(str(self.folder))
         self._writer.add_event(Event(wall_time=time.time(), step=x, summary=summary))
-        self._remember(summary)
+        self._remember(_place_of(summary), [value.tag for value in summary.value])
 
-    def _remember(self, summary: Summary) -> None:
-        if summary.value and _place_of(summary) != self._place:
-            self._place, self._tags = _place_of(summary), set()
-        self._tags.update(value.tag for value in summary.value)
+    def _remember(self, place: tuple[int, int], tags: list[str]) -> None:
+        if tags and place != self._place:
+            self._place, self._tags = place, set()
+        self._tags.update(tags)
+
+
+def read_events(path: Path) -> Iterator[tuple[tuple[int, int], list[str], int]]:
+    """Yield of each event its place, (0, 0) if another wrote it, its tags, and where it ends in the file.
+
+    The first that is torn or fails its checksum ends it.
+    """
+    end = 0
+    for record in RawEventFileLoader(str(path)).Load():
+        summary = Event.FromString(record).summary
+        end += len(record) + _RECORD_FRAME_BYTES
+        yield _place_of(summary), [value.tag for value in summary.value], end
 
 
 def _stamp(path: Path) -> str:

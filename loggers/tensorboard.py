@@ -33,6 +33,8 @@ class TensorboardLogger(ILogger):
     ['valid']
     """
 
+    logdir: Path
+
     def __init__(
         self,
         logdir: str | os.PathLike[str],

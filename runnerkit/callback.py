@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC
 from enum import IntEnum
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runnerkit.fused_reduction import Share
@@ -207,10 +208,12 @@ class ICheckpointCallback(Callback):
     """A callback that saves and restores the run.
 
     Attributes:
+        logdir: where it saves, which one run at a time may.
         resume_runner: checkpoint or logdir that the run goes on from.
         load_best_on_end: whether the stage ends with the weights of the best one.
     """
 
+    logdir: Path | None = None
     resume_runner: str | None = None
     load_best_on_end: bool = False
 

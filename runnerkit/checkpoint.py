@@ -27,6 +27,7 @@ from runnerkit.types import StateDict
 logger = logging.getLogger(__name__)
 
 _REST = "rest.pth"  # what a sharded checkpoint holds beside shards
+_INDEX_VERSION = 1
 
 
 def save_checkpoint(state: StateDict, path: str | os.PathLike[str]) -> Path:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from runnerkit import before_training, snapshot
-from runnerkit.callback import EVENTS, CallbackNode, ICallback
+from runnerkit.callback import EVENTS, CallbackNode, ICallback, ICheckpointCallback, innermost
 from runnerkit.environment import describe_environment
 from runnerkit.loader_metrics import new_means, reduce_metrics
-from runnerkit.logger import Step
+from runnerkit.logdir_lock import lock
+from runnerkit.logger import ILogger, Step
 from runnerkit.seeding import derive_seed, set_global_seed
 from runnerkit.sharding import count_batches, start_epoch
 from runnerkit.types import Batch, as_dict, like
@@ -77,6 +79,8 @@ def end_experiment(runner: IRunner) -> None:
 def close_experiment(runner: IRunner) -> None:
     """Close the logs, whatever happened; leave the model as the user gave it."""
     with ExitStack() as closing:  # one that fails does not keep the others open
+        for unlock in runner._logdirs.values():
+            closing.callback(unlock)  # last, when nothing is written any more
         for logger in runner.loggers.values():
             closing.callback(logger.close)
     leave_stage(runner)
@@ -93,6 +97,7 @@ def setup_stage(runner: IRunner, stage: str) -> bool:
     _make_model(runner, stage)
     runner.callbacks = dict(runner._hooks.get_callbacks(stage))
     before_training.check_callbacks(runner.callbacks, runner.loaders)
+    _claim_logdirs(runner, map(innermost, runner.callbacks.values()))  # before anything there is read
     if not snapshot.find(runner, stage):
         return False
     # Components were made alike on all ranks; what is drawn from now on (dropout, augmentation) differs.
@@ -104,6 +109,15 @@ def setup_stage(runner: IRunner, stage: str) -> bool:
         callback.on_experiment_start(runner)
     runner._listeners = bind_listeners(runner, runner.callbacks.values())
     return True
+
+
+def _claim_logdirs(runner: IRunner, writers: Iterable[Any]) -> None:
+    """Keep other runs out of the folders that `writers` write to, until this one ends."""
+    for writer in writers:
+        if runner.engine.is_main_process and isinstance(writer, ICheckpointCallback | ILogger) and writer.logdir:
+            logdir = Path(writer.logdir).resolve()
+            if logdir not in runner._logdirs:
+                runner._logdirs[logdir] = lock(logdir)
 
 
 def _make_loaders(runner: IRunner, stage: str) -> None:
@@ -154,6 +168,7 @@ def open_loggers(runner: IRunner) -> None:
     runner.loggers = dict(runner._hooks.get_loggers())
     resumed_at = (runner._snapshot.step if runner._snapshot else Step("", "", 0, 0)) if runner._continues else None
     environment = describe_environment(runner.engine, seed=runner.seed)
+    _claim_logdirs(runner, runner.loggers.values())
     for logger in runner.loggers.values():
         logger.setup(resumed_at=resumed_at)
     for logger in runner.loggers.values():

@@ -38,10 +38,12 @@ class ILogger(ABC):
     The constructor stores and validates; files and sockets open in :meth:`setup`.
 
     Attributes:
+        logdir: where it writes files, which one run at a time may; None writes none.
         log_batch_metrics: wants the numbers of single training steps (every ``log_every`` of them).
         log_epoch_metrics: wants the numbers of whole loaders.
     """
 
+    logdir: Path | None = None
     log_batch_metrics: bool = False
     log_epoch_metrics: bool = True
 

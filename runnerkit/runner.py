@@ -1,9 +1,10 @@
 """The loop: stages, epochs, loaders, batches; what the user overrides, and when it is called."""
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from os import PathLike
+from pathlib import Path
 from typing import Any, Literal, Self
 
 import torch
@@ -92,6 +93,7 @@ class IRunner(IListener):
         self._wants_batch_metrics = False
         self._known_callbacks: list[ICallback] = []
         self._is_open = False  # whether the loggers are
+        self._logdirs: dict[Path, Callable[[], None]] = {}  # how to let go of those that are this run's
         self._ends_stage = False
         self._skipped_batches = 0
         self._snapshot: snapshot.Snapshot | None = None

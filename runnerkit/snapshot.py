@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from runnerkit import resume_check
 from runnerkit.callback import ICallback, ICheckpointCallback, IWeightAverageCallback, innermost
 from runnerkit.checkpoint import as_plain, find_checkpoint, load_checkpoint
 from runnerkit.logger import Step
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 1
 _COUNTERS = (
     "epoch_step", "batch_step", "sample_step", "stage_epoch_step", "stage_batch_step", "stage_sample_step",
     "epoch_metrics", "experiment_metrics",
@@ -82,8 +82,9 @@ def capture(runner: IRunner) -> StateDict:
     trained = model_state(runner, whole=whole)
     judged = judged_state(runner, trained)  # whoever loads weights is to get what the metrics were of
     return {
-        "format_version": FORMAT_VERSION,
+        "format_version": resume_check.FORMAT_VERSION,
         "runnerkit_version": __version__,
+        "settings": resume_check.settings_of(runner),
         "stage_key": runner.stage_key,
         "counters": as_plain({name: getattr(runner, name) for name in _COUNTERS}) | _early_stop(runner),
         "within": _position(runner) if runner.is_within_loader else None,
@@ -153,17 +154,8 @@ def find(runner: IRunner, stage: str) -> bool:
 def _load(source: str, runner: IRunner) -> Snapshot:
     path = find_checkpoint(source)
     state = load_checkpoint(path, whole=not runner.engine.sharded_checkpoints)
-    if not isinstance(state, dict) or "format_version" not in state:
-        raise ValueError(f"{path} is no checkpoint of a whole run; to start from its weights, load them into the model")
-    if state["format_version"] > FORMAT_VERSION:
-        raise ValueError(
-            f"{path} has format {state['format_version']}, written by runnerkit {state['runnerkit_version']}; "
-            f"this is runnerkit {__version__}, which reads up to {FORMAT_VERSION}: upgrade it"
-        )
-    if state["stage_key"] not in list(runner._hooks.stages):
-        raise ValueError(
-            f"{path} is of stage {state['stage_key']!r}; the runner has the stages {list(runner._hooks.stages)}"
-        )
+    resume_check.check_format(state, path)
+    resume_check.check_place(runner, state, path)
     return Snapshot(state, str(path))
 
 
@@ -173,6 +165,7 @@ def restore(runner: IRunner) -> None:
     if snapshot is None or snapshot.is_restored:
         return
     state = snapshot.state
+    resume_check.check_loader(runner, state["within"], snapshot.source)
     if "shards" in state:
         state = runner.engine.load_shards(state, Path(snapshot.source))  # every rank must enter, and see the files
     # Where evaluation sees averages of the weights, those that are trained stand beside them.
@@ -180,6 +173,7 @@ def restore(runner: IRunner) -> None:
     load_model_state(runner, state[trained], source=snapshot.source)
     for key, optimizer in as_dict(runner.optimizer).items():
         if key in state["optimizer_state_dict"]:
+            resume_check.check_optimizer(state["optimizer_state_dict"][key], optimizer, snapshot.source)
             runner.engine.load_optimizer_state_dict(optimizer, state["optimizer_state_dict"][key])
     for name in ("criterion", "scheduler"):
         saved = state[f"{name}_state_dict"]
@@ -196,6 +190,8 @@ def restore(runner: IRunner) -> None:
             "%s holds the state of callbacks that the run does not have: %s; it has %s (in a dict they have keys that "
             "do not depend on their order)", snapshot.source, ownerless, sorted(runner.callbacks),
         )  # fmt: skip
+    if "settings" in state and runner.engine.is_main_process:
+        resume_check.warn_of_changes(state["settings"], resume_check.settings_of(runner), snapshot.source)
     vars(runner).update(state["counters"])
     snapshot.within = state["within"]
     rng = state["rng"]
@@ -217,13 +213,13 @@ def load_model_state(runner: IRunner, state: StateDict, *, source: str) -> None:
     """
     by_key = state if isinstance(runner.model, dict) else {"": state}
     models = _models(runner)
-    if set(by_key) != set(models):
-        raise ValueError(f"{source} holds the models {sorted(by_key)}, the runner has {sorted(models)}")
+    resume_check.check_model_keys(by_key, models, source)
     for key, model in models.items():
         try:
             named = under_names_of(runner.engine.unwrap(model), by_key[key])
             runner.engine.load_model_state_dict(model, named)
         except RuntimeError as error:
+            resume_check.check_weights(by_key[key], runner.engine.unwrap(model).state_dict(), source)
             raise ValueError(f"{source} holds another model's weights: {error}") from error
 
 

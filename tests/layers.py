@@ -10,6 +10,7 @@ LAYERS = [
     {
         "precision",
         "fused_reduction",
+        "finding",
         "non_finite",
         "ranking",
         "metrics",
@@ -22,6 +23,8 @@ LAYERS = [
         "checkpoint",
         "safetensors_file",
         "weights",
+        "logdir_lock",
+        "plain_values",
         "shards",
         "rows",
         "prediction_file",
@@ -32,6 +35,7 @@ LAYERS = [
         "runner",
         "components",
         "snapshot",
+        "resume_check",
         "outcome",
         "before_training",
         "required_metrics",
@@ -42,6 +46,8 @@ LAYERS = [
     {"recomputation", "scratch_runner"},
     {"engines", "callbacks", "loggers", "contrib", "data"},  # and these not from one another
     {"train", "supervised"},
+    {"checkpoint_check", "log_check"},
+    {"doctor"},
     {"cli"},
 ]
 SIDES = {"engines", "callbacks", "loggers", "contrib", "data"}

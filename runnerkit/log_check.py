@@ -1,0 +1,125 @@
+"""Whether a logdir's CSV tables and TensorBoard events are whole, in order, and without repetition."""
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from runnerkit.finding import Finding
+from runnerkit.loggers.table import PLACE
+
+_NUM_TOLD = 3  # defects of one file
+
+Place = tuple[int, int]  # epoch, training steps so far
+
+
+def check_logs(logdir: Path) -> Iterator[Finding]:
+    """Read all logs of a run; nothing is changed."""
+    yield from _check_facts(logdir)
+    for path in sorted(logdir.glob("csv/**/*.csv")):
+        yield from _found(logdir, path, _table_defects(path), good="rows in order")
+    events = sorted(logdir.glob("tensorboard/**/*tfevents*"))
+    try:
+        import runnerkit.loggers.event_files  # noqa: F401  # TensorBoard is optional
+    except ImportError:
+        if events:
+            yield Finding("note", "tensorboard", "not looked at: pip install runnerkit[tensorboard]")
+        return
+    for folder in sorted({path.parent for path in events}):
+        yield from _check_events(logdir, [path for path in events if path.parent == folder])
+
+
+def _check_facts(logdir: Path) -> Iterator[Finding]:
+    import yaml
+
+    readers: dict[str, Callable[[str], Any]] = {"hparams.yml": yaml.safe_load, "environment.json": json.loads}
+    for name, read in readers.items():
+        path = logdir / name
+        if path.is_file():
+            try:
+                read(path.read_text(encoding="utf-8"))
+            except (ValueError, yaml.YAMLError) as error:
+                yield Finding("BROKEN", name, f"cannot be read: {' '.join(str(error).split())}")
+            else:
+                yield Finding("good", name, "can be read")
+
+
+def _found(logdir: Path, path: Path, defects: Iterator[str], *, good: str) -> Iterator[Finding]:
+    name = path.relative_to(logdir).as_posix()
+    told = list(islice(defects, _NUM_TOLD))
+    yield from (Finding("BROKEN", name, defect) for defect in told)
+    if num_more := sum(1 for _ in defects):
+        yield Finding("BROKEN", name, f"and {num_more} more")
+    if not told:
+        yield Finding("good", name, good)
+
+
+def _table_defects(path: Path) -> Iterator[str]:
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            header, *rows = list(csv.reader(file, strict=True)) or [[]]
+    except (csv.Error, UnicodeDecodeError) as error:
+        yield f"is no CSV: {error}"
+        return
+    if tuple(header[: len(PLACE)]) != PLACE or len(header) != len(set(header[len(PLACE) :])) + len(PLACE):
+        yield f"its header is no {','.join(PLACE)} and a name for each metric: {header}"
+        return
+    order = _Order("row")
+    for number, row in enumerate(rows, start=2):
+        where = f"line {number}"
+        if len(row) != len(header):
+            torn = ", torn: a run that resumes drops it" if number == len(rows) + 1 else ""
+            yield f"{where} has {len(row)} cells of {len(header)}{torn}"
+            continue
+        try:
+            place = int(row[1]), int(row[2])
+            [float(cell) for cell in row[len(PLACE) :] if cell]
+        except ValueError as error:
+            yield f"{where} holds what is no number: {error}"
+            continue
+        yield from (f"{where}: {defect}" for defect in order.defects(place, [""]))
+
+
+class _Order:
+    """Watches that what is logged goes on in time, and nothing twice at one place."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self._place: Place = (0, 0)
+        self._seen: set[str] = set()
+
+    def defects(self, place: Place, names: list[str]) -> Iterator[str]:
+        """Say what is wrong with `names` at `place`, given all that came before."""
+        if place != self._place:
+            if place[0] < self._place[0] or place[1] < self._place[1]:
+                yield f"goes back to {_told(place)} from {_told(self._place)}"
+            self._place, self._seen = place, set()
+        for name in names:
+            if name in self._seen:
+                yield f"{f'{self.what} {name}'.strip()} is there twice at {_told(place)}"
+            self._seen.add(name)
+
+
+def _told(place: Place) -> str:
+    return f"epoch {place[0]}, step {place[1]}"
+
+
+def _check_events(logdir: Path, paths: list[Path]) -> Iterator[Finding]:
+    order = _Order("tag")  # over all files: each start of a run has one
+    for path in paths:
+        yield from _found(logdir, path, _event_defects(path, order), good="events whole and in order")
+
+
+def _event_defects(path: Path, order: _Order) -> Iterator[str]:
+    from runnerkit.loggers.event_files import read_events
+
+    end = 0
+    for place, tags, ends_at in read_events(path):
+        end = ends_at
+        if place != (0, 0):  # what others wrote there has no place
+            yield from order.defects(place, tags)
+    size = path.stat().st_size
+    if end != size:
+        yield f"is torn or damaged after {end} of {size} bytes: a run that resumes cuts it there"

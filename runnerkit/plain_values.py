@@ -1,0 +1,26 @@
+"""Hyperparameters as plain values: what YAML, JSON and a checkpoint that runs no code can hold."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+
+def plain(value: Any) -> Any:
+    """Reduce `value` to numbers, strings, None, lists and dicts; what is none of these becomes its string.
+
+    >>> from pathlib import Path
+    >>> plain({"lr": np.float32(0.5), "layers": (64, 32), "data": Path("data"), "tags": {"b", "a"}})
+    {'lr': 0.5, 'layers': [64, 32], 'data': 'data', 'tags': ['a', 'b']}
+    """
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, np.generic):
+        return plain(value.item())
+    if isinstance(value, Mapping):
+        return {key if type(key) in (bool, int, float, str) else str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted((plain(each) for each in value), key=repr)  # a set's own order is another in each process
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    return str(value)

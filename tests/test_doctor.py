@@ -1,0 +1,334 @@
+"""`runnerkit doctor`: the files of a real run, broken in each way, are told of in words."""
+
+import functools
+import hashlib
+import json
+import os
+import pickle
+import shutil
+import signal
+
+import pytest
+import torch
+from torch import nn
+
+from runnerkit import dl
+from runnerkit.checkpoint import load_checkpoint, save_checkpoint
+from runnerkit.cli import main
+from runnerkit.logdir_lock import lock
+from tests.test_one_run_a_logdir import Holder
+from tests.tiny import loader, mlp, quiet, sgd
+
+
+def train(logdir, **options):
+    model = mlp()
+    dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=sgd(model),
+        loaders={"train": loader(16, 4), "valid": loader(8, 4)},
+        hparams={"lr": 0.1},
+        num_epochs=4,
+        logdir=logdir,
+        valid_loader="valid",
+        valid_metric="loss",
+        **{"cpu": True, **quiet(), **options},
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Logdir of a run that went well: epochs 3 and 4 are kept."""
+    logdir = tmp_path_factory.mktemp("whole") / "log"
+    train(logdir)
+    return logdir
+
+
+@pytest.fixture
+def logdir(whole, tmp_path):
+    """A copy to break; hard links stay links."""
+    shutil.copytree(whole, tmp_path / "log")
+    for alias in ("last.pth", "best.pth"):
+        path = tmp_path / "log" / "checkpoints" / alias
+        path.unlink()
+        os.link(path.with_name("model.0004.pth"), path)
+    return tmp_path / "log"
+
+
+@pytest.fixture
+def examine(capsys):
+    """Call the command; return its exit code, the lines of one verdict, and the last line."""
+
+    def call(logdir, verdict="BROKEN"):
+        code = main(["doctor", str(logdir)])
+        *lines, last = capsys.readouterr().out.splitlines()
+        return code, [line.removeprefix(verdict).strip() for line in lines if line.startswith(verdict)], last
+
+    return call
+
+
+def sorted_events(logdir, key="train"):
+    return sorted((logdir / "tensorboard" / key).glob("*tfevents*"))
+
+
+def test_a_run_that_went_well_is_good(whole, examine):
+    """A line for each checkpoint, name and log, and what a run resumes from."""
+    before = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
+
+    code, good, last = examine(whole, "good")
+
+    size = (whole / "checkpoints" / "model.0004.pth").stat().st_size
+    assert code == 0 and last == f"{whole}: all is good"
+    assert [line for line in good if "tfevents" not in line] == [
+        "checkpoints/index.json: lists 2 checkpoints",
+        good[1],
+        f"checkpoints/model.0004.pth: epoch 4, step 16, {size} bytes",
+        "checkpoints/last.pth: is model.0004.pth",
+        "checkpoints/best.pth: is model.0004.pth",
+        "checkpoints: a run resumes from model.0004.pth",
+        "hparams.yml: can be read",
+        "environment.json: can be read",
+        "csv/train.csv: rows in order",
+        "csv/valid.csv: rows in order",
+    ]
+    assert sum("tfevents" in line and "events whole and in order" in line for line in good) == 2
+    assert {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()} == before
+
+
+def change(path, at, new):
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(new)
+
+
+def edit_index(folder, **fields):
+    content = json.loads((folder / "index.json").read_text())
+    content["checkpoints"][-1] |= fields
+    (folder / "index.json").write_text(json.dumps(content))
+
+
+def replace_with(folder, save):
+    """Put another file in the place of the last checkpoint, and let the index vouch for it."""
+    path = folder / "model.0004.pth"
+    path.unlink()
+    save(path)
+    edit_index(folder, size_bytes=path.stat().st_size, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+
+
+class Malicious:
+    def __reduce__(self):
+        return os.mkdir, ("executed",)
+
+
+def with_state(**changes):
+    def replace(folder):
+        state = {**load_checkpoint(folder / "model.0004.pth"), **changes}
+        replace_with(folder, functools.partial(save_checkpoint, state))
+
+    return replace
+
+
+LAST = "checkpoints/model.0004.pth: "
+ALIASES = [f"checkpoints/{alias}.pth: is model.0004.pth, which is broken" for alias in ("last", "best")]
+NONE_WHOLE = ["checkpoints/last.pth: is none of the checkpoints in index.json, whole",
+              "checkpoints/best.pth: is none of the checkpoints in index.json, whole"]  # fmt: skip
+CHECKPOINTS = {
+    "truncated": (lambda folder: os.truncate(folder / "model.0004.pth", 100), [LAST + "has 100 bytes of", *ALIASES]),
+    "empty": (lambda folder: os.truncate(folder / "model.0004.pth", 0), [LAST + "has 0 bytes of", *ALIASES]),
+    "a flipped bit": (lambda folder: change(folder / "model.0004.pth", 999, b"\xff"),
+                      [LAST + "other bytes than were written (checksum)", *ALIASES]),
+    "missing": (lambda folder: (folder / "model.0004.pth").unlink(), [LAST + "is missing"]),
+    "missing, with its names": (lambda folder: [(folder / name).unlink() for name in ("model.0004.pth", "last.pth")],
+                                [LAST + "is missing"]),
+    "malicious": (lambda folder: replace_with(folder, lambda path: path.write_bytes(pickle.dumps(Malicious(), 2))),
+                  [LAST + "is no whole checkpoint of tensors and plain values", *NONE_WHOLE]),
+    "of a newer format": (with_state(format_version=9), [LAST + "has format 9, written by runnerkit", *NONE_WHOLE]),
+    "index torn": (lambda folder: os.truncate(folder / "index.json", 50),
+                   ["checkpoints/index.json: cannot be read (", *NONE_WHOLE]),
+    "index of a newer format": (lambda folder: (folder / "index.json").write_text('{"format_version": 2}'),
+                                ["checkpoints/index.json: cannot be read (", *NONE_WHOLE]),
+    "index with other fields": (lambda folder: edit_index(folder, other=1),
+                                ["checkpoints/index.json: cannot be read (", *NONE_WHOLE]),
+    "index gone": (lambda folder: (folder / "index.json").unlink(),
+                   ["checkpoints/index.json: lists none of the checkpoints that are there", *NONE_WHOLE]),
+    "last torn, a copy": (lambda folder: ((folder / "last.pth").unlink(), (folder / "last.pth").write_bytes(b"to")),
+                          NONE_WHOLE[:1]),
+    "all of them": (lambda folder: [os.truncate(path, 9) for path in folder.glob("model.*")],
+                    ["checkpoints/model.0003.pth: has 9 bytes of", LAST + "has 9 bytes of", *ALIASES,
+                     "checkpoints: nothing to resume from: no checkpoint of a whole run is good"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_a_broken_checkpoint_is_named_with_what_is_wrong(logdir, examine, name, monkeypatch, tmp_path):
+    """Also as `last` and `best`; no code of its is run; the exit code is 1."""
+    monkeypatch.chdir(tmp_path)
+    spoil, expected = CHECKPOINTS[name]
+    spoil(logdir / "checkpoints")
+
+    code, broken, last = examine(logdir)
+
+    assert code == 1 and last == f"{logdir}: {len(broken)} findings are BROKEN"
+    assert [line[: len(words)] for line, words in zip(broken, expected, strict=True)] == expected
+    assert not (tmp_path / "executed").exists()
+
+
+def test_what_a_killed_run_leaves_is_noted_and_is_no_fault(logdir, examine):
+    """Half files, a checkpoint that did not yet count, a name not yet moved, the lock: a run gets along with them."""
+    folder = logdir / "checkpoints"
+    (folder / ".model.0005.pth.123.tmp").write_bytes(b"ha")
+    shutil.copy(folder / "model.0004.pth", folder / "model.0005.pth")
+    (folder / "last.pth").unlink()
+    os.link(folder / "model.0003.pth", folder / "last.pth")
+    pid = os.fork()
+    if pid == 0:
+        lock(logdir)
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+    code, notes, last = examine(logdir, "note")
+
+    assert code == 0 and last.endswith("all is good")
+    assert notes[0].startswith(".lock: left by a killed run, process ") and notes[0].endswith("; it blocks nobody")
+    assert notes[1:] == [
+        "checkpoints/last.pth: is model.0003.pth, not yet model.0004.pth: the next save moves it",
+        "checkpoints/.model.0005.pth.123.tmp: half a file, left by a killed run: delete it",
+        "checkpoints/model.0005.pth: not in index.json, left by a killed run: delete it",
+    ]
+
+
+def test_a_name_that_outlives_its_checkpoint_is_told_of(logdir, examine):
+    """`last.pth` was a hard link: the bytes are still there."""
+    (logdir / "checkpoints" / "model.0004.pth").unlink()
+
+    assert examine(logdir, "note")[1] == [
+        f"checkpoints/{alias}.pth: is model.0004.pth and whole: copy it to that name" for alias in ("last", "best")
+    ]
+    shutil.copy(logdir / "checkpoints" / "last.pth", logdir / "checkpoints" / "model.0004.pth")
+    assert examine(logdir)[0] == 0
+
+
+def test_a_run_under_way_is_told_of(logdir, examine):
+    """By another process."""
+    holder = Holder(logdir)
+
+    code, notes, _ = examine(logdir, "note")
+
+    holder.kill()
+    assert code == 0 and notes[0].startswith(f".lock: a run is writing here, process {holder.pid} on ")
+
+
+def append(name, text):
+    def spoil(logdir):
+        with (logdir / name).open("a") as file:
+            file.write(text)
+
+    return spoil
+
+
+def repeat_events(logdir):
+    path = sorted_events(logdir)[0]
+    shutil.copy(path, path.with_name(path.name + ".1"))
+
+
+LOGS = {
+    "row torn": (append("csv/train.csv", "train,5"),
+                 ["csv/train.csv: line 6 has 2 cells of 6, torn: a run that resumes drops it"]),
+    "row twice": (append("csv/valid.csv", "train,4,16,0.5\n"),
+                  ["csv/valid.csv: line 6: row is there twice at epoch 4"]),
+    "row back": (append("csv/valid.csv", "train,2,8,0.5\n"),
+                 ["csv/valid.csv: line 6: goes back to epoch 2, step 8 from epoch 4, step 16"]),
+    "no number": (append("csv/valid.csv", "train,5,20,low\n"),
+                  ["csv/valid.csv: line 6 holds what is no number: could"]),
+    "many": (append("csv/valid.csv", "x\n" * 9),
+             [*(f"csv/valid.csv: line {number} has 1 cells of" for number in (6, 7, 8)), "csv/valid.csv: and 6 more"]),
+    "emptied": (lambda logdir: os.truncate(logdir / "csv" / "train.csv", 0),
+                ["csv/train.csv: its header is no stage,epoch,step and a name for each metric: []"]),
+    "zeros": (append("csv/train.csv", "\0" * 5 + '"'), ["csv/train.csv: "]),
+    "hparams": (lambda logdir: (logdir / "hparams.yml").write_text("a: [1"),
+                ["hparams.yml: cannot be read: while par"]),
+    "environment": (lambda logdir: os.truncate(logdir / "environment.json", 9), ["environment.json: cannot be read: "]),
+    "events torn": (lambda logdir: os.truncate(sorted_events(logdir)[0], 200),
+                    ["tensorboard/train/events: is torn or damaged after "]),
+    "events flipped": (lambda logdir: change(sorted_events(logdir)[0], 150, b"\xff"),
+                       ["tensorboard/train/events: is torn or damaged after "]),
+    "events twice": (repeat_events, ["tensorboard/train/events: goes back to epoch 1, step 4 from epoch 4, step 16"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_a_broken_log_is_named_with_what_is_wrong(logdir, examine, name):
+    """Torn, damaged, out of order, twice; the first few defects of a file."""
+    spoil, expected = LOGS[name]
+    spoil(logdir)
+
+    code, broken, _ = examine(logdir)
+
+    broken = [line.replace(path.name, "events") for line in broken for path in [sorted_events(logdir)[-1]]]
+    assert code == 1
+    assert [line[: len(words)] for line, words in zip(broken, expected, strict=True)] == expected
+
+
+def test_shards_are_verified_one_by_one(tmp_path, examine):
+    """A missing one, a flipped bit, a torn rest; `last` is a link to the folder."""
+    engine = dl.FullyShardedDataParallelEngine(1, device="cpu", sharded_checkpoints=True)
+    train(tmp_path, engine=engine, cpu=False)
+    folder = tmp_path / "checkpoints" / "model.0004"
+    whole = examine(tmp_path), examine(tmp_path, "good")[1]
+    shard = next(path for path in folder.iterdir() if path.suffix == ".distcp")
+
+    found = []
+    for spoil in (
+        lambda: change(shard, 99, b"\xff"),
+        shard.unlink,
+        (folder / ".metadata").unlink,
+        lambda: os.truncate(folder / "rest.pth", 100),
+    ):
+        spoil()
+        found.append(examine(tmp_path)[1])
+
+    assert whole[0][:2] == (0, [])
+    assert "checkpoints/last: is model.0004" in whole[1]
+    assert [lines[0].removeprefix("checkpoints/model.0004: ") for lines in found] == [
+        f"shard {shard.name} other bytes than were written (checksum)",
+        f"shard {shard.name} is missing",
+        found[2][0].removeprefix("checkpoints/model.0004: "),
+        "rest.pth other bytes than were written (checksum)",
+    ]
+    assert found[2][0].endswith("is missing")
+    assert found[0][1] == "checkpoints/last: is model.0004, which is broken"
+
+
+def test_checkpoints_of_weights_only_are_good(tmp_path, examine):
+    """`mode="model"`: nothing to resume from, and nothing broken."""
+    train(tmp_path, callbacks=[dl.CheckpointCallback(tmp_path, mode="model")])
+
+    code, broken, _ = examine(tmp_path)
+
+    assert (code, broken) == (0, [])
+
+
+@pytest.mark.parametrize("make", [False, True])
+def test_what_is_no_logdir_is_a_wrong_use(tmp_path, capsys, make):
+    """Exit code 2 and a sentence, as for a missing argument."""
+    if make:
+        (tmp_path / "log").mkdir()
+
+    assert main(["doctor", str(tmp_path / "log")]) == 2
+    assert "runnerkit doctor: " in capsys.readouterr().err
+    with pytest.raises(SystemExit) as wrong:
+        main(["doctor"])
+    assert wrong.value.code == 2
+
+
+def test_a_resumed_run_mends_what_the_doctor_said_it_would(logdir, examine):
+    """Torn logs are cut, a damaged last checkpoint is passed over and made again."""
+    os.truncate(logdir / "checkpoints" / "model.0004.pth", 100)
+    append("csv/train.csv", "train,5")(logdir)
+    os.truncate(sorted_events(logdir)[0], sorted_events(logdir)[0].stat().st_size - 5)
+    assert examine(logdir)[0] == 1
+
+    train(logdir, resume="auto")
+
+    assert examine(logdir)[:2] == (0, [])
+    assert torch.load(logdir / "checkpoints" / "last.pth", weights_only=True)["counters"]["epoch_step"] == 4

@@ -1,0 +1,235 @@
+"""One run at a time in a logdir; a killed one blocks nobody."""
+
+import errno
+import fcntl
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from runnerkit import dl
+from runnerkit.logdir_lock import FILE, holder, is_held, lock
+from tests.tiny import loader, mlp, quiet
+
+
+class Holder:
+    """Another process that takes the folder, as a run does, and stays; forked: that is cheap.
+
+    Args:
+        with_worker: it forks one more process, which outlives it, as a worker of its loader may.
+    """
+
+    def __init__(self, logdir, *, with_worker=False, leaves_after_s=60.0):
+        reading, writing = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                lock(logdir)
+                self.worker = os.fork() if with_worker else 0
+                if self.worker or not with_worker:
+                    os.write(writing, f"{self.worker}\n".encode())
+                time.sleep(leaves_after_s)
+            finally:
+                os._exit(1)
+        with open(reading) as said:
+            os.close(writing)
+            self.worker = int(said.readline())
+
+    def kill(self):
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+
+
+@pytest.fixture
+def held(tmp_path):
+    """A logdir that another process has."""
+    other = Holder(tmp_path / "log", with_worker=True)
+    yield tmp_path / "log", other
+    with suppress(ProcessLookupError, ChildProcessError):
+        other.kill()
+    with suppress(ProcessLookupError):
+        os.kill(other.worker, signal.SIGKILL)
+
+
+def train(logdir, *callbacks, num_epochs=1, **options):
+    model = mlp()
+    return dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        loaders={"train": loader(16, 4)},
+        callbacks=callbacks,
+        num_epochs=num_epochs,
+        logdir=logdir,
+        **{"cpu": True, "resume": "auto", **quiet(), **options},
+    )
+
+
+def test_a_second_run_is_refused_and_told_whose_the_logdir_is_until_the_first_is_killed(held):
+    """At once after the kill it is free, though a forked worker, which has the file open, is still there."""
+    logdir, other = held
+
+    with pytest.raises(FileExistsError) as refused:
+        train(logdir)
+    inside = sorted(path.name for path in logdir.iterdir())
+    other.kill()
+    runner = train(logdir)
+
+    assert f"another run is writing to {logdir}: process {other.pid} on " in str(refused.value)
+    assert f"Wait for its end, or choose another logdir; if its machine is dead, delete {logdir / FILE}" in str(
+        refused.value
+    )
+    assert inside == [FILE], "the second has written nothing"
+    os.kill(other.worker, 0)  # is alive
+    assert runner.epoch_step == 1
+
+
+def test_the_second_is_refused_in_the_middle_of_the_first_which_goes_on(tmp_path):
+    """Real runs: the first one starts the second from its own callback. Loggers alone are guarded too."""
+    logdir = tmp_path / "log"
+    said = []
+    code = f"""
+        from pathlib import Path
+        from runnerkit import dl
+        from tests.test_one_run_a_logdir import train
+        from tests.tiny import loader, mlp
+
+        class Evaluate(dl.SupervisedRunner):
+            def get_loggers(self): return {{"csv": dl.CSVLogger({str(logdir)!r})}}
+            def get_loaders(self, stage): return {{"valid": loader(8, 4)}}
+
+        for run in (lambda: train(Path({str(logdir)!r}), num_epochs=9), Evaluate(mlp()).run):
+            try:
+                run()
+            except FileExistsError as error:
+                print(error)
+        """
+
+    class Second(dl.Callback):
+        def on_epoch_end(self, runner):
+            if runner.epoch_step == 2:
+                command = [sys.executable, "-c", textwrap.dedent(code)]
+                said.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+    runner = train(logdir, Second(dl.CallbackOrder.External), num_epochs=3)
+
+    assert said[0].count(f"another run is writing to {logdir}: process {os.getpid()} on ") == 2
+    assert runner.epoch_step == 3 and len((logdir / "csv" / "train.csv").read_text().splitlines()) == 4
+
+
+def test_one_process_runs_again_and_again_in_a_logdir(tmp_path):
+    """Also after a failure; nothing of the lock is left."""
+
+    class Fail(dl.Callback):
+        def on_epoch_end(self, runner):
+            raise ZeroDivisionError
+
+    train(tmp_path, num_epochs=1)
+    with pytest.raises(ZeroDivisionError):
+        train(tmp_path, Fail(dl.CallbackOrder.External), num_epochs=2)
+    runner = train(tmp_path, num_epochs=2)
+
+    assert runner.epoch_step == 2 and holder(tmp_path) is None
+    Holder(tmp_path).kill()  # free for another process too
+
+
+def test_of_several_processes_rank_zero_is_refused_and_all_end_with_its_words(held):
+    """The others, which ask for no lock, do not go on without it."""
+    logdir, other = held
+
+    with pytest.raises(FileExistsError, match=f"another run is writing to .*: process {other.pid} on"):
+        train(logdir, ddp=True)
+
+    assert sorted(path.name for path in logdir.iterdir()) == [FILE]
+
+
+def test_a_refused_call_leaves_no_folder(tmp_path):
+    """The corrected one finds the logdir as it was."""
+    with pytest.raises(FileNotFoundError, match="nothing to resume from"):
+        train(
+            tmp_path / "log",
+            dl.CheckpointCallback(tmp_path / "log", mode="runner", resume_runner=tmp_path),
+        )
+
+    assert not (tmp_path / "log").exists()
+
+
+@pytest.mark.parametrize("error", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_without_locks_is_written_to_all_the_same(tmp_path, monkeypatch, caplog, error):
+    """With a warning."""
+
+    def no_lock(*_):
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(fcntl, "lockf", no_lock)
+
+    runner = train(tmp_path)
+
+    assert runner.epoch_step == 1
+    assert f"{tmp_path} cannot be locked ([Errno {error}] {os.strerror(error)}): see to it that no other" in caplog.text
+
+
+def test_a_killed_process_may_take_a_moment_to_be_gone(tmp_path):
+    """The folder is waited for, about two seconds."""
+    other = Holder(tmp_path, leaves_after_s=0.5)
+
+    unlock = lock(tmp_path)
+
+    unlock()
+    os.waitpid(other.pid, 0)
+
+
+def test_a_file_deleted_and_made_anew_while_it_was_being_locked_is_not_the_lock(tmp_path, monkeypatch):
+    """As the run before deletes it at its end: the file that is there is locked, as another process sees."""
+    lockf, files = fcntl.lockf, [b"old", b"new"]
+
+    def late(descriptor, operation):
+        if files:
+            (tmp_path / FILE).unlink()
+            (tmp_path / FILE).write_bytes(files.pop())
+        lockf(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "lockf", late)
+
+    unlock = lock(tmp_path)
+
+    files.clear()
+    pid = os.fork()
+    if pid == 0:
+        os._exit(is_held(tmp_path))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+    unlock()
+
+
+def _take_turns(logdir, record, seconds):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        unlock = lock(Path(logdir))
+        try:
+            os.close(os.open(record, os.O_CREAT | os.O_EXCL))  # fails if another has it too
+            os.unlink(record)
+        finally:
+            unlock()
+
+
+def test_processes_that_take_turns_are_never_in_the_folder_together(tmp_path):
+    """The file is deleted and made again at each turn, the folder too: no two hold locks on different ones."""
+    context = multiprocessing.get_context("fork")
+    arguments = (str(tmp_path / "log"), str(tmp_path / "in_use"), 1.0)
+    processes = [context.Process(target=_take_turns, args=arguments) for _ in range(4)]
+
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+
+    assert [process.exitcode for process in processes] == [0] * 4

@@ -1,0 +1,249 @@
+"""Resuming from what is not this run's: refused, or warned about, in words that name what differs."""
+
+import functools
+import json
+import logging
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from runnerkit import dl
+from runnerkit.checkpoint import load_checkpoint, save_checkpoint
+from runnerkit.resume_check import settings_of
+from tests.tiny import classification, loader, mlp, quiet
+
+
+def train(logdir, *, model=None, optimizer=None, scheduler=None, hparams=None, batch_size=4, **options):
+    model = model or mlp()
+    optimizer = optimizer or functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+    made = optimizer(model.parameters())
+    return dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=made,
+        scheduler=scheduler(made) if scheduler else None,
+        loaders={"train": loader(16, batch_size), "valid": loader(8, 4)},
+        hparams=hparams,
+        logdir=logdir,
+        **{"resume": "auto", "cpu": True, **quiet(), **options},
+    )
+
+
+@pytest.fixture
+def logdir(tmp_path):
+    """Of a run of one epoch."""
+    train(tmp_path / "log", hparams={"lr": 0.1, "layers": [16], "augment": {"flip": True}})
+    return tmp_path / "log"
+
+
+def files(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def deeper():
+    return nn.Sequential(*mlp(), nn.ReLU(), *(nn.Linear(3, 3) for _ in range(9)))
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.0), nn.Linear(8, 3)),
+         r"3 of another shape: 0.weight \(16, 6\) instead of \(8, 6\), 0.bias \(16,\) instead of \(8,\), 3.weight"),
+        (lambda: nn.Sequential(nn.Linear(6, 3)),
+         r"2 not in the model: 3.weight, 3.bias; 2 of another shape: 0.weight \(16, 6\) instead of \(3, 6\)"),
+        (lambda: mlp(batch_norm=True), "missing in it: 1.weight, 1.bias, 1.running_mean"),
+        (deeper, "18 missing in it: 5.weight, 5.bias, 6.weight, 6.bias, 7.weight and 13 more$"),
+    ],
+)  # fmt: skip
+def test_another_model_is_refused_with_the_names_of_what_differs(logdir, model, words):
+    """Missing, unexpected, of another shape; many are cut short. Nothing in the logdir changes."""
+    before = files(logdir)
+
+    with pytest.raises(ValueError, match=words) as refused:
+        train(logdir, model=model(), num_epochs=2)
+
+    assert f"{logdir / 'checkpoints' / 'model.0001.pth'} holds another model's weights; " in str(refused.value)
+    assert files(logdir) == before
+
+
+def test_shards_of_two_processes_are_held_against_model_and_settings_too(tmp_path, caplog, capfd):
+    """Of settings nothing is said from one process to two and back; another model ends every rank."""
+    sharded = functools.partial(dl.FullyShardedDataParallelEngine, 2, device="cpu", sharded_checkpoints=True)
+    wider = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.0), nn.Linear(8, 3))
+
+    train(tmp_path)
+    train(tmp_path, num_epochs=2, engine=sharded(), cpu=False)
+    resumed = train(tmp_path, num_epochs=3)
+    with pytest.raises(
+        ValueError, match=r"2.* holds another model's weights; 3 of another shape: 0.weight \(16, 6\) ins"
+    ):
+        train(tmp_path, model=wider, resume=tmp_path / "checkpoints" / "model.0002", engine=sharded(), cpu=False)
+
+    assert resumed.epoch_step == 3
+    assert "saved by 1 processes" in capfd.readouterr().err, "what the processes say arrives here"
+    assert "settings" not in caplog.text + capfd.readouterr().err
+
+
+def test_another_number_of_models_is_refused(logdir):
+    """One for several, several for one, other several; by their keys."""
+
+    class Several(dl.Runner):
+        def handle_batch(self, batch):
+            pass
+
+    def run(model, **options):
+        Several().train(model=model, loaders={"train": loader(8, 4)}, cpu=True, **quiet(), **options)
+
+    two = logdir.with_name("two")
+    run({"a": mlp(), "b": mlp()}, logdir=two)
+
+    with pytest.raises(ValueError, match="holds the weights of one model, the runner has the models 'a', 'b'"):
+        run({"a": mlp(), "b": mlp()}, resume=logdir)
+    with pytest.raises(ValueError, match="holds the models 'a', 'b', the runner has one"):
+        run(mlp(), resume=two)
+    with pytest.raises(ValueError, match="holds the models 'a', 'b', the runner has the models 'a', 'c'"):
+        run({"a": mlp(), "c": mlp()}, resume=two)
+
+
+def test_predicting_with_another_models_weights_is_refused_with_names(logdir):
+    """`resume=` of `predict_loader`."""
+
+    class Predictor(dl.Runner):
+        def handle_batch(self, batch):
+            pass
+
+        def predict_batch(self, batch):
+            return self.model(batch[0])
+
+    other = Predictor(nn.Sequential(nn.Linear(6, 16), nn.Linear(16, 3)))
+    with pytest.raises(ValueError, match=r"2 missing in it: 1.weight, 1.bias; 2 not in the model: 3.weight, 3.bias$"):
+        list(other.predict_loader(loader=loader(8, 4), resume=logdir))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "words"),
+    [
+        (torch.optim.Adam, r"another kind of optimizer than the run's Adam: one with \['damp.*, without \['amsgrad"),
+        (lambda parameters: torch.optim.SGD(list(parameters)[:2], lr=0.1, momentum=0.9),
+         r"optimizer of \[4\] parameters in its groups, the run's has \[2\]"),
+    ],
+)  # fmt: skip
+def test_another_kind_of_optimizer_is_refused(logdir, optimizer, words):
+    """torch would take the state, and fail in a step."""
+    with pytest.raises(ValueError, match=words):
+        train(logdir, optimizer=optimizer, num_epochs=2)
+
+
+def test_changed_settings_are_warned_about_key_by_key(logdir, caplog):
+    """Hyperparameters (new, changed, gone, nested), seed, batch size, optimizer; with the old and the new value."""
+    sgd = functools.partial(torch.optim.SGD, lr=0.01, momentum=0.9)
+    hparams = {"lr": 0.01, "layers": [16], "augment": {"flip": False}, "dropout": 0.5}
+
+    runner = train(logdir, optimizer=sgd, hparams=hparams, batch_size=2, seed=7, num_epochs=2)
+
+    [words] = [each for each in caplog.messages if "other settings" in each]
+    where = f"{logdir / 'checkpoints' / 'model.0001.pth'} was saved with other settings"
+    assert words == (
+        f"{where}, and the run goes on with the new ones but the optimizer's, which are the checkpoint's: "
+        "hparams.lr was 0.1, is 0.01, hparams.augment.flip was True, is False, hparams.dropout was absent, is 0.5, "
+        "seed was 42, is 7, batch_size of train was 4, is 2, optimizer.lr was 0.1, is 0.01"
+    )
+    assert runner.epoch_step == 2 and runner.optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_a_hyperparameter_that_is_gone_is_told_of(logdir, caplog):
+    """All of them, if the run has none."""
+    train(logdir, num_epochs=2)
+
+    assert "the new ones: hparams.lr was 0.1, is absent, hparams.layers was [16], is absent, hparams.a" in caplog.text
+
+
+@dataclass
+class Transform:
+    """Its string tells its address."""
+
+    __repr__ = object.__repr__
+
+
+def test_the_same_run_started_again_is_not_warned_about(tmp_path, caplog):
+    """Nor is a longer one, or one whose hyperparameters have no string of their own, or that schedules a rate."""
+    for num_epochs in (1, 2, 3):
+        train(
+            tmp_path,
+            hparams={"transform": Transform(), "names": {"a", "b", "c"}, "shape": (1, 2), "nan": float("nan")},
+            scheduler=functools.partial(torch.optim.lr_scheduler.StepLR, step_size=1),
+            num_epochs=num_epochs,
+        )
+
+    assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+def test_another_scheduler_and_precision_are_warned_about(tmp_path, caplog):
+    """Their state is taken as far as it goes."""
+    train(tmp_path, scheduler=functools.partial(torch.optim.lr_scheduler.StepLR, step_size=1))
+
+    exponential = functools.partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5)
+    train(tmp_path, scheduler=exponential, num_epochs=2, engine=dl.AMPEngine("cpu", dtype=torch.bfloat16), cpu=False)
+
+    assert "precision was 'FP32', is 'AMP', scheduler was 'StepLR', is 'ExponentialLR'" in caplog.text
+
+
+def test_within_a_loader_that_is_no_more_is_refused(tmp_path):
+    """Its key and those that there are."""
+    train(tmp_path, callbacks=[dl.CheckpointCallback(tmp_path, mode="runner", every_steps=1)])
+    model = mlp()
+
+    with pytest.raises(ValueError, match=r"saved within loader 'train'; the run has the loaders \['train_more'\]"):
+        dl.SupervisedRunner().train(
+            model=model, criterion=nn.CrossEntropyLoss(), optimizer=torch.optim.SGD(model.parameters(), 0.1, 0.9),
+            loaders={"train_more": DataLoader(classification(8), batch_size=4)}, cpu=True,
+            resume=next(tmp_path.glob("checkpoints/model.0001.*.pth")), **quiet(),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [
+        (2, "has format 2, written by runnerkit 7.0; this is runnerkit 0.1.0, which reads 1 to 1: upgrade it"),
+        (0, "has format 0, written by runnerkit 7.0; .*: go on with the version that wrote it, or load its weights"),
+        ("one", "has format 'one', written"),
+    ],
+)
+def test_a_checkpoint_of_a_format_that_is_not_read_is_refused(logdir, version, words):
+    """Newer, older, or no number."""
+    state = load_checkpoint(logdir / "checkpoints" / "last.pth")
+    other = save_checkpoint({**state, "format_version": version, "runnerkit_version": "7.0"}, logdir / "other.pth")
+
+    with pytest.raises(ValueError, match=words):
+        train(logdir, resume=other)
+
+
+def test_an_index_of_a_newer_format_is_refused(logdir):
+    """Its fields are not guessed at."""
+    index = logdir / "checkpoints" / "index.json"
+    index.write_text(json.dumps({**json.loads(index.read_text()), "format_version": 2}))
+
+    with pytest.raises(ValueError, match=r"index.json was written by a newer runnerkit than this, 0.1.0: upgrade it"):
+        train(logdir)
+
+
+def test_a_checkpoint_from_before_there_were_settings_loads(logdir, caplog):
+    """Without a word about them."""
+    state = load_checkpoint(logdir / "checkpoints" / "last.pth")
+    del state["settings"]
+
+    runner = train(logdir, resume=save_checkpoint(state, logdir / "older.pth"), num_epochs=2, hparams={"lr": 7})
+
+    assert runner.epoch_step == 2 and "settings" not in caplog.text
+
+
+def test_settings_survive_loading_without_code(logdir):
+    """They are numbers, strings, lists: `weights_only=True` takes them; they are those of the run."""
+    settings = load_checkpoint(logdir / "checkpoints" / "last.pth")["settings"]
+
+    assert settings["hparams.augment.flip"] is True and settings["hparams.layers"] == [16]
+    assert settings["batch_size of train"] == 4 and settings["optimizer.momentum"] == 0.9
+    assert settings_of.__doc__
