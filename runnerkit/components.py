@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, is_dataclass
@@ -13,13 +14,16 @@ from runnerkit import before_training, snapshot
 from runnerkit.callback import EVENTS, CallbackNode, ICallback
 from runnerkit.environment import describe_environment
 from runnerkit.loader_metrics import new_means, reduce_metrics
-from runnerkit.logger import Step
+from runnerkit.logger import ILogger, Step
 from runnerkit.seeding import derive_seed, set_global_seed
 from runnerkit.sharding import count_batches, start_epoch
 from runnerkit.types import Batch, as_dict, like
+from runnerkit.whereabouts import note_whereabouts
 
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner
+
+log = logging.getLogger(__name__)
 
 Listeners = dict[str, tuple[Callable[[Any], None], ...]]
 
@@ -60,11 +64,25 @@ def experiment(runner: IRunner) -> Iterator[None]:
         yield
     except BaseException as error:
         runner.exception = error
-        _note_whereabouts(runner, error)
-        runner._emit("on_exception")
+        note_whereabouts(runner, error)
+        _tell_of_exception(runner, error)
         raise
     finally:
         close_experiment(runner)
+
+
+def _tell_of_exception(runner: IRunner, error: BaseException) -> None:
+    """Let all hear of it; one that fails on it keeps no other from it, and does not hide it."""
+    for listener in runner._listeners["on_exception"]:
+        try:
+            listener(runner)
+        except Exception as another:
+            error.add_note(f"{_name_of(listener)} raised {another!r}")
+            log.error("%s failed", _name_of(listener), exc_info=another)
+
+
+def _name_of(method: Callable[..., Any]) -> str:
+    return f"{type(getattr(method, '__self__', None)).__name__}.{method.__name__}"
 
 
 def end_experiment(runner: IRunner) -> None:
@@ -77,9 +95,19 @@ def end_experiment(runner: IRunner) -> None:
 def close_experiment(runner: IRunner) -> None:
     """Close the logs, whatever happened; leave the model as the user gave it."""
     with ExitStack() as closing:  # one that fails does not keep the others open
+        closing.callback(leave_stage, runner)
         for logger in runner.loggers.values():
-            closing.callback(logger.close)
-    leave_stage(runner)
+            closing.callback(_close, logger, runner.exception)
+
+
+def _close(logger: ILogger, error: BaseException | None) -> None:
+    try:
+        logger.close()
+    except Exception as another:
+        if error is None:
+            raise
+        error.add_note(f"{_name_of(logger.close)} raised {another!r}")  # which must not hide what came before it
+        log.error("%s failed", _name_of(logger.close), exc_info=another)
 
 
 def setup_stage(runner: IRunner, stage: str) -> bool:
@@ -248,19 +276,6 @@ def _parts(value: Any) -> Iterable[Any]:
     if is_dataclass(value) and not isinstance(value, type):
         return (getattr(value, each.name) for each in fields(value))
     return value if isinstance(value, list | tuple) else ()
-
-
-def _note_whereabouts(runner: IRunner, error: BaseException) -> None:
-    """Add to an exception of the user's code where the run stood."""
-    if not runner.is_within_loader:
-        return
-    batch = runner.batch if isinstance(runner.batch, list | tuple | dict) else [runner.batch]
-    items = batch.items() if isinstance(batch, dict) else enumerate(batch)
-    shapes = {key: tuple(value.shape) for key, value in items if isinstance(value, Tensor)}
-    error.add_note(
-        f"in batch {runner.loader_batch_step} of loader {runner.loader_key!r}, epoch {runner.epoch_step}, "
-        f"rank {runner.engine.rank}; shapes {shapes}"
-    )
 
 
 def finish_batch(runner: IRunner) -> None:

@@ -231,8 +231,12 @@ class IRunner(IListener):
             self.engine.settle()
         iterator = batches_of(self.loader)
         snapshot.restore_rng(self)  # after iter(), which draws the workers' seed
-        for batch in iterator:
-            yield self.engine.to_device(batch)
+        try:
+            for batch in iterator:
+                yield self.engine.to_device(batch)
+        except Exception:
+            self.loader_batch_step, self.batch = self.loader_batch_step + 1, None  # the one that is not there
+            raise
 
     def _finish_step(self) -> None:
         if self.valid_every_steps is not None and self.batch_step % self.valid_every_steps == 0:

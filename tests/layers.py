@@ -32,6 +32,7 @@ LAYERS = [
         "evaluation",
         "loader_metrics",
         "prediction",
+        "whereabouts",
     },
     {"recomputation", "scratch_runner"},
     {"engines", "callbacks", "loggers", "contrib", "data"},  # and these not from one another
