@@ -207,6 +207,9 @@ def setup_loader(runner: IRunner, key: str) -> None:
     runner.loader_batch_len = num_batches + runner.loader_batch_step if num_batches is not None else None
     runner.is_within_loader = True
     _use_model(runner)
+    if runner.is_train_loader:
+        before = runner.batch_step - runner.loader_batch_step
+        runner.engine.enter_training_loader(lambda: runner.batch_step - before)
 
 
 def _is_training(runner: IRunner, key: str) -> bool:
@@ -305,6 +308,8 @@ def finish_loader(runner: IRunner, key: str) -> None:
     runner.need_early_stop = runner._ends_stage
     runner.is_within_loader = False
     before_training.check_not_empty(runner)
+    if runner.is_train_loader:
+        runner.engine.leave_training_loader(runner.loader_batch_step, key=key)
     num_samples = reduce_metrics(runner)
     before_training.check_not_empty(runner, num_samples=num_samples)
     _count_exactly(runner, num_samples)
