@@ -8,10 +8,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from runnerkit import before_training, snapshot
 from runnerkit.callback import EVENTS, CallbackNode, ICallback
+from runnerkit.determinism import deterministic_algorithms
 from runnerkit.environment import describe_environment
 from runnerkit.loader_metrics import new_means, reduce_metrics
 from runnerkit.logger import ILogger, Step
@@ -61,7 +63,12 @@ def experiment(runner: IRunner) -> Iterator[None]:
         runner._autocast = runner.engine.autocast()
         runner._listeners = bind_listeners(runner)
         set_global_seed(runner.seed)
-        yield
+        with ExitStack() as modes:
+            if runner.deterministic:
+                modes.enter_context(deterministic_algorithms(runner.engine))
+            if runner.detect_anomaly:
+                modes.enter_context(torch.autograd.set_detect_anomaly(True))
+            yield
     except BaseException as error:
         runner.exception = error
         note_whereabouts(runner, error)

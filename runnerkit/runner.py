@@ -41,6 +41,8 @@ class IRunner(IListener):
         log_every: training steps from one step log to the next, for loggers that want batch metrics.
         non_finite: "raise" ends a loader with an error if a value of `batch_metrics` was NaN or infinite, and names the
             first batch, rank and key; "keep" lets it be.
+        detect_anomaly: whether autograd raises where a gradient becomes NaN; slow.
+        deterministic: whether torch takes only algorithms that give the same bits each time, or raises.
     """
 
     def __init__(self, model: Model | None = None, engine: IEngine | None = None) -> None:
@@ -61,6 +63,8 @@ class IRunner(IListener):
         self.valid_every_steps: int | None = None
         self.log_every = 10
         self.non_finite: Literal["raise", "keep"] = "keep"
+        self.detect_anomaly = False
+        self.deterministic = False
         self._reset()
 
     def _reset(self) -> None:

@@ -33,6 +33,7 @@ LAYERS = [
         "loader_metrics",
         "prediction",
         "whereabouts",
+        "determinism",
     },
     {"recomputation", "scratch_runner"},
     {"engines", "callbacks", "loggers", "contrib", "data"},  # and these not from one another
