@@ -34,6 +34,18 @@ class Model(nn.Module):
         return self.layers(features)
 
 
+class Spoils(nn.Module):
+    """NaN from the third batch on, in rank 1."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_passes = 0
+
+    def forward(self, x):
+        self.num_passes += 1
+        return x * float("nan") if self.num_passes >= 3 and os.environ["RANK"] == "1" else x
+
+
 class Act(dl.Callback):
     """Does something in rank 1, in the third step."""
 
@@ -119,6 +131,7 @@ CASES = {
     "epoch end": lambda: {"callbacks": [OnEnd()], "num_epochs": 2},
     "keys": lambda: {"callbacks": [Act(log_another)]},
     "nan": lambda: {"callbacks": [Act(spoil)], "non_finite": "raise"},
+    "nan in a module": lambda: {"model": nn.Sequential(mlp(batch_norm=True), Spoils()), "non_finite": "locate"},
     "fewer on rank 1": lambda: {"loaders": {"train": Stream(5, 3)}},
     "fewer on rank 0": lambda: {"loaders": {"train": Stream(3, 5)}},
     "known to be fewer": lambda: {"loaders": {"train": Sized(5, 3)}},
