@@ -32,6 +32,7 @@ from runnerkit.callbacks.lr_scale import LRScaleCallback
 from runnerkit.callbacks.metric import BatchMetricCallback, FunctionalBatchMetricCallback, LoaderMetricCallback
 from runnerkit.callbacks.metric_aggregation import MetricAggregationCallback
 from runnerkit.callbacks.multilabel_accuracy import MultilabelAccuracyCallback
+from runnerkit.callbacks.non_finite import NonFiniteCallback
 from runnerkit.callbacks.optimizer import OptimizerCallback
 from runnerkit.callbacks.overfit import BatchOverfitCallback
 from runnerkit.callbacks.periodic_loader import PeriodicLoaderCallback
@@ -88,6 +89,7 @@ __all__ = [
     "MultilabelAccuracyCallback",
     "MultilabelPrecisionRecallF1SupportCallback",
     "NDCGCallback",
+    "NonFiniteCallback",
     "OptimizerCallback",
     "PeriodicLoaderCallback",
     "PrecisionRecallF1SupportCallback",

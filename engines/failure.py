@@ -10,9 +10,15 @@ import cloudpickle
 
 from runnerkit.exit_codes import STOOD_STILL
 
+FAILED = "runnerkit/failed"  # key in the store of a process group, once a rank has a cause to tell
+
 
 class WorkerError(RuntimeError):
     """A process of the job ended without an exception that could be brought back: killed, or by ``os._exit``."""
+
+
+class PeerLostError(RuntimeError):
+    """A process of the job has failed, and this one has waited for it."""
 
 
 class RankTraceback(Exception):

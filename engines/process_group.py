@@ -12,15 +12,19 @@ from typing import Any, Literal, TypeVar, Unpack
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import Store  # type: ignore[attr-defined]  # public, though not in torch's __all__
 
 from runnerkit.engine import EngineOptions, IEngine
+from runnerkit.engines.lockstep import Lockstep
 from runnerkit.engines.network import tell_gloo_the_interface
 from runnerkit.engines.parent import die_with_parent, is_torchruns
 from runnerkit.engines.process_environment import ProcessEnvironment
 from runnerkit.engines.rendezvous import open_store
+from runnerkit.engines.root_cause import root_cause
 from runnerkit.engines.spawn import spawn
 from runnerkit.engines.stream import spawn_rounds
 from runnerkit.engines.watchdog import AgentWatch, is_needed
+from runnerkit.preemption import Stopped
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +91,8 @@ class ProcessGroupEngine(IEngine, ABC):
         self.timeout_s = timeout_s
         self._owns_group = False
         self._watch: AgentWatch | None = None
+        self._store: Store | None = None
+        self._lockstep: Lockstep | None = None
 
     def launch(self, fn: Callable[[], T]) -> T:
         self.precision.check()
@@ -97,6 +103,11 @@ class ProcessGroupEngine(IEngine, ABC):
                 result = fn()
                 self._stand_down()
                 return result
+            except BaseException as error:
+                cause = self._root_cause(error)
+                if cause is error:
+                    raise
+                raise cause from cause.__cause__
             finally:
                 self.cleanup()
         return spawn(fn, num_processes=self.num_processes, variables=self._meeting_point())
@@ -114,6 +125,12 @@ class ProcessGroupEngine(IEngine, ABC):
             raise
         finally:
             self.cleanup()
+
+    def _root_cause(self, error: BaseException) -> BaseException:
+        if self._store is None or isinstance(error, Stopped):
+            return error
+        place = {"rank": self.rank, "world_size": self.world_size}
+        return root_cause(error, store=self._store, leave=self.cleanup, **place)
 
     def _stand_down(self) -> None:
         if self._watch is not None:
@@ -165,7 +182,10 @@ class ProcessGroupEngine(IEngine, ABC):
                 world_size=environment.world_size,
                 timeout=timeout,
             )
-            self._owns_group = True
+            self._owns_group, self._store = True, store
+            self._lockstep = Lockstep(
+                store, rank=environment.rank, world_size=environment.world_size, timeout_s=self.timeout_s
+            )
             self._watch = AgentWatch() if is_needed() else None  # only now: all workers of this machine are there
 
     def _choose_device(self, environment: ProcessEnvironment) -> torch.device:
@@ -191,6 +211,9 @@ class ProcessGroupEngine(IEngine, ABC):
 
     def cleanup(self) -> None:
         super().cleanup()
+        if self._lockstep is not None:
+            self._lockstep.close()
+        self._lockstep = self._store = None
         if self._owns_group and dist.is_initialized():
             self._compiled.clear()
             gc.collect()  # wrapped models hold the group in cycles; its threads must not outlive it to the exit
@@ -225,6 +248,14 @@ class ProcessGroupEngine(IEngine, ABC):
 
     def barrier(self) -> None:
         dist.barrier()
+
+    def enter_training_loader(self, position: Callable[[], int]) -> None:
+        if self._lockstep is not None:
+            self._lockstep.enter(position)
+
+    def leave_training_loader(self, num_batches: int, *, key: str) -> None:
+        if self._lockstep is not None:
+            self._lockstep.leave(num_batches, key=key)
 
     def settle(self) -> None:
         # A gloo thread that lets go of the last collective's tensors takes an interpreter lock for a moment. A worker

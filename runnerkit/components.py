@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from runnerkit import before_training, snapshot
 from runnerkit.callback import EVENTS, CallbackNode, ICallback, ICheckpointCallback, innermost
+from runnerkit.determinism import deterministic_algorithms
 from runnerkit.environment import describe_environment
 from runnerkit.loader_metrics import new_means, reduce_metrics
 from runnerkit.logdir_lock import lock
@@ -19,9 +22,12 @@ from runnerkit.logger import ILogger, Step
 from runnerkit.seeding import derive_seed, set_global_seed
 from runnerkit.sharding import count_batches, start_epoch
 from runnerkit.types import Batch, as_dict, like
+from runnerkit.whereabouts import note_whereabouts
 
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner
+
+log = logging.getLogger(__name__)
 
 Listeners = dict[str, tuple[Callable[[Any], None], ...]]
 
@@ -59,14 +65,33 @@ def experiment(runner: IRunner) -> Iterator[None]:
         runner._autocast = runner.engine.autocast()
         runner._listeners = bind_listeners(runner)
         set_global_seed(runner.seed)
-        yield
+        with ExitStack() as modes:
+            if runner.deterministic:
+                modes.enter_context(deterministic_algorithms(runner.engine))
+            if runner.detect_anomaly:
+                modes.enter_context(torch.autograd.set_detect_anomaly(True))
+            yield
     except BaseException as error:
         runner.exception = error
-        _note_whereabouts(runner, error)
-        runner._emit("on_exception")
+        note_whereabouts(runner, error)
+        _tell_of_exception(runner, error)
         raise
     finally:
         close_experiment(runner)
+
+
+def _tell_of_exception(runner: IRunner, error: BaseException) -> None:
+    """Let all hear of it; one that fails on it keeps no other from it, and does not hide it."""
+    for listener in runner._listeners["on_exception"]:
+        try:
+            listener(runner)
+        except Exception as another:
+            error.add_note(f"{_name_of(listener)} raised {another!r}")
+            log.error("%s failed", _name_of(listener), exc_info=another)
+
+
+def _name_of(method: Callable[..., Any]) -> str:
+    return f"{type(getattr(method, '__self__', None)).__name__}.{method.__name__}"
 
 
 def end_experiment(runner: IRunner) -> None:
@@ -81,9 +106,19 @@ def close_experiment(runner: IRunner) -> None:
     with ExitStack() as closing:  # one that fails does not keep the others open
         for unlock in runner._logdirs.values():
             closing.callback(unlock)  # last, when nothing is written any more
+        closing.callback(leave_stage, runner)
         for logger in runner.loggers.values():
-            closing.callback(logger.close)
-    leave_stage(runner)
+            closing.callback(_close, logger, runner.exception)
+
+
+def _close(logger: ILogger, error: BaseException | None) -> None:
+    try:
+        logger.close()
+    except Exception as another:
+        if error is None:
+            raise
+        error.add_note(f"{_name_of(logger.close)} raised {another!r}")  # which must not hide what came before it
+        log.error("%s failed", _name_of(logger.close), exc_info=another)
 
 
 def setup_stage(runner: IRunner, stage: str) -> bool:
@@ -194,6 +229,9 @@ def setup_loader(runner: IRunner, key: str) -> None:
     runner.loader_batch_len = num_batches + runner.loader_batch_step if num_batches is not None else None
     runner.is_within_loader = True
     _use_model(runner)
+    if runner.is_train_loader:
+        before = runner.batch_step - runner.loader_batch_step
+        runner.engine.enter_training_loader(lambda: runner.batch_step - before)
 
 
 def _is_training(runner: IRunner, key: str) -> bool:
@@ -265,19 +303,6 @@ def _parts(value: Any) -> Iterable[Any]:
     return value if isinstance(value, list | tuple) else ()
 
 
-def _note_whereabouts(runner: IRunner, error: BaseException) -> None:
-    """Add to an exception of the user's code where the run stood."""
-    if not runner.is_within_loader:
-        return
-    batch = runner.batch if isinstance(runner.batch, list | tuple | dict) else [runner.batch]
-    items = batch.items() if isinstance(batch, dict) else enumerate(batch)
-    shapes = {key: tuple(value.shape) for key, value in items if isinstance(value, Tensor)}
-    error.add_note(
-        f"in batch {runner.loader_batch_step} of loader {runner.loader_key!r}, epoch {runner.epoch_step}, "
-        f"rank {runner.engine.rank}; shapes {shapes}"
-    )
-
-
 def finish_batch(runner: IRunner) -> None:
     """Add a batch's metrics to the loader's; of every `log_every`-th training step, queue them for the loggers."""
     runner._means.update(runner.batch_metrics, runner.batch_size, batch_step=runner.loader_batch_step)
@@ -305,6 +330,8 @@ def finish_loader(runner: IRunner, key: str) -> None:
     runner.need_early_stop = runner._ends_stage
     runner.is_within_loader = False
     before_training.check_not_empty(runner)
+    if runner.is_train_loader:
+        runner.engine.leave_training_loader(runner.loader_batch_step, key=key)
     num_samples = reduce_metrics(runner)
     before_training.check_not_empty(runner, num_samples=num_samples)
     _count_exactly(runner, num_samples)

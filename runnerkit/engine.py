@@ -156,6 +156,20 @@ class IEngine(ABC):
     def barrier(self) -> None:
         """Wait for every process; every rank must call."""
 
+    def enter_training_loader(self, position: Callable[[], int]) -> None:
+        """Begin to train on a loader; every rank must call.
+
+        Args:
+            position: gives the number of the batch under way; called in a thread.
+        """
+
+    def leave_training_loader(self, num_batches: int, *, key: str) -> None:
+        """Wait until every process has trained on loader `key`, on equally many batches; every rank must call.
+
+        Raises:
+            ValueError: a process has another number of them.
+        """
+
     def settle(self) -> None:
         """Let threads of the engine's own come to rest; called before a loader forks its workers."""
 

@@ -60,7 +60,7 @@ def describe(places: list[Place | None], *, loader_key: str, epoch: int) -> str:
     batch, rank, key = min(place for place in places if place is not None)
     return (
         f"batch_metrics[{key!r}] was not finite in batch {batch} of loader {loader_key!r}, epoch {epoch}, rank {rank}, "
-        'the first such batch; non_finite="keep" goes on with it'
+        'the first such batch; non_finite="locate" names the module, "keep" goes on with it'
     )
 
 
@@ -68,7 +68,7 @@ def check_policy(non_finite: Any) -> None:
     """Refuse a policy that there is not.
 
     Raises:
-        ValueError: it is neither "raise" nor "keep".
+        ValueError: it is not "raise", "locate" or "keep".
     """
-    if non_finite not in ("raise", "keep"):
-        raise ValueError(f'non_finite must be "raise" or "keep", got {non_finite!r}')
+    if non_finite not in ("raise", "locate", "keep"):
+        raise ValueError(f'non_finite must be "raise", "locate" or "keep", got {non_finite!r}')

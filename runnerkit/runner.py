@@ -44,6 +44,8 @@ class IRunner(IListener):
         log_every: training steps from one step log to the next, for loggers that want batch metrics.
         non_finite: "raise" ends a loader with an error if a value of `batch_metrics` was NaN or infinite, and names the
             first batch, rank and key; "keep" lets it be.
+        detect_anomaly: whether autograd raises where a gradient becomes NaN; slow.
+        deterministic: whether torch takes only algorithms that give the same bits each time, or raises.
     """
 
     def __init__(self, model: Model | None = None, engine: IEngine | None = None) -> None:
@@ -64,6 +66,8 @@ class IRunner(IListener):
         self.valid_every_steps: int | None = None
         self.log_every = 10
         self.non_finite: Literal["raise", "keep"] = "keep"
+        self.detect_anomaly = False
+        self.deterministic = False
         self._reset()
 
     def _reset(self) -> None:
@@ -257,8 +261,12 @@ class IRunner(IListener):
             self.engine.settle()
         iterator = batches_of(self.loader)
         snapshot.restore_rng(self)  # after iter(), which draws the workers' seed
-        for batch in iterator:
-            yield self.engine.to_device(batch)
+        try:
+            for batch in iterator:
+                yield self.engine.to_device(batch)
+        except Exception:
+            self.loader_batch_step, self.batch = self.loader_batch_step + 1, None  # the one that is not there
+            raise
 
     def _finish_step(self) -> None:
         if self.valid_every_steps is not None and self.batch_step % self.valid_every_steps == 0:

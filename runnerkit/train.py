@@ -16,6 +16,7 @@ from runnerkit.callbacks import (
     CheckRunCallback,
     HangCallback,
     LRScaleCallback,
+    NonFiniteCallback,
     ProfilerCallback,
     TimerCallback,
     TqdmCallback,
@@ -74,7 +75,9 @@ class Runner(IRunner):
         minimize_valid_metric: bool | None = None,
         valid_every_steps: int | None = None,
         log_every: int = 10,
-        non_finite: Literal["raise", "keep"] = "keep",
+        non_finite: Literal["raise", "locate", "keep"] = "keep",
+        detect_anomaly: bool = False,
+        deterministic: bool = False,
         verbose: bool = False,
         timeit: bool = False,
         hang_timeout_s: float | None = None,
@@ -108,7 +111,12 @@ class Runner(IRunner):
                 first two, the other is "valid" or "loss". Given neither, no best checkpoint is kept.
             valid_every_steps: evaluate, and look for the best checkpoint, also every so many training steps.
             log_every: training steps from one step log to the next, for loggers with ``log_batch_metrics``.
-            non_finite: "raise" ends a loader with an error if one of its ``batch_metrics`` was NaN or infinite.
+            non_finite: "raise" ends a loader with an error if one of its ``batch_metrics`` was NaN or infinite;
+                "locate" ends the batch and names the module, see NonFiniteCallback; "keep" lets it be.
+            detect_anomaly: let autograd raise where a gradient becomes NaN, and print the traceback of the operation's
+                forward pass; slow.
+            deterministic: let torch take only algorithms that give the same bits each time; an operation that has none
+                raises, and what torch does not know of is warned about.
             verbose: show a progress bar.
             timeit: log how long batches take.
             hang_timeout_s: end with the stacks of all processes if no batch ends for so many seconds; see HangCallback.
@@ -138,7 +146,10 @@ class Runner(IRunner):
         self.criterion, self.optimizer, self.scheduler = criterion, optimizer, scheduler
         self._given_criterion, self._given_optimizer, self._given_scheduler = criterion, optimizer, scheduler
         self._seed, self._hparams, self._num_epochs = seed, dict(hparams or {}), num_epochs
-        self.valid_every_steps, self.log_every, self.non_finite = valid_every_steps, log_every, non_finite
+        self.valid_every_steps, self.log_every, self.non_finite = valid_every_steps, log_every, "keep"
+        if non_finite != "keep":
+            self.non_finite = "raise"
+        self.detect_anomaly, self.deterministic = detect_anomaly, deterministic
         folder = Path(logdir) if logdir is not None else None
         if folder is None and (profile or load_best_on_end):
             raise ValueError("profile=True and load_best_on_end=True write files: pass logdir=")
@@ -147,6 +158,7 @@ class Runner(IRunner):
         self._given_callbacks = {
             **_by_key(callbacks),
             **_flag_callbacks(folder, verbose=verbose, timeit=timeit, check=check, overfit=overfit, profile=profile),
+            **({"_non_finite": NonFiniteCallback()} if non_finite == "locate" else {}),
             **({"_lr_scale": LRScaleCallback(lr_scale)} if lr_scale is not None else {}),
             **({"_hang": HangCallback(hang_timeout_s)} if hang_timeout_s is not None else {}),
         }

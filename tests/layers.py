@@ -42,6 +42,8 @@ LAYERS = [
         "evaluation",
         "loader_metrics",
         "prediction",
+        "whereabouts",
+        "determinism",
     },
     {"recomputation", "scratch_runner"},
     {"engines", "callbacks", "loggers", "contrib", "data"},  # and these not from one another

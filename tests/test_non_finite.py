@@ -108,5 +108,5 @@ def test_a_job_of_two_processes_ends_with_the_place():
 
 def test_an_unknown_policy_is_refused():
     """Before anything starts."""
-    with pytest.raises(ValueError, match='non_finite must be "raise" or "keep", got \'warn\''):
+    with pytest.raises(ValueError, match='non_finite must be "raise", "locate" or "keep", got \'warn\''):
         Bad().train(model=nn.Linear(1, 1), loaders={"train": DataLoader([1])}, non_finite="warn", **quiet())

@@ -180,7 +180,7 @@ def test_the_end_of_the_calling_process_ends_all(start, how):
 
 @pytest.mark.slow
 def test_under_torchrun_an_exception_in_one_rank_ends_all(start):
-    """The launcher ends the job; the failing rank's traceback is shown once."""
+    """The launcher ends the job; each rank that has the time shows the failing rank's traceback, and nothing else."""
     process = start('raise ArithmeticError("rank one has had enough")', launcher=TORCHRUN)
     wait_until_ready(process)
     pids = family(process)
@@ -189,7 +189,8 @@ def test_under_torchrun_an_exception_in_one_rank_ends_all(start):
 
     assert process.returncode != 0
     assert seconds < LIMIT_S
-    assert errors.count("ArithmeticError: rank one has had enough") == 1
+    assert "ArithmeticError: rank one has had enough" in errors
+    assert "closed by peer" not in errors.lower()
     assert_nobody_is_left(pids)
 
 

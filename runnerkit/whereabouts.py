@@ -1,0 +1,72 @@
+"""What is added to an exception that ends a run: where the run stood, and what to do if memory ran out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from runnerkit.precision import FP32
+
+if TYPE_CHECKING:
+    from runnerkit.runner import IRunner
+
+# What torch says where it raises a plain RuntimeError: of the CPU's allocator, of CUDA's libraries.
+_MEMORY_ERRORS = (
+    "DefaultCPUAllocator: not enough memory",
+    "DefaultCPUAllocator: can't allocate memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
+
+
+def note_whereabouts(runner: IRunner, error: BaseException) -> None:
+    """Add to an exception of the user's code where the run stood, and after it what would need less memory."""
+    place = f"loader {runner.loader_key!r}, epoch {runner.epoch_step}, rank {runner.engine.rank}"
+    if not runner.loader_key:
+        error.add_note(f"before the first loader, rank {runner.engine.rank}")
+    elif not runner.is_within_loader:
+        error.add_note(f"after batch {runner.loader_batch_step} of {place}")
+    elif runner.batch is None:
+        error.add_note(f"while batch {runner.loader_batch_step} of {place} was fetched")
+    else:
+        shapes = {key: tuple(value.shape) for key, value in _tensors(runner.batch)}
+        error.add_note(f"in batch {runner.loader_batch_step} of {place}; shapes {shapes}")
+    if is_out_of_memory(error):
+        error.add_note(_what_needs_less(runner))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, of a GPU or of the machine.
+
+    >>> is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory")), is_out_of_memory(RuntimeError("another"))
+    (True, False)
+    """
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _MEMORY_ERRORS)
+
+
+def _what_needs_less(runner: IRunner) -> str:
+    tensors = [f"{key} {str(value.dtype)[6:]}{list(value.shape)}" for key, value in _tensors(runner.batch)]
+    of_batch = f" on a batch of {', '.join(tensors)}" if tensors else ""
+    remedies = ["a smaller batch_size"]
+    if runner.is_train_loader:
+        remedies[0] += ", with OptimizerCallback(accumulation_steps=...) for steps as large as before"
+        if isinstance(runner.engine.precision, FP32):
+            remedies.append("amp=True, for activations of half the size")
+        remedies.append("torch.utils.checkpoint in the model, which computes activations again instead of keeping them")
+        if not runner.engine.sharded_checkpoints:
+            remedies.append("FullyShardedDataParallelEngine, if weights and the optimizer's state are what is large")
+    return f"out of memory on {runner.engine.device}{of_batch}. What needs less: {'; '.join(remedies)}"
+
+
+def _tensors(batch: Any) -> Iterator[tuple[Any, Tensor]]:
+    items = (
+        batch.items()
+        if isinstance(batch, Mapping)
+        else enumerate(batch if isinstance(batch, list | tuple) else [batch])
+    )
+    return ((key, value) for key, value in items if isinstance(value, Tensor))

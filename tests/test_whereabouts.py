@@ -1,0 +1,183 @@
+"""What ends a run says where: batch, loader, epoch, rank; logs are closed and callbacks told, whatever else fails."""
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+from runnerkit import dl
+from runnerkit.whereabouts import is_out_of_memory
+from tests.tiny import loader, mlp, quiet, sgd
+
+
+def train(**kwargs):
+    model = kwargs.pop("model", None) or mlp()
+    options = {"loaders": {"train": loader(32, 4), "valid": loader(8, 4)}, "engine": dl.CPUEngine(), **quiet()}
+    dl.SupervisedRunner().train(
+        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), **{**options, **kwargs}
+    )
+
+
+def notes_of(expected, **kwargs):
+    with pytest.raises(expected) as caught:
+        train(**kwargs)
+    return caught.value.__notes__
+
+
+class Fails(dl.Callback):
+    """Raises in one event, and where told to in on_exception too; notes that it was told."""
+
+    def __init__(self, event="on_exception", *, order=0, told=None):
+        super().__init__(order=order)
+        self.event, self.told = event, told
+        if event != "on_exception":
+            setattr(self, event, self.fail)
+
+    def fail(self, runner):
+        if runner.batch_step == 3 or self.event != "on_batch_end":
+            raise LookupError(f"in {self.event}")
+
+    def on_batch_end(self, runner):
+        pass
+
+    on_epoch_end = on_stage_start = on_batch_end
+
+    def on_exception(self, runner):
+        if self.told is not None:
+            self.told.append(runner.exception)
+        if self.event == "on_exception":
+            raise OSError("nobody to tell")
+
+
+@pytest.mark.parametrize(
+    ("event", "place"),
+    [
+        ("on_batch_end", "in batch 3 of loader 'train', epoch 1, rank 0; shapes {'features': (4, 6)"),
+        ("on_epoch_end", "after batch 2 of loader 'valid', epoch 1, rank 0"),
+        ("on_stage_start", "before the first loader, rank 0"),
+    ],
+)
+def test_an_exception_says_where_the_run_stood(event, place):
+    [note] = notes_of(LookupError, callbacks=[Fails(event)])
+
+    assert note.startswith(place)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_batch_that_cannot_be_fetched_is_named(num_workers):
+    """The one that is not there, not the one before it."""
+
+    class Broken(torch.utils.data.Dataset):
+        def __len__(self):
+            return 12
+
+        def __getitem__(self, index):
+            if index == 9:
+                raise LookupError("sample 9")
+            return torch.zeros(6), 0
+
+    broken = torch.utils.data.DataLoader(Broken(), batch_size=4, num_workers=num_workers)
+
+    notes = notes_of(LookupError, loaders={"valid": loader(8, 4), "train": broken})
+    gc.collect()  # the loader's iterator, which holds the workers, is in the exception's traceback
+
+    assert notes[-1] == "while batch 3 of loader 'train', epoch 1, rank 0 was fetched"
+
+
+class Greedy(nn.Module):
+    """Wants more memory than there is."""
+
+    def __init__(self, size=2**48):
+        super().__init__()
+        self.linear, self.size = nn.Linear(6, 3), size
+
+    def forward(self, features):
+        return self.linear(features) + torch.empty(self.size).sum()
+
+
+def test_out_of_memory_names_the_batch_and_what_needs_less():
+    """The allocator's own words come first; advice that is followed already is not given again."""
+    place, advice = notes_of(RuntimeError, model=Greedy())
+    in_bf16 = notes_of(RuntimeError, model=Greedy(), engine=dl.AMPEngine("cpu", dtype=torch.bfloat16))[1]
+
+    assert place == "in batch 1 of loader 'train', epoch 1, rank 0; shapes {0: (4, 6), 1: (4,)}"
+    assert advice.startswith(
+        "out of memory on cpu on a batch of 0 float32[4, 6], 1 int64[4]. What needs less: a smaller"
+    )
+    for words in ("batch_size", "accumulation_steps", "amp=True", "torch.utils.checkpoint", "FullyShardedDataParallel"):
+        assert words in advice
+    assert "amp=True" not in in_bf16
+
+
+def test_training_is_not_what_evaluation_is_told_to_change():
+    [_, advice] = notes_of(RuntimeError, model=Greedy(), loaders={"valid": loader(8, 4), "train": loader(8, 4)})
+
+    assert advice.endswith("What needs less: a smaller batch_size")
+
+
+def test_what_is_no_lack_of_memory_gets_no_advice():
+    """A RuntimeError is many things."""
+    assert is_out_of_memory(MemoryError())
+    assert is_out_of_memory(
+        RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory: you tried to allocate 4 bytes")
+    )
+    assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert not is_out_of_memory(ValueError("DefaultCPUAllocator: not enough memory"))
+
+
+class Log(dl.ILogger):
+    """Notes what became of it."""
+
+    def __init__(self, *, log_fails=False, close_fails=False):
+        self.log_fails, self.close_fails = log_fails, close_fails
+        self.is_closed = False
+
+    def log_scalars(self, scalars, *, step, scope):
+        if self.log_fails:
+            raise ConnectionError("the service is away")
+
+    def close(self):
+        self.is_closed = True
+        if self.close_fails:
+            raise TimeoutError("and stays away")
+
+
+def test_a_callback_that_fails_on_the_exception_hides_nothing():
+    """All others are told, all logs are closed, and the run ends with the first exception, a note of the second."""
+    told, log = [], Log()
+
+    notes = notes_of(
+        LookupError,
+        callbacks=[Fails(order=1), Fails("on_batch_end", order=2, told=told), Fails(order=3, told=told)],
+        loggers={"console": None, "log": log},
+    )
+
+    assert [str(each) for each in told] == ["in on_batch_end"] * 2
+    assert notes[1:] == ["Fails.on_exception raised OSError('nobody to tell')"] * 2
+    assert log.is_closed
+
+
+def test_a_logger_that_fails_keeps_no_other_open():
+    """Neither in the middle of the run nor at its end; the first exception is the one that is raised."""
+    logs = {"first": Log(), "bad": Log(log_fails=True, close_fails=True), "last": Log()}
+    told = []
+
+    notes = notes_of(ConnectionError, loggers={"console": None, **logs}, callbacks=[Fails("none", told=told)])
+
+    assert all(log.is_closed for log in logs.values())
+    assert [str(each) for each in told] == ["the service is away"]
+    assert notes == [
+        "after batch 8 of loader 'train', epoch 1, rank 0",
+        "Log.close raised TimeoutError('and stays away')",
+    ]
+
+
+def test_a_logger_that_cannot_be_closed_ends_a_good_run_with_its_exception():
+    """The logs are not whole, which nobody must take them for; the model is the user's again all the same."""
+    logs = {"bad": Log(close_fails=True), "last": Log()}
+
+    with pytest.raises(TimeoutError, match="and stays away"):
+        train(loggers={"console": None, **logs})
+
+    assert logs["last"].is_closed
