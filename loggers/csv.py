@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from runnerkit.checkpoint import write_text
+from runnerkit.atomic_file import write_text
 from runnerkit.logger import ILogger, Scope, Step
 from runnerkit.loggers.folder import claim_folder
 from runnerkit.loggers.table import Table, drop_rows_after

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from runnerkit.checkpoint import write_text
+from runnerkit.atomic_file import write_text
 from runnerkit.logger import Step
 
 PLACE = ("stage", "epoch", "step")

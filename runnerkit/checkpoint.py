@@ -19,8 +19,7 @@ from typing import Any
 
 import torch
 
-from runnerkit.atomic_file import AtomicFile, sync, unwritable
-from runnerkit.atomic_file import write_text as write_text
+from runnerkit.atomic_file import AtomicFile, sync, unwritable, write_text
 from runnerkit.checkpoint_index import DamagedIndex, Record, place_of, read_index, to_json
 from runnerkit.types import StateDict
 

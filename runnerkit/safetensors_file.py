@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from runnerkit.checkpoint import AtomicFile
+from runnerkit.atomic_file import AtomicFile
 from runnerkit.types import StateDict
 
 SUFFIX = ".safetensors"
