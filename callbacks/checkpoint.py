@@ -8,7 +8,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -254,6 +254,8 @@ class CheckpointCallback(ICheckpointCallback):
             self._background.close()  # what was seen to be saved is kept
         except Exception as error:  # the run's own exception is the one to raise
             logger.warning("the last checkpoint could not be written: %s", error)
+        with suppress(OSError):
+            self.folder.rmdir()  # if it is empty: a call that was refused leaves nothing
         self._signals.close()
 
     def on_experiment_end(self, runner: IRunner) -> None:
