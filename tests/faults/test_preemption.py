@@ -19,14 +19,15 @@ from tests.tiny import loader, mlp, quiet, weights
 
 
 class Send(dl.Callback):
-    """Sends this process a signal after so many training steps, or in the validation after them."""
+    """Sends this process a signal after so many training steps, or in the validation after them; rank -1 is all."""
 
     def __init__(self, number, *, step, rank=0, loader_key="train", times=1):
         super().__init__(order=dl.CallbackOrder.External)
         self.number, self.step, self.at_rank, self.loader_key, self.times = number, step, rank, loader_key, times
 
     def on_batch_end(self, runner):
-        if (runner.batch_step, runner.loader_key, runner.engine.rank) == (self.step, self.loader_key, self.at_rank):
+        is_mine = self.at_rank in (runner.engine.rank, -1)
+        if is_mine and (runner.batch_step, runner.loader_key) == (self.step, self.loader_key):
             for _ in range(self.times):
                 os.kill(os.getpid(), self.number)
             self.times = 0
@@ -92,6 +93,24 @@ def test_a_signal_in_the_evaluation_stops_after_the_epoch(tmp_path, whole):
         train(tmp_path, Send(signal.SIGTERM, step=20, loader_key="valid"))
 
     assert (last(tmp_path).name, last(tmp_path).batch) == ("model.0002.pth", 20)
+    assert_goes_on(tmp_path, whole)
+
+
+def test_a_signal_during_a_save_stops_after_the_step_that_follows(tmp_path, whole, monkeypatch):
+    """The file under way is written to its end."""
+    add = CheckpointFolder.add
+
+    def interrupted(folder, *args, **what):
+        os.kill(os.getpid(), signal.SIGTERM)
+        monkeypatch.undo()
+        return add(folder, *args, **what)
+
+    monkeypatch.setattr(CheckpointFolder, "add", interrupted)
+    with pytest.raises(Preempted):
+        train(tmp_path)
+
+    names = [record.name for record in CheckpointFolder(tmp_path / "checkpoints").records]
+    assert names == ["model.0001.pth", "model.0002.00000011.pth"]
     assert_goes_on(tmp_path, whole)
 
 
@@ -208,8 +227,8 @@ def whole_of_two(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "code"),
-    [({"rank": 1}, 75), ({"to_parent": signal.SIGTERM}, 75), ({"to_parent": signal.SIGINT}, 130)],
-    ids=["SIGTERM to rank 1", "SIGTERM to the calling process", "Ctrl-C"],
+    [({"rank": 1}, 75), ({"rank": -1}, 75), ({"to_parent": signal.SIGTERM}, 75), ({"to_parent": signal.SIGINT}, 130)],
+    ids=["SIGTERM to rank 1", "SIGTERM to all ranks", "SIGTERM to the calling process", "Ctrl-C"],
 )
 def test_one_process_is_asked_and_all_stop_after_the_same_step(tmp_path, whole_of_two, how, code):
     """Whoever got the signal; the calling process ends as it would by itself."""
