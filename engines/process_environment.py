@@ -31,6 +31,14 @@ class ProcessEnvironment:
     port: int | None = None
     is_store_shared: bool = False
 
+    @property
+    def is_on_one_machine(self) -> bool:
+        """Whether all processes of the job run on this machine, as far as their launcher tells."""
+        if self.store is not None or self.address in ("localhost", "127.0.0.1", "::1"):
+            return True
+        counts = (os.environ.get(name) for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"))
+        return str(self.world_size) in counts or os.environ.get("SLURM_STEP_NUM_NODES") == "1"
+
     @classmethod
     def read(cls) -> Self | None:
         """Read the variables of the launchers; None if nobody launched this process as one of a job.

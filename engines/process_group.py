@@ -182,10 +182,12 @@ class ProcessGroupEngine(IEngine, ABC):
                 world_size=environment.world_size,
                 timeout=timeout,
             )
-            self._owns_group, self._store = True, store
-            self._lockstep = Lockstep(
-                store, rank=environment.rank, world_size=environment.world_size, timeout_s=self.timeout_s
-            )
+            self._owns_group = True
+            if environment.is_on_one_machine:  # a store on a machine that is cut off answers nobody
+                self._store = store
+                self._lockstep = Lockstep(
+                    store, rank=environment.rank, world_size=environment.world_size, timeout_s=self.timeout_s
+                )
             self._watch = AgentWatch() if is_needed() else None  # only now: all workers of this machine are there
 
     def _choose_device(self, environment: ProcessEnvironment) -> torch.device:

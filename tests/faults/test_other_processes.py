@@ -36,6 +36,7 @@ class WriteDown(dl.Callback):
 
     def on_batch_start(self, runner):
         if runner.batch_step == self.stop_before:
+            runner.engine.barrier()  # what the others have seen is written down by then
             raise KeyboardInterrupt
 
     def on_step_end(self, runner):
