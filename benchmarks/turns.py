@@ -19,7 +19,6 @@ class Turns:
         place = os.environ.get(PLACE)
         self.socket = None if place is None else socket.socket(fileno=int(place))
         self.waited = 0.0
-        self.begun = False
 
     def wait(self) -> None:
         """End the own turn and return at the begin of the next one."""
@@ -28,9 +27,8 @@ class Turns:
         begin = time.perf_counter()
         self.socket.send(b".")
         self.socket.recv(1)
-        if not self.begun and hasattr(os, "sched_setaffinity"):
+        if hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # all on one core: others use them unequally
-            self.begun = True
         self.waited += time.perf_counter() - begin
 
 

@@ -134,7 +134,7 @@ class CheckpointFolder:
                 counters = state.get("counters", {"epoch_step": 0, "batch_step": 0, "epoch_metrics": {}})
                 record = Record(
                     path.name, "runner" if "format_version" in state else "model", counters["epoch_step"],
-                    counters["batch_step"], _size(path), _sha256(file), metrics=counters["epoch_metrics"],
+                    counters["batch_step"], _size(path), sha256_of(file), metrics=counters["epoch_metrics"],
                 )  # fmt: skip
                 if _is_good(path, record):
                     found.append(record)
@@ -166,7 +166,7 @@ class CheckpointFolder:
         """
         path = self.folder / name
         file = save_checkpoint(state, path if name.endswith(".pth") else self.temporary(name) / _REST)
-        size, checksum = _size(file.parent if file.name == _REST else file), _sha256(file)
+        size, checksum = _size(file.parent if file.name == _REST else file), sha256_of(file)
         if file.name == _REST:
             self._put_in_place(name)
         record = Record(name, kind, epoch, batch, size, checksum, score, dict(metrics))
@@ -302,12 +302,14 @@ def fault_of(path: Path, record: Record, *, quick: bool = False) -> str | None:
             return f"it has {size} bytes instead of {record.size_bytes}"
         if quick:
             return None
-        if _sha256(file) != record.sha256:
+        if sha256_of(file) != record.sha256:
             return "its checksum is wrong"
         state = _load(file, mapped=True)
         # The rest vouches for the shards.
         files = state["shards"]["files"] if path.is_dir() else {}
-        bad = [name for name, checksum in files.items() if Path(name).name != name or _sha256(path / name) != checksum]
+        bad = [
+            name for name, checksum in files.items() if Path(name).name != name or sha256_of(path / name) != checksum
+        ]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return str(error)
     return f"the checksum of {bad[0]} is wrong" if bad else None
@@ -335,7 +337,8 @@ def _link(path: Path, target: str) -> None:
         temporary.symlink_to(target, target_is_directory=True)
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """Compute a file's checksum."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

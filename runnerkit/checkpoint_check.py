@@ -1,17 +1,14 @@
 """Whether a logdir's checkpoints are what its index says, and can be loaded."""
 
-import hashlib
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from runnerkit.checkpoint import load_checkpoint
-from runnerkit.checkpoint_index import Record, read_index
+from runnerkit.checkpoint import load_checkpoint, sha256_of
+from runnerkit.checkpoint_index import Record, place_of, read_index
 from runnerkit.finding import Finding, Verdict
 from runnerkit.resume_check import check_format
 
 FOLDER = "checkpoints"
-_NAME = re.compile(r"model\.\d+(\.\d+)?(\.pth)?")  # of a checkpoint that the callback wrote
 
 
 def check_checkpoints(logdir: Path) -> Iterator[Finding]:
@@ -48,7 +45,7 @@ def check_checkpoints(logdir: Path) -> Iterator[Finding]:
 def _check_index(folder: Path, records: list[Record]) -> Iterator[Finding]:
     if records:
         yield Finding("good", f"{FOLDER}/index.json", f"lists {len(records)} checkpoints")
-    elif any(_NAME.fullmatch(path.name) for path in folder.iterdir()):
+    elif any(place_of(path.name) for path in folder.iterdir()):
         yield Finding("BROKEN", f"{FOLDER}/index.json", "lists none of the checkpoints that are there: none is found")
     else:
         yield Finding("note", FOLDER, "no checkpoint was finished: nothing to resume from")
@@ -72,7 +69,7 @@ def _file_defect(path: Path, size_bytes: int | None, sha256: str) -> str | None:
     size = path.stat().st_size
     if size_bytes not in (None, size):
         return f"has {size} bytes of {size_bytes}: torn"
-    return None if _sha256(path) == sha256 else "other bytes than were written (checksum)"
+    return None if sha256_of(path) == sha256 else "other bytes than were written (checksum)"
 
 
 def _folder_defect(path: Path, record: Record) -> str | None:
@@ -127,7 +124,7 @@ def _is_name(path: Path, checkpoint: Path) -> bool:
 
 def _is_copy(path: Path, record: Record) -> bool:
     """Whether `path` has the bytes of a checkpoint: on a file system without links, a name is a copy."""
-    return path.is_file() and path.stat().st_size == record.size_bytes and _sha256(path) == record.sha256
+    return path.is_file() and path.stat().st_size == record.size_bytes and sha256_of(path) == record.sha256
 
 
 def _check_leftovers(folder: Path, records: list[Record]) -> Iterator[Finding]:
@@ -135,10 +132,5 @@ def _check_leftovers(folder: Path, records: list[Record]) -> Iterator[Finding]:
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") and path.name.endswith(".tmp"):
             yield Finding("note", f"{FOLDER}/{path.name}", "half a file, left by a killed run: delete it")
-        elif records and _NAME.fullmatch(path.name) and path.name not in known:
+        elif records and place_of(path.name) and path.name not in known:
             yield Finding("note", f"{FOLDER}/{path.name}", "not in index.json, left by a killed run: delete it")
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

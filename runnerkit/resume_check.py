@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from runnerkit.plain_values import plain
 from runnerkit.types import StateDict, as_dict
 from runnerkit.version import __version__
+from runnerkit.weights import listed
 
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner
@@ -104,19 +105,13 @@ def check_weights(saved: Mapping[str, Any], own: Mapping[str, Any], source: str)
         "not in the model": [name for name in saved if name not in own],
         "of another shape": [f"{name} {a} instead of {b}" for name, (a, b) in shapes.items() if a != b],
     }
-    told = [f"{len(names)} {kind}: {_listed(names, _NUM_NAMED)}" for kind, names in kinds.items() if names]
+    told = [f"{len(names)} {kind}: {listed(names, _NUM_NAMED)}" for kind, names in kinds.items() if names]
     if told:
         raise ValueError(f"{source} holds another model's weights; {'; '.join(told)}")
 
 
 def _shape(value: Any) -> tuple[int, ...] | None:
     return tuple(value.shape) if isinstance(value, Tensor) else None
-
-
-def _listed(names: Iterable[str], num_named: int) -> str:
-    names = list(names)
-    rest = f" and {len(names) - num_named} more" if len(names) > num_named else ""
-    return ", ".join(names[:num_named]) + rest
 
 
 def check_optimizer(saved: StateDict, optimizer: Any, source: str) -> None:
@@ -187,7 +182,7 @@ def warn_of_changes(saved: Mapping[str, Any], own: Mapping[str, Any], source: st
         "%s was saved with other settings, and the run goes on with the new ones%s: %s",
         source,
         " but the optimizer's, which are the checkpoint's" if any("optimizer" in each for each in changes) else "",
-        _listed(changes, 10 * _NUM_NAMED),
+        listed(changes, 10 * _NUM_NAMED),
     )
 
 

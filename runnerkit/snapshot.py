@@ -215,11 +215,12 @@ def load_model_state(runner: IRunner, state: StateDict, *, source: str) -> None:
     models = _models(runner)
     resume_check.check_model_keys(by_key, models, source)
     for key, model in models.items():
+        module = runner.engine.unwrap(model)
+        named = under_names_of(module, by_key[key])
         try:
-            named = under_names_of(runner.engine.unwrap(model), by_key[key])
             runner.engine.load_model_state_dict(model, named)
         except RuntimeError as error:
-            resume_check.check_weights(by_key[key], runner.engine.unwrap(model).state_dict(), source)
+            resume_check.check_weights(named, module.state_dict(), source)
             raise ValueError(f"{source} holds another model's weights: {error}") from error
 
 

@@ -168,7 +168,7 @@ def _load(module: nn.Module, state: StateDict, *, strict: bool, prefix: str, sou
         bare = dict(zip(_bare(list(state)), state.values(), strict=True))
         state = _part(bare, prefix)
         if not state:
-            raise ValueError(f"{source} has no weights whose names begin with {prefix!r}: {_listed(bare)}")
+            raise ValueError(f"{source} has no weights whose names begin with {prefix!r}: {listed(bare)}")
     state = under_names_of(module, state)
     own = module.state_dict()
     shapes = {
@@ -178,7 +178,7 @@ def _load(module: nn.Module, state: StateDict, *, strict: bool, prefix: str, sou
     }
     fitting = {name: value for name, value in state.items() if name not in shapes}
     if not own.keys() & fitting.keys():
-        raise ValueError(f"{source} has none of the model's weights, {_listed(own)}, but {_listed(state)}")
+        raise ValueError(f"{source} has none of the model's weights, {listed(own)}, but {listed(state)}")
     # Torch has the last word, since modules may take other names than they give. It loads what fits even if it fails.
     before = copied(own) if strict and (shapes or own.keys() != state.keys()) else None
     found = module.load_state_dict(fitting, strict=False)
@@ -187,7 +187,7 @@ def _load(module: nn.Module, state: StateDict, *, strict: bool, prefix: str, sou
         "unexpected": found.unexpected_keys,
         "of another shape": [shapes[name] for name in own if name in shapes],
     }
-    misfits = "".join(f"\n  {what}: {_listed(names)}" for what, names in words.items() if names)
+    misfits = "".join(f"\n  {what}: {listed(names)}" for what, names in words.items() if names)
     if misfits and before is not None:
         module.load_state_dict(before)
         raise ValueError(f"{source} does not fit the model; strict=False takes what fits{misfits}")
@@ -200,7 +200,12 @@ def _differs(own: Any, given: Any) -> bool:
     return are_tensors and not is_lazy(own) and own.shape != given.shape
 
 
-def _listed(names: Iterable[str]) -> str:
+def listed(names: Iterable[str], num_listed: int = _NUM_LISTED) -> str:
+    """Write the first names, and how many more there are.
+
+    >>> listed("abc", 2)
+    'a, b and 1 more'
+    """
     names = list(names)
-    more = f" and {len(names) - _NUM_LISTED} more" if len(names) > _NUM_LISTED else ""
-    return ", ".join(names[:_NUM_LISTED]) + more
+    more = f" and {len(names) - num_listed} more" if len(names) > num_listed else ""
+    return ", ".join(names[:num_listed]) + more
