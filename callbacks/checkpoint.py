@@ -116,12 +116,12 @@ class CheckpointCallback(ICheckpointCallback):
         self._is_due = self._is_validated = False
         self._saved_at = 0.0
         self._background = Background()
-        self._stop = StopRequests()
         self._signals = ExitStack()
 
     def on_experiment_start(self, runner: IRunner) -> None:
         if runner.engine.is_main_process:
             self._open_folder(runner)
+        self._stop = StopRequests()
         if self.mode == "runner":
             self._signals.enter_context(heeded(self._stop.ask))
 

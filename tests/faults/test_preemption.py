@@ -114,6 +114,17 @@ def test_a_signal_during_a_save_stops_after_the_step_that_follows(tmp_path, whol
     assert_goes_on(tmp_path, whole)
 
 
+def test_a_callback_that_was_stopped_can_be_used_again(tmp_path):
+    """The request was for the run that it ended."""
+    checkpoint = dl.CheckpointCallback(tmp_path, mode="runner")
+    with pytest.raises(Preempted):
+        train(tmp_path, checkpoint, Send(signal.SIGTERM, step=17))
+
+    train(tmp_path, checkpoint)
+
+    assert (last(tmp_path).epoch, last(tmp_path).batch) == (4, 40)
+
+
 def test_a_second_signal_stops_at_once(tmp_path):
     """As Ctrl-C does without a runner: in the middle of the step, and nothing is saved."""
     with pytest.raises(KeyboardInterrupt) as stopped:

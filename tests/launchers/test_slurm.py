@@ -9,6 +9,7 @@ from tests.launchers.slurm import Slurm, why_not
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 BATCH_JOB = "Slurm, a batch job that goes on after preemption"
+SAVING_JOB = "Slurm, a batch job that saves before its time is up"
 NUM_EPOCHS = 4
 
 
@@ -51,9 +52,9 @@ def test_a_step_is_smaller_than_its_allocation(jobs, slurm):
     ]
 
 
-def submit(jobs, slurm):
-    """Submit the batch job of the docs; return it (to wait for its output) and its number."""
-    script, command, _ = commands(BATCH_JOB)
+def submit(jobs, slurm, heading):
+    """Submit a batch job of the docs and return its number."""
+    script, command, _ = commands(heading)
     (jobs.folder / "job.sh").write_text(jobs.with_arguments(script, num_epochs=NUM_EPOCHS, held_epoch=3))
     job = jobs.start(command, variables=slurm.environment)
     assert job.wait() == 0, job.output
@@ -65,7 +66,7 @@ def read(path):
 
 
 def assert_as_if_never_interrupted(jobs, expected, output):
-    """It was interrupted within the third epoch, went on from the second's checkpoint, and logged each once."""
+    """It was interrupted within the third epoch, started again, and logged each epoch once."""
     assert output.count("is done") == 2, output
     jobs.assert_weights(expected(NUM_EPOCHS))
     for key in ("train", "valid"):
@@ -77,7 +78,7 @@ def assert_as_if_never_interrupted(jobs, expected, output):
 @pytest.mark.parametrize("how", ["requeue", "preemption"])
 def test_a_requeued_job_ends_as_if_it_had_never_been_interrupted(jobs, slurm, expected, how):
     """By hand, or because a job of a higher partition needs the nodes."""
-    job_id = submit(jobs, slurm)
+    job_id = submit(jobs, slurm, BATCH_JOB)
     output = jobs.folder / "job.txt"
     wait_until(lambda: read(output).count("holds") == 2, 60, lambda: read(output))
 
@@ -91,4 +92,20 @@ def test_a_requeued_job_ends_as_if_it_had_never_been_interrupted(jobs, slurm, ex
     wait_until(lambda: slurm.facts_of(job_id)["Restarts"] == "1", 60, lambda: slurm.facts_of(job_id))
     jobs.go()
     wait_until(lambda: slurm.facts_of(job_id)["JobState"] == "COMPLETED", 90, lambda: read(output))
+    assert_as_if_never_interrupted(jobs, expected, read(output))
+
+
+def test_a_job_that_is_sent_a_signal_saves_and_puts_itself_back_into_the_queue(jobs, slurm, expected):
+    """SIGUSR1 reaches both tasks; both end with 75, and the second start goes on within the epoch."""
+    job_id = submit(jobs, slurm, SAVING_JOB)
+    output = jobs.folder / "job.txt"
+    wait_until(lambda: read(output).count("holds") == 2, 60, lambda: read(output))
+
+    told = jobs.start(commands(SAVING_JOB)[2], variables={**slurm.environment, "JOB": str(job_id)})
+    assert told.wait() == 0, told.output
+    jobs.go()
+
+    wait_until(lambda: slurm.facts_of(job_id)["Restarts"] == "1", 60, lambda: read(output))
+    wait_until(lambda: slurm.facts_of(job_id)["JobState"] == "COMPLETED", 90, lambda: read(output))
+    assert "SIGUSR1: saved, and stopped after step" in read(output)
     assert_as_if_never_interrupted(jobs, expected, read(output))
