@@ -91,6 +91,7 @@ def run(candidate: Candidate, *, timeout_s: float = 900, its_turns: socket.socke
         CandidateFailed: with the last line that it said.
     """
     environment = {**os.environ, **ONE_THREAD, "BENCHMARK_STARTED_AT": str(time.time())}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # users' installs are compiled
     handed_on = () if its_turns is None else (its_turns.fileno(),)
     if its_turns is not None:
         environment[turns.PLACE] = str(its_turns.fileno())
