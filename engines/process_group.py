@@ -183,8 +183,8 @@ class ProcessGroupEngine(IEngine, ABC):
                 timeout=timeout,
             )
             self._owns_group = True
+            self._store = store
             if environment.is_on_one_machine:  # a store on a machine that is cut off answers nobody
-                self._store = store
                 self._lockstep = Lockstep(
                     store, rank=environment.rank, world_size=environment.world_size, timeout_s=self.timeout_s
                 )

@@ -9,9 +9,11 @@ import cloudpickle
 from torch.distributed import DistError, Store  # type: ignore[attr-defined]  # public, though not in torch's __all__
 
 from runnerkit.engines.failure import FAILED, Failure, PeerLostError, WorkerError, describe
+from runnerkit.engines.time_limit import within
 
 _WORDS_S = 3.0  # for others to say what happened to them
 _LINGER_S = 5.0  # for others to read it
+_ANSWER_S = 5.0  # for the store
 _POLL_S = 0.02
 
 
@@ -20,7 +22,8 @@ def root_cause(
 ) -> BaseException:
     """Return what ended the job: `error`, or if that only says that another process left, what that process raised.
 
-    Every rank that fails must call. It waits some seconds for the others.
+    Every rank that fails must call. It waits some seconds for the others, and for the store, which on a machine that is
+    cut off answers nobody.
 
     Args:
         store: of the process group; rank zero's process may hold it.
@@ -29,22 +32,35 @@ def root_cause(
     is_consequence = _is_consequence(error)
     if not is_consequence:
         _tell_torchrun(error)
+    failure = describe(error, rank=rank, world_size=world_size)
     try:
-        number = store.add("runnerkit/failures", 1)
-        failure = describe(error, rank=rank, world_size=world_size)
-        store.set(f"runnerkit/failure/{number}", cloudpickle.dumps((failure, is_consequence)))
-        if not is_consequence:
-            store.set(FAILED, "")
+        within(_ANSWER_S, lambda: _tell(failure, is_consequence, store))
         traceback.clear_frames(error.__traceback__)  # which hold the model, and that the open group
         leave()
-        cause, num_spoke = _find(error, store, world_size) if is_consequence else (error, world_size)
-        store.add("runnerkit/read", 1)
-        _wait(lambda: store.add("runnerkit/read", 0) >= num_spoke, _LINGER_S)
+        cause, num_spoke = error, world_size
+        if is_consequence:
+            cause, num_spoke = within(_WORDS_S + _ANSWER_S, lambda: _find(error, store, world_size))
+        within(_LINGER_S + _ANSWER_S, lambda: _wait_for_readers(store, num_spoke))
+    except TimeoutError:
+        error.add_note(f"rank 0 of {world_size} does not answer: its machine, or this one, may be cut off")
+        return error
     except DistError:
         if not is_consequence:
             return error
         return WorkerError(f"rank 0 of {world_size} left without a word: {_HOW}")
     return cause
+
+
+def _tell(failure: Failure, is_consequence: bool, store: Store) -> None:
+    number = store.add("runnerkit/failures", 1)
+    store.set(f"runnerkit/failure/{number}", cloudpickle.dumps((failure, is_consequence)))
+    if not is_consequence:
+        store.set(FAILED, "")
+
+
+def _wait_for_readers(store: Store, count: int) -> None:
+    store.add("runnerkit/read", 1)
+    _wait(lambda: store.add("runnerkit/read", 0) >= count, _LINGER_S)
 
 
 _HOW = "killed, by the system if memory ran out, or gone by os._exit; its launcher knows the exit code"

@@ -92,6 +92,22 @@ def test_killing_a_host_ends_the_job_and_a_new_start_resumes_it(jobs, hosts, sta
     assert jobs.logged_epochs() == list(range(1, NUM_EPOCHS + 1))
 
 
+@pytest.mark.parametrize("failing", ["host0", "host1"])
+def test_an_exception_on_one_host_is_what_both_end_with(jobs, start, failing):
+    """Whichever has the store; with the rank, the batch and the traceback."""
+    nodes = start("torchrun on several machines", **HELD, variables={"FAILS_ON": failing})
+    wait_until_held(nodes)
+
+    jobs.go()
+
+    assert 0 not in [node.wait(KILLED_S) for node in nodes]
+    for node in nodes:
+        assert "LookupError: on one host" in node.output
+        assert f"in batch 2 of loader 'train', epoch 3, rank {failing[-1]}" in node.output
+        assert "closed by peer" not in node.output
+    wait_until(lambda: not jobs.left(), 10, jobs.left)
+
+
 def test_a_silent_cut_ends_both_sides(jobs, hosts, start):
     """Workers end after timeout_s, torchrun soon after, also where it waits for a store that it cannot reach."""
     timeout_s = 5
@@ -107,6 +123,7 @@ def test_a_silent_cut_ends_both_sides(jobs, hosts, start):
     assert codes[1] == -signal.SIGKILL
     assert "runnerkit: a worker has failed and torchrun" in nodes[1].output
     assert "nobody answers at 10.77.0.1 port 29500" in nodes[1].output
+    assert "rank 0 of 2 does not answer" in nodes[1].output
     wait_until(lambda: not jobs.left(), 10, jobs.left)
 
 

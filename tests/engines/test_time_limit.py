@@ -1,0 +1,24 @@
+"""What may block for ever is given a limit."""
+
+import threading
+
+import pytest
+
+from runnerkit.engines.time_limit import within
+
+
+def test_its_value_or_exception_comes_back():
+    """As if it had been called."""
+
+    def fail():
+        raise LookupError("inside")
+
+    assert within(30, lambda: "value") == "value"
+    with pytest.raises(LookupError, match="inside"):
+        within(30, fail)
+
+
+def test_what_does_not_end_is_left_behind():
+    """The caller goes on."""
+    with pytest.raises(TimeoutError):
+        within(0.05, threading.Event().wait)
