@@ -169,7 +169,7 @@ PROCESSES = (
 CHECKPOINT = Case(
     key="checkpoint",
     title="What a checkpoint makes a step wait",
-    text="101 million weights with Adam's state, 1.2 GB, every 16th step, into the folder of temporary files; what a "
+    text="101 million weights with Adam's state, 1.2 GB, every 32nd step, into the folder of temporary files; what a "
     "step that saves takes longer than others. Raw PyTorch: torch.save, fsync, os.replace. runnerkit also writes what "
     "a resume needs of random generators and samplers, and a checksum; in a thread: a step waits for a copy in memory.",
     candidates=(

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from runnerkit import dl
 
-NUM_STEPS, BATCH_SIZE, SAVE_EVERY = 48, 8, 16
+NUM_STEPS, BATCH_SIZE, SAVE_EVERY = 65, 8, 32
 NUM_LAYERS = 24
 
 
