@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from benchmarks.ddp.work import BATCH_SIZE, WORLD_SIZE, Notes, data, numbers, report
+from benchmarks.ddp.work import BATCH_SIZE, WORLD_SIZE, Notes, data, num_metrics_asked, numbers, report
 from benchmarks.steps import work
 from runnerkit import dl
 
@@ -32,16 +32,20 @@ class Observer(dl.Callback):
 
 
 class ManyNumbers(dl.SupervisedRunner):
+    def __init__(self, num_metrics: int) -> None:
+        super().__init__()
+        self.num_metrics = num_metrics
+
     def get_optimizer(self, stage: str, model: Any) -> torch.optim.Optimizer:
         return work.make_optimizer(model)  # as by hand, in the processes that train: the first one costs torch 2 s
 
     def handle_batch(self, batch: Any) -> None:
         super().handle_batch(batch)
-        self.batch_metrics.update(numbers(self.batch["logits"]))
+        self.batch_metrics.update(numbers(self.batch["logits"], num_metrics=self.num_metrics))
 
 
 def train(path: str) -> None:
-    runner = ManyNumbers().train(
+    runner = ManyNumbers(num_metrics_asked()).train(
         model=work.make_model(), criterion=nn.CrossEntropyLoss(), callbacks=[Observer(path)],
         loaders={"train": DataLoader(data(), batch_size=BATCH_SIZE)}, loggers={"console": None},
         engine=dl.DistributedDataParallelEngine(num_processes=WORLD_SIZE, backend="gloo", device="cpu"),

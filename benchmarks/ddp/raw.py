@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-from benchmarks.ddp.work import BATCH_SIZE, WORLD_SIZE, Notes, data, numbers, report
+from benchmarks.ddp.work import BATCH_SIZE, WORLD_SIZE, Notes, data, num_metrics_asked, numbers, report
 from benchmarks.steps import work
 
 
-def train(rank: int, port: int | None, path: str) -> None:
+def train(rank: int, port: int | None, path: str, num_metrics: int) -> None:
     """Train by hand, each metric reduced by itself; under torchrun `port` is None."""
     torch.set_num_threads(1)
     where: dict[str, Any] = {}
@@ -36,7 +36,7 @@ def train(rank: int, port: int | None, path: str) -> None:
         loss = criterion(logits, targets)
         loss.backward()
         optimizer.step()
-        for name, value in {"loss": loss.detach(), **numbers(logits)}.items():
+        for name, value in {"loss": loss.detach(), **numbers(logits, num_metrics=num_metrics)}.items():
             sums[name] = sums.get(name, 0) + value.double() * len(targets)
         notes.step()
     for total in sums.values():
@@ -52,12 +52,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/notes.json"
         if "RANK" in os.environ:
-            train(int(os.environ["RANK"]), None, path)
+            train(int(os.environ["RANK"]), None, path, num_metrics_asked())
             return
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        mp.spawn(train, args=(port, path), nprocs=WORLD_SIZE)
+        mp.spawn(train, args=(port, path, num_metrics_asked()), nprocs=WORLD_SIZE)
 
 
 if __name__ == "__main__":

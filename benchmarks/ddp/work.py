@@ -1,7 +1,11 @@
-"""Cases c and d, the same for all: two processes over gloo; the first step, the others, what a loader's end costs."""
+"""Cases c and d, the same for all: two processes over gloo; the first step, the others, what a loader's end costs.
+
+usage: python -m benchmarks.ddp.raw NUM_METRICS
+"""
 
 import json
 import os
+import sys
 import time
 from functools import wraps
 from pathlib import Path
@@ -14,7 +18,7 @@ from torch.utils.data import TensorDataset
 
 from benchmarks.steps import work
 
-WORLD_SIZE, NUM_STEPS, NUM_METRICS, BATCH_SIZE = 2, 500, 30, 32
+WORLD_SIZE, NUM_STEPS, BATCH_SIZE = 2, 500, 32
 COLLECTIVES = ("all_reduce", "all_gather", "all_gather_object", "broadcast", "broadcast_object_list", "barrier")
 
 
@@ -64,9 +68,17 @@ def data() -> TensorDataset:
     return TensorDataset(*map(torch.cat, zip(*work.make_batches(WORLD_SIZE * NUM_STEPS), strict=True)))
 
 
-def numbers(logits: Tensor) -> dict[str, Tensor]:
+def numbers(logits: Tensor, *, num_metrics: int) -> dict[str, Tensor]:
+    """Make metrics beside the loss."""
+    if num_metrics == 1:
+        return {}
     mean = logits.detach().mean()
-    return {f"metric{number}": mean for number in range(NUM_METRICS - 1)}
+    return {f"metric{number}": mean for number in range(num_metrics - 1)}
+
+
+def num_metrics_asked() -> int:
+    """Read the argument."""
+    return int(sys.argv[1])
 
 
 def report(path: str, loss: float) -> None:
