@@ -54,9 +54,9 @@ class CheckpointCallback(ICheckpointCallback):
         every_minutes: save also after so much time, by rank zero's clock.
         asynchronous: let a step wait for a copy in memory only, which a thread writes. A save waits for the one before,
             the run's end for the last.
-        resume_model: checkpoint, or file of weights (``.safetensors`` too), to take the weights from at the start.
+        resume_model: checkpoint, or file of weights (``.safetensors`` too), to start the run with.
         resume_runner: checkpoint, or logdir, to go on from.
-        load_best_on_end: end with the weights of the best one.
+        load_best_on_end: end a stage with the weights of the best of its checkpoints.
 
     >>> CheckpointCallback("logs", loader_key="valid", metric_key="loss", minimize=True).requires
     (('valid', 'loss'),)
@@ -116,14 +116,13 @@ class CheckpointCallback(ICheckpointCallback):
         self._is_due = self._is_validated = False
         self._saved_at = 0.0
         self._background = Background()
+        self._stop = StopRequests()
+        self._stop_for: int | None = None  # the signal that all processes agreed to stop for
         self._signals = ExitStack()
 
     def on_experiment_start(self, runner: IRunner) -> None:
         if runner.engine.is_main_process:
             self._open_folder(runner)
-        self._stop = StopRequests()
-        if self.mode == "runner":
-            self._signals.enter_context(heeded(self._stop.ask))
 
     def _open_folder(self, runner: IRunner) -> None:
         folder = CheckpointFolder(self.folder)
@@ -136,11 +135,14 @@ class CheckpointCallback(ICheckpointCallback):
         clean_up(folder, resumed_from=Path(runner._snapshot.source) if runner._snapshot else None)
 
     def on_stage_start(self, runner: IRunner) -> None:
+        self._stop, self._stop_for = StopRequests(), None
+        if self.mode == "runner":
+            self._signals.enter_context(heeded(self._stop.ask))
         within = self.every_steps or self.every_minutes or (runner.valid_every_steps and self.loader_key)
         if within and self.mode == "runner":
             snapshot.check_positions(runner)
         self._saved_at = time.monotonic()
-        if self.resume_model is not None:
+        if self.resume_model is not None and runner.stage_key == next(iter(runner.stages)):
             path = find_checkpoint(self.resume_model)
             snapshot.load_model_state(runner, read_weights(path), source=str(path))
 
@@ -148,8 +150,9 @@ class CheckpointCallback(ICheckpointCallback):
         self._is_validated = self._is_due = self.loader_key is not None
 
     def on_step_end(self, runner: IRunner) -> None:
-        stop = self._stop.due(runner.batch_step, runner.engine) if self.mode == "runner" else None
-        self._is_due = self._is_due or stop is not None or self._is_time(runner)
+        if self.mode == "runner" and self._stop_for is None:
+            self._stop_for = self._stop.due(runner.batch_step, runner.engine)
+        self._is_due = self._is_due or self._stop_for is not None or self._is_time(runner)
         # In the middle of an accumulated step there are gradients that no checkpoint holds: wait for its end.
         if self._is_due and not any(
             each.num_pending
@@ -157,8 +160,8 @@ class CheckpointCallback(ICheckpointCallback):
             if isinstance(each, IOptimizerCallback)
         ):
             self._save(runner, score=self._score(runner) if self._is_validated else None)
-            if stop is not None:
-                self._stop_run(runner, stop)
+            if self._stop_for is not None:
+                self._stop_run(runner, self._stop_for)
 
     def _is_time(self, runner: IRunner) -> bool:
         if self.every_steps is not None and runner.batch_step % self.every_steps == 0:
@@ -169,7 +172,9 @@ class CheckpointCallback(ICheckpointCallback):
         return runner.engine.broadcast_object(time.monotonic() - self._saved_at >= 60 * self.every_minutes)
 
     def on_epoch_end(self, runner: IRunner) -> None:
-        stop = self._stop.agree(runner.batch_step, runner.engine) if self.mode == "runner" else None
+        stop = self._stop_for
+        if self.mode == "runner" and stop is None:
+            stop = self._stop.agree(runner.batch_step, runner.engine)
         is_last = runner.need_early_stop or runner.stage_epoch_step == runner.stage_epoch_len
         if stop is not None or is_last or runner.stage_epoch_step % self.every_epochs == 0:
             self._save(runner, score=self._score(runner))
@@ -205,7 +210,8 @@ class CheckpointCallback(ICheckpointCallback):
         step = f".{runner.batch_step:08d}" if runner.is_within_loader else ""
         name = f"model.{runner.epoch_step:04d}{step}"
         what = {
-            "kind": self.mode, "epoch": runner.epoch_step, "batch": runner.batch_step, "score": score,
+            "kind": self.mode, "stage": runner.stage_key, "epoch": runner.epoch_step, "batch": runner.batch_step,
+            "score": score,
             "metrics": {key: dict(metrics) for key, metrics in runner.epoch_metrics.items()},
         }  # fmt: skip
         if self.mode == "runner" and runner.engine.sharded_checkpoints:
@@ -237,7 +243,7 @@ class CheckpointCallback(ICheckpointCallback):
     def _write(self, state: StateDict, name: str, what: dict[str, Any]) -> None:
         folder = CheckpointFolder(self.folder)
         record = folder.add(name, state, **what)
-        best = self._best(folder)
+        best = self._best(folder, record.stage)
         if self.save_last:
             folder.point("last", record)
         if best and self.save_best:
@@ -245,8 +251,10 @@ class CheckpointCallback(ICheckpointCallback):
         # The one before the last stays too: it is what a resume falls back to if the last is damaged.
         folder.keep([*best[: self.topk], *folder.records[-2:]])
 
-    def _best(self, folder: CheckpointFolder) -> list[Record]:
-        scored = [record for record in folder.records if record.score is not None and not math.isnan(record.score)]
+    def _best(self, folder: CheckpointFolder, stage: str | None) -> list[Record]:
+        """Sort those of a stage, which alone are alike; those without a number are none."""
+        own = [record for record in folder.records if record.stage in (stage, None)]
+        scored = [record for record in own if record.score is not None and not math.isnan(record.score)]
         return sorted(scored, key=lambda record: record.score or 0.0, reverse=not self.minimize)
 
     def on_exception(self, runner: IRunner) -> None:
@@ -260,19 +268,24 @@ class CheckpointCallback(ICheckpointCallback):
 
     def on_experiment_end(self, runner: IRunner) -> None:
         self._background.close()
-        self._signals.close()
 
     def on_stage_end(self, runner: IRunner) -> None:
         self._background.wait()
+        self._signals.close()
         if not self.load_best_on_end:
             return
         # Every rank must enter: this broadcasts, since only rank zero is sure to see the files.
-        state = runner.engine.broadcast_object(self._best_state() if runner.engine.is_main_process else {})
-        snapshot.load_model_state(runner, state.get("model_state_dict", state), source="the best checkpoint")
+        state = runner.engine.broadcast_object(self._best_state(runner) if runner.engine.is_main_process else None)
+        if state is not None:
+            snapshot.load_model_state(runner, state.get("model_state_dict", state), source="the best checkpoint")
 
-    def _best_state(self) -> StateDict:
+    def _best_state(self, runner: IRunner) -> StateDict | None:
         folder = CheckpointFolder(self.folder)
-        best = self._best(folder)
+        best = self._best(folder, runner.stage_key)
         if not best:
-            raise FileNotFoundError(f"load_best_on_end: no checkpoint in {self.folder} has a {self.metric_key!r}")
+            logger.warning(
+                "load_best_on_end: %r of loader %r was no number at any checkpoint of stage %r: the last weights stay",
+                self.metric_key, self.loader_key, runner.stage_key,
+            )  # fmt: skip
+            return None
         return load_checkpoint(self.folder / best[0].name)

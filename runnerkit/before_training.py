@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sized
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.utils.data import DataLoader
 
-from runnerkit.callback import ICallback
+from runnerkit.callback import ICallback, ICheckpointCallback, innermost
 from runnerkit.sampler import ShardedBatchSampler
 from runnerkit.sharded_stream import ShardedStream
 from runnerkit.sharding import count_batches, share_of
@@ -136,16 +137,25 @@ def check_criterion(criterion: Any, engine: IEngine) -> None:
 
 
 def check_callbacks(callbacks: Mapping[str, ICallback], loaders: Mapping[str, Any]) -> None:
-    """Refuse callbacks that are none, or that read a loader which does not exist.
+    """Refuse callbacks that are none, that read a loader which does not exist, or that save over each other.
 
     Raises:
-        TypeError, KeyError: with the callback's key.
+        TypeError, ValueError: with the callback's key.
     """
+    savers: dict[Path, str] = {}
     for key, callback in callbacks.items():
         if not isinstance(callback, ICallback):
             raise TypeError(f"callback {key!r} is a {type(callback).__name__}; expected a runnerkit Callback")
         for loader_key, _ in callback.requires:
             check_loader_key(loader_key, loaders, reader=f"{type(callback).__name__} ({key!r})")
+        saver = innermost(callback)
+        if isinstance(saver, ICheckpointCallback) and saver.logdir is not None:
+            other = savers.setdefault(Path(saver.logdir).resolve(), key)
+            if other != key:
+                raise ValueError(
+                    f"callbacks {other!r} and {key!r} would save over each other in {saver.logdir}: give one "
+                    "a logdir of its own, such as a folder below"
+                )
 
 
 def check_loader_key(loader_key: str, loaders: Mapping[str, Any], *, reader: str) -> None:

@@ -158,7 +158,7 @@ class CheckpointFolder:
         return sorted(paths, key=lambda path: place_of(path.name) or ())
 
     def add(self, name: str, state: StateDict, *, kind: str, epoch: int, batch: int, score: float | None,
-            metrics: Mapping[str, dict[str, float]]) -> Record:  # fmt: skip
+            metrics: Mapping[str, dict[str, float]], stage: str | None = None) -> Record:  # fmt: skip
         """Write a checkpoint under a new name, then the index that knows it.
 
         Args:
@@ -169,7 +169,7 @@ class CheckpointFolder:
         size, checksum = _size(file.parent if file.name == _REST else file), sha256_of(file)
         if file.name == _REST:
             self._put_in_place(name)
-        record = Record(name, kind, epoch, batch, size, checksum, score, dict(metrics))
+        record = Record(name, kind, epoch, batch, size, checksum, score, dict(metrics), stage)
         self.records = [each for each in self.records if each.name != name] + [record]
         self._write_index()
         return record

@@ -25,6 +25,7 @@ class Record:
     sha256: str
     score: float | None = None
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
+    stage: str | None = None  # None: written by a version that did not say
 
 
 class DamagedIndex(ValueError):
@@ -70,6 +71,8 @@ def _record(**fields: Any) -> Record:
     for name in ("epoch", "batch", "size_bytes"):
         if not isinstance(getattr(record, name), int):
             raise TypeError(f"{name} of {record.name} is no integer")
+    if record.stage is not None and not isinstance(record.stage, str):
+        raise TypeError(f"stage of {record.name} is no name")
     if record.score is not None and not isinstance(record.score, int | float):
         raise TypeError(f"score of {record.name} is no number")
     return record

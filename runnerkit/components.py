@@ -81,8 +81,8 @@ def experiment(runner: IRunner) -> Iterator[None]:
 
 
 def _tell_of_exception(runner: IRunner, error: BaseException) -> None:
-    """Let all hear of it; one that fails on it keeps no other from it, and does not hide it."""
-    for listener in runner._listeners["on_exception"]:
+    """Let all hear of it, those of stages before too; one that fails keeps no other from it, and does not hide it."""
+    for listener in bind_listeners(runner, runner._known_callbacks)["on_exception"]:
         try:
             listener(runner)
         except Exception as another:
@@ -139,8 +139,8 @@ def setup_stage(runner: IRunner, stage: str) -> bool:
     if runner.engine.rank:
         set_global_seed(derive_seed(runner.seed, "rank", runner.engine.rank))
     new = [each for each in runner.callbacks.values() if not any(each is known for known in runner._known_callbacks)]
-    runner._known_callbacks += new
     for callback in active(runner, new):
+        runner._known_callbacks.append(callback)
         callback.on_experiment_start(runner)
     runner._listeners = bind_listeners(runner, runner.callbacks.values())
     return True

@@ -153,6 +153,8 @@ class Runner(IRunner):
         folder = Path(logdir) if logdir is not None else None
         if folder is None and (profile or load_best_on_end):
             raise ValueError("profile=True and load_best_on_end=True write files: pass logdir=")
+        if load_best_on_end and holds(_by_key(callbacks), ICheckpointCallback):
+            raise ValueError("load_best_on_end=True is for the CheckpointCallback that train makes: pass it to yours")
         self._resume = resume_source(resume, logdir=folder)
         self._continues = resume == "auto" or (resume is not None and _is_inside(folder, resume))
         self._given_callbacks = {

@@ -1,0 +1,253 @@
+"""Checkpoints of a run of several stages: signals, the best of a stage, the weights to start with, who saves where."""
+
+import os
+import signal
+
+import pytest
+import torch
+from torch import nn
+
+from runnerkit import dl
+from runnerkit.checkpoint import CheckpointFolder
+from runnerkit.preemption import Preempted, StopRequests
+from tests.tiny import loader, mlp, quiet, sgd, weights
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+
+class Stages(dl.SupervisedRunner):
+    """Two stages of three epochs of five steps; each makes its callbacks anew."""
+
+    def __init__(self, logdir, make_callbacks, *, worse_by=0.0):
+        super().__init__()
+        self.logdir, self.make_callbacks, self.worse_by, self.seen = logdir, make_callbacks, worse_by, {}
+        self.trained = mlp()
+
+    @property
+    def stages(self):
+        return ["train_first", "train_second"]
+
+    def get_engine(self):
+        return dl.CPUEngine()
+
+    def get_stage_len(self, stage):
+        return 3
+
+    def get_loaders(self, stage):
+        return {"train": loader(40, 8), "valid": loader(16, 8)}
+
+    def get_model(self, stage):
+        self.seen[stage] = weights(self.trained)
+        return self.trained
+
+    def get_criterion(self, stage):
+        added = self.worse_by if stage == "train_second" else 0.0
+        return lambda logits, targets: nn.functional.cross_entropy(logits, targets) + added
+
+    def get_optimizer(self, stage, model):
+        return sgd(model)
+
+    def get_loggers(self):
+        return {}
+
+    def get_callbacks(self, stage):
+        return {
+            "criterion": dl.CriterionCallback("logits", "targets", "loss"),
+            "backward": dl.BackwardCallback("loss"),
+            "optimizer": dl.OptimizerCallback("loss"),
+            **self.make_callbacks(stage),
+        }
+
+
+class At(dl.Callback):
+    """Calls a function at the end of a training step."""
+
+    def __init__(self, step, act):
+        super().__init__(order=dl.CallbackOrder.External)
+        self.step, self.act = step, act
+
+    def on_batch_end(self, runner):
+        if runner.is_train_loader and runner.batch_step == self.step:
+            self.act(runner)
+
+
+def terminate(runner):
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def checkpoint(logdir, **options):
+    options = {"loader_key": "valid", "metric_key": "loss", "minimize": True, "mode": "runner", **options}
+    return dl.CheckpointCallback(logdir, **options)
+
+
+def fail(runner):
+    raise LookupError("on purpose")
+
+
+@pytest.fixture
+def handlers():
+    """Those of the signals, which a run must leave as they were."""
+    before = [signal.getsignal(each) for each in SIGNALS]
+    yield before
+    assert [signal.getsignal(each) for each in SIGNALS] == before
+
+
+@pytest.mark.parametrize("step", [7, 22], ids=["first", "second"])
+def test_a_signal_stops_whichever_stage_is_under_way(tmp_path, handlers, step):
+    """Each stage has a CheckpointCallback of its own."""
+    runner = Stages(tmp_path, lambda stage: {"save": checkpoint(tmp_path), "signal": At(step, terminate)})
+
+    with pytest.raises(Preempted):
+        runner.run()
+
+    record = CheckpointFolder(tmp_path / "checkpoints").records[-1]
+    assert (record.batch, record.stage) == (step, "train_second" if step > 15 else "train_first")
+
+
+@pytest.mark.parametrize("step", [7, 22], ids=["first", "second"])
+def test_an_exception_in_any_stage_gives_the_signals_back(tmp_path, handlers, step):
+    """The next run in this process hears them."""
+    with pytest.raises(LookupError):
+        Stages(tmp_path / "a", lambda stage: {"save": checkpoint(tmp_path / "a"), "fail": At(step, fail)}).run()
+
+    with pytest.raises(Preempted):
+        Stages(tmp_path / "b", lambda stage: {"save": checkpoint(tmp_path / "b"), "signal": At(3, terminate)}).run()
+
+
+def test_an_exception_reaches_the_callbacks_of_stages_before(tmp_path):
+    """What they opened they can close; one that was not started yet is not told."""
+    told = []
+
+    class Told(dl.Callback):
+        def __init__(self, stage):
+            super().__init__(order=dl.CallbackOrder.External)
+            self.stage = stage
+
+        def on_experiment_start(self, runner):
+            if self.stage == "train_second":
+                raise LookupError("on purpose")
+
+        def on_exception(self, runner):
+            told.append(self.stage)
+
+    class NotStarted(Told):
+        def __init__(self, stage):
+            super().__init__(stage)
+            self.order = dl.CallbackOrder.External + 1
+
+        def on_exception(self, runner):
+            told.append(f"never started in {self.stage}")
+
+    def callbacks(stage):
+        return {"told": Told(stage), **({"late": NotStarted(stage)} if stage == "train_second" else {})}
+
+    with pytest.raises(LookupError):
+        Stages(tmp_path, callbacks).run()
+
+    assert told == ["train_first", "train_second"]
+
+
+def test_the_best_is_that_of_the_stage(tmp_path):
+    """The second stage's loss is another one; its worst is still what it is about."""
+    kept = {}
+
+    def keep(runner):
+        kept[runner.batch_step] = weights(runner.model)
+
+    def callbacks(stage):
+        return {
+            "save": checkpoint(tmp_path, load_best_on_end=True),
+            **{f"at {step}": At(step, keep) for step in (5, 10, 15, 20, 25, 30)},
+        }
+
+    runner = Stages(tmp_path, callbacks, worse_by=10.0)
+    runner.run()
+
+    records = {each.epoch: each for each in CheckpointFolder(tmp_path / "checkpoints").records}
+    assert {each.stage for each in records.values()} == {"train_second"}
+    best = min(records.values(), key=lambda record: record.score)
+    assert torch.equal(weights(runner.trained), kept[5 * best.epoch])
+    saved = torch.load(tmp_path / "checkpoints" / "best.pth", weights_only=True)
+    assert saved["counters"]["epoch_step"] == best.epoch
+
+
+def test_weights_to_start_with_are_for_the_first_stage(tmp_path):
+    """The second goes on with what the first has trained."""
+    start = mlp(seed=5)
+    torch.save(start.state_dict(), tmp_path / "start.pth")
+    seen = {}
+
+    def callbacks(stage):
+        first = 1 if stage == "train_first" else 16
+
+        class Look(dl.Callback):
+            def __init__(self):
+                super().__init__(order=dl.CallbackOrder.External)
+
+            def on_epoch_start(self, runner):
+                if runner.stage_epoch_step == 1:
+                    seen[first] = weights(runner.model)
+
+        return {"save": checkpoint(tmp_path / "log", resume_model=tmp_path / "start.pth"), "look": Look()}
+
+    runner = Stages(tmp_path / "log", callbacks)
+    runner.run()
+
+    assert torch.equal(seen[1], weights(start))
+    assert torch.equal(seen[16], runner.seen["train_second"])
+    assert not torch.equal(seen[16], weights(start))
+
+
+def train(logdir, *callbacks, **options):
+    model = mlp()
+    dl.SupervisedRunner().train(
+        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), callbacks=callbacks, cpu=True,
+        loaders={"train": loader(40, 8), "valid": loader(16, 8)}, logdir=logdir,
+        **{"num_epochs": 2, **quiet(), **options},
+    )  # fmt: skip
+    return model
+
+
+def test_two_that_would_save_over_each_other_are_refused(tmp_path):
+    """By their keys, and before anything is written."""
+    weights_only = checkpoint(tmp_path, mode="model", topk=2)
+    with pytest.raises(ValueError, match=r"would save over each other in .*: give one a logdir of its own"):
+        train(tmp_path, checkpoint(tmp_path / "." / "x" / ".."), weights_only)
+    assert not (tmp_path / "checkpoints").exists()
+
+    train(tmp_path, checkpoint(tmp_path), checkpoint(tmp_path / "weights", mode="model"))
+    assert (tmp_path / "weights" / "checkpoints" / "best.pth").exists()
+
+
+def test_load_best_on_end_is_not_taken_for_ones_own_callback(tmp_path):
+    """Which would ignore it."""
+    with pytest.raises(
+        ValueError, match="load_best_on_end=True is for the CheckpointCallback that train makes: pass it"
+    ):
+        train(tmp_path, checkpoint(tmp_path), load_best_on_end=True)
+
+
+def test_where_no_metric_is_a_number_the_last_weights_stay(tmp_path, caplog):
+    """With a warning: an exception would throw the training away."""
+
+    class NaN(dl.Callback):
+        def __init__(self):
+            super().__init__(order=dl.CallbackOrder.Metric)
+
+        def on_loader_end(self, runner):
+            runner.loader_metrics["mine"] = float("nan")
+
+    trained = train(tmp_path / "a", NaN(), checkpoint(tmp_path / "a", metric_key="mine", load_best_on_end=True))
+
+    assert torch.equal(weights(trained), weights(train(tmp_path / "b")))
+    assert "'mine' of loader 'valid' was no number at any checkpoint of stage" in caplog.text
+
+
+def test_a_stop_agreed_on_amid_an_accumulated_step_is_kept_until_its_end(tmp_path, monkeypatch):
+    """Processes agree about once a second, seldom where a step ends."""
+    monkeypatch.setattr(StopRequests, "due", lambda self, step, engine: signal.SIGTERM if step == 4 else None)
+
+    with pytest.raises(Preempted):
+        train(tmp_path, checkpoint(tmp_path), dl.OptimizerCallback("loss", accumulation_steps=3))
+
+    assert CheckpointFolder(tmp_path / "checkpoints").records[-1].batch == 5  # the epoch's last
