@@ -3,7 +3,15 @@
 from contextlib import nullcontext
 from typing import Any
 
-from torch.utils.data import Dataset, StackDataset, Subset, TensorDataset, get_worker_info
+from torch.utils.data import (
+    Dataset,
+    StackDataset,
+    Subset,
+    TensorDataset,
+    default_collate,
+    default_convert,
+    get_worker_info,
+)
 
 from runnerkit.sampler import Place, set_epoch
 from runnerkit.seeding import GENERATORS, CPUState, derive_seed, keep_cpu_rng, sample_seed, seed_generators
@@ -18,6 +26,9 @@ class SeededDataset(Dataset[Any]):
     data set has been seen to draw from them: the batch that shows it is fetched again. In a worker that is all. In the
     process that trains, the generators are the model's too (dropout), so they are put back after each batch. Spared
     all of it are torch's TensorDataset, Python's sequences, and classes that say ``draws_nothing = True``.
+
+    A ``collate_fn`` of the user's, which runs right after the fetch, finds all generators of a worker seeded by the
+    place of the batch's first sample. In the process that trains it draws from the model's.
 
     Args:
         dataset: map-style. If it fetches whole batches (``__getitems__``), the generators are seeded once a batch.
@@ -35,16 +46,21 @@ class SeededDataset(Dataset[Any]):
     def __getitem__(self, place: Place) -> Any:
         """Fetch what the data set has at the index of `place`, whatever that is."""
         self._enter(place.epoch)
-        if _draws_nothing(self.dataset):
-            return self.dataset[place.index]
-        [item] = self._drawn([place])
+        [item] = self._drawn([place]) if not _draws_nothing(self.dataset) else [self.dataset[place.index]]
+        seed_collate(self.collate_fn, seed=self.seed, epoch=place.epoch, position=place.position)
         return item
 
     def __getitems__(self, places: list[Place]) -> Any:
         """Fetch the samples at `places`, in order: a list, or what the data set makes of a batch."""
-        if places:
-            self._enter(places[0].epoch)
-        if not places or _draws_nothing(self.dataset):
+        if not places:
+            return self._batch(places)
+        self._enter(places[0].epoch)
+        batch = self._fetched(places)
+        seed_collate(self.collate_fn, seed=self.seed, epoch=places[0].epoch, position=places[0].position)
+        return batch
+
+    def _fetched(self, places: list[Place]) -> Any:
+        if _draws_nothing(self.dataset):
             return self._batch(places)
         if not _fetches_batches(self.dataset):
             return self._drawn(places)
@@ -86,6 +102,13 @@ class SeededDataset(Dataset[Any]):
     def _seeds(self, places: list[Place]) -> list[int]:
         base = derive_seed(self.seed, "sample", places[0].epoch)
         return [sample_seed(base, place.position) for place in places]
+
+
+def seed_collate(collate_fn: Any, *, seed: int, epoch: int, position: int) -> None:
+    """Seed all generators of a worker for a ``collate_fn`` of the user's, by where in the epoch its batch begins."""
+    if _in_worker() and collate_fn not in (None, default_collate, default_convert):
+        # Another seed than the first sample's, whose numbers it would draw again.
+        seed_generators(sample_seed(derive_seed(seed, "collate", epoch), position))
 
 
 def _in_worker() -> bool:

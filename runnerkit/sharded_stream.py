@@ -10,6 +10,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 
 from runnerkit.sampler import Uneven, set_epoch, shortest_tail
+from runnerkit.seeded_dataset import seed_collate
 from runnerkit.seeding import derive_seed, keep_cpu_rng, sample_seed, seed_generators
 
 
@@ -103,11 +104,17 @@ class ShardedStream(IterableDataset[Any]):
             if number and size < self._shortest_tail:
                 held = held and held + part
                 size = 0
+            if held:
+                self._seed_collate(number - 1)
             yield from self._batches(held)
             if not size:
                 return
             part = self._part(part, size, spare)
             held = part if number % num_workers == worker else []
+
+    def _seed_collate(self, number: int) -> None:
+        position = self.num_consumed + number * self.stride + self.rank
+        seed_collate(self.collate_fn, seed=self.seed, epoch=int(self._start[0]), position=position)
 
     def _batches(self, part: list[Any]) -> list[Any]:
         return part if self.batch_size is None else [part] if part else []

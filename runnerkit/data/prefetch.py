@@ -21,8 +21,8 @@ class BatchPrefetchLoaderWrapper(LoaderWrapper):
     The engine says which device that is, and turns on ``pin_memory`` of a DataLoader inside, without which a copy runs
     beside nothing. In a loop of your own it is the current GPU. On a CPU the held loader's batches come as they are.
 
-    Each batch in advance takes its memory on the GPU. What the data set draws from global generators in this process
-    (``num_workers=0``) is drawn so many batches earlier.
+    Each batch in advance takes its memory on the GPU. One that cannot be fetched raises when it is due: those before it
+    are handed out. What ``collate_fn`` draws in this process (``num_workers=0``) is drawn so many batches earlier.
 
     Args:
         loader: any loader; of a DataLoader, each sample is seen as often and in the same order as without.
@@ -52,12 +52,25 @@ class BatchPrefetchLoaderWrapper(LoaderWrapper):
 
     def _copied(self, iterator: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's gap
-        ahead = deque(_send(batch, device, stream) for batch in islice(iterator, self.num_prefetches))
-        while ahead:
+        ahead: deque[tuple[Batch, torch.cuda.Event]] = deque()
+        failure: Exception | None = None
+        while True:
+            try:
+                missing = 0 if failure else self.num_prefetches + 1 - len(ahead)
+                ahead.extend(_send(each, device, stream) for each in islice(iterator, missing))
+            except Exception as error:  # of a batch that is not due yet
+                failure = error
+            if not ahead:
+                break
             batch, arrived = ahead.popleft()
-            ahead.extend(_send(each, device, stream) for each in islice(iterator, 1))
             torch.cuda.current_stream(device).wait_event(arrived)  # the GPU waits, this thread does not
             yield batch
+            del batch  # its memory is for the next one
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                del failure  # its traceback holds this frame
 
 
 def _send(batch: Batch, device: torch.device, stream: torch.cuda.Stream) -> tuple[Batch, torch.cuda.Event]:

@@ -1,15 +1,16 @@
 """Loaders around loaders: what they give, what they show, and how they are shared and resumed."""
 
+import weakref
 from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 
 from runnerkit import dl
 from runnerkit.data import BatchLimitLoaderWrapper, BatchPrefetchLoaderWrapper, TensorLoader
-from runnerkit.sharding import shard_loader
+from runnerkit.sharding import batches_of, shard_loader
 from tests.tiny import classification, loader, mlp, quiet, weights
 
 
@@ -174,8 +175,9 @@ def test_a_prefetcher_on_the_cpu_is_not_there():
     assert asked == [0]
 
 
-def test_a_batch_is_sent_before_the_one_before_it_is_used(monkeypatch):
-    """What streams are asked to do, in order, of stand-ins: a copy waits for what is queued, the step for the copy."""
+@pytest.fixture
+def events(monkeypatch):
+    """What streams are asked to do, in order, of stand-ins; so batches can be prefetched to a CPU."""
     events = []
 
     class Stream:
@@ -199,16 +201,88 @@ def test_a_batch_is_sent_before_the_one_before_it_is_used(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Steps())
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    ahead = BatchPrefetchLoaderWrapper([])._copied(iter([torch.tensor(0), torch.tensor(1)]), torch.device("cpu"))
+    return events
 
+
+class PrefetchAnywhere(BatchPrefetchLoaderWrapper):
+    """Prefetches as it does to a GPU."""
+
+    def __iter__(self):
+        return self._copied(batches_of(self.origin), torch.device("cpu"))
+
+
+def test_a_batch_is_sent_before_the_one_before_it_is_used(events):
+    """A copy waits for what is queued, the step for the copy."""
     used = []
-    for batch in ahead:
+    for batch in PrefetchAnywhere([torch.tensor(0), torch.tensor(1)]):
         used.append(batch.item())
         events.append("step")
 
     sending = ["copies wait for steps", "sent"]
     assert events == [*sending, *sending, "step waits", "step", "step waits", "step"]
     assert used == [0, 1]
+
+
+class BadSample(Dataset):
+    """Its fifth batch of two cannot be fetched."""
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        if index == 8:
+            raise RuntimeError("sample 8 is broken")
+        return torch.tensor(float(index))
+
+
+class Counting(dl.Runner):
+    def __init__(self):
+        super().__init__(mlp())
+        self.seen = []
+
+    def handle_batch(self, batch):
+        self.seen.append(batch.tolist())
+
+
+@pytest.mark.parametrize("num_prefetches", [1, 3, 9])
+def test_a_batch_that_cannot_be_fetched_raises_when_it_is_due(num_prefetches, events):
+    """The batches before it are trained on, and it is named, as without prefetching; where it was raised is told."""
+    runner, plain = Counting(), DataLoader(BadSample(), batch_size=2)
+
+    with pytest.raises(RuntimeError, match="sample 8 is broken") as caught:
+        runner.train(loaders={"train": PrefetchAnywhere(plain, num_prefetches)}, cpu=True, **quiet())
+
+    assert runner.seen == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert "while batch 5 of loader 'train', epoch 1, rank 0 was fetched" in caught.value.__notes__
+    assert caught.traceback[-1].name == "__getitem__"
+    assert caught.value.__context__ is None
+
+
+def test_a_batch_that_is_never_due_does_not_raise(events):
+    """A limit ends the pass before it, though it was fetched in advance."""
+    limited = BatchLimitLoaderWrapper(PrefetchAnywhere(DataLoader(BadSample(), batch_size=2), 3), 4)
+
+    assert [batch.tolist() for batch in limited] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+@pytest.mark.parametrize("num_prefetches", [1, 2])
+def test_so_many_batches_are_on_the_device_beside_the_present_one(num_prefetches, events):
+    """The one before it is let go before the next is made."""
+    alive = weakref.WeakSet()
+
+    def stream():
+        for number in range(6):
+            seen.append(len(alive))
+            batch = torch.tensor([number])
+            alive.add(batch)
+            yield batch
+            del batch
+
+    seen = []
+    for batch in BatchPrefetchLoaderWrapper([], num_prefetches)._copied(stream(), torch.device("cpu")):
+        del batch
+
+    assert max(seen) == num_prefetches
 
 
 def test_the_engine_says_which_device():

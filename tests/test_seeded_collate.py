@@ -1,0 +1,149 @@
+"""What a `collate_fn` draws is the same again after a resume within an epoch."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
+
+from runnerkit import dl, seeded_dataset
+from runnerkit.sharding import batches_of, shard_loader, share_of, start_epoch
+from tests.tiny import classification, mlp, weights
+
+
+def noisy(fetched):
+    """Draw from all three generators beside what was fetched; as a list, so that it can be compared."""
+    return np.asarray(fetched).tolist(), float(torch.rand(())), random.random(), np.random.rand()
+
+
+class Own(Dataset):
+    """Draws nothing, which nobody knows."""
+
+    def __len__(self):
+        return 22
+
+    def __getitem__(self, index):
+        return index
+
+
+class Rows(Own):
+    """Fetches whole batches."""
+
+    def __getitems__(self, indices):
+        return np.asarray(indices)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(22))
+
+
+BATCHES = [[first, first + 1] for first in range(0, 22, 2)]
+LOADERS = {
+    "tensors": lambda **kwargs: DataLoader(TensorDataset(torch.arange(22)), 4, shuffle=True, **kwargs),
+    "own": lambda **kwargs: DataLoader(Own(), 4, shuffle=True, **kwargs),
+    "rows": lambda **kwargs: DataLoader(Rows(), 4, **kwargs),
+    "batch sampler": lambda **kwargs: DataLoader(range(22), batch_sampler=BATCHES, **kwargs),
+    "single": lambda **kwargs: DataLoader(range(8), batch_size=None, **kwargs),
+    "stream": lambda **kwargs: DataLoader(Stream(), 4, **kwargs),
+    "single of a stream": lambda **kwargs: DataLoader(Stream(), batch_size=None, **kwargs),
+}
+
+
+def batches(name, *, num_workers, skip=0, epoch=1, rank=0, world_size=1):
+    loader = LOADERS[name](num_workers=num_workers, collate_fn=noisy)
+    share = shard_loader(loader, key="train", training=True, rank=rank, world_size=world_size, seed=42)
+    start_epoch(share, epoch)
+    if skip:
+        share_of(share).skip(share_of(share).position_after(skip))
+    torch.manual_seed(100 * num_workers + skip)  # which the workers' own seeds come from: not what is to decide
+    return list(batches_of(share))
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_what_collate_fn_draws_in_a_worker_depends_on_seed_epoch_and_place_only(name):
+    """From whichever generator, in any number of workers, after any resume; each batch, rank and epoch its own."""
+    whole = batches(name, num_workers=1)
+
+    assert batches(name, num_workers=2) == whole
+    assert batches(name, num_workers=2, skip=3) == batches(name, num_workers=1, skip=3) == whole[3:]
+    ranks = [batches(name, num_workers=1, rank=rank, world_size=2) for rank in range(2)]
+    others = [*whole, *batches(name, num_workers=1, epoch=2)]
+    for draws in ([batch[1:] for batch in others], [batch[1:] for rank in ranks for batch in rank]):
+        assert [len(set(each)) for each in zip(*draws, strict=True)] == [len(draws)] * 3
+
+
+def test_collate_fn_does_not_draw_what_the_first_sample_drew():
+    """Noise on a batch is none of its samples' noise."""
+
+    class Drawing(Own):
+        def __getitem__(self, index):
+            return float(torch.rand(()))
+
+    loader = DataLoader(Drawing(), 4, num_workers=1, collate_fn=noisy)
+    share = shard_loader(loader, key="train", training=True, rank=0, world_size=1, seed=42)
+
+    for samples, drawn, *_ in batches_of(share):
+        assert drawn not in samples
+
+
+@pytest.mark.parametrize("collate_fn", [None, default_collate])
+def test_the_default_collate_fn_costs_no_seeding(collate_fn, monkeypatch):
+    """In a worker, of a data set that draws nothing."""
+    monkeypatch.setattr(seeded_dataset, "seed_generators", None)
+    monkeypatch.setattr(seeded_dataset, "derive_seed", None)
+    loader = DataLoader(TensorDataset(torch.zeros(8)), 4, num_workers=1, collate_fn=collate_fn)
+    share = shard_loader(loader, key="train", training=True, rank=0, world_size=1, seed=42)
+
+    assert len(list(batches_of(share))) == 2
+
+
+class Interrupt(dl.Callback):
+    """Ends the run as a kill would."""
+
+    def on_batch_end(self, runner):
+        if runner.batch_step == 5:
+            raise KeyboardInterrupt
+
+
+class Samples(IterableDataset):
+    def __iter__(self):
+        return iter(classification(24))
+
+
+def with_noise(samples):
+    features, targets = default_collate(samples)
+    noise = torch.randn_like(features) + random.random() + np.random.rand()
+    return features + 0.1 * noise.float(), targets
+
+
+def train(logdir, data, num_workers, *callbacks, **kwargs):
+    model = mlp(dropout=0.3)
+    return dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=torch.optim.Adam(model.parameters(), lr=0.01),
+        loaders={"train": DataLoader(data, batch_size=4, num_workers=num_workers, collate_fn=with_noise)},
+        callbacks=[dl.CheckpointCallback(logdir, mode="runner", every_steps=1), *callbacks],
+        num_epochs=2,
+        logdir=logdir,
+        loggers={"console": None, "csv": None, "tensorboard": None},
+        cpu=True,
+        **kwargs,
+    )
+
+
+@pytest.mark.parametrize("data", [classification(24), Samples()], ids=["tensors", "stream"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_run_resumed_within_an_epoch_equals_the_uninterrupted_one(tmp_path, data, num_workers):
+    """Bit for bit, with noise that `collate_fn` adds, in workers and without."""
+    expected = train(tmp_path / "whole", data, num_workers)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "broken", data, num_workers, Interrupt())
+
+    resumed = train(tmp_path / "broken", data, num_workers, resume="auto")
+
+    assert torch.equal(weights(resumed.model), weights(expected.model))
+    assert resumed.experiment_metrics == expected.experiment_metrics
