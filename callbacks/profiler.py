@@ -32,7 +32,7 @@ class ProfilerCallback(Callback):
         super().__init__(order=CallbackOrder.External, node=CallbackNode.Master)
         if num_batches < 1:
             raise ValueError(f"num_batches must be >= 1, got {num_batches}")
-        self.path = Path(path)
+        self.path = Path(path).absolute()
         self.num_batches = num_batches
         self._profile: Any = None  # while it runs
         self._num_profiled = 0

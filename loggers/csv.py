@@ -39,7 +39,7 @@ class CSVLogger(ILogger):
     def __init__(
         self, logdir: str | os.PathLike[str], *, log_batch_metrics: bool = False, log_epoch_metrics: bool = True
     ) -> None:
-        self.logdir = Path(logdir)
+        self.logdir = Path(logdir).absolute()  # the run may change its working directory
         self.log_batch_metrics = log_batch_metrics
         self.log_epoch_metrics = log_epoch_metrics
         self._folder = self.logdir / "csv"

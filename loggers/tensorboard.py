@@ -45,7 +45,7 @@ class TensorboardLogger(ILogger):
     ) -> None:
         if x_axis not in ("epoch", "step"):
             raise ValueError(f'x_axis must be "epoch" or "step", got {x_axis!r}')
-        self.logdir = Path(logdir)
+        self.logdir = Path(logdir).absolute()  # the run may change its working directory
         self.log_batch_metrics = log_batch_metrics
         self.log_epoch_metrics = log_epoch_metrics
         self.x_axis = x_axis

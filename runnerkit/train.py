@@ -150,7 +150,10 @@ class Runner(IRunner):
         if non_finite != "keep":
             self.non_finite = "raise"
         self.detect_anomaly, self.deterministic = detect_anomaly, deterministic
-        folder = Path(logdir) if logdir is not None else None
+        # Relative to where the call is made: the run may change its working directory.
+        folder = Path(logdir).absolute() if logdir is not None else None
+        if resume is not None and resume != "auto":
+            resume = Path(resume).absolute()
         if folder is None and (profile or load_best_on_end):
             raise ValueError("profile=True and load_best_on_end=True write files: pass logdir=")
         if load_best_on_end and holds(_by_key(callbacks), ICheckpointCallback):

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -117,6 +118,27 @@ def test_without_logdir_nothing_is_written(tmp_path, monkeypatch):
     train(None)
 
     assert list(Path.cwd().iterdir()) == []
+
+
+def test_a_relative_logdir_stays_where_it_was(tmp_path, monkeypatch):
+    """When the run goes to another working directory; a later one goes on there."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+
+    class GoElsewhere(dl.Callback):
+        def on_epoch_start(self, runner):
+            os.chdir(elsewhere)
+
+    for num_epochs in (2, 3):
+        monkeypatch.chdir(tmp_path)
+        resume = "log" if num_epochs == 3 else None
+        train("log", callbacks=[GoElsewhere()], num_epochs=num_epochs, profile=True, resume=resume)
+
+    assert list(elsewhere.iterdir()) == []
+    assert read_metrics(tmp_path / "log").epoch.unique().tolist() == [1, 2, 3]
+    assert [epoch for epoch, _ in scalars(tmp_path / "log" / "tensorboard" / "train")["loss"]] == [1, 2, 3]
+    assert json_names(tmp_path / "log") == ["model.0002.pth", "model.0003.pth"]
+    assert (tmp_path / "log" / "trace.json").is_file()
 
 
 def test_read_metrics_gives_the_run_as_one_tidy_frame(tmp_path):

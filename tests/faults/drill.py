@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import nn
 
@@ -49,6 +50,7 @@ PLACES: dict[str, tuple[Any, str, str, int]] = {
     "before TensorBoard is flushed": (dl.TensorboardLogger, "flush", "before", 12),
 }
 LIMIT_S = 60.0  # for a process to end by itself after another was killed
+WORKERS_LIMIT_S = 10.0  # for its loader's workers after it
 
 
 @dataclass(frozen=True)
@@ -136,16 +138,35 @@ def attempt(logdir: Path, num_processes: int, kill: Kill | None, tally: Tally) -
     if died_at is not None:
         tally.longest_s = max(tally.longest_s, time.monotonic() - died_at)
     for pid in pids:
+        num_left = _wait_for_workers(pid) if pid in codes else 0
         with suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)  # its loader's workers
+            os.killpg(pid, signal.SIGKILL)
         if pid not in codes:
             os.waitpid(pid, 0)
             raise AssertionError(f"a process was still there {LIMIT_S:g} s after {kill}")
+        if num_left:
+            raise AssertionError(
+                f"{num_left} of a loader's workers were still there {WORKERS_LIMIT_S:g} s after {kill}"
+            )
     if kill is not None and codes[pids[kill.rank]] == -signal.SIGKILL:
         tally.kills[kill.place] += 1
     elif any(codes.values()):
         raise AssertionError(f"exit codes {list(codes.values())} without a kill ({kill})")
     return not any(codes.values())
+
+
+def _wait_for_workers(group: int) -> int:
+    """Give a process group time to end by itself; return how many of it have not."""
+    until = time.monotonic() + WORKERS_LIMIT_S
+    while (num_left := sum(map(partial(_is_in, group), psutil.process_iter()))) and time.monotonic() < until:
+        time.sleep(0.05)
+    return num_left
+
+
+def _is_in(group: int, process: psutil.Process) -> bool:
+    with suppress(psutil.Error, ProcessLookupError):
+        return os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def _start(logdir: Path, rank: int, num_processes: int, store: Path, kill: Kill | None) -> int:
@@ -185,32 +206,38 @@ def drill(num_kills: int, num_processes: int, *, folder: Path, seed: int = 0) ->
         struck = []
         while not attempt(broken, num_processes, kill := Kill.draw(chance, num_processes), tally):
             struck.append(kill)
-        found = fingerprint(broken)
-        for key in expected:
-            if found[key] != expected[key]:
-                tally.different.append(f"{broken.name}: {key} differs after {struck}")
+        for key in differences(expected, fingerprint(broken)):
+            tally.different.append(f"{broken.name}: {key} differs after {struck}")
         if not tally.different:
             shutil.rmtree(broken)
     return tally
 
 
 def fingerprint(logdir: Path) -> dict[str, Any]:
-    """Read what has to be equal: weights and moments bit for bit, metrics, CSV files, TensorBoard's series."""
+    """Read what has to be equal: all that the last checkpoint holds, bit for bit, CSV files, TensorBoard's series."""
     state = load_checkpoint(logdir / "checkpoints" / "last.pth")
-    found = {
-        name: torch.cat([each.double().flatten() for each in tensors(state[name])]).tolist()
-        for name in ("model_state_dict", "optimizer_state_dict")
-    }
     files = {f"csv {path.name}": path.read_text() for path in sorted((logdir / "csv").iterdir())}
-    return {**found, "counters": state["counters"], **files, "TensorBoard": dict(series(logdir / "tensorboard"))}
+    return {**dict(leaves(state)), **files, "TensorBoard": dict(series(logdir / "tensorboard"))}
 
 
-def tensors(state: Any) -> Iterator[torch.Tensor]:
-    if isinstance(state, torch.Tensor):
-        yield state
-    elif isinstance(state, dict):
-        for key in sorted(state, key=str):
-            yield from tensors(state[key])
+def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """Name what only one fingerprint has, or each has another of."""
+    return sorted(key for key in one.keys() | other.keys() if (key in one) != (key in other) or one[key] != other[key])
+
+
+def leaves(state: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield what stands in a checkpoint with the path to it; two leaves are equal if all their bits are."""
+    if isinstance(state, dict):
+        for key, value in state.items():
+            yield from leaves(value, f"{path}/{key}")
+    elif isinstance(state, list | tuple):
+        for index, value in enumerate(state):
+            yield from leaves(value, f"{path}/{index}")
+    elif isinstance(state, torch.Tensor):
+        content = state.detach().contiguous().flatten().view(torch.uint8).tolist()
+        yield path, (state.dtype, tuple(state.shape), bytes(content))
+    else:
+        yield path, repr(state)  # a NaN equals a NaN so
 
 
 def series(folder: Path) -> Iterator[tuple[str, list[tuple[int, float]]]]:
@@ -229,7 +256,9 @@ def table(tallies: Sequence[Tally]) -> str:
         "all kills": [str(each.kills.total()) for each in tallies],
         "runs that came through them": [str(each.num_runs) for each in tallies],
         "of these, equal to the run that was not killed": [str(each.num_runs - each.num_different) for each in tallies],
-        "longest until the other processes had ended": [f"{each.longest_s:.1f} s" for each in tallies],
+        "longest until the other processes had ended": [
+            f"{each.longest_s:.1f} s" if each.num_processes > 1 else "-" for each in tallies
+        ],
     }
     lines = [f"| {head} | {' | '.join(cells)} |" for head, cells in rows.items()]
     return "\n".join(

@@ -8,9 +8,10 @@ import time
 
 import pytest
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 from runnerkit import dl
-from tests.tiny import loader, mlp, quiet, sgd
+from tests.tiny import classification, loader, mlp, quiet, sgd
 
 SCRIPT = textwrap.dedent(
     """
@@ -36,9 +37,48 @@ SCRIPT = textwrap.dedent(
 )
 
 
+STAGES = textwrap.dedent(
+    """
+    import time
+    from runnerkit import dl
+    from tests.tiny import loader, mlp
+
+    class Stages(dl.IRunner):
+        stages = ["train_1", "train_2"]
+
+        def get_engine(self):
+            return dl.CPUEngine()
+
+        def get_model(self, stage):
+            return mlp()
+
+        def get_loaders(self, stage):
+            time.sleep(3 if stage == "train_2" else 0)
+            return {"train": loader(8, 4)}
+
+        def get_callbacks(self, stage):
+            return {"hang": dl.HangCallback(2), "stand_still": StandStill(dl.CallbackOrder.External)}
+
+        def handle_batch(self, batch):
+            pass
+
+    class StandStill(dl.Callback):
+        def on_stage_end(self, runner):
+            if runner.stage_key == "train_2":
+                time.sleep(1e6)
+
+    Stages().run()
+    """
+)
+
+
 def start(tmp_path, how, *, rank=0, engine="dl.CPUEngine()"):
+    return start_script(tmp_path, SCRIPT.format(how=how, rank=rank, engine=engine))
+
+
+def start_script(tmp_path, text):
     script = tmp_path / "script.py"
-    script.write_text(SCRIPT.format(how=how, rank=rank, engine=engine))
+    script.write_text(text)
     began = time.monotonic()
     done = subprocess.run(
         [sys.executable, str(script)], capture_output=True, text=True, timeout=180, check=False,
@@ -88,6 +128,33 @@ def test_a_run_that_moves_is_left_alone():
         callbacks=[Slow(), dl.HangCallback(timeout_s=1)], engine=dl.CPUEngine(), **quiet(),
     )  # fmt: skip
     time.sleep(1.5)
+
+
+def test_a_pass_over_a_loader_moves():
+    """SWACallback's, which renews batch norm's statistics when the last epoch is over, and of which no event tells."""
+
+    class Slow(Dataset):
+        def __len__(self):
+            return 40
+
+        def __getitem__(self, index):
+            time.sleep(0.05)
+            return classification(40)[index]
+
+    model = mlp(batch_norm=True)
+    dl.SupervisedRunner().train(
+        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), loaders={"train": DataLoader(Slow(), 4)},
+        callbacks=[dl.SWACallback(1)], hang_timeout_s=1, engine=dl.CPUEngine(), **quiet(),
+    )  # fmt: skip
+
+
+def test_the_making_of_a_stage_is_not_watched_but_its_end_is(tmp_path):
+    """Data may take long to come; a callback that waits for ever is as bad after the last epoch as within one."""
+    done, _ = start_script(tmp_path, STAGES)
+
+    assert done.returncode == 70, done.stderr
+    assert "has stood still for 2 s in loader 'train', epoch 2, batch 2, and ends" in done.stderr
+    assert "in on_stage_end" in done.stderr
 
 
 def test_a_time_that_is_none_is_refused():

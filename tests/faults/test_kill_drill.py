@@ -1,14 +1,17 @@
 """A run that is killed again and again comes out as if nothing had been; `make drills` is the long version."""
 
 import pytest
+import torch
 
-from tests.faults.drill import PLACES, TIME, Kill, Tally, attempt, drill, fingerprint, table
+from runnerkit.checkpoint import load_checkpoint, save_checkpoint
+from tests.faults import drill as drills
+from tests.faults.drill import PLACES, TIME, Kill, Tally, attempt, differences, drill, fingerprint, leaves, table
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("num_processes", "num_kills"), [(1, 5), (2, 2)])
 def test_a_killed_run_equals_the_run_that_was_not(tmp_path, num_processes, num_kills):
-    """Weights, moments and counters bit for bit, CSV files and TensorBoard's series."""
+    """All that the last checkpoint holds bit for bit, CSV files and TensorBoard's series."""
     tally = drill(num_kills, num_processes, folder=tmp_path, seed=num_processes)
 
     assert tally.different == [] and tally.kills.total() >= num_kills
@@ -16,7 +19,7 @@ def test_a_killed_run_equals_the_run_that_was_not(tmp_path, num_processes, num_k
 
 @pytest.mark.slow
 def test_the_drill_sees_what_differs(tmp_path):
-    """One number of one row, or one weight."""
+    """One number of one row, one bit of a weight, a learning rate, a count of early stopping, a draw."""
     run = tmp_path / "run"
     assert not attempt(run, 1, Kill("in the forward pass", 0, num_calls=70), tally := Tally(1))
     assert tally.kills == {"in the forward pass": 1}
@@ -25,9 +28,39 @@ def test_the_drill_sees_what_differs(tmp_path):
 
     csv = next(run.glob("csv/*.csv"))
     csv.write_text(csv.read_text().replace("0.", "1.", 1))
+    last = run / "checkpoints" / "last.pth"
+    state = load_checkpoint(last)
+    state["model_state_dict"]["0.bias"][0].view(torch.int32).bitwise_xor_(1)
+    next(iter(state["optimizer_state_dict"].values()))["param_groups"][0]["lr"] *= 2
+    next(iter(state["scheduler_state_dict"].values()))["last_epoch"] += 1
+    state["callbacks"]["stop"]["num_bad_epochs"] += 1
+    state["rng"][0]["torch"][-1] += 1
+    save_checkpoint(state, last)
 
-    found = fingerprint(run)
-    assert [key for key in expected if found[key] != expected[key]] == [f"csv {csv.name}"]
+    found = {key.replace("//", "/") for key in differences(expected, fingerprint(run))}
+    assert found == {
+        f"csv {csv.name}", "/model_state_dict/0.bias", "/optimizer_state_dict/param_groups/0/lr",
+        "/scheduler_state_dict/last_epoch", "/callbacks/stop/num_bad_epochs", "/rng/0/torch",
+    }  # fmt: skip
+
+
+def test_what_only_one_run_has_differs_too():
+    """And a NaN, in one place in both, does not."""
+    one = dict(leaves({"metrics": {"loss": float("nan")}, "scaler": torch.zeros(2)}))
+    other = dict(leaves({"metrics": {"loss": float("nan")}, "callbacks": [1]}))
+
+    assert differences(one, one) == [] == differences(one, dict(one))
+    assert differences(one, other) == ["/callbacks/0", "/scaler"]
+
+
+@pytest.mark.slow
+def test_the_drill_sees_a_worker_that_is_left(tmp_path, monkeypatch):
+    """One that does not notice that its process is gone."""
+    monkeypatch.setattr(drills, "WORKERS_LIMIT_S", 1.0)
+    monkeypatch.setattr("torch.utils.data._utils.worker.ManagerWatchdog.is_alive", lambda self: True)
+
+    with pytest.raises(AssertionError, match="1 of a loader's workers were still there 1 s after"):
+        attempt(tmp_path / "run", 1, Kill("in the forward pass", 0, num_calls=20), Tally(1))
 
 
 def test_the_table_counts_every_kill():
@@ -40,3 +73,4 @@ def test_the_table_counts_every_kill():
     assert [head.strip() for head, _ in rows[2:-4]] == [*PLACES, TIME]
     assert sum(int(number) for _, number in rows[2:-4]) == int(rows[-4][1])
     assert rows[-2][1].strip() == "2"
+    assert rows[-1][1].strip() == "-"  # one process has no others
