@@ -86,9 +86,9 @@ class StepQueue:
         self._queue: list[tuple[Step, dict[str, Scalar]]] = []
 
     def put(self, step: Step, metrics: Mapping[str, Scalar]) -> None:
-        """Queue () tensors or numbers; no copy, no host sync."""
-        detached = {key: value.detach() if isinstance(value, Tensor) else value for key, value in metrics.items()}
-        self._queue.append((step, detached))
+        """Queue () tensors or numbers as they are now: a tensor may change in place; no host sync."""
+        now = {key: value.detach().clone() if isinstance(value, Tensor) else value for key, value in metrics.items()}
+        self._queue.append((step, now))
 
     def take(self) -> list[tuple[Step, Metrics]]:
         """Empty the queue, as Python floats, none of them rounded; one copy from each device."""

@@ -1,5 +1,7 @@
 """Numbers reach the loggers as they were, from whichever device."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -31,6 +33,17 @@ def test_no_number_is_rounded_in_the_step_log(value):
 
     assert queue.take() == [(STEP, {"loss": 0.5, "it": float(value)})]
     assert queue.take() == []
+
+
+def test_a_tensor_that_changes_in_place_is_logged_as_it_was():
+    """A learned scale, an average that is kept up, the output of a CUDA graph; and nothing is computed backwards."""
+    queue, scale = StepQueue(), torch.nn.Parameter(torch.tensor(1.0))
+    for batch in (1, 2):
+        queue.put(replace(STEP, batch=batch), {"scale": scale})
+        with torch.no_grad():
+            scale += 1
+
+    assert [metrics for _, metrics in queue.take()] == [{"scale": 1.0}, {"scale": 2.0}]
 
 
 def test_metrics_keep_their_steps_and_names():

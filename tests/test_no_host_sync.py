@@ -1,6 +1,7 @@
 """No overhead: a step reads nothing back from the device, whatever it consists of."""
 
 import importlib
+import io
 import statistics
 import traceback
 from collections import Counter
@@ -191,7 +192,7 @@ def metric_callbacks():
     }
 
 
-def train(*, engine, callbacks):
+def train(*, engine, callbacks, loggers=None, **options):
     model = mlp(dropout=0.1, batch_norm=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     log = StepLog()
@@ -203,9 +204,10 @@ def train(*, engine, callbacks):
         loaders={"train": loader(NUM_STEPS * 8, 8, shuffle=True), "valid": loader(NUM_STEPS * 8, 8)},
         callbacks=callbacks,
         engine=engine,
-        loggers={"console": None, "steps": log},
+        loggers={"console": None, "steps": log, **(loggers or {})},
         log_every=LOG_EVERY,
         timeit=True,
+        **options,
     )
     return log
 
@@ -239,6 +241,40 @@ def test_steps_read_from_the_device_once_in_log_every(make_engine, step):
         on_the_cpu_only["averaged_weights.py:update"] = 2
     assert watch.places == STEP_LOG | on_the_cpu_only
     assert len(log.steps[0][1]) > 50
+
+
+def test_neither_logs_nor_checkpoints_nor_a_bar_read_more(tmp_path, monkeypatch):
+    """With files of steps, the search for what is not finite, a checkpoint due by the clock, and the bar that counts.
+
+    What the bar reads a few times a second, tests/callbacks/test_progress.py counts.
+    """
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr("sys.stderr", terminal := Terminal())
+    monkeypatch.setattr("runnerkit.callbacks.progress.REFRESH_S", 1e9)
+    loggers = {
+        "csv": dl.CSVLogger(tmp_path, log_batch_metrics=True),
+        "tensorboard": dl.TensorboardLogger(tmp_path, log_batch_metrics=True),
+    }
+
+    with watching() as watch:
+        save = dl.CheckpointCallback(tmp_path, "valid", "loss", minimize=True, mode="runner", every_minutes=60)
+        callbacks = {"save": save, "arm": Arm(watch)}
+        train(
+            engine=dl.CPUEngine(),
+            callbacks=callbacks,
+            loggers=loggers,
+            logdir=tmp_path,
+            verbose=True,
+            non_finite="raise",
+        )
+
+    assert watch.places == STEP_LOG
+    assert "Epoch (valid)" in terminal.getvalue() and (tmp_path / "checkpoints" / "best.pth").exists()
+    assert len((tmp_path / "csv" / "train.batch.csv").read_text().splitlines()) == 1 + NUM_STEPS // LOG_EVERY
 
 
 def test_that_list_is_complete():

@@ -55,16 +55,13 @@ def rows(samples):
 def test_a_loader_end_is_one_collective(tmp_path):
     """Of the loader's means, of all callbacks whose state adds up, several of each, and of whatever else happens there.
 
+    That of training too, whose callbacks keep no samples here.
     "one_more" has callbacks that keep samples too, which a gather of torch's carries for all of them together.
     """
     from tests.callbacks.exact_metrics import CASES, make_samples  # not in the processes: scikit-learn costs a second
 
     add_up = [name for name in CASES if "auc" not in name and name != "cmc"]
-    callbacks = {
-        f"{name} {copy}": dl.ControlFlowCallback(CASES[name][0](), ignore_loaders="train")
-        for name in add_up
-        for copy in range(NUM_COPIES)
-    }
+    callbacks = {f"{name} {copy}": CASES[name][0]() for name in add_up for copy in range(NUM_COPIES)}
     samples = [name for name in CASES if name not in add_up]
     callbacks |= {name: dl.ControlFlowCallback(CASES[name][0](), loaders="one_more") for name in samples}
 
@@ -72,6 +69,7 @@ def test_a_loader_end_is_one_collective(tmp_path):
         model=nn.Linear(1, 1),
         engine=dl.DistributedDataParallelEngine(2, device="cpu"),
         loaders={
+            "train": DataLoader(rows(make_samples(29, seed=0)), batch_size=4),
             "valid": DataLoader(rows(make_samples(29, seed=1)), batch_size=4),
             "one_more": DataLoader(rows(make_samples(29, seed=2)), batch_size=4),
         },
@@ -80,6 +78,7 @@ def test_a_loader_end_is_one_collective(tmp_path):
     )
 
     counts = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    assert [each["train"] for each in counts] == [{"c10d::allreduce_": 1}] * 2
     assert [each["valid"] for each in counts] == [{"c10d::allreduce_": 1}] * 2
     for each in counts:
         assert each["one_more"].pop("c10d::allreduce_") == 1
