@@ -1,10 +1,14 @@
 """A signal to any process saves and ends the run after a step; started again it goes on as if nothing had been."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
+import time
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -12,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from runnerkit import dl
-from runnerkit.checkpoint import CheckpointFolder
+from runnerkit.checkpoint import CheckpointFolder, fault_of
 from runnerkit.preemption import Interrupted, Preempted, StopRequests
 from tests.test_resume import Augmented, read_csv
 from tests.tiny import loader, mlp, quiet, weights
@@ -21,14 +25,16 @@ from tests.tiny import loader, mlp, quiet, weights
 class Send(dl.Callback):
     """Sends this process a signal after so many training steps, or in the validation after them; rank -1 is all."""
 
-    def __init__(self, number, *, step, rank=0, loader_key="train", times=1):
+    def __init__(self, number, *, step, rank=0, loader_key="train", times=1, pause_s=0.0):
         super().__init__(order=dl.CallbackOrder.External)
         self.number, self.step, self.at_rank, self.loader_key, self.times = number, step, rank, loader_key, times
+        self.pause_s = pause_s  # between one time and the next
 
     def on_batch_end(self, runner):
         is_mine = self.at_rank in (runner.engine.rank, -1)
         if is_mine and (runner.batch_step, runner.loader_key) == (self.step, self.loader_key):
-            for _ in range(self.times):
+            for time_of_all in range(self.times):
+                time.sleep(self.pause_s if time_of_all else 0)
                 os.kill(os.getpid(), self.number)
             self.times = 0
 
@@ -96,21 +102,54 @@ def test_a_signal_in_the_evaluation_stops_after_the_epoch(tmp_path, whole):
     assert_goes_on(tmp_path, whole)
 
 
-def test_a_signal_during_a_save_stops_after_the_step_that_follows(tmp_path, whole, monkeypatch):
-    """The file under way is written to its end."""
+@contextmanager
+def during_the_next_save(send):
+    """Call `send` when a file is about to be written."""
     add = CheckpointFolder.add
 
     def interrupted(folder, *args, **what):
-        os.kill(os.getpid(), signal.SIGTERM)
-        monkeypatch.undo()
+        CheckpointFolder.add = add
+        send()
         return add(folder, *args, **what)
 
-    monkeypatch.setattr(CheckpointFolder, "add", interrupted)
-    with pytest.raises(Preempted):
+    CheckpointFolder.add = interrupted
+    try:
+        yield
+    finally:
+        CheckpointFolder.add = add
+
+
+def test_a_signal_during_a_save_stops_after_the_step_that_follows(tmp_path, whole):
+    """The file under way is written to its end."""
+    with during_the_next_save(lambda: os.kill(os.getpid(), signal.SIGTERM)), pytest.raises(Preempted):
         train(tmp_path)
 
     names = [record.name for record in CheckpointFolder(tmp_path / "checkpoints").records]
     assert names == ["model.0001.pth", "model.0002.00000011.pth"]
+    assert_goes_on(tmp_path, whole)
+
+
+def test_a_signal_during_an_asynchronous_save_stops_soon(tmp_path, whole):
+    """While a thread writes: its file is whole, and so is the one that the stop asks for, before the run ends."""
+    steps_that_end = threading.Event()
+
+    def send():
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert steps_that_end.wait(60)  # the training goes on meanwhile
+
+    class Tell(dl.Callback):
+        def on_batch_end(self, runner):
+            if runner.batch_step > 10:
+                steps_that_end.set()
+
+    checkpoint = dl.CheckpointCallback(tmp_path, mode="runner", asynchronous=True)
+    with during_the_next_save(send), pytest.raises(Preempted):
+        train(tmp_path, checkpoint, Tell())
+
+    folder = CheckpointFolder(tmp_path / "checkpoints")
+    assert (folder.records[0].epoch, folder.records[0].batch) == (1, 10)
+    assert 10 < last(tmp_path).batch <= 12
+    assert [fault_of(folder.folder / record.name, record) for record in folder.records] == [None, None]
     assert_goes_on(tmp_path, whole)
 
 
@@ -132,6 +171,26 @@ def test_a_second_signal_stops_at_once(tmp_path):
 
     assert not isinstance(stopped.value, Interrupted)
     assert last(tmp_path).batch == 10
+
+
+def test_a_second_sigterm_at_once_is_the_same_wish(tmp_path, whole):
+    """Slurm sends two, to a batch job's shell and to its steps."""
+    with pytest.raises(Preempted):
+        train(tmp_path, Send(signal.SIGTERM, step=17, times=2))
+
+    assert last(tmp_path).batch == 17
+    assert_goes_on(tmp_path, whole)
+
+
+@pytest.mark.slow
+def test_a_second_sigterm_later_ends_at_once(tmp_path, whole):
+    """More than a second later, in a step that does not end; as it would without a runner, and nothing is saved."""
+    log = tmp_path / "log"
+    done = start(tmp_path, log, text=IMPATIENT)
+
+    assert done.returncode == -signal.SIGTERM, done.stderr
+    assert last(log).batch == 10
+    assert_goes_on(log, whole)
 
 
 def test_gradients_that_wait_for_their_step_are_not_lost(tmp_path):
@@ -220,9 +279,20 @@ SCRIPT = textwrap.dedent(
 )
 
 
-def start(tmp_path, logdir, *, step=0, rank=0, to_parent=0, launcher=()):
+IMPATIENT = textwrap.dedent(
+    """
+    import signal, sys
+    from pathlib import Path
+    from tests.faults.test_preemption import Send, train
+
+    train(Path(sys.argv[1]), Send(signal.SIGTERM, step=17, times=2, pause_s=1.3))
+    """
+)
+
+
+def start(tmp_path, logdir, *, step=0, rank=0, to_parent=0, launcher=(), text=SCRIPT):
     script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
+    script.write_text(text)
     return subprocess.run(
         [sys.executable, *launcher, str(script), str(logdir), str(step), str(rank), str(int(to_parent))],
         capture_output=True, text=True, timeout=240, check=False, env={**os.environ, "PYTHONPATH": os.getcwd()},
@@ -260,3 +330,61 @@ def test_torchrun_starts_again_what_was_stopped(tmp_path, whole_of_two):
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) == whole_of_two.result.sum().item()
     assert read_csv(tmp_path / "log", "train") == read_csv(whole_of_two.folder, "train")
+
+
+# Each is stopped, and goes on in the same two processes.
+IN_TURNS = textwrap.dedent(
+    """
+    import json, os, signal, sys
+    from contextlib import nullcontext
+    from pathlib import Path
+    from runnerkit import dl
+    from runnerkit.preemption import Preempted
+    from tests.faults.test_preemption import Send, during_the_next_save, last, train
+
+    rank = int(os.environ["RANK"])
+    pids = Path(sys.argv[1], "pids")
+    pids.mkdir(parents=True, exist_ok=True)
+    (pids / str(rank)).write_text(str(os.getpid()))
+
+    def send_to(rank):
+        return lambda: os.kill(int((pids / str(rank)).read_text()), signal.SIGTERM)
+
+    def run(name, *callbacks):
+        logdir = Path(sys.argv[1], name)
+        engine = dl.DistributedDataParallelEngine(2, device="cpu")
+        return train(logdir, *callbacks, engine=engine).sum().item(), logdir
+
+    found = {}
+    for name, callbacks, saving in [
+        ("rank 0", [Send(signal.SIGTERM, step=7, rank=0)], nullcontext()),
+        ("rank 0 while it saves", [], during_the_next_save(send_to(0))),
+        ("rank 1 while rank 0 saves", [], during_the_next_save(send_to(1))),
+    ]:
+        try:
+            with saving:
+                run(name, *callbacks)
+            code, batch = 0, 0
+        except Preempted as stopped:
+            code, batch = stopped.code, last(Path(sys.argv[1], name)).batch
+        found[name] = code, batch, run(name)[0]
+    Path(sys.argv[1], f"found.{rank}.json").write_text(json.dumps(found))
+    """
+)
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_rank_during_a_save_or_not_stops_both(tmp_path, whole_of_two):
+    """After the same step, with a checkpoint of it; each goes on to the weights and logs of the run never stopped."""
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    done = start(tmp_path, tmp_path / "logs", launcher=launcher, text=IN_TURNS)
+
+    assert done.returncode == 0, done.stderr
+    found = [json.loads((tmp_path / "logs" / f"found.{rank}.json").read_text()) for rank in range(2)]
+    assert found[0] == found[1]
+    assert len(found[0]) == 3
+    for name, (code, batch, result) in found[0].items():
+        assert (code, result) == (75, whole_of_two.result.sum().item()), name
+        assert (7 if name == "rank 0" else 5) < batch <= 19, name
+        for key in ("train", "valid"):
+            assert read_csv(tmp_path / "logs" / name, key) == read_csv(whole_of_two.folder, key)
