@@ -29,7 +29,7 @@ parity: $(VENV)/installed  ## write the table of engines and launchers in docs/e
 bench: $(VENV)/installed  ## measure runnerkit beside raw PyTorch; write benchmarks/RESULTS.md (ROUNDS=9)
 	$(BIN)/python -m benchmarks --rounds $(ROUNDS)
 
-bench-peers: $(VENV)/installed $(PEERS)/installed  ## the same with seven other frameworks, in an environment of their own
+bench-peers: $(VENV)/installed $(PEERS)/installed  ## the same with eight other frameworks, in an environment of their own
 	$(BIN)/python -m benchmarks --rounds $(ROUNDS) --peers $(PEERS)/bin/python
 
 drills: $(VENV)/installed  ## kill runs at 200 random points; write the table in docs/reliability.md (KILLS=100)

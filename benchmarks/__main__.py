@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import results
-from benchmarks.cases import Case, all_cases
+from benchmarks.cases import PEERS, Case, all_cases
 from benchmarks.harness import CandidateFailed, measure
 
 PACKAGES = (
@@ -19,19 +19,31 @@ PACKAGES = (
 
 
 def write(case: Case, *, num_rounds: int, peers: str | None, path: Path) -> bool:
-    """Measure a case and write its section; tell whether all candidates came through."""
+    """Measure a case and write its section; tell whether all candidates came through.
+
+    What was measured before is not lost: it stays where nothing could be measured, and where the peers take no part
+    whose rows it has; then the table is printed.
+    """
     heading = f"## {case.title}\n\n{case.text}\n"
     if case.needs_gpu and not torch.cuda.is_available():
-        results.write_section(case.key, f"{heading}\nNot measured: this machine has no GPU.", path)
+        _not_measured(case.key, heading, "this machine has no GPU", path)
         return True
     num_rounds = case.num_rounds or num_rounds
     conditions = results.conditions(num_rounds)  # before, so that the load is that of others
     try:
         outcome = measure(case.candidates, num_rounds=num_rounds, tolerance=case.tolerance, in_turns=case.in_turns)
     except CandidateFailed as failure:
-        results.write_section(case.key, f"{heading}\nNot measured: {failure}.", path)
-        print(f"{case.key}: {failure}", file=sys.stderr)
+        _not_measured(case.key, heading, str(failure), path)
         return False
+    before = results.read_section(case.key, path)
+    if not peers and any(f"| {name} |" in before for name in PEERS):
+        print(
+            f"{case.key}: {path} is left as it is, for it has the rows of other frameworks: pass --peers, "
+            "or --results for another page",
+            file=sys.stderr,
+        )
+        print(results.table(outcome, case.figures))
+        return not outcome.failures
     if peers:
         rarely = {each.name: each.every for each in case.candidates if each.every > 1}
         if rarely and num_rounds > 1:
@@ -42,6 +54,15 @@ def write(case: Case, *, num_rounds: int, peers: str | None, path: Path) -> bool
         parts.append(f"\n{drawing}")
     results.write_section(case.key, "\n".join(parts), path)
     return not outcome.failures
+
+
+def _not_measured(key: str, heading: str, reason: str, path: Path) -> None:
+    before = results.read_section(key, path)
+    if before and "\nNot measured: " not in before:
+        print(f"{key}: {reason}; {path} keeps what was measured before", file=sys.stderr)
+        return
+    print(f"{key}: {reason}", file=sys.stderr)
+    results.write_section(key, f"{heading}\nNot measured: {reason}.", path)
 
 
 def main() -> None:

@@ -57,6 +57,13 @@ VARIANT_WORDS = {
     "log": "loss and accuracy; each 10th step to CSV and TensorBoard",
     "bar": "loss and accuracy, and a progress bar",
 }
+# What a variant's times hold that its title does not tell.
+VARIANT_NOTES = {
+    "log": " Not all log as much: Catalyst writes each step to TensorBoard, Poutyne each to CSV and only epochs to "
+    "TensorBoard, Accelerate no CSV, transformers' Trainer no accuracy of steps.",
+    "bar": " Bars that are redrawn by the clock, which runs on while others have their turn, are redrawn about once a "
+    "turn, oftener than alone.",
+}
 
 
 def all_cases(peers: str | None = None, *, num_batches: int = 5000) -> list[Case]:
@@ -97,7 +104,7 @@ def _steps(variant: str, peers: str | None, num_batches: int) -> Case:
         title=f"A training step: {VARIANT_WORDS[variant]}",
         text=f"MLP 64-64-10, SGD with momentum, {num_batches:,} ready batches of 32. In each round all live at once "
         f"and take turns of {num_batches // NUM_TURNS} steps, of which the first tenth is not timed. "
-        "Poutyne and transformers' Trainer aggregate the loss in any case.",
+        f"Poutyne and transformers' Trainer aggregate the loss in any case.{VARIANT_NOTES.get(variant, '')}",
         candidates=_step_candidates(variant, peers, "--num-batches", str(num_batches)),
         figures=(Figure("step_us", "µs a step"),),
         in_turns=True,
@@ -109,7 +116,7 @@ def _calls(variant: str, peers: str | None) -> Case:
         key=f"calls-{variant}",
         title=f"Function calls in a training step: {VARIANT_WORDS[variant]}",
         text="Calls of Python and builtin functions, counted by sys.setprofile: 150 steps less 50, so that what comes "
-        "once cancels. No load on the machine changes them.",
+        f"once cancels. No load on the machine changes them.{VARIANT_NOTES.get(variant, '')}",
         candidates=_step_candidates(variant, peers, "--count-calls"),
         figures=(Figure("calls", "calls a step", digits=0),),
         num_rounds=1,
@@ -134,7 +141,9 @@ def _cnn(peers: str | None) -> Case:
         "draw for draw, as some peers cannot be imported where PyPI's torchvision is beside a CPU-only torch; "
         "they give the same numbers in about half of torchvision's time. TensorLoader: whole batches are "
         "cut, flipped and normalized. Imports are not timed, that of torch._dynamo included, which an optimizer's "
-        "first step would do. All live at once and take turns of 3,000 samples; the wait for a turn is not counted.",
+        "first step would do. All live at once and take turns of 3,000 samples; the wait for a turn is not counted. "
+        "Lightning begins with two batches of validation, its default; Ignite computes the training loss of each batch "
+        "again, in its metric.",
         candidates=tuple(candidates),
         figures=(Figure("seconds", "seconds"),),
         tolerance=0.1,  # each draws its own crops and order

@@ -69,7 +69,7 @@ def versions(python: str, packages: Sequence[str]) -> str:
 
 def write_section(key: str, text: str, path: Path = RESULTS, *, command: str = "python -m benchmarks") -> None:
     """Put `text`, which `command` makes, where the section `key` was, or at the end."""
-    begin, end = f"<!-- {key}: written by {command} -->", f"<!-- end of {key} -->"
+    begin, end = _marks(key, command)
     section = f"{begin}\n{text.strip()}\n{end}"
     page = path.read_text(encoding="utf-8") if path.exists() else "# Measured\n"
     head, found, rest = page.partition(begin)
@@ -78,6 +78,17 @@ def write_section(key: str, text: str, path: Path = RESULTS, *, command: str = "
     else:
         page = f"{page.rstrip()}\n\n{section}\n"
     path.write_text(page, encoding="utf-8")
+
+
+def read_section(key: str, path: Path = RESULTS, *, command: str = "python -m benchmarks") -> str:
+    """Return what :func:`write_section` put there; empty if there is none."""
+    begin, end = _marks(key, command)
+    page = path.read_text(encoding="utf-8") if path.exists() else ""
+    return page.partition(begin)[2].partition(end)[0].strip()
+
+
+def _marks(key: str, command: str) -> tuple[str, str]:
+    return f"<!-- {key}: written by {command} -->", f"<!-- end of {key} -->"
 
 
 def plot(key: str, outcome: Outcome, figure: Figure, folder: Path = RESULTS.parent / "plots") -> str:

@@ -8,8 +8,9 @@ from itertools import pairwise
 import pytest
 
 from benchmarks import results
+from benchmarks.__main__ import write
 from benchmarks.calls import calls_per_step
-from benchmarks.cases import all_cases
+from benchmarks.cases import Case, all_cases
 from benchmarks.harness import ROOT, Candidate, CandidateFailed, Figure, Outcome, check_same, measure, run
 from benchmarks.turns import Turns
 
@@ -189,6 +190,44 @@ def test_a_section_is_replaced_in_its_place(tmp_path):
     results.write_section("a", "third", page)
 
     assert page.read_text() == before.replace("first", "third")
+
+
+@pytest.mark.parametrize("needs_gpu", [False, True])
+def test_what_was_measured_outlives_a_run_that_measures_nothing(script, tmp_path, monkeypatch, capsys, needs_gpu):
+    """Without a GPU, or where the first candidate fails; a page that has nothing yet says why."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    page = tmp_path / "RESULTS.md"
+    case = Case(
+        "any", "Any", "Text.", (script("broken", "raise RuntimeError('no data')"),), (FIGURE,), needs_gpu=needs_gpu
+    )
+    reason = "this machine has no GPU" if needs_gpu else "broken: exit code 1: RuntimeError: no data"
+
+    assert write(case, num_rounds=1, peers=None, path=page) is needs_gpu
+    assert results.read_section("any", page) == f"## Any\n\nText.\n\nNot measured: {reason}."
+
+    results.write_section("any", "in words: 812 µs", page)
+    before = page.read_text()
+    assert write(case, num_rounds=1, peers=None, path=page) is needs_gpu
+    assert page.read_text() == before
+    assert f"any: {reason}; {page} keeps what was measured before" in capsys.readouterr().err
+
+
+def test_rows_of_peers_are_not_replaced_by_none(script, tmp_path, capsys):
+    """Without them the table is printed; a page without their rows is written anew."""
+    page = tmp_path / "RESULTS.md"
+    case = Case("any", "Any", "Text.", (script("first", FIGURES_LINE % (100, 2)),), (FIGURE,))
+
+    assert write(case, num_rounds=1, peers=None, path=page)
+    assert "| first | 100.0 |" in results.read_section("any", page)
+
+    results.write_section("any", "| | µs |\n|---|---|\n| Ignite | 812.0 |", page)
+    before = page.read_text()
+    assert write(case, num_rounds=1, peers=None, path=page)
+    printed = capsys.readouterr()
+    assert page.read_text() == before
+    assert "| first | 100.0 |" in printed.out and "rows of other frameworks: pass --peers" in printed.err
+    assert write(case, num_rounds=1, peers=sys.executable, path=page)
+    assert "| first | 100.0 |" in results.read_section("any", page)
 
 
 def test_cases_begin_with_raw_pytorch_and_have_keys_of_their_own():
