@@ -127,7 +127,10 @@ class ICallback(IListener):
         return True
 
     def state_dict(self) -> StateDict:
-        """State for checkpoints, in types that ``torch.load(weights_only=True)`` accepts; alike on all ranks."""
+        """State for checkpoints, alike on all ranks: tensors, numbers, strings, and lists, tuples, sets, dicts of them.
+
+        NumPy's scalars come back as numbers, its arrays as tensors; what else it holds is refused.
+        """
         return {}
 
     def load_state_dict(self, state: StateDict) -> None:

@@ -12,8 +12,8 @@ import shutil
 import tempfile
 import zipfile
 from collections.abc import Mapping
-from contextlib import suppress
 from copy import copy as shallow_copy
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import torch
 
 from runnerkit.atomic_file import AtomicFile, sync, unwritable, write_text
 from runnerkit.checkpoint_index import DamagedIndex, Record, place_of, read_index, to_json
+from runnerkit.plain_state import as_plain, foreign_types
 from runnerkit.types import StateDict
 
 logger = logging.getLogger(__name__)
@@ -32,12 +33,15 @@ _INDEX_VERSION = 1
 def save_checkpoint(state: StateDict, path: str | os.PathLike[str]) -> Path:
     """Save `state` so that `path` holds either all of it or what was there before; synced to the disk.
 
+    Raises:
+        TypeError: it holds what :func:`load_checkpoint` would refuse; its place is named.
+
     >>> import tempfile
     >>> path = save_checkpoint({"step": 3}, tempfile.mkdtemp() + "/a.pth")
     >>> load_checkpoint(path)
     {'step': 3}
     """
-    path = Path(path)
+    path, state = Path(path), as_plain(state)
     path.parent.mkdir(parents=True, exist_ok=True)
     with AtomicFile(path) as temporary, temporary.open("wb") as file:
         torch.save(state, file)  # to a file of Python's, which tells why it cannot be written
@@ -95,6 +99,11 @@ def _load(path: Path, *, mapped: bool = False) -> StateDict:
     except OSError:
         raise
     except Exception as error:  # bytes that anybody may have written can make torch.load raise anything
+        if foreign := foreign_types(path):
+            raise ValueError(
+                f"{path} holds {', '.join(foreign)}, which is not loaded, as it could run code: a checkpoint holds "
+                "tensors and plain values only"
+            ) from error
         raise ValueError(f"{path} is no whole checkpoint of tensors and plain values: {error}") from error
 
 
@@ -115,6 +124,7 @@ class CheckpointFolder:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         self.is_rebuilt = False  # from the files, for want of an index
+        self._unread: dict[str, str] = {}  # what kept files from being in it then
         try:
             self.records = read_index(self.folder / "index.json")
         except (FileNotFoundError, NotADirectoryError, DamagedIndex) as error:
@@ -129,15 +139,20 @@ class CheckpointFolder:
         found = []
         for path in self.files():
             file = path / _REST if path.is_dir() else path
-            with suppress(ValueError, OSError, KeyError, TypeError, AttributeError):
+            try:
                 state = load_checkpoint(file)
                 counters = state.get("counters", {"epoch_step": 0, "batch_step": 0, "epoch_metrics": {}})
                 record = Record(
                     path.name, "runner" if "format_version" in state else "model", counters["epoch_step"],
                     counters["batch_step"], _size(path), sha256_of(file), metrics=counters["epoch_metrics"],
                 )  # fmt: skip
-                if _is_good(path, record):
-                    found.append(record)
+            except (ValueError, OSError, KeyError, TypeError, AttributeError) as error:
+                self._unread[path.name] = _without_path(error, file)
+                continue
+            if (fault := fault_of(path, record)) is None:
+                found.append(record)
+            else:
+                self._unread[path.name] = fault
         return found
 
     def make(self) -> None:
@@ -228,13 +243,17 @@ class CheckpointFolder:
         Raises:
             FileNotFoundError: there is none.
         """
+        faults = dict(self._unread)
         for record in reversed([record for record in self.records if record.kind == "runner"]):
             path = self.folder / record.name
             fault = fault_of(path, record)
             if fault is None:
                 return path
-            logger.warning("checkpoint %s is damaged or gone (%s); taking the one before", path, fault)
+            faults[record.name] = fault
+            logger.warning("checkpoint %s %s; looking for the one before", path, fault)
         hint = "its checkpoints hold weights only (mode='model')" if self.records else "it has no checkpoints"
+        if faults:
+            hint = "; ".join(f"{name} {fault}" for name, fault in faults.items())
         raise FileNotFoundError(f"nothing to resume from in {self.folder}: {hint}")
 
     def named(self, alias: str) -> Path:
@@ -242,14 +261,16 @@ class CheckpointFolder:
 
         Raises:
             FileNotFoundError: there is none.
-            ValueError: it is not what the index says.
+            ValueError: it is not what the index says, or holds what is not loaded.
         """
         path = next(filter(is_checkpoint, (self.folder / f"{alias}.pth", self.folder / alias)), None)
         if path is None:
             have = ", ".join(record.name for record in self.records) or "none"
             raise FileNotFoundError(f"no checkpoint is called {alias!r} in {self.folder}; its checkpoints: {have}")
-        if not any(_is_good(path, record) for record in self.records):
+        if all(_fault_of_bytes(path, record) for record in self.records):
             raise ValueError(f"{path} is damaged: size and checksum are those of no checkpoint in index.json")
+        if (fault := _fault_of_content(path)) is not None:
+            raise ValueError(f"{path} {fault}")
         return path
 
     def _write_index(self) -> None:
@@ -288,35 +309,46 @@ def resume_source(resume: str | os.PathLike[str] | None, *, logdir: Path | None)
 
 
 def fault_of(path: Path, record: Record, *, quick: bool = False) -> str | None:
-    """Tell what is wrong with a checkpoint; None if it is whole.
+    """Tell what is wrong with a checkpoint, as "is damaged: ..."; None if it is whole and can be loaded.
 
     Args:
         record: what the index says of it.
         quick: look at its size only.
     """
+    return _fault_of_bytes(path, record, quick=quick) or (None if quick else _fault_of_content(path))
+
+
+def _fault_of_bytes(path: Path, record: Record, *, quick: bool = False) -> str | None:
     file = path / _REST if path.is_dir() else path
     try:
         if not file.is_file():
-            return "it is not there"
+            return "is not there"
         if (size := _size(path)) != record.size_bytes:
-            return f"it has {size} bytes instead of {record.size_bytes}"
-        if quick:
-            return None
-        if sha256_of(file) != record.sha256:
-            return "its checksum is wrong"
+            return f"is damaged: it has {size} bytes instead of {record.size_bytes}"
+        return None if quick or sha256_of(file) == record.sha256 else "is damaged: its checksum is wrong"
+    except OSError as error:
+        return f"cannot be read: {error}"
+
+
+def _fault_of_content(path: Path) -> str | None:
+    file = path / _REST if path.is_dir() else path
+    try:
         state = _load(file, mapped=True)
-        # The rest vouches for the shards.
+    except (OSError, ValueError) as error:
+        return _without_path(error, file)
+    try:  # the rest vouches for the shards
         files = state["shards"]["files"] if path.is_dir() else {}
         bad = [
             name for name, checksum in files.items() if Path(name).name != name or sha256_of(path / name) != checksum
         ]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return str(error)
-    return f"the checksum of {bad[0]} is wrong" if bad else None
+    except (OSError, KeyError, TypeError, AttributeError) as error:
+        return f"is damaged: {error}"
+    return f"is damaged: the checksum of {bad[0]} is wrong" if bad else None
 
 
-def _is_good(path: Path, record: Record) -> bool:
-    return fault_of(path, record) is None
+def _without_path(error: Exception, path: Path) -> str:
+    words = str(error)
+    return words.removeprefix(f"{path} ") if words.startswith(f"{path} ") else f"cannot be read: {words}"
 
 
 def _size(path: Path) -> int:
@@ -360,19 +392,10 @@ def copied(state: Any, *, known: dict[Any, torch.Tensor] | None = None) -> Any:
         return known[identity]
     if isinstance(state, dict):
         copy = shallow_copy(state)  # with the versions of modules, which a model's state has as an attribute
-        copy.update({key: copied(value, known=known) for key, value in state.items()})
+        for key, value in state.items():  # a Counter's update() would add
+            copy[key] = copied(value, known=known)
         return copy
     if isinstance(state, list | tuple):
-        return type(state)(copied(value, known=known) for value in state)
-    return state
-
-
-def as_plain(value: Any) -> Any:
-    """Reduce a state to what ``weights_only`` loading accepts: enums and NumPy scalars become numbers."""
-    if isinstance(value, dict):
-        return {key: as_plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(as_plain(item) for item in value) if not hasattr(value, "_fields") else tuple(value)
-    if hasattr(value, "item") and not isinstance(value, torch.Tensor) and getattr(value, "ndim", 1) == 0:
-        return value.item()
-    return value
+        items = [copied(value, known=known) for value in state]
+        return type(state)(*items) if hasattr(state, "_fields") else type(state)(items)
+    return deepcopy(state)

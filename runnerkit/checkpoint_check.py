@@ -40,6 +40,8 @@ def check_checkpoints(logdir: Path) -> Iterator[Finding]:
         yield Finding("good", FOLDER, f"a run resumes from {good[-1].name}")
     elif any(record.kind == "runner" for record in records):
         yield Finding("BROKEN", FOLDER, "nothing to resume from: no checkpoint of a whole run is good")
+    elif records:
+        yield Finding("note", FOLDER, "weights only (mode='model'): no run resumes from them")
 
 
 def _check_index(folder: Path, records: list[Record]) -> Iterator[Finding]:

@@ -12,8 +12,9 @@ from torch import nn
 
 from runnerkit import resume_check
 from runnerkit.callback import ICallback, ICheckpointCallback, IWeightAverageCallback, innermost
-from runnerkit.checkpoint import as_plain, find_checkpoint, load_checkpoint
+from runnerkit.checkpoint import find_checkpoint, load_checkpoint
 from runnerkit.logger import Step
+from runnerkit.plain_state import as_plain
 from runnerkit.seeding import rng_state, set_rng_state
 from runnerkit.sharding import count_batches, share_of
 from runnerkit.types import StateDict, as_dict
@@ -50,10 +51,17 @@ class Snapshot:
 
 
 def model_state(runner: IRunner, *, whole: bool = True) -> StateDict:
-    """Take the weights of the user's module, or of each by key; every rank must call."""
-    models = _models(runner)
+    """Take the weights of the user's module, or of each by key; every rank must call.
+
+    Raises:
+        TypeError: a module's extra state is nothing that a checkpoint can hold.
+    """
     states = {
-        key: without_compiled(runner.engine.model_state_dict(model, whole=whole)) for key, model in models.items()
+        key: as_plain(
+            without_compiled(runner.engine.model_state_dict(model, whole=whole)),
+            f"model_state_dict[{key!r}]" if key else "model_state_dict",
+        )
+        for key, model in _models(runner).items()
     }
     return states if isinstance(runner.model, dict) else states[""]
 
@@ -77,28 +85,33 @@ def _models(runner: IRunner) -> dict[str, nn.Module]:
 
 
 def capture(runner: IRunner) -> StateDict:
-    """Take all state, or this process's part of it; every rank must call: this gathers the generators' states."""
+    """Take all state, or this process's part of it; every rank must call: this gathers the generators' states.
+
+    Raises:
+        TypeError: it holds something that a checkpoint cannot, such as a deque of a callback; its place is named.
+    """
     engine, whole = runner.engine, not runner.engine.sharded_checkpoints
     trained = model_state(runner, whole=whole)
     judged = judged_state(runner, trained)  # whoever loads weights is to get what the metrics were of
-    return {
+    # Here, where each rank that has the fault raises it at the first save, and in no thread.
+    rest = as_plain({
         "format_version": resume_check.FORMAT_VERSION,
         "runnerkit_version": __version__,
         "settings": resume_check.settings_of(runner),
         "stage_key": runner.stage_key,
-        "counters": as_plain({name: getattr(runner, name) for name in _COUNTERS}) | _early_stop(runner),
+        "counters": {name: getattr(runner, name) for name in _COUNTERS} | _early_stop(runner),
         "within": _position(runner) if runner.is_within_loader else None,
-        "model_state_dict": judged,
-        **({"trained_model_state_dict": trained} if judged is not trained else {}),
         "criterion_state_dict": _states(runner.criterion),
         "optimizer_state_dict": {
             key: engine.optimizer_state_dict(each, whole=whole) for key, each in as_dict(runner.optimizer).items()
         },
-        "scheduler_state_dict": as_plain(_states(runner.scheduler)),
+        "scheduler_state_dict": _states(runner.scheduler),
         "engine_state_dict": engine.state_dict(),
-        "callbacks": {key: as_plain(callback.state_dict()) for key, callback in runner.callbacks.items()},
+        "callbacks": {key: callback.state_dict() for key, callback in runner.callbacks.items()},
         "rng": engine.gather_object(rng_state()),
-    }
+    })  # fmt: skip
+    averaged = {"trained_model_state_dict": trained} if judged is not trained else {}
+    return {**rest, "model_state_dict": judged, **averaged}
 
 
 def _early_stop(runner: IRunner) -> StateDict:

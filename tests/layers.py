@@ -25,6 +25,7 @@ LAYERS = [
         "weights",
         "logdir_lock",
         "plain_values",
+        "plain_state",
         "shards",
         "rows",
         "prediction_file",

@@ -320,8 +320,12 @@ def test_a_damaged_checkpoint_is_passed_over_and_not_run(folder, tmp_path, caplo
         (folder / "index.json").write_text(json.dumps(index))
 
     assert find_checkpoint(folder.parent) == folder / "model.0001.pth"
-    assert "model.0002.pth is damaged" in caplog.text
-    with pytest.raises(ValueError, match=r"model.0002.pth is no whole checkpoint of tensors and plain values"):
+    fault = (
+        "holds posix.mkdir, which is not loaded" if how == "pickled by torch" else "is no whole checkpoint of tensors"
+    )
+    passed_over = fault if is_in_index and how.startswith("pickled") else "is damaged: "
+    assert f"model.0002.pth {passed_over}" in caplog.text
+    with pytest.raises(ValueError, match=f"model.0002.pth {fault}"):
         load_checkpoint(folder / "model.0002.pth")
     assert not (tmp_path / "marker").exists()
 
