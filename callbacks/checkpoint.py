@@ -17,7 +17,7 @@ from runnerkit import components, snapshot
 from runnerkit.background import Background
 from runnerkit.callback import CallbackOrder, ICheckpointCallback, IOptimizerCallback, innermost
 from runnerkit.checkpoint import CheckpointFolder, copied, find_checkpoint, load_checkpoint
-from runnerkit.checkpoint_cleanup import clean_up
+from runnerkit.checkpoint_cleanup import clean_up, leave_branch
 from runnerkit.checkpoint_index import Record
 from runnerkit.preemption import StopRequests, heeded, stopped_by
 from runnerkit.types import StateDict
@@ -134,6 +134,10 @@ class CheckpointCallback(ICheckpointCallback):
             )
         folder.make()
         clean_up(folder, resumed_from=Path(runner._snapshot.source) if runner._snapshot else None)
+
+    def leave_branch(self, source: Path, *, place: tuple[int, float]) -> None:
+        folder = CheckpointFolder(self.folder)
+        leave_branch(folder, source=source, place=place, best_first=self._best(folder))
 
     def on_stage_start(self, runner: IRunner) -> None:
         within = self.every_steps or self.every_minutes or (runner.valid_every_steps and self.loader_key)

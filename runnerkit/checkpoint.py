@@ -128,14 +128,8 @@ class CheckpointFolder:
         """Look for whole checkpoints without an index."""
         found = []
         for path in self.files():
-            file = path / _REST if path.is_dir() else path
             with suppress(ValueError, OSError, KeyError, TypeError, AttributeError):
-                state = load_checkpoint(file)
-                counters = state.get("counters", {"epoch_step": 0, "batch_step": 0, "epoch_metrics": {}})
-                record = Record(
-                    path.name, "runner" if "format_version" in state else "model", counters["epoch_step"],
-                    counters["batch_step"], _size(path), sha256_of(file), metrics=counters["epoch_metrics"],
-                )  # fmt: skip
+                record = record_of(path)
                 if _is_good(path, record):
                     found.append(record)
         return found
@@ -194,13 +188,17 @@ class CheckpointFolder:
             _link(self.folder / alias, record.name)
             (self.folder / f"{alias}.pth").unlink(missing_ok=True)
             return
-        with AtomicFile(self.folder / f"{alias}.pth") as temporary:
-            temporary.unlink(missing_ok=True)
-            try:
-                os.link(self.folder / record.name, temporary)
-            except OSError:
-                shutil.copyfile(self.folder / record.name, temporary)
+        name_again(self.folder / record.name, self.folder / f"{alias}.pth")
         (self.folder / alias).unlink(missing_ok=True)
+
+    def has_alias(self, alias: str) -> bool:
+        """Whether :meth:`point` gave a checkpoint the name `alias`."""
+        return (self.folder / f"{alias}.pth").exists() or (self.folder / alias).is_symlink()
+
+    def drop_alias(self, alias: str) -> None:
+        """Take back what :meth:`point` did."""
+        for name in (f"{alias}.pth", alias):
+            (self.folder / name).unlink(missing_ok=True)
 
     def keep(self, records: list[Record]) -> None:
         """Forget and delete all other checkpoints: first in the index, then on the disk."""
@@ -212,13 +210,13 @@ class CheckpointFolder:
         for record in retired:
             remove(self.folder / record.name)
 
-    def set_aside(self, names: set[str]) -> None:
-        """Let checkpoints not count any more; their files get the ending ".damaged"."""
+    def set_aside(self, names: set[str], *, ending: str) -> None:
+        """Let checkpoints not count any more: first in the index; then their files get another ending."""
         self.records = [record for record in self.records if record.name not in names]
         self._write_index()
         for path in (self.folder / name for name in sorted(names)):
             if path.exists():
-                aside = path.with_name(f"{path.name}.damaged")
+                aside = path.with_name(f"{path.name}{ending}")
                 remove(aside)
                 os.rename(path, aside)
 
@@ -315,6 +313,21 @@ def fault_of(path: Path, record: Record, *, quick: bool = False) -> str | None:
     return f"the checksum of {bad[0]} is wrong" if bad else None
 
 
+def record_of(path: Path) -> Record:
+    """Describe a checkpoint for the index from what it holds, without its score.
+
+    Raises:
+        OSError, ValueError, KeyError, TypeError, AttributeError: it is no whole one.
+    """
+    file = path / _REST if path.is_dir() else path
+    state = load_checkpoint(file)
+    counters = state.get("counters", {"epoch_step": 0, "batch_step": 0, "epoch_metrics": {}})
+    return Record(
+        path.name, "runner" if "format_version" in state else "model", counters["epoch_step"], counters["batch_step"],
+        _size(path), sha256_of(file), metrics=counters["epoch_metrics"],
+    )  # fmt: skip
+
+
 def _is_good(path: Path, record: Record) -> bool:
     return fault_of(path, record) is None
 
@@ -329,6 +342,16 @@ def remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
+
+
+def name_again(path: Path, name: Path) -> None:
+    """Let `name` be the same file as `path`; a copy where the file system can do no better."""
+    with AtomicFile(name) as temporary:
+        temporary.unlink(missing_ok=True)
+        try:
+            os.link(path, temporary)
+        except OSError:
+            shutil.copyfile(path, temporary)
 
 
 def _link(path: Path, target: str) -> None:

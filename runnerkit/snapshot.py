@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,12 @@ class Snapshot:
         counters = self.state["counters"]
         within = self.state["within"] or {}
         return Step(self.state["stage_key"], within.get("key", ""), counters["epoch_step"], counters["batch_step"])
+
+    @property
+    def place(self) -> tuple[int, float]:
+        """Epoch, and step within it; infinite at its end."""
+        step = self.step
+        return step.epoch, step.batch if self.state["within"] is not None else math.inf
 
 
 def model_state(runner: IRunner, *, whole: bool = True) -> StateDict:
@@ -203,6 +210,18 @@ def restore(runner: IRunner) -> None:
         restore_rng(runner)
     snapshot.is_restored = True
     logger.info("resumed from %s at %s", snapshot.source, snapshot.step)
+
+
+def leave_branch(runner: IRunner) -> None:
+    """Let what was saved after the checkpoint that the run goes on from not count any more.
+
+    Rank zero calls before the logs are cut: after that the newest checkpoint must be of the branch that they are of.
+    """
+    if runner._snapshot is not None:
+        source, place = Path(runner._snapshot.source), runner._snapshot.place
+        for callback in _innermost(runner):
+            if isinstance(callback, ICheckpointCallback):
+                callback.leave_branch(source, place=place)
 
 
 def load_model_state(runner: IRunner, state: StateDict, *, source: str) -> None:
