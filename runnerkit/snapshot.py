@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from runnerkit import resume_check
-from runnerkit.callback import ICallback, ICheckpointCallback, IWeightAverageCallback, innermost
+from runnerkit.callback import (
+    ICallback,
+    ICheckpointCallback,
+    IStoppingCallback,
+    IWeightAverageCallback,
+    innermost,
+)
 from runnerkit.checkpoint import as_plain, find_checkpoint, load_checkpoint
 from runnerkit.logger import Step
 from runnerkit.seeding import rng_state, set_rng_state
@@ -94,6 +100,7 @@ def capture(runner: IRunner) -> StateDict:
         "settings": resume_check.settings_of(runner),
         "stage_key": runner.stage_key,
         "counters": as_plain({name: getattr(runner, name) for name in _COUNTERS}) | _early_stop(runner),
+        "stopped_by": _stoppers(runner),
         "within": _position(runner) if runner.is_within_loader else None,
         "model_state_dict": judged,
         **({"trained_model_state_dict": trained} if judged is not trained else {}),
@@ -111,6 +118,12 @@ def capture(runner: IRunner) -> StateDict:
 def _early_stop(runner: IRunner) -> StateDict:
     # Within a loader it ends that loader only, and a resumed run must not take it for the stage's end.
     return {"need_early_stop": runner.need_early_stop and not runner.is_within_loader}
+
+
+def _stoppers(runner: IRunner) -> list[str]:
+    """List the keys of callbacks that hold the stage to be over."""
+    found = {key: innermost(callback) for key, callback in runner.callbacks.items()}
+    return [key for key, callback in found.items() if isinstance(callback, IStoppingCallback) and callback.has_stopped]
 
 
 def _states(components: Any) -> StateDict:
@@ -200,6 +213,7 @@ def restore(runner: IRunner) -> None:
     if "settings" in state and runner.engine.is_main_process:
         resume_check.warn_of_changes(state["settings"], resume_check.settings_of(runner), snapshot.source)
     vars(runner).update(state["counters"])
+    runner.need_early_stop = _stops_again(runner, state)
     snapshot.within = state["within"]
     rng = state["rng"]
     if len(rng) == runner.engine.num_processes:
@@ -210,6 +224,23 @@ def restore(runner: IRunner) -> None:
         restore_rng(runner)
     snapshot.is_restored = True
     logger.info("resumed from %s at %s", snapshot.source, snapshot.step)
+
+
+def _stops_again(runner: IRunner, state: StateDict) -> bool:
+    """Whether a stage that had been ended early is over: what ended it may be gone, or have another patience by now."""
+    if not runner.need_early_stop:
+        return False
+    by = state.get("stopped_by", [])  # none: by a callback that tells nothing, whose word stays
+    stops = not by or not set(by).isdisjoint(_stoppers(runner))
+    if runner.engine.is_main_process:
+        who = f" by {', '.join(map(repr, by))}" if by else ""
+        ways = "raise the patience, take that callback away, or " if by else ""
+        left = f"nothing is left to do in it; to train on, {ways}resume from an earlier checkpoint"
+        logger.warning(
+            "stage %r had been stopped early%s after epoch %d: %s", runner.stage_key, who, runner.epoch_step,
+            left if stops else "that does not hold any more, and it goes on",
+        )  # fmt: skip
+    return stops
 
 
 def leave_branch(runner: IRunner) -> None:
