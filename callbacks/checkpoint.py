@@ -17,7 +17,7 @@ from runnerkit import components, snapshot
 from runnerkit.background import Background
 from runnerkit.callback import CallbackOrder, ICheckpointCallback, IOptimizerCallback, innermost
 from runnerkit.checkpoint import CheckpointFolder, copied, find_checkpoint, load_checkpoint
-from runnerkit.checkpoint_cleanup import clean_up
+from runnerkit.checkpoint_cleanup import clean_up, leave_branch
 from runnerkit.checkpoint_index import Record
 from runnerkit.preemption import StopRequests, heeded, stopped_by
 from runnerkit.types import StateDict
@@ -39,8 +39,8 @@ class CheckpointCallback(ICheckpointCallback):
     folder: model.0003, last, best.
 
     In mode "runner" SIGTERM, SIGUSR1 or SIGINT (Ctrl-C) to any process saves and ends the run after the step under way,
-    with exit code 75, or 130 (and KeyboardInterrupt) for SIGINT. A second signal ends it at once. What the user handles
-    is left to the user.
+    with exit code 75, or 130 (and KeyboardInterrupt) for SIGINT. A second Ctrl-C ends it at once, another signal if it
+    comes more than a second after the first. What the user handles is left to the user.
 
     Args:
         logdir: folder of the run.
@@ -95,7 +95,7 @@ class CheckpointCallback(ICheckpointCallback):
             raise ValueError("load_best_on_end=True needs loader_key and metric_key, which tell the best one")
         if metric_key is not None and minimize is None:
             raise ValueError(f"is a small {metric_key!r} good? pass minimize=True or minimize=False")
-        self.logdir = Path(logdir)
+        self.logdir = Path(logdir).absolute()  # wherever the run goes
         self.folder = self.logdir / "checkpoints"
         self.loader_key = loader_key
         self.metric_key = metric_key
@@ -133,6 +133,10 @@ class CheckpointCallback(ICheckpointCallback):
             )
         folder.make()
         clean_up(folder, resumed_from=Path(runner._snapshot.source) if runner._snapshot else None)
+
+    def leave_branch(self, source: Path, *, stage: str, place: tuple[int, float]) -> None:
+        folder = CheckpointFolder(self.folder)
+        leave_branch(folder, source=source, place=place, best_first=self._best(folder, stage))
 
     def on_stage_start(self, runner: IRunner) -> None:
         self._stop, self._stop_for = StopRequests(), None

@@ -6,7 +6,7 @@ import logging
 import math
 from typing import TYPE_CHECKING
 
-from runnerkit.callback import Callback, CallbackOrder
+from runnerkit.callback import CallbackOrder, IStoppingCallback
 from runnerkit.types import StateDict
 
 if TYPE_CHECKING:
@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class EarlyStoppingCallback(Callback):
+class EarlyStoppingCallback(IStoppingCallback):
     """End the stage after `patience` epochs in a row without a better value.
 
-    An epoch in which the loader did not run counts for nothing; a NaN is never better.
+    An epoch in which the loader did not run counts for nothing; a NaN is never better. A run that was ended so and is
+    resumed with a larger `patience`, or without this callback, goes on.
 
     Args:
         patience: >= 1.
@@ -64,12 +65,16 @@ class EarlyStoppingCallback(Callback):
             self.best_score, self.num_bad_epochs = score, 0
         else:
             self.num_bad_epochs += 1
-        if self.num_bad_epochs >= self.patience:
+        if self.has_stopped:
             logger.info(
                 "%s of %s is no better than %s for %d epochs: the stage ends after epoch %d",
                 self.metric_key, self.loader_key, self.best_score, self.num_bad_epochs, runner.epoch_step,
             )  # fmt: skip
             runner.need_early_stop = True
+
+    @property
+    def has_stopped(self) -> bool:  # type: ignore[override]  # read only
+        return self.num_bad_epochs >= self.patience
 
     def _is_better(self, score: float) -> bool:
         if self.best_score is None:

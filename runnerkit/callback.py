@@ -220,6 +220,26 @@ class ICheckpointCallback(Callback):
     resume_runner: str | None = None
     load_best_on_end: bool = False
 
+    def leave_branch(self, source: Path, *, stage: str, place: tuple[int, float]) -> None:
+        """Let checkpoints after `source` not count any more: the run goes on from there.
+
+        Rank zero calls, when the run's state is put back and before its logs are cut.
+
+        Args:
+            place: epoch of `source`, and step within it (infinite at its end).
+        """
+
+
+class IStoppingCallback(Callback):
+    """A callback that may end the stage after an epoch, and tells of it.
+
+    Attributes:
+        has_stopped: whether, by what it has seen and its settings, the stage is over. A resumed run asks again those
+            that ended it: their settings may be other ones by now.
+    """
+
+    has_stopped: bool = False
+
 
 class IWeightAverageCallback(Callback):
     """A callback that keeps averages of the weights, which evaluation may see in their place."""

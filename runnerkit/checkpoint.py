@@ -138,16 +138,10 @@ class CheckpointFolder:
         """Look for whole checkpoints without an index."""
         found = []
         for path in self.files():
-            file = path / _REST if path.is_dir() else path
             try:
-                state = load_checkpoint(file)
-                counters = state.get("counters", {"epoch_step": 0, "batch_step": 0, "epoch_metrics": {}})
-                record = Record(
-                    path.name, "runner" if "format_version" in state else "model", counters["epoch_step"],
-                    counters["batch_step"], _size(path), sha256_of(file), metrics=counters["epoch_metrics"],
-                )  # fmt: skip
+                record = record_of(path)
             except (ValueError, OSError, KeyError, TypeError, AttributeError) as error:
-                self._unread[path.name] = _without_path(error, file)
+                self._unread[path.name] = _without_path(error, path / _REST if path.is_dir() else path)
                 continue
             if (fault := fault_of(path, record)) is None:
                 found.append(record)
@@ -209,13 +203,17 @@ class CheckpointFolder:
             _link(self.folder / alias, record.name)
             (self.folder / f"{alias}.pth").unlink(missing_ok=True)
             return
-        with AtomicFile(self.folder / f"{alias}.pth") as temporary:
-            temporary.unlink(missing_ok=True)
-            try:
-                os.link(self.folder / record.name, temporary)
-            except OSError:
-                shutil.copyfile(self.folder / record.name, temporary)
+        name_again(self.folder / record.name, self.folder / f"{alias}.pth")
         (self.folder / alias).unlink(missing_ok=True)
+
+    def has_alias(self, alias: str) -> bool:
+        """Whether :meth:`point` gave a checkpoint the name `alias`."""
+        return (self.folder / f"{alias}.pth").exists() or (self.folder / alias).is_symlink()
+
+    def drop_alias(self, alias: str) -> None:
+        """Take back what :meth:`point` did."""
+        for name in (f"{alias}.pth", alias):
+            (self.folder / name).unlink(missing_ok=True)
 
     def keep(self, records: list[Record]) -> None:
         """Forget and delete all other checkpoints: first in the index, then on the disk."""
@@ -227,13 +225,13 @@ class CheckpointFolder:
         for record in retired:
             remove(self.folder / record.name)
 
-    def set_aside(self, names: set[str]) -> None:
-        """Let checkpoints not count any more; their files get the ending ".damaged"."""
+    def set_aside(self, names: set[str], *, ending: str) -> None:
+        """Let checkpoints not count any more: first in the index; then their files get another ending."""
         self.records = [record for record in self.records if record.name not in names]
         self._write_index()
         for path in (self.folder / name for name in sorted(names)):
             if path.exists():
-                aside = path.with_name(f"{path.name}.damaged")
+                aside = path.with_name(f"{path.name}{ending}")
                 remove(aside)
                 os.rename(path, aside)
 
@@ -351,6 +349,21 @@ def _without_path(error: Exception, path: Path) -> str:
     return words.removeprefix(f"{path} ") if words.startswith(f"{path} ") else f"cannot be read: {words}"
 
 
+def record_of(path: Path) -> Record:
+    """Describe a checkpoint for the index from what it holds, without its score.
+
+    Raises:
+        OSError, ValueError, KeyError, TypeError, AttributeError: it is no whole one.
+    """
+    file = path / _REST if path.is_dir() else path
+    state = load_checkpoint(file)
+    counters = state.get("counters", {"epoch_step": 0, "batch_step": 0, "epoch_metrics": {}})
+    return Record(
+        path.name, "runner" if "format_version" in state else "model", counters["epoch_step"], counters["batch_step"],
+        _size(path), sha256_of(file), metrics=counters["epoch_metrics"],
+    )  # fmt: skip
+
+
 def _size(path: Path) -> int:
     return sum(each.stat().st_size for each in path.iterdir()) if path.is_dir() else path.stat().st_size
 
@@ -361,6 +374,16 @@ def remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
+
+
+def name_again(path: Path, name: Path) -> None:
+    """Let `name` be the same file as `path`; a copy where the file system can do no better."""
+    with AtomicFile(name) as temporary:
+        temporary.unlink(missing_ok=True)
+        try:
+            os.link(path, temporary)
+        except OSError:
+            shutil.copyfile(path, temporary)
 
 
 def _link(path: Path, target: str) -> None:

@@ -200,6 +200,7 @@ def open_loggers(runner: IRunner) -> None:
     runner._is_open = True
     if not runner.engine.is_main_process:
         return
+    snapshot.leave_branch(runner)
     runner.loggers = dict(runner._hooks.get_loggers())
     resumed_at = (runner._snapshot.step if runner._snapshot else Step("", "", 0, 0)) if runner._continues else None
     environment = describe_environment(runner.engine, seed=runner.seed)

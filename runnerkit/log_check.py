@@ -67,6 +67,7 @@ def _table_defects(path: Path) -> Iterator[str]:
         yield f"its header is no {','.join(PLACE)} and a name for each metric: {header}"
         return
     order = _Order("row")
+    stage, epoch = "", 0
     for number, row in enumerate(rows, start=2):
         where = f"line {number}"
         if len(row) != len(header):
@@ -80,6 +81,9 @@ def _table_defects(path: Path) -> Iterator[str]:
             yield f"{where} holds what is no number: {error}"
             continue
         yield from (f"{where}: {defect}" for defect in order.defects(place, [""]))
+        if path.name == "train.csv" and row[0] == stage and place[0] > epoch + 1:  # that loader never rests
+            yield f"{where}: epoch {place[0]} follows epoch {epoch}: what is between is missing"
+        stage, epoch = row[0], place[0]
 
 
 class _Order:

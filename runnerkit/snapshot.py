@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,13 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from runnerkit import resume_check
-from runnerkit.callback import ICallback, ICheckpointCallback, IWeightAverageCallback, innermost
+from runnerkit.callback import (
+    ICallback,
+    ICheckpointCallback,
+    IStoppingCallback,
+    IWeightAverageCallback,
+    innermost,
+)
 from runnerkit.checkpoint import find_checkpoint, load_checkpoint
 from runnerkit.logger import Step
 from runnerkit.plain_state import as_plain
@@ -48,6 +55,12 @@ class Snapshot:
         counters = self.state["counters"]
         within = self.state["within"] or {}
         return Step(self.state["stage_key"], within.get("key", ""), counters["epoch_step"], counters["batch_step"])
+
+    @property
+    def place(self) -> tuple[int, float]:
+        """Epoch, and step within it; infinite at its end."""
+        step = self.step
+        return step.epoch, step.batch if self.state["within"] is not None else math.inf
 
 
 def model_state(runner: IRunner, *, whole: bool = True) -> StateDict:
@@ -100,6 +113,7 @@ def capture(runner: IRunner) -> StateDict:
         "settings": resume_check.settings_of(runner),
         "stage_key": runner.stage_key,
         "counters": {name: getattr(runner, name) for name in _COUNTERS} | _early_stop(runner),
+        "stopped_by": _stoppers(runner),
         "within": _position(runner) if runner.is_within_loader else None,
         "criterion_state_dict": _states(runner.criterion),
         "optimizer_state_dict": {
@@ -117,6 +131,12 @@ def capture(runner: IRunner) -> StateDict:
 def _early_stop(runner: IRunner) -> StateDict:
     # Within a loader it ends that loader only, and a resumed run must not take it for the stage's end.
     return {"need_early_stop": runner.need_early_stop and not runner.is_within_loader}
+
+
+def _stoppers(runner: IRunner) -> list[str]:
+    """List the keys of callbacks that hold the stage to be over."""
+    found = {key: innermost(callback) for key, callback in runner.callbacks.items()}
+    return [key for key, callback in found.items() if isinstance(callback, IStoppingCallback) and callback.has_stopped]
 
 
 def _states(components: Any) -> StateDict:
@@ -206,6 +226,7 @@ def restore(runner: IRunner) -> None:
     if "settings" in state and runner.engine.is_main_process:
         resume_check.warn_of_changes(state["settings"], resume_check.settings_of(runner), snapshot.source)
     vars(runner).update(state["counters"])
+    runner.need_early_stop = _stops_again(runner, state)
     snapshot.within = state["within"]
     rng = state["rng"]
     if len(rng) == runner.engine.num_processes:
@@ -216,6 +237,35 @@ def restore(runner: IRunner) -> None:
         restore_rng(runner)
     snapshot.is_restored = True
     logger.info("resumed from %s at %s", snapshot.source, snapshot.step)
+
+
+def _stops_again(runner: IRunner, state: StateDict) -> bool:
+    """Whether a stage that had been ended early is over: what ended it may be gone, or have another patience by now."""
+    if not runner.need_early_stop:
+        return False
+    by = state.get("stopped_by", [])  # none: by a callback that tells nothing, whose word stays
+    stops = not by or not set(by).isdisjoint(_stoppers(runner))
+    if runner.engine.is_main_process:
+        who = f" by {', '.join(map(repr, by))}" if by else ""
+        ways = "raise the patience, take that callback away, or " if by else ""
+        left = f"nothing is left to do in it; to train on, {ways}resume from an earlier checkpoint"
+        logger.warning(
+            "stage %r had been stopped early%s after epoch %d: %s", runner.stage_key, who, runner.epoch_step,
+            left if stops else "that does not hold any more, and it goes on",
+        )  # fmt: skip
+    return stops
+
+
+def leave_branch(runner: IRunner) -> None:
+    """Let what was saved after the checkpoint that the run goes on from not count any more.
+
+    Rank zero calls before the logs are cut: after that the newest checkpoint must be of the branch that they are of.
+    """
+    if runner._snapshot is not None:
+        source, place = Path(runner._snapshot.source), runner._snapshot.place
+        for callback in _innermost(runner):
+            if isinstance(callback, ICheckpointCallback):
+                callback.leave_branch(source, stage=runner.stage_key, place=place)
 
 
 def load_model_state(runner: IRunner, state: StateDict, *, source: str) -> None:

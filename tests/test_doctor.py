@@ -238,6 +238,8 @@ LOGS = {
                   ["csv/valid.csv: line 6: row is there twice at epoch 4"]),
     "row back": (append("csv/valid.csv", "train,2,8,0.5\n"),
                  ["csv/valid.csv: line 6: goes back to epoch 2, step 8 from epoch 4, step 16"]),
+    "epochs missing": (append("csv/train.csv", "train,7,28,0.5,0.5,0.5\n"),
+                       ["csv/train.csv: line 6: epoch 7 follows epoch 4: what is between is missing"]),
     "no number": (append("csv/valid.csv", "train,5,20,low\n"),
                   ["csv/valid.csv: line 6 holds what is no number: could"]),
     "many": (append("csv/valid.csv", "x\n" * 9),

@@ -282,3 +282,71 @@ def test_state_that_no_callback_takes_up_is_told_of(tmp_path, caplog):
         )  # fmt: skip
 
     assert "state of callbacks that the run does not have: ['00_EarlyStoppingCallback']" in caplog.text
+
+
+class StopAfter(dl.Callback):
+    """A user's own way to end a stage, before the epoch's checkpoint."""
+
+    def __init__(self):
+        super().__init__(order=dl.CallbackOrder.Scheduler)
+
+    def on_epoch_end(self, runner):
+        if runner.epoch_step == 2:
+            runner.need_early_stop = True
+
+
+def early_stopped(logdir, *, callbacks, num_epochs=5):
+    model = mlp()
+    runner = dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=sgd(model),
+        loaders={"train": loader(16, 4), "valid": loader(8, 4)},
+        callbacks=callbacks,
+        num_epochs=num_epochs,
+        logdir=logdir,
+        resume="auto",
+        cpu=True,
+        **quiet(),
+    )
+    return runner.epoch_step, weights(model)
+
+
+def patient(patience):
+    """No epoch is better than the first by so much."""
+    return {"stop": dl.EarlyStoppingCallback(patience, "valid", "loss", minimize=True, min_delta=10.0)}
+
+
+def test_a_larger_patience_lets_an_early_stopped_run_go_on(tmp_path, caplog):
+    """With the bad epochs that were counted: it equals a run that had that patience from the beginning."""
+    expected = early_stopped(tmp_path / "whole", callbacks=patient(3))
+
+    assert early_stopped(tmp_path / "log", callbacks=patient(1))[0] == 2
+    assert "stopped early" not in caplog.text
+    resumed = early_stopped(tmp_path / "log", callbacks=patient(3))
+
+    assert "stage 'train' had been stopped early by 'stop' after epoch 2: that does not hold any more" in caplog.text
+    assert resumed[0] == expected[0] == 4
+    assert torch.equal(resumed[1], expected[1])
+
+
+def test_without_the_callback_that_stopped_it_a_run_goes_on(tmp_path):
+    """Who takes it away wants all epochs."""
+    early_stopped(tmp_path, callbacks=patient(1))
+
+    assert early_stopped(tmp_path, callbacks={})[0] == 5
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "who"),
+    [(lambda: patient(1), " by 'stop'"), (lambda: {"own": StopAfter()}, "")],
+    ids=["early stopping", "a callback of one's own"],
+)
+def test_an_early_stop_stays_and_is_told_of(tmp_path, caplog, callbacks, who):
+    """A killed job that is started again must not train longer than the one that was not killed."""
+    early_stopped(tmp_path, callbacks=callbacks())
+
+    assert early_stopped(tmp_path, callbacks=callbacks())[0] == 2
+    assert (
+        f"stage 'train' had been stopped early{who} after epoch 2: nothing is left to do in it; to train" in caplog.text
+    )

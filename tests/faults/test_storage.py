@@ -31,7 +31,7 @@ def state(epoch):
     return {"format_version": 1, "counters": counters, "weight": torch.full((1000,), float(epoch))}
 
 
-def add(folder, epoch, *, sharded=False):
+def add(folder, epoch, *, sharded=False, num_kept=2):
     """Save as the callback does: the file, the index, the further names, then away with what is too old."""
     checkpoints = CheckpointFolder(folder)
     name, saved = f"model.{epoch:04d}", state(epoch)
@@ -45,7 +45,7 @@ def add(folder, epoch, *, sharded=False):
     record = checkpoints.add(name, saved, kind="runner", epoch=epoch, batch=10 * epoch, score=None, metrics={})
     checkpoints.point("last", record)
     checkpoints.point("best", record)
-    checkpoints.keep(checkpoints.records[-2:])
+    checkpoints.keep(checkpoints.records[-num_kept:])
 
 
 @pytest.fixture

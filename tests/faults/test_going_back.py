@@ -1,0 +1,212 @@
+"""A run that goes back to an earlier checkpoint, and is killed: it goes on from there, not from what it left."""
+
+import csv
+import math
+import os
+import shutil
+import signal
+
+import pytest
+import torch
+from torch import nn
+
+from runnerkit import dl
+from runnerkit.checkpoint import CheckpointFolder, find_checkpoint, load_checkpoint
+from runnerkit.checkpoint_cleanup import clean_up, leave_branch
+from runnerkit.checkpoint_index import place_of
+from runnerkit.doctor import examine
+from tests.faults.test_storage import add, die_at
+from tests.tiny import loader, mlp, quiet, sgd, weights
+
+NUM_EPOCHS, NUM_STEPS = 5, 4  # steps of an epoch
+
+
+class Kill(dl.Callback):
+    """SIGKILL after a training step."""
+
+    def __init__(self, batch_step):
+        super().__init__(order=dl.CallbackOrder.External)
+        self.batch_step = batch_step
+
+    def on_batch_end(self, runner):
+        if runner.is_train_loader and runner.batch_step == self.batch_step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train(logdir, *, resume=None, callbacks=()):
+    """Every checkpoint is kept; the best is the worst, which is the first."""
+    model = mlp(dropout=0.3)
+    return dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=sgd(model),
+        loaders={"train": loader(16, 4, shuffle=True), "valid": loader(8, 4)},
+        callbacks=[
+            dl.CheckpointCallback(logdir, "valid", "loss", minimize=False, mode="runner", topk=50, every_steps=3),
+            *callbacks,
+        ],
+        num_epochs=NUM_EPOCHS,
+        logdir=logdir,
+        resume=resume,
+        cpu=True,
+        **quiet(),
+    )
+
+
+def killed(function):
+    """Call in a process of its own, which has to be killed."""
+    pid = os.fork()
+    if not pid:
+        try:
+            function()
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+
+
+def names(logdir):
+    return [record.name for record in CheckpointFolder(logdir / "checkpoints").records]
+
+
+def epochs_in_csv(logdir):
+    with (logdir / "csv" / "train.csv").open() as file:
+        return [int(row["epoch"]) for row in csv.DictReader(file)]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run through all epochs, its checkpoints of each; it is not written to."""
+    logdir = tmp_path_factory.mktemp("going_back") / "whole"
+    return logdir, train(logdir)
+
+
+@pytest.fixture
+def logdir(whole, tmp_path):
+    shutil.copytree(whole[0], tmp_path / "log")
+    return tmp_path / "log"
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "step"),
+    [
+        ("model.0002.pth", "model.0002.pth", 8),
+        ("model.0005.00000018.pth", "model.0005.00000018.pth", 18),
+        ("best.pth", "model.0001.pth", 4),
+    ],
+    ids=["an epoch's end", "within an epoch", "the best"],
+)
+def test_auto_goes_on_from_where_a_killed_run_had_gone_back_to(whole, logdir, source, name, step):
+    """All epochs are logged once; what was left is no more the newest, nor the best, and its files are kept."""
+    folder = logdir / "checkpoints"
+    left = [each for each in names(logdir) if place_of(each) > place_of(name)]
+
+    killed(lambda: train(logdir, resume=folder / source, callbacks=[Kill(step + 1)]))
+
+    assert left and not set(left) & set(names(logdir))
+    assert all((folder / f"{each}.abandoned").is_file() for each in left)
+    assert find_checkpoint(logdir).name == name
+    assert (folder / "last.pth").samefile(folder / name)
+    assert (folder / "best.pth").samefile(folder / "model.0001.pth")
+    assert examine(logdir).num_broken == 0
+    assert_goes_on(whole, logdir)
+
+
+def assert_goes_on(whole, logdir):
+    """As if it had never been elsewhere."""
+    resumed = train(logdir, resume="auto")
+    assert torch.equal(weights(resumed.model), weights(whole[1].model))
+    assert epochs_in_csv(logdir) == [1, 2, 3, 4, 5]
+    assert {place_of(name)[0] for name in names(logdir)} == {1, 2, 3, 4, 5}
+    assert not list((logdir / "checkpoints").glob("*.damaged"))
+    assert examine(logdir).num_broken == 0
+
+
+def test_a_kill_between_a_new_file_and_the_index_calls_nothing_damaged(whole, logdir, monkeypatch):
+    """The file has the name of one that was left, and other bytes."""
+    num_writes, write = [0], CheckpointFolder._write_index
+
+    def die(folder):
+        num_writes[0] += 1
+        if num_writes[0] == 2:  # the first says what is left
+            os.kill(os.getpid(), signal.SIGKILL)
+        write(folder)
+
+    monkeypatch.setattr(CheckpointFolder, "_write_index", die)
+    killed(lambda: train(logdir, resume=logdir / "checkpoints" / "model.0002.pth"))
+    monkeypatch.undo()
+
+    assert names(logdir)[-1] == "model.0002.pth" and (logdir / "checkpoints" / "model.0003.00000009.pth").is_file()
+    assert_goes_on(whole, logdir)
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["files", "folders of shards"])
+def test_a_kill_between_any_two_operations_leaves_one_branch_or_the_other(tmp_path, sharded):
+    """And the names "last" and "best" are of whole checkpoints that count."""
+    start, ending = tmp_path / "start", "" if sharded else ".pth"
+    start.mkdir()
+    for epoch in range(1, 5):
+        add(start, epoch, sharded=sharded, num_kept=4)
+    code, operation, found = 9, 0, []
+    while code == 9:
+        folder = tmp_path / f"killed at {operation}"
+        shutil.copytree(start, folder, symlinks=True)
+        pid = os.fork()
+        if not pid:
+            try:
+                die_at(operation)
+                go_back(folder, f"model.0002{ending}")
+                os._exit(0)
+            finally:
+                os._exit(1)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+        for alias in ("last", "best"):
+            CheckpointFolder(folder).named(alias)
+        source = find_checkpoint(folder)
+        found.append(load_checkpoint(source, whole=False)["counters"]["epoch_step"])
+        clean_up(CheckpointFolder(folder), resumed_from=source)
+        go_back(folder, source.name)  # nothing is after it
+        assert find_checkpoint(folder) == source
+        assert not list(folder.glob("*.damaged"))
+        operation += 1
+    assert code == 0 and found == sorted(found, reverse=True) and set(found) == {2, 4}
+    assert {path.name for path in folder.iterdir()} == {
+        "index.json", f"last{ending}", f"best{ending}", f"model.0001{ending}", f"model.0002{ending}",
+        f"model.0003{ending}.abandoned", f"model.0004{ending}.abandoned",
+    }  # fmt: skip
+
+
+def go_back(folder, name):
+    checkpoints = CheckpointFolder(folder)
+    leave_branch(checkpoints, source=folder / name, place=place_of(name), best_first=checkpoints.records[::-1])
+
+
+@pytest.mark.parametrize("source", ["best.pth", "model.0002.pth"])
+def test_a_checkpoint_that_the_index_does_not_know_counts_once_a_run_goes_back_to_it(tmp_path, source):
+    """Else nothing whole would be left, where the ones before it are gone."""
+    for epoch in (2, 3):
+        add(tmp_path, epoch)
+        if epoch == 2:
+            shutil.copyfile(tmp_path / "model.0002.pth", tmp_path / "kept")
+    checkpoints = CheckpointFolder(tmp_path)
+    checkpoints.keep(checkpoints.records[1:])
+    shutil.move(tmp_path / "kept", tmp_path / source)
+
+    leave_branch(CheckpointFolder(tmp_path), source=tmp_path / source, place=(2, math.inf), best_first=[])
+
+    assert find_checkpoint(tmp_path) == tmp_path / "model.0002.pth"
+    assert load_checkpoint(tmp_path / "model.0002.pth")["counters"]["epoch_step"] == 2
+    assert not (tmp_path / "best.pth").exists()
+
+
+def test_another_folders_checkpoint_leaves_what_comes_after_its_place(tmp_path):
+    """Where a run goes on from a copy elsewhere; it is not brought here."""
+    for epoch in (1, 2, 3):
+        add(tmp_path / "run", epoch, num_kept=3)
+    copy = shutil.copyfile(tmp_path / "run" / "model.0002.pth", tmp_path / "copy.pth")
+    checkpoints = CheckpointFolder(tmp_path / "run")
+
+    leave_branch(checkpoints, source=copy, place=(2, math.inf), best_first=checkpoints.records)
+
+    assert [record.epoch for record in CheckpointFolder(tmp_path / "run").records] == [1, 2]
+    assert (tmp_path / "run" / "best.pth").samefile(tmp_path / "run" / "model.0001.pth")
