@@ -226,6 +226,7 @@ class ICheckpointCallback(Callback):
         Rank zero calls, when the run's state is put back and before its logs are cut.
 
         Args:
+            stage: which the run goes on in.
             place: epoch of `source`, and step within it (infinite at its end).
         """
 
