@@ -246,8 +246,7 @@ class CheckpointFolder:
         faults = dict(self._unread)
         for record in reversed([record for record in self.records if record.kind == "runner"]):
             path = self.folder / record.name
-            fault = fault_of(path, record)
-            if fault is None:
+            if (fault := fault_of(path, record)) is None:
                 return path
             faults[record.name] = fault
             logger.warning("checkpoint %s %s; looking for the one before", path, fault)
@@ -269,7 +268,7 @@ class CheckpointFolder:
             raise FileNotFoundError(f"no checkpoint is called {alias!r} in {self.folder}; its checkpoints: {have}")
         if all(_fault_of_bytes(path, record) for record in self.records):
             raise ValueError(f"{path} is damaged: size and checksum are those of no checkpoint in index.json")
-        if (fault := _fault_of_content(path)) is not None:
+        if fault := _fault_of_content(path):
             raise ValueError(f"{path} {fault}")
         return path
 

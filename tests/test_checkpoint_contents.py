@@ -124,7 +124,7 @@ def test_weights_stay_the_tensors_that_they_are():
     begin = time.process_time()
     plain = as_plain(state)
 
-    assert time.process_time() - begin < 1  # 20 ms for 10,000 tensors
+    assert time.process_time() - begin < 1  # some 30 ms for 10,000 tensors
     assert plain._metadata == state._metadata and list(plain) == list(state)
     assert all(plain[name] is state[name] for name in state)
 
