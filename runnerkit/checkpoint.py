@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from copy import copy as shallow_copy
 from copy import deepcopy
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -99,7 +100,7 @@ def _load(path: Path, *, mapped: bool = False) -> StateDict:
     except OSError:
         raise
     except Exception as error:  # bytes that anybody may have written can make torch.load raise anything
-        if foreign := foreign_types(path):
+        if isinstance(error, UnpicklingError) and (foreign := foreign_types(path)):  # its checksums are right
             raise ValueError(
                 f"{path} holds {', '.join(foreign)}, which is not loaded, as it could run code: a checkpoint holds "
                 "tensors and plain values only"
@@ -143,10 +144,10 @@ class CheckpointFolder:
             except (ValueError, OSError, KeyError, TypeError, AttributeError) as error:
                 self._unread[path.name] = _without_path(error, path / _REST if path.is_dir() else path)
                 continue
-            if (fault := fault_of(path, record)) is None:
-                found.append(record)
-            else:
+            if fault := fault_of(path, record):
                 self._unread[path.name] = fault
+            else:
+                found.append(record)
         return found
 
     def make(self) -> None:
@@ -244,8 +245,7 @@ class CheckpointFolder:
         faults = dict(self._unread)
         for record in reversed([record for record in self.records if record.kind == "runner"]):
             path = self.folder / record.name
-            fault = fault_of(path, record)
-            if fault is None:
+            if (fault := fault_of(path, record)) is None:
                 return path
             faults[record.name] = fault
             logger.warning("checkpoint %s %s; looking for the one before", path, fault)
@@ -267,7 +267,7 @@ class CheckpointFolder:
             raise FileNotFoundError(f"no checkpoint is called {alias!r} in {self.folder}; its checkpoints: {have}")
         if all(_fault_of_bytes(path, record) for record in self.records):
             raise ValueError(f"{path} is damaged: size and checksum are those of no checkpoint in index.json")
-        if (fault := _fault_of_content(path)) is not None:
+        if fault := _fault_of_content(path):
             raise ValueError(f"{path} {fault}")
         return path
 
@@ -345,8 +345,8 @@ def _fault_of_content(path: Path) -> str | None:
 
 
 def _without_path(error: Exception, path: Path) -> str:
-    words = str(error)
-    return words.removeprefix(f"{path} ") if words.startswith(f"{path} ") else f"cannot be read: {words}"
+    words = str(error).removeprefix(f"{path} ")
+    return words if words != str(error) else f"cannot be read: {error}"
 
 
 def record_of(path: Path) -> Record:
