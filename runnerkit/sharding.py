@@ -5,6 +5,7 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
 
 from runnerkit.loader_worker import WorkerStart
@@ -155,7 +156,12 @@ def feed_of(loader: Any) -> Any:
 
 def batches_of(loader: Any) -> Iterator[Any]:
     """Iterate a loader from :func:`shard_loader`; any other iterable as it is."""
-    return iter(feed_of(loader))
+    feed = feed_of(loader)
+    if isinstance(feed, DataLoader) and feed._iterator is not None and feed.generator is None:
+        # Workers that outlive an epoch need no new seed, which all others draw in each: so dropout would draw otherwise
+        # with them, and in a run that is resumed and starts them anew.
+        torch.empty((), dtype=torch.int64).random_()
+    return iter(feed)
 
 
 def share_of(loader: Any) -> Any:

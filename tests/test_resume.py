@@ -1,6 +1,7 @@
 """Exact resume: an interrupted run that goes on equals the run that was never interrupted, bit for bit."""
 
 import csv
+import gc
 
 import pytest
 import torch
@@ -38,7 +39,9 @@ class Interrupt(dl.Callback):
             raise KeyboardInterrupt
 
 
-def run(logdir, *, interrupt_at=None, resume=None, num_epochs=4, every_steps=None, num_workers=0, **kwargs):
+def run(
+    logdir, *, interrupt_at=None, resume=None, num_epochs=4, every_steps=None, num_workers=0, persistent=False, **kwargs
+):
     model = mlp(dropout=0.3, batch_norm=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     callbacks = {
@@ -56,8 +59,10 @@ def run(logdir, *, interrupt_at=None, resume=None, num_epochs=4, every_steps=Non
         optimizer=optimizer,
         scheduler=torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, num_epochs),
         loaders={
-            "train": DataLoader(Augmented(40), batch_size=4, shuffle=True, num_workers=num_workers),
-            "valid": loader(21, 4),
+            "train": DataLoader(
+                Augmented(40), batch_size=4, shuffle=True, num_workers=num_workers, persistent_workers=persistent
+            ),
+            "valid": loader(21, 4, num_workers=int(persistent), persistent_workers=persistent),
         },
         callbacks=callbacks,
         num_epochs=num_epochs,
@@ -116,6 +121,22 @@ def test_workers_that_augment_draw_in_a_resumed_epoch_what_they_would_have_drawn
 
     assert torch.equal(weights(resumed.model), weights(expected.model))
     assert resumed.experiment_metrics == expected.experiment_metrics
+
+
+@pytest.mark.parametrize("every_steps", [None, 3])
+def test_workers_that_outlive_an_epoch_change_nothing_in_a_resumed_run(tmp_path, every_steps):
+    """Which starts them anew: at an epoch's start and within one, bit for bit, dropout included; as without workers."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    expected = run(whole, every_steps=every_steps)
+    with pytest.raises(KeyboardInterrupt):
+        run(broken, interrupt_at=13, every_steps=every_steps, num_workers=1, persistent=True)
+
+    resumed = run(broken, resume="auto", every_steps=every_steps, num_workers=1, persistent=True)
+
+    assert torch.equal(weights(resumed.model), weights(expected.model))
+    assert resumed.experiment_metrics == expected.experiment_metrics
+    del resumed
+    gc.collect()  # runners are cycles, and hold loaders whose workers live
 
 
 def test_ddp_resumes_within_an_epoch(tmp_path):
