@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from runnerkit import components, snapshot
 from runnerkit.background import Background
 from runnerkit.callback import CallbackOrder, ICheckpointCallback, IOptimizerCallback, innermost
-from runnerkit.checkpoint import CheckpointFolder, copied, find_checkpoint, load_checkpoint
+from runnerkit.checkpoint import CheckpointFolder, find_checkpoint
 from runnerkit.checkpoint_cleanup import clean_up, leave_branch
+from runnerkit.checkpoint_file import load_checkpoint
 from runnerkit.checkpoint_index import Record
+from runnerkit.plain_state import copied
 from runnerkit.preemption import StopRequests, heeded, stopped_by
 from runnerkit.types import StateDict
 from runnerkit.weights import read_weights

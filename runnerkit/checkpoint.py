@@ -1,72 +1,32 @@
-"""Files that are whole or not there: atomic saving, verified loading, and a folder of checkpoints with an index.
+"""A run's folder of checkpoints, with an index, and where a run resumes from.
 
 Every checkpoint is a file of its own that never changes; ``index.json``, replaced as a whole, says which ones count and
 their checksums. ``last.pth`` and ``best.pth`` are further names of two of them. So a kill at any moment leaves a folder
 whose index and files fit together. A sharded checkpoint (:mod:`runnerkit.shards`) is a folder in the place of a file.
 """
 
-import hashlib
 import logging
 import os
 import shutil
 import tempfile
-import zipfile
 from collections.abc import Mapping
-from copy import copy as shallow_copy
-from copy import deepcopy
 from pathlib import Path
-from pickle import UnpicklingError
-from typing import Any
-
-import torch
 
 from runnerkit.atomic_file import AtomicFile, sync, unwritable, write_text
+from runnerkit.checkpoint_fault import (
+    fault_of,
+    fault_of_bytes,
+    fault_of_content,
+    record_of,
+    sha256_of,
+    size_of,
+    without_path,
+)
+from runnerkit.checkpoint_file import REST, is_checkpoint, load_checkpoint, save_checkpoint
 from runnerkit.checkpoint_index import DamagedIndex, Record, place_of, read_index, to_json
-from runnerkit.plain_state import as_plain, foreign_types
 from runnerkit.types import StateDict
 
 logger = logging.getLogger(__name__)
-
-_REST = "rest.pth"  # what a sharded checkpoint holds beside shards
-_INDEX_VERSION = 1
-
-
-def save_checkpoint(state: StateDict, path: str | os.PathLike[str]) -> Path:
-    """Save `state` so that `path` holds either all of it or what was there before; synced to the disk.
-
-    Raises:
-        TypeError: it holds what :func:`load_checkpoint` would refuse; its place is named.
-
-    >>> import tempfile
-    >>> path = save_checkpoint({"step": 3}, tempfile.mkdtemp() + "/a.pth")
-    >>> load_checkpoint(path)
-    {'step': 3}
-    """
-    path, state = Path(path), as_plain(state)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with AtomicFile(path) as temporary, temporary.open("wb") as file:
-        torch.save(state, file)  # to a file of Python's, which tells why it cannot be written
-    return path
-
-
-def load_checkpoint(path: str | os.PathLike[str], *, whole: bool = True) -> StateDict:
-    """Load a checkpoint to the CPU, running no code from it (``weights_only=True``).
-
-    Args:
-        whole: put a sharded one's tensors together; False leaves them out.
-    Raises:
-        FileNotFoundError: nothing is there.
-        ValueError: the file is torn or a bit of it flipped, or it is no checkpoint of tensors and plain values.
-    """
-    path = Path(path)
-    if _is_sharded(path):
-        from runnerkit import shards  # a second's import that few need
-
-        rest = load_checkpoint(path / _REST)
-        return shards.load(rest, path) if whole else rest
-    if not path.is_file():
-        raise FileNotFoundError(f"no checkpoint at {path}")
-    return _load(path)
 
 
 def export_full_state(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:
@@ -80,39 +40,6 @@ def export_full_state(path: str | os.PathLike[str], out: str | os.PathLike[str])
         FileNotFoundError, ValueError: as :func:`find_checkpoint` and :func:`load_checkpoint`.
     """
     return save_checkpoint(load_checkpoint(find_checkpoint(path)), out)
-
-
-def is_checkpoint(path: Path) -> bool:
-    """Whether `path` is a file, or a sharded checkpoint; no folder of them."""
-    return path.is_file() or _is_sharded(path)
-
-
-def _is_sharded(path: Path) -> bool:
-    return (path / _REST).is_file()
-
-
-def _load(path: Path, *, mapped: bool = False) -> StateDict:
-    """Load a file; `mapped` leaves its tensors on the disk, and unread."""
-    try:
-        if not mapped and (damaged := _damaged_part(path)) is not None:  # torch.load does not look at checksums
-            raise ValueError(f"the checksum of {damaged} is wrong")
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)  # type: ignore[no-any-return]
-    except OSError:
-        raise
-    except Exception as error:  # bytes that anybody may have written can make torch.load raise anything
-        if isinstance(error, UnpicklingError) and (foreign := foreign_types(path)):  # its checksums are right
-            raise ValueError(
-                f"{path} holds {', '.join(foreign)}, which is not loaded, as it could run code: a checkpoint holds "
-                "tensors and plain values only"
-            ) from error
-        raise ValueError(f"{path} is no whole checkpoint of tensors and plain values: {error}") from error
-
-
-def _damaged_part(path: Path) -> str | None:
-    if not zipfile.is_zipfile(path):
-        return None  # torch's format of old, which has no checksums
-    with zipfile.ZipFile(path) as file:
-        return file.testzip()
 
 
 class CheckpointFolder:
@@ -142,7 +69,7 @@ class CheckpointFolder:
             try:
                 record = record_of(path)
             except (ValueError, OSError, KeyError, TypeError, AttributeError) as error:
-                self._unread[path.name] = _without_path(error, path / _REST if path.is_dir() else path)
+                self._unread[path.name] = without_path(error, path / REST if path.is_dir() else path)
                 continue
             if fault := fault_of(path, record):
                 self._unread[path.name] = fault
@@ -175,9 +102,9 @@ class CheckpointFolder:
             name: ends in ".pth"; any other is that of a folder, whose shards are in :meth:`temporary` by now.
         """
         path = self.folder / name
-        file = save_checkpoint(state, path if name.endswith(".pth") else self.temporary(name) / _REST)
-        size, checksum = _size(file.parent if file.name == _REST else file), sha256_of(file)
-        if file.name == _REST:
+        file = save_checkpoint(state, path if name.endswith(".pth") else self.temporary(name) / REST)
+        size, checksum = size_of(file.parent if file.name == REST else file), sha256_of(file)
+        if file.name == REST:
             self._put_in_place(name)
         record = Record(name, kind, epoch, batch, size, checksum, score, dict(metrics), stage)
         self.records = [each for each in self.records if each.name != name] + [record]
@@ -265,9 +192,9 @@ class CheckpointFolder:
         if path is None:
             have = ", ".join(record.name for record in self.records) or "none"
             raise FileNotFoundError(f"no checkpoint is called {alias!r} in {self.folder}; its checkpoints: {have}")
-        if all(_fault_of_bytes(path, record) for record in self.records):
+        if all(fault_of_bytes(path, record) for record in self.records):
             raise ValueError(f"{path} is damaged: size and checksum are those of no checkpoint in index.json")
-        if fault := _fault_of_content(path):
+        if fault := fault_of_content(path):
             raise ValueError(f"{path} {fault}")
         return path
 
@@ -306,68 +233,6 @@ def resume_source(resume: str | os.PathLike[str] | None, *, logdir: Path | None)
     return str(logdir) if CheckpointFolder(logdir / "checkpoints").records else None
 
 
-def fault_of(path: Path, record: Record, *, quick: bool = False) -> str | None:
-    """Tell what is wrong with a checkpoint, as "is damaged: ..."; None if it is whole and can be loaded.
-
-    Args:
-        record: what the index says of it.
-        quick: look at its size only.
-    """
-    return _fault_of_bytes(path, record, quick=quick) or (None if quick else _fault_of_content(path))
-
-
-def _fault_of_bytes(path: Path, record: Record, *, quick: bool = False) -> str | None:
-    file = path / _REST if path.is_dir() else path
-    try:
-        if not file.is_file():
-            return "is not there"
-        if (size := _size(path)) != record.size_bytes:
-            return f"is damaged: it has {size} bytes instead of {record.size_bytes}"
-        return None if quick or sha256_of(file) == record.sha256 else "is damaged: its checksum is wrong"
-    except OSError as error:
-        return f"cannot be read: {error}"
-
-
-def _fault_of_content(path: Path) -> str | None:
-    file = path / _REST if path.is_dir() else path
-    try:
-        state = _load(file, mapped=True)
-    except (OSError, ValueError) as error:
-        return _without_path(error, file)
-    try:  # the rest vouches for the shards
-        files = state["shards"]["files"] if path.is_dir() else {}
-        bad = [
-            name for name, checksum in files.items() if Path(name).name != name or sha256_of(path / name) != checksum
-        ]
-    except (OSError, KeyError, TypeError, AttributeError) as error:
-        return f"is damaged: {error}"
-    return f"is damaged: the checksum of {bad[0]} is wrong" if bad else None
-
-
-def _without_path(error: Exception, path: Path) -> str:
-    words = str(error).removeprefix(f"{path} ")
-    return words if words != str(error) else f"cannot be read: {error}"
-
-
-def record_of(path: Path) -> Record:
-    """Describe a checkpoint for the index from what it holds, without its score.
-
-    Raises:
-        OSError, ValueError, KeyError, TypeError, AttributeError: it is no whole one.
-    """
-    file = path / _REST if path.is_dir() else path
-    state = load_checkpoint(file)
-    counters = state.get("counters", {"epoch_step": 0, "batch_step": 0, "epoch_metrics": {}})
-    return Record(
-        path.name, "runner" if "format_version" in state else "model", counters["epoch_step"], counters["batch_step"],
-        _size(path), sha256_of(file), metrics=counters["epoch_metrics"],
-    )  # fmt: skip
-
-
-def _size(path: Path) -> int:
-    return sum(each.stat().st_size for each in path.iterdir()) if path.is_dir() else path.stat().st_size
-
-
 def remove(path: Path) -> None:
     """Delete a file, a link or a whole folder, if it is there."""
     if path.is_dir() and not path.is_symlink():
@@ -390,35 +255,3 @@ def _link(path: Path, target: str) -> None:
     with AtomicFile(path) as temporary:
         temporary.unlink(missing_ok=True)
         temporary.symlink_to(target, target_is_directory=True)
-
-
-def sha256_of(path: Path) -> str:
-    """Compute a file's checksum."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def copied(state: Any, *, known: dict[Any, torch.Tensor] | None = None) -> Any:
-    """Copy a state to memory that nothing else uses, on the CPU; tensors that are one stay one.
-
-    >>> weight = torch.zeros(2)
-    >>> copy = copied({"a": weight, "b": weight})
-    >>> _ = weight.add_(1)
-    >>> copy["a"].tolist(), copy["a"] is copy["b"]
-    ([0.0, 0.0], True)
-    """
-    known = {} if known is None else known
-    if isinstance(state, torch.Tensor):
-        identity = state.device, state.data_ptr(), state.dtype, state.shape, state.stride()
-        if identity not in known or not state.numel():
-            known[identity] = state.detach().to("cpu", copy=True)
-        return known[identity]
-    if isinstance(state, dict):
-        copy = shallow_copy(state)  # with the versions of modules, which a model's state has as an attribute
-        for key, value in state.items():  # a Counter's update() would add
-            copy[key] = copied(value, known=known)
-        return copy
-    if isinstance(state, list | tuple):
-        items = [copied(value, known=known) for value in state]
-        return type(state)(*items) if hasattr(state, "_fields") else type(state)(items)
-    return deepcopy(state)

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from runnerkit.checkpoint import load_checkpoint, sha256_of
+from runnerkit.checkpoint_fault import sha256_of
+from runnerkit.checkpoint_file import load_checkpoint
 from runnerkit.checkpoint_index import Record, place_of, read_index
 from runnerkit.finding import Finding, Verdict
 from runnerkit.resume_check import check_format

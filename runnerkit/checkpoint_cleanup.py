@@ -8,7 +8,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from runnerkit.checkpoint import CheckpointFolder, fault_of, name_again, record_of, remove
+from runnerkit.checkpoint import CheckpointFolder, name_again, remove
+from runnerkit.checkpoint_fault import fault_of, record_of
 from runnerkit.checkpoint_index import Record, place_of
 
 logger = logging.getLogger(__name__)

@@ -2,6 +2,8 @@
 
 import io
 from collections import Counter, OrderedDict
+from copy import copy as shallow_copy
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -108,3 +110,29 @@ def foreign_types(path: Path) -> list[str]:
         return sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path))
     except Exception:  # bytes that anybody may have written can make it raise anything
         return []
+
+
+def copied(state: Any, *, known: dict[Any, torch.Tensor] | None = None) -> Any:
+    """Copy a state to memory that nothing else uses, on the CPU; tensors that are one stay one.
+
+    >>> weight = torch.zeros(2)
+    >>> copy = copied({"a": weight, "b": weight})
+    >>> _ = weight.add_(1)
+    >>> copy["a"].tolist(), copy["a"] is copy["b"]
+    ([0.0, 0.0], True)
+    """
+    known = {} if known is None else known
+    if isinstance(state, torch.Tensor):
+        identity = state.device, state.data_ptr(), state.dtype, state.shape, state.stride()
+        if identity not in known or not state.numel():
+            known[identity] = state.detach().to("cpu", copy=True)
+        return known[identity]
+    if isinstance(state, dict):
+        copy = shallow_copy(state)  # with the versions of modules, which a model's state has as an attribute
+        for key, value in state.items():  # a Counter's update() would add
+            copy[key] = copied(value, known=known)
+        return copy
+    if isinstance(state, list | tuple):
+        items = [copied(value, known=known) for value in state]
+        return type(state)(*items) if hasattr(state, "_fields") else type(state)(items)
+    return deepcopy(state)

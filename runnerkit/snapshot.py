@@ -19,7 +19,8 @@ from runnerkit.callback import (
     IWeightAverageCallback,
     innermost,
 )
-from runnerkit.checkpoint import find_checkpoint, load_checkpoint
+from runnerkit.checkpoint import find_checkpoint
+from runnerkit.checkpoint_file import load_checkpoint
 from runnerkit.logger import Step
 from runnerkit.plain_state import as_plain
 from runnerkit.seeding import rng_state, set_rng_state

@@ -1,6 +1,7 @@
 """Functions beside the runner, under one name: ``from runnerkit import utils``."""
 
-from runnerkit.checkpoint import export_full_state, load_checkpoint, save_checkpoint
+from runnerkit.checkpoint import export_full_state
+from runnerkit.checkpoint_file import load_checkpoint, save_checkpoint
 from runnerkit.engines.choose import get_available_engine
 from runnerkit.engines.process_environment import get_rank
 from runnerkit.environment import describe_environment, get_device

@@ -10,7 +10,9 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from runnerkit.checkpoint import CheckpointFolder, copied, is_checkpoint, load_checkpoint
+from runnerkit.checkpoint import CheckpointFolder
+from runnerkit.checkpoint_file import is_checkpoint, load_checkpoint
+from runnerkit.plain_state import copied
 from runnerkit.safetensors_file import SUFFIX, read_safetensors, write_safetensors
 from runnerkit.types import Model, StateDict
 

@@ -19,6 +19,8 @@ LAYERS = [
         "loader_worker",
         "atomic_file",
         "checkpoint_cleanup",
+        "checkpoint_fault",
+        "checkpoint_file",
         "checkpoint_index",
         "checkpoint",
         "safetensors_file",

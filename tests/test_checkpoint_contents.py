@@ -12,9 +12,11 @@ import torch
 from torch import nn
 
 from runnerkit import dl
-from runnerkit.checkpoint import CheckpointFolder, copied, find_checkpoint, load_checkpoint, save_checkpoint, sha256_of
+from runnerkit.checkpoint import CheckpointFolder, find_checkpoint
+from runnerkit.checkpoint_fault import sha256_of
+from runnerkit.checkpoint_file import load_checkpoint, save_checkpoint
 from runnerkit.cli import main
-from runnerkit.plain_state import as_plain
+from runnerkit.plain_state import as_plain, copied
 from tests.tiny import loader, mlp, quiet, sgd
 
 

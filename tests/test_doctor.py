@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from runnerkit import dl
-from runnerkit.checkpoint import load_checkpoint, save_checkpoint
+from runnerkit.checkpoint_file import load_checkpoint, save_checkpoint
 from runnerkit.cli import main
 from runnerkit.logdir_lock import lock
 from tests.test_one_run_a_logdir import Holder

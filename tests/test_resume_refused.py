@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from runnerkit import dl
-from runnerkit.checkpoint import load_checkpoint, save_checkpoint
+from runnerkit.checkpoint_file import load_checkpoint, save_checkpoint
 from runnerkit.resume_check import settings_of
 from tests.tiny import classification, loader, mlp, quiet
 

@@ -27,7 +27,8 @@ from torch import nn
 
 from benchmarks.results import write_section
 from runnerkit import dl
-from runnerkit.checkpoint import CheckpointFolder, load_checkpoint
+from runnerkit.checkpoint import CheckpointFolder
+from runnerkit.checkpoint_file import load_checkpoint
 from runnerkit.engines.process_environment import STORE_VARIABLE
 from runnerkit.runner import IRunner
 from tests.faults import job

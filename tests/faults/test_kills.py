@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from runnerkit.checkpoint import CheckpointFolder, fault_of
+from runnerkit.checkpoint import CheckpointFolder
+from runnerkit.checkpoint_fault import fault_of
 
 pytestmark = [
     pytest.mark.slow,

@@ -16,7 +16,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from runnerkit import dl
-from runnerkit.checkpoint import CheckpointFolder, fault_of
+from runnerkit.checkpoint import CheckpointFolder
+from runnerkit.checkpoint_fault import fault_of
 from runnerkit.preemption import Interrupted, Preempted, StopRequests
 from tests.test_resume import Augmented, read_csv
 from tests.tiny import loader, mlp, quiet, weights

@@ -19,8 +19,9 @@ import torch
 from torch import nn
 
 from runnerkit import dl
-from runnerkit.checkpoint import CheckpointFolder, find_checkpoint, load_checkpoint, save_checkpoint
+from runnerkit.checkpoint import CheckpointFolder, find_checkpoint
 from runnerkit.checkpoint_cleanup import clean_up
+from runnerkit.checkpoint_file import load_checkpoint, save_checkpoint
 from runnerkit.shards import sha256
 from tests.tiny import loader, mlp, quiet, sgd
 
