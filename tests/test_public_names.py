@@ -106,8 +106,8 @@ def test_importing_the_package_loads_no_optional_package():
 def test_the_cost_of_the_import_is_printed(capsys):
     """As a ratio of CPU times in one process, the median of five; garbage of torch's is collected in between."""
     code = (
-        "import gc, time; begin = time.process_time(); import torch; torch_s = time.process_time() - begin; gc.collect();"
-        "begin = time.process_time(); import runnerkit; print(torch_s, time.process_time() - begin)"
+        "import gc, time; begin = time.process_time(); import torch; torch_s = time.process_time() - begin;"
+        "gc.collect(); begin = time.process_time(); import runnerkit; print(torch_s, time.process_time() - begin)"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # users' installs are compiled
