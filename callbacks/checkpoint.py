@@ -139,6 +139,7 @@ class CheckpointCallback(ICheckpointCallback):
     def leave_branch(self, source: Path, *, stage: str, place: tuple[int, float]) -> None:
         folder = CheckpointFolder(self.folder)
         leave_branch(folder, source=source, place=place, best_first=self._best(folder, stage))
+        self._point(folder, stage)  # a kill may have come between the index and the names
 
     def on_stage_start(self, runner: IRunner) -> None:
         self._stop, self._stop_for = StopRequests(), None
@@ -249,13 +250,18 @@ class CheckpointCallback(ICheckpointCallback):
     def _write(self, state: StateDict, name: str, what: dict[str, Any]) -> None:
         folder = CheckpointFolder(self.folder)
         record = folder.add(name, state, **what)
-        best = self._best(folder, record.stage)
-        if self.save_last:
-            folder.point("last", record)
-        if best and self.save_best:
-            folder.point("best", best[0])
+        best = self._point(folder, record.stage)
         # The one before the last stays too: it is what a resume falls back to if the last is damaged.
         folder.keep([*best[: self.topk], *folder.records[-2:]])
+
+    def _point(self, folder: CheckpointFolder, stage: str | None) -> list[Record]:
+        """Give the last and the best their names; return the scored ones, best first."""
+        best = self._best(folder, stage)
+        if self.save_last and folder.records:
+            folder.point("last", folder.records[-1])
+        if self.save_best and best:
+            folder.point("best", best[0])
+        return best
 
     def _best(self, folder: CheckpointFolder, stage: str | None) -> list[Record]:
         """Sort those of a stage, which alone are alike; those without a number are none."""

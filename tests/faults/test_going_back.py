@@ -140,6 +140,26 @@ def test_a_kill_between_a_new_file_and_the_index_calls_nothing_damaged(whole, lo
     assert_goes_on(whole, logdir)
 
 
+def test_a_kill_between_the_index_and_the_names_leaves_no_old_name(tmp_path, monkeypatch):
+    """Also where it was the last save, and the run that goes on has nothing left to do."""
+    point = CheckpointFolder.point
+
+    def die(folder, alias, record):
+        if record.name == f"model.{NUM_EPOCHS:04d}.pth":
+            os.kill(os.getpid(), signal.SIGKILL)
+        point(folder, alias, record)
+
+    monkeypatch.setattr(CheckpointFolder, "point", die)
+    killed(lambda: train(tmp_path))
+    monkeypatch.undo()
+    folder = tmp_path / "checkpoints"
+    assert names(tmp_path)[-1] == "model.0005.pth" and not (folder / "last.pth").samefile(folder / "model.0005.pth")
+
+    train(tmp_path, resume="auto")
+
+    assert (folder / "last.pth").samefile(folder / "model.0005.pth")
+
+
 @pytest.mark.parametrize("sharded", [False, True], ids=["files", "folders of shards"])
 def test_a_kill_between_any_two_operations_leaves_one_branch_or_the_other(tmp_path, sharded):
     """And the names "last" and "best" are of whole checkpoints that count."""
