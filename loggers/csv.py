@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from runnerkit.atomic_file import write_text
+from runnerkit.atomic_file import remove_leftovers, write_text
 from runnerkit.logger import ILogger, Scope, Step
 from runnerkit.loggers.folder import claim_folder
 from runnerkit.loggers.table import Table, drop_rows_after
@@ -49,7 +49,10 @@ class CSVLogger(ILogger):
         traces = [*self._folder.rglob("*.csv"), *self.logdir.glob("hparams.yml")]
         claim_folder(self._folder, earlier_logs=traces, is_resumed=resumed_at is not None)
         if resumed_at is not None:
+            for name in ("hparams.yml", "environment.json"):
+                remove_leftovers(self.logdir / name)
             for path in self._folder.rglob("*.csv"):
+                remove_leftovers(path)
                 drop_rows_after(path, resumed_at)
 
     def log_scalars(self, scalars: Mapping[str, float], *, step: Step, scope: Scope) -> None:

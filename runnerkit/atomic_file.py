@@ -1,6 +1,7 @@
 """A file that is whole or not there, synced to the disk, and in words why it could not be written."""
 
 import errno
+import glob
 import os
 import shutil
 from contextlib import suppress
@@ -37,6 +38,12 @@ class AtomicFile:
                 self.temporary.unlink(missing_ok=True)
         if failure is not None:
             raise unwritable(self.path, failure) from error
+
+
+def remove_leftovers(path: Path) -> None:
+    """Delete what processes that were killed while they wrote `path` have left beside it."""
+    for each in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        each.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -6,14 +6,18 @@ import sys
 import threading
 from collections.abc import Callable
 
+_LOOK_EVERY_S = 5.0
+
 
 class WorkerStart:
     """A ``worker_init_fn`` that lets the worker serve a run which was asked to stop until it has.
 
     Slurm, torchrun and ``kill -- -PGID`` send SIGTERM and SIGUSR1 to the workers as well. Were they gone at once, so
-    would be the step that is to be saved. What the loader's own process sends ends the worker, as it does without this;
-    and so does that process's end, some seconds later. A program that the data set starts inherits the mask: end it by
-    SIGKILL.
+    would be the step that is to be saved. What the loader's own process sends ends the worker, as it does without this.
+    A program that the data set starts inherits the mask: end it by SIGKILL.
+
+    The worker ends some seconds after the loader's process, also if that was killed before the worker had begun:
+    torch's takes whoever is its parent by then for the loader's process, and would outlive it for ever.
 
     Args:
         init_fn: the user's.
@@ -21,21 +25,36 @@ class WorkerStart:
 
     def __init__(self, init_fn: Callable[[int], None] | None) -> None:
         self.init_fn = init_fn
+        self._owner = os.getpid()
 
     def __call__(self, worker_id: int) -> None:
         if sys.platform == "linux":
             numbers = {signal.SIGTERM, *([signal.SIGUSR1] if _is_free(signal.SIGUSR1) else [])}
             signal.pthread_sigmask(signal.SIG_BLOCK, numbers)  # before the thread, which inherits the mask
-            threading.Thread(target=_wait, args=(numbers,), name="runnerkit-signals", daemon=True).start()
+            threading.Thread(target=_wait, args=(numbers, self._owner), name="runnerkit-signals", daemon=True).start()
         if self.init_fn is not None:
             self.init_fn(worker_id)
 
 
-def _wait(numbers: set[signal.Signals]) -> None:
+def _wait(numbers: set[signal.Signals], owner: int) -> None:
     while True:
-        received = signal.sigwaitinfo(numbers)  # tells who sent it, which a handler of Python's does not
-        if received.si_signo == signal.SIGTERM and received.si_pid == os.getppid():
+        # Tells who sent it, which a handler of Python's does not.
+        received = signal.sigtimedwait(numbers, _LOOK_EVERY_S)
+        if received is None:
+            if not _is_there(owner):
+                os._exit(1)
+        elif received.si_signo == signal.SIGTERM and received.si_pid == os.getppid():
             os._exit(0)
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def _is_free(number: int) -> bool:

@@ -9,6 +9,7 @@ import textwrap
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from runnerkit.checkpoint import CheckpointFolder
@@ -145,6 +146,37 @@ def test_a_worker_of_one_ranks_loader_that_is_killed(start):
     assert job.process.returncode == 1
     assert f"DataLoader worker (pid {worker}) is killed by signal: Killed" in errors
     assert "rank 1 of 2" in errors and "closed by peer" not in errors.lower()
+
+
+def test_a_worker_ends_whose_process_was_killed_before_it_began(tmp_path):
+    """Torch's own worker would take whoever is its parent by then for the loader's process."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import os, sys, time
+            from runnerkit.loader_worker import WorkerStart
+            from torch.utils.data import DataLoader
+
+            def begin(worker_id):
+                print(os.getpid(), flush=True)
+                time.sleep(1)
+
+            list(DataLoader(range(4), num_workers=1, worker_init_fn=WorkerStart(begin)))
+            """
+        )
+    )
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment) as process:
+        worker = psutil.Process(int(process.stdout.readline()))
+        process.kill()
+        process.wait()
+
+        try:
+            worker.wait(timeout=20)
+        finally:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                worker.kill()
 
 
 def test_a_rank_of_torchruns_that_is_killed(start):

@@ -259,3 +259,19 @@ def test_hparams_and_environment_read_back(tmp_path: Path) -> None:
     again.log_hparams({"lr": 0.5}, environment={})
 
     assert yaml.safe_load((tmp_path / "hparams.yml").read_text(encoding="utf-8")) == {"lr": 0.5}
+
+
+def test_what_a_kill_left_half_written_is_cleared_away(tmp_path: Path) -> None:
+    """By the run that goes on; files of others stay."""
+    logger = CSVLogger(tmp_path)
+    logger.setup()
+    logger.log_scalars({"loss": 0.5}, step=Step("train", "a[1]", epoch=1, batch=10), scope="loader")
+    logger.close()
+    left = [tmp_path / "csv" / ".a[1].csv.7.tmp", tmp_path / ".hparams.yml.7.tmp", tmp_path / ".environment.json.7.tmp"]
+    others = tmp_path / ".notes.tmp"
+    for path in (*left, others):
+        path.touch()
+
+    CSVLogger(tmp_path).setup(resumed_at=Step("train", "", epoch=1, batch=10))
+
+    assert others.exists() and not any(path.exists() for path in left)
