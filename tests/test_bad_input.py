@@ -211,7 +211,7 @@ def test_a_logdir_that_cannot_be_written_is_named(tmp_path):
     [
         ({"weights": torch.zeros(2)}, "no checkpoint of a whole run"),
         ({"format_version": 99, "runnerkit_version": "9.0"}, "written by runnerkit 9.0; .* upgrade"),
-        (Thing(), "no whole checkpoint"),
+        (Thing(), "holds tests.test_bad_input.Thing, which is not loaded, as it could run code"),
     ],
 )
 def test_resume_of_a_foreign_file_is_refused(tmp_path, content, message):
