@@ -1,4 +1,7 @@
-"""Dual path network: some channels are added to, as in ResNet, others joined on, as in DenseNet (arXiv:1707.01629)."""
+"""Dual path network: some channels are added to, as in ResNet, others joined on, as in DenseNet (arXiv:1707.01629).
+
+Norm and ReLU follow a convolution, as in ResNet; the authors' own code has them before it.
+"""
 
 import torch
 from torch import Tensor, nn

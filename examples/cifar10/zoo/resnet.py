@@ -86,7 +86,7 @@ def resnet101(num_classes: int = 10, width: float = 1.0) -> nn.Sequential:
 
 
 def resnext29_32x4d(num_classes: int = 10, width: float = 1.0) -> nn.Sequential:
-    """Build ResNeXt-29 with 32 groups, in the first stage of 4 channels each; a `width` of 1/16 leaves one."""
+    """Build ResNeXt-29 with 32 groups, in the first stage of 4 channels each; a `width` of 1/4 leaves one."""
     return _bottlenecks((3, 3, 3), num_classes, width, groups=32, base_width=4)
 
 
