@@ -53,10 +53,10 @@ def regnet_y_400mf(num_classes: int = 10, width: float = 1.0) -> nn.Module:
 
 
 def _regnet(num_classes: int, width: float, *, w_0: int, w_a: float, **parameters: Any) -> nn.Module:
-    """Build a RegNet by its paper's parameters: 1 in place of the first two strides, so that 4 x 4 is left."""
+    """Build a RegNet by its paper's parameters; the first three of its five strides are 1, so that 8 x 8 is left."""
     regnet = import_torchvision().models.regnet
     stages = regnet.BlockParams.from_init_params(w_0=8 * scaled(w_0 // 8, width), w_a=w_a * width, **parameters)
-    stages.strides[0] = 1
+    stages.strides[:2] = [1, 1]
     model: nn.Module = regnet.RegNet(stages, num_classes=num_classes, stem_width=scaled(32, width))
     stem: Any = model.stem
     stem[0].stride = (1, 1)
