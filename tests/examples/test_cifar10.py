@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from runnerkit import dl, read_metrics, utils
 from runnerkit.torchvision_cpu import import_torchvision
@@ -43,6 +44,17 @@ IMAGENET = {
     "MobileNetV2": ("mobilenet_v2", 1280),
 }
 NAMES = [*REFERENCE, *IMAGENET]
+# Multiplications for one image, in millions, as thop counts them in the reference's models: a fork's README has them.
+MULTIPLICATIONS = {
+    "VGG16": 314.03,
+    "ResNet18": 556.65,
+    "ResNet50": 1304.71,
+    "ResNeXt29_32x4d": 779.63,
+    "ResNeXt29_2x64d": 1416.64,
+    "DenseNet121": 898.06,
+    "PreActResNet18": 556.52,
+    "DPN92": 2053.89,
+}
 
 
 @pytest.fixture
@@ -93,6 +105,19 @@ def test_each_model_has_its_parameters_and_uses_them_all(example, name):
     assert num_parameters(model) == expected_parameters(name)
     assert logits.shape == (2, 10) and logits.isfinite().all()
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MULTIPLICATIONS)
+def test_a_model_works_at_the_references_resolution(example, name):
+    """A stride too many costs a quarter, and no parameter tells. thop counts norms too: that is up to 1.1 %."""
+    model = example.MODELS[name]().eval()
+
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(torch.zeros(1, 3, 32, 32))
+
+    ours = counter.get_total_flops() / 2e6  # a multiplication and an addition are two
+    assert 0.985 < ours / MULTIPLICATIONS[name] <= 1.003
 
 
 def test_all_models_are_counted(example):
