@@ -1,0 +1,106 @@
+"""Fourteen models on CIFAR-10; the same script by plain python, torchrun and horovodrun.
+
+python examples/cifar10/main.py --model ResNet18
+torchrun --standalone --nproc-per-node=2 examples/cifar10/main.py --model ResNet18
+horovodrun --gloo -np 2 -H localhost:2 python examples/cifar10/main.py --model ResNet18
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import nn
+from torch.optim import SGD, Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR
+
+from runnerkit import dl, utils
+from runnerkit.contrib import CIFAR10
+from runnerkit.engines.process_environment import ProcessEnvironment
+
+from images import augmentation, image_loaders, with_normalization
+from zoo import MODELS
+
+ENGINES = {name: getattr(dl, name) for name in dl.__all__ if name.endswith("Engine") and name != "IEngine"}
+
+
+class CIFAR10Runner(dl.SupervisedRunner):
+    """Makes data, model and optimizer in each of the processes that train.
+
+    Args:
+        options: what `parse` made of the command line.
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        super().__init__()
+        self.options = options
+
+    def get_loaders(self, stage: str) -> dict[str, dl.TensorLoader]:
+        return image_loaders(self.options.root, batch_size=self.options.batch_size)
+
+    def get_model(self, stage: str) -> nn.Module:
+        return with_normalization(MODELS[self.options.model](width=self.options.width))
+
+    def get_optimizer(self, stage: str, model: nn.Module) -> Optimizer:
+        return SGD(model.parameters(), lr=self.options.lr, momentum=0.9, weight_decay=5e-4)
+
+    def get_scheduler(self, stage: str, optimizer: Optimizer) -> CosineAnnealingLR:
+        return CosineAnnealingLR(optimizer, T_max=self.options.epochs)  # steps once an epoch
+
+
+def default_engine() -> dl.IEngine:
+    """Choose by who started this process: one process by plain python; Horovod by horovodrun; else DDP."""
+    job = ProcessEnvironment.read()
+    if job is None:
+        return utils.get_available_engine()
+    return dl.HorovodEngine() if job.launcher == "horovodrun" else dl.DistributedDataParallelEngine()
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=MODELS, default="ResNet18", metavar="NAME", help=", ".join(MODELS))
+    parser.add_argument("--epochs", type=int, default=200)
+    parser.add_argument("--lr", type=float, default=0.1, help="of one process; N processes take N times as much")
+    parser.add_argument("--batch-size", type=int, default=128, help="of one process")
+    parser.add_argument("--width", type=float, default=1.0, help="multiply the channels, as by 0.25 for a try on a CPU")
+    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of the logdir")
+    parser.add_argument("--engine", choices=sorted(ENGINES), metavar="NAME", help="by default what the launcher wants")
+    parser.add_argument("--root", type=Path, default=Path("data"), help="where CIFAR-10 is, or will be")
+    parser.add_argument("--logdir", type=Path, help="by default logs/cifar10/MODEL")
+    options = parser.parse_args(arguments)
+    options.logdir = options.logdir or Path("logs/cifar10", options.model)
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> dl.SupervisedRunner:
+    """Train; logs and checkpoints go to the logdir, and one process prints the accuracy."""
+    options = parse(arguments)
+    CIFAR10(options.root, download=True)  # before plain python starts several processes
+    runner = CIFAR10Runner(options).train(
+        criterion=nn.CrossEntropyLoss(),
+        callbacks=[
+            dl.BatchTransformCallback(augmentation(), input_key="features"),
+            dl.AccuracyCallback(input_key="logits", target_key="targets"),
+        ],
+        num_epochs=options.epochs,
+        lr_scale="linear",
+        engine=ENGINES[options.engine]() if options.engine else default_engine(),
+        logdir=options.logdir,
+        resume="auto" if options.resume else None,
+        valid_loader="valid",
+        valid_metric="accuracy",
+        minimize_valid_metric=False,
+        hparams=vars(options),
+        verbose=True,
+    )
+    if runner.engine.is_main_process:
+        num_parameters = sum(parameter.numel() for parameter in runner.engine.unwrap(runner.model).parameters())
+        accuracy = runner.epoch_metrics["valid"]["accuracy"]
+        print(
+            f"{options.model}: {num_parameters:,} parameters, valid accuracy {accuracy:.2%}, logs in {options.logdir}"
+        )
+    return runner
+
+
+if __name__ == "__main__":
+    main()

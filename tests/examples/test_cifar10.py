@@ -1,0 +1,265 @@
+"""examples/cifar10: each model is what its paper says, learns when narrowed, resumes; any launcher, the same run."""
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from runnerkit import dl, read_metrics, utils
+from runnerkit.torchvision_cpu import import_torchvision
+from tests.cifar10_layout import write_cifar10
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "examples" / "cifar10"
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+HOROVODRUN = ("-m", "horovod.runner.launch", "--gloo", "-np", "2", "-H", "localhost:2", sys.executable)
+SMALL = ("--width", "0.125", "--batch-size", "20", "--lr", "0.05")
+
+# Parameters of the models of github.com/kuangliu/pytorch-cifar, and what ours have beyond them.
+REFERENCE = {
+    "VGG16": (14_728_266, 0),
+    "ResNet18": (11_173_962, 0),
+    "ResNet50": (23_520_842, 0),
+    "ResNet101": (42_512_970, 0),
+    "ResNeXt29_32x4d": (4_774_218, 3 * 64 * (3 * 3 - 1)),  # the stem is 3 x 3, as in the paper, and not 1 x 1
+    "ResNeXt29_2x64d": (9_128_778, 3 * 64 * (3 * 3 - 1)),
+    "SimpleDLA": (15_142_970, 0),
+    "DLA": (16_291_386, 0),
+    "DenseNet121": (6_956_298, 2 * 64),  # a norm after the stem, as in the paper
+    "PreActResNet18": (11_171_146, 2 * 512),  # a norm before the pooling, as in the paper
+    "DPN92": (34_236_634, 0),
+}
+# Parameters for ImageNet: torchvision publishes them; RegNetX-200MF's are those of timm's regnetx_002. Then the
+# channels that the classifier reads, of which a class has one weight each and a bias.
+IMAGENET = {
+    "RegNetX_200MF": (2_684_792, 368),
+    "RegNetY_400MF": ("regnet_y_400mf", 440),
+    "MobileNetV2": ("mobilenet_v2", 1280),
+}
+NAMES = [*REFERENCE, *IMAGENET]
+# Multiplications for one image, in millions, as thop counts them in the reference's models: a fork's README has them.
+MULTIPLICATIONS = {
+    "VGG16": 314.03,
+    "ResNet18": 556.65,
+    "ResNet50": 1304.71,
+    "ResNeXt29_32x4d": 779.63,
+    "ResNeXt29_2x64d": 1416.64,
+    "DenseNet121": 898.06,
+    "PreActResNet18": 556.52,
+    "DPN92": 2053.89,
+}
+
+
+@pytest.fixture
+def example(monkeypatch):
+    """examples/cifar10/main.py, which imports what is beside it."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module("examples.cifar10.main")
+
+
+def num_parameters(model):
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def expected_parameters(name):
+    if name in REFERENCE:
+        return sum(REFERENCE[name])
+    published, channels = IMAGENET[name]
+    if isinstance(published, str):
+        published = import_torchvision().models.get_model_weights(published).DEFAULT.meta["num_params"]
+    return published - (1000 - 10) * (channels + 1)
+
+
+def logged(logdir):
+    """All metrics, without the logdir's own name."""
+    return read_metrics(logdir).drop(columns="run")
+
+
+def start(folder, *options, launcher=()):
+    """Run the script by a launcher in `folder`, where CIFAR-10 is; return what it printed."""
+    bin_folder = os.path.dirname(sys.executable)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    environment["PATH"] = os.pathsep.join([bin_folder, environment["PATH"]])
+    command = [sys.executable, *launcher, str(FOLDER / "main.py"), *SMALL, *options]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_each_model_has_its_parameters_and_uses_them_all(example, name):
+    """As many as the reference or the publisher counts; ten finite logits an image, a gradient for each parameter."""
+    model = example.MODELS[name]()
+
+    logits = model(torch.randn(2, 3, 32, 32))
+    nn.functional.cross_entropy(logits, torch.tensor([3, 7])).backward()
+
+    assert num_parameters(model) == expected_parameters(name)
+    assert logits.shape == (2, 10) and logits.isfinite().all()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MULTIPLICATIONS)
+def test_a_model_works_at_the_references_resolution(example, name):
+    """A stride too many costs a quarter, and no parameter tells. thop counts norms too: that is up to 1.1 %."""
+    model = example.MODELS[name]().eval()
+
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(torch.zeros(1, 3, 32, 32))
+
+    ours = counter.get_total_flops() / 2e6  # a multiplication and an addition are two
+    assert 0.985 < ours / MULTIPLICATIONS[name] <= 1.003
+
+
+def test_all_models_are_counted(example):
+    """None was left out above."""
+    assert set(NAMES) == set(example.MODELS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_quarter_of_the_channels_has_a_sixteenth_of_the_parameters(example, name):
+    """Nearly: groups and multiples of 8 round some channels up. It still classifies, into as many classes as asked."""
+    narrow = example.MODELS[name](num_classes=4, width=0.25)
+
+    assert narrow(torch.randn(2, 3, 32, 32)).shape == (2, 4)
+    assert 1 / 17 < num_parameters(narrow) / expected_parameters(name) < 1 / 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ResNet18", "ResNet50"])
+def test_a_resnet_computes_what_torchvisions_does(example, name):
+    """With the same weights, and its stem changed by hand."""
+    theirs = import_torchvision().models.get_model(name.lower(), num_classes=10).eval()
+    theirs.conv1 = nn.Conv2d(3, 64, kernel_size=3, padding=1, bias=False)
+    theirs.maxpool = nn.Identity()
+    ours = example.MODELS[name]().eval()
+    weights = zip(ours.state_dict(), theirs.state_dict().values(), strict=True)  # both list them from stem to head
+    ours.load_state_dict(dict(weights))
+    images = torch.randn(2, 3, 32, 32)
+
+    torch.testing.assert_close(ours(images), theirs(images))
+
+
+def test_a_group_without_channels_is_refused(example):
+    """With the least width that has one."""
+    with pytest.raises(ValueError, match=re.escape("width=0.05 leaves no channel in a group; the least here is 0.25")):
+        example.MODELS["ResNeXt29_32x4d"](width=0.05)
+
+
+def test_a_misspelt_model_is_refused_with_those_that_there_are(example, capsys):
+    """Before anything is read or downloaded."""
+    with pytest.raises(SystemExit):
+        example.main(["--model", "ResNet19"])
+
+    assert "ResNet19" in (message := capsys.readouterr().err) and all(name in message for name in NAMES)
+
+
+@pytest.mark.parametrize(
+    ("variables", "engine"),
+    [
+        ({}, "CPUEngine"),
+        (
+            {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"},
+            "DistributedDataParallelEngine",
+        ),
+        ({"HOROVOD_RANK": "1", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_SIZE": "2"}, "HorovodEngine"),
+    ],
+)
+def test_the_launcher_chooses_the_engine(example, monkeypatch, variables, engine):
+    """Plain python is one process; Horovod's launcher is the only one that wants Horovod."""
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    assert type(example.default_engine()) is getattr(dl, engine)
+
+
+@pytest.mark.slow
+def test_a_narrow_one_learns_and_resumes_as_if_it_had_never_stopped(example, monkeypatch, tmp_path, capsys):
+    """Bit for bit, crops and flips included, though it failed within the third epoch; ten classes, so chance is 0.1."""
+    monkeypatch.chdir(tmp_path)
+    write_cifar10("data", num_train=500, num_test=200)
+    arguments = [*SMALL, "--engine", "CPUEngine", "--epochs", "4"]
+    handle_batch = example.CIFAR10Runner.handle_batch
+
+    def fail(runner, batch):
+        if runner.is_train_loader and (runner.epoch_step, runner.loader_batch_step) == (3, 7):
+            raise RuntimeError("the power is gone")
+        handle_batch(runner, batch)
+
+    whole = example.main([*arguments, "--logdir", "whole"])
+    with monkeypatch.context() as patch:
+        patch.setattr(example.CIFAR10Runner, "handle_batch", fail)
+        with pytest.raises(RuntimeError, match="the power is gone"):
+            example.main([*arguments, "--logdir", "parts"])
+    parts = example.main([*arguments, "--logdir", "parts", "--resume"])
+
+    assert whole.epoch_metrics["valid"]["accuracy"] > 0.5
+    assert f"valid accuracy {whole.epoch_metrics['valid']['accuracy']:.2%}" in capsys.readouterr().out
+    torch.testing.assert_close(parts.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
+    assert logged("parts").equals(logged("whole"))
+
+
+@pytest.fixture(scope="module")
+def torchrun(tmp_path_factory):
+    """One epoch of two processes by torchrun: its folder and what it printed."""
+    folder = tmp_path_factory.mktemp("torchrun")
+    write_cifar10(folder / "data", num_train=81, num_test=41)
+    return folder, start(folder, "--epochs", "1", "--logdir", "logdir", launcher=TORCHRUN)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_two_processes_log_once_what_all_images_say(torchrun, example):
+    """The accuracy is that of 41 images, scored once each by plain PyTorch; the learning rate is twice as large."""
+    folder, output = torchrun
+    table = logged(folder / "logdir")
+    values = {(row.loader, row.metric): row.value for row in table.itertuples()}
+
+    model = example.with_normalization(example.MODELS["ResNet18"](width=0.125)).eval()
+    model.load_state_dict(utils.load_checkpoint(folder / "logdir" / "checkpoints" / "last.pth")["model_state_dict"])
+    [(images, targets)] = example.image_loaders(folder / "data", batch_size=41)["valid"]
+    with torch.no_grad():
+        accuracy = (model(images).argmax(dim=1) == targets).double().mean().item()
+
+    assert values["valid", "accuracy"] == pytest.approx(accuracy, abs=1e-9)
+    assert values["train", "lr"] == pytest.approx(2 * 0.05)
+    assert not table.duplicated(["loader", "epoch", "metric"]).any()
+    assert output.count("valid accuracy") == output.count("train | loss") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.horovod
+def test_horovodrun_gives_the_same_run(torchrun):
+    """Two processes of Horovod average what two of DDP do: the same numbers, up to the order of a sum."""
+    pytest.importorskip("horovod.torch", reason="Horovod is not installed: scripts/install_horovod.sh builds it")
+    folder, _ = torchrun
+
+    output = start(folder, "--epochs", "1", "--logdir", "by_horovod", launcher=HOROVODRUN)
+
+    ours, theirs = logged(folder / "by_horovod"), logged(folder / "logdir")
+    assert output.count("valid accuracy") == 1
+    assert ours.drop(columns="value").equals(theirs.drop(columns="value"))
+    assert ours["value"].tolist() == pytest.approx(theirs["value"].tolist(), rel=1e-4)
+
+
+def test_the_readme_lists_every_model_with_its_parameters():
+    """And an accuracy by its source; what was measured here is told apart."""
+    rows = re.findall(r"^\| (\w+) \| ([\d,]+) \| (\d\d\.\d\d) \|", (FOLDER / "README.md").read_text(), re.MULTILINE)
+
+    assert {name: int(count.replace(",", "")) for name, count, _ in rows} == {
+        name: expected_parameters(name) for name in NAMES
+    }
