@@ -24,7 +24,7 @@ class ContrastiveRunner(dl.Runner):
 
 
 def loader(train):
-    """Load the halves of digits, each (4, 8) pixels that overlap with nothing of the other."""
+    """Load the halves of digits, left and right, each 8 x 4 pixels."""
     pixels = Digits(train=train).images / 255
     halves = {"left": pixels[:, :, :4].flatten(1), "right": pixels[:, :, 4:].flatten(1)}
     return dl.TensorLoader({**halves, "image": torch.arange(len(pixels))}, batch_size=120, shuffle=train)

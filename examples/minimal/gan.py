@@ -4,11 +4,11 @@ import math
 
 import torch
 from torch import nn
+from torch.nn.functional import softplus
 
 from runnerkit import dl
 
-ANGLES = torch.arange(8) * math.pi / 4
-MODES = torch.stack([ANGLES.cos(), ANGLES.sin()], dim=1)
+MODES = torch.view_as_real(torch.polar(torch.ones(8), torch.arange(8) * math.pi / 4))
 RADIUS = 0.15  # three standard deviations of what is around each mode
 
 
@@ -16,15 +16,13 @@ class GAN(dl.Runner):
     """One step of the discriminator, then one of the generator, on the same fake points."""
 
     def handle_batch(self, batch):
-        real = batch["points"]
-        generator, discriminator = self.model["generator"], self.model["discriminator"]
+        real, generator, discriminator = batch["points"], self.model["generator"], self.model["discriminator"]
         fake = generator(torch.randn(len(real), 8, device=real.device))
         self.batch_metrics["near_a_mode"] = (torch.cdist(fake, MODES.to(fake)).amin(1) < RADIUS).float().mean()
         if self.is_train_loader:
             on_real, on_fake = discriminator(torch.cat([real, fake.detach()])).chunk(2)
-            self.learn("discriminator", self.criterion(on_real, torch.ones_like(on_real)) + self.criterion(on_fake, torch.zeros_like(on_fake)))
-            on_fake = discriminator(fake)
-            self.learn("generator", self.criterion(on_fake, torch.ones_like(on_fake)))
+            self.learn("discriminator", softplus(-on_real).mean() + softplus(on_fake).mean())
+            self.learn("generator", softplus(-discriminator(fake)).mean())
 
     def learn(self, key, loss):
         """Step one optimizer; gradients that another's loss has left with it are forgotten first."""
@@ -41,7 +39,7 @@ def mlp(num_inputs, num_outputs):
 
 
 def main(**where):
-    """Train on a ring of eight clouds; return the share of generated points that lie in one, and how many clouds they reach."""
+    """Train on a ring of eight clouds; return the share of generated points in one of them, and how many they reach."""
     torch.manual_seed(0)
     points = MODES[torch.randint(8, (10_000,))] + RADIUS / 3 * torch.randn(10_000, 2)
     model = {"generator": mlp(8, 2), "discriminator": mlp(2, 1)}
@@ -49,10 +47,9 @@ def main(**where):
     loader = dl.TensorLoader({"points": points}, batch_size=200, shuffle=True)
     before = runner.evaluate_loader(loader, engine=dl.CPUEngine())["near_a_mode"]
     runner.train(
-        criterion=nn.BCEWithLogitsLoss(),
         optimizer={key: torch.optim.Adam(each.parameters(), lr=1e-3, betas=(0.5, 0.9)) for key, each in model.items()},
         loaders={"train": loader, "valid": loader},
-        num_epochs=30,
+        num_epochs=25,
         loggers={"console": None},
         **where,
     )

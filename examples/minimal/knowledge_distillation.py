@@ -33,7 +33,11 @@ def loader(train):
 def main(**where):
     """Train the teacher, then the student; return their accuracies, and how often they say the same."""
     torch.manual_seed(0)
-    loaders = {"train": loader(train=True), "valid": loader(train=False)}
+    alike = {
+        "loaders": {"train": loader(train=True), "valid": loader(train=False)},
+        "loggers": {"console": None},
+        **where,
+    }
     teacher = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Dropout(0.5), nn.Linear(256, 10))
     student = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
     accuracy = dl.AccuracyCallback("logits", "targets")
@@ -41,20 +45,16 @@ def main(**where):
         model=teacher,
         criterion=nn.CrossEntropyLoss(),
         optimizer=torch.optim.Adam(teacher.parameters(), lr=0.005),
-        loaders=loaders,
         callbacks=[accuracy],
         num_epochs=8,
-        loggers={"console": None},
-        **where,
+        **alike,
     )
     runner = Distillation().train(
         model={"teacher": taught.model.requires_grad_(False), "student": student},
         optimizer=torch.optim.Adam(student.parameters(), lr=0.01),
-        loaders=loaders,
         callbacks=[dl.BackwardCallback("loss"), dl.OptimizerCallback("loss"), accuracy],
         num_epochs=15,
-        loggers={"console": None},
-        **where,
+        **alike,
     )
     of_student = runner.epoch_metrics["valid"]
     of_teacher = taught.epoch_metrics["valid"]["accuracy"]

@@ -21,11 +21,13 @@ class Mixup(nn.Module):
 
 
 def loader(train):
-    """Load digits, of the training part 200 only: 64 pixels in [0, 1], and a class of ten twice, one to mix."""
+    """Load digits: 64 pixels in [0, 1], a class of ten twice, one to mix; in training every fourth is wrong."""
     digits = Digits(train=train)
-    limit = 200 if train else None
-    batch = {"features": digits.images.flatten(1)[:limit] / 255, "targets": digits.targets[:limit]}
-    return dl.TensorLoader({**batch, "classes": batch["targets"]}, batch_size=50, shuffle=train)
+    targets = digits.targets.clone()
+    if train:
+        targets[::4] = (targets[::4] + 1) % 10
+    batch = {"features": digits.images.flatten(1) / 255, "targets": targets, "classes": targets}
+    return dl.TensorLoader(batch, batch_size=100, shuffle=train)
 
 
 def train(callbacks, **where):
@@ -38,7 +40,7 @@ def train(callbacks, **where):
         optimizer=torch.optim.Adam(model.parameters(), lr=0.005),
         loaders={"train": loader(train=True), "valid": loader(train=False)},
         callbacks=[*callbacks, dl.AccuracyCallback("logits", "classes")],
-        num_epochs=100,
+        num_epochs=25,
         loggers={"console": None},
         **where,
     )
@@ -46,12 +48,16 @@ def train(callbacks, **where):
 
 
 def main(**where):
-    """Train with and without; return both losses and the accuracy."""
+    """Train with and without; return both accuracies."""
     mixed = train([dl.BatchTransformCallback(Mixup(), input_key=["features", "targets"])], **where)
     plain = train([], **where)
-    return {"loss": mixed["loss"], "loss_without": plain["loss"], "accuracy": mixed["accuracy"]}
+    return {"accuracy": mixed["accuracy"], "without": plain["accuracy"]}
 
 
 if __name__ == "__main__":
     learned = main()
-    print("valid loss {loss:.3f} (without mixup {loss_without:.3f}), accuracy {accuracy:.1%}".format(**learned))
+    print(
+        "accuracy {accuracy:.1%} (without mixup {without:.1%}), taught by labels of which 25 % are wrong".format(
+            **learned
+        )
+    )

@@ -20,11 +20,11 @@ class Popularity(nn.Module):
 
 
 def purchases(num_people):
-    """Draw people of two tastes of ten each; ten items are known, five are to be found: (N, 100) 0 and 1."""
-    liking = 0.5 * torch.randn(NUM_ITEMS).exp()  # some things please everybody
+    """Draw people, each of two tastes of ten; ten items are known, five are to be found: (N, 100) 0 and 1."""
+    kinds = torch.arange(NUM_ITEMS) % 10
     tastes = torch.rand(num_people, 10).topk(2).indices
-    weights = liking * (0.05 + (torch.arange(NUM_ITEMS) % 10 == tastes[:, :, None]).any(dim=1))
-    items = torch.multinomial(weights, 15)
+    liking = 0.05 + (kinds == tastes[:, :, None]).any(dim=1)
+    items = torch.multinomial(liking / (1 + torch.arange(NUM_ITEMS) // 10), 15)  # of each kind some please more
     empty = torch.zeros(num_people, NUM_ITEMS)
     return {"bought": empty.scatter(1, items[:, :10], 1), "next": empty.scatter(1, items[:, 10:], 1)}
 
@@ -32,8 +32,7 @@ def purchases(num_people):
 def main(**where):
     """Train; return ranking metrics on people that it has not seen, beside those of popularity."""
     torch.manual_seed(0)
-    data = purchases(3000)
-    train, valid = ({key: each[part] for key, each in data.items()} for part in (slice(2000), slice(2000, None)))
+    train, valid = purchases(2000), purchases(1000)
     loaders = {
         "train": dl.TensorLoader(train, batch_size=100, shuffle=True),
         "valid": dl.TensorLoader(valid, batch_size=100),

@@ -1,4 +1,4 @@
-"""Stages: learn digits below five; then a new head on the frozen body for the others, of which few are known; then all."""
+"""Stages: learn the digits below five; then, of the others, from 100 images: first a new head alone, then all."""
 
 import torch
 from torch import nn
@@ -20,9 +20,8 @@ class Transfer(dl.IRunner):
         for key in ("train", "valid"):
             digits = Digits(train=key == "train")
             mine = (digits.targets < 5) == (stage == "pretrain")
-            features, targets = digits.images[mine].flatten(1) / 255, digits.targets[mine] % 5
-            if stage != "pretrain" and key == "train":
-                features, targets = features[:100], targets[:100]
+            limit = 100 if stage != "pretrain" and key == "train" else None
+            features, targets = digits.images[mine][:limit].flatten(1) / 255, digits.targets[mine][:limit] % 5
             loaders[key] = dl.TensorLoader(features, targets, batch_size=25, shuffle=key == "train")
         return loaders
 
@@ -54,10 +53,10 @@ class Transfer(dl.IRunner):
 
 
 def main(engine=None):
-    """Run; return the valid accuracy that each stage began and ended with."""
+    """Run; return the valid accuracy that each stage ended with."""
     runner = Transfer(engine=engine).run()
-    accuracy = {epoch: metrics["valid"]["accuracy"] for epoch, metrics in runner.experiment_metrics.items()}
-    return {"pretrain": accuracy[10], "freeze": accuracy[40], "finetune": accuracy[70]}
+    last_epochs = {"pretrain": 10, "freeze": 40, "finetune": 70}
+    return {stage: runner.experiment_metrics[last]["valid"]["accuracy"] for stage, last in last_epochs.items()}
 
 
 if __name__ == "__main__":

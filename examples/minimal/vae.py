@@ -29,9 +29,8 @@ class VAERunner(dl.Runner):
         logits, mean, log_variance = self.model(batch["pixels"])
         reconstruction = binary_cross_entropy_with_logits(logits, batch["pixels"], reduction="none").sum(1).mean()
         divergence = 0.5 * (mean**2 + log_variance.exp() - 1 - log_variance).sum(1).mean()
-        self.batch_metrics = {
-            "reconstruction": reconstruction, "divergence": divergence, "loss": reconstruction + divergence
-        }  # fmt: skip
+        self.batch_metrics = {"reconstruction": reconstruction, "divergence": divergence}
+        self.batch_metrics["loss"] = reconstruction + divergence
 
 
 def main(**where):
@@ -58,4 +57,6 @@ def main(**where):
 
 if __name__ == "__main__":
     learned = main()
-    print("{loss:.2f} nats, {divergence:.2f} of them in the code; mean image {loss_of_mean_image:.2f}".format(**learned))
+    print(
+        "{loss:.2f} nats, {divergence:.2f} of them in the code; mean image {loss_of_mean_image:.2f}".format(**learned)
+    )
