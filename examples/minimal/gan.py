@@ -34,22 +34,22 @@ class GAN(dl.Runner):
 
 def mlp(num_inputs, num_outputs):
     """Make a net of two hidden layers."""
-    hidden = [nn.Linear(num_inputs, 128), nn.LeakyReLU(0.2), nn.Linear(128, 128), nn.LeakyReLU(0.2)]
-    return nn.Sequential(*hidden, nn.Linear(128, num_outputs))
+    hidden = [nn.Linear(num_inputs, 64), nn.LeakyReLU(0.2), nn.Linear(64, 64), nn.LeakyReLU(0.2)]
+    return nn.Sequential(*hidden, nn.Linear(64, num_outputs))
 
 
 def main(**where):
     """Train on a ring of eight clouds; return the share of generated points in one of them, and how many they reach."""
     torch.manual_seed(0)
-    points = MODES[torch.randint(8, (10_000,))] + RADIUS / 3 * torch.randn(10_000, 2)
+    points = MODES[torch.randint(8, (5_000,))] + RADIUS / 3 * torch.randn(5_000, 2)
     model = {"generator": mlp(8, 2), "discriminator": mlp(2, 1)}
     runner = GAN(model)
     loader = dl.TensorLoader({"points": points}, batch_size=200, shuffle=True)
     before = runner.evaluate_loader(loader, engine=dl.CPUEngine())["near_a_mode"]
     runner.train(
-        optimizer={key: torch.optim.Adam(each.parameters(), lr=1e-3, betas=(0.5, 0.9)) for key, each in model.items()},
+        optimizer={key: torch.optim.Adam(each.parameters(), lr=3e-3, betas=(0.5, 0.9)) for key, each in model.items()},
         loaders={"train": loader, "valid": loader},
-        num_epochs=25,
+        num_epochs=40,
         loggers={"console": None},
         **where,
     )

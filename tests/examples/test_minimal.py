@@ -1,12 +1,14 @@
 """Each minimal example learns what it says: its numbers against a baseline that has learned nothing."""
 
 import ast
+import importlib
 import re
 import runpy
 from pathlib import Path
-from statistics import mean
 
 import pytest
+
+from runnerkit import dl
 
 FOLDER = Path(__file__).parents[2] / "examples" / "minimal"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
@@ -106,8 +108,7 @@ def test_gan_reaches_the_ring(capsys):
     """Points all over the square from -1 to 1 would lie near a mode in 8 * pi * 0.15**2 / 4 = 14 % of cases."""
     learned = run_script("gan", capsys)
 
-    assert learned["near"] > 0.4
-    assert learned["near_before"] < 0.14
+    assert learned["near"] > 2 * 0.14 > learned["near_before"]
     assert learned["modes"] >= 6
 
 
@@ -166,3 +167,52 @@ def test_averages_of_weights_are_nearer_than_the_last(capsys):
     learned = run_script("ema_swa", capsys)
 
     assert max(learned["ema"], learned["swa"]) < learned["last"] / 2
+
+
+@pytest.mark.slow
+def test_gan_reaches_the_ring_in_two_processes():
+    """Half the steps, each on twice the points: two optimizers stepped by hand keep both models alike."""
+    learned = importlib.import_module("examples.minimal.gan").main(ddp=True, cpu=True)
+
+    assert learned["near"] > 2 * 0.14
+    assert learned["modes"] >= 6
+
+
+@pytest.mark.slow
+def test_metric_learning_finds_kinds_in_two_processes():
+    """Queries look for neighbours in the gallery of both."""
+    learned = importlib.import_module("examples.minimal.metric_learning").main(ddp=True, cpu=True)
+
+    assert learned["recall05"] >= learned["recall01"] > 0.8
+
+
+@pytest.mark.slow
+def test_stages_go_on_in_two_processes():
+    """Parts are frozen and set free again between stages of one run."""
+    stages = importlib.import_module("examples.minimal.stages")
+
+    learned = stages.main(dl.DistributedDataParallelEngine(2, device="cpu"))
+
+    assert learned["pretrain"] > 0.95
+    assert learned["finetune"] > learned["freeze"] + 0.03
+
+
+def test_the_table_names_each_example():
+    """A row for each file, and none for another."""
+    rows = re.findall(r"^\| \[(\w+)\]\((\w+)\.py\) \|", (FOLDER / "README.md").read_text(), flags=re.MULTILINE)
+
+    assert rows == [(name, file) for name, file in rows if name == file]
+    assert sorted(name for name, _ in rows) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_example_stays_minimal(name):
+    """Ten to forty lines, less blank ones, imports and docstrings."""
+    source = (FOLDER / f"{name}.py").read_text()
+    lines = {number for number, line in enumerate(source.splitlines(), start=1) if line.strip()}
+    for node in ast.walk(ast.parse(source)):
+        says = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if says or isinstance(node, ast.Import | ast.ImportFrom):
+            lines -= set(range(node.lineno, node.end_lineno + 1))
+
+    assert 10 <= len(lines) <= 40
