@@ -33,11 +33,8 @@ def loader(train):
 def main(**where):
     """Train the teacher, then the student; return their accuracies, and how often they say the same."""
     torch.manual_seed(0)
-    alike = {
-        "loaders": {"train": loader(train=True), "valid": loader(train=False)},
-        "loggers": {"console": None},
-        **where,
-    }
+    loaders = {"train": loader(train=True), "valid": loader(train=False)}
+    alike = {"loaders": loaders, "num_epochs": 10, "loggers": {"console": None}, **where}
     teacher = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Dropout(0.5), nn.Linear(256, 10))
     student = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
     accuracy = dl.AccuracyCallback("logits", "targets")
@@ -46,14 +43,12 @@ def main(**where):
         criterion=nn.CrossEntropyLoss(),
         optimizer=torch.optim.Adam(teacher.parameters(), lr=0.005),
         callbacks=[accuracy],
-        num_epochs=8,
         **alike,
     )
     runner = Distillation().train(
         model={"teacher": taught.model.requires_grad_(False), "student": student},
         optimizer=torch.optim.Adam(student.parameters(), lr=0.01),
         callbacks=[dl.BackwardCallback("loss"), dl.OptimizerCallback("loss"), accuracy],
-        num_epochs=15,
         **alike,
     )
     of_student = runner.epoch_metrics["valid"]

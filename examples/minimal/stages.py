@@ -2,6 +2,7 @@
 
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 from runnerkit import dl
 from runnerkit.contrib import Digits
@@ -33,15 +34,11 @@ class Transfer(dl.IRunner):
         self.model[0].requires_grad_(stage != "freeze")
         return self.model
 
-    def get_criterion(self, stage):
-        return nn.CrossEntropyLoss()
-
     def get_optimizer(self, stage, model):
         return torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=0.01)
 
     def get_callbacks(self, stage):
         return {
-            "criterion": dl.CriterionCallback("logits", "targets"),
             "backward": dl.BackwardCallback("loss"),
             "optimizer": dl.OptimizerCallback("loss"),
             "accuracy": dl.AccuracyCallback("logits", "targets"),
@@ -50,6 +47,7 @@ class Transfer(dl.IRunner):
     def handle_batch(self, batch):
         features, targets = batch
         self.batch = {"logits": self.model(features), "targets": targets}
+        self.batch_metrics["loss"] = cross_entropy(self.batch["logits"], targets)
 
 
 def main(engine=None):
