@@ -22,7 +22,7 @@ def train(callbacks, **where):
         loggers={"console": None},
         **where,
     )
-    return (runner.model.weight - torch.linalg.lstsq(features, targets).solution.T).norm().item()
+    return (runner.model.weight.cpu() - torch.linalg.lstsq(features, targets).solution.T).norm().item()
 
 
 def main(**where):

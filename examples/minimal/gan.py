@@ -54,7 +54,7 @@ def main(**where):
         **where,
     )
     with torch.no_grad():
-        distances = torch.cdist(runner.model["generator"](torch.randn(2000, 8)), MODES)
+        distances = torch.cdist(runner.model["generator"].cpu()(torch.randn(2000, 8)), MODES)
     reached = distances.argmin(1)[distances.amin(1) < RADIUS].bincount(minlength=8) > 20
     return {"near": runner.epoch_metrics["valid"]["near_a_mode"], "near_before": before, "modes": int(reached.sum())}
 

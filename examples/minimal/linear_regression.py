@@ -28,7 +28,7 @@ def main(**where):
     return {
         "mse": runner.epoch_metrics["valid"]["loss"],
         "mse_of_mean": (targets[1000:] - targets[:1000].mean()).square().mean().item(),
-        "distance": (runner.model.weight - exact.T).abs().max().item(),
+        "distance": (runner.model.weight.cpu() - exact.T).abs().max().item(),
     }
 
 

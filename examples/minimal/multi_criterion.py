@@ -46,7 +46,7 @@ def main(**where):
         **where,
     )
     with torch.no_grad():
-        low, high = runner.model(valid["features"])
+        low, high = runner.model.cpu()(valid["features"])
     return {
         "below": (valid["targets"] < low).float().mean().item(),
         "above": (valid["targets"] > high).float().mean().item(),

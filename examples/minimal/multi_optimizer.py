@@ -34,7 +34,7 @@ def main(**where):
         loggers={"console": None},
         **where,
     )
-    moved = [(now - then).abs().max().item() for now, then in zip(model.parameters(), before, strict=True)]
+    moved = [(now.cpu() - then).abs().max().item() for now, then in zip(model.parameters(), before, strict=True)]
     return {
         "accuracy": runner.epoch_metrics["valid"]["accuracy"],
         "matrices_moved": min(moved[0::2]),
