@@ -35,7 +35,8 @@ class Transfer(dl.IRunner):
         return self.model
 
     def get_optimizer(self, stage, model):
-        return torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=0.01)
+        lr = 0.05 if stage == "freeze" else 0.01
+        return torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=lr)
 
     def get_callbacks(self, stage):
         return {
@@ -53,8 +54,8 @@ class Transfer(dl.IRunner):
 def main(engine=None):
     """Run; return the valid accuracy that each stage ended with."""
     runner = Transfer(engine=engine).run()
-    last_epochs = {"pretrain": 10, "freeze": 40, "finetune": 70}
-    return {stage: runner.experiment_metrics[last]["valid"]["accuracy"] for stage, last in last_epochs.items()}
+    last = {"pretrain": 10, "freeze": 40, "finetune": 70}
+    return {stage: runner.experiment_metrics[epoch]["valid"]["accuracy"] for stage, epoch in last.items()}
 
 
 if __name__ == "__main__":
