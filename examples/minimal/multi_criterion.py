@@ -1,0 +1,60 @@
+"""Two criteria by key: quantile losses, whose minima are the two ends of an interval that holds 80 % of the targets."""
+
+from functools import partial
+
+import torch
+from torch import nn
+
+from runnerkit import dl
+
+
+def pinball(output, target, quantile):
+    """Give the loss whose minimum is the `quantile` of targets (N, 1)."""
+    return torch.maximum(quantile * (target - output), (quantile - 1) * (target - output)).mean()
+
+
+class Interval(nn.Module):
+    """Give two ends for each feature."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(1, 32), nn.ReLU(), nn.Linear(32, 2))
+
+    def forward(self, features):
+        return self.body(features).chunk(2, dim=1)
+
+
+def main(**where):
+    """Train; return the shares of valid targets below and above, and the widths where noise is small and large."""
+    torch.manual_seed(0)
+    features = torch.rand(6000, 1)
+    targets = features + features * torch.randn(6000, 1)
+    train, valid = ({"features": features[part], "targets": targets[part]} for part in (slice(5000), slice(5000, None)))
+    model = Interval()
+    runner = dl.SupervisedRunner(output_key=["low", "high"]).train(
+        model=model,
+        criterion={"low": partial(pinball, quantile=0.1), "high": partial(pinball, quantile=0.9)},
+        optimizer=torch.optim.Adam(model.parameters(), lr=0.01),
+        loaders={"train": dl.TensorLoader(train, batch_size=100, shuffle=True)},
+        callbacks=[
+            dl.CriterionCallback("low", "targets", metric_key="low_loss", criterion_key="low"),
+            dl.CriterionCallback("high", "targets", metric_key="high_loss", criterion_key="high"),
+            dl.MetricAggregationCallback("loss", ["low_loss", "high_loss"], mode="sum"),
+        ],
+        num_epochs=10,
+        loggers={"console": None},
+        **where,
+    )
+    with torch.no_grad():
+        low, high = runner.model.cpu()(valid["features"])
+    return {
+        "below": (valid["targets"] < low).float().mean().item(),
+        "above": (valid["targets"] > high).float().mean().item(),
+        "narrow": (high - low)[valid["features"] < 0.2].mean().item(),
+        "wide": (high - low)[valid["features"] > 0.8].mean().item(),
+    }
+
+
+if __name__ == "__main__":
+    learned = main()
+    print("{below:.1%} below, {above:.1%} above; width {narrow:.2f} to {wide:.2f}, as the noise".format(**learned))

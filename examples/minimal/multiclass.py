@@ -1,0 +1,35 @@
+"""Classification: `AccuracyCallback` counts hits among the first k."""
+
+import torch
+from torch import nn
+
+from runnerkit import dl
+from runnerkit.contrib import Digits
+
+
+def loader(train):
+    """Load scikit-learn's digits: 64 pixels in [0, 1] and a class of ten."""
+    digits = Digits(train=train)
+    return dl.TensorLoader(digits.images.flatten(1) / 255, digits.targets, batch_size=64, shuffle=train)
+
+
+def main(**where):
+    """Train; return the accuracies on images that it has not seen."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    runner = dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=torch.optim.Adam(model.parameters(), lr=0.01),
+        loaders={"train": loader(train=True), "valid": loader(train=False)},
+        callbacks=[dl.AccuracyCallback("logits", "targets", topk=(1, 3))],
+        num_epochs=8,
+        loggers={"console": None},
+        **where,
+    )
+    return {key: runner.epoch_metrics["valid"][key] for key in ("accuracy01", "accuracy03")}
+
+
+if __name__ == "__main__":
+    learned = main()
+    print("accuracy {accuracy01:.1%}, among the first three {accuracy03:.1%}".format(**learned))

@@ -1,0 +1,60 @@
+"""A recommender: from what somebody has bought to what they buy next, ranked among all items."""
+
+import torch
+from torch import nn
+
+from runnerkit import dl
+
+NUM_ITEMS = 100
+
+
+class Popularity(nn.Module):
+    """Recommend the same to all: what was bought most."""
+
+    def __init__(self, bought):
+        super().__init__()
+        self.counts = nn.Parameter(bought.sum(0), requires_grad=False)
+
+    def forward(self, bought):
+        return self.counts.expand_as(bought)
+
+
+def purchases(num_people):
+    """Draw people, each of two tastes of ten; ten items are known, five are to be found: (N, 100) 0 and 1."""
+    kinds = torch.arange(NUM_ITEMS) % 10
+    tastes = torch.rand(num_people, 10).topk(2).indices
+    liking = 0.05 + (kinds == tastes[:, :, None]).any(dim=1)
+    items = torch.multinomial(liking / (1 + torch.arange(NUM_ITEMS) // 10), 15)  # of each kind some please more
+    empty = torch.zeros(num_people, NUM_ITEMS)
+    return {"bought": empty.scatter(1, items[:, :10], 1), "next": empty.scatter(1, items[:, 10:], 1)}
+
+
+def main(**where):
+    """Train; return ranking metrics on people that it has not seen, beside those of popularity."""
+    torch.manual_seed(0)
+    train, valid = purchases(2000), purchases(1000)
+    loaders = {
+        "train": dl.TensorLoader(train, batch_size=100, shuffle=True),
+        "valid": dl.TensorLoader(valid, batch_size=100),
+    }
+    ranking = [each("scores", "next", topk=10) for each in (dl.HitrateCallback, dl.MRRCallback, dl.NDCGCallback)]
+    runner = dl.SupervisedRunner(input_key="bought", output_key="scores", target_key="next")
+    popular = runner.evaluate_loader(loaders["valid"], ranking, model=Popularity(train["bought"]))
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(NUM_ITEMS, 32), nn.Tanh(), nn.Linear(32, NUM_ITEMS))
+    runner.train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),  # of scores against shares of the items to find
+        optimizer=torch.optim.Adam(model.parameters(), lr=0.01),
+        loaders=loaders,
+        callbacks=ranking,
+        num_epochs=15,
+        loggers={"console": None},
+        **where,
+    )
+    metrics = runner.epoch_metrics["valid"]
+    return {key: (metrics[key], popular[key]) for key in ("hitrate10", "mrr10", "ndcg10")}
+
+
+if __name__ == "__main__":
+    learned = main()
+    print(", ".join(f"{key} {ours:.3f} (popularity {theirs:.3f})" for key, (ours, theirs) in learned.items()))

@@ -1,0 +1,218 @@
+"""Each minimal example learns what it says: its numbers against a baseline that has learned nothing."""
+
+import ast
+import importlib
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+from runnerkit import dl
+
+FOLDER = Path(__file__).parents[2] / "examples" / "minimal"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
+
+
+def run_script(name, capsys):
+    """Run an example as a script; return what it learned, its one line being printed."""
+    learned = runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")["learned"]
+    assert len(capsys.readouterr().out.splitlines()) == 1
+    return learned
+
+
+def test_linear_regression_finds_the_weights_of_least_squares(capsys):
+    """The error left is the noise's, 0.1 squared; 200 samples tell it to within a third."""
+    learned = run_script("linear_regression", capsys)
+
+    assert learned["mse"] == pytest.approx(0.01, rel=1 / 3)
+    assert learned["mse"] < learned["mse_of_mean"] / 100
+    assert learned["distance"] < 0.01
+
+
+def test_multiclass_reads_digits(capsys):
+    """Of ten classes chance is 0.1, and 0.3 among the first three."""
+    learned = run_script("multiclass", capsys)
+
+    assert learned["accuracy03"] >= learned["accuracy01"] > 0.9
+
+
+def test_multilabel_answers_better_than_the_commonest_answers(capsys):
+    """An AUC without skill is 0.5."""
+    learned = run_script("multilabel", capsys)
+
+    assert learned["accuracy"] > 0.9 > learned["accuracy_of_commonest"]
+    assert learned["auc"] > 0.95
+
+
+def test_multi_head_teaches_both_heads(capsys):
+    """Chance is 0.1 for a digit and 0.5 for its parity."""
+    learned = run_script("multi_head", capsys)
+
+    assert learned["digit_accuracy"] > 0.9
+    assert learned["parity_accuracy"] > 0.9
+
+
+def test_multi_criterion_finds_both_quantiles(capsys):
+    """10 % on either side, within three standard errors of 1,000 samples; the width grows with the noise.
+
+    Where x is uniform in [0, 0.2] and [0.8, 1] the noise is 0.1 and 0.9 on average: an interval that knows nothing of x
+    has the same width in both.
+    """
+    learned = run_script("multi_criterion", capsys)
+
+    assert learned["below"] == pytest.approx(0.1, abs=0.03)
+    assert learned["above"] == pytest.approx(0.1, abs=0.03)
+    assert learned["wide"] > 4 * learned["narrow"]
+
+
+def test_multi_optimizer_steps_both(capsys):
+    """Weights of either have moved; chance is 0.1."""
+    learned = run_script("multi_optimizer", capsys)
+
+    assert learned["accuracy"] > 0.85
+    assert min(learned["matrices_moved"], learned["vectors_moved"]) > 0.01
+
+
+def test_multi_model_reads_digits(capsys):
+    """Chance is 0.1."""
+    assert run_script("multi_model", capsys)["accuracy"] > 0.9
+
+
+def test_stages_finetuning_goes_beyond_the_frozen_body(capsys):
+    """Of five digits chance is 0.2. The head alone has converged by then: 30 epochs more would give it nothing."""
+    learned = run_script("stages", capsys)
+
+    assert learned["pretrain"] > 0.95
+    assert learned["finetune"] > learned["freeze"] + 0.03
+    assert learned["freeze"] > 0.6
+
+
+def test_autoencoder_restores_better_than_as_many_principal_components(capsys):
+    """Which are the best that is linear."""
+    learned = run_script("autoencoder", capsys)
+
+    assert learned["mse"] < 0.85 * learned["mse_of_pca"] < learned["mse_of_mean"]
+
+
+def test_vae_says_more_than_the_mean_image(capsys):
+    """Also after paying for the code, which is in use: a collapsed one costs nothing."""
+    learned = run_script("vae", capsys)
+
+    assert learned["loss"] == pytest.approx(learned["reconstruction"] + learned["divergence"], rel=1e-6)
+    assert learned["loss"] < learned["loss_of_mean_image"] - 1
+    assert learned["divergence"] > 1
+
+
+def test_gan_reaches_the_ring(capsys):
+    """Points all over the square from -1 to 1 would lie near a mode in 8 * pi * 0.15**2 / 4 = 14 % of cases."""
+    learned = run_script("gan", capsys)
+
+    assert learned["near"] > 2 * 0.14 > learned["near_before"]
+    assert learned["modes"] >= 6
+
+
+def test_metric_learning_finds_kinds_it_was_never_shown(capsys):
+    """Chance is 1 in 50; untrained it is hardly better."""
+    learned = run_script("metric_learning", capsys)
+
+    assert learned["recall05"] >= learned["recall01"] > 0.8
+    assert learned["recall01_before"] < 0.1
+
+
+def test_contrastive_finds_the_other_half(capsys):
+    """Among 360; at ten the chance is ten times as large."""
+    learned = run_script("contrastive", capsys)
+
+    assert learned["chance"] == 1 / 360
+    assert learned["recall01"] > 30 * learned["chance"]
+    assert learned["recall10"] > 0.5
+
+
+def test_knowledge_distillation_teaches_without_labels(capsys):
+    """Chance is 0.1; the student is as good as the teacher but for a few images."""
+    learned = run_script("knowledge_distillation", capsys)
+
+    assert learned["student"] > learned["teacher"] - 0.05
+    assert learned["teacher"] > 0.9
+    assert learned["agreement"] > 0.9
+
+
+def test_recommender_ranks_better_than_popularity(capsys):
+    """By half again in each metric."""
+    learned = run_script("recommender", capsys)
+
+    assert learned.keys() == {"hitrate10", "mrr10", "ndcg10"}
+    assert all(ours > 1.5 * popularity > 0 for ours, popularity in learned.values())
+
+
+def test_kfold_learns_in_each_fold(capsys):
+    """Chance is 0.1."""
+    learned = run_script("kfold", capsys)
+
+    assert len(learned["accuracies"]) == 5
+    assert min(learned["accuracies"]) > 0.85
+
+
+def test_mixup_bears_wrong_labels_better(capsys):
+    """By 2 of 100 images at least."""
+    learned = run_script("mixup", capsys)
+
+    assert learned["accuracy"] > learned["without"] + 0.02
+    assert learned["without"] > 0.7
+
+
+def test_averages_of_weights_are_nearer_than_the_last(capsys):
+    """To the solution that the steps walk around: by half at least."""
+    learned = run_script("ema_swa", capsys)
+
+    assert max(learned["ema"], learned["swa"]) < learned["last"] / 2
+
+
+@pytest.mark.slow
+def test_gan_reaches_the_ring_in_two_processes():
+    """Half the steps, each on twice the points: two optimizers stepped by hand keep both models alike."""
+    learned = importlib.import_module("examples.minimal.gan").main(ddp=True, cpu=True)
+
+    assert learned["near"] > 2 * 0.14
+    assert learned["modes"] >= 6
+
+
+@pytest.mark.slow
+def test_metric_learning_finds_kinds_in_two_processes():
+    """Queries look for neighbours in the gallery of both."""
+    learned = importlib.import_module("examples.minimal.metric_learning").main(ddp=True, cpu=True)
+
+    assert learned["recall05"] >= learned["recall01"] > 0.8
+
+
+@pytest.mark.slow
+def test_stages_go_on_in_two_processes():
+    """Parts are frozen and set free again between stages of one run."""
+    stages = importlib.import_module("examples.minimal.stages")
+
+    learned = stages.main(dl.DistributedDataParallelEngine(2, device="cpu"))
+
+    assert learned["pretrain"] > 0.95
+    assert learned["finetune"] > learned["freeze"] + 0.03
+
+
+def test_the_table_names_each_example():
+    """A row for each file, and none for another."""
+    rows = re.findall(r"^\| \[(\w+)\]\((\w+)\.py\) \|", (FOLDER / "README.md").read_text(), flags=re.MULTILINE)
+
+    assert rows == [(name, file) for name, file in rows if name == file]
+    assert sorted(name for name, _ in rows) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_example_is_forty_lines_at_most(name):
+    """Ten to forty lines, less blank ones, imports and docstrings."""
+    source = (FOLDER / f"{name}.py").read_text()
+    lines = {number for number, line in enumerate(source.splitlines(), start=1) if line.strip()}
+    for node in ast.walk(ast.parse(source)):
+        says = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if says or isinstance(node, ast.Import | ast.ImportFrom):
+            lines -= set(range(node.lineno, node.end_lineno + 1))
+
+    assert 10 <= len(lines) <= 40
