@@ -187,7 +187,9 @@ def _make_model(runner: IRunner, stage: str) -> None:
 
 def _bind_schedulers(runner: IRunner, prepared: dict[int, Any]) -> None:
     """Let schedulers that were made for an optimizer act on the one that the engine made of it."""
-    for scheduler in as_dict(runner.scheduler).values():
+    schedulers = list(as_dict(runner.scheduler).values())
+    for scheduler in schedulers:  # and those inside: torch's SequentialLR and ChainedScheduler, WarmupLR
+        schedulers += [*getattr(scheduler, "_schedulers", ()), *filter(None, [getattr(scheduler, "after", None)])]
         optimizer = getattr(scheduler, "optimizer", None)
         if id(optimizer) in prepared and prepared[id(optimizer)] is not optimizer:
             scheduler.optimizer = prepared[id(optimizer)]
