@@ -34,6 +34,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     warmup.add_argument("--warmup-epochs", type=int)
     parser.add_argument("--warmup-from", type=float, default=0.0, help="the learning rate of the first step or epoch")
     parser.add_argument("--scheduler", choices=("plateau", "cosine"), default="plateau")
+    parser.add_argument("--drop-patience", type=int, default=2, help="of the plateau: epochs without a better loss")
     parser.add_argument("--patience", type=int, default=6, help="epochs without a better loss that end the training")
     parser.add_argument("--k", type=int, default=5, help="Lookahead: steps between two meetings")
     parser.add_argument("--alpha", type=float, default=0.5, help="Lookahead: how far the slow weights go")
@@ -55,7 +56,7 @@ def make_scheduler(optimizer: Optimizer, options: argparse.Namespace) -> dl.Warm
         {"num_epochs": options.warmup_epochs} if options.warmup_epochs else {"num_steps": options.warmup_steps}
     )
     after = (
-        lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.3, patience=options.patience // 2 - 1)
+        lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.3, patience=options.drop_patience)
         if options.scheduler == "plateau"
         else lr_scheduler.CosineAnnealingLR(optimizer, options.epochs - (options.warmup_epochs or 0))
     )
