@@ -114,7 +114,7 @@ class Lookahead(Optimizer):
         if fast:
             slow = [self.state[weight][_SLOW] for weight in fast]
             torch._foreach_lerp_(slow, fast, group["lookahead_alpha"])
-            torch._foreach_copy_(fast, slow)
+            torch._foreach_lerp_(fast, slow, 1.0)  # a copy, bit for bit: _foreach_copy_ knows no sharded tensors
 
     def state_dict(self) -> dict[str, Any]:
         """Return the optimizer's, with the slow weights in it."""
