@@ -277,8 +277,11 @@ def test_the_scale_of_several_processes_multiplies_it():
             [lr_scheduler.LinearLR(optimizer, 0.5, total_iters=3), lr_scheduler.StepLR(optimizer, 1)],
             milestones=[3],
         ),
+        lambda optimizer: lr_scheduler.ChainedScheduler(
+            [lr_scheduler.MultiStepLR(optimizer, [4]), lr_scheduler.MultiStepLR(optimizer, [5])]
+        ),
     ],
-    ids=["WarmupLR", "SequentialLR"],
+    ids=["WarmupLR", "SequentialLR", "ChainedScheduler"],
 )
 def test_schedulers_within_a_scheduler_act_on_what_the_engine_made_of_the_optimizer(make):
     """As Horovod does, which makes another one with groups of its own; afterwards they are the user's again."""
