@@ -50,7 +50,7 @@ class SchedulerCallback(ISchedulerCallback):
         self.metric_key = metric_key
         if loader_key is not None and metric_key is not None:
             self.requires = ((loader_key, metric_key),)
-        self._steps_per_batch = False
+        self._steps_per_batch = self._is_ever_per_batch = False
         self._optimizer_stepped = False
         self._hook: Any = None
 
@@ -62,9 +62,10 @@ class SchedulerCallback(ISchedulerCallback):
         scheduler = schedulers[self.scheduler_key or ""]
         after = scheduler.after if isinstance(scheduler, WarmupLR) else scheduler
         self._steps_per_batch = self.mode == "batch" or (self.mode is None and isinstance(after, _PER_STEP))
-        is_ever_per_batch = self._steps_per_batch or (isinstance(scheduler, WarmupLR) and scheduler.is_per_step)
+        warms_up_per_batch = isinstance(scheduler, WarmupLR) and scheduler.is_per_step
+        self._is_ever_per_batch = self._steps_per_batch or warms_up_per_batch
         optimizer = getattr(scheduler, "optimizer", None)
-        if is_ever_per_batch and isinstance(optimizer, Optimizer):
+        if self._is_ever_per_batch and isinstance(optimizer, Optimizer):
             self._hook = optimizer.register_step_post_hook(self._note_step)
         self._follows_optimizer = self._hook is not None
         self._metric_loader = self.loader_key or ("valid" if "valid" in runner.loaders else "train")
@@ -80,7 +81,7 @@ class SchedulerCallback(ISchedulerCallback):
         self._optimizer_stepped = True
 
     def on_batch_end(self, runner: IRunner) -> None:
-        if not runner.is_train_loader:
+        if not self._is_ever_per_batch or not runner.is_train_loader:
             return
         stepped, self._optimizer_stepped = self._optimizer_stepped or not self._follows_optimizer, False
         scheduler, is_per_batch = self._turn(runner)
