@@ -10,6 +10,7 @@ from torch.optim import Optimizer, lr_scheduler
 
 from runnerkit.callback import CallbackOrder, ISchedulerCallback
 from runnerkit.types import as_dict
+from runnerkit.warmup import WarmupLR
 
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner
@@ -19,6 +20,8 @@ _PER_STEP = (lr_scheduler.OneCycleLR, lr_scheduler.CyclicLR)
 
 class SchedulerCallback(ISchedulerCallback):
     """Step a scheduler: any object with ``step()``, or ``step(metric)`` as ReduceLROnPlateau's.
+
+    A WarmupLR is stepped in its own unit until it is over; what is said here is then of the scheduler after it.
 
     Args:
         scheduler_key: which scheduler, if the runner has several.
@@ -47,7 +50,7 @@ class SchedulerCallback(ISchedulerCallback):
         self.metric_key = metric_key
         if loader_key is not None and metric_key is not None:
             self.requires = ((loader_key, metric_key),)
-        self._steps_per_batch = False
+        self._steps_per_batch = self._is_ever_per_batch = False
         self._optimizer_stepped = False
         self._hook: Any = None
 
@@ -57,31 +60,40 @@ class SchedulerCallback(ISchedulerCallback):
             have = sorted(schedulers) if schedulers else "none"
             raise KeyError(f"SchedulerCallback wants scheduler {self.scheduler_key!r}; the runner has {have}")
         scheduler = schedulers[self.scheduler_key or ""]
-        self._steps_per_batch = self.mode == "batch" or (self.mode is None and isinstance(scheduler, _PER_STEP))
+        after = scheduler.after if isinstance(scheduler, WarmupLR) else scheduler
+        self._steps_per_batch = self.mode == "batch" or (self.mode is None and isinstance(after, _PER_STEP))
+        warms_up_per_batch = isinstance(scheduler, WarmupLR) and scheduler.is_per_step
+        self._is_ever_per_batch = self._steps_per_batch or warms_up_per_batch
         optimizer = getattr(scheduler, "optimizer", None)
-        if self._steps_per_batch and isinstance(optimizer, Optimizer):
+        if self._is_ever_per_batch and isinstance(optimizer, Optimizer):
             self._hook = optimizer.register_step_post_hook(self._note_step)
         self._follows_optimizer = self._hook is not None
         self._metric_loader = self.loader_key or ("valid" if "valid" in runner.loaders else "train")
+
+    def _turn(self, runner: IRunner) -> tuple[Any, bool]:
+        """Whose turn it is, and whether that one is stepped after each step of the optimizer."""
+        scheduler = as_dict(runner.scheduler)[self.scheduler_key or ""]
+        if not isinstance(scheduler, WarmupLR):
+            return scheduler, self._steps_per_batch
+        return (scheduler.after, self._steps_per_batch) if scheduler.is_over else (scheduler, scheduler.is_per_step)
 
     def _note_step(self, *_: Any) -> None:
         self._optimizer_stepped = True
 
     def on_batch_end(self, runner: IRunner) -> None:
-        if (
-            runner.is_train_loader
-            and self._steps_per_batch
-            and (self._optimizer_stepped or not self._follows_optimizer)
-        ):
-            self._optimizer_stepped = False
-            self._step(runner, runner.batch_metrics.get(self.metric_key or "loss"))
+        if not self._is_ever_per_batch or not runner.is_train_loader:
+            return
+        stepped, self._optimizer_stepped = self._optimizer_stepped or not self._follows_optimizer, False
+        scheduler, is_per_batch = self._turn(runner)
+        if is_per_batch and stepped:
+            self._step(scheduler, runner, runner.batch_metrics.get(self.metric_key or "loss"))
 
     def on_epoch_end(self, runner: IRunner) -> None:
-        if self._steps_per_batch or not any(key.startswith("train") for key in runner.epoch_metrics):
+        scheduler, is_per_batch = self._turn(runner)
+        if is_per_batch or not any(key.startswith("train") for key in runner.epoch_metrics):
             return
-        scheduler = as_dict(runner.scheduler)[self.scheduler_key or ""]
         if not _wants_metric(scheduler) or self._metric_loader in runner.epoch_metrics:  # else it rests this epoch
-            self._step(runner, None)
+            self._step(scheduler, runner, None)
 
     def on_stage_end(self, runner: IRunner) -> None:
         if self._hook is not None:
@@ -91,8 +103,9 @@ class SchedulerCallback(ISchedulerCallback):
     def on_exception(self, runner: IRunner) -> None:
         self.on_stage_end(runner)
 
-    def _step(self, runner: IRunner, metric: Any) -> None:
-        scheduler = as_dict(runner.scheduler)[self.scheduler_key or ""]
+    def _step(self, scheduler: Any, runner: IRunner, metric: Any) -> None:
+        if scheduler is None:  # nothing follows the warm-up
+            return
         arguments = () if not _wants_metric(scheduler) else (self._epoch_metric(runner) if metric is None else metric,)
         with warnings.catch_warnings():
             # torch marks the optimizer's `step` when a scheduler is made; the mark does not travel to another process.
@@ -111,5 +124,7 @@ class SchedulerCallback(ISchedulerCallback):
 
 
 def _wants_metric(scheduler: Any) -> bool:
+    if scheduler is None:
+        return False
     parameters = list(inspect.signature(scheduler.step).parameters.values())
     return any(each.name == "metrics" and each.default is inspect.Parameter.empty for each in parameters)

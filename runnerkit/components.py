@@ -22,6 +22,7 @@ from runnerkit.logger import ILogger, Step
 from runnerkit.seeding import derive_seed, set_global_seed
 from runnerkit.sharding import count_batches, start_epoch
 from runnerkit.types import Batch, as_dict, like
+from runnerkit.warmup import WarmupLR
 from runnerkit.whereabouts import note_whereabouts
 
 if TYPE_CHECKING:
@@ -187,7 +188,11 @@ def _make_model(runner: IRunner, stage: str) -> None:
 
 def _bind_schedulers(runner: IRunner, prepared: dict[int, Any]) -> None:
     """Let schedulers that were made for an optimizer act on the one that the engine made of it."""
-    for scheduler in as_dict(runner.scheduler).values():
+    schedulers = list(as_dict(runner.scheduler).values())
+    for scheduler in schedulers:  # and those inside: torch's SequentialLR and ChainedScheduler, WarmupLR
+        schedulers += getattr(scheduler, "_schedulers", ())
+        if isinstance(scheduler, WarmupLR):
+            schedulers.append(scheduler.after)
         optimizer = getattr(scheduler, "optimizer", None)
         if id(optimizer) in prepared and prepared[id(optimizer)] is not optimizer:
             scheduler.optimizer = prepared[id(optimizer)]

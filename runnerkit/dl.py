@@ -95,6 +95,7 @@ from runnerkit.precision import AMP, FP32, Precision
 from runnerkit.runner import IRunner
 from runnerkit.supervised import SupervisedRunner
 from runnerkit.train import Runner
+from runnerkit.warmup import WarmupLR
 
 __all__ = [
     "AMP",
@@ -187,6 +188,7 @@ __all__ = [
     "TqdmCallback",
     "TrevskyCallback",
     "VerifyRanksCallback",
+    "WarmupLR",
     "WorkerError",
     "choose_engine",
     "get_available_engine",

@@ -31,6 +31,7 @@ LAYERS = [
         "shards",
         "rows",
         "prediction_file",
+        "warmup",
     },
     {"sampler", "seeded_dataset", "sharded_stream", "sharding"},
     {"engine", "callback", "logger", "environment", "history", "plot", "preemption"},

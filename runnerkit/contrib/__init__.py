@@ -1,7 +1,8 @@
-"""Data sets, transforms and layers that examples need; the core never imports this package."""
+"""Data sets, transforms, layers and an optimizer that examples need; the core never imports this package."""
 
 from runnerkit.contrib.datasets import CIFAR10, CIFAR100, MNIST, Digits, FashionMNIST
 from runnerkit.contrib.layers import ResidualBlock
+from runnerkit.contrib.lookahead import Lookahead
 from runnerkit.contrib.transforms import Compose, ImageToTensor, NormalizeImage, ToTensor
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "Digits",
     "FashionMNIST",
     "ImageToTensor",
+    "Lookahead",
     "MNIST",
     "NormalizeImage",
     "ResidualBlock",

@@ -1,0 +1,105 @@
+"""DDP, mixed precision, warm-up, a plateau or a cosine, early stopping, Lookahead, and one seed for all of it.
+
+python examples/training_tricks.py
+python examples/training_tricks.py --engine AMPEngine --scheduler cosine --warmup-epochs 2 --warmup-from 0.0005
+torchrun --standalone --nproc-per-node=2 examples/training_tricks.py --engine DistributedDataParallelAMPEngine
+On NVIDIA GPUs with Apex: --engine DistributedDataParallelAPEXEngine
+"""
+
+import argparse
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer, lr_scheduler
+from torch.utils.data import DataLoader
+
+from runnerkit import dl, utils
+from runnerkit.contrib import Compose, Digits, ImageToTensor, Lookahead
+
+ENGINES = {name: getattr(dl, name) for name in dl.__all__ if name.endswith("Engine") and name != "IEngine"}
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--engine", choices=sorted(ENGINES), default="DistributedDataParallelAMPEngine")
+    parser.add_argument("--epochs", type=int, default=30, help="at most")
+    parser.add_argument("--batch-size", type=int, default=32, help="samples of one process in one batch")
+    parser.add_argument("--lr", type=float, default=0.01, help="after the warm-up")
+    warmup = parser.add_mutually_exclusive_group()
+    warmup.add_argument("--warmup-steps", type=int, default=50)
+    warmup.add_argument("--warmup-epochs", type=int)
+    parser.add_argument("--warmup-from", type=float, default=0.0, help="the learning rate of the first step or epoch")
+    parser.add_argument("--scheduler", choices=("plateau", "cosine"), default="plateau")
+    parser.add_argument("--drop-patience", type=int, default=2, help="of the plateau: epochs without a better loss")
+    parser.add_argument("--patience", type=int, default=6, help="epochs without a better loss that end the training")
+    parser.add_argument("--k", type=int, default=5, help="Lookahead: steps between two meetings")
+    parser.add_argument("--alpha", type=float, default=0.5, help="Lookahead: how far the slow weights go")
+    parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument("--logdir", help="by default logs/training_tricks/ENGINE")
+    options = parser.parse_args(arguments)
+    options.logdir = options.logdir or f"logs/training_tricks/{options.engine}"
+    return options
+
+
+def shift(image: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Move a digit to the left, to the right or not at all, as drawn from torch's generator."""
+    return np.roll(image, int(torch.randint(-1, 2, ())), axis=1)
+
+
+def make_scheduler(optimizer: Optimizer, options: argparse.Namespace) -> dl.WarmupLR:
+    """Warm up by steps or epochs; then, by epochs, what was asked for."""
+    length: dict[str, Any] = (
+        {"num_epochs": options.warmup_epochs} if options.warmup_epochs else {"num_steps": options.warmup_steps}
+    )
+    after = (
+        lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.3, patience=options.drop_patience)
+        if options.scheduler == "plateau"
+        else lr_scheduler.CosineAnnealingLR(optimizer, options.epochs - (options.warmup_epochs or 0))
+    )
+    return dl.WarmupLR(optimizer, **length, start_lr=options.warmup_from, after=after)
+
+
+def train(options: argparse.Namespace, callbacks: Iterable[dl.ICallback] = ()) -> dl.SupervisedRunner:
+    """Train on scikit-learn's digits with everything at once."""
+    utils.set_global_seed(options.seed)  # the same initial weights in every process
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 256), nn.ReLU(), nn.Dropout(0.2), nn.Linear(256, 10))
+    optimizer = Lookahead(torch.optim.AdamW(model.parameters(), lr=options.lr), k=options.k, alpha=options.alpha)
+    transforms: dict[str, Callable[[Any], Tensor]] = {
+        "train": Compose([shift, ImageToTensor()]), "valid": ImageToTensor(),
+    }  # fmt: skip
+    digits = {key: Digits(train=key == "train", transform=transform) for key, transform in transforms.items()}
+    return dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=optimizer,
+        scheduler=make_scheduler(optimizer, options),
+        loaders={key: DataLoader(data, options.batch_size, shuffle=key == "train") for key, data in digits.items()},
+        callbacks=[
+            dl.AccuracyCallback("logits", "targets"),
+            dl.EarlyStoppingCallback(options.patience, loader_key="valid", metric_key="loss", minimize=True),
+            *callbacks,
+        ],
+        # The same shuffle in every process; dropout of its own in each, and augmentation of its own for each sample.
+        seed=options.seed,
+        num_epochs=options.epochs,
+        logdir=options.logdir,
+        resume="auto",
+        engine=ENGINES[options.engine](),
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train, and print what came of it, once."""
+    options = parse(arguments)
+    runner = train(options)
+    if runner.engine.is_main_process:
+        accuracy = runner.epoch_metrics["valid"]["accuracy"]
+        print(f"{options.engine}: valid accuracy {accuracy:.4f} after {runner.epoch_step} epochs")
+
+
+if __name__ == "__main__":
+    main()

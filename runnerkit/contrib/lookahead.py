@@ -1,0 +1,128 @@
+"""Lookahead: slow weights that follow those of any optimizer, k steps at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+_SLOW = "slow_param"
+
+
+class Lookahead(Optimizer):
+    """Every `k` steps, let slow weights go the part `alpha` of the way to the optimizer's, which go on from there.
+
+    Zhang et al. 2019, arXiv:1907.08610, Algorithm 1; the optimizer keeps its momentum. Between two meetings evaluation
+    sees the optimizer's own weights, as in training.
+
+    The parameter groups and the state are the optimizer's own, so a scheduler of either acts on both, and the slow
+    weights (in the state, as "slow_param") and the count of steps (in the groups) are saved, sharded and moved with the
+    rest. A step that the gradient scaler skips does not count. HorovodEngine cannot wrap it, and says so.
+
+    Args:
+        optimizer: any, made as usual.
+        k: steps between two meetings, >= 1.
+        alpha: in (0, 1]; 1 is the optimizer alone.
+
+    >>> weight = torch.ones(1, requires_grad=True)
+    >>> optimizer = Lookahead(torch.optim.SGD([weight], lr=0.5), k=2, alpha=0.5)
+    >>> for _ in range(2):
+    ...     weight.grad = torch.ones(1)
+    ...     optimizer.step()
+    >>> weight.item()  # from 1 to 0 and half the way back
+    0.5
+    """
+
+    def __init__(self, optimizer: Optimizer, k: int = 5, alpha: float = 0.5) -> None:
+        if not isinstance(optimizer, Optimizer) or isinstance(optimizer, Lookahead):
+            raise TypeError(f"Lookahead goes around a torch optimizer other than itself, got a {type(optimizer)}")
+        if not isinstance(k, int) or k < 1:
+            raise ValueError(f"k must be a whole number of steps >= 1, got {k}")
+        if not 0 < alpha <= 1:
+            raise ValueError(f"alpha must be in (0, 1], got {alpha}")
+        own = {"lookahead_k": k, "lookahead_alpha": alpha}
+        # As if unpickled: Optimizer.__init__ would make groups and a state, and these are the optimizer's.
+        self.__setstate__({"optimizer": optimizer, "defaults": {**optimizer.defaults, **own}})
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"optimizer": self.optimizer, "defaults": self.defaults}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.optimizer: Optimizer = state["optimizer"]
+        self._first: dict[Tensor, Tensor] = {}  # weights before their first step, until that is done
+        for group in self.param_groups:
+            self._join(group)
+
+    def _join(self, group: dict[str, Any]) -> None:
+        for name in ("lookahead_k", "lookahead_alpha"):
+            group.setdefault(name, self.defaults[name])
+        group.setdefault("lookahead_step", 0)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]  # torch has an attribute
+        """The optimizer's."""
+        return self.optimizer.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]  # torch has an attribute
+        """The optimizer's."""
+        return self.optimizer.state
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters; they meet their slow weights every `k` steps from now."""
+        self.optimizer.add_param_group(param_group)
+        self._join(self.param_groups[-1])
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step the optimizer, and every `k` steps the slow weights; return what the optimizer does."""
+        if closure is None:
+            self._keep_first()
+            loss: Any = self.optimizer.step()
+        else:
+
+            def evaluate() -> Any:
+                loss = closure()
+                self._keep_first()  # there are gradients now
+                return loss
+
+            loss = self.optimizer.step(evaluate)
+        for weight, first in self._first.items():
+            self.state[weight][_SLOW] = first
+        self._first.clear()
+        for group in self.param_groups:
+            self._join(group)  # also one that was added to the optimizer itself
+            group["lookahead_step"] = (group["lookahead_step"] + 1) % group["lookahead_k"]
+            if group["lookahead_step"] == 0:
+                self._meet(group)
+        return loss
+
+    def _keep_first(self) -> None:
+        # Put into the state after the step: many optimizers begin theirs in a step that finds it empty. A weight that
+        # has no gradient yet does not move.
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None and weight not in self._first and _SLOW not in self.state.get(weight, {}):
+                    self._first[weight] = weight.detach().clone()
+
+    @torch.no_grad()
+    def _meet(self, group: dict[str, Any]) -> None:
+        fast = [weight for weight in group["params"] if _SLOW in self.state.get(weight, {})]
+        if fast:
+            slow = [self.state[weight][_SLOW] for weight in fast]
+            torch._foreach_lerp_(slow, fast, group["lookahead_alpha"])
+            torch._foreach_lerp_(fast, slow, 1.0)  # a copy, bit for bit: _foreach_copy_ knows no sharded tensors
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the optimizer's, with the slow weights in it."""
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take back :meth:`state_dict`; of an optimizer without Lookahead, the weights are the slow ones from here."""
+        self._first.clear()
+        self.optimizer.load_state_dict(state_dict)
+        for group in self.param_groups:
+            self._join(group)

@@ -1,0 +1,115 @@
+"""A learning rate that grows to its full value, and then is a scheduler's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from runnerkit.types import StateDict
+
+
+class WarmupLR:
+    """Raise the learning rate linearly from `start_lr`, step by step or epoch by epoch; then `after` has its turn.
+
+    Step (or epoch) number i of n, from 0 on, is made with ``start_lr + (lr - start_lr) * i / n``, as by torch's
+    LinearLR and in Goyal et al. 2017 (arXiv:1706.02677, 2.2): with start_lr=0 the first one moves nothing, which costs
+    little if it is a step, and all of an epoch. The full rates are the groups' own when this is made.
+
+    Torch's ``SequentialLR([LinearLR(...), after])`` does the same but for three things: it cannot begin at 0, be
+    followed by ReduceLROnPlateau, or count the warm-up in steps and the rest in epochs. SchedulerCallback knows the two
+    units: until the warm-up is over, `after` is not stepped; an epoch that ends later counts for it. By hand, call
+    :meth:`step` after each step until `is_over`, and then when `after` wants it.
+
+    Args:
+        optimizer: whose groups; one that is added to it later has its full rate at once.
+        num_steps, num_epochs: length of the warm-up, >= 1, in one of the two.
+        start_lr: >= 0, and no more than the full rate of any group.
+        after: a scheduler of the same optimizer; None keeps the full rate.
+
+    >>> import torch
+    >>> optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.4)
+    >>> plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+    >>> scheduler = WarmupLR(optimizer, num_steps=2, after=plateau)
+    >>> rates = scheduler.get_last_lr()
+    >>> for metric in (None, None, 1.0, 2.0):
+    ...     optimizer.step()
+    ...     scheduler.step(metric)
+    ...     rates += scheduler.get_last_lr()
+    >>> [round(rate, 3) for rate in rates]
+    [0.0, 0.2, 0.4, 0.4, 0.04]
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        *,
+        num_steps: int | None = None,
+        num_epochs: int | None = None,
+        start_lr: float = 0.0,
+        after: Any = None,
+    ) -> None:
+        length = num_epochs if num_steps is None else num_steps
+        if length is None or (num_steps is not None and num_epochs is not None) or length < 1:
+            raise ValueError(
+                "a warm-up takes num_steps or num_epochs, one of the two and >= 1, "
+                f"got num_steps={num_steps}, num_epochs={num_epochs}"
+            )
+        full = [float(group["lr"]) for group in optimizer.param_groups]
+        if not 0 <= start_lr <= min(full):
+            raise ValueError(f"start_lr must be between 0 and the learning rates, {full}; got {start_lr}")
+        if isinstance(after, WarmupLR):
+            raise TypeError("after=WarmupLR(...) would warm up twice; pass the scheduler that follows")
+        own = getattr(after, "optimizer", optimizer)  # one by hand may know none
+        if getattr(own, "param_groups", None) is not optimizer.param_groups:
+            raise ValueError(f"after={type(after).__name__}(...) is of another optimizer; make it of the same one")
+        self.optimizer = optimizer
+        self.after = after
+        self.is_per_step = num_steps is not None
+        self.length = length
+        self.start_lr = start_lr
+        self.full_lrs = full
+        self.num_done = 0
+        self._set_rates()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the rates are the full ones, or what `after` made of them."""
+        return self.num_done >= self.length
+
+    def step(self, metrics: Any = None) -> None:
+        """Go on by one step or epoch; after the warm-up, step `after`.
+
+        Args:
+            metrics: for an `after` such as ReduceLROnPlateau.
+        """
+        if not self.is_over:
+            self.num_done += 1
+            self._set_rates()
+        elif self.after is not None:
+            self.after.step(*(() if metrics is None else (metrics,)))
+
+    def _set_rates(self) -> None:
+        part = self.num_done / self.length
+        for group, full in zip(self.optimizer.param_groups, self.full_lrs, strict=False):
+            rate = full if self.is_over else self.start_lr + (full - self.start_lr) * part
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+    def get_last_lr(self) -> list[float]:
+        """Return the rate of each group, as of now."""
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    def state_dict(self) -> StateDict:
+        """How far it is, the full rates, and the state of `after`; the length and the start are arguments."""
+        after = self.after.state_dict() if hasattr(self.after, "state_dict") else None
+        return {"num_done": self.num_done, "full_lrs": list(self.full_lrs), "after": after}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Take back :meth:`state_dict`; the rates of now are in the optimizer's."""
+        self.num_done, self.full_lrs = state["num_done"], list(state["full_lrs"])
+        if state["after"] is not None and hasattr(self.after, "load_state_dict"):
+            self.after.load_state_dict(state["after"])

@@ -1,0 +1,104 @@
+"""Lookahead on several processes, sharded, and under Apex: the steps of the paper, as on one."""
+
+import pytest
+import torch
+from torch import nn
+
+from runnerkit import dl
+from runnerkit.contrib import Lookahead
+from tests.contrib.test_lookahead import ALPHA, MAKE, Interrupt, K, by_hand
+from tests.engines.together import together
+from tests.fake_apex.use import stand_in
+from tests.tiny import loader, mlp, quiet, weights
+
+NUM_STEPS = 50
+ENGINES = {
+    "ddp": lambda: dl.DistributedDataParallelEngine(2, device="cpu", timeout_s=60),
+    "fsdp": lambda: dl.FullyShardedDataParallelEngine(2, device="cpu", timeout_s=60),
+}
+
+
+def train(model, optimizer, engine, *, batch_size=4, **kwargs):
+    return dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=optimizer,
+        loaders={"train": loader(NUM_STEPS * 8, batch_size)},
+        engine=engine,
+        **quiet(),
+        **kwargs,
+    )
+
+
+def adamw(model):
+    return Lookahead(MAKE["adamw"](model.parameters()), K, ALPHA)
+
+
+def slow_weights(model, optimizer):
+    return [optimizer.state[weight]["slow_param"].detach() for weight in model.parameters()]
+
+
+def resume(folder):
+    """Sharded, killed between two meetings, and gone on with."""
+    for interrupts in (True, False):
+        model = mlp()
+        optimizer = adamw(model)
+        checkpoint = dl.CheckpointCallback(folder, mode="runner", every_steps=21)
+        callbacks = {"save": checkpoint, **({"stop": Interrupt(dl.CallbackOrder.External)} if interrupts else {})}
+        try:
+            train(model, optimizer, ENGINES["fsdp"](), logdir=folder, resume="auto", callbacks=callbacks)
+        except KeyboardInterrupt:
+            assert interrupts
+    return weights(model), slow_weights(model, optimizer)
+
+
+def train_on_each(folder):
+    found = {}
+    for name, make in ENGINES.items():
+        model = mlp()
+        optimizer = adamw(model)
+        train(model, optimizer, make())
+        found[name] = weights(model), slow_weights(model, optimizer)
+    return found, resume(folder)
+
+
+@pytest.mark.slow
+def test_two_processes_step_as_the_paper_does_on_the_joined_batch(tmp_path):
+    """Replicated and sharded, fast and slow weights, to 1e-6 (float sums); a resumed one, sharded, bit for bit."""
+    theirs = mlp()
+
+    found, resumed = together(lambda: train_on_each(tmp_path))
+    slow = by_hand(theirs, MAKE["adamw"](theirs.parameters()), loader(NUM_STEPS * 8, 8))
+
+    for mine, mine_slow in found.values():
+        torch.testing.assert_close(mine, weights(theirs), rtol=0, atol=1e-6)
+        torch.testing.assert_close(mine_slow, slow, rtol=0, atol=1e-6)
+    assert torch.equal(resumed[0], found["fsdp"][0])
+    assert all(map(torch.equal, resumed[1], found["fsdp"][1]))
+
+
+@pytest.mark.parametrize("opt_level", ["O0", "O1"])
+def test_under_apex_it_steps_as_the_paper_does(monkeypatch, opt_level):
+    """Apex puts another step() in the place of an optimizer's own; here in the place of Lookahead's."""
+    mine, theirs = mlp(), mlp()
+
+    with stand_in(monkeypatch):
+        train(mine, adamw(mine), dl.APEXEngine("cpu", opt_level=opt_level), batch_size=8)
+    by_hand(theirs, MAKE["adamw"](theirs.parameters()), loader(NUM_STEPS * 8, 8))
+
+    torch.testing.assert_close(weights(mine), weights(theirs), rtol=0, atol=1e-6)
+
+
+def test_under_apex_o2_the_slow_weights_follow_the_masters(monkeypatch):
+    """They are in float32, and so given back: the model's weights of the last step, 50, are ahead of those of 48."""
+    model = mlp()
+    optimizer = adamw(model)
+
+    with stand_in(monkeypatch):
+        train(model, optimizer, dl.APEXEngine("cpu", opt_level="O2"), batch_size=8)
+
+    assert {each.dtype for each in slow_weights(model, optimizer)} == {torch.float32}
+    pairs = zip(slow_weights(model, optimizer), model.parameters(), strict=True)
+    distances = [(slow - weight).abs().max() for slow, weight in pairs]
+    assert 0 < max(distances) < 0.2
+    assert all(not torch.equal(slow, slow.half().float()) for slow in slow_weights(model, optimizer))

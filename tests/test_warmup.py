@@ -1,0 +1,380 @@
+"""A warm-up is the line that it promises to be, and then the scheduler's curve, whichever that is."""
+
+import math
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+from runnerkit import dl
+from runnerkit.contrib import Lookahead
+from tests.tiny import classification, loader, mlp, quiet, sgd, weights
+
+BATCHES, EPOCHS, LR = 5, 10, 0.2  # 50 steps
+
+
+class Rates(dl.Callback):
+    """Notes the rate that each step is made with."""
+
+    def __init__(self):
+        super().__init__(order=dl.CallbackOrder.Internal)
+        self.rates = []
+
+    def on_batch_end(self, runner):
+        if runner.is_train_loader:
+            self.rates.append(runner.optimizer.param_groups[0]["lr"])
+
+
+def rates_of(make, *, callbacks=(), num_epochs=EPOCHS, **kwargs):
+    """Train; `make` gives the scheduler of an optimizer."""
+    model, note = mlp(), Rates()
+    optimizer = sgd(model, lr=LR)
+    arguments = {"loaders": {"train": loader(BATCHES * 4, 4)}, "cpu": True, **quiet(), **kwargs}
+    runner = dl.SupervisedRunner().train(
+        model=model, criterion=nn.CrossEntropyLoss(), optimizer=optimizer, scheduler=make(optimizer),
+        callbacks=[note, *callbacks], num_epochs=num_epochs, **arguments,
+    )  # fmt: skip
+    return note.rates, runner
+
+
+def line(length, start, *, full=LR):
+    """The rates of a warm-up, as a formula."""
+    return [start + (full - start) * i / length for i in range(length)]
+
+
+def each_epoch(rates):
+    """A rate for each epoch, as one for each of its steps."""
+    return [rate for rate in rates for _ in range(BATCHES)]
+
+
+def cosine(length, num, *, full=LR):
+    """The first `num` rates of half a cosine to 0."""
+    return [full * (1 + math.cos(math.pi * i / length)) / 2 for i in range(num)]
+
+
+CURVES = {
+    "steps, from 0, then steps": (
+        {"num_steps": 8},
+        lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 42),
+        "batch",
+        line(8, 0.0) + cosine(42, 42),
+    ),
+    "steps, from 0.05, then a constant": ({"num_steps": 8, "start_lr": 0.05}, None, None, line(8, 0.05) + [LR] * 42),
+    "epochs, from 0.05, then epochs": (
+        {"num_epochs": 3, "start_lr": 0.05},
+        lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 7),
+        None,
+        each_epoch(line(3, 0.05) + cosine(7, 7)),
+    ),
+    "epochs, from 0, then steps": (
+        {"num_epochs": 2},
+        lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 40),
+        "batch",
+        each_epoch(line(2, 0.0)) + cosine(40, 40),
+    ),
+    # The warm-up ends within the second epoch, whose end is the first step of the cosine.
+    "steps, from 0, then epochs": (
+        {"num_steps": 8},
+        lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 9),
+        None,
+        line(8, 0.0) + [LR] * 2 + each_epoch(cosine(9, 9)[1:]),
+    ),
+    "longer than the run": ({"num_steps": 100}, None, None, line(100, 0.0)[:50]),
+}
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_fifty_rates_are_those_of_the_formula(name):
+    """To 1e-6: torch's cosine goes on from the rate before, the formula from none."""
+    arguments, after, mode, expected = CURVES[name]
+
+    rates, _ = rates_of(
+        lambda optimizer: dl.WarmupLR(optimizer, **arguments, after=after(optimizer) if after else None),
+        callbacks=[dl.SchedulerCallback(mode=mode)],
+    )
+
+    assert rates == pytest.approx((expected + [0.0] * 50)[:50], rel=0, abs=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["batch", "epoch"])
+def test_where_torch_can_do_it_the_rates_are_torchs(mode):
+    """SequentialLR of LinearLR and StepLR."""
+    unit = "num_steps" if mode == "batch" else "num_epochs"
+
+    def torchs(optimizer):
+        warmup = lr_scheduler.LinearLR(optimizer, start_factor=0.25, total_iters=4)
+        return lr_scheduler.SequentialLR(optimizer, [warmup, lr_scheduler.StepLR(optimizer, 3, 0.5)], milestones=[4])
+
+    def ours(optimizer):
+        after = lr_scheduler.StepLR(optimizer, 3, 0.5)
+        return dl.WarmupLR(optimizer, **{unit: 4}, start_lr=LR / 4, after=after)
+
+    rates = [rates_of(make, callbacks=[dl.SchedulerCallback(mode=mode)])[0] for make in (ours, torchs)]
+
+    assert rates[0] == pytest.approx(rates[1], rel=0, abs=1e-6)
+    assert len(set(rates[0])) > 4
+
+
+class EveryThird(torch.utils.data.Dataset):
+    """Hard to learn more than a part of: a third of the classes is another one's."""
+
+    def __init__(self, num_samples, *, seed):
+        self.features, self.targets = classification(num_samples, seed=seed).tensors
+        self.targets[::3] = (self.targets[::3] + 1) % 3
+
+    def __len__(self):
+        return len(self.targets)
+
+    def __getitem__(self, index):
+        return self.features[index], self.targets[index]
+
+
+def recipe_loaders():
+    data = {"train": EveryThird(20, seed=0), "valid": EveryThird(20, seed=1)}
+    return {key: torch.utils.data.DataLoader(each, batch_size=4) for key, each in data.items()}
+
+
+def recipe_by_hand(model, *, warmup, k, alpha, drop_patience, stop_patience, num_epochs):
+    """Warm-up from 0 by steps, ReduceLROnPlateau, Lookahead, early stopping: as guides write it."""
+    optimizer = sgd(model, lr=LR)
+    plateau = lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=drop_patience)
+    slow = [weight.detach().clone() for weight in model.parameters()]
+    rates, drops, step, best, bad = [], [], 0, math.inf, 0
+    loaders = recipe_loaders()
+    for epoch in range(1, num_epochs + 1):
+        model.train()
+        for features, targets in loaders["train"]:
+            if step <= warmup:
+                optimizer.param_groups[0]["lr"] = LR * step / warmup
+            rates.append(optimizer.param_groups[0]["lr"])
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(features), targets).backward()
+            optimizer.step()
+            step += 1
+            if step % k == 0:
+                for each, weight in zip(slow, model.parameters(), strict=True):
+                    weight.data.copy_(each.add_(alpha * (weight.data - each)))
+        model.eval()
+        with torch.no_grad():
+            losses = [nn.functional.cross_entropy(model(x), y).item() * len(y) for x, y in loaders["valid"]]
+        loss = sum(losses) / 20
+        if step >= warmup:
+            before = optimizer.param_groups[0]["lr"]
+            plateau.step(loss)
+            drops += [epoch] if optimizer.param_groups[0]["lr"] < before else []
+        best, bad = (loss, 0) if loss < best - 1e-6 else (best, bad + 1)
+        if bad >= stop_patience:
+            break
+    return rates, drops, epoch
+
+
+def test_the_whole_recipe_is_that_of_the_guides():
+    """Rates, weights, the epochs of the drops and of the stop, over more than 50 steps; to 1e-6."""
+    mine, theirs, note = mlp(), mlp(), Rates()
+    arguments = {"warmup": 12, "k": 3, "alpha": 0.5, "drop_patience": 1, "stop_patience": 9, "num_epochs": 40}
+    optimizer = Lookahead(sgd(mine, lr=LR), k=3, alpha=0.5)
+    plateau = lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=1)
+
+    runner = dl.SupervisedRunner().train(
+        model=mine,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=optimizer,
+        scheduler=dl.WarmupLR(optimizer, num_steps=12, after=plateau),
+        loaders=recipe_loaders(),
+        callbacks=[note, dl.EarlyStoppingCallback(9, "valid", "loss", minimize=True)],
+        num_epochs=40,
+        cpu=True,
+        **quiet(),
+    )
+    rates, drops, last_epoch = recipe_by_hand(theirs, **arguments)
+
+    assert note.rates == pytest.approx(rates, rel=0, abs=1e-6) and len(rates) > 50
+    logged = {epoch: metrics["train"]["lr"] for epoch, metrics in runner.experiment_metrics.items()}
+    ours = [epoch - 1 for epoch in logged if epoch > 1 and logged[epoch] < logged[epoch - 1]]
+    torch.testing.assert_close(weights(mine), weights(theirs), rtol=0, atol=1e-6)
+    assert (ours, runner.epoch_step) == (drops, last_epoch)
+    assert len(drops) >= 2 and 10 < last_epoch < 40
+
+
+def test_a_plateau_may_follow_by_epochs_too():
+    """It hears of no epoch of the warm-up: with patience 0 it drops at the second one after it, at the soonest."""
+    heard = []
+
+    class Plateau(lr_scheduler.ReduceLROnPlateau):
+        def step(self, metrics, epoch=None):
+            heard.append(metrics)
+            super().step(metrics)
+
+    rates, runner = rates_of(
+        lambda optimizer: dl.WarmupLR(
+            optimizer, num_epochs=2, start_lr=0.1, after=Plateau(optimizer, patience=0, factor=0.5)
+        ),
+        loaders={"train": loader(BATCHES * 4, 4), "valid": loader(20, 4, seed=1)},
+        num_epochs=6,
+    )
+
+    losses = [runner.experiment_metrics[epoch]["valid"]["loss"] for epoch in range(1, 7)]
+    assert heard == losses[2:]
+    assert losses[3] > losses[2]  # so the first drop comes after epoch 4
+    assert rates[:20] == pytest.approx(each_epoch([0.1, 0.15, LR, LR]), abs=1e-6)
+    assert rates[20] == pytest.approx(LR / 2)
+
+
+def test_accumulated_batches_and_skipped_steps_do_not_warm_up():
+    """What counts is a step of the optimizer."""
+    scaler = {"init_scale": 2.0**40}  # overflows, and is halved until it does not
+
+    accumulated, _ = rates_of(
+        lambda optimizer: dl.WarmupLR(optimizer, num_steps=10),
+        callbacks=[dl.OptimizerCallback("loss", accumulation_steps=2)],
+        num_epochs=2,
+    )
+    skipping, runner = rates_of(
+        lambda optimizer: dl.WarmupLR(optimizer, num_steps=100),
+        cpu=False,
+        engine=dl.CPUEngine(precision=dl.AMP(torch.float16, scaler=scaler)),
+    )
+    num_skipped = sum(int(each["train"]["skipped_steps"]) for each in runner.experiment_metrics.values())
+
+    # In an epoch of five batches: two pairs, and the one that is left.
+    per_epoch = [[0, 0, 1, 1, 2], [3, 3, 4, 4, 5]]
+    assert accumulated == pytest.approx([LR * i / 10 for epoch in per_epoch for i in epoch])
+    assert num_skipped > 0
+    assert runner.scheduler.num_done == 50 - num_skipped
+    assert skipping[num_skipped + 1] == pytest.approx(LR / 100)
+
+
+def test_the_scale_of_several_processes_multiplies_it():
+    """LRScaleCallback acts within the step, whatever the rate is."""
+    used = []
+
+    class Note(torch.optim.SGD):
+        def step(self, closure=None):
+            used.append(self.param_groups[0]["lr"])
+            return super().step(closure)
+
+    model = mlp()
+    optimizer = Note(model.parameters(), lr=LR)
+    scale = dl.LRScaleCallback("linear")
+    scale.factor = lambda *, world_size, step: 4.0
+    dl.SupervisedRunner().train(
+        model=model, criterion=nn.CrossEntropyLoss(), optimizer=optimizer,
+        scheduler=dl.WarmupLR(optimizer, num_steps=4), loaders={"train": loader(24, 4)}, callbacks=[scale], cpu=True,
+        **quiet(),
+    )  # fmt: skip
+
+    assert used == pytest.approx([4 * rate for rate in [*line(4, 0.0), LR, LR]])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda optimizer: dl.WarmupLR(optimizer, num_steps=3, after=lr_scheduler.StepLR(optimizer, 1)),
+        lambda optimizer: lr_scheduler.SequentialLR(
+            optimizer,
+            [lr_scheduler.LinearLR(optimizer, 0.5, total_iters=3), lr_scheduler.StepLR(optimizer, 1)],
+            milestones=[3],
+        ),
+        lambda optimizer: lr_scheduler.ChainedScheduler(
+            [lr_scheduler.MultiStepLR(optimizer, [4]), lr_scheduler.MultiStepLR(optimizer, [5])]
+        ),
+    ],
+    ids=["WarmupLR", "SequentialLR", "ChainedScheduler"],
+)
+def test_schedulers_within_a_scheduler_act_on_what_the_engine_made_of_the_optimizer(make):
+    """As Horovod does, which makes another one with groups of its own; afterwards they are the user's again."""
+    model = mlp()
+    optimizer = sgd(model, lr=LR)
+    scheduler = make(optimizer)
+
+    class Wrapping(dl.CPUEngine):
+        def prepare(self, models, optimizers):
+            models, optimizers = super().prepare(models, optimizers)
+            self.bare = optimizers
+            return models, {key: pickled_apart(each) for key, each in optimizers.items()}
+
+        def release(self, models, optimizers):
+            return super().release(models, self.bare)
+
+    def pickled_apart(each):
+        another = torch.optim.SGD([parameter for group in each.param_groups for parameter in group["params"]], lr=9.0)
+        another.load_state_dict(each.state_dict())
+        return another
+
+    note = Rates()
+    dl.SupervisedRunner().train(
+        model=model, criterion=nn.CrossEntropyLoss(), optimizer=optimizer, scheduler=scheduler, engine=Wrapping(),
+        loaders={"train": loader(24, 4)}, callbacks=[note, dl.SchedulerCallback(mode="batch")], **quiet(),
+    )  # fmt: skip
+
+    assert note.rates[3:] == pytest.approx([LR, LR / 10, LR / 100])
+    assert scheduler.optimizer is optimizer
+
+
+def test_state_and_pickle_go_on_where_they_were():
+    """Also that of the scheduler after it; the length is an argument."""
+    rates = []
+    for travel in (lambda each: each, lambda each: pickle.loads(pickle.dumps(each)), "state"):
+        optimizer = sgd(mlp(), lr=LR)
+        scheduler = dl.WarmupLR(optimizer, num_steps=3, after=lr_scheduler.StepLR(optimizer, 2))
+        for step in range(9):
+            if step == 5 and travel != "state":
+                scheduler = travel(scheduler)
+            elif step == 5:
+                saved = optimizer.state_dict(), scheduler.state_dict()
+                optimizer = sgd(mlp(), lr=LR)
+                scheduler = dl.WarmupLR(optimizer, num_steps=3, after=lr_scheduler.StepLR(optimizer, 2))
+                optimizer.load_state_dict(saved[0])
+                scheduler.load_state_dict(saved[1])
+            scheduler.optimizer.step()
+            scheduler.step()
+            rates.append(scheduler.get_last_lr()[0])
+
+    expected = [LR / 3, LR * 2 / 3, LR, LR, LR / 10, LR / 10, LR / 100, LR / 100, LR / 1000]
+    assert rates == pytest.approx(expected * 3)
+
+
+def test_each_group_reaches_its_own_rate():
+    """From one start; a group that is added to the optimizer meanwhile has its full rate."""
+    model = mlp()
+    groups = [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[3].parameters(), "lr": torch.tensor(0.3)}]
+    optimizer = torch.optim.SGD(groups)
+    scheduler = dl.WarmupLR(optimizer, num_steps=2, start_lr=0.1)
+
+    scheduler.step()
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": 0.7})
+    halfway = scheduler.get_last_lr()
+    scheduler.step()
+    scheduler.step()  # nothing follows
+
+    assert halfway == pytest.approx([0.1, 0.2, 0.7])
+    assert scheduler.get_last_lr() == pytest.approx([0.1, 0.3, 0.7])
+    assert isinstance(optimizer.param_groups[1]["lr"], torch.Tensor)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({}, ValueError, "num_steps or num_epochs, one of the two and >= 1, got num_steps=None, num_epochs=None"),
+        ({"num_steps": 1, "num_epochs": 1}, ValueError, "one of the two and >= 1, got num_steps=1, num_epochs=1"),
+        ({"num_steps": 0}, ValueError, "got num_steps=0"),
+        ({"num_steps": 2, "start_lr": -0.1}, ValueError, r"between 0 and the learning rates, \[0.2\]; got -0.1"),
+        ({"num_steps": 2, "start_lr": 0.3}, ValueError, r"between 0 and the learning rates, \[0.2\]; got 0.3"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments, error, message):
+    """With what was expected."""
+    with pytest.raises(error, match=message):
+        dl.WarmupLR(sgd(mlp(), lr=LR), **arguments)
+
+
+def test_a_scheduler_that_cannot_follow_is_refused():
+    """One of another optimizer would act on other rates in silence."""
+    optimizer, another = sgd(mlp()), sgd(mlp())
+
+    with pytest.raises(ValueError, match=r"after=StepLR\(...\) is of another optimizer; make it of the same one"):
+        dl.WarmupLR(optimizer, num_steps=2, after=lr_scheduler.StepLR(another, 1))
+    with pytest.raises(TypeError, match="would warm up twice"):
+        dl.WarmupLR(optimizer, num_steps=2, after=dl.WarmupLR(optimizer, num_steps=2))
