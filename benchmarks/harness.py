@@ -4,14 +4,15 @@ import json
 import math
 import os
 import pty
-import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,23 +83,22 @@ class CandidateFailed(Exception):
     """A candidate ended with an error, took too long, or printed no figures."""
 
 
-def run(candidate: Candidate, *, timeout_s: float = 900, its_turns: socket.socket | None = None) -> Report:
+def run(candidate: Candidate, *, timeout_s: float = 900, its_turns: str | None = None) -> Report:
     """Run a candidate once; its stderr is a terminal, so that progress bars show what they would show.
 
     Args:
-        its_turns: what it takes turns by; closed here once it has it.
+        its_turns: the path of what it takes turns by.
     Raises:
         CandidateFailed: with the last line that it said.
     """
     environment = {**os.environ, **ONE_THREAD, "BENCHMARK_STARTED_AT": str(time.time())}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # users' installs are compiled
-    handed_on = () if its_turns is None else (its_turns.fileno(),)
     if its_turns is not None:
-        environment[turns.PLACE] = str(its_turns.fileno())
+        environment[turns.PLACE] = its_turns
     terminal, its_terminal = pty.openpty()
     try:
         process = subprocess.Popen(
-            candidate.command, cwd=ROOT, env=environment, text=True, pass_fds=handed_on,
+            candidate.command, cwd=ROOT, env=environment, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=its_terminal, start_new_session=True,
         )  # fmt: skip
     except OSError as error:
@@ -106,8 +106,6 @@ def run(candidate: Candidate, *, timeout_s: float = 900, its_turns: socket.socke
         raise CandidateFailed(f"cannot start: {error}") from None
     finally:
         os.close(its_terminal)
-        if its_turns is not None:
-            its_turns.close()
     said: list[bytes] = []
     listener = threading.Thread(target=_listen, args=(terminal, said))
     listener.start()
@@ -149,23 +147,22 @@ def run_all(candidates: Sequence[Candidate], *, timeout_s: float) -> Iterator[Re
 def run_in_turns(candidates: Sequence[Candidate], *, timeout_s: float) -> list[Result]:
     """Start all at once, and wake one at a time: their scripts call `Turns.wait` before each stretch of work."""
     timeout_s *= len(candidates)
-    ends = [socket.socketpair() for _ in candidates]
-    with ThreadPoolExecutor(len(candidates)) as pool:
-        its_turns = [theirs for _, theirs in ends]
-        results = [
-            pool.submit(_result, each, timeout_s, theirs) for each, theirs in zip(candidates, its_turns, strict=True)
-        ]
-        turns.let_take_turns([ours for ours, _ in ends], timeout_s=timeout_s)
-    for ours, _ in ends:
-        ours.close()
-    return [each.result() for each in results]
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(candidates)) as pool, ExitStack() as stack:
+        paths = [f"{folder}/{number}" for number in range(len(candidates))]
+        listeners = [stack.enter_context(turns.listen(path)) for path in paths]
+        results = [pool.submit(_result, each, timeout_s, path) for each, path in zip(candidates, paths, strict=True)]
+        turns.let_take_turns(listeners, timeout_s=timeout_s)
+        return [each.result() for each in results]
 
 
-def _result(candidate: Candidate, timeout_s: float, its_turns: socket.socket | None = None) -> Result:
+def _result(candidate: Candidate, timeout_s: float, its_turns: str | None = None) -> Result:
     try:
         return run(candidate, timeout_s=timeout_s, its_turns=its_turns)
     except CandidateFailed as failure:
         return failure
+    finally:
+        if its_turns is not None:
+            turns.has_ended(its_turns)
 
 
 def measure(

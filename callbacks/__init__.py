@@ -1,5 +1,7 @@
 """What happens around a batch: each callback is one page, and says in its order when it acts."""
 
+from __future__ import annotations
+
 if __name__ != "runnerkit.callbacks":
     raise ImportError("this folder is the package runnerkit.callbacks: write `import runnerkit.callbacks`")
 

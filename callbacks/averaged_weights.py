@@ -1,5 +1,7 @@
 """A module, and beside it an average of its weights: ``torch.optim.swa_utils.AveragedModel``."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from itertools import chain
 

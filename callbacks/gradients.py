@@ -1,5 +1,7 @@
 """Gradient clipping, and the norm of gradients."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any
 

@@ -1,5 +1,7 @@
 """The argument `topk`: for which k a metric looks at the k best."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 
 

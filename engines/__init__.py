@@ -1,5 +1,7 @@
 """Where a run runs: one class for each kind of parallelism, each holding a precision."""
 
+from __future__ import annotations
+
 if __name__ != "runnerkit.engines":
     raise ImportError("this folder is the package runnerkit.engines: write `import runnerkit.engines`")
 

@@ -1,5 +1,7 @@
 """The engines' names with mixed precision: each fixes one constructor argument."""
 
+from __future__ import annotations
+
 from typing import Any, Unpack
 
 import torch

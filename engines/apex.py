@@ -1,5 +1,7 @@
 """The engines of NVIDIA Apex: a GPU, all GPUs from one process, and a process a GPU by ``apex.parallel``."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Unpack

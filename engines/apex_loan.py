@@ -1,5 +1,7 @@
 """What ``amp.initialize`` does to the user's objects, noted so that they can be given back as they came."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import torch

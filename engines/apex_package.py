@@ -1,5 +1,7 @@
 """NVIDIA's Apex as it is installed here: found, or refused with what is wrong and what to use instead."""
 
+from __future__ import annotations
+
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path

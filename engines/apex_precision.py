@@ -1,5 +1,7 @@
 """Mixed precision by NVIDIA Apex (``apex.amp``, up to release 25.05): opt_level O0 to O3."""
 
+from __future__ import annotations
+
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext

@@ -1,5 +1,7 @@
 """The engine that flags ask for, or that suits this machine."""
 
+from __future__ import annotations
+
 import torch
 
 from runnerkit.engine import IEngine

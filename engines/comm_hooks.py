@@ -1,13 +1,13 @@
 """How DDP's gradients are compressed on their way between processes, by name."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.distributed import GradBucket  # type: ignore[attr-defined]  # public, though not in torch's __all__
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 Hook: TypeAlias = tuple[Any, Callable[..., Any]]
@@ -37,6 +37,9 @@ def register(hook: CommHook, model: DistributedDataParallel) -> None:
     ``comm_hook=lambda: (PowerSGDState(None, matrix_approximation_rank=4), powerSGD_hook)``. Its state is
     not in checkpoints: a resumed run makes its exact steps anew.
     """
+    # imported by those who compress: a tenth of the time that the import of runnerkit takes
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
     if callable(hook):
         hook = hook()
     if isinstance(hook, tuple):
@@ -44,11 +47,17 @@ def register(hook: CommHook, model: DistributedDataParallel) -> None:
     elif hook == "fp16":
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
     elif hook == "bf16":
-        model.register_comm_hook(None, _bf16_compress)
+        model.register_comm_hook(None, _under_own_name(default_hooks.bf16_compress_hook))
     else:
-        model.register_comm_hook(PowerSGDState(None, matrix_approximation_rank=1), powerSGD_hook)
+        model.register_comm_hook(
+            powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1), powerSGD_hook.powerSGD_hook
+        )
 
 
-def _bf16_compress(state: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    # Under its own name DDP lets torch's hook pass with NCCL only; gloo adds bf16 as well.
-    return default_hooks.bf16_compress_hook(state, bucket)
+def _under_own_name(hook: Callable[[Any, GradBucket], torch.futures.Future[Tensor]]) -> Callable[..., Any]:
+    """Wrap torch's hook for bf16, which DDP lets pass by its name with NCCL only; gloo adds bf16 as well."""
+
+    def compress(state: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        return hook(state, bucket)
+
+    return compress

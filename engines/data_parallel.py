@@ -1,5 +1,7 @@
 """One process, several GPUs: each forward pass splits the batch over them (``torch.nn.DataParallel``)."""
 
+from __future__ import annotations
+
 from typing import Any, Unpack
 
 import torch

@@ -1,5 +1,7 @@
 """One process a GPU (or several on the CPU), gradients averaged: ``torch.nn.parallel.DistributedDataParallel``."""
 
+from __future__ import annotations
+
 import logging
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Unpack

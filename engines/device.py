@@ -1,5 +1,7 @@
 """One process on one device."""
 
+from __future__ import annotations
+
 from typing import Unpack
 
 from torch import nn

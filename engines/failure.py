@@ -1,13 +1,14 @@
 """How a process of a job failed: written by it, read by the process that started it."""
 
+from __future__ import annotations
+
 import signal
 import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-import cloudpickle
-
+from runnerkit import pickling
 from runnerkit.exit_codes import STOOD_STILL
 
 FAILED = "runnerkit/failed"  # key in the store of a process group, once a rank has a cause to tell
@@ -46,13 +47,13 @@ class Failure:
     def write(self, folder: Path) -> None:
         """Leave it where the starting process looks."""
         temporary = folder / f".failure.{self.rank}"
-        temporary.write_bytes(cloudpickle.dumps(self))
+        temporary.write_bytes(pickling.dumps(self))
         temporary.replace(folder / f"failure.{self.rank}")
 
     def as_exception(self) -> BaseException:
         """Bring the exception back as it was, its own traceback as the cause."""
         try:
-            error = cloudpickle.loads(self.pickled) if self.pickled is not None else None
+            error = pickling.loads(self.pickled) if self.pickled is not None else None
         except Exception:  # an exception class whose __init__ does not take its args: its text must do
             error = None
         if not isinstance(error, BaseException):
@@ -65,7 +66,7 @@ def describe(error: BaseException, *, rank: int, world_size: int) -> Failure:
     """Take down an exception where it was caught."""
     text = "".join(traceback.format_exception(error))
     try:
-        pickled = cloudpickle.dumps(error)
+        pickled = pickling.dumps(error)
     except Exception:  # it holds something that cannot travel: its text must do
         pickled = None
     return Failure(rank, world_size, time.monotonic(), text, pickled)
@@ -80,7 +81,7 @@ def root_cause(folder: Path, exit_codes: dict[int, int | None]) -> BaseException
         folder: where processes leave their failures.
         exit_codes: by rank; None is still running, negative is a signal's number.
     """
-    failures = [cloudpickle.loads(path.read_bytes()) for path in folder.glob("failure.*")]
+    failures = [pickling.loads(path.read_bytes()) for path in folder.glob("failure.*")]
     spoke = {failure.rank for failure in failures}
     spoke |= {int(path.suffix[1:]) for path in folder.glob("done.*")}
     silent = [(rank, code) for rank, code in sorted(exit_codes.items()) if code is not None and rank not in spoke]

@@ -1,5 +1,7 @@
 """One process a GPU (or several on the CPU), gradients averaged by Horovod."""
 
+from __future__ import annotations
+
 import logging
 import time
 from collections.abc import Callable, Generator, Iterator

@@ -1,5 +1,7 @@
 """Horovod's SyncBatchNorm in the place of a model's batch norms, while it trains."""
 
+from __future__ import annotations
+
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 

@@ -1,5 +1,7 @@
 """Who started this process for Horovod; and where processes that plain python starts find each other."""
 
+from __future__ import annotations
+
 import os
 import threading
 from collections.abc import Callable, Iterator

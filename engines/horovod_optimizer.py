@@ -1,5 +1,7 @@
 """An optimizer whose gradients Horovod averages, from the backward pass to the step, whoever calls it."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias

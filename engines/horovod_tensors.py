@@ -1,5 +1,7 @@
 """Tensors of all kinds on their way through Horovod, which has collectives for dense ones of some types only."""
 
+from __future__ import annotations
+
 from typing import Any, Literal
 
 import torch

@@ -1,5 +1,7 @@
 """Whether all ranks train on equally many batches: told through the store, since a collective would wait for ever."""
 
+from __future__ import annotations
+
 import threading
 import time
 from collections.abc import Callable

@@ -1,5 +1,7 @@
 """The network between a job's machines: under which address and by which interface this one is reached."""
 
+from __future__ import annotations
+
 import os
 import socket
 import struct

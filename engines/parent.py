@@ -1,5 +1,7 @@
 """A process and the one that started it: when that dies, and whether this one runs at all."""
 
+from __future__ import annotations
+
 import ctypes
 import os
 import signal

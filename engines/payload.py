@@ -1,10 +1,12 @@
 """A function and all it refers to, as bytes for another process."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import cloudpickle
+from runnerkit import pickling
 
 
 def pack(value: Any) -> bytes:
@@ -17,7 +19,7 @@ def pack(value: Any) -> bytes:
         TypeError: something in it cannot travel, named by its path of attributes.
     """
     try:
-        return cloudpickle.dumps(value)  # type: ignore[no-any-return]
+        return pickling.dumps(value)
     except Exception as error:
         path, culprit = _culprit(value, path="runner")
         raise TypeError(
@@ -28,7 +30,7 @@ def pack(value: Any) -> bytes:
 
 def unpack(data: bytes) -> Any:
     """Take back what :func:`pack` gave."""
-    return cloudpickle.loads(data)
+    return pickling.loads(data)
 
 
 def _culprit(value: Any, *, path: str, depth: int = 0) -> tuple[str, Any]:
@@ -36,7 +38,7 @@ def _culprit(value: Any, *, path: str, depth: int = 0) -> tuple[str, Any]:
     if depth < 20:
         for name, part in _parts(value):
             try:
-                cloudpickle.dumps(part)
+                pickling.dumps(part)
             except Exception:  # whatever this part raises: that it does is what is looked for
                 return _culprit(part, path=path + name, depth=depth + 1)
     return path, value

@@ -1,5 +1,7 @@
 """Which process of a job this one is, as the launcher's environment variables tell."""
 
+from __future__ import annotations
+
 import os
 import re
 import zlib

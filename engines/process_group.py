@@ -1,5 +1,7 @@
 """What engines over ``torch.distributed`` have in common: processes that find each other and reduce."""
 
+from __future__ import annotations
+
 import gc
 import logging
 import socket

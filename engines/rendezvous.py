@@ -1,5 +1,7 @@
 """Where the processes of a job find each other: a store that each of them has opened."""
 
+from __future__ import annotations
+
 import os
 import socket
 import time

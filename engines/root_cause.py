@@ -1,13 +1,15 @@
 """What ended a job whose processes a launcher started: each of them finds out, and ends with that."""
 
+from __future__ import annotations
+
 import os
 import time
 import traceback
 from collections.abc import Callable
 
-import cloudpickle
 from torch.distributed import DistError, Store  # type: ignore[attr-defined]  # public, though not in torch's __all__
 
+from runnerkit import pickling
 from runnerkit.engines.failure import FAILED, Failure, PeerLostError, WorkerError, describe
 from runnerkit.engines.time_limit import within
 
@@ -53,7 +55,7 @@ def root_cause(
 
 def _tell(failure: Failure, is_consequence: bool, store: Store) -> None:
     number = store.add("runnerkit/failures", 1)
-    store.set(f"runnerkit/failure/{number}", cloudpickle.dumps((failure, is_consequence)))
+    store.set(f"runnerkit/failure/{number}", pickling.dumps((failure, is_consequence)))  # type: ignore[arg-type]  # bytes too
     if not is_consequence:
         store.set(FAILED, "")
 
@@ -74,7 +76,7 @@ def _find(error: BaseException, store: Store, world_size: int) -> tuple[BaseExce
         for number in range(1, store.add("runnerkit/failures", 0) + 1):
             key = f"runnerkit/failure/{number}"
             if number not in told and store.check([key]):
-                told[number] = cloudpickle.loads(store.get(key))
+                told[number] = pickling.loads(store.get(key))
         return len(told) == world_size or any(not is_consequence for _, is_consequence in told.values())
 
     _wait(is_known, _WORDS_S)

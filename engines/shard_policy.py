@@ -1,5 +1,7 @@
 """Which modules of a model are gathered and freed as one: by their class, by their size."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
 
 from torch import nn

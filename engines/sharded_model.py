@@ -1,5 +1,7 @@
 """A model in shards, by ``fully_shard``, beside the user's whole one; and optimizers that follow its parameters."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any, cast

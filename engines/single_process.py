@@ -1,5 +1,7 @@
 """What engines of one process have in common: nobody to wait for, nothing to reduce."""
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, nullcontext

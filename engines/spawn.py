@@ -1,5 +1,7 @@
 """Start the processes of a job on this machine from plain python, wait for them, end them together."""
 
+from __future__ import annotations
+
 import json
 import os
 import signal
@@ -144,7 +146,7 @@ def started(
 
 def _start(
     folder: Path, rank: int, num_processes: int, variables: dict[str, str], descriptors: Sequence[int]
-) -> "subprocess.Popen[bytes]":
+) -> subprocess.Popen[bytes]:
     environment = {
         **os.environ,
         **variables,

@@ -1,5 +1,7 @@
 """What spawned processes yield, brought to the calling process round by round."""
 
+from __future__ import annotations
+
 import os
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -7,8 +9,7 @@ from contextlib import ExitStack, closing, suppress
 from multiprocessing.connection import Connection, Pipe
 from typing import Any, TypeAlias, TypeVar
 
-import cloudpickle
-
+from runnerkit import pickling
 from runnerkit.engines.failure import WorkerError
 from runnerkit.engines.spawn import POLL_S, Job, started
 
@@ -69,7 +70,7 @@ def _receive_rounds(job: Job, channels: list[Connection]) -> Iterator[list[Any]]
             if message == _END:
                 del going_on[rank]
             else:
-                values.append(cloudpickle.loads(message))
+                values.append(pickling.loads(message))
                 with suppress(ConnectionError):  # it needs no room any more: it has sent its last
                     channel.send_bytes(b"taken")
         if values:
@@ -109,7 +110,7 @@ class _Sender:
                 if num_ahead == _MAX_AHEAD:
                     channel.recv_bytes()
                     num_ahead -= 1
-                channel.send_bytes(cloudpickle.dumps(value))
+                channel.send_bytes(pickling.dumps(value))
                 num_ahead += 1
                 del value
             channel.send_bytes(_END)

@@ -1,5 +1,7 @@
 """A limit to what may wait for ever and cannot be interrupted, such as a store on a machine that is cut off."""
 
+from __future__ import annotations
+
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future

@@ -4,6 +4,8 @@ When the network dies without a word, workers fail after their time-out. The age
 store that it cannot reach, for a quarter of an hour or for ever; it sees neither its workers' deaths nor SIGTERM.
 """
 
+from __future__ import annotations
+
 import os
 import signal
 import socket

@@ -1,5 +1,7 @@
 """A process that runnerkit.engines.spawn started: ``python -m runnerkit.engines.worker FOLDER PARENT``."""
 
+from __future__ import annotations
+
 import atexit
 import json
 import os

@@ -1,5 +1,7 @@
 """Where numbers go: one class for each kind of log; none of them has heard of a runner."""
 
+from __future__ import annotations
+
 if __name__ != "runnerkit.loggers":
     raise ImportError("import runnerkit.loggers, not loggers: this folder is the package runnerkit.loggers")
 

@@ -1,5 +1,7 @@
 """Metrics as one readable line for each pass over a loader, and what a run has to say in words."""
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Mapping
 from typing import TextIO

@@ -1,5 +1,7 @@
 """Metrics as CSV files, one for each loader; hyperparameters and environment beside them."""
 
+from __future__ import annotations
+
 import json
 import os
 from collections.abc import Mapping

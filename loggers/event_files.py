@@ -3,6 +3,8 @@
 Imported late, by ``TensorboardLogger.setup``: TensorBoard is optional, and slow to import.
 """
 
+from __future__ import annotations
+
 import os
 import re
 import time

@@ -1,5 +1,7 @@
 """The folder that a logger writes to: made in time, and never another run's."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Iterable
 from pathlib import Path

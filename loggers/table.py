@@ -1,5 +1,7 @@
 """A CSV table that grows: a row for each place in a run, a column for each metric, whole whenever the run is killed."""
 
+from __future__ import annotations
+
 import csv
 import io
 import os

@@ -1,5 +1,7 @@
 """Metrics as TensorBoard events: one run for each loader, the same tags in each, so that their curves overlay."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -88,7 +90,7 @@ class TensorboardLogger(ILogger):
             run.close()
         self._runs.clear()
 
-    def _run(self, loader: str) -> "EventFiles":
+    def _run(self, loader: str) -> EventFiles:
         if loader not in self._runs:
             from runnerkit.loggers.event_files import EventFiles
 

@@ -1,5 +1,7 @@
 """You write what happens to a batch; runnerkit runs it on any engine, exactly and at no cost."""
 
+from __future__ import annotations
+
 from runnerkit.callback import Callback, CallbackNode, CallbackOrder
 from runnerkit.engine import IEngine
 from runnerkit.engines import (

@@ -1,5 +1,7 @@
 """A file that is whole or not there, synced to the disk, and in words why it could not be written."""
 
+from __future__ import annotations
+
 import errno
 import glob
 import os

@@ -1,5 +1,7 @@
 """Torch's process-wide switches: set for a run, put back after it."""
 
+from __future__ import annotations
+
 from contextlib import ExitStack
 
 import torch

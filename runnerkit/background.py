@@ -1,5 +1,7 @@
 """Work that a step need not wait for: in a thread, one piece at a time."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 

@@ -5,6 +5,8 @@ their checksums. ``last.pth`` and ``best.pth`` are further names of two of them.
 whose index and files fit together. A sharded checkpoint (:mod:`runnerkit.shards`) is a folder in the place of a file.
 """
 
+from __future__ import annotations
+
 import logging
 import os
 import shutil

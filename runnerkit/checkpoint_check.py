@@ -1,5 +1,7 @@
 """Whether a logdir's checkpoints are what its index says, and can be loaded."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -3,6 +3,8 @@
 That is what a killed run, or a bad disk, left; and what comes after the checkpoint that a run goes back to.
 """
 
+from __future__ import annotations
+
 import logging
 import math
 from collections.abc import Sequence

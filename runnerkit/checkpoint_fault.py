@@ -1,5 +1,7 @@
 """What is wrong with a checkpoint, held against what the index says of it; and what the index is to say."""
 
+from __future__ import annotations
+
 import hashlib
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """One checkpoint's file: whole or not there when it is written, verified when it is read, running no code."""
 
+from __future__ import annotations
+
 import os
 import zipfile
 from pathlib import Path

@@ -1,5 +1,7 @@
 """``index.json``: which checkpoints of a folder count, oldest first. Whatever it holds, it names nothing elsewhere."""
 
+from __future__ import annotations
+
 import json
 import math
 import re

@@ -1,5 +1,7 @@
 """The command `runnerkit`: what was detected, the metrics of a run, their curves, the state of its files."""
 
+from __future__ import annotations
+
 import argparse
 import json
 import sys

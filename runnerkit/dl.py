@@ -1,5 +1,7 @@
 """All that a training script needs, under one name: ``from runnerkit import dl``."""
 
+from __future__ import annotations
+
 from runnerkit.callbacks import (
     AccuracyCallback,
     AUCCallback,

@@ -1,5 +1,7 @@
 """`runnerkit doctor`: whether what lies in a logdir is whole, and what a run would resume from."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass

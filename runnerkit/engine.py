@@ -1,5 +1,7 @@
 """The contract of an engine: devices, processes and precision; everything else runs on top of it."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager

@@ -1,5 +1,7 @@
 """What a run ran on, for `environment.json` and bug reports."""
 
+from __future__ import annotations
+
 import platform
 import sys
 from importlib import metadata

@@ -1,5 +1,7 @@
 """What `runnerkit doctor` found in one place of a logdir."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,5 +1,7 @@
 """Numbers on a device, read by the host: all in one copy, none rounded."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
 
 import torch

@@ -1,5 +1,7 @@
 """A loader's worker among signals that are meant for its run."""
 
+from __future__ import annotations
+
 import os
 import signal
 import sys

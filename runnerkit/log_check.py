@@ -1,5 +1,7 @@
 """Whether a logdir's CSV tables and TensorBoard events are whole, in order, and without repetition."""
 
+from __future__ import annotations
+
 import csv
 import json
 from collections.abc import Callable, Iterator

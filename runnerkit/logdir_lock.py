@@ -14,6 +14,8 @@ of the run; whoever copies the logdir there loses the guard, and nothing else. N
 apart; these come one after the other.
 """
 
+from __future__ import annotations
+
 import errno
 import logging
 import os

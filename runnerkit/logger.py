@@ -1,5 +1,7 @@
 """The contract of a logger: numbers come in, files or a service take them; it has never heard of a runner."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
 """Means over a loader, exact on any number of processes, and accuracy."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 

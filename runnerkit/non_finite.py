@@ -1,5 +1,7 @@
 """Which batch first gave a metric that is NaN or infinite."""
 
+from __future__ import annotations
+
 import math
 from typing import Any
 

@@ -6,10 +6,10 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
 import torch
 from torch import nn
 
+from runnerkit import pickling
 from runnerkit.engine import move
 from runnerkit.types import as_dict
 
@@ -51,7 +51,7 @@ class Outcome:
 
 def _can_travel(name: str, value: Any) -> bool:
     try:
-        cloudpickle.dumps(value)
+        pickling.dumps(value)
     except Exception as error:  # whatever the user keeps there; the run's result is worth more
         logger.warning("runner.%s stays in the process that trained: %s", name, error)
         return False

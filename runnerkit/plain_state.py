@@ -1,5 +1,7 @@
 """What a checkpoint can hold: tensors and plain values, loading which runs no code."""
 
+from __future__ import annotations
+
 import io
 from collections import Counter, OrderedDict
 from copy import copy as shallow_copy

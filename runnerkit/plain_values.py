@@ -1,5 +1,7 @@
 """Hyperparameters as plain values: what YAML, JSON and a checkpoint that runs no code can hold."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Any
 

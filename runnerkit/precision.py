@@ -3,6 +3,8 @@
 An engine *holds* a precision object, so that engines times precisions needs no product of classes.
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any

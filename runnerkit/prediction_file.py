@@ -1,5 +1,7 @@
 """Predictions of any number of samples written to one file, batch by batch: .parquet, .csv or .pt."""
 
+from __future__ import annotations
+
 import csv
 import tempfile
 from collections.abc import Callable, Iterator

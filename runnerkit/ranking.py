@@ -1,5 +1,7 @@
 """Scores of ranked lists: one value a row, so that their mean over a data set is exact whatever the batches."""
 
+from __future__ import annotations
+
 import torch
 from torch import Tensor
 

@@ -4,6 +4,8 @@ A prediction is a tensor whose first dimension is the batch, or dicts, lists and
 it may hold NumPy arrays, lists of plain values (one a row: names, labels) and None.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 

@@ -1,5 +1,7 @@
 """The loop: stages, epochs, loaders, batches; what the user overrides, and when it is called."""
 
+from __future__ import annotations
+
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext

@@ -1,5 +1,7 @@
 """Weights in ``.safetensors``, the format of tensors and names only; by the package of that name."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -5,6 +5,8 @@ batch is `batch_size * world_size` consecutive samples of it; rank r takes every
 processes see together, batch by batch, what one process with an N times larger batch would see.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Sized
 from typing import Any, Literal, NamedTuple, TypeAlias
 

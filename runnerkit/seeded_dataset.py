@@ -1,5 +1,7 @@
 """A data set whose every sample draws from generators seeded by its place in the epoch."""
 
+from __future__ import annotations
+
 from contextlib import nullcontext
 from typing import Any
 

@@ -1,5 +1,7 @@
 """Random numbers: one seed for all generators, seeds derived from it, and their states."""
 
+from __future__ import annotations
+
 import ctypes
 import hashlib
 import random

@@ -1,5 +1,7 @@
 """A process's exact share of an IterableDataset."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from contextlib import nullcontext
 from itertools import count, islice

@@ -1,5 +1,7 @@
 """Each process's share of a loader, with all that the user set on it."""
 
+from __future__ import annotations
+
 import copy
 import logging
 from collections.abc import Iterator

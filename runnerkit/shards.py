@@ -3,6 +3,8 @@
 The rest tells each tensor's place in the state, and the checksum of each other file.
 """
 
+from __future__ import annotations
+
 import hashlib
 import pickle
 import warnings

@@ -1,5 +1,7 @@
 """`SupervisedRunner`: features in, logits out, loss against targets."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 

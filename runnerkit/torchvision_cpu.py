@@ -1,5 +1,7 @@
 """Importing torchvision, also one that was built for CUDA beside a CPU-only torch."""
 
+from __future__ import annotations
+
 import importlib
 from functools import cache
 from types import ModuleType

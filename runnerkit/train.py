@@ -1,5 +1,7 @@
 """`Runner`: a whole run by the arguments of one call."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self

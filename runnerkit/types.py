@@ -1,5 +1,7 @@
 """The shapes that values take on their way through a runner."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias, TypeVar
 

@@ -1,5 +1,7 @@
 """Functions beside the runner, under one name: ``from runnerkit import utils``."""
 
+from __future__ import annotations
+
 from runnerkit.checkpoint import export_full_state
 from runnerkit.checkpoint_file import load_checkpoint, save_checkpoint
 from runnerkit.engines.choose import get_available_engine

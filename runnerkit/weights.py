@@ -1,5 +1,7 @@
 """Weights on their way from files, whoever wrote these, into modules."""
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Iterable
 from copy import copy as shallow_copy

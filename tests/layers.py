@@ -6,7 +6,7 @@ from pathlib import Path
 
 # Left to right; a module imports from layers to its left, and from its own.
 LAYERS = [
-    {"types", "seeding", "version", "torchvision_cpu", "backends", "exit_codes"},
+    {"types", "seeding", "version", "torchvision_cpu", "backends", "exit_codes", "pickling"},
     {
         "precision",
         "fused_reduction",

@@ -21,7 +21,7 @@ class Observer(dl.Callback):
 
     def on_stage_start(self, runner: Any) -> None:
         torch.set_num_threads(1)
-        self.notes.count_collectives()
+        self.notes.begin()
 
     def on_step_end(self, runner: Any) -> None:
         self.notes.step()

@@ -28,7 +28,7 @@ def train(rank: int, port: int | None, path: str, num_metrics: int) -> None:
     optimizer, criterion = work.make_optimizer(model), nn.CrossEntropyLoss()
     dataset = data()
     loader = DataLoader(dataset, batch_size=BATCH_SIZE, sampler=DistributedSampler(dataset, shuffle=False))
-    notes.count_collectives()
+    notes.begin()
     sums: dict[str, Tensor] = {}
     for features, targets in loader:
         optimizer.zero_grad()

@@ -17,8 +17,10 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from benchmarks.steps import work
+from benchmarks.turns import Turns
 
 WORLD_SIZE, NUM_STEPS, BATCH_SIZE = 2, 500, 32
+STEPS_A_TURN = 25  # where all live at once: the other process of a candidate stands still in the first one's all-reduce
 COLLECTIVES = ("all_reduce", "all_gather", "all_gather_object", "broadcast", "broadcast_object_list", "barrier")
 
 
@@ -28,9 +30,12 @@ class Notes:
     def __init__(self, path: str) -> None:
         self.path, self.times, self.num_collectives = path, [], 0
         self.at_end = (0.0, 0)
+        self.turns: Turns | None = None
 
-    def count_collectives(self) -> None:
-        """Count what passes through torch.distributed from now on; one collective within another counts once."""
+    def begin(self) -> None:
+        """Take turns from now on, if rank zero, and count collectives; one within another counts once."""
+        if dist.get_rank() == 0:
+            self.turns = Turns(one_core=False)
         depth = 0
 
         def counted(collective: Any) -> Any:
@@ -50,7 +55,9 @@ class Notes:
             setattr(dist, name, counted(getattr(dist, name)))
 
     def step(self) -> None:
-        self.times.append(time.time())
+        if self.turns is not None and len(self.times) % STEPS_A_TURN == 0:
+            self.turns.wait()
+        self.times.append(time.time() - (self.turns.waited if self.turns is not None else 0))
         self.at_end = (time.perf_counter(), self.num_collectives)
 
     def loader_is_over(self) -> None:

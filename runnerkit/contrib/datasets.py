@@ -1,5 +1,7 @@
 """Small image data sets, held in memory: MNIST, Fashion-MNIST, CIFAR, and digits that need no network."""
 
+from __future__ import annotations
+
 import gzip
 import importlib
 import logging

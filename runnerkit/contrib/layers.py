@@ -1,5 +1,7 @@
 """Layers that torch.nn lacks."""
 
+from __future__ import annotations
+
 import torch
 from torch import Tensor, nn
 

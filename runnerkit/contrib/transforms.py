@@ -1,5 +1,7 @@
 """From pixels to tensors: transforms for one image, all of them picklable."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,7 +39,7 @@ class ImageToTensor:
     torch.Size([3, 32, 48])
     """
 
-    def __call__(self, image: "np.ndarray[Any, Any] | Tensor") -> Tensor:
+    def __call__(self, image: np.ndarray[Any, Any] | Tensor) -> Tensor:
         """Convert `image`.
 
         Raises:

@@ -1,5 +1,7 @@
 """Samplers, loaders, and augmentation on the device of the batch."""
 
+from __future__ import annotations
+
 from runnerkit.data.augmentation import BatchNormalize, BatchRandomCrop, BatchRandomHorizontalFlip
 from runnerkit.data.balance import BalanceClassSampler, BatchBalanceClassSampler
 from runnerkit.data.distributed import DistributedSamplerWrapper

@@ -5,6 +5,8 @@ uninterrupted one draws. The number of draws depends on the number of images onl
 disturb each other. Nothing waits for the device. In evaluation mode (``.eval()``) nothing is random.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 import torch

@@ -1,5 +1,7 @@
 """Equally many samples of each class: in an epoch, or in every batch."""
 
+from __future__ import annotations
+
 import random
 from collections.abc import Iterator
 from typing import Literal

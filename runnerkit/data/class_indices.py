@@ -1,5 +1,7 @@
 """Which samples are of which class, and so many of them at random."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 

@@ -1,5 +1,7 @@
 """Any sampler's samples shared among processes, for loops that shard by sampler."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator, Sized
 from typing import Any

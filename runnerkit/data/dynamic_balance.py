@@ -1,5 +1,7 @@
 """Classes as unequal as they are at first, and ever more equal from epoch to epoch."""
 
+from __future__ import annotations
+
 import logging
 import math
 from collections.abc import Iterator

@@ -1,5 +1,7 @@
 """Only the first batches of a loader."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator
 from itertools import islice

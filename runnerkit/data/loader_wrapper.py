@@ -1,5 +1,7 @@
 """The base of loaders that hold another one."""
 
+from __future__ import annotations
+
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator

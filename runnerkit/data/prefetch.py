@@ -1,5 +1,7 @@
 """Batches on their way to the GPU while it computes."""
 
+from __future__ import annotations
+
 import copy
 from collections import deque
 from collections.abc import Iterator

@@ -1,5 +1,7 @@
 """A loader of what fits in memory, at the speed of indexing."""
 
+from __future__ import annotations
+
 import copy
 from collections.abc import Iterator, Mapping
 from itertools import chain

@@ -1,5 +1,7 @@
 """A data set of tensors whose batches are fetched whole."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
