@@ -43,19 +43,37 @@ class Outcome:
             state = optimizer.state
             for parameter in state:
                 state[parameter] = move(state[parameter], torch.device("cpu"), path="state")
-        attributes = {
-            name: value for name, value in self.attributes.items() if name in _COMPONENTS or _can_travel(name, value)
+        components = {name: self.attributes[name] for name in _COMPONENTS}
+        callbacks = {
+            key: callback if _refusal(callback) is None else _stripped(callback, f"callbacks[{key!r}]")
+            for key, callback in self.attributes["callbacks"].items()
         }
-        return {"attributes": attributes}
+        rest = {name: value for name, value in self.attributes.items() if name not in {*_COMPONENTS, "callbacks"}}
+        return {"attributes": {**components, "callbacks": callbacks, **_travelling(rest, "")}}
 
 
-def _can_travel(name: str, value: Any) -> bool:
+def _stripped(callback: Any, name: str) -> Any:
+    """Copy a callback without what cannot leave this process: an open file, say."""
+    copy = object.__new__(type(callback))
+    vars(copy).update(_travelling(vars(callback), f"{name}."))
+    return copy
+
+
+def _travelling(attributes: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """Leave out what cannot be pickled, and say so: the run's result is worth more than what the user keeps there."""
+    refusals = {name: _refusal(value) for name, value in attributes.items()}
+    for name, error in refusals.items():
+        if error is not None:
+            logger.warning("runner.%s%s stays in the process that trained: %s", prefix, name, error)
+    return {name: value for name, value in attributes.items() if refusals[name] is None}
+
+
+def _refusal(value: Any) -> Exception | None:
     try:
         pickling.dumps(value)
-    except Exception as error:  # whatever the user keeps there; the run's result is worth more
-        logger.warning("runner.%s stays in the process that trained: %s", name, error)
-        return False
-    return True
+    except Exception as error:
+        return error
+    return None
 
 
 def capture(runner: IRunner) -> Outcome:

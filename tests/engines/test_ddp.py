@@ -242,6 +242,38 @@ def test_callbacks_that_were_passed_in_know_what_they_saw():
     assert runner.callbacks["note"] is note
 
 
+class NoteUnderLock(Note):
+    """Makes a lock where it works, and keeps it."""
+
+    def on_stage_start(self, runner):
+        self.lock = threading.Lock()
+
+
+def test_a_callbacks_lock_stays_where_it_was_made(capfd):
+    """It is named; the rest of the callback comes back, one that a hook has made too, and so do the others."""
+    model, note = mlp(), NoteUnderLock()
+
+    class Hooked(dl.SupervisedRunner):
+        def get_callbacks(self, stage):
+            return super().get_callbacks(stage) | {"made": NoteUnderLock(), "whole": Note()}
+
+    runner = Hooked().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=sgd(model),
+        loaders={"train": loader(16, 4)},
+        callbacks={"note": note},
+        ddp=True,
+        cpu=True,
+        **quiet(),
+    )
+
+    assert runner.callbacks["note"] is note
+    assert [runner.callbacks[key].epochs for key in ("note", "made", "whole")] == [[1]] * 3
+    assert not hasattr(note, "lock") and not hasattr(runner.callbacks["made"], "lock")
+    assert "runner.callbacks['made'].lock stays in the process that trained" in capfd.readouterr().err
+
+
 def test_two_stages_on_one_model_are_wrapped_once():
     """The second stage gets the bare module that the first one trained."""
 
