@@ -73,20 +73,26 @@ class ShardedBatchSampler(Sampler[list[int]]):
         self.num_consumed = position
 
     def __iter__(self) -> Iterator[list[int]]:
-        yield from ([place.index for place in batch] for batch in self.places())
+        order, shares = self._start_pass()
+        for positions in shares:
+            yield order[positions.start : positions.stop : positions.step]
 
     def places(self) -> Iterator[list[Place]]:
         """Yield the same batches, with the place of each sample in the epoch."""
-        self.order = order = seeded_order(self.sampler, derive_seed(self.seed, "order", self.epoch))
-        for start, stop in self._global_batches(len(order)):
-            positions = range(start, stop)[self.rank :: self.world_size]
-            if positions:
-                yield [Place(self.epoch, position, order[position]) for position in positions]
+        order, shares = self._start_pass()
+        for positions in shares:
+            yield [Place(self.epoch, position, order[position]) for position in positions]
 
     def __len__(self) -> int:
         assert isinstance(self.sampler, Sized)
         batches = self._global_batches(len(self.sampler))
         return sum(stop - start > self.rank for start, stop in batches)
+
+    def _start_pass(self) -> tuple[list[int], Iterator[range]]:
+        """Return the order of the epoch, and where in it the samples of each batch stand."""
+        self.order = order = seeded_order(self.sampler, derive_seed(self.seed, "order", self.epoch))
+        shares = (range(*batch)[self.rank :: self.world_size] for batch in self._global_batches(len(order)))
+        return order, filter(None, shares)
 
     def _global_batches(self, num_samples: int) -> list[tuple[int, int]]:
         size = self.batch_size * self.world_size

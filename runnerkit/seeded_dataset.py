@@ -19,6 +19,7 @@ from runnerkit.sampler import Place, set_epoch
 from runnerkit.seeding import GENERATORS, CPUState, derive_seed, keep_cpu_rng, sample_seed, seed_generators
 
 _DRAW_NOTHING = (TensorDataset, list, tuple, range)  # these alone: a subclass may
+_DRAW_NOTHING_EITHER = (None, default_collate, default_convert)
 
 
 class SeededDataset(Dataset[Any]):
@@ -106,9 +107,14 @@ class SeededDataset(Dataset[Any]):
         return [sample_seed(base, place.position) for place in places]
 
 
+def is_seeded(dataset: Any, collate_fn: Any) -> bool:
+    """Whether it matters by which seed a sample is fetched and a batch made of them: not if torch or Python do both."""
+    return _innermost_type(dataset) not in _DRAW_NOTHING or collate_fn not in _DRAW_NOTHING_EITHER
+
+
 def seed_collate(collate_fn: Any, *, seed: int, epoch: int, position: int) -> None:
     """Seed all generators of a worker for a ``collate_fn`` of the user's, by where in the epoch its batch begins."""
-    if _in_worker() and collate_fn not in (None, default_collate, default_convert):
+    if _in_worker() and collate_fn not in _DRAW_NOTHING_EITHER:
         # Another seed than the first sample's, whose numbers it would draw again.
         seed_generators(sample_seed(derive_seed(seed, "collate", epoch), position))
 
@@ -118,9 +124,14 @@ def _in_worker() -> bool:
 
 
 def _draws_nothing(dataset: Any) -> bool:
+    kind = _innermost_type(dataset)
+    return kind in _DRAW_NOTHING or vars(kind).get("draws_nothing") is True
+
+
+def _innermost_type(dataset: Any) -> type:
     while type(dataset) is Subset:
         dataset = dataset.dataset
-    return type(dataset) in _DRAW_NOTHING or vars(type(dataset)).get("draws_nothing") is True
+    return type(dataset)
 
 
 def _fetches_batches(dataset: Any) -> bool:

@@ -12,7 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Itera
 
 from runnerkit.loader_worker import WorkerStart
 from runnerkit.sampler import Places, ShardedBatches, ShardedBatchSampler, Uneven, set_epoch
-from runnerkit.seeded_dataset import SeededDataset
+from runnerkit.seeded_dataset import SeededDataset, is_seeded
 from runnerkit.seeding import derive_seed
 from runnerkit.sharded_stream import ShardedStream
 
@@ -135,6 +135,8 @@ def _share_indices(
     name = "sampler" if batches is None else "batch_sampler"
     shard = copy.copy(loader)
     vars(shard)[name] = share
+    if not is_seeded(loader.dataset, loader.collate_fn):
+        return _with_feed(shard, share)  # no places: they cost a tuple a sample
     dataset = SeededDataset(loader.dataset, seed=seed, collate_fn=loader.collate_fn)
     return _with_feed(shard, share, dataset=dataset, **{name: Places(share)})
 
