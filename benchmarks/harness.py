@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -177,7 +177,7 @@ def measure(
 
     Args:
         tolerance: relative, of the numbers that stand in `same`.
-        in_turns: all of a round live at once and do their work in turns, stretch by stretch.
+        in_turns: all of a round live at once and do their work in turns, stretch by stretch; each other round C B A.
     Raises:
         CandidateFailed: the first candidate failed, which is the measure of the others.
     """
@@ -185,7 +185,11 @@ def measure(
     first = candidates[0].name
     for number in range(num_rounds):
         racing = [each for each in candidates if each.name not in outcome.failures and number % each.every == 0]
-        results = (run_in_turns if in_turns else run_all)(racing, timeout_s=timeout_s)
+        if in_turns:
+            order = -1 if number % 2 else 1
+            results: Iterable[Result] = run_in_turns(racing[::order], timeout_s=timeout_s)[::order]
+        else:
+            results = run_all(racing, timeout_s=timeout_s)
         for candidate, report in zip(racing, results, strict=True):
             try:
                 if isinstance(report, CandidateFailed):

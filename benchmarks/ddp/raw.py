@@ -45,6 +45,7 @@ def train(rank: int, port: int | None, path: str, num_metrics: int) -> None:
     if dist.get_rank() == 0:
         notes.loader_is_over()
         report(path, means["loss"])
+    dist.barrier()  # whoever leaves first may abort the other
     dist.destroy_process_group()
 
 

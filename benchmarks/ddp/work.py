@@ -55,6 +55,8 @@ class Notes:
             setattr(dist, name, counted(getattr(dist, name)))
 
     def step(self) -> None:
+        if not self.times:
+            _stay_on_core(dist.get_rank())
         if self.turns is not None and len(self.times) % STEPS_A_TURN == 0:
             self.turns.wait()
         self.times.append(time.time() - (self.turns.waited if self.turns is not None else 0))
@@ -69,6 +71,14 @@ class Notes:
             "collectives": self.num_collectives - before,
         }
         Path(self.path).write_text(json.dumps(figures))
+
+
+def _stay_on_core(number: int) -> None:
+    """Keep all threads of this process on a core of its own: where they wander differs from one start to the next."""
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        for thread in os.listdir("/proc/self/task"):
+            os.sched_setaffinity(int(thread), {cores[number % len(cores)]})
 
 
 def data() -> TensorDataset:
