@@ -45,7 +45,7 @@ def train(rank: int, port: int | None, path: str, num_metrics: int) -> None:
     if dist.get_rank() == 0:
         notes.loader_is_over()
         report(path, means["loss"])
-    dist.barrier()  # whoever leaves first may abort the other
+    del model, optimizer, logits, loss  # which hold the group, and torch aborts if it outlives its end
     dist.destroy_process_group()
 
 
