@@ -129,6 +129,14 @@ def test_contrastive_finds_the_other_half(capsys):
     assert learned["recall10"] > 0.5
 
 
+def test_self_supervision_helps_where_labels_are_few(capsys):
+    """Chance is 0.1; of 360 images 0.1 is more than three standard errors of a share near a half."""
+    learned = run_script("self_supervised", capsys)
+
+    assert learned["accuracy"] > max(learned["pixels"], learned["untrained"]) + 0.1
+    assert learned["pixels"] > 0.1
+
+
 def test_knowledge_distillation_teaches_without_labels(capsys):
     """Chance is 0.1; the student is as good as the teacher but for a few images."""
     learned = run_script("knowledge_distillation", capsys)
