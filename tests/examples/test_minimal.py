@@ -146,6 +146,14 @@ def test_knowledge_distillation_teaches_without_labels(capsys):
     assert learned["agreement"] > 0.9
 
 
+def test_segmentation_tells_a_disc_from_a_square(capsys):
+    """Brightness tells things from their ground, but not one from the other."""
+    learned = run_script("segmentation", capsys)
+
+    assert learned["iou"] > learned["iou_of_brightness"] + 0.1
+    assert learned["dice"] > learned["iou"]
+
+
 def test_recommender_ranks_better_than_popularity(capsys):
     """By half again in each metric."""
     learned = run_script("recommender", capsys)
