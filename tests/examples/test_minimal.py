@@ -146,6 +146,14 @@ def test_knowledge_distillation_teaches_without_labels(capsys):
     assert learned["agreement"] > 0.9
 
 
+def test_gpt_sees_more_than_the_byte_before(capsys):
+    """No model of pairs of bytes can go below their entropy, not even one that has counted these very pages."""
+    learned = run_script("gpt", capsys)
+
+    assert learned["bits"] < learned["bigram"] - 0.1 < learned["unigram"] - 1
+    assert len(learned["sample"]) > 20
+
+
 def test_segmentation_tells_a_disc_from_a_square(capsys):
     """Brightness tells things from their ground, but not one from the other."""
     learned = run_script("segmentation", capsys)
