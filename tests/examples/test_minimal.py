@@ -146,6 +146,14 @@ def test_knowledge_distillation_teaches_without_labels(capsys):
     assert learned["agreement"] > 0.9
 
 
+def test_reinforcement_keeps_the_pole_up(capsys):
+    """500 steps are the most there are; a policy that knows nothing falls after some 20."""
+    learned = run_script("reinforcement", capsys)
+
+    assert 10 < learned["return_at_random"] < 40
+    assert 300 < learned["return"] <= 500
+
+
 def test_gpt_sees_more_than_the_byte_before(capsys):
     """No model of pairs of bytes can go below their entropy, not even one that has counted these very pages."""
     learned = run_script("gpt", capsys)
