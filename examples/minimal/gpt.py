@@ -59,7 +59,7 @@ def main(**where):
     )
     bits, sample = runner.epoch_metrics["valid"]["loss"] / log(2), write(runner.model.cpu(), valid[0, 1:], num_bytes=60)
     bigram = entropy(256 * valid[:, :-1] + valid[:, 1:]) - entropy(valid[:, :-1])
-    return {"bits": bits, "unigram": entropy(valid), "bigram": bigram, "sample": sample}
+    return {"bits": bits, "unigram": entropy(valid[:, 1:]), "bigram": bigram, "sample": sample}
 
 
 if __name__ == "__main__":
