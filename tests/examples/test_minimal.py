@@ -129,6 +129,14 @@ def test_contrastive_finds_the_other_half(capsys):
     assert learned["recall10"] > 0.5
 
 
+def test_self_supervision_helps_where_labels_are_few(capsys):
+    """Chance is 0.1; of 360 images 0.1 is more than three standard errors of a share near a half."""
+    learned = run_script("self_supervised", capsys)
+
+    assert learned["accuracy"] > max(learned["pixels"], learned["untrained"]) + 0.1
+    assert learned["pixels"] > 0.1
+
+
 def test_knowledge_distillation_teaches_without_labels(capsys):
     """Chance is 0.1; the student is as good as the teacher but for a few images."""
     learned = run_script("knowledge_distillation", capsys)
@@ -136,6 +144,30 @@ def test_knowledge_distillation_teaches_without_labels(capsys):
     assert learned["student"] > learned["teacher"] - 0.05
     assert learned["teacher"] > 0.9
     assert learned["agreement"] > 0.9
+
+
+def test_reinforcement_keeps_the_pole_up(capsys):
+    """500 steps are the most there are; a policy that knows nothing falls after some 20."""
+    learned = run_script("reinforcement", capsys)
+
+    assert 10 < learned["return_at_random"] < 40
+    assert 300 < learned["return"] <= 500
+
+
+def test_gpt_sees_more_than_the_byte_before(capsys):
+    """No model of pairs of bytes can go below their entropy, not even one that has counted these very pages."""
+    learned = run_script("gpt", capsys)
+
+    assert learned["bits"] < learned["bigram"] - 0.1 < learned["unigram"] - 1
+    assert len(learned["sample"]) > 20
+
+
+def test_segmentation_tells_a_disc_from_a_square(capsys):
+    """Brightness tells things from their ground, but not one from the other."""
+    learned = run_script("segmentation", capsys)
+
+    assert learned["iou"] > learned["iou_of_brightness"] + 0.1
+    assert learned["dice"] > learned["iou"]
 
 
 def test_recommender_ranks_better_than_popularity(capsys):
