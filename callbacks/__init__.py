@@ -28,6 +28,7 @@ from runnerkit.callbacks.criterion import CriterionCallback
 from runnerkit.callbacks.early_stop import EarlyStoppingCallback
 from runnerkit.callbacks.ema import EMACallback
 from runnerkit.callbacks.hang import HangCallback
+from runnerkit.callbacks.lr_finder import LRFinder
 from runnerkit.callbacks.lr_scale import LRScaleCallback
 from runnerkit.callbacks.metric import BatchMetricCallback, FunctionalBatchMetricCallback, LoaderMetricCallback
 from runnerkit.callbacks.metric_aggregation import MetricAggregationCallback
@@ -81,6 +82,7 @@ __all__ = [
     "IOUCallback",
     "IOptimizerCallback",
     "ISchedulerCallback",
+    "LRFinder",
     "LRScaleCallback",
     "LoaderMetricCallback",
     "MAPCallback",

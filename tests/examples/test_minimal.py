@@ -169,6 +169,14 @@ def test_averages_of_weights_are_nearer_than_the_last(capsys):
     assert max(learned["ema"], learned["swa"]) < learned["last"] / 2
 
 
+def test_lr_finder_suggests_a_rate_that_learns(capsys):
+    """Where the rate it began with moves nothing; chance is 0.1. It is not near the one that diverged."""
+    learned = run_script("lr_finder", capsys)
+
+    assert learned["accuracy"] > 0.8 > learned["accuracy_of_first"] + 0.5
+    assert learned["suggestion"] < learned["diverged"] / 10
+
+
 @pytest.mark.slow
 def test_gan_reaches_the_ring_in_two_processes():
     """Half the steps, each on twice the points: two optimizers stepped by hand keep both models alike."""
