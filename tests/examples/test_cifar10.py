@@ -192,7 +192,7 @@ def test_a_narrow_one_learns_and_resumes_as_if_it_had_never_stopped(example, mon
     monkeypatch.chdir(tmp_path)
     write_cifar10("data", num_train=500, num_test=200)
     arguments = [*SMALL, "--engine", "CPUEngine", "--epochs", "4"]
-    handle_batch = example.CIFAR10Runner.handle_batch
+    handle_batch = example.ZooRunner.handle_batch
 
     def fail(runner, batch):
         if runner.is_train_loader and (runner.epoch_step, runner.loader_batch_step) == (3, 7):
@@ -201,7 +201,7 @@ def test_a_narrow_one_learns_and_resumes_as_if_it_had_never_stopped(example, mon
 
     whole = example.main([*arguments, "--logdir", "whole"])
     with monkeypatch.context() as patch:
-        patch.setattr(example.CIFAR10Runner, "handle_batch", fail)
+        patch.setattr(example.ZooRunner, "handle_batch", fail)
         with pytest.raises(RuntimeError, match="the power is gone"):
             example.main([*arguments, "--logdir", "parts"])
     parts = example.main([*arguments, "--logdir", "parts", "--resume"])
