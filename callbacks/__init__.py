@@ -35,6 +35,7 @@ from runnerkit.callbacks.metric_aggregation import MetricAggregationCallback
 from runnerkit.callbacks.multilabel_accuracy import MultilabelAccuracyCallback
 from runnerkit.callbacks.non_finite import NonFiniteCallback
 from runnerkit.callbacks.optimizer import OptimizerCallback
+from runnerkit.callbacks.optuna_pruning import OptunaPruningCallback
 from runnerkit.callbacks.overfit import BatchOverfitCallback
 from runnerkit.callbacks.periodic_loader import PeriodicLoaderCallback
 from runnerkit.callbacks.precision_recall import (
@@ -93,6 +94,7 @@ __all__ = [
     "NDCGCallback",
     "NonFiniteCallback",
     "OptimizerCallback",
+    "OptunaPruningCallback",
     "PeriodicLoaderCallback",
     "PrecisionRecallF1SupportCallback",
     "ProfilerCallback",

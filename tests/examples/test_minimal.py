@@ -5,6 +5,7 @@ import importlib
 import re
 import runpy
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -175,6 +176,15 @@ def test_lr_finder_suggests_a_rate_that_learns(capsys):
 
     assert learned["accuracy"] > 0.8 > learned["accuracy_of_first"] + 0.5
     assert learned["suggestion"] < learned["diverged"] / 10
+
+
+def test_optuna_search_gives_up_bad_trials(capsys):
+    """By what they had reached, all were worse than the best one; half of all trials were so by 2 of 100 images."""
+    learned = run_script("optuna_search", capsys)
+
+    assert len(learned["pruned"] + learned["complete"]) == 15 and len(learned["pruned"]) >= 3
+    assert max(learned["pruned"]) <= learned["best"] == max(learned["complete"])
+    assert learned["best"] > max(0.9, median(learned["pruned"] + learned["complete"]) + 0.02)
 
 
 @pytest.mark.slow
