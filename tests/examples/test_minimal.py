@@ -187,6 +187,16 @@ def test_optuna_search_gives_up_bad_trials(capsys):
     assert learned["best"] > max(0.9, median(learned["pruned"] + learned["complete"]) + 0.02)
 
 
+def test_export_keeps_the_answers(capsys):
+    """Logits around 10: torch.export's to the bit, ONNX's to the rounding of float32 sums, 8 bits' to a few percent."""
+    learned = run_script("export", capsys)
+    sizes, distances, accuracies = (dict(zip(learned, column, strict=True)) for column in zip(*learned.values()))
+
+    assert distances["program"] == 0 and distances["onnx"] < 1e-4 and 0 < distances["int8"] < 0.5
+    assert min(accuracies.values()) > 0.9 and abs(accuracies["int8"] - accuracies["onnx"]) < 0.02
+    assert sizes["int8"] < sizes["onnx"] / 3
+
+
 @pytest.mark.slow
 def test_gan_reaches_the_ring_in_two_processes():
     """Half the steps, each on twice the points: two optimizers stepped by hand keep both models alike."""
