@@ -30,12 +30,14 @@ from runnerkit.callbacks.criterion import CriterionCallback
 from runnerkit.callbacks.early_stop import EarlyStoppingCallback
 from runnerkit.callbacks.ema import EMACallback
 from runnerkit.callbacks.hang import HangCallback
+from runnerkit.callbacks.lr_finder import LRFinder
 from runnerkit.callbacks.lr_scale import LRScaleCallback
 from runnerkit.callbacks.metric import BatchMetricCallback, FunctionalBatchMetricCallback, LoaderMetricCallback
 from runnerkit.callbacks.metric_aggregation import MetricAggregationCallback
 from runnerkit.callbacks.multilabel_accuracy import MultilabelAccuracyCallback
 from runnerkit.callbacks.non_finite import NonFiniteCallback
 from runnerkit.callbacks.optimizer import OptimizerCallback
+from runnerkit.callbacks.optuna_pruning import OptunaPruningCallback
 from runnerkit.callbacks.overfit import BatchOverfitCallback
 from runnerkit.callbacks.periodic_loader import PeriodicLoaderCallback
 from runnerkit.callbacks.precision_recall import (
@@ -83,6 +85,7 @@ __all__ = [
     "IOUCallback",
     "IOptimizerCallback",
     "ISchedulerCallback",
+    "LRFinder",
     "LRScaleCallback",
     "LoaderMetricCallback",
     "MAPCallback",
@@ -93,6 +96,7 @@ __all__ = [
     "NDCGCallback",
     "NonFiniteCallback",
     "OptimizerCallback",
+    "OptunaPruningCallback",
     "PeriodicLoaderCallback",
     "PrecisionRecallF1SupportCallback",
     "ProfilerCallback",

@@ -1,23 +1,28 @@
-"""CIFAR-10 in memory, as bytes; cropped, flipped and normalized in whole batches on the device."""
+"""CIFAR-10 or Fashion-MNIST in memory, as bytes; cropped, flipped and normalized in whole batches on the device."""
 
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from runnerkit import dl
-from runnerkit.contrib import CIFAR10
+from runnerkit.contrib import CIFAR10, FashionMNIST
 
-# Per channel, over the 50,000 training images.
-MEAN = (0.4914, 0.4822, 0.4465)
-STD = (0.2470, 0.2435, 0.2616)
+DATASETS: dict[str, type[CIFAR10 | FashionMNIST]] = {"cifar10": CIFAR10, "fashion-mnist": FashionMNIST}
+# Means and deviations per channel, over the training images; of Fashion-MNIST before a border is added.
+STATISTICS = {
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "fashion-mnist": ((0.2860,) * 3, (0.3530,) * 3),
+}
 
 
-def image_loaders(root: str | Path, *, batch_size: int) -> dict[str, dl.TensorLoader]:
-    """Load CIFAR-10 from `root`.
+def image_loaders(root: str | Path, *, batch_size: int, dataset: str = "cifar10") -> dict[str, dl.TensorLoader]:
+    """Load a data set from `root`.
 
     Args:
-        root: holds ``cifar-10-batches-py``.
+        root: holds ``cifar-10-batches-py``, or ``FashionMNIST``.
         batch_size: images of one process in a batch.
+        dataset: a key of `DATASETS`.
     Returns:
         "train" (shuffled) and "valid" (the test part), yielding (N, 3, 32, 32) uint8 and (N,) int64.
     Raises:
@@ -26,10 +31,17 @@ def image_loaders(root: str | Path, *, batch_size: int) -> dict[str, dl.TensorLo
     loaders = {}
     for loader_key in ("train", "valid"):
         training = loader_key == "train"
-        data = CIFAR10(root, train=training)
-        images = data.images.permute(0, 3, 1, 2).contiguous()
+        data = DATASETS[dataset](root, train=training)
+        images = for_cifar_stem(data.images)
         loaders[loader_key] = dl.TensorLoader(images, data.targets, batch_size=batch_size, shuffle=training)
     return loaders
+
+
+def for_cifar_stem(images: Tensor) -> Tensor:
+    """Make (N, 3, 32, 32) of (N, 32, 32, 3), or of grey (N, 28, 28): 2 black pixels around, three equal channels."""
+    if images.ndim == 4:
+        return images.permute(0, 3, 1, 2).contiguous()
+    return F.pad(images, [2] * 4).unsqueeze(1).expand(-1, 3, -1, -1)  # a view: three channels in the memory of one
 
 
 def augmentation() -> nn.Sequential:
@@ -37,6 +49,6 @@ def augmentation() -> nn.Sequential:
     return nn.Sequential(dl.BatchRandomCrop(padding=4), dl.BatchRandomHorizontalFlip())
 
 
-def with_normalization(model: nn.Module) -> nn.Sequential:
+def with_normalization(model: nn.Module, *, dataset: str = "cifar10") -> nn.Sequential:
     """Let `model` take bytes: after the crop, so that what is padded is black."""
-    return nn.Sequential(dl.BatchNormalize(MEAN, STD), model)
+    return nn.Sequential(dl.BatchNormalize(*STATISTICS[dataset]), model)

@@ -1,4 +1,4 @@
-"""Fourteen models on CIFAR-10; the same script by plain python, torchrun and horovodrun.
+"""Fourteen models on CIFAR-10 or Fashion-MNIST; the same script by plain python, torchrun and horovodrun.
 
 python examples/cifar10/main.py --model ResNet18
 torchrun --standalone --nproc-per-node=2 examples/cifar10/main.py --model ResNet18
@@ -11,19 +11,18 @@ from pathlib import Path
 
 from torch import nn
 from torch.optim import SGD, Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
 
 from runnerkit import dl, utils
-from runnerkit.contrib import CIFAR10
 from runnerkit.engines.process_environment import ProcessEnvironment
 
-from images import augmentation, image_loaders, with_normalization
+from images import DATASETS, augmentation, image_loaders, with_normalization
 from zoo import MODELS
 
 ENGINES = {name: getattr(dl, name) for name in dl.__all__ if name.endswith("Engine") and name != "IEngine"}
 
 
-class CIFAR10Runner(dl.SupervisedRunner):
+class ZooRunner(dl.SupervisedRunner):
     """Makes data, model and optimizer in each of the processes that train.
 
     Args:
@@ -35,15 +34,19 @@ class CIFAR10Runner(dl.SupervisedRunner):
         self.options = options
 
     def get_loaders(self, stage: str) -> dict[str, dl.TensorLoader]:
-        return image_loaders(self.options.root, batch_size=self.options.batch_size)
+        options = self.options
+        return image_loaders(options.root, batch_size=options.batch_size, dataset=options.dataset)
 
     def get_model(self, stage: str) -> nn.Module:
-        return with_normalization(MODELS[self.options.model](width=self.options.width))
+        return with_normalization(MODELS[self.options.model](width=self.options.width), dataset=self.options.dataset)
 
     def get_optimizer(self, stage: str, model: nn.Module) -> Optimizer:
         return SGD(model.parameters(), lr=self.options.lr, momentum=0.9, weight_decay=5e-4)
 
-    def get_scheduler(self, stage: str, optimizer: Optimizer) -> CosineAnnealingLR:
+    def get_scheduler(self, stage: str, optimizer: Optimizer) -> CosineAnnealingLR | OneCycleLR:
+        if self.options.schedule == "one-cycle":  # steps with each batch
+            num_steps = self.options.epochs * len(self.loaders["train"])
+            return OneCycleLR(optimizer, self.options.lr, total_steps=num_steps)
         return CosineAnnealingLR(optimizer, T_max=self.options.epochs)  # steps once an epoch
 
 
@@ -59,24 +62,28 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=MODELS, default="ResNet18", metavar="NAME", help=", ".join(MODELS))
+    parser.add_argument("--dataset", choices=DATASETS, default="cifar10")
     parser.add_argument("--epochs", type=int, default=200)
+    parser.add_argument(
+        "--schedule", choices=("cosine", "one-cycle"), default="cosine", help="one-cycle for few epochs"
+    )
     parser.add_argument("--lr", type=float, default=0.1, help="of one process; N processes take N times as much")
     parser.add_argument("--batch-size", type=int, default=128, help="of one process")
     parser.add_argument("--width", type=float, default=1.0, help="multiply the channels, as by 0.25 for a try on a CPU")
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of the logdir")
     parser.add_argument("--engine", choices=sorted(ENGINES), metavar="NAME", help="by default what the launcher wants")
-    parser.add_argument("--root", type=Path, default=Path("data"), help="where CIFAR-10 is, or will be")
-    parser.add_argument("--logdir", type=Path, help="by default logs/cifar10/MODEL")
+    parser.add_argument("--root", type=Path, default=Path("data"), help="where the images are, or will be")
+    parser.add_argument("--logdir", type=Path, help="by default logs/DATASET/MODEL")
     options = parser.parse_args(arguments)
-    options.logdir = options.logdir or Path("logs/cifar10", options.model)
+    options.logdir = options.logdir or Path("logs", options.dataset, options.model)
     return options
 
 
 def main(arguments: Sequence[str] | None = None) -> dl.SupervisedRunner:
     """Train; logs and checkpoints go to the logdir, and one process prints the accuracy."""
     options = parse(arguments)
-    CIFAR10(options.root, download=True)  # before plain python starts several processes
-    runner = CIFAR10Runner(options).train(
+    DATASETS[options.dataset](options.root, download=True)  # before plain python starts several processes
+    runner = ZooRunner(options).train(
         criterion=nn.CrossEntropyLoss(),
         callbacks=[
             dl.BatchTransformCallback(augmentation(), input_key="features"),

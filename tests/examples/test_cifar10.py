@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from runnerkit import dl, read_metrics, utils
 from runnerkit.torchvision_cpu import import_torchvision
 from tests.cifar10_layout import write_cifar10
+from tests.fashion_mnist_layout import write_fashion_mnist
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "cifar10"
@@ -192,7 +193,7 @@ def test_a_narrow_one_learns_and_resumes_as_if_it_had_never_stopped(example, mon
     monkeypatch.chdir(tmp_path)
     write_cifar10("data", num_train=500, num_test=200)
     arguments = [*SMALL, "--engine", "CPUEngine", "--epochs", "4"]
-    handle_batch = example.CIFAR10Runner.handle_batch
+    handle_batch = example.ZooRunner.handle_batch
 
     def fail(runner, batch):
         if runner.is_train_loader and (runner.epoch_step, runner.loader_batch_step) == (3, 7):
@@ -201,7 +202,7 @@ def test_a_narrow_one_learns_and_resumes_as_if_it_had_never_stopped(example, mon
 
     whole = example.main([*arguments, "--logdir", "whole"])
     with monkeypatch.context() as patch:
-        patch.setattr(example.CIFAR10Runner, "handle_batch", fail)
+        patch.setattr(example.ZooRunner, "handle_batch", fail)
         with pytest.raises(RuntimeError, match="the power is gone"):
             example.main([*arguments, "--logdir", "parts"])
     parts = example.main([*arguments, "--logdir", "parts", "--resume"])
@@ -210,6 +211,31 @@ def test_a_narrow_one_learns_and_resumes_as_if_it_had_never_stopped(example, mon
     assert f"valid accuracy {whole.epoch_metrics['valid']['accuracy']:.2%}" in capsys.readouterr().out
     torch.testing.assert_close(parts.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
     assert logged("parts").equals(logged("whole"))
+
+
+@pytest.mark.slow
+def test_fashion_mnist_by_one_cycle_learns(example, monkeypatch, tmp_path, capsys):
+    """The README's command on small data; chance is 0.1. The cycle ends with the last batch, far below its start."""
+    monkeypatch.chdir(tmp_path)
+    write_fashion_mnist("data", num_train=500, num_test=200)
+    arguments = ["--dataset", "fashion-mnist", "--schedule", "one-cycle", "--engine", "CPUEngine", "--epochs", "4"]
+
+    runner = example.main([*SMALL, *arguments])
+
+    assert runner.epoch_metrics["valid"]["accuracy"] > 0.5
+    assert runner.epoch_metrics["train"]["lr"] < 0.05 / 1000
+    assert "logs in logs/fashion-mnist/ResNet18" in capsys.readouterr().out
+
+
+def test_grey_images_get_a_border_and_three_channels(example):
+    """32 x 32, as the models take them; nothing else is changed."""
+    grey = torch.randint(1, 256, (5, 28, 28), dtype=torch.uint8)
+
+    images = sys.modules["images"].for_cifar_stem(grey)
+
+    assert images.shape == (5, 3, 32, 32)
+    assert all(torch.equal(images[:, channel, 2:-2, 2:-2], grey) for channel in range(3))
+    assert (images != 0).sum() == 3 * grey.numel()
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ import importlib
 import re
 import runpy
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -199,6 +200,33 @@ def test_averages_of_weights_are_nearer_than_the_last(capsys):
     learned = run_script("ema_swa", capsys)
 
     assert max(learned["ema"], learned["swa"]) < learned["last"] / 2
+
+
+def test_lr_finder_suggests_a_rate_that_learns(capsys):
+    """Where the rate it began with moves nothing; chance is 0.1. It is not near the one that diverged."""
+    learned = run_script("lr_finder", capsys)
+
+    assert learned["accuracy"] > 0.8 > learned["accuracy_of_first"] + 0.5
+    assert learned["suggestion"] < learned["diverged"] / 10
+
+
+def test_optuna_search_gives_up_bad_trials(capsys):
+    """By what they had reached, all were worse than the best one; half of all trials were so by 2 of 100 images."""
+    learned = run_script("optuna_search", capsys)
+
+    assert len(learned["pruned"] + learned["complete"]) == 15 and len(learned["pruned"]) >= 3
+    assert max(learned["pruned"]) <= learned["best"] == max(learned["complete"])
+    assert learned["best"] > max(0.9, median(learned["pruned"] + learned["complete"]) + 0.02)
+
+
+def test_export_keeps_the_answers(capsys):
+    """Logits around 10: torch.export's to the bit, ONNX's to the rounding of float32 sums, 8 bits' to a few percent."""
+    learned = run_script("export", capsys)
+    (_, of_program, _), (size, of_onnx, accuracy), (size_of_int8, of_int8, accuracy_of_int8) = learned.values()
+
+    assert of_program == 0 and of_onnx < 1e-4 and 0 < of_int8 < 0.5
+    assert accuracy > 0.9 and abs(accuracy_of_int8 - accuracy) < 0.02
+    assert size_of_int8 < size / 3
 
 
 @pytest.mark.slow

@@ -1,0 +1,66 @@
+"""Export: the trained model as torch.export's program, as ONNX, and as ONNX of 8-bit weights, with the same answers."""
+
+import tempfile
+import warnings
+from pathlib import Path
+
+import onnx
+import onnxruntime
+import torch
+from onnxruntime.quantization import quantize_dynamic
+from torch import nn
+
+from runnerkit import dl
+from runnerkit.contrib import Digits
+
+FILES = {"program": "model.pt2", "onnx": "model.onnx", "int8": "int8.onnx"}
+
+
+def loader(train):
+    """Load digits: 64 pixels in [0, 1] and a class of ten."""
+    digits = Digits(train=train)
+    return dl.TensorLoader(digits.images.flatten(1) / 255, digits.targets, batch_size=64, shuffle=train)
+
+
+def answer(path, features):
+    """Run a file of either format, without the code of the model."""
+    if path.suffix == ".pt2":
+        return torch.export.load(path).module()(features)
+    (logits,) = onnxruntime.InferenceSession(path).run(None, {"features": features.numpy()})
+    return torch.from_numpy(logits)
+
+
+@torch.no_grad()
+def main(**where):
+    """Train, export; return for each file its size in bytes, how far it is from the model, and its accuracy."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 10))
+    runner = dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=torch.optim.Adam(model.parameters(), lr=0.005),
+        loaders={"train": loader(train=True)},
+        num_epochs=5,
+        loggers={"console": None},
+        **where,
+    )
+    model, (features, targets), learned = runner.model.cpu().eval(), loader(train=False).dataset[:], {}
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch's own, of what its exporter to ONNX still uses
+        paths = {name: Path(folder, file) for name, file in FILES.items()}
+        program = torch.export.export(model, (features,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+        torch.export.save(program, paths["program"])
+        torch.onnx.export(program, (), paths["onnx"], input_names=["features"], external_data=False, verbose=False)
+        quantizable = onnx.load(paths["onnx"])
+        del quantizable.graph.value_info[:]  # shapes of weights, which the quantizer transposes, and then refuses
+        quantize_dynamic(quantizable, paths["int8"])
+        for name, path in paths.items():
+            logits = answer(path, features)
+            distance, hits = (logits - model(features)).abs().max(), logits.argmax(1) == targets
+            learned[name] = (path.stat().st_size, distance.item(), hits.float().mean().item())
+    return learned
+
+
+if __name__ == "__main__":
+    learned = main()
+    print("; ".join("{}: {:,} bytes, differs by {:.1g}, accuracy {:.1%}".format(key, *learned[key]) for key in learned))

@@ -1,0 +1,50 @@
+"""LR finder: a sweep over a model that is then thrown away tells the learning rate for the one that is trained."""
+
+import torch
+from torch import nn
+
+from runnerkit import dl
+from runnerkit.contrib import Digits
+
+
+def loader(train):
+    """Load digits: 64 pixels in [0, 1] and a class of ten."""
+    digits = Digits(train=train)
+    return dl.TensorLoader(digits.images.flatten(1) / 255, digits.targets, batch_size=32, shuffle=train)
+
+
+def train(lr, callbacks, **options):
+    """Train a new model by plain SGD."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    return dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=torch.optim.SGD(model.parameters(), lr=lr),
+        callbacks=callbacks,
+        loggers={"console": None},
+        **options,
+    )
+
+
+def main(plot=None, **where):
+    """Sweep, then train by the rate it suggests, and by the one it began with; `plot` is where to draw the losses."""
+    first_lr = 1e-4
+    finder = dl.LRFinder(final_lr=100.0, num_steps=200)
+    train(first_lr, [finder], loaders={"train": loader(train=True)}, num_epochs=10, **where)
+    if plot is not None:
+        finder.plot(plot)
+    loaders = {"train": loader(train=True), "valid": loader(train=False)}
+    learned = {"suggestion": finder.suggestion, "diverged": finder.lrs[-1]}
+    for name, lr in {"accuracy": finder.suggestion, "accuracy_of_first": first_lr}.items():
+        runner = train(lr, [dl.AccuracyCallback("logits", "targets")], loaders=loaders, num_epochs=5, **where)
+        learned[name] = runner.epoch_metrics["valid"]["accuracy"]
+    return learned
+
+
+if __name__ == "__main__":
+    learned = main()
+    told = (
+        "accuracy {accuracy:.1%} by lr {suggestion:.2g}, {accuracy_of_first:.1%} by 0.0001; diverges at {diverged:.2g}"
+    )
+    print(told.format(**learned))

@@ -1,0 +1,54 @@
+"""Hyperparameter search by Optuna: trials that do worse than most others did by then are given up."""
+
+import optuna
+import torch
+from torch import nn
+
+from runnerkit import dl
+from runnerkit.contrib import Digits
+
+
+def loader(train):
+    """Load digits: 64 pixels in [0, 1] and a class of ten."""
+    digits = Digits(train=train)
+    return dl.TensorLoader(digits.images.flatten(1) / 255, digits.targets, batch_size=64, shuffle=train)
+
+
+def main(num_trials=15, **where):
+    """Search; return the accuracies of all trials, of those given up the last, and what the best one had."""
+    loaders = {"train": loader(train=True), "valid": loader(train=False)}
+
+    def objective(trial):
+        lr, width = trial.suggest_float("lr", 1e-5, 1.0, log=True), trial.suggest_int("width", 8, 64)
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
+        runner = dl.SupervisedRunner().train(
+            model=model,
+            criterion=nn.CrossEntropyLoss(),
+            optimizer=torch.optim.Adam(model.parameters(), lr=lr),
+            loaders=loaders,
+            callbacks=[
+                dl.AccuracyCallback("logits", "targets"),
+                dl.OptunaPruningCallback(trial, "valid", "accuracy", minimize=False),
+            ],
+            num_epochs=5,
+            loggers={"console": None},
+            **where,
+        )
+        return runner.epoch_metrics["valid"]["accuracy"]
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    pruner = optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=1)
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=0), pruner=pruner)
+    study.optimize(objective, n_trials=num_trials)
+    parts = {name: study.get_trials(states=[optuna.trial.TrialState[name]]) for name in ("COMPLETE", "PRUNED")}
+    accuracies = {name.lower(): [trial.value for trial in trials] for name, trials in parts.items()}
+    return {"best": study.best_value, **study.best_params, **accuracies}
+
+
+if __name__ == "__main__":
+    learned = main()
+    pruned, num_trials = len(learned["pruned"]), len(learned["pruned"] + learned["complete"])
+    print(
+        "accuracy {best:.1%} by lr {lr:.2g}, width {width}; ".format(**learned) + f"{pruned} of {num_trials} given up"
+    )

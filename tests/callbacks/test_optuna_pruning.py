@@ -1,0 +1,75 @@
+"""A trial hears of each epoch, and ends where its study wants it to."""
+
+import optuna
+import pytest
+from torch import nn
+
+from runnerkit import dl
+from tests.tiny import loader, mlp, quiet, sgd
+
+
+@pytest.fixture
+def study():
+    """Prunes what is no better than chance, whose loss is log(3), after any epoch."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna.create_study(direction="minimize", pruner=optuna.pruners.ThresholdPruner(upper=1.0))
+
+
+def train(trial, *, lr=0.1, num_epochs=4, **kwargs):
+    model = mlp()
+    return dl.SupervisedRunner().train(
+        **{
+            "model": model,
+            "criterion": nn.CrossEntropyLoss(),
+            "optimizer": sgd(model, lr=lr),
+            "loaders": {"train": loader(64, 8), "valid": loader(32, 8, seed=1)},
+            "callbacks": [dl.OptunaPruningCallback(trial, "valid", "loss", minimize=True)],
+            "num_epochs": num_epochs,
+            "engine": dl.CPUEngine(),
+            **quiet(),
+            **kwargs,
+        }
+    )
+
+
+def test_the_trial_has_the_metric_of_each_epoch():
+    """As the runner logs it."""
+    study = optuna.create_study(direction="minimize", pruner=optuna.pruners.NopPruner())
+    trial = study.ask()
+
+    runner = train(trial)
+
+    logged = {epoch: metrics["valid"]["loss"] for epoch, metrics in runner.experiment_metrics.items()}
+    assert study.trials[0].intermediate_values == logged and len(logged) == 4
+
+
+def test_a_bad_trial_ends_after_its_first_epoch(study):
+    """Of the same objective a good one goes on to the end; Optuna knows which was pruned."""
+
+    def objective(trial):
+        lr = trial.suggest_float("lr", 1e-9, 1.0)
+        return train(trial, lr=lr).epoch_metrics["valid"]["loss"]
+
+    study.enqueue_trial({"lr": 1e-9})
+    study.enqueue_trial({"lr": 0.3})
+    study.optimize(objective, n_trials=2)
+
+    assert [trial.state.name for trial in study.trials] == ["PRUNED", "COMPLETE"]
+    assert [len(trial.intermediate_values) for trial in study.trials] == [1, 4]
+
+
+def test_what_a_study_cannot_hear_or_would_misunderstand_is_refused(study):
+    """Before training."""
+    with pytest.raises(ValueError, match="minimize=False, but the study's direction is 'minimize'"):
+        dl.OptunaPruningCallback(study.ask(), "valid", "loss", minimize=False)
+    with pytest.raises(ValueError, match="reads loader 'vaild'"):
+        train(study.ask(), callbacks=[dl.OptunaPruningCallback(study.ask(), "vaild", "loss")])
+
+
+@pytest.mark.slow
+def test_several_processes_are_refused():
+    """A trial of memory would be copied to each, and its study hear nothing."""
+    trial = optuna.trial.FixedTrial({})
+
+    with pytest.raises(ValueError, match="DistributedDataParallelEngine has 2: run each trial in one"):
+        train(trial, engine=dl.DistributedDataParallelEngine(2, device="cpu"))
