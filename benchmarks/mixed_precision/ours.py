@@ -20,7 +20,7 @@ class Observer(dl.Callback):
         self.everyones: list[work.Measured] = []
 
     def on_stage_start(self, runner: Any) -> None:
-        self.watch = work.Watch(runner.engine.device)
+        self.watch = work.Watch(self.way, runner.engine.device)
 
     def on_step_end(self, runner: Any) -> None:
         self.watch.step()
@@ -29,7 +29,7 @@ class Observer(dl.Callback):
         self.loss += runner.epoch_metrics["train"]["loss"] / self.watch.size.num_epochs
 
     def on_stage_end(self, runner: Any) -> None:
-        own = (self.loss, self.watch.seconds, self.watch.peaks_mib(self.way))
+        own = (self.loss, self.watch.seconds, self.watch.peaks_mib())
         self.everyones = runner.engine.gather_object(own)
 
 

@@ -88,11 +88,11 @@ def train(way: str, dtype: torch.dtype | None) -> work.Trained:
     batches = dealt(work.digits(device, train=True), size, rank=rank, world_size=world_size)
     scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
     optimizer = work.make_optimizer(model)
-    loss_sum, watch = torch.zeros((), device=device), work.Watch(device)
+    loss_sum, watch = torch.zeros((), device=device), work.Watch(way, device)
     for loss in RECIPES[way](model, optimizer, batches, device=device, dtype=dtype, scaler=scaler):
         loss_sum += loss
         watch.step()
-    own = (loss_sum.item() / size.num_steps, watch.seconds, watch.peaks_mib(way))
+    own = (loss_sum.item() / size.num_steps, watch.seconds, watch.peaks_mib())
     everyones = [own]
     if way == "ddp":
         everyones = [own] * world_size

@@ -85,11 +85,12 @@ class Watch:
     allocates.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, way: str, device: torch.device) -> None:
         self.device, self.size = device, size_for(device)
         self._num_steps, self._began, self.seconds = 0, 0.0, 0.0
         if device.type == "cuda":
-            for index in range(torch.cuda.device_count()):
+            self._gpus = list(range(torch.cuda.device_count())) if way == "dp" else [torch.cuda.current_device()]
+            for index in self._gpus:
                 torch.cuda.reset_peak_memory_stats(index)
         else:
             Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew: proc(5)
@@ -109,12 +110,11 @@ class Watch:
         torch.cuda.synchronize()
         return time.perf_counter()
 
-    def peaks_mib(self, way: str) -> list[float]:
+    def peaks_mib(self) -> list[float]:
         """Return the peak of this process; under DataParallel of each GPU."""
         if self.device.type == "cpu":
             return [_resident_mib("VmHWM") - self._held]
-        indices = range(torch.cuda.device_count()) if way == "dp" else [torch.cuda.current_device()]
-        return [torch.cuda.max_memory_allocated(index) / 2**20 for index in indices]
+        return [torch.cuda.max_memory_allocated(index) / 2**20 for index in self._gpus]
 
 
 def _resident_mib(name: str) -> float:
