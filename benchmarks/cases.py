@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import torch
+
 from benchmarks.cnn.work import NUM_TRAIN, NUM_VALID
 from benchmarks.harness import Candidate, Figure
 from benchmarks.steps.work import NUM_TURNS, VARIANTS
@@ -74,6 +76,7 @@ def all_cases(peers: str | None = None, *, num_batches: int = 5000) -> list[Case
         IMPORT,
         MEMORY,
         *GROWTH,
+        MIXED_PRECISION,
         GPU,
     ]
 
@@ -283,6 +286,44 @@ GROWTH = (
         ),
         figures=(*EPOCH, Figure("workers", "worker processes", digits=0)),
     ),
+)
+
+WAYS = {"one": "one device", "dp": "DataParallel", "ddp": "DDP"}
+PRECISIONS = {"fp32": "fp32", "amp": "AMP"}
+
+
+def _mixed(who: str, name: str, way: str, precision: str) -> Candidate:
+    return Candidate(
+        f"{name}, {WAYS[way]}, {PRECISIONS[precision]}", f"benchmarks.mixed_precision.{who}", (way, precision),
+        launcher=("torch.distributed.run", "--standalone", f"--nproc-per-node={torch.cuda.device_count() or 2}")
+        if way == "ddp"
+        else (),
+    )  # fmt: skip
+
+
+MIXED_PRECISION = Case(
+    key="mixed-precision",
+    title="Mixed precision three ways",
+    text="The engines and the CNN of examples/mixed_precision.py on scikit-learn's digits, enlarged; DDP with "
+    "find_unused_parameters and cudnn_benchmark, one process a GPU, and SyncBatchNorm. Each step takes the same "
+    "images, shared out if there are several processes or GPUs. On GPUs: 64 x 64, 128 and 256 channels, fp16 with a "
+    "gradient scaler, samples by the wall clock, torch.cuda.max_memory_allocated. Without: 32 x 32, 16 and 32 "
+    "channels, bf16, DataParallel of one replica, DDP of two processes with batch norms of their own, samples by the "
+    "CPU time of all processes, peak of the resident memory above what was held before the first step (Linux). "
+    "Accuracy: of images not trained on.",
+    candidates=tuple(
+        _mixed(who, name, way, precision)
+        for way in WAYS
+        for precision in PRECISIONS
+        for who, name in (("raw", "raw PyTorch"), ("ours", "runnerkit"))
+    ),
+    figures=(
+        Figure("samples_per_s", "samples a second", digits=0),
+        Figure("fullest_mib", "peak of the fullest process or GPU, MiB", digits=0),
+        Figure("emptiest_mib", "of the emptiest, MiB", digits=0),
+        Figure("accuracy_percent", "accuracy, %"),
+    ),
+    tolerance=0.05,  # DDP's batch norms see halves, AMP rounds
 )
 
 GPU_VARIANTS = {"plain": "", "prefetch": ", prefetched", "compile": ", compiled", "graph": ", CUDA graphs"}
