@@ -1,0 +1,180 @@
+"""ImageNet: one script, on any engine; only `--engine` and what starts it change.
+
+python examples/imagenet/main.py
+python examples/imagenet/main.py --data /data/imagenet --engine DataParallelAMPEngine
+torchrun --standalone --nproc-per-node=8 examples/imagenet/main.py --data /data/imagenet
+The first makes its images up, few and small, for a machine without GPUs.
+"""
+
+import argparse
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import SGD, Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR, MultiStepLR
+
+from runnerkit import dl, utils
+from runnerkit.engines.process_environment import ProcessEnvironment
+from runnerkit.torchvision_cpu import import_torchvision
+
+from imagenet_data import image_loaders, with_normalization
+
+ENGINES = {name: getattr(dl, name) for name in dl.__all__ if name.endswith("Engine") and name != "IEngine"}
+# What is not given on the command line; with --data that of Goyal et al. 2017 (arXiv:1706.02677).
+RECIPE = {
+    "model": "resnet50",
+    "epochs": 90,
+    "batch_size": 256,
+    "warmup_epochs": 5,
+    "image_size": 224,
+    "lr": 0.1,
+    "workers": 8,
+}
+TRIAL = {
+    "model": "resnet18",
+    "epochs": 2,
+    "batch_size": 32,
+    "warmup_epochs": 1,
+    "image_size": 32,
+    "lr": 0.0125,
+    "workers": 0,
+}
+
+
+class ImageNetRunner(dl.SupervisedRunner):
+    """Makes data, model, optimizer and scheduler in each of the processes that train.
+
+    Args:
+        options: what `parse` made of the command line.
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        super().__init__()
+        self.options = options
+        self.num_classes = options.classes
+
+    def get_loaders(self, stage: str) -> dict[str, dl.BatchPrefetchLoaderWrapper]:
+        loaders = image_loaders(
+            self.options.data,
+            num_made_up=self.options.synthetic,
+            num_classes=self.options.classes,
+            image_size=self.options.image_size,
+            batch_size=self.options.batch_size,
+            num_workers=self.options.workers,
+        )
+        self.num_classes = len(loaders["train"].dataset.classes)
+        return loaders
+
+    def get_model(self, stage: str) -> nn.Module:
+        models = import_torchvision().models
+        return with_normalization(models.get_model(self.options.model, num_classes=self.num_classes))
+
+    def get_optimizer(self, stage: str, model: nn.Module) -> Optimizer:
+        return SGD(model.parameters(), lr=self.options.lr, momentum=0.9, weight_decay=self.options.weight_decay)
+
+    def get_scheduler(self, stage: str, optimizer: Optimizer) -> Any:
+        warmup_epochs = self.options.warmup_epochs
+        # The warm-up's last step is the last of its last epoch, whose end is the first that counts for what follows.
+        num_before = max(0, warmup_epochs - 1)
+        after: Any = CosineAnnealingLR(optimizer, T_max=self.options.epochs - num_before)
+        if self.options.scheduler == "step":
+            after = MultiStepLR(optimizer, [epoch - num_before for epoch in self.options.drops])
+        if not warmup_epochs:
+            return after
+        return dl.WarmupLR(optimizer, num_steps=warmup_epochs * len(self.loaders["train"]), after=after)
+
+
+def model_names() -> list[str]:
+    """Name torchvision's classification models; those whose outputs in training are several are none of them."""
+    models = import_torchvision().models
+    return sorted({*models.list_models(module=models)} - {"googlenet", "inception_v3"})
+
+
+def make_engine(options: argparse.Namespace) -> dl.IEngine:
+    """Make the one that was asked for; else that of the launcher: Horovod by horovodrun, DDP by the others."""
+    job, name = ProcessEnvironment.read(), options.engine
+    if name is None and job is None and options.device is None:
+        return utils.get_available_engine()
+    if name is None:
+        launched = "HorovodEngine" if job and job.launcher == "horovodrun" else "DistributedDataParallelEngine"
+        name = launched if job else "DeviceEngine"
+    if options.device and name in ("CPUEngine", "GPUEngine"):
+        raise ValueError(f"--device {options.device}: {name} is of one device; take DeviceEngine")
+    arguments = {"device": options.device} if options.device else {}
+    if name.startswith("Horovod"):
+        arguments["compression"] = "fp16"  # gradients travel in half precision
+    return ENGINES[name](**arguments)
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    data = parser.add_mutually_exclusive_group()
+    data.add_argument("--data", type=Path, help="folder with train/CLASS/*.jpg and val/CLASS/*.jpg")
+    data.add_argument(
+        "--synthetic", type=int, default=512, metavar="N", help="make up N images to train on, N/4 to test"
+    )
+    parser.add_argument("--classes", type=int, default=10, help="of made-up images")
+    parser.add_argument(
+        "--model", choices=model_names(), metavar="NAME", help="torchvision's: " + ", ".join(model_names())
+    )
+    parser.add_argument("--engine", choices=sorted(ENGINES), metavar="NAME", help="by default what the launcher wants")
+    parser.add_argument("--device", help="as the engine's: cpu, cuda, or one GPU of several, such as cuda:1")
+    parser.add_argument("--epochs", type=int)
+    parser.add_argument("--batch-size", type=int, help="images of one process in a batch")
+    parser.add_argument("--image-size", type=int, help="height and width in pixels")
+    parser.add_argument("--workers", type=int, help="processes that load images, beside each that trains")
+    parser.add_argument("--lr", type=float, help="of one process; N processes take N times as much")
+    parser.add_argument("--weight-decay", type=float, default=1e-4)
+    parser.add_argument("--label-smoothing", type=float, default=0.0)
+    parser.add_argument("--warmup-epochs", type=int, help="in which the rate grows from 0, step by step")
+    parser.add_argument("--scheduler", choices=("step", "cosine"), default="step", help="after the warm-up")
+    parser.add_argument(
+        "--drops", type=int, nargs="*", default=[30, 60, 80], help="step: epochs that divide the rate by 10"
+    )
+    parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of the logdir")
+    parser.add_argument("--logdir", type=Path, help="by default logs/imagenet/MODEL")
+    known, _ = parser.parse_known_args(arguments)
+    parser.set_defaults(**(TRIAL if known.data is None else RECIPE))
+    options = parser.parse_args(arguments)
+    options.logdir = options.logdir or Path("logs/imagenet", options.model)
+    return options
+
+
+def train(options: argparse.Namespace, callbacks: Iterable[dl.ICallback] = ()) -> dl.SupervisedRunner:
+    """Train; logs and checkpoints go to the logdir."""
+    return ImageNetRunner(options).train(
+        criterion=nn.CrossEntropyLoss(label_smoothing=options.label_smoothing),
+        callbacks=[dl.AccuracyCallback("logits", "targets", topk=(1, 5)), *callbacks],
+        num_epochs=options.epochs,
+        lr_scale="linear",
+        engine=make_engine(options),
+        seed=options.seed,
+        logdir=options.logdir,
+        resume="auto" if options.resume else None,
+        valid_loader="valid",
+        valid_metric="accuracy",
+        minimize_valid_metric=False,
+        hparams=vars(options),
+        verbose=True,
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> dl.SupervisedRunner:
+    """Train, and print what came of it, once."""
+    options = parse(arguments)
+    runner = train(options)
+    if runner.engine.is_main_process:
+        valid = runner.epoch_metrics["valid"]
+        print(
+            f"{options.model} on {type(runner.engine).__name__}: top-1 {valid['accuracy01']:.2%}, "
+            f"top-5 {valid['accuracy05']:.2%}, logs in {options.logdir}"
+        )
+    return runner
+
+
+if __name__ == "__main__":
+    main()

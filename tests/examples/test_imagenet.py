@@ -1,0 +1,301 @@
+"""examples/imagenet: one script learns on every engine, as the recipe by hand; resumes; any launcher."""
+
+import importlib
+import math
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from runnerkit import dl, read_metrics, utils
+from runnerkit.torchvision_cpu import import_torchvision
+from tests.launchers.slurm import Slurm, why_not
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "examples" / "imagenet"
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+SMALL = ("--image-size", "16", "--warmup-epochs", "0")
+MEAN = torch.tensor([0.485, 0.456, 0.406])[:, None, None]
+STD = torch.tensor([0.229, 0.224, 0.225])[:, None, None]
+
+
+@pytest.fixture
+def example(monkeypatch):
+    """examples/imagenet/main.py, which imports what is beside it."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module("examples.imagenet.main")
+
+
+def arguments(engine, logdir, *, num_processes):
+    """For 256 images, of which all processes together take 8 in a step, at a rate that is one process's 0.003."""
+    share = ("--batch-size", str(8 // num_processes), "--lr", str(0.003 / num_processes))
+    return [*SMALL, "--synthetic", "256", *share, "--engine", engine, "--logdir", str(logdir)]
+
+
+def valid_metrics(logdir):
+    """The last epoch's, as logged."""
+    table = read_metrics(logdir)
+    table = table[(table.loader == "valid") & (table.epoch == table.epoch.max())]
+    return dict(zip(table.metric, table.value, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    "engine",
+    [
+        *("CPUEngine", "DataParallelEngine", "AMPEngine"),
+        *("DistributedDataParallelEngine", "FullyShardedDataParallelEngine"),
+        pytest.param("HorovodEngine", marks=pytest.mark.horovod),
+    ],
+)
+def test_it_learns_on_each_engine_that_a_cpu_has(example, tmp_path, capsys, engine):
+    """Ten classes, so chance is 0.1 and 0.5; those of several processes are started by plain python."""
+    if engine == "HorovodEngine":
+        pytest.importorskip("horovod.torch", reason="Horovod is not installed: scripts/install_horovod.sh builds it")
+    num_processes = 2 if getattr(dl, engine).is_ddp else 1
+
+    runner = example.main(arguments(engine, tmp_path, num_processes=num_processes))
+
+    valid = runner.epoch_metrics["valid"]
+    assert runner.engine.num_processes == num_processes
+    assert valid["accuracy01"] > 0.5 and valid["accuracy05"] > 0.8
+    line = f"resnet18 on {engine}: top-1 {valid['accuracy01']:.2%}, top-5 {valid['accuracy05']:.2%}"
+    assert capsys.readouterr().out.count(line) == 1
+
+
+class Evidence(dl.Callback):
+    """Notes the weights to begin with, and each step's batch and rate."""
+
+    def __init__(self):
+        super().__init__(order=dl.CallbackOrder.Internal)
+        self.initial, self.batches, self.rates = {}, [], []
+
+    def on_stage_start(self, runner):
+        state = runner.engine.unwrap(runner.model)[1].state_dict()
+        self.initial = {name: tensor.clone() for name, tensor in state.items()}
+
+    def on_batch_end(self, runner):
+        if runner.is_train_loader:
+            self.batches.append((runner.batch["features"], runner.batch["targets"]))
+            self.rates.append(runner.optimizer.param_groups[0]["lr"])
+
+
+def rate_by_hand(step, scheduler):
+    """Of 5 epochs of 10 steps: 2 of warm-up to 0.02; then drops after epochs 3 and 4, or a cosine to epoch 5's end."""
+    epoch = step // 10
+    if epoch < 2:
+        return 0.02 * step / 20
+    return {"step": 0.02 / 10 ** (epoch - 2), "cosine": 0.01 * (1 + math.cos(math.pi * (epoch - 1) / 4))}[scheduler]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheduler", ["step", "cosine"])
+def test_fifty_steps_are_those_of_the_recipe_by_hand(example, tmp_path, scheduler):
+    """Plain PyTorch on the same batches: rates by formula, SGD, label smoothing, normalized floats; to 1e-6."""
+    evidence = Evidence()
+    options = example.parse(
+        [
+            *("--engine", "CPUEngine", "--synthetic", "80", "--image-size", "16", "--batch-size", "8", "--epochs", "5"),
+            *("--lr", "0.02", "--warmup-epochs", "2", "--scheduler", scheduler, "--drops", "3", "4"),
+            *("--label-smoothing", "0.1", "--logdir", str(tmp_path)),
+        ]
+    )
+
+    runner = example.train(options, [evidence])
+
+    expected_rates = [rate_by_hand(step, scheduler) for step in range(50)]
+    model = import_torchvision().models.resnet18(num_classes=10)
+    model.load_state_dict(evidence.initial)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9, weight_decay=1e-4)
+    for (images, targets), rate in zip(evidence.batches, expected_rates, strict=True):
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.zero_grad()
+        logits = model((images / 255 - MEAN) / STD)
+        nn.functional.cross_entropy(logits, targets, label_smoothing=0.1).backward()
+        optimizer.step()
+    assert evidence.rates == pytest.approx(expected_rates, rel=0, abs=1e-9)
+    torch.testing.assert_close(runner.model[1].state_dict(), model.state_dict(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_it_resumes_as_if_it_had_never_stopped(example, monkeypatch, tmp_path):
+    """Bit for bit, though it failed within the second epoch."""
+    few = [*SMALL, "--synthetic", "64", "--batch-size", "8", "--engine", "CPUEngine"]
+    handle_batch = example.ImageNetRunner.handle_batch
+
+    def fail(runner, batch):
+        if runner.is_train_loader and (runner.epoch_step, runner.loader_batch_step) == (2, 5):
+            raise RuntimeError("the power is gone")
+        handle_batch(runner, batch)
+
+    whole = example.main([*few, "--logdir", str(tmp_path / "whole")])
+    with monkeypatch.context() as patch:
+        patch.setattr(example.ImageNetRunner, "handle_batch", fail)
+        with pytest.raises(RuntimeError, match="the power is gone"):
+            example.main([*few, "--logdir", str(tmp_path / "parts")])
+    parts = example.main([*few, "--logdir", str(tmp_path / "parts"), "--resume"])
+
+    torch.testing.assert_close(parts.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
+    assert parts.experiment_metrics == whole.experiment_metrics
+
+
+def start(command, folder, **variables):
+    """Run a command in `folder`; return what it printed."""
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path, "CUDA_VISIBLE_DEVICES": "", **variables}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def accuracies_by_hand(checkpoint, images, *, num_classes):
+    """Top-1 and top-5 of a checkpoint's weights on (image, class) pairs of normalized floats, by plain PyTorch."""
+    state = utils.load_checkpoint(checkpoint)["model_state_dict"]
+    model = import_torchvision().models.resnet18(num_classes=num_classes).eval()
+    model.load_state_dict({name.removeprefix("1."): tensor for name, tensor in state.items()})
+    [(features, targets)] = DataLoader(images, batch_size=len(images))
+    with torch.no_grad():
+        best = model(features).topk(5).indices
+    hits = (best == targets[:, None]).double()
+    return hits[:, 0].mean().item(), hits.sum(dim=1).mean().item()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_two_processes_score_as_one_does(example, tmp_path):
+    """By torchrun: top-1 and top-5 of 21 images, each scored once by plain PyTorch; twice the rate; one line."""
+    few = ("--synthetic", "86", "--batch-size", "8", "--lr", "0.002", "--epochs", "1", "--logdir", "logdir")
+
+    output = start([sys.executable, *TORCHRUN, str(FOLDER / "main.py"), *SMALL, *few], tmp_path)
+
+    made_up = example.image_loaders(None, num_made_up=86, num_classes=10, image_size=16, batch_size=1, num_workers=0)
+    images = [((image / 255 - MEAN) / STD, target) for image, target in made_up["valid"].dataset]
+    last = tmp_path / "logdir" / "checkpoints" / "last.pth"
+    table = read_metrics(tmp_path / "logdir")
+    assert len(images) == 21
+    valid = valid_metrics(tmp_path / "logdir")
+    assert (valid["accuracy01"], valid["accuracy05"]) == pytest.approx(
+        accuracies_by_hand(last, images, num_classes=10), abs=1e-9
+    )
+    assert table[table.metric == "lr"].value.tolist() == pytest.approx([0.004])
+    assert output.count("resnet18 on DistributedDataParallelEngine: top-1") == 1
+
+
+def write_folders(root):
+    """Six classes of noisy colours as PNG files: eight images of each to train on, three to evaluate."""
+    image = import_torchvision().transforms.ToPILImage()
+    for folder, count in (("train", 8), ("val", 3)):
+        for number in range(6):
+            color = torch.tensor([number >> place & 1 for place in range(3)])[:, None, None]
+            (root / folder / f"color{number}").mkdir(parents=True)
+            for index in range(count):
+                pixels = 128 * color + torch.randint(128, (3, 20, 26))
+                image(pixels.byte()).save(root / folder / f"color{number}" / f"{index}.png")
+
+
+@pytest.mark.slow
+def test_it_reads_folders_of_images(example, tmp_path):
+    """Cropped and mirrored by a worker, normalized on the device; scored as torchvision's usual transforms do."""
+    write_folders(tmp_path / "data")
+    few = ["--model", "resnet18", "--batch-size", "8", "--lr", "0.003", "--epochs", "5", "--workers", "1"]
+
+    runner = example.main(
+        [*SMALL, *few, "--data", str(tmp_path / "data"), "--logdir", str(tmp_path / "logdir"), "--engine", "CPUEngine"]
+    )
+
+    vision = import_torchvision()
+    steps = [vision.transforms.Resize(18), vision.transforms.CenterCrop(16), vision.transforms.ToTensor()]
+    usual = vision.transforms.Compose([*steps, vision.transforms.Normalize(MEAN.flatten(), STD.flatten())])
+    images = vision.datasets.ImageFolder(tmp_path / "data" / "val", usual)
+    by_hand = accuracies_by_hand(tmp_path / "logdir" / "checkpoints" / "last.pth", images, num_classes=6)
+    valid = runner.epoch_metrics["valid"]
+    assert (valid["accuracy01"], valid["accuracy05"]) == pytest.approx(by_hand, abs=1e-9)
+    assert valid["accuracy01"] > 0.5  # chance is 1/6
+
+
+def test_other_classes_to_evaluate_than_to_train_are_refused(example, tmp_path):
+    """By the names of the folders that are in one part only."""
+    write_folders(tmp_path)
+    (tmp_path / "val" / "color5").rename(tmp_path / "val" / "colour5")
+
+    with pytest.raises(ValueError, match=r"\['color5', 'colour5'\] are in one of them only"):
+        example.image_loaders(tmp_path, num_made_up=0, num_classes=0, image_size=16, batch_size=1, num_workers=0)
+
+
+@pytest.mark.parametrize(
+    ("variables", "given", "engine"),
+    [
+        ({}, [], "CPUEngine"),
+        ({}, ["--device", "cpu"], "DeviceEngine"),
+        ({}, ["--engine", "HorovodAMPEngine"], "HorovodAMPEngine"),
+        ({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}, ["--device", "cpu"], "DistributedDataParallelEngine"),
+        ({"HOROVOD_RANK": "1", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_SIZE": "2"}, [], "HorovodEngine"),
+    ],
+)
+def test_the_engine_is_that_of_the_option_or_of_the_launcher(example, monkeypatch, variables, given, engine):
+    """Horovod sends gradients in 16 bits."""
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"MASTER_ADDR": "localhost", "MASTER_PORT": "1", **variables}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    made = example.make_engine(example.parse(given))
+
+    assert type(made) is getattr(dl, engine)
+    assert getattr(made, "compression", "fp16") == "fp16"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+def test_the_job_script_runs_on_two_nodes(tmp_path):
+    """Of a Slurm on this machine, without GPUs: a task on each, which train together."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    script = (FOLDER / "slurm.sh").read_text()
+    (tmp_path / "job.sh").write_text(script.replace("#SBATCH --gpus-per-node=8\n", ""))
+    few = ["--synthetic", "32", "--batch-size", "8", "--lr", "0.002", "--epochs", "1", "--logdir", "logdir"]
+
+    with Slurm() as slurm:
+        start(
+            ["sbatch", "--wait", "--ntasks-per-node=1", "--cpus-per-task=1", "job.sh", *SMALL, *few],
+            tmp_path, **slurm.environment,
+        )  # fmt: skip
+
+    table = read_metrics(tmp_path / "logdir")
+    assert table[table.metric == "lr"].value.tolist() == pytest.approx([0.004])  # of two processes
+
+
+@pytest.mark.slow
+def test_timing_has_a_row_for_each_engine_and_leaves_the_rest_of_the_page(monkeypatch, tmp_path):
+    """The loop by hand comes first; an engine that needs what is not there says so."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    timing = importlib.import_module("examples.imagenet.timing")
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n\n{timing.BEGIN}{timing.END}\n\nafter\n")
+
+    text = timing.main(
+        [*SMALL, "--synthetic", "16", "--batch-size", "8", "--device", "cpu"], ["DeviceEngine", "APEXEngine"], page
+    )
+
+    assert page.read_text() == f"before\n\n{timing.BEGIN}{text}{timing.END}\n\nafter\n"
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    assert [row[0] for row in rows] == ["| engine", "| by hand, raw PyTorch", "| DeviceEngine", "| APEXEngine"]
+    assert float(rows[1][2]) > 0 and float(rows[2][2]) > 0 and "not run: APEXEngine needs" in text
+
+
+def test_the_readme_has_a_command_for_every_engine(example):
+    """Each parses; no command has an option that there is not."""
+    page = (FOLDER / "README.md").read_text()
+
+    commands = [shlex.split(each) for each in re.findall(r"^\|.*main\.py([^`]*)`", page, re.MULTILINE)]
+
+    assert {example.parse(each).engine for each in commands} == {None, *example.ENGINES}
