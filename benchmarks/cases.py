@@ -48,6 +48,9 @@ PEERS = {
     "Lightning, barebones": ("lightning_trainer", ("nothing",)),
     "Lightning": ("lightning_trainer", VARIANTS),
 }
+# Those that call three times as many functions as raw PyTorch take part in one round of so many.
+SLOW_PEERS = {"TorchTNT", "Catalyst", "transformers' Trainer", "Lightning, barebones", "Lightning"}
+SLOW_PEERS_EVERY = 3
 CNN_PEERS_EVERY = 9  # an epoch takes a minute
 VARIANT_WORDS = {
     "nothing": "nothing logged",
@@ -90,8 +93,12 @@ def _step_candidates(variant: str, peers: str | None, *more: str) -> tuple[Candi
     for name, (script, variants) in PEERS.items():
         if peers is not None and variant in variants:
             own = (*arguments, "--barebones") if "barebones" in name else arguments
-            candidates.append(Candidate(name, f"benchmarks.peers.{script}", own, python=peers))
+            candidates.append(Candidate(name, f"benchmarks.peers.{script}", own, python=peers, every=_every(name)))
     return tuple(candidates)
+
+
+def _every(name: str) -> int:
+    return SLOW_PEERS_EVERY if name in SLOW_PEERS else 1
 
 
 def _steps(variant: str, peers: str | None, num_batches: int) -> Case:

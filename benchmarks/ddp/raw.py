@@ -1,6 +1,5 @@
 """Cases c and d by hand; by itself it starts its processes by mp.spawn, under torchrun it is one of them."""
 
-import gc
 import os
 import socket
 import tempfile
@@ -46,8 +45,7 @@ def train(rank: int, port: int | None, path: str, num_metrics: int) -> None:
     if dist.get_rank() == 0:
         notes.loader_is_over()
         report(path, means["loss"])
-    del model, optimizer, logits, loss
-    gc.collect()  # they hold the group in cycles; its threads must not outlive it to the exit, where torch aborts
+    del model, optimizer, logits, loss  # which hold the group, and torch aborts if it outlives its end
     dist.destroy_process_group()
 
 
