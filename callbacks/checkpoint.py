@@ -19,7 +19,7 @@ from runnerkit.callback import CallbackOrder, ICheckpointCallback, IOptimizerCal
 from runnerkit.checkpoint import CheckpointFolder, find_checkpoint
 from runnerkit.checkpoint_cleanup import clean_up, leave_branch
 from runnerkit.checkpoint_file import load_checkpoint
-from runnerkit.checkpoint_index import Record
+from runnerkit.checkpoint_index import Record, name_at
 from runnerkit.plain_state import copied
 from runnerkit.preemption import StopRequests, heeded, stopped_by
 from runnerkit.types import StateDict
@@ -214,8 +214,7 @@ class CheckpointCallback(ICheckpointCallback):
             state = snapshot.capture(runner)
         else:
             state = snapshot.judged_state(runner, snapshot.model_state(runner))
-        step = f".{runner.batch_step:08d}" if runner.is_within_loader else ""
-        name = f"model.{runner.epoch_step:04d}{step}"
+        name = name_at(runner.epoch_step, runner.batch_step if runner.is_within_loader else math.inf)
         what = {
             "kind": self.mode, "stage": runner.stage_key, "epoch": runner.epoch_step, "batch": runner.batch_step,
             "score": score,

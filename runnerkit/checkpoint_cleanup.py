@@ -6,13 +6,12 @@ That is what a killed run, or a bad disk, left; and what comes after the checkpo
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
 from runnerkit.checkpoint import CheckpointFolder, name_again, remove
 from runnerkit.checkpoint_fault import fault_of, record_of
-from runnerkit.checkpoint_index import Record, place_of
+from runnerkit.checkpoint_index import Record, name_at, place_of
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +79,6 @@ def _adopt(folder: CheckpointFolder, source: Path, place: tuple[int, float]) -> 
     """Describe a checkpoint that the index does not know, under a name of its own: "best.pth" will be another."""
     path = folder.folder / source.name
     if place_of(source.name) is None:
-        epoch, step = place
-        path = folder.folder / (f"model.{epoch:04d}.pth" if step == math.inf else f"model.{epoch:04d}.{step:08d}.pth")
+        path = folder.folder / f"{name_at(*place)}.pth"
         name_again(source, path)
     return record_of(path)

@@ -80,6 +80,15 @@ def _record(**fields: Any) -> Record:
     return record
 
 
+def name_at(epoch: int, step: float) -> str:
+    """Name a checkpoint, without what its file's name ends in.
+
+    >>> name_at(3, 120), name_at(3, math.inf)
+    ('model.0003.00000120', 'model.0003')
+    """
+    return f"model.{epoch:04d}" if step == math.inf else f"model.{epoch:04d}.{step:08d}"
+
+
 def place_of(name: str) -> tuple[int, float] | None:
     """Return (epoch, step within it; infinite at its end) of a checkpoint's name; None of any other name.
 

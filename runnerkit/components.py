@@ -22,7 +22,6 @@ from runnerkit.logger import ILogger, Step
 from runnerkit.seeding import derive_seed, set_global_seed
 from runnerkit.sharding import count_batches, start_epoch
 from runnerkit.types import Batch, as_dict, like
-from runnerkit.warmup import WarmupLR
 from runnerkit.whereabouts import note_whereabouts
 
 if TYPE_CHECKING:
@@ -191,8 +190,6 @@ def _bind_schedulers(runner: IRunner, prepared: dict[int, Any]) -> None:
     schedulers = list(as_dict(runner.scheduler).values())
     for scheduler in schedulers:  # and those inside: torch's SequentialLR and ChainedScheduler, WarmupLR
         schedulers += getattr(scheduler, "_schedulers", ())
-        if isinstance(scheduler, WarmupLR):
-            schedulers.append(scheduler.after)
         optimizer = getattr(scheduler, "optimizer", None)
         if id(optimizer) in prepared and prepared[id(optimizer)] is not optimizer:
             scheduler.optimizer = prepared[id(optimizer)]
@@ -208,7 +205,7 @@ def open_loggers(runner: IRunner) -> None:
     snapshot.leave_branch(runner)
     runner.loggers = dict(runner._hooks.get_loggers())
     resumed_at = (runner._snapshot.step if runner._snapshot else Step("", "", 0, 0)) if runner._continues else None
-    environment = describe_environment(runner.engine, seed=runner.seed)
+    environment = describe_environment(runner.engine, seed=runner.seed) if runner.loggers else {}
     _claim_logdirs(runner, runner.loggers.values())
     for logger in runner.loggers.values():
         logger.setup(resumed_at=resumed_at)

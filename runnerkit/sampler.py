@@ -8,6 +8,8 @@ processes see together, batch by batch, what one process with an N times larger 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sized
+from functools import partial
+from itertools import repeat
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -26,6 +28,7 @@ class Place(NamedTuple):
     index: Any  # what the data set is asked for
 
 
+_place = partial(tuple.__new__, Place)  # of a tuple; Place(...) itself is a Python function, and takes twice as long
 _LARGEST_BATCH = 2**32  # positions of whole batches lie so far apart
 # By a loader, a share, a sampler, a subset, a concatenation.
 _HELD = ("origin", "batch_sampler", "sampler", "batches", "dataset", "datasets", "collate_fn")
@@ -81,7 +84,8 @@ class ShardedBatchSampler(Sampler[list[int]]):
         """Yield the same batches, with the place of each sample in the epoch."""
         order, shares = self._start_pass()
         for positions in shares:
-            yield [Place(self.epoch, position, order[position]) for position in positions]
+            indices = order[positions.start : positions.stop : positions.step]
+            yield list(map(_place, zip(repeat(self.epoch), positions, indices, strict=False)))
 
     def __len__(self) -> int:
         assert isinstance(self.sampler, Sized)

@@ -16,7 +16,15 @@ from torch.utils.data import (
 )
 
 from runnerkit.sampler import Place, set_epoch
-from runnerkit.seeding import GENERATORS, CPUState, derive_seed, keep_cpu_rng, sample_seed, seed_generators
+from runnerkit.seeding import (
+    GENERATORS,
+    CPUState,
+    derive_seed,
+    keep_cpu_rng,
+    sample_seed,
+    sample_seeds,
+    seed_generators,
+)
 
 _DRAW_NOTHING = (TensorDataset, list, tuple, range)  # these alone: a subclass may
 _DRAW_NOTHING_EITHER = (None, default_collate, default_convert)
@@ -94,17 +102,17 @@ class SeededDataset(Dataset[Any]):
         return items
 
     def _seeded(self, places: list[Place]) -> list[Any]:
-        seed_all = [GENERATORS[name] for name in self._drawn_from]
+        dataset, seed_all = self.dataset, [GENERATORS[name] for name in self._drawn_from]
         items = []
         for place, seed in zip(places, self._seeds(places), strict=True):  # here each call counts
             for seed_one in seed_all:
                 seed_one(seed)
-            items.append(self.dataset[place.index])
+            items.append(dataset[place.index])
         return items
 
     def _seeds(self, places: list[Place]) -> list[int]:
         base = derive_seed(self.seed, "sample", places[0].epoch)
-        return [sample_seed(base, place.position) for place in places]
+        return sample_seeds(base, [place.position for place in places])
 
 
 def is_seeded(dataset: Any, collate_fn: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,6 +34,9 @@ def derive_seed(seed: int, *parts: int | str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
+_GOLDEN = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio
+
+
 def sample_seed(base: int, position: int) -> int:
     """Mix a sample's position into `base`, of :func:`derive_seed`, in a microsecond where a hash takes 20.
 
@@ -42,8 +45,18 @@ def sample_seed(base: int, position: int) -> int:
     >>> len({sample_seed(3, position) for position in range(10_000)})
     10000
     """
-    spread = (base + position) * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
+    spread = (base + position) * _GOLDEN & 0xFFFFFFFFFFFFFFFF
     return (spread ^ spread >> 32) >> 1
+
+
+def sample_seeds(base: int, positions: Sequence[int]) -> list[int]:
+    """Return `sample_seed` of each of `positions`, a fifth of a microsecond sooner for each.
+
+    >>> sample_seeds(2**63 - 1, [0, 7, 2**62]) == [sample_seed(2**63 - 1, each) for each in (0, 7, 2**62)]
+    True
+    """
+    spread = (np.array(positions, dtype=np.uint64) + np.uint64(base)) * np.uint64(_GOLDEN)  # modulo 2**64
+    return ((spread ^ spread >> np.uint64(32)) >> np.uint64(1)).tolist()  # type: ignore[no-any-return]
 
 
 # What a data set draws from, and how it is seeded. Amid other work torch's takes 2 microseconds, the others 9 and 13.

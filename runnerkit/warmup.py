@@ -74,6 +74,10 @@ class WarmupLR:
         self._set_rates()
 
     @property
+    def _schedulers(self) -> tuple[Any, ...]:
+        return () if self.after is None else (self.after,)  # what torch's own call so, an engine finds here too
+
+    @property
     def is_over(self) -> bool:
         """Whether the rates are the full ones, or what `after` made of them."""
         return self.num_done >= self.length

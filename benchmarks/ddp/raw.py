@@ -1,5 +1,6 @@
 """Cases c and d by hand; by itself it starts its processes by mp.spawn, under torchrun it is one of them."""
 
+import gc
 import os
 import socket
 import tempfile
@@ -45,7 +46,8 @@ def train(rank: int, port: int | None, path: str, num_metrics: int) -> None:
     if dist.get_rank() == 0:
         notes.loader_is_over()
         report(path, means["loss"])
-    del model, optimizer, logits, loss  # which hold the group, and torch aborts if it outlives its end
+    del model, optimizer, logits, loss
+    gc.collect()  # they hold the group in cycles; its threads must not outlive it to the exit, where torch aborts
     dist.destroy_process_group()
 
 
