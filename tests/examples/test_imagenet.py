@@ -177,7 +177,8 @@ def test_two_processes_score_as_one_does(example, tmp_path):
     output = start([sys.executable, *TORCHRUN, str(FOLDER / "main.py"), *SMALL, *few], tmp_path)
 
     made_up = example.image_loaders(None, num_made_up=86, num_classes=10, image_size=16, batch_size=1, num_workers=0)
-    images = [((image / 255 - MEAN) / STD, target) for image, target in made_up["valid"].dataset]
+    dataset = made_up["valid"].dataset
+    images = [((image / 255 - MEAN) / STD, target) for image, target in map(dataset.__getitem__, range(len(dataset)))]
     last = tmp_path / "logdir" / "checkpoints" / "last.pth"
     table = read_metrics(tmp_path / "logdir")
     assert len(images) == 21
