@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
-import torch
-from torch import Tensor
-from torch.distributed import GradBucket  # type: ignore[attr-defined]  # public, though not in torch's __all__
 from torch.nn.parallel import DistributedDataParallel
 
 Hook: TypeAlias = tuple[Any, Callable[..., Any]]
@@ -47,17 +44,9 @@ def register(hook: CommHook, model: DistributedDataParallel) -> None:
     elif hook == "fp16":
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
     elif hook == "bf16":
-        model.register_comm_hook(None, _under_own_name(default_hooks.bf16_compress_hook))
+        # Torch's hook DDP lets pass with NCCL only, by its name; gloo adds bf16 as well.
+        model.register_comm_hook(None, lambda state, bucket: default_hooks.bf16_compress_hook(state, bucket))
     else:
         model.register_comm_hook(
             powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1), powerSGD_hook.powerSGD_hook
         )
-
-
-def _under_own_name(hook: Callable[[Any, GradBucket], torch.futures.Future[Tensor]]) -> Callable[..., Any]:
-    """Wrap torch's hook for bf16, which DDP lets pass by its name with NCCL only; gloo adds bf16 as well."""
-
-    def compress(state: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        return hook(state, bucket)
-
-    return compress
