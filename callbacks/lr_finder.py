@@ -26,9 +26,9 @@ class LRFinder(Callback):
     stage ends.
 
     The range test of Smith 2015 (arXiv:1506.01186). It ends early when the loss diverges: when it is not finite, or,
-    smoothed, more than four times its lowest. Then the optimizer gets its own rates back, and nothing else is put back:
-    weights, batch norm's statistics and momenta are what the sweep made of them, so train a model made anew. Loaders
-    that come after the sweep see one batch.
+    smoothed, more than four times its lowest (if that is above zero). Then the optimizer gets its own rates back, and
+    nothing else is put back: weights, batch norm's statistics and momenta are what the sweep made of them, so train a
+    model made anew. Loaders that come after the sweep see one batch.
 
     Args:
         final_lr: of the last batch; larger than the optimizer's own.
@@ -190,8 +190,9 @@ class LRFinder(Callback):
     def _is_over(self) -> bool:
         if not self.losses:
             return False
-        has_diverged = not self.smoothed_losses[-1] <= _DIVERGED * min(self.smoothed_losses)  # NaN is not
-        return has_diverged or math.isinf(self.losses[-1]) or len(self.losses) == self._num_steps
+        lowest = min(self.smoothed_losses)  # below zero there is no such multiple
+        has_diverged = lowest > 0 and self.smoothed_losses[-1] > _DIVERGED * lowest
+        return has_diverged or not math.isfinite(self.losses[-1]) or len(self.losses) == self._num_steps
 
     def state_dict(self) -> StateDict:
         """State to go on from within a sweep."""

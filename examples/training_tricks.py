@@ -53,7 +53,7 @@ def shift(image: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def make_scheduler(optimizer: Optimizer, options: argparse.Namespace) -> dl.WarmupLR:
     """Warm up by steps or epochs; then, by epochs, what was asked for."""
     length: dict[str, Any] = (
-        {"num_epochs": options.warmup_epochs} if options.warmup_epochs else {"num_steps": options.warmup_steps}
+        {"num_steps": options.warmup_steps} if options.warmup_epochs is None else {"num_epochs": options.warmup_epochs}
     )
     after = (
         lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.3, patience=options.drop_patience)

@@ -108,12 +108,17 @@ class WarmupLR:
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def state_dict(self) -> StateDict:
-        """How far it is, the full rates, and the state of `after`; the length and the start are arguments."""
+        """How far it is, of how much, the full rates, and the state of `after`; the start is an argument."""
         after = self.after.state_dict() if hasattr(self.after, "state_dict") else None
-        return {"num_done": self.num_done, "full_lrs": list(self.full_lrs), "after": after}
+        return {"num_done": self.num_done, "length": self.length, "full_lrs": list(self.full_lrs), "after": after}
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Take back :meth:`state_dict`; the rates of now are in the optimizer's."""
-        self.num_done, self.full_lrs = state["num_done"], list(state["full_lrs"])
+        """Take back :meth:`state_dict`; the rates of now are in the optimizer's.
+
+        A warm-up of another length, as an epoch has other steps on another number of processes, goes on from the same
+        share of it.
+        """
+        self.num_done = round(state["num_done"] * self.length / state.get("length", self.length))
+        self.full_lrs = list(state["full_lrs"])
         if state["after"] is not None and hasattr(self.after, "load_state_dict"):
             self.after.load_state_dict(state["after"])

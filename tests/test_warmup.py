@@ -336,6 +336,26 @@ def test_state_and_pickle_go_on_where_they_were():
     assert rates == pytest.approx(expected * 3)
 
 
+@pytest.mark.parametrize("length", [4, 8, 16])
+def test_a_warm_up_of_another_length_goes_on_from_the_same_share(length):
+    """An epoch has other steps on another number of processes; the full rate is reached in any case."""
+    optimizer = sgd(mlp(), lr=0.4)
+    before = dl.WarmupLR(optimizer, num_steps=8)
+    for _ in range(4):
+        before.step()
+    state = before.state_dict()
+
+    after = dl.WarmupLR(sgd(mlp(), lr=0.4), num_steps=length)
+    after.load_state_dict(state)
+    rates = []
+    for _ in range(length // 2):
+        after.step()
+        rates += after.get_last_lr()
+
+    assert after.is_over
+    assert rates == pytest.approx([0.2 + 0.4 * step / length for step in range(1, length // 2 + 1)])
+
+
 def test_each_group_reaches_its_own_rate():
     """From one start; a group that is added to the optimizer meanwhile has its full rate."""
     model = mlp()

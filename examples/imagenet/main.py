@@ -7,6 +7,7 @@ The first makes its images up, few and small, for a machine without GPUs.
 """
 
 import argparse
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     known, _ = parser.parse_known_args(arguments)
     parser.set_defaults(**(TRIAL if known.data is None else RECIPE))
     options = parser.parse_args(arguments)
+    if options.scheduler == "step" and min(options.drops, default=math.inf) < max(1, options.warmup_epochs):
+        parser.error(f"--drops {options.drops}: the warm-up takes {options.warmup_epochs} epochs; drop after it")
+    if options.data is None and options.classes < 5:
+        parser.error(f"--classes {options.classes}: top-5 needs 5")
     options.logdir = options.logdir or Path("logs/imagenet", options.model)
     return options
 

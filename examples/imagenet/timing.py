@@ -70,6 +70,11 @@ def by_hand(options: argparse.Namespace) -> list[float]:
     return seconds
 
 
+def count_images(options: argparse.Namespace) -> int:
+    """Count the images of a pass."""
+    return len(ImageNetRunner(options).get_loaders("train")["train"].dataset)
+
+
 def measure(name: str, options: argparse.Namespace) -> tuple[list[float], int] | str:
     """Return the seconds of each pass and the number of processes; or, in words, why `name` does not run here."""
     watch = Stopwatch()
@@ -89,12 +94,12 @@ def table(options: argparse.Namespace, names: Sequence[str]) -> str:
     unit = "core" if utils.get_device().type == "cpu" or options.device == "cpu" else "GPU"
     lines = [f"| engine | processes | images per second and {unit} | least to most | beside by hand |"]
     lines.append("|---|---|---|---|---|")
-    first = None
+    first, num_images = None, count_images(options)
     for name, outcome in outcomes.items():
         if isinstance(outcome, str):
             lines.append(f"| {name} | | not run: {outcome} | | |")
             continue
-        rates = [options.synthetic / seconds for seconds in outcome[0][1:]]  # the first pass warms up
+        rates = [num_images / seconds for seconds in outcome[0][1:]]  # the first pass warms up
         middle = statistics.median(rates)
         first = first or middle
         lines.append(
@@ -111,8 +116,8 @@ def conditions(options: argparse.Namespace) -> str:
     size = f"{options.image_size} x {options.image_size}"
     return (
         f"{datetime.date.today()}, {hardware[0]}, {torch.get_num_threads()} threads a process, torch "
-        f"{torch.__version__}: {options.model}, {options.synthetic} images of {size}, {options.batch_size} a batch and "
-        f"process, median of {options.epochs - 1} passes."
+        f"{torch.__version__}: {options.model}, {count_images(options)} images of {size}, {options.batch_size} a batch "
+        f"and process, median of {options.epochs - 1} passes."
     )
 
 

@@ -85,6 +85,15 @@ def test_a_quadratic_diverges_where_theory_says():
     assert optimizer.param_groups[0]["lr"] == 1e-3
 
 
+def test_a_loss_below_zero_does_not_end_the_sweep():
+    """No multiple of it is a larger one: a policy gradient's, or a density's likelihood."""
+    finder = dl.LRFinder(1e-2, num_steps=NUM_STEPS)
+
+    sweep(finder, criterion=lambda logits, targets: nn.functional.cross_entropy(logits, targets) - 10)
+
+    assert len(finder.lrs) == NUM_STEPS
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_loss_that_is_not_finite_ends_the_sweep(bad):
     """At once, and the suggestion is of what was before."""

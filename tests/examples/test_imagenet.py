@@ -232,6 +232,21 @@ def test_other_classes_to_evaluate_than_to_train_are_refused(example, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--warmup-epochs", "3", "--drops", "2", "4"], "the warm-up takes 3 epochs; drop after it"),
+        (["--classes", "3"], "top-5 needs 5"),
+    ],
+)
+def test_what_no_training_could_follow_is_refused_at_once(example, capsys, arguments, message):
+    """By argparse: exit code 2, and a line."""
+    with pytest.raises(SystemExit, match="2"):
+        example.parse(arguments)
+
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("variables", "given", "engine"),
     [
         ({}, [], "CPUEngine"),
