@@ -115,7 +115,7 @@ def conditions(options: argparse.Namespace) -> str:
         hardware = [torch.cuda.get_device_name()]
     size = f"{options.image_size} x {options.image_size}"
     return (
-        f"{datetime.date.today()}, {hardware[0]}, {torch.get_num_threads()} threads a process, torch "
+        f"{datetime.date.today()}, {hardware[0]}, threads of a process: {torch.get_num_threads()}, torch "
         f"{torch.__version__}: {options.model}, {count_images(options)} images of {size}, {options.batch_size} a batch "
         f"and process, median of {options.epochs - 1} passes."
     )
