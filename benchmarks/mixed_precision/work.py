@@ -113,7 +113,7 @@ class Watch:
     def peaks_mib(self) -> list[float]:
         """Return the peak of this process; under DataParallel of each GPU."""
         if self.device.type == "cpu":
-            return [_resident_mib("VmHWM") - self._held]
+            return [max(0.0, _resident_mib("VmHWM") - self._held)]  # the system counts some pages late
         return [torch.cuda.max_memory_allocated(index) / 2**20 for index in self._gpus]
 
 
