@@ -7,10 +7,10 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from torch import Tensor
-
 from runnerkit.callback import Callback, CallbackOrder
+from runnerkit.plot import finish_axes, new_figure, save
 from runnerkit.types import StateDict, as_dict
+from runnerkit.warmup import set_lr
 
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner
@@ -87,13 +87,7 @@ class LRFinder(Callback):
 
     def plot(self, path: str | Path) -> Path:
         """Draw the losses over the rates, and the suggestion, and save them as a PNG; return where."""
-        try:
-            from matplotlib.backends.backend_agg import FigureCanvasAgg
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise ImportError("LRFinder.plot needs Matplotlib: pip install runnerkit[metrics]") from error
-        figure = Figure(figsize=(5.2, 3.6), dpi=120, layout="constrained")
-        FigureCanvasAgg(figure)  # no pyplot: no global figures, no display
+        figure = new_figure(wanted_by="LRFinder.plot")
         axes = figure.add_subplot()
         axes.plot(self.lrs, self.losses, alpha=0.3, label=self.metric_key)
         axes.plot(self.lrs, self.smoothed_losses, color="C0", label="smoothed")
@@ -102,13 +96,8 @@ class LRFinder(Callback):
         axes.set_xlabel("lr")
         # The last losses are so large that the fall before them would look flat.
         axes.set_ylim(min(self.losses), 2 * self.smoothed_losses[0])
-        axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False)
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path)
-        return path
+        finish_axes(axes)
+        return save(figure, Path(path))
 
     def on_stage_start(self, runner: IRunner) -> None:
         optimizers = as_dict(runner.optimizer)
@@ -171,10 +160,7 @@ class LRFinder(Callback):
 
     def _set_lrs(self, runner: IRunner, factor: float) -> None:
         for group, lr in zip(self._groups(runner), self._own_lrs, strict=True):
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(lr * factor)
-            else:
-                group["lr"] = lr * factor
+            set_lr(group, lr * factor)
 
     def _note(self, runner: IRunner) -> None:
         if self.metric_key not in runner.batch_metrics:

@@ -53,7 +53,7 @@ class Outcome:
 
 
 def _stripped(callback: Any, name: str) -> Any:
-    """Copy a callback without what cannot leave this process: an open file, say."""
+    """Copy a callback without what cannot leave this process: a lock, say."""
     copy = object.__new__(type(callback))
     vars(copy).update(_travelling(vars(callback), f"{name}."))
     return copy

@@ -13,8 +13,10 @@ from runnerkit.history import read_metrics
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _MAX_COLUMNS = 3
+_WIDTH, _HEIGHT = 5.2, 3.6  # of a subplot, inches
 _MAX_MARKED = 50  # points of a curve that are still told apart by markers
 
 
@@ -46,25 +48,48 @@ def plot_metrics(
     >>> plot_metrics(logger.logdir).name
     'metrics.png'
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("plot_metrics needs Matplotlib: pip install runnerkit[metrics]") from error
+    figure = new_figure(wanted_by="plot_metrics")
     path = _default_path(logdir) if path is None else Path(path)
     table = read_metrics(logdir)
     chosen = _choose(metrics, known=list(dict.fromkeys(table["metric"])))
     table = table[table["metric"].isin(chosen)]
     num_columns = 2 if len(chosen) == 4 else min(len(chosen), _MAX_COLUMNS)
     num_rows = math.ceil(len(chosen) / num_columns)
-    figure = Figure(figsize=(5.2 * num_columns, 3.6 * num_rows), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)  # no pyplot: no global figures, no display
+    figure.set_size_inches(_WIDTH * num_columns, _HEIGHT * num_rows)
     x_name, colors = _x_name(table), _colors(table)
     for number, metric in enumerate(chosen, start=1):
         axes = figure.add_subplot(num_rows, num_columns, number)
         _draw(axes, table[table["metric"] == metric], x_name=x_name, y_name=metric, colors=colors)
     runs = table["run"].unique()
     figure.suptitle(str(runs[0]) if len(runs) == 1 else f"{len(runs)} runs", fontweight="bold")
+    return save(figure, path)
+
+
+def new_figure(*, wanted_by: str) -> Figure:
+    """Make a figure of one subplot's size, of no display.
+
+    Raises:
+        ImportError: Matplotlib is not installed; `wanted_by` is who needs it.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(f"{wanted_by} needs Matplotlib: pip install runnerkit[metrics]") from error
+    figure = Figure(figsize=(_WIDTH, _HEIGHT), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)  # no pyplot: no global figures, no display
+    return figure
+
+
+def finish_axes(axes: Axes) -> None:
+    """Add a faint grid and the legend; leave out the frame's upper and right side."""
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Save as a PNG, in a folder that is made if need be; return `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
     return path
@@ -109,6 +134,4 @@ def _draw(axes: Axes, table: pd.DataFrame, *, x_name: str, y_name: str, colors: 
     axes.set_xlabel(x_name)
     axes.set_ylabel(y_name)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
+    finish_axes(axes)

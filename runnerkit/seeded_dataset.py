@@ -76,7 +76,7 @@ class SeededDataset(Dataset[Any]):
         if not _fetches_batches(self.dataset):
             return self._drawn(places)
         with nullcontext() if _in_worker() else keep_cpu_rng():
-            seed_generators(self._seeds(places)[0])
+            seed_generators(*self._seeds(places[:1]))
             return self._batch(places)
 
     def _enter(self, epoch: int) -> None:

@@ -98,10 +98,7 @@ class WarmupLR:
         part = self.num_done / self.length
         for group, full in zip(self.optimizer.param_groups, self.full_lrs, strict=False):
             rate = full if self.is_over else self.start_lr + (full - self.start_lr) * part
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
+            set_lr(group, rate)
 
     def get_last_lr(self) -> list[float]:
         """Return the rate of each group, as of now."""
@@ -122,3 +119,11 @@ class WarmupLR:
         self.full_lrs = list(state["full_lrs"])
         if state["after"] is not None and hasattr(self.after, "load_state_dict"):
             self.after.load_state_dict(state["after"])
+
+
+def set_lr(group: dict[str, Any], lr: float) -> None:
+    """Set the learning rate of an optimizer's group, in place if it is a tensor."""
+    if isinstance(group["lr"], Tensor):
+        group["lr"].fill_(lr)
+    else:
+        group["lr"] = lr

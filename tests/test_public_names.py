@@ -87,9 +87,15 @@ def test_a_folder_imported_by_its_own_name_says_so(folder):
 
 def loaded_by(statement):
     code = f"import json, sys\n{statement}\nprint(json.dumps(sorted(sys.modules)))"
+    return set(json.loads(printed_by(code)))
+
+
+def printed_by(code):
+    """Run `code` in an interpreter of its own."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # users' installs are compiled
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-    return set(json.loads(done.stdout))
+    return done.stdout
 
 
 def test_importing_the_package_loads_no_optional_package():
@@ -105,13 +111,10 @@ def test_importing_the_package_loads_no_optional_package():
 def test_the_import_makes_few_objects():
     """After torch's import a full collection of garbage, thrice as long as this import, is 11,400 objects away."""
     code = "import gc, torch; gc.disable(); n = gc.get_count()[0]; import runnerkit; print(gc.get_count()[0] - n)"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # users' installs are compiled
 
-    for _ in range(2):  # the first one may compile
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    num_objects = [int(printed_by(code)) for _ in range(2)][-1]  # the first one may compile
 
-    assert int(done.stdout) < 11_000
+    assert num_objects < 11_000
 
 
 @pytest.mark.slow
@@ -121,13 +124,8 @@ def test_the_cost_of_the_import_is_printed(capsys):
         "import time; begin = time.process_time(); import torch; torch_s = time.process_time() - begin;"
         "begin = time.process_time(); import runnerkit; print(torch_s, time.process_time() - begin)"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # users' installs are compiled
 
-    runs = []
-    for _ in range(6):
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-        runs.append([float(each) for each in done.stdout.split()])
+    runs = [[float(each) for each in printed_by(code).split()] for _ in range(6)]
     torch_s, added_s = (statistics.median(column) for column in zip(*runs[1:], strict=True))
 
     with capsys.disabled():

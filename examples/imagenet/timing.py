@@ -87,14 +87,14 @@ def measure(name: str, options: argparse.Namespace) -> tuple[list[float], int] |
     return watch.seconds, watch.num_processes
 
 
-def table(options: argparse.Namespace, names: Sequence[str]) -> str:
+def table(options: argparse.Namespace, names: Sequence[str], *, num_images: int) -> str:
     """Measure the engines of `names`, and write a row for each."""
     outcomes: dict[str, tuple[list[float], int] | str] = {"by hand, raw PyTorch": (by_hand(options), 1)}
     outcomes |= {name: measure(name, options) for name in names}
     unit = "core" if utils.get_device().type == "cpu" or options.device == "cpu" else "GPU"
     lines = [f"| engine | processes | images per second and {unit} | least to most | beside by hand |"]
     lines.append("|---|---|---|---|---|")
-    first, num_images = None, count_images(options)
+    first = None
     for name, outcome in outcomes.items():
         if isinstance(outcome, str):
             lines.append(f"| {name} | | not run: {outcome} | | |")
@@ -108,7 +108,7 @@ def table(options: argparse.Namespace, names: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def conditions(options: argparse.Namespace) -> str:
+def conditions(options: argparse.Namespace, *, num_images: int) -> str:
     """Tell when, on what, and of which size."""
     hardware = re.findall(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())[:1] or [platform.machine()]
     if torch.cuda.is_available():
@@ -116,7 +116,7 @@ def conditions(options: argparse.Namespace) -> str:
     size = f"{options.image_size} x {options.image_size}"
     return (
         f"{datetime.date.today()}, {hardware[0]}, threads of a process: {torch.get_num_threads()}, torch "
-        f"{torch.__version__}: {options.model}, {count_images(options)} images of {size}, {options.batch_size} a batch "
+        f"{torch.__version__}: {options.model}, {num_images} images of {size}, {options.batch_size} a batch "
         f"and process, median of {options.epochs - 1} passes."
     )
 
@@ -127,7 +127,8 @@ def main(
     """Measure, and write the table into `page`."""
     options = parse(arguments)
     options.epochs = max(options.epochs, 4)
-    text = f"{conditions(options)}\n\n{table(options, names)}\n"
+    num_images = count_images(options)
+    text = f"{conditions(options, num_images=num_images)}\n\n{table(options, names, num_images=num_images)}\n"
     before, _, rest = page.read_text().partition(BEGIN)
     page.write_text(before + BEGIN + text + END + rest.partition(END)[2])
     print(text)
