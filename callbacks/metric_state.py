@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -88,10 +87,7 @@ class LoaderMetric:
                 for name in (of_parts[0] if of_parts else ())
             }
             self._put(metric, states)
-        with warnings.catch_warnings():
-            # That this rank had no update is no mistake: another one had.
-            warnings.filterwarnings("ignore", message="The ``compute`` method of metric", category=UserWarning)
-            return self.metric.compute()
+        return self.metric.compute()
 
     def state_dict(self) -> StateDict:
         """Copy the states to the CPU.
@@ -118,6 +114,7 @@ class LoaderMetric:
     def _put(self, metric: Any, states: StateDict) -> None:
         for name, state in states.items():
             setattr(metric, name, move(state, self._device, path=name))
+        metric._update_count = max(metric._update_count, 1)  # or compute() warns of a rank that had no batch of its own
 
 
 def check_states(metric: Metric, *, wanted_to: str) -> None:
@@ -157,7 +154,7 @@ def _inner_metrics(metric: Any) -> list[Any]:
     return [module for module in modules if hasattr(module, "_reductions")]
 
 
-# `_reductions` and `_defaults` are the private names used; nothing public tells sum from max.
+# `_reductions` and `_defaults` are private; nothing public tells sum from max.
 _REDUCTIONS = {f"dim_zero_{name}" for name in ("sum", "max", "min", "cat", "mean")}
 _USE_SUMS = 'keep a sum and a count, each of dist_reduce_fx="sum", and divide them in compute()'
 
