@@ -33,8 +33,9 @@ _DRAW_NOTHING_EITHER = (None, default_collate, default_convert)
 class SeededDataset(Dataset[Any]):
     """Lets sample i of epoch e draw the same numbers on any number of processes and workers, and after any resume.
 
-    Torch's global generator is seeded before each sample; Python's and NumPy's, which take ten times as long, once the
-    data set has been seen to draw from them: the batch that shows it is fetched again. In a worker that is all. In the
+    Before each sample those global generators are seeded that the data set is known to draw from: torch's from the
+    beginning if it is trained on, each other one (Python's and NumPy's take ten times as long) from the batch on that
+    shows it, which is fetched again. In a worker that is all. In the
     process that trains, the generators are the model's too (dropout), so they are put back after each batch. Spared
     all of it are torch's TensorDataset, Python's sequences, and classes that say ``draws_nothing = True``.
 
@@ -43,16 +44,17 @@ class SeededDataset(Dataset[Any]):
 
     Args:
         dataset: map-style. If it fetches whole batches (``__getitems__``), the generators are seeded once a batch.
+        training: whether it is trained on, and so draws, most likely.
         seed: with epoch and place it fixes what a sample draws.
         collate_fn: the loader's, which a worker that outlives an epoch tells of the next one.
     """
 
-    def __init__(self, dataset: Any, *, seed: int, collate_fn: Any = None) -> None:
+    def __init__(self, dataset: Any, *, training: bool = True, seed: int, collate_fn: Any = None) -> None:
         self.dataset = dataset
         self.seed = seed
         self.collate_fn = collate_fn
         self._epoch = -1
-        self._drawn_from = {"torch"}
+        self._drawn_from = {"torch"} if training else set()
 
     def __getitem__(self, place: Place) -> Any:
         """Fetch what the data set has at the index of `place`, whatever that is."""
@@ -102,11 +104,16 @@ class SeededDataset(Dataset[Any]):
         return items
 
     def _seeded(self, places: list[Place]) -> list[Any]:
-        dataset, seed_all = self.dataset, [GENERATORS[name] for name in self._drawn_from]
+        dataset = self.dataset
+        if not self._drawn_from:
+            return [dataset[place.index] for place in places]
+        seed_one, *others = (GENERATORS[name] for name in self._drawn_from)
         items = []
         for place, seed in zip(places, self._seeds(places), strict=True):  # here each call counts
-            for seed_one in seed_all:
-                seed_one(seed)
+            seed_one(seed)
+            if others:
+                for seed_other in others:
+                    seed_other(seed)
             items.append(dataset[place.index])
         return items
 

@@ -137,7 +137,7 @@ def _share_indices(
     vars(shard)[name] = share
     if not is_seeded(loader.dataset, loader.collate_fn):
         return _with_feed(shard, share)  # no places: they cost a tuple a sample
-    dataset = SeededDataset(loader.dataset, seed=seed, collate_fn=loader.collate_fn)
+    dataset = SeededDataset(loader.dataset, training=training, seed=seed, collate_fn=loader.collate_fn)
     return _with_feed(shard, share, dataset=dataset, **{name: Places(share)})
 
 

@@ -46,11 +46,11 @@ class OfEpoch(Noisy):
         return index, self.epoch
 
 
-def draws(loader, *, world_size=1, epoch=1, skip=0, key="k"):
+def draws(loader, *, world_size=1, epoch=1, skip=0, key="k", training=False):
     """All samples of an epoch as tuples, over all ranks."""
     found = []
     for rank in range(world_size):
-        shard = shard_loader(loader, key=key, training=False, rank=rank, world_size=world_size, seed=42)
+        shard = shard_loader(loader, key=key, training=training, rank=rank, world_size=world_size, seed=42)
         start_epoch(shard, epoch)
         share_of(shard).skip(skip)
         found += [tuple(sample) for batch in batches_of(shard) for sample in torch.stack(batch, dim=1).tolist()]
@@ -168,29 +168,39 @@ class DrawsFrom(Noisy):
         return index, self.draw()
 
 
+@pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(
-    ("draw", "num_again"),
-    [
-        (lambda: float(torch.rand(())), 0),
-        (random.random, 4),
-        (np.random.rand, 4),
-        (np.random.randn, 4),
-        (lambda: 0.0, 0),
-    ],
+    "draw",
+    [lambda: float(torch.rand(())), random.random, np.random.rand, np.random.randn, lambda: 0.0],
     ids=["torch", "python", "numpy", "numpy's pairs", "nothing"],
 )
-def test_generators_that_are_slow_to_seed_are_seeded_once_they_are_drawn_from(draw, num_again):
-    """The batch that shows it is fetched again, and only that; draws are those of any other way, states are kept."""
+def test_generators_are_seeded_once_they_are_drawn_from(draw, training, request):
+    """The batch that shows it is fetched again, and only that; draws are those of any other way, states are kept.
+
+    Of torch's it is taken for granted where a model is trained.
+    """
+    is_known = "nothing" in request.node.callspec.id or ("torch" in request.node.callspec.id and training)
     np.random.randn()  # NumPy keeps the second of a pair, which a sample could take without a trace in its words
     before = np.random.get_state()[4], random.getstate()
     dataset = DrawsFrom(24, draw)
 
-    found = draws(loader(dataset=dataset, shuffle=False))
+    found = draws(loader(dataset=dataset, shuffle=False), training=training)
 
-    assert dataset.num_fetched == 24 + num_again
+    assert dataset.num_fetched == 24 + (0 if is_known else 4)
     assert (np.random.get_state()[4], random.getstate()) == before
     assert found == draws(loader(dataset=DrawsFrom(24, draw), shuffle=False, num_workers=1))
     assert found == draws(loader(dataset=DrawsFrom(24, draw), shuffle=False, batch_size=1), world_size=2)
+
+
+def test_images_that_are_only_looked_at_are_not_seeded(monkeypatch):
+    """Which would take longer than many a fetch; their order is, once."""
+    seeded = []
+    monkeypatch.setitem(seeded_dataset.GENERATORS, "torch", seeded.append)
+
+    draws(loader(dataset=DrawsFrom(24, lambda: 0.0)), training=False)
+    assert len(seeded) == 1
+    draws(loader(dataset=DrawsFrom(24, lambda: 0.0)), training=True)
+    assert len(seeded) == 1 + (1 + 24)
 
 
 def test_a_sample_that_fails_leaves_the_generators_as_they_were():
