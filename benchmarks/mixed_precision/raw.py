@@ -1,5 +1,6 @@
 """Mixed precision three ways by hand, as guides write it."""
 
+import gc
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -97,6 +98,7 @@ def train(way: str, dtype: torch.dtype | None) -> work.Trained:
     if way == "ddp":
         everyones = [own] * world_size
         dist.all_gather_object(everyones, own)
+        gc.collect()  # DDP's cycles hold the group; its threads must not outlive it to the exit, where torch aborts
         dist.destroy_process_group()
     return work.Trained(model, everyones, is_main_process=rank == 0)
 
