@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
-from runnerkit.sampler import Place
+from runnerkit.sampler import Place, PlacedBatch
 from runnerkit.sharding import batches_of, feed_of
 from runnerkit.types import Batch
 
@@ -62,8 +62,10 @@ class RecordedSampler(Sampler[Any]):
 
 
 def indices_in(value: Any) -> Iterator[Any]:
-    """Yield the indices in nested lists of indices and places."""
-    if isinstance(value, Place):
+    """Yield the indices in nested lists of indices, and in places."""
+    if isinstance(value, PlacedBatch):
+        yield from indices_in(value.indices)
+    elif isinstance(value, Place):
         yield from indices_in(value.index)
     elif isinstance(value, list | tuple):
         for each in value:
@@ -169,6 +171,9 @@ def _is_cuttable(batch: Any) -> bool:
 
 
 def _unequal_parts(batch: Any) -> list[Any]:
+    if isinstance(batch, PlacedBatch):
+        third, end = -(-len(batch.indices) // 3), len(batch.indices)
+        return [part for part in (batch.part(0, third), batch.part(third, end)) if part.indices]
     third = -(-len(batch) // 3)
     return [part for part in (batch[:third], batch[third:]) if part]
 

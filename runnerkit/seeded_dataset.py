@@ -15,7 +15,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from runnerkit.sampler import Place, set_epoch
+from runnerkit.sampler import Place, PlacedBatch, set_epoch
 from runnerkit.seeding import (
     GENERATORS,
     CPUState,
@@ -59,67 +59,70 @@ class SeededDataset(Dataset[Any]):
     def __getitem__(self, place: Place) -> Any:
         """Fetch what the data set has at the index of `place`, whatever that is."""
         self._enter(place.epoch)
-        [item] = self._drawn([place]) if not _draws_nothing(self.dataset) else [self.dataset[place.index]]
+        if _draws_nothing(self.dataset):
+            item = self.dataset[place.index]
+        else:
+            positions = range(place.position, place.position + 1)
+            [item] = self._drawn(PlacedBatch(place.epoch, positions, [place.index]))
         seed_collate(self.collate_fn, seed=self.seed, epoch=place.epoch, position=place.position)
         return item
 
-    def __getitems__(self, places: list[Place]) -> Any:
-        """Fetch the samples at `places`, in order: a list, or what the data set makes of a batch."""
-        if not places:
-            return self._batch(places)
-        self._enter(places[0].epoch)
-        batch = self._fetched(places)
-        seed_collate(self.collate_fn, seed=self.seed, epoch=places[0].epoch, position=places[0].position)
-        return batch
+    def __getitems__(self, batch: PlacedBatch) -> Any:
+        """Fetch the samples of `batch`, in order: a list, or what the data set makes of a batch."""
+        if not batch.indices:
+            return self._batch([])
+        self._enter(batch.epoch)
+        fetched = self._fetched(batch)
+        seed_collate(self.collate_fn, seed=self.seed, epoch=batch.epoch, position=batch.positions[0])
+        return fetched
 
-    def _fetched(self, places: list[Place]) -> Any:
+    def _fetched(self, batch: PlacedBatch) -> Any:
         if _draws_nothing(self.dataset):
-            return self._batch(places)
+            return self._batch(batch.indices)
         if not _fetches_batches(self.dataset):
-            return self._drawn(places)
+            return self._drawn(batch)
         with nullcontext() if _in_worker() else keep_cpu_rng():
-            seed_generators(*self._seeds(places[:1]))
-            return self._batch(places)
+            seed_generators(*self._seeds(batch.part(0, 1)))
+            return self._batch(batch.indices)
 
     def _enter(self, epoch: int) -> None:
         if _in_worker() and epoch != self._epoch:  # one that outlives an epoch
             self._epoch = epoch
             set_epoch(epoch, self.dataset, self.collate_fn)
 
-    def _batch(self, places: list[Place]) -> Any:
+    def _batch(self, indices: list[Any]) -> Any:
         if _fetches_batches(self.dataset):
-            return self.dataset.__getitems__([place.index for place in places])
-        return [self.dataset[place.index] for place in places]
+            return self.dataset.__getitems__(indices)
+        return [self.dataset[index] for index in indices]
 
-    def _drawn(self, places: list[Place]) -> list[Any]:
+    def _drawn(self, batch: PlacedBatch) -> list[Any]:
         before = CPUState()
         try:
-            items = self._seeded(places)
-            while not (moved := before.moved()) <= self._drawn_from:
+            items = self._seeded(batch)
+            while moved := before.moved(apart_from=self._drawn_from):
                 self._drawn_from |= moved
-                items = self._seeded(places)
+                items = self._seeded(batch)
         finally:
             if not _in_worker():
                 before.restore()
         return items
 
-    def _seeded(self, places: list[Place]) -> list[Any]:
+    def _seeded(self, batch: PlacedBatch) -> list[Any]:
         dataset = self.dataset
         if not self._drawn_from:
-            return [dataset[place.index] for place in places]
+            return [dataset[index] for index in batch.indices]
         seed_one, *others = (GENERATORS[name] for name in self._drawn_from)
         items = []
-        for place, seed in zip(places, self._seeds(places), strict=True):  # here each call counts
+        for index, seed in zip(batch.indices, self._seeds(batch), strict=True):  # here each call counts
             seed_one(seed)
             if others:
                 for seed_other in others:
                     seed_other(seed)
-            items.append(dataset[place.index])
+            items.append(dataset[index])
         return items
 
-    def _seeds(self, places: list[Place]) -> list[int]:
-        base = derive_seed(self.seed, "sample", places[0].epoch)
-        return sample_seeds(base, [place.position for place in places])
+    def _seeds(self, batch: PlacedBatch) -> list[int]:
+        return sample_seeds(derive_seed(self.seed, "sample", batch.epoch), batch.positions)
 
 
 def is_seeded(dataset: Any, collate_fn: Any) -> bool:
