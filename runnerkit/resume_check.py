@@ -6,6 +6,7 @@ the seed) only makes it another run from here on, which may be what the user wan
 
 from __future__ import annotations
 
+import inspect
 import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 from runnerkit.plain_values import plain
 from runnerkit.types import StateDict, as_dict
 from runnerkit.version import __version__
+from runnerkit.warmup import WarmupLR
 from runnerkit.weights import listed
 
 if TYPE_CHECKING:
@@ -150,13 +153,35 @@ def _settings(runner: IRunner) -> Iterator[tuple[str, Any]]:
     yield "precision", type(runner.engine.precision).__name__
     for key, loader in runner.loaders.items():
         yield f"batch_size of {key}", plain(getattr(loader, "batch_size", None))
-    for key, scheduler in as_dict(runner.scheduler).items():
-        yield f"scheduler {key}".strip(), type(scheduler).__name__
+    for name, scheduler in _schedulers(runner):
+        yield name, None if scheduler is None else type(scheduler).__name__
+        yield from ((f"{name}.{key}", plain(value)) for key, value in _arguments(scheduler).items())
     for key, optimizer in as_dict(runner.optimizer).items():
         name = f"optimizer {key}".strip()
         yield name, type(optimizer).__name__
         # As it was made: of the groups' options some change while the run goes on.
         yield from _flat(name, plain(getattr(optimizer, "defaults", {})))
+
+
+def _schedulers(runner: IRunner) -> Iterator[tuple[str, Any]]:
+    """Yield schedulers by name, and behind each those inside it."""
+    found = [(f"scheduler {key}".strip(), each) for key, each in as_dict(runner.scheduler).items()]
+    while found:
+        name, scheduler = found.pop(0)
+        yield name, scheduler
+        if isinstance(scheduler, WarmupLR):
+            inner = {"after": scheduler.after}
+        else:  # torch's SequentialLR and ChainedScheduler
+            inner = {str(place): each for place, each in enumerate(getattr(scheduler, "_schedulers", ()))}
+        found = [(f"{name}.{key}", each) for key, each in inner.items()] + found
+
+
+def _arguments(scheduler: Any) -> dict[str, Any]:
+    """Read back what a scheduler was made with, as far as it keeps that under the arguments' names."""
+    if not isinstance(scheduler, LRScheduler | WarmupLR):
+        return {}  # the user's own may change such an attribute with each step
+    names = inspect.signature(type(scheduler)).parameters.keys() - {"optimizer", "last_epoch", "after", "schedulers"}
+    return {key.lstrip("_"): value for key, value in vars(scheduler).items() if key.lstrip("_") in names}
 
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -167,23 +192,56 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from _flat(f"{name}.{key}", each)
 
 
-def warn_of_changes(saved: Mapping[str, Any], own: Mapping[str, Any], source: str) -> None:
-    """Name each setting that differs, with its old and its new value.
+def warn_of_changes(saved: Mapping[str, Any], passed: Mapping[str, Any], now: Mapping[str, Any], source: str) -> None:
+    """Name each setting that differs, and which value of the two applies.
 
     What only one of the two knows is told of for hyperparameters; other settings come and go with versions.
+
+    Args:
+        saved, passed: of the checkpoint, and of the run before it took the checkpoint's state.
+        now: of the run with that state.
     """
-    names = [*own, *(name for name in saved if name not in own)]
-    known = [name for name in names if name.startswith("hparams.") or (name in saved and name in own)]
-    told = [(name, _told(saved, name), _told(own, name)) for name in known]
-    changes = [f"{name} was {before}, is {now}" for name, before, now in told if before != now]
-    if not changes:
-        return
-    logger.warning(
-        "%s was saved with other settings, and the run goes on with the new ones%s: %s",
-        source,
-        " but the optimizer's, which are the checkpoint's" if any("optimizer" in each for each in changes) else "",
-        listed(changes, 10 * _NUM_NAMED),
-    )
+    names = [*passed, *(name for name in saved if name not in passed)]
+    known = [name for name in names if name.startswith("hparams.") or (name in saved and name in passed)]
+    own, taken = [], []
+    for name in known:
+        before, given, applied = _told(saved, name), _told(passed, name), _told(now, name)
+        if name.startswith("optimizer") and "." in name:
+            applied = before  # its groups are the checkpoint's, its defaults are not
+        if applied != given:
+            taken.append(f"{name} is {applied}, {given} was passed")
+        elif before != given:
+            own.append(f"{name} was {before}, is {given}")
+    parts = [
+        f"with {whose}: {listed(changes, 10 * _NUM_NAMED)}"
+        for whose, changes in (("the new ones", own), ("the checkpoint's", taken))
+        if changes
+    ]
+    if parts:
+        logger.warning("%s was saved with other settings, and the run goes on %s", source, "; and ".join(parts))
+
+
+def check_one_cycle(runner: IRunner, passed: Mapping[str, Any], source: str) -> None:
+    """Refuse to train beyond the end of a one-cycle schedule, where torch raises in the middle of an epoch.
+
+    Args:
+        passed: the settings of the run before it took the checkpoint's state.
+    Raises:
+        ValueError: with the steps of both.
+    """
+    has_epoch_left = runner.stage_epoch_step < runner.stage_epoch_len
+    for name, scheduler in _schedulers(runner):
+        if not isinstance(scheduler, OneCycleLR):
+            continue
+        total, wanted = scheduler.total_steps, passed[f"{name}.total_steps"]
+        if has_epoch_left and (wanted > total or scheduler.last_epoch >= total):
+            left = f"epochs {runner.stage_epoch_step + 1} to {runner.stage_epoch_len} are left"
+            raise ValueError(
+                f"{source} has made {scheduler.last_epoch} of the {total} steps of its one-cycle schedule, which "
+                f"cannot be made longer: {name}.total_steps is {total}, {wanted} was passed, and {left}. Train to the "
+                "end of that cycle as it was, or begin a new one with its weights: runner.load(...), then train "
+                "without resume"
+            )
 
 
 def _told(settings: Mapping[str, Any], name: str) -> str:

@@ -200,6 +200,7 @@ def restore(runner: IRunner) -> None:
         return
     state = snapshot.state
     resume_check.check_loader(runner, state["within"], snapshot.source)
+    passed = resume_check.settings_of(runner)
     if "shards" in state:
         state = runner.engine.load_shards(state, Path(snapshot.source))  # every rank must enter, and see the files
     # Where evaluation sees averages of the weights, those that are trained stand beside them.
@@ -225,8 +226,9 @@ def restore(runner: IRunner) -> None:
             "do not depend on their order)", snapshot.source, ownerless, sorted(runner.callbacks),
         )  # fmt: skip
     if "settings" in state and runner.engine.is_main_process:
-        resume_check.warn_of_changes(state["settings"], resume_check.settings_of(runner), snapshot.source)
+        resume_check.warn_of_changes(state["settings"], passed, resume_check.settings_of(runner), snapshot.source)
     vars(runner).update(state["counters"])
+    resume_check.check_one_cycle(runner, passed, snapshot.source)
     runner.need_early_stop = _stops_again(runner, state)
     snapshot.within = state["within"]
     rng = state["rng"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 from torch import Tensor
@@ -50,10 +51,10 @@ class WarmupLR:
         start_lr: float = 0.0,
         after: Any = None,
     ) -> None:
-        length = num_epochs if num_steps is None else num_steps
-        if length is None or (num_steps is not None and num_epochs is not None) or length < 1:
+        lengths: list[Any] = [each for each in (num_steps, num_epochs) if each is not None]
+        if len(lengths) != 1 or not isinstance(lengths[0], Integral) or lengths[0] < 1:
             raise ValueError(
-                "a warm-up takes num_steps or num_epochs, one of the two and >= 1, "
+                "a warm-up takes num_steps or num_epochs, one of the two, an int >= 1, "
                 f"got num_steps={num_steps}, num_epochs={num_epochs}"
             )
         full = [float(group["lr"]) for group in optimizer.param_groups]
@@ -66,8 +67,7 @@ class WarmupLR:
             raise ValueError(f"after={type(after).__name__}(...) is of another optimizer; make it of the same one")
         self.optimizer = optimizer
         self.after = after
-        self.is_per_step = num_steps is not None
-        self.length = length
+        self.num_steps, self.num_epochs = num_steps, num_epochs
         self.start_lr = start_lr
         self.full_lrs = full
         self.num_done = 0
@@ -76,6 +76,18 @@ class WarmupLR:
     @property
     def _schedulers(self) -> tuple[Any, ...]:
         return () if self.after is None else (self.after,)  # what torch's own call so, an engine finds here too
+
+    @property
+    def is_per_step(self) -> bool:
+        """Whether it counts steps of the optimizer, not epochs."""
+        return self.num_steps is not None
+
+    @property
+    def length(self) -> int:
+        """Its steps or epochs."""
+        length = self.num_steps or self.num_epochs
+        assert length is not None
+        return length
 
     @property
     def is_over(self) -> bool:
@@ -114,7 +126,15 @@ class WarmupLR:
 
         A warm-up of another length, as an epoch has other steps on another number of processes, goes on from the same
         share of it.
+
+        Raises:
+            ValueError: the state is another scheduler's.
         """
+        if "num_done" not in state:
+            raise ValueError(
+                f"WarmupLR got the state of another scheduler, with {sorted(state)}: go on with the scheduler that it "
+                "was saved of, or begin a new schedule with the weights: runner.load(...), then train without resume"
+            )
         self.num_done = round(state["num_done"] * self.length / state.get("length", self.length))
         self.full_lrs = list(state["full_lrs"])
         if state["after"] is not None and hasattr(self.after, "load_state_dict"):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import nn
+from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader
 
 from runnerkit import dl
@@ -147,9 +148,10 @@ def test_changed_settings_are_warned_about_key_by_key(logdir, caplog):
     [words] = [each for each in caplog.messages if "other settings" in each]
     where = f"{logdir / 'checkpoints' / 'model.0001.pth'} was saved with other settings"
     assert words == (
-        f"{where}, and the run goes on with the new ones but the optimizer's, which are the checkpoint's: "
+        f"{where}, and the run goes on with the new ones: "
         "hparams.lr was 0.1, is 0.01, hparams.augment.flip was True, is False, hparams.dropout was absent, is 0.5, "
-        "seed was 42, is 7, batch_size of train was 4, is 2, optimizer.lr was 0.1, is 0.01"
+        "seed was 42, is 7, batch_size of train was 4, is 2; and with the checkpoint's: optimizer.lr is 0.1, 0.01 was "
+        "passed"
     )
     assert runner.epoch_step == 2 and runner.optimizer.param_groups[0]["lr"] == 0.1
 
@@ -174,7 +176,7 @@ def test_the_same_run_started_again_is_not_warned_about(tmp_path, caplog):
         train(
             tmp_path,
             hparams={"transform": Transform(), "names": {"a", "b", "c"}, "shape": (1, 2), "nan": float("nan")},
-            scheduler=functools.partial(torch.optim.lr_scheduler.StepLR, step_size=1),
+            scheduler=functools.partial(lr_scheduler.StepLR, step_size=1),
             num_epochs=num_epochs,
         )
 
@@ -183,12 +185,106 @@ def test_the_same_run_started_again_is_not_warned_about(tmp_path, caplog):
 
 def test_another_scheduler_and_precision_are_warned_about(tmp_path, caplog):
     """Their state is taken as far as it goes."""
-    train(tmp_path, scheduler=functools.partial(torch.optim.lr_scheduler.StepLR, step_size=1))
+    train(tmp_path, scheduler=functools.partial(lr_scheduler.StepLR, step_size=1))
 
-    exponential = functools.partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5)
+    exponential = functools.partial(lr_scheduler.ExponentialLR, gamma=0.5)
     train(tmp_path, scheduler=exponential, num_epochs=2, engine=dl.AMPEngine("cpu", dtype=torch.bfloat16), cpu=False)
 
-    assert "precision was 'FP32', is 'AMP', scheduler was 'StepLR', is 'ExponentialLR'" in caplog.text
+    assert "precision was 'FP32', is 'AMP', scheduler was 'StepLR', is 'ExponentialLR'; and " in caplog.text
+    assert "with the checkpoint's: scheduler.gamma is 0.1, 0.5 was passed" in caplog.text
+
+
+def cosine(optimizer, *, num_epochs):
+    return lr_scheduler.CosineAnnealingLR(optimizer, num_epochs)
+
+
+def test_a_schedule_of_another_length_is_warned_about(tmp_path, caplog):
+    """The checkpoint's applies, and so turns round; the words name both."""
+    train(tmp_path, scheduler=functools.partial(cosine, num_epochs=2), num_epochs=2)
+
+    runner = train(tmp_path, scheduler=functools.partial(cosine, num_epochs=4), num_epochs=4)
+
+    where = f"{tmp_path / 'checkpoints' / 'model.0002.pth'} was saved with other settings"
+    words = f"{where}, and the run goes on with the checkpoint's: scheduler.T_max is 2, 4 was passed"
+    assert [each for each in caplog.messages if "settings" in each] == [words]
+    assert runner.scheduler.get_last_lr() == pytest.approx([0.1])  # up again to where the cosine began
+
+
+def test_what_a_scheduler_is_made_of_is_warned_about(tmp_path, caplog):
+    """Within WarmupLR and SequentialLR too; a warm-up's own arguments apply, what follows it has the checkpoint's."""
+
+    def warm(optimizer, after, **arguments):
+        return dl.WarmupLR(optimizer, after=after(optimizer), **arguments)
+
+    def in_turn(optimizer, milestone, step_size):
+        parts = [lr_scheduler.ConstantLR(optimizer), lr_scheduler.StepLR(optimizer, step_size)]
+        return lr_scheduler.SequentialLR(optimizer, parts, milestones=[milestone])
+
+    step, exponential = (
+        (lambda each: lr_scheduler.StepLR(each, 3)),
+        (lambda each: lr_scheduler.ExponentialLR(each, 0.5)),
+    )
+    warmed = tmp_path / "warmed"
+    train(warmed, scheduler=functools.partial(warm, after=step, num_steps=4))
+    train(warmed, scheduler=functools.partial(warm, after=exponential, num_steps=8, start_lr=0.01), num_epochs=2)
+    train(tmp_path / "turns", scheduler=functools.partial(in_turn, milestone=1, step_size=5))
+    train(tmp_path / "turns", scheduler=functools.partial(in_turn, milestone=3, step_size=7), num_epochs=2)
+
+    warm_up, turns = (each for each in caplog.messages if "other settings" in each)
+    assert warm_up.endswith(
+        "with the new ones: scheduler.num_steps was 4, is 8, scheduler.start_lr was 0.0, is 0.01, "
+        "scheduler.after was 'StepLR', is 'ExponentialLR'; and with the checkpoint's: scheduler.after.gamma is 0.1, "
+        "0.5 was passed"
+    )
+    assert turns.endswith(
+        "with the checkpoint's: scheduler.milestones is [1], [3] was passed, scheduler.1.step_size is 5, 7 was passed"
+    )
+
+
+def one_cycle(optimizer, *, num_steps):
+    return lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=num_steps)
+
+
+@pytest.mark.parametrize("num_steps", [8, 4])
+def test_a_one_cycle_schedule_is_not_made_longer(tmp_path, num_steps):
+    """Torch would raise in the first step after it; nothing in the logdir changes. To its end it is resumed."""
+    train(tmp_path, scheduler=functools.partial(one_cycle, num_steps=4))
+    before = files(tmp_path)
+
+    with pytest.raises(ValueError, match="begin a new one with its weights") as refused:
+        train(tmp_path, scheduler=functools.partial(one_cycle, num_steps=num_steps), num_epochs=2)
+
+    assert files(tmp_path) == before
+    source = tmp_path / "checkpoints" / "model.0001.pth"
+    assert str(refused.value).startswith(
+        f"{source} has made 4 of the 4 steps of its one-cycle schedule, which cannot be made longer: "
+        f"scheduler.total_steps is 4, {num_steps} was passed, and epochs 2 to 2 are left. "
+    )
+
+
+def test_a_one_cycle_schedule_is_resumed_to_its_end(tmp_path):
+    """Within WarmupLR too, whose inner scheduler has the steps that are left."""
+
+    def warm(optimizer):
+        return dl.WarmupLR(optimizer, num_steps=2, after=one_cycle(optimizer, num_steps=6))
+
+    for logdir, scheduler in ((tmp_path / "1", functools.partial(one_cycle, num_steps=8)), (tmp_path / "2", warm)):
+        train(logdir, scheduler=scheduler)
+        runner = train(logdir, scheduler=scheduler, num_epochs=2)
+
+        assert runner.batch_step == 8
+    with pytest.raises(ValueError, match=r"scheduler.after.total_steps is 6, 6 was passed, and epochs 3 to 3 are left"):
+        train(tmp_path / "2", scheduler=warm, num_epochs=3)
+
+
+def test_another_schedulers_state_is_refused_by_a_warm_up(tmp_path):
+    """In words, with what it has."""
+    train(tmp_path, scheduler=functools.partial(cosine, num_epochs=2))
+
+    with pytest.raises(
+        ValueError, match=r"WarmupLR got the state of another scheduler, with \['T_max', .*: go on with"
+    ):
+        train(tmp_path, scheduler=lambda optimizer: dl.WarmupLR(optimizer, num_steps=2), num_epochs=2)
 
 
 def test_within_a_loader_that_is_no_more_is_refused(tmp_path):

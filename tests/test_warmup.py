@@ -377,9 +377,11 @@ def test_each_group_reaches_its_own_rate():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({}, ValueError, "num_steps or num_epochs, one of the two and >= 1, got num_steps=None, num_epochs=None"),
-        ({"num_steps": 1, "num_epochs": 1}, ValueError, "one of the two and >= 1, got num_steps=1, num_epochs=1"),
+        ({}, ValueError, "num_steps or num_epochs, one of the two, an int >= 1, got num_steps=None, num_epochs=None"),
+        ({"num_steps": 1, "num_epochs": 1}, ValueError, "one of the two, an int >= 1, got num_steps=1, num_epochs=1"),
         ({"num_steps": 0}, ValueError, "got num_steps=0"),
+        ({"num_steps": 2.5}, ValueError, "an int >= 1, got num_steps=2.5"),
+        ({"num_epochs": 2.0}, ValueError, "an int >= 1, got num_steps=None, num_epochs=2.0"),
         ({"num_steps": 2, "start_lr": -0.1}, ValueError, r"between 0 and the learning rates, \[0.2\]; got -0.1"),
         ({"num_steps": 2, "start_lr": 0.3}, ValueError, r"between 0 and the learning rates, \[0.2\]; got 0.3"),
     ],

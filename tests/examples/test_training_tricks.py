@@ -135,8 +135,8 @@ def test_shifts_are_drawn():
 
 @pytest.mark.slow
 def test_a_warm_up_by_epochs_and_a_cosine(tmp_path):
-    """From a value, as in its second command; in fp32."""
-    asked = ["--scheduler", "cosine", "--warmup-from", "0.001", "--epochs", "5", "--batch-size", "64"]
+    """From a value, as in its second command; in fp32. Lookahead's weights meet in the last of 115 steps."""
+    asked = ["--scheduler", "cosine", "--warmup-from", "0.001", "--epochs", "5", "--batch-size", "64", "--k", "5"]
     options = training_tricks.parse(
         ["--logdir", str(tmp_path), "--engine", "CPUEngine", "--lr", str(LR), "--warmup-epochs", "2", *asked]
     )
@@ -147,6 +147,8 @@ def test_a_warm_up_by_epochs_and_a_cosine(tmp_path):
     by_epoch = [0.001, 0.0155, *(LR * (1 + math.cos(math.pi * i / 3)) / 2 for i in range(3))]
     assert evidence.rates == pytest.approx([rate for rate in by_epoch for _ in range(TRAIN_BATCHES)], abs=1e-9)
     assert runner.epoch_metrics["valid"]["accuracy"] > 0.85
+    for weight in runner.model.parameters():
+        assert torch.equal(runner.optimizer.state[weight]["slow_param"], weight)
 
 
 @pytest.mark.slow
