@@ -22,158 +22,172 @@ def run_script(name, capsys):
     return learned
 
 
-def test_linear_regression_finds_the_weights_of_least_squares(capsys):
+def run_in_two_processes(name, _):
+    """Half the steps, each on twice the samples; return what it learned."""
+    main = importlib.import_module(f"examples.minimal.{name}").main
+    if name == "stages":
+        return main(dl.DistributedDataParallelEngine(2, device="cpu"))
+    return main(ddp=True, cpu=True)
+
+
+@pytest.fixture(params=[run_script, pytest.param(run_in_two_processes, marks=pytest.mark.slow)])
+def learn(request, capsys):
+    """Either way of running an example, which has to learn the same."""
+    return lambda name: request.param(name, capsys)
+
+
+def test_linear_regression_finds_the_weights_of_least_squares(learn):
     """The error left is the noise's, 0.1 squared; 200 samples tell it to within a third."""
-    learned = run_script("linear_regression", capsys)
+    learned = learn("linear_regression")
 
     assert learned["mse"] == pytest.approx(0.01, rel=1 / 3)
     assert learned["mse"] < learned["mse_of_mean"] / 100
     assert learned["distance"] < 0.01
 
 
-def test_multiclass_reads_digits(capsys):
+def test_multiclass_reads_digits(learn):
     """Of ten classes chance is 0.1, and 0.3 among the first three."""
-    learned = run_script("multiclass", capsys)
+    learned = learn("multiclass")
 
     assert learned["accuracy03"] >= learned["accuracy01"] > 0.9
 
 
-def test_multilabel_answers_better_than_the_commonest_answers(capsys):
+def test_multilabel_answers_better_than_the_commonest_answers(learn):
     """An AUC without skill is 0.5."""
-    learned = run_script("multilabel", capsys)
+    learned = learn("multilabel")
 
     assert learned["accuracy"] > 0.9 > learned["accuracy_of_commonest"]
     assert learned["auc"] > 0.95
 
 
-def test_multi_head_teaches_both_heads(capsys):
+def test_multi_head_teaches_both_heads(learn):
     """Chance is 0.1 for a digit and 0.5 for its parity."""
-    learned = run_script("multi_head", capsys)
+    learned = learn("multi_head")
 
     assert learned["digit_accuracy"] > 0.9
     assert learned["parity_accuracy"] > 0.9
 
 
-def test_multi_criterion_finds_both_quantiles(capsys):
+def test_multi_criterion_finds_both_quantiles(learn):
     """10 % on either side, within three standard errors of 1,000 samples; the width grows with the noise.
 
     Where x is uniform in [0, 0.2] and [0.8, 1] the noise is 0.1 and 0.9 on average: an interval that knows nothing of x
     has the same width in both.
     """
-    learned = run_script("multi_criterion", capsys)
+    learned = learn("multi_criterion")
 
     assert learned["below"] == pytest.approx(0.1, abs=0.03)
     assert learned["above"] == pytest.approx(0.1, abs=0.03)
     assert learned["wide"] > 4 * learned["narrow"]
 
 
-def test_multi_optimizer_steps_both(capsys):
+def test_multi_optimizer_steps_both(learn):
     """Weights of either have moved; chance is 0.1."""
-    learned = run_script("multi_optimizer", capsys)
+    learned = learn("multi_optimizer")
 
     assert learned["accuracy"] > 0.85
     assert min(learned["matrices_moved"], learned["vectors_moved"]) > 0.01
 
 
-def test_multi_model_reads_digits(capsys):
+def test_multi_model_reads_digits(learn):
     """Chance is 0.1."""
-    assert run_script("multi_model", capsys)["accuracy"] > 0.9
+    assert learn("multi_model")["accuracy"] > 0.9
 
 
-def test_stages_finetuning_goes_beyond_the_frozen_body(capsys):
+def test_stages_finetuning_goes_beyond_the_frozen_body(learn):
     """Of five digits chance is 0.2. The head alone has converged by then: 30 epochs more would give it nothing."""
-    learned = run_script("stages", capsys)
+    learned = learn("stages")
 
     assert learned["pretrain"] > 0.95
     assert learned["finetune"] > learned["freeze"] + 0.03
     assert learned["freeze"] > 0.6
 
 
-def test_autoencoder_restores_better_than_as_many_principal_components(capsys):
+def test_autoencoder_restores_better_than_as_many_principal_components(learn):
     """Which are the best that is linear."""
-    learned = run_script("autoencoder", capsys)
+    learned = learn("autoencoder")
 
     assert learned["mse"] < 0.85 * learned["mse_of_pca"] < learned["mse_of_mean"]
 
 
-def test_vae_says_more_than_the_mean_image(capsys):
+def test_vae_says_more_than_the_mean_image(learn):
     """Also after paying for the code, which is in use: a collapsed one costs nothing."""
-    learned = run_script("vae", capsys)
+    learned = learn("vae")
 
     assert learned["loss"] == pytest.approx(learned["reconstruction"] + learned["divergence"], rel=1e-6)
     assert learned["loss"] < learned["loss_of_mean_image"] - 1
     assert learned["divergence"] > 1
 
 
-def test_gan_reaches_the_ring(capsys):
+def test_gan_reaches_the_ring(learn):
     """Points all over the square from -1 to 1 would lie near a mode in 8 * pi * 0.15**2 / 4 = 14 % of cases."""
-    learned = run_script("gan", capsys)
+    learned = learn("gan")
 
     assert learned["near"] > 2 * 0.14 > learned["near_before"]
     assert learned["modes"] >= 6
 
 
-def test_metric_learning_finds_kinds_it_was_never_shown(capsys):
+def test_metric_learning_finds_kinds_it_was_never_shown(learn):
     """Chance is 1 in 50; untrained it is hardly better."""
-    learned = run_script("metric_learning", capsys)
+    learned = learn("metric_learning")
 
     assert learned["recall05"] >= learned["recall01"] > 0.8
     assert learned["recall01_before"] < 0.1
 
 
-def test_contrastive_finds_the_other_half(capsys):
+def test_contrastive_finds_the_other_half(learn):
     """Among 360; at ten the chance is ten times as large."""
-    learned = run_script("contrastive", capsys)
+    learned = learn("contrastive")
 
     assert learned["chance"] == 1 / 360
     assert learned["recall01"] > 30 * learned["chance"]
     assert learned["recall10"] > 0.5
 
 
-def test_self_supervision_helps_where_labels_are_few(capsys):
+def test_self_supervision_helps_where_labels_are_few(learn):
     """Chance is 0.1; of 360 images 0.1 is more than three standard errors of a share near a half."""
-    learned = run_script("self_supervised", capsys)
+    learned = learn("self_supervised")
 
     assert learned["accuracy"] > max(learned["pixels"], learned["untrained"]) + 0.1
     assert learned["pixels"] > 0.1
 
 
-def test_knowledge_distillation_teaches_without_labels(capsys):
+def test_knowledge_distillation_teaches_without_labels(learn):
     """Chance is 0.1; the student is as good as the teacher but for a few images."""
-    learned = run_script("knowledge_distillation", capsys)
+    learned = learn("knowledge_distillation")
 
     assert learned["student"] > learned["teacher"] - 0.05
     assert learned["teacher"] > 0.9
     assert learned["agreement"] > 0.9
 
 
-def test_reinforcement_keeps_the_pole_up(capsys):
+def test_reinforcement_keeps_the_pole_up(learn):
     """500 steps are the most there are; a policy that knows nothing falls after some 20."""
-    learned = run_script("reinforcement", capsys)
+    learned = learn("reinforcement")
 
     assert 10 < learned["return_at_random"] < 40
     assert 300 < learned["return"] <= 500
 
 
-def test_gpt_sees_more_than_the_byte_before(capsys):
+def test_gpt_sees_more_than_the_byte_before(learn):
     """No model of pairs of bytes can go below their entropy, not even one that has counted these very pages."""
-    learned = run_script("gpt", capsys)
+    learned = learn("gpt")
 
     assert learned["bits"] < learned["bigram"] - 0.1 < learned["unigram"] - 1
     assert len(learned["sample"]) > 20
 
 
-def test_segmentation_tells_a_disc_from_a_square(capsys):
+def test_segmentation_tells_a_disc_from_a_square(learn):
     """Brightness tells things from their ground, but not one from the other."""
-    learned = run_script("segmentation", capsys)
+    learned = learn("segmentation")
 
     assert learned["iou"] > learned["iou_of_brightness"] + 0.1
     assert learned["dice"] > learned["iou"]
 
 
-def test_recommender_ranks_better_than_popularity(capsys):
+def test_recommender_ranks_better_than_popularity(learn):
     """By half again in each metric."""
-    learned = run_script("recommender", capsys)
+    learned = learn("recommender")
 
     assert learned.keys() == {"hitrate10", "mrr10", "ndcg10"}
     assert all(ours > 1.5 * popularity > 0 for ours, popularity in learned.values())
@@ -187,24 +201,24 @@ def test_kfold_learns_in_each_fold(capsys):
     assert min(learned["accuracies"]) > 0.85
 
 
-def test_mixup_bears_wrong_labels_better(capsys):
+def test_mixup_bears_wrong_labels_better(learn):
     """By 2 of 100 images at least."""
-    learned = run_script("mixup", capsys)
+    learned = learn("mixup")
 
     assert learned["accuracy"] > learned["without"] + 0.02
     assert learned["without"] > 0.7
 
 
-def test_averages_of_weights_are_nearer_than_the_last(capsys):
+def test_averages_of_weights_are_nearer_than_the_last(learn):
     """To the solution that the steps walk around: by half at least."""
-    learned = run_script("ema_swa", capsys)
+    learned = learn("ema_swa")
 
     assert max(learned["ema"], learned["swa"]) < learned["last"] / 2
 
 
-def test_lr_finder_suggests_a_rate_that_learns(capsys):
+def test_lr_finder_suggests_a_rate_that_learns(learn):
     """Where the rate it began with moves nothing; chance is 0.1. It is not near the one that diverged."""
-    learned = run_script("lr_finder", capsys)
+    learned = learn("lr_finder")
 
     assert learned["accuracy"] > 0.8 > learned["accuracy_of_first"] + 0.5
     assert learned["suggestion"] < learned["diverged"] / 10
@@ -219,42 +233,14 @@ def test_optuna_search_gives_up_bad_trials(capsys):
     assert learned["best"] > max(0.9, median(learned["pruned"] + learned["complete"]) + 0.02)
 
 
-def test_export_keeps_the_answers(capsys):
+def test_export_keeps_the_answers(learn):
     """Logits around 10: torch.export's to the bit, ONNX's to the rounding of float32 sums, 8 bits' to a few percent."""
-    learned = run_script("export", capsys)
+    learned = learn("export")
     (_, of_program, _), (size, of_onnx, accuracy), (size_of_int8, of_int8, accuracy_of_int8) = learned.values()
 
     assert of_program == 0 and of_onnx < 1e-4 and 0 < of_int8 < 0.5
     assert accuracy > 0.9 and abs(accuracy_of_int8 - accuracy) < 0.02
     assert size_of_int8 < size / 3
-
-
-@pytest.mark.slow
-def test_gan_reaches_the_ring_in_two_processes():
-    """Half the steps, each on twice the points: two optimizers stepped by hand keep both models alike."""
-    learned = importlib.import_module("examples.minimal.gan").main(ddp=True, cpu=True)
-
-    assert learned["near"] > 2 * 0.14
-    assert learned["modes"] >= 6
-
-
-@pytest.mark.slow
-def test_metric_learning_finds_kinds_in_two_processes():
-    """Queries look for neighbours in the gallery of both."""
-    learned = importlib.import_module("examples.minimal.metric_learning").main(ddp=True, cpu=True)
-
-    assert learned["recall05"] >= learned["recall01"] > 0.8
-
-
-@pytest.mark.slow
-def test_stages_go_on_in_two_processes():
-    """Parts are frozen and set free again between stages of one run."""
-    stages = importlib.import_module("examples.minimal.stages")
-
-    learned = stages.main(dl.DistributedDataParallelEngine(2, device="cpu"))
-
-    assert learned["pretrain"] > 0.95
-    assert learned["finetune"] > learned["freeze"] + 0.03
 
 
 def test_the_table_names_each_example():
