@@ -215,9 +215,10 @@ class CheckpointCallback(ICheckpointCallback):
         else:
             state = snapshot.judged_state(runner, snapshot.model_state(runner))
         name = name_at(runner.epoch_step, runner.batch_step if runner.is_within_loader else math.inf)
+        judge = {"loader": self.loader_key, "metric": self.metric_key, "minimize": self.minimize}
         what = {
             "kind": self.mode, "stage": runner.stage_key, "epoch": runner.epoch_step, "batch": runner.batch_step,
-            "score": score,
+            "score": score, "judged_by": judge if self.metric_key is not None else None,
             "metrics": {key: dict(metrics) for key, metrics in runner.epoch_metrics.items()},
         }  # fmt: skip
         if self.mode == "runner" and runner.engine.sharded_checkpoints:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from runnerkit.best_values import best_metrics, compare_runs
 from runnerkit.callback import Callback, CallbackNode, CallbackOrder
 from runnerkit.engine import IEngine
 from runnerkit.engines import (
@@ -25,6 +26,7 @@ from runnerkit.engines import (
 from runnerkit.history import read_metrics
 from runnerkit.logger import ILogger
 from runnerkit.plot import plot_metrics
+from runnerkit.report import write_report
 from runnerkit.runner import IRunner
 from runnerkit.supervised import SupervisedRunner
 from runnerkit.train import Runner
@@ -56,6 +58,9 @@ __all__ = [
     "Runner",
     "SupervisedRunner",
     "__version__",
+    "best_metrics",
+    "compare_runs",
     "plot_metrics",
     "read_metrics",
+    "write_report",
 ]

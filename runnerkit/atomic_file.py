@@ -54,6 +54,18 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
+def make_folder_of(path: Path) -> None:
+    """Make the folder that a file is to be in, if need be.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(f"cannot write {path}: no folder {path.parent} can be made: {error.strerror}") from error
+
+
 def sync(path: Path) -> None:
     """Wait until a file, or a folder's list of names, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)

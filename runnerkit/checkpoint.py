@@ -13,6 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from runnerkit.atomic_file import AtomicFile, sync, unwritable, write_text
 from runnerkit.checkpoint_fault import (
@@ -97,7 +98,8 @@ class CheckpointFolder:
         return sorted(paths, key=lambda path: place_of(path.name) or ())
 
     def add(self, name: str, state: StateDict, *, kind: str, epoch: int, batch: int, score: float | None,
-            metrics: Mapping[str, dict[str, float]], stage: str | None = None) -> Record:  # fmt: skip
+            metrics: Mapping[str, dict[str, float]], stage: str | None = None,
+            judged_by: dict[str, Any] | None = None) -> Record:  # fmt: skip
         """Write a checkpoint under a new name, then the index that knows it.
 
         Args:
@@ -108,7 +110,7 @@ class CheckpointFolder:
         size, checksum = size_of(file.parent if file.name == REST else file), sha256_of(file)
         if file.name == REST:
             self._put_in_place(name)
-        record = Record(name, kind, epoch, batch, size, checksum, score, dict(metrics), stage)
+        record = Record(name, kind, epoch, batch, size, checksum, score, dict(metrics), stage, judged_by)
         self.records = [each for each in self.records if each.name != name] + [record]
         self._write_index()
         return record

@@ -28,6 +28,7 @@ class Record:
     score: float | None = None
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
     stage: str | None = None  # None: written by a version that did not say
+    judged_by: dict[str, Any] | None = None  # what the score is: loader, metric, minimize
 
 
 class DamagedIndex(ValueError):
@@ -75,6 +76,8 @@ def _record(**fields: Any) -> Record:
             raise TypeError(f"{name} of {record.name} is no integer")
     if record.stage is not None and not isinstance(record.stage, str):
         raise TypeError(f"stage of {record.name} is no name")
+    if record.judged_by is not None and set(record.judged_by) != {"loader", "metric", "minimize"}:
+        raise ValueError(f"judged_by {record.judged_by!r} of {record.name}")
     if record.score is not None and not isinstance(record.score, int | float):
         raise TypeError(f"score of {record.name} is no number")
     return record

@@ -1,62 +1,246 @@
-"""The command `runnerkit`: what was detected, the metrics of a run, their curves, the state of its files."""
+"""The command `runnerkit`: train, search, export; look at what a run has left."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Literal
 
+import typer
+from typer.main import get_command
+
+from runnerkit.config import read_config
+from runnerkit.configured_run import FILE, choose_logdir, make_run, save_config
 from runnerkit.doctor import examine
-from runnerkit.engines.process_environment import describe_launcher
+from runnerkit.engines.process_environment import describe_launcher, get_rank
 from runnerkit.environment import describe_environment
-from runnerkit.history import read_metrics
+from runnerkit.export import SUFFIXES, export_configured
+from runnerkit.metrics_text import metrics_text
 from runnerkit.plot import plot_metrics
+from runnerkit.report import write_report
+from runnerkit.script import run_script
+from runnerkit.search import BEST, search
+from runnerkit.starter import write_starter
 from runnerkit.version import __version__
+from runnerkit.watch import watch as watch_curves
+from runnerkit.weights import export_safetensors
+
+app = typer.Typer(
+    help="Train, and read what training has left.",
+    no_args_is_help=True,
+    rich_markup_mode=None,  # help and errors as plain text, which can be searched and pasted
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Logdir = Annotated[Path, typer.Argument(help="folder of the run", metavar="LOGDIR", show_default=False)]
+Logdirs = Annotated[
+    list[Path], typer.Argument(help="folders of runs, at any depth", metavar="LOGDIR", show_default=False)
+]
+Metrics = Annotated[list[str] | None, typer.Option("--metric", help="only this one; may be given again")]
+Loaders = Annotated[list[str] | None, typer.Option("--loader", help="only this one; may be given again")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="values in place of the file's", metavar="[KEY=VALUE]...", show_default=False)
+]
+Engine = Annotated[str | None, typer.Option(help="cpu, gpu, dp, ddp, fsdp, horovod, or an engine's class")]
+Nproc = Annotated[int | None, typer.Option(help="number of processes, of engines that have several")]
+Precision = Annotated[str | None, typer.Option(help="fp32, fp16, bf16, or amp: what suits the device")]
+NewLogdir = Annotated[Path | None, typer.Option(help="folder for logs and checkpoints; by default one below logs/")]
+Which = Annotated[Literal["best", "last"], typer.Option(help="of the checkpoints of a logdir")]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code: 1 if it found something broken, 2 for a wrong use."""
-    parser = argparse.ArgumentParser(prog="runnerkit", description=__doc__)
-    parser.add_argument("--version", action="version", version=f"runnerkit {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands.add_parser("env", help="print versions, hardware and launcher, ready for a bug report")
-    metrics = commands.add_parser("metrics", help="print the metrics of a run, one row an epoch and loader")
-    metrics.add_argument("logdir")
-    plot = commands.add_parser("plot", help="draw the curves of a run, or of a folder of runs")
-    plot.add_argument("logdir")
-    plot.add_argument("-o", "--output", help="path of the PNG; by default LOGDIR/metrics.png")
-    doctor = commands.add_parser("doctor", help="verify the checkpoints and logs of a run")
-    doctor.add_argument("logdir")
-    options = parser.parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        text, code = _COMMANDS[options.command](options)
+        # Not app(), which puts its own hook in the way of tracebacks.
+        get_command(app).main(list(arguments), prog_name="runnerkit")
     except (OSError, ValueError, ImportError) as error:
-        sys.stderr.write(f"runnerkit {options.command}: {error}\n")
+        command = next((word for word in arguments if not word.startswith("-")), "")
+        sys.stderr.write(f"runnerkit {command}: {error}\n")
         return 2
-    sys.stdout.write(text + "\n")
-    return code
+    except SystemExit as end:  # how typer ends, whatever came of it
+        return end.code if isinstance(end.code, int) else 0
+    raise AssertionError("a command ends in SystemExit")
 
 
-def _env(_: argparse.Namespace) -> tuple[str, int]:
-    return json.dumps({**describe_environment(), "launcher": describe_launcher()}, indent=2), 0
+@contextmanager
+def _unknown_names_told() -> Iterator[None]:
+    """For the commands whose KeyError is of a metric or loader: of others it is a bug, which shows its traceback."""
+    try:
+        yield
+    except KeyError as error:
+        raise ValueError(error.args[0]) from error
 
 
-def _metrics(options: argparse.Namespace) -> tuple[str, int]:
-    frame = read_metrics(options.logdir)
-    table = frame.pivot_table(
-        index=["run", "stage", "epoch", "step", "loader"], columns="metric", values="value", sort=False
-    )
-    return str(table.to_string(float_format="%.4g")), 0
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"runnerkit {__version__}")
+        raise typer.Exit
 
 
-def _plot(options: argparse.Namespace) -> tuple[str, int]:
-    return str(plot_metrics(options.logdir, path=options.output)), 0
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version")
+    ] = False,
+) -> None:
+    pass
 
 
-def _doctor(options: argparse.Namespace) -> tuple[str, int]:
-    report = examine(options.logdir)
-    return str(report), 1 if report.num_broken else 0
+@app.command(
+    epilog="Example: runnerkit run examples/configs/fashion_mnist.yaml --engine ddp --nproc 2 optimizer.lr=0.01"
+)
+def run(
+    file: Annotated[Path, typer.Argument(help="a config, .yaml, or a script, .py", metavar="FILE", show_default=False)],
+    overrides: Overrides = None,
+    engine: Engine = None,
+    nproc: Nproc = None,
+    precision: Precision = None,
+    logdir: NewLogdir = None,
+    resume: Annotated[bool, typer.Option("--resume", help="go on with the run in the logdir, if there is one")] = False,
+) -> None:
+    """Train what a config or a script says; of a config, LOGDIR/config.yml is left, to be run again.
+
+    A script gets what follows `--` as its arguments.
+    """
+    words = overrides or []
+    if file.suffix == ".py":
+        if logdir is not None or resume:
+            raise ValueError(f"{file} has a logdir of its own; hand it, after --, the arguments that it takes")
+        run_script(file, words, name=engine, num_processes=nproc, precision=precision)
+    given = {"engine": engine, "nproc": nproc, "precision": precision, "logdir": logdir and str(logdir)}
+    config = read_config(file, words, given)
+    folder = choose_logdir(config, resume=resume)
+    runner, arguments = make_run(config)
+    if get_rank() == 0:
+        save_config(config, folder / FILE)
+    try:
+        runner.train(**{**arguments, "logdir": folder}, resume="auto" if resume else None)
+    except Exception as error:
+        if runner.engine is None:  # what `train` refuses before it begins
+            raise ValueError(f"{file}: {error}") from error
+        traceback.print_exc()  # of training: whoever reads it wants to know where
+        raise typer.Exit(1) from None
+    if get_rank() == 0:
+        typer.echo(folder)
 
 
-_COMMANDS = {"env": _env, "metrics": _metrics, "plot": _plot, "doctor": _doctor}
+@app.command(
+    epilog="Example: runnerkit tune config.yaml --trials 20 optimizer.lr=1e-4..0.1:log model.1.out_features=32,64"
+)
+def tune(
+    file: Annotated[Path, typer.Argument(help="a config", metavar="FILE", show_default=False)],
+    overrides: Overrides = None,
+    trials: Annotated[int, typer.Option(help="how many times to train")] = 20,
+    engine: Engine = None,
+    nproc: Nproc = None,
+    precision: Precision = None,
+    logdir: NewLogdir = None,
+) -> None:
+    """Search the values that make valid_metric best, by Optuna: of keys under search: in the config, or as
+    KEY=LOW..HIGH, KEY=LOW..HIGH:log, KEY=THIS,THAT. LOGDIR/best.yml is what `runnerkit run` takes.
+    """
+    given = {"engine": engine, "nproc": nproc, "precision": precision}
+    folder = logdir or Path("logs", f"{file.stem}-tune")
+    score, values = search(file, overrides or [], given, num_trials=trials, logdir=folder)
+    typer.echo("\n".join([f"best: {score:.6g}", *(f"{key}={value}" for key, value in values.items())]))
+    typer.echo(f"runnerkit run {folder / BEST}")
+
+
+@app.command(epilog="Example: runnerkit export logs/fashion_mnist --to onnx -o clothes.onnx")
+def export(
+    source: Annotated[
+        Path, typer.Argument(help="a logdir, or a checkpoint in one", metavar="LOGDIR|CHECKPOINT", show_default=False)
+    ],
+    to: Annotated[Literal["onnx", "torch-export", "safetensors"], typer.Option(help="the format", show_default=False)],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="the file; by default model.SUFFIX in the logdir")
+    ] = None,
+    which: Which = "best",
+) -> None:
+    """Write a trained model as a file that needs no code of it; the config in its logdir says what it is."""
+    logdir = source if source.is_dir() else source.parent.parent  # LOGDIR/checkpoints/model.0003.pth
+    out = output or logdir / f"model{SUFFIXES[to]}"
+    if to == "safetensors":
+        typer.echo(export_safetensors(source, out, which=which))
+        return
+    typer.echo(export_configured(read_config(logdir / FILE), source, out, to=to, which=which))
+
+
+@app.command(epilog="Example: runnerkit new train.py && python train.py")
+def new(path: Annotated[Path, typer.Argument(help="the script to write")] = Path("train.py")) -> None:
+    """Write a script that trains, to be changed line by line."""
+    typer.echo(write_starter(path))
+
+
+@app.command(epilog="Example: runnerkit env > environment.json")
+def env() -> None:
+    """Print versions, hardware and launcher, ready for a bug report."""
+    typer.echo(json.dumps({**describe_environment(), "launcher": describe_launcher()}, indent=2))
+
+
+@app.command(epilog="Example: runnerkit metrics logs/digits; runnerkit metrics logs --metric accuracy --csv")
+def metrics(
+    logdirs: Logdirs,
+    metric: Annotated[
+        str | None, typer.Option(help="only this one; of several runs, what they are compared by")
+    ] = None,
+    loader: Annotated[
+        str | None, typer.Option(help="only this one; of several runs, what they are compared by")
+    ] = None,
+    csv: Annotated[bool, typer.Option("--csv", help="print CSV with all digits")] = False,
+) -> None:
+    """Print the metrics of a run, one row an epoch and loader, and its best epochs; compare several runs."""
+    with _unknown_names_told():
+        typer.echo(metrics_text(logdirs, metric=metric, loader=loader, as_csv=csv), nl=False)
+
+
+@app.command(epilog="Example: runnerkit plot logs/digits logs/other -o curves.png --metric loss --log loss")
+def plot(
+    logdirs: Logdirs,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="path of the PNG; by default LOGDIR/metrics.png")
+    ] = None,
+    metric: Metrics = None,
+    loader: Loaders = None,
+    log: Annotated[list[str] | None, typer.Option("--log", help="metric on a logarithmic axis")] = None,
+) -> None:
+    """Draw the curves of a run, or of several over one another."""
+    with _unknown_names_told():
+        path = plot_metrics(logdirs, path=output, metrics=metric or None, loaders=loader or None, log_scale=log or ())
+    typer.echo(path)
+
+
+@app.command(epilog="Example: runnerkit watch logs/digits --metric loss --metric accuracy")
+def watch(
+    logdir: Logdir,
+    metric: Metrics = None,
+    loader: Loaders = None,
+    once: Annotated[bool, typer.Option("--once", help="draw once, as where the output is no terminal")] = False,
+) -> None:
+    """Draw the curves of a run in the terminal while it goes on, until Ctrl-C."""
+    with _unknown_names_told():
+        watch_curves(logdir, metrics=metric or None, loaders=loader or None, once=once)
+
+
+@app.command(epilog="Example: runnerkit report logs/digits -o digits.html")
+def report(
+    logdir: Logdir,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="path of the page; by default LOGDIR/report.html")
+    ] = None,
+) -> None:
+    """Write a run on one page of HTML, which opens without network: curves, best values, checkpoints, settings."""
+    typer.echo(write_report(logdir, path=output))
+
+
+@app.command(epilog="Example: runnerkit doctor logs/digits")
+def doctor(logdir: Logdir) -> None:
+    """Verify the checkpoints and logs of a run; exit with 1 if something is broken."""
+    report = examine(logdir)
+    typer.echo(report)
+    raise typer.Exit(1 if report.num_broken else 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,12 +18,11 @@ if TYPE_CHECKING:
 COLUMNS = ("run", "stage", "loader", "epoch", "step", "metric", "value")
 _NUM_PLACE_COLUMNS = 3  # a file's first columns: stage, epoch, step; the others are metrics
 
+Logdirs = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 Row = tuple[str, str, str, int, int, str, float]
 
 
-def read_metrics(
-    logdir: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], *, scope: Scope = "loader"
-) -> pd.DataFrame:
+def read_metrics(logdir: Logdirs, *, scope: Scope = "loader") -> pd.DataFrame:
     """Read what the CSV logger wrote, a row for each number, in the order it was logged.
 
     Args:
@@ -52,23 +52,74 @@ def read_metrics(
         import pandas as pd
     except ImportError as error:
         raise ImportError("read_metrics needs pandas: pip install runnerkit[metrics]") from error
-    folders = [Path(each) for each in ([logdir] if isinstance(logdir, str | os.PathLike) else logdir)]
-    runs = [run for folder in folders for run in _find_runs(folder, scope)]
-    num_named = Counter(name for name, _ in runs)
-    rows = [
-        row
-        for name, folder in runs
-        for row in _read_run(name if num_named[name] == 1 else folder.as_posix(), folder, scope)
-    ]
+    rows = [row for run, folder in find_runs(logdir, scope=scope).items() for row in _read_run(run, folder, scope)]
     types = {"epoch": "int64", "step": "int64", "value": "float64"}
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(types)
 
 
-def _find_runs(folder: Path, scope: Scope) -> list[tuple[str, Path]]:
+def select(
+    table: pd.DataFrame, *, metrics: Sequence[str] | None = None, loaders: Sequence[str] | None = None
+) -> pd.DataFrame:
+    """Keep the rows of these metrics and loaders; None is all.
+
+    Raises:
+        KeyError: one of them is in no row.
+    """
+    for column, wanted in {"loader": loaders, "metric": metrics}.items():
+        if wanted is not None:
+            known = list(table[column].unique())
+            unknown = [each for each in wanted if each not in known]
+            if unknown or not wanted:
+                of_loaders = f" by {loaders}" if column == "metric" and loaders is not None else ""
+                raise KeyError(f"{column}s {unknown} were not logged{of_loaders}; choose from {known}")
+            table = table[table[column].isin(wanted)]
+    return table
+
+
+def by_pass(table: pd.DataFrame) -> pd.DataFrame:
+    """Turn what `read_metrics` returned of a run into a row for each pass over a loader, in time, and a column for each
+    metric; NaN where it was not logged."""
+    place = ["stage", "epoch", "step", "loader"]
+    in_time = table.sort_values("step", kind="stable").set_index([*place, "metric"])["value"]
+    return in_time.unstack("metric", sort=False)[list(table["metric"].unique())].reset_index(allow_duplicates=True)
+
+
+def find_runs(logdir: Logdirs, *, scope: Scope = "loader") -> dict[str, Path]:
+    """Find the logdirs of runs by their names, as `read_metrics` does: each once, in the order given.
+
+    Raises:
+        FileNotFoundError: there are none.
+    """
+    folders = [Path(each) for each in ([logdir] if isinstance(logdir, str | os.PathLike) else logdir)]
+    found: dict[Path, tuple[str, Path]] = {}
+    for folder in folders:
+        for path in _logdirs(folder, scope):
+            found.setdefault(path.resolve(), (_name(path, folder), path))
+    num_named = Counter(name for name, _ in found.values())
+    return {name if num_named[name] == 1 else path.as_posix(): path for name, path in found.values()}
+
+
+def find_run(logdir: str | os.PathLike[str]) -> tuple[str, Path]:
+    """Find the one run of a folder: its name, its logdir.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: there are several.
+    """
+    runs = find_runs(logdir)
+    if len(runs) > 1:
+        raise ValueError(f"{logdir} holds {len(runs)} runs; give the logdir of one of them: {', '.join(runs)}")
+    [run] = runs.items()
+    return run
+
+
+def _logdirs(folder: Path, scope: Scope) -> list[Path]:
+    if not folder.is_dir():
+        raise FileNotFoundError(f"there is no folder {folder}")
     logdirs = sorted(each.parent for each in folder.rglob("csv") if next(_files(each, scope), None) is not None)
     if not logdirs:
         raise FileNotFoundError(f"no logs of scope {scope!r} in {folder}: expected csv/<loader>.csv there or below")
-    return [(_name(logdir, folder), logdir) for logdir in logdirs]
+    return logdirs
 
 
 def _name(logdir: Path, folder: Path) -> str:
@@ -83,10 +134,11 @@ def _read_run(run: str, logdir: Path, scope: Scope) -> Iterator[Row]:
     folder = logdir / "csv"
     for path in _files(folder, scope):
         loader = path.relative_to(folder).as_posix().removesuffix(".csv").removesuffix(".batch")
-        with path.open(encoding="utf-8", newline="") as file:
-            reader = csv.reader(file)
-            metrics = next(reader, [])[_NUM_PLACE_COLUMNS:]
-            for stage, epoch, step, *cells in reader:
-                for metric, cell in zip(metrics, cells, strict=True):
-                    if cell:
-                        yield run, stage, loader, int(epoch), int(step), metric, float(cell)
+        content = path.read_bytes()
+        lines = content[: content.rfind(b"\n") + 1].decode()  # a run may be in the middle of the last one
+        reader = csv.reader(io.StringIO(lines, newline=""))
+        metrics = next(reader, [])[_NUM_PLACE_COLUMNS:]
+        for stage, epoch, step, *cells in reader:
+            for metric, cell in zip(metrics, cells, strict=True):
+                if cell:
+                    yield run, stage, loader, int(epoch), int(step), metric, float(cell)

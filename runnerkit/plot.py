@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runnerkit.history import read_metrics
+from runnerkit.atomic_file import make_folder_of
+from runnerkit.history import Logdirs, read_metrics, select
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -17,26 +18,31 @@ if TYPE_CHECKING:
 
 _MAX_COLUMNS = 3
 _WIDTH, _HEIGHT = 5.2, 3.6  # of a subplot, inches
+_LINES = ("--", "-", ":", "-.")  # train comes before valid
 _MAX_MARKED = 50  # points of a curve that are still told apart by markers
 
 
 def plot_metrics(
-    logdir: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    logdir: Logdirs,
     *,
     path: str | os.PathLike[str] | None = None,
     metrics: Sequence[str] | None = None,
+    loaders: Sequence[str] | None = None,
+    log_scale: Sequence[str] = (),
 ) -> Path:
     """Draw a subplot for each metric, in it a curve for each loader of each run, and save it as a PNG.
 
     Args:
         logdir: what ``read_metrics`` takes.
-        path: where to save; by default ``metrics.png`` in the logdir.
-        metrics: which to draw; None is all.
+        path: where to save, also as what other endings say (.svg, .pdf); by default ``metrics.png`` in the logdir.
+        metrics, loaders: which to draw; None is all.
+        log_scale: metrics whose axis is logarithmic; what is not above 0 leaves a gap, and all of it the axis linear.
     Returns:
         Where it was saved.
     Raises:
         FileNotFoundError: there are no logs.
-        KeyError: no such metric was logged.
+        KeyError: no such metric or loader was logged.
+        OSError: it cannot be saved there.
 
     >>> import tempfile
     >>> from runnerkit.logger import Step
@@ -48,21 +54,38 @@ def plot_metrics(
     >>> plot_metrics(logger.logdir).name
     'metrics.png'
     """
-    figure = new_figure(wanted_by="plot_metrics")
     path = _default_path(logdir) if path is None else Path(path)
-    table = read_metrics(logdir)
-    chosen = _choose(metrics, known=list(dict.fromkeys(table["metric"])))
-    table = table[table["metric"].isin(chosen)]
+    figure = draw_metrics(read_metrics(logdir), metrics=metrics, loaders=loaders, log_scale=log_scale)
+    return save(figure, path)
+
+
+def draw_metrics(
+    table: pd.DataFrame,
+    *,
+    metrics: Sequence[str] | None = None,
+    loaders: Sequence[str] | None = None,
+    log_scale: Sequence[str] = (),
+) -> Figure:
+    """Draw what :func:`plot_metrics` saves, of what ``read_metrics`` returned."""
+    figure = new_figure(wanted_by="plot_metrics")
+    table = select(table, metrics=metrics, loaders=loaders)
+    chosen = list(table["metric"].unique()) if metrics is None else list(metrics)
+    select(table, metrics=[*chosen, *log_scale])
     num_columns = 2 if len(chosen) == 4 else min(len(chosen), _MAX_COLUMNS)
     num_rows = math.ceil(len(chosen) / num_columns)
     figure.set_size_inches(_WIDTH * num_columns, _HEIGHT * num_rows)
-    x_name, colors = _x_name(table), _colors(table)
+    x_name, styles, runs = x_axis(table), _styles(table), table["run"].unique()
     for number, metric in enumerate(chosen, start=1):
         axes = figure.add_subplot(num_rows, num_columns, number)
-        _draw(axes, table[table["metric"] == metric], x_name=x_name, y_name=metric, colors=colors)
-    runs = table["run"].unique()
+        curves = table[table["metric"] == metric]
+        if metric in log_scale and (curves["value"] > 0).any():
+            axes.set_yscale("log", nonpositive="mask")
+        _draw(axes, curves, x_name=x_name, y_name=metric, styles=styles, has_legend=len(runs) == 1)
+    if len(runs) > 1:
+        lines = {line.get_label(): line for axes in figure.axes for line in axes.lines}
+        figure.legend(handles=list(lines.values()), loc="outside right upper", frameon=False)
     figure.suptitle(str(runs[0]) if len(runs) == 1 else f"{len(runs)} runs", fontweight="bold")
-    return save(figure, path)
+    return figure
 
 
 def new_figure(*, wanted_by: str) -> Figure:
@@ -81,57 +104,69 @@ def new_figure(*, wanted_by: str) -> Figure:
     return figure
 
 
-def finish_axes(axes: Axes) -> None:
+def finish_axes(axes: Axes, *, has_legend: bool = True) -> None:
     """Add a faint grid and the legend; leave out the frame's upper and right side."""
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
+    if has_legend:
+        axes.legend(frameon=False)
 
 
 def save(figure: Figure, path: Path) -> Path:
     """Save as a PNG, in a folder that is made if need be; return `path`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder_of(path)
     figure.savefig(path)
     return path
 
 
-def _default_path(logdir: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> Path:
-    if not isinstance(logdir, str | os.PathLike):
-        raise ValueError("several folders were given: pass path= to say where the picture goes")
-    return Path(logdir) / "metrics.png"
+def _default_path(logdir: Logdirs) -> Path:
+    folders = [logdir] if isinstance(logdir, str | os.PathLike) else logdir
+    if len(folders) != 1:
+        raise ValueError(f"{len(folders)} folders were given: say where the picture goes, by path= or -o")
+    return Path(folders[0]) / "metrics.png"
 
 
-def _choose(metrics: Sequence[str] | None, *, known: list[str]) -> list[str]:
-    chosen = known if metrics is None else list(metrics)
-    unknown = [metric for metric in chosen if metric not in known]
-    if unknown or not chosen:
-        raise KeyError(f"metrics {unknown} were not logged; choose from {known}")
-    return chosen
-
-
-def _x_name(table: pd.DataFrame) -> str:
+def x_axis(table: pd.DataFrame) -> str:
     """Curves go by epoch, unless loaders were evaluated within epochs."""
     places = ["run", "stage", "loader", "metric", "epoch"]
     return "step" if table.duplicated(places).any() else "epoch"
 
 
-def _colors(table: pd.DataFrame) -> dict[tuple[str, str], str]:
-    """A color for each curve, the same in all subplots."""
-    curves = dict.fromkeys(zip(table["run"], table["loader"], strict=True))
-    return {curve: f"C{number % 10}" for number, curve in enumerate(curves)}
+def _styles(table: pd.DataFrame) -> dict[tuple[str, str], dict[str, Any]]:
+    """How each curve is drawn: a color for each loader; of several runs, a color for each run, lines by loader."""
+    from matplotlib import colormaps
+
+    runs, loaders = list(table["run"].unique()), list(table["loader"].unique())
+    colored = loaders if len(runs) == 1 else runs
+    many = colormaps["turbo"].resampled(len(colored))
+    colors: list[Any] = [f"C{number}" if len(colored) <= 10 else many(number) for number in range(len(colored))]
+    styles: dict[tuple[str, str], dict[str, Any]] = {}
+    for run, loader in dict.fromkeys(zip(table["run"], table["loader"], strict=True)):
+        if len(runs) == 1:
+            styles[run, loader] = {"label": loader, "color": colors[loaders.index(loader)]}
+        else:
+            line = _LINES[loaders.index(loader) % len(_LINES)] if len(loaders) > 1 else "-"
+            styles[run, loader] = {"label": f"{run}: {loader}", "color": colors[runs.index(run)], "linestyle": line}
+    return styles
 
 
-def _draw(axes: Axes, table: pd.DataFrame, *, x_name: str, y_name: str, colors: dict[tuple[str, str], str]) -> None:
+def _draw(
+    axes: Axes,
+    table: pd.DataFrame,
+    *,
+    x_name: str,
+    y_name: str,
+    styles: dict[tuple[str, str], dict[str, Any]],
+    has_legend: bool,
+) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    has_runs = len({run for run, _ in colors}) > 1
-    for (run, loader), color in colors.items():
+    for (run, loader), style in styles.items():
         curve = table[(table["run"] == run) & (table["loader"] == loader)]
         if not curve.empty:
-            style: dict[str, Any] = {"marker": "o", "markersize": 4} if len(curve) <= _MAX_MARKED else {}
-            label = f"{run}: {loader}" if has_runs else loader
-            axes.plot(curve[x_name], curve["value"], color=color, linewidth=1.6, label=label, **style)
+            markers: dict[str, Any] = {"marker": "o", "markersize": 4} if len(curve) <= _MAX_MARKED else {}
+            axes.plot(curve[x_name], curve["value"], linewidth=1.6, **style, **markers)
     axes.set_xlabel(x_name)
     axes.set_ylabel(y_name)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    finish_axes(axes)
+    finish_axes(axes, has_legend=has_legend)

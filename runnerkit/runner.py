@@ -129,7 +129,7 @@ class IRunner(IListener):
 
     def get_engine(self) -> IEngine:
         """Engine to run on: the one given, else DataParallel on several GPUs, the GPU, or the CPU."""
-        from runnerkit.engines.choose import get_available_engine  # the only import against the layers: a default
+        from runnerkit.engines.choose import get_available_engine  # against the layers: a default
 
         return self._given_engine or get_available_engine()
 
@@ -196,8 +196,10 @@ class IRunner(IListener):
 
         Under a launcher (torchrun) every process must call.
         """
+        from runnerkit.engines.by_name import commanded_engine  # `runnerkit run SCRIPT.py --engine ...`
+
         self._reset()
-        self.engine = self._hooks.get_engine()
+        self.engine = (None if self._evaluation else commanded_engine()) or self._hooks.get_engine()
         outcome.adopt(self, self.engine.launch(self._run_experiment))
         return self
 

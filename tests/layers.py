@@ -34,7 +34,7 @@ LAYERS = [
         "warmup",
     },
     {"sampler", "seeded_dataset", "sharded_stream", "sharding"},
-    {"engine", "callback", "logger", "environment", "history", "plot", "preemption"},
+    {"engine", "callback", "logger", "environment", "history", "best_values", "plot", "report", "preemption"},
     {
         "runner",
         "components",
@@ -53,8 +53,11 @@ LAYERS = [
     {"engines", "callbacks", "loggers", "contrib", "data"},  # and these not from one another
     {"train", "supervised"},
     {"checkpoint_check", "log_check"},
-    {"doctor"},
+    {"doctor", "metrics_text", "braille", "watch", "starter", "script", "config"},
+    {"configured_run", "export"},
+    {"search"},
     {"cli"},
+    {"__main__"},
 ]
 SIDES = {"engines", "callbacks", "loggers", "contrib", "data"}
 INSIDE = {"contrib", "data"}  # sub-packages whose folder is in runnerkit/, not at the root
@@ -69,11 +72,19 @@ OPTIONAL = {
     "horovod",
     "apex",
     "PIL",
+    "rich",
+    "jinja2",
     "pyarrow",
     "safetensors",
+    "hydra",
+    "omegaconf",
+    "pydantic",
+    "optuna",
+    "onnx",
+    "onnxscript",
 }
-# With its reason: the default of IRunner.get_engine must name some engine.
-ALLOWED = {("runnerkit.runner", "runnerkit.engines.choose")}
+# With their reasons: the default of IRunner.get_engine must name some engine, and the command line may name another.
+ALLOWED = {("runnerkit.runner", "runnerkit.engines.choose"), ("runnerkit.runner", "runnerkit.engines.by_name")}
 # Modules about one optional package, or one that is slow to import, themselves imported where they are used.
 LATE = {"runnerkit.loggers.event_files", "runnerkit.engines.sharded_model", "runnerkit.shards"}
 

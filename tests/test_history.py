@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from runnerkit.history import read_metrics
+from runnerkit.history import by_pass, read_metrics
 from runnerkit.logger import Step
 from runnerkit.loggers import CSVLogger
 
@@ -114,6 +114,47 @@ def test_several_folders_are_one_table(tmp_path: Path) -> None:
     assert set(table["run"]) == {f"{tmp_path}/a/logs", f"{tmp_path}/b/logs", "other"}
 
 
+def test_a_run_that_is_given_twice_is_read_once(tmp_path: Path) -> None:
+    """Also by another path to it."""
+    log(tmp_path / "logs/a")
+    (tmp_path / "link").symlink_to(tmp_path / "logs")
+
+    table = read_metrics([tmp_path / "logs", tmp_path / "logs/a", tmp_path / "link"])
+
+    assert table.equals(read_metrics(tmp_path / "logs"))
+
+
+@pytest.mark.parametrize("num_bytes", range(1, 30))
+def test_a_line_that_is_being_written_is_left_out(tmp_path: Path, num_bytes: int) -> None:
+    """Wherever it ends: a number cut short is another number."""
+    log(tmp_path / "run")
+    whole = read_metrics(tmp_path / "run")
+    line = b"train,3,6,0.123456789012345678\n"
+
+    with (tmp_path / "run" / "csv" / "train.csv").open("ab") as file:
+        file.write(line[:num_bytes])
+
+    assert read_metrics(tmp_path / "run").equals(whole)
+
+
+def test_passes_are_in_time_with_a_column_for_each_metric(tmp_path: Path) -> None:
+    """As a loop over the tidy table puts them; NaN where nothing was logged."""
+    log(tmp_path / "run", num_epochs=3)
+    table = read_metrics(tmp_path / "run")
+
+    passes = by_pass(table)
+
+    assert list(passes) == ["stage", "epoch", "step", "loader", "loss", "auc"]
+    assert list(zip(passes["epoch"], passes["loader"], strict=True)) == [
+        (1, "train"), (1, "valid"), (2, "train"), (2, "valid"), (3, "train"), (3, "valid"),
+    ]  # fmt: skip
+    numbers = {(row.epoch, row.loader, row.metric): row.value for row in table.itertuples()}
+    for row in passes.to_dict("records"):
+        for metric in ("loss", "auc"):
+            expected = numbers.get((row["epoch"], row["loader"], metric), math.nan)
+            assert row[metric] == pytest.approx(expected, rel=0, abs=0, nan_ok=True)
+
+
 def test_metric_may_have_the_name_of_a_column(tmp_path: Path) -> None:
     """A metric called epoch is a metric."""
     logger = CSVLogger(tmp_path / "run")
@@ -156,8 +197,8 @@ def test_optional_packages_are_not_imported_early() -> None:
     """Importing loggers, reader and plots costs nothing but torch and tqdm."""
     script = """
 import sys
-import runnerkit.loggers, runnerkit.history, runnerkit.plot
-print(sorted({"tensorboard", "pandas", "matplotlib", "torch.utils.tensorboard"} & set(sys.modules)))
+import runnerkit.loggers, runnerkit.history, runnerkit.plot, runnerkit.report, runnerkit.watch
+print(sorted({"tensorboard", "pandas", "matplotlib", "rich", "torch.utils.tensorboard"} & set(sys.modules)))
 """
 
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)

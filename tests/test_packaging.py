@@ -36,6 +36,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path):
     expected = {
         "__init__.py",
         "py.typed",
+        "report.html",
         "engines/ddp.py",
         "callbacks/checkpoint.py",
         "loggers/csv.py",

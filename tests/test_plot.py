@@ -101,7 +101,75 @@ def test_several_runs_are_told_apart(tmp_path: Path, figures: list[Figure]) -> N
     path = plot_metrics([tmp_path / "a", tmp_path / "b"], path=tmp_path / "new" / "both.png", metrics=["loss"])
 
     assert path.is_file()
-    assert {line.get_label() for line in figures[0].axes[0].lines} == {"a: train", "a: valid", "b: train", "b: valid"}
+    lines = {str(line.get_label()): line for line in figures[0].axes[0].lines}
+    assert set(lines) == {"a: train", "a: valid", "b: train", "b: valid"}
+    assert lines["a: train"].get_color() == lines["a: valid"].get_color() != lines["b: valid"].get_color()
+    assert lines["a: train"].get_linestyle() == lines["b: train"].get_linestyle() != lines["b: valid"].get_linestyle()
+    [legend] = figures[0].legends
+    assert {text.get_text() for text in legend.get_texts()} == set(lines)
+    assert figures[0].axes[0].get_legend() is None
+
+
+def test_many_runs_have_colors_of_their_own(tmp_path: Path, figures: list[Figure]) -> None:
+    """More than Matplotlib's ten."""
+    for number in range(12):
+        log(tmp_path / f"run{number}", num_epochs=1)
+
+    plot_metrics(tmp_path, metrics=["loss"], loaders=["valid"])
+
+    lines = figures[0].axes[0].lines
+    assert len({line.get_label() for line in lines}) == len({line.get_color() for line in lines}) == 12
+
+
+def test_only_the_loaders_asked_for_are_drawn(tmp_path: Path, figures: list[Figure]) -> None:
+    """And of the metrics those they have."""
+    log(tmp_path)
+
+    plot_metrics(tmp_path, loaders=["valid"])
+
+    assert [axes.get_ylabel() for axes in figures[0].axes] == ["loss", "accuracy"]
+    assert [line.get_label() for line in figures[0].axes[0].lines] == ["valid"]
+
+
+def test_an_axis_may_be_logarithmic(tmp_path: Path, figures: list[Figure]) -> None:
+    """Of the metrics named; what is not above 0 leaves a gap; where nothing else was logged, it stays linear."""
+    logger = CSVLogger(tmp_path)
+    logger.setup()
+    for epoch, value in enumerate([1.0, 0.0, -1.0, 0.01], 1):
+        metrics = {"loss": value, "below": -1.0, "lr": 0.1}
+        logger.log_scalars(metrics, step=Step("train", "train", epoch, epoch), scope="loader")
+    logger.close()
+
+    plot_metrics(tmp_path, log_scale=["loss", "below"])
+
+    assert [axes.get_yscale() for axes in figures[0].axes] == ["log", "linear", "linear"]
+
+
+def test_an_unknown_metric_on_a_logarithmic_axis_is_named(tmp_path: Path) -> None:
+    """Rather than left out in silence."""
+    log(tmp_path)
+
+    with pytest.raises(KeyError, match=r"'lossy'.*'loss', 'accuracy', 'lr'"):
+        plot_metrics(tmp_path, log_scale=["lossy"])
+
+
+@pytest.mark.parametrize(("name", "begin"), [("curves.svg", b"<?xml"), ("curves.pdf", b"%PDF")])
+def test_the_ending_says_the_format(tmp_path: Path, name: str, begin: bytes) -> None:
+    """As Matplotlib reads it."""
+    log(tmp_path)
+
+    path = plot_metrics(tmp_path, path=tmp_path / name)
+
+    assert path.read_bytes().startswith(begin)
+
+
+def test_where_it_cannot_be_saved_is_named(tmp_path: Path) -> None:
+    """A file is no folder."""
+    log(tmp_path)
+    (tmp_path / "file").touch()
+
+    with pytest.raises(OSError, match=r"cannot write .*/file/curves.png: "):
+        plot_metrics(tmp_path, path=tmp_path / "file" / "curves.png")
 
 
 def test_numbers_that_are_not_finite_leave_gaps(tmp_path: Path) -> None:
@@ -128,12 +196,13 @@ def test_several_folders_need_a_path(tmp_path: Path) -> None:
     """Where the picture of several runs goes is the user's to say."""
     log(tmp_path)
 
-    with pytest.raises(ValueError, match="path="):
+    with pytest.raises(ValueError, match="2 folders were given: say where the picture goes, by path= or -o"):
         plot_metrics([tmp_path, tmp_path])
 
 
 def test_missing_matplotlib_names_the_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Matplotlib is optional."""
+    log(tmp_path)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
 
     with pytest.raises(ImportError, match=r"pip install runnerkit\[metrics\]"):

@@ -1,0 +1,110 @@
+"""Engines by name, as command lines and configs have them."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from runnerkit.engine import IEngine
+from runnerkit.engines.amp import (
+    AMPEngine,
+    DataParallelAMPEngine,
+    DistributedDataParallelAMPEngine,
+    FullyShardedDataParallelAMPEngine,
+    HorovodAMPEngine,
+)
+from runnerkit.engines.apex import (
+    APEXEngine,
+    DataParallelAPEXEngine,
+    DistributedDataParallelAPEXEngine,
+    HorovodAPEXEngine,
+)
+from runnerkit.engines.data_parallel import DataParallelEngine
+from runnerkit.engines.ddp import DistributedDataParallelEngine
+from runnerkit.engines.device import CPUEngine, DeviceEngine, GPUEngine
+from runnerkit.engines.fsdp import FullyShardedDataParallelEngine
+from runnerkit.engines.horovod import HorovodEngine
+from runnerkit.precision import AMP, FP32, Precision
+
+VARIABLE = "RUNNERKIT_ENGINE"  # arguments of :func:`engine_by_name`, for a script that another process starts
+
+_CLASSES: tuple[type[IEngine], ...] = (
+    AMPEngine, APEXEngine, CPUEngine, DataParallelAMPEngine, DataParallelAPEXEngine, DataParallelEngine, DeviceEngine,
+    DistributedDataParallelAMPEngine, DistributedDataParallelAPEXEngine, DistributedDataParallelEngine,
+    FullyShardedDataParallelAMPEngine, FullyShardedDataParallelEngine, GPUEngine, HorovodAMPEngine, HorovodAPEXEngine,
+    HorovodEngine,
+)  # fmt: skip
+ENGINES: dict[str, type[IEngine]] = {
+    "cpu": CPUEngine,
+    "gpu": GPUEngine,
+    "dp": DataParallelEngine,
+    "ddp": DistributedDataParallelEngine,
+    "fsdp": FullyShardedDataParallelEngine,
+    "horovod": HorovodEngine,
+    **{each.__name__: each for each in _CLASSES},
+}
+PRECISIONS: dict[str, Callable[[], Precision]] = {
+    "fp32": FP32,
+    "amp": AMP,
+    "fp16": partial(AMP, torch.float16),
+    "bf16": partial(AMP, torch.bfloat16),
+}
+
+
+def engine_by_name(name: str | None, *, num_processes: int | None = None, precision: str | None = None) -> IEngine:
+    """Make an engine.
+
+    Args:
+        name: a short name or a class's; None is DDP if `num_processes` is given, else what suits this machine.
+        num_processes: for engines of several; None is their default.
+        precision: "fp32", "fp16", "bf16", or "amp", which is fp16 on CUDA and bf16 elsewhere.
+    Raises:
+        ValueError: an unknown name, or arguments that the engine does not take; the message has those it does.
+
+    >>> engine_by_name("ddp", num_processes=3, precision="bf16").num_processes
+    3
+    """
+    if name is None:
+        name = "ddp" if num_processes is not None else _suitable()
+    if name not in ENGINES:
+        raise ValueError(f"no engine {name!r}; there are {', '.join(ENGINES)}")
+    engine, options = ENGINES[name], dict[str, Any]()
+    if engine is GPUEngine and not torch.cuda.is_available():
+        raise ValueError(f"engine {name!r} needs a GPU and torch sees none; use 'cpu'")
+    if num_processes is not None:
+        if "num_processes" not in inspect.signature(engine).parameters:
+            raise ValueError(
+                f"engine {name!r} runs in one process, so it takes no number of them, got {num_processes}; those of "
+                "several are 'ddp', 'fsdp', 'horovod'"
+            )
+        if num_processes < 1:
+            raise ValueError(f"the number of processes must be >= 1, got {num_processes}")
+        options["num_processes"] = num_processes
+    if precision is not None:
+        if precision not in PRECISIONS:
+            raise ValueError(f"no precision {precision!r}; there are {', '.join(PRECISIONS)}")
+        if "AMP" in engine.__name__ or "APEX" in engine.__name__:
+            raise ValueError(
+                f"engine {name!r} has its precision in its name, got {precision!r} beside it; take 'ddp' or another "
+                "without"
+            )
+        options["precision"] = PRECISIONS[precision]()
+    return engine(**options)
+
+
+def commanded_engine() -> IEngine | None:
+    """Make the engine that ``runnerkit run SCRIPT.py --engine ...`` asks for, whatever the script says."""
+    command = os.environ.get(VARIABLE)
+    return None if command is None else engine_by_name(**json.loads(command))
+
+
+def _suitable() -> str:
+    if not torch.cuda.is_available():
+        return "cpu"
+    return "dp" if torch.cuda.device_count() > 1 else "gpu"

@@ -1,0 +1,52 @@
+"""`runnerkit metrics`: one run pass by pass and its best epochs, or several runs beside one another, as text or CSV."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from runnerkit.best_values import best_metrics, compare_runs
+from runnerkit.history import Logdirs, by_pass, find_runs, read_metrics, select
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def metrics_text(logdir: Logdirs, *, metric: str | None = None, loader: str | None = None, as_csv: bool = False) -> str:
+    """Write the table of the run, or of the runs, in `logdir`.
+
+    Args:
+        logdir: what ``read_metrics`` takes.
+        metric, loader: the only one to show of a run; of several runs, what they are compared by, as `compare_runs`
+            chooses.
+        as_csv: one table with all digits, to read by machine.
+    Raises:
+        FileNotFoundError: there are no logs.
+        KeyError: no such metric or loader was logged.
+    """
+    runs = find_runs(logdir)
+    if len(runs) > 1:
+        table = compare_runs(logdir, metric=metric, loader=loader)
+        return table.to_csv(index=False) if as_csv else _comparison(table)
+    chosen = {"metrics": metric and [metric], "loaders": loader and [loader]}
+    table = select(read_metrics(logdir), **chosen)
+    # As words from here on: a NaN that was logged is one, what was not logged is none.
+    passes = by_pass(table.assign(value=table["value"].map(repr if as_csv else "{:.4g}".format)))
+    if as_csv:
+        return passes.to_csv(index=False)
+    best = select(best_metrics(logdir), **chosen).drop(columns=["run", "stage"])
+    return f"{next(iter(runs))}\n\n{_as_text(passes)}\n\n{_as_text(best)}\n"
+
+
+def _comparison(table: pd.DataFrame) -> str:
+    logged = table.dropna(subset=["metric"]).iloc[0]
+    better = f", {logged['better']} is better" if logged["better"] else ""
+    unknown = ["smallest", "smallest_epoch", "largest", "largest_epoch"] if better else ["best", "best_epoch"]
+    shown = table.drop(columns=["loader", "metric", "better", *unknown])
+    if table["stage"].nunique() == 1:
+        shown = shown.drop(columns="stage")
+    return f"{logged['metric']} of {logged['loader']}{better}\n\n{_as_text(shown)}\n"
+
+
+def _as_text(table: pd.DataFrame) -> str:
+    is_known = table.notna().assign(last=True) if "last" in table else table.notna()  # a NaN there was logged
+    return table.astype(object).where(is_known, "").to_string(index=False, float_format="{:.4g}".format)

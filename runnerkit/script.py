@@ -1,0 +1,33 @@
+"""A script that is run on an engine of the command line's choice."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from runnerkit.engines.by_name import VARIABLE, engine_by_name
+
+
+def run_script(
+    path: Path, arguments: Sequence[str], *, name: str | None, num_processes: int | None, precision: str | None
+) -> NoReturn:
+    """Become ``python path arguments``, in which every run takes the engine that was asked for, if one was.
+
+    Raises:
+        FileNotFoundError: there is no script.
+        ValueError: there is no such engine.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file")
+    command = {"name": name, "num_processes": num_processes, "precision": precision}
+    environment = dict(os.environ)
+    if any(each is not None for each in command.values()):
+        engine_by_name(
+            name, num_processes=num_processes, precision=precision
+        )  # refuses here what it would refuse there
+        environment[VARIABLE] = json.dumps(command)
+    os.execve(sys.executable, [sys.executable, str(path), *arguments], environment)

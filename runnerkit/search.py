@@ -1,0 +1,122 @@
+"""Hyperparameter search over a config, by Optuna: which values of some keys make its best metric best."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from runnerkit.callbacks import OptunaPruningCallback
+from runnerkit.config import Config, read_config
+from runnerkit.configured_run import FILE, SEED, make_run, save_config
+from runnerkit.engines.process_environment import ProcessEnvironment
+
+BEST = "best.yml"
+
+
+def search(
+    path: Path, overrides: Sequence[str], given: Mapping[str, Any], *, num_trials: int, logdir: Path
+) -> tuple[float, dict[str, Any]]:
+    """Train a config again and again; return the best metric and the values that gave it.
+
+    Each trial has a folder in `logdir`, the best one's config is ``best.yml``. Trials in one process are given up where
+    they do worse than the median of those before.
+
+    Args:
+        path, given: what :func:`read_config` takes.
+        overrides: likewise; those whose value is a range are searched, beside the ranges under ``search:`` in the file.
+    Raises:
+        ValueError: no ranges or no metric to judge by; a range is none.
+        FileExistsError: `logdir` holds trials.
+        ImportError: Optuna is not installed.
+    """
+    optuna = _optuna()
+    ranges, overrides = _ranges(overrides)
+    config = read_config(path, overrides, given)
+    ranges = {**config.values.get("search", {}), **ranges}
+    if not ranges:
+        raise config.refused("search", "no ranges; give some there, or as KEY=LOW..HIGH or KEY=THIS,THAT")
+    if ProcessEnvironment.read() is not None:
+        raise ValueError("a search starts processes itself: start it by plain python, with --engine and --nproc")
+    if any(logdir.glob("trial-*")):
+        raise FileExistsError(f"{logdir} holds the trials of a search: choose another by --logdir")
+
+    def objective(trial: Any) -> float:
+        chosen = [f"{key}={suggest(trial, key, str(text))}" for key, text in ranges.items()]
+        return _train(read_config(path, [*overrides, *chosen], given), trial, logdir / f"trial-{trial.number:03}")
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    sampler = optuna.samplers.TPESampler(seed=config.values.get("seed", SEED))
+    study = optuna.create_study(direction=_direction(config), sampler=sampler)
+    study.optimize(objective, n_trials=num_trials)
+    chosen = [f"{key}={value}" for key, value in study.best_params.items()]
+    save_config(read_config(path, [*overrides, *chosen], given), logdir / BEST)
+    return study.best_value, study.best_params
+
+
+def suggest(trial: Any, key: str, text: str) -> Any:
+    """Let an Optuna trial choose from "low..high", "low..high:log", of integers if both are, or "this,that".
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    if ".." not in text:
+        return trial.suggest_categorical(key, text.split(","))
+    ends, _, scale = text.partition(":")
+    low, high = (_number(end) for end in ends.split("..", 1))
+    if low is None or high is None or not low < high or scale not in ("", "log"):
+        raise ValueError(f"{key}={text}: expected LOW..HIGH, LOW..HIGH:log, or choices such as 16,32,64")
+    whole = isinstance(low, int) and isinstance(high, int)
+    return (trial.suggest_int if whole else trial.suggest_float)(key, low, high, log=scale == "log")
+
+
+def _ranges(overrides: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Part overrides into those with a range or choices, and those with a value, which may be a list in brackets."""
+    ranges, fixed = dict[str, str](), list[str]()
+    for override in overrides:
+        key, _, text = override.partition("=")
+        if ".." in text or ("," in text and text[0] not in "[{"):
+            ranges[key] = text
+        else:
+            fixed.append(override)
+    return ranges, fixed
+
+
+def _number(text: str) -> int | float | None:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return None
+
+
+def _direction(config: Config) -> str:
+    metric, minimizes = config.values.get("valid_metric"), config.values.get("minimize_valid_metric")
+    if metric is None:
+        raise config.refused("valid_metric", "is missing, which says what is to be best")
+    if minimizes is None and metric != "loss":
+        raise config.refused("minimize_valid_metric", f"is missing: true or false, whether less {metric} is better")
+    return "maximize" if minimizes is False else "minimize"
+
+
+def _train(config: Config, trial: Any, logdir: Path) -> float:
+    """Return the metric of the best epoch."""
+    loader, metric = config.values.get("valid_loader", "valid"), config.values["valid_metric"]
+    runner, arguments = make_run(config)
+    if arguments["engine"] is None or not arguments["engine"].is_ddp:  # a study hears of epochs in its own process
+        given = arguments["callbacks"] or {}
+        callbacks = given if isinstance(given, dict) else {str(place): each for place, each in enumerate(given)}
+        arguments["callbacks"] = {**callbacks, "_pruning": OptunaPruningCallback(trial, loader, metric)}
+    save_config(config, logdir / FILE)
+    runner.train(**{**arguments, "logdir": logdir})
+    scores = [epoch[loader][metric] for epoch in runner.experiment_metrics.values()]
+    return min(scores) if trial.study.direction.name == "MINIMIZE" else max(scores)
+
+
+def _optuna() -> Any:
+    try:
+        return importlib.import_module("optuna")
+    except ImportError:
+        raise ImportError("a search needs Optuna: pip install 'runnerkit[optuna]'") from None

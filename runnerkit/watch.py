@@ -1,0 +1,133 @@
+"""Curves of a run in the terminal, redrawn while it goes on."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runnerkit.braille import draw_curves, limits
+from runnerkit.history import find_run, read_metrics, select
+from runnerkit.plot import x_axis
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import Console, RenderableType
+    from rich.text import Text
+
+_COLORS = ("cyan", "yellow", "green", "magenta", "blue", "red")  # of loaders
+_MIN_WIDTH, _MIN_HEIGHT, _MAX_HEIGHT = 38, 9, 16  # of a metric's part of the screen, characters
+
+
+def watch(
+    logdir: str | os.PathLike[str],
+    *,
+    metrics: Sequence[str] | None = None,
+    loaders: Sequence[str] | None = None,
+    once: bool = False,
+    every_s: float = 2.0,
+    console: Console | None = None,
+) -> None:
+    """Draw a run's curves in the terminal, again and again until Ctrl-C; once where there is no terminal.
+
+    Args:
+        logdir: of one run, on a disk that is seen from here; the run need not be.
+        metrics: which to draw; None is as many as there is room for.
+        loaders: which to draw; None is all.
+        once: draw once.
+        every_s: seconds between two pictures.
+        console: where; None is the standard output.
+    Raises:
+        FileNotFoundError: that is no logdir.
+        ValueError: these are the logs of several runs.
+        KeyError: drawn once, no such metric or loader was logged.
+    """
+    try:
+        from rich.console import Console
+        from rich.live import Live
+        from rich.text import Text
+    except ImportError as error:
+        raise ImportError("watch needs rich: pip install runnerkit[rich]") from error
+    console = console or Console()
+    if once or not console.is_terminal:
+        console.print(_picture(logdir, metrics, loaders, console))
+        return
+    _picture(logdir, None, None, console)  # what is no logdir is refused
+    with suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False) as live:
+        while True:
+            try:
+                picture = _picture(logdir, metrics, loaders, console)
+            except KeyError as error:
+                picture = Text(error.args[0])  # and may come yet, with another loader
+            live.update(picture, refresh=True)
+            time.sleep(every_s)
+
+
+def _picture(
+    logdir: str | os.PathLike[str], metrics: Sequence[str] | None, loaders: Sequence[str] | None, console: Console
+) -> RenderableType:
+    from rich.text import Text
+
+    try:
+        run, folder = find_run(logdir)
+        table = read_metrics(folder)
+    except FileNotFoundError:
+        if not (Path(logdir) / "csv").is_dir():  # which a run makes when it starts
+            raise
+        return Text(f"{logdir}: nothing is logged yet")
+    table = select(table, metrics=metrics, loaders=loaders)
+    return _dashboard(run, table, metrics=metrics, width=console.width, height=console.height)
+
+
+def _dashboard(
+    run: str, table: pd.DataFrame, *, metrics: Sequence[str] | None, width: int, height: int
+) -> RenderableType:
+    from rich.console import Group
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    known = list(table["metric"].unique()) if metrics is None else list(metrics)
+    num_columns = max(1, min(len(known), width // _MIN_WIDTH))
+    room = num_columns * max(1, (height - 3) // _MIN_HEIGHT)
+    shown = known[:room] if metrics is None else known
+    part_width = width // num_columns - 2
+    part_height = min(max((height - 3) // math.ceil(len(shown) / num_columns), _MIN_HEIGHT), _MAX_HEIGHT)
+    colors = {loader: _COLORS[number % len(_COLORS)] for number, loader in enumerate(table["loader"].unique())}
+    draw = partial(_part, x_name=x_axis(table), colors=colors, width=part_width, height=part_height - 3)
+    parts = [draw(metric, table[table["metric"] == metric]) for metric in shown]
+    grid = Table.grid(*(Column(width=part_width, no_wrap=True) for _ in range(num_columns)), padding=(0, 1))
+    for first in range(0, len(parts), num_columns):
+        grid.add_row(*parts[first : first + num_columns])
+    title = Text.assemble((run, "bold"), f"  epoch {table['epoch'].max()}, step {table['step'].max():,}")
+    rest = known[len(shown) :]
+    return Group(title, grid, *([Text(f"also logged: {', '.join(rest)}", "dim")] if rest else []))
+
+
+def _part(metric: str, table: pd.DataFrame, *, x_name: str, colors: dict[str, str], width: int, height: int) -> Text:
+    """Draw the curves of one metric: a line of names and last values, `height` lines, a line of epochs."""
+    from rich.text import Text
+
+    curves = {loader: table[table["loader"] == loader] for loader in table["loader"].unique()}
+    points = [curve[[x_name, "value"]].to_numpy(dtype=float) for curve in curves.values()]
+    text = Text.assemble((metric, "bold"))
+    for loader, curve in curves.items():
+        text.append(f"  {loader} {curve['value'].iloc[-1]:.4g}", colors[loader])
+    (x_min, y_min), (x_max, y_max) = limits(points)
+    if math.isnan(y_min):
+        return text.append("\nno finite number to draw")
+    labels = {0: f"{y_max:.4g}", height - 1: f"{y_min:.4g}"}
+    margin = max(map(len, labels.values()))
+    curve_width = max(width - margin - 1, 1)
+    characters, owners = draw_curves(points, width=curve_width, height=height)
+    styles = [colors[loader] for loader in curves]
+    for number, (line, line_owners) in enumerate(zip(characters, owners, strict=True)):
+        text.append(f"\n{labels.get(number, ''):>{margin}} ", "dim")
+        for character, owner in zip(line, line_owners, strict=True):
+            text.append(character, styles[owner] if owner >= 0 else None)
+    first, last = f"{x_min:.0f}", f"{x_name} {x_max:.0f}"
+    return text.append(f"\n{'':{margin}} {first}{last:>{max(curve_width - len(first), 0)}}\n", "dim")

@@ -1,0 +1,76 @@
+"""Engines of command lines: each name, what it takes, and what is said of the others."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from runnerkit import dl
+from runnerkit.engines.by_name import ENGINES, VARIABLE, engine_by_name
+from tests.tiny import loader, mlp, quiet, sgd
+
+
+def test_every_engine_has_its_name():
+    """Those of `dl`, beside the short ones."""
+    classes = {name for name in dl.__all__ if name.endswith("Engine") and name != "IEngine"}
+
+    assert classes | {"cpu", "gpu", "dp", "ddp", "fsdp", "horovod"} == set(ENGINES)
+    assert all(ENGINES[name] is getattr(dl, name) for name in classes)
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "dtype"),
+    [("cpu", "bf16", torch.bfloat16), ("ddp", "fp16", torch.float16), ("dp", "amp", None), ("cpu", "fp32", "none")],
+)
+def test_the_precision_is_the_one_asked_for(name, precision, dtype):
+    """`amp` leaves the type to the device; fp32 has none."""
+    engine = engine_by_name(name, precision=precision)
+
+    assert type(engine) is ENGINES[name]
+    assert getattr(engine.precision, "dtype", "none") == dtype
+
+
+def test_without_a_name_the_number_of_processes_or_the_machine_chooses():
+    """DDP has several; one is what this machine has."""
+    several, one = engine_by_name(None, num_processes=3), engine_by_name(None, precision="bf16")
+
+    assert isinstance(several, dl.DistributedDataParallelEngine) and several.num_processes == 3
+    assert isinstance(one, dl.GPUEngine | dl.DataParallelEngine if torch.cuda.is_available() else dl.CPUEngine)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"name": "dpp"}, "no engine 'dpp'; there are cpu, gpu, dp, ddp, fsdp, horovod, AMPEngine"),
+        ({"name": "cpu", "num_processes": 2}, "engine 'cpu' runs in one process, so it takes no number of them, got 2"),
+        ({"name": "ddp", "num_processes": 0}, "the number of processes must be >= 1, got 0"),
+        ({"name": "ddp", "precision": "fp8"}, "no precision 'fp8'; there are fp32, amp, fp16, bf16"),
+        ({"name": "AMPEngine", "precision": "bf16"}, "engine 'AMPEngine' has its precision in its name"),
+    ],
+)
+def test_what_there_is_none_of_is_refused(arguments, words):
+    """With what there is."""
+    with pytest.raises(ValueError, match="^" + words):
+        engine_by_name(**arguments)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_refused():
+    """Before anything is made."""
+    with pytest.raises(ValueError, match="engine 'gpu' needs a GPU and torch sees none; use 'cpu'"):
+        engine_by_name("gpu")
+
+
+def test_the_command_line_has_the_last_word(monkeypatch):
+    """Whatever the script passes; what follows in this process without a command runs as the script says."""
+    monkeypatch.setenv(VARIABLE, json.dumps({"name": "dp", "num_processes": None, "precision": "bf16"}))
+    model = mlp()
+    arguments = {"model": model, "criterion": nn.CrossEntropyLoss(), "optimizer": sgd(model), "cpu": True, **quiet()}
+
+    commanded = dl.SupervisedRunner().train(loaders={"train": loader(16, 8)}, **arguments).engine
+    monkeypatch.delenv(VARIABLE)
+    own = dl.SupervisedRunner().train(loaders={"train": loader(16, 8)}, **arguments).engine
+
+    assert isinstance(commanded, dl.DataParallelEngine) and commanded.precision.dtype == torch.bfloat16
+    assert isinstance(own, dl.CPUEngine)

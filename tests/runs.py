@@ -1,0 +1,28 @@
+"""Logdirs as runs leave them, without a run."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from runnerkit.checkpoint_index import Record, to_json
+from runnerkit.logger import Step
+from runnerkit.loggers import CSVLogger
+
+
+def log_run(logdir: Path, curves: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
+    """Log what `curves` gives, by loader and metric, epoch by epoch of ten steps each."""
+    logger = CSVLogger(logdir)
+    logger.setup()
+    num_epochs = max(len(values) for metrics in curves.values() for values in metrics.values())
+    for epoch in range(1, num_epochs + 1):
+        for loader, metrics in curves.items():
+            now = {name: values[epoch - 1] for name, values in metrics.items() if epoch <= len(values)}
+            logger.log_scalars(now, step=Step("train", loader, epoch, 10 * epoch), scope="loader")
+    logger.close()
+
+
+def judge_run(logdir: Path, loader: str, metric: str, *, minimize: bool) -> None:
+    """Write the index of one checkpoint that was judged by this metric."""
+    judge = {"loader": loader, "metric": metric, "minimize": minimize}
+    (logdir / "checkpoints").mkdir()
+    record = Record("model.0001.pth", "runner", 1, 10, 5, "", 0.5, judged_by=judge)
+    (logdir / "checkpoints" / "index.json").write_text(to_json([record]))

@@ -1,0 +1,202 @@
+"""best_metrics, compare_runs: which values were the best, of which epochs, of which run."""
+
+import csv
+import math
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from torch import nn
+
+from runnerkit import dl
+from runnerkit.best_values import best_metrics, compare_runs
+from runnerkit.checkpoint_index import read_index
+from tests.runs import judge_run, log_run
+from tests.tiny import loader, mlp, quiet, sgd
+
+CURVES = {
+    "train": {"loss": [0.9, 0.5, 0.6], "lr": [0.1, 0.1, 0.05]},
+    "valid": {"loss": [0.8, 0.7, 0.7], "accuracy": [0.5, 0.75, 0.6]},
+}
+
+
+def row(table, **where):
+    """The one row of `table` that is so, as a dict."""
+    for column, value in where.items():
+        table = table[table[column] == value]
+    [found] = table.to_dict("records")
+    return found
+
+
+def test_best_values_are_those_of_the_csv_file(tmp_path):
+    """Against a loop over the file: the first of the smallest and of the largest, and the last."""
+    log_run(tmp_path / "run", CURVES)
+
+    summary = best_metrics(tmp_path / "run")
+
+    for key, metrics in CURVES.items():
+        with (tmp_path / "run" / "csv" / f"{key}.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        for metric in metrics:
+            values = [(float(each[metric]), int(each["epoch"])) for each in rows]
+            smallest = min(values, key=lambda value: value[0])
+            largest = max(values, key=lambda value: value[0])
+            found = row(summary, loader=key, metric=metric)
+            assert (found["smallest"], found["smallest_epoch"]) == smallest
+            assert (found["largest"], found["largest_epoch"]) == largest
+            assert found["last"] == values[-1][0]
+    assert len(summary) == 4
+
+
+def test_what_is_better_is_said_only_where_it_is_known(tmp_path):
+    """Of the loss, and of what the checkpoints were judged by, whatever the loader; of nothing else."""
+    log_run(tmp_path / "run", CURVES)
+    before = best_metrics(tmp_path / "run")
+    judge_run(tmp_path / "run", "train", "accuracy", minimize=False)
+
+    after = best_metrics(tmp_path / "run")
+
+    loss = row(before, loader="train", metric="loss")
+    assert (loss["better"], loss["best"], loss["best_epoch"]) == ("smaller", 0.5, 2)
+    unknown = row(before, metric="accuracy")
+    assert unknown["better"] == "" and math.isnan(unknown["best"]) and pd.isna(unknown["best_epoch"])
+    accuracy = row(after, metric="accuracy")
+    assert (accuracy["better"], accuracy["best"], accuracy["best_epoch"]) == ("larger", 0.75, 2)
+
+
+def test_runs_that_disagree_about_a_metric_leave_it_open(tmp_path):
+    """One keeps the largest, another the smallest: no run has a best one."""
+    for name, minimize in {"a": True, "b": False}.items():
+        log_run(tmp_path / name, CURVES)
+        judge_run(tmp_path / name, "valid", "accuracy", minimize=minimize)
+
+    assert set(best_metrics(tmp_path).query("metric == 'accuracy'")["better"]) == {""}
+    assert best_metrics(tmp_path / "b").query("metric == 'accuracy'")["better"].item() == "larger"
+
+
+def test_nan_is_never_the_best_and_may_be_the_last(tmp_path):
+    """A diverged run has the best of its finite numbers; one without any has none."""
+    log_run(tmp_path / "run", {"valid": {"loss": [0.5, math.nan], "lost": [math.nan, math.nan]}})
+
+    summary = best_metrics(tmp_path / "run")
+
+    loss, lost = row(summary, metric="loss"), row(summary, metric="lost")
+    assert (loss["best"], loss["best_epoch"], loss["largest"]) == (0.5, 1, 0.5)
+    assert math.isnan(loss["last"])
+    assert math.isnan(lost["smallest"]) and pd.isna(lost["smallest_epoch"])
+
+
+def test_checkpoints_say_what_they_were_judged_by(tmp_path):
+    """valid_metric and minimize_valid_metric of `train` are in index.json; the best epoch is that of best.pth."""
+    model = mlp()
+    dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=sgd(model),
+        loaders={"train": loader(16, 4), "valid": loader(8, 4)},
+        callbacks=[dl.AccuracyCallback("logits", "targets")],
+        num_epochs=4,
+        logdir=tmp_path / "log",
+        valid_loader="valid",
+        valid_metric="accuracy",
+        minimize_valid_metric=False,
+        cpu=True,
+        **quiet(),
+    )
+
+    records = read_index(tmp_path / "log" / "checkpoints" / "index.json")
+    judge = {"loader": "valid", "metric": "accuracy", "minimize": False}
+    assert [record.judged_by for record in records] == [judge] * len(records)
+    best = row(best_metrics(tmp_path / "log"), loader="valid", metric="accuracy")
+    [chosen] = [
+        record
+        for record in records
+        if (tmp_path / "log/checkpoints" / record.name).samefile(tmp_path / "log/checkpoints/best.pth")
+    ]
+    assert (best["best"], best["best_epoch"]) == (chosen.score, chosen.epoch)
+
+
+def test_runs_are_compared_by_what_their_checkpoints_were_judged_by(tmp_path):
+    """The best run first; one that did not log it comes last, with nothing."""
+    for name, values in {"a": [0.5, 0.6], "b": [0.7, 0.4], "c": [0.1, 0.65]}.items():
+        log_run(tmp_path / name, {"train": {"loss": [1.0, 0.5]}, "test": {"accuracy": values, "loss": [1.0, 1.0]}})
+        judge_run(tmp_path / name, "test", "accuracy", minimize=False)
+    log_run(tmp_path / "d", {"train": {"loss": [1.0, 0.5]}})
+
+    compared = compare_runs(tmp_path)
+
+    assert compared["run"].tolist() == ["b", "c", "a", "d"]
+    assert compared["best"].tolist()[:3] == [0.7, 0.65, 0.6] and math.isnan(compared["best"].tolist()[3])
+    assert compared["best_epoch"].tolist()[:3] == [1, 2, 2]
+    assert compared["last"].tolist()[:3] == [0.4, 0.65, 0.6]
+    assert set(compared["loader"].dropna()) == {"test"} and set(compared["metric"].dropna()) == {"accuracy"}
+
+
+def test_runs_without_checkpoints_are_compared_by_the_valid_loss(tmp_path):
+    """The smallest first."""
+    for name, values in {"a": [0.5, 0.4], "b": [0.3, 0.9]}.items():
+        log_run(tmp_path / name, {"train": {"loss": [0.1]}, "valid": {"accuracy": [0.5, 0.5], "loss": values}})
+
+    compared = compare_runs([tmp_path / "a", tmp_path / "b"])
+
+    assert list(zip(compared["run"], compared["best"], compared["best_epoch"], strict=True)) == [
+        ("b", 0.3, 1), ("a", 0.4, 2),
+    ]  # fmt: skip
+
+
+def test_without_a_direction_runs_stay_in_order(tmp_path):
+    """Nobody knows whether a large norm is good."""
+    for name, values in {"a": [1.0], "b": [9.0], "c": [5.0]}.items():
+        log_run(tmp_path / name, {"train": {"norm": values}})
+
+    assert compare_runs([tmp_path / name for name in "cab"])["run"].tolist() == ["c", "a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({"metric": "lossy"}, "metrics ['lossy'] were not logged by ['valid']; choose from ['loss', 'accuracy']"),
+        ({"loader": "vaild"}, "loaders ['vaild'] were not logged; choose from ['train', 'valid']"),
+        (
+            {"loader": "train", "metric": "accuracy"},
+            "metrics ['accuracy'] were not logged by ['train']; choose from ['loss', 'lr']",
+        ),
+    ],
+)
+def test_what_was_not_logged_is_refused_by_name(tmp_path, wanted, message):
+    """With the names there are."""
+    log_run(tmp_path / "a", CURVES)
+
+    with pytest.raises(KeyError) as error:
+        compare_runs(tmp_path, **wanted)
+
+    assert error.value.args[0] == message
+
+
+def test_a_damaged_index_leaves_the_numbers(tmp_path):
+    """What is better is not known then; `runnerkit doctor` tells of the damage."""
+    log_run(tmp_path / "run", CURVES)
+    judge_run(tmp_path / "run", "valid", "accuracy", minimize=False)
+    index = tmp_path / "run" / "checkpoints" / "index.json"
+    index.write_text(index.read_text()[:50])
+
+    assert row(best_metrics(tmp_path / "run"), metric="accuracy")["better"] == ""
+
+
+def test_an_index_that_says_it_wrongly_is_damaged(tmp_path):
+    """It is what decides about checkpoints, and is read strictly."""
+    log_run(tmp_path / "run", CURVES)
+    judge_run(tmp_path / "run", "valid", "accuracy", minimize=False)
+    index = tmp_path / "run" / "checkpoints" / "index.json"
+    index.write_text(index.read_text().replace('"minimize"', '"maximize"'))
+
+    with pytest.raises(ValueError, match=r"index.json is damaged .*judged_by .* of model.0001.pth"):
+        read_index(index)
+
+
+def test_runs_given_twice_are_read_once(tmp_path: Path):
+    """As a folder, and again by name."""
+    for name in "ab":
+        log_run(tmp_path / name, CURVES)
+
+    assert compare_runs([tmp_path, tmp_path / "a", tmp_path / "." / "b"])["run"].tolist() == ["a", "b"]

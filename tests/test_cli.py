@@ -1,0 +1,101 @@
+"""The command `runnerkit`: its help, its completion, its exit codes, and its page of the docs."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runnerkit import __version__
+from runnerkit.__main__ import main as run_module
+from runnerkit.cli import main
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "cli.md"
+COMMANDS = ["run", "tune", "export", "new", "env", "metrics", "plot", "watch", "report", "doctor"]
+
+
+def test_the_help_names_every_command(capsys):
+    """With its first sentence; so it does without a command, which is a wrong use."""
+    assert main(["--help"]) == 0
+    listed = re.findall(r"^  (\w+)  +[A-Z]", capsys.readouterr().out.partition("Commands:")[2], flags=re.MULTILINE)
+
+    assert set(COMMANDS) <= set(listed)
+    assert main([]) == 2
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_a_command_has_an_example(command, capsys):
+    """Which is one of this command."""
+    assert main([command, "-h"]) == 0
+
+    assert f"Example: runnerkit {command} " in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_version_is_the_packages(capsys):
+    """One line."""
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"runnerkit {__version__}\n"
+
+
+def test_the_shell_completes_commands_and_options(capsys, monkeypatch):
+    """As bash asks: the words so far, and which of them is being typed."""
+    completed = []
+    for words in ("runnerkit do", "runnerkit run --en"):
+        monkeypatch.setenv("_RUNNERKIT_COMPLETE", "complete_bash")
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+        assert main([]) == 0
+        completed.append(capsys.readouterr().out.split())
+
+    assert completed == [["doctor"], ["--engine"]]
+
+
+def test_without_typer_a_sentence_says_so(capsys, monkeypatch):
+    """No traceback; the package itself does not need it."""
+    monkeypatch.setitem(sys.modules, "typer", None)
+
+    assert run_module() == 2
+    assert capsys.readouterr().err == "runnerkit: the command line needs the package typer: pip install typer\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["trian"], "No such command 'trian'"),
+        (["run"], "Missing argument 'FILE'"),
+        (["run", "x.yaml", "--nproc", "two"], "Invalid value for '--nproc'"),
+        (["export", "logs", "--to", "tflite"], "'tflite' is not one of 'onnx', 'torch-export', 'safetensors'"),
+    ],
+)
+def test_what_the_command_line_does_not_take_is_named(arguments, words, capsys):
+    """With exit code 2."""
+    assert main(arguments) == 2
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
+def run_line(line):
+    """In this process, but for a script, which takes its place."""
+    program, *arguments = shlex.split(line)
+    assert program == "runnerkit"
+    if arguments[:2] != ["run", "train.py"]:
+        return main(arguments)
+    command = [sys.executable, "-m", "runnerkit", *arguments]
+    return subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False).returncode
+
+
+@pytest.mark.slow
+def test_every_command_of_the_page_runs(tmp_path, monkeypatch, capsys):
+    """In order, in one folder; its files are the yaml blocks, by the names in their first lines."""
+    monkeypatch.chdir(tmp_path)
+    text = PAGE.read_text(encoding="utf-8")
+    for block in re.findall(r"^```yaml\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL):
+        Path(block.splitlines()[0].removeprefix("# ")).write_text(block)
+
+    commands = "".join(re.findall(r"^```bash\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)).splitlines()
+    codes = {command: run_line(command) for command in commands}
+
+    assert len(codes) >= 10 and set(codes.values()) == {0}, capsys.readouterr().err

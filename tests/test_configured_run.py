@@ -1,0 +1,307 @@
+"""`runnerkit run CONFIG.yaml`: what is trained, what is left, and what is said of a config that will not do."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from torch import nn
+
+from runnerkit import dl, read_metrics
+from runnerkit.checkpoint_file import load_checkpoint
+from runnerkit.cli import main
+from runnerkit.config import read_config
+from runnerkit.configured_run import make_run
+from runnerkit.seeding import set_global_seed
+from tests.fashion_mnist_layout import write_fashion_mnist
+from tests.tiny import NUM_CLASSES, NUM_FEATURES, loader, train_by_hand, weights
+
+ROOT = Path(__file__).parents[1]
+CONFIG = """
+hparams: {lr: 0.1, width: 16}
+model:
+  _target_: torch.nn.Sequential
+  _args_:
+    - {_target_: torch.nn.Linear, in_features: 6, out_features: "${hparams.width}"}
+    - {_target_: torch.nn.ReLU}
+    - {_target_: torch.nn.Dropout, p: 0.2}
+    - {_target_: torch.nn.Linear, in_features: "${hparams.width}", out_features: 3}
+criterion: {_target_: torch.nn.CrossEntropyLoss}
+optimizer: {_target_: torch.optim.SGD, lr: "${hparams.lr}", momentum: 0.9}
+scheduler: {_target_: torch.optim.lr_scheduler.StepLR, step_size: 1}
+loaders:
+  train: {_target_: tests.tiny.loader, num_samples: 48, batch_size: 8, shuffle: true}
+  valid:
+    _target_: torch.utils.data.DataLoader
+    dataset: {_target_: tests.tiny.classification, num_samples: 20}
+    batch_size: 5
+callbacks:
+  - {_target_: runnerkit.dl.AccuracyCallback, input_key: logits, target_key: targets}
+loggers: {console: null}
+num_epochs: 2
+valid_loader: valid
+valid_metric: accuracy
+minimize_valid_metric: false
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The current one, with config.yaml in it."""
+    monkeypatch.chdir(tmp_path)
+    Path("config.yaml").write_text(CONFIG)
+    return tmp_path
+
+
+def trained(logdir):
+    """The weights that a run has left, by name."""
+    return load_checkpoint(Path(logdir, "checkpoints", "last.pth"))["model_state_dict"]
+
+
+def assert_same_bits(one, other):
+    assert one.keys() == other.keys() and len(one) > 0
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_config_trains_what_the_loop_by_hand_does(folder):
+    """The same initial weights from the seed, the same steps: without shuffling and dropout, bit for bit."""
+    overrides = ["loaders.train.shuffle=false", "model._args_.2.p=0", "scheduler=null", "seed=7"]
+    set_global_seed(7)
+    model = nn.Sequential(nn.Linear(NUM_FEATURES, 16), nn.ReLU(), nn.Dropout(0), nn.Linear(16, NUM_CLASSES))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    runner, arguments = make_run(read_config(Path("config.yaml"), overrides))
+    runner.train(**arguments)
+    train_by_hand(model, optimizer, loader(48, 8), num_epochs=2)
+
+    assert torch.equal(weights(runner.model), weights(model))
+
+
+@pytest.mark.parametrize("engine", [["--engine", "cpu"], ["--engine", "ddp", "--nproc", "2", "--precision", "bf16"]])
+def test_the_saved_config_gives_the_same_bits(folder, capsys, engine):
+    """Shuffling and dropout included; overrides and options are in it; it is logged beside the first."""
+    assert main(["run", "config.yaml", *engine, "hparams.lr=0.05", "num_epochs=3"]) == 0
+    assert main(["run", "logs/config/config.yml"]) == 0
+
+    assert capsys.readouterr().out.split() == ["logs/config", "logs/config-2"]
+    assert_same_bits(trained("logs/config"), trained("logs/config-2"))
+    saved = [yaml.safe_load(Path(f"logs/{name}/config.yml").read_text()) for name in ("config", "config-2")]
+    assert saved[0] == saved[1]
+    assert saved[0]["optimizer"]["lr"] == 0.05 and saved[0]["seed"] == 42 and saved[0]["engine"] == engine[1]
+    learned = read_metrics("logs/config")
+    assert set(learned["epoch"]) == {1, 2, 3}
+
+
+def test_another_seed_gives_other_bits(folder):
+    """Else the test above could not fail."""
+    assert main(["run", "config.yaml"]) == 0
+    assert main(["run", "config.yaml", "seed=1"]) == 0
+
+    one, other = trained("logs/config"), trained("logs/config-2")
+    assert not any(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_run_goes_on_with_resume(folder):
+    """One epoch, then the second of two: the bits of the run that was never ended."""
+    assert main(["run", "config.yaml", "--logdir", "whole"]) == 0
+    assert main(["run", "config.yaml", "--logdir", "parts", "num_epochs=1"]) == 0
+
+    assert main(["run", "config.yaml", "--logdir", "parts", "--resume"]) == 0
+
+    assert_same_bits(trained("whole"), trained("parts"))
+
+
+def test_several_models_have_an_optimizer_each(folder):
+    """By their keys; a runner of one's own is a component too."""
+    overrides = [
+        "model={a: {_target_: torch.nn.Linear, in_features: 6, out_features: 3}, b: {_target_: torch.nn.ReLU}, "
+        "c: {_target_: torch.nn.Linear, in_features: 3, out_features: 3}}",
+        "optimizer={c: {_target_: torch.optim.SGD, lr: 0.1}, a: {_target_: torch.optim.Adam}}",
+        "scheduler={c: {_target_: torch.optim.lr_scheduler.StepLR, step_size: 1}}",
+        "runner={_target_: runnerkit.dl.SupervisedRunner, output_key: scores}",
+    ]
+
+    runner, arguments = make_run(read_config(Path("config.yaml"), overrides))
+
+    assert runner.output_key == "scores"
+    assert {key: type(each) for key, each in arguments["optimizer"].items()} == {
+        "c": torch.optim.SGD,
+        "a": torch.optim.Adam,
+    }
+    assert arguments["optimizer"]["a"].param_groups[0]["params"][0] is arguments["model"]["a"].weight
+    assert arguments["scheduler"]["c"].optimizer is arguments["optimizer"]["c"]
+
+
+def test_an_engine_may_be_a_component(folder):
+    """With arguments that the command line has no option for."""
+    engine = "engine={_target_: runnerkit.dl.DistributedDataParallelEngine, num_processes: 3, timeout_s: 5}"
+
+    _, arguments = make_run(read_config(Path("config.yaml"), [engine]))
+
+    assert isinstance(arguments["engine"], dl.DistributedDataParallelEngine)
+    assert (arguments["engine"].num_processes, arguments["engine"].timeout_s) == (3, 5)
+
+
+def test_the_example_trains_and_its_config_gives_the_same_bits(folder):
+    """Fashion-MNIST's layout with few images, two processes; ten classes, of which chance is right about 0.1."""
+    write_fashion_mnist("small", num_train=600, num_test=200)
+    example = str(ROOT / "examples" / "configs" / "fashion_mnist.yaml")
+    overrides = ["hparams.data_root=small", "hparams.batch_size=16", "num_epochs=2"]
+
+    assert main(["run", example, "--engine", "ddp", "--nproc", "2", *overrides]) == 0
+    assert main(["run", "logs/fashion_mnist/config.yml"]) == 0
+
+    assert_same_bits(trained("logs/fashion_mnist"), trained("logs/fashion_mnist-2"))
+    metrics = read_metrics("logs/fashion_mnist")
+    assert metrics[(metrics["loader"] == "valid") & (metrics["metric"] == "accuracy")]["value"].iloc[-1] > 0.5
+    environment = json.loads(Path("logs/fashion_mnist/environment.json").read_text())
+    assert environment["engine"]["num_processes"] == 2
+
+
+def test_a_script_trains_on_the_engine_of_the_command_line(folder):
+    """And gets its own arguments; its exit code is the command's."""
+    Path("train.py").write_text(
+        "import sys\n"
+        "from torch import nn\n"
+        "from runnerkit import dl\n"
+        "from tests.tiny import loader, mlp, quiet, sgd\n"
+        "model = mlp()\n"
+        "runner = dl.SupervisedRunner().train(model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model),\n"
+        "    loaders={'train': loader(16, 8)}, engine=dl.CPUEngine(), **quiet())\n"
+        "print(type(runner.engine).__name__, runner.engine.num_processes, sys.argv)\n"
+        "sys.exit(7)\n"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "runnerkit",
+        "run",
+        "train.py",
+        "--engine",
+        "ddp",
+        "--nproc",
+        "3",
+        "--",
+        "--lr",
+        "1",
+    ]
+
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 7, done.stderr
+    assert done.stdout == "DistributedDataParallelEngine 3 ['train.py', '--lr', '1']\n"
+
+
+def test_what_training_raises_keeps_its_traceback(folder, capsys):
+    """It is no wrong use of the command line: exit code 1."""
+    assert main(["run", "config.yaml", "model._args_.3.in_features=5"]) == 1
+
+    error = capsys.readouterr().err
+    assert "Traceback" in error and "mat1 and mat2 shapes cannot be multiplied" in error
+
+
+WRONG = {
+    "typo in a key": (["num_epoch=3"], "config.yaml: num_epoch: no such key; there are runner, model, criterion,"),
+    "typo in an argument": (
+        ["optimizer.lrate=0.1"],
+        "config.yaml: optimizer: torch.optim.sgd.SGD takes no 'lrate'; it takes params, lr, momentum, dampening,",
+    ),
+    "wrong type": (["num_epochs=three"], "config.yaml: num_epochs: expected int, got 'three'"),
+    "wrong type of an argument": (
+        ["loaders.valid.batch_size=many"],
+        "config.yaml: loaders.valid.batch_size: expected int | None, got 'many'",
+    ),
+    "value out of range": (
+        ["model._args_.2.p=2"],
+        "config.yaml: model._args_.2: torch.nn.Dropout: ValueError: dropout probability has to be between 0 and 1",
+    ),
+    "missing argument": (
+        ["model._args_.0={_target_: torch.nn.Linear, in_features: 6}"],
+        "it takes in_features, out_features, bias, device, dtype",
+    ),
+    "unknown import path": (
+        ["criterion._target_=torch.nn.CrossEntropy"],
+        "config.yaml: criterion._target_: cannot import 'torch.nn.CrossEntropy'",
+    ),
+    "reference to nothing": (["hparams={}"], "config.yaml: Interpolation key 'hparams.width' not found"),
+    "no override": (["lr"], "'lr' is no override; expected key=value, such as optimizer.lr=0.01"),
+    "override of no place": (["callbacks.5.topk=[1]"], "config.yaml: override 'callbacks.5.topk=[1]': "),
+    "unknown loader": (["valid_loader=vaild"], "reads loader 'vaild'; the loaders are ['train', 'valid']"),
+    "unknown engine": (["--engine", "dpp"], "config.yaml: engine: no engine 'dpp'; there are cpu, gpu, dp, ddp, fsdp,"),
+    "unknown precision": (["--precision", "fp8"], "config.yaml: engine: no precision 'fp8'; there are fp32, amp,"),
+    "processes of a lone one": (["--engine", "cpu", "--nproc", "2"], "config.yaml: engine: engine 'cpu' runs in one"),
+    "a file for a folder": (
+        ["--logdir", "config.yaml/logs"],
+        "cannot write config.yaml/logs/config.yml (Not a directory): choose another --logdir",
+    ),
+    "no permission": (["--logdir", "/proc/logs"], "cannot write /proc/logs/config.yml ("),
+    "a run is there": (
+        ["--logdir", "old"],
+        "old holds a run: go on with it by --resume, or choose another by --logdir",
+    ),
+}
+
+
+@pytest.mark.parametrize(("arguments", "words"), WRONG.values(), ids=WRONG)
+def test_a_wrong_use_is_one_line(folder, capsys, arguments, words):
+    """With exit code 2; no run is left of it."""
+    Path("old", "csv").mkdir(parents=True)
+
+    assert main(["run", "config.yaml", *arguments]) == 2
+
+    error = capsys.readouterr().err
+    assert words in error and error.startswith("runnerkit run: ")
+    assert len(error.splitlines()) == 1
+    assert [path.name for path in folder.rglob("*") if path.name in ("csv", "checkpoints")] == ["csv"]
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        ("nowhere.yaml", None, "nowhere.yaml: no such file"),
+        ("nowhere.py", None, "nowhere.py: no such file"),
+        ("broken.yaml", "model: [1,\nb: 2", "broken.yaml is no YAML: "),
+        ("list.yaml", "- model\n- loaders", "list.yaml holds a list; expected keys and values"),
+        ("text.yaml", "train, please", "text.yaml: train, please: no such key; there are"),
+        ("empty.yaml", "", "empty.yaml: model: is missing"),
+    ],
+)
+def test_a_file_that_is_no_config_is_one_line(folder, capsys, file, text, words):
+    """With exit code 2."""
+    if text is not None:
+        Path(file).write_text(text)
+
+    assert main(["run", file]) == 2
+
+    error = capsys.readouterr().err
+    assert words in error and len(error.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_torchrun_starts_the_command(folder):
+    """Each process reads the config, one writes; without a logdir they could not agree on one."""
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "-m",
+        "runnerkit",
+        "run",
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    good = subprocess.run([*command, "config.yaml", "--engine", "ddp", "--logdir", "two"], env=environment, check=False)
+    bad = subprocess.run([*command, "config.yaml"], env=environment, capture_output=True, text=True, check=False)
+
+    assert good.returncode == 0 and bad.returncode != 0
+    assert "torchrun started several processes: pass --logdir, which they share" in bad.stderr
+    assert main(["run", "config.yaml", "--engine", "ddp", "--nproc", "2", "--logdir", "own"]) == 0
+    assert_same_bits(trained("two"), trained("own"))

@@ -1,0 +1,100 @@
+"""`runnerkit export`: files that give the model's answers without its code."""
+
+import shutil
+from pathlib import Path
+
+import onnxruntime
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from runnerkit.cli import main
+from runnerkit.weights import load_weights
+from tests.test_search import CONFIG
+from tests.tiny import NUM_FEATURES, mlp
+
+
+@pytest.fixture(scope="module")
+def logdir(tmp_path_factory):
+    """Of a config that was trained."""
+    folder = tmp_path_factory.mktemp("export")
+    (folder / "config.yaml").write_text(CONFIG + "minimize_valid_metric: true\n")
+    assert main(["run", str(folder / "config.yaml"), "--logdir", str(folder / "log")]) == 0
+    return folder / "log"
+
+
+def answers(path, features):
+    """Run a file of either format."""
+    if path.suffix == ".pt2":
+        return torch.export.load(path).module()(features)
+    (logits,) = onnxruntime.InferenceSession(path).run(None, {"features": features.numpy()})
+    return torch.from_numpy(logits)
+
+
+@pytest.mark.parametrize(("to", "name"), [("onnx", "model.onnx"), ("torch-export", "model.pt2")])
+@pytest.mark.parametrize("which", ["best", "last"])
+def test_the_answers_are_the_models(logdir, capsys, to, name, which):
+    """For batches of other lengths than the loader's; ONNX's to the rounding of float32 sums of 16 terms."""
+    assert main(["export", str(logdir), "--to", to, "--which", which]) == 0
+
+    path = Path(capsys.readouterr().out.strip())
+    model = mlp(seed=9).eval()
+    load_weights(model, logdir, which=which)
+    assert path == logdir / name
+    for length in (1, 7):
+        features = torch.randn(length, NUM_FEATURES)
+        torch.testing.assert_close(answers(path, features), model(features).detach(), rtol=1e-5, atol=1e-5)
+
+
+def test_safetensors_needs_no_config(logdir, tmp_path):
+    """A checkpoint is enough."""
+    shutil.copytree(logdir / "checkpoints", tmp_path / "checkpoints")
+    out = tmp_path / "weights.safetensors"
+
+    assert main(["export", str(tmp_path / "checkpoints" / "last.pth"), "--to", "safetensors", "-o", str(out)]) == 0
+
+    model = mlp(seed=9)
+    load_weights(model, logdir, which="last")
+    found = load_file(out)
+    assert found.keys() == model.state_dict().keys()
+    assert all(torch.equal(found[name], value) for name, value in model.state_dict().items())
+
+
+def test_a_checkpoint_finds_the_config_of_its_logdir(logdir, tmp_path):
+    """Two folders up."""
+    out = tmp_path / "model.pt2"
+
+    assert main(["export", str(logdir / "checkpoints" / "last.pth"), "--to", "torch-export", "-o", str(out)]) == 0
+    assert out.is_file()
+
+
+def set_key(key, value):
+    """Change the saved config."""
+
+    def change(folder):
+        values = yaml.safe_load((folder / "config.yml").read_text())
+        (folder / "config.yml").write_text(yaml.safe_dump({**values, key: value}))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda folder: (folder / "config.yml").unlink(), "config.yml: no such file"),
+        (lambda folder: shutil.rmtree(folder / "checkpoints"), "no checkpoint"),
+        (set_key("loaders", {"train": {}}), "loaders: none of ['train'] evaluates; a batch of one that does shows"),
+        (set_key("model", {"a": {"_target_": "torch.nn.ReLU"}}), "model: is a dict; expected one model"),
+        (set_key("runner", {"_target_": "runnerkit.dl.SupervisedRunner", "input_key": {"x": "input"}}), "runner: "),
+    ],
+)
+def test_what_cannot_be_exported_is_one_line(logdir, tmp_path, capsys, change, words):
+    """With exit code 2."""
+    shutil.copytree(logdir, tmp_path / "log")
+    change(tmp_path / "log")
+
+    assert main(["export", str(tmp_path / "log"), "--to", "onnx"]) == 2
+
+    error = capsys.readouterr().err
+    assert words in error and len(error.splitlines()) == 1

@@ -1,0 +1,243 @@
+"""The commands that read logs: runnerkit metrics, plot, watch, report."""
+
+import io
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from matplotlib.image import imread
+
+from runnerkit import read_metrics
+from runnerkit.best_values import compare_runs
+from runnerkit.cli import main
+from runnerkit.metrics_text import metrics_text
+from tests.runs import judge_run, log_run
+
+CURVES = {
+    "train": {"loss": [0.9, 0.5, 1 / 3], "lr": [0.1, 0.1, 0.05]},
+    "valid": {"loss": [0.8, 0.7, 0.75], "accuracy": [0.5, 0.75, 0.6]},
+}
+
+
+@pytest.fixture
+def logs(tmp_path):
+    """A folder of two runs, the second of which is better."""
+    log_run(tmp_path / "logs" / "first", CURVES)
+    log_run(tmp_path / "logs" / "second", {**CURVES, "valid": {"loss": [0.7, 0.6, 0.5], "accuracy": [0.6, 0.7, 0.8]}})
+    return tmp_path / "logs"
+
+
+@pytest.fixture
+def command(capsys):
+    """Call the command; return its exit code, and what it printed."""
+
+    def call(*arguments):
+        code = main([str(argument) for argument in arguments])
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return call
+
+
+def test_one_run_is_printed_pass_by_pass_with_its_best_epochs(logs, command):
+    """In time, with blanks where nothing was logged."""
+    judge_run(logs / "first", "valid", "accuracy", minimize=False)
+
+    code, out, _ = command("metrics", logs / "first")
+
+    passes, best = out.removeprefix("first\n\n").split("\n\n")
+    assert code == 0
+    assert [line.split() for line in passes.splitlines()] == [
+        ["stage", "epoch", "step", "loader", "loss", "lr", "accuracy"],
+        ["train", "1", "10", "train", "0.9", "0.1"],
+        ["train", "1", "10", "valid", "0.8", "0.5"],
+        ["train", "2", "20", "train", "0.5", "0.1"],
+        ["train", "2", "20", "valid", "0.7", "0.75"],
+        ["train", "3", "30", "train", "0.3333", "0.05"],
+        ["train", "3", "30", "valid", "0.75", "0.6"],
+    ]
+    lines = [line.split() for line in best.splitlines()]
+    assert lines[0][:6] == ["loader", "metric", "better", "best", "best_epoch", "last"]
+    assert ["train", "lr", "0.05", "0.05", "3", "0.1", "1"] in lines  # nobody knows which is better
+    assert ["valid", "loss", "smaller", "0.7", "2", "0.75", "0.7", "2", "0.8", "1"] in lines
+    assert ["valid", "accuracy", "larger", "0.75", "2", "0.6", "0.5", "1", "0.75", "2"] in lines
+
+
+def test_several_runs_are_a_row_each_the_best_first(logs, command):
+    """By the loss of valid, unless asked otherwise."""
+    code, out, _ = command("metrics", logs)
+
+    assert code == 0
+    assert [line.split() for line in out.splitlines()] == [
+        ["loss", "of", "valid,", "smaller", "is", "better"],
+        [],
+        ["run", "best", "best_epoch", "last"],
+        ["second", "0.5", "3", "0.5"],
+        ["first", "0.7", "2", "0.75"],
+    ]
+
+
+def test_without_a_direction_both_ends_are_shown(logs, command):
+    """Whether accuracy is good when large, no checkpoint has said."""
+    _, out, _ = command("metrics", logs / "second", logs / "first", "--metric", "accuracy")
+
+    assert [line.split() for line in out.splitlines()] == [
+        ["accuracy", "of", "valid"],
+        [],
+        ["run", "last", "smallest", "smallest_epoch", "largest", "largest_epoch"],
+        ["second", "0.8", "0.6", "1", "0.8", "3"],
+        ["first", "0.6", "0.5", "1", "0.75", "2"],
+    ]
+
+
+def test_csv_has_all_digits(logs, command):
+    """It reads back as the same floats: of a run, and of several."""
+    _, one, _ = command("metrics", logs / "first", "--csv", "--loader", "train")
+    _, several, _ = command("metrics", logs, "--csv", "--metric", "loss", "--loader", "train")
+
+    table = pd.read_csv(io.StringIO(one))
+    logged = read_metrics(logs / "first").query("loader == 'train' and metric == 'loss'")["value"]
+    assert table["loss"].tolist() == logged.tolist() == [0.9, 0.5, 1 / 3]
+    assert list(table) == ["stage", "epoch", "step", "loader", "loss", "lr"]
+    compared = pd.read_csv(io.StringIO(several))
+    expected = compare_runs(logs, metric="loss", loader="train")
+    assert list(compared) == list(expected)
+    assert compared["best"].tolist() == expected["best"].tolist() == [1 / 3, 1 / 3]
+
+
+def test_only_what_is_asked_for_is_shown(logs):
+    """Of a run too."""
+    text = metrics_text(logs / "first", metric="accuracy", loader="valid")
+
+    assert "loss" not in text and "train  " in text.splitlines()[3] and "accuracy" in text
+
+
+def test_plot_draws_several_runs_where_it_is_told(logs, command, tmp_path, monkeypatch):
+    """In a folder that is made if need be; the path is printed."""
+    monkeypatch.chdir(tmp_path)
+
+    code, out, _ = command(
+        "plot", "logs/first", "logs/second", "-o", "new/curves.png", "--metric", "loss", "--log", "loss"
+    )
+
+    assert (code, out) == (0, "new/curves.png\n")
+    assert imread("new/curves.png").shape[0] > 200
+
+
+def test_report_writes_a_page(logs, command):
+    """In the logdir, by default."""
+    code, out, _ = command("report", logs / "first")
+
+    assert (code, out) == (0, f"{logs / 'first' / 'report.html'}\n")
+    assert "first</h1>" in (logs / "first" / "report.html").read_text()
+
+
+def test_watch_draws_once_where_there_is_no_terminal(logs, command):
+    """As in a pipe."""
+    code, out, _ = command("watch", logs / "first", "--metric", "loss", "--loader", "valid")
+
+    assert code == 0 and "loss  valid 0.75" in out and "train" not in out
+
+
+@pytest.mark.slow
+def test_commands_of_the_page_run(command, tmp_path, monkeypatch):
+    """Each as it stands in docs/curves.md, on the runs that its first block trains."""
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[1] / "docs" / "curves.md").read_text()
+    exec(re.search(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)[1], {})
+    lines = re.search(r"^```sh\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)[1].splitlines()
+
+    codes = {line: command(*shlex.split(line)[1:])[0] for line in lines}
+
+    assert len(codes) == 5 and set(codes.values()) == {0}
+    assert Path("curves.png").is_file() and Path("logs/lr=0.1/report.html").is_file()
+
+
+WRONG = {
+    "metrics of nothing": (["metrics", "nowhere"], "there is no folder nowhere"),
+    "metrics of an empty folder": (
+        ["metrics", "empty"],
+        "no logs of scope 'loader' in empty: expected csv/<loader>.csv there or below",
+    ),
+    "metrics unknown": (
+        ["metrics", "logs/first", "--metric", "lossy"],
+        "metrics ['lossy'] were not logged; choose from ['loss', 'lr', 'accuracy']",
+    ),
+    "metrics of an unknown loader": (
+        ["metrics", "logs", "--loader", "vaild"],
+        "loaders ['vaild'] were not logged; choose from ['train', 'valid']",
+    ),
+    "metrics of another loader": (
+        ["metrics", "logs/first", "--metric", "lr", "--loader", "valid"],
+        "metrics ['lr'] were not logged by ['valid']; choose from ['loss', 'accuracy']",
+    ),
+    "plot of an unknown metric": (
+        ["plot", "logs/first", "--metric", "loss", "--metric", "lossy"],
+        "metrics ['lossy'] were not logged; choose from ['loss', 'lr', 'accuracy']",
+    ),
+    "plot of nowhere": (
+        ["plot", "logs/first", "logs/second"],
+        "2 folders were given: say where the picture goes, by path= or -o",
+    ),
+    "plot below a file": (
+        ["plot", "logs/first", "-o", "file/curves.png"],
+        "cannot write file/curves.png: no folder file can be made: ",
+    ),
+    "plot of an unknown kind": (["plot", "logs/first", "-o", "curves.xyz"], "Format 'xyz' is not supported"),
+    "watch of an empty folder": (
+        ["watch", "empty", "--once"],
+        "no logs of scope 'loader' in empty: expected csv/<loader>.csv there or below",
+    ),
+    "watch of several": (["watch", "logs"], "logs holds 2 runs; give the logdir of one of them: first, second"),
+    "watch of an unknown metric": (
+        ["watch", "logs/first", "--metric", "lossy"],
+        "metrics ['lossy'] were not logged; choose from ['loss', 'lr', 'accuracy']",
+    ),
+    "report of nothing": (["report", "nowhere"], "there is no folder nowhere"),
+    "report of several": (["report", "logs"], "logs holds 2 runs; give the logdir of one of them: first, second"),
+    "report below a file": (
+        ["report", "logs/first", "-o", "file/page.html"],
+        "cannot write file/page.html: no folder file can be made: ",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_uses_are_told_in_one_line(case, logs, command, monkeypatch):
+    """Exit code 2, nothing on the standard output, no traceback, nothing written."""
+    monkeypatch.chdir(logs.parent)
+    Path("empty").mkdir()
+    Path("file").touch()
+    before = sorted(Path.cwd().rglob("*"))
+    arguments, message = WRONG[case]
+
+    code, out, err = command(*arguments)
+
+    assert (code, out) == (2, "")
+    assert err.startswith(f"runnerkit {arguments[0]}: {message}")
+    assert len(err.splitlines()) == 1
+    assert sorted(Path.cwd().rglob("*")) == before
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_may_not_be_written_to_is_named(logs, command):
+    """As of another user."""
+    (logs / "first").chmod(0o500)
+
+    code, _, err = command("report", logs / "first")
+
+    (logs / "first").chmod(0o700)
+    assert code == 2 and "report.html" in err and "Permission denied" in err
+
+
+def test_missing_pandas_is_named_once(logs, command, monkeypatch):
+    """Instead of a traceback."""
+    monkeypatch.setitem(sys.modules, "pandas", None)
+
+    code, _, err = command("metrics", logs)
+
+    assert code == 2 and "pip install runnerkit[metrics]" in err

@@ -1,0 +1,213 @@
+"""write_report: a run on one page that needs no other file."""
+
+import base64
+import json
+import math
+import re
+from html.parser import HTMLParser
+
+import pytest
+import yaml
+from torch import nn
+
+from runnerkit import dl, read_metrics
+from runnerkit.best_values import best_metrics
+from runnerkit.checkpoint_index import read_index
+from runnerkit.report import write_report
+from tests.runs import log_run
+from tests.tiny import loader, mlp, quiet, sgd
+
+
+class Page(HTMLParser):
+    """The tables of a page, cell by cell: the value of a number, the text of anything else; and what it refers to."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.tables, self.links, self.scripts, self.text = {}, [], 0, ""
+        self._rows = self._cell = self._value = None
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.links += [attributes[name] for name in ("src", "href", "action", "data", "srcset") if name in attributes]
+        self.scripts += tag in ("script", "link", "iframe", "object")
+        if tag == "table":
+            self._rows = self.tables.setdefault(attributes["id"], [])
+        elif tag == "tr":
+            self._rows.append([])
+        elif tag in ("td", "th"):
+            self._cell, self._value = "", None
+        elif tag == "data":
+            self._value = float(attributes["value"])
+
+    def handle_data(self, data):
+        self.text += data
+        if self._cell is not None:
+            self._cell += data
+
+    def handle_endtag(self, tag):
+        if tag in ("td", "th"):
+            self._rows[-1].append(self._cell if self._value is None else self._value)
+            self._cell = None
+
+    def rows(self, table):
+        """Below the header."""
+        return self.tables[table][1:]
+
+
+@pytest.fixture(scope="module")
+def logdir(tmp_path_factory):
+    """Of a real run."""
+    logdir = tmp_path_factory.mktemp("report") / "digits"
+    model = mlp()
+    dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=sgd(model),
+        loaders={"train": loader(32, 4), "valid": loader(16, 4)},
+        callbacks=[dl.AccuracyCallback("logits", "targets")],
+        hparams={"lr": 0.1, "model": {"width": 16, "name": "<b>mlp</b> & more"}},
+        num_epochs=4,
+        logdir=logdir,
+        valid_loader="valid",
+        valid_metric="accuracy",
+        minimize_valid_metric=False,
+        cpu=True,
+        **quiet(),
+    )
+    return logdir
+
+
+@pytest.fixture(scope="module")
+def page(logdir):
+    """Its report."""
+    return Page(write_report(logdir).read_text(encoding="utf-8"))
+
+
+def test_every_number_of_the_logs_is_on_the_page(logdir, page):
+    """All digits of them, each in its row and column: the same as read_metrics reads."""
+    header, *rows = page.tables["passes"]
+
+    found = {
+        (stage, loader, epoch, step, metric, value)
+        for stage, epoch, step, loader, *values in rows
+        for metric, value in zip(header[4:], values, strict=True)
+        if value != ""
+    }
+    table = read_metrics(logdir)[["stage", "loader", "epoch", "step", "metric", "value"]]
+    assert found == set(table.itertuples(index=False, name=None))
+    assert [row[1] for row in rows] == sorted(row[1] for row in rows)
+
+
+def test_best_values_are_those_of_best_metrics(logdir, page):
+    """And what is not known is an empty cell."""
+    expected = [
+        [value if value == value else "" for value in row]
+        for row in best_metrics(logdir).drop(columns="run").astype(object).fillna("").itertuples(index=False)
+    ]
+
+    assert page.rows("values") == expected
+    accuracy = next(row for row in expected if row[1:3] == ["valid", "accuracy"])
+    assert accuracy[3] == "larger"
+    assert accuracy[4] == read_metrics(logdir).query("loader == 'valid' and metric == 'accuracy'")["value"].max()
+
+
+def test_checkpoints_are_those_of_the_index(logdir, page):
+    """With their further names, and what their score is."""
+    records = read_index(logdir / "checkpoints" / "index.json")
+
+    expected = [
+        [record.name, record.stage, record.epoch, record.batch, record.size_bytes / 1e6, record.score]
+        for record in records
+    ]
+    assert [[row[0], *row[2:]] for row in page.rows("checkpoints")] == expected
+    called = {row[0]: row[1] for row in page.rows("checkpoints")}
+    for alias in ("last", "best"):
+        content = (logdir / "checkpoints" / f"{alias}.pth").read_bytes()
+        names = {record.name for record in records if (logdir / "checkpoints" / record.name).read_bytes() == content}
+        assert {name for name, aliases in called.items() if alias in aliases} == names
+    assert "The score is accuracy of valid, larger is better." in page.text
+
+
+def test_settings_are_shown_as_text(logdir, page):
+    """Hyperparameters and environment, flat; what looks like HTML in them is none."""
+    assert dict(page.tables["hparams"]) == {"lr": "0.1", "model.width": "16", "model.name": "<b>mlp</b> & more"}
+    environment = json.loads((logdir / "environment.json").read_text())
+    shown = dict(page.tables["environment"])
+    assert shown["versions.torch"] == environment["versions"]["torch"]
+    assert shown["engine.name"] == "CPUEngine" and shown["seed"] == "42"
+    assert yaml.safe_load((logdir / "hparams.yml").read_text())["model"]["name"] == "<b>mlp</b> & more"
+
+
+def test_the_page_needs_no_other_file(logdir, page):
+    """Everything it refers to is in it; the picture too refers to nothing elsewhere."""
+    [picture] = page.links
+    svg = base64.b64decode(picture.removeprefix("data:image/svg+xml;base64,")).decode()
+
+    assert page.scripts == 0
+    assert not re.search(r"@import|url\(", (logdir / "report.html").read_text().replace(picture, ""))
+    assert "<svg" in svg and "<image" not in svg and "<script" not in svg
+    assert all(link.startswith("#") for link in re.findall(r'(?:href|src)="([^"]*)"', svg))
+    assert all(link.startswith("#") for link in re.findall(r"url\(([^)]*)\)", svg))
+
+
+def test_the_picture_has_a_curve_for_each_loader_and_metric(logdir, page):
+    """Drawn as `plot_metrics` does: seven curves of four points are 28 markers."""
+    [picture] = page.links
+    svg = base64.b64decode(picture.removeprefix("data:image/svg+xml;base64,")).decode()
+
+    curves = read_metrics(logdir).groupby(["loader", "metric"]).ngroups
+    assert svg.count('<g id="axes_') == read_metrics(logdir)["metric"].nunique()
+    groups = re.findall(r'<g clip-path="url\([^)]*\)">\s*((?:<use [^>]*/>\s*)+)</g>', svg)
+    assert [group.count("<use") for group in groups] == [4] * curves
+
+
+def test_a_nan_is_shown_and_what_was_not_logged_is_not(tmp_path):
+    """The two are not the same."""
+    log_run(tmp_path / "run", {"train": {"loss": [1.0, math.nan]}, "valid": {"auc": [0.5]}})
+
+    page = Page(write_report(tmp_path / "run").read_text())
+
+    assert page.tables["passes"][0] == ["stage", "epoch", "step", "loader", "loss", "auc"]
+    assert page.rows("passes")[0][4:] == [1.0, ""]
+    assert page.rows("passes")[1][4:] == ["", 0.5]
+    assert math.isnan(page.rows("passes")[2][4]) and page.rows("passes")[2][5] == ""
+    assert page.rows("checkpoints") == [] and page.tables["hparams"] == [["none"]]
+
+
+def test_it_is_written_where_it_is_asked_for(tmp_path):
+    """In a folder that is made if need be."""
+    log_run(tmp_path / "run", {"train": {"loss": [1.0]}})
+
+    path = write_report(tmp_path / "run", path=tmp_path / "new" / "page.html")
+
+    assert path == tmp_path / "new" / "page.html" and path.read_text().startswith("<!DOCTYPE html>")
+    assert not (tmp_path / "run" / "report.html").exists()
+
+
+def test_where_it_cannot_be_written_is_named(tmp_path):
+    """A file is no folder."""
+    log_run(tmp_path / "run", {"train": {"loss": [1.0]}})
+    (tmp_path / "file").touch()
+
+    with pytest.raises(OSError, match=r"cannot write .*/file/page.html: "):
+        write_report(tmp_path / "run", path=tmp_path / "file" / "page.html")
+
+
+def test_settings_that_cannot_be_read_are_named(tmp_path):
+    """A torn hparams.yml is no traceback of a parser."""
+    log_run(tmp_path / "run", {"train": {"loss": [1.0]}})
+    (tmp_path / "run" / "hparams.yml").write_text("lr: [0.1")
+
+    with pytest.raises(ValueError, match=r"hparams.yml cannot be read: "):
+        write_report(tmp_path / "run")
+
+
+def test_several_runs_are_refused_by_name(tmp_path):
+    """A page is of one run."""
+    for name in "ab":
+        log_run(tmp_path / name, {"train": {"loss": [1.0]}})
+
+    with pytest.raises(ValueError, match=r"holds 2 runs; give the logdir of one of them: a, b"):
+        write_report(tmp_path)

@@ -1,0 +1,169 @@
+"""watch: curves in a terminal, of a run that goes on."""
+
+import math
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from runnerkit.watch import watch
+from tests.runs import log_run
+
+ROOT = Path(__file__).parents[1]
+CURVES = {
+    "train": {"loss": [0.9, 0.5, 0.25], "lr": [0.1, 0.1, 0.05]},
+    "valid": {"loss": [0.8, 0.7, 0.6], "accuracy": [0.5, 0.75, 0.625]},
+}
+
+
+def drawn(logdir, *, width=80, height=24, **options):
+    """What `watch` prints where there is no terminal."""
+    console = Console(width=width, height=height, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    with console.file:
+        watch(logdir, console=console, **options)
+    return console.export_text()
+
+
+def test_last_values_and_axes_are_those_logged(tmp_path):
+    """The name of a metric, the last value of each loader, the largest and smallest value, the first and last epoch."""
+    log_run(tmp_path / "digits", CURVES)
+
+    lines = drawn(tmp_path / "digits", metrics=["loss"]).splitlines()
+
+    assert lines[0].split() == ["digits", "epoch", "3,", "step", "30"]
+    assert lines[1].split() == ["loss", "train", "0.25", "valid", "0.6"]
+    assert lines[2].startswith(" 0.9 ")
+    assert [line.split()[0] for line in lines if line.startswith("0.25 ")] == ["0.25"]
+    assert lines[-2].split() == ["1", "epoch", "3"]
+
+
+def test_the_curve_falls_as_the_loss_does(tmp_path):
+    """Its first dots are in the upper left corner, its last in the lower right one; the rest of both is empty."""
+    log_run(tmp_path / "digits", {"train": {"loss": [3.0, 2.0, 1.0]}})
+
+    lines = drawn(tmp_path / "digits", width=40).splitlines()[2:-2]
+
+    curve = [line[2:].ljust(36) for line in lines]
+    assert curve[0][0] not in " \u2800" and curve[-1].rstrip(" \u2800") != ""
+    assert curve[0][-1] in " \u2800" and curve[-1][0] in " \u2800"
+
+
+def test_metrics_have_colors_by_loader(tmp_path):
+    """As the name of the loader, so its curve."""
+    log_run(tmp_path / "digits", CURVES)
+    console = Console(width=80, force_terminal=True, color_system="standard", record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+
+    with console.file:
+        watch(tmp_path / "digits", metrics=["accuracy"], once=True, console=console)
+
+    text = console.export_text(styles=True)
+    [color] = re.findall(r"\x1b\[(\d+)m  valid 0.625", text)
+    assert re.search(rf"\x1b\[{color}m[\u2801-\u28ff]", text)
+
+
+@pytest.mark.parametrize(("width", "height", "shown"), [(80, 24, 3), (40, 24, 2), (40, 12, 1)])
+def test_as_many_metrics_as_there_is_room_for(tmp_path, width, height, shown):
+    """The others are named; those asked for are all there."""
+    log_run(tmp_path / "digits", CURVES)
+    names = ["loss", "lr", "accuracy"]
+
+    text = drawn(tmp_path / "digits", width=width, height=height)
+
+    assert [name for name in names if re.search(rf"{name}  \w+ 0\.", text)] == names[:shown]
+    assert ("also logged" in text) == (shown < 3)
+    assert all(name in text for name in names)
+    assert len(text.splitlines()) <= height
+    assert max(map(len, text.splitlines())) <= width
+    asked = drawn(tmp_path / "digits", width=width, height=height, metrics=names)
+    assert all(re.search(rf"{name}  \w+ 0\.", asked) for name in names)
+
+
+def test_a_diverged_run_is_drawn(tmp_path):
+    """With gaps; without any finite number, in words."""
+    log_run(tmp_path / "run", {"train": {"loss": [1.0, math.nan, math.inf], "lost": [math.nan] * 3}})
+
+    text = drawn(tmp_path / "run")
+
+    assert "loss  train inf" in text and "lost  train nan" in text
+    assert "no finite number to draw" in text
+
+
+def test_a_run_that_has_not_logged_yet_is_waited_for(tmp_path):
+    """It has a folder, without a file; what has no such folder is no logdir."""
+    (tmp_path / "run" / "csv").mkdir(parents=True)
+
+    assert drawn(tmp_path / "run", width=200).strip() == f"{tmp_path / 'run'}: nothing is logged yet"
+    for name in ("", "nowhere"):
+        with pytest.raises(FileNotFoundError, match=str(tmp_path / name)):
+            drawn(tmp_path / name)
+
+
+def test_several_runs_are_refused_by_name(tmp_path):
+    """One screen is for one run."""
+    for name in "ab":
+        log_run(tmp_path / name, CURVES)
+
+    with pytest.raises(ValueError, match=r"holds 2 runs; give the logdir of one of them: a, b"):
+        drawn(tmp_path)
+
+
+def test_unknown_metric_is_refused_by_name(tmp_path):
+    """With those there are."""
+    log_run(tmp_path / "run", CURVES)
+
+    with pytest.raises(KeyError, match=r"'lossy'.*'loss', 'lr', 'accuracy'"):
+        drawn(tmp_path / "run", metrics=["lossy"])
+
+
+def test_missing_rich_names_the_install_command(tmp_path, monkeypatch):
+    """It comes with an extra."""
+    monkeypatch.setitem(sys.modules, "rich.live", None)
+
+    with pytest.raises(ImportError, match=r"pip install runnerkit\[rich\]"):
+        watch(tmp_path)
+
+
+@pytest.mark.slow
+def test_in_a_terminal_it_follows_the_run_until_interrupted(tmp_path):
+    """What is logged later appears; Ctrl-C ends it, without a traceback."""
+    log_run(tmp_path / "run", {"train": {"loss": [0.9]}})
+    master, slave = pty.openpty()
+    script = f"from runnerkit.watch import watch; watch({str(tmp_path / 'run')!r}, every_s=0.2)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=slave, stderr=slave, env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "80"},
+    )  # fmt: skip
+    os.close(slave)
+
+    before = read_until(master, "loss  train 0.9")
+    with (tmp_path / "run" / "csv" / "train.csv").open("a") as file:
+        file.write("train,2,20,0.375\n")
+    after = read_until(master, "0.375")
+    process.send_signal(signal.SIGINT)
+
+    assert "epoch 1, step 10" in before and "epoch 2, step 20" in after
+    assert process.wait(timeout=20) == 0
+    assert "Traceback" not in read_until(master, None)
+    os.close(master)
+
+
+def read_until(terminal, wanted, *, timeout_s=60):
+    """Read what a terminal shows, without its colors, up to some words, or to the end."""
+    shown, deadline = "", time.monotonic() + timeout_s
+    while wanted is None or wanted not in shown:
+        assert time.monotonic() < deadline, shown
+        if select.select([terminal], [], [], 1)[0]:
+            try:
+                text = os.read(terminal, 65536).decode(errors="ignore")
+            except OSError:  # the other side is closed
+                break
+            shown += re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
+    return shown
