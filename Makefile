@@ -11,7 +11,7 @@ KILLS ?= 100
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test parity bench bench-peers drills check format clean
+.PHONY: help demo test parity bench bench-peers drills docs check format clean
 
 help:  ## print this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -34,6 +34,9 @@ bench-peers: $(VENV)/installed $(PEERS)/installed  ## the same with eight other 
 
 drills: $(VENV)/installed  ## kill runs at 200 random points; write the table in docs/reliability.md (KILLS=100)
 	$(BIN)/python -m tests.faults.drill --kills $(KILLS) --page docs/reliability.md
+
+docs: $(VENV)/installed  ## build the site of docs/ into site/, which any browser shows offline; a broken link ends it
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 check: $(VENV)/installed  ## format, lint, types, tests, docstring examples: everything
 	$(BIN)/ruff format --check .

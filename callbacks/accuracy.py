@@ -24,6 +24,8 @@ class AccuracyCallback(LoaderSumsCallback):
         num_classes: C, for the default of `topk`.
         log_on_batch: whether ``runner.batch_metrics`` gets the batch's values.
         prefix, suffix: around the names.
+    Raises:
+        ValueError: a k is larger than the number of classes, or a batch has other shapes.
 
     >>> AccuracyCallback("logits", "targets", topk=(1, 3)).provides
     ('accuracy01', 'accuracy03', 'accuracy')

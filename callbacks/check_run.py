@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 class CheckRunCallback(Callback):
     """End each loader after some batches, and the stage after some epochs.
 
+    Args:
+        num_batch_steps: batches of each loader, in each process, >= 1.
+        num_epoch_steps: epochs of the stage, >= 1.
+
     >>> CheckRunCallback(num_batch_steps=2).num_batch_steps
     2
     """

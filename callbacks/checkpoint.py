@@ -59,6 +59,10 @@ class CheckpointCallback(ICheckpointCallback):
         resume_model: checkpoint, or file of weights (``.safetensors`` too), to start the run with.
         resume_runner: checkpoint, or logdir, to go on from.
         load_best_on_end: end a stage with the weights of the best of its checkpoints.
+    Raises:
+        ValueError: one of `loader_key` and `metric_key` without the other, or both without `minimize`.
+        FileExistsError: when the run starts, the folder holds another run's checkpoints.
+        OSError: a save failed, with the path and the space that is left; the checkpoints before are whole.
 
     >>> CheckpointCallback("logs", loader_key="valid", metric_key="loss", minimize=True).requires
     (('valid', 'loss'),)

@@ -22,6 +22,8 @@ class CriterionCallback(ICriterionCallback):
         metric_key: name of the loss.
         criterion_key: which criterion, if the runner has several.
         prefix, suffix: added to the name.
+    Raises:
+        KeyError: the runner has no such criterion, or a batch no such key; what there is stands in the message.
 
     >>> CriterionCallback("logits", "targets", metric_key="loss").provides
     ('loss',)

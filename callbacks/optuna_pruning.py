@@ -21,6 +21,8 @@ class OptunaPruningCallback(Callback):
         trial: what Optuna hands to the objective.
         loader_key, metric_key: the metric, which the objective should return.
         minimize: whether less is better, to have that compared with the study's direction; None is whatever it says.
+    Raises:
+        ValueError: the study's direction is the other one.
 
     >>> OptunaPruningCallback(None, "valid", "accuracy").requires
     (('valid', 'accuracy'),)

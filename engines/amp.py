@@ -50,7 +50,7 @@ class AMPEngine(DeviceEngine):
 
 
 class DataParallelAMPEngine(DataParallelEngine):
-    """All GPUs from one process, autocast inside each replica.
+    """All GPUs from one process, autocast in each replica; `dtype` as AMPEngine's, the rest as DataParallelEngine's.
 
     >>> DataParallelAMPEngine(dtype=torch.bfloat16).precision.dtype
     torch.bfloat16
@@ -67,7 +67,7 @@ class DataParallelAMPEngine(DataParallelEngine):
 
 
 class DistributedDataParallelAMPEngine(DistributedDataParallelEngine):
-    """One process a GPU, automatic mixed precision; other arguments as DistributedDataParallelEngine's.
+    """One process a GPU, mixed precision; `dtype` as AMPEngine's, the rest as DistributedDataParallelEngine's.
 
     >>> DistributedDataParallelAMPEngine(num_processes=2).is_ddp
     True
@@ -78,7 +78,8 @@ class DistributedDataParallelAMPEngine(DistributedDataParallelEngine):
 
 
 class FullyShardedDataParallelAMPEngine(FullyShardedDataParallelEngine):
-    """Sharded over processes, automatic mixed precision; other arguments as FullyShardedDataParallelEngine's.
+    """Sharded over processes, automatic mixed precision; `dtype` as AMPEngine's, the rest as
+    FullyShardedDataParallelEngine's.
 
     Weights travel in float32 and are cast where they are used. Autocast keeps those 16-bit copies for backward, so that
     resharding after forward saves little: to save memory take FullyShardedDataParallelEngine with
@@ -93,7 +94,7 @@ class FullyShardedDataParallelAMPEngine(FullyShardedDataParallelEngine):
 
 
 class HorovodAMPEngine(HorovodEngine):
-    """Horovod's processes, automatic mixed precision; other arguments as HorovodEngine's.
+    """Horovod's processes, automatic mixed precision; `dtype` as AMPEngine's, the rest as HorovodEngine's.
 
     >>> HorovodAMPEngine(num_processes=2).is_ddp
     True

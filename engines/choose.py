@@ -58,6 +58,10 @@ def choose_engine(
 ) -> IEngine | None:
     """Return `engine`, or what the flags ask for, or None if there is neither.
 
+    Args:
+        engine: one that was given.
+        cpu, fp16, amp, apex, ddp: as those of :func:`get_available_engine`.
+
     Raises:
         ValueError: both are given.
     """

@@ -21,6 +21,8 @@ class DataParallelEngine(SingleProcessEngine):
         device: the GPU that holds the model and gathers what the others give, such as "cuda:1"; on "cpu" the model runs
             as it is.
         options: as IEngine's.
+    Raises:
+        ValueError: ``compile``, which cannot follow a module that is copied in every step.
 
     >>> DataParallelEngine().num_processes
     1

@@ -43,8 +43,8 @@ class GPUEngine(DeviceEngine):
     Args:
         index: which; by default torch's current one.
 
-    >>> GPUEngine(index=1)._wanted_device
-    'cuda:1'
+    >>> GPUEngine(index=1).num_processes
+    1
     """
 
     def __init__(self, index: int | None = None, **options: Unpack[EngineOptions]) -> None:

@@ -38,6 +38,7 @@ def load_checkpoint(path: str | os.PathLike[str], *, whole: bool = True) -> Stat
     """Load a checkpoint to the CPU, running no code from it (``weights_only=True``).
 
     Args:
+        path: a file, or the folder of a sharded one.
         whole: put a sharded one's tensors together; False leaves them out.
     Raises:
         FileNotFoundError: nothing is there.

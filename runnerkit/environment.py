@@ -16,7 +16,7 @@ _PACKAGES = ("numpy", "torchvision", "torchmetrics", "tensorboard", "pandas", "h
 
 
 def describe_environment(engine: IEngine | None = None, *, seed: int | None = None) -> dict[str, Any]:
-    """Collect versions, hardware and, given an `engine` that is set up, what it runs on.
+    """Collect versions, hardware, `seed` and, given an `engine` that is set up, what it runs on; for JSON.
 
     >>> describe_environment()["versions"]["torch"] == torch.__version__
     True

@@ -14,7 +14,7 @@ import torch
 
 
 def set_global_seed(seed: int) -> None:
-    """Seed Python, NumPy and torch (every device) in this process.
+    """Seed Python, NumPy and torch (every device) in this process with `seed`.
 
     >>> set_global_seed(42); a = torch.rand(1); set_global_seed(42); bool(a == torch.rand(1))
     True

@@ -235,7 +235,9 @@ def restore(runner: IRunner) -> None:
     if len(rng) == runner.engine.num_processes:
         snapshot.rng = rng[runner.engine.rank]
     else:
-        logger.warning("%s was saved by %d processes: dropout and augmentation differ", snapshot.source, len(rng))
+        logger.warning(
+            "%s was saved by %d processes: dropout differs, and augmentation on the device", snapshot.source, len(rng)
+        )
     if snapshot.within is None:
         restore_rng(runner)
     snapshot.is_restored = True

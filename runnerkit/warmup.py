@@ -28,6 +28,8 @@ class WarmupLR:
         num_steps, num_epochs: length of the warm-up, >= 1, in one of the two.
         start_lr: >= 0, and no more than the full rate of any group.
         after: a scheduler of the same optimizer; None keeps the full rate.
+    Raises:
+        ValueError: both lengths, or none; a `start_lr` above a full rate; an `after` of another optimizer.
 
     >>> import torch
     >>> optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.4)

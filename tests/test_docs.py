@@ -1,21 +1,33 @@
-"""Every Python block of the README and the docs runs as it stands there."""
+"""The docs say what is so: blocks run, links lead somewhere, every public name is in the reference, the site builds."""
 
+import enum
+import inspect
 import re
+import subprocess
+import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+import runnerkit
+from runnerkit import contrib, dl, utils
 from runnerkit.torchvision_cpu import import_torchvision
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+EXAMPLES = sorted((ROOT / "examples").rglob("README.md"))
 
 
 def blocks(page, language):
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def name_of(page):
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name_of)
 def test_python_blocks_run(page, tmp_path, monkeypatch):
     """In order, in one namespace for each page, in an empty folder."""
     monkeypatch.chdir(tmp_path)
@@ -27,14 +39,108 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
         exec(compile(block, f"{page.name}, block {number}", "exec"), namespace)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def without_blocks(page):
+    return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(page):
+    """Of its headings, as the site and GitHub both make them: they differ where punctuation leaves two spaces."""
+    headings = [heading.lower() for heading in re.findall(r"^#+ (.+)$", without_blocks(page), flags=re.MULTILINE)]
+    words = [re.sub(r"[^\w\s-]", "", heading).strip() for heading in headings]
+    return {re.sub(r"[\s-]+", "-", each) for each in words} & {each.replace(" ", "-") for each in words}
+
+
+def leads_nowhere(page, path, anchor):
+    target = (page.parent / path).resolve() if path else page
+    return not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target))
+
+
+@pytest.mark.parametrize("page", [*PAGES, *EXAMPLES], ids=name_of)
 def test_links_and_commands_exist(page):
-    """A relative link has its target, `make X` its rule, `python examples/X.py` its file."""
+    """A link has its file and its heading there, `make X` its rule, `python examples/X.py` its file."""
     text = page.read_text(encoding="utf-8")
     rules = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
 
-    targets = re.findall(r"\]\((?!https?:|#)([^)#]+)", text)
-    assert [target for target in targets if not (page.parent / target).exists()] == []
+    links = re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", without_blocks(page))
+    assert [link for link in links if leads_nowhere(page, *link)] == []
     commands = "\n".join(blocks(page, "bash") + blocks(page, "sh") + re.findall(r"`(make [a-z-]+)`", text))
     assert set(re.findall(r"\bmake ([a-z-]+)", commands)) <= rules
     assert [path for path in re.findall(r"(?<!tests/)\bexamples/[\w/]+\.py", text) if not (ROOT / path).exists()] == []
+
+
+def test_the_readme_and_the_docs_list_the_same_programs():
+    """A recipe that is added to one is added to the other."""
+    readme, recipes = ((ROOT / name).read_text() for name in ("README.md", "docs/recipes.md"))
+
+    listed = set(re.findall(r"\]\((examples/[^)]+)\)", readme))
+    assert len(listed) > 8
+    assert {path for path in listed if path.removesuffix("/README.md") not in recipes} == set()
+
+
+def public():
+    """What users import, by the names that the reference gives it."""
+    facades = {"runnerkit": runnerkit, "runnerkit.dl": dl, "runnerkit.utils": utils, "runnerkit.contrib": contrib}
+    names = {f"{facade}.{name}": getattr(module, name) for facade, module in facades.items() for name in module.__all__}
+    twice = {f"runnerkit.{name}" for name in dl.__all__} | {"runnerkit.utils.get_available_engine"}
+    return {name: value for name, value in names.items() if name not in {*twice, "runnerkit.__version__"}}
+
+
+def test_every_public_name_is_in_the_reference_once():
+    """One that is added to `runnerkit.dl` or `utils` has to find its place among the others."""
+    pages = "\n".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md"))
+
+    assert Counter(re.findall(r"^::: (\S+)$", pages, flags=re.MULTILINE)) == Counter(list(public()))
+
+
+def described(value):
+    """What docstrings say of its arguments: its own, its bases', and those they refer to: :class:`X`, "as X's"."""
+    seen, text, left = set(), "", [value]
+    while left:
+        seen.add(each := left.pop())
+        owners = [base for base in getattr(each, "__mro__", [each]) if base.__module__.startswith("runnerkit.")]
+        doc = "\n".join(inspect.getdoc(owner) or "" for owner in owners)
+        others = {getattr(dl, name) for name in re.findall(r"(\w+)(?:`|'s\b)", doc) if name in dl.__all__}
+        text, left = text + doc, [*left, *(others - seen)]
+    return text
+
+
+@pytest.mark.parametrize("name", sorted(public()))
+def test_every_parameter_of_a_public_name_is_described(name):
+    """A signature alone does not tell shapes and units."""
+    value = public()[name]
+    if inspect.isclass(value) and issubclass(value, (enum.Enum, Exception)):
+        return  # nobody calls them
+
+    parameters = [
+        each.name
+        for each in inspect.signature(value).parameters.values()
+        if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    ]
+
+    text = described(value)
+    assert [each for each in parameters if not re.search(rf"\b{each}\b", text)] == []
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The built site: an error, or a warning, ends the build."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.mark.slow
+def test_the_site_has_every_name_and_needs_no_network(site):
+    """Scripts, styles, fonts and pictures lie in it; each public name has its anchor, the loop its picture."""
+    pages = {path: path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
+    everything = "\n".join(pages.values())
+
+    elsewhere = re.findall(r"<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=\"?(?:https?:)?//[^>]+>", everything)
+    styles = "\n".join(path.read_text(encoding="utf-8") for path in site.rglob("*.css"))
+    assert elsewhere == re.findall(r"url\([\"']?(?:https?:)?//[^)]*\)", styles) == []
+    assert {name for name in public() if f'id="{name}"' not in everything} == set()
+    assert 'src="loop.svg"' in pages[site / "loop.html"] and (site / "loop.svg").is_file()
+    reference = "\n".join(text for path, text in pages.items() if path.parent.name == "reference")
+    assert "&gt;&gt;&gt;" in reference and "<blockquote>" not in reference and ":class:" not in reference

@@ -1,0 +1,73 @@
+"""The notebooks run from top to bottom, say what their words promise, and are kept without outputs."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = ROOT / "examples" / "notebooks"
+
+
+def outputs(name, folder):
+    """Execute a copy in `folder`; return the outputs of its code cells, in order."""
+    shutil.copy(NOTEBOOKS / name, folder)
+    own = {
+        "IPYTHONDIR": str(folder),
+        "JUPYTER_RUNTIME_DIR": str(folder),
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+    }
+    # With this variable the kernel leaves to pytest what its processes print.
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    done = subprocess.run(
+        [Path(sys.executable).parent / "jupyter", "execute", "--inplace", name], cwd=folder, text=True,
+        env={**inherited, **own}, capture_output=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    notebook = nbformat.read(folder / name, as_version=4)
+    return [cell.outputs for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def printed(outputs):
+    return "".join(output.text for output in outputs if output.output_type == "stream")
+
+
+@pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
+def test_a_notebook_is_kept_without_outputs(path):
+    """Outputs would be another machine's, and a change of each run: a reader runs it in half a minute."""
+    cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+
+    assert cells and all(cell.outputs == [] and cell.execution_count is None for cell in cells)
+
+
+@pytest.mark.slow
+def test_the_quick_start_trains_and_shows(tmp_path):
+    """Five epochs, a table, a picture; nine digits of ten are read right, and the two ways to count agree."""
+    _, training, [table], [picture], reading, [accuracy] = outputs("quick_start.ipynb", tmp_path)
+
+    lines = printed(training).splitlines()
+    assert [line[:15] for line in lines] == [
+        f"epoch  {epoch}  {key}" for epoch in range(1, 6) for key in ("train", "valid")
+    ]
+    assert "accuracy03" in table.data["text/html"] and "image/png" in picture.data
+    num_wrong, num_all = map(int, re.match(r"(\d+) of (\d+) are wrong", printed(reading)).groups())
+    assert num_all == 360
+    assert float(accuracy.data["text/plain"]) == 1 - num_wrong / 360 > 0.9
+
+
+@pytest.mark.slow
+def test_two_processes_train_in_a_notebook(tmp_path):
+    """They learn, each from its share; the notebook has model, metrics, callback; and the exception of one process."""
+    _, training, result, failure = outputs("ddp_in_a_notebook.ipynb", tmp_path)
+
+    assert printed(training).count("epoch  3") == 2, "rank zero alone prints"
+    first, second = printed(result).splitlines()
+    assert float(re.fullmatch(r"2 processes, accuracy (0\.\d+)", first)[1]) > 0.9
+    assert second == "rank 0 trained on 2157 samples of 4311"  # 3 epochs of 22 x 32 + 15
+    assert printed(failure).splitlines()[-1] == "rank 1 of 2 said: rank one has had enough"
