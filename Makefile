@@ -42,6 +42,8 @@ check: $(VENV)/installed  ## format, lint, types, tests, docstring examples: eve
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy examples/imagenet/*.py
+	$(BIN)/basedpyright --pythonpath $(BIN)/python
 	$(MAKE) test
 
 format: $(VENV)/installed  ## format the code and mend what the linter can

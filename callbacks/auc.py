@@ -85,7 +85,7 @@ def roc_auc(scores: Tensor, targets: Tensor) -> Tensor:
     >>> roc_auc(torch.tensor([0.1, 0.4, 0.35, 0.8]), torch.tensor([False, False, True, True]))
     tensor(0.7500, dtype=torch.float64)
     """
-    _, place, count = scores.unique(return_inverse=True, return_counts=True)  # type: ignore[no-untyped-call]  # torch's
+    _, place, count = scores.unique(return_inverse=True, return_counts=True)
     first = count.cumsum(0) - count
     twice_rank = (2 * first + count + 1)[place]  # equal scores share the mean of their ranks; twice it is an integer
     num_positive = targets.sum()

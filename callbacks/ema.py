@@ -49,7 +49,7 @@ class EMACallback(WeightAverageCallback):
         self._hooks = ExitStack()
 
     def average_fn(self) -> AverageFn:
-        return cast(AverageFn, get_ema_multi_avg_fn(self.decay))  # type: ignore[no-untyped-call]  # torch has no types
+        return cast(AverageFn, get_ema_multi_avg_fn(self.decay))
 
     def on_stage_start(self, runner: IRunner) -> None:
         super().on_stage_start(runner)

@@ -40,7 +40,7 @@ class SWACallback(WeightAverageCallback):
         self.start_epoch = start_epoch
 
     def average_fn(self) -> AverageFn:
-        return cast(AverageFn, get_swa_multi_avg_fn())  # type: ignore[no-untyped-call]  # torch has no types
+        return cast(AverageFn, get_swa_multi_avg_fn())
 
     def on_stage_start(self, runner: IRunner) -> None:
         super().on_stage_start(runner)

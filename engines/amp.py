@@ -8,10 +8,10 @@ import torch
 
 from runnerkit.engine import EngineOptions
 from runnerkit.engines.data_parallel import DataParallelEngine
-from runnerkit.engines.ddp import DistributedDataParallelEngine
+from runnerkit.engines.ddp import DistributedDataParallelEngine, DistributedDataParallelOptions
 from runnerkit.engines.device import DeviceEngine
-from runnerkit.engines.fsdp import FullyShardedDataParallelEngine
-from runnerkit.engines.horovod import HorovodEngine
+from runnerkit.engines.fsdp import FullyShardedDataParallelEngine, FullyShardedDataParallelOptions
+from runnerkit.engines.horovod import HorovodEngine, HorovodOptions
 from runnerkit.precision import AMP
 
 
@@ -73,8 +73,14 @@ class DistributedDataParallelAMPEngine(DistributedDataParallelEngine):
     True
     """
 
-    def __init__(self, num_processes: int | None = None, *, dtype: torch.dtype | None = None, **kwargs: Any) -> None:
-        super().__init__(num_processes, **with_amp(kwargs, dtype))
+    def __init__(
+        self,
+        num_processes: int | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+        **options: Unpack[DistributedDataParallelOptions],
+    ) -> None:
+        super().__init__(num_processes, **with_amp(options, dtype))
 
 
 class FullyShardedDataParallelAMPEngine(FullyShardedDataParallelEngine):
@@ -89,8 +95,14 @@ class FullyShardedDataParallelAMPEngine(FullyShardedDataParallelEngine):
     torch.bfloat16
     """
 
-    def __init__(self, num_processes: int | None = None, *, dtype: torch.dtype | None = None, **kwargs: Any) -> None:
-        super().__init__(num_processes, **with_amp(kwargs, dtype))
+    def __init__(
+        self,
+        num_processes: int | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+        **options: Unpack[FullyShardedDataParallelOptions],
+    ) -> None:
+        super().__init__(num_processes, **with_amp(options, dtype))
 
 
 class HorovodAMPEngine(HorovodEngine):
@@ -100,5 +112,11 @@ class HorovodAMPEngine(HorovodEngine):
     True
     """
 
-    def __init__(self, num_processes: int | None = None, *, dtype: torch.dtype | None = None, **kwargs: Any) -> None:
-        super().__init__(num_processes, **with_amp(kwargs, dtype))
+    def __init__(
+        self,
+        num_processes: int | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+        **options: Unpack[HorovodOptions],
+    ) -> None:
+        super().__init__(num_processes, **with_amp(options, dtype))

@@ -15,7 +15,7 @@ from runnerkit.engines.apex_package import import_part, native
 from runnerkit.engines.apex_precision import Apex
 from runnerkit.engines.data_parallel import split_batches
 from runnerkit.engines.device import DeviceEngine
-from runnerkit.engines.horovod import HorovodEngine
+from runnerkit.engines.horovod import HorovodEngine, HorovodOptions
 from runnerkit.engines.process_group import ProcessGroupEngine, ProcessGroupOptions
 from runnerkit.engines.single_process import SingleProcessEngine
 
@@ -32,6 +32,10 @@ class ApexOptions(EngineOptions, total=False):
 
 class ApexProcessGroupOptions(ApexOptions, ProcessGroupOptions, total=False):
     """The same, beside those of every engine over ``torch.distributed``."""
+
+
+class ApexHorovodOptions(ApexOptions, HorovodOptions, total=False):
+    """The same, beside Horovod's."""
 
 
 def with_apex(
@@ -195,7 +199,7 @@ class HorovodAPEXEngine(HorovodEngine):
     True
     """
 
-    def __init__(self, num_processes: int | None = None, **options: Any) -> None:
+    def __init__(self, num_processes: int | None = None, **options: Unpack[ApexHorovodOptions]) -> None:
         if options.get("op", "average") != "average":
             raise ValueError(
                 f"op must be 'average' with Apex, which unscales what each pass adds, got {options['op']!r}"

@@ -16,6 +16,17 @@ from runnerkit.engines.process_group import ProcessGroupEngine, ProcessGroupOpti
 logger = logging.getLogger(__name__)
 
 
+class DistributedDataParallelOptions(ProcessGroupOptions, total=False):
+    """Arguments of :class:`DistributedDataParallelEngine`, for the engines that hand them on."""
+
+    find_unused_parameters: bool
+    static_graph: bool
+    gradient_as_bucket_view: bool
+    sync_bn: bool
+    ddp_kwargs: dict[str, Any] | None
+    comm_hook: comm_hooks.CommHook | None
+
+
 class DistributedDataParallelEngine(ProcessGroupEngine):
     """Train in several processes that average their gradients.
 
@@ -68,7 +79,7 @@ class DistributedDataParallelEngine(ProcessGroupEngine):
                 "fp16's normal work, for ever: use bf16 or fp32, or comm_hook='fp16'"
             )
         if self.sync_bn and self.device.type == "cuda":
-            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]  # torch has no types
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         elif self.sync_bn:
             logger.warning("sync_bn=True has no effect: torch's SyncBatchNorm runs on GPUs only, this is the CPU")
         device_ids = [self.device] if self.device.type == "cuda" else None

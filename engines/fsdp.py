@@ -26,6 +26,18 @@ if TYPE_CHECKING:
     from runnerkit.engines.sharded_model import ShardedModel
 
 
+class FullyShardedDataParallelOptions(ProcessGroupOptions, total=False):
+    """Arguments of :class:`FullyShardedDataParallelEngine`, for the engines that hand them on."""
+
+    shard_modules: Sequence[type[nn.Module]] | None
+    shard_min_parameters: int | None
+    reshard_after_forward: bool
+    cpu_offload: bool
+    replicas: int
+    compute_dtype: torch.dtype | None
+    sharded_checkpoints: bool
+
+
 class FullyShardedDataParallelEngine(ProcessGroupEngine):
     """Train in several processes that share out weights, gradients and the optimizer's state (FSDP2).
 

@@ -32,6 +32,15 @@ T = TypeVar("T")
 _SETTLE_S = 0.005
 
 
+class HorovodOptions(EngineOptions, total=False):
+    """Arguments of :class:`HorovodEngine`, for the engines that hand them on."""
+
+    device: Literal["cuda", "cpu"] | None
+    compression: Literal["fp16"] | None
+    op: Operation
+    sync_bn: bool
+
+
 class HorovodEngine(IEngine):
     """Train in several processes whose gradients Horovod averages.
 

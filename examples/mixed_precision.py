@@ -15,7 +15,11 @@ from torch import Tensor, nn
 from runnerkit import dl
 from runnerkit.contrib import Digits
 
-WAYS = {"one": dl.DeviceEngine, "dp": dl.DataParallelEngine, "ddp": dl.DistributedDataParallelEngine}
+WAYS: dict[str, type[dl.IEngine]] = {
+    "one": dl.DeviceEngine,
+    "dp": dl.DataParallelEngine,
+    "ddp": dl.DistributedDataParallelEngine,
+}
 
 
 def make_engine(way: str, precision: dl.Precision | None, **options: Any) -> dl.IEngine:
@@ -39,7 +43,8 @@ class CNN(nn.Module):
         self.digits, self.rotations = nn.Linear(32 * width, 10), nn.Linear(32 * width, 4)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.digits(self.body(images))
+        logits: Tensor = self.digits(self.body(images))
+        return logits
 
 
 def loader(*, train: bool, batch_size: int) -> dl.TensorLoader:
@@ -72,11 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     parser.add_argument("--way", choices=WAYS, nargs="+", default=list(WAYS))
     parser.add_argument("--fp32", action="store_true", help="instead of mixed precision")
     options = parser.parse_args(arguments)
-    learned = {}
-    for way in options.way:
-        runner = train(make_engine(way, None if options.fp32 else dl.AMP()))
-        learned[way] = runner.epoch_metrics["valid"]["accuracy"]
-    if runner.engine.is_main_process:
+    runners = {way: train(make_engine(way, None if options.fp32 else dl.AMP())) for way in options.way}
+    learned = {way: runner.epoch_metrics["valid"]["accuracy"] for way, runner in runners.items()}
+    if runners[options.way[0]].engine.is_main_process:
         print("valid accuracy: " + ", ".join(f"{way} {accuracy:.1%}" for way, accuracy in learned.items()))
     return learned
 

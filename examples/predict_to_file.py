@@ -27,7 +27,7 @@ class Classifier(dl.SupervisedRunner):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train on scikit-learn's digits, then write what the model makes of those that it has not seen."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default="predictions.parquet", help="a .parquet, .csv or .pt file")
     parser.add_argument("--epochs", type=int, default=3)
     options = parser.parse_args(arguments)

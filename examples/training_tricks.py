@@ -24,7 +24,7 @@ ENGINES = {name: getattr(dl, name) for name in dl.__all__ if name.endswith("Engi
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=sorted(ENGINES), default="DistributedDataParallelAMPEngine")
     parser.add_argument("--epochs", type=int, default=30, help="at most")
     parser.add_argument("--batch-size", type=int, default=32, help="samples of one process in one batch")

@@ -54,7 +54,7 @@ class EventFiles:
         from torch.utils.tensorboard.summary import image as as_png
 
         dataformats = "HW" if image.ndim == 2 else "HWC"
-        self._add(as_png(tag, image, dataformats=dataformats), step, x)  # type: ignore[no-untyped-call]  # torch's
+        self._add(as_png(tag, image, dataformats=dataformats), step, x)
 
     def flush(self) -> None:
         if self._writer is not None:

@@ -73,7 +73,7 @@ class IEngine(ABC):
         self.compile_arguments = compile if isinstance(compile, dict) else {} if compile else None
         self.channels_last = options.get("channels_last", False)
         self.switches = BackendSwitches(tf32=options.get("tf32"), cudnn_benchmark=options.get("cudnn_benchmark"))
-        self.uneven_batches = options.get("uneven_batches", "drop")
+        self.uneven_batches: Uneven = options.get("uneven_batches", "drop")
         if self.uneven_batches not in ("drop", "pad"):
             raise ValueError(f"uneven_batches must be 'drop' or 'pad', got {self.uneven_batches!r}")
         self.device = torch.device("cpu")
@@ -362,9 +362,8 @@ def move(value: Any, device: torch.device, *, path: str, channels_last: bool = F
     if isinstance(value, dict):
         return {key: move_inner(item, path=f"{path}[{key!r}]") for key, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(
-            *(move_inner(item, path=f"{path}.{name}") for name, item in zip(value._fields, value, strict=True))
-        )
+        names: tuple[str, ...] = value._fields  # pyright: ignore[reportAttributeAccessIssue]  # a named tuple has it
+        return type(value)(*(move_inner(item, path=f"{path}.{name}") for name, item in zip(names, value, strict=True)))
     if isinstance(value, list | tuple):
         return type(value)(move_inner(item, path=f"{path}[{index}]") for index, item in enumerate(value))
     if value is None or isinstance(value, str | bytes | int | float):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
@@ -41,9 +42,11 @@ class Processes(Protocol):
     device: torch.device
     num_processes: int
 
+    @abstractmethod
     def reduce(self, tensor: Tensor, op: Literal["sum"] = "sum") -> Tensor:
         """Sum over processes."""
 
+    @abstractmethod
     def gather_object(self, value: Any) -> list[Any]:
         """Collect a value of every process."""
 

@@ -89,7 +89,9 @@ class StepQueue:
 
     def put(self, step: Step, metrics: Mapping[str, Scalar]) -> None:
         """Queue () tensors or numbers as they are now: a tensor may change in place; no host sync."""
-        now = {key: value.detach().clone() if isinstance(value, Tensor) else value for key, value in metrics.items()}
+        now: dict[str, Scalar] = {
+            key: value.detach().clone() if isinstance(value, Tensor) else value for key, value in metrics.items()
+        }
         self._queue.append((step, now))
 
     def take(self) -> list[tuple[Step, Metrics]]:

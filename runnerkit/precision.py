@@ -97,7 +97,7 @@ class FP32(Precision):
         return self._nothing
 
     def backward(self, loss: Tensor, optimizer: Optimizer | None = None) -> None:
-        loss.backward()  # type: ignore[no-untyped-call]  # torch has no types for it
+        loss.backward()
 
     def unscale(self, optimizer: Optimizer) -> None:
         pass
@@ -157,7 +157,7 @@ class AMP(Precision):
         assert self._device_type is not None, "setup() comes first"
         # In `handle_batch` autocast is on; each operation's backward has the type of its forward anyway.
         with torch.autocast(self._device_type, enabled=False):
-            scaled.backward()  # type: ignore[no-untyped-call]  # torch has no types for it
+            scaled.backward()
 
     def watch(self, optimizer: Optimizer) -> None:
         # Within one autocast region, which `handle_batch` is, weights are cast once: a forward pass after a step there

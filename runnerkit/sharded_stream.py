@@ -54,7 +54,7 @@ class ShardedStream(IterableDataset[Any]):
         # Epoch; samples consumed before; below how many samples a tail joined them. In shared memory, as workers may
         # outlive an epoch.
         self._start = torch.zeros(3, dtype=torch.int64)
-        self._start.share_memory_()  # type: ignore[no-untyped-call]
+        self._start.share_memory_()
         self.stride = (batch_size or 1) * world_size  # samples from one batch of this process to its next
         self._worker: tuple[int, int] | None = None
 

@@ -52,13 +52,14 @@ def save(state: StateDict, folder: Path, *, rank: int, group: ProcessGroup | Non
     """
     rest, shards, places = _split(state)
     writer = FileSystemWriter(folder, sync_files=True)
+    saving: Future[Any] | None = None
     if group is not None:
         rest = copied(rest)
         saving = cast(Future[Any], saver.async_save(shards, storage_writer=writer, process_group=group))
 
     def finish() -> StateDict:
         try:
-            saver.save(shards, storage_writer=writer) if group is None else saving.result()
+            saver.save(shards, storage_writer=writer) if saving is None else saving.result()
         except CheckpointException as error:
             raise OSError(f"cannot save shards in {folder}: {error}") from error
         # Each process reads again what it wrote, all at the same time; rank zero also the list of all tensors.

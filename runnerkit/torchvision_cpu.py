@@ -46,8 +46,8 @@ def _import() -> ModuleType:
 
 @cache  # the operators live as long as the Library object does: the cache keeps it, and there is only one
 def _declare_missing_ops() -> torch.library.Library:
-    library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's gap
+    library = torch.library.Library("torchvision", "FRAGMENT")
     for name in ("nms", "qnms"):
         schema = f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-        library.define(schema)  # type: ignore[no-untyped-call]  # torch's gap
+        library.define(schema)
     return library

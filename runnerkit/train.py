@@ -65,7 +65,7 @@ class Runner(IRunner):
         scheduler: Scheduler | None = None,
         engine: IEngine | None = None,
         callbacks: Sequence[ICallback] | Mapping[str, ICallback] | None = None,
-        loggers: Mapping[str, ILogger] | None = None,
+        loggers: Mapping[str, ILogger | None] | None = None,
         seed: int = 42,
         hparams: Mapping[str, Any] | None = None,
         num_epochs: int = 1,
@@ -101,7 +101,7 @@ class Runner(IRunner):
             engine: where to run; or choose by the flags `cpu`, `fp16`, `amp`, `apex`, `ddp`.
             callbacks: what else happens around batches.
             loggers: in addition to the console and, with `logdir`, CSV and TensorBoard; replaced by key
-                ("console", "csv", "tensorboard").
+                ("console", "csv", "tensorboard"), left out by None.
             seed: of everything random.
             hparams: written beside the logs.
             num_epochs: passes over the loaders.
@@ -348,8 +348,8 @@ def holds(callbacks: Mapping[str, ICallback], kind: type[ICallback]) -> bool:
     return any(isinstance(innermost(each), kind) for each in callbacks.values())
 
 
-def _loggers(given: Mapping[str, ILogger] | None, folder: Path | None) -> dict[str, ILogger]:
-    loggers: dict[str, ILogger] = {"console": ConsoleLogger()}
+def _loggers(given: Mapping[str, ILogger | None] | None, folder: Path | None) -> dict[str, ILogger]:
+    loggers: dict[str, ILogger | None] = {"console": ConsoleLogger()}
     if folder is not None:
         loggers |= {"csv": CSVLogger(folder), "tensorboard": TensorboardLogger(folder)}
     loggers |= given or {}

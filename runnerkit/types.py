@@ -11,8 +11,9 @@ from torch.optim import Optimizer
 
 T = TypeVar("T")
 
-# One component, or several by name (a GAN has two models and two optimizers).
-OneOrMany: TypeAlias = T | dict[str, T]
+# One component, or several by name (a GAN has two models and two optimizers). Any, for dict is invariant: to a type
+# checker a dict[str, Linear] is no dict[str, Module].
+OneOrMany: TypeAlias = T | dict[str, Any]
 
 Batch: TypeAlias = Any  # whatever the user's loader yields
 Scalar: TypeAlias = Tensor | float  # a () tensor, or a Python number

@@ -1,35 +1,25 @@
 #!/usr/bin/env bash
-# Build sdist and wheel, install the wheel where nothing else of the checkout is, and use it from there.
+# Build the sdist and, from it, the wheel; install that into an empty environment outside of the checkout, and follow the
+# quick start there; let pip find versions of all extras that go together.
 # Usage: scripts/check_wheel.sh PYTHON   (one that has the `dev` extra)
 set -euo pipefail
 python=$(cd "$(dirname "$1")" && pwd)/$(basename "$1")
-root=$(cd "$(dirname "$0")/.." && pwd)
+cd "$(dirname "$0")/.."
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
-"$python" -m build --no-isolation --outdir "$folder/dist" "$root" >"$folder/build.log" 2>&1 || { cat "$folder/build.log"; exit 1; }
-"$python" -m pip install --quiet --no-deps --target "$folder/site" "$folder"/dist/*.whl
+"$python" -m build --no-isolation --outdir "$folder/dist" . >"$folder/build.log" 2>&1 || { cat "$folder/build.log"; exit 1; }
+wheel=$(echo "$folder"/dist/*.whl)
+RUNNERKIT_WHEEL=$wheel "$python" -m pytest -q --timeout 1200 --basetemp "$folder/outside" tests/test_quick_start.py
 
-cd "$folder"
-cat >use.py <<'PYTHON'
+extras=$("$python" - "$wheel" <<'PYTHON'
 import sys
+from importlib.metadata import PathDistribution
+from zipfile import Path
 
-import torch
-from torch.utils.data import DataLoader, TensorDataset
-
-import runnerkit
-from runnerkit import SupervisedRunner, contrib, dl, utils
-
-assert runnerkit.__file__.startswith(sys.argv[1]), runnerkit.__file__
-assert runnerkit.engines.__file__.startswith(sys.argv[1]), runnerkit.engines.__file__
-model = torch.nn.Linear(4, 2)
-data = TensorDataset(torch.randn(64, 4), torch.randint(0, 2, (64,)))
-runner = SupervisedRunner().train(
-    model=model, criterion=torch.nn.CrossEntropyLoss(), optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-    loaders={"train": DataLoader(data, batch_size=8)}, ddp=True, cpu=True, logdir="run",
-)
-print("the wheel trains:", runner.epoch_metrics["train"], "and has", len(dl.__all__) + len(utils.__all__) + len(contrib.__all__), "names")
+[info] = (each for each in Path(sys.argv[1]).iterdir() if each.name.endswith(".dist-info"))
+print(",".join(PathDistribution(info).metadata.get_all("Provides-Extra")))
 PYTHON
-PYTHONPATH="$folder/site" "$python" -P use.py "$folder/site"
-test -f "$folder/site/runnerkit/py.typed"
-test ! -e "$folder/site/tests"
+)
+"$python" -m pip install --quiet --dry-run --constraint constraints.txt "$wheel[$extras]"
+echo "the wheel trains by the quick start; its extras go together: $extras"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 # Left to right; a module imports from layers to its left, and from its own.
 LAYERS = [
-    {"types", "seeding", "version", "torchvision_cpu", "backends", "exit_codes", "pickling"},
+    {"types", "seeding", "version", "torchvision_cpu", "backends", "exit_codes", "pickling", "deprecation"},
     {
         "precision",
         "fused_reduction",

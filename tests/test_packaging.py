@@ -1,11 +1,14 @@
-"""The package as users install it: a wheel with real folders, and an editable install; both used from elsewhere."""
+"""The package as users install it: a wheel made from the sdist, and an editable install; both used from elsewhere."""
 
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from runnerkit.version import __version__
 
 ROOT = Path(__file__).parents[1]
 USE = (
@@ -23,10 +26,15 @@ def run(*command, cwd):
 
 @pytest.mark.slow
 def test_the_wheel_holds_the_package_and_nothing_else(tmp_path):
-    """The folders at the root become sub-packages; neither tests nor examples come along; it imports from anywhere."""
+    """The folders at the root become sub-packages; neither tests nor examples come along; it imports from anywhere.
+
+    `build` makes the sdist, and the wheel from that: so the sdist holds all of the package, once, and no links to it.
+    """
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", tmp_path / "dist", ROOT, cwd=tmp_path)
-    [wheel] = (tmp_path / "dist").glob("*.whl")
+    wheel = tmp_path / "dist" / f"runnerkit-{__version__}-py3-none-any.whl"
     names = set(zipfile.ZipFile(wheel).namelist())
+    with tarfile.open(tmp_path / "dist" / f"runnerkit-{__version__}.tar.gz") as sdist:
+        sources = {each.name.split("/", 1)[-1]: each for each in sdist}
     pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
     run(*pip, "install", "--no-deps", "--target", tmp_path / "site", wheel, cwd=tmp_path)
     site = f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r});"
@@ -45,6 +53,9 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path):
     }
     assert {f"runnerkit/{name}" for name in expected} <= names
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"runnerkit"}
+    assert {"engines/ddp.py", "LICENSE", "CHANGELOG.md", "constraints.txt"} <= sources.keys()
+    assert not any(each.issym() or each.islnk() for each in sources.values())
+    assert [name for name in sources if name.startswith(("tests", "runnerkit/engines"))] == []
     assert Path(where).is_relative_to(tmp_path / "site")
 
 

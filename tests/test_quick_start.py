@@ -1,4 +1,8 @@
-"""docs/index.md by itself: its commands as they stand, where nothing of the checkout is, from pip to TensorBoard."""
+"""docs/index.md by itself: its commands as they stand, where nothing of the checkout is, from pip to TensorBoard.
+
+Here the new environment borrows all packages but runnerkit. scripts/check_wheel.sh names a wheel in RUNNERKIT_WHEEL:
+then the environment is an empty one, and pip fetches what the wheel requires.
+"""
 
 import json
 import os
@@ -16,18 +20,21 @@ import pytest
 from tests.test_docs import ROOT, blocks
 
 PAGE = ROOT / "docs" / "index.md"
+(MAKE_ENVIRONMENT, *INSTALL), [TRAIN], (TABLE, DRAW, SHOW) = map(str.splitlines, blocks(PAGE, "bash"))
+PROGRAMS = blocks(PAGE, "python")
+WHEEL = os.environ.get("RUNNERKIT_WHEEL")
+
+pytestmark = pytest.mark.slow
 
 
 class Newcomer:
-    """A folder and a shell; pip finds the built wheel and asks nobody else."""
+    """A folder and a shell."""
 
     def __init__(self, folder):
         self.folder = folder
         self.environment = {
             **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
-            "PIP_NO_INDEX": "1",
-            "PIP_FIND_LINKS": str(folder / "dist"),
             "OMP_NUM_THREADS": "1",
         }
 
@@ -42,9 +49,26 @@ class Newcomer:
     def run(self, commands):
         """Return what they print."""
         process = self.start(commands)
-        output, _ = process.communicate(timeout=240)
+        try:
+            output, _ = process.communicate()
+        except BaseException:  # the test's time limit
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            raise
         assert process.returncode == 0, output
         return output
+
+    def install(self):
+        """As the page says of a version that is not on PyPI: pip is told the folder of the wheel."""
+        self.run(MAKE_ENVIRONMENT)
+        if WHEEL is None:
+            self.run(f"{sys.executable} -m build --no-isolation --wheel --outdir dist {ROOT}")
+            lend_packages(self.folder / "env")
+            self.environment["PIP_NO_INDEX"] = "1"
+        else:
+            self.environment["PIP_CONSTRAINT"] = str(ROOT / "constraints.txt")
+        dist = self.folder / "dist" if WHEEL is None else Path(WHEEL).parent
+        self.run("\n".join(INSTALL).replace("pip install", f"pip install --find-links {dist}"))
 
 
 def lend_packages(environment):
@@ -55,46 +79,96 @@ def lend_packages(environment):
             (theirs / path.name).symlink_to(path)
 
 
+@pytest.fixture(scope="module")
+def newcomer(tmp_path_factory):
+    """Somebody who has followed the page up to its first program."""
+    somebody = Newcomer(tmp_path_factory.mktemp("newcomer"))
+    somebody.install()
+    return somebody
+
+
+@pytest.fixture(scope="module")
+def printed(newcomer):
+    """What the first training prints."""
+    (newcomer.folder / "train.py").write_text(PROGRAMS[0], encoding="utf-8")
+    return newcomer.run(TRAIN)
+
+
+def test_it_is_installed_with_all_that_it_requires(newcomer):
+    """In the environment of its own; the command is there, and finds its engines' folder, a link in the checkout."""
+    where = newcomer.run("python -P -c 'import runnerkit.engines; print(runnerkit.engines.__file__)'")
+
+    assert Path(where.strip()).is_relative_to(newcomer.folder / "env")
+    assert Path(where.strip()).read_bytes() == (ROOT / "engines" / "__init__.py").read_bytes()
+    assert newcomer.run("runnerkit --version").startswith("runnerkit 0.")
+    if WHEEL is not None:
+        assert newcomer.run("pip check").strip() == "No broken requirements found."
+
+
 def shapes(text):
     """The lines, whatever their numbers are."""
     return [re.sub(r"\d[\d.e-]*", "N", line).split() for line in text.splitlines()]
 
 
-@pytest.mark.slow
-def test_the_quick_start_is_enough(tmp_path):
-    """A model is trained, the page tells what is printed, a picture is drawn, TensorBoard has both curves."""
-    newcomer = Newcomer(tmp_path)
-    newcomer.run(f"{sys.executable} -m build --no-isolation --wheel --outdir dist {ROOT}")
-    (make_environment, *install), [train], (table, draw, show) = map(str.splitlines, blocks(PAGE, "bash"))
-    (tmp_path / "train.py").write_text(blocks(PAGE, "python")[0])
-
-    newcomer.run(make_environment)
-    lend_packages(tmp_path / "env")
-    newcomer.run("\n".join(install))
-    where = newcomer.run("python -c 'import runnerkit; print(runnerkit.__file__)'")
-    printed = newcomer.run(train)
-
-    assert Path(where.strip()).is_relative_to(tmp_path / "env")
+def test_a_model_is_trained(newcomer, printed):
+    """The page tells what is printed; started again it is over, and resume="auto" leaves it so."""
     assert shapes(printed) == shapes(blocks(PAGE, "text")[0])
-    assert "accuracy03" in newcomer.run(table)
-    newcomer.run(draw)
-    assert (tmp_path / "logs" / "first" / "metrics.png").read_bytes().startswith(b"\x89PNG")
-    assert newcomer.run(train) == "", "it was over, and resume='auto' leaves it so"
-    tags = tags_in_tensorboard(newcomer, f"{show} --port 0")
-    assert set(tags) == {"first/tensorboard/train", "first/tensorboard/valid"}
-    assert all({"loss", "accuracy"} <= set(each) for each in tags.values())
+    assert (newcomer.folder / "logs" / "first" / "checkpoints" / "best.pth").exists()
+    assert newcomer.run(TRAIN) == ""
 
 
-def tags_in_tensorboard(newcomer, command):
-    """Ask its server for the names that its page shows, once it has read both runs; then press Ctrl-C."""
-    server = newcomer.start(f"exec {command}")
+def test_its_curves_are_a_table_and_a_picture(newcomer, printed):
+    """By one command each."""
+    assert "accuracy03" in newcomer.run(TABLE)
+
+    newcomer.run(DRAW)
+
+    assert (newcomer.folder / "logs" / "first" / "metrics.png").read_bytes().startswith(b"\x89PNG\r\n")
+
+
+def ask_tensorboard(address, what, *, until):
+    """Ask its server until the answer is whole: it reads the logs meanwhile."""
+    deadline = time.monotonic() + 60
+    while not until(answer := urllib.request.urlopen(f"{address}/{what}").read().decode()):
+        assert time.monotonic() < deadline, answer
+        time.sleep(0.2)
+    return answer
+
+
+def test_tensorboard_shows_a_run_for_each_loader(newcomer, printed):
+    """Its page, and the runs and tags that its page asks for; then Ctrl-C."""
+    server = newcomer.start(f"exec {SHOW} --port 0")
     try:
         address = next(found[0] for line in server.stdout if (found := re.search(r"http://localhost:\d+", line)))
-        deadline = time.monotonic() + 60
-        while len(tags := json.load(urllib.request.urlopen(f"{address}/data/plugin/scalars/tags"))) < 2:
-            assert time.monotonic() < deadline, tags
-            time.sleep(0.2)
-        return tags
+        page = ask_tensorboard(address, "", until=bool)
+        runs = json.loads(ask_tensorboard(address, "data/runs", until=lambda answer: len(json.loads(answer)) == 2))
+        both = {"train", "valid"}
+        tags = ask_tensorboard(
+            address, "data/plugin/scalars/tags", until=lambda answer: all(key in answer for key in both)
+        )
     finally:
         os.killpg(server.pid, signal.SIGINT)
         server.communicate(timeout=30)
+
+    assert "<title>TensorBoard</title>" in page
+    assert set(runs) == {f"first/tensorboard/{key}" for key in both}
+    assert all(f"`{run}`" in PAGE.read_text(encoding="utf-8") for run in runs)
+    assert all({"loss", "accuracy"} <= set(each) for each in json.loads(tags).values())
+
+
+def test_the_rest_of_the_page_runs_too(newcomer, printed):
+    """All its programs as one, in order; the first goes on where it had ended."""
+    (newcomer.folder / "all.py").write_text("\n".join(PROGRAMS), encoding="utf-8")
+
+    newcomer.run("python all.py")
+
+
+@pytest.mark.skipif(WHEEL is None, reason="scripts/check_wheel.sh has a wheel; without one other tests do it")
+def test_two_processes_are_trained_by_the_wheel(newcomer, printed):
+    """`ddp=True`, as the page says: the processes that are started find the package."""
+    program = PROGRAMS[0].replace('logdir="logs/first"', 'logdir="logs/two", ddp=True, cpu=True')
+    (newcomer.folder / "two.py").write_text(program, encoding="utf-8")
+
+    assert shapes(newcomer.run("python two.py")) == shapes(printed)
+    environment = json.loads((newcomer.folder / "logs" / "two" / "environment.json").read_text(encoding="utf-8"))
+    assert environment["engine"]["num_processes"] == 2

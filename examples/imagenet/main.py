@@ -106,7 +106,8 @@ def make_engine(options: argparse.Namespace) -> dl.IEngine:
     arguments = {"device": options.device} if options.device else {}
     if name.startswith("Horovod"):
         arguments["compression"] = "fp16"  # gradients travel in half precision
-    return ENGINES[name](**arguments)
+    engine: dl.IEngine = ENGINES[name](**arguments)
+    return engine
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:

@@ -1,12 +1,15 @@
 """Averages of the weights: of a walk that never settles, the mean is nearer to the goal than the last step."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import nn
 
 from runnerkit import dl
 
 
-def train(callbacks, **where):
+def train(callbacks: Sequence[dl.ICallback], **where: Any) -> float:
     """Train by a learning rate so large that the weights never settle; return their distance from least squares."""
     torch.manual_seed(0)
     features = torch.randn(1000, 20)
@@ -22,10 +25,10 @@ def train(callbacks, **where):
         loggers={"console": None},
         **where,
     )
-    return (runner.model.weight.cpu() - torch.linalg.lstsq(features, targets).solution.T).norm().item()
+    return float((runner.model.weight.cpu() - torch.linalg.lstsq(features, targets).solution.T).norm())
 
 
-def main(**where):
+def main(**where: Any) -> dict[str, float]:
     """Train three times, alike but for the average; the model that a stage ends with is the averaged one."""
     return {
         "last": train([], **where),

@@ -1,9 +1,10 @@
 """A GAN: two models, two optimizers, and backward passes whose order `handle_batch` decides."""
 
 import math
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from runnerkit import dl
@@ -15,7 +16,7 @@ RADIUS = 0.15  # three standard deviations of what is around each mode
 class GAN(dl.Runner):
     """One step of the discriminator, then one of the generator, on the same fake points."""
 
-    def handle_batch(self, batch):
+    def handle_batch(self, batch: dict[str, Tensor]) -> None:
         real, generator, discriminator = batch["points"], self.model["generator"], self.model["discriminator"]
         fake = generator(torch.randn(len(real), 8, device=real.device))
         self.batch_metrics["near_a_mode"] = (torch.cdist(fake, MODES.to(fake)).amin(1) < RADIUS).float().mean()
@@ -24,7 +25,7 @@ class GAN(dl.Runner):
             self.learn("discriminator", softplus(-on_real).mean() + softplus(on_fake).mean())
             self.learn("generator", softplus(-discriminator(fake)).mean())
 
-    def learn(self, key, loss):
+    def learn(self, key: str, loss: Tensor) -> None:
         """Step one optimizer; gradients that another's loss has left with it are forgotten first."""
         self.batch_metrics[f"{key}_loss"] = loss
         self.optimizer[key].zero_grad()
@@ -32,13 +33,13 @@ class GAN(dl.Runner):
         self.engine.step(self.optimizer[key])
 
 
-def mlp(num_inputs, num_outputs):
+def mlp(num_inputs: int, num_outputs: int) -> nn.Sequential:
     """Make a net of two hidden layers."""
     hidden = [nn.Linear(num_inputs, 64), nn.LeakyReLU(0.2), nn.Linear(64, 64), nn.LeakyReLU(0.2)]
     return nn.Sequential(*hidden, nn.Linear(64, num_outputs))
 
 
-def main(**where):
+def main(**where: Any) -> dict[str, float]:
     """Train on a ring of eight clouds; return the share of generated points in one of them, and how many they reach."""
     torch.manual_seed(0)
     points = MODES[torch.randint(8, (5_000,))] + RADIUS / 3 * torch.randn(5_000, 2)

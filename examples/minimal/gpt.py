@@ -3,9 +3,10 @@
 from functools import partial
 from math import log
 from pydoc_data.topics import topics
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from runnerkit import dl
 
@@ -15,32 +16,32 @@ CONTEXT, WIDTH, BATCH_SIZE = 32, 64, 16
 class GPT(nn.Module):
     """Give logits (N, 256, CONTEXT) of the byte after each of (N, CONTEXT) bytes, which sees those up to itself."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.what, self.where = nn.Embedding(256, WIDTH), nn.Embedding(CONTEXT, WIDTH)
         block = nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, dropout=0, batch_first=True, norm_first=True)
         self.blocks = nn.TransformerEncoder(block, 2, norm=nn.LayerNorm(WIDTH), enable_nested_tensor=False)
         self.head = nn.Linear(WIDTH, 256)
 
-    def forward(self, text):
+    def forward(self, text: Tensor) -> Tensor:
         mask = nn.Transformer.generate_square_subsequent_mask(CONTEXT, device=text.device)
-        return self.head(self.blocks(self.what(text) + self.where.weight, mask, is_causal=True)).transpose(1, 2)
+        return torch.transpose(self.head(self.blocks(self.what(text) + self.where.weight, mask, is_causal=True)), 1, 2)
 
 
-def entropy(symbols):
+def entropy(symbols: Tensor) -> float:
     """Return the bits a symbol that no code which knows only their counts can go below."""
     shares = symbols.flatten().bincount() / symbols.numel()
-    return torch.special.entr(shares).sum().item() / log(2)
+    return float(torch.special.entr(shares).sum()) / log(2)
 
 
-def write(model, text, num_bytes):
+def write(model: nn.Module, text: Tensor, num_bytes: int) -> str:
     """Go on after `text`, each byte drawn by its probability; return what was added, on one line."""
     for _ in range(num_bytes):
         text = torch.cat([text, model(text[None, -CONTEXT:])[0, :, -1].softmax(dim=0).multinomial(1)])
     return " ".join(bytes(text[-num_bytes:].tolist()).decode(errors="replace").split())
 
 
-def main(**where):
+def main(**where: Any) -> dict[str, Any]:
     """Train; return bits a byte on pages not seen, their entropies, alone and after a known byte, and a sample."""
     torch.manual_seed(0)
     rows = torch.tensor(list("".join(topics.values()).encode())).unfold(0, CONTEXT + 1, CONTEXT)

@@ -1,7 +1,9 @@
 """Knowledge distillation: a small student imitates a teacher's probabilities, and is told no label."""
 
+from typing import Any
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import kl_div, log_softmax
 
 from runnerkit import dl
@@ -13,24 +15,24 @@ TEMPERATURE = 2.0
 class Distillation(dl.Runner):
     """Only the student has an optimizer; under DDP the teacher, which is frozen, is not wrapped."""
 
-    def handle_batch(self, batch):
+    def handle_batch(self, batch: tuple[Tensor, Tensor]) -> None:
         features, targets = batch
         logits = self.model["student"](features)
         with torch.no_grad():
             wanted = self.model["teacher"].eval()(features)
-        soft = (log_softmax(each / TEMPERATURE, dim=1) for each in (logits, wanted))
-        self.batch_metrics["loss"] = TEMPERATURE**2 * kl_div(*soft, log_target=True, reduction="batchmean")
+        mine, theirs = (log_softmax(each / TEMPERATURE, dim=1) for each in (logits, wanted))
+        self.batch_metrics["loss"] = TEMPERATURE**2 * kl_div(mine, theirs, log_target=True, reduction="batchmean")
         self.batch_metrics["agreement"] = (logits.argmax(1) == wanted.argmax(1)).float().mean()
         self.batch = {"logits": logits, "targets": targets}
 
 
-def loader(train):
+def loader(train: bool) -> dl.TensorLoader:
     """Load digits: 64 pixels in [0, 1] and a class of ten."""
     digits = Digits(train=train)
     return dl.TensorLoader(digits.images.flatten(1) / 255, digits.targets, batch_size=64, shuffle=train)
 
 
-def main(**where):
+def main(**where: Any) -> dict[str, float]:
     """Train the teacher, then the student; return their accuracies, and how often they say the same."""
     torch.manual_seed(0)
     loaders = {"train": loader(train=True), "valid": loader(train=False)}

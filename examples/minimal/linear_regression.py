@@ -1,12 +1,14 @@
 """Linear regression: one call of `train`; its weights are those of the closed form."""
 
+from typing import Any
+
 import torch
 from torch import nn
 
 from runnerkit import dl
 
 
-def main(**where):
+def main(**where: Any) -> dict[str, float]:
     """Train; return the valid error, that of a guess of the mean, and the distance to least squares."""
     torch.manual_seed(0)
     features = torch.randn(1200, 8)

@@ -1,5 +1,8 @@
 """LR finder: a sweep over a model that is then thrown away tells the learning rate for the one that is trained."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -7,13 +10,13 @@ from runnerkit import dl
 from runnerkit.contrib import Digits
 
 
-def loader(train):
+def loader(train: bool) -> dl.TensorLoader:
     """Load digits: 64 pixels in [0, 1] and a class of ten."""
     digits = Digits(train=train)
     return dl.TensorLoader(digits.images.flatten(1) / 255, digits.targets, batch_size=32, shuffle=train)
 
 
-def train(lr, callbacks, **options):
+def train(lr: float, callbacks: Sequence[dl.ICallback], **options: Any) -> dl.SupervisedRunner:
     """Train a new model by plain SGD."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
@@ -27,7 +30,7 @@ def train(lr, callbacks, **options):
     )
 
 
-def main(plot=None, **where):
+def main(plot: str | None = None, **where: Any) -> dict[str, float]:
     """Sweep, then train by the rate it suggests, and by the one it began with; `plot` is where to draw the losses."""
     first_lr = 1e-4
     finder = dl.LRFinder(final_lr=100.0, num_steps=200)

@@ -1,7 +1,10 @@
 """Mixup: training batches are mixed with themselves on the device; evaluation sees them as they are."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributions import Beta
 from torch.nn.functional import one_hot
 
@@ -12,7 +15,7 @@ from runnerkit.contrib import Digits
 class Mixup(nn.Module):
     """Give a mean of each sample and another, and of their classes, weighted alike (arXiv:1710.09412)."""
 
-    def forward(self, features, targets):
+    def forward(self, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         targets = one_hot(targets, 10).float()
         if not self.training:
             return features, targets
@@ -20,7 +23,7 @@ class Mixup(nn.Module):
         return torch.lerp(features[other], features, weight), torch.lerp(targets[other], targets, weight)
 
 
-def loader(train):
+def loader(train: bool) -> dl.TensorLoader:
     """Load digits: 64 pixels in [0, 1], a class of ten twice, one to mix; in training every fourth is wrong."""
     digits = Digits(train=train)
     targets = digits.targets.clone()
@@ -30,7 +33,7 @@ def loader(train):
     return dl.TensorLoader(batch, batch_size=100, shuffle=train)
 
 
-def train(callbacks, **where):
+def train(callbacks: Sequence[dl.ICallback], **where: Any) -> dict[str, float]:
     """Train; return the metrics on images that it has not seen."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
@@ -47,7 +50,7 @@ def train(callbacks, **where):
     return runner.epoch_metrics["valid"]
 
 
-def main(**where):
+def main(**where: Any) -> dict[str, float]:
     """Train with and without; return both accuracies."""
     mixed = train([dl.BatchTransformCallback(Mixup(), input_key=["features", "targets"])], **where)
     plain = train([], **where)

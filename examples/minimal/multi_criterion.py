@@ -1,14 +1,15 @@
 """Two criteria by key: quantile losses, whose minima are the two ends of an interval that holds 80 % of the targets."""
 
 from functools import partial
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from runnerkit import dl
 
 
-def pinball(output, target, quantile):
+def pinball(output: Tensor, target: Tensor, quantile: float) -> Tensor:
     """Give the loss whose minimum is the `quantile` of targets (N, 1)."""
     return torch.maximum(quantile * (target - output), (quantile - 1) * (target - output)).mean()
 
@@ -16,15 +17,15 @@ def pinball(output, target, quantile):
 class Interval(nn.Module):
     """Give two ends for each feature."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.body = nn.Sequential(nn.Linear(1, 32), nn.ReLU(), nn.Linear(32, 2))
 
-    def forward(self, features):
-        return self.body(features).chunk(2, dim=1)
+    def forward(self, features: Tensor) -> tuple[Tensor, ...]:
+        return torch.chunk(self.body(features), 2, dim=1)
 
 
-def main(**where):
+def main(**where: Any) -> dict[str, float]:
     """Train; return the shares of valid targets below and above, and the widths where noise is small and large."""
     torch.manual_seed(0)
     features = torch.rand(6000, 1)

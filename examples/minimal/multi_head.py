@@ -1,7 +1,9 @@
 """Two heads on one body: what a model returns as a tuple gets names, each with a criterion callback of its own."""
 
+from typing import Any
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from runnerkit import dl
 from runnerkit.contrib import Digits
@@ -10,24 +12,24 @@ from runnerkit.contrib import Digits
 class TwoHeads(nn.Module):
     """Tell a digit, and whether it is odd."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.body = nn.Sequential(nn.Linear(64, 64), nn.ReLU())
         self.digit, self.parity = nn.Linear(64, 10), nn.Linear(64, 2)
 
-    def forward(self, pixels):
+    def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         hidden = self.body(pixels)
         return self.digit(hidden), self.parity(hidden)
 
 
-def loader(train):
+def loader(train: bool) -> dl.TensorLoader:
     """Load digits: a batch is a dict, for there is more than one target."""
     digits = Digits(train=train)
     batch = {"pixels": digits.images.flatten(1) / 255, "digit": digits.targets, "parity": digits.targets % 2}
     return dl.TensorLoader(batch, batch_size=64, shuffle=train)
 
 
-def main(**where):
+def main(**where: Any) -> dict[str, float]:
     """Train; return the accuracy of each head."""
     torch.manual_seed(0)
     model = TwoHeads()

@@ -1,7 +1,9 @@
 """Two models by key, each with its optimizer: an encoder for either half of an image, one head on both."""
 
+from typing import Any
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from runnerkit import dl
 from runnerkit.contrib import Digits
@@ -10,7 +12,7 @@ from runnerkit.contrib import Digits
 class Halves(dl.Runner):
     """Read an image by its halves."""
 
-    def handle_batch(self, batch):
+    def handle_batch(self, batch: tuple[Tensor, Tensor]) -> None:
         pixels, targets = batch
         left, right = (self.model["encoder"](half.flatten(1)) for half in pixels.chunk(2, dim=2))
         logits = self.model["head"](torch.cat([left, right], dim=1))
@@ -18,13 +20,13 @@ class Halves(dl.Runner):
         self.batch_metrics["loss"] = self.criterion(logits, targets)
 
 
-def loader(train):
+def loader(train: bool) -> dl.TensorLoader:
     """Load digits: (8, 8) pixels in [0, 1] and a class of ten."""
     digits = Digits(train=train)
     return dl.TensorLoader(digits.images / 255, digits.targets, batch_size=64, shuffle=train)
 
 
-def main(**where):
+def main(**where: Any) -> dict[str, float]:
     """Train; return the accuracy."""
     torch.manual_seed(0)
     model = {"encoder": nn.Sequential(nn.Linear(32, 32), nn.ReLU()), "head": nn.Linear(64, 10)}

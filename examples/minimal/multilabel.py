@@ -1,5 +1,7 @@
 """Several labels a sample: is a digit odd, is it more than four, has it a hole?"""
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -7,7 +9,7 @@ from runnerkit import dl
 from runnerkit.contrib import Digits
 
 
-def loader(train):
+def loader(train: bool) -> dl.TensorLoader:
     """Load digits: 64 pixels in [0, 1], and three answers of 0 or 1."""
     digits = Digits(train=train)
     answers = [digits.targets % 2 == 1, digits.targets > 4, torch.isin(digits.targets, torch.tensor([0, 6, 8, 9]))]
@@ -15,7 +17,7 @@ def loader(train):
     return dl.TensorLoader(digits.images.flatten(1) / 255, targets, batch_size=64, shuffle=train)
 
 
-def main(**where):
+def main(**where: Any) -> dict[str, float]:
     """Train; return the share of right answers, that of the commonest answers, and the mean AUC."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3))

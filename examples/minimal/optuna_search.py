@@ -1,5 +1,7 @@
 """Hyperparameter search by Optuna: trials that do worse than most others did by then are given up."""
 
+from typing import Any
+
 import optuna
 import torch
 from torch import nn
@@ -8,17 +10,17 @@ from runnerkit import dl
 from runnerkit.contrib import Digits
 
 
-def loader(train):
+def loader(train: bool) -> dl.TensorLoader:
     """Load digits: 64 pixels in [0, 1] and a class of ten."""
     digits = Digits(train=train)
     return dl.TensorLoader(digits.images.flatten(1) / 255, digits.targets, batch_size=64, shuffle=train)
 
 
-def main(num_trials=15, **where):
+def main(num_trials: int = 15, **where: Any) -> dict[str, Any]:
     """Search; return the accuracies of all trials, of those given up the last, and what the best one had."""
     loaders = {"train": loader(train=True), "valid": loader(train=False)}
 
-    def objective(trial):
+    def objective(trial: optuna.Trial) -> float:
         lr, width = trial.suggest_float("lr", 1e-5, 1.0, log=True), trial.suggest_int("width", 8, 64)
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))

@@ -1,7 +1,9 @@
 """A recommender: from what somebody has bought to what they buy next, ranked among all items."""
 
+from typing import Any
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from runnerkit import dl
 
@@ -11,15 +13,15 @@ NUM_ITEMS = 100
 class Popularity(nn.Module):
     """Recommend the same to all: what was bought most."""
 
-    def __init__(self, bought):
+    def __init__(self, bought: Tensor) -> None:
         super().__init__()
         self.counts = nn.Parameter(bought.sum(0), requires_grad=False)
 
-    def forward(self, bought):
+    def forward(self, bought: Tensor) -> Tensor:
         return self.counts.expand_as(bought)
 
 
-def purchases(num_people):
+def purchases(num_people: int) -> dict[str, Tensor]:
     """Draw people, each of two tastes of ten; ten items are known, five are to be found: (N, 100) 0 and 1."""
     kinds = torch.arange(NUM_ITEMS) % 10
     tastes = torch.rand(num_people, 10).topk(2).indices
@@ -29,7 +31,7 @@ def purchases(num_people):
     return {"bought": empty.scatter(1, items[:, :10], 1), "next": empty.scatter(1, items[:, 10:], 1)}
 
 
-def main(**where):
+def main(**where: Any) -> dict[str, tuple[float, float]]:
     """Train; return ranking metrics on people that it has not seen, beside those of popularity."""
     torch.manual_seed(0)
     train, valid = purchases(2000), purchases(1000)

@@ -1,8 +1,10 @@
 """Reinforcement learning: a sample is an episode's seed; `handle_batch` plays it by the policy as it is by then."""
 
+from typing import Any
+
 import gymnasium
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributions import Categorical
 
 from runnerkit import dl
@@ -11,7 +13,7 @@ from runnerkit import dl
 class Reinforce(dl.Runner):
     """Make likelier what led to more than other episodes of the batch earned (REINFORCE, doi:10.1007/BF00992696)."""
 
-    def handle_batch(self, batch):
+    def handle_batch(self, batch: dict[str, Tensor]) -> None:
         observations, actions, rewards, is_on = self.play(batch["seeds"])
         to_come = (rewards * is_on).flip(0).cumsum(dim=0).flip(0)
         self.batch_metrics["return"] = to_come[0].mean()
@@ -22,14 +24,14 @@ class Reinforce(dl.Runner):
             self.batch_metrics["loss"] = -(advantages * log_probabilities).mean()
 
     @torch.no_grad()
-    def play(self, seeds):
+    def play(self, seeds: Tensor) -> list[Tensor]:
         """Give observations, actions, rewards, and whether an episode was still on: (num_steps, num_seeds, ...).
 
         The model is unwrapped from DDP, since processes do not play equally many steps.
         """
         envs = gymnasium.make_vec("CartPole-v1", num_envs=len(seeds), vectorization_mode="sync")
         steps, is_on = [], torch.ones_like(seeds, dtype=torch.bool)
-        observation, _ = envs.reset(seed=seeds.tolist())
+        observation, _ = envs.reset(seed=seeds.tolist())  # type: ignore[arg-type]  # typed as one for all
         while is_on.any():
             seen = torch.from_numpy(observation).to(seeds.device)
             action = Categorical(logits=self.engine.unwrap(self.model)(seen)).sample()
@@ -39,11 +41,11 @@ class Reinforce(dl.Runner):
         return [torch.stack(each) for each in zip(*steps, strict=True)]
 
 
-def main(**where):
+def main(**where: Any) -> dict[str, float]:
     """Train; return the mean return of 24 new episodes, and of as many played at random."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 2, bias=False))
-    nn.init.zeros_(model[-1].weight)  # untrained it acts at random
+    nn.init.zeros_(model.get_parameter("2.weight"))  # untrained it acts at random
     runner = Reinforce(model)
     train, valid = (dl.TensorLoader({"seeds": seeds}, batch_size=8) for seeds in torch.arange(344).split((320, 24)))
     at_random = runner.evaluate_loader(valid, engine=dl.CPUEngine())["return"]

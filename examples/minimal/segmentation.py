@@ -1,13 +1,15 @@
 """Segmentation: which pixels are a disc's, which a square's? `IOUCallback` and `DiceCallback` on masks."""
 
+from typing import Any
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from runnerkit import dl
 
 
-def conv(num_inputs, num_outputs, stride=1):
+def conv(num_inputs: int, num_outputs: int, stride: int = 1) -> nn.Sequential:
     """Make a convolution, with what follows it."""
     conv = nn.Conv2d(num_inputs, num_outputs, 3, stride, padding=1)
     return nn.Sequential(conv, nn.BatchNorm2d(num_outputs), nn.ReLU())
@@ -16,11 +18,12 @@ def conv(num_inputs, num_outputs, stride=1):
 class Coarser(nn.Sequential):
     """Put beside what is given what its layers make of it at half the size: a level of a U-Net (arXiv:1505.04597)."""
 
-    def forward(self, images):
-        return torch.cat([images, interpolate(super().forward(images), scale_factor=2)], dim=1)
+    def forward(self, input: Tensor) -> Tensor:
+        coarse = super().forward(input)  # type: ignore[no-untyped-call]  # torch has no types
+        return torch.cat([input, interpolate(coarse, scale_factor=2)], dim=1)
 
 
-def shapes(num_images):
+def shapes(num_images: int) -> dict[str, Tensor]:
     """Draw noise, and on it a disc and a square, as bright as each other: (N, 1, 24, 24), and masks (N, 2, 24, 24)."""
     radius, centre = 3 + 3 * torch.rand(num_images, 2, 1, 1), 5 + 13 * torch.rand(2, num_images, 2, 1, 1)
     down, across = (torch.arange(24)[:, None] - centre[0]).abs(), (torch.arange(24) - centre[1]).abs()
@@ -29,7 +32,7 @@ def shapes(num_images):
     return {"features": images, "targets": masks.float()}
 
 
-def main(**where):
+def main(**where: Any) -> dict[str, float]:
     """Train; return IoU and Dice on images that it has not seen, and the IoU of taking what is bright for both."""
     torch.manual_seed(0)
     train, valid = shapes(1000), shapes(200)

@@ -1,10 +1,12 @@
 """Self-supervision: two views of an image find each other, without labels; a linear probe tells what that taught."""
 
+from typing import Any
+
 import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize, pad
 
 from runnerkit import dl
@@ -17,7 +19,7 @@ shift = dl.BatchRandomCrop(padding=2)  # each image by up to two pixels, to any 
 class SimCLR(dl.Runner):
     """Cross-entropy over the similarities of all views of a batch (NT-Xent, arXiv:2002.05709)."""
 
-    def handle_batch(self, batch):
+    def handle_batch(self, batch: dict[str, Tensor]) -> None:
         views = shift(batch["images"].repeat(2, 1, 1, 1))
         codes = normalize(self.model(views + 0.1 * torch.randn_like(views)), dim=1)
         places = torch.arange(len(codes), device=codes.device)
@@ -25,21 +27,21 @@ class SimCLR(dl.Runner):
         self.batch_metrics["loss"] = cross_entropy(similarities, places.roll(len(batch["images"])))
 
 
-def conv(num_inputs, num_outputs):
+def conv(num_inputs: int, num_outputs: int) -> nn.Sequential:
     """Make a convolution that halves the image, with what follows it."""
     conv = nn.Conv2d(num_inputs, num_outputs, 3, stride=2, padding=1)
     return nn.Sequential(conv, nn.BatchNorm2d(num_outputs), nn.ReLU())
 
 
 @torch.no_grad()
-def probe(encoder, train, valid):
+def probe(encoder: nn.Module, train: tuple[Tensor, Tensor], valid: tuple[Tensor, Tensor]) -> float:
     """Return the accuracy of a linear classifier that learns from few labels what `encoder` makes of the images."""
     seen, unseen = (encoder.eval()(images) for images, _ in (train, valid))
     classifier = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=1000))
-    return classifier.fit(seen[:NUM_LABELS], train[1][:NUM_LABELS]).score(unseen, valid[1])
+    return float(classifier.fit(seen[:NUM_LABELS], train[1][:NUM_LABELS]).score(unseen, valid[1]))
 
 
-def main(**where):
+def main(**where: Any) -> dict[str, float]:
     """Train on digits shifted at random; return a probe's accuracy on pixels, and on codes before and after."""
     torch.manual_seed(0)
     parts = (Digits(train=True), Digits(train=False))

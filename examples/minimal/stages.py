@@ -1,7 +1,7 @@
 """Stages: learn the digits below five; then, of the others, from 100 images: first a new head alone, then all."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from runnerkit import dl
@@ -11,12 +11,16 @@ from runnerkit.contrib import Digits
 class Transfer(dl.IRunner):
     """Each stage has its data, its trainable part, its learning rate; the model goes on."""
 
-    stages = ("pretrain", "freeze", "finetune")
+    model: nn.Sequential
 
-    def get_stage_len(self, stage):
+    @property
+    def stages(self) -> list[str]:
+        return ["pretrain", "freeze", "finetune"]
+
+    def get_stage_len(self, stage: str) -> int:
         return {"pretrain": 10, "freeze": 30, "finetune": 30}[stage]
 
-    def get_loaders(self, stage):
+    def get_loaders(self, stage: str) -> dict[str, dl.TensorLoader]:
         loaders = {}
         for key in ("train", "valid"):
             digits = Digits(train=key == "train")
@@ -26,7 +30,7 @@ class Transfer(dl.IRunner):
             loaders[key] = dl.TensorLoader(features, targets, batch_size=25, shuffle=key == "train")
         return loaders
 
-    def get_model(self, stage):
+    def get_model(self, stage: str) -> nn.Module:
         if stage == "pretrain":
             self.model = nn.Sequential(nn.Sequential(nn.Linear(64, 64), nn.ReLU()), nn.Linear(64, 5))
         elif stage == "freeze":
@@ -34,24 +38,21 @@ class Transfer(dl.IRunner):
         self.model[0].requires_grad_(stage != "freeze")
         return self.model
 
-    def get_optimizer(self, stage, model):
+    def get_optimizer(self, stage: str, model: nn.Module) -> torch.optim.Optimizer:
         lr = 0.05 if stage == "freeze" else 0.01
         return torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=lr)
 
-    def get_callbacks(self, stage):
-        return {
-            "backward": dl.BackwardCallback("loss"),
-            "optimizer": dl.OptimizerCallback("loss"),
-            "accuracy": dl.AccuracyCallback("logits", "targets"),
-        }
+    def get_callbacks(self, stage: str) -> dict[str, dl.ICallback]:
+        learning = {"backward": dl.BackwardCallback("loss"), "optimizer": dl.OptimizerCallback("loss")}
+        return {**learning, "accuracy": dl.AccuracyCallback("logits", "targets")}
 
-    def handle_batch(self, batch):
+    def handle_batch(self, batch: tuple[Tensor, Tensor]) -> None:
         features, targets = batch
         self.batch = {"logits": self.model(features), "targets": targets}
         self.batch_metrics["loss"] = cross_entropy(self.batch["logits"], targets)
 
 
-def main(engine=None):
+def main(engine: dl.IEngine | None = None) -> dict[str, float]:
     """Run; return the valid accuracy that each stage ended with."""
     runner = Transfer(engine=engine).run()
     last = {"pretrain": 10, "freeze": 40, "finetune": 70}

@@ -1,7 +1,9 @@
 """A variational autoencoder: two losses made in `handle_batch`, trained on their sum, logged one by one."""
 
+from typing import Any
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy, binary_cross_entropy_with_logits
 
 from runnerkit import dl
@@ -11,12 +13,12 @@ from runnerkit.contrib import Digits
 class VAE(nn.Module):
     """Give logits of the pixels, and mean and log variance of the codes."""
 
-    def __init__(self, num_codes=8):
+    def __init__(self, num_codes: int = 8) -> None:
         super().__init__()
         self.encoder = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 2 * num_codes))
         self.decoder = nn.Sequential(nn.Linear(num_codes, 128), nn.ReLU(), nn.Linear(128, 64))
 
-    def forward(self, pixels):
+    def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         mean, log_variance = self.encoder(pixels).chunk(2, dim=1)
         codes = mean + torch.randn_like(mean) * (log_variance / 2).exp()
         return self.decoder(codes), mean, log_variance
@@ -25,7 +27,7 @@ class VAE(nn.Module):
 class VAERunner(dl.Runner):
     """Minimize the negative evidence lower bound, in nats an image."""
 
-    def handle_batch(self, batch):
+    def handle_batch(self, batch: dict[str, Tensor]) -> None:
         logits, mean, log_variance = self.model(batch["pixels"])
         reconstruction = binary_cross_entropy_with_logits(logits, batch["pixels"], reduction="none").sum(1).mean()
         divergence = 0.5 * (mean**2 + log_variance.exp() - 1 - log_variance).sum(1).mean()
@@ -33,7 +35,7 @@ class VAERunner(dl.Runner):
         self.batch_metrics["loss"] = reconstruction + divergence
 
 
-def main(**where):
+def main(**where: Any) -> dict[str, float]:
     """Train; return the valid losses, and that of the mean image, which needs no code."""
     torch.manual_seed(0)
     train, valid = (Digits(train=train).images.flatten(1) / 255 for train in (True, False))

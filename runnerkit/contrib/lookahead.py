@@ -113,8 +113,9 @@ class Lookahead(Optimizer):
         fast = [weight for weight in group["params"] if _SLOW in self.state.get(weight, {})]
         if fast:
             slow = [self.state[weight][_SLOW] for weight in fast]
-            torch._foreach_lerp_(slow, fast, group["lookahead_alpha"])
-            torch._foreach_lerp_(fast, slow, 1.0)  # a copy, bit for bit: _foreach_copy_ knows no sharded tensors
+            lerp_ = torch._foreach_lerp_  # pyright: ignore[reportPrivateImportUsage]  # as torch's own optimizers do
+            lerp_(slow, fast, group["lookahead_alpha"])
+            lerp_(fast, slow, 1.0)  # a copy, bit for bit: _foreach_copy_ knows no sharded tensors
 
     def state_dict(self) -> dict[str, Any]:
         """Return the optimizer's, with the slow weights in it."""

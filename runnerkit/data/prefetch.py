@@ -53,7 +53,7 @@ class BatchPrefetchLoaderWrapper(LoaderWrapper):
         return self._copied(iterator, device) if device.type == "cuda" else iterator
 
     def _copied(self, iterator: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
-        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's gap
+        stream = torch.cuda.Stream(device)
         ahead: deque[tuple[Batch, torch.cuda.Event]] = deque()
         failure: Exception | None = None
         while True:
@@ -81,7 +81,7 @@ def _send(batch: Batch, device: torch.device, stream: torch.cuda.Stream) -> tupl
     # record_stream, is free again at a point that does not depend on how fast the GPU is.
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
-        return move(batch, device, path="batch"), stream.record_event()
+        return move(batch, device, path="batch"), stream.record_event()  # pyright: ignore[reportReturnType]  # of a base
 
 
 def _pinning(loader: Any) -> Any:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 T = TypeVar("T")
-Rows: TypeAlias = tuple[Tensor, ...] | dict[str, Tensor]
+Rows: TypeAlias = Any  # tuple[Tensor, ...] or dict[str, Tensor], as was given: a type checker cannot know which
 
 
 class TensorRows(Dataset[Rows]):
@@ -39,7 +39,7 @@ class TensorRows(Dataset[Rows]):
     def __len__(self) -> int:
         return len(next(iter(self._tensors.values())))
 
-    def __getitem__(self, index: int) -> Rows:
+    def __getitem__(self, index: int | slice) -> Rows:
         return self._like_given({name: tensor[index] for name, tensor in self._on_device().items()})
 
     def __getitems__(self, indices: Sequence[int] | Tensor) -> Rows:

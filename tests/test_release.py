@@ -1,0 +1,173 @@
+"""What a release needs: one version, a changelog of one form, extras with what is imported, files about the project."""
+
+import configparser
+import importlib.metadata
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from runnerkit.cli import main
+from runnerkit.version import __version__
+from tests.layers import LATE, imports, modules
+
+ROOT = Path(__file__).parents[1]
+# Built from their sources, by docs/horovod.md and docs/apex.md; PyPI's "apex" is something else.
+FROM_SOURCE = {"horovod", "apex"}
+
+
+def read(name):
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def setup_cfg():
+    parser = configparser.ConfigParser()
+    parser.read_string(read("setup.cfg"))
+    return parser
+
+
+def distributions(requirements):
+    """Names of distributions, as PyPI compares them: lower case, "-" for "_"."""
+    names = (re.match(r"[\w.-]+", line) for line in requirements.splitlines() if line)
+    return {name[0].lower().replace("_", "-") for name in names if name}
+
+
+def test_the_version_stands_in_one_place():
+    """It is a semantic one; the package's metadata take it from the module, the README's sentences equal it."""
+    assert re.fullmatch(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)", __version__)
+    assert setup_cfg()["metadata"]["version"] == "attr: runnerkit.version.__version__"
+    assert set(re.findall(r"(?:version|Engines in) (\d+\.\d+\.\d+)", read("README.md"))) == {__version__}
+    assert "version:" not in read("CITATION.cff").replace("cff-version:", "")
+
+
+def test_the_changelog_keeps_its_form():
+    """Unreleased first, then versions with their dates, newest first; within each the kinds of keepachangelog.com."""
+    headings = re.findall(r"^## (.*)$", read("CHANGELOG.md"), flags=re.MULTILINE)
+    kinds = re.findall(r"^### (.*)$", read("CHANGELOG.md"), flags=re.MULTILINE)
+
+    released = [re.fullmatch(r"\[(\d+)\.(\d+)\.(\d+)\] - \d{4}-\d{2}-\d{2}", each) for each in headings[1:]]
+    versions = [tuple(int(number) for number in each.groups()) for each in released]
+    assert headings[0] == "[Unreleased]"
+    assert versions == sorted(set(versions), reverse=True)
+    assert all(version <= tuple(int(number) for number in __version__.split(".")) for version in versions)
+    assert kinds and set(kinds) <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+
+
+def imported(*, only_top_level):
+    """Names of the packages of others that the package imports, importlib.import_module("...") included."""
+    names = set()
+    for module, path in modules(ROOT):
+        if only_top_level:
+            names |= {name for name, _, is_top_level in imports(path) if is_top_level and module not in LATE}
+        else:
+            names |= {name for name, _, _ in imports(path)}
+            names |= set(re.findall(r'import_module\("([\w.]+)"\)', path.read_text(encoding="utf-8")))
+    roots = {name.split(".")[0] for name in names}
+    return roots - sys.stdlib_module_names - {"runnerkit", "__future__"} - FROM_SOURCE
+
+
+def needed(names):
+    """Names of the distributions that packages come from, each by any one of those that have it."""
+    of_package = importlib.metadata.packages_distributions()
+    return {name: {each.lower().replace("_", "-") for each in of_package[name]} for name in sorted(names)}
+
+
+def test_what_is_always_imported_is_required():
+    """What a module imports at its top comes with runnerkit alone, but where the module itself is imported late."""
+    required = distributions(setup_cfg()["options"]["install_requires"])
+
+    missing = [name for name, any_of in needed(imported(only_top_level=True)).items() if not any_of & required]
+    assert missing == []
+
+
+def test_what_is_imported_late_is_in_an_extra():
+    """Each optional package that the code takes can be installed by an extra, and by `all`."""
+    extras = setup_cfg()["options.extras_require"]
+    required = distributions(setup_cfg()["options"]["install_requires"])
+
+    missing = [
+        name
+        for name, any_of in needed(imported(only_top_level=False)).items()
+        if not any_of & (required | distributions(extras["all"]))
+    ]
+    assert missing == []
+
+
+def test_extras_that_messages_name_exist():
+    """`pip install runnerkit[metrics]` in an error or on a page is a command that works."""
+    extras = set(setup_cfg()["options.extras_require"])
+    files = [path for _, path in modules(ROOT)] + [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+
+    named = {
+        name
+        for path in files
+        for group in re.findall(r"(?:runnerkit|'\.)\[([a-z,]+)\]", path.read_text(encoding="utf-8"))
+        for name in group.split(",")
+    }
+    assert {"metrics", "tensorboard"} <= named <= extras
+
+
+def test_the_workflow_does_what_ci_does_and_nothing_else():
+    """A check-out and .ci/run, as root, which its Debian packages need."""
+    workflow = yaml.safe_load(read(".github/workflows/ci.yml"))
+
+    [job] = workflow["jobs"].values()
+    assert [step.get("run") or step["uses"].split("@")[0] for step in job["steps"]] == ["actions/checkout", ".ci/run"]
+    assert all(step.keys() <= {"run", "uses"} for step in job["steps"])
+    assert job["container"].split(":")[1].startswith(setup_cfg()["options"]["python_requires"].removeprefix(">="))
+    assert workflow["permissions"] == {"contents": "read"}
+    assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
+
+
+def test_the_devcontainer_runs_a_rule_that_there_is():
+    """In the image that CI runs in; `make` knows the rule, and its python is the one of the editor."""
+    container = json.loads(read(".devcontainer/devcontainer.json"))
+    make, rule = container["postCreateCommand"].split()
+
+    known = subprocess.run([make, "-n", rule], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert known.returncode == 0, known.stderr
+    assert container["image"] == yaml.safe_load(read(".github/workflows/ci.yml"))["jobs"]["ci"]["container"]
+    assert container["customizations"]["vscode"]["settings"]["python.defaultInterpreterPath"] == ".venv/bin/python"
+
+
+@pytest.mark.parametrize("form", ["bug", "feature"])
+def test_issue_forms_are_complete(form):
+    """What GitHub's form schema asks for: a name, a description, questions with labels and ids of their own."""
+    template = yaml.safe_load(read(f".github/ISSUE_TEMPLATE/{form}.yml"))
+
+    questions = template["body"]
+    assert template["name"] and template["description"]
+    assert {question["type"] for question in questions} <= {"textarea", "input", "dropdown", "checkboxes"}
+    assert all(question["attributes"]["label"] for question in questions)
+    assert len({question["id"] for question in questions}) == len(questions)
+    assert any(question["validations"]["required"] for question in questions if "validations" in question)
+
+
+def test_the_commands_that_the_bug_form_asks_for_exist(monkeypatch):
+    """`runnerkit env`, `runnerkit doctor LOGDIR`."""
+    commands = re.findall(r"`runnerkit (\w+)", read(".github/ISSUE_TEMPLATE/bug.yml"))
+
+    assert commands == ["env", "doctor"]
+    for command in commands:
+        monkeypatch.setattr(sys, "argv", ["runnerkit", command, "--help"])
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert end.value.code == 0
+
+
+def test_the_citation_holds_what_its_schema_requires():
+    """Citation File Format 1.2.0: four keys are a must, authors are people or, by name, entities."""
+    citation = yaml.safe_load(read("CITATION.cff"))
+
+    assert citation["cff-version"] == "1.2.0"
+    assert all(isinstance(citation[key], str) for key in ("message", "title"))
+    assert citation["authors"] and all(author.keys() == {"name"} for author in citation["authors"])
+    assert citation["type"] == "software"
+    assert citation["license"] == setup_cfg()["metadata"]["license"]
+    assert citation["title"] == setup_cfg()["metadata"]["name"]
+    assert citation["abstract"] == setup_cfg()["metadata"]["description"]

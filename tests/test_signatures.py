@@ -1,0 +1,119 @@
+"""Signatures as editors and `help()` show them: complete, typed, documented; no name hides in **kwargs."""
+
+import inspect
+import pydoc
+import re
+import typing
+
+import jedi
+import pytest
+from jedi.api.environment import InterpreterEnvironment
+
+import runnerkit
+from runnerkit import contrib, data, dl, engines, utils
+from runnerkit.engine import EngineOptions
+from runnerkit.engines.ddp import DistributedDataParallelOptions
+from runnerkit.engines.fsdp import FullyShardedDataParallelOptions
+from runnerkit.engines.horovod import HorovodOptions
+from runnerkit.engines.process_group import ProcessGroupOptions
+
+TRAIN = inspect.signature(dl.SupervisedRunner.train).parameters
+# Whose names are the user's own: arguments of their `predict_batch`, keys of their loaders.
+OPEN = {"predict_batch", "predict_loader", "predict_to", "BatchOverfitCallback", "PeriodicLoaderCallback"}
+
+
+def public_functions():
+    """Yield what users call: functions, constructors, methods."""
+    public = [
+        getattr(module, name) for module in (runnerkit, contrib, data, dl, engines, utils) for name in module.__all__
+    ]
+    for value in public:
+        members = inspect.getmembers(value, inspect.isfunction) if inspect.isclass(value) else [(value, value)]
+        yield from (each for name, each in members if name == "__init__" or not str(name).startswith("_"))
+
+
+FUNCTIONS = {
+    each for each in public_functions() if inspect.isfunction(each) and each.__module__.startswith("runnerkit.")
+}
+
+
+def test_train_names_and_types_each_argument():
+    """No **kwargs; each annotation is one that resolves."""
+    hints = typing.get_type_hints(dl.SupervisedRunner.train)
+
+    assert {each.kind for name, each in TRAIN.items() if name != "self"} == {inspect.Parameter.KEYWORD_ONLY}
+    assert TRAIN.keys() - {"self"} == hints.keys() - {"return"}
+
+
+def test_train_documents_each_argument_in_order():
+    """What `help()` says under Args is the signature's names, no more and no fewer."""
+    [described] = re.findall(r"Args:\n(.*?)\n        Raises:", dl.SupervisedRunner.train.__doc__, flags=re.DOTALL)
+    names = [
+        name.strip()
+        for line in re.findall(r"^            (\w[\w, ]*):", described, flags=re.MULTILINE)
+        for name in line.split(",")
+    ]
+
+    assert names == [name for name in names if name in TRAIN]
+    assert sorted(names) == sorted(TRAIN.keys() - {"self"})
+
+
+def test_help_shows_each_argument():
+    """As `name: type`, through the subclass that users call."""
+    shown = pydoc.plain(pydoc.render_doc(dl.SupervisedRunner.train))
+
+    assert [name for name in TRAIN if name != "self" and f"{name}: " not in shown] == []
+
+
+def test_an_editor_completes_the_arguments():
+    """By jedi, as in notebooks and several editors; other editors read the same signature."""
+    text = "from runnerkit import dl\ndl.SupervisedRunner().train(valid_"
+
+    script = jedi.Script(text, environment=InterpreterEnvironment())  # the usual one leaves a process behind
+    names = {each.name for each in script.complete()}
+
+    assert {f"{name}=" for name in TRAIN if name.startswith("valid_")} <= names
+
+
+def test_no_public_function_hides_names():
+    """What **kwargs takes is told by a TypedDict, which type checkers and editors complete, or is the user's own."""
+    hiding = [
+        f"{function.__qualname__}(**{name})"
+        for function in FUNCTIONS
+        for name, each in inspect.signature(function).parameters.items()
+        if each.kind is inspect.Parameter.VAR_KEYWORD and not str(each.annotation).startswith("Unpack[")
+    ]
+
+    assert [each for each in hiding if not any(name in each for name in OPEN)] == []
+
+
+def test_every_argument_of_a_public_function_has_a_type():
+    """And each function tells what it returns."""
+    untyped = [
+        f"{function.__qualname__}({name})"
+        for function in FUNCTIONS
+        for name in [*inspect.signature(function).parameters, "return"]
+        if name not in {"self", "cls", *function.__annotations__}
+    ]
+
+    assert untyped == []
+
+
+@pytest.mark.parametrize(
+    ("engine", "options", "base"),
+    [
+        (dl.DistributedDataParallelEngine, DistributedDataParallelOptions, ProcessGroupOptions),
+        (dl.FullyShardedDataParallelEngine, FullyShardedDataParallelOptions, ProcessGroupOptions),
+        (dl.HorovodEngine, HorovodOptions, EngineOptions),
+    ],
+)
+def test_options_of_an_engine_are_its_arguments(engine, options, base):
+    """Written twice, for the engines of other precision hand them on: the same names, of the same types."""
+    hints = typing.get_type_hints(engine.__init__)
+    own = {
+        name: hints[name]
+        for name, each in inspect.signature(engine).parameters.items()
+        if each.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+
+    assert {**own, **typing.get_type_hints(base)} == typing.get_type_hints(options)
