@@ -11,7 +11,7 @@ KILLS ?= 100
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test parity bench bench-peers drills docs check format clean
+.PHONY: help demo test parity screenshots bench bench-peers drills docs check format clean
 
 help:  ## print this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -25,6 +25,9 @@ test: $(VENV)/installed  ## run all tests and the examples in docstrings
 
 parity: $(VENV)/installed  ## write the table of engines and launchers in docs/engines.md from a test run
 	RUNNERKIT_WRITE_PARITY_TABLE=1 $(BIN)/python -m pytest tests/engines/test_parity_law.py -k gives
+
+screenshots: $(VENV)/installed  ## take docs/images/tensorboard.png anew; needs Debian's chromium
+	RUNNERKIT_WRITE_SCREENSHOTS=1 $(BIN)/python -m pytest tests/loggers/test_tensorboard_in_browser.py
 
 bench: $(VENV)/installed  ## measure runnerkit beside raw PyTorch; write benchmarks/RESULTS.md (ROUNDS=9)
 	$(BIN)/python -m benchmarks --rounds $(ROUNDS)

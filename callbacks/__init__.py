@@ -27,6 +27,7 @@ from runnerkit.callbacks.cmc_score import CMCScoreCallback
 from runnerkit.callbacks.confusion_matrix import ConfusionMatrixCallback
 from runnerkit.callbacks.control_flow import CallbackWrapper, ControlFlowCallback
 from runnerkit.callbacks.criterion import CriterionCallback
+from runnerkit.callbacks.dashboard import RichDashboardCallback
 from runnerkit.callbacks.early_stop import EarlyStoppingCallback
 from runnerkit.callbacks.ema import EMACallback
 from runnerkit.callbacks.hang import HangCallback
@@ -34,6 +35,7 @@ from runnerkit.callbacks.lr_finder import LRFinder
 from runnerkit.callbacks.lr_scale import LRScaleCallback
 from runnerkit.callbacks.metric import BatchMetricCallback, FunctionalBatchMetricCallback, LoaderMetricCallback
 from runnerkit.callbacks.metric_aggregation import MetricAggregationCallback
+from runnerkit.callbacks.model_summary import ModelSummaryCallback
 from runnerkit.callbacks.multilabel_accuracy import MultilabelAccuracyCallback
 from runnerkit.callbacks.non_finite import NonFiniteCallback
 from runnerkit.callbacks.optimizer import OptimizerCallback
@@ -48,6 +50,7 @@ from runnerkit.callbacks.profiler import ProfilerCallback
 from runnerkit.callbacks.progress import TqdmCallback
 from runnerkit.callbacks.r2_squared import R2SquaredCallback
 from runnerkit.callbacks.ranking import HitrateCallback, MAPCallback, MRRCallback, NDCGCallback
+from runnerkit.callbacks.run_summary import RunSummaryCallback
 from runnerkit.callbacks.scheduler import SchedulerCallback
 from runnerkit.callbacks.segmentation import DiceCallback, IOUCallback, TrevskyCallback
 from runnerkit.callbacks.swa import SWACallback
@@ -91,6 +94,7 @@ __all__ = [
     "MAPCallback",
     "MRRCallback",
     "MetricAggregationCallback",
+    "ModelSummaryCallback",
     "MultilabelAccuracyCallback",
     "MultilabelPrecisionRecallF1SupportCallback",
     "NDCGCallback",
@@ -101,6 +105,8 @@ __all__ = [
     "PrecisionRecallF1SupportCallback",
     "ProfilerCallback",
     "R2SquaredCallback",
+    "RichDashboardCallback",
+    "RunSummaryCallback",
     "SWACallback",
     "SchedulerCallback",
     "TimerCallback",

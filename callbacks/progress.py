@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from runnerkit.callback import Callback, CallbackNode, CallbackOrder
+from runnerkit.callbacks.live_metrics import LiveMetrics, shown
 from runnerkit.host_copy import read_metrics_at_once
 from runnerkit.types import Scalar
 
@@ -18,29 +19,36 @@ REFRESH_S = 0.2
 
 
 class TqdmCallback(Callback):
-    """One bar for each pass over a loader, with the metrics of the latest batch; silent where there is no terminal.
+    """A bar for the epochs, if there are several, and one for each pass over a loader, on rank zero.
+
+    The latter shows the learning rate, and metrics as exponential means over some fifty batches; at its end the
+    loader's own values. Silent where there is no terminal; in a notebook the bars are widgets, if ipywidgets is there.
 
     >>> TqdmCallback().node
     <CallbackNode.Master: 1>
     """
 
+    shapes_training = True  # evaluate_loader(verbose=True) has one of its own
+
     def __init__(self) -> None:
         super().__init__(order=CallbackOrder.External, node=CallbackNode.Master)
+        self._epochs: Any = None
         self._bars: dict[str, Any] = {}  # a validation within the training loader has a second one
+        self._metrics: dict[str, LiveMetrics] = {}
         self._shown_at = 0.0
+
+    def on_epoch_start(self, runner: IRunner) -> None:
+        if self._epochs is None and runner.stage_epoch_len > 1:
+            self._epochs = _bar("Epochs", total=runner.stage_epoch_len, initial=runner.stage_epoch_step - 1)
 
     def on_loader_start(self, runner: IRunner) -> None:
         if runner.epoch_step == 0:
             return  # the one batch that is evaluated before training, to see which metrics there are
-        from tqdm.auto import tqdm  # its notebook half is worth loading only where bars are wanted
-
-        self._bars[runner.loader_key] = tqdm(
-            desc=f"{runner.stage_epoch_step}/{runner.stage_epoch_len} * Epoch ({runner.loader_key})",
+        self._metrics[runner.loader_key] = LiveMetrics()
+        self._bars[runner.loader_key] = _bar(
+            f"{runner.stage_epoch_step}/{runner.stage_epoch_len} * Epoch ({runner.loader_key})",
             total=runner.loader_batch_len,
             initial=runner.loader_batch_step,
-            leave=None,  # only the outermost bar stays on the screen; tqdm finds the line itself
-            mininterval=REFRESH_S,
-            disable=None,  # decided by isatty()
         )
 
     def on_batch_end(self, runner: IRunner) -> None:
@@ -50,10 +58,11 @@ class TqdmCallback(Callback):
         now = time.monotonic()
         if now - self._shown_at >= REFRESH_S:
             self._shown_at = now
-            bar.set_postfix_str(_format(runner.batch_metrics), refresh=False)
+            bar.set_postfix_str(_format(self._metrics[runner.loader_key].read(runner)), refresh=False)
         bar.update()
 
     def on_loader_end(self, runner: IRunner) -> None:
+        self._metrics.pop(runner.loader_key, None)
         bar = self._bars.pop(runner.loader_key, None)
         if bar is None:
             return
@@ -61,13 +70,37 @@ class TqdmCallback(Callback):
             bar.set_postfix_str(_format(runner.loader_metrics), refresh=False)
         bar.close()
 
+    def on_epoch_end(self, runner: IRunner) -> None:
+        if self._epochs is not None:
+            self._epochs.update()
+
+    def on_stage_end(self, runner: IRunner) -> None:
+        self._close()
+
     def on_exception(self, runner: IRunner) -> None:
-        for bar in reversed(self._bars.values()):  # the outermost last: it ends its line
+        self._close()
+
+    def _close(self) -> None:
+        bars = [self._epochs] if self._epochs is not None else []
+        for bar in reversed([*bars, *self._bars.values()]):  # the outermost last: it ends its line
             bar.close()
         self._bars.clear()
+        self._epochs = None
+
+
+def _bar(description: str, *, total: int | None, initial: int) -> Any:
+    from tqdm.auto import tqdm  # its notebook half is worth loading only where bars are wanted
+
+    return tqdm(
+        desc=description,
+        total=total,
+        initial=initial,
+        leave=None,  # only the outermost bar stays on the screen; tqdm finds the line itself
+        mininterval=REFRESH_S,
+        disable=None,  # decided by isatty()
+    )
 
 
 def _format(metrics: Mapping[str, Scalar]) -> str:
-    shown = {name: value for name, value in sorted(metrics.items()) if not name.startswith("_")}
-    [values] = read_metrics_at_once([shown])
-    return ", ".join(f"{name}={value:.4g}" for name, value in values.items())
+    [values] = read_metrics_at_once([shown(metrics)])
+    return ", ".join(f"{name}={value:.4g}" for name, value in sorted(values.items()))

@@ -113,7 +113,8 @@ class ICallback(IListener):
         node: the processes it runs in.
         provides: names of the metrics that it writes, as far as it knows them before training.
         requires: (loader key, metric key) pairs that it reads; refused before training if misspelt.
-        shapes_training: whether it decides what a training run goes through, so that `evaluate_loader` leaves it out.
+        shapes_training: whether it decides what a training run goes through, or tells of it, so that `evaluate_loader`
+            leaves it out.
     """
 
     order: int = CallbackOrder.External

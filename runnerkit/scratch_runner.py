@@ -41,7 +41,7 @@ def scratch_copy(runner: IRunner, *, callbacks: Collection[ICallback]) -> IRunne
 
 
 def _shared(runner: IRunner, callbacks: Collection[ICallback]) -> Iterator[Any]:
-    yield from (runner.engine, runner.loader, runner.batch, runner._evaluation)
+    yield from (runner.engine, runner.loader, runner.batch, runner._evaluation, runner._snapshot)
     given: Mapping[str, Any] | None = getattr(runner, "_loaders", None)
     for components in (runner.loaders, given or {}, runner.loggers, as_dict(runner.scheduler)):
         yield from components.values()
@@ -50,7 +50,8 @@ def _shared(runner: IRunner, callbacks: Collection[ICallback]) -> Iterator[Any]:
             if isinstance(each, nn.Module):
                 yield from each.modules()
     yield from (each for each in runner.callbacks.values() if not any(each is other for other in callbacks))
-    for value in (each for holder in (runner, *callbacks) for kept in vars(holder).values() for each in _items(kept)):
+    attributes = (kept for holder in (runner, *callbacks) for kept in vars(holder).values())
+    for value in (each for kept in attributes if kept is not runner.loader for each in _items(kept)):
         if isinstance(value, Dataset | DataLoader | Optimizer):
             yield value
         elif isinstance(value, nn.Module):

@@ -18,8 +18,11 @@ from runnerkit.callbacks import (
     CheckRunCallback,
     HangCallback,
     LRScaleCallback,
+    ModelSummaryCallback,
     NonFiniteCallback,
     ProfilerCallback,
+    RichDashboardCallback,
+    RunSummaryCallback,
     TimerCallback,
     TqdmCallback,
     VerifyRanksCallback,
@@ -119,7 +122,8 @@ class Runner(IRunner):
                 forward pass; slow.
             deterministic: let torch take only algorithms that give the same bits each time; an operation that has none
                 raises, and what torch does not know of is warned about.
-            verbose: show a progress bar.
+            verbose: show progress bars, unless a RichDashboardCallback is among the callbacks; tell the model's layers
+                with the first batch, and the metrics at the end.
             timeit: log how long batches take.
             hang_timeout_s: end with the stacks of all processes if no batch ends for so many seconds; see HangCallback.
             check: 3 epochs of 3 batches, in which samples, weights and metrics of the processes are held against each
@@ -164,7 +168,8 @@ class Runner(IRunner):
         self._continues = resume == "auto" or (resume is not None and _is_inside(folder, resume))
         self._given_callbacks = {
             **_by_key(callbacks),
-            **_flag_callbacks(folder, verbose=verbose, timeit=timeit, check=check, overfit=overfit, profile=profile),
+            **(_shown_by(_by_key(callbacks)) if verbose else {}),
+            **_flag_callbacks(folder, timeit=timeit, check=check, overfit=overfit, profile=profile),
             **({"_non_finite": NonFiniteCallback()} if non_finite == "locate" else {}),
             **({"_lr_scale": LRScaleCallback(lr_scale)} if lr_scale is not None else {}),
             **({"_hang": HangCallback(hang_timeout_s)} if hang_timeout_s is not None else {}),
@@ -325,12 +330,17 @@ def _by_key(callbacks: Sequence[ICallback] | Mapping[str, ICallback] | None) -> 
     return {f"{position:02d}_{type(each).__name__}": each for position, each in enumerate(callbacks or ())}
 
 
+def _shown_by(callbacks: Mapping[str, ICallback]) -> dict[str, ICallback]:
+    shown: dict[str, ICallback] = {"_model_summary": ModelSummaryCallback(), "_run_summary": RunSummaryCallback()}
+    if not holds(callbacks, RichDashboardCallback):
+        shown["_tqdm"] = TqdmCallback()
+    return {key: each for key, each in shown.items() if not holds(callbacks, type(each))}
+
+
 def _flag_callbacks(
-    folder: Path | None, *, verbose: bool, timeit: bool, check: bool, overfit: bool, profile: bool
+    folder: Path | None, *, timeit: bool, check: bool, overfit: bool, profile: bool
 ) -> dict[str, ICallback]:
     callbacks: dict[str, ICallback] = {}
-    if verbose:
-        callbacks["_tqdm"] = TqdmCallback()
     if timeit:
         callbacks["_timer"] = TimerCallback()
     if check:

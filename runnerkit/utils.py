@@ -7,6 +7,7 @@ from runnerkit.checkpoint_file import load_checkpoint, save_checkpoint
 from runnerkit.engines.choose import get_available_engine
 from runnerkit.engines.process_environment import get_rank
 from runnerkit.environment import describe_environment, get_device
+from runnerkit.model_summary import summarize
 from runnerkit.seeding import set_global_seed
 from runnerkit.weights import export_safetensors
 
@@ -20,4 +21,5 @@ __all__ = [
     "load_checkpoint",
     "save_checkpoint",
     "set_global_seed",
+    "summarize",
 ]

@@ -6,7 +6,17 @@ from pathlib import Path
 
 # Left to right; a module imports from layers to its left, and from its own.
 LAYERS = [
-    {"types", "seeding", "version", "torchvision_cpu", "backends", "exit_codes", "pickling", "deprecation"},
+    {
+        "types",
+        "seeding",
+        "version",
+        "torchvision_cpu",
+        "backends",
+        "exit_codes",
+        "pickling",
+        "deprecation",
+        "text_table",
+    },
     {
         "precision",
         "fused_reduction",
@@ -34,7 +44,18 @@ LAYERS = [
         "warmup",
     },
     {"sampler", "seeded_dataset", "sharded_stream", "sharding"},
-    {"engine", "callback", "logger", "environment", "history", "best_values", "plot", "report", "preemption"},
+    {
+        "engine",
+        "callback",
+        "logger",
+        "environment",
+        "history",
+        "best_values",
+        "plot",
+        "report",
+        "preemption",
+        "model_summary",
+    },
     {
         "runner",
         "components",

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from runnerkit.callbacks.progress import TqdmCallback
 from runnerkit.host_copy import read_metrics_at_once
 from runnerkit.logger import Step, StepQueue
 
@@ -77,16 +76,3 @@ def test_tensors_are_stacked_with_those_of_their_device_only(monkeypatch):
     read_metrics_at_once([{"loss": torch.empty((), device="meta"), "lr": torch.tensor(0.1)}])
 
     assert devices == [{"meta"}, {"cpu"}]
-
-
-def test_the_bar_shows_whatever_metrics_there_are(monkeypatch):
-    """A number, an integer, a bool."""
-    shown = []
-    bar = type("Bar", (), {"disable": False, "set_postfix_str": lambda _, text, refresh: shown.append(text)})
-    callback = TqdmCallback()
-    monkeypatch.setitem(callback._bars, "train", type("Bar", (bar,), {"update": lambda _: None})())
-
-    runner = type("Runner", (), {"loader_key": "train", "batch_metrics": {"b": torch.tensor(3), "a": 2, "_c": 1.0}})
-    callback.on_batch_end(runner)
-
-    assert shown == ["a=2, b=3"]

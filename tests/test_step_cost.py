@@ -4,6 +4,7 @@ import io
 import os
 import sys
 from collections import Counter
+from functools import partial
 
 import pytest
 import torch
@@ -112,6 +113,20 @@ def test_logs_of_steps_and_a_progress_bar_keep_to_theirs(tmp_path, monkeypatch):
     monkeypatch.setattr("runnerkit.callbacks.progress.REFRESH_S", 1e9)
     assert calls_per_step(with_bar) - calls_per_step(by_hand) <= 2 + MARGIN
     assert "Epoch (train)" in terminal.getvalue()
+
+
+def test_a_dashboard_keeps_to_its_own(monkeypatch):
+    """Between the moments in which it is drawn."""
+    rich_console = pytest.importorskip("rich.console")
+    console = partial(rich_console.Console, file=io.StringIO(), force_terminal=True)
+    monkeypatch.setattr(rich_console, "Console", console)
+    monkeypatch.setattr("runnerkit.callbacks.dashboard.REFRESH_S", 1e9)
+
+    with_dashboard = calls_per_step(lambda num_steps: ours(num_steps, dl.RichDashboardCallback()))
+
+    assert (
+        round(with_dashboard - calls_per_step(ours)) == 2
+    )  # its own, and the clock's; larger numbers are longer texts
 
 
 def test_callbacks_cost_what_they_call_and_nothing_beside():

@@ -7,12 +7,14 @@ import torch
 
 from runnerkit.engines import CPUEngine
 from runnerkit.fused_reduction import reduce_shares
+from runnerkit.metrics import LoaderMeans
 
 
 def make_runner(**attributes: Any) -> Any:
     """What callbacks may read and write, in the middle of the first epoch's training loader."""
     defaults = {
         "engine": CPUEngine(),
+        "optimizer": None,
         "stage_key": "train",
         "loader_key": "train",
         "is_train_loader": True,
@@ -26,6 +28,7 @@ def make_runner(**attributes: Any) -> Any:
         "batch_size": 1,
         "batch_metrics": {},
         "loader_metrics": {},
+        "_means": LoaderMeans(),
         "epoch_metrics": {},
         "need_early_stop": False,
     }

@@ -11,7 +11,7 @@ from runnerkit.callback import CallbackNode
 from runnerkit.callbacks import progress
 from runnerkit.callbacks.progress import TqdmCallback
 from tests.callbacks.stand_ins import make_runner
-from tests.tiny import loader, mlp
+from tests.tiny import loader, mlp, sgd
 
 
 class Terminal(io.StringIO):
@@ -117,6 +117,55 @@ def test_validation_within_training_has_a_bar_of_its_own_below(monkeypatch):
     assert count == 2
     assert re.search(r"Epoch \(train\): +50%.* 2/4", terminal.getvalue())
     assert not callback._bars
+
+
+def test_epochs_have_a_bar_above(monkeypatch):
+    """It goes on where a resumed run does, counts what is over, and is closed with the stage."""
+    terminal = open_terminal(monkeypatch)
+    callback = TqdmCallback()
+    runner = make_runner(epoch_step=4, stage_epoch_step=4, stage_epoch_len=5, loader_batch_len=1)
+
+    callback.on_epoch_start(runner)
+    callback.on_loader_start(runner)
+    positions = abs(callback._epochs.pos), abs(callback._bars["train"].pos)
+    callback.on_loader_end(runner)
+    callback.on_epoch_end(runner)
+    callback.on_stage_end(runner)
+
+    assert positions == (0, 1)
+    assert callback._epochs is None
+    assert re.search(r"Epochs: +60%.* 3/5 ", terminal.getvalue())
+    last_line = terminal.getvalue().rstrip("\n").rsplit("\r", 1)[-1]
+    assert re.match(r"Epochs: +80%.* 4/5 ", last_line)
+
+
+def test_one_epoch_has_none(monkeypatch):
+    """Nothing would be counted."""
+    open_terminal(monkeypatch)
+    callback = TqdmCallback()
+
+    callback.on_epoch_start(make_runner(stage_epoch_len=1))
+
+    assert callback._epochs is None
+
+
+def test_learning_rate_and_smoothed_loss_are_shown(monkeypatch, clock):
+    """Of the batches so far, as weights of 0.98 for each batch of the past have it."""
+    terminal = open_terminal(monkeypatch)
+    callback = TqdmCallback()
+    runner = make_runner(loader_batch_len=3, optimizer=sgd(mlp(), lr=0.125))
+
+    callback.on_loader_start(runner)
+    for loss in (4.0, 1.0, 1.0):
+        runner.loader_batch_step += 1
+        runner.batch_metrics = {"loss": torch.tensor(loss)}
+        callback.on_batch_end(runner)
+        runner._means.update(runner.batch_metrics, batch_size=2)
+        clock.now += progress.REFRESH_S
+    callback.on_exception(runner)
+
+    smoothed = (0.98 * 4 + 1) / (0.98 + 1)
+    assert terminal.getvalue().rstrip().endswith(f"loss={smoothed:.4g}, lr=0.125]")
 
 
 def test_resumed_loader_starts_where_it_was(monkeypatch):

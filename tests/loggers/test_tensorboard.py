@@ -1,18 +1,12 @@
 """TensorboardLogger: what TensorBoard shows is what was logged, also after a kill and a resume."""
 
-import json
 import math
 import os
-import re
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -20,6 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from runnerkit.logger import Scope, Step
 from runnerkit.loggers import CSVLogger, TensorboardLogger
+from tests.loggers.served import fetch, serve
 
 Record = tuple[Scope, str, int, int, dict[str, float]]  # scope, loader, epoch, step, metrics
 Series = dict[tuple[str, str], list[tuple[int, float]]]  # (run, tag) -> [(x, value)]
@@ -258,46 +253,6 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert done.returncode == -9
     assert read(tmp_path) == {("train", "loss"): [(epoch, 0.5) for epoch in range(1, 101)]}
     assert len((tmp_path / "csv" / "train.csv").read_text().splitlines()) == 101
-
-
-@contextmanager
-def serve(logdir: Path) -> Iterator[str]:
-    """Run TensorBoard on a free port; give its address."""
-    command = [
-        sys.executable,
-        "-u",
-        "-m",
-        "tensorboard.main",
-        "--logdir",
-        str(logdir),
-        "--host",
-        "127.0.0.1",
-        "--port",
-        "0",
-    ]
-    options = ["--samples_per_plugin", "scalars=999999"]
-    with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        try:
-            assert process.stdout is not None
-            addresses = (re.search(r"at (http://\S+) \(Press", line) for line in process.stdout)
-            yield next(address[1] for address in addresses if address)
-        finally:
-            process.terminate()
-
-
-def fetch(address: str, run: str, tag: str, *, num_points: int, timeout_s: float = 30) -> list[tuple[int, float]]:
-    """Ask the HTTP API until it has loaded that many points."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # local: never through a proxy
-    points: list[Any] = []
-    deadline = time.monotonic() + timeout_s
-    while len(points) < num_points and time.monotonic() < deadline:
-        time.sleep(0.1)
-        try:
-            with opener.open(f"{address}data/plugin/scalars/scalars?run={run}&tag={tag}") as response:
-                points = json.load(response)
-        except urllib.error.HTTPError as error:  # not loaded yet
-            error.close()
-    return [(x, value) for _, x, value in points]
 
 
 @pytest.mark.slow

@@ -1,0 +1,143 @@
+"""The dashboard shows a loader's metrics where they are, and costs nothing in between."""
+
+import io
+import sys
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from runnerkit import dl
+from runnerkit.callbacks import dashboard
+from tests.callbacks.stand_ins import make_runner
+from tests.tiny import loader, mlp, quiet, sgd
+
+rich_console = pytest.importorskip("rich.console")
+
+UNREADABLE = {"loss": torch.empty((), device="meta")}  # reading a value from the meta device raises
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """What rich takes for one."""
+    terminal = io.StringIO()
+    console = partial(rich_console.Console, file=terminal, force_terminal=True, color_system=None, width=100)
+    monkeypatch.setattr(rich_console, "Console", console)
+    return terminal
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Time that passes only when told to."""
+
+    class Clock:
+        now = 1000.0
+
+        def monotonic(self):
+            return self.now
+
+    clock = Clock()
+    monkeypatch.setattr(dashboard, "time", clock)
+    return clock
+
+
+def rows(terminal):
+    """Cells of the table that was drawn last."""
+    lines = terminal.getvalue().split("┏")[-1].splitlines()
+    return [[cell.strip() for cell in line.replace("┃", "│").split("│")[1:-1]] for line in lines if line[:1] in "┃│"]
+
+
+def test_metrics_are_read_and_drawn_only_when_it_is_time(terminal, clock):
+    """Each reading is a host sync, each drawing takes milliseconds: between them no batch pays."""
+    callback, runner = dl.RichDashboardCallback(), make_runner(loader_batch_len=100, loader_batch_step=1)
+    callback.on_stage_start(runner)
+    callback.on_epoch_start(runner)
+    callback.on_loader_start(runner)
+    runner.batch_metrics = {"loss": torch.tensor(0.5)}
+    callback.on_batch_end(runner)
+    drawn = terminal.getvalue()
+
+    runner.batch_metrics = UNREADABLE
+    for _ in range(50):
+        clock.now += dashboard.REFRESH_S / 100
+        callback.on_batch_end(runner)
+    assert terminal.getvalue() == drawn
+
+    clock.now += dashboard.REFRESH_S
+    with pytest.raises((NotImplementedError, RuntimeError)):
+        callback.on_batch_end(runner)
+    callback.on_exception(runner)
+    assert rows(terminal) == [["metric", "train"], ["loss", "0.5"]]
+
+
+def test_validation_within_training_has_a_column_of_its_own(terminal):
+    """Where a loader stands stays on the screen while another one runs; in the end each has its own values."""
+    callback = dl.RichDashboardCallback()
+    train = make_runner(loader_batch_len=4, loader_batch_step=2)
+    valid = make_runner(loader_key="valid", loader_batch_len=2, loader_batch_step=2, is_train_loader=False)
+    callback.on_stage_start(train)
+    callback.on_epoch_start(train)
+    for runner in (train, valid):
+        callback.on_loader_start(runner)
+    valid.loader_metrics = {"loss": 0.25, "auc": torch.tensor(0.75), "_timer/_fps": 7.0}
+    callback.on_loader_end(valid)
+    train.loader_batch_step, train.loader_metrics = 4, {"loss": 0.125}
+    callback.on_loader_end(train)
+    callback.on_epoch_end(train)
+
+    callback.on_stage_end(train)
+
+    assert rows(terminal) == [["metric", "valid", "train"], ["loss", "0.25", "0.125"], ["auc", "0.75", ""]]
+    bars = terminal.getvalue().split("┏")[-2].split("\x1b[2K")[-1].splitlines()
+    assert [(line.split()[0], line.split()[-1]) for line in bars] == [
+        ("epochs", "1/3"), ("train", "4/4"), ("valid", "2/2"),
+    ]  # fmt: skip
+
+
+def test_exception_gives_the_terminal_back(terminal):
+    """The cursor is there again, and what is printed goes where it went before."""
+
+    class Fails(dl.Callback):
+        def on_batch_end(self, runner):
+            raise ArithmeticError("no")
+
+    stdout = sys.stdout
+    with pytest.raises(ArithmeticError):
+        dl.SupervisedRunner(mlp()).train(
+            criterion=nn.CrossEntropyLoss(),
+            loaders={"valid": loader(8, 8)},
+            callbacks=[dl.RichDashboardCallback(), Fails()],
+            cpu=True,
+            **quiet(),
+        )
+
+    assert terminal.getvalue().rfind("\x1b[?25h") > terminal.getvalue().rfind("\x1b[?25l") >= 0
+    assert sys.stdout is stdout
+
+
+@pytest.mark.parametrize("bars", [dl.RichDashboardCallback, dl.TqdmCallback])
+def test_verbose_adds_no_second_one(bars):
+    """One of them is enough, and one table of the model."""
+    model = mlp()
+    runner = dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=sgd(model),
+        loaders={"train": loader(8, 8)},
+        callbacks={"mine": bars(), "deep": dl.ModelSummaryCallback(depth=9)},
+        verbose=True,
+        cpu=True,
+        **quiet(),
+    )
+
+    assert "_run_summary" in runner.callbacks
+    assert not {"_tqdm", "_model_summary"} & runner.callbacks.keys()
+
+
+def test_missing_rich_names_the_install_command(monkeypatch):
+    """When the callback is made, not in another process."""
+    monkeypatch.setitem(sys.modules, "rich", None)  # import raises ImportError
+
+    with pytest.raises(ImportError, match=r"RichDashboardCallback needs rich: pip install runnerkit\[rich\]"):
+        dl.RichDashboardCallback()

@@ -1,0 +1,179 @@
+"""The model's table in a run: told once, and nothing of the run is otherwise."""
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.calls import calls_per_step
+from runnerkit import dl
+from tests.tiny import loader, mlp, quiet, sgd, weights
+
+TABLE = [
+    "layer  type         output shape  parameters  FLOPs",
+    "0      Linear       (8, 16)              112  1.54k",
+    "1      BatchNorm1d  (8, 16)               32   0.00",
+    "2      ReLU         (8, 16)                0   0.00",
+    "3      Dropout      (8, 16)                0   0.00",
+    "4      Linear       (8, 3)                51    768",
+    "195 parameters, 195 of them trainable",
+    "2.30k FLOPs in the forward pass of one batch",
+]
+
+
+class Texts(dl.ILogger):
+    """Keeps what is said."""
+
+    def __init__(self):
+        self.texts = []
+
+    def log_scalars(self, scalars, *, step, scope):
+        pass
+
+    def log_text(self, text, *, step):
+        self.texts.append(text)
+
+
+def train(*callbacks, runner=dl.SupervisedRunner, **options):
+    texts, model = Texts(), mlp(dropout=0.5, batch_norm=True)
+    trained = runner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=sgd(model),
+        loaders={"train": loader(32, 8, shuffle=True), "valid": loader(21, 8)},
+        callbacks=list(callbacks),
+        loggers={"console": None, "texts": texts},
+        num_epochs=2,
+        **{"engine": dl.CPUEngine(), **options},
+    )
+    return texts.texts, weights(model), trained
+
+
+class ByHand(dl.Runner):
+    """Has no `predict_batch`."""
+
+    def handle_batch(self, batch):
+        features, targets = batch
+        loss = self.criterion(self.model(features), targets)
+        self.batch_metrics["loss"] = loss
+        if self.is_train_loader:
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+
+
+def test_table_is_told_once_and_the_run_is_the_same():
+    """Shapes of the first batch; the same weights to the last bit, with dropout, batch norm and shuffling."""
+    texts, told, _ = train(dl.ModelSummaryCallback())
+    none, untold, _ = train()
+
+    assert [each.splitlines() for each in texts] == [TABLE]
+    assert none == []
+    assert torch.equal(told, untold)
+
+
+def test_what_the_engine_wrapped_is_unwrapped():
+    """The user's layers by the user's names."""
+    texts, _, _ = train(dl.ModelSummaryCallback(), engine=dl.DataParallelEngine())
+
+    assert [each.splitlines() for each in texts] == [TABLE]
+
+
+def test_batch_is_what_other_callbacks_made_of_it():
+    """Shapes are those that the model will see."""
+
+    class Half(dl.Callback):
+        def on_batch_start(self, runner):
+            runner.batch = tuple(each[:4] for each in runner.batch)
+
+    texts, _, _ = train(dl.ModelSummaryCallback(), Half(dl.CallbackOrder.Internal))
+
+    assert "0      Linear       (4, 16)" in texts[0]
+
+
+def test_runner_without_predict_batch_gets_parameters():
+    """And is told how to have shapes."""
+    [text], _, _ = train(dl.ModelSummaryCallback(), runner=ByHand)
+
+    assert text.splitlines()[1].split() == ["0", "Linear", "-", "112", "-"]
+    assert "195 parameters" in text
+    assert "ByHand.predict_batch(batch, **kwargs): write it" in text.splitlines()[-1]
+
+
+def test_several_models_are_told_by_key():
+    """As ``runner.model`` has them."""
+
+    class Pair(dl.SupervisedRunner):
+        def predict_batch(self, batch, **kwargs):
+            return self.model["head"](self.model["body"](batch[0]))
+
+        def handle_batch(self, batch):
+            self.batch = {"logits": self.predict_batch(batch), "targets": batch[1]}
+
+    texts = Texts()
+    models = {"body": nn.Linear(6, 4), "head": nn.Linear(4, 3)}
+    Pair().train(
+        model=models,
+        loaders={"train": loader(8, 8)},
+        callbacks=[dl.ModelSummaryCallback()],
+        loggers={"console": None, "texts": texts},
+        cpu=True,
+    )
+
+    assert [line.split()[:4] for line in texts.texts[0].splitlines()[1:3]] == [
+        ["body", "Linear", "(8,", "4)"],
+        ["head", "Linear", "(8,", "3)"],
+    ]
+
+
+def test_what_predict_batch_keeps_stays_as_it_was():
+    """It runs on a copy of the runner: the user's list does not get what has no values."""
+
+    class Keeps(dl.SupervisedRunner):
+        kept = ()
+
+        def predict_batch(self, batch, **kwargs):
+            self.kept.append(super().predict_batch(batch, **kwargs))
+
+    def make():
+        runner = Keeps()
+        runner.kept = []
+        return runner
+
+    texts, _, runner = train(dl.ModelSummaryCallback(), runner=make)
+
+    assert runner.kept == [] and "2.30k FLOPs" in texts[0]
+
+
+def test_steps_after_the_first_pay_nothing():
+    """Not one call."""
+
+    def run(num_steps, *callbacks):
+        model = mlp()
+        dl.SupervisedRunner().train(
+            model=model,
+            criterion=nn.CrossEntropyLoss(),
+            optimizer=sgd(model),
+            loaders={"train": loader(num_steps, 1)},
+            callbacks=list(callbacks),
+            cpu=True,
+            **quiet(),
+        )
+
+    def told(num_steps):
+        run(num_steps, dl.ModelSummaryCallback(), dl.RunSummaryCallback())
+
+    assert calls_per_step(told) == calls_per_step(run)
+
+
+def test_evaluation_and_the_look_at_the_metrics_before_training_tell_nothing():
+    """The table comes when the loggers are open."""
+    texts, _, runner = train(dl.ModelSummaryCallback(), dl.EarlyStoppingCallback(9, "valid", "loss", minimize=True))
+    runner.evaluate_loader(loader(8, 8), cpu=True)
+
+    assert len(texts) == 1
+
+
+def test_depth_is_checked_when_it_is_given():
+    """Before training."""
+    with pytest.raises(ValueError, match="depth must be >= 1, got 0"):
+        dl.ModelSummaryCallback(depth=0)

@@ -1,0 +1,121 @@
+"""The last table of a run."""
+
+import math
+import re
+
+import pytest
+from torch import nn
+
+from runnerkit import dl, read_metrics
+from runnerkit.callbacks import run_summary
+from tests.callbacks.stand_ins import make_runner
+from tests.callbacks.test_model_summary import Texts
+from tests.tiny import loader, mlp, sgd
+
+
+def summary(runner):
+    texts = Texts()
+    runner.loggers = {"texts": texts}
+    callback = dl.RunSummaryCallback()
+    callback.on_experiment_start(runner)
+    callback.on_experiment_end(runner)
+    return texts.texts[0].splitlines()
+
+
+def finished(epochs, **attributes):
+    return make_runner(
+        experiment_metrics=epochs, epoch_step=len(epochs), batch_step=40, step=None, callbacks={}, **attributes
+    )
+
+
+def test_last_smallest_and_largest_stand_with_their_epochs(monkeypatch):
+    """Of equal values the first; NaN is neither small nor large; "_" is for the machine."""
+    times = iter([10.0, 85.0])
+    monkeypatch.setattr(run_summary.time, "monotonic", lambda: next(times))
+    epochs = {
+        1: {"train": {"loss": 2.0, "_timer/_fps": 9.0}, "valid": {"auc": math.nan}},
+        2: {"train": {"loss": 0.123456}, "valid": {"auc": math.nan, "f1": 0.5}},
+        3: {"train": {"loss": math.nan}, "valid": {"auc": math.nan, "f1": 0.5}},
+    }
+
+    assert summary(finished(epochs)) == [
+        "loader  metric  last     min  epoch  max  epoch",
+        "train   loss     nan  0.1235      2    2      1",
+        "valid   auc      nan       -      -    -      -",
+        "valid   f1       0.5     0.5      2  0.5      2",
+        "epoch 3, step 40, in 01:15",
+    ]
+
+
+@pytest.mark.parametrize(("minimize", "expected"), [(True, "0.25, epoch 2"), (False, "0.5, epoch 1")])
+def test_best_is_told_where_a_checkpoint_is_chosen_by_it(tmp_path, minimize, expected):
+    """Whoever chose told which end is good."""
+    runner = finished({1: {"valid": {"score": 0.5}}, 2: {"valid": {"score": 0.25}}})
+    runner.callbacks = {"save": dl.CheckpointCallback(tmp_path, "valid", "score", minimize=minimize)}
+
+    assert summary(runner)[-2] == f"best score of valid: {expected}"
+
+
+def train(texts, logdir, num_epochs=3, **options):
+    model = mlp()
+    return dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=sgd(model),
+        loaders={"train": loader(32, 8, shuffle=True), "valid": loader(21, 8)},
+        callbacks=[dl.AccuracyCallback("logits", "targets")],
+        loggers={"console": None, "tensorboard": None, "texts": texts},
+        num_epochs=num_epochs,
+        logdir=logdir,
+        valid_loader="valid",
+        valid_metric="accuracy",
+        minimize_valid_metric=False,
+        verbose=True,
+        cpu=True,
+        **options,
+    )
+
+
+def test_numbers_are_those_of_the_logs(tmp_path):
+    """Also of the epochs before a resume; and the logs are where it says."""
+    train(Texts(), tmp_path, num_epochs=2)
+    texts = Texts()
+    runner = train(texts, tmp_path, num_epochs=4, resume="auto")
+    runner.evaluate_loader(loader(8, 8), cpu=True)
+
+    [_, text] = texts.texts  # the model's comes first; an evaluation adds none
+    lines = text.splitlines()
+    logged = read_metrics(tmp_path).groupby(["loader", "metric"], sort=False)["value"]
+    assert len(lines) == 1 + len(logged) + 3
+    for (loader_key, metric), values in logged:
+        [cells] = [line.split()[2:] for line in lines if line.split()[:2] == [loader_key, metric]]
+        assert len(values) == 4
+        epochs = [str(values.reset_index(drop=True).agg(each) + 1) for each in ("idxmin", "idxmax")]
+        low, high, last = (f"{value:.4g}" for value in (values.min(), values.max(), values.iloc[-1]))
+        assert cells == [last, low, epochs[0], high, epochs[1]]
+    best = runner.experiment_metrics
+    value = max(best[epoch]["valid"]["accuracy"] for epoch in best)
+    assert lines[-3].startswith(f"best accuracy of valid: {value:.4g}, epoch ")
+    assert re.fullmatch(r"epoch 4, step 16, in 00:\d\d", lines[-2])
+    assert lines[-1] == f"logs in {tmp_path}"
+
+
+def test_run_that_fails_has_none():
+    """Its last words are the exception's."""
+
+    class Fails(dl.Callback):
+        def on_epoch_end(self, runner):
+            raise ArithmeticError("no")
+
+    texts = Texts()
+    with pytest.raises(ArithmeticError):
+        dl.SupervisedRunner(mlp()).train(
+            criterion=nn.CrossEntropyLoss(),
+            loaders={"valid": loader(8, 8)},
+            callbacks=[Fails(0)],
+            loggers={"console": None, "texts": texts},
+            verbose=True,
+            cpu=True,
+        )
+
+    assert len(texts.texts) == 1
