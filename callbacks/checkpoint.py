@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from runnerkit import components, snapshot
+from runnerkit import run_logs, snapshot
 from runnerkit.background import Background
 from runnerkit.callback import CallbackOrder, ICheckpointCallback, IOptimizerCallback, innermost
 from runnerkit.checkpoint import CheckpointFolder, find_checkpoint
@@ -212,7 +212,7 @@ class CheckpointCallback(ICheckpointCallback):
     def _save(self, runner: IRunner, *, score: float | None) -> None:
         self._is_due = self._is_validated = False
         self._saved_at = time.monotonic()
-        components.flush_logs(runner)
+        run_logs.flush_logs(runner)
         # Every rank must enter: this gathers.
         if self.mode == "runner":
             state = snapshot.capture(runner)

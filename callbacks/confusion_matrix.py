@@ -13,7 +13,7 @@ from torch import Tensor
 from runnerkit.callbacks.class_indices import check_all_classes, class_indices, count_indices, numbered_classes
 from runnerkit.callbacks.loader_sums import LoaderSums, LoaderSumsCallback, Sums
 from runnerkit.fused_reduction import Share
-from runnerkit.logger import ILogger
+from runnerkit.logger import takes
 
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner
@@ -80,11 +80,9 @@ class ConfusionMatrixCallback(LoaderSumsCallback):
 
     def finish(self, runner: IRunner, state: LoaderSums, total: Share) -> None:
         super().finish(runner, state, total)
-        takers = [each for each in runner.loggers.values() if type(each).log_image is not ILogger.log_image]
-        image = self.draw(total.sums["counts"][:-1, :-1]) if takers else None
+        image = self.draw(total.sums["counts"][:-1, :-1]) if takes(runner.loggers, "log_image") else None
         if image is not None:
-            for each in takers:
-                each.log_image(self.name, image, step=runner.step)
+            runner.log_image(self.name, image)
 
     def draw(self, counts: Tensor) -> np.ndarray | None:
         """Draw (C, C) counts, true classes in rows; (H, W, 3) uint8, or None without Matplotlib."""

@@ -56,5 +56,4 @@ class ModelSummaryCallback(Callback):
             return scratch.predict_batch(without_values(runner.batch))  # type: ignore[attr-defined]  # Runner has it
 
         text = str(summary_of(like(runner.model, unwrapped), predict, depth=self.depth))
-        for logger in runner.loggers.values():
-            logger.log_text(text, step=runner.step)
+        runner.log_text("model", text)

@@ -46,8 +46,7 @@ class RunSummaryCallback(Callback):
         lines = [_table(values), *_best(runner, values)]
         lines.append(f"epoch {runner.epoch_step}, step {runner.batch_step}, in {duration}")
         lines += [f"logs in {each}" for each in logdirs]
-        for logger in runner.loggers.values():
-            logger.log_text("\n".join(lines), step=runner.step)
+        runner.log_text("summary", "\n".join(lines))
 
 
 def _by_loader(epochs: dict[int, dict[str, Metrics]]) -> Values:

@@ -186,8 +186,7 @@ class VerifyRanksCallback(Callback):
         if finding in self.findings:  # every epoch says the same
             return
         self.findings.append(finding)
-        for logger in runner.loggers.values():
-            logger.log_text(f"check: {finding}", step=runner.step)
+        runner.log_text("check", finding)
 
 
 class _Pass:

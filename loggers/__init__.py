@@ -7,6 +7,7 @@ if __name__ != "runnerkit.loggers":
 
 from runnerkit.loggers.console import ConsoleLogger
 from runnerkit.loggers.csv import CSVLogger
+from runnerkit.loggers.jsonl import JSONLLogger
 from runnerkit.loggers.tensorboard import TensorboardLogger
 
-__all__ = ["CSVLogger", "ConsoleLogger", "TensorboardLogger"]
+__all__ = ["CSVLogger", "ConsoleLogger", "JSONLLogger", "TensorboardLogger"]

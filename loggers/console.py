@@ -35,8 +35,9 @@ class ConsoleLogger(ILogger):
         line = " | ".join([f"epoch {step.epoch:2d}  {step.loader:<{self._width}}", *cells])
         tqdm.write(line.rstrip(), file=self._stream)
 
-    def log_text(self, text: str, *, step: Step) -> None:
-        tqdm.write(text, file=self._stream)
+    def log_text(self, tag: str, text: str, *, step: Step, scope: Scope) -> None:
+        separator = "\n" if "\n" in text else " "  # a table's columns begin at the margin
+        tqdm.write(f"{tag}:{separator}{text}", file=self._stream)
 
     def flush(self) -> None:
         self._stream.flush()

@@ -36,6 +36,7 @@ class CSVLogger(ILogger):
     >>> logger.close()
     """
 
+    is_essential = True
     logdir: Path
 
     def __init__(
@@ -49,7 +50,7 @@ class CSVLogger(ILogger):
 
     def setup(self, *, resumed_at: Step | None = None) -> None:
         traces = [*self._folder.rglob("*.csv"), *self.logdir.glob("hparams.yml")]
-        claim_folder(self._folder, earlier_logs=traces, is_resumed=resumed_at is not None)
+        claim_folder(self._folder, logdir=self.logdir, earlier_logs=traces, is_resumed=resumed_at is not None)
         if resumed_at is not None:
             for name in ("hparams.yml", "environment.json"):
                 remove_leftovers(self.logdir / name)

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import numpy as np
 from tensorboard.backend.event_processing.event_file_loader import (  # type: ignore[import-untyped]  # has no types
     RawEventFileLoader,
 )
@@ -47,14 +46,20 @@ class EventFiles:
     def add_scalars(self, scalars: Mapping[str, float], *, step: Step, x: int) -> None:
         """Append numbers by tag, at `x` of TensorBoard's axis."""
         # One event for all of them: it costs a tenth of an event for each.
-        self._add(Summary(value=[Summary.Value(tag=tag, simple_value=each) for tag, each in scalars.items()]), step, x)
+        values = [Summary.Value(tag=tag, simple_value=each) for tag, each in scalars.items()]
+        self.add(Summary(value=values), step=step, x=x)
 
-    def add_image(self, tag: str, image: np.ndarray, *, step: Step, x: int) -> None:
-        """Append an image, (H, W) or (H, W, 3) uint8."""
-        from torch.utils.tensorboard.summary import image as as_png
-
-        dataformats = "HW" if image.ndim == 2 else "HWC"
-        self._add(as_png(tag, image, dataformats=dataformats), step, x)
+    def add(self, summary: Summary, *, step: Step, x: int) -> None:
+        """Append what is new of `summary` there."""
+        if (step.epoch, step.batch) == self._place:
+            summary = Summary(value=[value for value in summary.value if value.tag not in self._tags])
+        if not summary.value:
+            return
+        summary.value[0].node_name = f"{step.epoch}:{step.batch}"
+        if self._writer is None:
+            self._writer = EventFileWriter(str(self.folder))
+        self._writer.add_event(Event(wall_time=time.time(), step=x, summary=summary))
+        self._remember(_place_of(summary), [value.tag for value in summary.value])
 
     def flush(self) -> None:
         if self._writer is not None:
@@ -85,17 +90,6 @@ class EventFiles:
         if paths and int(_stamp(paths[-1])) >= now:
             for seconds, path in zip(range(len(paths), 0, -1), paths, strict=True):
                 path.rename(path.with_name(path.name.replace(_stamp(path), f"{now - seconds:010d}", 1)))
-
-    def _add(self, summary: Summary, step: Step, x: int) -> None:
-        if (step.epoch, step.batch) == self._place:
-            summary = Summary(value=[value for value in summary.value if value.tag not in self._tags])
-        if not summary.value:
-            return
-        summary.value[0].node_name = f"{step.epoch}:{step.batch}"
-        if self._writer is None:
-            self._writer = EventFileWriter(str(self.folder))
-        self._writer.add_event(Event(wall_time=time.time(), step=x, summary=summary))
-        self._remember(_place_of(summary), [value.tag for value in summary.value])
 
     def _remember(self, place: tuple[int, int], tags: list[str]) -> None:
         if tags and place != self._place:

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 
-def claim_folder(folder: Path, *, earlier_logs: Iterable[Path], is_resumed: bool) -> None:
+def claim_folder(folder: Path, *, logdir: Path, earlier_logs: Iterable[Path], is_resumed: bool) -> None:
     """Make `folder`, and see that it is this run's to write to.
 
     Args:
-        folder: a folder in the logdir.
+        folder: the logdir, or a folder in it.
         earlier_logs: files that only an earlier run can have left; looked at once `folder` is there.
         is_resumed: the run goes on from a checkpoint, so earlier logs are its own.
     Raises:
@@ -27,6 +27,6 @@ def claim_folder(folder: Path, *, earlier_logs: Iterable[Path], is_resumed: bool
     found = next(iter(earlier_logs), None)
     if found is not None and not is_resumed:
         raise FileExistsError(
-            f"{folder.parent} holds the logs of another run ({found.name}): "
+            f"{logdir} holds the logs of another run ({found.name}): "
             'pass resume="auto" to go on with that run, or choose another logdir'
         )

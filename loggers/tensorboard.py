@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from runnerkit.logger import ILogger, Scope, Step
+from runnerkit.logger import Histogram, ILogger, PRCurve, Scope, Step
 from runnerkit.loggers.folder import claim_folder
 
 if TYPE_CHECKING:
+    from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]  # has no types
+
     from runnerkit.loggers.event_files import EventFiles
 
 
 class TensorboardLogger(ILogger):
     """Write events to ``tensorboard/<loader>/``: tag ``loss`` for a whole loader, ``batch/loss`` for a training step.
+
+    Takes images, texts, histograms and PR curves too; their x is the training step where they were logged in one, else
+    that of whole loaders. With hyperparameters the run has a row in the HPARAMS tab.
 
     Args:
         logdir: made when the run starts.
@@ -35,6 +41,7 @@ class TensorboardLogger(ILogger):
     ['valid']
     """
 
+    is_essential = True
     logdir: Path
 
     def __init__(
@@ -53,6 +60,8 @@ class TensorboardLogger(ILogger):
         self.x_axis = x_axis
         self._folder = self.logdir / "tensorboard"
         self._runs: dict[str, EventFiles] = {}
+        self._hparams: dict[str, Any] = {}
+        self._start_s = 0.0
 
     def setup(self, *, resumed_at: Step | None = None) -> None:
         """Open what is needed.
@@ -66,20 +75,49 @@ class TensorboardLogger(ILogger):
         except ImportError as error:
             raise ImportError("TensorboardLogger needs TensorBoard: pip install runnerkit[tensorboard]") from error
         earlier_logs = sorted(self._folder.rglob("*tfevents*"))
-        claim_folder(self._folder, earlier_logs=earlier_logs, is_resumed=resumed_at is not None)
+        claim_folder(self._folder, logdir=self.logdir, earlier_logs=earlier_logs, is_resumed=resumed_at is not None)
+        self._start_s = time.time()
         if resumed_at is not None:
             for folder in {path.parent for path in earlier_logs}:
                 self._run(folder.relative_to(self._folder).as_posix()).drop_after(resumed_at)
 
     def log_scalars(self, scalars: Mapping[str, float], *, step: Step, scope: Scope) -> None:
-        if scope == "batch":
-            tagged = {f"batch/{name}": value for name, value in scalars.items()}
-            self._run(step.loader).add_scalars(tagged, step=step, x=step.batch)
-        else:
-            self._run(step.loader).add_scalars(scalars, step=step, x=self._x(step))
+        tagged = {f"batch/{name}": value for name, value in scalars.items()} if scope == "batch" else scalars
+        self._run(step.loader).add_scalars(tagged, step=step, x=self._x(step, scope))
 
-    def log_image(self, name: str, image: np.ndarray, *, step: Step) -> None:
-        self._run(step.loader).add_image(name, image, step=step, x=self._x(step))
+    def log_hparams(self, hparams: Mapping[str, Any], *, environment: Mapping[str, Any]) -> None:
+        """Write the hyperparameters for the HPARAMS tab; what is no number or bool, as its string."""
+        from runnerkit.loggers import hparams_events
+
+        self._hparams = dict(hparams)
+        if hparams:
+            hparams_events.write(self._folder, hparams, start_s=self._start_s)
+
+    def log_text(self, tag: str, text: str, *, step: Step, scope: Scope) -> None:
+        from runnerkit.loggers.media_events import text_summary
+
+        self._add(text_summary(tag, text), step, scope)
+
+    def log_image(self, tag: str, image: np.ndarray, *, step: Step, scope: Scope) -> None:
+        from runnerkit.loggers.media_events import image_summary
+
+        self._add(image_summary(tag, image), step, scope)
+
+    def log_histogram(self, tag: str, histogram: Histogram, *, step: Step, scope: Scope) -> None:
+        from runnerkit.loggers.media_events import histogram_summary
+
+        self._add(histogram_summary(tag, histogram), step, scope)
+
+    def log_pr_curve(self, tag: str, curve: PRCurve, *, step: Step, scope: Scope) -> None:
+        from runnerkit.loggers.media_events import pr_curve_summary
+
+        self._add(pr_curve_summary(tag, curve), step, scope)
+
+    def log_end(self, error: BaseException | None) -> None:
+        if self._hparams and (error is None or isinstance(error, Exception)):  # one that was stopped may go on
+            from runnerkit.loggers import hparams_events
+
+            hparams_events.write(self._folder, self._hparams, start_s=self._start_s, failed=error is not None)
 
     def flush(self) -> None:
         for run in self._runs.values():
@@ -90,12 +128,16 @@ class TensorboardLogger(ILogger):
             run.close()
         self._runs.clear()
 
+    def _add(self, summary: Summary, step: Step, scope: Scope) -> None:
+        self._run(step.loader).add(summary, step=step, x=self._x(step, scope))
+
     def _run(self, loader: str) -> EventFiles:
+        loader = loader or "."  # before the first loader: the folder above theirs
         if loader not in self._runs:
             from runnerkit.loggers.event_files import EventFiles
 
             self._runs[loader] = EventFiles(self._folder / loader)
         return self._runs[loader]
 
-    def _x(self, step: Step) -> int:
-        return step.epoch if self.x_axis == "epoch" else step.batch
+    def _x(self, step: Step, scope: Scope) -> int:
+        return step.epoch if scope == "loader" and self.x_axis == "epoch" else step.batch

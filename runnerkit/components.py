@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from runnerkit import before_training, snapshot
+from runnerkit import before_training, run_logs, snapshot
 from runnerkit.callback import EVENTS, CallbackNode, ICallback, ICheckpointCallback, innermost
 from runnerkit.determinism import deterministic_algorithms
-from runnerkit.environment import describe_environment
 from runnerkit.loader_metrics import new_means, reduce_metrics
 from runnerkit.logdir_lock import lock
 from runnerkit.logger import ILogger, Step
@@ -65,6 +64,7 @@ def experiment(runner: IRunner) -> Iterator[None]:
         runner._autocast = runner.engine.autocast()
         runner._listeners = bind_listeners(runner)
         set_global_seed(runner.seed)
+        runner._early_logs = [] if runner.engine.is_main_process else None
         with ExitStack() as modes:
             if runner.deterministic:
                 modes.enter_context(deterministic_algorithms(runner.engine))
@@ -107,18 +107,7 @@ def close_experiment(runner: IRunner) -> None:
         for unlock in runner._logdirs.values():
             closing.callback(unlock)  # last, when nothing is written any more
         closing.callback(leave_stage, runner)
-        for logger in runner.loggers.values():
-            closing.callback(_close, logger, runner.exception)
-
-
-def _close(logger: ILogger, error: BaseException | None) -> None:
-    try:
-        logger.close()
-    except Exception as another:
-        if error is None:
-            raise
-        error.add_note(f"{_name_of(logger.close)} raised {another!r}")  # which must not hide what came before it
-        log.error("%s failed", _name_of(logger.close), exc_info=another)
+        closing.callback(run_logs.close_logs, runner)
 
 
 def setup_stage(runner: IRunner, stage: str) -> bool:
@@ -204,14 +193,10 @@ def open_loggers(runner: IRunner) -> None:
         return
     snapshot.leave_branch(runner)
     runner.loggers = dict(runner._hooks.get_loggers())
-    resumed_at = (runner._snapshot.step if runner._snapshot else Step("", "", 0, 0)) if runner._continues else None
-    environment = describe_environment(runner.engine, seed=runner.seed) if runner.loggers else {}
+    run_logs.check_loggers(runner.loggers)
     _claim_logdirs(runner, runner.loggers.values())
-    for logger in runner.loggers.values():
-        logger.setup(resumed_at=resumed_at)
-    for logger in runner.loggers.values():
-        logger.log_hparams(runner.hparams, environment=environment)
-    runner._wants_batch_metrics = any(logger.log_batch_metrics for logger in runner.loggers.values())
+    resumed_at = (runner._snapshot.step if runner._snapshot else Step("", "", 0, 0)) if runner._continues else None
+    run_logs.set_up(runner, resumed_at=resumed_at)
 
 
 def setup_loader(runner: IRunner, key: str) -> None:
@@ -310,22 +295,8 @@ def finish_batch(runner: IRunner) -> None:
     """Add a batch's metrics to the loader's; of every `log_every`-th training step, queue them for the loggers."""
     runner._means.update(runner.batch_metrics, runner.batch_size, batch_step=runner.loader_batch_step)
     if runner._wants_batch_metrics and runner.is_train_loader and runner.batch_step % runner.log_every == 0:
-        _hand_over_steps(runner)  # those of the time before, long computed by now
+        run_logs.hand_over_steps(runner)  # those of the time before, long computed by now
         runner._step_queue.put(runner.step, runner.batch_metrics)
-
-
-def _hand_over_steps(runner: IRunner) -> None:
-    loggers = [logger for logger in runner.loggers.values() if logger.log_batch_metrics]
-    for step, metrics in runner._step_queue.take():
-        for logger in loggers:
-            logger.log_scalars(metrics, step=step, scope="batch")
-
-
-def flush_logs(runner: IRunner) -> None:
-    """Bring what was logged to the disk: before a checkpoint, which must not be ahead of the logs."""
-    _hand_over_steps(runner)
-    for logger in runner.loggers.values():
-        logger.flush()
 
 
 def finish_loader(runner: IRunner, key: str) -> None:
@@ -344,10 +315,8 @@ def finish_loader(runner: IRunner, key: str) -> None:
             runner.engine.training_model(model)  # evaluation is over, whatever comes next
     runner.loader_metrics = {name: float(value) for name, value in runner.loader_metrics.items()}
     runner.epoch_metrics[key] = dict(runner.loader_metrics)
-    for logger in runner.loggers.values():
-        if logger.log_epoch_metrics:
-            logger.log_scalars(runner.loader_metrics, step=runner.step, scope="loader")
-    flush_logs(runner)
+    run_logs.tell_metrics(runner, runner.loader_metrics)
+    run_logs.flush_logs(runner)
 
 
 def _count_exactly(runner: IRunner, num_samples: int) -> None:

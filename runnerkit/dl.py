@@ -97,7 +97,7 @@ from runnerkit.engines import (
     get_available_engine,
 )
 from runnerkit.logger import ILogger
-from runnerkit.loggers import ConsoleLogger, CSVLogger, TensorboardLogger
+from runnerkit.loggers import ConsoleLogger, CSVLogger, JSONLLogger, TensorboardLogger
 from runnerkit.precision import AMP, FP32, Precision
 from runnerkit.runner import IRunner
 from runnerkit.supervised import SupervisedRunner
@@ -168,6 +168,7 @@ __all__ = [
     "IOptimizerCallback",
     "IRunner",
     "ISchedulerCallback",
+    "JSONLLogger",
     "LRFinder",
     "LRScaleCallback",
     "LoaderMetricCallback",

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from runnerkit import json_lines
 from runnerkit.logger import Scope
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ Row = tuple[str, str, str, int, int, str, float]
 
 
 def read_metrics(logdir: Logdirs, *, scope: Scope = "loader") -> pd.DataFrame:
-    """Read what the CSV logger wrote, a row for each number, in the order it was logged.
+    """Read what the CSV logger wrote, or else the JSONL logger, a row for each number, in the order it was logged.
 
     Args:
         logdir: of one run, a folder with the logdirs of several at any depth, or a list of such folders.
@@ -116,9 +117,12 @@ def find_run(logdir: str | os.PathLike[str]) -> tuple[str, Path]:
 def _logdirs(folder: Path, scope: Scope) -> list[Path]:
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder {folder}")
-    logdirs = sorted(each.parent for each in folder.rglob("csv") if next(_files(each, scope), None) is not None)
+    tables = {each.parent for each in folder.rglob("csv") if next(_files(each, scope), None) is not None}
+    lines = {path.parent for path in folder.rglob(json_lines.FILE) if next(_lines(path, scope), None) is not None}
+    logdirs = sorted(tables | lines)
     if not logdirs:
-        raise FileNotFoundError(f"no logs of scope {scope!r} in {folder}: expected csv/<loader>.csv there or below")
+        files = f"csv/<loader>.csv or {json_lines.FILE}"
+        raise FileNotFoundError(f"no logs of scope {scope!r} in {folder}: expected {files} there or below")
     return logdirs
 
 
@@ -130,8 +134,20 @@ def _files(folder: Path, scope: Scope) -> Iterator[Path]:
     return (path for path in sorted(folder.rglob("*.csv")) if path.name.endswith(".batch.csv") == (scope == "batch"))
 
 
+def _lines(path: Path, scope: Scope) -> Iterator[json_lines.Line]:
+    return (line for line, _ in json_lines.read_lines(path) if line[0] == scope)
+
+
+def _read_lines(run: str, logdir: Path, scope: Scope) -> Iterator[Row]:
+    for _, step, metrics in sorted(_lines(logdir / json_lines.FILE, scope), key=lambda line: line[1].loader):
+        for metric, value in metrics.items():
+            yield run, step.stage, step.loader, step.epoch, step.batch, metric, value
+
+
 def _read_run(run: str, logdir: Path, scope: Scope) -> Iterator[Row]:
     folder = logdir / "csv"
+    if next(_files(folder, scope), None) is None:
+        yield from _read_lines(run, logdir, scope)
     for path in _files(folder, scope):
         loader = path.relative_to(folder).as_posix().removesuffix(".csv").removesuffix(".batch")
         content = path.read_bytes()

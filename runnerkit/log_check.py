@@ -1,4 +1,4 @@
-"""Whether a logdir's CSV tables and TensorBoard events are whole, in order, and without repetition."""
+"""Whether a logdir's CSV tables, JSON lines and TensorBoard events are whole, in order, and without repetition."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from runnerkit import json_lines
 from runnerkit.finding import Finding
 from runnerkit.loggers.table import PLACE
 
@@ -22,6 +23,8 @@ def check_logs(logdir: Path) -> Iterator[Finding]:
     yield from _check_facts(logdir)
     for path in sorted(logdir.glob("csv/**/*.csv")):
         yield from _found(logdir, path, _table_defects(path), good="rows in order")
+    if (lines := logdir / json_lines.FILE).is_file():
+        yield from _found(logdir, lines, _line_defects(lines), good="lines in order")
     events = sorted(logdir.glob("tensorboard/**/*tfevents*"))
     try:
         import runnerkit.loggers.event_files  # noqa: F401  # TensorBoard is optional
@@ -88,6 +91,15 @@ def _table_defects(path: Path) -> Iterator[str]:
         stage, epoch = row[0], place[0]
 
 
+def _line_defects(path: Path) -> Iterator[str]:
+    order = _Order("metric")
+    end = 0
+    for (scope, step, metrics), ends_at in json_lines.read_lines(path):
+        end = ends_at
+        yield from order.defects((step.epoch, step.batch), [f"{name} of {scope} {step.loader}" for name in metrics])
+    yield from _torn(path, end)
+
+
 class _Order:
     """Watches that what is logged goes on in time, and nothing twice at one place."""
 
@@ -126,6 +138,10 @@ def _event_defects(path: Path, order: _Order) -> Iterator[str]:
         end = ends_at
         if place != (0, 0):  # what others wrote there has no place
             yield from order.defects(place, tags)
+    yield from _torn(path, end)
+
+
+def _torn(path: Path, end: int) -> Iterator[str]:
     size = path.stat().st_size
     if end != size:
         yield f"is torn or damaged after {end} of {size} bytes: a run that resumes cuts it there"

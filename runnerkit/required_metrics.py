@@ -41,8 +41,9 @@ def check_required_metrics(runner: IRunner) -> None:
 
 def _evaluate_one_batch(runner: IRunner, loader_key: str) -> dict[str, float] | None:
     """Return the metrics; None if any rank raised: what is wrong here will be in training too, and is told there."""
-    kept = {name: getattr(runner, name) for name in ("loggers", "epoch_metrics", "is_within_loader", "need_early_stop")}
-    runner.loggers, runner.epoch_metrics = {}, {}
+    names = ("loggers", "_early_logs", "epoch_metrics", "is_within_loader", "need_early_stop")
+    kept = {name: getattr(runner, name) for name in names}
+    runner.loggers, runner._early_logs, runner.epoch_metrics = {}, None, {}
     try:
         with keep_rng(), torch.no_grad():
             error = _error_of(partial(_run_one_batch, runner, loader_key))

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from runnerkit import components, outcome, required_metrics, snapshot
+from runnerkit import components, media, outcome, required_metrics, run_logs, snapshot
 from runnerkit.callback import ICallback, IListener
 from runnerkit.engine import IEngine
 from runnerkit.logger import ILogger, Step, StepQueue
@@ -20,6 +22,9 @@ from runnerkit.seeding import keep_rng
 from runnerkit.sharding import batches_of
 from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler
 from runnerkit.weights import load_weights
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class IRunner(IListener):
@@ -99,6 +104,8 @@ class IRunner(IListener):
         self._wants_batch_metrics = False
         self._known_callbacks: list[ICallback] = []
         self._is_open = False  # whether the loggers are
+        self._early_logs: list[tuple[str, str, Any, Step]] | None = None  # of before that; None takes none
+        self._more_hparams: dict[str, Any] = {}  # from log_hparams()
         self._logdirs: dict[Path, Callable[[], None]] = {}  # how to let go of those that are this run's
         self._ends_stage = False
         self._skipped_batches = 0
@@ -188,6 +195,39 @@ class IRunner(IListener):
             self.model = self.get_model("infer")
         load_weights(self.model, source, which=which, strict=strict, prefix=prefix)
         return self
+
+    # What callbacks and `handle_batch` may call. Where no logger takes such things, as on all ranks but zero, nothing
+    # is looked at or copied. What is logged counts for the loader under way, or the last one.
+
+    def log_image(self, tag: str, image: Tensor | np.ndarray) -> None:
+        """Log a tensor (C, H, W) or (H, W), or an array (H, W, C) or (H, W): see :func:`runnerkit.media.image_of`."""
+        run_logs.log_media(self, "log_image", tag, media.image_of, image)
+
+    def log_figure(self, tag: str, figure: Figure) -> None:
+        """Log a picture of Matplotlib's figure, which stays open."""
+        run_logs.log_media(self, "log_image", tag, media.image_of_figure, figure)
+
+    def log_text(self, tag: str, text: str) -> None:
+        """Log words for people to read."""
+        run_logs.log_media(self, "log_text", tag, media.text_of, text)
+
+    def log_histogram(self, tag: str, values: Tensor | np.ndarray) -> None:
+        """Log how `values`, of any shape, are distributed: see :func:`runnerkit.media.histogram_of`."""
+        run_logs.log_media(self, "log_histogram", tag, media.histogram_of, values)
+
+    def log_pr_curve(self, tag: str, *, scores: Tensor | np.ndarray, targets: Tensor | np.ndarray) -> None:
+        """Log precision against recall of this process's scores in [0, 1] and targets in {0, 1}, of one shape."""
+        run_logs.log_media(self, "log_pr_curve", tag, media.pr_curve_of, scores, targets)
+
+    def log_artifact(self, tag: str, path_to_artifact: str | PathLike[str]) -> None:
+        """Log a file, or a folder with all that is in it, as it is now."""
+        run_logs.log_media(self, "log_artifact", tag, media.path_of, path_to_artifact)
+
+    def log_hparams(self, hparams: Mapping[str, Any]) -> None:
+        """Add hyperparameters that are known only now to those of `hparams`; the same names are replaced."""
+        self._more_hparams.update(hparams)
+        if self._is_open:
+            run_logs.tell_hparams(self)
 
     # ------------------------------------------------------------------------------------------------------ the loop
 

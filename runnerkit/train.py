@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from runnerkit import before_training
+from runnerkit import before_training, run_logs
 from runnerkit.callback import (
     ICallback,
     ICheckpointCallback,
@@ -362,8 +362,12 @@ def _loggers(given: Mapping[str, ILogger | None] | None, folder: Path | None) ->
     loggers: dict[str, ILogger | None] = {"console": ConsoleLogger()}
     if folder is not None:
         loggers |= {"csv": CSVLogger(folder), "tensorboard": TensorboardLogger(folder)}
+    if given is not None:
+        run_logs.check_loggers(given)
     loggers |= given or {}
-    return {key: each for key, each in loggers.items() if each is not None}
+    chosen = {key: each for key, each in loggers.items() if each is not None}
+    run_logs.check_loggers(chosen)  # those given beside the others
+    return chosen
 
 
 def _is_inside(folder: Path | None, path: str | Path) -> bool:

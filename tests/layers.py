@@ -55,6 +55,8 @@ LAYERS = [
         "report",
         "preemption",
         "model_summary",
+        "media",
+        "json_lines",
     },
     {
         "runner",
@@ -64,6 +66,7 @@ LAYERS = [
         "outcome",
         "before_training",
         "required_metrics",
+        "run_logs",
         "evaluation",
         "loader_metrics",
         "prediction",
@@ -107,7 +110,13 @@ OPTIONAL = {
 # With their reasons: the default of IRunner.get_engine must name some engine, and the command line may name another.
 ALLOWED = {("runnerkit.runner", "runnerkit.engines.choose"), ("runnerkit.runner", "runnerkit.engines.by_name")}
 # Modules about one optional package, or one that is slow to import, themselves imported where they are used.
-LATE = {"runnerkit.loggers.event_files", "runnerkit.engines.sharded_model", "runnerkit.shards"}
+LATE = {
+    "runnerkit.loggers.event_files",
+    "runnerkit.loggers.hparams_events",
+    "runnerkit.loggers.media_events",
+    "runnerkit.engines.sharded_model",
+    "runnerkit.shards",
+}
 
 
 def modules(root: Path) -> Iterator[tuple[str, Path]]:

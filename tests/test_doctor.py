@@ -17,7 +17,7 @@ from runnerkit.checkpoint_file import load_checkpoint, save_checkpoint
 from runnerkit.cli import main
 from runnerkit.logdir_lock import lock
 from tests.test_one_run_a_logdir import Holder
-from tests.tiny import loader, mlp, quiet, sgd
+from tests.tiny import loader, mlp, sgd
 
 
 def train(logdir, **options):
@@ -32,7 +32,7 @@ def train(logdir, **options):
         logdir=logdir,
         valid_loader="valid",
         valid_metric="loss",
-        **{"cpu": True, **quiet(), **options},
+        **{"cpu": True, "loggers": {"console": None, "jsonl": dl.JSONLLogger(logdir)}, **options},
     )
 
 
@@ -90,8 +90,9 @@ def test_a_run_that_went_well_is_good(whole, examine):
         "environment.json: can be read",
         "csv/train.csv: rows in order",
         "csv/valid.csv: rows in order",
+        "metrics.jsonl: lines in order",
     ]
-    assert sum("tfevents" in line and "events whole and in order" in line for line in good) == 2
+    assert sum("tfevents" in line and "events whole and in order" in line for line in good) == 3  # and hyperparameters
     assert {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()} == before
 
 
@@ -231,6 +232,11 @@ def repeat_events(logdir):
     shutil.copy(path, path.with_name(path.name + ".1"))
 
 
+def repeat_line(logdir):
+    path = logdir / "metrics.jsonl"
+    path.write_text(path.read_text() + path.read_text().splitlines()[-1] + "\n")
+
+
 LOGS = {
     "row torn": (append("csv/train.csv", "train,5"),
                  ["csv/train.csv: line 6 has 2 cells of 6, torn: a run that resumes drops it"]),
@@ -247,6 +253,8 @@ LOGS = {
     "emptied": (lambda logdir: os.truncate(logdir / "csv" / "train.csv", 0),
                 ["csv/train.csv: its header is no stage,epoch,step and a name for each metric: []"]),
     "zeros": (append("csv/train.csv", "\0" * 5 + '"'), ["csv/train.csv: "]),
+    "line torn": (append("metrics.jsonl", '{"scope":'), ["metrics.jsonl: is torn or damaged after "]),
+    "line twice": (repeat_line, ["metrics.jsonl: metric loss of loader valid is there twice at epoch 4, step 16"]),
     "hparams": (lambda logdir: (logdir / "hparams.yml").write_text("a: [1"),
                 ["hparams.yml: cannot be read: while par"]),
     "environment": (lambda logdir: os.truncate(logdir / "environment.json", 9), ["environment.json: cannot be read: "]),

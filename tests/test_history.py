@@ -10,13 +10,13 @@ import pandas as pd
 import pytest
 
 from runnerkit.history import by_pass, read_metrics
-from runnerkit.logger import Step
-from runnerkit.loggers import CSVLogger
+from runnerkit.logger import Scope, Step
+from runnerkit.loggers import CSVLogger, JSONLLogger
 
 
-def log(logdir: Path, *, num_epochs: int = 2) -> None:
+def log(logdir: Path, *, num_epochs: int = 2, kind: type[CSVLogger | JSONLLogger] = CSVLogger) -> None:
     """Log loss everywhere, auc from epoch 2 on in valid, and single training steps."""
-    logger = CSVLogger(logdir, log_batch_metrics=True)
+    logger = kind(logdir, log_batch_metrics=True)
     logger.setup()
     for epoch in range(1, num_epochs + 1):
         for batch in (1, 2):
@@ -73,6 +73,40 @@ def test_table_agrees_with_a_plain_csv_reader(tmp_path: Path) -> None:
     reference = pd.read_csv(tmp_path / "run" / "csv" / "valid.csv")
     # Older pandas parses floats to within the last bit.
     pd.testing.assert_frame_equal(wide.reset_index(), reference, check_like=True, rtol=1e-15, check_names=False)
+
+
+@pytest.mark.parametrize("scope", ["loader", "batch"])
+def test_json_lines_are_read_where_there_is_no_csv(tmp_path: Path, scope: Scope) -> None:
+    """The same table, from the JSONL logger alone; where both wrote, each number is there once."""
+    log(tmp_path / "csv" / "run", num_epochs=3)
+    log(tmp_path / "jsonl" / "run", num_epochs=3, kind=JSONLLogger)
+    expected = read_metrics(tmp_path / "csv" / "run", scope=scope)
+
+    alone = read_metrics(tmp_path / "jsonl" / "run", scope=scope)
+    log(tmp_path / "csv" / "run", num_epochs=3, kind=JSONLLogger)
+    both = read_metrics(tmp_path / "csv" / "run", scope=scope)
+
+    pd.testing.assert_frame_equal(alone, expected, check_exact=True)
+    pd.testing.assert_frame_equal(both, expected, check_exact=True)
+
+
+def test_runs_of_both_kinds_are_compared(tmp_path: Path) -> None:
+    """Below one folder."""
+    log(tmp_path / "sweep" / "a")
+    log(tmp_path / "sweep" / "b", kind=JSONLLogger)
+
+    assert list(read_metrics(tmp_path / "sweep")["run"].unique()) == ["a", "b"]
+
+
+def test_lines_without_single_steps_are_no_log_of_them(tmp_path: Path) -> None:
+    """The message names both kinds of files."""
+    logger = JSONLLogger(tmp_path)
+    logger.setup()
+    logger.log_scalars({"loss": 0.5}, step=Step("train", "train", 1, 1), scope="loader")
+    logger.close()
+
+    with pytest.raises(FileNotFoundError, match=r"no logs of scope 'batch' .*csv/<loader>.csv or metrics.jsonl"):
+        read_metrics(tmp_path, scope="batch")
 
 
 def test_single_steps_are_read_on_demand(tmp_path: Path) -> None:

@@ -526,6 +526,8 @@ def test_a_logger_that_fails_to_close_does_not_keep_the_others_open():
     closed = []
 
     class Closing(dl.ILogger):
+        is_essential = True
+
         def __init__(self, name):
             self.name = name
 

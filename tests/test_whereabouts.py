@@ -129,6 +129,8 @@ def test_what_is_no_lack_of_memory_gets_no_advice():
 class Log(dl.ILogger):
     """Notes what became of it."""
 
+    is_essential = True
+
     def __init__(self, *, log_fails=False, close_fails=False):
         self.log_fails, self.close_fails = log_fails, close_fails
         self.is_closed = False

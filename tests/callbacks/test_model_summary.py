@@ -29,7 +29,7 @@ class Texts(dl.ILogger):
     def log_scalars(self, scalars, *, step, scope):
         pass
 
-    def log_text(self, text, *, step):
+    def log_text(self, tag, text, *, step, scope):
         self.texts.append(text)
 
 

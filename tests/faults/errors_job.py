@@ -94,6 +94,7 @@ class Sized(Stream):
 
 
 class Log(dl.ILogger):
+    is_essential = True
     log_batch_metrics = True
 
     def log_scalars(self, scalars, *, step, scope):

@@ -1,19 +1,32 @@
 """TensorboardLogger: what TensorBoard shows is what was logged, also after a kill and a resume."""
 
+import io
 import math
 import os
 import subprocess
 import sys
 import time
+from enum import Enum
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import PIL.Image
 import pytest
+from tensorboard.backend.event_processing import (  # type: ignore[import-untyped]  # no types
+    data_provider,
+    plugin_event_multiplexer,
+)
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]  # no types
+from tensorboard.context import RequestContext  # type: ignore[import-untyped]  # no types
+from tensorboard.plugins import base_plugin  # type: ignore[import-untyped]  # no types
+from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_groups  # type: ignore[import-untyped]  # no types
+from tensorboard.plugins.pr_curve.metadata import parse_plugin_metadata as parse_pr_curve  # type: ignore[import-untyped]  # no types
+from tensorboard.util.tensor_util import make_ndarray  # type: ignore[import-untyped]  # no types
 
-from runnerkit.logger import Scope, Step
+from runnerkit.logger import Histogram, Scope, Step
 from runnerkit.loggers import CSVLogger, TensorboardLogger
+from runnerkit.media import pr_curve_of
 from tests.loggers.served import fetch, serve
 
 Record = tuple[Scope, str, int, int, dict[str, float]]  # scope, loader, epoch, step, metrics
@@ -220,14 +233,200 @@ def test_images_are_logged(tmp_path: Path) -> None:
     logger = TensorboardLogger(tmp_path)
     logger.setup()
 
-    logger.log_image("gray", np.zeros((4, 6), dtype=np.uint8), step=Step("train", "valid", 3, 12))
-    logger.log_image("color", np.full((5, 7, 3), 255, dtype=np.uint8), step=Step("train", "valid", 3, 12))
+    logger.log_image("gray", np.zeros((4, 6), dtype=np.uint8), step=Step("train", "valid", 3, 12), scope="loader")
+    logger.log_image(
+        "color", np.full((5, 7, 3), 255, dtype=np.uint8), step=Step("train", "valid", 3, 12), scope="loader"
+    )
     logger.close()
 
     events = load(tmp_path / "tensorboard" / "valid")
     gray, color = events.Images("gray")[0], events.Images("color")[0]
     assert (gray.step, gray.height, gray.width) == (3, 4, 6)
     assert (color.step, color.height, color.width) == (3, 5, 7)
+
+
+def test_pictures_come_back_level_by_level(tmp_path: Path) -> None:
+    """Gray, color, and color with transparency."""
+    generator = np.random.default_rng(0)
+    images = {f"{shape}": generator.integers(0, 256, shape, dtype=np.uint8) for shape in [(4, 6), (5, 7, 3), (3, 2, 4)]}
+    logger = TensorboardLogger(tmp_path)
+    logger.setup()
+
+    for tag, image in images.items():
+        logger.log_image(tag, image, step=Step("train", "valid", 3, 12), scope="loader")
+    logger.close()
+
+    events = load(tmp_path / "tensorboard" / "valid")
+    for tag, image in images.items():
+        png = events.Images(tag)[0].encoded_image_string
+        shown = np.asarray(PIL.Image.open(io.BytesIO(png)))
+        np.testing.assert_array_equal(shown, image if image.ndim == 3 else np.stack([image] * 3, axis=2))
+
+
+MEDIA_STEPS = [(1, 2), (1, 4), (2, 6), (2, 8)]
+HISTOGRAM = Histogram(counts=np.array([3, 0, 1]), edges=np.array([0.0, 0.5, 1.0, 1.5]))
+CURVE = pr_curve_of(np.array([0.2, 0.7, 0.9]), np.array([0, 1, 1]))
+
+
+def log_media(logdir: Path, steps: list[tuple[int, int]], *, resumed_at: Step | None = None) -> None:
+    logger = TensorboardLogger(logdir)
+    logger.setup(resumed_at=resumed_at)
+    for epoch, step in steps:
+        place = Step("train", "train", epoch, step)
+        for _ in range(2):  # the second of a place is dropped
+            logger.log_image("image", np.full((2, 2), step, dtype=np.uint8), step=place, scope="batch")
+            logger.log_text("text", f"at *{step}*", step=place, scope="batch")
+            logger.log_histogram("values", HISTOGRAM, step=place, scope="loader")
+            logger.log_pr_curve("curve", CURVE, step=place, scope="batch")
+        logger.log_scalars({"loss": 1.0}, step=place, scope="loader")
+    logger.close()
+
+
+def read_media(logdir: Path) -> dict[str, list[tuple[int, Any]]]:
+    """Read as TensorBoard's plugins do: by tag, (x, value)."""
+    events = load(logdir / "tensorboard" / "train")
+    tensors = {tag: [(each.step, make_ndarray(each.tensor_proto)) for each in events.Tensors(tag)]
+               for tag in ("text/text_summary", "values", "curve")}  # fmt: skip
+    return {**tensors, "image": [(each.step, each.encoded_image_string) for each in events.Images("image")]}
+
+
+def test_texts_histograms_and_curves_arrive_in_their_plugins(tmp_path: Path) -> None:
+    """At the training step where one logged them, else at the epoch."""
+    log_media(tmp_path, MEDIA_STEPS)
+
+    events, media = load(tmp_path / "tensorboard" / "train"), read_media(tmp_path)
+    plugins = {tag: events.SummaryMetadata(tag).plugin_data.plugin_name for tag in media if tag != "image"}
+    assert plugins == {"text/text_summary": "text", "values": "histograms", "curve": "pr_curves"}
+    assert [(x, text.tolist()) for x, text in media["text/text_summary"]] == [
+        (step, [f"at *{step}*".encode()]) for _, step in MEDIA_STEPS
+    ]
+    assert [x for x, _ in media["values"]] == [1, 1, 2, 2]
+    assert media["values"][0][1].tolist() == [[0.0, 0.5, 3.0], [0.5, 1.0, 0.0], [1.0, 1.5, 1.0]]
+    rows = media["curve"][0][1]
+    assert rows.shape == (6, 127)
+    np.testing.assert_array_equal(rows[0], CURVE.true_positives)
+    np.testing.assert_allclose(rows[4:], [CURVE.precision, CURVE.recall], rtol=1e-6)
+    assert parse_pr_curve(events.SummaryMetadata("curve").plugin_data.content).num_thresholds == 127
+
+
+@pytest.mark.parametrize("killed_after", [2, 3, 4])
+@pytest.mark.parametrize("last", [0, 1, 2])
+def test_a_resumed_run_shows_each_picture_once(tmp_path: Path, killed_after: int, last: int) -> None:
+    """What was logged after the checkpoint is cut off, whatever it is."""
+    log_media(tmp_path / "unkilled", MEDIA_STEPS)
+    log_media(tmp_path / "killed", MEDIA_STEPS[:killed_after])
+
+    log_media(
+        tmp_path / "killed",
+        MEDIA_STEPS[last:],
+        resumed_at=Step("train", "train", *(MEDIA_STEPS[last - 1] if last else (0, 0))),
+    )
+
+    expected, resumed = read_media(tmp_path / "unkilled"), read_media(tmp_path / "killed")
+    for tag, points in expected.items():
+        assert [x for x, _ in resumed[tag]] == [x for x, _ in points]
+        for (_, value), (_, other) in zip(resumed[tag], points, strict=True):
+            np.testing.assert_array_equal(value, other)
+
+
+class Kind(Enum):
+    """What is no plain value."""
+
+    BIG = 1
+
+
+def sessions(logdir: Path) -> dict[str, Any]:
+    """Ask the HPARAMS tab's own backend, which reads the files as TensorBoard does."""
+    multiplexer = plugin_event_multiplexer.EventMultiplexer().AddRunsFromDirectory(str(logdir))
+    multiplexer.Reload()
+    provider = data_provider.MultiplexerDataProvider(multiplexer, str(logdir))
+    context = backend_context.Context(base_plugin.TBContext(data_provider=provider))
+    request = api_pb2.ListSessionGroupsRequest(allowed_statuses=api_pb2.Status.values(), start_index=0, slice_size=100)
+    groups = list_session_groups.Handler(RequestContext(), context, "", request).run().session_groups
+    return {group.name: group for group in groups}
+
+
+def log_run(
+    logdir: Path, hparams: dict[str, Any], losses: list[float], *, resumed_at: Step | None = None
+) -> TensorboardLogger:
+    logger = TensorboardLogger(logdir)
+    logger.setup(resumed_at=resumed_at)
+    logger.log_hparams(hparams, environment={})
+    first = resumed_at.epoch + 1 if resumed_at else 1
+    for epoch, loss in enumerate(losses, start=first):
+        for loader, value in (("train", loss), ("valid", 2 * loss)):
+            logger.log_scalars({"loss": value}, step=Step("train", loader, epoch, 10 * epoch), scope="loader")
+    return logger
+
+
+def end(logger: TensorboardLogger, error: BaseException | None = None) -> None:
+    logger.log_end(error)
+    logger.close()
+
+
+def test_the_hparams_tab_compares_runs_with_their_last_metrics(tmp_path: Path) -> None:
+    """A row for each run: numbers, bools and strings as such, the rest as strings; and loss of train and of valid."""
+    hparams = {
+        "lr": 0.1, "layers": [64, 32], "amp": True, "name": "größe", "kind": Kind.BIG, "data": Path("data"),
+        "size": np.int64(3), "none": None, "never": math.inf, "optimizer": {"betas": (0.9, 0.99), "fused": False},
+    }  # fmt: skip
+    end(log_run(tmp_path / "a", hparams, [4.0, 1.0]))
+    end(log_run(tmp_path / "b", {"lr": 0.2, "other": 1}, [4.0, 2.0]))
+
+    found = sessions(tmp_path)
+
+    assert set(found) == {"a/tensorboard", "b/tensorboard"}
+    values = {name: getattr(each, each.WhichOneof("kind")) for name, each in found["a/tensorboard"].hparams.items()}
+    assert values == {
+        "lr": 0.1, "layers": "[64, 32]", "amp": True, "name": "größe", "kind": "Kind.BIG", "data": "data", "size": 3.0,
+        "none": "None", "never": "inf", "optimizer/betas": "[0.9, 0.99]", "optimizer/fused": False,
+    }  # fmt: skip
+    for name, loss in (("a", 1.0), ("b", 2.0)):
+        [session] = found[f"{name}/tensorboard"].sessions
+        assert session.status == api_pb2.STATUS_SUCCESS and session.end_time_secs >= session.start_time_secs > 0
+        metrics = {(each.name.group, each.name.tag): each.value for each in session.metric_values}
+        assert metrics == {("train", "loss"): loss, ("valid", "loss"): 2 * loss}
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (None, api_pb2.STATUS_SUCCESS),
+        (ValueError("x"), api_pb2.STATUS_FAILURE),
+        (SystemExit(75), api_pb2.STATUS_UNKNOWN),
+        (KeyboardInterrupt(), api_pb2.STATUS_UNKNOWN),
+    ],
+    ids=["well", "failed", "preempted", "stopped"],
+)
+def test_the_hparams_tab_says_how_the_run_ended(tmp_path: Path, error: BaseException | None, status: int) -> None:
+    """A run that was stopped may go on."""
+    logger = log_run(tmp_path, {"lr": 0.1}, [1.0])
+    assert sessions(tmp_path)["tensorboard"].sessions[0].status == api_pb2.STATUS_UNKNOWN
+
+    end(logger, error)
+
+    assert sessions(tmp_path)["tensorboard"].sessions[0].status == status
+
+
+def test_a_resumed_run_shows_the_hyperparameters_that_it_goes_on_with(tmp_path: Path) -> None:
+    """In one row, with the last metrics of all; not those that were changed."""
+    log_run(tmp_path, {"lr": 0.1, "old": 1}, [4.0, 3.0]).close()  # killed
+
+    end(log_run(tmp_path, {"lr": 0.2}, [2.0], resumed_at=Step("train", "", 1, 10)))
+
+    group = sessions(tmp_path)["tensorboard"]
+    assert {name: each.number_value for name, each in group.hparams.items()} == {"lr": 0.2}
+    assert [(each.name.group, each.value, each.training_step) for each in group.sessions[0].metric_values] == [
+        ("train", 2.0, 2), ("valid", 4.0, 2)
+    ]  # fmt: skip
+    assert len(list((tmp_path / "tensorboard").glob("*tfevents*"))) == 1
+
+
+def test_a_run_without_hyperparameters_has_no_run_of_its_own_for_them(tmp_path: Path) -> None:
+    """TensorBoard's list of runs is that of the loaders."""
+    end(log_run(tmp_path, {}, [1.0]))
+
+    assert sorted(path.name for path in (tmp_path / "tensorboard").iterdir()) == ["train", "valid"]
 
 
 @pytest.mark.slow

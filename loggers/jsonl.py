@@ -1,0 +1,88 @@
+"""Metrics as one file of JSON lines, in the order of the run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+from runnerkit.json_lines import FILE, format_line, read_lines
+from runnerkit.logger import ILogger, Scope, Step
+from runnerkit.loggers.folder import claim_folder
+
+
+class JSONLLogger(ILogger):
+    """Write ``metrics.jsonl``: a line for each pass over a loader, and for each training step that is logged.
+
+    Strict JSON: NaN and infinities are the strings "NaN", "Infinity", "-Infinity". ``runnerkit.read_metrics`` reads the
+    file where there is no CSV. What is logged twice at one place keeps its first value, as in the CSV table.
+
+    Args:
+        logdir: made when the run starts.
+        log_batch_metrics: log single training steps too.
+        log_epoch_metrics: log whole loaders.
+
+    >>> import tempfile
+    >>> logger = JSONLLogger(tempfile.mkdtemp())
+    >>> logger.setup()
+    >>> logger.log_scalars({"loss": 0.5}, step=Step("train", "valid", epoch=1, batch=100), scope="loader")
+    >>> print((logger.logdir / "metrics.jsonl").read_text().strip())
+    {"scope": "loader", "stage": "train", "loader": "valid", "epoch": 1, "step": 100, "metrics": {"loss": 0.5}}
+    >>> logger.close()
+    """
+
+    is_essential = True
+    logdir: Path
+
+    def __init__(
+        self, logdir: str | os.PathLike[str], *, log_batch_metrics: bool = False, log_epoch_metrics: bool = True
+    ) -> None:
+        self.logdir = Path(logdir).absolute()  # the run may change its working directory
+        self.log_batch_metrics = log_batch_metrics
+        self.log_epoch_metrics = log_epoch_metrics
+        self._path = self.logdir / FILE
+        self._file: BinaryIO | None = None
+        self._place = (0, 0)  # epoch and step of the last line
+        self._names: set[tuple[str, str, str]] = set()  # logged there: scope, loader, metric
+
+    def setup(self, *, resumed_at: Step | None = None) -> None:
+        earlier_logs = [self._path] if self._path.exists() else []
+        claim_folder(self.logdir, logdir=self.logdir, earlier_logs=earlier_logs, is_resumed=resumed_at is not None)
+        if resumed_at is not None and earlier_logs:
+            self._drop_after(resumed_at)
+
+    def log_scalars(self, scalars: Mapping[str, float], *, step: Step, scope: Scope) -> None:
+        new = {name: value for name, value in scalars.items() if not self._is_logged(scope, step, name)}
+        if not new:
+            return
+        self._remember(scope, step, new)
+        if self._file is None:
+            self._file = self._path.open("ab")
+        self._file.write(format_line(scope, step, new))
+        self._file.flush()  # a line at a time: a kill leaves whole ones
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _is_logged(self, scope: Scope, step: Step, name: str) -> bool:
+        return (step.epoch, step.batch) == self._place and (scope, step.loader, name) in self._names
+
+    def _remember(self, scope: Scope, step: Step, metrics: Mapping[str, float]) -> None:
+        if (step.epoch, step.batch) != self._place:
+            self._place, self._names = (step.epoch, step.batch), set()
+        self._names.update((scope, step.loader, name) for name in metrics)
+
+    def _drop_after(self, last: Step) -> None:
+        size_bytes = 0
+        for (scope, step, metrics), end in read_lines(self._path):
+            if step.epoch > last.epoch or step.batch > last.batch:
+                break  # lines are in the order of the run: all that follow are later
+            self._remember(scope, step, metrics)
+            size_bytes = end
+        if size_bytes:
+            os.truncate(self._path, size_bytes)
+        else:
+            self._path.unlink()

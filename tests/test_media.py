@@ -1,0 +1,179 @@
+"""What loggers take of images, figures, values and scores: held against NumPy, scikit-learn and TensorBoard."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import precision_score, recall_score
+from torch import Tensor
+
+from runnerkit.media import histogram_of, image_of, image_of_figure, pr_curve_of
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_a_tensor_and_an_array_of_one_picture_are_the_same_image(channels: int) -> None:
+    """(C, H, W) of torch and (H, W, C) of NumPy; one channel is gray."""
+    levels = np.arange(2 * 5 * channels, dtype=np.uint8).reshape(2, 5, channels)
+    expected = levels[..., 0] if channels == 1 else levels
+
+    for image in (levels, torch.from_numpy(levels).permute(2, 0, 1)):
+        np.testing.assert_array_equal(image_of(image), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_floats_are_shares_of_white(dtype: torch.dtype) -> None:
+    """What is beyond black and white, or no number, is drawn and not wrapped around."""
+    values = torch.tensor([[0.0, 0.25, 1.0, -3.0, 7.0, float("inf"), float("-inf"), float("nan")]], dtype=dtype)
+
+    assert image_of(values).tolist() == [[0, 64, 255, 0, 255, 255, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        torch.tensor([[0, 300, -5]]),
+        np.array([[0, 300, -5]], dtype=np.int16),
+        np.array([[0, 300, 0]], dtype=np.uint16),
+        torch.tensor([[False, True, False]]),
+    ],
+    ids=["int64", "int16", "uint16", "bool"],
+)
+def test_integers_are_levels_and_bools_black_and_white(image: Tensor | np.ndarray) -> None:
+    """A uint8 that wrapped around would show white as black."""
+    assert image_of(image).tolist() == [[0, 255, 0]]
+
+
+def test_an_image_is_a_copy() -> None:
+    """A logger may write it later, when the batch's memory holds another one."""
+    pixels = torch.zeros(2, 2, dtype=torch.uint8)
+
+    image = image_of(pixels)
+    pixels += 9
+
+    assert image.max() == 0
+
+
+def test_images_with_gradients_and_strides_are_fine() -> None:
+    """A reconstruction comes straight from the model, a crop is a view, and NumPy may have turned it around."""
+    view = torch.rand(3, 8, 8, requires_grad=True)[:, ::2, 1:6]
+    turned = view.detach().permute(1, 2, 0).numpy()[::-1]
+
+    np.testing.assert_array_equal(image_of(view)[::-1], image_of(turned))
+
+
+@pytest.mark.parametrize(
+    ("image", "words"),
+    [
+        (torch.zeros(8, 3, 4, 4), r"a tensor of shape \(C, H, W\) or \(H, W\) with C = 1, 3 or 4, got \(8, 3, 4, 4\)"),
+        (torch.zeros(8, 9, 3), r"got \(8, 9, 3\)"),
+        (np.zeros((3, 8, 9)), r"an array of shape \(H, W, C\) or \(H, W\) with C = 1, 3 or 4, got \(3, 8, 9\)"),
+        (torch.zeros(4), r"got \(4,\).*make_grid"),
+        (torch.zeros(3, 0, 4), r"got \(3, 0, 4\)"),
+    ],
+)
+def test_another_shape_is_refused(image: Tensor | np.ndarray, words: str) -> None:
+    """With the shape that was expected and the one that came."""
+    with pytest.raises(ValueError, match=words):
+        image_of(image)
+
+
+def test_what_is_no_image_figure_or_tensor_is_named() -> None:
+    """A path, say."""
+    with pytest.raises(TypeError, match="an image is a tensor or a NumPy array, got str"):
+        image_of("cat.png")  # type: ignore[arg-type]  # the mistake
+    with pytest.raises(TypeError, match="a figure is Matplotlib's Figure, got ndarray"):
+        image_of_figure(np.zeros((2, 2)))  # type: ignore[arg-type]  # the mistake
+    with pytest.raises(TypeError, match="values must be a tensor or a NumPy array, got list"):
+        histogram_of([1.0])  # type: ignore[arg-type]  # the mistake
+
+
+def test_a_figure_is_drawn_and_left_as_it_was() -> None:
+    """In its own size, color and canvas."""
+    figure = pytest.importorskip("matplotlib.figure").Figure(figsize=(3, 2), dpi=50, facecolor="red")
+    canvas = figure.canvas
+
+    image = image_of_figure(figure)
+
+    assert image.shape == (100, 150, 3)
+    assert image[0, 0].tolist() == [255, 0, 0]
+    assert figure.canvas is canvas
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64])
+def test_a_histogram_is_numpys(dtype: torch.dtype) -> None:
+    """Edges and counts."""
+    values = (1000 * torch.randn(7, 333, generator=torch.Generator().manual_seed(0))).to(dtype)
+
+    histogram = histogram_of(values)
+
+    counts, edges = np.histogram(values.double().numpy(), bins=64)
+    assert histogram is not None
+    np.testing.assert_allclose(histogram.edges, edges, rtol=1e-12)
+    if dtype.is_floating_point and dtype is not torch.bfloat16:
+        np.testing.assert_array_equal(histogram.counts, counts)
+    else:  # round values may lie on an edge, where the last bit decides
+        assert histogram.counts.sum() == counts.sum() and abs(histogram.counts - counts).sum() <= 8
+
+
+@pytest.mark.parametrize("value", [0.0, 3.0, 1e20, -0.25])
+def test_values_that_are_all_the_same_have_a_histogram(value: float) -> None:
+    """Within one bin of some width."""
+    histogram = histogram_of(np.full(10, value))
+
+    assert histogram is not None
+    assert histogram.counts.max() == 10 and (np.diff(histogram.edges) > 0).all()
+    (index,) = histogram.counts.nonzero()[0]
+    assert histogram.edges[index] <= value <= histogram.edges[index + 1]
+
+
+def test_what_is_not_finite_is_in_no_histogram() -> None:
+    """Weights that diverge are shown as long as some of them can be; then nothing is."""
+    bad = [float("nan"), float("inf"), float("-inf")]
+
+    some = histogram_of(torch.tensor([1.0, *bad, 2.0]))
+
+    assert some is not None and some.counts.sum() == 2 and some.edges[[0, -1]].tolist() == [1.0, 2.0]
+    assert histogram_of(torch.tensor(bad)) is None
+    assert histogram_of(torch.tensor([])) is None
+
+
+def test_a_pr_curve_is_scikit_learns() -> None:
+    """At each threshold a score that reaches it is taken for positive, the threshold's own number too."""
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.cat([torch.rand(300, generator=generator), torch.arange(127) / 126, torch.tensor([0.0, 1.0])])
+    targets = torch.rand(len(scores), generator=generator) < scores
+
+    curve = pr_curve_of(scores.reshape(3, -1), targets.reshape(3, -1))
+
+    assert len(curve.thresholds) == 127
+    for index, threshold in list(enumerate(curve.thresholds))[::9]:
+        taken = scores.double().numpy() >= threshold
+        assert curve.true_positives[index] == (taken & targets.numpy()).sum()
+        assert curve.false_positives[index] == (taken & ~targets.numpy()).sum()
+        assert curve.true_negatives[index] == (~taken & ~targets.numpy()).sum()
+        assert curve.false_negatives[index] == (~taken & targets.numpy()).sum()
+        assert curve.precision[index] == pytest.approx(precision_score(targets, taken, zero_division=0.0))
+        assert curve.recall[index] == pytest.approx(recall_score(targets, taken, zero_division=0.0))
+
+
+@pytest.mark.parametrize("targets", [np.zeros(4, dtype=np.int64), np.ones(4)])
+def test_a_pr_curve_of_one_class_divides_by_nothing(targets: np.ndarray) -> None:
+    """A batch without positives, or without negatives, is no error."""
+    curve = pr_curve_of(np.array([0.1, 0.2, 0.3, 0.4]), targets)
+
+    assert np.isfinite(curve.precision).all() and np.isfinite(curve.recall).all()
+    assert curve.recall[0] == targets[0]
+
+
+@pytest.mark.parametrize(
+    ("scores", "targets", "words"),
+    [
+        ([0.5, 2.0], [0, 1], r"probabilities in \[0, 1\]: pass logits.sigmoid\(\)"),
+        ([0.5, float("nan")], [0, 1], r"probabilities in \[0, 1\]"),
+        ([0.5, 0.1], [0, 2], "of several classes draw one against the rest"),
+        ([0.5, 0.1], [0, 1, 1], r"one shape, got \(2,\) and \(3,\)"),
+    ],
+)
+def test_what_has_no_pr_curve_is_refused(scores: list[float], targets: list[int], words: str) -> None:
+    """Logits above all."""
+    with pytest.raises(ValueError, match=words):
+        pr_curve_of(torch.tensor(scores), torch.tensor(targets))

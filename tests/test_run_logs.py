@@ -1,0 +1,455 @@
+"""runner.log_image and its like, and loggers that fail: what goes where, at what place, and what ends a run."""
+
+import csv
+import logging
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from runnerkit import dl
+from runnerkit.logger import Step
+from tests.test_no_host_sync import watching
+from tests.tiny import loader, mlp, sgd
+
+
+class Keep(dl.ILogger):
+    """Takes everything."""
+
+    def __init__(self, *, log_batch_metrics=False):
+        self.log_batch_metrics = log_batch_metrics
+        self.calls = []
+
+    def setup(self, *, resumed_at=None):
+        self._note("setup", resumed_at)
+
+    def log_scalars(self, scalars, *, step, scope):
+        self._note("log_scalars", dict(scalars), step, scope)
+
+    def log_hparams(self, hparams, *, environment):
+        self._note("log_hparams", dict(hparams))
+
+    def log_text(self, tag, text, *, step, scope):
+        self._note("log_text", tag, text, step, scope)
+
+    def log_image(self, tag, image, *, step, scope):
+        self._note("log_image", tag, image, step, scope)
+
+    def log_histogram(self, tag, histogram, *, step, scope):
+        self._note("log_histogram", tag, histogram, step, scope)
+
+    def log_pr_curve(self, tag, curve, *, step, scope):
+        self._note("log_pr_curve", tag, curve, step, scope)
+
+    def log_artifact(self, tag, path, *, step, scope):
+        self._note("log_artifact", tag, path, step, scope)
+
+    def log_end(self, error):
+        self._note("log_end", error)
+
+    def flush(self):
+        self._note("flush")
+
+    def close(self):
+        self._note("close")
+
+    def _note(self, *call):
+        self.calls.append(call)
+
+    def of(self, method):
+        return [call[1:] for call in self.calls if call[0] == method]
+
+
+class Fails(Keep):
+    """Raises in one method."""
+
+    def __init__(self, method, error, **options):
+        super().__init__(**options)
+        self.method, self.error = method, error
+
+    def _note(self, *call):
+        super()._note(*call)
+        if call[0] == self.method:
+            raise self.error
+
+
+class Scalars(dl.ILogger):
+    """Takes numbers only."""
+
+    def log_scalars(self, scalars, *, step, scope):
+        pass
+
+
+def train(loggers, *, runner=dl.SupervisedRunner, callbacks=(), **options):
+    model = mlp()
+    return runner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=sgd(model),
+        loaders={"train": loader(16, 4), "valid": loader(8, 4)},
+        callbacks=list(callbacks),
+        loggers={"console": None, **loggers},
+        **{"cpu": True, **options},
+    )
+
+
+def at(event, call):
+    """A callback that calls in `event`."""
+    return type("At", (dl.Callback,), {event: lambda self, runner: call(runner)})()
+
+
+# What users call.
+
+
+def test_each_kind_reaches_the_logger_as_the_contract_says(tmp_path):
+    """Once converted, with its tag and the place in the run."""
+    (tmp_path / "notes.txt").write_text("x")
+
+    def log(runner):
+        runner.log_image("image", torch.full((3, 2, 4), 0.5))
+        runner.log_text("text", "words")
+        runner.log_histogram("weights", runner.model[0].weight)
+        runner.log_pr_curve("curve", scores=torch.tensor([0.1, 0.9]), targets=torch.tensor([0, 1]))
+        runner.log_artifact("file", tmp_path / "notes.txt")
+
+    keep = Keep()
+    train({"keep": keep}, callbacks=[at("on_loader_end", log)], num_epochs=2)
+
+    place = Step("train", "valid", 2, 8)
+    tag, image, step, scope = keep.of("log_image")[-1]
+    assert (tag, image.shape, image.dtype, image.max(), step, scope) == (
+        "image",
+        (2, 4, 3),
+        np.uint8,
+        128,
+        place,
+        "loader",
+    )
+    assert keep.of("log_text")[-1] == ("text", "words", place, "loader")
+    assert keep.of("log_histogram")[-1][1].counts.sum() == 6 * 16
+    assert keep.of("log_pr_curve")[-1][1].true_positives[0] == 1
+    assert keep.of("log_artifact")[-1] == ("file", tmp_path / "notes.txt", place, "loader")
+    assert [len(keep.of(method)) for method in ("log_image", "log_text", "log_histogram", "log_pr_curve")] == [4] * 4
+
+
+def test_a_figure_is_logged_as_its_picture():
+    """Matplotlib's, without pyplot."""
+    figure = pytest.importorskip("matplotlib.figure").Figure(figsize=(3, 2), dpi=50)
+    keep = Keep()
+
+    train({"keep": keep}, callbacks=[at("on_epoch_end", lambda runner: runner.log_figure("figure", figure))])
+
+    [(tag, image, step, _)] = keep.of("log_image")
+    assert (tag, image.shape, step.epoch) == ("figure", (100, 150, 3), 1)
+
+
+def test_what_a_training_step_logs_has_the_scope_of_steps():
+    """From handle_batch and callbacks; that of evaluation, and between loaders, counts for the pass."""
+
+    class Talks(dl.SupervisedRunner):
+        def handle_batch(self, batch):
+            super().handle_batch(batch)
+            self.log_text("said", self.loader_key)
+
+    keep = Keep(log_batch_metrics=True)
+    train(
+        {"keep": keep},
+        runner=Talks,
+        callbacks=[at("on_epoch_end", lambda runner: runner.log_text("end", "x"))],
+        log_every=2,
+    )
+
+    said = [(text, step.batch, scope) for tag, text, step, scope in keep.of("log_text") if tag == "said"]
+    assert [each for each in said if each[0] == "train"] == [("train", step, "batch") for step in (1, 2, 3, 4)]
+    assert [each for each in said if each[0] == "valid"] == [("valid", 4, "loader")] * 2
+    assert keep.of("log_text")[-1][-1] == "loader"
+    places = [call[-2] for call in keep.calls if call[0] in ("log_scalars", "log_text")]
+    assert [step.batch for step in places] == sorted(step.batch for step in places)  # queued steps are not overtaken
+
+
+def test_where_nobody_takes_it_nothing_is_looked_at():
+    """Not even whether it is an image: no rank without loggers pays, nor does a run whose loggers take numbers only."""
+
+    class Logs(dl.SupervisedRunner):
+        def handle_batch(self, batch):
+            super().handle_batch(batch)
+            self.log_image("image", None)
+            self.log_figure("figure", None)
+            self.log_text("text", None)
+            self.log_histogram("values", None)
+            self.log_pr_curve("curve", scores=None, targets=None)
+            self.log_artifact("file", None)
+
+    train({}, runner=Logs)
+    train({"scalars": Scalars()}, runner=Logs)
+
+
+def test_where_nobody_takes_it_the_device_is_not_waited_for():
+    """Where somebody does, it is: for one picture here."""
+
+    class Logs(dl.SupervisedRunner):
+        def handle_batch(self, batch):
+            super().handle_batch(batch)
+            watch.is_armed = True
+            self.log_image("image", self.batch["features"])
+            self.log_histogram("values", self.batch["features"])
+            watch.is_armed = False
+
+    with watching() as watch:
+        train({"scalars": Scalars()}, runner=Logs)
+        unread = dict(watch.places)
+        train({"keep": Keep()}, runner=Logs)
+
+    assert unread == {}
+    assert watch.places["media.py:image_of"] > 0
+
+
+@pytest.mark.parametrize("engine", [dl.DistributedDataParallelEngine, dl.FullyShardedDataParallelEngine])
+def test_rank_zero_alone_logs_and_waits_for_nobody(tmp_path, engine):
+    """All ranks may call; of weights that are sharded it has its own part."""
+
+    class Count(Scalars):
+        def log_histogram(self, tag, histogram, *, step, scope):
+            with (tmp_path / "tags").open("a") as file:
+                file.write(f"{tag} {histogram.counts.sum()}\n")
+
+    def log(runner):
+        runner.log_histogram(f"rank {runner.engine.rank}", runner.model[0].weight)
+
+    train({"count": Count()}, callbacks=[at("on_epoch_end", log)], engine=engine(2, device="cpu"), cpu=False)
+
+    num_weights = 6 * 16 // (2 if engine is dl.FullyShardedDataParallelEngine else 1)
+    assert (tmp_path / "tags").read_text() == f"rank 0 {num_weights}\n"
+
+
+def test_after_the_run_nothing_is_logged(tmp_path):
+    """Its files are closed."""
+    runner = train({}, logdir=tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+
+    runner.log_text("late", "x")
+    runner.log_hparams({"late": 1})
+
+    assert runner.loggers == {} and sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_is_logged_before_the_loggers_are_open_is_kept_for_them():
+    """Until then a run may be refused, and must leave nothing; the trial batch of a check logs nothing."""
+
+    class Early(dl.SupervisedRunner):
+        def on_stage_start(self, runner):
+            super().on_stage_start(runner)
+            self.log_text("model", str(self.model))
+            self.log_hparams({"size": 7})
+
+        def handle_batch(self, batch):
+            super().handle_batch(batch)
+            self.log_text("batch", "x")
+
+    keep = Keep()
+    stop = dl.EarlyStoppingCallback(1, "valid", "loss", minimize=True)  # has one batch evaluated before training
+    train({"keep": keep}, runner=Early, callbacks=[stop], hparams={"lr": 0.1})
+
+    assert keep.of("log_hparams") == [({"lr": 0.1, "size": 7},)]
+    tags = [tag for tag, *_ in keep.of("log_text")]
+    assert tags == ["model"] + ["batch"] * 6
+    assert keep.of("log_text")[0][2] == Step("train", "", 0, 0)
+
+
+def test_hparams_may_come_later():
+    """The loggers get all that there are by then."""
+    keep = Keep()
+
+    train({"keep": keep}, callbacks=[at("on_epoch_end", lambda runner: runner.log_hparams({"b": 2}))], hparams={"a": 1})
+
+    assert keep.of("log_hparams") == [({"a": 1},), ({"a": 1, "b": 2},)]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda runner: runner.log_image(torch.zeros(4, 4), "x"), TypeError, "a tag is a name such as 'samples'"),
+        (lambda runner: runner.log_text("", "x"), TypeError, "a tag is a name"),
+        (lambda runner: runner.log_text("x", 3), TypeError, "a text is a str, got int"),
+        (lambda runner: runner.log_artifact("x", "nowhere.txt"), FileNotFoundError, "no file or folder .*nowhere.txt"),
+        (lambda runner: runner.log_image("x", torch.zeros(4)), ValueError, r"got \(4,\)"),
+    ],
+)
+def test_a_wrong_use_is_an_error_of_the_caller_and_not_of_the_logger(call, error, words):
+    """It is named, and ends the run where the call stands."""
+    with pytest.raises(error, match=words):
+        train({"keep": Keep()}, callbacks=[at("on_epoch_end", call)])
+
+
+# Loggers that fail.
+
+METHODS = ["setup", "log_hparams", "log_scalars", "log_text", "flush", "log_end", "close"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_logger_that_fails_is_warned_of_once_and_left_out(caplog, method):
+    """Whatever it fails in, training goes on, and the others get all of it."""
+    keep, bad = (
+        Keep(log_batch_metrics=True),
+        Fails(method, ConnectionError("the service is away"), log_batch_metrics=True),
+    )
+
+    with caplog.at_level(logging.WARNING):
+        runner = train(
+            {"bad": bad, "keep": keep},
+            callbacks=[at("on_epoch_end", lambda runner: runner.log_text("x", "y"))],
+            num_epochs=3, log_every=1,
+        )  # fmt: skip
+
+    assert runner.epoch_step == 3
+    [record] = caplog.records
+    assert "logger 'bad' (Fails) failed" in record.getMessage()
+    assert "ConnectionError('the service is away')" in record.getMessage()
+    assert bad.calls[-1] == ("close",) and len(bad.of(method)) == 1
+    assert len(keep.of("log_scalars")) == 3 * (4 + 2) and len(keep.of("close")) == 1
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_essential_logger_that_fails_ends_the_run(method):
+    """With what it raised; the others are closed all the same."""
+    keep, bad = Keep(log_batch_metrics=True), Fails(method, ConnectionError("the disk is away"), log_batch_metrics=True)
+    bad.is_essential = True
+
+    with pytest.raises(ConnectionError, match="the disk is away"):
+        train({"bad": bad, "keep": keep}, callbacks=[at("on_epoch_end", lambda runner: runner.log_text("x", "y"))])
+
+    assert len(keep.of("close")) == 1
+
+
+def test_files_of_the_library_are_essential_and_the_console_is_not(tmp_path):
+    """A table that ends in the middle looks like a whole one, and a resumed run promises the same."""
+    files = (dl.CSVLogger(tmp_path), dl.JSONLLogger(tmp_path), dl.TensorboardLogger(tmp_path))
+
+    assert all(each.is_essential for each in files)
+    assert not dl.ConsoleLogger().is_essential and not Scalars().is_essential
+
+
+class Broken:
+    """A file that cannot be written to: a terminal that is gone."""
+
+    def write(self, text):
+        raise BrokenPipeError("nobody reads")
+
+    flush = write
+
+
+def test_a_console_that_is_gone_does_not_end_the_run(caplog):
+    """Nor does it keep the table from being written."""
+    runner = train({"console": dl.ConsoleLogger(file=Broken())}, num_epochs=2)
+
+    assert runner.epoch_step == 2
+    assert [record.getMessage() for record in caplog.records] == [
+        "logger 'console' (ConsoleLogger) failed, and the run goes on without it: BrokenPipeError('nobody reads')"
+    ]
+
+
+def test_a_full_disk_ends_the_run_that_logs_to_it(tmp_path, monkeypatch):
+    """Unless the user says that the log is not essential."""
+    for logger in (dl.CSVLogger, dl.JSONLLogger):
+        monkeypatch.setattr(logger, "log_scalars", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left")))
+    spare = dl.CSVLogger(tmp_path / "spare")
+    spare.is_essential = False
+
+    with pytest.raises(OSError, match="No space left"):
+        train({"jsonl": dl.JSONLLogger(tmp_path / "a")})
+    assert train({"spare": spare}).epoch_step == 1
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("no such project"), TypeError("x"), KeyError("x"), ImportError("x"), FileExistsError("x")]
+)
+def test_a_logger_used_wrongly_is_refused_before_training(error):
+    """A key that is missing or a package that is not there can be cured at once; nobody wants to train first."""
+    steps = []
+
+    with pytest.raises(type(error)):
+        train({"bad": Fails("setup", error)}, callbacks=[at("on_batch_end", lambda runner: steps.append(1))])
+
+    assert steps == []
+
+
+def test_how_the_run_ended_is_told_before_the_logger_closes():
+    """None if well, else what it ended with."""
+    keep, other = Keep(), Keep()
+
+    def fail(runner):
+        raise LookupError("mine")
+
+    train({"keep": keep})
+    with pytest.raises(LookupError):
+        train({"other": other}, callbacks=[at("on_epoch_end", fail)])
+
+    assert keep.calls[-2:] == [("log_end", None), ("close",)]
+    assert isinstance(other.of("log_end")[0][0], LookupError) and other.calls[-1] == ("close",)
+
+
+def test_the_error_of_the_run_is_not_hidden_by_a_logger_that_fails_to_close():
+    """It carries a note."""
+
+    def fail(runner):
+        raise LookupError("mine")
+
+    with pytest.raises(LookupError) as caught:
+        train({"bad": Fails("close", TimeoutError("theirs"))}, callbacks=[at("on_epoch_end", fail)])
+
+    assert "Fails.close raised TimeoutError('theirs')" in caught.value.__notes__
+
+
+# Several loggers.
+
+
+def test_several_loggers_of_a_kind_write_side_by_side(tmp_path):
+    """The default ones are there beside those given."""
+    more = {"mine": dl.CSVLogger(tmp_path / "mine"), "jsonl": dl.JSONLLogger(tmp_path / "log")}
+
+    train(more, logdir=tmp_path / "log", num_epochs=2)
+
+    tables = [(tmp_path / folder / "csv" / "valid.csv").read_text() for folder in ("log", "mine")]
+    assert tables[0] == tables[1] and len(tables[0].splitlines()) == 3
+    assert (tmp_path / "log" / "metrics.jsonl").exists() and (tmp_path / "log" / "tensorboard" / "valid").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("loggers", "error", "words"),
+    [
+        ([dl.ConsoleLogger()], TypeError, r"loggers must be a dict such as \{'mine': MyLogger\(\)\}, got list"),
+        ({"mine": "wandb"}, TypeError, "logger 'mine' is a str; expected an object, a runnerkit ILogger"),
+        ({"mine": dl.CSVLogger}, TypeError, "logger 'mine' is the class CSVLogger; expected an object"),
+    ],
+)
+def test_what_is_no_logger_is_refused(loggers, error, words):
+    """With its key, before any process is started."""
+    with pytest.raises(error, match=words):
+        dl.SupervisedRunner().train(loaders={"train": loader(4, 4)}, loggers=loggers)
+
+
+def test_two_loggers_that_would_write_the_same_files_are_refused(tmp_path):
+    """Another one beside the default, say."""
+    with pytest.raises(
+        ValueError, match=r"loggers 'csv' and 'mine' would write over each other in .*replace the other"
+    ):
+        train({"mine": dl.CSVLogger(tmp_path)}, logdir=tmp_path)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_resumed_run_does_not_log_again_what_came_before_its_first_epoch(tmp_path):
+    """Its place is before the checkpoint, where the run that was killed logged it."""
+
+    class Early(dl.SupervisedRunner):
+        def on_stage_start(self, runner):
+            super().on_stage_start(runner)
+            self.log_text("model", "words")
+
+    for num_epochs in (1, 2):
+        keep = Keep()
+        train({"keep": keep}, runner=Early, logdir=tmp_path, resume="auto", num_epochs=num_epochs)
+        assert len(keep.of("log_text")) == (1 if num_epochs == 1 else 0)
+    with (tmp_path / "csv" / "train.csv").open() as file:
+        assert [row["epoch"] for row in csv.DictReader(file)] == ["1", "2"]
