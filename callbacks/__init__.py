@@ -54,6 +54,7 @@ from runnerkit.callbacks.run_summary import RunSummaryCallback
 from runnerkit.callbacks.scheduler import SchedulerCallback
 from runnerkit.callbacks.segmentation import DiceCallback, IOUCallback, TrevskyCallback
 from runnerkit.callbacks.swa import SWACallback
+from runnerkit.callbacks.system_metrics import SystemMetricsCallback
 from runnerkit.callbacks.timer import TimerCallback
 from runnerkit.callbacks.verify_ranks import VerifyRanksCallback
 
@@ -109,6 +110,7 @@ __all__ = [
     "RunSummaryCallback",
     "SWACallback",
     "SchedulerCallback",
+    "SystemMetricsCallback",
     "TimerCallback",
     "TqdmCallback",
     "TrevskyCallback",

@@ -13,7 +13,7 @@ from runnerkit.types import Metrics
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner
 
-# To draw takes some 10 ms, and waits for the device.
+# To draw takes some 4 ms, and waits for the device.
 REFRESH_S = 0.5
 
 

@@ -8,6 +8,8 @@ if __name__ != "runnerkit.loggers":
 from runnerkit.loggers.console import ConsoleLogger
 from runnerkit.loggers.csv import CSVLogger
 from runnerkit.loggers.jsonl import JSONLLogger
+from runnerkit.loggers.mlflow import MLflowLogger
 from runnerkit.loggers.tensorboard import TensorboardLogger
+from runnerkit.loggers.wandb import WandbLogger
 
-__all__ = ["CSVLogger", "ConsoleLogger", "JSONLLogger", "TensorboardLogger"]
+__all__ = ["CSVLogger", "ConsoleLogger", "JSONLLogger", "MLflowLogger", "TensorboardLogger", "WandbLogger"]

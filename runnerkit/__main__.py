@@ -14,6 +14,7 @@ def main() -> int:
         return 2
     from runnerkit.cli import main as run
 
+    sys.path.insert(0, "")  # components of configs are looked up in the current folder too, as by `python -m`
     return run()
 
 

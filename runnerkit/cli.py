@@ -14,7 +14,7 @@ import typer
 from typer.main import get_command
 
 from runnerkit.config import read_config
-from runnerkit.configured_run import FILE, choose_logdir, make_run, save_config
+from runnerkit.configured_run import FILE, TrainingError, choose_logdir, make_run, save_config, train
 from runnerkit.doctor import examine
 from runnerkit.engines.process_environment import describe_launcher, get_rank
 from runnerkit.environment import describe_environment
@@ -53,7 +53,7 @@ Which = Annotated[Literal["best", "last"], typer.Option(help="of the checkpoints
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; return its exit code: 1 if it found something broken, 2 for a wrong use."""
+    """Run one command; return its exit code: 1 if it found something broken or training raised, 2 for a wrong use."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         # Not app(), which puts its own hook in the way of tracebacks.
@@ -62,6 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command = next((word for word in arguments if not word.startswith("-")), "")
         sys.stderr.write(f"runnerkit {command}: {error}\n")
         return 2
+    except TrainingError as error:  # no wrong use: whoever reads it wants to know where
+        traceback.print_exception(error.__cause__)
+        return 1
     except SystemExit as end:  # how typer ends, whatever came of it
         return end.code if isinstance(end.code, int) else 0
     raise AssertionError("a command ends in SystemExit")
@@ -118,20 +121,12 @@ def run(
     runner, arguments = make_run(config)
     if get_rank() == 0:
         save_config(config, folder / FILE)
-    try:
-        runner.train(**{**arguments, "logdir": folder}, resume="auto" if resume else None)
-    except Exception as error:
-        if runner.engine is None:  # what `train` refuses before it begins
-            raise ValueError(f"{file}: {error}") from error
-        traceback.print_exc()  # of training: whoever reads it wants to know where
-        raise typer.Exit(1) from None
+    train(config, runner, {**arguments, "logdir": folder, "resume": "auto" if resume else None})
     if get_rank() == 0:
         typer.echo(folder)
 
 
-@app.command(
-    epilog="Example: runnerkit tune config.yaml --trials 20 optimizer.lr=1e-4..0.1:log model.1.out_features=32,64"
-)
+@app.command(epilog="Example: runnerkit tune config.yaml --trials 20 optimizer.lr=1e-4..0.1:log hparams.width=32,64")
 def tune(
     file: Annotated[Path, typer.Argument(help="a config", metavar="FILE", show_default=False)],
     overrides: Overrides = None,
@@ -151,7 +146,7 @@ def tune(
     typer.echo(f"runnerkit run {folder / BEST}")
 
 
-@app.command(epilog="Example: runnerkit export logs/fashion_mnist --to onnx -o clothes.onnx")
+@app.command(epilog="Example: runnerkit export logs/digits --to onnx -o digits.onnx")
 def export(
     source: Annotated[
         Path, typer.Argument(help="a logdir, or a checkpoint in one", metavar="LOGDIR|CHECKPOINT", show_default=False)

@@ -56,6 +56,14 @@ class Config:
             place = self._place(key, str(error).partition("full_key: ")[2])
             raise self.refused(place, self._failure(error.__cause__ or error, at(self.values, place))) from error
 
+    def check(self, key: str) -> None:
+        """Hold the component at `key`, and what is nested in it, against what they take, without making any.
+
+        Raises:
+            ValueError: one is unknown, takes no such argument, or one of another type.
+        """
+        self._checked(at(self.values, key), key)
+
     def check_call(self, values: dict[str, Any], key: str, target: Callable[..., Any]) -> dict[str, Any]:
         """Hold named values against what `target` takes; return them, plain ones converted to the types it asks for."""
         parameters = _parameters(target)
@@ -93,6 +101,7 @@ class Config:
         return found  # type: ignore[no-any-return]  # it is callable
 
     def converted(self, value: Any, hint: Any, key: str) -> Any:
+        """Return a plain value as the type that `hint` asks for: "3" as 3, a string as a Path."""
         pydantic = _package("pydantic")
         try:
             adapter = pydantic.TypeAdapter(hint, config={"arbitrary_types_allowed": True})

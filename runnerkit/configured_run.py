@@ -29,6 +29,25 @@ _NOT_SAVED = {"logdir", "search"}
 _TRACES = ("csv", "checkpoints", "tensorboard")  # what a run leaves in its logdir
 
 
+class TrainingError(Exception):
+    """Training raised, for a reason that is its cause."""
+
+
+def train(config: Config, runner: Runner, arguments: dict[str, Any]) -> None:
+    """Train.
+
+    Raises:
+        ValueError: the arguments will not do, as was seen before it began.
+        TrainingError: something was raised later.
+    """
+    try:
+        runner.train(**arguments)
+    except Exception as error:
+        if runner.engine is None:
+            raise ValueError(f"{config.path}: {error}") from error
+        raise TrainingError from error
+
+
 def make_run(config: Config) -> tuple[Runner, dict[str, Any]]:
     """Make the runner and the arguments of its `train`, from the config's seed.
 
@@ -39,6 +58,8 @@ def make_run(config: Config) -> tuple[Runner, dict[str, Any]]:
     for key in config.values:
         if key not in {*_PARTS, *_ENGINE, *plain, "search"}:
             raise config.refused(key, f"no such key; there are {', '.join((*_PARTS, *_ENGINE, *plain))}")
+    for key in _PARTS:
+        config.check(key)  # all of them before any is made
     given = {key: value for key, value in config.values.items() if key in plain}
     arguments = {"seed": SEED, **config.check_call(given, "", Runner.train), "engine": _make_engine(config)}
     set_global_seed(arguments["seed"])  # the initial weights

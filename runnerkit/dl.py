@@ -54,6 +54,7 @@ from runnerkit.callbacks import (
     RunSummaryCallback,
     SchedulerCallback,
     SWACallback,
+    SystemMetricsCallback,
     TimerCallback,
     TqdmCallback,
     TrevskyCallback,
@@ -97,7 +98,14 @@ from runnerkit.engines import (
     get_available_engine,
 )
 from runnerkit.logger import ILogger
-from runnerkit.loggers import ConsoleLogger, CSVLogger, JSONLLogger, TensorboardLogger
+from runnerkit.loggers import (
+    ConsoleLogger,
+    CSVLogger,
+    JSONLLogger,
+    MLflowLogger,
+    TensorboardLogger,
+    WandbLogger,
+)
 from runnerkit.precision import AMP, FP32, Precision
 from runnerkit.runner import IRunner
 from runnerkit.supervised import SupervisedRunner
@@ -173,6 +181,7 @@ __all__ = [
     "LRScaleCallback",
     "LoaderMetricCallback",
     "MAPCallback",
+    "MLflowLogger",
     "MRRCallback",
     "MetricAggregationCallback",
     "ModelSummaryCallback",
@@ -194,6 +203,7 @@ __all__ = [
     "SWACallback",
     "SchedulerCallback",
     "SupervisedRunner",
+    "SystemMetricsCallback",
     "TensorLoader",
     "TensorRows",
     "TensorboardLogger",
@@ -201,6 +211,7 @@ __all__ = [
     "TqdmCallback",
     "TrevskyCallback",
     "VerifyRanksCallback",
+    "WandbLogger",
     "WarmupLR",
     "WorkerError",
     "choose_engine",

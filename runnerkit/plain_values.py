@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -26,3 +26,16 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(each) for each in value]
     return str(value)
+
+
+def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield what nested dicts hold, by names with dots.
+
+    >>> list(flat({"lr": 0.5, "model": {"depth": 2}}))
+    [('lr', 0.5), ('model.depth', 2)]
+    """
+    if not isinstance(value, dict):
+        yield name, value
+        return
+    for key, each in value.items():
+        yield from flat(each, f"{name}.{key}" if name else str(key))

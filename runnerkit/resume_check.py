@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
-from runnerkit.plain_values import plain
+from runnerkit.plain_values import flat, plain
 from runnerkit.types import StateDict, as_dict
 from runnerkit.version import __version__
 from runnerkit.warmup import WarmupLR
@@ -147,7 +147,7 @@ def settings_of(runner: IRunner) -> dict[str, Any]:
 
 
 def _settings(runner: IRunner) -> Iterator[tuple[str, Any]]:
-    yield from _flat("hparams", plain(runner.hparams))
+    yield from flat(plain(runner.hparams), "hparams")
     yield "seed", runner.seed
     yield "valid_every_steps", runner.valid_every_steps
     yield "precision", type(runner.engine.precision).__name__
@@ -160,7 +160,7 @@ def _settings(runner: IRunner) -> Iterator[tuple[str, Any]]:
         name = f"optimizer {key}".strip()
         yield name, type(optimizer).__name__
         # As it was made: of the groups' options some change while the run goes on.
-        yield from _flat(name, plain(getattr(optimizer, "defaults", {})))
+        yield from flat(plain(getattr(optimizer, "defaults", {})), name)
 
 
 def _schedulers(runner: IRunner) -> Iterator[tuple[str, Any]]:
@@ -182,14 +182,6 @@ def _arguments(scheduler: Any) -> dict[str, Any]:
         return {}  # the user's own may change such an attribute with each step
     names = inspect.signature(type(scheduler)).parameters.keys() - {"optimizer", "last_epoch", "after", "schedulers"}
     return {key.lstrip("_"): value for key, value in vars(scheduler).items() if key.lstrip("_") in names}
-
-
-def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if not isinstance(value, dict):
-        yield name, value
-        return
-    for key, each in value.items():
-        yield from _flat(f"{name}.{key}", each)
 
 
 def warn_of_changes(saved: Mapping[str, Any], passed: Mapping[str, Any], now: Mapping[str, Any], source: str) -> None:

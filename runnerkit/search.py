@@ -9,7 +9,7 @@ from typing import Any
 
 from runnerkit.callbacks import OptunaPruningCallback
 from runnerkit.config import Config, read_config
-from runnerkit.configured_run import FILE, SEED, make_run, save_config
+from runnerkit.configured_run import FILE, SEED, TrainingError, make_run, save_config, train
 from runnerkit.engines.process_environment import ProcessEnvironment
 
 BEST = "best.yml"
@@ -34,7 +34,7 @@ def search(
     optuna = _optuna()
     ranges, overrides = _ranges(overrides)
     config = read_config(path, overrides, given)
-    ranges = {**config.values.get("search", {}), **ranges}
+    ranges = {**(config.values.get("search") or {}), **ranges}
     if not ranges:
         raise config.refused("search", "no ranges; give some there, or as KEY=LOW..HIGH or KEY=THIS,THAT")
     if ProcessEnvironment.read() is not None:
@@ -43,7 +43,7 @@ def search(
         raise FileExistsError(f"{logdir} holds the trials of a search: choose another by --logdir")
 
     def objective(trial: Any) -> float:
-        chosen = [f"{key}={suggest(trial, key, str(text))}" for key, text in ranges.items()]
+        chosen = [f"{key}={suggest(trial, key, text)}" for key, text in ranges.items()]
         return _train(read_config(path, [*overrides, *chosen], given), trial, logdir / f"trial-{trial.number:03}")
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -55,12 +55,13 @@ def search(
     return study.best_value, study.best_params
 
 
-def suggest(trial: Any, key: str, text: str) -> Any:
-    """Let an Optuna trial choose from "low..high", "low..high:log", of integers if both are, or "this,that".
+def suggest(trial: Any, key: str, given: str | list[Any]) -> Any:
+    """Let an Optuna trial choose from "low..high", "low..high:log", of integers if both are, "this,that", or a list.
 
     Raises:
         ValueError: it is none of these.
     """
+    text = ",".join(map(str, given)) if isinstance(given, list) else str(given)
     if ".." not in text:
         return trial.suggest_categorical(key, text.split(","))
     ends, _, scale = text.partition(":")
@@ -110,7 +111,12 @@ def _train(config: Config, trial: Any, logdir: Path) -> float:
         callbacks = given if isinstance(given, dict) else {str(place): each for place, each in enumerate(given)}
         arguments["callbacks"] = {**callbacks, "_pruning": OptunaPruningCallback(trial, loader, metric)}
     save_config(config, logdir / FILE)
-    runner.train(**{**arguments, "logdir": logdir})
+    try:
+        train(config, runner, {**arguments, "logdir": logdir})
+    except TrainingError as error:
+        if isinstance(error.__cause__, _optuna().TrialPruned):
+            raise error.__cause__ from None
+        raise
     scores = [epoch[loader][metric] for epoch in runner.experiment_metrics.values()]
     return min(scores) if trial.study.direction.name == "MINIMIZE" else max(scores)
 

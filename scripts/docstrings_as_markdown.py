@@ -20,4 +20,5 @@ class DocstringsAsMarkdown(griffe.Extension):
             text = EXAMPLE.sub(lambda example: f"```pycon\n{example[0]}\n```", obj.docstring.value)
             text = SECTION.sub(r"\n\n\1:\n", text)  # griffe wants an empty line before each
             text = text.replace(": >=", ": \\>=")  # no quotation
-            obj.docstring.value = OTHER.sub(r"`\1`", CLASS.sub(r"[`\1`][runnerkit.dl.\1]", text))
+            facade = "runnerkit.contrib" if obj.path.startswith("runnerkit.contrib.") else "runnerkit.dl"
+            obj.docstring.value = OTHER.sub(r"`\1`", CLASS.sub(rf"[`\1`][{facade}.\1]", text))

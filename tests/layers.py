@@ -106,6 +106,8 @@ OPTIONAL = {
     "optuna",
     "onnx",
     "onnxscript",
+    "mlflow",
+    "wandb",
 }
 # With their reasons: the default of IRunner.get_engine must name some engine, and the command line may name another.
 ALLOWED = {("runnerkit.runner", "runnerkit.engines.choose"), ("runnerkit.runner", "runnerkit.engines.by_name")}

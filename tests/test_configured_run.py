@@ -81,7 +81,7 @@ def test_a_config_trains_what_the_loop_by_hand_does(folder):
     assert torch.equal(weights(runner.model), weights(model))
 
 
-@pytest.mark.parametrize("engine", [["--engine", "cpu"], ["--engine", "ddp", "--nproc", "2", "--precision", "bf16"]])
+@pytest.mark.parametrize("engine", [["--engine", "cpu"], ["--engine", "dp", "--precision", "bf16"]])
 def test_the_saved_config_gives_the_same_bits(folder, capsys, engine):
     """Shuffling and dropout included; overrides and options are in it; it is logged beside the first."""
     assert main(["run", "config.yaml", *engine, "hparams.lr=0.05", "num_epochs=3"]) == 0
@@ -146,6 +146,7 @@ def test_an_engine_may_be_a_component(folder):
     assert (arguments["engine"].num_processes, arguments["engine"].timeout_s) == (3, 5)
 
 
+@pytest.mark.slow
 def test_the_example_trains_and_its_config_gives_the_same_bits(folder):
     """Fashion-MNIST's layout with few images, two processes; ten classes, of which chance is right about 0.1."""
     write_fashion_mnist("small", num_train=600, num_test=200)
@@ -172,30 +173,39 @@ def test_a_script_trains_on_the_engine_of_the_command_line(folder):
         "model = mlp()\n"
         "runner = dl.SupervisedRunner().train(model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model),\n"
         "    loaders={'train': loader(16, 8)}, engine=dl.CPUEngine(), **quiet())\n"
-        "print(type(runner.engine).__name__, runner.engine.num_processes, sys.argv)\n"
+        "print(type(runner.engine).__name__, type(runner.engine.precision).__name__, sys.argv)\n"
         "sys.exit(7)\n"
     )
-    command = [
-        sys.executable,
-        "-m",
-        "runnerkit",
-        "run",
-        "train.py",
-        "--engine",
-        "ddp",
-        "--nproc",
-        "3",
-        "--",
-        "--lr",
-        "1",
-    ]
+    options = ["--engine", "dp", "--precision", "amp", "--", "--lr", "1"]
+    command = [sys.executable, "-m", "runnerkit", "run", "train.py", *options]
 
     done = subprocess.run(
         command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
     )
 
     assert done.returncode == 7, done.stderr
-    assert done.stdout == "DistributedDataParallelEngine 3 ['train.py', '--lr', '1']\n"
+    assert done.stdout == "DataParallelEngine AMP ['train.py', '--lr', '1']\n"
+
+
+def test_components_are_found_in_the_current_folder(folder):
+    """By the installed command too, which has its own folder in the path instead."""
+    Path("mine.py").write_text("from tests.tiny import mlp\n\n\ndef model() -> object:\n    return mlp()\n")
+    code = "import sys; from runnerkit.__main__ import main; sys.exit(main())"
+    words = ["run", "config.yaml", "model={_target_: mine.model}", "num_epochs=1"]
+
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code, *words], env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False
+    )
+
+    assert done.returncode == 0
+
+
+def test_everything_is_checked_before_anything_is_made(folder, capsys):
+    """A mistake in the last part is found though the first one cannot be made."""
+    words = ["model._args_.2.p=2", "callbacks.0.topc=[1]"]
+
+    assert main(["run", "config.yaml", *words]) == 2
+    assert "AccuracyCallback takes no 'topc'; it takes input_key, target_key, topk," in capsys.readouterr().err
 
 
 def test_what_training_raises_keeps_its_traceback(folder, capsys):
@@ -283,25 +293,25 @@ def test_a_file_that_is_no_config_is_one_line(folder, capsys, file, text, words)
     assert words in error and len(error.splitlines()) == 1
 
 
+def test_processes_of_a_launcher_are_told_to_share_a_folder(folder, capsys, monkeypatch):
+    """They could not agree on the first name that is free."""
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+
+    assert main(["run", "config.yaml"]) == 2
+    assert "started several processes: pass --logdir, which they share" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_torchrun_starts_the_command(folder):
-    """Each process reads the config, one writes; without a logdir they could not agree on one."""
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-        "-m",
-        "runnerkit",
-        "run",
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    """Each process reads the config, one writes."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [*launcher, "-m", "runnerkit", "run", "config.yaml", "--engine", "ddp", "--logdir", "two"]
 
-    good = subprocess.run([*command, "config.yaml", "--engine", "ddp", "--logdir", "two"], env=environment, check=False)
-    bad = subprocess.run([*command, "config.yaml"], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
+    )
 
-    assert good.returncode == 0 and bad.returncode != 0
-    assert "torchrun started several processes: pass --logdir, which they share" in bad.stderr
-    assert main(["run", "config.yaml", "--engine", "ddp", "--nproc", "2", "--logdir", "own"]) == 0
-    assert_same_bits(trained("two"), trained("own"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "two\n" and Path("two", "config.yml").is_file()
+    assert json.loads(Path("two", "environment.json").read_text())["engine"]["num_processes"] == 2

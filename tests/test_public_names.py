@@ -101,6 +101,7 @@ def printed_by(code):
 def test_importing_the_package_loads_no_optional_package():
     """None of these comes with `import runnerkit`, unless torch itself brings it."""
     costly = ("torchmetrics", "pandas", "matplotlib", "tensorboard", "torchvision", "sklearn", "PIL", "rich")
+    costly += ("typer", "hydra", "omegaconf", "pydantic", "optuna", "mlflow", "wandb")
 
     extra = loaded_by("import runnerkit, runnerkit.dl, runnerkit.utils, runnerkit.contrib") - loaded_by("import torch")
 

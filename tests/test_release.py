@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,7 @@ def test_the_version_stands_in_one_place():
     """It is a semantic one; the package's metadata take it from the module, the README's sentences equal it."""
     assert re.fullmatch(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)", __version__)
     assert setup_cfg()["metadata"]["version"] == "attr: runnerkit.version.__version__"
-    assert set(re.findall(r"(?:version|Engines in) (\d+\.\d+\.\d+)", read("README.md"))) == {__version__}
+    assert set(re.findall(r"(?:version|Engines in)\s(\d+\.\d+\.\d+)", read("README.md"))) == {__version__}
     assert "version:" not in read("CITATION.cff").replace("cff-version:", "")
 
 
@@ -109,6 +110,17 @@ def test_extras_that_messages_name_exist():
         for name in group.split(",")
     }
     assert {"metrics", "tensorboard"} <= named <= extras
+
+
+def test_type_checkers_read_every_example():
+    """By the files that pyproject.toml names, and those that `make check` has checked apart."""
+    tools = tomllib.loads(read("pyproject.toml"))["tool"]
+    patterns = [*tools["mypy"]["files"], *re.findall(r"/mypy (examples/\S+)", read("Makefile"))]
+    named = [path for pattern in patterns for path in ROOT.glob(pattern)]
+
+    checked = {path for each in named for path in (each.rglob("*.py") if each.is_dir() else [each])}
+    assert set((ROOT / "examples").rglob("*.py")) <= checked
+    assert {"runnerkit", "examples"} <= set(tools["basedpyright"]["include"])
 
 
 def test_the_workflow_does_what_ci_does_and_nothing_else():

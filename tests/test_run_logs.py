@@ -437,6 +437,10 @@ def test_two_loggers_that_would_write_the_same_files_are_refused(tmp_path):
         train({"mine": dl.CSVLogger(tmp_path)}, logdir=tmp_path)
 
     assert list(tmp_path.iterdir()) == []
+    mine, other = Keep(), Keep()  # which files the user's own write there is not known
+    mine.logdir = other.logdir = tmp_path
+    train({"mine": mine, "other": other})
+    assert mine.calls and other.calls
 
 
 def test_a_resumed_run_does_not_log_again_what_came_before_its_first_epoch(tmp_path):

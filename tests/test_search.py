@@ -1,9 +1,11 @@
 """`runnerkit tune`: the best of what was tried, and the config that gives it again."""
 
+from functools import partial
 from pathlib import Path
 
 import optuna
 import pytest
+from optuna.pruners import ThresholdPruner
 
 from runnerkit import read_metrics
 from runnerkit.cli import main
@@ -37,10 +39,9 @@ def best_loss(logdir):
     return metrics[(metrics["loader"] == "valid") & (metrics["metric"] == "loss")]["value"].min()
 
 
-@pytest.mark.parametrize("engine", ["cpu", "ddp"])
-def test_the_best_is_found_and_given_again(folder, capsys, engine):
+def test_the_best_is_found_and_given_again(folder, capsys):
     """Of two learning rates one learns nothing; best.yml gives the best trial's loss to the last digit."""
-    words = ["--trials", "4", "--engine", engine, "optimizer.lr=1e-9,0.3", "num_epochs=3"]
+    words = ["--trials", "4", "--engine", "cpu", "optimizer.lr=1e-9,0.3", "num_epochs=3"]
 
     assert main(["tune", "config.yaml", *words]) == 0
     assert main(["run", "logs/config-tune/best.yml"]) == 0
@@ -53,16 +54,46 @@ def test_the_best_is_found_and_given_again(folder, capsys, engine):
     assert len(trials) == 4 and max(trials) > 1.0
 
 
+def test_a_bad_trial_is_given_up(folder, monkeypatch):
+    """As its study says, after its first epoch; its config is no candidate for the best."""
+    monkeypatch.setattr(optuna, "create_study", partial(optuna.create_study, pruner=ThresholdPruner(upper=1.0)))
+
+    assert main(["tune", "config.yaml", "--trials", "6", "--engine", "cpu", "optimizer.lr=1e-9,0.3"]) == 0
+
+    epochs = {path.name: read_metrics(path)["epoch"].max() for path in Path("logs/config-tune").glob("trial-*")}
+    rates = {
+        name: read_config(Path(f"logs/config-tune/{name}/config.yml")).values["optimizer"]["lr"] for name in epochs
+    }
+    assert set(rates.values()) == {1e-9, 0.3}
+    assert all(epochs[name] == (1 if rate == 1e-9 else 2) for name, rate in rates.items())
+
+
+def test_what_training_raises_keeps_its_traceback(folder, capsys):
+    """Of a trial, too; exit code 1."""
+    model = "model={_target_: torch.nn.Linear, in_features: 5, out_features: 3}"
+
+    assert main(["tune", "config.yaml", "--trials", "1", "optimizer.lr=0.1,0.2", model]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_trials_may_have_several_processes(folder, capsys):
+    """Which are not given up half-way."""
+    assert main(["tune", "config.yaml", "--trials", "1", "--nproc", "2", "optimizer.lr=0.1,0.2"]) == 0
+    assert capsys.readouterr().out.startswith(f"best: {best_loss('logs/config-tune/trial-000'):.6g}\n")
+
+
 def test_ranges_may_stand_in_the_config(folder, capsys):
     """Those of the command line come on top; `run` leaves them alone."""
-    Path("config.yaml").write_text(CONFIG + "search: {optimizer.lr: 1e-3..1.0:log, num_epochs: 1..2}\n")
+    Path("config.yaml").write_text(CONFIG + "search: {optimizer.lr: 1e-3..1.0:log, num_epochs: 1..2, seed: [5, 6]}\n")
 
     assert main(["tune", "config.yaml", "--trials", "2", "num_epochs=2..3"]) == 0
     assert main(["run", "config.yaml"]) == 0
 
     lines = capsys.readouterr().out.splitlines()
-    values = dict(line.split("=") for line in lines[1:3])
+    values = dict(line.split("=") for line in lines[1:4])
     assert 1e-3 <= float(values["optimizer.lr"]) <= 1 and values["num_epochs"] in ("2", "3")
+    assert values["seed"] in ("5", "6")
     saved = read_config(Path("logs/config-tune/best.yml")).values
     assert saved["optimizer"]["lr"] == float(values["optimizer.lr"]) and "search" not in saved
 

@@ -1,0 +1,98 @@
+"""What a service was sent of a run, noted in the logdir: so that a resumed run goes on there, and repeats nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO
+
+from runnerkit.atomic_file import remove_leftovers, write_text
+from runnerkit.logger import Step
+from runnerkit.loggers.folder import claim_folder
+
+Place = tuple[int, int]  # epoch, training steps so far
+
+
+class Ledger:
+    """A file with the run's id at the service, and the last place of each name that was sent.
+
+    Services forget no single points. So what a killed run sent after its checkpoint stays there, and is not sent again
+    when the resumed run comes by. What is measured twice at one place is sent once, too.
+
+    Args:
+        folder: made by :meth:`open`.
+
+    Attributes:
+        run_id: None until the service gave one.
+        num_sent: how many times something was sent, by all parts of the run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "ledger.jsonl"
+        self.run_id: str | None = None
+        self.num_sent = 0
+        self._places: dict[str, Place] = {}
+        self._unwritten: list[str] = []
+        self._file: IO[str] | None = None
+
+    def open(self, *, is_resumed: bool) -> None:
+        """Read what earlier parts of the run noted.
+
+        Raises:
+            FileExistsError: another run's notes are there and this one is not its continuation.
+        """
+        earlier = [self.path] if self.path.exists() else []
+        claim_folder(self.path.parent, logdir=self.path.parent.parent, earlier_logs=earlier, is_resumed=is_resumed)
+        remove_leftovers(self.path)
+        if earlier:
+            self._read()
+
+    def start(self, run_id: str) -> None:
+        """Note the run's id, before anything is sent."""
+        self.run_id = run_id
+        # One line for all that was sent before: the file does not grow with each start.
+        notes = [{"run_id": run_id}, {"num_sent": self.num_sent, "places": self._places}]
+        write_text(self.path, "".join(json.dumps(note) + "\n" for note in notes))
+        self._file = self.path.open("a", encoding="utf-8")
+
+    def unsent(self, names: Iterable[str], *, step: Step) -> list[str]:
+        """Return those that the service has not got from here, or from later in the run."""
+        place = (step.epoch, step.batch)
+        return [name for name in names if self._places.get(name, (-1, -1)) < place]
+
+    def note(self, names: list[str], *, step: Step) -> None:
+        """Take down that they were sent, or soon will be."""
+        self._add(names, (step.epoch, step.batch))
+        self._unwritten.append(json.dumps([step.epoch, step.batch, names]) + "\n")
+
+    def write(self) -> None:
+        """Write down what was noted, now that it is sent. Killed between the two, a run sends it again."""
+        if self._unwritten and self._file is not None:
+            self._file.write("".join(self._unwritten))
+            self._file.flush()
+            self._unwritten.clear()
+
+    def furthest(self) -> Place:
+        """Return the last place of all."""
+        return max(self._places.values(), default=(0, 0))
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _add(self, names: list[str], place: Place) -> None:
+        self.num_sent += 1
+        self._places |= dict.fromkeys(names, place)
+
+    def _read(self) -> None:
+        first, second, *lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
+        self.run_id = json.loads(first)["run_id"]
+        before = json.loads(second)
+        self.num_sent = before["num_sent"]
+        self._places = {name: tuple(place) for name, place in before["places"].items()}
+        for line in lines:
+            if line.endswith("\n"):  # a kill may have torn the last one
+                epoch, batch, names = json.loads(line)
+                self._add(names, (epoch, batch))

@@ -1,0 +1,400 @@
+"""SystemMetricsCallback: its numbers are those of the clock, of the whole job, and cost a step next to nothing."""
+
+import resource
+import time
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _len_torch_dispatch_stack
+
+from benchmarks.calls import calls_per_step
+from runnerkit import dl
+from runnerkit.callbacks import system_metrics
+from tests.callbacks.stand_ins import end_loader, make_runner
+from tests.ranks import Ranks
+from tests.tiny import NUM_CLASSES, NUM_FEATURES, loader, mlp, quiet, sgd, weights
+
+# Of tests.tiny.mlp: forward and the weights' gradients of both layers, the input's gradient of the second.
+FLOPS_PER_SAMPLE = 2 * (2 * NUM_FEATURES * 16 + 3 * 16 * NUM_CLASSES)
+CLOCK_METRICS = ("samples_per_s", "step_s", "data_wait_share")
+
+
+class Clock:
+    """Time that passes only when told to."""
+
+    now = 50.0
+
+    def perf_counter(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(system_metrics, "time", clock)
+    return clock
+
+
+class Paced:
+    """A loader of which each batch takes so long to come."""
+
+    def __init__(self, batches, waits, pause):
+        self.batches, self.waits, self.pause = batches, waits, pause
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __iter__(self):
+        for batch, seconds in zip(self.batches, self.waits, strict=True):
+            self.pause(seconds)
+            yield batch
+
+
+class Work(dl.Callback):
+    """What happens to a batch, and what comes between two batches."""
+
+    def __init__(self, pause, *, working, between=0.0):
+        super().__init__(order=dl.CallbackOrder.Internal)
+        self.pause, self.working, self.between = pause, working, between
+
+    def on_batch_end(self, runner):
+        self.pause(self.working)
+
+    def on_step_end(self, runner):
+        self.pause(self.between)
+
+
+class KeepSteps(dl.ILogger):
+    """What loggers get of single steps."""
+
+    log_batch_metrics = True
+
+    def __init__(self):
+        self.steps = []
+
+    def log_scalars(self, scalars, *, step, scope):
+        if scope == "batch":
+            self.steps.append((step.batch, scalars))
+
+
+def train(callback, *others, loaders, **kwargs):
+    model = mlp()
+    return dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=sgd(model),
+        loaders=loaders,
+        callbacks=[callback, *others],
+        **{"engine": dl.CPUEngine(), **quiet(), **kwargs},
+    )
+
+
+def system(metrics):
+    return {key.removeprefix("_system/"): value for key, value in metrics.items() if key.startswith("_system/")}
+
+
+def on_clock(metrics):
+    return {name: system(metrics)[name] for name in CLOCK_METRICS}
+
+
+def batches(num_batches, batch_size):
+    return list(loader(num_batches * batch_size, batch_size))
+
+
+def test_a_loader_has_its_samples_by_its_time_and_its_wait_by_that_time(clock):
+    """Batches of 4 that take 0.3 s to come and 0.1 s to train on; a checkpoint of 7 s between two is no part of it."""
+
+    def pause(seconds):
+        clock.now += seconds
+
+    runner = train(
+        dl.SystemMetricsCallback(),
+        Work(pause, working=0.1, between=7.0),
+        loaders={"train": Paced(batches(5, 4), [0.3] * 5, pause), "valid": Paced(batches(3, 2), [0.0] * 3, pause)},
+    )
+
+    expected = {"samples_per_s": 4 / 0.4, "step_s": 0.4, "data_wait_share": 0.75}
+    assert on_clock(runner.epoch_metrics["train"]) == pytest.approx(expected)
+    expected = {"samples_per_s": 2 / 0.1, "step_s": 0.1, "data_wait_share": 0.0}
+    assert on_clock(runner.epoch_metrics["valid"]) == pytest.approx(expected)
+
+
+def test_every_so_many_steps_there_are_the_numbers_since_the_last(clock):
+    """Of steps 1 and 2, then of 3 and 4; the loader's are those of all five, and no mean of these."""
+
+    def pause(seconds):
+        clock.now += seconds
+
+    log = KeepSteps()
+
+    runner = train(
+        dl.SystemMetricsCallback(),
+        Work(pause, working=0.1),
+        loaders={"train": Paced(batches(5, 4), [0.1, 0.1, 0.3, 0.3, 0.7], pause)},
+        loggers={"console": None, "log": log},
+        log_every=2,
+    )
+
+    assert [step for step, _ in log.steps] == [2, 4]
+    assert on_clock(log.steps[0][1]) == pytest.approx({"samples_per_s": 20.0, "step_s": 0.2, "data_wait_share": 0.5})
+    assert on_clock(log.steps[1][1]) == pytest.approx({"samples_per_s": 10.0, "step_s": 0.4, "data_wait_share": 0.75})
+    assert on_clock(runner.epoch_metrics["train"]) == pytest.approx(
+        {"samples_per_s": 10.0, "step_s": 0.4, "data_wait_share": 0.75}
+    )
+
+
+def test_a_validation_within_the_epoch_has_its_own_numbers(clock):
+    """It takes nothing from the training loader's, and is no waiting for data there."""
+
+    def pause(seconds):
+        clock.now += seconds
+
+    runner = train(
+        dl.SystemMetricsCallback(),
+        Work(pause, working=0.1),
+        loaders={"train": Paced(batches(4, 4), [0.1] * 4, pause), "valid": Paced(batches(2, 4), [0.9] * 2, pause)},
+        valid_every_steps=2,
+    )
+
+    assert on_clock(runner.epoch_metrics["train"])["data_wait_share"] == pytest.approx(0.5)
+    assert on_clock(runner.epoch_metrics["valid"])["data_wait_share"] == pytest.approx(0.9)
+
+
+def test_a_run_timed_by_hand_agrees():
+    """By the real clock: what the loader sleeps is waited for, and all of it is within the time of the run."""
+    begin = time.perf_counter()
+    runner = train(
+        dl.SystemMetricsCallback(), loaders={"train": Paced(batches(10, 4), [0.01] * 10, time.sleep)}, num_epochs=1
+    )
+    took_s = time.perf_counter() - begin
+
+    metrics = on_clock(runner.epoch_metrics["train"])
+    waited_s = metrics["data_wait_share"] * 10 * metrics["step_s"]
+    assert 10 * 0.01 <= waited_s < 10 * metrics["step_s"] <= took_s  # sleep() never returns early
+    assert metrics["samples_per_s"] == pytest.approx(4 / metrics["step_s"])
+
+
+def seen(callback, runner, clock, *, waiting, working, num_batches=2):
+    callback.on_loader_start(runner)
+    for _ in range(num_batches):
+        clock.now += waiting
+        callback.on_batch_start(runner)
+        clock.now += working
+        callback.on_batch_end(runner)
+
+
+def test_the_numbers_are_those_of_the_whole_job(clock, monkeypatch):
+    """Samples add up, times are means over processes, memory is that of the process with most; in one reduction."""
+    ranks = Ranks(2)
+    callbacks = [dl.SystemMetricsCallback(peak_flops=1000.0, flops_per_sample=30.0) for _ in range(2)]
+    sizes = (6, 2)
+    runners = [
+        make_runner(engine=engine, batch_size=size, batch_step=1, log_every=10)
+        for engine, size in zip(ranks.engines, sizes, strict=True)
+    ]
+    seen(callbacks[0], runners[0], clock, waiting=0.5, working=0.5)
+    seen(callbacks[1], runners[1], clock, waiting=1.5, working=1.5)
+    peaks = iter([3.0, 5.0])
+    monkeypatch.setattr(system_metrics, "_peak_memory_gib", lambda device: next(peaks))
+
+    ranks.call(*(partial(end_loader, *pair) for pair in zip(callbacks, runners, strict=True)))
+
+    expected = {
+        "samples_per_s": 16 / 4,  # 12 + 4 samples; 2 s and 6 s
+        "step_s": 2.0,
+        "data_wait_share": 0.5,
+        "memory_gib": 5.0,
+        "mfu": 16 * 30 / (8 * 1000),
+    }
+    assert [system(runner.loader_metrics) for runner in runners] == [pytest.approx(expected)] * 2
+    assert ranks.num_collectives == 1
+
+
+def test_two_real_processes_count_the_samples_of_both():
+    """Whatever the clock says: throughput times step time is the samples of a step of the whole job."""
+    runner = train(
+        dl.SystemMetricsCallback(peak_flops=1e6),
+        loaders={"train": loader(40, 4)},
+        engine=dl.DistributedDataParallelEngine(2, device="cpu"),
+    )
+
+    metrics = system(runner.epoch_metrics["train"])
+    assert metrics["samples_per_s"] * metrics["step_s"] == pytest.approx(8)
+    assert metrics["mfu"] == pytest.approx(metrics["samples_per_s"] * FLOPS_PER_SAMPLE / 2e6)
+
+
+def test_single_steps_of_two_processes_count_the_samples_of_both(clock):
+    """Rank zero logs them, without asking the other."""
+    ranks = Ranks(2)
+    runner = make_runner(engine=ranks.engines[0], batch_size=4, batch_step=10, log_every=10)
+
+    seen(dl.SystemMetricsCallback(), runner, clock, waiting=0.25, working=0.25, num_batches=1)
+
+    expected = {"samples_per_s": 16.0, "step_s": 0.5, "data_wait_share": 0.5}
+    assert on_clock(runner.batch_metrics) == pytest.approx(expected)
+    assert ranks.num_collectives == 0
+
+
+def test_a_resumed_loader_goes_on_with_its_sums(clock, tmp_path):
+    """Two batches of 1 s before the checkpoint and three of 2 s after it are five batches."""
+
+    def pause(seconds):
+        clock.now += seconds
+
+    class Interrupt(dl.Callback):
+        def on_step_end(self, runner):
+            if runner.batch_step == 3:
+                raise KeyboardInterrupt
+
+    def run(*others, seconds, **kwargs):
+        checkpoint = dl.CheckpointCallback(tmp_path, mode="runner", every_steps=2)
+        work = Work(pause, working=seconds)
+        loaders = {"train": loader(20, 4)}
+        return train(dl.SystemMetricsCallback(), work, checkpoint, *others, loaders=loaders, **kwargs)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(Interrupt(dl.CallbackOrder.External), seconds=1.0, logdir=tmp_path)
+    runner = run(seconds=2.0, logdir=tmp_path, resume="auto")
+
+    expected = {"samples_per_s": 20 / 8, "step_s": 8 / 5, "data_wait_share": 0.0}
+    assert on_clock(runner.epoch_metrics["train"]) == pytest.approx(expected)
+
+
+def test_memory_is_the_peak_that_the_system_knows():
+    """It only grows, so it lies between those before and after the run."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+    runner = train(dl.SystemMetricsCallback(), loaders={"train": loader(8, 4)})
+
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    assert before <= system(runner.epoch_metrics["train"])["memory_gib"] <= after
+
+
+@pytest.fixture
+def gpu_runner(monkeypatch):
+    """The middle of an epoch on a GPU of which torch tells 3 GiB and, one after the other, 40 and 80 percent."""
+    percents = iter([40, 80])
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 * 2**30)
+    monkeypatch.setattr(torch.cuda, "utilization", lambda device: next(percents))
+    engine = SimpleNamespace(device=SimpleNamespace(type="cuda"), num_processes=1, rank=0, compile_arguments=None)
+    return make_runner(engine=engine, batch_size=4, batch_step=10, log_every=10)
+
+
+def test_a_gpu_has_its_memory_and_utilisation(gpu_runner, clock):
+    """At the log point the latest sample, of the loader their mean."""
+    callback = dl.SystemMetricsCallback()
+
+    seen(callback, gpu_runner, clock, waiting=0.5, working=0.5, num_batches=1)
+    end_loader(callback, gpu_runner)
+
+    of_step, of_loader = system(gpu_runner.batch_metrics), system(gpu_runner.loader_metrics)
+    assert (of_step["gpu_memory_gib"], of_step["gpu_utilization"]) == (3.0, 0.4)
+    assert (of_loader["gpu_memory_gib"], of_loader["gpu_utilization"]) == (3.0, pytest.approx(0.6))
+    assert "memory_gib" not in of_loader
+
+
+def test_a_gpu_that_does_not_tell_its_utilisation_is_warned_of_once(gpu_runner, clock, monkeypatch, caplog):
+    """NVML is not installed, or the GPU is a part of one: the other numbers are there."""
+
+    def utilization(device):
+        raise ModuleNotFoundError("nvidia-ml-py does not seem to be installed")
+
+    monkeypatch.setattr(torch.cuda, "utilization", utilization)
+    callback = dl.SystemMetricsCallback()
+
+    for _ in range(2):
+        seen(callback, gpu_runner, clock, waiting=0.5, working=0.5, num_batches=2)
+        end_loader(callback, gpu_runner)
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "no _system/gpu_utilization: nvidia-ml-py does not seem to be installed"
+    ]
+    assert system(gpu_runner.loader_metrics).keys() == {*CLOCK_METRICS, "gpu_memory_gib"}
+
+
+def test_flops_are_counted_once_and_are_those_of_the_layers(clock):
+    """A linear layer costs 2 m n forward, as many for its weights' gradient, as many for its input's if wanted."""
+
+    def pause(seconds):
+        clock.now += seconds
+
+    callback = dl.SystemMetricsCallback(peak_flops=1e6)
+
+    runner = train(
+        callback, Work(pause, working=0.5), loaders={"train": loader(20, 4), "valid": loader(8, 4)}, num_epochs=2
+    )
+
+    assert callback.flops_per_sample == FLOPS_PER_SAMPLE
+    assert system(runner.epoch_metrics["train"])["mfu"] == pytest.approx(20 * FLOPS_PER_SAMPLE / (5 * 0.5) / 1e6)
+    assert "mfu" not in system(runner.epoch_metrics["valid"])
+
+
+def test_counting_leaves_the_weights_as_they_would_be():
+    """Bit for bit."""
+    with_count, without = (
+        train(callback, loaders={"train": loader(20, 4)}).model
+        for callback in (dl.SystemMetricsCallback(peak_flops=1e12), dl.TimerCallback())
+    )
+
+    assert weights(with_count).equal(weights(without))
+
+
+def test_an_exception_while_flops_are_counted_ends_the_count():
+    """What is computed after it is not counted, nor slowed down."""
+
+    class Fail(dl.Callback):
+        def on_batch_end(self, runner):
+            raise RuntimeError("on purpose")
+
+    with pytest.raises(RuntimeError, match="on purpose"):
+        train(dl.SystemMetricsCallback(peak_flops=1e12), Fail(0), loaders={"train": loader(8, 4)})
+
+    assert _len_torch_dispatch_stack() == 0
+
+
+def test_a_step_costs_three_calls_and_three_looks_at_the_clock():
+    """And nothing where there is no such callback: nobody else knows of it."""
+
+    def run(num_steps, *callbacks):
+        train(dl.Callback(), *callbacks, loaders={"train": batches(num_steps, 4)}, log_every=1000)
+
+    alone = calls_per_step(run)
+    assert calls_per_step(lambda num_steps: run(num_steps, dl.SystemMetricsCallback())) == alone + 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"peak_flops": 0.0}, r"peak_flops must be > 0, got 0\.0"),
+        ({"peak_flops": 1.0, "flops_per_sample": -1.0}, r"flops_per_sample must be > 0, got -1\.0"),
+        ({"flops_per_sample": 1.0}, "flops_per_sample is for the MFU: pass peak_flops= of one device too"),
+    ],
+)
+def test_bad_numbers_are_refused(arguments, message):
+    """When the callback is made."""
+    with pytest.raises(ValueError, match=message):
+        dl.SystemMetricsCallback(**arguments)
+
+
+def test_flops_that_cannot_be_counted_are_asked_for():
+    """No number is made up: neither where torch.compile hides the operations, nor where there are none that count."""
+    loaders = {"train": loader(8, 4)}
+
+    with pytest.raises(ValueError, match=r"with torch\.compile, or DataParallel on GPUs, pass flops_per_sample="):
+        train(
+            dl.SystemMetricsCallback(peak_flops=1.0),
+            loaders=loaders,
+            engine=dl.CPUEngine(compile={"backend": "eager"}),
+        )
+
+    class NoProducts(dl.Runner):
+        def handle_batch(self, batch):
+            self.batch_metrics["loss"] = batch[0].sum()
+
+    with pytest.raises(ValueError, match="no matrix product, convolution or attention that torch counts"):
+        NoProducts().train(
+            model=mlp(), loaders=loaders, callbacks=[dl.SystemMetricsCallback(peak_flops=1.0)], cpu=True, **quiet()
+        )

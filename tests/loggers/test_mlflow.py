@@ -1,0 +1,281 @@
+"""MLflowLogger: what MLflow's own client reads is what was logged, each thing once, also after a kill and a resume."""
+
+import json
+import math
+import sys
+
+import numpy as np
+import pytest
+from torch import nn
+
+from runnerkit import dl
+from runnerkit.logger import Histogram, PRCurve, Step
+from runnerkit.loggers import mlflow as mlflow_logger
+from tests.tiny import loader, mlp, sgd
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch):
+    """No telemetry; a folder is store enough, which MLflow wants to be asked for."""
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+
+@pytest.fixture
+def uri(tmp_path):
+    return (tmp_path / "store").as_uri()
+
+
+def client(uri):
+    from mlflow import MlflowClient
+
+    return MlflowClient(tracking_uri=uri)
+
+
+def read(uri, run_id):
+    """Every point of every metric: {name: [(x, value)]}."""
+    names = client(uri).get_run(run_id).data.metrics
+    return {
+        name: [(point.step, point.value) for point in client(uri).get_metric_history(run_id, name)] for name in names
+    }
+
+
+def runs(uri, experiment="Default"):
+    found = client(uri).get_experiment_by_name(experiment)
+    return client(uri).search_runs([found.experiment_id])
+
+
+def train(logdir, logger, **kwargs):
+    model = mlp()
+    return dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=sgd(model),
+        **{
+            "loaders": {"train": loader(20, 4), "valid": loader(9, 4)},
+            "num_epochs": 2,
+            "logdir": logdir,
+            "hparams": {"lr": 0.1, "model": {"depth": 2}},
+            "loggers": {"console": None, "csv": None, "tensorboard": None, "mlflow": logger},
+            "cpu": True,
+            **kwargs,
+        },
+    )
+
+
+@pytest.mark.parametrize("ddp", [False, True])
+def test_a_run_is_read_back_by_mlflows_client(tmp_path, uri, ddp):
+    """Metrics of loaders by epoch, of steps by step, each once: one logger, on rank zero; parameters; how it ended."""
+    logger = dl.MLflowLogger(
+        tmp_path / "log", experiment="digits", run_name="mine", tracking_uri=uri, tags={"who": "me"},
+        log_batch_metrics=True, log_checkpoint=True,
+    )  # fmt: skip
+
+    runner = train(tmp_path / "log", logger, log_every=1, ddp=ddp, cpu=not ddp)
+
+    [run] = runs(uri, "digits")
+    points = read(uri, run.info.run_id)
+    for key in ("train", "valid"):
+        assert points[f"{key}/loss"] == [(epoch, runner.experiment_metrics[epoch][key]["loss"]) for epoch in (1, 2)]
+    assert [x for x, _ in points["train/batch/loss"]] == list(range(1, runner.batch_step + 1))
+    assert run.data.params == {"lr": "0.1", "model.depth": "2"}
+    assert (run.info.run_name, run.info.status, run.data.tags["who"]) == ("mine", "FINISHED", "me")
+    environment = json.loads((artifacts(uri, run, tmp_path) / "environment.json").read_text())
+    assert environment["engine"]["num_processes"] == runner.engine.num_processes
+    sent = artifacts(uri, run, tmp_path) / "checkpoint" / "last.pth"
+    assert sent.read_bytes() == (tmp_path / "log" / "checkpoints" / "last.pth").read_bytes()
+
+
+def artifacts(uri, run, tmp_path):
+    from pathlib import Path
+
+    (tmp_path / "fetched").mkdir(exist_ok=True)
+    return Path(client(uri).download_artifacts(run.info.run_id, "", str(tmp_path / "fetched")))
+
+
+class Interrupt(dl.Callback):
+    """Ends the run as a kill would."""
+
+    def __init__(self, batch_step):
+        super().__init__(order=dl.CallbackOrder.External)
+        self.batch_step = batch_step
+
+    def on_step_end(self, runner):
+        if runner.batch_step == self.batch_step:
+            raise KeyboardInterrupt
+
+
+def test_a_resumed_run_is_the_same_run_and_repeats_nothing(tmp_path, uri, caplog):
+    """Interrupted in step 8, resumed from the checkpoint of step 6; the points are those of a run that was not."""
+
+    def run(logdir, *others, **kwargs):
+        logger = dl.MLflowLogger(tmp_path / logdir, experiment=logdir, tracking_uri=uri, log_batch_metrics=True)
+        checkpoint = dl.CheckpointCallback(tmp_path / logdir, mode="runner", every_steps=3)
+        return train(tmp_path / logdir, logger, callbacks=[checkpoint, *others], log_every=1, **kwargs)
+
+    run("unkilled")
+    with pytest.raises(KeyboardInterrupt):
+        run("killed", Interrupt(8))
+    assert [each.info.status for each in runs(uri, "killed")] == ["KILLED"]
+    run("killed", resume="auto")
+
+    [unkilled], [resumed] = runs(uri, "unkilled"), runs(uri, "killed")
+    assert read(uri, resumed.info.run_id) == read(uri, unkilled.info.run_id)
+    assert resumed.info.status == "FINISHED"
+    assert f"has run {resumed.info.run_id} until epoch 2, step 7, and forgets nothing" in caplog.text
+
+
+def test_parameters_that_changed_stay_and_are_warned_of(tmp_path, uri, caplog):
+    """MLflow refuses to change one, which must not end a resumed run; new ones are added."""
+    train(tmp_path, dl.MLflowLogger(tmp_path, tracking_uri=uri))
+
+    train(
+        tmp_path,
+        dl.MLflowLogger(tmp_path, tracking_uri=uri),
+        resume="auto",
+        num_epochs=3,
+        hparams={"lr": 0.2, "seed": 1},
+    )
+
+    [run] = runs(uri)
+    assert run.data.params == {"lr": "0.1", "model.depth": "2", "seed": "1"}
+    assert "MLflow's parameters cannot change, and stay as they were: lr" in caplog.text
+    assert [x for x, _ in read(uri, run.info.run_id)["valid/loss"]] == [1, 2, 3]
+
+
+def test_a_failed_run_is_failed_there(tmp_path, uri):
+    """The exception comes out as it was."""
+
+    class Fail(dl.Callback):
+        def on_epoch_end(self, runner):
+            raise RuntimeError("on purpose")
+
+    with pytest.raises(RuntimeError, match="on purpose"):
+        train(tmp_path, dl.MLflowLogger(tmp_path, tracking_uri=uri), callbacks=[Fail()])
+
+    assert [run.info.status for run in runs(uri)] == ["FAILED"]
+
+
+def logged(tmp_path, uri, **kwargs):
+    """A logger that is set up; the caller closes it."""
+    logger = dl.MLflowLogger(tmp_path / "log", tracking_uri=uri, **kwargs)
+    logger.setup()
+    return logger
+
+
+def test_whole_loaders_may_go_by_steps(tmp_path, uri):
+    """So that each validation within an epoch has a point of its own."""
+    logger = logged(tmp_path, uri, x_axis="step")
+    for batch in (50, 100):
+        logger.log_scalars({"loss": 0.5}, step=Step("train", "valid", 1, batch), scope="loader")
+    logger.flush()
+    logger.close()
+
+    assert read(uri, logger.run_id) == {"valid/loss": [(50, 0.5), (100, 0.5)]}
+
+
+def test_single_steps_are_sent_together_and_every_few_seconds(tmp_path, uri, monkeypatch):
+    """A call takes a database as long as many steps; what waits is sent before the checkpoint that flushes the logs."""
+    now = [100.0]
+    monkeypatch.setattr(mlflow_logger.time, "monotonic", lambda: now[0])
+    logger = logged(tmp_path, uri)
+
+    def log(batch):
+        logger.log_scalars({"loss": 0.5}, step=Step("train", "train", 1, batch), scope="batch")
+        return [x for x, _ in read(uri, logger.run_id).get("train/batch/loss", [])]
+
+    assert log(1) == log(2) == []
+    now[0] += 5.0
+    assert log(3) == log(4) == [1, 2, 3]
+    logger.flush()
+    assert log(5) == [1, 2, 3, 4]
+    logger.log_end(None)
+    logger.close()
+    assert [x for x, _ in read(uri, logger.run_id)["train/batch/loss"]] == [1, 2, 3, 4, 5]
+
+
+def test_what_a_kill_kept_from_being_sent_is_sent_by_the_resumed_run(tmp_path, uri):
+    """It is not in the notes, although it was logged."""
+    step = Step("train", "train", 1, 1)
+    killed = logged(tmp_path, uri)
+    killed.log_scalars({"loss": 0.5}, step=step, scope="batch")  # and no flush
+
+    resumed = dl.MLflowLogger(tmp_path / "log", tracking_uri=uri)
+    resumed.setup(resumed_at=Step("train", "", 0, 0))
+    resumed.log_scalars({"loss": 0.5}, step=step, scope="batch")
+    resumed.log_end(None)
+    resumed.close()
+
+    assert resumed.run_id == killed.run_id
+    assert read(uri, resumed.run_id) == {"train/batch/loss": [(1, 0.5)]}
+    killed.close()
+
+
+def test_any_name_and_any_number_arrive(tmp_path, uri):
+    """NaN and infinities; names with what MLflow takes in no name; more of them than it takes at once."""
+    scalars = {
+        "nan": math.nan,
+        "inf": -math.inf,
+        "a,b|c": 1.0,
+        "größe": 2.0,
+        **{f"m{i}": float(i) for i in range(1250)},
+    }
+    logger = logged(tmp_path, uri)
+    logger.log_scalars(scalars, step=Step("train", "train", 1, 1), scope="loader")
+    logger.log_hparams({f"p{i}": i for i in range(250)}, environment={})
+    logger.flush()
+    logger.close()
+
+    points = read(uri, logger.run_id)
+    assert len(points) == 1254
+    np.testing.assert_array_equal(
+        [points[f"train/{name}"][0][1] for name in ("nan", "inf", "a_b_c", "größe")], [math.nan, -math.inf, 1.0, 2.0]
+    )
+    assert len(client(uri).get_run(logger.run_id).data.params) == 250
+
+
+def test_pictures_texts_distributions_and_files_are_artifacts(tmp_path, uri):
+    """Pictures where MLflow's page shows them by step, texts as such, what is made of numbers as JSON."""
+    from PIL import Image
+
+    step = Step("train", "valid", 3, 12)
+    image = np.arange(60, dtype=np.uint8).reshape(4, 5, 3)
+    curve = PRCurve(*(np.arange(2) for _ in range(5)), precision=np.array([0.5, 1.0]), recall=np.array([1.0, 0.25]))
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.txt").write_text("in a folder")
+    logger = logged(tmp_path, uri)
+    for _ in range(2):  # the second time is one too many
+        logger.log_image("sample", image, step=step, scope="loader")
+        logger.log_text("remark", "good", step=step, scope="loader")
+        logger.log_histogram(
+            "weights", Histogram(np.array([1, 2]), np.array([0.0, 0.5, 1.0])), step=step, scope="batch"
+        )
+        logger.log_pr_curve("pr", curve, step=step, scope="loader")
+        logger.log_artifact("notes", tmp_path / "notes", step=step, scope="loader")
+    logger.close()
+
+    folder = artifacts(uri, client(uri).get_run(logger.run_id), tmp_path)
+    [png] = folder.glob("images/*.png")
+    assert png.name.startswith("valid~sample+step+3+")  # by which MLflow's page finds it
+    np.testing.assert_array_equal(np.asarray(Image.open(png)), image)
+    assert (folder / "texts/valid/remark/3.txt").read_text() == "good"
+    assert json.loads((folder / "histograms/valid/batch/weights/12.json").read_text()) == {
+        "counts": [1, 2], "edges": [0.0, 0.5, 1.0]
+    }  # fmt: skip
+    assert json.loads((folder / "pr_curves/valid/pr/3.json").read_text())["recall"] == [1.0, 0.25]
+    assert (folder / "notes/a.txt").read_text() == "in a folder"
+
+
+def test_missing_mlflow_names_the_install_command(tmp_path, monkeypatch):
+    """It is optional: its absence is said before training."""
+    monkeypatch.setitem(sys.modules, "mlflow", None)  # import raises ImportError
+
+    with pytest.raises(ImportError, match=r"MLflowLogger needs MLflow: pip install runnerkit\[mlflow\]"):
+        dl.MLflowLogger(tmp_path).setup()
+
+
+def test_unknown_x_axis_is_refused(tmp_path):
+    """A misspelt axis is named before training."""
+    with pytest.raises(ValueError, match='"epoch" or "step", got \'epochs\''):
+        dl.MLflowLogger(tmp_path, x_axis="epochs")

@@ -1,0 +1,233 @@
+"""WandbLogger, offline: what wandb's own reader finds in its files is what was logged, each thing once."""
+
+import json
+import math
+import struct
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch import nn
+
+from runnerkit import dl
+from runnerkit.logger import Histogram, PRCurve, Step
+from tests.tiny import loader, mlp, sgd
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch, tmp_path):
+    """Nothing leaves this machine or comes from the user's settings; wandb's own process ends with the test."""
+    for name in ("DATA", "CACHE", "CONFIG", "ARTIFACT"):
+        monkeypatch.setenv(f"WANDB_{name}_DIR", str(tmp_path / "wandb_home"))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    yield
+    if "wandb" in sys.modules and sys.modules["wandb"] is not None:
+        sys.modules["wandb"].teardown()
+
+
+def records(logdir):
+    """All that wandb keeps to send later: its messages, framed as LevelDB's log is."""
+    import wandb
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    wandb.teardown()  # its process writes after finish() has returned
+    block_bytes = 32_768
+    for path in sorted(logdir.glob("wandb/offline-run-*/*.wandb")):
+        data, place, message = path.read_bytes(), 7, b""  # after the file's own header
+        while place < len(data):
+            left = block_bytes - place % block_bytes
+            if left < 7:
+                place += left  # padding
+                continue
+            _, size, kind = struct.unpack_from("<IHB", data, place)
+            message += data[place + 7 : place + 7 + size]
+            place += 7 + size
+            if kind in (1, 4):  # whole, or the last part
+                yield Record.FromString(message)
+                message = b""
+
+
+def rows(logdir):
+    """What was logged, in order, as wandb will show it."""
+    found = []
+    for record in records(logdir):
+        if record.WhichOneof("record_type") == "history":
+            items = record.history.item
+            found.append({item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items})
+    return found
+
+
+def curve(logdir, name, x):
+    return [(row[x], row[name]) for row in rows(logdir) if name in row]
+
+
+def train(logdir, logger, **kwargs):
+    model = mlp()
+    return dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=sgd(model),
+        **{
+            "loaders": {"train": loader(20, 4), "valid": loader(9, 4)},
+            "num_epochs": 2,
+            "logdir": logdir,
+            "hparams": {"lr": 0.1, "model": {"depth": 2}},
+            "loggers": {"console": None, "csv": None, "tensorboard": None, "wandb": logger},
+            "cpu": True,
+            **kwargs,
+        },
+    )
+
+
+@pytest.mark.parametrize("ddp", [False, True])
+def test_a_run_is_read_back_from_wandbs_files(tmp_path, ddp):
+    """Metrics with epoch and step, each once: one logger, on rank zero; config; the checkpoint; how it ended."""
+    logger = dl.WandbLogger(tmp_path, project="digits", name="mine", log_batch_metrics=True, log_checkpoint=True)
+
+    runner = train(tmp_path, logger, log_every=1, ddp=ddp, cpu=not ddp)
+
+    for key in ("train", "valid"):
+        expected = [(epoch, runner.experiment_metrics[epoch][key]["loss"]) for epoch in (1, 2)]
+        assert curve(tmp_path, f"{key}/loss", "epoch") == expected
+    assert [step for step, _ in curve(tmp_path, "train/batch/loss", "step")] == list(range(1, runner.batch_step + 1))
+    found = defaultdict(list)
+    for record in records(tmp_path):
+        kind = record.WhichOneof("record_type")
+        found[kind].append(getattr(record, kind))
+    assert [(run.project, run.display_name) for run in found["run"]] == [("digits", "mine")]
+    config = {each.key: json.loads(each.value_json) for record in found["config"] for each in record.update}
+    assert (config["lr"], config["model"]) == (0.1, {"depth": 2})
+    assert config["environment"]["engine"]["num_processes"] == runner.engine.num_processes
+    x_axes = {metric.name: metric.step_metric for metric in found["metric"]}
+    assert (x_axes["valid/loss"], x_axes["train/batch/loss"]) == ("epoch", "step")
+    assert [(each.type, len(each.manifest.contents)) for each in artifacts(tmp_path)] == [("model", 1)]
+    assert [each.exit_code for each in found["exit"]] == [0]
+
+
+def artifacts(logdir):
+    """Those that were logged."""
+    for record in records(logdir):
+        if record.WhichOneof("record_type") == "artifact":
+            yield record.artifact
+
+
+class Interrupt(dl.Callback):
+    """Ends the run as a kill would."""
+
+    def __init__(self, batch_step):
+        super().__init__(order=dl.CallbackOrder.External)
+        self.batch_step = batch_step
+
+    def on_step_end(self, runner):
+        if runner.batch_step == self.batch_step:
+            raise KeyboardInterrupt
+
+
+def test_a_resumed_run_is_the_same_run_and_repeats_nothing(tmp_path):
+    """Interrupted in step 8, resumed from the checkpoint of step 6; the points are those of a run that was not."""
+
+    def run(logdir, *others, **kwargs):
+        checkpoint = dl.CheckpointCallback(logdir, mode="runner", every_steps=3)
+        logger = dl.WandbLogger(logdir, log_batch_metrics=True)
+        train(logdir, logger, callbacks=[checkpoint, *others], log_every=1, **kwargs)
+
+    run(tmp_path / "unkilled")
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "killed", Interrupt(8))
+    run(tmp_path / "killed", resume="auto")
+
+    assert len(list((tmp_path / "killed").glob("wandb/offline-run-*"))) == 2
+    for name, x in (("train/loss", "epoch"), ("valid/loss", "epoch"), ("train/batch/loss", "step")):
+        assert curve(tmp_path / "killed", name, x) == curve(tmp_path / "unkilled", name, x)
+    numbers = [row["_step"] for row in rows(tmp_path / "killed")]
+    assert numbers == list(range(len(numbers)))  # one run's, to wandb: no row takes another's place
+    starts = [record.run for record in records(tmp_path / "killed") if record.WhichOneof("record_type") == "run"]
+    assert len({start.run_id for start in starts}) == 1
+    exits = [record.exit.exit_code for record in records(tmp_path / "killed") if record.HasField("exit")]
+    assert exits == [1, 0]
+
+
+def test_a_run_that_the_script_has_begun_is_used_and_left_open(tmp_path):
+    """A sweep's, for instance."""
+    import wandb
+
+    logdir = tmp_path / "log"
+    logdir.mkdir()
+    begun = wandb.init(dir=logdir, id="theirs01")
+    logger = dl.WandbLogger(tmp_path / "ours")
+
+    train(tmp_path / "ours", logger)
+    begun.log({"mine": 1.0})
+    begun.finish()
+
+    assert logger.run_id == "theirs01"
+    assert [epoch for epoch, _ in curve(logdir, "valid/loss", "epoch")] == [1, 2]
+    assert rows(logdir)[-1]["mine"] == 1.0
+
+
+def test_pictures_texts_distributions_and_files_are_wandbs_own_kinds(tmp_path):
+    """Each where its page shows it; once."""
+    from PIL import Image
+
+    step = Step("train", "valid", 3, 12)
+    image = np.arange(60, dtype=np.uint8).reshape(4, 5, 3)
+    pr_curve = PRCurve(*(np.arange(2) for _ in range(5)), precision=np.array([0.5, 1.0]), recall=np.array([1.0, 0.25]))
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.txt").write_text("in a folder")
+    logger = dl.WandbLogger(tmp_path / "log")
+    logger.setup()
+    for _ in range(2):  # the second time is one too many
+        logger.log_image("sample", image, step=step, scope="loader")
+        logger.log_text("remark", "good", step=step, scope="loader")
+        histogram = Histogram(np.array([1, 2]), np.array([0.0, 0.5, 1.0]))
+        logger.log_histogram("weights", histogram, step=step, scope="batch")
+        logger.log_pr_curve("pr", pr_curve, step=step, scope="loader")
+        logger.log_artifact("notes", tmp_path / "notes", step=step, scope="loader")
+    logger.close()
+
+    sample, remark, weights, pr = rows(tmp_path / "log")
+    assert {(row["epoch"], row["step"]) for row in (sample, remark, weights, pr)} == {(3, 12)}
+    [files] = (tmp_path / "log").glob("wandb/offline-run-*/files")
+    np.testing.assert_array_equal(np.asarray(Image.open(files / sample["valid/sample/path"])), image)
+    assert json.loads((files / remark["valid/remark/path"]).read_text())["data"] == [["good"]]
+    assert (weights["valid/batch/weights/values"], weights["valid/batch/weights/bins"]) == ([1, 2], [0.0, 0.5, 1.0])
+    table = json.loads((files / pr["valid/pr_table/path"]).read_text())
+    assert table["columns"][:2] == ["recall", "precision"] and [row[:2] for row in table["data"]] == [
+        [1.0, 0.5],
+        [0.25, 1.0],
+    ]
+    [notes] = [each for each in artifacts(tmp_path / "log") if each.type == "file"]
+    assert notes.name == f"{logger.run_id}-notes"
+    assert [(each.path, Path(each.local_path).read_text()) for each in notes.manifest.contents] == [
+        ("a.txt", "in a folder")
+    ]
+
+
+def test_any_number_arrives(tmp_path):
+    """Every bit of a float, NaN and infinities."""
+    values = {"third": -1 / 3, "small": 1e-300, "nan": math.nan, "inf": math.inf}
+    logger = dl.WandbLogger(tmp_path)
+    logger.setup()
+    logger.log_scalars(values, step=Step("train", "train", 1, 1), scope="loader")
+    logger.close()
+
+    [row] = rows(tmp_path)
+    np.testing.assert_array_equal([row[f"train/{name}"] for name in values], list(values.values()))
+
+
+def test_missing_wandb_names_the_install_command(tmp_path, monkeypatch):
+    """It is optional: its absence is said before training."""
+    monkeypatch.setitem(sys.modules, "wandb", None)  # import raises ImportError
+
+    with pytest.raises(ImportError, match=r"WandbLogger needs wandb: pip install runnerkit\[wandb\]"):
+        dl.WandbLogger(tmp_path).setup()
+
+
+def test_what_the_logger_sets_itself_is_refused(tmp_path):
+    """The run's id and folder come from the logdir."""
+    with pytest.raises(ValueError, match=r"sets dir, id of wandb\.init itself, by logdir and train\(resume=\.\.\.\)"):
+        dl.WandbLogger(tmp_path, id="mine", dir="elsewhere")
