@@ -20,6 +20,7 @@ from runnerkit.callback import (
 from runnerkit.callbacks.accuracy import AccuracyCallback
 from runnerkit.callbacks.auc import AUCCallback
 from runnerkit.callbacks.backward import BackwardCallback
+from runnerkit.callbacks.batch_size_finder import BatchSizeFinder
 from runnerkit.callbacks.batch_transform import BatchTransformCallback
 from runnerkit.callbacks.check_run import CheckRunCallback
 from runnerkit.callbacks.checkpoint import CheckpointCallback
@@ -30,6 +31,9 @@ from runnerkit.callbacks.criterion import CriterionCallback
 from runnerkit.callbacks.dashboard import RichDashboardCallback
 from runnerkit.callbacks.early_stop import EarlyStoppingCallback
 from runnerkit.callbacks.ema import EMACallback
+from runnerkit.callbacks.export import OnnxCallback, QuantizationCallback, TracingCallback
+from runnerkit.callbacks.freeze import FreezeCallback
+from runnerkit.callbacks.gradient_norm import GradNormCallback
 from runnerkit.callbacks.hang import HangCallback
 from runnerkit.callbacks.lr_finder import LRFinder
 from runnerkit.callbacks.lr_scale import LRScaleCallback
@@ -48,11 +52,13 @@ from runnerkit.callbacks.precision_recall import (
 )
 from runnerkit.callbacks.profiler import ProfilerCallback
 from runnerkit.callbacks.progress import TqdmCallback
+from runnerkit.callbacks.pruning import PruningCallback
 from runnerkit.callbacks.r2_squared import R2SquaredCallback
 from runnerkit.callbacks.ranking import HitrateCallback, MAPCallback, MRRCallback, NDCGCallback
 from runnerkit.callbacks.run_summary import RunSummaryCallback
 from runnerkit.callbacks.scheduler import SchedulerCallback
 from runnerkit.callbacks.segmentation import DiceCallback, IOUCallback, TrevskyCallback
+from runnerkit.callbacks.sklearn_model import SklearnModelCallback
 from runnerkit.callbacks.swa import SWACallback
 from runnerkit.callbacks.system_metrics import SystemMetricsCallback
 from runnerkit.callbacks.timer import TimerCallback
@@ -64,6 +70,7 @@ __all__ = [
     "BackwardCallback",
     "BatchMetricCallback",
     "BatchOverfitCallback",
+    "BatchSizeFinder",
     "BatchTransformCallback",
     "CMCScoreCallback",
     "Callback",
@@ -78,7 +85,9 @@ __all__ = [
     "DiceCallback",
     "EMACallback",
     "EarlyStoppingCallback",
+    "FreezeCallback",
     "FunctionalBatchMetricCallback",
+    "GradNormCallback",
     "HangCallback",
     "HitrateCallback",
     "IBackwardCallback",
@@ -100,19 +109,24 @@ __all__ = [
     "MultilabelPrecisionRecallF1SupportCallback",
     "NDCGCallback",
     "NonFiniteCallback",
+    "OnnxCallback",
     "OptimizerCallback",
     "OptunaPruningCallback",
     "PeriodicLoaderCallback",
     "PrecisionRecallF1SupportCallback",
     "ProfilerCallback",
+    "PruningCallback",
+    "QuantizationCallback",
     "R2SquaredCallback",
     "RichDashboardCallback",
     "RunSummaryCallback",
     "SWACallback",
     "SchedulerCallback",
     "SystemMetricsCallback",
+    "SklearnModelCallback",
     "TimerCallback",
     "TqdmCallback",
+    "TracingCallback",
     "TrevskyCallback",
     "VerifyRanksCallback",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,6 +49,7 @@ class BackwardCallback(IBackwardCallback):
         self.log_gradient = log_gradient
         make_clip(grad_clip_fn, grad_clip_params)  # refuse bad arguments here, not after the first batch
         self._reads_gradients = grad_clip_fn is not None or log_gradient
+        self.gradient_readers: list[Callable[[list[Tensor]], None]] = []  # called before clipping
         self._optimizer: Any = None
         self._is_for_one = False
 
@@ -77,6 +79,8 @@ class BackwardCallback(IBackwardCallback):
             runner.engine.clip_gradients(self._optimizer, lambda parameters: self._clip(parameters, runner))
 
     def _clip(self, parameters: list[Tensor], runner: IRunner) -> None:
+        for read in self.gradient_readers:
+            read(parameters)
         if self.log_gradient:
             runner.batch_metrics["gradient_norm"] = gradient_norm(parameters)
         clip = make_clip(self.grad_clip_fn, self.grad_clip_params)

@@ -32,5 +32,9 @@ def make_clip(clip_fn: ClipFn, params: dict[str, Any] | None) -> Callable[[list[
 
 def gradient_norm(parameters: list[Tensor]) -> Tensor:
     """Euclidean norm of all gradients together, a () tensor on their device; every rank must call."""
-    norm = torch.nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
-    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # a DTensor's, of which ranks hold parts
+    return whole(torch.nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None]))
+
+
+def whole(norm: Tensor) -> Tensor:
+    """Return a norm as a plain tensor: of a DTensor ranks hold parts, and every rank must call."""
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from runnerkit.callback import Callback, CallbackOrder
+from runnerkit.callback import Callback, CallbackOrder, innermost
 from runnerkit.plot import finish_axes, new_figure, save
 from runnerkit.types import StateDict, as_dict
 from runnerkit.warmup import set_lr
@@ -60,8 +60,10 @@ class LRFinder(Callback):
         super().__init__(order=CallbackOrder.Backward - 1)
         if scale not in ("log", "linear"):
             raise ValueError(f"scale must be 'log' or 'linear', got {scale!r}")
-        if num_steps is not None and num_steps < 2:
-            raise ValueError(f"num_steps must be >= 2, got {num_steps}; None is one pass through the training loader")
+        if num_steps is not None and (not isinstance(num_steps, int) or num_steps < 2):
+            raise ValueError(
+                f"num_steps must be an int >= 2, got {num_steps}; None is one pass through the training loader"
+            )
         self.final_lr = final_lr
         self.scale = scale
         self.num_steps = num_steps
@@ -104,6 +106,9 @@ class LRFinder(Callback):
         if (self.optimizer_key or "") not in optimizers:
             have = sorted(optimizers) if optimizers else "none"
             raise KeyError(f"LRFinder wants optimizer {self.optimizer_key!r}; the runner has {have}")
+        others = [each for each in map(innermost, runner.callbacks.values()) if isinstance(each, LRFinder)]
+        if sum((each.optimizer_key or "") == (self.optimizer_key or "") for each in others) > 1:
+            raise ValueError("two LRFinders sweep the rate of one optimizer, and the last one to set it wins: pass one")
         if (self.optimizer_key or "") in as_dict(runner.scheduler):
             raise ValueError("LRFinder sets the learning rate of each batch: leave the scheduler out of its run")
         self.lrs, self.losses, self.smoothed_losses, self._mean = [], [], [], 0.0

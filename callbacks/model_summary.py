@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from runnerkit import components
 from runnerkit.callback import Callback, CallbackNode, CallbackOrder
-from runnerkit.model_summary import Models, check_depth, summary_of, without_values
 from runnerkit.scratch_runner import scratch_copy
 from runnerkit.types import as_dict, like
 
 if TYPE_CHECKING:
+    from runnerkit.model_summary import Models
     from runnerkit.runner import IRunner
 
 
@@ -30,6 +30,8 @@ class ModelSummaryCallback(Callback):
     shapes_training = True  # an evaluation does not tell it again
 
     def __init__(self, depth: int = 2) -> None:
+        from runnerkit.model_summary import check_depth  # here: `import runnerkit` is to stay cheap
+
         # Last: the batch is what other callbacks made of it.
         super().__init__(order=CallbackOrder.External, node=CallbackNode.Master)
         check_depth(depth)
@@ -43,6 +45,8 @@ class ModelSummaryCallback(Callback):
         self._is_told = False
 
     def on_batch_start(self, runner: IRunner) -> None:
+        from runnerkit.model_summary import summary_of, without_values
+
         if self._is_told or runner.epoch_step == 0:
             return  # the one batch that is evaluated before training, to see which metrics there are
         self._is_told = True

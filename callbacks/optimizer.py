@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from runnerkit.callback import CallbackOrder, IOptimizerCallback, innermost
 from runnerkit.callbacks.gradients import ClipFn, make_clip
@@ -51,6 +53,7 @@ class OptimizerCallback(IOptimizerCallback):
         self.grad_clip_fn = grad_clip_fn
         self.grad_clip_params = grad_clip_params
         make_clip(grad_clip_fn, grad_clip_params)  # refuse bad arguments here, not after the first batch
+        self.gradient_readers: list[Callable[[list[Tensor]], None]] = []  # called before clipping
         self.num_pending = 0  # batches whose gradients wait for a step
         self.num_skipped = 0  # steps of this loader that the gradient scaler skipped
         self._steps_now = self._may_be_silent = True
@@ -109,12 +112,17 @@ class OptimizerCallback(IOptimizerCallback):
         runner.engine.synchronize(optimizer)
         if self.num_pending > 1 or not self._is_checked:
             self._average(optimizer)
-        if self.grad_clip_fn is not None:
-            clip = make_clip(self.grad_clip_fn, self.grad_clip_params)
-            assert clip is not None
-            runner.engine.clip_gradients(optimizer, clip)
+        if self.grad_clip_fn is not None or self.gradient_readers:
+            runner.engine.clip_gradients(optimizer, self._clip)
         self.num_skipped += not runner.engine.step(optimizer)
         self.num_pending = 0
+
+    def _clip(self, parameters: list[Tensor]) -> None:
+        for read in self.gradient_readers:
+            read(parameters)
+        clip = make_clip(self.grad_clip_fn, self.grad_clip_params)
+        if clip is not None:
+            clip(parameters)
 
     def _average(self, optimizer: Any) -> None:
         gradients = [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]

@@ -1,7 +1,11 @@
-"""A trace of a few training steps, for chrome://tracing or Perfetto."""
+"""A trace of a few training steps, for chrome://tracing, Perfetto, or TensorBoard's profiler plugin."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import socket
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,18 +26,21 @@ class ProfilerCallback(Callback):
     Args:
         path: JSON file to write.
         num_batches: steps to profile, >= 1; five are the steps 2 to 6.
+        tensorboard: folder to put a copy into, under the name that ``torch.profiler.tensorboard_trace_handler`` gives,
+            as the plugin of the package torch-tb-profiler reads it.
 
     >>> ProfilerCallback("trace.json").num_batches
     5
     """
 
-    def __init__(self, path: str | Path, num_batches: int = 5) -> None:
+    def __init__(self, path: str | Path, num_batches: int = 5, *, tensorboard: str | Path | None = None) -> None:
         # Last of all: a step ends when the optimizer has stepped.
         super().__init__(order=CallbackOrder.External, node=CallbackNode.Master)
         if num_batches < 1:
             raise ValueError(f"num_batches must be >= 1, got {num_batches}")
         self.path = Path(path).absolute()
         self.num_batches = num_batches
+        self.tensorboard = Path(tensorboard).absolute() if tensorboard is not None else None
         self._profile: Any = None  # while it runs
         self._num_profiled = 0
         self._is_done = False
@@ -66,5 +73,10 @@ class ProfilerCallback(Callback):
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with AtomicFile(self.path) as temporary:
             self._profile.export_chrome_trace(str(temporary))
+        if self.tensorboard is not None:
+            self.tensorboard.mkdir(parents=True, exist_ok=True)
+            name = f"{socket.gethostname()}_{os.getpid()}.{time.time_ns()}.pt.trace.json"
+            with AtomicFile(self.tensorboard / name) as temporary:
+                shutil.copyfile(self.path, temporary)
         self._profile = None
         self._is_done = True

@@ -150,7 +150,7 @@ class MLflowLogger(ServiceLogger):
         self._sent_at = time.monotonic()
 
     def _send_arrays(self, path: str, value: Histogram | PRCurve) -> None:
-        self._client.log_dict(self.run_id, {name: array.tolist() for name, array in vars(value).items()}, path)
+        self._client.log_dict(self.run_id, {name: array.tolist() for name, array in value._asdict().items()}, path)
 
     def _x(self, step: Step, scope: Scope) -> int:
         return step.batch if scope == "batch" or self.x_axis == "step" else step.epoch

@@ -48,6 +48,21 @@ def like(template: OneOrMany[Any] | None, values: dict[str, T]) -> Any:
     return values if isinstance(template, dict) else values[""]
 
 
+def each_tensor(value: Any, function: Callable[[Tensor], Any], *, others: Any = ...) -> Any:
+    """Apply `function` to each tensor in nested tuples, lists and dicts; `others` replaces what else is there.
+
+    >>> each_tensor([torch.ones(2), "a"], len), each_tensor({"x": torch.ones(2), "y": 7}, len, others=None)
+    ([2, 'a'], {'x': 2, 'y': None})
+    """
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, tuple | list):
+        return type(value)(each_tensor(each, function, others=others) for each in value)
+    if isinstance(value, dict):
+        return {key: each_tensor(each, function, others=others) for key, each in value.items()}
+    return value if others is ... else others
+
+
 def widest_float(device: torch.device) -> torch.dtype:
     """Type of sums on `device`: float64, but where there is none.
 

@@ -8,7 +8,9 @@ from runnerkit.engines.choose import get_available_engine
 from runnerkit.engines.process_environment import get_rank
 from runnerkit.environment import describe_environment, get_device
 from runnerkit.model_summary import summarize
+from runnerkit.pruning import prune_model
 from runnerkit.seeding import set_global_seed
+from runnerkit.tracing import onnx_export, quantize_onnx, trace_model
 from runnerkit.weights import export_safetensors
 
 __all__ = [
@@ -19,7 +21,11 @@ __all__ = [
     "get_device",
     "get_rank",
     "load_checkpoint",
+    "onnx_export",
+    "prune_model",
+    "quantize_onnx",
     "save_checkpoint",
     "set_global_seed",
     "summarize",
+    "trace_model",
 ]

@@ -42,6 +42,8 @@ LAYERS = [
         "rows",
         "prediction_file",
         "warmup",
+        "pruning",
+        "tracing",
     },
     {"sampler", "seeded_dataset", "sharded_stream", "sharding"},
     {
@@ -98,6 +100,9 @@ OPTIONAL = {
     "PIL",
     "rich",
     "jinja2",
+    "onnx",
+    "onnxruntime",
+    "onnxscript",
     "pyarrow",
     "safetensors",
     "hydra",

@@ -102,7 +102,7 @@ def test_it_is_installed_with_all_that_it_requires(newcomer):
     assert Path(where.strip()).read_bytes() == (ROOT / "engines" / "__init__.py").read_bytes()
     assert newcomer.run("runnerkit --version").startswith("runnerkit 0.")
     if WHEEL is not None:
-        assert newcomer.run("pip check").strip() == "No broken requirements found."
+        assert "No broken requirements found." in newcomer.run("pip check")
 
 
 def shapes(text):

@@ -54,6 +54,19 @@ def test_trace_holds_the_first_training_steps_but_one(tmp_path, num_batches, ste
     assert [each.name for each in path.parent.iterdir()] == ["trace.json"]
 
 
+def test_the_trace_holds_the_models_operators_for_both_viewers(tmp_path):
+    """The linear layer's, forward; TensorBoard's plugin looks for *.pt.trace.json and gets the same file."""
+    callback = ProfilerCallback(tmp_path / "trace.json", tensorboard=tmp_path / "tensorboard")
+
+    MarkedRunner(callback).run()
+
+    [copy] = (tmp_path / "tensorboard").iterdir()
+    names = {event["name"] for event in json.loads(copy.read_text())["traceEvents"]}
+    assert {"aten::linear", "aten::addmm"} <= names
+    assert copy.name.endswith(".pt.trace.json")
+    assert copy.read_bytes() == (tmp_path / "trace.json").read_bytes()
+
+
 def test_exception_stops_the_profiler_and_leaves_no_file(tmp_path):
     """The next run in the same process can profile."""
     callback = ProfilerCallback(tmp_path / "trace.json")

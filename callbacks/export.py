@@ -1,0 +1,229 @@
+"""The trained model as a file that runs without its code, written when a stage is over."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import tempfile
+from abc import abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from runnerkit.callback import Callback, CallbackNode, CallbackOrder, ICheckpointCallback, innermost
+from runnerkit.callbacks.checkpoint import CheckpointCallback
+from runnerkit.callbacks.keys import Keys, pick
+from runnerkit.tracing import needed, onnx_export, quantize_onnx, save_program
+from runnerkit.types import as_dict, each_tensor, like
+from runnerkit.weights import Which, load_weights
+
+if TYPE_CHECKING:
+    from runnerkit.runner import IRunner
+
+logger = logging.getLogger(__name__)
+
+
+class ExportCallback(Callback):
+    """Base of callbacks that write the model, on rank zero, whole or not at all.
+
+    It is exported as it evaluates, in the type of its weights, from a copy on the CPU. What it is called with in the
+    run's first batch is the example; batches of the exported model may be of any length.
+
+    Args:
+        input_key: what of ``runner.batch`` the model is called with; None looks at the first call itself.
+        logdir: folder to write to; None is the run's, which holds the checkpoints.
+        filename: in it.
+        which: "last", the weights that the stage ends with (the best ones after ``load_best_on_end=True``), or those of
+            the "best" checkpoint.
+        model_key: which model, if the runner has several.
+    """
+
+    suffix = ""
+
+    def __init__(
+        self,
+        input_key: Keys | None = None,
+        logdir: str | Path | None = None,
+        filename: str = "",
+        *,
+        which: Which = "last",
+        model_key: str | None = None,
+    ) -> None:
+        # When weights are the stage's last: averaged, the best ones again, pruned.
+        super().__init__(order=CallbackOrder.External + 1, node=CallbackNode.Master)
+        if which not in ("best", "last"):
+            raise ValueError(f"which must be 'best' or 'last', got {which!r}")
+        if not filename.endswith(self.suffix):
+            raise ValueError(f"{type(self).__name__} writes {self.suffix} files, got filename={filename!r}")
+        self.input_key = input_key
+        self.logdir = Path(logdir).absolute() if logdir is not None else None
+        self.filename = filename
+        self.which = which
+        self.model_key = model_key
+        self._folder: Path | None = None
+        self._checkpoints: Path | None = None  # logdir of those among which is the best one
+        self._inputs: Any = None  # arguments, and those by name
+        self._hook: Any = None
+
+    @abstractmethod
+    def write(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], path: Path) -> None:
+        """Write `model`, which is on the CPU and called as ``model(*args, **kwargs)``."""
+
+    def on_stage_start(self, runner: IRunner) -> None:
+        name, models = type(self).__name__, as_dict(runner.model)
+        if (self.model_key or "") not in models:
+            raise KeyError(f"{name} wants model {self.model_key!r}; the runner has {sorted(models)}")
+        savers = [each for each in map(innermost, runner.callbacks.values()) if isinstance(each, ICheckpointCallback)]
+        logdirs = [each.logdir for each in savers if each.logdir is not None]
+        self._folder = self.logdir or next(iter(logdirs), None)
+        if self._folder is None:
+            raise ValueError(f"{name} has no folder to write to: pass logdir= to it, or to train")
+        best = [each.logdir for each in savers if isinstance(each, CheckpointCallback) and each.metric_key]
+        if self.which == "best" and not best:
+            raise ValueError(
+                f"{name} is to write the best weights, and no checkpoint is kept as the best: pass valid_loader= and "
+                "valid_metric= to train"
+            )
+        self._checkpoints = next(iter(best), None)
+        module = runner.engine.unwrap(models[self.model_key or ""])
+        if any(hasattr(each, "full_tensor") for each in module.parameters()):
+            raise ValueError(
+                f"{name} cannot copy a model that is in parts: export it after the run, from runner.load(logdir).model"
+            )
+        self._inputs = None
+        if self.input_key is None:
+            self._hook = module.register_forward_pre_hook(self._keep_call, with_kwargs=True)
+
+    def _keep_call(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._keep(args, kwargs)
+
+    def _keep(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        self._inputs = each_tensor((tuple(args), kwargs), lambda each: each.detach().to("cpu", copy=True))
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+    def on_batch_end(self, runner: IRunner) -> None:
+        if self._inputs is None and self.input_key is not None:
+            self._keep(*pick(runner, self.input_key, reader=type(self).__name__))
+
+    def on_stage_end(self, runner: IRunner) -> None:
+        inputs, self._inputs = self._inputs, None
+        self._let_go()
+        assert self._folder is not None, "on_stage_start() comes first"
+        path = self._folder / self.filename
+        if inputs is None:
+            logger.warning("%s was not written: the stage had no batch, whose shapes it needs", path)
+            return
+        models = {
+            key: copy.deepcopy(runner.engine.unwrap(each)).cpu().eval() for key, each in as_dict(runner.model).items()
+        }
+        if self.which == "best":
+            assert self._checkpoints is not None
+            load_weights(like(runner.model, models), self._checkpoints, which="best")
+        args, kwargs = inputs
+        self.write(models[self.model_key or ""], args, kwargs, path)
+        logger.info("%s holds the %s weights of stage %r", path, self.which, runner.stage_key)
+
+    def on_exception(self, runner: IRunner) -> None:
+        self._inputs = None
+        self._let_go()
+
+
+class TracingCallback(ExportCallback):
+    """Write the model as a program of ``torch.export``: ``torch.export.load(path).module()`` is a model again.
+
+    That is what torch recommends today; its ``torch.jit.trace`` is deprecated.
+
+    Args:
+        input_key, logdir, filename, which, model_key: see :class:`ExportCallback`.
+
+    >>> TracingCallback().filename
+    'traced_model.pt2'
+    """
+
+    suffix = ".pt2"
+
+    def __init__(
+        self,
+        input_key: Keys | None = None,
+        logdir: str | Path | None = None,
+        filename: str = "traced_model.pt2",
+        *,
+        which: Which = "last",
+        model_key: str | None = None,
+    ) -> None:
+        super().__init__(input_key, logdir, filename, which=which, model_key=model_key)
+
+    def write(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], path: Path) -> None:
+        save_program(model, args, path, **kwargs)
+
+
+class OnnxCallback(ExportCallback):
+    """Write the model as ONNX, by torch's exporter over ``torch.export``; needs the extra "onnx".
+
+    Args:
+        input_key, logdir, filename, which, model_key: see :class:`ExportCallback`.
+        input_names, output_names: in the file; None is torch's choice.
+        opset_version: of ONNX's operators; None is torch's choice.
+
+    >>> OnnxCallback(input_names=["features"]).filename
+    'model.onnx'
+    """
+
+    suffix = ".onnx"
+
+    def __init__(
+        self,
+        input_key: Keys | None = None,
+        logdir: str | Path | None = None,
+        filename: str = "model.onnx",
+        *,
+        which: Which = "last",
+        model_key: str | None = None,
+        input_names: Sequence[str] | None = None,
+        output_names: Sequence[str] | None = None,
+        opset_version: int | None = None,
+    ) -> None:
+        super().__init__(input_key, logdir, filename, which=which, model_key=model_key)
+        self.names = {"input_names": input_names, "output_names": output_names}
+        self.opset_version = opset_version
+
+    def on_stage_start(self, runner: IRunner) -> None:
+        for package in ("onnxscript", "onnxruntime"):
+            needed(package, by=type(self).__name__)  # now, and not when all is trained
+        super().on_stage_start(runner)
+
+    def write(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], path: Path) -> None:
+        onnx_export(model, args, path, **self.names, opset_version=self.opset_version, **kwargs)
+
+
+class QuantizationCallback(OnnxCallback):
+    """Write the model as ONNX with weights of 8 bits, by ``onnxruntime.quantization.quantize_dynamic``.
+
+    It needs no data: activations are quantized as they come. Torch's own way, ``torch.ao``, is deprecated. Look at the
+    answers before you use it. Needs the extra "onnx".
+
+    >>> QuantizationCallback().filename
+    'quantized_model.onnx'
+    """
+
+    def __init__(
+        self,
+        input_key: Keys | None = None,
+        logdir: str | Path | None = None,
+        filename: str = "quantized_model.onnx",
+        **options: Any,
+    ) -> None:
+        super().__init__(input_key, logdir, filename, **options)
+
+    def write(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], path: Path) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            floats = Path(folder, "floats.onnx")
+            super().write(model, args, kwargs, floats)
+            quantize_onnx(floats, path)

@@ -1,0 +1,181 @@
+"""The largest batch that fits is found, whatever runs out of memory, and nothing else has changed."""
+
+import copy
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from runnerkit import dl
+from tests.tiny import loader, mlp, quiet, weights
+
+OUT_OF_MEMORY = {
+    "cuda": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    "cpu": RuntimeError("[enforce fail at alloc_cpu.cpp:117] . DefaultCPUAllocator: can't allocate memory"),
+}
+
+
+class Limited(nn.Module):
+    """Runs out of memory above so many rows, in the forward pass or in the backward pass."""
+
+    def __init__(self, limit, *, limits=(), error=OUT_OF_MEMORY["cuda"], in_backward=False):
+        super().__init__()
+        self.inner = mlp(batch_norm=True, dropout=0.3)
+        self.limit, self.limits, self.error, self.in_backward = limit, limits, error, in_backward
+        self.seen = []
+
+    def forward(self, features):
+        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+        self.seen.append(len(features))
+        logits = self.inner(features)
+        if len(features) > (self.limits[rank] if self.limits else self.limit):
+            if not self.in_backward:
+                raise self.error
+            logits.register_hook(self.fail)
+        return logits
+
+    def fail(self, _):
+        raise self.error
+
+
+def adam(model):
+    return torch.optim.Adam(model.parameters(), lr=0.1)
+
+
+def find(finder, model, *, optimizer=None, num_samples=400, callbacks=(), engine=None, **kwargs):
+    return dl.SupervisedRunner().train(
+        **{
+            "model": model,
+            "criterion": nn.CrossEntropyLoss(),
+            "optimizer": optimizer or adam(model),
+            "loaders": {"train": loader(num_samples, 4, shuffle=True), "valid": loader(8, 4)},
+            "callbacks": [finder, *callbacks],
+            "num_epochs": 2,
+            "engine": engine or dl.CPUEngine(),
+            **quiet(),
+            **kwargs,
+        }
+    )
+
+
+@pytest.mark.parametrize(("kind", "in_backward"), [("cuda", False), ("cuda", True), ("cpu", False)])
+@pytest.mark.parametrize("limit", [2, 37, 64, 127])
+def test_the_largest_that_fits_is_found(limit, kind, in_backward):
+    """By doubling and bisecting: no size twice, each one between those that are known."""
+    finder, model = dl.BatchSizeFinder(), Limited(limit, error=OUT_OF_MEMORY[kind], in_backward=in_backward)
+
+    runner = find(finder, model)
+
+    assert finder.batch_size == limit
+    assert finder.tried == {size: size <= limit for size in finder.tried}
+    assert len(finder.tried) <= 2 * limit.bit_length() + 1
+    assert model.seen.count(limit) == 3, "as many steps as were asked for"
+    assert runner.epoch_metrics == {} and runner.batch_step == 0
+
+
+@pytest.mark.parametrize(("max_size", "found"), [(None, 48), (100, 100), (20, 20)])
+def test_without_a_limit_the_search_ends(max_size, found):
+    """At an epoch's samples, or where it was told to."""
+    finder = dl.BatchSizeFinder(max_size=max_size)
+
+    find(finder, Limited(10_000), num_samples=48)
+
+    assert finder.batch_size == found
+
+
+@pytest.mark.parametrize(
+    "precision", [None, dl.AMP(torch.float16, scaler={"init_scale": 2.0**40})], ids=["fp32", "scaler"]
+)
+def test_everything_is_as_it_was_before(precision):
+    """Weights, buffers, moments, generators, gradients; a run that follows is one that had none before."""
+    model = Limited(21, in_backward=True)
+    optimizer = adam(model)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    before, moments, untouched = weights(model), copy.deepcopy(optimizer.state_dict()), copy.deepcopy(model)
+    note = dl.CPUEngine(precision=copy.deepcopy(precision))
+
+    draws = []
+
+    class Draw(dl.Callback):
+        def __init__(self, order):
+            super().__init__(order=order)
+
+        def on_stage_start(self, runner):
+            draws.append((torch.rand(1).item(), random.random(), np.random.rand()))
+
+    find(dl.BatchSizeFinder(), model, optimizer=optimizer, engine=note, callbacks=[Draw(0), Draw(1000)])
+    searched = list(draws)
+    draws.clear()
+    find(dl.CheckRunCallback(), untouched, callbacks=[Draw(0), Draw(1000)])
+
+    assert torch.equal(weights(model), before)
+    assert all(each.grad is None for each in model.parameters())
+    state = optimizer.state_dict()
+    assert state["param_groups"] == moments["param_groups"]
+    for name, each in moments["state"].items():
+        assert all(torch.equal(value, state["state"][name][key]) for key, value in each.items())
+    assert searched == draws
+
+
+def test_a_fresh_optimizer_is_fresh_again():
+    """Without moments, as Adam is before its first step."""
+    model = Limited(5)
+    optimizer = adam(model)
+
+    find(dl.BatchSizeFinder(), model, optimizer=optimizer)
+
+    assert optimizer.state_dict()["state"] == {}
+
+
+def test_accumulated_steps_are_made_too():
+    """Each trial steps, whatever number of batches the run accumulates; its callbacks stay as they were."""
+    steps = []
+    model = Limited(9)
+    optimizer = adam(model)
+    optimizer.register_step_post_hook(lambda *_: steps.append(1))
+    stepper = dl.OptimizerCallback("loss", accumulation_steps=4)
+    finder = dl.BatchSizeFinder(num_steps=2)
+
+    find(finder, model, optimizer=optimizer, callbacks=[stepper])
+
+    assert len(steps) == 2 * sum(finder.tried.values())
+    assert stepper.num_pending == 0
+
+
+def test_two_processes_agree_on_the_smaller_one():
+    """What does not fit in one fits in none, and neither waits for the other in the middle of a step."""
+    finder = dl.BatchSizeFinder()
+
+    find(finder, Limited(0, limits=(19, 11)), engine=dl.DistributedDataParallelEngine(2, device="cpu", timeout_s=60))
+
+    assert finder.batch_size == 11
+    assert finder.tried[16] is False
+
+
+def test_another_error_is_raised():
+    """It has nothing to do with memory."""
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        find(dl.BatchSizeFinder(), Limited(6, error=RuntimeError("mat1 and mat2 shapes cannot be multiplied")))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kwargs", "error", "words"),
+    [
+        ({"start": 0}, {}, ValueError, "start and num_steps must be >= 1, got 0 and 3"),
+        ({"start": 8, "max_size": 4}, {}, ValueError, "max_size must be >= start=8, got 4"),
+        ({"start": 4}, {"model": Limited(3)}, RuntimeError, "a step with 4 rows already runs out of memory on cpu"),
+        ({}, {"loaders": {"valid": loader(8, 4)}}, ValueError, r"makes training steps; the loaders are \['valid'\]"),
+        ({}, {"loaders": {"train": iter([])}}, ValueError, "loader 'train' gives each batch once"),
+        ({}, {"resume": "auto", "logdir": "log"}, ValueError, "leave resume out"),
+    ],
+)
+def test_bad_input_is_refused(tmp_path, monkeypatch, arguments, kwargs, error, words):
+    """By name, before training."""
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(error, match=words):
+        find(dl.BatchSizeFinder(**arguments), **{"model": Limited(9), **kwargs})

@@ -1,0 +1,209 @@
+"""What is exported gives the model's answers, for batches of any length, without its code."""
+
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from runnerkit import dl, utils
+from tests.tiny import NUM_FEATURES, classification, loader, mlp, quiet, sgd
+
+FEATURES = torch.randn(7, NUM_FEATURES, generator=torch.Generator().manual_seed(3))
+
+
+def train(*callbacks, model=None, logdir=None, batch_size=4, runner=None, **kwargs):
+    model = model or mlp(dropout=0.5, batch_norm=True)
+    return (runner or dl.SupervisedRunner()).train(
+        **{
+            "model": model,
+            "criterion": nn.CrossEntropyLoss(),
+            "optimizer": sgd(model),
+            "loaders": {"train": loader(16, batch_size), "valid": loader(8, 4, seed=1)},
+            "callbacks": list(callbacks),
+            "num_epochs": 3,
+            "logdir": logdir,
+            "engine": dl.CPUEngine(),
+            **quiet(),
+            **kwargs,
+        }
+    )
+
+
+def answers(model, features=FEATURES):
+    with torch.no_grad():
+        return model.eval()(features)
+
+
+def program(path):
+    return torch.export.load(path).module()
+
+
+def onnx_answers(path, features=FEATURES):
+    session = onnxruntime.InferenceSession(path)
+    (logits,) = session.run(None, {session.get_inputs()[0].name: features.numpy()})
+    return torch.from_numpy(logits)
+
+
+def test_a_traced_model_is_the_last_one(tmp_path):
+    """Dropout off, batch norm by its statistics; seven rows, where batches had four. The run's model stays a model."""
+    runner = train(dl.TracingCallback(), logdir=tmp_path)
+
+    torch.testing.assert_close(program(tmp_path / "traced_model.pt2")(FEATURES), answers(runner.model))
+    assert sorted(each.name for each in tmp_path.glob(".*.tmp")) == []
+
+
+def test_the_best_model_is_exported_if_asked(tmp_path):
+    """Of the checkpoint that is the best; the last one is another."""
+    best = {"valid_loader": "valid", "valid_metric": "loss", "minimize_valid_metric": False}  # so the first one
+    runner = train(dl.TracingCallback(which="best"), logdir=tmp_path, **best)
+    expected = dl.SupervisedRunner(mlp(dropout=0.5, batch_norm=True)).load(tmp_path, which="best").model
+
+    traced = program(tmp_path / "traced_model.pt2")(FEATURES)
+
+    torch.testing.assert_close(traced, answers(expected))
+    assert not torch.allclose(traced, answers(runner.model), atol=1e-3)
+
+
+@pytest.mark.parametrize("batch_size", [4, 1])
+def test_an_onnx_model_gives_the_same_answers(tmp_path, batch_size):
+    """By onnxruntime; also if the batches that it was traced with had one row."""
+    runner = train(
+        dl.OnnxCallback(input_names=["features"], output_names=["logits"]), model=mlp(), logdir=tmp_path,
+        batch_size=batch_size,
+    )  # fmt: skip
+
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    torch.testing.assert_close(onnx_answers(tmp_path / "model.onnx"), answers(runner.model), rtol=0, atol=1e-5)
+    assert ([each.name for each in session.get_inputs()], [each.name for each in session.get_outputs()]) == (
+        ["features"],
+        ["logits"],
+    )
+
+
+def test_a_quantized_model_is_smaller_and_near(tmp_path):
+    """A quarter of the bytes, as weights have 8 bits and not 32; answers to a hundredth of their spread."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(NUM_FEATURES, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 3))
+
+    runner = train(dl.OnnxCallback(), dl.QuantizationCallback(), model=model, logdir=tmp_path)
+
+    floats, quantized = tmp_path / "model.onnx", tmp_path / "quantized_model.onnx"
+    expected, given = answers(runner.model), onnx_answers(quantized)
+    assert quantized.stat().st_size < 0.3 * floats.stat().st_size
+    assert 0 < (given - expected).abs().max() < 0.05 * expected.std()
+
+
+class TwoInputs(nn.Module):
+    """One argument by position, one by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(NUM_FEATURES, 3)
+
+    def forward(self, features, *, scale):
+        return self.linear(features) * scale[:, None]
+
+
+@pytest.mark.parametrize("input_key", [None, {"features": "features", "scale": "scale"}])
+def test_a_model_is_called_as_the_run_calls_it(tmp_path, input_key):
+    """By what its first call was, or by keys of the batch."""
+
+    class ByName(dl.SupervisedRunner):
+        def handle_batch(self, batch):
+            features, targets = batch
+            scale = torch.ones(len(features))
+            logits = self.model(features=features, scale=scale)
+            self.batch = {"features": features, "scale": scale, "targets": targets, "logits": logits}
+
+    runner = train(dl.TracingCallback(input_key), model=TwoInputs(), logdir=tmp_path, runner=ByName())
+
+    scale = torch.arange(7.0)
+    traced = program(tmp_path / "traced_model.pt2")(features=FEATURES, scale=scale)
+    torch.testing.assert_close(traced, runner.model(FEATURES, scale=scale))
+
+
+def test_two_processes_write_one_file(tmp_path):
+    """Rank zero does, of the model in DDP; to a folder of its own."""
+    engine = dl.DistributedDataParallelEngine(2, device="cpu")
+
+    runner = train(dl.TracingCallback(logdir=tmp_path / "here", filename="mine.pt2"), model=mlp(), engine=engine)
+
+    assert [each.name for each in (tmp_path / "here").iterdir()] == ["mine.pt2"]
+    torch.testing.assert_close(program(tmp_path / "here" / "mine.pt2")(FEATURES), answers(runner.model))
+
+
+def test_what_cannot_be_traced_leaves_no_file(tmp_path):
+    """Torch's own words; checkpoints are there by then."""
+
+    class Branch(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(NUM_FEATURES, 3)
+
+        def forward(self, features):
+            return self.linear(features) if features.sum() > -1e9 else features
+
+    with pytest.raises(Exception, match=r"[Dd]ata-dependent"):
+        train(dl.TracingCallback(), model=Branch(), logdir=tmp_path)
+
+    assert not list(tmp_path.glob("*.pt2")) and not list(tmp_path.glob(".*.tmp"))
+    assert (tmp_path / "checkpoints" / "last.pth").exists()
+
+
+def test_a_run_that_has_nothing_left_to_do_exports_nothing(tmp_path, caplog):
+    """It saw no batch; a warning says so."""
+    train(logdir=tmp_path)
+
+    train(dl.TracingCallback(), logdir=tmp_path, resume="auto")
+
+    assert "traced_model.pt2 was not written: the stage had no batch" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("make", "kwargs", "error", "words"),
+    [
+        (dl.TracingCallback, {}, ValueError, "TracingCallback has no folder to write to: pass logdir="),
+        (
+            lambda: dl.OnnxCallback(which="best"),
+            {"logdir": "log"},
+            ValueError,
+            "OnnxCallback is to write the best weights",
+        ),
+        (lambda: dl.OnnxCallback(which="first"), {}, ValueError, "which must be 'best' or 'last', got 'first'"),
+        (
+            lambda: dl.TracingCallback(filename="model.pth"),
+            {},
+            ValueError,
+            "writes .pt2 files, got filename='model.pth'",
+        ),
+        (lambda: dl.TracingCallback(model_key="teacher"), {"logdir": "log"}, KeyError, "wants model 'teacher'"),
+        (
+            lambda: dl.TracingCallback("pixels"),
+            {"logdir": "log"},
+            KeyError,
+            "TracingCallback reads 'pixels' of a batch",
+        ),
+    ],
+)
+def test_bad_input_is_refused(tmp_path, monkeypatch, make, kwargs, error, words):
+    """By name, before training or in its first batch."""
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(error, match=words):
+        train(make(), **kwargs)
+
+
+def test_functions_do_the_same_without_a_run(tmp_path):
+    """`utils.trace_model`, `onnx_export`, `quantize_onnx`."""
+    model = mlp()
+
+    traced = utils.trace_model(model, FEATURES)
+    path = utils.onnx_export(model, (FEATURES,), tmp_path / "new" / "model.onnx")
+    small = utils.quantize_onnx(path, tmp_path / "int8.onnx")
+
+    batch = next(iter(DataLoader(classification(5), batch_size=5)))[0]
+    torch.testing.assert_close(traced.module()(batch), answers(model, batch))
+    torch.testing.assert_close(onnx_answers(path, batch), answers(model, batch), rtol=0, atol=1e-5)
+    torch.testing.assert_close(onnx_answers(small, batch), answers(model, batch), rtol=0, atol=0.05)
+    assert model.training, "it stays as it was"

@@ -1,0 +1,153 @@
+"""The norms that are logged are those by hand: unscaled, averaged, before clipping; on any number of processes."""
+
+import pytest
+import torch
+from torch import nn
+
+from runnerkit import dl
+from tests.tiny import loader, mlp, quiet, sgd, weights
+
+NUM_SAMPLES = 24
+
+
+class Seen(dl.Callback):
+    """Notes the norms of each batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.norms = []
+
+    def on_batch_end(self, runner):
+        norms = {key: each for key, each in runner.batch_metrics.items() if key.startswith("gradient_norm")}
+        assert all(isinstance(each, torch.Tensor) for each in norms.values()), (
+            "a number would have waited for the device"
+        )
+        if norms:
+            self.norms.append({key: each.item() for key, each in norms.items()})
+
+
+def train(*, callback=None, callbacks=(), model=None, batch_size=4, engine=None, **kwargs):
+    seen, model = Seen(), model or mlp()
+    runner = dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=sgd(model),
+        loaders={"train": loader(NUM_SAMPLES, batch_size)},
+        callbacks=[callback or dl.GradNormCallback(per_parameter=True), seen, *callbacks],
+        engine=engine or dl.CPUEngine(),
+        **{**quiet(), **kwargs},
+    )
+    return seen.norms, runner
+
+
+def by_hand(*, accumulate=1, max_norm=None, precision=None):
+    """Norms of each step, and the weights after the last."""
+    model, norms = mlp(), []
+    optimizer, precision = sgd(model), precision or dl.FP32()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=isinstance(precision, dl.AMP))
+    model.train()
+    for index, (features, targets) in enumerate(loader(NUM_SAMPLES, 4)):
+        with torch.autocast("cpu", dtype=torch.float16, enabled=isinstance(precision, dl.AMP)):
+            loss = nn.functional.cross_entropy(model(features), targets) / accumulate
+        scaler.scale(loss).backward()
+        if (index + 1) % accumulate:
+            continue
+        scaler.unscale_(optimizer)
+        gradients = {f"gradient_norm/{name}": each.grad for name, each in model.named_parameters()}
+        total = sum(each.square().sum() for each in gradients.values()).sqrt()
+        norms.append({"gradient_norm": total.item(), **{key: each.norm().item() for key, each in gradients.items()}})
+        if max_norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    return norms, weights(model)
+
+
+def assert_same(ours, theirs, *, rel=1e-5):
+    assert len(ours) == len(theirs) > 2
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine == pytest.approx(other, rel=rel)
+
+
+CLIP = {"grad_clip_fn": "clip_grad_norm_", "grad_clip_params": {"max_norm": 0.1}}
+
+
+@pytest.mark.parametrize(
+    ("accumulate", "max_norm", "callbacks"),
+    [
+        (1, None, []),
+        (1, 0.1, [dl.OptimizerCallback("loss", **CLIP)]),
+        (1, 0.1, [dl.BackwardCallback("loss", **CLIP)]),
+        (2, None, [dl.OptimizerCallback("loss", accumulation_steps=2)]),
+        (2, 0.1, [dl.OptimizerCallback("loss", accumulation_steps=2, **CLIP)]),
+    ],
+)
+def test_norms_and_weights_are_those_by_hand(accumulate, max_norm, callbacks):
+    """Total and each parameter's, of each step; to rounding."""
+    theirs, expected = by_hand(accumulate=accumulate, max_norm=max_norm)
+
+    ours, runner = train(callbacks=callbacks)
+
+    assert_same(ours, theirs)
+    torch.testing.assert_close(weights(runner.model), expected, rtol=0, atol=1e-6)
+    mean = sum(each["gradient_norm"] for each in theirs) / len(theirs)
+    assert runner.epoch_metrics["train"]["gradient_norm"] == pytest.approx(mean, rel=1e-5)
+
+
+def test_norms_under_a_scaler_are_unscaled():
+    """Of true gradients, though float16 has them 1024 times as large; scaler and autocast by hand beside it."""
+    precision = dl.AMP(torch.float16, scaler={"init_scale": 2.0**10})
+    theirs, _ = by_hand(precision=precision)
+
+    ours, _ = train(engine=dl.CPUEngine(precision=precision))
+
+    assert_same(ours, theirs, rel=1e-3)
+
+
+def test_norms_of_two_processes_are_those_of_one():
+    """Of gradients averaged over both; accumulated ones are communicated with the last batch of a step."""
+    theirs, _ = by_hand(accumulate=2)
+
+    ours, _ = train(
+        engine=dl.DistributedDataParallelEngine(2, device="cpu"),
+        batch_size=2,
+        callbacks=[dl.OptimizerCallback("loss", accumulation_steps=2)],
+    )
+
+    assert_same(ours, theirs)
+
+
+def test_only_the_total_is_logged_unless_asked():
+    """And under the optimizer's key, if there are several."""
+    model = nn.ModuleDict({"a": nn.Linear(6, 3), "b": nn.Linear(6, 3)})
+
+    class Two(dl.Runner):
+        def handle_batch(self, batch):
+            features, targets = batch
+            for key in ("a", "b"):
+                loss = nn.functional.cross_entropy(self.model[key](features), targets)
+                self.batch_metrics[f"loss_{key}"] = loss
+
+    seen = Seen()
+    Two().train(
+        model=model,
+        optimizer={key: sgd(model[key]) for key in ("a", "b")},
+        loaders={"train": loader(8, 4)},
+        callbacks=[
+            *(dl.BackwardCallback(f"loss_{key}") for key in ("a", "b")),
+            *(dl.OptimizerCallback(f"loss_{key}", optimizer_key=key) for key in ("a", "b")),
+            dl.GradNormCallback(optimizer_key="b"),
+            seen,
+        ],
+        cpu=True,
+        **quiet(),
+    )
+
+    assert [list(each) for each in seen.norms] == [["gradient_norm_b"]] * 2
+
+
+def test_without_a_step_to_read_it_is_refused():
+    """Before training, in words."""
+    with pytest.raises(KeyError, match=r"where OptimizerCallback\('teacher'\) steps on them, and there is none"):
+        train(callback=dl.GradNormCallback(optimizer_key="teacher"))

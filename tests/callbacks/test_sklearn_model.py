@@ -1,0 +1,117 @@
+"""A scikit-learn model within a run is the one that would be fitted on the same features by hand."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.neighbors import KNeighborsClassifier
+from torch import nn
+
+from runnerkit import dl
+from tests.tiny import classification, loader, quiet
+
+
+class Features(dl.Runner):
+    """The data set's own features, as a frozen encoder would give them."""
+
+    def handle_batch(self, batch):
+        features, targets = batch
+        self.batch = {"features": features, "targets": targets}
+
+
+def run(callback, *callbacks, num_epochs=1, batch_size=4, shuffle=True, engine=None):
+    return Features().train(
+        model=nn.Linear(1, 1),
+        loaders={
+            "train_features": loader(30, batch_size, shuffle=shuffle),
+            "valid": loader(22, batch_size, seed=1),
+            "test": loader(9, batch_size, seed=2),
+        },
+        callbacks=[callback, *callbacks],
+        num_epochs=num_epochs,
+        engine=engine or dl.CPUEngine(),
+        **quiet(),
+    )
+
+
+def data(num_samples, seed):
+    features, targets = classification(num_samples, seed=seed).tensors
+    return features.numpy(), targets.numpy()
+
+
+def probe(model_fn=LogisticRegression, **arguments):
+    loaders = {"train_loader": "train_features", "valid_loaders": ["valid", "test"]}
+    return dl.SklearnModelCallback("features", "targets", **loaders, model_fn=model_fn, **arguments)
+
+
+def test_scores_and_predictions_are_those_by_hand():
+    """Fitted on one loader, scored on two; a metric callback reads the probabilities."""
+    callback = probe(predict_method="predict_proba", C=0.5)
+    expected = LogisticRegression(C=0.5).fit(*data(30, 0))
+
+    accuracy = dl.AccuracyCallback("sklearn_predict", "targets")
+    runner = run(callback, dl.ControlFlowCallback(accuracy, loaders=["valid", "test"]), num_epochs=2)
+
+    for key, (num_samples, seed) in {"valid": (22, 1), "test": (9, 2)}.items():
+        score = expected.score(*data(num_samples, seed))
+        assert runner.epoch_metrics[key]["sklearn_score"] == pytest.approx(score, abs=1e-12)
+        assert runner.epoch_metrics[key]["accuracy"] == pytest.approx(score, abs=1e-12)
+    assert 0.5 < runner.epoch_metrics["valid"]["sklearn_score"] < 1
+    assert "sklearn_score" not in runner.epoch_metrics["train_features"]
+    np.testing.assert_allclose(callback.model.coef_, expected.coef_, rtol=1e-4)
+
+
+@pytest.mark.parametrize("model_fn", [LogisticRegression, Ridge])
+def test_two_processes_and_a_shuffle_change_nothing(model_fn):
+    """To the last bit: samples are gathered, sorted, and fitted once."""
+    one, two = probe(model_fn), probe(model_fn)
+
+    alone = run(one, shuffle=False)
+    together = run(two, batch_size=3, engine=dl.DistributedDataParallelEngine(2, device="cpu"))
+
+    assert np.array_equal(one.model.coef_, two.model.coef_)
+    scores = [each.epoch_metrics["valid"]["sklearn_score"] for each in (alone, together)]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-12)
+
+
+def test_each_epoch_is_fitted_anew():
+    """On what that epoch's features were."""
+    sizes = []
+
+    class Counting(KNeighborsClassifier):
+        def fit(self, features, targets):
+            sizes.append(len(features))
+            return super().fit(features, targets)
+
+    run(probe(Counting, n_neighbors=3), num_epochs=2)
+
+    assert sizes == [30, 30]
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: dl.SklearnModelCallback("features", "targets", "train", "valid", Ridge), ValueError,
+         r"reads loader 'train'; the loaders are \['train_features', 'valid', 'test'\]"),
+        (lambda: dl.SklearnModelCallback("features", "targets", "test", ["valid"], Ridge), ValueError,
+         "predicts loader 'valid' by what it fits on 'test', which comes later"),
+        (lambda: probe(Ridge, predict_method="guess"), ValueError, "makes no model with a method 'guess'"),
+        (lambda: dl.SklearnModelCallback("pixels", "targets", "valid", "test", Ridge), KeyError, "reads 'pixels' of a"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_refused(make, error, words):
+    """By name."""
+    with pytest.raises(error, match=words):
+        run(make())
+
+
+def test_a_prediction_before_the_fit_is_refused():
+    """An evaluation in the middle of the first epoch has no model yet."""
+    model = nn.Linear(6, 3)
+
+    with pytest.raises(RuntimeError, match="asked for loader 'valid' before it was fitted on 'train'"):
+        dl.SupervisedRunner().train(
+            model=model, criterion=nn.CrossEntropyLoss(), optimizer=torch.optim.SGD(model.parameters(), 0.1),
+            loaders={"train": loader(16, 4), "valid": loader(8, 4)}, valid_every_steps=2, cpu=True, **quiet(),
+            callbacks=[dl.SklearnModelCallback("features", "targets", "train", "valid", Ridge)],
+        )  # fmt: skip
