@@ -74,6 +74,7 @@ def all_cases(peers: str | None = None, *, num_batches: int = 5000) -> list[Case
         *(_steps(variant, peers, num_batches) for variant in VARIANTS),
         *(_calls(variant, peers) for variant in VARIANTS if variant != "bar"),  # a bar moves by the clock
         _cnn(peers),
+        CNN_TORCHVISION,
         *PROCESSES,
         CHECKPOINT,
         IMPORT,
@@ -124,6 +125,20 @@ def _calls(variant: str, peers: str | None) -> Case:
         figures=(Figure("calls", "calls a step", digits=0),),
         num_rounds=1,
     )
+
+
+CNN_TORCHVISION = Case(
+    key="torchvision-cnn",
+    title="The same with torchvision's transforms",
+    text="As users write it: RandomCrop, RandomHorizontalFlip, ToTensor, Normalize of torchvision, image by image.",
+    candidates=(
+        Candidate("raw PyTorch", "benchmarks.cnn.raw", ("--torchvision",)),
+        Candidate("runnerkit, the same DataLoader", "benchmarks.cnn.ours", ("--torchvision",)),
+    ),
+    figures=(Figure("seconds", "seconds"),),
+    tolerance=0.1,  # each draws its own crops and order
+    in_turns=True,
+)
 
 
 def _cnn(peers: str | None) -> Case:

@@ -32,12 +32,7 @@ class ExportCallback(Callback):
     run's first batch is the example; batches of the exported model may be of any length.
 
     Args:
-        input_key: what of ``runner.batch`` the model is called with; None looks at the first call itself.
-        logdir: folder to write to; None is the run's, which holds the checkpoints.
-        filename: in it.
-        which: "last", the weights that the stage ends with (the best ones after ``load_best_on_end=True``), or those of
-            the "best" checkpoint.
-        model_key: which model, if the runner has several.
+        input_key, logdir, filename, which, model_key: see :class:`TracingCallback`.
     """
 
     suffix = ""
@@ -141,7 +136,12 @@ class TracingCallback(ExportCallback):
     That is what torch recommends today; its ``torch.jit.trace`` is deprecated.
 
     Args:
-        input_key, logdir, filename, which, model_key: see :class:`ExportCallback`.
+        input_key: what of ``runner.batch`` the model is called with; None looks at the first call itself.
+        logdir: folder to write to; None is the run's, which holds the checkpoints.
+        filename: in it.
+        which: "last", the weights that the stage ends with (the best ones after ``load_best_on_end=True``), or those of
+            the "best" checkpoint.
+        model_key: which model, if the runner has several.
 
     >>> TracingCallback().filename
     'traced_model.pt2'
@@ -168,7 +168,7 @@ class OnnxCallback(ExportCallback):
     """Write the model as ONNX, by torch's exporter over ``torch.export``; needs the extra "onnx".
 
     Args:
-        input_key, logdir, filename, which, model_key: see :class:`ExportCallback`.
+        input_key, logdir, filename, which, model_key: see :class:`~runnerkit.dl.TracingCallback`.
         input_names, output_names: in the file; None is torch's choice.
         opset_version: of ONNX's operators; None is torch's choice.
 
@@ -209,6 +209,10 @@ class QuantizationCallback(OnnxCallback):
     It needs no data: activations are quantized as they come. Torch's own way, ``torch.ao``, is deprecated. Look at the
     answers before you use it. Needs the extra "onnx".
 
+    Args:
+        input_key, logdir, filename, which, model_key, input_names, output_names, opset_version: see
+            :class:`~runnerkit.dl.OnnxCallback`.
+
     >>> QuantizationCallback().filename
     'quantized_model.onnx'
     """
@@ -218,9 +222,17 @@ class QuantizationCallback(OnnxCallback):
         input_key: Keys | None = None,
         logdir: str | Path | None = None,
         filename: str = "quantized_model.onnx",
-        **options: Any,
+        *,
+        which: Which = "last",
+        model_key: str | None = None,
+        input_names: Sequence[str] | None = None,
+        output_names: Sequence[str] | None = None,
+        opset_version: int | None = None,
     ) -> None:
-        super().__init__(input_key, logdir, filename, **options)
+        super().__init__(
+            input_key, logdir, filename, which=which, model_key=model_key, input_names=input_names,
+            output_names=output_names, opset_version=opset_version,
+        )  # fmt: skip
 
     def write(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], path: Path) -> None:
         with tempfile.TemporaryDirectory() as folder:

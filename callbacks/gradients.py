@@ -37,4 +37,4 @@ def gradient_norm(parameters: list[Tensor]) -> Tensor:
 
 def whole(norm: Tensor) -> Tensor:
     """Return a norm as a plain tensor: of a DTensor ranks hold parts, and every rank must call."""
-    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # pyright: ignore[reportAttributeAccessIssue]

@@ -25,6 +25,7 @@ class LoaderState(Protocol):
 
     def state_dict(self) -> StateDict:
         """Copy it to the CPU."""
+        ...
 
     def load_state_dicts(self, states: Sequence[StateDict], *, device: torch.device) -> None:
         """Go on from the :meth:`state_dict` of one process, to the last bit, or of several, or of none."""

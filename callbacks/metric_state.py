@@ -67,7 +67,8 @@ class LoaderMetric:
             for name in parts[0][index]:
                 values = [part[index][name] for part in parts]
                 if _adds_up(metric._reductions[name], values[0]):
-                    sums[f"{index}.{name}"] = sum(each.to(self._device) for each in values)
+                    total: Any = sum(each.to(self._device) for each in values)
+                    sums[f"{index}.{name}"] = total
                     continue
                 for other, value in zip(others, values, strict=True):
                     other[index][name] = value

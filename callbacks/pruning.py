@@ -87,15 +87,28 @@ class PruningCallback(Callback):
         self._parameters = prunable(module, keys=self.keys_to_prune, layers=self.layers_to_prune)
         if any(hasattr(each, "full_tensor") for each in self._parameters.values()):
             raise ValueError("PruningCallback cannot rank weights that are in parts: use DistributedDataParallelEngine")
+        self._check_sizes()
         self.masks = {}
         if not self.prune_on_epoch_end:
             return  # nothing is pruned while it trains
         for name, parameter in self._parameters.items():
             if parameter.requires_grad:
-                hook = parameter.register_hook(partial(self._masked, name))  # type: ignore[no-untyped-call]  # torch's
+                hook = parameter.register_hook(partial(self._masked, name))
                 self._hooks.append(hook)
         for optimizer in as_dict(runner.optimizer).values():
             self._hooks.append(optimizer.register_step_post_hook(self._apply))
+
+    def _check_sizes(self) -> None:
+        """Refuse before training what torch would when that is over."""
+        if callable(self.pruning_fn):
+            return
+        dim = self.arguments.get("dim") if self.pruning_fn.endswith("_structured") else None
+        for name, parameter in self._parameters.items():
+            if dim is not None and not -parameter.ndim <= dim < parameter.ndim:
+                raise ValueError(f"dim={dim} is none of {name}, which has {parameter.ndim} dimensions")
+            size = parameter.numel() if dim is None else parameter.shape[int(dim)]
+            if isinstance(self.amount, int) and self.amount > size:
+                raise ValueError(f"amount={self.amount} is more than {name} has to prune: {size}")
 
     def _masked(self, name: str, gradient: Tensor) -> Tensor:
         return gradient * self.masks[name] if self.masks else gradient

@@ -142,7 +142,7 @@ class VerifyRanksCallback(Callback):
         together = {name: float(value) for name, value in runner.loader_metrics.items()}
         alone = _evaluate_again(runner, passes)
         unlike = _on_any_rank(engine, rank_metrics.unlike(together, alone, tolerance=tolerance))
-        drawn: set[str] = set()
+        drawn, again = set[str](), dict[str, float]()
         if unlike:
             again = _evaluate_again(runner, passes, attempt=1)
             drawn = _on_any_rank(engine, rank_metrics.unlike(again, alone, tolerance=tolerance))

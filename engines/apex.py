@@ -200,10 +200,8 @@ class HorovodAPEXEngine(HorovodEngine):
     """
 
     def __init__(self, num_processes: int | None = None, **options: Unpack[ApexHorovodOptions]) -> None:
-        if options.get("op", "average") != "average":
-            raise ValueError(
-                f"op must be 'average' with Apex, which unscales what each pass adds, got {options['op']!r}"
-            )
+        if (op := options.get("op", "average")) != "average":
+            raise ValueError(f"op must be 'average' with Apex, which unscales what each pass adds, got {op!r}")
         device, engine = options.get("device"), type(self).__name__
         # At a backward pass's end Apex unscales, and looks for overflows: gradients must be all processes' by then.
         precision = with_apex(options, engine=engine, device=device, before_unscale=self.synchronize)

@@ -68,7 +68,7 @@ class DistributedDataParallelEngine(ProcessGroupEngine):
             "gradient_as_bucket_view": gradient_as_bucket_view,
             **(ddp_kwargs or {}),
         }
-        self.comm_hook = comm_hooks.checked(comm_hook)
+        self.comm_hook: comm_hooks.CommHook | None = comm_hooks.checked(comm_hook)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         if not any(parameter.requires_grad for parameter in model.parameters()):

@@ -20,7 +20,6 @@ from runnerkit.precision import AMP, FP32
 from runnerkit.types import StateDict
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
     from runnerkit.engines.sharded_model import ShardedModel
@@ -97,7 +96,7 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
         if cpu_offload and self.backend is None and self._uses_cuda():
             self.backend = "cpu:gloo,cuda:nccl"  # norms of gradients in host memory are added up there
         self._mesh: DeviceMesh | None = None
-        self._saving_group: ProcessGroup | None = None
+        self._saving_group: Any = None  # a ProcessGroup
         self._sharded: dict[int, ShardedModel] = {}  # by the id of the copy that trains
         self._followers: list[Optimizer] = []  # optimizers that step on shards
 
@@ -116,7 +115,7 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
 
         ranks = torch.arange(self.num_processes).view(self.replicas, -1)
         timeout = timedelta(seconds=self.timeout_s)
-        make_groups: Callable[..., tuple[ProcessGroup, Any]] = dist.new_subgroups_by_enumeration  # torch has no types
+        make_groups: Callable[..., tuple[Any, Any]] = dist.new_subgroups_by_enumeration  # torch has no types
         groups = [make_groups(each.tolist(), timeout=timeout)[0] for each in (ranks.T, ranks)]
         return DeviceMesh.from_group(groups, self.device.type, mesh=ranks, mesh_dim_names=("replicas", "shards"))
 

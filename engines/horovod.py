@@ -82,8 +82,8 @@ class HorovodEngine(IEngine):
         if op not in ("average", "sum", "adasum"):
             raise ValueError(f"op must be 'average', 'sum' or 'adasum', got {op!r}")
         self._uses_cuda = device == "cuda" or (device is None and torch.cuda.is_available())
-        self.compression = compression
-        self.op = op
+        self.compression: Literal["fp16"] | None = compression
+        self.op: Operation = op
         self.sync_bn = sync_bn
         environment = ProcessEnvironment.read()
         self.num_processes = (

@@ -61,7 +61,7 @@ def spawn_rounds(
             time.sleep(POLL_S)
 
 
-def _receive_rounds(job: Job, channels: list[Connection]) -> Iterator[list[Any]]:
+def _receive_rounds(job: Job, channels: list[Any]) -> Iterator[list[Any]]:
     going_on = dict(enumerate(channels))
     while going_on:
         values = []

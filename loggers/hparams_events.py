@@ -20,9 +20,9 @@ from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-
 from tensorboard.plugins.hparams import metadata  # type: ignore[import-untyped]  # likewise
 from tensorboard.plugins.hparams.api_pb2 import Status  # type: ignore[import-untyped]  # likewise
 from tensorboard.plugins.hparams.plugin_data_pb2 import (  # type: ignore[import-untyped]  # likewise
-    HParamsPluginData,
-    SessionEndInfo,
-    SessionStartInfo,
+    HParamsPluginData,  # pyright: ignore[reportAttributeAccessIssue]
+    SessionEndInfo,  # pyright: ignore[reportAttributeAccessIssue]
+    SessionStartInfo,  # pyright: ignore[reportAttributeAccessIssue]
 )
 from tensorboard.summary.writer.event_file_writer import EventFileWriter  # type: ignore[import-untyped]  # likewise
 

@@ -82,8 +82,11 @@ class TensorboardLogger(ILogger):
                 self._run(folder.relative_to(self._folder).as_posix()).drop_after(resumed_at)
 
     def log_scalars(self, scalars: Mapping[str, float], *, step: Step, scope: Scope) -> None:
-        tagged = {f"batch/{name}": value for name, value in scalars.items()} if scope == "batch" else scalars
-        self._run(step.loader).add_scalars(tagged, step=step, x=self._x(step, scope))
+        if scope == "batch":
+            tagged = {f"batch/{name}": value for name, value in scalars.items()}
+            self._run(step.loader).add_scalars(tagged, step=step, x=step.batch)
+        else:
+            self._run(step.loader).add_scalars(scalars, step=step, x=self._x(step, scope))
 
     def log_hparams(self, hparams: Mapping[str, Any], *, environment: Mapping[str, Any]) -> None:
         """Write the hyperparameters for the HPARAMS tab; what is no number or bool, as its string."""

@@ -130,7 +130,7 @@ def run(
 def tune(
     file: Annotated[Path, typer.Argument(help="a config", metavar="FILE", show_default=False)],
     overrides: Overrides = None,
-    trials: Annotated[int, typer.Option(help="how many times to train")] = 20,
+    trials: Annotated[int, typer.Option(help="how many times to train", min=1)] = 20,
     engine: Engine = None,
     nproc: Nproc = None,
     precision: Precision = None,
@@ -158,6 +158,8 @@ def export(
     which: Which = "best",
 ) -> None:
     """Write a trained model as a file that needs no code of it; the config in its logdir says what it is."""
+    if not source.exists():
+        raise FileNotFoundError(f"{source}: no such logdir or checkpoint")
     logdir = source if source.is_dir() else source.parent.parent  # LOGDIR/checkpoints/model.0003.pth
     out = output or logdir / f"model{SUFFIXES[to]}"
     if to == "safetensors":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import logging
 import re
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -89,11 +90,15 @@ class Config:
         return self.check_call(values, key, self._imported(node[_TARGET], key)) if _TARGET in node else values
 
     def _imported(self, path: Any, key: str) -> Callable[..., Any]:
+        log = logging.getLogger("hydra.utils")
+        was_disabled, log.disabled = log.disabled, True  # it would tell over three lines what is raised here
         try:
             found = _package("hydra.utils").get_object(path)
         except Exception as error:  # whatever a module raises when it is imported
             why = " ".join(str(error).split())
             raise self.refused(f"{key}.{_TARGET}", f"cannot import {path!r}: {why}") from error
+        finally:
+            log.disabled = was_disabled
         if not callable(found):
             raise self.refused(
                 f"{key}.{_TARGET}", f"{path!r} is a {type(found).__name__}; expected a class or function"

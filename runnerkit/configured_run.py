@@ -8,6 +8,8 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from runnerkit.atomic_file import write_text
 from runnerkit.config import Config
 from runnerkit.engine import IEngine
@@ -59,6 +61,8 @@ def make_run(config: Config) -> tuple[Runner, dict[str, Any]]:
         if key not in {*_PARTS, *_ENGINE, *plain, "search"}:
             raise config.refused(key, f"no such key; there are {', '.join((*_PARTS, *_ENGINE, *plain))}")
     for key in _PARTS:
+        if not isinstance(config.values.get(key), dict | list | None):
+            raise config.refused(key, f"expected _target_ and its arguments, got {config.values[key]!r}")
         config.check(key)  # all of them before any is made
     given = {key: value for key, value in config.values.items() if key in plain}
     arguments = {"seed": SEED, **config.check_call(given, "", Runner.train), "engine": _make_engine(config)}
@@ -67,9 +71,12 @@ def make_run(config: Config) -> tuple[Runner, dict[str, Any]]:
     if not isinstance(runner, Runner):
         raise config.refused("runner", f"is a {type(runner).__name__}; expected a dl.Runner")
     for key in ("model", "loaders"):
-        if key not in config.values and getattr(type(runner), f"get_{key}") is getattr(Runner, f"get_{key}"):
+        if config.values.get(key) is None and getattr(type(runner), f"get_{key}") is getattr(Runner, f"get_{key}"):
             raise config.refused(key, "is missing")
     model, criterion = config.make("model"), config.make("criterion")
+    for name, each in as_dict(model).items():
+        if not isinstance(each, nn.Module):
+            raise config.refused(f"model.{name}".removesuffix("."), f"is {each!r}; expected _target_ and its arguments")
     optimizer = _make_for(config, "optimizer", {key: each.parameters() for key, each in as_dict(model).items()})
     scheduler = _make_for(config, "scheduler", as_dict(optimizer))
     parts = {"model": model, "criterion": criterion, "optimizer": optimizer, "scheduler": scheduler}
@@ -94,9 +101,14 @@ def _make_engine(config: Config) -> IEngine | None:
     if isinstance(name, dict):
         if options != [None, None]:
             raise config.refused("engine", "is a component: nproc and precision are among its own arguments")
-        return config.make("engine")  # type: ignore[no-any-return]  # what else it may be, `train` refuses
+        engine = config.make("engine")
+        if not isinstance(engine, IEngine):
+            raise config.refused("engine", f"is a {type(engine).__name__}; expected an engine of dl")
+        return engine
     if [name, *options] == [None] * 3:
         return None
+    if not isinstance(name, str | None):
+        raise config.refused("engine", f"expected a name, or _target_ and its arguments, got {name!r}")
     num_processes = config.converted(options[0], int | None, "nproc")
     try:
         return engine_by_name(name, num_processes=num_processes, precision=options[1])

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from runnerkit.atomic_file import AtomicFile
 from runnerkit.config import Config
 from runnerkit.supervised import SupervisedRunner
+from runnerkit.tracing import onnx_export, save_program
 from runnerkit.weights import load_weights
 
 Format = Literal["onnx", "torch-export"]
@@ -39,40 +37,9 @@ def export_configured(config: Config, source: Path, out: Path, *, to: Format, wh
         raise config.refused(
             "loaders", f"none of {sorted(keys)} evaluates; a batch of one that does shows what the model is called with"
         )
-    batch = next(iter(config.make(f"loaders.{loader}")))
-    named = runner._named(batch)
-    return export_model(model, [named[key] for key in runner._input_names], out, to=to)
-
-
-def export_model(model: nn.Module, inputs: list[Tensor], out: Path, *, to: Format) -> Path:
-    """Export `model` as it evaluates, on the CPU, for batches of any length.
-
-    Args:
-        inputs: an example of what it is called with, each (N, ...), N >= 2.
-    Raises:
-        ImportError: ONNX is not installed.
-        Exception: torch.export's own; the model does what it cannot follow, such as to branch on a value.
-    """
-    batch = torch.export.Dim("batch")
-    shapes = tuple({0: batch} for _ in inputs)
-    program = torch.export.export(model.cpu().eval(), tuple(inputs), dynamic_shapes=shapes)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with AtomicFile(out) as temporary:
-        if to == "onnx":
-            _save_onnx(program, temporary, num_inputs=len(inputs))
-        else:
-            with temporary.open("wb") as file:
-                torch.export.save(program, file)
-    return out
-
-
-def _save_onnx(program: Any, path: Path, *, num_inputs: int) -> None:
-    try:
-        import onnx  # noqa: F401  # torch asks for both half-way
-        import onnxscript  # noqa: F401
-    except ImportError:
-        raise ImportError("ONNX needs the packages onnx and onnxscript: pip install 'runnerkit[onnx]'") from None
-    names = ["features"] if num_inputs == 1 else [f"features{number}" for number in range(num_inputs)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # torch's own, of what its exporter still uses
-        torch.onnx.export(program, (), path, input_names=names, external_data=False, verbose=False)
+    named = runner._named(next(iter(config.make(f"loaders.{loader}"))))
+    inputs = tuple(named[key] for key in runner._input_names)
+    if to == "torch-export":
+        return save_program(model, inputs, out)
+    names = ["features"] if len(inputs) == 1 else [f"features{number}" for number in range(len(inputs))]
+    return onnx_export(model, inputs, out, input_names=names)

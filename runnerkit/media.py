@@ -47,7 +47,7 @@ def image_of(image: Tensor | np.ndarray) -> np.ndarray:
             "torchvision.utils.make_grid say"
         )
     if pixels.dtype == torch.bool or is_float:
-        pixels = (pixels.float() * 255).nan_to_num(nan=0.0).round()
+        pixels = (pixels.float() * 255).nan_to_num(nan=0.0).round()  # as uint8 NaN is what the device makes of it
     elif pixels.dtype != torch.uint8:
         pixels = pixels.long()
     levels: np.ndarray = pixels.clamp(0, 255).to(torch.uint8).cpu().numpy()  # a copy: the caller's may change
@@ -150,5 +150,5 @@ def _flat(values: Any, name: str) -> Tensor:
     if not isinstance(values, Tensor):
         raise TypeError(f"{name} must be a tensor or a NumPy array, got {type(values).__name__}")
     # A DTensor's operations may wait for all ranks, and only those with loggers are here.
-    local: Tensor = values.to_local() if hasattr(values, "to_local") else values
+    local: Tensor = values.to_local() if hasattr(values, "to_local") else values  # pyright: ignore[reportAttributeAccessIssue]
     return local.detach().reshape(-1)

@@ -73,7 +73,7 @@ def new_mask(
     holder = nn.Module()
     holder.weight = nn.Parameter(parameter.detach().clone())
     if mask is not None:
-        prune.custom_from_mask(holder, "weight", mask)  # type: ignore[no-untyped-call]  # torch has no types for it
+        prune.custom_from_mask(holder, "weight", mask)
     pruning_function(pruning_fn)(holder, "weight", amount, **arguments)
     return holder.weight_mask.bool()  # type: ignore[operator]  # a tensor, of which torch says that it may be a module
 

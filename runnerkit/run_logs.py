@@ -55,8 +55,6 @@ def set_up(runner: IRunner, *, resumed_at: Step | None) -> None:
         except _WRONG_USE:
             raise
         except Exception as error:
-            if logger.is_essential:
-                raise
             _leave_out(runner, key, error)
     tell_hparams(runner)
     early, runner._early_logs = runner._early_logs or [], None
@@ -76,13 +74,15 @@ def _call(runner: IRunner, key: str, logger: ILogger, method: str, *args: Any, *
     try:
         getattr(logger, method)(*args, **kwargs)
     except Exception as error:
-        if logger.is_essential:
-            raise
         _leave_out(runner, key, error)
 
 
 def _leave_out(runner: IRunner, key: str, error: Exception) -> None:
-    logger = runner.loggers.pop(key)
+    """Go on without a logger that failed, or raise what it raised."""
+    logger = runner.loggers[key]
+    if logger.is_essential:
+        raise error
+    del runner.loggers[key]
     name = type(logger).__name__
     log.warning("logger %r (%s) failed, and the run goes on without it: %r", key, name, error, exc_info=error)
     runner._wants_batch_metrics = any(each.log_batch_metrics for each in runner.loggers.values())
@@ -108,10 +108,14 @@ def tell_metrics(runner: IRunner, metrics: Mapping[str, float]) -> None:
 
 def hand_over_steps(runner: IRunner) -> None:
     """Log the training steps that are queued."""
-    for step, metrics in runner._step_queue.take():
-        for key, logger in list(runner.loggers.items()):
-            if logger.log_batch_metrics:
-                _call(runner, key, logger, "log_scalars", metrics, step=step, scope="batch")
+    steps = runner._step_queue.take()
+    for key, logger in list(runner.loggers.items()):
+        if logger.log_batch_metrics:
+            try:  # not by _call: here each call counts
+                for step, metrics in steps:
+                    logger.log_scalars(metrics, step=step, scope="batch")
+            except Exception as error:
+                _leave_out(runner, key, error)
 
 
 def flush_logs(runner: IRunner) -> None:

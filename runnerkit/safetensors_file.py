@@ -22,9 +22,10 @@ def write_safetensors(weights: Mapping[str, Any], path: Path) -> None:
 
     Raises:
         ValueError: a value is no tensor.
+        OSError: the folder or the disk does not take it.
         ImportError: the package is missing.
     """
-    torch_part = _package().torch
+    package = _package()
     others = sorted(name for name, value in weights.items() if not isinstance(value, Tensor))
     if others:
         raise ValueError(f"{SUFFIX} holds tensors only, and these are none: {', '.join(others)}")
@@ -43,7 +44,10 @@ def write_safetensors(weights: Mapping[str, Any], path: Path) -> None:
         memory.add(start)
     path.parent.mkdir(parents=True, exist_ok=True)
     with AtomicFile(path) as temporary:
-        torch_part.save_file(tensors, temporary, metadata={"format": "pt", **ties})
+        try:
+            package.torch.save_file(tensors, temporary, metadata={"format": "pt", **ties})
+        except package.SafetensorError as error:  # which is no OSError
+            raise OSError(f"cannot write {path}: {error}") from error
 
 
 def read_safetensors(path: Path) -> StateDict:

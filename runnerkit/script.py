@@ -26,8 +26,7 @@ def run_script(
     command = {"name": name, "num_processes": num_processes, "precision": precision}
     environment = dict(os.environ)
     if any(each is not None for each in command.values()):
-        engine_by_name(
-            name, num_processes=num_processes, precision=precision
-        )  # refuses here what it would refuse there
+        # Refuses here what it would refuse there.
+        engine_by_name(name, num_processes=num_processes, precision=precision)
         environment[VARIABLE] = json.dumps(command)
     os.execve(sys.executable, [sys.executable, str(path), *arguments], environment)

@@ -46,7 +46,7 @@ def search(
         chosen = [f"{key}={suggest(trial, key, text)}" for key, text in ranges.items()]
         return _train(read_config(path, [*overrides, *chosen], given), trial, logdir / f"trial-{trial.number:03}")
 
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # a trial that raises ends the search, which tells why
     sampler = optuna.samplers.TPESampler(seed=config.values.get("seed", SEED))
     study = optuna.create_study(direction=_direction(config), sampler=sampler)
     study.optimize(objective, n_trials=num_trials)
@@ -68,6 +68,8 @@ def suggest(trial: Any, key: str, given: str | list[Any]) -> Any:
     low, high = (_number(end) for end in ends.split("..", 1))
     if low is None or high is None or not low < high or scale not in ("", "log"):
         raise ValueError(f"{key}={text}: expected LOW..HIGH, LOW..HIGH:log, or choices such as 16,32,64")
+    if scale == "log" and low <= 0:
+        raise ValueError(f"{key}={text}: a logarithmic range begins above 0, got {low}")
     whole = isinstance(low, int) and isinstance(high, int)
     return (trial.suggest_int if whole else trial.suggest_float)(key, low, high, log=scale == "log")
 
@@ -114,8 +116,9 @@ def _train(config: Config, trial: Any, logdir: Path) -> float:
     try:
         train(config, runner, {**arguments, "logdir": logdir})
     except TrainingError as error:
-        if isinstance(error.__cause__, _optuna().TrialPruned):
-            raise error.__cause__ from None
+        cause = error.__cause__
+        if cause is not None and isinstance(cause, _optuna().TrialPruned):
+            raise cause from None
         raise
     scores = [epoch[loader][metric] for epoch in runner.experiment_metrics.values()]
     return min(scores) if trial.study.direction.name == "MINIMIZE" else max(scores)

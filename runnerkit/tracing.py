@@ -86,6 +86,9 @@ def quantize_onnx(source: str | Path, file: str | Path) -> Path:
 
     By ``onnxruntime.quantization.quantize_dynamic``, which needs no data: torch's own, in ``torch.ao``, is deprecated.
 
+    Args:
+        source: path of the model in ONNX.
+        file: path of the one to write; its folder is made.
     Raises:
         ImportError: the packages of the extra "onnx" are missing.
     """

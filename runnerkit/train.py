@@ -18,11 +18,8 @@ from runnerkit.callbacks import (
     CheckRunCallback,
     HangCallback,
     LRScaleCallback,
-    ModelSummaryCallback,
     NonFiniteCallback,
     ProfilerCallback,
-    RichDashboardCallback,
-    RunSummaryCallback,
     TimerCallback,
     TqdmCallback,
     VerifyRanksCallback,
@@ -331,6 +328,8 @@ def _by_key(callbacks: Sequence[ICallback] | Mapping[str, ICallback] | None) -> 
 
 
 def _shown_by(callbacks: Mapping[str, ICallback]) -> dict[str, ICallback]:
+    from runnerkit.callbacks import ModelSummaryCallback, RichDashboardCallback, RunSummaryCallback
+
     shown: dict[str, ICallback] = {"_model_summary": ModelSummaryCallback(), "_run_summary": RunSummaryCallback()}
     if not holds(callbacks, RichDashboardCallback):
         shown["_tqdm"] = TqdmCallback()

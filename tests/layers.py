@@ -16,6 +16,7 @@ LAYERS = [
         "pickling",
         "deprecation",
         "text_table",
+        "late_names",
     },
     {
         "precision",
@@ -109,8 +110,6 @@ OPTIONAL = {
     "omegaconf",
     "pydantic",
     "optuna",
-    "onnx",
-    "onnxscript",
     "mlflow",
     "wandb",
 }

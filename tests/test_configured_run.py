@@ -239,11 +239,20 @@ WRONG = {
         ["criterion._target_=torch.nn.CrossEntropy"],
         "config.yaml: criterion._target_: cannot import 'torch.nn.CrossEntropy'",
     ),
+    "no model": (["model="], "config.yaml: model: is missing"),
+    "no loaders": (["loaders=null"], "config.yaml: loaders: is missing"),
+    "no component": (["model=3"], "config.yaml: model: expected _target_ and its arguments, got 3"),
+    "typo in _target_": (
+        ["model={target: torch.nn.Linear, in_features: 6}"],
+        "config.yaml: model.target: is 'torch.nn.Linear'; expected _target_ and its arguments",
+    ),
     "reference to nothing": (["hparams={}"], "config.yaml: Interpolation key 'hparams.width' not found"),
     "no override": (["lr"], "'lr' is no override; expected key=value, such as optimizer.lr=0.01"),
     "override of no place": (["callbacks.5.topk=[1]"], "config.yaml: override 'callbacks.5.topk=[1]': "),
     "unknown loader": (["valid_loader=vaild"], "reads loader 'vaild'; the loaders are ['train', 'valid']"),
     "unknown engine": (["--engine", "dpp"], "config.yaml: engine: no engine 'dpp'; there are cpu, gpu, dp, ddp, fsdp,"),
+    "no engine": (["engine={_target_: torch.nn.ReLU}"], "config.yaml: engine: is a ReLU; expected an engine of dl"),
+    "a list of engines": (["engine=[ddp]"], "config.yaml: engine: expected a name, or _target_ and its arguments, got"),
     "unknown precision": (["--precision", "fp8"], "config.yaml: engine: no precision 'fp8'; there are fp32, amp,"),
     "processes of a lone one": (["--engine", "cpu", "--nproc", "2"], "config.yaml: engine: engine 'cpu' runs in one"),
     "a file for a folder": (
@@ -259,7 +268,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("arguments", "words"), WRONG.values(), ids=WRONG)
-def test_a_wrong_use_is_one_line(folder, capsys, arguments, words):
+def test_a_wrong_use_is_one_line(folder, capsys, caplog, arguments, words):
     """With exit code 2; no run is left of it."""
     Path("old", "csv").mkdir(parents=True)
 
@@ -267,7 +276,7 @@ def test_a_wrong_use_is_one_line(folder, capsys, arguments, words):
 
     error = capsys.readouterr().err
     assert words in error and error.startswith("runnerkit run: ")
-    assert len(error.splitlines()) == 1
+    assert len(error.splitlines()) == 1 and not caplog.records  # which outside of pytest are printed, too
     assert [path.name for path in folder.rglob("*") if path.name in ("csv", "checkpoints")] == ["csv"]
 
 
@@ -295,7 +304,13 @@ def test_a_file_that_is_no_config_is_one_line(folder, capsys, file, text, words)
 
 def test_processes_of_a_launcher_are_told_to_share_a_folder(folder, capsys, monkeypatch):
     """They could not agree on the first name that is free."""
-    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}.items():
+    for name, value in {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "29500",
+    }.items():
         monkeypatch.setenv(name, value)
 
     assert main(["run", "config.yaml"]) == 2

@@ -98,3 +98,21 @@ def test_what_cannot_be_exported_is_one_line(logdir, tmp_path, capsys, change, w
 
     error = capsys.readouterr().err
     assert words in error and len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nowhere", "--to", "onnx"], "nowhere: no such logdir or checkpoint"),
+        (["{logdir}", "--to", "safetensors", "-o", "/proc/a.safetensors"], "cannot write /proc/a.safetensors: "),
+    ],
+)
+def test_a_place_that_will_not_do_is_one_line(logdir, tmp_path, monkeypatch, capsys, arguments, words):
+    """Though the current folder has a config of its own: no other run's model is exported in its place."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(logdir / "config.yml", "config.yml")
+
+    assert main(["export", *(word.format(logdir=logdir) for word in arguments)]) == 2
+
+    error = capsys.readouterr().err
+    assert words in error and len(error.splitlines()) == 1

@@ -161,7 +161,7 @@ WRONG = {
     "metrics of nothing": (["metrics", "nowhere"], "there is no folder nowhere"),
     "metrics of an empty folder": (
         ["metrics", "empty"],
-        "no logs of scope 'loader' in empty: expected csv/<loader>.csv there or below",
+        "no logs of scope 'loader' in empty: expected csv/<loader>.csv or metrics.jsonl there or below",
     ),
     "metrics unknown": (
         ["metrics", "logs/first", "--metric", "lossy"],
@@ -190,7 +190,7 @@ WRONG = {
     "plot of an unknown kind": (["plot", "logs/first", "-o", "curves.xyz"], "Format 'xyz' is not supported"),
     "watch of an empty folder": (
         ["watch", "empty", "--once"],
-        "no logs of scope 'loader' in empty: expected csv/<loader>.csv there or below",
+        "no logs of scope 'loader' in empty: expected csv/<loader>.csv or metrics.jsonl there or below",
     ),
     "watch of several": (["watch", "logs"], "logs holds 2 runs; give the logdir of one of them: first, second"),
     "watch of an unknown metric": (

@@ -189,6 +189,7 @@ def metric_callbacks():
         "loader": dl.LoaderMetricCallback(micro, "logits", "targets", metric_key="of_loader"),
         "function": dl.FunctionalBatchMetricCallback(nn.functional.cross_entropy, "again", "logits", "targets"),
         "sum": dl.MetricAggregationCallback("both", ["loss", "again"], mode="sum"),
+        "system": dl.SystemMetricsCallback(),
     }
 
 
@@ -231,7 +232,8 @@ def test_steps_read_from_the_device_once_in_log_every(make_engine, step):
     The first batch of a pass is not among the steps: there the loss is looked at once, so that a run of NaN is told.
     """
     with watching() as watch:
-        callbacks = {**metric_callbacks(), **step, "average": dl.EMACallback(), "arm": Arm(watch)}
+        norm = dl.GradNormCallback(per_parameter=True)
+        callbacks = {**metric_callbacks(), **step, "average": dl.EMACallback(), "norm": norm, "arm": Arm(watch)}
         log = train(engine=make_engine(), callbacks=callbacks)
 
     assert [step for step, _ in log.steps] == [4, 8, 12]
@@ -278,11 +280,11 @@ def test_neither_logs_nor_checkpoints_nor_a_bar_read_more(tmp_path, monkeypatch)
 
 
 def test_that_list_is_complete():
-    """A metric callback that comes to be is held to it too."""
+    """A metric callback that comes to be is held to it too, but that whose model predicts on the CPU."""
     here = {type(each) for each in metric_callbacks().values()}
     exported = {each for each in vars(dl).values() if isinstance(each, type) and issubclass(each, dl.IMetricCallback)}
 
-    assert exported - here == {dl.IMetricCallback}
+    assert exported - here == {dl.IMetricCallback, dl.SklearnModelCallback}
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
@@ -118,7 +119,7 @@ def test_many_runs_have_colors_of_their_own(tmp_path: Path, figures: list[Figure
     plot_metrics(tmp_path, metrics=["loss"], loaders=["valid"])
 
     lines = figures[0].axes[0].lines
-    assert len({line.get_label() for line in lines}) == len({line.get_color() for line in lines}) == 12
+    assert len({line.get_label() for line in lines}) == len({to_rgba(line.get_color()) for line in lines}) == 12
 
 
 def test_only_the_loaders_asked_for_are_drawn(tmp_path: Path, figures: list[Figure]) -> None:

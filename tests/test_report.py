@@ -173,6 +173,8 @@ def test_a_nan_is_shown_and_what_was_not_logged_is_not(tmp_path):
     assert page.rows("passes")[0][4:] == [1.0, ""]
     assert page.rows("passes")[1][4:] == ["", 0.5]
     assert math.isnan(page.rows("passes")[2][4]) and page.rows("passes")[2][5] == ""
+    [loss] = [row for row in page.rows("values") if row[2] == "loss"]
+    assert loss[3:6] == ["smaller", 1.0, 1.0] and math.isnan(loss[6])
     assert page.rows("checkpoints") == [] and page.tables["hparams"] == [["none"]]
 
 

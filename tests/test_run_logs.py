@@ -245,10 +245,11 @@ def test_what_is_logged_before_the_loggers_are_open_is_kept_for_them():
 
         def handle_batch(self, batch):
             super().handle_batch(batch)
+            self.batch_metrics["mine"] = self.batch["logits"].mean()
             self.log_text("batch", "x")
 
     keep = Keep()
-    stop = dl.EarlyStoppingCallback(1, "valid", "loss", minimize=True)  # has one batch evaluated before training
+    stop = dl.EarlyStoppingCallback(1, "valid", "mine", minimize=True)  # has one batch evaluated before training
     train({"keep": keep}, runner=Early, callbacks=[stop], hparams={"lr": 0.1})
 
     assert keep.of("log_hparams") == [({"lr": 0.1, "size": 7},)]

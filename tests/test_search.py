@@ -135,6 +135,7 @@ def test_a_range_is_optunas(text, kind, low, high, log):
         (["optimizer.lr=1..0"], "optimizer.lr=1..0: expected LOW..HIGH, LOW..HIGH:log, or choices such as 16,32,64"),
         (["optimizer.lr=0..x"], "optimizer.lr=0..x: expected LOW..HIGH"),
         (["optimizer.lr=1e-3..1.0:lin"], "optimizer.lr=1e-3..1.0:lin: expected LOW..HIGH"),
+        (["optimizer.lr=0..1:log"], "optimizer.lr=0..1:log: a logarithmic range begins above 0, got 0"),
         (["optimizer.lr=1,2", "valid_metric=null"], "config.yaml: valid_metric: is missing"),
         (
             ["optimizer.lr=1,2", "valid_metric=mae"],
@@ -144,11 +145,19 @@ def test_a_range_is_optunas(text, kind, low, high, log):
         (["optimizer.lr=1,2", "--logdir", "old"], "old holds the trials of a search: choose another by --logdir"),
     ],
 )
-def test_a_search_that_cannot_be_is_one_line(folder, capsys, arguments, words):
-    """With exit code 2."""
+def test_a_search_that_cannot_be_is_one_line(folder, capsys, caplog, arguments, words):
+    """With exit code 2; Optuna does not print the traceback of a trial."""
     Path("old", "trial-000").mkdir(parents=True)
+    optuna.logging.get_logger("optuna").addHandler(caplog.handler)
 
     assert main(["tune", "config.yaml", *arguments]) == 2
 
+    optuna.logging.get_logger("optuna").removeHandler(caplog.handler)
     error = capsys.readouterr().err
-    assert words in error and len(error.splitlines()) == 1
+    assert words in error and len(error.splitlines()) == 1 and not caplog.records
+
+
+def test_a_search_makes_at_least_one_trial(folder, capsys):
+    """Of none there is no best."""
+    assert main(["tune", "config.yaml", "--trials", "0", "optimizer.lr=1,2"]) == 2
+    assert "'--trials'" in capsys.readouterr().err

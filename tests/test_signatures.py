@@ -18,8 +18,20 @@ from runnerkit.engines.horovod import HorovodOptions
 from runnerkit.engines.process_group import ProcessGroupOptions
 
 TRAIN = inspect.signature(dl.SupervisedRunner.train).parameters
-# Whose names are the user's own: arguments of their `predict_batch`, keys of their loaders.
-OPEN = {"predict_batch", "predict_loader", "predict_to", "BatchOverfitCallback", "PeriodicLoaderCallback"}
+# Whose names are the user's own: arguments of their `predict_batch`, model, pruning function, class of scikit-learn;
+# keys of their loaders; or those of `wandb.init`, which change with its versions.
+OPEN = {
+    "predict_batch",
+    "predict_loader",
+    "predict_to",
+    "trace_model",
+    "onnx_export",
+    "prune_model",
+    "BatchOverfitCallback",
+    "PeriodicLoaderCallback",
+    "SklearnModelCallback",
+    "WandbLogger",
+}
 
 
 def public_functions():

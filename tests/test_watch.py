@@ -62,11 +62,12 @@ def test_metrics_have_colors_by_loader(tmp_path):
     console = Console(width=80, force_terminal=True, color_system="standard", record=True, file=open(os.devnull, "w"))  # noqa: SIM115
 
     with console.file:
-        watch(tmp_path / "digits", metrics=["accuracy"], once=True, console=console)
+        watch(tmp_path / "digits", metrics=["loss"], once=True, console=console)
 
     text = console.export_text(styles=True)
-    [color] = re.findall(r"\x1b\[(\d+)m  valid 0.625", text)
-    assert re.search(rf"\x1b\[{color}m[\u2801-\u28ff]", text)
+    colors = re.findall(r"\x1b\[(\d+)m  (?:train 0.25|valid 0.6)\b", text)
+    assert len(set(colors)) == 2
+    assert all(re.search(rf"\x1b\[{color}m[\u2801-\u28ff]", text) for color in colors)
 
 
 @pytest.mark.parametrize(("width", "height", "shown"), [(80, 24, 3), (40, 24, 2), (40, 12, 1)])

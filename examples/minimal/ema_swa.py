@@ -25,7 +25,7 @@ def train(callbacks: Sequence[dl.ICallback], **where: Any) -> float:
         loggers={"console": None},
         **where,
     )
-    return float((runner.model.weight.cpu() - torch.linalg.lstsq(features, targets).solution.T).norm())
+    return float((runner.model.weight.detach().cpu() - torch.linalg.lstsq(features, targets).solution.T).norm())
 
 
 def main(**where: Any) -> dict[str, float]:

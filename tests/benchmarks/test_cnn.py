@@ -134,6 +134,19 @@ def test_a_candidate_prints_its_figures_and_imports_nothing_large_while_timed():
     assert int(num_imported) < 50
 
 
+@pytest.mark.slow
+def test_torchvisions_transforms_give_the_same_numbers():
+    """They draw the same, and cut the same."""
+    command = [sys.executable, "-m", "benchmarks.cnn.raw", "--num-train", "300", "--num-valid", "40"]
+
+    found = [
+        json.loads(subprocess.run([*command, *more], cwd=ROOT, capture_output=True, check=True, timeout=120).stdout)
+        for more in ([], ["--torchvision"])
+    ]
+
+    assert found[0]["same"] == found[1]["same"]
+
+
 def test_every_peer_has_a_script_that_needs_nothing_of_ours():
     """Their environment has neither runnerkit's dependencies nor torchvision."""
     with_peers, without = (

@@ -202,8 +202,8 @@ def test_functions_do_the_same_without_a_run(tmp_path):
     path = utils.onnx_export(model, (FEATURES,), tmp_path / "new" / "model.onnx")
     small = utils.quantize_onnx(path, tmp_path / "int8.onnx")
 
+    assert model.training, "it stays as it was"
     batch = next(iter(DataLoader(classification(5), batch_size=5)))[0]
     torch.testing.assert_close(traced.module()(batch), answers(model, batch))
     torch.testing.assert_close(onnx_answers(path, batch), answers(model, batch), rtol=0, atol=1e-5)
     torch.testing.assert_close(onnx_answers(small, batch), answers(model, batch), rtol=0, atol=0.05)
-    assert model.training, "it stays as it was"

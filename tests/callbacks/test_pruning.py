@@ -163,6 +163,12 @@ def test_a_model_is_pruned_by_a_function():
         ({"pruning_fn": "l7"}, "pruning_fn='l7' is none of l1_unstructured, random_unst"),
         ({"amount": 0.0}, r"amount must be a share in \(0, 1\), or an int >= 1, got 0.0"),
         ({"amount": 1.5}, "got 1.5"),
+        ({"amount": 1000}, "amount=1000 is more than 0.weight has to prune: 96"),
+        (
+            {"pruning_fn": "random_structured", "amount": 99, "dim": 1},
+            "amount=99 is more than 0.weight has to prune: 6",
+        ),
+        ({"pruning_fn": "random_structured", "dim": 2}, "dim=2 is none of 0.weight, which has 2 dimensions"),
         ({"pruning_fn": "ln_structured", "dim": 0}, "ln_structured wants dim=.* got dim=0, l_norm=None"),
         ({"layers_to_prune": ["7"]}, r"layers_to_prune has '7'; the model's layers are \['0', '1', '2', '3'\]"),
         ({"layers_to_prune": ["1"]}, r"layer '1' has none of the parameters \['weight'\] to prune"),

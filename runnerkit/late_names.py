@@ -1,0 +1,30 @@
+"""Names of a package that are imported when somebody asks for them: ``import runnerkit`` pays for none."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def late_names(package: str, modules: Mapping[str, tuple[str, ...]]) -> Callable[[str], Any]:
+    """Make a package's ``__getattr__`` (PEP 562).
+
+    Args:
+        modules: names by the module within the package that has them.
+
+    >>> get = late_names("json", {"decoder": ("JSONDecoder",)})
+    >>> get("JSONDecoder")
+    <class 'json.decoder.JSONDecoder'>
+    """
+    module_of = {name: f"{package}.{module}" for module, names in modules.items() for name in names}
+
+    def get(name: str) -> Any:
+        if name not in module_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(module_of[name]), name)
+        setattr(sys.modules[package], name, value)  # asked for once
+        return value
+
+    return get
