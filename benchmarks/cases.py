@@ -132,8 +132,8 @@ CNN_TORCHVISION = Case(
     title="The same with torchvision's transforms",
     text="As users write it: RandomCrop, RandomHorizontalFlip, ToTensor, Normalize of torchvision, image by image.",
     candidates=(
-        Candidate("raw PyTorch", "benchmarks.cnn.raw", ("--torchvision",)),
-        Candidate("runnerkit, the same DataLoader", "benchmarks.cnn.ours", ("--torchvision",)),
+        Candidate("raw PyTorch", "benchmarks.cnn.published_transforms", ("raw",)),
+        Candidate("runnerkit, the same DataLoader", "benchmarks.cnn.published_transforms", ("ours",)),
     ),
     figures=(Figure("seconds", "seconds"),),
     tolerance=0.1,  # each draws its own crops and order

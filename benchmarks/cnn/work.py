@@ -9,7 +9,6 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -87,16 +86,6 @@ def augmented(image: Image.Image) -> Tensor:
     return as_floats(ImageOps.mirror(image) if torch.rand(1) < 0.5 else image)
 
 
-def use_torchvision(images: dict[str, Images], torchvision: ModuleType) -> None:
-    """Transform as torchvision's guides do; it cannot be imported in the peers' environment."""
-    transforms = torchvision.transforms
-    as_floats = [transforms.ToTensor(), transforms.Normalize([MEAN], [STD])]
-    size = images["train"].pixels.shape[1]
-    augment = [transforms.RandomCrop(size, padding=PADDING), transforms.RandomHorizontalFlip()]
-    images["train"].transform = transforms.Compose([*augment, *as_floats])
-    images["valid"].transform = transforms.Compose(as_floats)
-
-
 def loaders(images: dict[str, Images]) -> dict[str, DataLoader[Any]]:
     """Return DataLoaders that transform sample by sample, as everybody writes them."""
     return {key: DataLoader(each, batch_size=BATCH_SIZE, shuffle=key == "train") for key, each in images.items()}
@@ -137,20 +126,12 @@ def main(train: Callable[[dict[str, Images]], Metrics]) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--num-train", type=int, default=NUM_TRAIN)
     parser.add_argument("--num-valid", type=int, default=NUM_VALID)
-    parser.add_argument("--torchvision", action="store_true", help="torchvision's transforms, not those by hand")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    if options.torchvision:
-        from runnerkit.torchvision_cpu import import_torchvision
-
-        torchvision = import_torchvision()  # before the clock starts
     turns = Turns()
     turns.wait()
     begin, waited = time.perf_counter(), turns.waited
-    images = read(turns, num_train=options.num_train, num_valid=options.num_valid)
-    if options.torchvision:
-        use_torchvision(images, torchvision)
-    metrics = train(images)
+    metrics = train(read(turns, num_train=options.num_train, num_valid=options.num_valid))
     seconds = time.perf_counter() - begin - (turns.waited - waited)
     same = {f"{key} {name}": metrics[key][name] for key in ("train", "valid") for name in ("loss", "accuracy")}
     print(json.dumps({"seconds": seconds, "same": same}))
