@@ -25,6 +25,7 @@ from runnerkit.engines.apex import (
     DistributedDataParallelAPEXEngine,
     HorovodAPEXEngine,
 )
+from runnerkit.engines.choose import get_available_engine
 from runnerkit.engines.data_parallel import DataParallelEngine
 from runnerkit.engines.ddp import DistributedDataParallelEngine
 from runnerkit.engines.device import CPUEngine, DeviceEngine, GPUEngine
@@ -71,7 +72,7 @@ def engine_by_name(name: str | None, *, num_processes: int | None = None, precis
     3
     """
     if name is None:
-        name = "ddp" if num_processes is not None else _suitable()
+        name = "ddp" if num_processes is not None else type(get_available_engine()).__name__
     if name not in ENGINES:
         raise ValueError(f"no engine {name!r}; there are {', '.join(ENGINES)}")
     engine, options = ENGINES[name], dict[str, Any]()
@@ -102,9 +103,3 @@ def commanded_engine() -> IEngine | None:
     """Make the engine that ``runnerkit run SCRIPT.py --engine ...`` asks for, whatever the script says."""
     command = os.environ.get(VARIABLE)
     return None if command is None else engine_by_name(**json.loads(command))
-
-
-def _suitable() -> str:
-    if not torch.cuda.is_available():
-        return "cpu"
-    return "dp" if torch.cuda.device_count() > 1 else "gpu"

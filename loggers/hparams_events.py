@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import (  # type: ignore[import
 )
 from tensorboard.summary.writer.event_file_writer import EventFileWriter  # type: ignore[import-untyped]  # likewise
 
-from runnerkit.plain_values import plain
+from runnerkit.plain_values import flat, plain
 
 _SUFFIX = ".hparams"  # of the file's name
 
@@ -43,7 +43,7 @@ def write(folder: Path, hparams: Mapping[str, Any], *, start_s: float, failed: b
     older = list(folder.glob(f"*tfevents*{_SUFFIX}"))
     writer = EventFileWriter(str(folder), filename_suffix=_SUFFIX)
     start = SessionStartInfo(start_time_secs=start_s)
-    for name, value in _flat(plain(hparams)):
+    for name, value in flat(plain(hparams), separator="/"):
         if isinstance(value, bool):
             start.hparams[name].bool_value = value
         elif isinstance(value, int | float) and math.isfinite(value):
@@ -58,14 +58,6 @@ def write(folder: Path, hparams: Mapping[str, Any], *, start_s: float, failed: b
     writer.close()
     for path in older:
         path.unlink()
-
-
-def _flat(hparams: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in hparams.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}/")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _event(tag: str, content: HParamsPluginData) -> Event:

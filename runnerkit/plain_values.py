@@ -28,8 +28,8 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
-def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield what nested dicts hold, by names with dots.
+def flat(value: Any, name: str = "", *, separator: str = ".") -> Iterator[tuple[str, Any]]:
+    """Yield what nested dicts hold, by names with dots or another separator.
 
     >>> list(flat({"lr": 0.5, "model": {"depth": 2}}))
     [('lr', 0.5), ('model.depth', 2)]
@@ -38,4 +38,4 @@ def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, value
         return
     for key, each in value.items():
-        yield from flat(each, f"{name}.{key}" if name else str(key))
+        yield from flat(each, f"{name}{separator}{key}" if name else str(key), separator=separator)

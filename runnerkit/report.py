@@ -6,7 +6,7 @@ import base64
 import io
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from runnerkit.atomic_file import make_folder_of, write_text
 from runnerkit.best_values import best_metrics, checkpoint_records
 from runnerkit.checkpoint_index import Record
 from runnerkit.history import find_run, read_metrics
+from runnerkit.plain_values import flat
 from runnerkit.plot import draw_metrics
 
 if TYPE_CHECKING:
@@ -123,14 +124,7 @@ def _read_facts(path: Path) -> dict[str, Any]:
 
     text = path.read_text(encoding="utf-8")
     try:
-        return dict(_flat(json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)))
+        facts = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except (ValueError, yaml.YAMLError) as error:
         raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
-
-
-def _flat(facts: Mapping[str, Any] | None, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in (facts or {}).items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+    return dict(flat(facts or {}))
