@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from runnerkit.data import TensorLoader
-from runnerkit.sharding import shard_loader
+from runnerkit.sampling.sharding import shard_loader
 
 Contender = Callable[[], Iterator[Any]]
 

@@ -12,8 +12,8 @@ from torch.optim.swa_utils import update_bn
 from runnerkit import components
 from runnerkit.callback import innermost
 from runnerkit.callbacks.batch_transform import BatchTransformCallback
+from runnerkit.sampling.sharding import start_epoch
 from runnerkit.seeding import keep_rng
-from runnerkit.sharding import start_epoch
 from runnerkit.types import as_dict, like
 
 if TYPE_CHECKING:

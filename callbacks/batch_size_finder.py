@@ -21,11 +21,11 @@ from runnerkit.callback import (
     innermost,
 )
 from runnerkit.metrics import LoaderMeans
-from runnerkit.plain_state import copied
 from runnerkit.recomputation import Alone
+from runnerkit.sampling.sharding import batches_of, count_batches
 from runnerkit.scratch_runner import scratch_copy
 from runnerkit.seeding import keep_rng
-from runnerkit.sharding import batches_of, count_batches
+from runnerkit.storage.plain_state import copied
 from runnerkit.types import as_dict, each_tensor, like
 
 if TYPE_CHECKING:

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from runnerkit import run_logs, snapshot
 from runnerkit.background import Background
 from runnerkit.callback import CallbackOrder, ICheckpointCallback, IOptimizerCallback, innermost
-from runnerkit.checkpoint import CheckpointFolder, find_checkpoint
-from runnerkit.checkpoint_cleanup import clean_up, leave_branch
-from runnerkit.checkpoint_file import load_checkpoint
-from runnerkit.checkpoint_index import Record, name_at
-from runnerkit.plain_state import copied
 from runnerkit.preemption import StopRequests, heeded, stopped_by
+from runnerkit.storage.checkpoint import CheckpointFolder, find_checkpoint
+from runnerkit.storage.checkpoint_cleanup import clean_up, leave_branch
+from runnerkit.storage.checkpoint_file import load_checkpoint
+from runnerkit.storage.checkpoint_index import Record, name_at
+from runnerkit.storage.plain_state import copied
+from runnerkit.storage.weights import read_weights
 from runnerkit.types import StateDict
-from runnerkit.weights import read_weights
 
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner

@@ -15,9 +15,9 @@ from torch import nn
 from runnerkit.callback import Callback, CallbackNode, CallbackOrder, ICheckpointCallback, innermost
 from runnerkit.callbacks.checkpoint import CheckpointCallback
 from runnerkit.callbacks.keys import Keys, pick
+from runnerkit.storage.weights import Which, load_weights
 from runnerkit.tracing import needed, onnx_export, quantize_onnx, save_program
 from runnerkit.types import as_dict, each_tensor, like
-from runnerkit.weights import Which, load_weights
 
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner

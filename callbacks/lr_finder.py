@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from runnerkit.callback import Callback, CallbackOrder, innermost
-from runnerkit.plot import finish_axes, new_figure, save
+from runnerkit.curves.plot import finish_axes, new_figure, save
 from runnerkit.types import StateDict, as_dict
 from runnerkit.warmup import set_lr
 

@@ -7,7 +7,7 @@ from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
 from runnerkit.callback import Callback, CallbackOrder
-from runnerkit.sharding import batches_of
+from runnerkit.sampling.sharding import batches_of
 from runnerkit.types import Batch
 
 if TYPE_CHECKING:

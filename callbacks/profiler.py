@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.profiler import ProfilerActivity, profile
 
-from runnerkit.atomic_file import AtomicFile
 from runnerkit.callback import Callback, CallbackNode, CallbackOrder
+from runnerkit.storage.atomic_file import AtomicFile
 
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner

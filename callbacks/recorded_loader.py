@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
-from runnerkit.sampler import Place, PlacedBatch
-from runnerkit.sharding import batches_of, feed_of
+from runnerkit.sampling.sampler import Place, PlacedBatch
+from runnerkit.sampling.sharding import batches_of, feed_of
 from runnerkit.types import Batch
 
 # By rank: how many batches were run, and what each is made of; None if the loader does not tell.
@@ -152,7 +152,7 @@ def _replayed(loader: Any, given: list[Any] | None, *, rank: int) -> Any:
     if not replaced:
         return loader
     feed = copy.copy(feed)
-    vars(feed).update(replaced)  # as in runnerkit.sharding.shard_loader: all else stays as the user set it
+    vars(feed).update(replaced)  # as in runnerkit.sampling.sharding.shard_loader: all else stays as the user set it
     if isinstance(feed, DataLoader):
         feed._iterator = None
     return feed

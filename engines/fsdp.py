@@ -277,14 +277,14 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
         optimizer.load_state_dict({**state, "state": by_parameter})
 
     def save_shards(self, state: StateDict, folder: Path, *, asynchronous: bool) -> Callable[[], StateDict]:
-        from runnerkit import shards
+        from runnerkit.storage import shards
 
         if asynchronous and self._saving_group is None:  # a thread's collectives need a group of their own
             self._saving_group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self.timeout_s))
         return shards.save(state, folder, rank=self.rank, group=self._saving_group if asynchronous else None)
 
     def load_shards(self, state: StateDict, folder: Path) -> StateDict:
-        from runnerkit import shards
+        from runnerkit.storage import shards
 
         return shards.load(state, folder, mesh=self._mesh)
 

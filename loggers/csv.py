@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from runnerkit.atomic_file import remove_leftovers, write_text
 from runnerkit.logger import ILogger, Scope, Step
 from runnerkit.loggers.folder import claim_folder
 from runnerkit.loggers.table import Table, drop_rows_after
 from runnerkit.plain_values import plain
+from runnerkit.storage.atomic_file import remove_leftovers, write_text
 
 
 class CSVLogger(ILogger):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from runnerkit.json_lines import FILE, format_line, read_lines
+from runnerkit.curves.json_lines import FILE, format_line, read_lines
 from runnerkit.logger import ILogger, Scope, Step
 from runnerkit.loggers.folder import claim_folder
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import IO
 
-from runnerkit.atomic_file import remove_leftovers, write_text
 from runnerkit.logger import Step
 from runnerkit.loggers.folder import claim_folder
+from runnerkit.storage.atomic_file import remove_leftovers, write_text
 
 Place = tuple[int, int]  # epoch, training steps so far
 

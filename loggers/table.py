@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from runnerkit.atomic_file import write_text
 from runnerkit.logger import Step
+from runnerkit.storage.atomic_file import write_text
 
 PLACE = ("stage", "epoch", "step")
 

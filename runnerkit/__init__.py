@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from runnerkit.best_values import best_metrics, compare_runs
 from runnerkit.callback import Callback, CallbackNode, CallbackOrder
+from runnerkit.curves.best_values import best_metrics, compare_runs
+from runnerkit.curves.history import read_metrics
+from runnerkit.curves.plot import plot_metrics
+from runnerkit.curves.report import write_report
 from runnerkit.engine import IEngine
 from runnerkit.engines import (
     AMPEngine,
@@ -23,10 +26,7 @@ from runnerkit.engines import (
     HorovodAPEXEngine,
     HorovodEngine,
 )
-from runnerkit.history import read_metrics
 from runnerkit.logger import ILogger
-from runnerkit.plot import plot_metrics
-from runnerkit.report import write_report
 from runnerkit.runner import IRunner
 from runnerkit.supervised import SupervisedRunner
 from runnerkit.train import Runner

@@ -12,7 +12,7 @@ def main() -> int:
     except ImportError:
         sys.stderr.write("runnerkit: the command line needs the package typer: pip install typer\n")
         return 2
-    from runnerkit.cli import main as run
+    from runnerkit.commands.cli import main as run
 
     sys.path.insert(0, "")  # components of configs are looked up in the current folder too, as by `python -m`
     return run()

@@ -11,9 +11,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from runnerkit.callback import ICallback, ICheckpointCallback, innermost
-from runnerkit.sampler import ShardedBatchSampler
-from runnerkit.sharded_stream import ShardedStream
-from runnerkit.sharding import count_batches, share_of
+from runnerkit.sampling.sampler import ShardedBatchSampler
+from runnerkit.sampling.sharded_stream import ShardedStream
+from runnerkit.sampling.sharding import count_batches, share_of
 from runnerkit.types import as_dict
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from runnerkit import before_training, run_logs, snapshot
 from runnerkit.callback import EVENTS, CallbackNode, ICallback, ICheckpointCallback, innermost
 from runnerkit.determinism import deterministic_algorithms
 from runnerkit.loader_metrics import new_means, reduce_metrics
-from runnerkit.logdir_lock import lock
 from runnerkit.logger import ILogger, Step
+from runnerkit.sampling.sharding import count_batches, start_epoch
 from runnerkit.seeding import derive_seed, set_global_seed
-from runnerkit.sharding import count_batches, start_epoch
+from runnerkit.storage.logdir_lock import lock
 from runnerkit.types import Batch, as_dict, like
 from runnerkit.whereabouts import note_whereabouts
 

@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 
 from runnerkit.backends import BackendSwitches
 from runnerkit.precision import FP32, Precision
-from runnerkit.sampler import Uneven
-from runnerkit.sharding import shard_loader
+from runnerkit.sampling.sampler import Uneven
+from runnerkit.sampling.sharding import shard_loader
 from runnerkit.types import Batch, StateDict
 
 T = TypeVar("T")
@@ -223,7 +223,7 @@ class IEngine(ABC):
         return self._compiled[id(module)]
 
     def prepare_loader(self, loader: Any, *, key: str, training: bool, seed: int) -> Any:
-        """Return this process's share of `loader`; see :func:`runnerkit.sharding.shard_loader`.
+        """Return this process's share of `loader`; see :func:`runnerkit.sampling.sharding.shard_loader`.
 
         A loader with a method ``for_device`` (takes the device, returns the loader for it) is told the engine's.
         """

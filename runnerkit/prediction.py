@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import RandomSampler
 
-from runnerkit.checkpoint import find_checkpoint
 from runnerkit.engine import IEngine
-from runnerkit.prediction_file import check_path, prediction_file
-from runnerkit.rows import interleave, take_off
-from runnerkit.sampler import ShardedBatchSampler, shortest_tail
+from runnerkit.sampling.sampler import ShardedBatchSampler, shortest_tail
+from runnerkit.sampling.sharding import batches_of, distributed_sampler_of, share_of
 from runnerkit.seeding import derive_seed, set_global_seed
-from runnerkit.sharding import batches_of, distributed_sampler_of, share_of
+from runnerkit.storage.checkpoint import find_checkpoint
+from runnerkit.storage.prediction_file import check_path, prediction_file
+from runnerkit.storage.rows import interleave, take_off
+from runnerkit.storage.weights import load_weights
 from runnerkit.types import as_dict, like
-from runnerkit.weights import load_weights
 
 if TYPE_CHECKING:
     from runnerkit.train import Runner

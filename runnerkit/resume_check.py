@@ -18,10 +18,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 from runnerkit.plain_values import flat, plain
+from runnerkit.storage.weights import listed
 from runnerkit.types import StateDict, as_dict
 from runnerkit.version import __version__
 from runnerkit.warmup import WarmupLR
-from runnerkit.weights import listed
 
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner

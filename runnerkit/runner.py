@@ -18,10 +18,10 @@ from runnerkit.callback import ICallback, IListener
 from runnerkit.engine import IEngine
 from runnerkit.logger import ILogger, Step, StepQueue
 from runnerkit.metrics import LoaderMeans
+from runnerkit.sampling.sharding import batches_of
 from runnerkit.seeding import keep_rng
-from runnerkit.sharding import batches_of
+from runnerkit.storage.weights import load_weights
 from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler
-from runnerkit.weights import load_weights
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -188,7 +188,7 @@ class IRunner(IListener):
         Args:
             source: a checkpoint of any engine, a file of weights (``.safetensors`` too), or a logdir.
             model: by default the runner's, else that of ``get_model("infer")``.
-            which, strict, prefix, and what is raised: see :func:`runnerkit.weights.load_weights`.
+            which, strict, prefix, and what is raised: see :func:`runnerkit.storage.weights.load_weights`.
         """
         self.model = model if model is not None else self.model
         if self.model is None:

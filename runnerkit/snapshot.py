@@ -19,15 +19,15 @@ from runnerkit.callback import (
     IWeightAverageCallback,
     innermost,
 )
-from runnerkit.checkpoint import find_checkpoint
-from runnerkit.checkpoint_file import load_checkpoint
 from runnerkit.logger import Step
-from runnerkit.plain_state import as_plain
+from runnerkit.sampling.sharding import count_batches, share_of
 from runnerkit.seeding import rng_state, set_rng_state
-from runnerkit.sharding import count_batches, share_of
+from runnerkit.storage.checkpoint import find_checkpoint
+from runnerkit.storage.checkpoint_file import load_checkpoint
+from runnerkit.storage.plain_state import as_plain
+from runnerkit.storage.weights import under_names_of, without_compiled
 from runnerkit.types import StateDict, as_dict
 from runnerkit.version import __version__
-from runnerkit.weights import under_names_of, without_compiled
 
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner

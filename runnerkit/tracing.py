@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from runnerkit.atomic_file import AtomicFile
+from runnerkit.storage.atomic_file import AtomicFile
 from runnerkit.types import each_tensor
 
 

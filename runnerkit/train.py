@@ -24,7 +24,6 @@ from runnerkit.callbacks import (
     TqdmCallback,
     VerifyRanksCallback,
 )
-from runnerkit.checkpoint import resume_source
 from runnerkit.engine import IEngine
 from runnerkit.engines import choose_engine, get_available_engine
 from runnerkit.evaluation import evaluate
@@ -33,6 +32,7 @@ from runnerkit.loggers import ConsoleLogger, CSVLogger, TensorboardLogger
 from runnerkit.non_finite import check_policy
 from runnerkit.prediction import Prediction, stream, write
 from runnerkit.runner import IRunner
+from runnerkit.storage.checkpoint import resume_source
 from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler
 
 

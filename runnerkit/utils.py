@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from runnerkit.checkpoint import export_full_state
-from runnerkit.checkpoint_file import load_checkpoint, save_checkpoint
 from runnerkit.engines.choose import get_available_engine
 from runnerkit.engines.process_environment import get_rank
 from runnerkit.environment import describe_environment, get_device
 from runnerkit.model_summary import summarize
 from runnerkit.pruning import prune_model
 from runnerkit.seeding import set_global_seed
+from runnerkit.storage.checkpoint import export_full_state
+from runnerkit.storage.checkpoint_file import load_checkpoint, save_checkpoint
+from runnerkit.storage.weights import export_safetensors
 from runnerkit.tracing import onnx_export, quantize_onnx, trace_model
-from runnerkit.weights import export_safetensors
 
 __all__ = [
     "describe_environment",

@@ -21,46 +21,19 @@ LAYERS = [
     {
         "precision",
         "fused_reduction",
-        "finding",
         "non_finite",
         "ranking",
         "metrics",
         "host_copy",
         "background",
-        "loader_worker",
-        "atomic_file",
-        "checkpoint_cleanup",
-        "checkpoint_fault",
-        "checkpoint_file",
-        "checkpoint_index",
-        "checkpoint",
-        "safetensors_file",
-        "weights",
-        "logdir_lock",
         "plain_values",
-        "plain_state",
-        "shards",
-        "rows",
-        "prediction_file",
         "warmup",
         "pruning",
-        "tracing",
     },
-    {"sampler", "seeded_dataset", "sharded_stream", "sharding"},
-    {
-        "engine",
-        "callback",
-        "logger",
-        "environment",
-        "history",
-        "best_values",
-        "plot",
-        "report",
-        "preemption",
-        "model_summary",
-        "media",
-        "json_lines",
-    },
+    {"storage"},
+    {"sampling", "tracing"},
+    {"engine", "callback", "logger", "environment", "preemption", "model_summary", "media"},
+    {"curves"},
     {
         "runner",
         "components",
@@ -79,15 +52,12 @@ LAYERS = [
     {"recomputation", "scratch_runner"},
     {"engines", "callbacks", "loggers", "contrib", "data"},  # and these not from one another
     {"train", "supervised"},
-    {"checkpoint_check", "log_check"},
-    {"doctor", "metrics_text", "braille", "watch", "starter", "script", "config"},
-    {"configured_run", "export"},
-    {"search"},
-    {"cli"},
+    {"commands"},
     {"__main__"},
 ]
 SIDES = {"engines", "callbacks", "loggers", "contrib", "data"}
-INSIDE = {"contrib", "data"}  # sub-packages whose folder is in runnerkit/, not at the root
+AT_ROOT = {"engines", "callbacks", "loggers"}  # sub-packages whose folder is not in runnerkit/
+PACKAGES = SIDES | {"storage", "sampling", "curves", "commands"}
 FACADES = {"", "dl", "utils"}  # `""` is runnerkit/__init__.py; nobody inside imports them
 OPTIONAL = {
     "torchvision",
@@ -121,7 +91,7 @@ LATE = {
     "runnerkit.loggers.hparams_events",
     "runnerkit.loggers.media_events",
     "runnerkit.engines.sharded_model",
-    "runnerkit.shards",
+    "runnerkit.storage.shards",
 }
 
 
@@ -129,8 +99,8 @@ def modules(root: Path) -> Iterator[tuple[str, Path]]:
     """Yield (dotted name, file) of the package's modules, as users import them."""
     for path in sorted((root / "runnerkit").glob("*.py")):
         yield ("runnerkit" if path.stem == "__init__" else f"runnerkit.{path.stem}"), path
-    for package in SIDES:
-        folder = root / "runnerkit" if package in INSIDE else root
+    for package in sorted(PACKAGES):
+        folder = root if package in AT_ROOT else root / "runnerkit"
         for path in sorted((folder / package).glob("*.py")):
             name = f"runnerkit.{package}"
             yield (name if path.stem == "__init__" else f"{name}.{path.stem}"), path

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from runnerkit.checkpoint_index import Record, to_json
 from runnerkit.logger import Step
 from runnerkit.loggers import CSVLogger
+from runnerkit.storage.checkpoint_index import Record, to_json
 
 
 def log_run(logdir: Path, curves: Mapping[str, Mapping[str, Sequence[float]]]) -> None:

@@ -9,8 +9,8 @@ import pytest
 from torch import nn
 
 from runnerkit import dl
-from runnerkit.best_values import best_metrics, compare_runs
-from runnerkit.checkpoint_index import read_index
+from runnerkit.curves.best_values import best_metrics, compare_runs
+from runnerkit.storage.checkpoint_index import read_index
 from tests.runs import judge_run, log_run
 from tests.tiny import loader, mlp, quiet, sgd
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from runnerkit.braille import draw_curves, limits
+from runnerkit.commands.braille import draw_curves, limits
 
 # Where the dots of U+2800 + n are, by Unicode's table: bit, row, column within the character.
 BITS = [(0, 0, 0), (1, 1, 0), (2, 2, 0), (3, 0, 1), (4, 1, 1), (5, 2, 1), (6, 3, 0), (7, 3, 1)]

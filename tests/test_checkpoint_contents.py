@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from runnerkit import dl
-from runnerkit.checkpoint import CheckpointFolder, find_checkpoint
-from runnerkit.checkpoint_fault import sha256_of
-from runnerkit.checkpoint_file import load_checkpoint, save_checkpoint
-from runnerkit.cli import main
-from runnerkit.plain_state import as_plain, copied
+from runnerkit.commands.cli import main
+from runnerkit.storage.checkpoint import CheckpointFolder, find_checkpoint
+from runnerkit.storage.checkpoint_fault import sha256_of
+from runnerkit.storage.checkpoint_file import load_checkpoint, save_checkpoint
+from runnerkit.storage.plain_state import as_plain, copied
 from tests.tiny import loader, mlp, quiet, sgd
 
 

@@ -8,9 +8,9 @@ from torch import nn
 
 from runnerkit import dl
 from runnerkit.background import Background
-from runnerkit.checkpoint import CheckpointFolder
-from runnerkit.checkpoint_file import load_checkpoint
-from runnerkit.plain_state import copied
+from runnerkit.storage.checkpoint import CheckpointFolder
+from runnerkit.storage.checkpoint_file import load_checkpoint
+from runnerkit.storage.plain_state import copied
 from tests.tiny import loader, mlp, quiet, sgd
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from runnerkit import dl
-from runnerkit.checkpoint import CheckpointFolder
 from runnerkit.preemption import Preempted, StopRequests
+from runnerkit.storage.checkpoint import CheckpointFolder
 from tests.tiny import loader, mlp, quiet, sgd, weights
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)

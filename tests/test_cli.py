@@ -11,7 +11,7 @@ import pytest
 
 from runnerkit import __version__
 from runnerkit.__main__ import main as run_module
-from runnerkit.cli import main
+from runnerkit.commands.cli import main
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "cli.md"

@@ -12,11 +12,11 @@ import yaml
 from torch import nn
 
 from runnerkit import dl, read_metrics
-from runnerkit.checkpoint_file import load_checkpoint
-from runnerkit.cli import main
-from runnerkit.config import read_config
-from runnerkit.configured_run import make_run
+from runnerkit.commands.cli import main
+from runnerkit.commands.config import read_config
+from runnerkit.commands.configured_run import make_run
 from runnerkit.seeding import set_global_seed
+from runnerkit.storage.checkpoint_file import load_checkpoint
 from tests.fashion_mnist_layout import write_fashion_mnist
 from tests.tiny import NUM_CLASSES, NUM_FEATURES, loader, train_by_hand, weights
 

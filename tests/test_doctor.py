@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from runnerkit import dl
-from runnerkit.checkpoint_file import load_checkpoint, save_checkpoint
-from runnerkit.cli import main
-from runnerkit.logdir_lock import lock
+from runnerkit.commands.cli import main
+from runnerkit.storage.checkpoint_file import load_checkpoint, save_checkpoint
+from runnerkit.storage.logdir_lock import lock
 from tests.test_one_run_a_logdir import Holder
 from tests.tiny import loader, mlp, sgd
 

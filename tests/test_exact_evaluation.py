@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from runnerkit import dl
-from runnerkit.sharding import batches_of, shard_loader, start_epoch
+from runnerkit.sampling.sharding import batches_of, shard_loader, start_epoch
 from tests import exact_metrics_job
 from tests.callbacks.exact_metrics import CASES, as_numpy, expected_of, make_samples
 from tests.callbacks.run_ranks import run_ranks

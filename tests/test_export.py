@@ -9,8 +9,8 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from runnerkit.cli import main
-from runnerkit.weights import load_weights
+from runnerkit.commands.cli import main
+from runnerkit.storage.weights import load_weights
 from tests.test_search import CONFIG
 from tests.tiny import NUM_FEATURES, mlp
 

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from runnerkit.history import by_pass, read_metrics
+from runnerkit.curves.history import by_pass, read_metrics
 from runnerkit.logger import Scope, Step
 from runnerkit.loggers import CSVLogger, JSONLLogger
 
@@ -231,7 +231,8 @@ def test_optional_packages_are_not_imported_early() -> None:
     """Importing loggers, reader and plots costs nothing but torch and tqdm."""
     script = """
 import sys
-import runnerkit.loggers, runnerkit.history, runnerkit.plot, runnerkit.report, runnerkit.watch
+import runnerkit.loggers, runnerkit.curves.history, runnerkit.curves.plot, runnerkit.curves.report
+import runnerkit.commands.watch
 print(sorted({"tensorboard", "pandas", "matplotlib", "rich", "torch.utils.tensorboard"} & set(sys.modules)))
 """
 

@@ -12,9 +12,9 @@ import pytest
 from matplotlib.image import imread
 
 from runnerkit import read_metrics
-from runnerkit.best_values import compare_runs
-from runnerkit.cli import main
-from runnerkit.metrics_text import metrics_text
+from runnerkit.commands.cli import main
+from runnerkit.commands.metrics_text import metrics_text
+from runnerkit.curves.best_values import compare_runs
 from tests.runs import judge_run, log_run
 
 CURVES = {

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from runnerkit import dl
-from runnerkit.logdir_lock import FILE, holder, is_held, lock
+from runnerkit.storage.logdir_lock import FILE, holder, is_held, lock
 from tests.tiny import loader, mlp, quiet
 
 

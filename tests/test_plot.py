@@ -10,9 +10,9 @@ from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
+from runnerkit.curves.plot import plot_metrics
 from runnerkit.logger import Step
 from runnerkit.loggers import CSVLogger
-from runnerkit.plot import plot_metrics
 
 
 def log(logdir: Path, *, num_epochs: int = 5, evaluations_per_epoch: int = 1) -> None:

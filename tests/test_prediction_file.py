@@ -9,9 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runnerkit import dl, prediction_file
-from runnerkit.prediction_file import check_path
-from runnerkit.prediction_file import prediction_file as opened
+from runnerkit import dl
+from runnerkit.storage import prediction_file
+from runnerkit.storage.prediction_file import check_path
+from runnerkit.storage.prediction_file import prediction_file as opened
 from tests.tiny import loader, mlp
 
 pyarrow = pytest.importorskip("pyarrow")

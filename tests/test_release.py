@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from runnerkit.cli import main
+from runnerkit.commands.cli import main
 from runnerkit.version import __version__
 from tests.layers import LATE, imports, modules
 

@@ -11,9 +11,9 @@ import yaml
 from torch import nn
 
 from runnerkit import dl, read_metrics
-from runnerkit.best_values import best_metrics
-from runnerkit.checkpoint_index import read_index
-from runnerkit.report import write_report
+from runnerkit.curves.best_values import best_metrics
+from runnerkit.curves.report import write_report
+from runnerkit.storage.checkpoint_index import read_index
 from tests.runs import log_run
 from tests.tiny import loader, mlp, quiet, sgd
 

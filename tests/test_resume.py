@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from runnerkit import dl, utils
-from runnerkit.checkpoint import CheckpointFolder
+from runnerkit.storage.checkpoint import CheckpointFolder
 from tests.tiny import classification, loader, mlp, quiet, sgd, weights
 
 

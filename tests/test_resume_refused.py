@@ -12,8 +12,8 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader
 
 from runnerkit import dl
-from runnerkit.checkpoint_file import load_checkpoint, save_checkpoint
 from runnerkit.resume_check import settings_of
+from runnerkit.storage.checkpoint_file import load_checkpoint, save_checkpoint
 from tests.tiny import classification, loader, mlp, quiet
 
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runnerkit.rows import interleave, take_off, walk
+from runnerkit.storage.rows import interleave, take_off, walk
 
 Pair = namedtuple("Pair", ["left", "right"])
 

@@ -17,7 +17,7 @@ from torch.utils.data import (
 )
 
 from runnerkit import dl
-from runnerkit.sharding import batches_of, count_batches, shard_loader, share_of, start_epoch
+from runnerkit.sampling.sharding import batches_of, count_batches, shard_loader, share_of, start_epoch
 from tests.tiny import classification, quiet
 
 

@@ -8,9 +8,9 @@ import pytest
 from optuna.pruners import ThresholdPruner
 
 from runnerkit import read_metrics
-from runnerkit.cli import main
-from runnerkit.config import read_config
-from runnerkit.search import suggest
+from runnerkit.commands.cli import main
+from runnerkit.commands.config import read_config
+from runnerkit.commands.search import suggest
 
 CONFIG = """
 model: {_target_: tests.tiny.mlp}

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
-from runnerkit import dl, seeded_dataset
-from runnerkit.sharding import batches_of, shard_loader, share_of, start_epoch
+from runnerkit import dl
+from runnerkit.sampling import seeded_dataset
+from runnerkit.sampling.sharding import batches_of, shard_loader, share_of, start_epoch
 from tests.tiny import classification, mlp, weights
 
 

@@ -16,8 +16,9 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from runnerkit import dl, seeded_dataset
-from runnerkit.sharding import batches_of, shard_loader, share_of, start_epoch
+from runnerkit import dl
+from runnerkit.sampling import seeded_dataset
+from runnerkit.sampling.sharding import batches_of, shard_loader, share_of, start_epoch
 from tests.tiny import classification, mlp, sgd
 
 

@@ -14,7 +14,7 @@ from torch.utils.data import (
 
 from runnerkit import dl
 from runnerkit.data import BatchLimitLoaderWrapper
-from runnerkit.sharding import batches_of, shard_loader, start_epoch
+from runnerkit.sampling.sharding import batches_of, shard_loader, start_epoch
 
 
 class Told:

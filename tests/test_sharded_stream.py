@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from runnerkit.sharding import batches_of, count_batches, shard_loader, share_of, start_epoch
+from runnerkit.sampling.sharding import batches_of, count_batches, shard_loader, share_of, start_epoch
 
 
 class Stream(IterableDataset):

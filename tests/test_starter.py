@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from runnerkit import read_metrics
-from runnerkit.cli import main
+from runnerkit.commands.cli import main
 
 
 def test_the_script_trains(tmp_path, monkeypatch, capsys):

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from runnerkit.watch import watch
+from runnerkit.commands.watch import watch
 from tests.runs import log_run
 
 ROOT = Path(__file__).parents[1]
@@ -137,7 +137,7 @@ def test_in_a_terminal_it_follows_the_run_until_interrupted(tmp_path):
     """What is logged later appears; Ctrl-C ends it, without a traceback."""
     log_run(tmp_path / "run", {"train": {"loss": [0.9]}})
     master, slave = pty.openpty()
-    script = f"from runnerkit.watch import watch; watch({str(tmp_path / 'run')!r}, every_s=0.2)"
+    script = f"from runnerkit.commands.watch import watch; watch({str(tmp_path / 'run')!r}, every_s=0.2)"
     process = subprocess.Popen(
         [sys.executable, "-c", script],
         stdout=slave, stderr=slave, env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "80"},

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import Dataset, DistributedSampler, Sampler
 
-from runnerkit.sampler import seeded_order, set_epoch
+from runnerkit.sampling.sampler import seeded_order, set_epoch
 from runnerkit.seeding import derive_seed
 
 

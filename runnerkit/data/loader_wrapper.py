@@ -9,8 +9,8 @@ from typing import Any, Self
 
 import torch
 
-from runnerkit.sampler import Uneven
-from runnerkit.sharding import count_batches, shard_loader, share_of
+from runnerkit.sampling.sampler import Uneven
+from runnerkit.sampling.sharding import count_batches, shard_loader, share_of
 from runnerkit.types import Batch
 
 
@@ -69,7 +69,7 @@ class LoaderWrapper(ABC):
     def shard(
         self, *, key: str, training: bool, rank: int, world_size: int, seed: int, uneven: Uneven = "drop"
     ) -> Self:
-        """Return the same around one process's share; see :func:`runnerkit.sharding.shard_loader`."""
+        """Return the same around one process's share; see :func:`runnerkit.sampling.sharding.shard_loader`."""
         share = shard_loader(
             self.origin, key=key, training=training, rank=rank, world_size=world_size, seed=seed, uneven=uneven
         )

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from runnerkit.data.loader_wrapper import LoaderWrapper
 from runnerkit.engine import move
-from runnerkit.sharding import batches_of
+from runnerkit.sampling.sharding import batches_of
 from runnerkit.types import Batch
 
 

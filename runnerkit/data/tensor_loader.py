@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, Sampler, SequentialSampler
 
 from runnerkit.data.tensor_rows import Rows, TensorRows
-from runnerkit.sampler import ShardedBatchSampler, Uneven
-from runnerkit.sharding import loader_seed
+from runnerkit.sampling.sampler import ShardedBatchSampler, Uneven
+from runnerkit.sampling.sharding import loader_seed
 
 
 class TensorLoader:
@@ -73,7 +73,7 @@ class TensorLoader:
     def shard(
         self, *, key: str, training: bool, rank: int, world_size: int, seed: int, uneven: Uneven = "drop"
     ) -> Self:
-        """Return one process's share, by samples, so never uneven; see :func:`runnerkit.sharding.shard_loader`."""
+        """Return one process's share, by samples, never uneven (:func:`runnerkit.sampling.sharding.shard_loader`)."""
         if training and len(self.dataset) < world_size:
             raise ValueError(f"loader {key!r} has {len(self.dataset)} samples, too few to train {world_size} processes")
         share = copy.copy(self)

@@ -12,7 +12,7 @@ from runnerkit.callbacks.rank_samples import Share, samples_in_words
 from runnerkit.callbacks.rank_weights import largest_difference
 from runnerkit.callbacks.recorded_loader import RecordedSampler
 from runnerkit.engines.spawn import spawn
-from runnerkit.sharding import shard_loader
+from runnerkit.sampling.sharding import shard_loader
 from tests.callbacks import verify_ranks_cases as cases
 from tests.tiny import loader, mlp, quiet, sgd
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from runnerkit import dl
-from runnerkit.checkpoint_file import load_checkpoint
 from runnerkit.contrib import Lookahead
+from runnerkit.storage.checkpoint_file import load_checkpoint
 from tests.tiny import classification, loader, mlp, quiet, train_by_hand, weights
 
 NUM_STEPS, K, ALPHA = 50, 4, 0.3  # 50 is no multiple of 4: it ends ahead of the slow weights

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
 from runnerkit.data import BalanceClassSampler, BatchBalanceClassSampler
-from runnerkit.sampler import seeded_order
-from runnerkit.sharding import shard_loader
+from runnerkit.sampling.sampler import seeded_order
+from runnerkit.sampling.sharding import shard_loader
 
 LABELS = [0] * 50 + [1] * 20 + [2] * 5
 CHI_SQUARE_999 = {2: 13.82, 9: 27.88, 49: 85.35}  # 99.9 % quantile by degrees of freedom, from a table

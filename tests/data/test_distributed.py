@@ -5,7 +5,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, TensorDataset, WeightedRandomSampler
 
 from runnerkit.data import BalanceClassSampler, DistributedSamplerWrapper, DynamicBalanceClassSampler
-from runnerkit.sharding import shard_loader
+from runnerkit.sampling.sharding import shard_loader
 
 
 def shares(make_sampler, world_size, *, epoch, **kwargs):

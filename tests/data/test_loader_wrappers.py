@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 
 from runnerkit import dl
 from runnerkit.data import BatchLimitLoaderWrapper, BatchPrefetchLoaderWrapper, TensorLoader
-from runnerkit.sharding import batches_of, shard_loader
+from runnerkit.sampling.sharding import batches_of, shard_loader
 from tests.tiny import classification, loader, mlp, quiet, weights
 
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from runnerkit import dl
 from runnerkit.data import BatchLimitLoaderWrapper, TensorLoader, TensorRows
-from runnerkit.sharding import shard_loader
+from runnerkit.sampling.sharding import shard_loader
 from tests.tiny import classification, mlp, quiet, sgd, weights
 
 

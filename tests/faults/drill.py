@@ -27,10 +27,10 @@ from torch import nn
 
 from benchmarks.results import write_section
 from runnerkit import dl
-from runnerkit.checkpoint import CheckpointFolder
-from runnerkit.checkpoint_file import load_checkpoint
 from runnerkit.engines.process_environment import STORE_VARIABLE
 from runnerkit.runner import IRunner
+from runnerkit.storage.checkpoint import CheckpointFolder
+from runnerkit.storage.checkpoint_file import load_checkpoint
 from tests.faults import job
 
 TIME = "any moment"

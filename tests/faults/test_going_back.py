@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from runnerkit import dl
-from runnerkit.checkpoint import CheckpointFolder, find_checkpoint
-from runnerkit.checkpoint_cleanup import clean_up, leave_branch
-from runnerkit.checkpoint_file import load_checkpoint
-from runnerkit.checkpoint_index import place_of
-from runnerkit.doctor import examine
+from runnerkit.commands.doctor import examine
+from runnerkit.storage.checkpoint import CheckpointFolder, find_checkpoint
+from runnerkit.storage.checkpoint_cleanup import clean_up, leave_branch
+from runnerkit.storage.checkpoint_file import load_checkpoint
+from runnerkit.storage.checkpoint_index import place_of
 from tests.faults.test_storage import add, die_at
 from tests.tiny import loader, mlp, quiet, sgd, weights
 

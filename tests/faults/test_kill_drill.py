@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from runnerkit.checkpoint_file import load_checkpoint, save_checkpoint
+from runnerkit.storage.checkpoint_file import load_checkpoint, save_checkpoint
 from tests.faults import drill as drills
 from tests.faults.drill import PLACES, TIME, Kill, Tally, attempt, differences, drill, fingerprint, leaves, table
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from runnerkit.checkpoint import CheckpointFolder
-from runnerkit.checkpoint_fault import fault_of
+from runnerkit.storage.checkpoint import CheckpointFolder
+from runnerkit.storage.checkpoint_fault import fault_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -155,7 +155,7 @@ def test_a_worker_ends_whose_process_was_killed_before_it_began(tmp_path):
         textwrap.dedent(
             """
             import os, sys, time
-            from runnerkit.loader_worker import WorkerStart
+            from runnerkit.sampling.loader_worker import WorkerStart
             from torch.utils.data import DataLoader
 
             def begin(worker_id):

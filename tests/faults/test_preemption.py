@@ -16,9 +16,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from runnerkit import dl
-from runnerkit.checkpoint import CheckpointFolder
-from runnerkit.checkpoint_fault import fault_of
 from runnerkit.preemption import Interrupted, Preempted, StopRequests
+from runnerkit.storage.checkpoint import CheckpointFolder
+from runnerkit.storage.checkpoint_fault import fault_of
 from tests.test_resume import Augmented, read_csv
 from tests.tiny import loader, mlp, quiet, weights
 

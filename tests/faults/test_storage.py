@@ -19,10 +19,10 @@ import torch
 from torch import nn
 
 from runnerkit import dl
-from runnerkit.checkpoint import CheckpointFolder, find_checkpoint
-from runnerkit.checkpoint_cleanup import clean_up
-from runnerkit.checkpoint_file import load_checkpoint, save_checkpoint
-from runnerkit.shards import sha256
+from runnerkit.storage.checkpoint import CheckpointFolder, find_checkpoint
+from runnerkit.storage.checkpoint_cleanup import clean_up
+from runnerkit.storage.checkpoint_file import load_checkpoint, save_checkpoint
+from runnerkit.storage.shards import sha256
 from tests.tiny import loader, mlp, quiet, sgd
 
 

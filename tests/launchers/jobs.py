@@ -43,7 +43,7 @@ class Jobs:
         """Put the commands of this Python's environment where a shell finds them first."""
         folder.mkdir()
         programs = {"python": f'#!/bin/sh\nexec {sys.executable} "$@"\n'}
-        for name, module in {"torchrun": "torch.distributed.run", "runnerkit": "runnerkit.cli"}.items():
+        for name, module in {"torchrun": "torch.distributed.run", "runnerkit": "runnerkit.commands.cli"}.items():
             programs[name] = f"#!{sys.executable}\nimport sys\nfrom {module} import main\nsys.exit(main())\n"
         for name, text in programs.items():
             (folder / name).write_text(text)

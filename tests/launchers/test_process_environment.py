@@ -7,7 +7,7 @@ import zlib
 import pytest
 
 from runnerkit import dl
-from runnerkit.cli import main
+from runnerkit.commands.cli import main
 from runnerkit.engines.process_environment import STORE_VARIABLE, ProcessEnvironment, first_host
 
 TORCH = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "host0", "MASTER_PORT": "29500"}

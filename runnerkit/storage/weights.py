@@ -12,10 +12,10 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from runnerkit.checkpoint import CheckpointFolder
-from runnerkit.checkpoint_file import is_checkpoint, load_checkpoint
-from runnerkit.plain_state import copied
-from runnerkit.safetensors_file import SUFFIX, read_safetensors, write_safetensors
+from runnerkit.storage.checkpoint import CheckpointFolder
+from runnerkit.storage.checkpoint_file import is_checkpoint, load_checkpoint
+from runnerkit.storage.plain_state import copied
+from runnerkit.storage.safetensors_file import SUFFIX, read_safetensors, write_safetensors
 from runnerkit.types import Model, StateDict
 
 logger = logging.getLogger(__name__)

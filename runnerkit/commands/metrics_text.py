@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from runnerkit.best_values import best_metrics, compare_runs
-from runnerkit.history import Logdirs, by_pass, find_runs, read_metrics, select
+from runnerkit.curves.best_values import best_metrics, compare_runs
+from runnerkit.curves.history import Logdirs, by_pass, find_runs, read_metrics, select
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from runnerkit.checkpoint_fault import sha256_of
-from runnerkit.checkpoint_file import load_checkpoint
-from runnerkit.checkpoint_index import Record, place_of, read_index
-from runnerkit.finding import Finding, Verdict
+from runnerkit.commands.finding import Finding, Verdict
 from runnerkit.resume_check import check_format
+from runnerkit.storage.checkpoint_fault import sha256_of
+from runnerkit.storage.checkpoint_file import load_checkpoint
+from runnerkit.storage.checkpoint_index import Record, place_of, read_index
 
 FOLDER = "checkpoints"
 

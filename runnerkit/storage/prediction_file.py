@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runnerkit.atomic_file import AtomicFile
-from runnerkit.rows import Path as Keys
-from runnerkit.rows import map_parts, name_of, walk
+from runnerkit.storage.atomic_file import AtomicFile
+from runnerkit.storage.rows import Path as Keys
+from runnerkit.storage.rows import map_parts, name_of, walk
 
 Write: TypeAlias = Callable[[Any], None]
 

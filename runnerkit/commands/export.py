@@ -7,10 +7,10 @@ from typing import Literal
 
 from torch import nn
 
-from runnerkit.config import Config
+from runnerkit.commands.config import Config
+from runnerkit.storage.weights import load_weights
 from runnerkit.supervised import SupervisedRunner
 from runnerkit.tracing import onnx_export, save_program
-from runnerkit.weights import load_weights
 
 Format = Literal["onnx", "torch-export"]
 SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2", "safetensors": ".safetensors"}

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from runnerkit.checkpoint_check import check_checkpoints
-from runnerkit.finding import Finding
-from runnerkit.log_check import check_logs
-from runnerkit.logdir_lock import FILE, holder, is_held
+from runnerkit.commands.checkpoint_check import check_checkpoints
+from runnerkit.commands.finding import Finding
+from runnerkit.commands.log_check import check_logs
+from runnerkit.storage.logdir_lock import FILE, holder, is_held
 
 _TRACES = ("checkpoints", "csv", "tensorboard", "hparams.yml")  # by which a logdir is known
 

@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runnerkit.braille import draw_curves, limits
-from runnerkit.history import find_run, read_metrics, select
-from runnerkit.plot import x_axis
+from runnerkit.commands.braille import draw_curves, limits
+from runnerkit.curves.history import find_run, read_metrics, select
+from runnerkit.curves.plot import x_axis
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,7 +15,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from runnerkit.sampler import Place, PlacedBatch, set_epoch
+from runnerkit.sampling.sampler import Place, PlacedBatch, set_epoch
 from runnerkit.seeding import (
     GENERATORS,
     CPUState,

@@ -13,21 +13,21 @@ from typing import Annotated, Literal
 import typer
 from typer.main import get_command
 
-from runnerkit.config import read_config
-from runnerkit.configured_run import FILE, TrainingError, choose_logdir, make_run, save_config, train
-from runnerkit.doctor import examine
+from runnerkit.commands.config import read_config
+from runnerkit.commands.configured_run import FILE, TrainingError, choose_logdir, make_run, save_config, train
+from runnerkit.commands.doctor import examine
+from runnerkit.commands.export import SUFFIXES, export_configured
+from runnerkit.commands.metrics_text import metrics_text
+from runnerkit.commands.script import run_script
+from runnerkit.commands.search import BEST, search
+from runnerkit.commands.starter import write_starter
+from runnerkit.commands.watch import watch as watch_curves
+from runnerkit.curves.plot import plot_metrics
+from runnerkit.curves.report import write_report
 from runnerkit.engines.process_environment import describe_launcher, get_rank
 from runnerkit.environment import describe_environment
-from runnerkit.export import SUFFIXES, export_configured
-from runnerkit.metrics_text import metrics_text
-from runnerkit.plot import plot_metrics
-from runnerkit.report import write_report
-from runnerkit.script import run_script
-from runnerkit.search import BEST, search
-from runnerkit.starter import write_starter
+from runnerkit.storage.weights import export_safetensors
 from runnerkit.version import __version__
-from runnerkit.watch import watch as watch_curves
-from runnerkit.weights import export_safetensors
 
 app = typer.Typer(
     help="Train, and read what training has left.",

@@ -9,8 +9,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runnerkit.checkpoint_index import Record, read_index
-from runnerkit.history import Logdirs, find_runs, read_metrics, select
+from runnerkit.curves.history import Logdirs, find_runs, read_metrics, select
+from runnerkit.storage.checkpoint_index import Record, read_index
 
 if TYPE_CHECKING:
     import pandas as pd

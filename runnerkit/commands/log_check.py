@@ -9,8 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from runnerkit import json_lines
-from runnerkit.finding import Finding
+from runnerkit.commands.finding import Finding
+from runnerkit.curves import json_lines
 from runnerkit.loggers.table import PLACE
 
 _NUM_TOLD = 3  # defects of one file

@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorS
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, empty
 
-from runnerkit.plain_state import copied
+from runnerkit.storage.plain_state import copied
 from runnerkit.types import StateDict
 
 # What a list of tensors is made of; see _PlainUnpickler.

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runnerkit.atomic_file import make_folder_of
-from runnerkit.history import Logdirs, read_metrics, select
+from runnerkit.curves.history import Logdirs, read_metrics, select
+from runnerkit.storage.atomic_file import make_folder_of
 
 if TYPE_CHECKING:
     import pandas as pd

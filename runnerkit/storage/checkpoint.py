@@ -2,7 +2,8 @@
 
 Every checkpoint is a file of its own that never changes; ``index.json``, replaced as a whole, says which ones count and
 their checksums. ``last.pth`` and ``best.pth`` are further names of two of them. So a kill at any moment leaves a folder
-whose index and files fit together. A sharded checkpoint (:mod:`runnerkit.shards`) is a folder in the place of a file.
+whose index and files fit together. A sharded checkpoint (:mod:`runnerkit.storage.shards`) is a folder in the place of a
+file.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from runnerkit.atomic_file import AtomicFile, sync, unwritable, write_text
-from runnerkit.checkpoint_fault import (
+from runnerkit.storage.atomic_file import AtomicFile, sync, unwritable, write_text
+from runnerkit.storage.checkpoint_fault import (
     fault_of,
     fault_of_bytes,
     fault_of_content,
@@ -25,8 +26,8 @@ from runnerkit.checkpoint_fault import (
     size_of,
     without_path,
 )
-from runnerkit.checkpoint_file import REST, is_checkpoint, load_checkpoint, save_checkpoint
-from runnerkit.checkpoint_index import DamagedIndex, Record, place_of, read_index, to_json
+from runnerkit.storage.checkpoint_file import REST, is_checkpoint, load_checkpoint, save_checkpoint
+from runnerkit.storage.checkpoint_index import DamagedIndex, Record, place_of, read_index, to_json
 from runnerkit.types import StateDict
 
 logger = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from runnerkit.atomic_file import write_text
+from runnerkit.storage.atomic_file import write_text
 
 SCRIPT = '''\
 """Train a classifier. Put your data and your model in place of these, and see that it learns.

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runnerkit import json_lines
+from runnerkit.curves import json_lines
 from runnerkit.logger import Scope
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from runnerkit.callbacks import OptunaPruningCallback
-from runnerkit.config import Config, read_config
-from runnerkit.configured_run import FILE, SEED, TrainingError, make_run, save_config, train
+from runnerkit.commands.config import Config, read_config
+from runnerkit.commands.configured_run import FILE, SEED, TrainingError, make_run, save_config, train
 from runnerkit.engines.process_environment import ProcessEnvironment
 
 BEST = "best.yml"

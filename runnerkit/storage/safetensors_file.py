@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from runnerkit.atomic_file import AtomicFile
+from runnerkit.storage.atomic_file import AtomicFile
 from runnerkit.types import StateDict
 
 SUFFIX = ".safetensors"

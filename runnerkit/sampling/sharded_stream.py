@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 
-from runnerkit.sampler import Uneven, set_epoch, shortest_tail
-from runnerkit.seeded_dataset import seed_collate
+from runnerkit.sampling.sampler import Uneven, set_epoch, shortest_tail
+from runnerkit.sampling.seeded_dataset import seed_collate
 from runnerkit.seeding import derive_seed, keep_cpu_rng, sample_seed, seed_generators
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
 
-from runnerkit.loader_worker import WorkerStart
-from runnerkit.sampler import Places, ShardedBatches, ShardedBatchSampler, Uneven, set_epoch
-from runnerkit.seeded_dataset import SeededDataset, is_seeded
+from runnerkit.sampling.loader_worker import WorkerStart
+from runnerkit.sampling.sampler import Places, ShardedBatches, ShardedBatchSampler, Uneven, set_epoch
+from runnerkit.sampling.seeded_dataset import SeededDataset, is_seeded
+from runnerkit.sampling.sharded_stream import ShardedStream
 from runnerkit.seeding import derive_seed
-from runnerkit.sharded_stream import ShardedStream
 
 logger = logging.getLogger(__name__)
 
@@ -175,7 +175,7 @@ def share_of(loader: Any) -> Any:
 
 
 def start_epoch(loader: Any, epoch: int) -> None:
-    """Call ``set_epoch`` once on each part of a loader that has it; see :func:`runnerkit.sampler.set_epoch`."""
+    """Call ``set_epoch`` once on each part of a loader that has it: :func:`runnerkit.sampling.sampler.set_epoch`."""
     set_epoch(epoch, loader, share_of(loader))
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from runnerkit.checkpoint_file import REST, load_checkpoint, load_file
-from runnerkit.checkpoint_index import Record
+from runnerkit.storage.checkpoint_file import REST, load_checkpoint, load_file
+from runnerkit.storage.checkpoint_index import Record
 
 
 def fault_of(path: Path, record: Record, *, quick: bool = False) -> str | None:

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runnerkit.atomic_file import make_folder_of, write_text
-from runnerkit.best_values import best_metrics, checkpoint_records
-from runnerkit.checkpoint_index import Record
-from runnerkit.history import find_run, read_metrics
+from runnerkit.curves.best_values import best_metrics, checkpoint_records
+from runnerkit.curves.history import find_run, read_metrics
+from runnerkit.curves.plot import draw_metrics
 from runnerkit.plain_values import flat
-from runnerkit.plot import draw_metrics
+from runnerkit.storage.atomic_file import make_folder_of, write_text
+from runnerkit.storage.checkpoint_index import Record
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -9,8 +9,8 @@ from pickle import UnpicklingError
 
 import torch
 
-from runnerkit.atomic_file import AtomicFile
-from runnerkit.plain_state import as_plain, foreign_types
+from runnerkit.storage.atomic_file import AtomicFile
+from runnerkit.storage.plain_state import as_plain, foreign_types
 from runnerkit.types import StateDict
 
 REST = "rest.pth"  # what a sharded checkpoint holds beside shards
@@ -46,7 +46,7 @@ def load_checkpoint(path: str | os.PathLike[str], *, whole: bool = True) -> Stat
     """
     path = Path(path)
     if _is_sharded(path):
-        from runnerkit import shards  # a second's import that few need
+        from runnerkit.storage import shards  # a second's import that few need
 
         rest = load_checkpoint(path / REST)
         return shards.load(rest, path) if whole else rest

@@ -9,9 +9,9 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from runnerkit.checkpoint import CheckpointFolder, name_again, remove
-from runnerkit.checkpoint_fault import fault_of, record_of
-from runnerkit.checkpoint_index import Record, name_at, place_of
+from runnerkit.storage.checkpoint import CheckpointFolder, name_again, remove
+from runnerkit.storage.checkpoint_fault import fault_of, record_of
+from runnerkit.storage.checkpoint_index import Record, name_at, place_of
 
 logger = logging.getLogger(__name__)
 

@@ -10,13 +10,13 @@ from typing import Any
 
 from torch import nn
 
-from runnerkit.atomic_file import write_text
-from runnerkit.config import Config
+from runnerkit.commands.config import Config
 from runnerkit.engine import IEngine
 from runnerkit.engines.by_name import engine_by_name
 from runnerkit.engines.process_environment import ProcessEnvironment
-from runnerkit.logdir_lock import holder, is_held
 from runnerkit.seeding import set_global_seed
+from runnerkit.storage.atomic_file import write_text
+from runnerkit.storage.logdir_lock import holder, is_held
 from runnerkit.supervised import SupervisedRunner
 from runnerkit.train import Runner
 from runnerkit.types import as_dict

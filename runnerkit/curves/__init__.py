@@ -1,0 +1,1 @@
+"""What runs logged: read back, compared, drawn."""
