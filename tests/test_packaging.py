@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from runnerkit.version import __version__
+from tests.layers import modules
 
 ROOT = Path(__file__).parents[1]
 USE = (
@@ -41,18 +42,10 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path):
 
     where = run(sys.executable, "-P", "-c", site + USE, cwd=tmp_path)
 
-    expected = {
-        "__init__.py",
-        "py.typed",
-        "report.html",
-        "engines/ddp.py",
-        "callbacks/checkpoint.py",
-        "loggers/csv.py",
-        "contrib/layers.py",
-        "data/tensor_loader.py",
-    }
-    assert {f"runnerkit/{name}" for name in expected} <= names
-    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"runnerkit"}
+    checkout = [path.relative_to(ROOT) for _, path in modules(ROOT)]
+    expected = {path if path.parts[0] == "runnerkit" else "runnerkit" / path for path in checkout}
+    data = {"runnerkit/py.typed", "runnerkit/curves/report.html"}
+    assert {path.as_posix() for path in expected} | data == {name for name in names if ".dist-info" not in name}
     assert {"engines/ddp.py", "LICENSE", "CHANGELOG.md", "constraints.txt"} <= sources.keys()
     assert not any(each.issym() or each.islnk() for each in sources.values())
     assert [name for name in sources if name.startswith(("tests", "runnerkit/engines"))] == []
