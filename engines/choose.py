@@ -63,8 +63,14 @@ def choose_engine(
         cpu, fp16, amp, apex, ddp: as those of :func:`get_available_engine`.
 
     Raises:
+        TypeError: `engine` is none.
         ValueError: both are given.
     """
+    if engine is not None and not isinstance(engine, IEngine):
+        raise TypeError(
+            f"engine={engine!r} is no engine; pass one, such as dl.DistributedDataParallelEngine(), or a flag, such as "
+            "ddp=True"
+        )
     flags = {"cpu": cpu, "fp16": fp16, "amp": amp, "apex": apex, "ddp": ddp}
     raised = [f"{name}=True" for name, flag in flags.items() if flag]
     if engine is None:

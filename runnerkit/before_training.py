@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset
 
 from runnerkit.callback import ICallback, ICheckpointCallback, innermost
 from runnerkit.sampling.sampler import ShardedBatchSampler
@@ -37,6 +38,10 @@ def check_loaders(loaders: Any) -> dict[str, Any]:
         if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
             raise TypeError(
                 f"loader {key!r} is a {type(loader).__name__}; expected a DataLoader or an iterable of batches"
+            )
+        if isinstance(loader, Dataset) and not hasattr(loader, "__iter__"):  # its samples would be taken for batches
+            raise TypeError(
+                f"loader {key!r} is a {type(loader).__name__}, a data set: pass DataLoader(dataset, batch_size=...)"
             )
         if count_batches(loader) == 0:
             raise ValueError(f"loader {key!r} is empty: {_why_empty(loader)}")
@@ -105,11 +110,16 @@ def check_not_empty(runner: IRunner, *, num_samples: int | None = None) -> None:
 
 
 def check_optimizer(optimizer: Any, model: Any, criterion: Any) -> None:
-    """Refuse an optimizer none of whose parameters is the model's or the criterion's.
+    """Refuse an optimizer none of whose parameters is the model's or the criterion's, and classes in place of objects.
 
     Raises:
+        TypeError: with what to call.
         ValueError: it would train nothing.
     """
+    for name, given in (("model", model), ("criterion", criterion), ("optimizer", optimizer)):
+        for each in as_dict(given).values():
+            if isinstance(each, type):
+                raise TypeError(f"{name} is the class {each.__name__}; pass an object of it: {each.__name__}(...)")
     modules = [each for each in (*as_dict(model).values(), *as_dict(criterion).values()) if isinstance(each, nn.Module)]
     known = {id(parameter) for module in modules for parameter in module.parameters()}
     for key, each in as_dict(optimizer).items():
@@ -120,6 +130,22 @@ def check_optimizer(optimizer: Any, model: Any, criterion: Any) -> None:
                 f"{name} holds {len(parameters)} parameters and none of them is the model's; make it from "
                 "model.parameters() of the model that is trained"
             )
+
+
+def check_scheduler(scheduler: Any, optimizer: Any) -> None:
+    """Refuse a scheduler of an optimizer that does not train: the learning rate would stay as it is.
+
+    An optimizer around another one, such as Lookahead, has the groups of the one inside.
+
+    Raises:
+        ValueError: with what to do.
+    """
+    groups = {id(group) for each in as_dict(optimizer).values() for group in getattr(each, "param_groups", [])}
+    for key, each in as_dict(scheduler).items():
+        own = getattr(each, "optimizer", None)
+        if groups and isinstance(own, Optimizer) and not any(id(group) in groups for group in own.param_groups):
+            name = f"scheduler {key!r}" if key else "the scheduler"
+            raise ValueError(f"{name} steps another optimizer than the one that trains; make it from that one")
 
 
 def check_criterion(criterion: Any, engine: IEngine) -> None:
@@ -144,6 +170,10 @@ def check_callbacks(callbacks: Mapping[str, ICallback], loaders: Mapping[str, An
     """
     savers: dict[Path, str] = {}
     for key, callback in callbacks.items():
+        if isinstance(callback, type):
+            raise TypeError(
+                f"callback {key!r} is the class {callback.__name__}; pass an object of it: {callback.__name__}(...)"
+            )
         if not isinstance(callback, ICallback):
             raise TypeError(f"callback {key!r} is a {type(callback).__name__}; expected a runnerkit Callback")
         for loader_key, _ in callback.requires:

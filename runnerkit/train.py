@@ -190,8 +190,14 @@ class Runner(IRunner):
         """Refuse here, before any process is started, what can be told from the arguments."""
         if self.model is not None:
             before_training.check_optimizer(self._given_optimizer, self.model, self._given_criterion)
+        before_training.check_scheduler(self._given_scheduler, self._given_optimizer)
         if loaders is not None:
             before_training.check_callbacks(self._given_callbacks, before_training.check_loaders(loaders))
+            if self._given_optimizer is not None and not any(key.startswith("train") for key in loaders):
+                raise ValueError(
+                    f"the loaders are {sorted(loaders)}, and only those whose key starts with 'train' are trained on; "
+                    "to evaluate call evaluate_loader, or leave out the optimizer"
+                )
             if valid_loader is not None:
                 before_training.check_loader_key(valid_loader, loaders, reader="valid_loader")
 
@@ -324,6 +330,8 @@ class Runner(IRunner):
 def _by_key(callbacks: Sequence[ICallback] | Mapping[str, ICallback] | None) -> dict[str, ICallback]:
     if isinstance(callbacks, Mapping):
         return dict(callbacks)
+    if isinstance(callbacks, ICallback):
+        raise TypeError(f"callbacks must be a list or a dict, got {type(callbacks).__name__}; write [...] around it")
     return {f"{position:02d}_{type(each).__name__}": each for position, each in enumerate(callbacks or ())}
 
 

@@ -66,6 +66,39 @@ BAD = {
         KeyError,
         r"reads metric 'acuracy' of loader 'valid', which has \['loss'\]",
     ),
+    "no loader to train on": (
+        {"loaders": {"Train": loader(8, 4), "valid": loader(8, 4)}},
+        ValueError,
+        r"the loaders are \['Train', 'valid'\], and only those whose key starts with 'train' are trained on",
+    ),
+    "data set in place of a loader": (
+        {"loaders": {"train": classification(8)}},
+        TypeError,
+        r"loader 'train' is a TensorDataset, a data set: pass DataLoader\(dataset",
+    ),
+    "scheduler of another optimizer": (
+        lambda: {"scheduler": torch.optim.lr_scheduler.StepLR(sgd(mlp()), 1)},
+        ValueError,
+        "the scheduler steps another optimizer than the one that trains",
+    ),
+    "criterion is a class": (
+        {"criterion": nn.CrossEntropyLoss},
+        TypeError,
+        r"criterion is the class CrossEntropyLoss; pass an object of it: CrossEntropyLoss\(\.\.\.\)",
+    ),
+    "optimizer is a class": ({"optimizer": torch.optim.SGD}, TypeError, "optimizer is the class SGD"),
+    "engine is a name": ({"cpu": False, "engine": "ddp"}, TypeError, "engine='ddp' is no engine; pass one, such as"),
+    "engine is a class": ({"cpu": False, "engine": dl.CPUEngine}, TypeError, "CPUEngine'> is no engine"),
+    "callback is a class": (
+        {"callbacks": [dl.BackwardCallback]},
+        TypeError,
+        r"is the class BackwardCallback; pass an object of it: BackwardCallback\(",
+    ),
+    "callback alone": (
+        lambda: {"callbacks": dl.BackwardCallback("loss")},
+        TypeError,
+        r"callbacks must be a list or a dict, got BackwardCallback; write \[\.\.\.\] around it",
+    ),
     "optimizer of another model": ({"optimizer": sgd(mlp())}, ValueError, "none of them is the model's"),
     "engine and flag": (
         {"engine": dl.CPUEngine(), "ddp": True},
