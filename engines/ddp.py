@@ -6,6 +6,7 @@ import logging
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Unpack
 
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -84,6 +85,8 @@ class DistributedDataParallelEngine(ProcessGroupEngine):
             logger.warning("sync_bn=True has no effect: torch's SyncBatchNorm runs on GPUs only, this is the CPU")
         device_ids = [self.device] if self.device.type == "cuda" else None
         wrapped = DistributedDataParallel(model, device_ids=device_ids, **self.ddp_kwargs)
+        if self.num_processes > 2 and not _has_special_gradients(wrapped):
+            _lay_out_buckets(wrapped)
         if self.comm_hook is not None:
             comm_hooks.register(self.comm_hook, wrapped)
         return self.compiled(wrapped)
@@ -104,3 +107,26 @@ class DistributedDataParallelEngine(ProcessGroupEngine):
         if not isinstance(model, DistributedDataParallel) or self.ddp_kwargs["static_graph"]:
             return nullcontext()  # what is recorded of a static graph in its first step must be the whole of it
         return model.no_sync()
+
+
+def _lay_out_buckets(model: DistributedDataParallel) -> None:
+    """Let torch lay out its buckets before the first step, instead of after it; every rank must call.
+
+    It does so once, in the order in which gradients come. From three processes on the last bits of a sum depend on where
+    in a bucket a gradient lies, so a resumed run, which takes another step first, would end with other bits. Here
+    gradients of zero come, last parameter first, which is how most models send them.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    before = [parameter.grad for parameter in parameters]
+    model.reducer.prepare_for_backward([])
+    for parameter in reversed(parameters):
+        parameter.backward(torch.zeros_like(parameter))
+    for parameter, gradient in zip(parameters, before, strict=True):
+        parameter.grad = gradient
+
+
+def _has_special_gradients(model: DistributedDataParallel) -> bool:
+    """Whether buckets are never laid out anew, or zeros would not do: they teach a static graph, or step an optimizer."""
+    learns = model.find_unused_parameters or model.static_graph or model.mixed_precision is not None
+    is_sparse = any(getattr(module, "sparse", False) for module in model.modules())
+    return learns or is_sparse or any(each._post_accumulate_grad_hooks for each in model.parameters())  # type: ignore[attr-defined]

@@ -152,6 +152,20 @@ def test_ddp_resumes_within_an_epoch(tmp_path):
     assert resumed.experiment_metrics == expected.experiment_metrics
 
 
+@pytest.mark.slow
+def test_three_processes_resume_with_the_same_bits(tmp_path):
+    """Their sums depend on the layout of DDP's buckets, which torch by itself makes anew after each start."""
+    three = {"cpu": False, "engine": dl.DistributedDataParallelEngine(3, device="cpu")}
+    expected = run(tmp_path / "whole", every_steps=3, **three)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "broken", interrupt_at=8, every_steps=3, **three)
+
+    resumed = run(tmp_path / "broken", resume="auto", every_steps=3, **three)
+
+    assert torch.equal(weights(resumed.model), weights(expected.model))
+    assert resumed.experiment_metrics == expected.experiment_metrics
+
+
 def test_resume_runner_of_the_checkpoint_callback_is_the_same(tmp_path):
     """For runners that have no `train(resume=)`."""
     expected = run(tmp_path / "whole")

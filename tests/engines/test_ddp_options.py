@@ -16,6 +16,10 @@ NUM_SAMPLES = NUM_STEPS * 2 * BATCH_SIZE
 
 
 def train_on_two(model, **options):
+    return train_on(2, model, **options)
+
+
+def train_on(num_processes, model, **options):
     callbacks, batches = options.pop("callbacks", None), options.pop("batches", None)
     return dl.SupervisedRunner().train(
         model=model,
@@ -23,7 +27,7 @@ def train_on_two(model, **options):
         optimizer=sgd(model),
         loaders={"train": batches or loader(NUM_SAMPLES, BATCH_SIZE)},
         callbacks=callbacks,
-        engine=dl.DistributedDataParallelEngine(2, device="cpu", **options),
+        engine=dl.DistributedDataParallelEngine(num_processes, device="cpu", **options),
         **quiet(),
     )
 
@@ -52,6 +56,26 @@ def test_options_about_speed_leave_the_weights_alone(options):
     train_on_two(model, **options)
 
     torch.testing.assert_close(weights(model), reference(), rtol=0, atol=1e-6)
+
+
+def words():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.EmbeddingBag(20, 5, sparse=True), nn.Linear(5, 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}], ids=str)
+@pytest.mark.parametrize("make_model", [mlp, words])
+def test_buckets_laid_out_before_the_first_step_change_no_weights(make_model, options):
+    """From three processes on: gradients of zero take a first turn, but for sparse ones, which go without."""
+    bags = torch.arange(96 * 4).view(96, 4) ** 2 % 20
+    data = classification(96) if make_model is mlp else TensorDataset(bags, bags[:, 0] % 2)
+    model, by_hand = make_model(), make_model()
+
+    train_on(3, model, batches=DataLoader(data, batch_size=8), **options)
+
+    train_by_hand(by_hand, sgd(by_hand), DataLoader(data, batch_size=24))
+    torch.testing.assert_close(weights(model), weights(by_hand), rtol=1e-5, atol=1e-6)
 
 
 def images(num_samples):
