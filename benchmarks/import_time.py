@@ -1,5 +1,6 @@
 """Case f: the CPU time that an import takes."""
 
+import importlib
 import json
 import sys
 import time
@@ -8,7 +9,9 @@ import time
 def import_s(module: str) -> float:
     """Return the CPU seconds that it takes."""
     begin = time.process_time()
-    __import__(module)
+    imported = importlib.import_module(module)
+    for name in imported.__all__:  # runnerkit imports what it is asked for
+        getattr(imported, name)
     return time.process_time() - begin
 
 

@@ -13,6 +13,7 @@ from runnerkit.callback import CallbackOrder, IBackwardCallback, innermost
 from runnerkit.callbacks.gradients import ClipFn, gradient_norm, make_clip
 from runnerkit.callbacks.optimizer import OptimizerCallback
 from runnerkit.types import as_dict
+from runnerkit.unknown_key import UnknownKeyError
 
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner
@@ -63,7 +64,7 @@ class BackwardCallback(IBackwardCallback):
         self._optimizer = as_dict(runner.optimizer).get((mine[0].optimizer_key if mine else None) or "")
         self._is_for_one = len(mine) == 1  # else gradients are those of several optimizers, or of whoever steps by hand
         if self._reads_gradients and self._optimizer is None:
-            raise KeyError(f"whose gradients? no OptimizerCallback steps on {self.metric_key!r}; add one")
+            raise UnknownKeyError(f"whose gradients? no OptimizerCallback steps on {self.metric_key!r}; add one")
 
     def on_loader_start(self, runner: IRunner) -> None:
         self._is_checked = False
@@ -91,7 +92,7 @@ class BackwardCallback(IBackwardCallback):
         # The first batch of each pass; a loss that goes wrong later shows in the loader's mean.
         where = f"batch {runner.loader_batch_step} of loader {runner.loader_key!r}"
         if loss is None:
-            raise KeyError(
+            raise UnknownKeyError(
                 f"no {self.metric_key!r} to train on at {where}; batch_metrics has {sorted(runner.batch_metrics)}"
             )
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:

@@ -9,6 +9,7 @@ from torch import nn
 
 from runnerkit.callback import Callback, CallbackOrder
 from runnerkit.types import Batch
+from runnerkit.unknown_key import UnknownKeyError
 
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner
@@ -76,7 +77,7 @@ class BatchTransformCallback(Callback):
         names = {} if isinstance(batch, Mapping) else _names(runner)
         for key in self.input_key:
             if names.get(key, key) not in parts:
-                raise KeyError(
+                raise UnknownKeyError(
                     f"BatchTransformCallback reads {key!r} of a batch of loader {runner.loader_key!r}, which has "
                     f"{[*parts, *names]}"
                 )

@@ -24,6 +24,7 @@ from runnerkit.storage.checkpoint_index import Record, name_at
 from runnerkit.storage.plain_state import copied
 from runnerkit.storage.weights import read_weights
 from runnerkit.types import StateDict
+from runnerkit.unknown_key import UnknownKeyError
 
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner
@@ -204,7 +205,7 @@ class CheckpointCallback(ICheckpointCallback):
             return None
         metrics = runner.epoch_metrics[self.loader_key]
         if self.metric_key not in metrics:
-            raise KeyError(
+            raise UnknownKeyError(
                 f"no metric {self.metric_key!r} of loader {self.loader_key!r} to tell the best by: {sorted(metrics)}"
             )
         return metrics[self.metric_key]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from runnerkit.callback import CallbackOrder, ICriterionCallback
 from runnerkit.callbacks.keys import Keys, pick
 from runnerkit.types import as_dict
+from runnerkit.unknown_key import UnknownKeyError
 
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner
@@ -51,7 +52,7 @@ class CriterionCallback(ICriterionCallback):
         criterions = as_dict(runner.criterion)
         if (self.criterion_key or "") not in criterions:
             have = sorted(criterions) if criterions else "none"
-            raise KeyError(f"CriterionCallback wants criterion {self.criterion_key!r}; the runner has {have}")
+            raise UnknownKeyError(f"CriterionCallback wants criterion {self.criterion_key!r}; the runner has {have}")
         self._key = (self.criterion_key or "") if isinstance(runner.criterion, dict) else None
 
     def on_loader_start(self, runner: IRunner) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from runnerkit.callback import CallbackOrder, IStoppingCallback
 from runnerkit.types import StateDict
+from runnerkit.unknown_key import UnknownKeyError
 
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner
@@ -56,7 +57,7 @@ class EarlyStoppingCallback(IStoppingCallback):
         if metrics is None:
             return
         if self.metric_key not in metrics:
-            raise KeyError(
+            raise UnknownKeyError(
                 f"{type(self).__name__} reads metric {self.metric_key!r} of loader {self.loader_key!r}, which has "
                 f"{sorted(metrics)}"
             )

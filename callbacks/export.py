@@ -18,6 +18,7 @@ from runnerkit.callbacks.keys import Keys, pick
 from runnerkit.storage.weights import Which, load_weights
 from runnerkit.tracing import needed, onnx_export, quantize_onnx, save_program
 from runnerkit.types import as_dict, each_tensor, like
+from runnerkit.unknown_key import UnknownKeyError
 
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner
@@ -69,7 +70,7 @@ class ExportCallback(Callback):
     def on_stage_start(self, runner: IRunner) -> None:
         name, models = type(self).__name__, as_dict(runner.model)
         if (self.model_key or "") not in models:
-            raise KeyError(f"{name} wants model {self.model_key!r}; the runner has {sorted(models)}")
+            raise UnknownKeyError(f"{name} wants model {self.model_key!r}; the runner has {sorted(models)}")
         savers = [each for each in map(innermost, runner.callbacks.values()) if isinstance(each, ICheckpointCallback)]
         logdirs = [each.logdir for each in savers if each.logdir is not None]
         self._folder = self.logdir or next(iter(logdirs), None)

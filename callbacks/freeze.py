@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from runnerkit.callback import Callback, CallbackOrder
 from runnerkit.types import as_dict
+from runnerkit.unknown_key import UnknownKeyError
 
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner
@@ -62,7 +63,7 @@ class FreezeCallback(Callback):
     def on_stage_start(self, runner: IRunner) -> None:
         models = as_dict(runner.model)
         if (self.model_key or "") not in models:
-            raise KeyError(f"FreezeCallback wants model {self.model_key!r}; the runner has {sorted(models)}")
+            raise UnknownKeyError(f"FreezeCallback wants model {self.model_key!r}; the runner has {sorted(models)}")
         module = runner.engine.unwrap(models[self.model_key or ""])
         trained = {name: each for name, each in module.named_parameters() if each.requires_grad}
         for pattern in self.patterns:

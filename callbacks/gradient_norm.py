@@ -12,6 +12,7 @@ from runnerkit.callbacks.backward import BackwardCallback
 from runnerkit.callbacks.gradients import gradient_norm, whole
 from runnerkit.callbacks.optimizer import OptimizerCallback
 from runnerkit.types import as_dict
+from runnerkit.unknown_key import UnknownKeyError
 
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner
@@ -52,7 +53,7 @@ class GradNormCallback(Callback):
             if isinstance(each, OptimizerCallback) and (each.optimizer_key or "") == (self.optimizer_key or "")
         ]
         if not steppers:
-            raise KeyError(
+            raise UnknownKeyError(
                 f"GradNormCallback reads gradients where OptimizerCallback({self.optimizer_key!r}) steps on them, and "
                 f"there is none; the runner has the optimizers {sorted(as_dict(runner.optimizer))}"
             )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from runnerkit.unknown_key import UnknownKeyError
+
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner
 
@@ -29,7 +31,7 @@ def pick(runner: IRunner, *keys: Keys, reader: str) -> tuple[list[Any], dict[str
             else:
                 arguments += [batch[key] for key in each]
     except KeyError as error:
-        raise KeyError(
+        raise UnknownKeyError(
             f"{reader} reads {error.args[0]!r} of a batch of loader {runner.loader_key!r}, which has {list(batch)}"
         ) from None
     except (TypeError, IndexError):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from runnerkit.callback import Callback, CallbackOrder, innermost
 from runnerkit.curves.plot import finish_axes, new_figure, save
 from runnerkit.types import StateDict, as_dict
+from runnerkit.unknown_key import UnknownKeyError
 from runnerkit.warmup import set_lr
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class LRFinder(Callback):
         optimizers = as_dict(runner.optimizer)
         if (self.optimizer_key or "") not in optimizers:
             have = sorted(optimizers) if optimizers else "none"
-            raise KeyError(f"LRFinder wants optimizer {self.optimizer_key!r}; the runner has {have}")
+            raise UnknownKeyError(f"LRFinder wants optimizer {self.optimizer_key!r}; the runner has {have}")
         others = [each for each in map(innermost, runner.callbacks.values()) if isinstance(each, LRFinder)]
         if sum((each.optimizer_key or "") == (self.optimizer_key or "") for each in others) > 1:
             raise ValueError("two LRFinders sweep the rate of one optimizer, and the last one to set it wins: pass one")
@@ -169,7 +170,9 @@ class LRFinder(Callback):
 
     def _note(self, runner: IRunner) -> None:
         if self.metric_key not in runner.batch_metrics:
-            raise KeyError(f"LRFinder reads metric {self.metric_key!r}; the batch has {sorted(runner.batch_metrics)}")
+            raise UnknownKeyError(
+                f"LRFinder reads metric {self.metric_key!r}; the batch has {sorted(runner.batch_metrics)}"
+            )
         loss = runner.batch_metrics[self.metric_key].detach().float()
         # Every rank must enter. It waits for the device: a sweep is short, and must not go on once it diverged.
         self.losses.append(runner.engine.reduce(loss, "mean").item())

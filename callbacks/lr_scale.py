@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from runnerkit.callback import Callback, CallbackOrder, innermost
 from runnerkit.types import StateDict, as_dict
+from runnerkit.unknown_key import UnknownKeyError
 
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner
@@ -65,7 +66,7 @@ class LRScaleCallback(Callback):
                 self.num_steps[key] = 0
                 self._hook(key, optimizer, world_size)
         if not self._hooks:
-            raise KeyError(
+            raise UnknownKeyError(
                 f"LRScaleCallback wants optimizer {self.optimizer_key!r}; the runner has "
                 f"{sorted(as_dict(runner.optimizer)) or 'none'}"
             )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from runnerkit.callback import CallbackOrder, IMetricCallback
 from runnerkit.types import Scalar
+from runnerkit.unknown_key import UnknownKeyError
 
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner
@@ -64,7 +65,7 @@ class MetricAggregationCallback(IMetricCallback):
         names = [name for name in metrics if name != self.metric_key] if self.metrics is None else self.metrics
         missing = [name for name in names if name not in metrics]
         if missing or not names:
-            raise KeyError(
+            raise UnknownKeyError(
                 f"{type(self).__name__} makes {self.metric_key!r} of {missing or 'all metrics'}; "
                 f"{where} has {sorted(metrics)}"
             )

@@ -12,6 +12,7 @@ from torch import Tensor
 from runnerkit.callback import CallbackOrder, IOptimizerCallback, innermost
 from runnerkit.callbacks.gradients import ClipFn, make_clip
 from runnerkit.types import as_dict
+from runnerkit.unknown_key import UnknownKeyError
 
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner
@@ -65,7 +66,7 @@ class OptimizerCallback(IOptimizerCallback):
         optimizers = as_dict(runner.optimizer)
         if (self.optimizer_key or "") not in optimizers:
             have = sorted(optimizers) if optimizers else "none"
-            raise KeyError(f"OptimizerCallback wants optimizer {self.optimizer_key!r}; the runner has {have}")
+            raise UnknownKeyError(f"OptimizerCallback wants optimizer {self.optimizer_key!r}; the runner has {have}")
         self._key = (self.optimizer_key or "") if isinstance(runner.optimizer, dict) else None
         self._is_checked = False
         steppers = [innermost(each) for each in runner.callbacks.values()]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from runnerkit.callback import Callback, CallbackOrder
 from runnerkit.pruning import PruningFn, new_mask, prunable, pruning_function, sparsity
 from runnerkit.types import StateDict, as_dict
+from runnerkit.unknown_key import UnknownKeyError
 
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner
@@ -82,7 +83,7 @@ class PruningCallback(Callback):
     def on_stage_start(self, runner: IRunner) -> None:
         models = as_dict(runner.model)
         if (self.model_key or "") not in models:
-            raise KeyError(f"PruningCallback wants model {self.model_key!r}; the runner has {sorted(models)}")
+            raise UnknownKeyError(f"PruningCallback wants model {self.model_key!r}; the runner has {sorted(models)}")
         module = runner.engine.unwrap(models[self.model_key or ""])
         self._parameters = prunable(module, keys=self.keys_to_prune, layers=self.layers_to_prune)
         if any(hasattr(each, "full_tensor") for each in self._parameters.values()):

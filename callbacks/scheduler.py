@@ -10,6 +10,7 @@ from torch.optim import Optimizer, lr_scheduler
 
 from runnerkit.callback import CallbackOrder, ISchedulerCallback
 from runnerkit.types import as_dict
+from runnerkit.unknown_key import UnknownKeyError
 from runnerkit.warmup import WarmupLR
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class SchedulerCallback(ISchedulerCallback):
         schedulers = as_dict(runner.scheduler)
         if (self.scheduler_key or "") not in schedulers:
             have = sorted(schedulers) if schedulers else "none"
-            raise KeyError(f"SchedulerCallback wants scheduler {self.scheduler_key!r}; the runner has {have}")
+            raise UnknownKeyError(f"SchedulerCallback wants scheduler {self.scheduler_key!r}; the runner has {have}")
         scheduler = schedulers[self.scheduler_key or ""]
         after = scheduler.after if isinstance(scheduler, WarmupLR) else scheduler
         self._steps_per_batch = self.mode == "batch" or (self.mode is None and isinstance(after, _PER_STEP))
@@ -116,7 +117,7 @@ class SchedulerCallback(ISchedulerCallback):
         metrics = runner.epoch_metrics.get(self._metric_loader, {})
         metric_key = self.metric_key or "loss"
         if metric_key not in metrics:
-            raise KeyError(
+            raise UnknownKeyError(
                 f"the scheduler steps on {metric_key!r} of loader {self._metric_loader!r}, which has {sorted(metrics)} "
                 "only: pass SchedulerCallback(loader_key=..., metric_key=...)"
             )

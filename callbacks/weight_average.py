@@ -10,6 +10,7 @@ from torch import nn
 from runnerkit.callback import CallbackOrder, ICheckpointCallback, IWeightAverageCallback, innermost
 from runnerkit.callbacks.averaged_weights import AveragedWeights, AverageFn
 from runnerkit.types import StateDict, as_dict
+from runnerkit.unknown_key import UnknownKeyError
 
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner
@@ -44,7 +45,9 @@ class WeightAverageCallback(IWeightAverageCallback):
             return  # an infer stage
         models = as_dict(runner.model)
         if self.model_key is not None and self.model_key not in models:
-            raise KeyError(f"{type(self).__name__} averages model {self.model_key!r}; the runner has {sorted(models)}")
+            raise UnknownKeyError(
+                f"{type(self).__name__} averages model {self.model_key!r}; the runner has {sorted(models)}"
+            )
         wanted = {key: model for key, model in models.items() if self.model_key in (None, key)}
         self._check(runner, wanted)
         for key, model in wanted.items():

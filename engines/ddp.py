@@ -112,9 +112,9 @@ class DistributedDataParallelEngine(ProcessGroupEngine):
 def _lay_out_buckets(model: DistributedDataParallel) -> None:
     """Let torch lay out its buckets before the first step, instead of after it; every rank must call.
 
-    It does so once, in the order in which gradients come. From three processes on the last bits of a sum depend on where
-    in a bucket a gradient lies, so a resumed run, which takes another step first, would end with other bits. Here
-    gradients of zero come, last parameter first, which is how most models send them.
+    It does so once, in the order in which gradients come. From three processes on the last bits of a sum depend on
+    where in a bucket a gradient lies, so a resumed run, which takes another step first, would end with other bits.
+    Here gradients of zero come, last parameter first, which is how most models send them.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     before = [parameter.grad for parameter in parameters]
@@ -126,7 +126,7 @@ def _lay_out_buckets(model: DistributedDataParallel) -> None:
 
 
 def _has_special_gradients(model: DistributedDataParallel) -> bool:
-    """Whether buckets are never laid out anew, or zeros would not do: they teach a static graph, or step an optimizer."""
+    """Whether buckets are never laid out anew, or zeros would do harm: teach a static graph, step an optimizer."""
     learns = model.find_unused_parameters or model.static_graph or model.mixed_precision is not None
     is_sparse = any(getattr(module, "sparse", False) for module in model.modules())
     return learns or is_sparse or any(each._post_accumulate_grad_hooks for each in model.parameters())  # type: ignore[attr-defined]

@@ -95,8 +95,12 @@ class HorovodEngine(IEngine):
         self._waiting: dict[int, list[DistributedStep]] = {}  # by id of a model: who steps on its parameters
         self._batch_norms = SynchronizedBatchNorms()
 
+    def check(self) -> None:
+        super().check()
+        import_horovod()
+
     def launch(self, fn: Callable[[], T]) -> T:
-        self.precision.check()
+        self.check()
         if is_launched():
             try:
                 return fn()
@@ -107,7 +111,7 @@ class HorovodEngine(IEngine):
             return spawn(fn, num_processes=self.num_processes, variables={}, variables_of=variables)
 
     def stream(self, fn: Callable[[], Generator[T, None, None]]) -> Generator[list[T], None, None]:
-        self.precision.check()
+        self.check()
         if is_launched():
             try:
                 yield from self.gather_rounds(fn())

@@ -45,7 +45,6 @@ def rendezvous(num_processes: int) -> Iterator[Callable[[int], dict[str, str]]]:
     The processes are not started by horovodrun: it puts two more between each of them and the caller, which hide
     how a rank ended, and may outlive it.
     """
-    import_horovod()  # refuse here what each process would
     from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
     from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer

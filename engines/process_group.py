@@ -96,10 +96,13 @@ class ProcessGroupEngine(IEngine, ABC):
         self._store: Store | None = None
         self._lockstep: Lockstep | None = None
 
-    def launch(self, fn: Callable[[], T]) -> T:
-        self.precision.check()
+    def check(self) -> None:
+        super().check()
         if self.devices is not None and not torch.cuda.is_available():
             raise RuntimeError(f"devices={list(self.devices)} are GPUs, and torch sees none; leave devices out")
+
+    def launch(self, fn: Callable[[], T]) -> T:
+        self.check()
         if ProcessEnvironment.read() is not None:
             try:
                 result = fn()
@@ -115,7 +118,7 @@ class ProcessGroupEngine(IEngine, ABC):
         return spawn(fn, num_processes=self.num_processes, variables=self._meeting_point())
 
     def stream(self, fn: Callable[[], Generator[T, None, None]]) -> Generator[list[T], None, None]:
-        self.precision.check()
+        self.check()
         if ProcessEnvironment.read() is None:
             yield from spawn_rounds(fn, num_processes=self.num_processes, variables=self._meeting_point())
             return

@@ -31,6 +31,10 @@ class SingleProcessEngine(IEngine):
         self._wanted_device = device
         self._device_before: int | None = None
 
+    def check(self) -> None:
+        super().check()
+        self._choose_device()
+
     def launch(self, fn: Callable[[], T]) -> T:
         self._check_start()
         try:
@@ -46,7 +50,7 @@ class SingleProcessEngine(IEngine):
             self.cleanup()
 
     def _check_start(self) -> None:
-        self.precision.check()
+        self.check()
         environment = ProcessEnvironment.read()
         if environment is not None and environment.world_size > 1:
             logger.warning(
@@ -54,11 +58,15 @@ class SingleProcessEngine(IEngine):
                 environment.launcher, environment.world_size, type(self).__name__,
             )  # fmt: skip
 
-    def setup(self) -> None:
+    def _choose_device(self) -> torch.device:
         wanted = self._wanted_device or ("cuda" if torch.cuda.is_available() else "cpu")
         device = torch.device(wanted)
         if device.type == "cuda" and not torch.cuda.is_available():
             raise RuntimeError(f"{type(self).__name__} needs a GPU and torch sees none; use CPUEngine() or cpu=True")
+        return device
+
+    def setup(self) -> None:
+        device = self._choose_device()
         if device.index is not None and device.type == "cuda":
             # What is made on "cuda" without a number, by users or by libraries, belongs there too.
             self._device_before = torch.cuda.current_device()

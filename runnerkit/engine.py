@@ -99,6 +99,14 @@ class IEngine(ABC):
 
     # Processes: launch in the caller's process; the rest in each process of the job.
 
+    def check(self) -> None:
+        """Refuse a machine that lacks what this engine needs, a package or a GPU; no process is started.
+
+        Raises:
+            ImportError, RuntimeError: with what to do.
+        """
+        self.precision.check()
+
     @abstractmethod
     def launch(self, fn: Callable[[], T]) -> T:
         """Call `fn` in every process of the job; return what rank zero's returned.

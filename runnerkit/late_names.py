@@ -8,11 +8,14 @@ from importlib import import_module
 from typing import Any
 
 
-def late_names(package: str, modules: Mapping[str, tuple[str, ...]]) -> Callable[[str], Any]:
+def late_names(
+    package: str, modules: Mapping[str, tuple[str, ...]], *, packages: tuple[str, ...] = ()
+) -> Callable[[str], Any]:
     """Make a package's ``__getattr__`` (PEP 562).
 
     Args:
         modules: names by the module within the package that has them.
+        packages: modules within the package that are names themselves.
 
     >>> get = late_names("json", {"decoder": ("JSONDecoder",)})
     >>> get("JSONDecoder")
@@ -21,6 +24,8 @@ def late_names(package: str, modules: Mapping[str, tuple[str, ...]]) -> Callable
     module_of = {name: f"{package}.{module}" for module, names in modules.items() for name in names}
 
     def get(name: str) -> Any:
+        if name in packages:
+            return import_module(f"{package}.{name}")  # which makes it an attribute
         if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = getattr(import_module(module_of[name]), name)

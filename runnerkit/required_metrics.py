@@ -11,6 +11,7 @@ import torch
 
 from runnerkit import components, snapshot
 from runnerkit.seeding import keep_rng
+from runnerkit.unknown_key import UnknownKeyError
 
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner
@@ -33,7 +34,7 @@ def check_required_metrics(runner: IRunner) -> None:
                 continue
             metrics = _evaluate_one_batch(runner, loader_key)
             if metrics is not None and metric_key not in metrics:
-                raise KeyError(
+                raise UnknownKeyError(
                     f"{type(callback).__name__} reads metric {metric_key!r} of loader {loader_key!r}, which has "
                     f"{sorted(metrics)}"
                 )

@@ -16,9 +16,14 @@ import torch
 def set_global_seed(seed: int) -> None:
     """Seed Python, NumPy and torch (every device) in this process with `seed`.
 
+    Raises:
+        ValueError: it is none that torch takes.
+
     >>> set_global_seed(42); a = torch.rand(1); set_global_seed(42); bool(a == torch.rand(1))
     True
     """
+    if not -(2**63) <= seed < 2**64:
+        raise ValueError(f"expected a seed from -2**63 to 2**64 - 1, which is what torch takes, got {seed}")
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)

@@ -18,6 +18,7 @@ from runnerkit.callbacks import BackwardCallback, CriterionCallback, OptimizerCa
 from runnerkit.engine import IEngine
 from runnerkit.train import Runner, holds
 from runnerkit.types import Batch, Model
+from runnerkit.unknown_key import UnknownKeyError
 
 Keys: TypeAlias = str | list[str] | dict[str, str]
 
@@ -113,7 +114,7 @@ class SupervisedRunner(Runner):
             inputs = [batch[key] for key in self._input_names]
         except KeyError:
             missing = [key for key in self._input_names if key not in batch]
-            raise KeyError(
+            raise UnknownKeyError(
                 f"input_key {missing} not in the batch of loader {self.loader_key!r}, which has {list(batch)}"
             ) from None
         if isinstance(self.input_key, dict):

@@ -54,6 +54,26 @@ def test_the_shell_completes_commands_and_options(capsys, monkeypatch):
     assert completed == [["doctor"], ["--engine"]]
 
 
+def test_completion_and_help_do_without_torch():
+    """A shell asks at each press of the key, and torch's import takes a second or more."""
+    code = "import sys; from runnerkit.__main__ import main; main(); print(sorted({'torch', 'numpy'} & {*sys.modules}))"
+    asked = {"_RUNNERKIT_COMPLETE": "complete_bash", "COMP_WORDS": "runnerkit ru", "COMP_CWORD": "1"}
+
+    printed = [
+        subprocess.run(
+            [sys.executable, "-c", code, *arguments],
+            env={**os.environ, **more, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for arguments, more in (([], asked), (["run", "--help"], {}))
+    ]
+
+    assert printed[0] == "run\n[]\n"
+    assert printed[1].startswith("Usage: runnerkit run ") and printed[1].endswith("\n[]\n")
+
+
 def test_without_typer_a_sentence_says_so(capsys, monkeypatch):
     """No traceback; the package itself does not need it."""
     monkeypatch.setitem(sys.modules, "typer", None)
@@ -75,6 +95,15 @@ def test_what_the_command_line_does_not_take_is_named(arguments, words, capsys):
     """With exit code 2."""
     assert main(arguments) == 2
     assert words in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("to", ["onnx", "torch-export", "safetensors"])
+def test_an_export_to_a_folder_is_refused(to, tmp_path, monkeypatch, capsys):
+    """Before anything is read."""
+    monkeypatch.chdir(tmp_path)
+
+    assert main(["export", str(tmp_path), "--to", to, "-o", "."]) == 2
+    assert capsys.readouterr().err == "runnerkit export: cannot write .: it is a folder; name a file in it\n"
 
 
 def run_line(line):

@@ -14,10 +14,11 @@ from torch import nn
 from runnerkit import dl, read_metrics
 from runnerkit.commands.cli import main
 from runnerkit.commands.config import read_config
-from runnerkit.commands.configured_run import make_run
+from runnerkit.commands.configured_run import make_run, save_config
 from runnerkit.seeding import set_global_seed
 from runnerkit.storage.checkpoint_file import load_checkpoint
 from tests.fashion_mnist_layout import write_fashion_mnist
+from tests.test_one_run_a_logdir import Holder
 from tests.tiny import NUM_CLASSES, NUM_FEATURES, loader, train_by_hand, weights
 
 ROOT = Path(__file__).parents[1]
@@ -244,7 +245,40 @@ WRONG = {
     "no component": (["model=3"], "config.yaml: model: expected _target_ and its arguments, got 3"),
     "typo in _target_": (
         ["model={target: torch.nn.Linear, in_features: 6}"],
-        "config.yaml: model.target: is 'torch.nn.Linear'; expected _target_ and its arguments",
+        "config.yaml: model: _target_ is missing, the import path of what it is; such as {_target_: torch.nn.Linear,",
+    ),
+    "an optimizer without _target_": (
+        ["optimizer={lr: 0.1}"],
+        "config.yaml: optimizer: _target_ is missing, the import path of what it is; such as {_target_: torch.optim",
+    ),
+    "a loader without _target_": (
+        ["loaders.valid={batch_size: 4}"],
+        "config.yaml: loaders.valid: _target_ is missing, the import path of what it is; such as {_target_: torch",
+    ),
+    "loaders that are one": (["loaders={batch_size: 4}"], "config.yaml: loaders.batch_size: _target_ is missing"),
+    "a callback without _target_": (["callbacks=[{topk: [1]}]"], "config.yaml: callbacks.0: _target_ is missing"),
+    "a criterion without _target_": (["criterion={reduction: mean}"], "config.yaml: criterion: _target_ is missing"),
+    "a runner without _target_": (["runner={a: {b: 1}}"], "config.yaml: runner: _target_ is missing"),
+    "an engine without _target_": (
+        ["engine={num_processes: 1}"],
+        "config.yaml: engine: _target_ is missing; expected a name, or such as {_target_: runnerkit.dl.CPUEngine}",
+    ),
+    "a seed too large": (
+        ["seed=20000000000000000000"],
+        "config.yaml: seed: expected a seed from -2**63 to 2**64 - 1, which is what torch takes, got 2000",
+    ),
+    "a seed too small": (["seed=-9999999999999999999"], "config.yaml: seed: expected a seed from -2**63 to 2**64 - 1"),
+    "an unknown metric": (
+        ["valid_metric=acuracy"],
+        "config.yaml: CheckpointCallback reads metric 'acuracy' of loader 'valid', which has ['accuracy', 'accuracy01'",
+    ),
+    "an unknown metric of a callback": (
+        [
+            "callbacks=[{_target_: runnerkit.dl.EarlyStoppingCallback, patience: 2, loader_key: valid, "
+            "metric_key: acuracy, minimize: false}]",
+            "valid_metric=loss",
+        ],
+        "config.yaml: EarlyStoppingCallback reads metric 'acuracy' of loader 'valid', which has ['loss']",
     ),
     "reference to nothing": (["hparams={}"], "config.yaml: Interpolation key 'hparams.width' not found"),
     "no override": (["lr"], "'lr' is no override; expected key=value, such as optimizer.lr=0.01"),
@@ -278,6 +312,77 @@ def test_a_wrong_use_is_one_line(folder, capsys, caplog, arguments, words):
     assert words in error and error.startswith("runnerkit run: ")
     assert len(error.splitlines()) == 1 and not caplog.records  # which outside of pytest are printed, too
     assert [path.name for path in folder.rglob("*") if path.name in ("csv", "checkpoints")] == ["csv"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["callbacks.0.input_key=logitz"], "AccuracyCallback reads 'logitz' of a batch of loader 'train', which has ["),
+        (
+            ["valid_loader=train", "valid_metric=acuracy"],
+            "no metric 'acuracy' of loader 'train' to tell the best by: [",
+        ),
+    ],
+)
+def test_a_misspelt_key_that_only_training_finds_is_one_line_too(folder, capsys, overrides, words):
+    """With exit code 2: what there is instead tells more than where it was asked for."""
+    assert main(["run", "config.yaml", *overrides]) == 2
+
+    error = capsys.readouterr().err
+    assert error.startswith(f"runnerkit run: config.yaml: {words}") and len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        ("horovod", "HorovodEngine needs Horovod: see docs/horovod.md for the install command"),
+        (
+            "APEXEngine",
+            "APEXEngine needs NVIDIA Apex, and no package `apex` is installed. NVIDIA builds it from source",
+        ),
+        ("gpu", "engine 'gpu' needs a GPU and torch sees none; use 'cpu'"),
+        (
+            "DistributedDataParallelAPEXEngine",
+            "DistributedDataParallelAMPEngine (amp=True), torch's own mixed precision",
+        ),
+        (
+            "{_target_: runnerkit.dl.GPUEngine}",
+            "GPUEngine needs a GPU and torch sees none; use CPUEngine() or cpu=True",
+        ),
+    ],
+)
+def test_an_engine_that_this_machine_cannot_have_is_one_line(folder, capsys, monkeypatch, engine, words):
+    """Before anything is made; of a script too, whose python would show a traceback."""
+    monkeypatch.setitem(sys.modules, "horovod", None)
+    monkeypatch.setattr("runnerkit.engines.apex_package.find_spec", lambda name: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    Path("train.py").touch()
+    files = ["config.yaml"] if engine.startswith("{") else ["config.yaml", "train.py"]
+
+    for file in files:
+        assert main(["run", file, *([f"engine={engine}"] if engine.startswith("{") else ["--engine", engine])]) == 2
+        error = capsys.readouterr().err
+        assert words in error and error.startswith("runnerkit run: ") and len(error.splitlines()) == 1
+    assert sorted(path.name for path in folder.iterdir()) == ["config.yaml", "train.py"]
+
+
+def test_the_config_of_a_run_that_lives_is_left_alone(folder, capsys):
+    """Whether its logdir was chosen or named; one that is not to be resumed is logged beside it."""
+    other = Holder(Path("logs/config"))
+    Path("logs/config/config.yml").write_text("mine")
+
+    codes = [main(["run", "config.yaml", *words]) for words in (["--resume"], ["--resume", "--logdir", "logs/config"])]
+    refused = capsys.readouterr().err.splitlines()
+    beside = main(["run", "config.yaml", "num_epochs=1"])
+    with pytest.raises(FileExistsError, match="another run is writing to logs/config: process "):
+        save_config(read_config(Path("config.yaml")), Path("logs/config/config.yml"))  # had it come meanwhile
+    other.kill()
+
+    assert (codes, beside) == ([2, 2], 0)
+    assert [line.partition(": process ")[0] for line in refused] == [
+        "runnerkit run: another run is writing to logs/config"
+    ] * 2
+    assert capsys.readouterr().out == "logs/config-2\n" and Path("logs/config/config.yml").read_text() == "mine"
 
 
 @pytest.mark.parametrize(

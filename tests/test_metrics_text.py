@@ -187,7 +187,19 @@ WRONG = {
         ["plot", "logs/first", "-o", "file/curves.png"],
         "cannot write file/curves.png: no folder file can be made: ",
     ),
-    "plot of an unknown kind": (["plot", "logs/first", "-o", "curves.xyz"], "Format 'xyz' is not supported"),
+    "plot of an unknown kind": (
+        ["plot", "logs/first", "-o", "new/curves.xyz"],
+        "cannot write new/curves.xyz: no format 'xyz'; there are ",
+    ),
+    "plot to a folder": (["plot", "logs/first", "-o", "."], "cannot write .: it is a folder; name a file in it"),
+    "plot where nothing can be": (
+        ["plot", "logs/first", "-o", "/proc/x.png"],
+        "cannot write /proc/x.png: No such file or directory",
+    ),
+    "plot with an axis of what is not drawn": (
+        ["plot", "logs/first", "--metric", "accuracy", "--log", "loss"],
+        "a logarithmic axis is wanted for ['loss'], which is not drawn; drawn are ['accuracy']",
+    ),
     "watch of an empty folder": (
         ["watch", "empty", "--once"],
         "no logs of scope 'loader' in empty: expected csv/<loader>.csv or metrics.jsonl there or below",
@@ -202,6 +214,11 @@ WRONG = {
     "report below a file": (
         ["report", "logs/first", "-o", "file/page.html"],
         "cannot write file/page.html: no folder file can be made: ",
+    ),
+    "report to a folder": (["report", "logs/first", "-o", "."], "cannot write .: it is a folder; name a file in it"),
+    "report where nothing can be": (
+        ["report", "logs/first", "-o", "/proc/x.html"],
+        "cannot write /proc/x.html: No such file or directory",
     ),
 }
 

@@ -164,6 +164,15 @@ def test_the_ending_says_the_format(tmp_path: Path, name: str, begin: bytes) -> 
     assert path.read_bytes().startswith(begin)
 
 
+def test_without_an_ending_it_is_a_png_of_that_very_name(tmp_path: Path) -> None:
+    """Matplotlib would add one, and the path returned would be of no file."""
+    log(tmp_path)
+
+    path = plot_metrics(tmp_path, path=tmp_path / "curves")
+
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
 def test_where_it_cannot_be_saved_is_named(tmp_path: Path) -> None:
     """A file is no folder."""
     log(tmp_path)

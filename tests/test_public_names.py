@@ -98,12 +98,21 @@ def printed_by(code):
     return done.stdout
 
 
+@pytest.mark.parametrize("statement", ["import runnerkit; runnerkit.engines.CPUEngine", "from runnerkit import dl"])
+def test_the_package_imports_what_it_is_asked_for(statement):
+    """By itself it brings nothing; its sub-packages need no import of their own."""
+    assert "torch" not in loaded_by("import runnerkit")
+    assert "torch" in loaded_by(statement)
+
+
 def test_importing_the_package_loads_no_optional_package():
     """None of these comes with `import runnerkit`, unless torch itself brings it."""
     costly = ("torchmetrics", "pandas", "matplotlib", "tensorboard", "torchvision", "sklearn", "PIL", "rich")
     costly += ("typer", "hydra", "omegaconf", "pydantic", "optuna", "mlflow", "wandb")
 
-    extra = loaded_by("import runnerkit, runnerkit.dl, runnerkit.utils, runnerkit.contrib") - loaded_by("import torch")
+    extra = loaded_by("from runnerkit import *; import runnerkit.dl, runnerkit.utils, runnerkit.contrib") - loaded_by(
+        "import torch"
+    )
 
     assert [name for name in extra if name.split(".")[0] in costly] == []
     assert not extra & {"torch._dynamo", "torch.distributed.optim", "torch.utils.tensorboard"}
@@ -111,7 +120,9 @@ def test_importing_the_package_loads_no_optional_package():
 
 def test_the_import_makes_few_objects():
     """After torch's import a full collection of garbage, thrice as long as this import, is 11,400 objects away."""
-    code = "import gc, torch; gc.disable(); n = gc.get_count()[0]; import runnerkit; print(gc.get_count()[0] - n)"
+    code = (
+        "import gc, torch; gc.disable(); n = gc.get_count()[0]; from runnerkit import *; print(gc.get_count()[0] - n)"
+    )
 
     num_objects = [int(printed_by(code)) for _ in range(2)][-1]  # the first one may compile
 
@@ -123,7 +134,7 @@ def test_the_cost_of_the_import_is_printed(capsys):
     """As a ratio of CPU times in one process, the median of five."""
     code = (
         "import time; begin = time.process_time(); import torch; torch_s = time.process_time() - begin;"
-        "begin = time.process_time(); import runnerkit; print(torch_s, time.process_time() - begin)"
+        "begin = time.process_time(); from runnerkit import *; print(torch_s, time.process_time() - begin)"
     )
 
     runs = [[float(each) for each in printed_by(code).split()] for _ in range(6)]

@@ -1,32 +1,22 @@
-"""The command `runnerkit`: train, search, export; look at what a run has left."""
+"""The command `runnerkit`: train, search, export; look at what a run has left.
+
+A command imports what it needs when it runs: shells ask for completions at each press of a key, without torch.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 from typer.main import get_command
 
-from runnerkit.commands.config import read_config
-from runnerkit.commands.configured_run import FILE, TrainingError, choose_logdir, make_run, save_config, train
-from runnerkit.commands.doctor import examine
-from runnerkit.commands.export import SUFFIXES, export_configured
-from runnerkit.commands.metrics_text import metrics_text
-from runnerkit.commands.script import run_script
-from runnerkit.commands.search import BEST, search
-from runnerkit.commands.starter import write_starter
-from runnerkit.commands.watch import watch as watch_curves
-from runnerkit.curves.plot import plot_metrics
-from runnerkit.curves.report import write_report
-from runnerkit.engines.process_environment import describe_launcher, get_rank
-from runnerkit.environment import describe_environment
-from runnerkit.storage.weights import export_safetensors
+from runnerkit.commands.config import TrainingError, read_config
+from runnerkit.unknown_key import UnknownKeyError
 from runnerkit.version import __version__
 
 app = typer.Typer(
@@ -58,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         # Not app(), which puts its own hook in the way of tracebacks.
         get_command(app).main(list(arguments), prog_name="runnerkit")
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, ValueError, ImportError, UnknownKeyError) as error:
         command = next((word for word in arguments if not word.startswith("-")), "")
         sys.stderr.write(f"runnerkit {command}: {error}\n")
         return 2
@@ -68,15 +58,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as end:  # how typer ends, whatever came of it
         return end.code if isinstance(end.code, int) else 0
     raise AssertionError("a command ends in SystemExit")
-
-
-@contextmanager
-def _unknown_names_told() -> Iterator[None]:
-    """For the commands whose KeyError is of a metric or loader: of others it is a bug, which shows its traceback."""
-    try:
-        yield
-    except KeyError as error:
-        raise ValueError(error.args[0]) from error
 
 
 def _print_version(wanted: bool) -> None:
@@ -110,6 +91,10 @@ def run(
 
     A script gets what follows `--` as its arguments.
     """
+    from runnerkit.commands.configured_run import FILE, choose_logdir, make_run, save_config, train
+    from runnerkit.commands.script import run_script
+    from runnerkit.engines.process_environment import get_rank
+
     words = overrides or []
     if file.suffix == ".py":
         if logdir is not None or resume:
@@ -139,6 +124,8 @@ def tune(
     """Search the values that make valid_metric best, by Optuna: of keys under search: in the config, or as
     KEY=LOW..HIGH, KEY=LOW..HIGH:log, KEY=THIS,THAT. LOGDIR/best.yml is what `runnerkit run` takes.
     """
+    from runnerkit.commands.search import BEST, search
+
     given = {"engine": engine, "nproc": nproc, "precision": precision}
     folder = logdir or Path("logs", f"{file.stem}-tune")
     score, values = search(file, overrides or [], given, num_trials=trials, logdir=folder)
@@ -158,10 +145,16 @@ def export(
     which: Which = "best",
 ) -> None:
     """Write a trained model as a file that needs no code of it; the config in its logdir says what it is."""
+    from runnerkit.commands.configured_run import FILE
+    from runnerkit.commands.export import SUFFIXES, export_configured
+    from runnerkit.storage.weights import export_safetensors
+
     if not source.exists():
         raise FileNotFoundError(f"{source}: no such logdir or checkpoint")
     logdir = source if source.is_dir() else source.parent.parent  # LOGDIR/checkpoints/model.0003.pth
     out = output or logdir / f"model{SUFFIXES[to]}"
+    if out.is_dir():
+        raise IsADirectoryError(f"cannot write {out}: it is a folder; name a file in it")
     if to == "safetensors":
         typer.echo(export_safetensors(source, out, which=which))
         return
@@ -171,12 +164,17 @@ def export(
 @app.command(epilog="Example: runnerkit new train.py && python train.py")
 def new(path: Annotated[Path, typer.Argument(help="the script to write")] = Path("train.py")) -> None:
     """Write a script that trains, to be changed line by line."""
+    from runnerkit.commands.starter import write_starter
+
     typer.echo(write_starter(path))
 
 
 @app.command(epilog="Example: runnerkit env > environment.json")
 def env() -> None:
     """Print versions, hardware and launcher, ready for a bug report."""
+    from runnerkit.engines.process_environment import describe_launcher
+    from runnerkit.environment import describe_environment
+
     typer.echo(json.dumps({**describe_environment(), "launcher": describe_launcher()}, indent=2))
 
 
@@ -192,8 +190,9 @@ def metrics(
     csv: Annotated[bool, typer.Option("--csv", help="print CSV with all digits")] = False,
 ) -> None:
     """Print the metrics of a run, one row an epoch and loader, and its best epochs; compare several runs."""
-    with _unknown_names_told():
-        typer.echo(metrics_text(logdirs, metric=metric, loader=loader, as_csv=csv), nl=False)
+    from runnerkit.commands.metrics_text import metrics_text
+
+    typer.echo(metrics_text(logdirs, metric=metric, loader=loader, as_csv=csv), nl=False)
 
 
 @app.command(epilog="Example: runnerkit plot logs/digits logs/other -o curves.png --metric loss --log loss")
@@ -207,9 +206,9 @@ def plot(
     log: Annotated[list[str] | None, typer.Option("--log", help="metric on a logarithmic axis")] = None,
 ) -> None:
     """Draw the curves of a run, or of several over one another."""
-    with _unknown_names_told():
-        path = plot_metrics(logdirs, path=output, metrics=metric or None, loaders=loader or None, log_scale=log or ())
-    typer.echo(path)
+    from runnerkit.curves.plot import plot_metrics
+
+    typer.echo(plot_metrics(logdirs, path=output, metrics=metric or None, loaders=loader or None, log_scale=log or ()))
 
 
 @app.command(epilog="Example: runnerkit watch logs/digits --metric loss --metric accuracy")
@@ -220,8 +219,9 @@ def watch(
     once: Annotated[bool, typer.Option("--once", help="draw once, as where the output is no terminal")] = False,
 ) -> None:
     """Draw the curves of a run in the terminal while it goes on, until Ctrl-C."""
-    with _unknown_names_told():
-        watch_curves(logdir, metrics=metric or None, loaders=loader or None, once=once)
+    from runnerkit.commands.watch import watch as watch_curves
+
+    watch_curves(logdir, metrics=metric or None, loaders=loader or None, once=once)
 
 
 @app.command(epilog="Example: runnerkit report logs/digits -o digits.html")
@@ -232,12 +232,16 @@ def report(
     ] = None,
 ) -> None:
     """Write a run on one page of HTML, which opens without network: curves, best values, checkpoints, settings."""
+    from runnerkit.curves.report import write_report
+
     typer.echo(write_report(logdir, path=output))
 
 
 @app.command(epilog="Example: runnerkit doctor logs/digits")
 def doctor(logdir: Logdir) -> None:
     """Verify the checkpoints and logs of a run; exit with 1 if something is broken."""
+    from runnerkit.commands.doctor import examine
+
     report = examine(logdir)
     typer.echo(report)
     raise typer.Exit(1 if report.num_broken else 0)

@@ -22,6 +22,10 @@ _TARGET = "_target_"
 _OWN_KEYS = {_TARGET, "_args_", "_partial_", "_convert_", "_recursive_"}  # Hydra's, of every component
 
 
+class TrainingError(Exception):
+    """Training raised, for a reason that is its cause."""
+
+
 @dataclass(frozen=True)
 class Config:
     """A config file, its references resolved.

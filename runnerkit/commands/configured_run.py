@@ -3,49 +3,57 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from runnerkit.commands.config import Config
+from runnerkit.commands.config import Config, TrainingError
 from runnerkit.engine import IEngine
 from runnerkit.engines.by_name import engine_by_name
 from runnerkit.engines.process_environment import ProcessEnvironment
 from runnerkit.seeding import set_global_seed
 from runnerkit.storage.atomic_file import write_text
-from runnerkit.storage.logdir_lock import holder, is_held
+from runnerkit.storage.logdir_lock import holder, is_held, lock
 from runnerkit.supervised import SupervisedRunner
 from runnerkit.train import Runner
 from runnerkit.types import as_dict
+from runnerkit.unknown_key import UnknownKeyError
 from runnerkit.version import __version__
 
 FILE = "config.yml"
 SEED = 42
-_PARTS = ("runner", "model", "criterion", "optimizer", "scheduler", "loaders", "callbacks", "loggers")
+_PARTS = {  # with a component as it is written
+    "runner": "{_target_: runnerkit.dl.SupervisedRunner}",
+    "model": "{_target_: torch.nn.Linear, in_features: 64, out_features: 10}",
+    "criterion": "{_target_: torch.nn.CrossEntropyLoss}",
+    "optimizer": "{_target_: torch.optim.SGD, lr: 0.1}",
+    "scheduler": "{_target_: torch.optim.lr_scheduler.StepLR, step_size: 10}",
+    "loaders": "{_target_: torch.utils.data.DataLoader, dataset: {_target_: runnerkit.contrib.Digits}}",
+    "callbacks": "{_target_: runnerkit.dl.TimerCallback}",
+    "loggers": "{_target_: runnerkit.dl.JSONLLogger, logdir: logs}",
+}
+_PLURAL = ("loaders", "callbacks", "loggers")  # the others are one component, or several by key
 _ENGINE = ("engine", "nproc", "precision")
 _NOT_PLAIN = {*_PARTS, *_ENGINE, "self", "cpu", "fp16", "amp", "apex", "ddp", "resume"}  # of what `train` takes
 _NOT_SAVED = {"logdir", "search"}
 _TRACES = ("csv", "checkpoints", "tensorboard")  # what a run leaves in its logdir
 
 
-class TrainingError(Exception):
-    """Training raised, for a reason that is its cause."""
-
-
 def train(config: Config, runner: Runner, arguments: dict[str, Any]) -> None:
     """Train.
 
     Raises:
-        ValueError: the arguments will not do, as was seen before it began.
+        ValueError: the arguments will not do, as was seen before it began, or a name among them is misspelt.
         TrainingError: something was raised later.
     """
     try:
         runner.train(**arguments)
     except Exception as error:
-        if runner.engine is None:
+        if runner.engine is None or isinstance(error, UnknownKeyError):
             raise ValueError(f"{config.path}: {error}") from error
         raise TrainingError from error
 
@@ -63,10 +71,14 @@ def make_run(config: Config) -> tuple[Runner, dict[str, Any]]:
     for key in _PARTS:
         if not isinstance(config.values.get(key), dict | list | None):
             raise config.refused(key, f"expected _target_ and its arguments, got {config.values[key]!r}")
+        _check_targets(config, key)
         config.check(key)  # all of them before any is made
     given = {key: value for key, value in config.values.items() if key in plain}
     arguments = {"seed": SEED, **config.check_call(given, "", Runner.train), "engine": _make_engine(config)}
-    set_global_seed(arguments["seed"])  # the initial weights
+    try:
+        set_global_seed(arguments["seed"])  # the initial weights
+    except ValueError as error:
+        raise config.refused("seed", str(error)) from error
     runner = config.make("runner") or SupervisedRunner()
     if not isinstance(runner, Runner):
         raise config.refused("runner", f"is a {type(runner).__name__}; expected a dl.Runner")
@@ -80,7 +92,20 @@ def make_run(config: Config) -> tuple[Runner, dict[str, Any]]:
     optimizer = _make_for(config, "optimizer", {key: each.parameters() for key, each in as_dict(model).items()})
     scheduler = _make_for(config, "scheduler", as_dict(optimizer))
     parts = {"model": model, "criterion": criterion, "optimizer": optimizer, "scheduler": scheduler}
-    return runner, {**arguments, **parts, **{key: config.make(key) for key in ("loaders", "callbacks", "loggers")}}
+    return runner, {**arguments, **parts, **{key: config.make(key) for key in _PLURAL}}
+
+
+def _check_targets(config: Config, key: str) -> None:
+    """Refuse a component that does not say what it is."""
+    node = config.values.get(key)
+    if node is None or "_target_" in node:
+        return
+    several = dict(enumerate(node)) if isinstance(node, list) else node
+    is_one = key not in _PLURAL and not all(isinstance(each, dict | None) for each in several.values())
+    places = {key: node} if is_one or key == "runner" else {f"{key}.{name}": each for name, each in several.items()}
+    for place, each in places.items():
+        if each is not None and not (isinstance(each, dict) and "_target_" in each):
+            raise config.refused(place, f"_target_ is missing, the import path of what it is; such as {_PARTS[key]}")
 
 
 def _make_for(config: Config, key: str, owners: Mapping[str, Any]) -> Any:
@@ -97,14 +122,31 @@ def _make_for(config: Config, key: str, owners: Mapping[str, Any]) -> Any:
 
 
 def _make_engine(config: Config) -> IEngine | None:
+    """Make the engine, if there is one, and see whether this machine has what it needs."""
+    engine = _engine_component(config) if isinstance(config.values.get("engine"), dict) else _named_engine(config)
+    if engine is not None:
+        try:
+            engine.check()
+        except (ImportError, RuntimeError) as error:
+            raise config.refused("engine", str(error)) from error
+    return engine
+
+
+def _engine_component(config: Config) -> IEngine:
+    if "_target_" not in config.values["engine"]:
+        raise config.refused(
+            "engine", "_target_ is missing; expected a name, or such as {_target_: runnerkit.dl.CPUEngine}"
+        )
+    if (config.values.get("nproc"), config.values.get("precision")) != (None, None):
+        raise config.refused("engine", "is a component: nproc and precision are among its own arguments")
+    engine = config.make("engine")
+    if not isinstance(engine, IEngine):
+        raise config.refused("engine", f"is a {type(engine).__name__}; expected an engine of dl")
+    return engine
+
+
+def _named_engine(config: Config) -> IEngine | None:
     name, *options = (config.values.get(key) for key in _ENGINE)
-    if isinstance(name, dict):
-        if options != [None, None]:
-            raise config.refused("engine", "is a component: nproc and precision are among its own arguments")
-        engine = config.make("engine")
-        if not isinstance(engine, IEngine):
-            raise config.refused("engine", f"is a {type(engine).__name__}; expected an engine of dl")
-        return engine
     if [name, *options] == [None] * 3:
         return None
     if not isinstance(name, str | None):
@@ -127,12 +169,14 @@ def choose_logdir(config: Config, *, resume: bool) -> Path:
     if config.values.get("logdir") is None:
         if job is not None:
             raise ValueError(f"{job.launcher} started several processes: pass --logdir, which they share")
-        first = path.parent if path.name == FILE and _holds_run(path.parent) else Path("logs", path.stem)
-        others = (first.with_name(f"{first.name}-{number}") for number in count(2))
-        return first if resume else next(each for each in chain([first], others) if not _holds_run(each))
-    logdir = Path(config.values["logdir"])
+        logdir = path.parent if path.name == FILE and _holds_run(path.parent) else Path("logs", path.stem)
+        others = (logdir.with_name(f"{logdir.name}-{number}") for number in count(2))
+        if not resume:
+            return next(each for each in chain([logdir], others) if not (_holds_run(each) or _is_in_use(each)))
+    else:
+        logdir = Path(config.values["logdir"])
     if job is None or job.rank == 0:
-        if logdir.is_dir() and is_held(logdir):
+        if _is_in_use(logdir):
             raise FileExistsError(f"another run is writing to {logdir}: {holder(logdir)}")
         if _holds_run(logdir) and not resume:
             raise FileExistsError(f"{logdir} holds a run: go on with it by --resume, or choose another by --logdir")
@@ -143,17 +187,32 @@ def save_config(config: Config, path: Path) -> None:
     """Write what `runnerkit run` takes to reproduce the run: all but where it is logged, and ranges of a search.
 
     Raises:
-        OSError: with what to do.
+        OSError: with what to do; another run is there, say.
     """
     import yaml
 
     values = {"seed": SEED, **config.values}
     text = yaml.safe_dump({key: value for key, value in values.items() if key not in _NOT_SAVED}, sort_keys=False)
-    try:
+    with _unwritable_told(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, f"# {config.path}, as runnerkit {__version__} ran it\n{text}")
+    unlock = lock(path.parent)  # the run that comes to train here takes it for itself; who is here keeps its config
+    try:
+        with _unwritable_told(path):
+            write_text(path, f"# {config.path}, as runnerkit {__version__} ran it\n{text}")
+    finally:
+        unlock()
+
+
+@contextmanager
+def _unwritable_told(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise OSError(error.errno, f"cannot write {path} ({error.strerror}): choose another --logdir") from error
+
+
+def _is_in_use(folder: Path) -> bool:
+    return folder.is_dir() and is_held(folder)
 
 
 def _holds_run(folder: Path) -> bool:

@@ -19,7 +19,7 @@ def run_script(
 
     Raises:
         FileNotFoundError: there is no script.
-        ValueError: there is no such engine.
+        ValueError, ImportError: there is no such engine, or this machine lacks what it needs.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
@@ -27,6 +27,9 @@ def run_script(
     environment = dict(os.environ)
     if any(each is not None for each in command.values()):
         # Refuses here what it would refuse there.
-        engine_by_name(name, num_processes=num_processes, precision=precision)
+        try:
+            engine_by_name(name, num_processes=num_processes, precision=precision).check()
+        except RuntimeError as error:
+            raise ValueError(f"engine {name!r}: {error}") from error
         environment[VARIABLE] = json.dumps(command)
     os.execve(sys.executable, [sys.executable, str(path), *arguments], environment)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from runnerkit.callbacks import OptunaPruningCallback
-from runnerkit.commands.config import Config, read_config
-from runnerkit.commands.configured_run import FILE, SEED, TrainingError, make_run, save_config, train
+from runnerkit.commands.config import Config, TrainingError, read_config
+from runnerkit.commands.configured_run import FILE, SEED, make_run, save_config, train
 from runnerkit.engines.process_environment import ProcessEnvironment
 
 BEST = "best.yml"
@@ -47,7 +47,7 @@ def search(
         return _train(read_config(path, [*overrides, *chosen], given), trial, logdir / f"trial-{trial.number:03}")
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # a trial that raises ends the search, which tells why
-    sampler = optuna.samplers.TPESampler(seed=config.values.get("seed", SEED))
+    sampler = optuna.samplers.TPESampler(seed=config.converted(config.values.get("seed", SEED), int, "seed") % 2**32)
     study = optuna.create_study(direction=_direction(config), sampler=sampler)
     study.optimize(objective, n_trials=num_trials)
     chosen = [f"{key}={value}" for key, value in study.best_params.items()]

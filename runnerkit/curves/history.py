@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from runnerkit.curves import json_lines
 from runnerkit.logger import Scope
+from runnerkit.unknown_key import UnknownKeyError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -72,7 +73,7 @@ def select(
             unknown = [each for each in wanted if each not in known]
             if unknown or not wanted:
                 of_loaders = f" by {loaders}" if column == "metric" and loaders is not None else ""
-                raise KeyError(f"{column}s {unknown} were not logged{of_loaders}; choose from {known}")
+                raise UnknownKeyError(f"{column}s {unknown} were not logged{of_loaders}; choose from {known}")
             table = table[table[column].isin(wanted)]
     return table
 

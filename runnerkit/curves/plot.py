@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runnerkit.curves.history import Logdirs, read_metrics, select
-from runnerkit.storage.atomic_file import make_folder_of
+from runnerkit.storage.atomic_file import new_file
+from runnerkit.unknown_key import UnknownKeyError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,7 +42,7 @@ def plot_metrics(
         Where it was saved.
     Raises:
         FileNotFoundError: there are no logs.
-        KeyError: no such metric or loader was logged.
+        KeyError: no such metric or loader was logged, or one in `log_scale` is not drawn.
         OSError: it cannot be saved there.
 
     >>> import tempfile
@@ -70,7 +71,8 @@ def draw_metrics(
     figure = new_figure(wanted_by="plot_metrics")
     table = select(table, metrics=metrics, loaders=loaders)
     chosen = list(table["metric"].unique()) if metrics is None else list(metrics)
-    select(table, metrics=[*chosen, *log_scale])
+    if absent := [each for each in log_scale if each not in chosen]:
+        raise UnknownKeyError(f"a logarithmic axis is wanted for {absent}, which is not drawn; drawn are {chosen}")
     num_columns = 2 if len(chosen) == 4 else min(len(chosen), _MAX_COLUMNS)
     num_rows = math.ceil(len(chosen) / num_columns)
     figure.set_size_inches(_WIDTH * num_columns, _HEIGHT * num_rows)
@@ -113,9 +115,17 @@ def finish_axes(axes: Axes, *, has_legend: bool = True) -> None:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Save as a PNG, in a folder that is made if need be; return `path`."""
-    make_folder_of(path)
-    figure.savefig(path)
+    """Save in the format of the path's ending, a PNG without one, in a folder that is made if need be; return `path`.
+
+    Raises:
+        ValueError: there is no such format.
+        OSError: it cannot be saved there.
+    """
+    kind = path.suffix[1:].lower() or "png"  # else Matplotlib adds it to the name
+    if kind not in (kinds := figure.canvas.get_supported_filetypes()):
+        raise ValueError(f"cannot write {path}: no format {kind!r}; there are {', '.join(kinds)}")
+    with new_file(path):
+        figure.savefig(path, format=kind)
     return path
 
 

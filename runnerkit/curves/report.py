@@ -14,7 +14,7 @@ from runnerkit.curves.best_values import best_metrics, checkpoint_records
 from runnerkit.curves.history import find_run, read_metrics
 from runnerkit.curves.plot import draw_metrics
 from runnerkit.plain_values import flat
-from runnerkit.storage.atomic_file import make_folder_of, write_text
+from runnerkit.storage.atomic_file import new_file, write_text
 from runnerkit.storage.checkpoint_index import Record
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ def write_report(logdir: str | os.PathLike[str], *, path: str | os.PathLike[str]
         environment=_read_facts(folder / "environment.json"),
         passes=_passes(table),
     )
-    make_folder_of(path)
-    write_text(path, html)
+    with new_file(path):
+        write_text(path, html)
     return path
 
 

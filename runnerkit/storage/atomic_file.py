@@ -6,7 +6,8 @@ import errno
 import glob
 import os
 import shutil
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -54,16 +55,25 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def make_folder_of(path: Path) -> None:
-    """Make the folder that a file is to be in, if need be.
+@contextmanager
+def new_file(path: Path) -> Iterator[None]:
+    """Make the folder that a file is to be in, if need be; the body writes the file.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: one of them cannot be made, or the path is a folder's.
     """
+    if path.is_dir():
+        raise IsADirectoryError(f"cannot write {path}: it is a folder; name a file in it")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OSError(f"cannot write {path}: no folder {path.parent} can be made: {error.strerror}") from error
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:  # it was told in words
+            raise
+        raise OSError(f"cannot write {path}: {error.strerror}") from error
 
 
 def sync(path: Path) -> None:
