@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
+from runnerkit.arguments import check_integers
 from runnerkit.callbacks.loader_sums import LoaderSumsCallback, Sums
 from runnerkit.callbacks.topk import checked_topk
 from runnerkit.metrics import topk_hits
@@ -42,8 +43,11 @@ class AccuracyCallback(LoaderSumsCallback):
         prefix: str | None = "",
         suffix: str | None = "",
     ) -> None:
-        super().__init__(input_key, target_key, log_on_batch=log_on_batch, prefix=prefix, suffix=suffix)
-        self.topk = _topk(topk, num_classes)
+        super().__init__(
+            input_key=input_key, target_key=target_key, log_on_batch=log_on_batch, prefix=prefix, suffix=suffix
+        )
+        check_integers(self, or_none=True, num_classes=num_classes)
+        self.topk = _topk(self, topk, num_classes)
         self._names = [f"accuracy{k:02d}" for k in self.topk]
         names = self._names + ["accuracy"] * (1 in self.topk)
         self.provides = tuple(f"{self.prefix}{name}{self.suffix}" for name in names)
@@ -63,10 +67,10 @@ class AccuracyCallback(LoaderSumsCallback):
         return shares
 
 
-def _topk(topk: int | Iterable[int] | None, num_classes: int | None) -> tuple[int, ...]:
+def _topk(owner: object, topk: int | Iterable[int] | None, num_classes: int | None) -> tuple[int, ...]:
     if topk is None:
         return tuple(k for k in (1, 3, 5) if k == 1 or (num_classes is not None and k < num_classes))
-    ks = checked_topk(topk)
+    ks = checked_topk(owner, topk)
     if num_classes is not None and max(ks) > num_classes:
-        raise ValueError(f"topk {ks} asks for more than the {num_classes} classes there are")
+        raise ValueError(f"{type(owner).__name__}: topk {ks} asks for more than the {num_classes} classes there are")
     return ks

@@ -35,7 +35,7 @@ class AUCCallback(LoaderSamplesCallback):
         prefix: str | None = None,
         suffix: str | None = None,
     ) -> None:
-        super().__init__(input_key, target_key, prefix=prefix, suffix=suffix)
+        super().__init__(input_key=input_key, target_key=target_key, prefix=prefix, suffix=suffix)
         self.compute_per_class_metrics = compute_per_class_metrics
         names = ("", "/_micro", "/_macro", "/_weighted")
         self.provides = tuple(f"{self.prefix}auc{self.suffix}{each}" for each in names)

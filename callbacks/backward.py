@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from runnerkit.arguments import check_strings
 from runnerkit.callback import CallbackOrder, IBackwardCallback, innermost
-from runnerkit.callbacks.gradients import ClipFn, gradient_norm, make_clip
+from runnerkit.callbacks.gradients import ClipFn, check_clip, gradient_norm, make_clip
 from runnerkit.callbacks.optimizer import OptimizerCallback
 from runnerkit.types import as_dict
 from runnerkit.unknown_key import UnknownKeyError
@@ -44,11 +45,12 @@ class BackwardCallback(IBackwardCallback):
         log_gradient: bool = False,
     ) -> None:
         super().__init__(order=CallbackOrder.Backward)
+        check_strings(self, metric_key=metric_key)
         self.metric_key = metric_key
         self.grad_clip_fn = grad_clip_fn
         self.grad_clip_params = grad_clip_params
         self.log_gradient = log_gradient
-        make_clip(grad_clip_fn, grad_clip_params)  # refuse bad arguments here, not after the first batch
+        check_clip(self, grad_clip_fn, grad_clip_params)  # refuse bad arguments here, not after the first batch
         self._reads_gradients = grad_clip_fn is not None or log_gradient
         self.gradient_readers: list[Callable[[list[Tensor]], None]] = []  # called before clipping
         self._optimizer: Any = None

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from runnerkit import components
+from runnerkit.arguments import check_integers
 from runnerkit.callback import (
     Callback,
     CallbackOrder,
@@ -65,10 +66,10 @@ class BatchSizeFinder(Callback):
 
     def __init__(self, start: int = 2, max_size: int | None = None, num_steps: int = 3) -> None:
         super().__init__(order=CallbackOrder.External + 1)  # when all others are set up
-        if start < 1 or num_steps < 1:
-            raise ValueError(f"start and num_steps must be >= 1, got {start} and {num_steps}")
+        check_integers(self, start=start, num_steps=num_steps)
+        check_integers(self, or_none=True, max_size=max_size)
         if max_size is not None and max_size < start:
-            raise ValueError(f"max_size must be >= start={start}, got {max_size}")
+            raise ValueError(f"BatchSizeFinder: max_size must be >= start={start}, got {max_size}")
         self.start = start
         self.max_size = max_size
         self.num_steps = num_steps

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
+from runnerkit.arguments import check_mappings
 from runnerkit.callback import Callback, CallbackOrder
 from runnerkit.types import Batch
 from runnerkit.unknown_key import UnknownKeyError
@@ -42,12 +43,13 @@ class BatchTransformCallback(Callback):
         transform_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(order=CallbackOrder.Internal - 1)  # before the criterion, whoever was given first
+        check_mappings(self, transform_kwargs=transform_kwargs)
         if not callable(transform):
-            raise TypeError(f"transform must be callable, got {type(transform).__name__}")
+            raise TypeError(f"BatchTransformCallback: transform must be callable, got {transform!r}")
         if scope not in ("on_batch_start", "on_batch_end"):
-            raise ValueError(f"scope must be 'on_batch_start' or 'on_batch_end', got {scope!r}")
+            raise ValueError(f"BatchTransformCallback: scope must be 'on_batch_start' or 'on_batch_end', got {scope!r}")
         if input_key is None and output_key is not None:
-            raise ValueError("output_key without input_key: the whole batch is replaced")
+            raise ValueError("BatchTransformCallback: output_key without input_key: the whole batch is replaced")
         self.transform = transform
         self.scope = scope
         self.input_key = _listed(input_key)

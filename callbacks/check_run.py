@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from runnerkit.arguments import check_integers
 from runnerkit.callback import Callback, CallbackOrder
 
 if TYPE_CHECKING:
@@ -25,10 +26,7 @@ class CheckRunCallback(Callback):
 
     def __init__(self, num_batch_steps: int = 3, num_epoch_steps: int = 3) -> None:
         super().__init__(order=CallbackOrder.External)
-        if num_batch_steps < 1 or num_epoch_steps < 1:
-            raise ValueError(
-                f"num_batch_steps and num_epoch_steps must be >= 1, got {num_batch_steps} and {num_epoch_steps}"
-            )
+        check_integers(self, num_batch_steps=num_batch_steps, num_epoch_steps=num_epoch_steps)
         self.num_batch_steps = num_batch_steps
         self.num_epoch_steps = num_epoch_steps
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from runnerkit import run_logs, snapshot
+from runnerkit.arguments import check_integers, check_numbers, check_paths, check_strings
 from runnerkit.background import Background
 from runnerkit.callback import CallbackOrder, ICheckpointCallback, IOptimizerCallback, innermost
 from runnerkit.preemption import StopRequests, heeded, stopped_by
@@ -88,20 +89,26 @@ class CheckpointCallback(ICheckpointCallback):
         load_best_on_end: bool = False,
     ) -> None:
         super().__init__(order=CallbackOrder.Checkpoint)
+        check_paths(self, logdir=logdir)
+        check_paths(self, or_none=True, resume_model=resume_model, resume_runner=resume_runner)
+        check_strings(self, or_none=True, loader_key=loader_key, metric_key=metric_key)
+        check_integers(self, topk=topk, every_epochs=every_epochs)
+        check_integers(self, or_none=True, every_steps=every_steps)
+        check_numbers(self, above=0, or_none=True, every_minutes=every_minutes)
         if (loader_key is None) != (metric_key is None):
-            raise ValueError(f"loader_key and metric_key go together, got {loader_key!r} and {metric_key!r}")
+            raise ValueError(
+                f"CheckpointCallback: loader_key and metric_key go together, got {loader_key!r} and {metric_key!r}"
+            )
         if mode not in ("model", "runner"):
-            raise ValueError(f"mode must be 'model' or 'runner', got {mode!r}")
-        for name, number in {"topk": topk, "every_epochs": every_epochs}.items():
-            if number < 1:
-                raise ValueError(f"{name} must be >= 1, got {number}")
-        for name, value in {"every_steps": every_steps, "every_minutes": every_minutes}.items():
-            if value is not None and value <= 0:
-                raise ValueError(f"{name} must be > 0, got {value}; None turns it off")
+            raise ValueError(f"CheckpointCallback: mode must be 'model' or 'runner', got {mode!r}")
         if load_best_on_end and metric_key is None:
-            raise ValueError("load_best_on_end=True needs loader_key and metric_key, which tell the best one")
+            raise ValueError(
+                "CheckpointCallback: load_best_on_end=True needs loader_key and metric_key, which tell the best one"
+            )
         if metric_key is not None and minimize is None:
-            raise ValueError(f"is a small {metric_key!r} good? pass minimize=True or minimize=False")
+            raise ValueError(
+                f"CheckpointCallback: is a small {metric_key!r} good? pass minimize=True or minimize=False"
+            )
         self.logdir = Path(logdir).absolute()  # wherever the run goes
         self.folder = self.logdir / "checkpoints"
         self.loader_key = loader_key

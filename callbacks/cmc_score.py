@@ -41,8 +41,14 @@ class CMCScoreCallback(LoaderSamplesCallback):
         prefix: str | None = None,
         suffix: str | None = None,
     ) -> None:
-        super().__init__(embeddings_key, labels_key, is_query_key, prefix=prefix, suffix=suffix)
-        self.topk = checked_topk(topk)
+        super().__init__(
+            embeddings_key=embeddings_key,
+            labels_key=labels_key,
+            is_query_key=is_query_key,
+            prefix=prefix,
+            suffix=suffix,
+        )
+        self.topk = checked_topk(self, topk)
         self.provides = tuple(f"{self.prefix}cmc{k:02d}{self.suffix}" for k in self.topk)
 
     def check(self, *inputs: Tensor) -> None:

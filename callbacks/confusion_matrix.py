@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from runnerkit.arguments import check_integers, check_mappings, check_names, check_strings
 from runnerkit.callbacks.class_indices import check_all_classes, class_indices, count_indices, numbered_classes
 from runnerkit.callbacks.loader_sums import LoaderSums, LoaderSumsCallback, Sums
 from runnerkit.fused_reduction import Share
@@ -52,11 +53,17 @@ class ConfusionMatrixCallback(LoaderSumsCallback):
         *,
         log_counts: bool = True,
     ) -> None:
+        check_names(self, or_none=True, class_names=class_names)
+        check_integers(self, or_none=True, num_classes=num_classes)
+        check_strings(self, or_none=True, prefix=prefix)
+        check_mappings(self, plot_params=plot_params)
         if class_names is None and num_classes is None:
-            raise ValueError("pass class_names= or num_classes=")
+            raise ValueError("ConfusionMatrixCallback: pass class_names= or num_classes=")
         if class_names is not None and num_classes not in (None, len(class_names)):
-            raise ValueError(f"class_names has {len(class_names)} entries for num_classes={num_classes}")
-        super().__init__(input_key, target_key, log_on_batch=False, prefix=None, suffix=None)
+            raise ValueError(
+                f"ConfusionMatrixCallback: class_names has {len(class_names)} entries for num_classes={num_classes}"
+            )
+        super().__init__(input_key=input_key, target_key=target_key, log_on_batch=False, prefix=None, suffix=None)
         self.name = prefix or "confusion_matrix"
         self.class_names = list(class_names) if class_names is not None else numbered_classes(num_classes or 0)
         self.normalize, self.plot_params, self.log_counts = normalize, dict(plot_params or {}), log_counts

@@ -28,7 +28,7 @@ class CallbackWrapper(Callback):
 
     def __init__(self, base_callback: ICallback, enable_callback: bool = True) -> None:
         if not isinstance(base_callback, ICallback):
-            raise TypeError(f"base_callback must be a runnerkit Callback, got {type(base_callback).__name__}")
+            raise TypeError(f"{type(self).__name__}: base_callback must be a runnerkit Callback, got {base_callback!r}")
         super().__init__(order=base_callback.order, node=base_callback.node)
         self.callback = base_callback
         self.enable_callback = enable_callback
@@ -139,9 +139,13 @@ class ControlFlowCallback(CallbackWrapper):
         }  # fmt: skip
         given = [name for name, value in conditions.items() if value is not None]
         if len(given) != 1:
-            raise ValueError(f"give exactly one of {', '.join(conditions)}; got {', '.join(given) or 'none'}")
+            raise ValueError(
+                f"{type(self).__name__}: give exactly one of {', '.join(conditions)}; got {', '.join(given) or 'none'}"
+            )
         if filter_fn is not None and not callable(filter_fn):
-            raise TypeError(f"filter_fn must be a function of stage, epoch and loader, got {type(filter_fn).__name__}")
+            raise TypeError(
+                f"{type(self).__name__}: filter_fn must be a function of stage, epoch and loader, got {filter_fn!r}"
+            )
         self._filter_fn = filter_fn
         self._inverted = given[0].startswith("ignore")
         self._epochs = _Epochs(given[0], epochs if epochs is not None else ignore_epochs)
@@ -172,9 +176,9 @@ class _Epochs:
         elif isinstance(epochs, Iterable) and not isinstance(epochs, str):
             self._listed = frozenset(int(epoch) for epoch in epochs)
         elif epochs is not None:
-            raise TypeError(f"{name} must be a number or a list of epochs, got {type(epochs).__name__}")
+            raise TypeError(f"ControlFlowCallback: {name} must be a number or a list of epochs, got {epochs!r}")
         if self._period < 1:
-            raise ValueError(f"{name} must be >= 1, to act in every so many epochs, got {epochs}")
+            raise ValueError(f"ControlFlowCallback: {name} must be >= 1, to act in every so many epochs, got {epochs}")
 
     def __contains__(self, epoch: int) -> bool:
         return epoch in self._listed if self._listed is not None else epoch % self._period == 0
@@ -188,5 +192,5 @@ def _by_loader(name: str, loaders: LoaderKeys | None) -> dict[str, _Epochs] | No
     if isinstance(loaders, Mapping):
         return {key: _Epochs(name, [epochs] if isinstance(epochs, int) else epochs) for key, epochs in loaders.items()}
     if not isinstance(loaders, Iterable):
-        raise TypeError(f"{name} must be a loader key, a list or a dict of them, got {type(loaders).__name__}")
+        raise TypeError(f"ControlFlowCallback: {name} must be a loader key, a list or a dict of them, got {loaders!r}")
     return {key: _Epochs(name, None) for key in loaders}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from runnerkit.arguments import check_keys, check_strings
 from runnerkit.callback import CallbackOrder, ICriterionCallback
 from runnerkit.callbacks.keys import Keys, pick
 from runnerkit.types import as_dict
@@ -40,6 +41,9 @@ class CriterionCallback(ICriterionCallback):
         suffix: str = "",
     ) -> None:
         super().__init__(order=CallbackOrder.Internal)
+        check_keys(self, input_key=input_key, target_key=target_key)
+        check_strings(self, metric_key=metric_key, prefix=prefix, suffix=suffix)
+        check_strings(self, or_none=True, criterion_key=criterion_key)
         self.input_key = input_key
         self.target_key = target_key
         self.criterion_key = criterion_key

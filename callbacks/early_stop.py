@@ -6,6 +6,7 @@ import logging
 import math
 from typing import TYPE_CHECKING
 
+from runnerkit.arguments import check_integers, check_numbers, check_strings
 from runnerkit.callback import CallbackOrder, IStoppingCallback
 from runnerkit.types import StateDict
 from runnerkit.unknown_key import UnknownKeyError
@@ -37,10 +38,9 @@ class EarlyStoppingCallback(IStoppingCallback):
     ) -> None:
         # Before the checkpoint of the same epoch, which is to hold the count that includes this epoch.
         super().__init__(order=CallbackOrder.Scheduler + 5)
-        if patience < 1:
-            raise ValueError(f"patience must be >= 1, got {patience}")
-        if min_delta < 0:
-            raise ValueError(f"min_delta must be >= 0, got {min_delta}")
+        check_integers(self, patience=patience)
+        check_numbers(self, least=0, min_delta=min_delta)
+        check_strings(self, loader_key=loader_key, metric_key=metric_key)
         self.patience = patience
         self.loader_key, self.metric_key = loader_key, metric_key
         self.minimize = minimize

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from torch.optim import Optimizer
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from runnerkit.arguments import check_numbers
 from runnerkit.callbacks.averaged_weights import AverageFn
 from runnerkit.callbacks.weight_average import WeightAverageCallback
 from runnerkit.types import as_dict
@@ -42,8 +43,11 @@ class EMACallback(WeightAverageCallback):
         use_buffers: bool = False,
     ) -> None:
         super().__init__(model_key=model_key, validate=validate, use_buffers=use_buffers)
+        check_numbers(self, decay=decay)
         if not 0 <= decay < 1:
-            raise ValueError(f"decay must be in [0, 1), got {decay}; 0.999 averages about a thousand steps")
+            raise ValueError(
+                f"EMACallback: decay must be in [0, 1), got {decay}; 0.999 averages about a thousand steps"
+            )
         self.decay = decay
         self._stepped: set[str] = set()  # models whose optimizer stepped since the last batch's end
         self._hooks = ExitStack()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from runnerkit.arguments import check_integers, check_keys, check_names, check_paths, check_strings
 from runnerkit.callback import Callback, CallbackNode, CallbackOrder, ICheckpointCallback, innermost
 from runnerkit.callbacks.checkpoint import CheckpointCallback
 from runnerkit.callbacks.keys import Keys, pick
@@ -49,8 +50,12 @@ class ExportCallback(Callback):
     ) -> None:
         # When weights are the stage's last: averaged, the best ones again, pruned.
         super().__init__(order=CallbackOrder.External + 1, node=CallbackNode.Master)
+        check_keys(self, or_none=True, input_key=input_key)
+        check_paths(self, or_none=True, logdir=logdir)
+        check_strings(self, filename=filename)
+        check_strings(self, or_none=True, model_key=model_key)
         if which not in ("best", "last"):
-            raise ValueError(f"which must be 'best' or 'last', got {which!r}")
+            raise ValueError(f"{type(self).__name__}: which must be 'best' or 'last', got {which!r}")
         if not filename.endswith(self.suffix):
             raise ValueError(f"{type(self).__name__} writes {self.suffix} files, got filename={filename!r}")
         self.input_key = input_key
@@ -123,7 +128,18 @@ class ExportCallback(Callback):
             assert self._checkpoints is not None
             load_weights(like(runner.model, models), self._checkpoints, which="best")
         args, kwargs = inputs
-        self.write(models[self.model_key or ""], args, kwargs, path)
+        model = models[self.model_key or ""]
+        try:
+            self.write(model, args, kwargs, path)
+        except (OSError, ImportError):
+            raise  # of the file, or a package: they say so themselves
+        except Exception as error:
+            raise RuntimeError(
+                f"{type(self).__name__} cannot export {type(model).__name__}"
+                f"{f' (model {self.model_key!r})' * bool(self.model_key)}: torch.export traces one program for all "
+                "batches, so let `forward` not branch on values, and call nothing outside torch; or leave the callback "
+                "out: the checkpoints hold the weights"
+            ) from error
         logger.info("%s holds the %s weights of stage %r", path, self.which, runner.stage_key)
 
     def on_exception(self, runner: IRunner) -> None:
@@ -192,6 +208,8 @@ class OnnxCallback(ExportCallback):
         opset_version: int | None = None,
     ) -> None:
         super().__init__(input_key, logdir, filename, which=which, model_key=model_key)
+        check_names(self, or_none=True, input_names=input_names, output_names=output_names)
+        check_integers(self, or_none=True, opset_version=opset_version)
         self.names = {"input_names": input_names, "output_names": output_names}
         self.opset_version = opset_version
 

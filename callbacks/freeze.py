@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from runnerkit.arguments import check_integers, check_names, check_strings
 from runnerkit.callback import Callback, CallbackOrder
 from runnerkit.types import as_dict
 from runnerkit.unknown_key import UnknownKeyError
@@ -48,12 +49,17 @@ class FreezeCallback(Callback):
         model_key: str | None = None,
     ) -> None:
         super().__init__(order=CallbackOrder.Internal)
-        if from_epoch < 1 or (until_epoch is not None and until_epoch < from_epoch):
+        patterns = (patterns,) if isinstance(patterns, str) else patterns
+        check_names(self, patterns=patterns)
+        check_integers(self, from_epoch=from_epoch)
+        check_integers(self, or_none=True, until_epoch=until_epoch)
+        check_strings(self, or_none=True, model_key=model_key)
+        if until_epoch is not None and until_epoch < from_epoch:
             raise ValueError(
-                f"epochs are counted from 1, and until_epoch is none before from_epoch; got from_epoch={from_epoch}, "
-                f"until_epoch={until_epoch}"
+                f"FreezeCallback: epochs are counted from 1, and until_epoch is none before from_epoch; got "
+                f"from_epoch={from_epoch}, until_epoch={until_epoch}"
             )
-        self.patterns = (patterns,) if isinstance(patterns, str) else tuple(patterns)
+        self.patterns = tuple(patterns)
         self.from_epoch, self.until_epoch = from_epoch, until_epoch
         self.model_key = model_key
         self._parameters: list[nn.Parameter] = []

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from runnerkit.arguments import check_strings
 from runnerkit.callback import Callback, CallbackOrder, innermost
 from runnerkit.callbacks.backward import BackwardCallback
 from runnerkit.callbacks.gradients import gradient_norm, whole
@@ -36,6 +37,7 @@ class GradNormCallback(Callback):
 
     def __init__(self, *, per_parameter: bool = False, optimizer_key: str | None = None) -> None:
         super().__init__(order=CallbackOrder.Optimizer + 1)
+        check_strings(self, or_none=True, optimizer_key=optimizer_key)
         self.per_parameter = per_parameter
         self.optimizer_key = optimizer_key
         self.key = f"gradient_norm_{optimizer_key}" if optimizer_key else "gradient_norm"

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from runnerkit.arguments import check_mappings
+
 ClipFn = Callable[..., Any] | str | None
 
 
@@ -28,6 +30,15 @@ def make_clip(clip_fn: ClipFn, params: dict[str, Any] | None) -> Callable[[list[
     if not callable(function):
         raise ValueError(f"grad_clip_fn={clip_fn!r} is no function of torch.nn.utils; try 'clip_grad_norm_'")
     return lambda parameters: function(parameters, **(params or {}))
+
+
+def check_clip(owner: object, clip_fn: ClipFn, params: dict[str, Any] | None) -> None:
+    """Refuse now what :func:`make_clip` would at the first step, by the class of `owner`."""
+    check_mappings(owner, grad_clip_params=params)
+    try:
+        make_clip(clip_fn, params)
+    except ValueError as error:
+        raise ValueError(f"{type(owner).__name__}: {error}") from None
 
 
 def gradient_norm(parameters: list[Tensor]) -> Tensor:

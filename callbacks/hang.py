@@ -9,6 +9,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from runnerkit.arguments import check_numbers
 from runnerkit.callback import Callback, CallbackOrder
 from runnerkit.exit_codes import STOOD_STILL
 
@@ -36,8 +37,7 @@ class HangCallback(Callback):
 
     def __init__(self, timeout_s: float) -> None:
         super().__init__(order=CallbackOrder.Internal)
-        if timeout_s <= 0:
-            raise ValueError(f"timeout_s must be > 0, got {timeout_s}")
+        check_numbers(self, above=0, timeout_s=timeout_s)
         self.timeout_s = timeout_s
         self._watch: _Watch | None = None
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from runnerkit.callbacks.keys import Keys, pick
+from runnerkit.arguments import check_keys, check_strings
+from runnerkit.callbacks.keys import pick
 from runnerkit.callbacks.loader_state import LoaderStateCallback
 from runnerkit.callbacks.loader_sums import Sums, as_floats, named
 from runnerkit.fused_reduction import Share, on_cpu
@@ -54,9 +55,11 @@ class LoaderSamplesCallback(LoaderStateCallback[LoaderSamples]):
         prefix, suffix: around the names; what follows a slash stays at the end.
     """
 
-    def __init__(self, *keys: Keys, prefix: str | None, suffix: str | None) -> None:
+    def __init__(self, *, prefix: str | None, suffix: str | None, **keys: Any) -> None:
         super().__init__()
-        self.keys = keys
+        check_keys(self, **keys)
+        check_strings(self, or_none=True, prefix=prefix, suffix=suffix)
+        self.keys = tuple(keys.values())
         self.prefix, self.suffix = prefix or "", suffix or ""
 
     @abstractmethod

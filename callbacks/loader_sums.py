@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from runnerkit.callbacks.keys import Keys, pick
+from runnerkit.arguments import check_keys, check_strings
+from runnerkit.callbacks.keys import pick
 from runnerkit.callbacks.loader_state import LoaderStateCallback
 from runnerkit.fused_reduction import Share
 from runnerkit.host_copy import read_metrics_at_once
@@ -56,9 +57,11 @@ class LoaderSumsCallback(LoaderStateCallback[LoaderSums]):
         prefix, suffix: around the names; what follows a slash stays at the end.
     """
 
-    def __init__(self, *keys: Keys, log_on_batch: bool, prefix: str | None, suffix: str | None) -> None:
+    def __init__(self, *, log_on_batch: bool, prefix: str | None, suffix: str | None, **keys: Any) -> None:
         super().__init__()
-        self.keys = keys
+        check_keys(self, **keys)
+        check_strings(self, or_none=True, prefix=prefix, suffix=suffix)
+        self.keys = tuple(keys.values())
         self.log_on_batch = log_on_batch
         self.prefix, self.suffix = prefix or "", suffix or ""
 

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from runnerkit.arguments import check_integers, check_numbers, check_strings
 from runnerkit.callback import Callback, CallbackOrder, innermost
 from runnerkit.curves.plot import finish_axes, new_figure, save
 from runnerkit.types import StateDict, as_dict
@@ -60,11 +61,11 @@ class LRFinder(Callback):
         # After the loss is made, and before BackwardCallback, which refuses a loader whose mean loss is not finite.
         super().__init__(order=CallbackOrder.Backward - 1)
         if scale not in ("log", "linear"):
-            raise ValueError(f"scale must be 'log' or 'linear', got {scale!r}")
-        if num_steps is not None and (not isinstance(num_steps, int) or num_steps < 2):
-            raise ValueError(
-                f"num_steps must be an int >= 2, got {num_steps}; None is one pass through the training loader"
-            )
+            raise ValueError(f"LRFinder: scale must be 'log' or 'linear', got {scale!r}")
+        check_numbers(self, above=0, final_lr=final_lr)
+        check_integers(self, least=2, or_none=True, num_steps=num_steps)
+        check_strings(self, metric_key=metric_key)
+        check_strings(self, or_none=True, optimizer_key=optimizer_key)
         self.final_lr = final_lr
         self.scale = scale
         self.num_steps = num_steps

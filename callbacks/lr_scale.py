@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch.optim import Optimizer
 
+from runnerkit.arguments import check_integers, check_strings
 from runnerkit.callback import Callback, CallbackOrder, innermost
 from runnerkit.types import StateDict, as_dict
 from runnerkit.unknown_key import UnknownKeyError
@@ -42,9 +43,12 @@ class LRScaleCallback(Callback):
         # After OptimizerCallback, whose "lr" is replaced by the one that was used.
         super().__init__(order=CallbackOrder.Optimizer + 1)
         if rule not in ("linear", "sqrt"):
-            raise ValueError(f"lr_scale must be 'linear' or 'sqrt', got {rule!r}; None leaves the learning rate alone")
-        if warmup_steps < 0:
-            raise ValueError(f"warmup_steps must be >= 0, got {warmup_steps}")
+            raise ValueError(
+                f"LRScaleCallback: lr_scale must be 'linear' or 'sqrt', got {rule!r}; None leaves the learning rate "
+                "alone"
+            )
+        check_integers(self, least=0, warmup_steps=warmup_steps)
+        check_strings(self, or_none=True, optimizer_key=optimizer_key)
         self.rule = rule
         self.warmup_steps = warmup_steps
         self.optimizer_key = optimizer_key

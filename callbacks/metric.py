@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from runnerkit.arguments import check_keys, check_strings
 from runnerkit.callbacks.batch_mean import BatchMeanCallback
 from runnerkit.callbacks.keys import Keys, pick
 from runnerkit.callbacks.loader_state import LoaderStateCallback
@@ -38,7 +39,12 @@ class _MetricCallback(LoaderStateCallback[LoaderMetric], ABC):
         missing = [name for name in ("update", "compute", "reset") if not callable(getattr(metric, name, None))]
         if missing or isinstance(metric, type):
             what = f"the class {metric.__name__}" if isinstance(metric, type) else f"a {type(metric).__name__}"
-            raise TypeError(f"metric must be a torchmetrics object with update, compute and reset, got {what}")
+            raise TypeError(
+                f"{type(self).__name__}: metric must be a torchmetrics object with update, compute and reset, got "
+                f"{what}"
+            )
+        check_keys(self, input_key=input_key, target_key=target_key)
+        check_strings(self, or_none=True, metric_key=metric_key, prefix=prefix, suffix=suffix)
         self.metric = metric
         self.input_key, self.target_key = input_key, target_key
         self.log_on_batch = self.logs_on_batch if log_on_batch is None else log_on_batch
@@ -157,10 +163,13 @@ class FunctionalBatchMetricCallback(BatchMeanCallback):
         prefix: str | None = None,
         suffix: str | None = None,
     ) -> None:
+        if not callable(metric_fn):
+            raise TypeError(f"{type(self).__name__}: metric_fn must be callable, got {metric_fn!r}")
+        check_keys(self, input_key=input_key, target_key=target_key)
+        check_strings(self, metric_key=metric_key)
+        check_strings(self, or_none=True, prefix=prefix, suffix=suffix)
         self.metric_key = f"{prefix or ''}{metric_key}{suffix or ''}"
         super().__init__((self.metric_key,), log_on_batch=log_on_batch)
-        if not callable(metric_fn):
-            raise TypeError(f"metric_fn must be callable, got {type(metric_fn).__name__}")
         self.metric_fn = metric_fn
         self.input_key, self.target_key = input_key, target_key
 

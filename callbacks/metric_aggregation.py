@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
+from runnerkit.arguments import check_numbers, check_strings
 from runnerkit.callback import CallbackOrder, IMetricCallback
 from runnerkit.types import Scalar
 from runnerkit.unknown_key import UnknownKeyError
@@ -40,12 +41,16 @@ class MetricAggregationCallback(IMetricCallback):
         multiplier: float = 1.0,
     ) -> None:
         super().__init__(order=CallbackOrder.MetricAggregation)
-        if isinstance(metrics, str):
-            raise TypeError(f"metrics must be a list of names or {{name: weight}}, got the str {metrics!r}")
+        check_strings(self, metric_key=metric_key)
+        check_numbers(self, multiplier=multiplier)
+        if metrics is not None and (isinstance(metrics, str) or not isinstance(metrics, Iterable)):
+            raise TypeError(
+                f"{type(self).__name__}: metrics must be a list of names or {{name: weight}}, got {metrics!r}"
+            )
         if metrics is not None and not metrics:
-            raise ValueError("metrics is empty; name at least one, or pass None for all")
+            raise ValueError("MetricAggregationCallback: metrics is empty; name at least one, or pass None for all")
         if scope not in ("batch", "loader"):
-            raise ValueError(f"scope must be 'batch' or 'loader', got {scope!r}")
+            raise ValueError(f"{type(self).__name__}: scope must be 'batch' or 'loader', got {scope!r}")
         self.metric_key = metric_key
         self.metrics = None if metrics is None else tuple(metrics)
         self.scope = scope

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from runnerkit import components
+from runnerkit.arguments import check_integers
 from runnerkit.callback import Callback, CallbackNode, CallbackOrder
 from runnerkit.scratch_runner import scratch_copy
 from runnerkit.types import as_dict, like
@@ -30,11 +31,9 @@ class ModelSummaryCallback(Callback):
     shapes_training = True  # an evaluation does not tell it again
 
     def __init__(self, depth: int = 2) -> None:
-        from runnerkit.model_summary import check_depth  # here: `import runnerkit` is to stay cheap
-
         # Last: the batch is what other callbacks made of it.
         super().__init__(order=CallbackOrder.External, node=CallbackNode.Master)
-        check_depth(depth)
+        check_integers(self, depth=depth)
         self.depth = depth
         self._is_told = False
 

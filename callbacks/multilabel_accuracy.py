@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from runnerkit.arguments import check_numbers
 from runnerkit.callbacks.class_indices import check_multilabel
 from runnerkit.callbacks.loader_sums import LoaderSumsCallback, Sums, ratio
 
@@ -33,7 +34,11 @@ class MultilabelAccuracyCallback(LoaderSumsCallback):
         prefix: str | None = None,
         suffix: str | None = None,
     ) -> None:
-        super().__init__(input_key, target_key, log_on_batch=log_on_batch, prefix=prefix, suffix=suffix)
+        super().__init__(
+            input_key=input_key, target_key=target_key, log_on_batch=log_on_batch, prefix=prefix, suffix=suffix
+        )
+        if not isinstance(threshold, Tensor):
+            check_numbers(self, threshold=threshold)
         self.threshold = threshold
         self.provides = (f"{self.prefix}accuracy{self.suffix}",)
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from runnerkit.arguments import check_integers, check_strings
 from runnerkit.callback import CallbackOrder, IOptimizerCallback, innermost
-from runnerkit.callbacks.gradients import ClipFn, make_clip
+from runnerkit.callbacks.gradients import ClipFn, check_clip, make_clip
 from runnerkit.types import as_dict
 from runnerkit.unknown_key import UnknownKeyError
 
@@ -45,15 +46,16 @@ class OptimizerCallback(IOptimizerCallback):
         grad_clip_params: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(order=CallbackOrder.Optimizer)
-        if accumulation_steps < 1:
-            raise ValueError(f"accumulation_steps must be >= 1, got {accumulation_steps}")
+        check_integers(self, accumulation_steps=accumulation_steps)
+        check_strings(self, metric_key=metric_key)
+        check_strings(self, or_none=True, model_key=model_key, optimizer_key=optimizer_key)
         self.metric_key = metric_key
         self.model_key = model_key
         self.optimizer_key = optimizer_key
         self.accumulation_steps = accumulation_steps
         self.grad_clip_fn = grad_clip_fn
         self.grad_clip_params = grad_clip_params
-        make_clip(grad_clip_fn, grad_clip_params)  # refuse bad arguments here, not after the first batch
+        check_clip(self, grad_clip_fn, grad_clip_params)  # refuse bad arguments here, not after the first batch
         self.gradient_readers: list[Callable[[list[Tensor]], None]] = []  # called before clipping
         self.num_pending = 0  # batches whose gradients wait for a step
         self.num_skipped = 0  # steps of this loader that the gradient scaler skipped

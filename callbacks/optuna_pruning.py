@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from runnerkit.arguments import check_strings
 from runnerkit.callback import Callback, CallbackOrder
 
 if TYPE_CHECKING:
@@ -32,9 +33,15 @@ class OptunaPruningCallback(Callback):
 
     def __init__(self, trial: Any, loader_key: str, metric_key: str, minimize: bool | None = None) -> None:
         super().__init__(order=CallbackOrder.External)
+        check_strings(self, loader_key=loader_key, metric_key=metric_key)
+        if not callable(getattr(trial, "should_prune", None)):
+            raise TypeError(f"OptunaPruningCallback: trial must be a trial of Optuna, got {trial!r}")
         study = getattr(trial, "study", None)  # a FixedTrial has none
         if minimize is not None and study is not None and minimize != (study.direction.name == "MINIMIZE"):
-            raise ValueError(f"minimize={minimize}, but the study's direction is {study.direction.name.lower()!r}")
+            raise ValueError(
+                f"OptunaPruningCallback: minimize={minimize}, but the study's direction is "
+                f"{study.direction.name.lower()!r}"
+            )
         self.trial = trial
         self.loader_key, self.metric_key = loader_key, metric_key
         self.requires = ((loader_key, metric_key),)

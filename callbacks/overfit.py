@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sized
 from itertools import cycle, islice
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from runnerkit.callback import Callback, CallbackOrder
@@ -31,8 +32,11 @@ class BatchOverfitCallback(Callback):
         # After PeriodicLoaderCallback: loaders that rest in an epoch need no batch.
         super().__init__(order=CallbackOrder.Internal + 1)
         for key, amount in loader_batches.items():
-            if amount <= 0 or (amount > 1 and amount != int(amount)):
-                raise ValueError(f"{key} must be a number of batches >= 1 or a fraction of the loader, got {amount}")
+            if not isinstance(amount, Real) or not amount > 0 or (amount > 1 and amount % 1):
+                raise (ValueError if isinstance(amount, Real) else TypeError)(
+                    f"BatchOverfitCallback: {key} must be a number of batches >= 1 or a fraction of the loader, got "
+                    f"{amount!r}"
+                )
         self.loader_batches = loader_batches
         self._repeated: dict[str, RepeatedBatches] = {}
         self._originals: dict[str, Any] = {}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
+from runnerkit.arguments import check_strings
 from runnerkit.callback import Callback, CallbackOrder
 
 if TYPE_CHECKING:
@@ -31,13 +33,23 @@ class PeriodicLoaderCallback(Callback):
     ) -> None:
         # First of all: whoever acts at an epoch's start sees the loaders that will run.
         super().__init__(order=CallbackOrder.Internal)
+        check_strings(self, valid_loader_key=valid_loader_key, valid_metric_key=valid_metric_key)
         for key, period in loader_periods.items():
-            if period < 0 or period != int(period):
-                raise ValueError(f"the period of loader {key!r} must be a number of epochs >= 0, got {period}")
+            if not isinstance(period, Real) or not period >= 0 or period % 1:
+                raise (ValueError if isinstance(period, Real) else TypeError)(
+                    f"PeriodicLoaderCallback: the period of loader {key!r} must be a number of epochs >= 0, got "
+                    f"{period!r}"
+                )
         if loader_periods.get("train", 1) != 1:
-            raise ValueError(f"loader 'train' runs in every epoch; its period must be 1, got {loader_periods['train']}")
+            raise ValueError(
+                f"PeriodicLoaderCallback: loader 'train' runs in every epoch; its period must be 1, got "
+                f"{loader_periods['train']}"
+            )
         if loader_periods.get(valid_loader_key) == 0:
-            raise ValueError(f"loader {valid_loader_key!r} chooses the best epoch; its period must be >= 1, got 0")
+            raise ValueError(
+                f"PeriodicLoaderCallback: loader {valid_loader_key!r} chooses the best epoch; its period must be >= "
+                f"1, got 0"
+            )
         self.valid_loader_key, self.valid_metric_key = valid_loader_key, valid_metric_key
         self.minimize = minimize
         self.loader_periods = {key: int(period) for key, period in loader_periods.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from runnerkit.arguments import check_integers, check_numbers
 from runnerkit.callbacks.class_indices import (
     check_all_classes,
     check_multilabel,
@@ -45,7 +46,11 @@ class PrecisionRecallF1SupportCallback(LoaderSumsCallback):
         prefix: str | None = None,
         suffix: str | None = None,
     ) -> None:
-        super().__init__(input_key, target_key, log_on_batch=log_on_batch, prefix=prefix, suffix=suffix)
+        super().__init__(
+            input_key=input_key, target_key=target_key, log_on_batch=log_on_batch, prefix=prefix, suffix=suffix
+        )
+        check_integers(self, or_none=True, num_classes=num_classes)
+        check_numbers(self, zero_division=zero_division)
         self.num_classes, self.zero_division = num_classes, zero_division
         self.compute_per_class_metrics = compute_per_class_metrics
         self.provides = _names(self.prefix, self.suffix)
@@ -96,7 +101,11 @@ class MultilabelPrecisionRecallF1SupportCallback(LoaderSumsCallback):
         prefix: str | None = None,
         suffix: str | None = None,
     ) -> None:
-        super().__init__(input_key, target_key, log_on_batch=log_on_batch, prefix=prefix, suffix=suffix)
+        super().__init__(
+            input_key=input_key, target_key=target_key, log_on_batch=log_on_batch, prefix=prefix, suffix=suffix
+        )
+        check_integers(self, or_none=True, num_classes=num_classes)
+        check_numbers(self, zero_division=zero_division, threshold=threshold)
         self.num_classes, self.zero_division, self.threshold = num_classes, zero_division, threshold
         self.compute_per_class_metrics = compute_per_class_metrics
         self.provides = _names(self.prefix, self.suffix)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.profiler import ProfilerActivity, profile
 
+from runnerkit.arguments import check_integers, check_paths
 from runnerkit.callback import Callback, CallbackNode, CallbackOrder
 from runnerkit.storage.atomic_file import AtomicFile
 
@@ -36,8 +37,9 @@ class ProfilerCallback(Callback):
     def __init__(self, path: str | Path, num_batches: int = 5, *, tensorboard: str | Path | None = None) -> None:
         # Last of all: a step ends when the optimizer has stepped.
         super().__init__(order=CallbackOrder.External, node=CallbackNode.Master)
-        if num_batches < 1:
-            raise ValueError(f"num_batches must be >= 1, got {num_batches}")
+        check_integers(self, num_batches=num_batches)
+        check_paths(self, path=path)
+        check_paths(self, or_none=True, tensorboard=tensorboard)
         self.path = Path(path).absolute()
         self.num_batches = num_batches
         self.tensorboard = Path(tensorboard).absolute() if tensorboard is not None else None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from runnerkit.arguments import check_integers, check_names, check_numbers, check_strings
 from runnerkit.callback import Callback, CallbackOrder
 from runnerkit.pruning import PruningFn, new_mask, prunable, pruning_function, sparsity
 from runnerkit.types import StateDict, as_dict
@@ -62,12 +63,21 @@ class PruningCallback(Callback):
     ) -> None:
         # When the best weights are back, which a checkpoint callback sees to, and before the model is exported.
         super().__init__(order=CallbackOrder.Checkpoint + 5)
+        check_numbers(self, amount=amount)
+        check_names(self, keys_to_prune=keys_to_prune)
+        check_names(self, or_none=True, layers_to_prune=layers_to_prune)
+        check_integers(self, least=None, or_none=True, dim=dim)
+        check_numbers(self, or_none=True, l_norm=l_norm)
+        check_strings(self, or_none=True, model_key=model_key)
         pruning_function(pruning_fn)  # refuse a name here, not after an epoch
         if amount <= 0 or (isinstance(amount, float) and amount >= 1):
-            raise ValueError(f"amount must be a share in (0, 1), or an int >= 1, got {amount}")
+            raise ValueError(f"PruningCallback: amount must be a share in (0, 1), or an int >= 1, got {amount}")
         is_structured = isinstance(pruning_fn, str) and pruning_fn.endswith("_structured")
         if is_structured and (dim is None or (pruning_fn == "ln_structured" and l_norm is None)):
-            raise ValueError(f"{pruning_fn} wants dim=, and ln_structured l_norm= too; got dim={dim}, l_norm={l_norm}")
+            raise ValueError(
+                f"PruningCallback: {pruning_fn} wants dim=, and ln_structured l_norm= too; got dim={dim}, "
+                f"l_norm={l_norm}"
+            )
         self.pruning_fn = pruning_fn
         self.amount = amount
         self.keys_to_prune = tuple(keys_to_prune)

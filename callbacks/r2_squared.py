@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from runnerkit.arguments import check_keys, check_strings
 from runnerkit.callbacks.keys import pick
 from runnerkit.callbacks.loader_state import LoaderStateCallback
 from runnerkit.callbacks.loader_sums import Sums, as_floats, ratio, widest
@@ -100,6 +101,8 @@ class R2SquaredCallback(LoaderStateCallback[ShiftedSums]):
         self, input_key: str, target_key: str, *, prefix: str | None = None, suffix: str | None = None
     ) -> None:
         super().__init__()
+        check_keys(self, input_key=input_key, target_key=target_key)
+        check_strings(self, or_none=True, prefix=prefix, suffix=suffix)
         self.input_key, self.target_key = input_key, target_key
         self.provides = (f"{prefix or ''}r2squared{suffix or ''}",)
 

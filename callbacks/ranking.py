@@ -26,8 +26,10 @@ class _RankingCallback(LoaderSumsCallback, ABC):
         prefix: str | None = None,
         suffix: str | None = None,
     ) -> None:
-        super().__init__(input_key, target_key, log_on_batch=log_on_batch, prefix=prefix, suffix=suffix)
-        self.topk = checked_topk(topk)
+        super().__init__(
+            input_key=input_key, target_key=target_key, log_on_batch=log_on_batch, prefix=prefix, suffix=suffix
+        )
+        self.topk = checked_topk(self, topk)
         self.provides = tuple(f"{self.prefix}{self.name}{k:02d}{self.suffix}" for k in self.topk)
 
     @abstractmethod

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch.optim import Optimizer, lr_scheduler
 
+from runnerkit.arguments import check_strings
 from runnerkit.callback import CallbackOrder, ISchedulerCallback
 from runnerkit.types import as_dict
 from runnerkit.unknown_key import UnknownKeyError
@@ -43,8 +44,9 @@ class SchedulerCallback(ISchedulerCallback):
     ) -> None:
         # Before the checkpoint of the same epoch: a resume goes on with the learning rate of the next one.
         super().__init__(order=CallbackOrder.Scheduler)
+        check_strings(self, or_none=True, scheduler_key=scheduler_key, loader_key=loader_key, metric_key=metric_key)
         if mode not in (None, "epoch", "batch"):
-            raise ValueError(f"mode must be 'epoch', 'batch' or None, got {mode!r}")
+            raise ValueError(f"SchedulerCallback: mode must be 'epoch', 'batch' or None, got {mode!r}")
         self.scheduler_key = scheduler_key
         self.mode = mode
         self.loader_key = loader_key

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from runnerkit.arguments import check_integers, check_names, check_numbers
 from runnerkit.callbacks.class_indices import numbered_classes
 from runnerkit.callbacks.loader_sums import LoaderSumsCallback, Sums, ratio, widest
 
@@ -29,7 +30,14 @@ class _OverlapCallback(LoaderSumsCallback, ABC):
         prefix: str | None = None,
         suffix: str | None = None,
     ) -> None:
-        super().__init__(input_key, target_key, log_on_batch=log_on_batch, prefix=prefix, suffix=suffix)
+        super().__init__(
+            input_key=input_key, target_key=target_key, log_on_batch=log_on_batch, prefix=prefix, suffix=suffix
+        )
+        check_integers(self, least=None, class_dim=class_dim)
+        check_names(self, or_none=True, class_names=class_names)
+        check_numbers(self, or_none=True, threshold=threshold)
+        if weights is not None and (isinstance(weights, str) or not hasattr(weights, "__len__")):
+            raise TypeError(f"{type(self).__name__}: weights must be a list of numbers or None, got {weights!r}")
         self.class_dim, self.weights, self.class_names, self.threshold = class_dim, weights, class_names, threshold
         self.compute_per_class_metrics = compute_per_class_metrics
         self.provides = tuple(f"{self.prefix}{self.name}{self.suffix}{each}" for each in ("", "/_macro", "/_micro"))
@@ -145,8 +153,12 @@ class TrevskyCallback(_OverlapCallback):
         prefix: str | None = None,
         suffix: str | None = None,
     ) -> None:
+        check_numbers(self, alpha=alpha)
+        check_numbers(self, or_none=True, beta=beta)
         if beta is None and not 0 < alpha < 1:
-            raise ValueError(f"alpha must be in (0, 1) for beta to be 1 - alpha, got {alpha}; or pass beta=")
+            raise ValueError(
+                f"TrevskyCallback: alpha must be in (0, 1) for beta to be 1 - alpha, got {alpha}; or pass beta="
+            )
         self.alpha, self.beta = alpha, 1 - alpha if beta is None else beta
         super().__init__(
             input_key,

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from runnerkit.arguments import check_keys, check_names, check_strings
 from runnerkit.callback import CallbackOrder
 from runnerkit.callbacks.keys import pick
 from runnerkit.callbacks.loader_samples import LoaderSamples
@@ -61,15 +62,24 @@ class SklearnModelCallback(LoaderStateCallback[LoaderSamples]):
     ) -> None:
         super().__init__()
         self.order = CallbackOrder.Metric - 1  # metrics read the predictions
+        check_keys(self, feature_key=feature_key, target_key=target_key)
+        check_strings(self, train_loader=train_loader, predict_method=predict_method, predict_key=predict_key)
         self.feature_key, self.target_key = feature_key, target_key
         self.train_loader = train_loader
-        self.valid_loaders = (valid_loaders,) if isinstance(valid_loaders, str) else tuple(valid_loaders)
+        self.valid_loaders = (valid_loaders,) if isinstance(valid_loaders, str) else valid_loaders
+        check_names(self, valid_loaders=self.valid_loaders)
+        self.valid_loaders = tuple(self.valid_loaders)
+        if not callable(model_fn):
+            raise TypeError(f"SklearnModelCallback: model_fn must be callable, got {model_fn!r}")
         self.make_model = partial(model_fn, **model_kwargs)
         self.predict_method = predict_method
         self.predict_key = predict_key
         self.provides = ("sklearn_score",)
         if not callable(getattr(self.make_model(), predict_method, None)):
-            raise ValueError(f"{model_fn!r} makes no model with a method {predict_method!r}")
+            raise ValueError(
+                f"SklearnModelCallback: model_fn={model_fn!r} makes no model with a method "
+                f"predict_method={predict_method!r}"
+            )
         self.model: Any = None
 
     def on_stage_start(self, runner: IRunner) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from torch.optim.swa_utils import get_swa_multi_avg_fn
 
+from runnerkit.arguments import check_integers
 from runnerkit.callbacks.averaged_weights import AverageFn
 from runnerkit.callbacks.batch_norm import has_statistics, renew_statistics
 from runnerkit.callbacks.weight_average import WeightAverageCallback
@@ -35,8 +36,7 @@ class SWACallback(WeightAverageCallback):
 
     def __init__(self, start_epoch: int, *, model_key: str | None = None, validate: bool = False) -> None:
         super().__init__(model_key=model_key, validate=validate, use_buffers=False)
-        if start_epoch < 1:
-            raise ValueError(f"start_epoch must be >= 1, got {start_epoch}")
+        check_integers(self, start_epoch=start_epoch)
         self.start_epoch = start_epoch
 
     def average_fn(self) -> AverageFn:

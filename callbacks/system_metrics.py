@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from runnerkit.arguments import check_numbers
 from runnerkit.callback import CallbackOrder
 from runnerkit.callbacks.loader_state import LoaderStateCallback
 from runnerkit.fused_reduction import Share
@@ -54,11 +55,11 @@ class SystemMetricsCallback(LoaderStateCallback["_Times"]):
     def __init__(self, peak_flops: float | None = None, flops_per_sample: float | None = None) -> None:
         super().__init__()
         self.order = CallbackOrder.External  # last of all: at a batch's end, the optimizer has stepped
-        for name, value in {"peak_flops": peak_flops, "flops_per_sample": flops_per_sample}.items():
-            if value is not None and value <= 0:
-                raise ValueError(f"{name} must be > 0, got {value}")
+        check_numbers(self, above=0, or_none=True, peak_flops=peak_flops, flops_per_sample=flops_per_sample)
         if flops_per_sample is not None and peak_flops is None:
-            raise ValueError("flops_per_sample is for the MFU: pass peak_flops= of one device too")
+            raise ValueError(
+                "SystemMetricsCallback: flops_per_sample is for the MFU: pass peak_flops= of one device too"
+            )
         self.peak_flops = peak_flops
         self.flops_per_sample = flops_per_sample
         self.provides = tuple(f"_system/{name}" for name in ("samples_per_s", "step_s", "data_wait_share"))

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-def checked_topk(topk: int | Iterable[int] | None) -> tuple[int, ...]:
-    """Return each k once; None is 1.
+def checked_topk(owner: object, topk: int | Iterable[int] | None) -> tuple[int, ...]:
+    """Return each k once; None is 1. Errors name the class of `owner`.
 
     Raises:
-        ValueError: there is none, or one that is no integer >= 1.
+        TypeError, ValueError: there is none, or one that is no integer >= 1.
 
-    >>> checked_topk([1, 3, 1])
+    >>> checked_topk(None, [1, 3, 1])
     (1, 3)
     """
-    ks = (1,) if topk is None else (topk,) if isinstance(topk, int) else tuple(topk)
-    if not ks or any(not isinstance(k, int) or k < 1 for k in ks):
-        raise ValueError(f"topk must be integers >= 1, such as (1, 3), got {topk!r}")
+    ks = (1,) if topk is None else tuple(topk) if isinstance(topk, Iterable) else (topk,)
+    if not ks or any(not isinstance(k, int) or isinstance(k, bool) or k < 1 for k in ks):
+        raise ValueError(f"{type(owner).__name__}: topk must be integers >= 1, such as (1, 3), got {topk!r}")
     return tuple(dict.fromkeys(ks))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from runnerkit.arguments import check_strings
 from runnerkit.callback import CallbackOrder, ICheckpointCallback, IWeightAverageCallback, innermost
 from runnerkit.callbacks.averaged_weights import AveragedWeights, AverageFn
 from runnerkit.types import StateDict, as_dict
@@ -29,6 +30,7 @@ class WeightAverageCallback(IWeightAverageCallback):
 
     def __init__(self, *, model_key: str | None, validate: bool, use_buffers: bool) -> None:
         super().__init__(order=CallbackOrder.Optimizer + 5)
+        check_strings(self, or_none=True, model_key=model_key)
         self.model_key = model_key
         self.validate = validate
         self.use_buffers = use_buffers

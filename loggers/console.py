@@ -23,6 +23,8 @@ class ConsoleLogger(ILogger):
     """
 
     def __init__(self, *, file: TextIO | None = None) -> None:
+        if file is not None and not hasattr(file, "write"):
+            raise TypeError(f"ConsoleLogger: file must be an open text file or None, got {file!r}")
         self.file = file
         self._width = len("train")
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from runnerkit.arguments import check_paths
 from runnerkit.logger import ILogger, Scope, Step
 from runnerkit.loggers.folder import claim_folder
 from runnerkit.loggers.table import Table, drop_rows_after
@@ -42,6 +43,7 @@ class CSVLogger(ILogger):
     def __init__(
         self, logdir: str | os.PathLike[str], *, log_batch_metrics: bool = False, log_epoch_metrics: bool = True
     ) -> None:
+        check_paths(self, logdir=logdir)
         self.logdir = Path(logdir).absolute()  # the run may change its working directory
         self.log_batch_metrics = log_batch_metrics
         self.log_epoch_metrics = log_epoch_metrics

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from runnerkit.arguments import check_mappings, check_strings
 from runnerkit.logger import Histogram, PRCurve, Scope, Step
 from runnerkit.loggers.service import ServiceLogger
 from runnerkit.plain_values import flat, plain
@@ -61,13 +62,16 @@ class MLflowLogger(ServiceLogger):
         log_checkpoint: bool = False,
     ) -> None:
         if x_axis not in ("epoch", "step"):
-            raise ValueError(f'x_axis must be "epoch" or "step", got {x_axis!r}')
+            raise ValueError(f'{type(self).__name__}: x_axis must be "epoch" or "step", got {x_axis!r}')
         super().__init__(
             logdir,
             log_batch_metrics=log_batch_metrics,
             log_epoch_metrics=log_epoch_metrics,
             log_checkpoint=log_checkpoint,
         )
+        check_strings(self, experiment=experiment)
+        check_strings(self, or_none=True, run_name=run_name, tracking_uri=tracking_uri)
+        check_mappings(self, tags=tags)
         self.experiment = experiment
         self.run_name = run_name
         self.tracking_uri = tracking_uri

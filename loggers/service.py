@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from runnerkit.arguments import check_paths
 from runnerkit.logger import Histogram, ILogger, PRCurve, Scope, Step
 from runnerkit.loggers.ledger import Ledger
 
@@ -44,6 +45,7 @@ class ServiceLogger(ILogger):
         log_epoch_metrics: bool = True,
         log_checkpoint: bool = False,
     ) -> None:
+        check_paths(self, logdir=logdir)
         self.logdir = Path(logdir).absolute()  # the run may change its working directory
         self.log_batch_metrics = log_batch_metrics
         self.log_epoch_metrics = log_epoch_metrics

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from runnerkit.arguments import check_paths
 from runnerkit.logger import Histogram, ILogger, PRCurve, Scope, Step
 from runnerkit.loggers.folder import claim_folder
 
@@ -53,7 +54,8 @@ class TensorboardLogger(ILogger):
         x_axis: Literal["epoch", "step"] = "epoch",
     ) -> None:
         if x_axis not in ("epoch", "step"):
-            raise ValueError(f'x_axis must be "epoch" or "step", got {x_axis!r}')
+            raise ValueError(f'{type(self).__name__}: x_axis must be "epoch" or "step", got {x_axis!r}')
+        check_paths(self, logdir=logdir)
         self.logdir = Path(logdir).absolute()  # the run may change its working directory
         self.log_batch_metrics = log_batch_metrics
         self.log_epoch_metrics = log_epoch_metrics

@@ -111,7 +111,8 @@ def summary_of(model: Model, forward: Callable[[Models], object] | None, *, dept
     Args:
         forward: calls copies of the models with tensors on the meta device; None traces nothing.
     """
-    check_depth(depth)
+    if depth < 1:
+        raise ValueError(f"depth must be >= 1, got {depth}; 1 shows what the model consists of")
     models = as_dict(model)
     layers = {
         name: LayerSummary(name, type(module).__name__, *_count(module.parameters()))
@@ -124,16 +125,6 @@ def summary_of(model: Model, forward: Callable[[Models], object] | None, *, dept
             layers[name] = replace(layers[name], output_shape=watch.output_shape, num_flops=watch.num_flops)
     total = _count(chain.from_iterable(each.parameters() for each in models.values()))
     return ModelSummary([*layers.values()], *total, num_flops=num_flops, problem=problem, depth=depth)
-
-
-def check_depth(depth: int) -> None:
-    """Refuse a table of no level.
-
-    Raises:
-        ValueError: it would be empty.
-    """
-    if depth < 1:
-        raise ValueError(f"depth must be >= 1, got {depth}; 1 shows what the model consists of")
 
 
 def without_values(batch: Any) -> Any:

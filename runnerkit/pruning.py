@@ -21,7 +21,7 @@ def pruning_function(name: PruningFn) -> Callable[..., Any]:
     'l1_unstructured'
     """
     known = ("l1_unstructured", "random_unstructured", "ln_structured", "random_structured")
-    if isinstance(name, str) and name not in known:
+    if name not in known and not callable(name):
         raise ValueError(
             f"pruning_fn={name!r} is none of {', '.join(known)}; or pass a function (module, name, amount)"
         )

@@ -17,6 +17,7 @@ LAYERS = [
         "deprecation",
         "text_table",
         "late_names",
+        "arguments",
         "unknown_key",
     },
     {

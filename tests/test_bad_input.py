@@ -205,8 +205,8 @@ def test_an_optimizer_callback_without_gradients_says_what_is_missing():
     [
         ({"topk": 0}, "topk must be >= 1, got 0"),
         ({"every_epochs": 0}, "every_epochs must be >= 1, got 0"),
-        ({"every_steps": 0}, "every_steps must be > 0, got 0; None turns it off"),
-        ({"every_minutes": -1.0}, "every_minutes must be > 0, got -1.0; None turns it off"),
+        ({"every_steps": 0}, "every_steps must be >= 1 or None, got 0"),
+        ({"every_minutes": -1.0}, "every_minutes must be > 0 or None, got -1.0"),
         ({"mode": "weights"}, "mode must be 'model' or 'runner', got 'weights'"),
         ({"loader_key": "valid"}, "loader_key and metric_key go together, got 'valid' and None"),
         ({"loader_key": "valid", "metric_key": "loss"}, "is a small 'loss' good"),

@@ -165,7 +165,7 @@ def test_another_error_is_raised():
 @pytest.mark.parametrize(
     ("arguments", "kwargs", "error", "words"),
     [
-        ({"start": 0}, {}, ValueError, "start and num_steps must be >= 1, got 0 and 3"),
+        ({"start": 0}, {}, ValueError, "BatchSizeFinder: start must be >= 1, got 0"),
         ({"start": 8, "max_size": 4}, {}, ValueError, "max_size must be >= start=8, got 4"),
         ({"start": 4}, {"model": Limited(3)}, RuntimeError, "a step with 4 rows already runs out of memory on cpu"),
         ({}, {"loaders": {"valid": loader(8, 4)}}, ValueError, r"makes training steps; the loaders are \['valid'\]"),

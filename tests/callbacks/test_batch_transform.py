@@ -186,7 +186,7 @@ def test_channels_last_outlives_a_transform():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"transform": "flip"}, TypeError, "transform must be callable, got str"),
+        ({"transform": "flip"}, TypeError, "transform must be callable, got 'flip'"),
         ({"transform": abs, "scope": "on_batch"}, ValueError, "scope must be .* got 'on_batch'"),
         ({"transform": abs, "output_key": "a"}, ValueError, "output_key without input_key"),
     ],

@@ -51,5 +51,5 @@ def test_three_epochs_of_three_batches_are_the_default():
 @pytest.mark.parametrize("arguments", [{"num_batch_steps": 0}, {"num_epoch_steps": 0}])
 def test_a_check_of_nothing_is_refused(arguments):
     """It would say that all is well."""
-    with pytest.raises(ValueError, match=r"num_batch_steps and num_epoch_steps must be >= 1, got"):
+    with pytest.raises(ValueError, match=r"CheckRunCallback: num_.*_steps must be >= 1, got"):
         CheckRunCallback(**arguments)

@@ -138,7 +138,7 @@ def test_a_frozen_batch_norm_keeps_its_statistics():
         ),
         ({"patterns": ["0", "3"]}, ValueError, r"would freeze all of the model's parameters by \['0', '3'\]"),
         ({"patterns": "0", "model_key": "teacher"}, KeyError, "wants model 'teacher'; the runner has"),
-        ({"patterns": "0", "from_epoch": 0}, ValueError, "counted from 1, .* got from_epoch=0"),
+        ({"patterns": "0", "from_epoch": 0}, ValueError, "from_epoch must be >= 1, got 0"),
         ({"patterns": "0", "from_epoch": 3, "until_epoch": 2}, ValueError, "got from_epoch=3, until_epoch=2"),
     ],
 )

@@ -188,9 +188,9 @@ def test_what_cannot_be_swept_is_refused():
         sweep(dl.LRFinder(1.0), model, scheduler.optimizer, scheduler=scheduler)
     with pytest.raises(ValueError, match="scale must be 'log' or 'linear', got 'cosine'"):
         dl.LRFinder(1.0, "cosine")
-    with pytest.raises(ValueError, match="num_steps must be an int >= 2, got 1"):
+    with pytest.raises(ValueError, match="num_steps must be >= 2 or None, got 1"):
         dl.LRFinder(1.0, num_steps=1)
-    with pytest.raises(ValueError, match=r"num_steps must be an int >= 2, got 2\.5"):
+    with pytest.raises(TypeError, match=r"num_steps must be an integer >= 2 or None, got 2\.5"):
         dl.LRFinder(1.0, num_steps=2.5)
     with pytest.raises(ValueError, match="two LRFinders sweep the rate of one optimizer"):
         sweep(dl.LRFinder(1.0), callbacks=[dl.LRFinder(1.0), dl.LRFinder(2.0)])

@@ -551,5 +551,5 @@ def test_functional_metric_off_the_batch_is_weighted_by_batch_size():
 
 def test_functional_metric_must_be_callable():
     """The order of the arguments is easily mistaken."""
-    with pytest.raises(TypeError, match="metric_fn must be callable, got str"):
+    with pytest.raises(TypeError, match="metric_fn must be callable, got 'mae'"):
         FunctionalBatchMetricCallback("mae", l1_loss, "logits", "targets")

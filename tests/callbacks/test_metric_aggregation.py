@@ -63,7 +63,7 @@ def test_all_metrics_do_not_include_the_result():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"metrics": "a"}, TypeError, "metrics must be a list of names or {name: weight}, got the str 'a'"),
+        ({"metrics": "a"}, TypeError, "metrics must be a list of names or {name: weight}, got 'a'"),
         ({"metrics": []}, ValueError, "metrics is empty; name at least one, or pass None for all"),
         (
             {"mode": "median"},

@@ -95,7 +95,7 @@ def test_each_epoch_is_fitted_anew():
          r"reads loader 'train'; the loaders are \['train_features', 'valid', 'test'\]"),
         (lambda: dl.SklearnModelCallback("features", "targets", "test", ["valid"], Ridge), ValueError,
          "predicts loader 'valid' by what it fits on 'test', which comes later"),
-        (lambda: probe(Ridge, predict_method="guess"), ValueError, "makes no model with a method 'guess'"),
+        (lambda: probe(Ridge, predict_method="guess"), ValueError, "no model with a method predict_method='guess'"),
         (lambda: dl.SklearnModelCallback("pixels", "targets", "valid", "test", Ridge), KeyError, "reads 'pixels' of a"),
     ],
 )  # fmt: skip

@@ -368,8 +368,8 @@ def test_a_step_costs_three_calls_and_three_looks_at_the_clock():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"peak_flops": 0.0}, r"peak_flops must be > 0, got 0\.0"),
-        ({"peak_flops": 1.0, "flops_per_sample": -1.0}, r"flops_per_sample must be > 0, got -1\.0"),
+        ({"peak_flops": 0.0}, r"peak_flops must be > 0 or None, got 0\.0"),
+        ({"peak_flops": 1.0, "flops_per_sample": -1.0}, r"flops_per_sample must be > 0 or None, got -1\.0"),
         ({"flops_per_sample": 1.0}, "flops_per_sample is for the MFU: pass peak_flops= of one device too"),
     ],
 )

@@ -1,0 +1,82 @@
+"""Arguments of callbacks and loggers, refused as soon as they are given, by the class's and their own name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from numbers import Integral, Real
+from os import PathLike
+from typing import Any
+
+
+def check_integers(owner: object, *, least: int | None = 1, or_none: bool = False, **given: Any) -> None:
+    """Refuse what is no integer, or less than `least`.
+
+    Raises:
+        TypeError, ValueError: they name the class of `owner`, the argument, what came and what is accepted.
+
+    >>> check_integers([], least=2, size=2.5)
+    Traceback (most recent call last):
+    TypeError: list: size must be an integer >= 2, got 2.5
+    """
+    bound = "" if least is None else f">= {least}"
+    _check(owner, Integral, f"an integer {bound}".strip(), or_none, given)
+    for name, value in given.items():
+        if value is not None and least is not None and value < least:
+            raise ValueError(_words(owner, name, bound, or_none, value))
+
+
+def check_numbers(
+    owner: object, *, least: float = -math.inf, above: float = -math.inf, or_none: bool = False, **given: Any
+) -> None:
+    """Refuse what is no number, NaN, less than `least`, or not more than `above`; errors as of `check_integers`."""
+    bound = f"> {above}" if above > -math.inf else f">= {least}" if least > -math.inf else ""
+    _check(owner, Real, f"a number {bound}".strip(), or_none, given)
+    for name, value in given.items():
+        if value is not None and not (value >= least and (value > above or above == -math.inf)):
+            raise ValueError(_words(owner, name, bound or "a number", or_none, value))
+
+
+def check_strings(owner: object, *, or_none: bool = False, **given: Any) -> None:
+    """Refuse what is no str."""
+    _check(owner, str, "a str", or_none, given)
+
+
+def check_paths(owner: object, *, or_none: bool = False, **given: Any) -> None:
+    """Refuse what is neither a str nor a path."""
+    _check(owner, (str, PathLike), "a path", or_none, given)
+
+
+def check_mappings(owner: object, **given: Any) -> None:
+    """Refuse what is neither a dict nor None."""
+    _check(owner, Mapping, "a dict", True, given)
+
+
+def check_names(owner: object, *, or_none: bool = False, **given: Any) -> None:
+    """Refuse what is no list of str, and an empty one."""
+    _check(owner, Collection, "a list of str", or_none, given)
+    for name, value in given.items():
+        if value is not None and (isinstance(value, str) or any(not isinstance(each, str) for each in value)):
+            raise TypeError(_words(owner, name, "a list of str", or_none, value))
+        if value is not None and not len(value):
+            raise ValueError(_words(owner, name, "a list of one str or more", or_none, value))
+
+
+def check_keys(owner: object, *, or_none: bool = False, **given: Any) -> None:
+    """Refuse what is no key of a batch: a str, a list or a dict of them."""
+    accepted = "a str, a list of str or {batch key: name}"
+    _check(owner, (str, list, tuple, Mapping), accepted, or_none, given)
+    for name, value in given.items():
+        if value is not None and not isinstance(value, str) and any(not isinstance(each, str) for each in value):
+            raise TypeError(_words(owner, name, accepted, or_none, value))
+
+
+def _check(owner: object, kind: Any, accepted: str, or_none: bool, given: Mapping[str, Any]) -> None:
+    for name, value in given.items():
+        is_one = isinstance(value, kind) and not (kind in (Integral, Real) and isinstance(value, bool))
+        if not is_one and not (or_none and value is None):
+            raise TypeError(_words(owner, name, accepted, or_none, value))
+
+
+def _words(owner: object, name: str, accepted: str, or_none: bool, value: Any) -> str:
+    return f"{type(owner).__name__}: {name} must be {accepted}{' or None' * or_none}, got {value!r}"
