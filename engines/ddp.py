@@ -129,4 +129,4 @@ def _has_special_gradients(model: DistributedDataParallel) -> bool:
     """Whether buckets are never laid out anew, or zeros would do harm: teach a static graph, step an optimizer."""
     learns = model.find_unused_parameters or model.static_graph or model.mixed_precision is not None
     is_sparse = any(getattr(module, "sparse", False) for module in model.modules())
-    return learns or is_sparse or any(each._post_accumulate_grad_hooks for each in model.parameters())  # type: ignore[attr-defined]
+    return learns or is_sparse or any(each._post_accumulate_grad_hooks for each in model.parameters())
