@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from runnerkit.callbacks.swa import SWACallback
     from runnerkit.callbacks.system_metrics import SystemMetricsCallback
 else:  # asked for by few: imported when it is
-    __getattr__ = late_names(
+    __getattr__, __dir__ = late_names(
         __name__,
         {
             "auc": ("AUCCallback",),

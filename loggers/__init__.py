@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from runnerkit.loggers.mlflow import MLflowLogger
     from runnerkit.loggers.wandb import WandbLogger
 else:  # asked for by few: imported when it is
-    __getattr__ = late_names(
+    __getattr__, __dir__ = late_names(
         __name__,
         {
             "mlflow": ("MLflowLogger",),

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from runnerkit.supervised import SupervisedRunner
     from runnerkit.train import Runner
 else:  # the command line completes words, and prints its help, without torch
-    __getattr__ = late_names(
+    __getattr__, __dir__ = late_names(
         __name__,
         {
             "curves.best_values": ("best_metrics", "compare_runs"),

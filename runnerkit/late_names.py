@@ -10,14 +10,14 @@ from typing import Any
 
 def late_names(
     package: str, modules: Mapping[str, tuple[str, ...]], *, packages: tuple[str, ...] = ()
-) -> Callable[[str], Any]:
-    """Make a package's ``__getattr__`` (PEP 562).
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Make a package's ``__getattr__`` and ``__dir__`` (PEP 562).
 
     Args:
         modules: names by the module within the package that has them.
         packages: modules within the package that are names themselves.
 
-    >>> get = late_names("json", {"decoder": ("JSONDecoder",)})
+    >>> get, names = late_names("json", {"decoder": ("JSONDecoder",)})
     >>> get("JSONDecoder")
     <class 'json.decoder.JSONDecoder'>
     """
@@ -32,4 +32,7 @@ def late_names(
         setattr(sys.modules[package], name, value)  # asked for once
         return value
 
-    return get
+    def names() -> list[str]:
+        return sorted({*sys.modules[package].__all__, *packages})
+
+    return get, names

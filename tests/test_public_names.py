@@ -33,6 +33,7 @@ def test_all_names_exist_once_and_in_order(package):
 
     assert module.__all__ == sorted(set(module.__all__))
     assert [name for name in module.__all__ if not hasattr(module, name)] == []
+    assert set(module.__all__) <= set(dir(module))
 
 
 @pytest.mark.parametrize("package", PACKAGES)
