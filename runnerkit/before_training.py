@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sized
+from collections.abc import Iterable, Mapping, Sized
+from difflib import get_close_matches
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
-from runnerkit.callback import ICallback, ICheckpointCallback, innermost
+from runnerkit.callback import EVENTS, ICallback, ICheckpointCallback, IListener, innermost
 from runnerkit.sampling.sampler import ShardedBatchSampler
 from runnerkit.sampling.sharded_stream import ShardedStream
 from runnerkit.sampling.sharding import count_batches, share_of
@@ -22,6 +24,20 @@ if TYPE_CHECKING:
     from runnerkit.runner import IRunner
 
 logger = logging.getLogger(__name__)
+
+
+def check_count(name: str, number: Any, *, hint: str = "") -> None:
+    """Refuse what is no whole number >= 1.
+
+    Args:
+        hint: what else may be passed.
+    Raises:
+        TypeError, ValueError: with the argument's name.
+    """
+    if not isinstance(number, Integral):
+        raise TypeError(f"{name} must be a whole number >= 1, got {number!r}{hint}")
+    if number < 1:
+        raise ValueError(f"{name} must be >= 1, got {number}{hint}")
 
 
 def check_loaders(loaders: Any) -> dict[str, Any]:
@@ -46,6 +62,19 @@ def check_loaders(loaders: Any) -> dict[str, Any]:
         if count_batches(loader) == 0:
             raise ValueError(f"loader {key!r} is empty: {_why_empty(loader)}")
     return dict(loaders)
+
+
+def check_one_loader(loader: Any, *, reader: str) -> None:
+    """Refuse several loaders where one is wanted: their keys would be taken for batches.
+
+    Raises:
+        TypeError: with what to pass.
+    """
+    if isinstance(loader, Mapping):
+        key = next(iter(loader), "valid")
+        raise TypeError(
+            f"{reader} takes one loader, got a {type(loader).__name__} of {list(loader)}: pass loaders[{key!r}], say"
+        )
 
 
 def _why_empty(loader: Any, *, num_processes: int = 1) -> str:
@@ -186,6 +215,18 @@ def check_callbacks(callbacks: Mapping[str, ICallback], loaders: Mapping[str, An
                     f"callbacks {other!r} and {key!r} would save over each other in {saver.logdir}: give one "
                     "a logdir of its own, such as a folder below"
                 )
+
+
+def warn_of_misspelt(runner: IRunner, listeners: Iterable[IListener]) -> None:
+    """Warn of methods whose name is nearly that of an event: nobody ever calls them."""
+    if not runner.engine.is_main_process:
+        return
+    for kind in dict.fromkeys(type(each) for each in listeners):
+        names = [name for name in dir(kind) if name.startswith("on_") and name not in EVENTS]
+        for name in names:
+            nearest = get_close_matches(name, EVENTS, n=1, cutoff=0.8)  # 1 is the same name
+            if nearest and callable(getattr(kind, name)):
+                logger.warning("%s.%s is no event and is never called; is it %s?", kind.__name__, name, nearest[0])
 
 
 def check_loader_key(loader_key: str, loaders: Mapping[str, Any], *, reader: str) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from runnerkit import before_training, run_logs, snapshot
+from runnerkit import before_training, run_logs, snapshot, step_watch
 from runnerkit.callback import EVENTS, CallbackNode, ICallback, ICheckpointCallback, innermost
 from runnerkit.determinism import deterministic_algorithms
 from runnerkit.loader_metrics import new_means, reduce_metrics
@@ -63,6 +63,7 @@ def experiment(runner: IRunner) -> Iterator[None]:
         runner.engine.setup()
         runner._autocast = runner.engine.autocast()
         runner._listeners = bind_listeners(runner)
+        before_training.warn_of_misspelt(runner, [runner])
         set_global_seed(runner.seed)
         runner._early_logs = [] if runner.engine.is_main_process else None
         with ExitStack() as modes:
@@ -108,6 +109,7 @@ def close_experiment(runner: IRunner) -> None:
             closing.callback(unlock)  # last, when nothing is written any more
         closing.callback(leave_stage, runner)
         closing.callback(run_logs.close_logs, runner)
+        closing.callback(step_watch.close, runner)
 
 
 def setup_stage(runner: IRunner, stage: str) -> bool:
@@ -128,10 +130,12 @@ def setup_stage(runner: IRunner, stage: str) -> bool:
     if runner.engine.rank:
         set_global_seed(derive_seed(runner.seed, "rank", runner.engine.rank))
     new = [each for each in runner.callbacks.values() if not any(each is known for known in runner._known_callbacks)]
+    before_training.warn_of_misspelt(runner, map(innermost, new))
     for callback in active(runner, new):
         runner._known_callbacks.append(callback)
         callback.on_experiment_start(runner)
     runner._listeners = bind_listeners(runner, runner.callbacks.values())
+    runner._step_watch = step_watch.watch_of_stage(runner)
     return True
 
 
@@ -218,6 +222,7 @@ def setup_loader(runner: IRunner, key: str) -> None:
     runner.is_within_loader = True
     _use_model(runner)
     if runner.is_train_loader:
+        step_watch.enter_loader(runner)
         before = runner.batch_step - runner.loader_batch_step
         runner.engine.enter_training_loader(lambda: runner.batch_step - before)
 
@@ -305,6 +310,7 @@ def finish_loader(runner: IRunner, key: str) -> None:
     runner.is_within_loader = False
     before_training.check_not_empty(runner)
     if runner.is_train_loader:
+        step_watch.leave_loader(runner)
         runner.engine.leave_training_loader(runner.loader_batch_step, key=key)
     num_samples = reduce_metrics(runner)
     before_training.check_not_empty(runner, num_samples=num_samples)

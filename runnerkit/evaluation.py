@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from runnerkit.before_training import check_one_loader
 from runnerkit.callback import (
     IBackwardCallback,
     ICallback,
@@ -20,6 +22,8 @@ from runnerkit.types import Criterion, Metrics, Model
 
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner
+
+logger = logging.getLogger(__name__)
 
 
 def evaluate(
@@ -38,12 +42,19 @@ def evaluate(
         shown_by: callbacks that come beside the others, whichever these are.
         loader, model, engine, callbacks, seed: those of the runner's `evaluate_loader`.
     """
+    check_one_loader(loader, reader="evaluate_loader")
     before = dict(vars(runner))
     runner.model = model if model is not None else runner.model
     runner._seed, runner.valid_every_steps, runner._resume, runner._continues = seed, None, None, False
     runner._evaluation = EvaluationHooks(runner, loader, engine, callbacks, shown_by)
     try:
-        return dict(runner.run().loader_metrics)
+        metrics = dict(runner.run().loader_metrics)
+        if not metrics and runner.engine.is_main_process:
+            logger.warning(
+                "evaluate_loader found no metrics: neither a criterion (it takes that of train) nor a callback nor "
+                "handle_batch gave any; pass callbacks=[AccuracyCallback('logits', 'targets')], say"
+            )
+        return metrics
     finally:
         vars(runner).clear()
         vars(runner).update(before)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import RandomSampler
 
+from runnerkit.before_training import check_one_loader
 from runnerkit.engine import IEngine
 from runnerkit.sampling.sampler import ShardedBatchSampler, shortest_tail
 from runnerkit.sampling.sharding import batches_of, distributed_sampler_of, share_of
@@ -64,6 +65,7 @@ class Prediction:
         Returns:
             Whether processes take turns by whole batches; else by samples, whose rows are to be interleaved.
         """
+        check_one_loader(self.loader, reader="a prediction")
         if self.resume is not None:
             find_checkpoint(self.resume)
         share = share_of(self.share(engine))

@@ -35,8 +35,14 @@ def check_loggers(loggers: Any) -> None:
         if each is None:
             continue
         if not isinstance(each, ILogger):
-            kind = f"the class {each.__name__}" if isinstance(each, type) else f"a {type(each).__name__}"
-            raise TypeError(f"logger {key!r} is {kind}; expected an object, a runnerkit ILogger")
+            if isinstance(each, type):
+                raise TypeError(
+                    f"logger {key!r} is the class {each.__name__}; pass an object of it: {each.__name__}(...)"
+                )
+            raise TypeError(
+                f"logger {key!r} is a {type(each).__name__}; write loggers={{'wandb': dl.WandbLogger(logdir)}}, say, "
+                "with the object itself: a runnerkit ILogger, or None to leave one out"
+            )
         if each.logdir is None or not type(each).__module__.startswith("runnerkit."):
             continue  # which files others write there only they know
         other = writers.setdefault((type(each), each.logdir), key)

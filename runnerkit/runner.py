@@ -20,6 +20,7 @@ from runnerkit.logger import ILogger, Step, StepQueue
 from runnerkit.metrics import LoaderMeans
 from runnerkit.sampling.sharding import batches_of
 from runnerkit.seeding import keep_rng
+from runnerkit.step_watch import StepWatch
 from runnerkit.storage.weights import load_weights
 from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler
 
@@ -110,6 +111,7 @@ class IRunner(IListener):
         self._ends_stage = False
         self._skipped_batches = 0
         self._snapshot: snapshot.Snapshot | None = None
+        self._step_watch: StepWatch | None = None  # until the stage's first training loader is over
         self._listeners = components.bind_listeners(self)
 
     # What the user overrides. All but `stages`, `get_engine` and the properties is called in the processes that

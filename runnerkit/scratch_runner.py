@@ -41,7 +41,7 @@ def scratch_copy(runner: IRunner, *, callbacks: Collection[ICallback]) -> IRunne
 
 
 def _shared(runner: IRunner, callbacks: Collection[ICallback]) -> Iterator[Any]:
-    yield from (runner.engine, runner.loader, runner.batch, runner._evaluation, runner._snapshot)
+    yield from (runner.engine, runner.loader, runner.batch, runner._evaluation, runner._snapshot, runner._step_watch)
     given: Mapping[str, Any] | None = getattr(runner, "_loaders", None)
     for components in (runner.loaders, given or {}, runner.loggers, as_dict(runner.scheduler)):
         yield from components.values()

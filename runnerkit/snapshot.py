@@ -242,6 +242,11 @@ def restore(runner: IRunner) -> None:
         restore_rng(runner)
     snapshot.is_restored = True
     logger.info("resumed from %s at %s", snapshot.source, snapshot.step)
+    is_last = runner.stage_key == [*runner.stages][-1]
+    if is_last and not is_epoch_left(runner) and not runner.need_early_stop and runner.engine.is_main_process:
+        # A warning, since these alone are seen without logging.basicConfig(), and a run that does nothing looks broken.
+        done, wanted = runner.stage_epoch_step, runner.stage_epoch_len
+        logger.warning("%d of %d epochs are done; raise num_epochs to go on", done, wanted)
 
 
 def _stops_again(runner: IRunner, state: StateDict) -> bool:

@@ -32,7 +32,7 @@ from runnerkit.loggers import ConsoleLogger, CSVLogger, TensorboardLogger
 from runnerkit.non_finite import check_policy
 from runnerkit.prediction import Prediction, stream, write
 from runnerkit.runner import IRunner
-from runnerkit.storage.checkpoint import resume_source
+from runnerkit.storage.checkpoint import as_path, resume_source
 from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler
 
 
@@ -135,12 +135,10 @@ class Runner(IRunner):
         Raises:
             ValueError, TypeError, KeyError, OSError: bad input, named, before training.
         """
-        if num_epochs < 1:
-            raise ValueError(f"num_epochs must be >= 1, got {num_epochs}")
-        if valid_every_steps is not None and valid_every_steps < 1:
-            raise ValueError(f"valid_every_steps must be >= 1, got {valid_every_steps}; None evaluates once an epoch")
-        if log_every < 1:
-            raise ValueError(f"log_every must be >= 1, got {log_every}")
+        before_training.check_count("num_epochs", num_epochs)
+        if valid_every_steps is not None:
+            before_training.check_count("valid_every_steps", valid_every_steps, hint="; None evaluates once an epoch")
+        before_training.check_count("log_every", log_every)
         check_policy(non_finite)
         flags = {"cpu": cpu, "fp16": fp16, "amp": amp, "apex": apex, "ddp": ddp}
         self._given_engine = choose_engine(engine or self._own_engine, **flags)
@@ -156,7 +154,7 @@ class Runner(IRunner):
         # Relative to where the call is made: the run may change its working directory.
         folder = Path(logdir).absolute() if logdir is not None else None
         if resume is not None and resume != "auto":
-            resume = Path(resume).absolute()
+            resume = as_path(resume).absolute()
         if folder is None and (profile or load_best_on_end):
             raise ValueError("profile=True and load_best_on_end=True write files: pass logdir=")
         if load_best_on_end and holds(_by_key(callbacks), ICheckpointCallback):
@@ -173,12 +171,15 @@ class Runner(IRunner):
         }
         if valid_loader is not None or valid_metric is not None:
             valid_loader, valid_metric = valid_loader or "valid", valid_metric or "loss"
+            if minimize_valid_metric is None and valid_metric == "loss":
+                minimize_valid_metric = True
         if folder is not None and not holds(self._given_callbacks, ICheckpointCallback):
+            _check_best(valid_metric, minimize_valid_metric, load_best_on_end=load_best_on_end)
             self._given_callbacks["_checkpoint"] = CheckpointCallback(
                 folder,
                 loader_key=valid_loader,
                 metric_key=valid_metric,
-                minimize=True if minimize_valid_metric is None and valid_metric == "loss" else minimize_valid_metric,
+                minimize=minimize_valid_metric,
                 mode="runner",
                 load_best_on_end=load_best_on_end,
             )
@@ -318,13 +319,26 @@ class Runner(IRunner):
         """Return the loader's metrics by name, under any engine; nothing is trained or written.
 
         Args:
+            loader: one, not a dict of several.
             callbacks: the metrics to compute beside the loss; by default the runner's, but those that train or save.
             engine: where to run, or choose by the flags; by default where the runner trained.
+        Returns:
+            {metric: value}; empty, with a warning, where nothing computes any.
         """
         given = None if callbacks is None else _by_key(callbacks)
         bar: dict[str, ICallback] = {"_tqdm": TqdmCallback()} if verbose else {}
         chosen = choose_engine(engine, cpu=cpu, fp16=fp16, amp=amp, apex=apex, ddp=ddp) or self._given_engine
         return evaluate(self, loader, model=model, engine=chosen, callbacks=given, shown_by=bar, seed=seed)
+
+
+def _check_best(valid_metric: str | None, minimize: bool | None, *, load_best_on_end: bool) -> None:
+    """Refuse, by the names of `train`, what CheckpointCallback refuses by its own."""
+    if load_best_on_end and valid_metric is None:
+        raise ValueError("load_best_on_end=True needs valid_loader and valid_metric, which tell the best one")
+    if valid_metric is not None and minimize is None:
+        raise ValueError(
+            f"is a small {valid_metric!r} good? pass minimize_valid_metric=True or minimize_valid_metric=False"
+        )
 
 
 def _by_key(callbacks: Sequence[ICallback] | Mapping[str, ICallback] | None) -> dict[str, ICallback]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,8 +32,7 @@ def note_whereabouts(runner: IRunner, error: BaseException) -> None:
     elif runner.batch is None:
         error.add_note(f"while batch {runner.loader_batch_step} of {place} was fetched")
     else:
-        shapes = {key: tuple(value.shape) for key, value in _tensors(runner.batch)}
-        error.add_note(f"in batch {runner.loader_batch_step} of {place}; shapes {shapes}")
+        error.add_note(f"in batch {runner.loader_batch_step} of {place}: {_described(runner.batch)}")
     if is_out_of_memory(error):
         error.add_note(_what_needs_less(runner))
 
@@ -50,8 +49,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _what_needs_less(runner: IRunner) -> str:
-    tensors = [f"{key} {str(value.dtype)[6:]}{list(value.shape)}" for key, value in _tensors(runner.batch)]
-    of_batch = f" on a batch of {', '.join(tensors)}" if tensors else ""
+    of_batch = f" on a batch of {_described(runner.batch)}" if runner.batch is not None else ""
     remedies = ["a smaller batch_size"]
     if runner.is_train_loader:
         remedies[0] += ", with OptimizerCallback(accumulation_steps=...) for steps as large as before"
@@ -63,10 +61,16 @@ def _what_needs_less(runner: IRunner) -> str:
     return f"out of memory on {runner.engine.device}{of_batch}. What needs less: {'; '.join(remedies)}"
 
 
-def _tensors(batch: Any) -> Iterator[tuple[Any, Tensor]]:
-    items = (
-        batch.items()
-        if isinstance(batch, Mapping)
-        else enumerate(batch if isinstance(batch, list | tuple) else [batch])
-    )
-    return ((key, value) for key, value in items if isinstance(value, Tensor))
+def _described(batch: Any) -> str:
+    """Type and shape of each tensor, and of what else there is the type: what torch's own words leave out."""
+    if isinstance(batch, Mapping):
+        items = [*batch.items()]
+    else:
+        items = [*enumerate(batch)] if isinstance(batch, list | tuple) else [("batch", batch)]
+    return ", ".join(f"{key} {_kind(value)}" for key, value in items)
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype)[6:]}{list(value.shape)}"
+    return f"{type(value).__name__} of {len(value)}" if isinstance(value, list | tuple) else type(value).__name__

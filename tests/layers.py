@@ -43,6 +43,7 @@ LAYERS = [
         "resume_check",
         "outcome",
         "before_training",
+        "step_watch",
         "required_metrics",
         "run_logs",
         "evaluation",

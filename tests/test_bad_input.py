@@ -108,6 +108,18 @@ BAD = {
     "two precisions": ({"amp": True, "fp16": True}, ValueError, "choose one precision"),
     "apex on the CPU": ({"apex": True}, ValueError, "cpu=True, apex=True: Apex needs a GPU"),
     "no epochs": ({"num_epochs": 0}, ValueError, "num_epochs must be >= 1, got 0"),
+    "epochs in parts": ({"num_epochs": 1.5}, TypeError, "num_epochs must be a whole number >= 1, got 1.5"),
+    "steps in parts": (
+        {"valid_every_steps": 2.5},
+        TypeError,
+        "valid_every_steps must be a whole number >= 1, got 2.5; None evaluates once an epoch",
+    ),
+    "logs in parts": ({"log_every": 0.5}, TypeError, "log_every must be a whole number >= 1, got 0.5"),
+    "resume by a flag": (
+        {"resume": True},
+        TypeError,
+        r'resume=True is no path: pass that of a checkpoint or of a logdir, or "auto" to train',
+    ),
     "resume of nothing": ({"resume": "no/such/file.pth"}, FileNotFoundError, "no/such/file.pth"),
     "resume of an empty logdir": ({"resume": "."}, FileNotFoundError, "nothing to resume from"),
     "target key missing": (
@@ -137,7 +149,16 @@ BAD = {
         ValueError,
         "clip_grad_norm_",
     ),
-    "what is best": ({"valid_metric": "accuracy"}, ValueError, "pass minimize=True or minimize=False"),
+    "what is best": (
+        {"valid_metric": "accuracy"},
+        ValueError,
+        "is a small 'accuracy' good. pass minimize_valid_metric=True or minimize_valid_metric=False",
+    ),
+    "best of nothing": (
+        {"load_best_on_end": True},
+        ValueError,
+        "load_best_on_end=True needs valid_loader and valid_metric, which tell the best one",
+    ),
 }
 
 
@@ -231,12 +252,31 @@ def test_a_new_run_never_mixes_with_an_old_one(tmp_path, ddp):
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
-def test_a_logdir_that_cannot_be_written_is_named(tmp_path):
-    """Before training."""
+@pytest.mark.parametrize(
+    ("logdir", "words"),
+    [
+        ("file", "cannot write to logdir .*file: it is a file; choose another one"),
+        ("file/log", "cannot write to logdir .*file/log: Not a directory; choose another one"),
+    ],
+)
+def test_a_logdir_that_cannot_be_written_is_named(tmp_path, caplog, logdir, words):
+    """Before training, and nothing is said of locks."""
     (tmp_path / "file").write_text("in the way")
 
-    with pytest.raises(OSError, match="file"):
-        train(logdir=tmp_path / "file" / "log")
+    with pytest.raises(NotADirectoryError, match=words):
+        train(logdir=tmp_path / logdir)
+
+    assert not caplog.records
+
+
+def test_room_on_the_disk_is_no_news_where_something_else_is_wrong(tmp_path):
+    """Checkpoints whose folder is a file."""
+    (tmp_path / "checkpoints").write_text("in the way")
+
+    with pytest.raises(FileExistsError, match=r"cannot write .*checkpoints: File exists; what was") as caught:
+        train(logdir=tmp_path)
+
+    assert "MB" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -316,3 +356,59 @@ def test_resuming_one_run_does_not_touch_the_logs_of_another(tmp_path):
 
     assert (tmp_path / "b" / "csv" / "train.csv").read_bytes() == before
     assert runner.epoch_step == 3
+
+
+def test_a_prediction_is_not_resumed_by_a_flag():
+    """A pathlib error would say neither which argument nor what it takes."""
+    with pytest.raises(TypeError, match="resume=True is no path: pass that of a checkpoint or of a logdir"):
+        list(dl.SupervisedRunner(mlp()).predict_loader(loader=loader(8, 4), resume=True, cpu=True))
+
+
+def test_hooks_that_are_misspelt_are_warned_of_by_name(caplog):
+    """Of callbacks, within wrappers too, and of the runner; once, and only of names that are nearly an event's."""
+
+    class Misspelt(dl.Callback):
+        on_bacth_start = on_train_epoch_end = on_plateau = on_load_checkpoint = lambda self, runner: None
+        on_epoch_ends = 3
+
+        def on_epoch_end(self, runner):
+            pass
+
+    class Mine(dl.SupervisedRunner):
+        def on_epochs_end(self, runner):
+            pass
+
+    train(Mine(), callbacks=[Misspelt(), dl.ControlFlowCallback(Misspelt(), epochs=2)], num_epochs=2)
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "Mine.on_epochs_end is no event and is never called; is it on_epoch_end?",
+        "Misspelt.on_bacth_start is no event and is never called; is it on_batch_start?",
+        "Misspelt.on_train_epoch_end is no event and is never called; is it on_epoch_end?",
+    ]
+
+
+def test_several_loaders_where_one_is_wanted_are_refused():
+    """A dict would be read as batches that are its keys."""
+    runner, loaders = dl.SupervisedRunner(mlp()), {"valid": loader(8, 4)}
+    words = r"takes one loader, got a dict of \['valid'\]: pass loaders\['valid'\], say"
+
+    with pytest.raises(TypeError, match=f"evaluate_loader {words}"):
+        runner.evaluate_loader(loaders, cpu=True)
+    with pytest.raises(TypeError, match=f"a prediction {words}"):
+        list(runner.predict_loader(loader=loaders, cpu=True))
+
+
+def test_an_evaluation_that_finds_no_metrics_says_so(caplog):
+    """With what would give some; one that has a callback is silent."""
+    runner = dl.SupervisedRunner(mlp())
+
+    found = runner.evaluate_loader(loader(8, 4), callbacks=[dl.AccuracyCallback("logits", "targets")], cpu=True)
+    assert found and not caplog.records
+    nothing = runner.evaluate_loader(loader(8, 4), cpu=True)
+
+    assert nothing == {}
+    [record] = caplog.records
+    assert record.getMessage() == (
+        "evaluate_loader found no metrics: neither a criterion (it takes that of train) nor a callback nor "
+        "handle_batch gave any; pass callbacks=[AccuracyCallback('logits', 'targets')], say"
+    )

@@ -192,14 +192,50 @@ def test_resume_runner_of_the_checkpoint_callback_is_the_same(tmp_path):
     assert torch.equal(weights(runner.model), weights(expected.model))
 
 
-def test_a_longer_run_goes_on_from_a_finished_one(tmp_path):
+def test_a_longer_run_goes_on_from_a_finished_one(tmp_path, caplog):
     """num_epochs counts from the beginning."""
     run(tmp_path / "log", num_epochs=2)
 
     longer = run(tmp_path / "log", num_epochs=3, resume="auto")
 
-    assert longer.epoch_step == 3
+    assert longer.epoch_step == 3 and "are done" not in caplog.text
     assert [row["epoch"] for row in read_csv(tmp_path / "log", "train")] == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize("ddp", [False, True])
+def test_a_finished_run_that_is_started_again_says_that_it_is(tmp_path, capfd, caplog, ddp):
+    """Once, and what to do; else nothing at all would be seen to happen."""
+    run(tmp_path / "log", num_epochs=2)
+
+    run(tmp_path / "log", num_epochs=2, resume="auto", cpu=not ddp, ddp=ddp)
+
+    said = capfd.readouterr().err + "\n".join(record.getMessage() for record in caplog.records)
+    assert said.count("2 of 2 epochs are done; raise num_epochs to go on") == 1
+
+
+def test_the_end_of_a_stage_is_no_end_of_the_run(tmp_path, caplog):
+    """Where another stage follows, that is what is done."""
+
+    class Two(dl.SupervisedRunner):
+        stages = ("first", "second")
+
+        def get_stage_len(self, stage):
+            return 1
+
+    def train(*callbacks):
+        model = mlp()
+        return Two().train(
+            model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), loaders={"train": loader(8, 4)},
+            callbacks=callbacks, logdir=tmp_path, resume="auto", cpu=True, **quiet(),
+        )  # fmt: skip
+
+    with pytest.raises(KeyboardInterrupt):
+        train(Interrupt(3))
+    train()
+    assert "are done" not in caplog.text
+    train()
+
+    assert caplog.text.count("1 of 1 epochs are done") == 1
 
 
 def test_every_second_epoch_and_the_last_are_saved(tmp_path):

@@ -420,8 +420,8 @@ def test_several_loggers_of_a_kind_write_side_by_side(tmp_path):
     ("loggers", "error", "words"),
     [
         ([dl.ConsoleLogger()], TypeError, r"loggers must be a dict such as \{'mine': MyLogger\(\)\}, got list"),
-        ({"mine": "wandb"}, TypeError, "logger 'mine' is a str; expected an object, a runnerkit ILogger"),
-        ({"mine": dl.CSVLogger}, TypeError, "logger 'mine' is the class CSVLogger; expected an object"),
+        ({"mine": "wandb"}, TypeError, r"logger 'mine' is a str; write loggers=.'wandb': dl.WandbLogger\(logdir\)"),
+        ({"mine": dl.CSVLogger}, TypeError, "logger 'mine' is the class CSVLogger; pass an object of it: CSVLogger"),
     ],
 )
 def test_what_is_no_logger_is_refused(loggers, error, words):

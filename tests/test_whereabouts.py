@@ -53,7 +53,10 @@ class Fails(dl.Callback):
 @pytest.mark.parametrize(
     ("event", "place"),
     [
-        ("on_batch_end", "in batch 3 of loader 'train', epoch 1, rank 0; shapes {'features': (4, 6)"),
+        (
+            "on_batch_end",
+            "in batch 3 of loader 'train', epoch 1, rank 0: features float32[4, 6], targets int64[4], logits",
+        ),
         ("on_epoch_end", "after batch 2 of loader 'valid', epoch 1, rank 0"),
         ("on_stage_start", "before the first loader, rank 0"),
     ],
@@ -85,6 +88,24 @@ def test_a_batch_that_cannot_be_fetched_is_named(num_workers):
     assert notes[-1] == "while batch 3 of loader 'train', epoch 1, rank 0 was fetched"
 
 
+class Several(nn.Linear):
+    """Returns the logits and what they are made of."""
+
+    def forward(self, features):
+        return super().forward(features), features
+
+
+def test_what_a_criterion_cannot_take_is_seen_in_the_note():
+    """A tuple that the model returns; targets of another type; torch's message names neither."""
+    of_tuple = notes_of(TypeError, model=Several(6, 3))
+    batches = [(torch.zeros(4, 6), torch.zeros(4, dtype=torch.int32))]
+    of_int32 = notes_of((RuntimeError, IndexError), loaders={"train": batches})
+
+    start = "in batch 1 of loader 'train', epoch 1, rank 0: features float32[4, 6], targets"
+    assert of_tuple == [f"{start} int64[4], logits tuple of 2"]
+    assert of_int32 == [f"{start} int32[4], logits float32[4, 3]"]
+
+
 class Greedy(nn.Module):
     """Wants more memory than there is."""
 
@@ -101,7 +122,7 @@ def test_out_of_memory_names_the_batch_and_what_needs_less():
     place, advice = notes_of(RuntimeError, model=Greedy())
     in_bf16 = notes_of(RuntimeError, model=Greedy(), engine=dl.AMPEngine("cpu", dtype=torch.bfloat16))[1]
 
-    assert place == "in batch 1 of loader 'train', epoch 1, rank 0; shapes {0: (4, 6), 1: (4,)}"
+    assert place == "in batch 1 of loader 'train', epoch 1, rank 0: 0 float32[4, 6], 1 int64[4]"
     assert advice.startswith(
         "out of memory on cpu on a batch of 0 float32[4, 6], 1 int64[4]. What needs less: a smaller"
     )

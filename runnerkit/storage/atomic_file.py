@@ -86,11 +86,12 @@ def sync(path: Path) -> None:
 
 
 def unwritable(path: Path, error: OSError) -> OSError:
-    """Say in words that `path` could not be written, and what room there is."""
+    """Say in words that `path` could not be written, and what room there is if that was the cause."""
     free = ""
-    with suppress(OSError):
-        usage = shutil.disk_usage(next(each for each in path.parents if each.is_dir()))
-        free = f"; {usage.free / 1e6:,.1f} MB of {usage.total / 1e6:,.1f} MB are free there"
+    if error.errno in _FULL:
+        with suppress(OSError):
+            usage = shutil.disk_usage(next(each for each in path.parents if each.is_dir()))
+            free = f"; {usage.free / 1e6:,.1f} MB of {usage.total / 1e6:,.1f} MB are free there"
     message = f"cannot write {path}: {error.strerror or error}{free}; what was written before is whole"
     return OSError(error.errno, message) if error.errno is not None else OSError(message)
 

@@ -211,15 +211,30 @@ def find_checkpoint(path: str | os.PathLike[str]) -> Path:
     """Resolve what the user gave to resume from: a checkpoint, or a logdir (its newest good one).
 
     Raises:
+        TypeError: it is no path.
         FileNotFoundError: nothing is there.
     """
-    path = Path(path)
+    path = as_path(path)
     if is_checkpoint(path):
         return path
     if not path.is_dir():
         raise FileNotFoundError(f"resume={str(path)!r}: no such checkpoint or logdir")
     folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     return CheckpointFolder(folder).newest_good()
+
+
+def as_path(resume: str | os.PathLike[str]) -> Path:
+    """Make a path of what the user gave to resume from.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if not isinstance(resume, str | os.PathLike):
+        raise TypeError(
+            f'resume={resume!r} is no path: pass that of a checkpoint or of a logdir, or "auto" to train, which goes '
+            "on with what is in logdir, if there is something"
+        )
+    return Path(resume)
 
 
 def resume_source(resume: str | os.PathLike[str] | None, *, logdir: Path | None) -> str | None:

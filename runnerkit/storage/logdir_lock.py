@@ -37,10 +37,11 @@ _TAKEN = (errno.EACCES, errno.EAGAIN)  # what lockf says when another process ha
 def lock(logdir: Path) -> Callable[[], None]:
     """Take `logdir`, made if need be, for this process; what is returned lets go of it.
 
-    Where that is impossible (no locks, no right to write), a warning is logged, and nothing is locked.
+    Where files cannot be locked, a warning is logged, and nothing is.
 
     Raises:
         FileExistsError: another process has it.
+        OSError: it cannot be made, or not be written to.
 
     >>> import tempfile
     >>> unlock = lock(Path(tempfile.mkdtemp()))
@@ -52,6 +53,8 @@ def lock(logdir: Path) -> Callable[[], None]:
         try:
             descriptor = _try(logdir)
         except (OSError, ImportError) as error:
+            if isinstance(error, OSError) and not (logdir / FILE).exists():
+                raise _unwritable(logdir, error) from error
             logger.warning("%s cannot be locked (%s): see to it that no other run writes there", logdir, error)
             return lambda: None
         if descriptor is not None:
@@ -62,6 +65,11 @@ def lock(logdir: Path) -> Callable[[], None]:
                 f"its machine is dead, delete {logdir / FILE}"
             )
         time.sleep(_PAUSE_S)
+
+
+def _unwritable(logdir: Path, error: OSError) -> OSError:
+    number, why = (errno.ENOTDIR, "it is a file") if logdir.is_file() else (error.errno, error.strerror)
+    return OSError(number, f"cannot write to logdir {logdir}: {why}; choose another one")
 
 
 def holder(logdir: Path) -> str | None:

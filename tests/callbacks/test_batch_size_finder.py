@@ -44,12 +44,12 @@ def adam(model):
     return torch.optim.Adam(model.parameters(), lr=0.1)
 
 
-def find(finder, model, *, optimizer=None, num_samples=400, callbacks=(), engine=None, **kwargs):
+def find(finder, model, *, optimizer="adam", num_samples=400, callbacks=(), engine=None, **kwargs):
     return dl.SupervisedRunner().train(
         **{
             "model": model,
             "criterion": nn.CrossEntropyLoss(),
-            "optimizer": optimizer or adam(model),
+            "optimizer": adam(model) if optimizer == "adam" else optimizer,
             "loaders": {"train": loader(num_samples, 4, shuffle=True), "valid": loader(8, 4)},
             "callbacks": [finder, *callbacks],
             "num_epochs": 2,
@@ -168,7 +168,12 @@ def test_another_error_is_raised():
         ({"start": 0}, {}, ValueError, "BatchSizeFinder: start must be >= 1, got 0"),
         ({"start": 8, "max_size": 4}, {}, ValueError, "max_size must be >= start=8, got 4"),
         ({"start": 4}, {"model": Limited(3)}, RuntimeError, "a step with 4 rows already runs out of memory on cpu"),
-        ({}, {"loaders": {"valid": loader(8, 4)}}, ValueError, r"makes training steps; the loaders are \['valid'\]"),
+        (
+            {},
+            {"loaders": {"valid": loader(8, 4)}, "optimizer": None},
+            ValueError,
+            r"makes training steps; the loaders are \['valid'\]",
+        ),
         ({}, {"loaders": {"train": iter([])}}, ValueError, "loader 'train' gives each batch once"),
         ({}, {"resume": "auto", "logdir": "log"}, ValueError, "leave resume out"),
     ],
