@@ -14,15 +14,25 @@ from runnerkit.loggers.jsonl import JSONLLogger
 from runnerkit.loggers.tensorboard import TensorboardLogger
 
 if TYPE_CHECKING:
+    from runnerkit.loggers.comet import CometLogger
     from runnerkit.loggers.mlflow import MLflowLogger
     from runnerkit.loggers.wandb import WandbLogger
 else:  # asked for by few: imported when it is
     __getattr__, __dir__ = late_names(
         __name__,
         {
+            "comet": ("CometLogger",),
             "mlflow": ("MLflowLogger",),
             "wandb": ("WandbLogger",),
         },
     )
 
-__all__ = ["CSVLogger", "ConsoleLogger", "JSONLLogger", "MLflowLogger", "TensorboardLogger", "WandbLogger"]
+__all__ = [
+    "CSVLogger",
+    "CometLogger",
+    "ConsoleLogger",
+    "JSONLLogger",
+    "MLflowLogger",
+    "TensorboardLogger",
+    "WandbLogger",
+]

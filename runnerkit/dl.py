@@ -107,6 +107,7 @@ from runnerkit.engines import (
 )
 from runnerkit.logger import ILogger
 from runnerkit.loggers import (
+    CometLogger,
     ConsoleLogger,
     CSVLogger,
     JSONLLogger,
@@ -148,6 +149,7 @@ __all__ = [
     "CallbackWrapper",
     "CheckRunCallback",
     "CheckpointCallback",
+    "CometLogger",
     "ConfusionMatrixCallback",
     "ConsoleLogger",
     "ControlFlowCallback",

@@ -85,6 +85,7 @@ OPTIONAL = {
     "optuna",
     "mlflow",
     "wandb",
+    "comet_ml",
 }
 # With their reasons: the default of IRunner.get_engine must name some engine, and the command line may name another.
 ALLOWED = {("runnerkit.runner", "runnerkit.engines.choose"), ("runnerkit.runner", "runnerkit.engines.by_name")}

@@ -97,6 +97,7 @@ def test_count_is_an_integer_from_1_on(callback, name, value):
         (dl.CSVLogger, {"logdir": None}, TypeError, "logdir must be a path, got None"),
         (dl.JSONLLogger, {"logdir": 0}, TypeError, "logdir must be a path, got 0"),
         (dl.TensorboardLogger, {"logdir": []}, TypeError, "logdir must be a path, got []"),
+        (dl.CometLogger, {"logdir": "logs", "workspace": 8}, TypeError, "workspace must be a str or None, got 8"),
         (dl.WandbLogger, {"logdir": 2.5}, TypeError, "logdir must be a path, got 2.5"),
         (dl.MLflowLogger, {"logdir": "logs", "experiment": None}, TypeError, "experiment must be a str, got None"),
     ],

@@ -109,7 +109,7 @@ def test_the_package_imports_what_it_is_asked_for(statement):
 def test_importing_the_package_loads_no_optional_package():
     """None of these comes with `import runnerkit`, unless torch itself brings it."""
     costly = ("torchmetrics", "pandas", "matplotlib", "tensorboard", "torchvision", "sklearn", "PIL", "rich")
-    costly += ("typer", "hydra", "omegaconf", "pydantic", "optuna", "mlflow", "wandb")
+    costly += ("typer", "hydra", "omegaconf", "pydantic", "optuna", "mlflow", "wandb", "comet_ml")
 
     extra = loaded_by("from runnerkit import *; import runnerkit.dl, runnerkit.utils, runnerkit.contrib") - loaded_by(
         "import torch"

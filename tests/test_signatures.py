@@ -19,7 +19,7 @@ from runnerkit.engines.process_group import ProcessGroupOptions
 
 TRAIN = inspect.signature(dl.SupervisedRunner.train).parameters
 # Whose names are the user's own: arguments of their `predict_batch`, model, pruning function, class of scikit-learn;
-# keys of their loaders; or those of `wandb.init`, which change with its versions.
+# keys of their loaders; or those of `wandb.init` and Comet's `ExperimentConfig`, which change with versions.
 OPEN = {
     "predict_batch",
     "predict_loader",
@@ -30,6 +30,7 @@ OPEN = {
     "BatchOverfitCallback",
     "PeriodicLoaderCallback",
     "SklearnModelCallback",
+    "CometLogger",
     "WandbLogger",
 }
 

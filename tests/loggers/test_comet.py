@@ -1,0 +1,312 @@
+"""CometLogger, offline: what lies in the archives that `comet upload` sends is what was logged, each thing once."""
+
+import io
+import json
+import math
+import os
+import subprocess
+import sys
+import threading
+from zipfile import ZipFile
+
+import numpy as np
+import pytest
+from torch import nn
+
+from runnerkit import dl
+from runnerkit.logger import Histogram, PRCurve, Step
+from tests.tiny import loader, mlp, sgd
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch, tmp_path):
+    """Nothing leaves this machine; nothing of Comet's, on disk or in the process, outlives the test."""
+    for name in [name for name in os.environ if name.startswith("COMET_")]:
+        monkeypatch.delenv(name)
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr("tempfile.tempdir", None)  # it is read anew
+    for name in ("ERROR_TRACKING_ENABLE", "AUTO_LOG_CODE", "AUTO_LOG_ENV_DETAILS", "AUTO_LOG_GIT_METADATA"):
+        monkeypatch.setenv(f"COMET_{name}", "false")
+    for name in ("AUTO_LOG_GIT_PATCH", "AUTO_LOG_CLI_ARGUMENTS"):
+        monkeypatch.setenv(f"COMET_{name}", "false")
+    monkeypatch.setenv("COMET_AUTO_LOG_OUTPUT_LOGGER", "")
+    monkeypatch.setenv("COMET_LOGGING_CONSOLE", "ERROR")
+    monkeypatch.setenv("COMET_URL_OVERRIDE", "http://127.0.0.1:9/clientlib/")  # nobody is there
+    hook, finders, threads = sys.excepthook, list(sys.meta_path), set(threading.enumerate())
+    yield
+    assert sys.excepthook is hook
+    assert [each for each in sys.meta_path if each not in finders and "comet" in type(each).__module__] == []
+    assert [each for each in threading.enumerate() if each not in threads and "comet" in type(each).__module__] == []
+    assert [path for path in (tmp_path / "tmp").iterdir() if any(path.glob("messages.json"))] == []
+
+
+def archives(logdir):
+    """In the order of their starts."""
+    found = [ZipFile(path) for path in (logdir / "comet").glob("*.zip")]
+    return sorted(found, key=lambda archive: about(archive)["start_time"])
+
+
+def about(archive):
+    return json.loads(archive.read("experiment.json"))
+
+
+def messages(logdir, kind):
+    """All of a kind that Comet keeps to send later."""
+    for archive in archives(logdir):
+        for line in archive.read("messages.json").splitlines():
+            message = json.loads(line)
+            if message["type"] == kind:
+                yield message["payload"]
+
+
+def metrics(logdir):
+    """{name: [(epoch, step, value), ...]} of all but Comet's own."""
+    found = {}
+    for each in messages(logdir, "metric_msg"):
+        metric = each["metric"]
+        found.setdefault(metric["metricName"], []).append((metric["epoch"], metric["step"], metric["metricValue"]))
+    found.pop("process duration", None)
+    return found
+
+
+def parameters(logdir):
+    found = [each.get("param") or each["params"] for each in messages(logdir, "parameter_msg")]
+    return {each["paramName"]: each["paramValue"] for each in found if each["source"] == "manual"}
+
+
+def uploads(logdir):
+    """Yield the kind, the description and the bytes of each file."""
+    for archive in archives(logdir):
+        for line in archive.read("messages.json").splitlines():
+            message = json.loads(line)
+            if message["type"] == "file_upload":
+                each = message["payload"]
+                yield (
+                    each["upload_type"],
+                    {**each["additional_params"], **each["metadata"]},
+                    archive.read(each["file_path"]),
+                )
+
+
+def train(logdir, logger, **kwargs):
+    model = mlp()
+    return dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=sgd(model),
+        **{
+            "loaders": {"train": loader(20, 4), "valid": loader(9, 4)},
+            "num_epochs": 2,
+            "logdir": logdir,
+            "hparams": {"lr": 0.1, "model": {"depth": 2}},
+            "loggers": {"console": None, "csv": None, "tensorboard": None, "comet": logger},
+            "cpu": True,
+            **kwargs,
+        },
+    )
+
+
+@pytest.mark.parametrize("ddp", [False, True])
+def test_a_run_is_read_back_from_its_archive(tmp_path, ddp):
+    """Metrics with epoch and step, each once: one logger, on rank zero; parameters; the checkpoint."""
+    logger = dl.CometLogger(
+        tmp_path,
+        project_name="digits",
+        workspace="us",
+        online=False,
+        tags=["first"],
+        log_batch_metrics=True,
+        log_checkpoint=True,
+    )
+
+    runner = train(tmp_path, logger, log_every=1, ddp=ddp, cpu=not ddp)
+
+    [archive] = archives(tmp_path)
+    told = about(archive)
+    [run_id, *_] = map(json.loads, (tmp_path / "comet" / "ledger.jsonl").read_text().splitlines())
+    assert (told["offline_id"], told["project_name"], told["workspace"]) == (run_id["run_id"], "digits", "us")
+    assert told["tags"] == ["first"]
+    found = metrics(tmp_path)
+    per_epoch = runner.batch_step // 2
+    for key in ("train", "valid"):
+        expected = [(epoch, epoch * per_epoch, runner.experiment_metrics[epoch][key]["loss"]) for epoch in (1, 2)]
+        assert found[f"{key}/loss"] == expected
+    assert [step for _, step, _ in found["train/batch/loss"]] == list(range(1, runner.batch_step + 1))
+    assert parameters(tmp_path) == {"lr": 0.1, "model.depth": 2}
+    sent = {about.get("groupingName") or about["fileName"]: content for _, about, content in uploads(tmp_path)}
+    assert json.loads(sent.pop("environment.json"))["engine"]["num_processes"] == runner.engine.num_processes
+    assert sent == {"checkpoint": (tmp_path / "checkpoints" / "last.pth").read_bytes()}
+    assert [each for each in messages(tmp_path, "log_other") if each["key"] == "error"] == []
+
+
+class Interrupt(dl.Callback):
+    """Ends the run as a kill would."""
+
+    def __init__(self, batch_step):
+        super().__init__(order=dl.CallbackOrder.External)
+        self.batch_step = batch_step
+
+    def on_step_end(self, runner):
+        if runner.batch_step == self.batch_step:
+            raise KeyboardInterrupt
+
+
+def test_a_resumed_run_is_the_same_experiment_and_repeats_nothing(tmp_path):
+    """Interrupted in step 8, resumed from the checkpoint of step 6; the points are those of a run that was not."""
+
+    def run(logdir, *others, **kwargs):
+        checkpoint = dl.CheckpointCallback(logdir, mode="runner", every_steps=3)
+        logger = dl.CometLogger(logdir, online=False, log_batch_metrics=True)
+        train(logdir, logger, callbacks=[checkpoint, *others], log_every=1, **kwargs)
+
+    run(tmp_path / "unkilled")
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "killed", Interrupt(8))
+    run(tmp_path / "killed", resume="auto")
+
+    assert metrics(tmp_path / "killed") == metrics(tmp_path / "unkilled")
+    first, second = map(about, archives(tmp_path / "killed"))  # the seed gives both the same random numbers
+    assert first["offline_id"] == second["offline_id"]
+    assert {first["resume_strategy"], second["resume_strategy"]} == {"get_or_create"}
+    errors = [each["value"] for each in messages(tmp_path / "killed", "log_other") if each["key"] == "error"]
+    assert errors == ["KeyboardInterrupt()"]
+
+
+def test_what_no_archive_holds_is_not_noted_as_sent(tmp_path):
+    """A run that is killed before its archive is written has sent nothing: the resumed one sends it."""
+    step = Step("train", "train", 1, 3)
+    killed = dl.CometLogger(tmp_path, online=False)
+    killed.setup()
+    killed.log_scalars({"loss": 0.5}, step=step, scope="loader")
+    killed.flush()
+    noted = (tmp_path / "comet" / "ledger.jsonl").read_text()
+
+    killed.close()
+
+    assert "train/loss" not in noted
+    assert "train/loss" in (tmp_path / "comet" / "ledger.jsonl").read_text()
+    assert metrics(tmp_path) == {"train/loss": [(1, 3, 0.5)]}
+
+
+def test_an_experiment_that_the_script_has_begun_is_used_and_left_open(tmp_path):
+    """With settings of its own."""
+    import comet_ml
+
+    config = comet_ml.ExperimentConfig(offline_directory=str(tmp_path / "comet"))
+    begun = comet_ml.start(online=False, experiment_config=config)
+    logger = dl.CometLogger(tmp_path / "ours", online=False)
+
+    train(tmp_path / "ours", logger)
+    begun.log_metric("mine", 1.0, step=1, epoch=1)
+    begun.end()
+
+    assert logger.run_id == begun.get_key()
+    found = metrics(tmp_path)
+    assert [epoch for epoch, _, _ in found["valid/loss"]] == [1, 2]
+    assert found["mine"] == [(1, 1, 1.0)]
+
+
+def test_pictures_texts_distributions_and_files_are_comets_own_kinds(tmp_path):
+    """Each where its page shows it, with its place; once."""
+    import comet_ml
+    from PIL import Image
+
+    step = Step("train", "valid", 3, 12)
+    image = np.arange(60, dtype=np.uint8).reshape(4, 5, 3)
+    pr_curve = PRCurve(*(np.arange(2) for _ in range(5)), precision=np.array([0.5, 1.0]), recall=np.array([1.0, 0.25]))
+    (tmp_path / "notes" / "more").mkdir(parents=True)
+    (tmp_path / "notes" / "more" / "a.txt").write_text("in a folder")
+    (tmp_path / "b.txt").write_text("a file")
+    logger = dl.CometLogger(tmp_path / "log", online=False)
+    logger.setup()
+    for _ in range(2):  # the second time is one too many
+        logger.log_image("sample", image, step=step, scope="loader")
+        logger.log_text("remark", "good", step=step, scope="loader")
+        histogram = Histogram(np.array([1, 2]), np.array([-1.0, -0.5, 4.5]))
+        logger.log_histogram("weights", histogram, step=step, scope="batch")
+        logger.log_pr_curve("pr", pr_curve, step=step, scope="loader")
+        logger.log_artifact("notes", tmp_path / "notes", step=step, scope="loader")
+        logger.log_artifact("file", tmp_path / "b.txt", step=step, scope="loader")
+    logger.close()
+
+    sent = list(uploads(tmp_path / "log"))
+    assert {(each["epoch"], each["step"]) for _, each, _ in sent[:4]} == {(3, 12)}
+    (_, sample, picture), (_, remark, text), (_, weights, counts), (_, pr, points), *files = sent
+    assert [kind for kind, _, _ in sent] == ["visualization", "text-sample", "histogram3d", "curve", "asset", "asset"]
+    assert [sample["figName"], remark["name"], weights["fileName"], pr["fileName"]] == [
+        "valid/sample",
+        "valid/remark",
+        "valid/batch/weights",
+        "valid/pr",
+    ]
+    np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(picture))), image)
+    assert text == b"good"
+    bins = comet_ml.Histogram.from_json(json.loads(counts), verbose=False)
+    middles = [(bins.values[i], bins.values[i + 1], int(bins.counts[i])) for i in np.flatnonzero(bins.counts)]
+    (low, high, one), (above, below, two) = middles
+    assert (one, two) == (1, 2) and low <= -0.75 <= high and above <= 2 <= below
+    assert json.loads(points) == {"x": [1.0, 0.25], "y": [0.5, 1.0], "name": "valid/pr"}
+    assert [(each["fileName"], content) for _, each, content in files] == [
+        ("notes/more/a.txt", b"in a folder"),
+        ("file/b.txt", b"a file"),
+    ]
+
+
+def test_any_number_arrives(tmp_path):
+    """Every bit of a float, NaN and infinities, which JSON has no numbers for."""
+    values = {"third": -1 / 3, "small": 1e-300, "nan": math.nan, "inf": math.inf}
+    logger = dl.CometLogger(tmp_path, online=False)
+    logger.setup()
+    logger.log_scalars(values, step=Step("train", "train", 1, 1), scope="loader")
+    logger.close()
+
+    found = metrics(tmp_path)
+    arrived = [float(value) for name in values for _, _, value in found[f"train/{name}"]]
+    np.testing.assert_array_equal(arrived, list(values.values()))
+
+
+def test_the_import_leaves_the_process_alone(tmp_path):
+    """Comet draws random numbers, replaces sys.excepthook, hooks later imports, warns of earlier ones: not here."""
+    script = f"""
+import os, random, sys
+import torch
+random.seed(0)
+hook, finders, state = sys.excepthook, list(sys.meta_path), random.getstate()
+from runnerkit import dl
+logger = dl.CometLogger({str(tmp_path)!r}, online=False)
+logger.setup()
+logger.close()
+assert random.getstate() == state
+assert sys.excepthook is hook and sys.meta_path == finders
+assert "COMET_DISABLE_AUTO_LOGGING" not in os.environ
+"""
+    environ = {**os.environ, "COMET_LOGGING_CONSOLE": "WARNING", "COMET_START_EXPERIMENT_NAME": "named"}
+    done = subprocess.run([sys.executable, "-W", "error", "-c", script], env=environ, capture_output=True, text=True)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_an_experiment_that_comet_refuses_is_said(tmp_path, monkeypatch):
+    """Comet itself goes on in silence, and nothing would arrive."""
+    monkeypatch.setenv("COMET_AUTO_LOG_DISABLE", "true")
+
+    with pytest.raises(
+        RuntimeError, match=r"Comet logs nothing: see its message above, and whether COMET_AUTO_LOG_DIS"
+    ):
+        dl.CometLogger(tmp_path, online=False).setup()
+
+
+def test_missing_comet_names_the_install_command(tmp_path, monkeypatch):
+    """It is optional: its absence is said before training, and nothing else of the process is changed."""
+    monkeypatch.setitem(sys.modules, "comet_ml", None)  # import raises ImportError
+
+    with pytest.raises(ImportError, match=r"CometLogger needs Comet: pip install runnerkit\[comet\]"):
+        dl.CometLogger(tmp_path).setup()
+    assert "COMET_DISABLE_AUTO_LOGGING" not in os.environ
+
+
+def test_what_the_logger_sets_itself_is_refused(tmp_path):
+    """The key and the folder come from the logdir."""
+    with pytest.raises(ValueError, match=r"CometLogger sets experiment_key, mode itself, by logdir and train\(resume="):
+        dl.CometLogger(tmp_path, mode="get", experiment_key="mine")
