@@ -24,22 +24,17 @@ from runnerkit.callbacks.backward import BackwardCallback
 from runnerkit.callbacks.batch_transform import BatchTransformCallback
 from runnerkit.callbacks.check_run import CheckRunCallback
 from runnerkit.callbacks.checkpoint import CheckpointCallback
-from runnerkit.callbacks.control_flow import CallbackWrapper, ControlFlowCallback
 from runnerkit.callbacks.criterion import CriterionCallback
 from runnerkit.callbacks.early_stop import EarlyStoppingCallback
 from runnerkit.callbacks.hang import HangCallback
 from runnerkit.callbacks.lr_scale import LRScaleCallback
-from runnerkit.callbacks.metric import BatchMetricCallback, FunctionalBatchMetricCallback, LoaderMetricCallback
-from runnerkit.callbacks.metric_aggregation import MetricAggregationCallback
 from runnerkit.callbacks.non_finite import NonFiniteCallback
 from runnerkit.callbacks.optimizer import OptimizerCallback
 from runnerkit.callbacks.overfit import BatchOverfitCallback
-from runnerkit.callbacks.periodic_loader import PeriodicLoaderCallback
 from runnerkit.callbacks.profiler import ProfilerCallback
 from runnerkit.callbacks.progress import TqdmCallback
 from runnerkit.callbacks.scheduler import SchedulerCallback
 from runnerkit.callbacks.timer import TimerCallback
-from runnerkit.callbacks.verify_ranks import VerifyRanksCallback
 from runnerkit.late_names import late_names
 
 if TYPE_CHECKING:
@@ -47,15 +42,19 @@ if TYPE_CHECKING:
     from runnerkit.callbacks.batch_size_finder import BatchSizeFinder
     from runnerkit.callbacks.cmc_score import CMCScoreCallback
     from runnerkit.callbacks.confusion_matrix import ConfusionMatrixCallback
+    from runnerkit.callbacks.control_flow import CallbackWrapper, ControlFlowCallback
     from runnerkit.callbacks.dashboard import RichDashboardCallback
     from runnerkit.callbacks.ema import EMACallback
     from runnerkit.callbacks.export import OnnxCallback, QuantizationCallback, TracingCallback
     from runnerkit.callbacks.freeze import FreezeCallback
     from runnerkit.callbacks.gradient_norm import GradNormCallback
     from runnerkit.callbacks.lr_finder import LRFinder
+    from runnerkit.callbacks.metric import BatchMetricCallback, FunctionalBatchMetricCallback, LoaderMetricCallback
+    from runnerkit.callbacks.metric_aggregation import MetricAggregationCallback
     from runnerkit.callbacks.model_summary import ModelSummaryCallback
     from runnerkit.callbacks.multilabel_accuracy import MultilabelAccuracyCallback
     from runnerkit.callbacks.optuna_pruning import OptunaPruningCallback
+    from runnerkit.callbacks.periodic_loader import PeriodicLoaderCallback
     from runnerkit.callbacks.precision_recall import (
         MultilabelPrecisionRecallF1SupportCallback,
         PrecisionRecallF1SupportCallback,
@@ -68,6 +67,7 @@ if TYPE_CHECKING:
     from runnerkit.callbacks.sklearn_model import SklearnModelCallback
     from runnerkit.callbacks.swa import SWACallback
     from runnerkit.callbacks.system_metrics import SystemMetricsCallback
+    from runnerkit.callbacks.verify_ranks import VerifyRanksCallback
 else:  # asked for by few: imported when it is
     __getattr__, __dir__ = late_names(
         __name__,
@@ -101,6 +101,11 @@ else:  # asked for by few: imported when it is
                 "QuantizationCallback",
                 "TracingCallback",
             ),
+            "control_flow": ("CallbackWrapper", "ControlFlowCallback"),
+            "metric": ("BatchMetricCallback", "FunctionalBatchMetricCallback", "LoaderMetricCallback"),
+            "metric_aggregation": ("MetricAggregationCallback",),
+            "periodic_loader": ("PeriodicLoaderCallback",),
+            "verify_ranks": ("VerifyRanksCallback",),
             "freeze": ("FreezeCallback",),
             "gradient_norm": ("GradNormCallback",),
             "lr_finder": ("LRFinder",),

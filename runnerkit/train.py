@@ -22,7 +22,6 @@ from runnerkit.callbacks import (
     ProfilerCallback,
     TimerCallback,
     TqdmCallback,
-    VerifyRanksCallback,
 )
 from runnerkit.engine import IEngine
 from runnerkit.engines import choose_engine, get_available_engine
@@ -365,6 +364,8 @@ def _flag_callbacks(
     if timeit:
         callbacks["_timer"] = TimerCallback()
     if check:
+        from runnerkit.callbacks import VerifyRanksCallback  # and all that it needs: asked for by few
+
         callbacks |= {"_check": CheckRunCallback(), "_verify_ranks": VerifyRanksCallback()}
     if overfit:
         callbacks["_overfit"] = BatchOverfitCallback()
