@@ -231,10 +231,10 @@ CHECKPOINT = Case(
 IMPORT = Case(
     key="import",
     title="Import",
-    text="CPU time of an import and of all names in its `__all__`, which runnerkit imports when they are asked for, in a "
-    "fresh interpreter; more rounds, as it is short. Runnerkit, torch's import included, takes so many times the CPU time "
-    "of torch's in the same process, which comes first. Torch leaves 160,000 objects and a full collection of garbage, "
-    "0.08 s, that comes due 10,350 objects later; runnerkit makes 9,330.",
+    text="CPU time of an import and of all names in its `__all__`, which runnerkit imports when they are asked for, in "
+    "a fresh interpreter; more rounds, as it is short. Runnerkit, torch's import included, takes so many times the CPU "
+    "time of torch's in the same process, which comes first. Torch leaves 160,000 objects and a full collection of "
+    "garbage, 0.08 s, that comes due 10,350 objects later; runnerkit makes 9,330.",
     candidates=tuple(Candidate(f"import {name}", "benchmarks.import_time", (name,)) for name in ("torch", "runnerkit")),
     figures=(
         Figure("cpu_s", "CPU seconds", digits=3),
