@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from runnerkit.unknown_key import UnknownKeyError
@@ -26,7 +27,7 @@ def pick(runner: IRunner, *keys: Keys, reader: str) -> tuple[list[Any], dict[str
         for each in keys:
             if type(each) is str or isinstance(each, str):  # the former costs no call
                 arguments += [batch[each]]
-            elif isinstance(each, dict):
+            elif type(each) is dict or (type(each) is not list and isinstance(each, Mapping)):
                 keyword_arguments |= {name: batch[key] for key, name in each.items()}
             else:
                 arguments += [batch[key] for key in each]

@@ -58,7 +58,7 @@ class PruningCallback(Callback):
         prune_on_epoch_end: bool = False,
         layers_to_prune: Sequence[str] | None = None,
         dim: int | None = None,
-        l_norm: float | None = None,
+        l_norm: float | str | None = None,
         model_key: str | None = None,
     ) -> None:
         # When the best weights are back, which a checkpoint callback sees to, and before the model is exported.
@@ -67,7 +67,8 @@ class PruningCallback(Callback):
         check_names(self, keys_to_prune=keys_to_prune)
         check_names(self, or_none=True, layers_to_prune=layers_to_prune)
         check_integers(self, least=None, or_none=True, dim=dim)
-        check_numbers(self, or_none=True, l_norm=l_norm)
+        if l_norm not in ("fro", "nuc"):  # torch's other norms
+            check_numbers(self, or_none=True, l_norm=l_norm)
         check_strings(self, or_none=True, model_key=model_key)
         pruning_function(pruning_fn)  # refuse a name here, not after an epoch
         if amount <= 0 or (isinstance(amount, float) and amount >= 1):
@@ -83,7 +84,9 @@ class PruningCallback(Callback):
         self.keys_to_prune = tuple(keys_to_prune)
         self.prune_on_epoch_end = prune_on_epoch_end
         self.layers_to_prune = layers_to_prune
-        self.arguments = {key: each for key, each in {"dim": dim, "n": l_norm}.items() if each is not None}
+        self.arguments: dict[str, Any] = {
+            key: each for key, each in {"dim": dim, "n": l_norm}.items() if each is not None
+        }
         self.model_key = model_key
         self.masks: dict[str, Tensor] = {}
         self.provides = ("sparsity",)

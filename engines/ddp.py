@@ -85,7 +85,8 @@ class DistributedDataParallelEngine(ProcessGroupEngine):
             logger.warning("sync_bn=True has no effect: torch's SyncBatchNorm runs on GPUs only, this is the CPU")
         device_ids = [self.device] if self.device.type == "cuda" else None
         wrapped = DistributedDataParallel(model, device_ids=device_ids, **self.ddp_kwargs)
-        if self.num_processes > 2 and not _has_special_gradients(wrapped):
+        # A hook may be on one rank alone, to log there, and the layout is for all or none.
+        if self.num_processes > 2 and not any(self.gather_object(_has_special_gradients(wrapped))):
             _lay_out_buckets(wrapped)
         if self.comm_hook is not None:
             comm_hooks.register(self.comm_hook, wrapped)
@@ -126,7 +127,13 @@ def _lay_out_buckets(model: DistributedDataParallel) -> None:
 
 
 def _has_special_gradients(model: DistributedDataParallel) -> bool:
-    """Whether buckets are never laid out anew, or zeros would do harm: teach a static graph, step an optimizer."""
+    """Whether buckets are never laid out anew, or zeros would do harm: teach a static graph, meet the user's hooks."""
     learns = model.find_unused_parameters or model.static_graph or model.mixed_precision is not None
     is_sparse = any(getattr(module, "sparse", False) for module in model.modules())
-    return learns or is_sparse or any(each._post_accumulate_grad_hooks for each in model.parameters())
+    has_no_buckets = getattr(model, "_use_python_reducer", False)  # torch.compile sends gradients by hooks
+    return learns or is_sparse or has_no_buckets or any(map(_has_hooks, model.parameters()))
+
+
+def _has_hooks(parameter: nn.Parameter) -> bool:
+    steps_within = hasattr(parameter, "_in_backward_optimizers")
+    return bool(steps_within or parameter._backward_hooks or parameter._post_accumulate_grad_hooks)

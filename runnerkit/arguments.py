@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from numbers import Integral, Real
 from os import PathLike
 from typing import Any
@@ -63,9 +63,9 @@ def check_names(owner: object, *, or_none: bool = False, **given: Any) -> None:
 
 
 def check_keys(owner: object, *, or_none: bool = False, **given: Any) -> None:
-    """Refuse what is no key of a batch: a str, a list or a dict of them."""
+    """Refuse what is no key of a batch: a str, a list or a dict of them, or a configuration's own kind of those."""
     accepted = "a str, a list of str or {batch key: name}"
-    _check(owner, (str, list, tuple, Mapping), accepted, or_none, given)
+    _check(owner, (str, Sequence, Mapping), accepted, or_none, given)
     for name, value in given.items():
         if value is not None and not isinstance(value, str) and any(not isinstance(each, str) for each in value):
             raise TypeError(_words(owner, name, accepted, or_none, value))

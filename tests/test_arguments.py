@@ -1,9 +1,13 @@
 """Wrong arguments of callbacks and loggers are refused at construction, by class and name."""
 
+from collections import UserDict, UserList, deque
+from types import MappingProxyType, SimpleNamespace
+
 import numpy as np
 import pytest
 
 from runnerkit import dl
+from runnerkit.callbacks.keys import pick
 
 VALID = {
     dl.EarlyStoppingCallback: {"patience": 3, "loader_key": "valid", "metric_key": "loss", "minimize": True},
@@ -120,6 +124,28 @@ def test_key_of_a_batch_is_a_str(callback, value):
         callback("logits", value)
 
     assert str(caught.value) == words
+
+
+@pytest.mark.parametrize("kind", [UserList, deque, tuple])
+def test_keys_of_a_batch_come_in_any_list(kind):
+    """Libraries of configurations have lists of their own, which are no `list`."""
+    callback = dl.CriterionCallback(kind(["logits"]), kind(["targets"]))
+
+    assert calculated(callback) == [1.0]
+
+
+def test_keys_of_a_batch_come_in_any_dict():
+    """Names are not dropped because a configuration's dict is no `dict`."""
+    callback = dl.CriterionCallback(MappingProxyType({"logits": "own"}), UserDict({"targets": "right"}))
+
+    assert calculated(callback) == [{"own": 1.0, "right": 0.0}]
+
+
+def calculated(callback):
+    """What the criterion gets of a batch: the positional value that is not zero, or the named ones."""
+    runner = SimpleNamespace(batch={"logits": 1.0, "targets": 0.0}, loader_key="train")
+    values, named = pick(runner, callback.input_key, callback.target_key, reader="test")
+    return [named] if named else [each for each in values if each]
 
 
 @pytest.mark.parametrize("value", ["8", 2.5, 0, True, []])

@@ -611,7 +611,7 @@ def test_a_loader_ended_early_drops_the_batches_that_wait_for_a_step():
 
 
 def test_an_exception_says_where_the_run_stood():
-    """Loader, batch, epoch, rank and shapes, as a note on the user's own exception."""
+    """Loader, batch, epoch, rank, types and shapes, as a note on the user's own exception."""
     data = classification(16)
     data.tensors[1][9] = 7
 
@@ -620,7 +620,7 @@ def test_an_exception_says_where_the_run_stood():
 
     [note] = caught.value.__notes__
     assert "in batch 3 of loader 'train', epoch 1, rank 0" in note
-    assert "'features': (4, 6)" in note
+    assert "features float32[4, 6]" in note
 
 
 def test_evaluate_loader_uses_its_own_loader_and_trains_nothing():

@@ -20,6 +20,7 @@ import errno
 import logging
 import os
 import socket
+import stat
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -96,9 +97,13 @@ def _try(logdir: Path) -> int | None:
     """Return the descriptor of the file, locked; None if another process has it, or if it was just replaced."""
     import fcntl  # POSIX only
 
-    logdir.mkdir(parents=True, exist_ok=True)
     path = logdir / FILE
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    if not _make(logdir):
+        return None
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except FileNotFoundError:  # the folder was deleted meanwhile
+        return None
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(descriptor), path.stat()):  # else its owner deleted it meanwhile: not the lock
@@ -113,6 +118,18 @@ def _try(logdir: Path) -> int | None:
             raise
     os.close(descriptor)
     return None
+
+
+def _make(logdir: Path) -> bool:
+    """Make the folder if need be; return False if its owner deleted it meanwhile."""
+    try:
+        logdir.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        with suppress(FileNotFoundError):
+            if not stat.S_ISDIR(logdir.lstat().st_mode):
+                raise
+        return False
+    return True
 
 
 def _unlock(logdir: Path, descriptor: int, is_new: bool) -> None:

@@ -60,8 +60,10 @@ def by_hand(prune_one):
         ({}, lambda layer: prune.l1_unstructured(layer, "weight", 0.5)),
         ({"pruning_fn": "ln_structured", "amount": 1, "dim": 1, "l_norm": 2},
          lambda layer: prune.ln_structured(layer, "weight", 1, n=2, dim=1)),
+        ({"pruning_fn": "ln_structured", "amount": 1, "dim": 1, "l_norm": "fro"},
+         lambda layer: prune.ln_structured(layer, "weight", 1, n="fro", dim=1)),
     ],
-    ids=["l1", "columns"],
+    ids=["l1", "columns", "norm by name"],
 )  # fmt: skip
 def test_pruned_after_each_epoch_the_weights_are_torchs(arguments, prune_one):
     """Gradients are clipped by a norm to which pruned weights add nothing; to rounding, zeros exactly."""

@@ -78,6 +78,35 @@ def test_buckets_laid_out_before_the_first_step_change_no_weights(make_model, op
     torch.testing.assert_close(weights(model), weights(by_hand), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
+def test_hooks_on_parameters_see_gradients_of_training_only():
+    """The zeros that lay out buckets are kept from them; one that is on one rank alone makes no other wait."""
+    engine = dl.DistributedDataParallelEngine(3, device="cpu", timeout_s=60)
+
+    def train():
+        engine.setup()
+        model, seen = mlp(), []
+        weight = model[0].weight
+        weight.register_hook(lambda gradient: seen.append(bool(gradient.any())))
+        handles = [weight.register_post_accumulate_grad_hook(lambda own: seen.append(bool(own.grad.any())))]
+        if not engine.is_main_process:
+            handles.pop().remove()
+        wrapped, batches = engine.wrap(model), loader(96, 8)
+        for features, targets in list(batches)[engine.rank :: 3]:
+            nn.functional.cross_entropy(wrapped(features), targets).backward()
+        for handle in handles:
+            handle.remove()
+        wrapped(features).sum().backward()
+        everyone = engine.gather_object((seen, model[3].bias.grad))
+        engine.cleanup()
+        return everyone
+
+    everyone = engine.launch(train)
+
+    assert [seen for seen, _ in everyone] == [[True] * 9, [True] * 5, [True] * 5]
+    assert all(torch.equal(gradient, everyone[0][1]) for _, gradient in everyone)
+
+
 def images(num_samples):
     generator = torch.Generator().manual_seed(0)
     features = torch.randn(num_samples, 3, 8, 8, generator=generator)

@@ -114,7 +114,7 @@ def test_an_exception_in_one_rank_ends_all_with_its_traceback_once(start):
     assert seconds < LIMIT_S
     assert "rank 1 of 2" in errors
     assert errors.count("in on_batch_end") == 1
-    last_words = "ArithmeticError: rank one has had enough\nin batch 2 of loader 'train', epoch 2, rank 1; shapes"
+    last_words = "ArithmeticError: rank one has had enough\nin batch 2 of loader 'train', epoch 2, rank 1: features"
     assert "\n".join(errors.splitlines()[-2:]).startswith(last_words)
     assert "closed by peer" not in errors.lower()
     assert_nobody_is_left(pids)

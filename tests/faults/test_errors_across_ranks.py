@@ -43,14 +43,14 @@ def told(tmp_path_factory):
 
 
 CAUSES = {
-    "model": ("LookupError: in the model", "in batch 3 of loader 'train', epoch 1, rank 1; shapes"),
-    "callback": ("LookupError: in the callback", "in batch 3 of loader 'train', epoch 1, rank 1; shapes"),
-    "logger": ("LookupError: in the logger", "in batch 2 of loader 'train', epoch 1, rank 0; shapes"),
+    "model": ("LookupError: in the model", "in batch 3 of loader 'train', epoch 1, rank 1: features"),
+    "callback": ("LookupError: in the callback", "in batch 3 of loader 'train', epoch 1, rank 1: features"),
+    "logger": ("LookupError: in the logger", "in batch 2 of loader 'train', epoch 1, rank 0: features"),
     "loader": ("LookupError: in the data set", "while batch 3 of loader 'train', epoch 1, rank 1 was fetched"),
     "epoch end": ("LookupError: at the epoch's end", "after batch 8 of loader 'train', epoch 1, rank 1"),
     "keys": ("ranks differ in batch_metrics", "rank 0: ['loss']; rank 1: ['loss', 'mine']"),
     "nan": ("FloatingPointError: batch_metrics['loss'] was not finite", "batch 3 of loader 'train', epoch 1, rank 1"),
-    "nan in a module": ("epoch 1, step 3, rank 1: the first NaN is in the output of '1' (Spoils)", "rank 1; shapes"),
+    "nan in a module": ("epoch 1, step 3, rank 1: the first NaN is in the output of '1' (Spoils)", "rank 1: features"),
     "fewer on rank 1": (LENGTHS, "rank 1 had 3, and rank 0 is in its batch 4"),
     "fewer on rank 0": (LENGTHS, "rank 0 had 3, and rank 1 is in its batch 4"),
     "known to be fewer": ("loader 'train' has [5, 3] batches on the ranks", "before the first loader"),

@@ -268,7 +268,7 @@ def test_a_logdir_that_cannot_be_written_to_ends_the_run_before_it_trains(tmp_pa
 
     for place in (tmp_path / "file" / "log", Path("/proc/log")):
         checkpoint = dl.CheckpointCallback(place, mode="runner")
-        with pytest.raises(OSError, match=f"cannot write {place}/checkpoints: "):
+        with pytest.raises(OSError, match=f"cannot write to logdir {place}: "):
             train(None, callbacks=[checkpoint, Count()])
     assert steps == []
 
