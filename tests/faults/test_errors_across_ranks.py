@@ -43,7 +43,7 @@ def told(tmp_path_factory):
 
 
 CAUSES = {
-    "model": ("LookupError: in the model", "in batch 3 of loader 'train', epoch 1, rank 1: features"),
+    "model": ("LookupError: in the model", "in batch 3 of loader 'train', epoch 1, rank 1: 0 float32"),
     "callback": ("LookupError: in the callback", "in batch 3 of loader 'train', epoch 1, rank 1: features"),
     "logger": ("LookupError: in the logger", "in batch 2 of loader 'train', epoch 1, rank 0: features"),
     "loader": ("LookupError: in the data set", "while batch 3 of loader 'train', epoch 1, rank 1 was fetched"),
