@@ -82,8 +82,10 @@ def by_pass(table: pd.DataFrame) -> pd.DataFrame:
     """Turn what `read_metrics` returned of a run into a row for each pass over a loader, in time, and a column for each
     metric; NaN where it was not logged."""
     place = ["stage", "epoch", "step", "loader"]
-    in_time = table.sort_values("step", kind="stable").set_index([*place, "metric"])["value"]
-    return in_time.unstack("metric", sort=False)[list(table["metric"].unique())].reset_index(allow_duplicates=True)
+    in_time = table.sort_values("step", kind="stable")
+    order = in_time.set_index(place).index.unique()
+    by_metric = in_time.set_index([*place, "metric"])["value"].unstack("metric")  # sort=False mixes rows up in pandas 2
+    return by_metric.loc[order, list(table["metric"].unique())].reset_index(allow_duplicates=True)
 
 
 def find_runs(logdir: Logdirs, *, scope: Scope = "loader") -> dict[str, Path]:
