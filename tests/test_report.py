@@ -6,6 +6,7 @@ import math
 import re
 from html.parser import HTMLParser
 
+import pandas
 import pytest
 import yaml
 from torch import nn
@@ -103,8 +104,8 @@ def test_every_number_of_the_logs_is_on_the_page(logdir, page):
 def test_best_values_are_those_of_best_metrics(logdir, page):
     """And what is not known is an empty cell."""
     expected = [
-        [value if value == value else "" for value in row]
-        for row in best_metrics(logdir).drop(columns="run").astype(object).fillna("").itertuples(index=False)
+        [value if pandas.notna(value) else "" for value in row]
+        for row in best_metrics(logdir).drop(columns="run").itertuples(index=False)
     ]
 
     assert page.rows("values") == expected
