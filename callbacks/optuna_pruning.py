@@ -25,7 +25,8 @@ class OptunaPruningCallback(Callback):
     Raises:
         ValueError: the study's direction is the other one.
 
-    >>> OptunaPruningCallback(None, "valid", "accuracy").requires
+    >>> import optuna
+    >>> OptunaPruningCallback(optuna.trial.FixedTrial({}), "valid", "accuracy").requires
     (('valid', 'accuracy'),)
     """
 
