@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from runnerkit.arguments import check_paths
-from runnerkit.logger import ILogger, Scope, Step
-from runnerkit.loggers.folder import claim_folder
+from runnerkit.logger import Scope, Step
+from runnerkit.loggers.folder import FolderLogger, claim_folder
 from runnerkit.loggers.table import Table, drop_rows_after
 from runnerkit.plain_values import plain
 from runnerkit.storage.atomic_file import remove_leftovers, write_text
 
 
-class CSVLogger(ILogger):
+class CSVLogger(FolderLogger):
     """Write ``csv/<loader>.csv`` with the columns stage, epoch, step, and one for each metric as it appears.
 
     Numbers of single training steps go to ``csv/<loader>.batch.csv``. ``runnerkit.read_metrics`` reads them all.
@@ -38,15 +36,11 @@ class CSVLogger(ILogger):
     """
 
     is_essential = True
-    logdir: Path
 
     def __init__(
         self, logdir: str | os.PathLike[str], *, log_batch_metrics: bool = False, log_epoch_metrics: bool = True
     ) -> None:
-        check_paths(self, logdir=logdir)
-        self.logdir = Path(logdir).absolute()  # the run may change its working directory
-        self.log_batch_metrics = log_batch_metrics
-        self.log_epoch_metrics = log_epoch_metrics
+        super().__init__(logdir, log_batch_metrics=log_batch_metrics, log_epoch_metrics=log_epoch_metrics)
         self._folder = self.logdir / "csv"
         self._tables: dict[str, Table] = {}
 

@@ -1,10 +1,33 @@
-"""The folder that a logger writes to: made in time, and never another run's."""
+"""Loggers that write to a folder: what they take; the folder is made in time, and never another run's."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
 from pathlib import Path
+
+from runnerkit.arguments import check_paths
+from runnerkit.logger import ILogger
+
+
+class FolderLogger(ILogger):
+    """Base of loggers that write to a logdir.
+
+    Args:
+        logdir: made when the run starts.
+        log_batch_metrics: log single training steps too.
+        log_epoch_metrics: log whole loaders.
+    """
+
+    logdir: Path
+
+    def __init__(
+        self, logdir: str | os.PathLike[str], *, log_batch_metrics: bool = False, log_epoch_metrics: bool = True
+    ) -> None:
+        check_paths(self, logdir=logdir)
+        self.logdir = Path(logdir).absolute()  # the run may change its working directory
+        self.log_batch_metrics = log_batch_metrics
+        self.log_epoch_metrics = log_epoch_metrics
 
 
 def claim_folder(folder: Path, *, logdir: Path, earlier_logs: Iterable[Path], is_resumed: bool) -> None:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import BinaryIO
 
-from runnerkit.arguments import check_paths
 from runnerkit.curves.json_lines import FILE, format_line, read_lines
-from runnerkit.logger import ILogger, Scope, Step
-from runnerkit.loggers.folder import claim_folder
+from runnerkit.logger import Scope, Step
+from runnerkit.loggers.folder import FolderLogger, claim_folder
 
 
-class JSONLLogger(ILogger):
+class JSONLLogger(FolderLogger):
     """Write ``metrics.jsonl``: a line for each pass over a loader, and for each training step that is logged.
 
     Strict JSON: NaN and infinities are the strings "NaN", "Infinity", "-Infinity". ``runnerkit.read_metrics`` reads the
@@ -34,15 +32,11 @@ class JSONLLogger(ILogger):
     """
 
     is_essential = True
-    logdir: Path
 
     def __init__(
         self, logdir: str | os.PathLike[str], *, log_batch_metrics: bool = False, log_epoch_metrics: bool = True
     ) -> None:
-        check_paths(self, logdir=logdir)
-        self.logdir = Path(logdir).absolute()  # the run may change its working directory
-        self.log_batch_metrics = log_batch_metrics
-        self.log_epoch_metrics = log_epoch_metrics
+        super().__init__(logdir, log_batch_metrics=log_batch_metrics, log_epoch_metrics=log_epoch_metrics)
         self._path = self.logdir / FILE
         self._file: BinaryIO | None = None
         self._place = (0, 0)  # epoch and step of the last line

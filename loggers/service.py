@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from runnerkit.arguments import check_paths
-from runnerkit.logger import Histogram, ILogger, PRCurve, Scope, Step
+from runnerkit.logger import Histogram, PRCurve, Scope, Step
+from runnerkit.loggers.folder import FolderLogger
 from runnerkit.loggers.ledger import Ledger
 
 logger = logging.getLogger(__name__)
 
 
-class ServiceLogger(ILogger):
+class ServiceLogger(FolderLogger):
     """Base of loggers whose service keeps runs by an id.
 
     A loader's metrics are called ``valid/loss``, those of single training steps ``train/batch/loss``, and pictures,
@@ -35,7 +35,6 @@ class ServiceLogger(ILogger):
     """
 
     service: str  # name of the folder in the logdir
-    logdir: Path
 
     def __init__(
         self,
@@ -45,10 +44,7 @@ class ServiceLogger(ILogger):
         log_epoch_metrics: bool = True,
         log_checkpoint: bool = False,
     ) -> None:
-        check_paths(self, logdir=logdir)
-        self.logdir = Path(logdir).absolute()  # the run may change its working directory
-        self.log_batch_metrics = log_batch_metrics
-        self.log_epoch_metrics = log_epoch_metrics
+        super().__init__(logdir, log_batch_metrics=log_batch_metrics, log_epoch_metrics=log_epoch_metrics)
         self.log_checkpoint = log_checkpoint
         self._ledger = Ledger(self.logdir / self.service)
 

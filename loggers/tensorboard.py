@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from runnerkit.arguments import check_paths
-from runnerkit.logger import Histogram, ILogger, PRCurve, Scope, Step
-from runnerkit.loggers.folder import claim_folder
+from runnerkit.logger import Histogram, PRCurve, Scope, Step
+from runnerkit.loggers.folder import FolderLogger, claim_folder
 
 if TYPE_CHECKING:
     from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]  # has no types
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
     from runnerkit.loggers.event_files import EventFiles
 
 
-class TensorboardLogger(ILogger):
+class TensorboardLogger(FolderLogger):
     """Write events to ``tensorboard/<loader>/``: tag ``loss`` for a whole loader, ``batch/loss`` for a training step.
 
     Takes images, texts, histograms and PR curves too; their x is the training step where they were logged in one, else
@@ -43,7 +41,6 @@ class TensorboardLogger(ILogger):
     """
 
     is_essential = True
-    logdir: Path
 
     def __init__(
         self,
@@ -55,10 +52,7 @@ class TensorboardLogger(ILogger):
     ) -> None:
         if x_axis not in ("epoch", "step"):
             raise ValueError(f'{type(self).__name__}: x_axis must be "epoch" or "step", got {x_axis!r}')
-        check_paths(self, logdir=logdir)
-        self.logdir = Path(logdir).absolute()  # the run may change its working directory
-        self.log_batch_metrics = log_batch_metrics
-        self.log_epoch_metrics = log_epoch_metrics
+        super().__init__(logdir, log_batch_metrics=log_batch_metrics, log_epoch_metrics=log_epoch_metrics)
         self.x_axis = x_axis
         self._folder = self.logdir / "tensorboard"
         self._runs: dict[str, EventFiles] = {}

@@ -11,11 +11,10 @@ from zipfile import ZipFile
 
 import numpy as np
 import pytest
-from torch import nn
 
 from runnerkit import dl
 from runnerkit.logger import Histogram, PRCurve, Step
-from tests.tiny import loader, mlp, sgd
+from tests.loggers.training import Interrupt, train
 
 
 @pytest.fixture(autouse=True)
@@ -89,24 +88,6 @@ def uploads(logdir):
                 )
 
 
-def train(logdir, logger, **kwargs):
-    model = mlp()
-    return dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=sgd(model),
-        **{
-            "loaders": {"train": loader(20, 4), "valid": loader(9, 4)},
-            "num_epochs": 2,
-            "logdir": logdir,
-            "hparams": {"lr": 0.1, "model": {"depth": 2}},
-            "loggers": {"console": None, "csv": None, "tensorboard": None, "comet": logger},
-            "cpu": True,
-            **kwargs,
-        },
-    )
-
-
 @pytest.mark.parametrize("ddp", [False, True])
 def test_a_run_is_read_back_from_its_archive(tmp_path, ddp):
     """Metrics with epoch and step, each once: one logger, on rank zero; parameters; the checkpoint."""
@@ -138,18 +119,6 @@ def test_a_run_is_read_back_from_its_archive(tmp_path, ddp):
     assert json.loads(sent.pop("environment.json"))["engine"]["num_processes"] == runner.engine.num_processes
     assert sent == {"checkpoint": (tmp_path / "checkpoints" / "last.pth").read_bytes()}
     assert [each for each in messages(tmp_path, "log_other") if each["key"] == "error"] == []
-
-
-class Interrupt(dl.Callback):
-    """Ends the run as a kill would."""
-
-    def __init__(self, batch_step):
-        super().__init__(order=dl.CallbackOrder.External)
-        self.batch_step = batch_step
-
-    def on_step_end(self, runner):
-        if runner.batch_step == self.batch_step:
-            raise KeyboardInterrupt
 
 
 def test_a_resumed_run_is_the_same_experiment_and_repeats_nothing(tmp_path):

@@ -6,12 +6,11 @@ import sys
 
 import numpy as np
 import pytest
-from torch import nn
 
 from runnerkit import dl
 from runnerkit.logger import Histogram, PRCurve, Step
 from runnerkit.loggers import mlflow as mlflow_logger
-from tests.tiny import loader, mlp, sgd
+from tests.loggers.training import Interrupt, train
 
 
 @pytest.fixture(autouse=True)
@@ -46,24 +45,6 @@ def runs(uri, experiment="Default"):
     return client(uri).search_runs([found.experiment_id])
 
 
-def train(logdir, logger, **kwargs):
-    model = mlp()
-    return dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=sgd(model),
-        **{
-            "loaders": {"train": loader(20, 4), "valid": loader(9, 4)},
-            "num_epochs": 2,
-            "logdir": logdir,
-            "hparams": {"lr": 0.1, "model": {"depth": 2}},
-            "loggers": {"console": None, "csv": None, "tensorboard": None, "mlflow": logger},
-            "cpu": True,
-            **kwargs,
-        },
-    )
-
-
 @pytest.mark.parametrize("ddp", [False, True])
 def test_a_run_is_read_back_by_mlflows_client(tmp_path, uri, ddp):
     """Metrics of loaders by epoch, of steps by step, each once: one logger, on rank zero; parameters; how it ended."""
@@ -92,18 +73,6 @@ def artifacts(uri, run, tmp_path):
 
     (tmp_path / "fetched").mkdir(exist_ok=True)
     return Path(client(uri).download_artifacts(run.info.run_id, "", str(tmp_path / "fetched")))
-
-
-class Interrupt(dl.Callback):
-    """Ends the run as a kill would."""
-
-    def __init__(self, batch_step):
-        super().__init__(order=dl.CallbackOrder.External)
-        self.batch_step = batch_step
-
-    def on_step_end(self, runner):
-        if runner.batch_step == self.batch_step:
-            raise KeyboardInterrupt
 
 
 def test_a_resumed_run_is_the_same_run_and_repeats_nothing(tmp_path, uri, caplog):

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from torch import nn
 
 from runnerkit import dl
 from runnerkit.logger import Histogram, PRCurve, Step
-from tests.tiny import loader, mlp, sgd
+from tests.loggers.training import Interrupt, train
 
 
 @pytest.fixture(autouse=True)
@@ -65,24 +64,6 @@ def curve(logdir, name, x):
     return [(row[x], row[name]) for row in rows(logdir) if name in row]
 
 
-def train(logdir, logger, **kwargs):
-    model = mlp()
-    return dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=sgd(model),
-        **{
-            "loaders": {"train": loader(20, 4), "valid": loader(9, 4)},
-            "num_epochs": 2,
-            "logdir": logdir,
-            "hparams": {"lr": 0.1, "model": {"depth": 2}},
-            "loggers": {"console": None, "csv": None, "tensorboard": None, "wandb": logger},
-            "cpu": True,
-            **kwargs,
-        },
-    )
-
-
 @pytest.mark.parametrize("ddp", [False, True])
 def test_a_run_is_read_back_from_wandbs_files(tmp_path, ddp):
     """Metrics with epoch and step, each once: one logger, on rank zero; config; the checkpoint; how it ended."""
@@ -113,18 +94,6 @@ def artifacts(logdir):
     for record in records(logdir):
         if record.WhichOneof("record_type") == "artifact":
             yield record.artifact
-
-
-class Interrupt(dl.Callback):
-    """Ends the run as a kill would."""
-
-    def __init__(self, batch_step):
-        super().__init__(order=dl.CallbackOrder.External)
-        self.batch_step = batch_step
-
-    def on_step_end(self, runner):
-        if runner.batch_step == self.batch_step:
-            raise KeyboardInterrupt
 
 
 def test_a_resumed_run_is_the_same_run_and_repeats_nothing(tmp_path):
