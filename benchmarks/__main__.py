@@ -45,9 +45,6 @@ def write(case: Case, *, num_rounds: int, peers: str | None, path: Path) -> bool
         print(results.table(outcome, case.figures))
         return not outcome.failures
     if peers:
-        rarely = {each.name: each.every for each in case.candidates if each.every > 1}
-        if rarely and num_rounds > 1:
-            conditions += f" In one round of {max(rarely.values())} only: {', '.join(rarely)}."
         conditions += f" Peers: {results.versions(peers, PACKAGES)}."
     parts = [heading, conditions + "\n", results.table(outcome, case.figures)]
     if drawing := results.plot(case.key, outcome, case.figures[0], path.parent / "plots"):

@@ -48,10 +48,6 @@ PEERS = {
     "Lightning, barebones": ("lightning_trainer", ("nothing",)),
     "Lightning": ("lightning_trainer", VARIANTS),
 }
-# Those that call three times as many functions as raw PyTorch take part in one round of so many.
-SLOW_PEERS = {"TorchTNT", "Catalyst", "transformers' Trainer", "Lightning, barebones", "Lightning"}
-SLOW_PEERS_EVERY = 3
-CNN_PEERS_EVERY = 9  # an epoch takes a minute
 VARIANT_WORDS = {
     "nothing": "nothing logged",
     "loss": "mean loss",
@@ -94,12 +90,8 @@ def _step_candidates(variant: str, peers: str | None, *more: str) -> tuple[Candi
     for name, (script, variants) in PEERS.items():
         if peers is not None and variant in variants:
             own = (*arguments, "--barebones") if "barebones" in name else arguments
-            candidates.append(Candidate(name, f"benchmarks.peers.{script}", own, python=peers, every=_every(name)))
+            candidates.append(Candidate(name, f"benchmarks.peers.{script}", own, python=peers))
     return tuple(candidates)
-
-
-def _every(name: str) -> int:
-    return SLOW_PEERS_EVERY if name in SLOW_PEERS else 1
 
 
 def _steps(variant: str, peers: str | None, num_batches: int) -> Case:
@@ -149,7 +141,7 @@ def _cnn(peers: str | None) -> Case:
     ]
     for name, (script, variants) in PEERS.items():
         if peers is not None and "accuracy" in variants:
-            candidates.append(Candidate(name, f"benchmarks.cnn.peers.{script}", python=peers, every=CNN_PEERS_EVERY))
+            candidates.append(Candidate(name, f"benchmarks.cnn.peers.{script}", python=peers))
     return Case(
         key="cnn",
         title="A small CNN on Fashion-MNIST, from files to metrics",

@@ -34,7 +34,6 @@ class Candidate:
         arguments: of the script.
         python: the interpreter; peers have their own.
         launcher: module that starts the script, and its arguments, such as ``("torch.distributed.run",)``.
-        every: it takes part in each round, or in each third, say.
     """
 
     name: str
@@ -42,7 +41,6 @@ class Candidate:
     arguments: tuple[str, ...] = ()
     python: str = sys.executable
     launcher: tuple[str, ...] = ()
-    every: int = 1
 
     @property
     def command(self) -> list[str]:
@@ -62,21 +60,19 @@ class Figure:
 class Outcome:
     """What all rounds gave, by the candidates' names; `failures` tells in words who is missing and why."""
 
-    reports: dict[str, dict[int, Report]] = field(default_factory=dict)
+    reports: dict[str, list[Report]] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
 
     def values(self, name: str, figure: Figure) -> list[float]:
         """Return a figure of each round, or nothing if the candidate has no such figure."""
-        return [*self._by_round(name, figure).values()]
+        return [report[figure.key] for report in self.reports[name] if figure.key in report]
 
     def ratio(self, name: str, figure: Figure) -> float | None:
         """Return the median of what the rounds give in units of the first candidate in the same round."""
-        own, first = self._by_round(name, figure), self._by_round(next(iter(self.reports)), figure)
-        ratios = [value / first[number] for number, value in own.items() if first.get(number)]
+        key, first = figure.key, next(iter(self.reports.values()))
+        rounds = zip(self.reports[name], first, strict=True)
+        ratios = [own[key] / its[key] for own, its in rounds if key in own and its.get(key)]
         return statistics.median(ratios) if ratios else None
-
-    def _by_round(self, name: str, figure: Figure) -> dict[int, float]:
-        return {number: report[figure.key] for number, report in self.reports[name].items() if figure.key in report}
 
 
 class CandidateFailed(Exception):
@@ -181,10 +177,10 @@ def measure(
     Raises:
         CandidateFailed: the first candidate failed, which is the measure of the others.
     """
-    outcome = Outcome({each.name: {} for each in candidates})
+    outcome = Outcome({each.name: [] for each in candidates})
     first = candidates[0].name
     for number in range(num_rounds):
-        racing = [each for each in candidates if each.name not in outcome.failures and number % each.every == 0]
+        racing = [each for each in candidates if each.name not in outcome.failures]
         if in_turns:
             order = -1 if number % 2 else 1
             results: Iterable[Result] = run_in_turns(racing[::order], timeout_s=timeout_s)[::order]
@@ -195,7 +191,7 @@ def measure(
                 if isinstance(report, CandidateFailed):
                     raise report
                 if candidate.name != first:
-                    check_same(report, outcome.reports[first][number], tolerance=tolerance)
+                    check_same(report, outcome.reports[first][-1], tolerance=tolerance)
             except CandidateFailed as failure:
                 if candidate.name == first:
                     raise CandidateFailed(f"{first}: {failure}") from None
@@ -203,7 +199,7 @@ def measure(
                 del outcome.reports[candidate.name]
                 print(f"  {candidate.name}: {failure}", file=sys.stderr, flush=True)
                 continue
-            outcome.reports[candidate.name][number] = report
+            outcome.reports[candidate.name].append(report)
             print(f"  {candidate.name}: {json.dumps(report)}", file=sys.stderr, flush=True)
     return outcome
 

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -55,7 +54,7 @@ def test_candidates_take_turns_and_are_held_against_the_first(script):
 
     outcome = measure([first, second], num_rounds=2)
 
-    assert outcome.reports["second"] == {number: {"step_us": 150, "same": {"loss": 2}} for number in range(2)}
+    assert outcome.reports["second"] == [{"step_us": 150, "same": {"loss": 2}}] * 2
     assert outcome.ratio("second", FIGURE) == 1.5
     assert "| second | 150.0 | always | 1.50 |" in results.table(outcome, [FIGURE])
 
@@ -160,7 +159,7 @@ def test_stderr_is_a_terminal(script):
 
 def test_ratio_to_nothing_is_none():
     """A count may be zero for raw PyTorch."""
-    outcome = Outcome({"raw": {0: {"step_us": 0.0}}, "ours": {0: {"step_us": 1.0}}})
+    outcome = Outcome({"raw": [{"step_us": 0.0}], "ours": [{"step_us": 1.0}]})
 
     assert outcome.ratio("ours", FIGURE) is None
 
@@ -238,13 +237,3 @@ def test_cases_begin_with_raw_pytorch_and_have_keys_of_their_own():
     for case in cases:
         if case.key != "import":
             assert [each.name.split(",")[0] for each in case.candidates[:2]] == ["raw PyTorch", "runnerkit"]
-
-
-def test_a_candidate_may_take_part_in_some_rounds_only(script):
-    """It is held against the first in the same rounds."""
-    first, second = script("first", FIGURES_LINE % (100, 2)), script("second", FIGURES_LINE % (150, 2))
-
-    outcome = measure([first, replace(second, every=3)], num_rounds=4)
-
-    assert [*outcome.reports["first"]] == [0, 1, 2, 3] and [*outcome.reports["second"]] == [0, 3]
-    assert outcome.ratio("second", FIGURE) == 1.5
