@@ -137,6 +137,7 @@ def _cnn(peers: str | None) -> Case:
     candidates = [
         Candidate("raw PyTorch", "benchmarks.cnn.raw"),
         Candidate("runnerkit, the same DataLoader", "benchmarks.cnn.ours"),
+        Candidate("raw PyTorch, images seeded", "benchmarks.cnn.seeded"),
         Candidate("runnerkit, TensorLoader", "benchmarks.cnn.tensor_loader"),
     ]
     for name, (script, variants) in PEERS.items():
@@ -149,8 +150,10 @@ def _cnn(peers: str | None) -> Case:
         "images; batches of 256; loss and accuracy. On scikit-learn's digits where Fashion-MNIST is missing. All but "
         "TensorLoader: a DataLoader without workers, and torchvision's transforms image by image, by hand with PIL, "
         "draw for draw, as some peers cannot be imported where PyPI's torchvision is beside a CPU-only torch; "
-        "they give the same numbers in about half of torchvision's time. TensorLoader: whole batches are "
-        "cut, flipped and normalized. Imports are not timed, that of torch._dynamo included, which an optimizer's "
+        "they give the same numbers in about half of torchvision's time. Images seeded: torch's generator is seeded "
+        "before each image, by its index and the epoch, so that it draws the same crop and flip on any number of "
+        "processes and after any resume, as each sample does by runnerkit. TensorLoader: whole batches are cut, "
+        "flipped and normalized. Imports are not timed, that of torch._dynamo included, which an optimizer's "
         "first step would do. All live at once and take turns of 3,000 samples; the wait for a turn is not counted. "
         "Lightning begins with two batches of validation, its default; Ignite computes the training loss of each batch "
         "again, in its metric.",

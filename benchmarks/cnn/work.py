@@ -7,7 +7,7 @@ import argparse
 import gzip
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,7 @@ def augmented(image: Image.Image) -> Tensor:
     return as_floats(ImageOps.mirror(image) if torch.rand(1) < 0.5 else image)
 
 
-def loaders(images: dict[str, Images]) -> dict[str, DataLoader[Any]]:
+def loaders(images: Mapping[str, Dataset[Any]]) -> dict[str, DataLoader[Any]]:
     """Return DataLoaders that transform sample by sample, as everybody writes them."""
     return {key: DataLoader(each, batch_size=BATCH_SIZE, shuffle=key == "train") for key, each in images.items()}
 

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import nn
 
 from benchmarks.cases import all_cases
-from benchmarks.cnn import ours, raw, tensor_loader, work
+from benchmarks.cnn import ours, raw, seeded, tensor_loader, work
 from benchmarks.harness import ROOT
 from benchmarks.turns import Turns
 from runnerkit.torchvision_cpu import import_torchvision
@@ -106,7 +106,9 @@ def test_sums_are_the_means_over_all_samples():
     }
 
 
-@pytest.mark.parametrize("train", [ours.train, tensor_loader.train], ids=["same DataLoader", "TensorLoader"])
+@pytest.mark.parametrize(
+    "train", [ours.train, seeded.train, tensor_loader.train], ids=["same DataLoader", "by hand, seeded", "TensorLoader"]
+)
 def test_ours_trains_and_validates_as_by_hand(train):
     """Within the case's tolerance; each draws its own order and crops."""
     (case,) = (each for each in all_cases() if each.key == "cnn")
@@ -115,6 +117,23 @@ def test_ours_trains_and_validates_as_by_hand(train):
     for name in ("loss", "accuracy"):
         assert found["train"][name] == pytest.approx(expected["train"][name], rel=case.tolerance)
     assert found["valid"].keys() >= {"loss", "accuracy"}
+
+
+def test_seeded_images_draw_by_their_index_and_the_generator_is_left_as_it_was():
+    """In whatever order and company they are fetched; differently in another epoch."""
+    images = seeded.Seeded(few_images()["train"])
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+
+    first, again = images.__getitems__([7, 3, 200]), images.__getitems__([200, 7])
+    images.epoch = 2
+    other = images.__getitems__(list(range(20)))
+    images.epoch = 1
+
+    assert torch.equal(first[0][0], again[1][0]) and torch.equal(first[2][0], again[0][0])
+    expected = images.__getitems__(list(range(20)))
+    assert not all(torch.equal(one[0], two[0]) for one, two in zip(other, expected, strict=True))
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 @pytest.mark.slow
