@@ -57,7 +57,8 @@ def check_loaders(loaders: Any) -> dict[str, Any]:
             )
         if isinstance(loader, Dataset) and not hasattr(loader, "__iter__"):  # its samples would be taken for batches
             raise TypeError(
-                f"loader {key!r} is a {type(loader).__name__}, a data set: pass DataLoader(dataset, batch_size=...)"
+                f"loader {key!r} is a {type(loader).__name__}, a data set: pass DataLoader(dataset, batch_size=...), "
+                "with batch_size=None if its items are whole batches"
             )
         if count_batches(loader) == 0:
             raise ValueError(f"loader {key!r} is empty: {_why_empty(loader)}")

@@ -74,7 +74,7 @@ BAD = {
     "data set in place of a loader": (
         {"loaders": {"train": classification(8)}},
         TypeError,
-        r"loader 'train' is a TensorDataset, a data set: pass DataLoader\(dataset",
+        r"loader 'train' is a TensorDataset, a data set: pass DataLoader\(dataset, batch_size=\.\.\.\), with",
     ),
     "scheduler of another optimizer": (
         lambda: {"scheduler": torch.optim.lr_scheduler.StepLR(sgd(mlp()), 1)},
