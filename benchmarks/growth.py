@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.steps import work
+from benchmarks.turns import Turns
 from runnerkit import dl
 
 
@@ -125,7 +126,7 @@ def ours(loader: Any, *, callbacks: list[dl.Callback], num_epochs: int = 1, num_
 
 
 def steps(options: argparse.Namespace) -> dict[str, float]:
-    batches = work.Batches(work.make_batches(2000))
+    batches = work.Batches(work.make_batches(2000), Turns())
     if options.who == "raw":
         raw_steps(batches, options.metrics)
     else:

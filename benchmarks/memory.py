@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.steps import work
+from benchmarks.turns import Turns
 
 
 def peak_mib() -> float:
@@ -21,7 +22,7 @@ def peak_mib() -> float:
 def main() -> None:
     """Train as benchmarks.steps.raw or ours does; importing it counts."""
     torch.set_num_threads(1)
-    batches = work.Batches(work.make_batches(5000))
+    batches = work.Batches(work.make_batches(5000), Turns())
     before = peak_mib()
     candidate = importlib.import_module(f"benchmarks.steps.{sys.argv[1]}")
     with tempfile.TemporaryDirectory() as folder:

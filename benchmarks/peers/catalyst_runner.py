@@ -23,7 +23,7 @@ class Loader(work.Batches):
     batch_sampler = sampler = None
 
     def __init__(self, batches: work.Batches) -> None:
-        super().__init__(batches.batches)
+        super().__init__(batches.batches, batches.turns)
         self.times = batches.times
         self.dataset = range(self.batch_size * len(batches))
 

@@ -31,8 +31,8 @@ class Batches:
 
     batch_size = 32  # some frameworks ask
 
-    def __init__(self, batches: list[Any], turns: Turns | None = None) -> None:
-        self.batches, self.turns = batches, turns or Turns()
+    def __init__(self, batches: list[Any], turns: Turns) -> None:
+        self.batches, self.turns = batches, turns
         self.times: list[tuple[float, float]] = []  # the end of a turn, and the begin of the next
 
     def mapped(self, change: Callable[[Batch], Any]) -> "Batches":
@@ -107,7 +107,7 @@ def main(train: Train) -> None:
     parser.add_argument("--count-calls", action="store_true", help="count calls in a step instead of timing it")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    batches = Batches(make_batches(150 if options.count_calls else options.num_batches))
+    batches = Batches(make_batches(150 if options.count_calls else options.num_batches), Turns())
     with tempfile.TemporaryDirectory() as folder:
         if options.count_calls:
             figures = {"calls": calls_per_step(partial(_train_some, train, batches.batches, options.variant, folder))}
@@ -119,7 +119,7 @@ def main(train: Train) -> None:
 
 def _train_some(train: Train, batches: list[Batch], variant: str, folder: str, num_steps: int) -> None:
     with tempfile.TemporaryDirectory(dir=folder) as own:
-        train(Batches(batches[:num_steps]), variant, Path(own))
+        train(Batches(batches[:num_steps], Turns()), variant, Path(own))
 
 
 def _same(trained: Trained, batches: list[Batch]) -> dict[str, float]:

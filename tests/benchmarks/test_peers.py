@@ -1,0 +1,24 @@
+"""The other frameworks' scripts take their turns beside ours and do the same work, in their own environment."""
+
+import pytest
+
+from benchmarks.cases import all_cases
+from benchmarks.harness import ROOT, measure
+
+PEERS = ROOT / ".venv-peers"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("key", ["steps-nothing", "steps-log"])
+def test_every_framework_takes_its_turns(key):
+    """Nobody waits for ever, fails, or reports another loss than raw PyTorch."""
+    if not (PEERS / "installed").exists():
+        pytest.skip("the other frameworks are not installed: `make .venv-peers/installed` gives them a folder")
+    peers = str(PEERS / "bin" / "python")
+    (case,) = (each for each in all_cases(peers, num_batches=150) if each.key == key)
+
+    outcome = measure(case.candidates, num_rounds=1, tolerance=case.tolerance, in_turns=case.in_turns, timeout_s=30)
+
+    assert not outcome.failures
+    assert all(outcome.ratio(each.name, case.figures[0]) > 0 for each in case.candidates)
