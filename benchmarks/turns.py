@@ -22,6 +22,8 @@ class Turns:
     def __init__(self, *, one_core: bool = True) -> None:
         place = os.environ.get(PLACE)
         self.socket = None if place is None else _connected(place)
+        if self.socket is not None:
+            os.dup(self.socket.fileno())  # the exit of a process, up to a second, is its own turn's too
         self.one_core = one_core and hasattr(os, "sched_setaffinity")
         self.waited = 0.0
 
