@@ -7,6 +7,7 @@ import hashlib
 import random
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ def set_global_seed(seed: int) -> None:
     torch.manual_seed(seed)
 
 
+@lru_cache(maxsize=64)  # asked for each batch
 def derive_seed(seed: int, *parts: int | str) -> int:
     """Hash `seed` and `parts` into a 63-bit seed: the same on every machine, unrelated for other parts.
 
@@ -37,36 +39,6 @@ def derive_seed(seed: int, *parts: int | str) -> int:
     """
     text = ":".join(str(part) for part in (seed, *parts))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
-
-
-_GOLDEN = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio
-_64_BITS = 0xFFFFFFFFFFFFFFFF
-
-
-def sample_seed(base: int, position: int) -> int:
-    """Mix a sample's position into `base`, of :func:`derive_seed`, in a microsecond where a hash takes 20.
-
-    A multiple of the golden ratio, as in Steele, Lea & Flood's SplitMix (2014), with its high half folded in.
-
-    >>> len({sample_seed(3, position) for position in range(10_000)})
-    10000
-    """
-    spread = (base + position) * _GOLDEN & _64_BITS
-    return (spread ^ spread >> 32) >> 1
-
-
-def sample_seeds(base: int, positions: range) -> list[int]:
-    """Return `sample_seed` of each of `positions`, in a tenth of a microsecond for each.
-
-    >>> sample_seeds(2**63 - 1, range(7, 70, 3)) == [sample_seed(2**63 - 1, each) for each in range(7, 70, 3)]
-    True
-    """
-    spread, step = (base + positions.start) * _GOLDEN & _64_BITS, positions.step * _GOLDEN
-    seeds = []
-    for _ in positions:
-        seeds.append((spread ^ spread >> 32) >> 1)
-        spread = spread + step & _64_BITS
-    return seeds
 
 
 # What a data set draws from, and how it is seeded. Amid other work torch's takes 2 microseconds, the others 9 and 13.
@@ -129,23 +101,61 @@ class CPUState:
     """State of torch's, Python's and NumPy's CPU generators."""
 
     def __init__(self) -> None:
-        self._torch, self._python, self._numpy = torch.get_rng_state(), random.getstate(), _numpy_state()
+        self._torch, self._python, self._numpy = torch.get_rng_state(), _python_state(), _numpy_state()
 
     def moved(self, apart_from: Collection[str] = ()) -> set[str]:
         """Name those that are in another state by now; `apart_from` those that need not be looked at."""
         moved = {
             "torch": lambda: not torch.equal(self._torch, torch.get_rng_state()),
-            "python": lambda: self._python != random.getstate(),
+            "python": lambda: not _is_same(self._python, _python_state()),
             "numpy": lambda: not _is_same(self._numpy, _numpy_state()),
         }
         return {name for name in GENERATORS if name not in apart_from and moved[name]()}
 
     def restore(self) -> None:
-        """Put them back; NumPy's, which takes 100 microseconds, if it has moved."""
+        """Put them back; Python's and NumPy's, which take longer, if they have moved."""
+        global _last_numpy_state
         torch.set_rng_state(self._torch)
-        random.setstate(self._python)
+        if _python_state() is not self._python:
+            random.setstate(self._python)
         if _numpy_state() is not self._numpy:
             np.random.set_state(self._numpy)
+            _last_numpy_state = b"", None  # it may have another Gaussian in store beside the same words
+
+
+_python_generator: Any = random.random.__self__  # type: ignore[attr-defined]  # a method of the one that all share
+
+
+def _find_python_words() -> ctypes.Array[ctypes.c_char] | None:
+    """Find where Python's generator has its position and 624 words in memory; None if not where CPython has them."""
+    address, num_bytes = id(_python_generator) + object.__basicsize__, 625 * 4
+    if type(_python_generator).__basicsize__ < object.__basicsize__ + num_bytes:
+        return None
+    _, (*words, position), _ = random.getstate()
+    expected = np.array([position, *words], dtype=np.uint32).tobytes()
+    words_there = (ctypes.c_char * num_bytes).from_address(address)
+    return words_there if words_there.raw == expected else None
+
+
+_python_words = _find_python_words()
+_last_python_state: tuple[bytes, Any] = b"", None
+
+
+def _python_state() -> Any:
+    """Read Python's state; the same object as before if nothing was drawn since.
+
+    Its 625 numbers as Python's integers take 50 microseconds amid other work, so they are looked at in memory first,
+    and the Gaussian that it may have in store.
+    """
+    global _last_python_state
+    if _python_words is None:
+        return random.getstate()
+    words = _python_words.raw
+    last_words, state = _last_python_state
+    if words != last_words or state[2] != _python_generator.gauss_next:
+        state = random.getstate()
+        _last_python_state = words, state
+    return state
 
 
 _last_numpy_state: tuple[bytes, Any] = b"", None
@@ -158,13 +168,17 @@ def _numpy_state() -> Any:
     Gaussians it draws two and keeps one, which the words do not tell: with one in store it is read anew.
     """
     global _last_numpy_state
-    generator: Any = np.random.get_bit_generator()  # type: ignore[attr-defined]  # NumPy's stubs lack it
-    words = ctypes.string_at(generator.ctypes.state_address, 625 * 4)
+    words = _numpy_words(np.random.get_bit_generator()).raw  # type: ignore[attr-defined]  # NumPy's stubs lack it
     last_words, state = _last_numpy_state
     if words != last_words or state[3]:
         state = np.random.get_state()
         _last_numpy_state = words, state
     return state
+
+
+@lru_cache(maxsize=1)
+def _numpy_words(generator: Any) -> ctypes.Array[ctypes.c_char]:
+    return (ctypes.c_char * (625 * 4)).from_address(generator.ctypes.state_address)
 
 
 def _is_same(one: Any, other: Any) -> bool:

@@ -16,7 +16,7 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from runnerkit import dl
+from runnerkit import dl, seeding
 from runnerkit.sampling import seeded_dataset
 from runnerkit.sampling.sharding import batches_of, shard_loader, share_of, start_epoch
 from tests.tiny import classification, mlp, sgd
@@ -74,6 +74,13 @@ def test_what_a_sample_draws_depends_on_seed_epoch_and_place_only():
     assert draws(loader(dataset=Subset(Noisy(24), range(24)))) == one
     assert draws(loader(), epoch=2) != one
     assert draws(loader(shuffle=False)) != draws(loader(shuffle=False), key="another loader")
+
+
+def test_each_sample_of_a_batch_sampler_draws_its_own():
+    """From each generator; torch's takes a seed modulo 2**32."""
+    found = draws(DataLoader(Noisy(24), batch_sampler=[list(range(start, start + 4)) for start in range(0, 24, 4)]))
+
+    assert [len({sample[column] for sample in found}) for column in (1, 2, 3)] == [24, 24, 24]
 
 
 def test_what_a_sample_draws_survives_an_interruption():
@@ -172,8 +179,15 @@ class DrawsFrom(Noisy):
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(
     "draw",
-    [lambda: float(torch.rand(())), random.random, np.random.rand, np.random.randn, lambda: 0.0],
-    ids=["torch", "python", "numpy", "numpy's pairs", "nothing"],
+    [
+        lambda: float(torch.rand(())),
+        random.random,
+        lambda: random.gauss(0, 1),
+        np.random.rand,
+        np.random.randn,
+        lambda: 0.0,
+    ],
+    ids=["torch", "python", "python's pairs", "numpy", "numpy's pairs", "nothing"],
 )
 def test_generators_are_seeded_once_they_are_drawn_from(draw, training, request):
     """The batch that shows it is fetched again, and only that; draws are those of any other way, states are kept.
@@ -181,7 +195,7 @@ def test_generators_are_seeded_once_they_are_drawn_from(draw, training, request)
     Of torch's it is taken for granted where a model is trained.
     """
     is_known = "nothing" in request.node.callspec.id or ("torch" in request.node.callspec.id and training)
-    np.random.randn()  # NumPy keeps the second of a pair, which a sample could take without a trace in its words
+    np.random.randn(), random.gauss(0, 1)  # both keep the second of a pair, which leaves their words as they are
     before = np.random.get_state()[4], random.getstate()
     dataset = DrawsFrom(24, draw)
 
@@ -191,6 +205,38 @@ def test_generators_are_seeded_once_they_are_drawn_from(draw, training, request)
     assert (np.random.get_state()[4], random.getstate()) == before
     assert found == draws(loader(dataset=DrawsFrom(24, draw), shuffle=False, num_workers=1))
     assert found == draws(loader(dataset=DrawsFrom(24, draw), shuffle=False, batch_size=1), world_size=2)
+
+
+@pytest.mark.parametrize("words", [seeding._python_words, None], ids=["looked at in memory", "asked for"])
+@pytest.mark.parametrize(
+    ("name", "draw"),
+    [
+        ("python", lambda: random.gauss(0, 1)),
+        ("numpy", np.random.randn),
+        ("python", random.random),
+        ("numpy", np.random.rand),
+        ("torch", lambda: torch.rand(1)),
+    ],
+)
+def test_what_was_drawn_is_seen_and_put_back(name, draw, words, monkeypatch):
+    """Also a Gaussian that was in store, beside the same words."""
+    monkeypatch.setattr(seeding, "_python_words", words)
+    draw()
+    drawn = []
+    for _ in range(3):
+        state = seeding.CPUState()
+        assert not state.moved()
+        drawn.append(draw())
+        assert state.moved() == {name}
+        state.restore()
+        assert not state.moved()
+
+    assert drawn[0] == drawn[1] == drawn[2] == draw()
+
+
+def test_pythons_generator_is_where_cpython_has_it():
+    """Else each batch would take twice its 625 numbers as Python's integers."""
+    assert seeding._python_words is not None
 
 
 def test_images_that_are_only_looked_at_are_not_seeded(monkeypatch):

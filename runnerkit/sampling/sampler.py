@@ -38,7 +38,7 @@ class PlacedBatch(NamedTuple):
         return PlacedBatch(self.epoch, self.positions[start:stop], self.indices[start:stop])
 
 
-_LARGEST_BATCH = 2**32  # positions of whole batches lie so far apart
+_LARGEST_BATCH = 1_000_003  # positions of whole batches lie so far apart; odd, as torch takes a seed modulo 2**32
 # By a loader, a share, a sampler, a subset, a concatenation.
 _HELD = ("origin", "batch_sampler", "sampler", "batches", "dataset", "datasets", "collate_fn")
 

@@ -21,8 +21,6 @@ from runnerkit.seeding import (
     CPUState,
     derive_seed,
     keep_cpu_rng,
-    sample_seed,
-    sample_seeds,
     seed_generators,
 )
 
@@ -112,17 +110,19 @@ class SeededDataset(Dataset[Any]):
         if not self._drawn_from:
             return [dataset[index] for index in batch.indices]
         seed_one, *others = (GENERATORS[name] for name in self._drawn_from)
+        seeds = self._seeds(batch)
+        if not others:  # here each call counts; map seeds when zip asks for the next index, so right before its sample
+            return [dataset[index] for index, _ in zip(batch.indices, map(seed_one, seeds), strict=True)]
         items = []
-        for index, seed in zip(batch.indices, self._seeds(batch), strict=True):  # here each call counts
-            seed_one(seed)
-            if others:
-                for seed_other in others:
-                    seed_other(seed)
+        for index, seed in zip(batch.indices, seeds, strict=True):
+            for each in (seed_one, *others):
+                each(seed)
             items.append(dataset[index])
         return items
 
-    def _seeds(self, batch: PlacedBatch) -> list[int]:
-        return sample_seeds(derive_seed(self.seed, "sample", batch.epoch), batch.positions)
+    def _seeds(self, batch: PlacedBatch) -> range:
+        base, positions = derive_seed(self.seed, "sample", batch.epoch), batch.positions
+        return range(base + positions.start, base + positions.stop, positions.step)
 
 
 def is_seeded(dataset: Any, collate_fn: Any) -> bool:
@@ -134,7 +134,7 @@ def seed_collate(collate_fn: Any, *, seed: int, epoch: int, position: int) -> No
     """Seed all generators of a worker for a ``collate_fn`` of the user's, by where in the epoch its batch begins."""
     if _in_worker() and collate_fn not in _DRAW_NOTHING_EITHER:
         # Another seed than the first sample's, whose numbers it would draw again.
-        seed_generators(sample_seed(derive_seed(seed, "collate", epoch), position))
+        seed_generators(derive_seed(seed, "collate", epoch) + position)
 
 
 def _in_worker() -> bool:
