@@ -109,16 +109,11 @@ class SeededDataset(Dataset[Any]):
         dataset = self.dataset
         if not self._drawn_from:
             return [dataset[index] for index in batch.indices]
-        seed_one, *others = (GENERATORS[name] for name in self._drawn_from)
-        seeds = self._seeds(batch)
-        if not others:  # here each call counts; map seeds when zip asks for the next index, so right before its sample
-            return [dataset[index] for index, _ in zip(batch.indices, map(seed_one, seeds), strict=True)]
-        items = []
-        for index, seed in zip(batch.indices, seeds, strict=True):
-            for each in (seed_one, *others):
-                each(seed)
-            items.append(dataset[index])
-        return items
+        seeders = [GENERATORS[name] for name in self._drawn_from]
+        # Here each call counts: of the one that most draw from no more than its own.
+        seed = seeders[0] if len(seeders) == 1 else lambda number: [seed_one(number) for seed_one in seeders]
+        # map seeds when zip asks for the next index, so right before its sample.
+        return [dataset[index] for index, _ in zip(batch.indices, map(seed, self._seeds(batch)), strict=True)]
 
     def _seeds(self, batch: PlacedBatch) -> range:
         base, positions = derive_seed(self.seed, "sample", batch.epoch), batch.positions

@@ -3,9 +3,8 @@
 import pytest
 
 from benchmarks.cases import all_cases
-from benchmarks.harness import ROOT, measure
-
-PEERS = ROOT / ".venv-peers"
+from benchmarks.harness import measure
+from tests.peers import PEERS, needs_peers
 
 
 @pytest.mark.slow
@@ -13,8 +12,7 @@ PEERS = ROOT / ".venv-peers"
 @pytest.mark.parametrize("key", ["steps-nothing", "steps-log"])
 def test_every_framework_takes_its_turns(key):
     """Nobody waits for ever, fails, or reports another loss than raw PyTorch."""
-    if not (PEERS / "installed").exists():
-        pytest.skip("the other frameworks are not installed: `make .venv-peers/installed` gives them a folder")
+    needs_peers()
     peers = str(PEERS / "bin" / "python")
     (case,) = (each for each in all_cases(peers, num_batches=150) if each.key == key)
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from runnerkit import dl
+from tests.peers import PEERS, needs_peers
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "migration"
-PEERS = ROOT / ".venv-peers"
 # Under which name pip knows them; the loop by hand needs nobody.
 DISTRIBUTIONS = {
     "lightning": "lightning",
@@ -56,11 +56,6 @@ def start(name, side, folder, runs, launcher=()):
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stdout + done.stderr
     return {run: torch.load(folder / f"{run}.pt", weights_only=True) for run in runs}
-
-
-def needs_peers():
-    if not (PEERS / "installed").exists():
-        pytest.skip("the other frameworks are not installed: `make .venv-peers/installed` gives them a folder")
 
 
 def assert_same(theirs, ours, *, tied=0):
