@@ -154,7 +154,8 @@ def _cnn(peers: str | None) -> Case:
         "before each image, by its index and the epoch, so that it draws the same crop and flip on any number of "
         "processes and after any resume, as each sample does by runnerkit. TensorLoader: whole batches are cut, "
         "flipped and normalized. Imports are not timed, that of torch._dynamo included, which an optimizer's "
-        "first step would do. All live at once and take turns of 3,000 samples; the wait for a turn is not counted. "
+        "first step would do. All live at once and take turns of 3,000 samples, but TensorLoader, whose epoch is "
+        "one turn; the wait for a turn is not counted. "
         "Lightning begins with two batches of validation, its default; Ignite computes the training loss of each batch "
         "again, in its metric.",
         candidates=tuple(candidates),
@@ -241,8 +242,8 @@ IMPORT = Case(
 MEMORY = Case(
     key="memory",
     title="Peak memory",
-    text="The run of 5,000 steps with mean loss and accuracy; the whole process, and what came after the batches were "
-    "made, imports included.",
+    text="The run of 5,000 steps with mean loss and accuracy: the most resident memory of the whole process, and what "
+    "of it came after the batches were made, imports included (Linux).",
     candidates=(
         Candidate("raw PyTorch", "benchmarks.memory", ("raw",)),
         Candidate("runnerkit", "benchmarks.memory", ("ours",)),

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmarks.harness import Report
 from benchmarks.steps import work
 from benchmarks.turns import Turns
 from runnerkit import dl
@@ -43,14 +44,18 @@ class ManyMetrics(dl.SupervisedRunner):
 
 
 class EpochClock(dl.Callback):
-    """Notes when epochs begin."""
+    """Notes when epochs begin, and their losses."""
 
     def __init__(self) -> None:
         super().__init__(order=dl.CallbackOrder.External)
         self.times: list[float] = []
+        self.losses: list[float] = []
 
     def on_epoch_start(self, runner: Any) -> None:
         self.times.append(time.perf_counter())
+
+    def on_epoch_end(self, runner: Any) -> None:
+        self.losses.append(runner.loader_metrics["loss"])
 
 
 def epoch_us(times: list[float]) -> dict[str, float]:
@@ -80,11 +85,11 @@ def three_batches(num_workers: int, folder: str) -> Any:
     )
 
 
-def raw_steps(batches: work.Batches, num_metrics: int) -> None:
-    """Train by hand, and add each number to a sum of its own."""
+def raw_steps(batches: work.Batches, num_metrics: int) -> float:
+    """Train by hand, and add each number to a sum of its own; return the mean loss."""
     model = work.make_model()
     optimizer, criterion = work.make_optimizer(model), nn.CrossEntropyLoss()
-    sums = [torch.zeros((), dtype=torch.float64) for _ in range(num_metrics + 1)]
+    sums, num_samples = [torch.zeros((), dtype=torch.float64) for _ in range(num_metrics + 1)], 0
     for features, targets in batches:
         optimizer.zero_grad()
         logits = model(features)
@@ -94,13 +99,15 @@ def raw_steps(batches: work.Batches, num_metrics: int) -> None:
         mean = logits.detach().mean()
         for total, value in zip(sums, [loss.detach(), *[mean] * num_metrics], strict=True):
             total += value * len(targets)
+        num_samples += len(targets)
+    return sums[0].item() / num_samples
 
 
-def raw_epochs(loader: Any, num_epochs: int) -> list[float]:
-    """Train by hand; return when each epoch began."""
+def raw_epochs(loader: Any, num_epochs: int) -> tuple[list[float], list[float]]:
+    """Train by hand; return when each epoch began, and its mean loss."""
     model = work.make_model()
     optimizer, criterion = work.make_optimizer(model), nn.CrossEntropyLoss()
-    times = []
+    times, losses = [], []
     for _ in range(num_epochs):
         times.append(time.perf_counter())
         loss_sum, num_samples = torch.zeros((), dtype=torch.float64), 0
@@ -111,11 +118,12 @@ def raw_epochs(loader: Any, num_epochs: int) -> list[float]:
             optimizer.step()
             loss_sum += loss.detach() * len(targets)
             num_samples += len(targets)
-        loss_sum.item()
-    return times
+        losses.append(loss_sum.item() / num_samples)
+    return times, losses
 
 
-def ours(loader: Any, *, callbacks: list[dl.Callback], num_epochs: int = 1, num_metrics: int = 0) -> None:
+def ours(loader: Any, *, callbacks: list[dl.Callback], num_epochs: int = 1, num_metrics: int = 0) -> float:
+    """Return the last epoch's mean loss."""
     model = work.make_model()
     runner = ManyMetrics()
     runner.num_metrics = num_metrics
@@ -123,27 +131,29 @@ def ours(loader: Any, *, callbacks: list[dl.Callback], num_epochs: int = 1, num_
         model=model, criterion=nn.CrossEntropyLoss(), optimizer=work.make_optimizer(model), loaders={"train": loader},
         callbacks=callbacks, num_epochs=num_epochs, loggers={"console": None}, cpu=True,
     )  # fmt: skip
+    return runner.loader_metrics["loss"]
 
 
-def steps(options: argparse.Namespace) -> dict[str, float]:
+def steps(options: argparse.Namespace) -> Report:
     batches = work.Batches(work.make_batches(2000), Turns())
     if options.who == "raw":
-        raw_steps(batches, options.metrics)
+        loss = raw_steps(batches, options.metrics)
     else:
-        ours(batches, callbacks=[Listener() for _ in range(options.callbacks)], num_metrics=options.metrics)
-    return {"step_us": batches.step_us}
+        loss = ours(batches, callbacks=[Listener() for _ in range(options.callbacks)], num_metrics=options.metrics)
+    return {"step_us": batches.step_us, "same": {"loss": loss}}
 
 
-def epochs(options: argparse.Namespace) -> dict[str, float]:
+def epochs(options: argparse.Namespace) -> Report:
     with tempfile.TemporaryDirectory() as folder:
         loader = three_batches(options.workers, folder)
         if options.who == "raw":
-            times = raw_epochs(loader, options.epochs)
+            times, losses = raw_epochs(loader, options.epochs)
         else:
             clock = EpochClock()
             ours(loader, callbacks=[clock], num_epochs=options.epochs)
-            times = clock.times
-        return {**epoch_us(times), "workers": len(os.listdir(folder))}
+            times, losses = clock.times, clock.losses
+        # Of the tenth epoch, which all have.
+        return {**epoch_us(times), "workers": len(os.listdir(folder)), "same": {"loss": losses[9]}}
 
 
 def main() -> None:

@@ -41,22 +41,32 @@ def derive_seed(seed: int, *parts: int | str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
+# From the seed of one place in an epoch to the next one's. Far apart, since data sets seed generators of their own with
+# torch.initial_seed() + index; odd, since torch and NumPy take a seed modulo 2**32.
+SEED_STRIDE = 1_048_583
+_NUMPY_ALONE = 0x9E3779B9  # torch and NumPy make the same numbers of the same seed
+
 # What a data set draws from, and how it is seeded. Amid other work torch's takes 2 microseconds, the others 9 and 13.
 GENERATORS: dict[str, Callable[[int], object]] = {
     "torch": torch.default_generator.manual_seed,
     "python": random.seed,
-    "numpy": lambda seed: np.random.seed(seed % 2**32),
+    "numpy": lambda seed: np.random.seed(seed % 2**32 ^ _NUMPY_ALONE),
 }
 
 
 def seed_generators(seed: int) -> None:
-    """Seed torch's, Python's and NumPy's CPU generators."""
+    """Seed torch's, Python's and NumPy's CPU generators, each so that it draws other numbers than the others."""
     for seed_one in GENERATORS.values():
         seed_one(seed)
 
 
 def rng_state() -> dict[str, Any]:
-    """Read the state of every generator of this process, in types that ``weights_only`` loading accepts; 10 KB."""
+    """Read the state of every generator of this process, in types that ``weights_only`` loading accepts; 10 KB.
+
+    Raises:
+        RuntimeError: NumPy's global functions draw from another generator than their own.
+    """
+    _numpy_generator()
     version, words, python_gaussian = random.getstate()
     kind, keys, position, has_gauss, numpy_gaussian = np.random.get_state()
     return {
@@ -72,7 +82,7 @@ def set_rng_state(state: dict[str, Any]) -> None:
     version, words, python_gaussian = state["python"]
     kind, keys, *rest = state["numpy"]
     random.setstate((version, tuple(_as_words(words).tolist()), python_gaussian))
-    np.random.set_state((kind, _as_words(keys), *rest))
+    _set_numpy_state((kind, _as_words(keys), *rest))
     torch.set_rng_state(state["torch"])
     if state["cuda"] and torch.cuda.device_count() == len(state["cuda"]):
         torch.cuda.set_rng_state_all(state["cuda"])
@@ -114,13 +124,11 @@ class CPUState:
 
     def restore(self) -> None:
         """Put them back; Python's and NumPy's, which take longer, if they have moved."""
-        global _last_numpy_state
         torch.set_rng_state(self._torch)
         if _python_state() is not self._python:
             random.setstate(self._python)
         if _numpy_state() is not self._numpy:
-            np.random.set_state(self._numpy)
-            _last_numpy_state = b"", None  # it may have another Gaussian in store beside the same words
+            _set_numpy_state(self._numpy)
 
 
 _python_generator: Any = random.random.__self__  # type: ignore[attr-defined]  # a method of the one that all share
@@ -165,15 +173,33 @@ def _numpy_state() -> Any:
     """Read NumPy's state; the same object as before if nothing was drawn since.
 
     NumPy takes 90 microseconds for it, so its 624 words and the position in them are looked at in memory first. Of
-    Gaussians it draws two and keeps one, which the words do not tell: with one in store it is read anew.
+    Gaussians it draws two and keeps one, which the words do not tell: with one in store it is read anew. Who goes back
+    by ``np.random.set_state`` to the words that were looked at last, with a Gaussian beside them, loses that.
     """
     global _last_numpy_state
-    words = _numpy_words(np.random.get_bit_generator()).raw  # type: ignore[attr-defined]  # NumPy's stubs lack it
+    words = _numpy_words(_numpy_generator()).raw
     last_words, state = _last_numpy_state
     if words != last_words or state[3]:
         state = np.random.get_state()
         _last_numpy_state = words, state
     return state
+
+
+def _set_numpy_state(state: Any) -> None:
+    global _last_numpy_state
+    np.random.set_state(state)
+    _last_numpy_state = b"", None  # it may have another Gaussian in store beside the same words
+
+
+def _numpy_generator() -> Any:
+    generator = np.random.get_bit_generator()  # type: ignore[attr-defined]  # NumPy's stubs lack it
+    if not isinstance(generator, np.random.MT19937):
+        raise RuntimeError(
+            "expected NumPy's global functions to draw from MT19937, as they do by default, got "
+            f"{type(generator).__name__}: call np.random.set_bit_generator(np.random.MT19937()), and draw from the "
+            "other one by np.random.Generator"
+        )
+    return generator
 
 
 @lru_cache(maxsize=1)

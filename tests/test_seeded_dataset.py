@@ -1,5 +1,7 @@
 """Sample i of epoch e draws the same numbers wherever, and however, it is fetched."""
 
+import itertools
+import operator
 import random
 
 import numpy as np
@@ -81,6 +83,33 @@ def test_each_sample_of_a_batch_sampler_draws_its_own():
     found = draws(DataLoader(Noisy(24), batch_sampler=[list(range(start, start + 4)) for start in range(0, 24, 4)]))
 
     assert [len({sample[column] for sample in found}) for column in (1, 2, 3)] == [24, 24, 24]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_generators_draw_apart_from_each_other(num_workers):
+    """Torch and NumPy make the same numbers of the same seed: flips by one and by the other would always agree."""
+    dataset = DrawsFrom(24, lambda: (int(torch.randint(256, ())), np.random.randint(256), random.randrange(256)))
+
+    found = [numbers for _, numbers in sorted(samples(dataset, num_workers=num_workers))]
+
+    for one, other in itertools.combinations(zip(*found, strict=True), 2):
+        assert sum(map(operator.eq, one, other)) < 4
+
+
+def test_a_seed_and_an_index_make_another_seed_for_each_sample():
+    """Data sets seed generators of their own so."""
+
+    class OwnGenerator(Noisy):
+        def __getitem__(self, index):
+            return torch.initial_seed() + index
+
+    assert len(set(samples(OwnGenerator(1000), training=True))) == 1000
+
+
+def samples(dataset, *, num_workers=0, training=False):
+    whole = loader(dataset=dataset, num_workers=num_workers, collate_fn=list)
+    shard = shard_loader(whole, key="k", training=training, rank=0, world_size=1, seed=42)
+    return [sample for batch in batches_of(shard) for sample in batch]
 
 
 def test_what_a_sample_draws_survives_an_interruption():
@@ -232,6 +261,32 @@ def test_what_was_drawn_is_seen_and_put_back(name, draw, words, monkeypatch):
         assert not state.moved()
 
     assert drawn[0] == drawn[1] == drawn[2] == draw()
+
+
+def test_a_gaussian_that_a_state_brings_back_is_seen():
+    """Beside the words that were looked at last."""
+    np.random.seed(3), np.random.randn()
+    held = seeding.rng_state()
+    np.random.randn()
+    seeding.CPUState()
+
+    seeding.set_rng_state(held)
+    with seeding.keep_cpu_rng():
+        np.random.rand()
+
+    assert np.random.get_state()[3:] == held["numpy"][3:]
+
+
+@pytest.mark.parametrize("read", [seeding.rng_state, seeding.CPUState])
+def test_numpys_global_functions_are_to_draw_from_their_own_generator(read):
+    """What is looked at in memory is MT19937's."""
+    usual = np.random.get_bit_generator()
+    np.random.set_bit_generator(np.random.PCG64(1))
+    try:
+        with pytest.raises(RuntimeError, match=r"draw from MT19937, .* got PCG64: call np\.random\.set_bit_generator"):
+            read()
+    finally:
+        np.random.set_bit_generator(usual)
 
 
 def test_pythons_generator_is_where_cpython_has_it():

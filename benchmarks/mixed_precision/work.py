@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from benchmarks.resident import resident_mib
 from examples.mixed_precision import CNN, WAYS
 from runnerkit.contrib import Digits
 
@@ -94,7 +95,7 @@ class Watch:
                 torch.cuda.reset_peak_memory_stats(index)
         else:
             Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew: proc(5)
-            self._held = _resident_mib("VmRSS")
+            self._held = resident_mib("VmRSS")
 
     def step(self) -> None:
         """Note that a step was taken."""
@@ -113,13 +114,8 @@ class Watch:
     def peaks_mib(self) -> list[float]:
         """Return the peak of this process; under DataParallel of each GPU."""
         if self.device.type == "cpu":
-            return [max(0.0, _resident_mib("VmHWM") - self._held)]  # the system counts some pages late
+            return [max(0.0, resident_mib("VmHWM") - self._held)]  # the system counts some pages late
         return [torch.cuda.max_memory_allocated(index) / 2**20 for index in self._gpus]
-
-
-def _resident_mib(name: str) -> float:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{name}:"))
 
 
 def _keep_memory() -> None:

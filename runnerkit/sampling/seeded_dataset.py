@@ -18,6 +18,7 @@ from torch.utils.data import (
 from runnerkit.sampling.sampler import Place, PlacedBatch, set_epoch
 from runnerkit.seeding import (
     GENERATORS,
+    SEED_STRIDE,
     CPUState,
     derive_seed,
     keep_cpu_rng,
@@ -117,7 +118,8 @@ class SeededDataset(Dataset[Any]):
 
     def _seeds(self, batch: PlacedBatch) -> range:
         base, positions = derive_seed(self.seed, "sample", batch.epoch), batch.positions
-        return range(base + positions.start, base + positions.stop, positions.step)
+        start, stop, step = (SEED_STRIDE * each for each in (positions.start, positions.stop, positions.step))
+        return range(base + start, base + stop, step)
 
 
 def is_seeded(dataset: Any, collate_fn: Any) -> bool:
@@ -129,7 +131,7 @@ def seed_collate(collate_fn: Any, *, seed: int, epoch: int, position: int) -> No
     """Seed all generators of a worker for a ``collate_fn`` of the user's, by where in the epoch its batch begins."""
     if _in_worker() and collate_fn not in _DRAW_NOTHING_EITHER:
         # Another seed than the first sample's, whose numbers it would draw again.
-        seed_generators(derive_seed(seed, "collate", epoch) + position)
+        seed_generators(derive_seed(seed, "collate", epoch) + SEED_STRIDE * position)
 
 
 def _in_worker() -> bool:

@@ -13,7 +13,7 @@ from torch.utils.data._utils import worker as torch_worker
 
 from runnerkit.sampling.sampler import Uneven, set_epoch, shortest_tail
 from runnerkit.sampling.seeded_dataset import seed_collate
-from runnerkit.seeding import derive_seed, keep_cpu_rng, seed_generators
+from runnerkit.seeding import SEED_STRIDE, derive_seed, keep_cpu_rng, seed_generators
 
 
 class ShardedStream(IterableDataset[Any]):
@@ -170,7 +170,7 @@ class ShardedStream(IterableDataset[Any]):
         iterator = iter(self.dataset)
         base = derive_seed(self.seed, "sample", epoch)
         for position in count():
-            seed_generators(base + position)
+            seed_generators(base + SEED_STRIDE * position)
             try:
                 sample = next(iterator)
             except StopIteration:
