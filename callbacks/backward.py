@@ -53,7 +53,7 @@ class BackwardCallback(IBackwardCallback):
         check_clip(self, grad_clip_fn, grad_clip_params)  # refuse bad arguments here, not after the first batch
         self._reads_gradients = grad_clip_fn is not None or log_gradient
         self.gradient_readers: list[Callable[[list[Tensor]], None]] = []  # called before clipping
-        self._optimizer: Any = None
+        self._key: str | None = None  # of the optimizer whose gradients they are; None: the runner has one
         self._is_for_one = False
 
     def on_stage_start(self, runner: IRunner) -> None:
@@ -63,9 +63,10 @@ class BackwardCallback(IBackwardCallback):
             raise ValueError(
                 "BackwardCallback would clip gradients that still accumulate; pass grad_clip_fn to OptimizerCallback"
             )
-        self._optimizer = as_dict(runner.optimizer).get((mine[0].optimizer_key if mine else None) or "")
+        optimizer_key = (mine[0].optimizer_key if mine else None) or ""
+        self._key = optimizer_key if isinstance(runner.optimizer, dict) else None
         self._is_for_one = len(mine) == 1  # else gradients are those of several optimizers, or of whoever steps by hand
-        if self._reads_gradients and self._optimizer is None:
+        if self._reads_gradients and optimizer_key not in as_dict(runner.optimizer):
             raise UnknownKeyError(f"whose gradients? no OptimizerCallback steps on {self.metric_key!r}; add one")
 
     def on_loader_start(self, runner: IRunner) -> None:
@@ -77,9 +78,12 @@ class BackwardCallback(IBackwardCallback):
         if not self._is_checked:
             self._check(runner.batch_metrics.get(self.metric_key), runner)
         loss = runner.batch_metrics[self.metric_key]
-        runner.engine.backward(loss, self._optimizer if self._is_for_one else None)
+        optimizer: Any = None
+        if self._is_for_one or self._reads_gradients:
+            optimizer = runner.optimizer if self._key is None else runner.optimizer[self._key]
+        runner.engine.backward(loss, optimizer if self._is_for_one else None)
         if self._reads_gradients:
-            runner.engine.clip_gradients(self._optimizer, lambda parameters: self._clip(parameters, runner))
+            runner.engine.clip_gradients(optimizer, lambda parameters: self._clip(parameters, runner))
 
     def _clip(self, parameters: list[Tensor], runner: IRunner) -> None:
         for read in self.gradient_readers:

@@ -61,7 +61,7 @@ class OptimizerCallback(IOptimizerCallback):
         self.num_skipped = 0  # steps of this loader that the gradient scaler skipped
         self._steps_now = self._may_be_silent = True
         self._silence: ExitStack | None = None  # while gradients stay in this process
-        self._is_checked = False
+        self._checked: Any = None  # the optimizer that was seen to have gradients
         self._key = optimizer_key or None  # None: the runner has one
 
     def on_stage_start(self, runner: IRunner) -> None:
@@ -70,7 +70,7 @@ class OptimizerCallback(IOptimizerCallback):
             have = sorted(optimizers) if optimizers else "none"
             raise UnknownKeyError(f"OptimizerCallback wants optimizer {self.optimizer_key!r}; the runner has {have}")
         self._key = (self.optimizer_key or "") if isinstance(runner.optimizer, dict) else None
-        self._is_checked = False
+        self._checked = None
         steppers = [innermost(each) for each in runner.callbacks.values()]
         paces = {each.accumulation_steps for each in steppers if isinstance(each, OptimizerCallback)}
         if len(paces) > 1 and runner.engine.precision.skips_steps:
@@ -92,7 +92,7 @@ class OptimizerCallback(IOptimizerCallback):
             optimizer = runner.optimizer if self._key is None else runner.optimizer[self._key]
             runner.engine.zero_grad(optimizer)
         is_last = runner.loader_batch_step == runner.loader_batch_len
-        self._steps_now = is_last or self.num_pending + 1 == self.accumulation_steps
+        self._steps_now = is_last or self.num_pending + 1 >= self.accumulation_steps
         # Of a loader without a length any batch may be the last.
         if not self._steps_now and self._may_be_silent and runner.loader_batch_len is not None:
             self._silence = ExitStack()
@@ -113,7 +113,7 @@ class OptimizerCallback(IOptimizerCallback):
     def _step(self, runner: IRunner) -> None:
         optimizer = runner.optimizer if self._key is None else runner.optimizer[self._key]
         runner.engine.synchronize(optimizer)
-        if self.num_pending > 1 or not self._is_checked:
+        if self.num_pending > 1 or self._checked is not optimizer:
             self._average(optimizer)
         if self.grad_clip_fn is not None or self.gradient_readers:
             runner.engine.clip_gradients(optimizer, self._clip)
@@ -129,12 +129,12 @@ class OptimizerCallback(IOptimizerCallback):
 
     def _average(self, optimizer: Any) -> None:
         gradients = [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
-        if not self._is_checked and not gradients:
+        if self._checked is not optimizer and not gradients:
             raise RuntimeError(
                 f"no parameter of the optimizer has a gradient: add BackwardCallback({self.metric_key!r}), or call "
                 "self.engine.backward(loss) in handle_batch"
             )
-        self._is_checked = True
+        self._checked = optimizer
         if self.num_pending > 1:
             torch._foreach_div_(gradients, self.num_pending)
 

@@ -55,6 +55,7 @@ class SchedulerCallback(ISchedulerCallback):
             self.requires = ((loader_key, metric_key),)
         self._steps_per_batch = self._is_ever_per_batch = False
         self._optimizer_stepped = False
+        self._scheduler: Any = None
         self._hook: Any = None
 
     def on_stage_start(self, runner: IRunner) -> None:
@@ -62,7 +63,17 @@ class SchedulerCallback(ISchedulerCallback):
         if (self.scheduler_key or "") not in schedulers:
             have = sorted(schedulers) if schedulers else "none"
             raise UnknownKeyError(f"SchedulerCallback wants scheduler {self.scheduler_key!r}; the runner has {have}")
-        scheduler = schedulers[self.scheduler_key or ""]
+        self._metric_loader = self.loader_key or ("valid" if "valid" in runner.loaders else "train")
+        self._follow(schedulers[self.scheduler_key or ""])
+
+    def on_loader_start(self, runner: IRunner) -> None:
+        scheduler = as_dict(runner.scheduler)[self.scheduler_key or ""]
+        if scheduler is not self._scheduler:  # another since the last loader
+            self._unfollow()
+            self._follow(scheduler)
+
+    def _follow(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
         after = scheduler.after if isinstance(scheduler, WarmupLR) else scheduler
         self._steps_per_batch = self.mode == "batch" or (self.mode is None and isinstance(after, _PER_STEP))
         warms_up_per_batch = isinstance(scheduler, WarmupLR) and scheduler.is_per_step
@@ -71,7 +82,11 @@ class SchedulerCallback(ISchedulerCallback):
         if self._is_ever_per_batch and isinstance(optimizer, Optimizer):
             self._hook = optimizer.register_step_post_hook(self._note_step)
         self._follows_optimizer = self._hook is not None
-        self._metric_loader = self.loader_key or ("valid" if "valid" in runner.loaders else "train")
+
+    def _unfollow(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+        self._scheduler = self._hook = None
 
     def _turn(self, runner: IRunner) -> tuple[Any, bool]:
         """Whose turn it is, and whether that one is stepped after each step of the optimizer."""
@@ -99,12 +114,10 @@ class SchedulerCallback(ISchedulerCallback):
             self._step(scheduler, runner, None)
 
     def on_stage_end(self, runner: IRunner) -> None:
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
+        self._unfollow()
 
     def on_exception(self, runner: IRunner) -> None:
-        self.on_stage_end(runner)
+        self._unfollow()
 
     def _step(self, scheduler: Any, runner: IRunner, metric: Any) -> None:
         if scheduler is None:  # nothing follows the warm-up

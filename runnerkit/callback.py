@@ -101,8 +101,8 @@ class IListener(ABC):
         """``runner.exception`` was raised in this process; afterwards it goes on its way."""
 
     def listens_to(self, event: str) -> bool:
-        """Whether `event` is overridden; worked out once a stage."""
-        return getattr(type(self), event) is not getattr(IListener, event)
+        """Whether `event` is overridden, by the class or on the object; worked out once a stage."""
+        return getattr(getattr(self, event), "__func__", None) is not getattr(IListener, event)
 
 
 class ICallback(IListener):

@@ -50,7 +50,17 @@ def reduce_metrics(runner: IRunner) -> int:
     for owner, each in metrics.items():
         if each is not None:
             each.take_total(runner, totals[owner])
+            _check_totals(runner, each)
     return _number(totals["num_samples"])
+
+
+def _check_totals(runner: IRunner, callback: IMetricCallback) -> None:
+    lost = set(callback.provides) & runner.batch_metrics.keys() - runner.loader_metrics.keys()
+    if callback.totals_all and lost:
+        raise RuntimeError(
+            f"{type(callback).__name__} left {sorted(lost)} in runner.batch_metrics and summed nothing: let its "
+            "on_batch_end call super().on_batch_end(runner), or set totals_all = False, so that the runner averages it"
+        )
 
 
 def _metric_callbacks(runner: IRunner) -> dict[str, IMetricCallback | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -145,10 +146,13 @@ class StepQueue:
     def __init__(self) -> None:
         self._queue: list[tuple[Step, dict[str, Scalar]]] = []
 
+    def __len__(self) -> int:
+        return len(self._queue)
+
     def put(self, step: Step, metrics: Mapping[str, Scalar]) -> None:
-        """Queue () tensors or numbers as they are now: a tensor may change in place; no host sync."""
+        """Queue () tensors or numbers as they are now: a tensor or an array may change in place; no host sync."""
         now: dict[str, Scalar] = {
-            key: value.detach().clone() if isinstance(value, Tensor) else value for key, value in metrics.items()
+            key: value.detach().clone() if isinstance(value, Tensor) else copy(value) for key, value in metrics.items()
         }
         self._queue.append((step, now))
 

@@ -158,7 +158,21 @@ def close_logs(runner: IRunner) -> None:
     with ExitStack() as closing:
         for key, logger in runner.loggers.items():
             closing.callback(_close, runner, key, logger)
+        if runner._step_queue:  # a run that failed: the steps nearest to it
+            _hand_over_last_steps(runner)
         runner.loggers = {}  # nothing is logged after the end
+
+
+def _hand_over_last_steps(runner: IRunner) -> None:
+    engine, error = runner.engine, runner.exception
+    if engine.num_processes > 1 and engine.device.type != "cpu":
+        return  # a GPU's numbers may wait for ever, behind a collective that others do not enter any more
+    try:
+        hand_over_steps(runner)
+    except Exception as another:
+        if error is None:
+            raise
+        error.add_note(f"the last steps were not logged: {another!r}")  # by a device that failed
 
 
 def _close(runner: IRunner, key: str, logger: ILogger) -> None:

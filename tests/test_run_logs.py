@@ -458,3 +458,73 @@ def test_a_resumed_run_does_not_log_again_what_came_before_its_first_epoch(tmp_p
         assert len(keep.of("log_text")) == (1 if num_epochs == 1 else 0)
     with (tmp_path / "csv" / "train.csv").open() as file:
         assert [row["epoch"] for row in csv.DictReader(file)] == ["1", "2"]
+
+
+# The end of a run that fails.
+
+
+def fail_at(step, error):
+    def fail(runner):
+        if runner.batch_step == step:
+            raise error
+
+    return at("on_batch_start", fail)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("boom"), KeyboardInterrupt()])
+def test_the_steps_before_a_failure_are_logged(error):
+    """The one nearest to it above all, which was queued."""
+    keep = Keep(log_batch_metrics=True)
+
+    with pytest.raises(type(error)):
+        train({"keep": keep}, callbacks=[fail_at(4, error)], log_every=2)
+
+    assert [step.batch for _, step, scope in keep.of("log_scalars") if scope == "batch"] == [2]
+    assert [call[0] for call in keep.calls[-2:]] == ["log_end", "close"]
+
+
+def test_a_step_that_cannot_be_read_any_more_does_not_hide_the_failure(monkeypatch):
+    """Of a device that failed: loggers are closed, and the error tells of it."""
+    keep, error = Keep(log_batch_metrics=True), RuntimeError("boom")
+
+    def take(queue):
+        raise OSError("device lost")
+
+    def fail(runner):
+        monkeypatch.setattr(type(runner._step_queue), "take", take)
+        raise error
+
+    with pytest.raises(RuntimeError, match="boom"):
+        train({"keep": keep}, callbacks=[at("on_step_end", fail)], log_every=1)
+
+    assert "the last steps were not logged: OSError('device lost')" in error.__notes__
+    assert keep.calls[-1] == ("close",)
+
+
+def test_a_gpu_among_several_processes_is_not_waited_for_after_a_failure():
+    """Its numbers may lie behind a collective that others do not enter any more."""
+    keep = Keep(log_batch_metrics=True)
+
+    def fail(runner):
+        runner.engine.num_processes, runner.engine.device = 2, torch.device("cuda")
+        raise RuntimeError("boom")
+
+    with pytest.raises(RuntimeError, match="boom"):
+        train({"keep": keep}, callbacks=[at("on_step_end", fail)], log_every=1)
+
+    assert not keep.of("log_scalars")
+
+
+def test_an_array_that_changes_in_place_is_logged_as_it_was():
+    """As a tensor is."""
+    keep, total = Keep(log_batch_metrics=True), np.zeros(())
+
+    class Sums(dl.SupervisedRunner):
+        def handle_batch(self, batch):
+            super().handle_batch(batch)
+            if self.is_train_loader:
+                self.batch_metrics["total"] = np.add(total, 1, out=total)
+
+    train({"keep": keep}, runner=Sums, log_every=1)
+
+    assert [scalars["total"] for scalars, _, scope in keep.of("log_scalars") if scope == "batch"] == [1, 2, 3, 4]

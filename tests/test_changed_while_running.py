@@ -1,0 +1,132 @@
+"""What a hook may put in place of a component, or set on an object: it is used from then on."""
+
+import pytest
+import torch
+from torch import nn
+
+from runnerkit import dl
+from tests.tiny import loader, mlp, quiet, sgd
+
+
+def train(*callbacks, model=None, **options):
+    model = model or mlp()
+    return dl.SupervisedRunner().train(**{
+        "model": model, "criterion": nn.CrossEntropyLoss(), "optimizer": sgd(model), "cpu": True,
+        "loaders": {"train": loader(24, 4)}, "callbacks": list(callbacks), **quiet(), **options,
+    })  # fmt: skip
+
+
+def at(event, call, **options):
+    return type("At", (dl.Callback,), {event: lambda self, runner: call(runner)})(**options)
+
+
+def in_epoch(epoch, call):
+    return at("on_epoch_start", lambda runner: call(runner) if runner.epoch_step == epoch else None)
+
+
+@pytest.mark.parametrize("wrap", [lambda each: each, lambda each: dl.ControlFlowCallback(each, ignore_epochs=2)])
+def test_a_hook_that_is_set_on_the_object_is_called(wrap):
+    """As Python does; the class need not override it."""
+    steps = []
+    callback = dl.Callback()
+    callback.on_batch_end = lambda runner: steps.append(runner.batch_step)
+
+    train(wrap(callback))
+
+    assert steps == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_hook_that_is_set_on_the_runner_is_called():
+    runner, epochs = dl.SupervisedRunner(), []
+    runner.on_epoch_end = lambda each: epochs.append(each.epoch_step)
+    model = mlp()
+
+    runner.train(
+        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), loaders={"train": loader(8, 4)},
+        num_epochs=2, cpu=True, **quiet(),
+    )  # fmt: skip
+
+    assert epochs == [1, 2]
+
+
+@pytest.mark.parametrize("clips", [dl.BackwardCallback, dl.OptimizerCallback])
+def test_another_optimizers_gradients_are_clipped_too(clips):
+    """It has other parameters: of a new last layer."""
+    norms = []
+
+    def swap(runner):
+        runner.model[-1] = mlp(seed=2)[-1]
+        runner.optimizer = sgd(runner.model)
+
+    def note(runner):
+        norms.append(float(nn.utils.get_total_norm([each.grad for each in runner.model.parameters()])))
+
+    train(
+        clips(grad_clip_fn="clip_grad_norm_", grad_clip_params={"max_norm": 1e-3}),
+        in_epoch(2, swap), at("on_batch_end", note, order=70), num_epochs=2,
+    )  # fmt: skip
+
+    assert norms == pytest.approx([1e-3] * 12, rel=1e-2)
+
+
+def test_an_optimizer_whose_parameters_nobody_trains_is_refused():
+    """As the first one is: the model trains on, the optimizer is another's."""
+    with pytest.raises(RuntimeError, match="no parameter of the optimizer has a gradient"):
+        train(in_epoch(2, lambda runner: setattr(runner, "optimizer", sgd(mlp()))), num_epochs=2)
+
+
+def test_another_scheduler_follows_its_own_optimizer():
+    """One step for each of the optimizer's, as by hand."""
+
+    def swap(runner):
+        runner.optimizer = sgd(runner.model)
+        runner.scheduler = torch.optim.lr_scheduler.OneCycleLR(runner.optimizer, max_lr=1.0, total_steps=20)
+
+    model, rates = mlp(), []
+    first = sgd(model)
+    train(
+        in_epoch(2, swap), at("on_batch_end", lambda runner: rates.append(runner.scheduler.get_last_lr()[0])),
+        model=model, optimizer=first, num_epochs=2,
+        scheduler=torch.optim.lr_scheduler.OneCycleLR(first, max_lr=0.5, total_steps=20),
+    )  # fmt: skip
+
+    expected = []
+    for max_lr in (0.5, 1.0):
+        optimizer = sgd(mlp())
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=max_lr, total_steps=20)
+        for _ in range(6):
+            optimizer.step()
+            scheduler.step()
+            expected.append(scheduler.get_last_lr()[0])
+    assert rates == expected
+    assert not first._optimizer_step_post_hooks
+
+
+def test_accumulation_may_be_shortened_within_a_step():
+    """The step that is due comes with the next batch."""
+    stepper, pending = dl.OptimizerCallback("loss", accumulation_steps=4), []
+
+    def shorten(runner):
+        pending.append(stepper.num_pending)
+        stepper.accumulation_steps = 2 if runner.batch_step >= 3 else 4
+
+    train(stepper, at("on_batch_end", shorten))
+
+    assert pending == [1, 2, 3, 0, 1, 0]
+
+
+class Half(dl.AccuracyCallback):
+    """Computes otherwise, and forgets the sums."""
+
+    def on_batch_end(self, runner):
+        runner.batch_metrics["accuracy"] = torch.tensor(0.5)
+
+
+def test_a_metric_that_a_subclass_leaves_unsummed_is_missed():
+    """Where it was summed before, nobody averages it; told so, the runner does."""
+    with pytest.raises(RuntimeError, match=r"Half left \['accuracy'\] in runner.batch_metrics and summed nothing: let"):
+        train(Half("logits", "targets"))
+
+    averaged = Half("logits", "targets")
+    averaged.totals_all = False
+    assert train(averaged).epoch_metrics["train"]["accuracy"] == 0.5
