@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import sys
+import tempfile
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -118,6 +119,17 @@ class _Watch:
             f"{self._timeout_s:g} s in loader {runner.loader_key!r}, epoch {runner.epoch_step}, batch "
             f"{runner.loader_batch_step}, and ends; it stands here:\n"
         )
-        os.write(2, where.encode())
-        faulthandler.dump_traceback(all_threads=True, file=2)
+        # At once: faulthandler writes word by word, and other processes write to the same place at the same time.
+        os.write(2, where.encode() + _stacks())
         os._exit(STOOD_STILL)
+
+
+def _stacks() -> bytes:
+    try:
+        with tempfile.TemporaryFile() as file:
+            faulthandler.dump_traceback(file=file, all_threads=True)
+            file.seek(0)
+            return file.read()
+    except OSError as error:  # nowhere to write: then word by word
+        faulthandler.dump_traceback(file=2, all_threads=True)
+        return f"(not in one piece: {error})\n".encode()

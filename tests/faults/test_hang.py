@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from runnerkit import dl
+from runnerkit.callbacks import hang
 from tests.tiny import classification, loader, mlp, quiet, sgd
 
 SCRIPT = textwrap.dedent(
@@ -113,6 +114,35 @@ def test_each_process_tells_where_it_stands(tmp_path):
     assert done.returncode == 1
     assert "rank 1 of 2 has stood still for 3 s" in done.stderr and "in wait_for_ever" in done.stderr
     assert "stood still, and was ended by its HangCallback" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("is_disk_full", [False, True])
+def test_stacks_of_several_processes_do_not_mix(is_disk_full, monkeypatch, capfd):
+    """Each is written at once, if it can be; in any case it is written, and the process ends."""
+
+    def end(code):
+        raise SystemExit(code)
+
+    def fail(*args, **kwargs):
+        raise OSError("No space left on device")
+
+    written = []
+    monkeypatch.setattr(hang.os, "_exit", end)
+    monkeypatch.setattr(hang.os, "write", lambda _, text: written.append(text.decode()))
+    if is_disk_full:
+        monkeypatch.setattr(hang.tempfile, "TemporaryFile", fail)
+    runner = dl.SupervisedRunner()
+    runner.engine = dl.CPUEngine()
+    watch = hang._Watch(1e6, runner)
+
+    with pytest.raises(SystemExit):
+        watch._end()
+    watch.stop()
+
+    [text] = written
+    assert "has stood still for 1e+06 s" in text
+    assert ("No space left" in text) is is_disk_full
+    assert "in test_stacks_of_several_processes_do_not_mix" in (capfd.readouterr().err if is_disk_full else text)
 
 
 def test_a_run_that_moves_is_left_alone():

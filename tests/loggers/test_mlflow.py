@@ -92,7 +92,7 @@ def test_a_resumed_run_is_the_same_run_and_repeats_nothing(tmp_path, uri, caplog
     [unkilled], [resumed] = runs(uri, "unkilled"), runs(uri, "killed")
     assert read(uri, resumed.info.run_id) == read(uri, unkilled.info.run_id)
     assert resumed.info.status == "FINISHED"
-    assert f"has run {resumed.info.run_id} until epoch 2, step 7, and forgets nothing" in caplog.text
+    assert f"has run {resumed.info.run_id} until epoch 2, step 8, and forgets nothing" in caplog.text
 
 
 def test_parameters_that_changed_stay_and_are_warned_of(tmp_path, uri, caplog):
