@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from runnerkit import dl
+from tests.test_run_logs import at
 from tests.tiny import loader, mlp, quiet, sgd
 
 
@@ -14,10 +15,6 @@ def train(*callbacks, model=None, **options):
         "model": model, "criterion": nn.CrossEntropyLoss(), "optimizer": sgd(model), "cpu": True,
         "loaders": {"train": loader(24, 4)}, "callbacks": list(callbacks), **quiet(), **options,
     })  # fmt: skip
-
-
-def at(event, call, **options):
-    return type("At", (dl.Callback,), {event: lambda self, runner: call(runner)})(**options)
 
 
 def in_epoch(epoch, call):

@@ -94,9 +94,9 @@ def train(loggers, *, runner=dl.SupervisedRunner, callbacks=(), **options):
     )
 
 
-def at(event, call):
+def at(event, call, **options):
     """A callback that calls in `event`."""
-    return type("At", (dl.Callback,), {event: lambda self, runner: call(runner)})()
+    return type("At", (dl.Callback,), {event: lambda self, runner: call(runner)})(**options)
 
 
 # What users call.
