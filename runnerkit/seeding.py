@@ -66,7 +66,7 @@ def rng_state() -> dict[str, Any]:
     Raises:
         RuntimeError: NumPy's global functions draw from another generator than their own.
     """
-    _numpy_generator()
+    _numpy_words()
     version, words, python_gaussian = random.getstate()
     kind, keys, position, has_gauss, numpy_gaussian = np.random.get_state()
     return {
@@ -111,42 +111,57 @@ class CPUState:
     """State of torch's, Python's and NumPy's CPU generators."""
 
     def __init__(self) -> None:
-        self._torch, self._python, self._numpy = torch.get_rng_state(), _python_state(), _numpy_state()
+        self._torch = torch.default_generator.get_state()
+        self._python, self._numpy = _python_state(), _numpy_state()
 
     def moved(self, apart_from: Collection[str] = ()) -> set[str]:
         """Name those that are in another state by now; `apart_from` those that need not be looked at."""
-        moved = {
-            "torch": lambda: not torch.equal(self._torch, torch.get_rng_state()),
-            "python": lambda: not _is_same(self._python, _python_state()),
-            "numpy": lambda: not _is_same(self._numpy, _numpy_state()),
-        }
-        return {name for name in GENERATORS if name not in apart_from and moved[name]()}
+        moved = set()
+        if "torch" not in apart_from and not torch.equal(self._torch, torch.default_generator.get_state()):
+            moved.add("torch")
+        if "python" not in apart_from and not _is_same(self._python, _python_state()):
+            moved.add("python")
+        if "numpy" not in apart_from and not _is_same(self._numpy, _numpy_state()):
+            moved.add("numpy")
+        return moved
 
-    def restore(self) -> None:
-        """Put them back; Python's and NumPy's, which take longer, if they have moved."""
-        torch.set_rng_state(self._torch)
-        if _python_state() is not self._python:
+    def restore(self, names: Collection[str] = tuple(GENERATORS)) -> None:
+        """Put back those of `names`; Python's and NumPy's, which take longer, if they have moved."""
+        if "torch" in names:
+            torch.default_generator.set_state(self._torch)
+        if "python" in names and _python_state() is not self._python:
             random.setstate(self._python)
-        if _numpy_state() is not self._numpy:
+        if "numpy" in names and _numpy_state() is not self._numpy:
             _set_numpy_state(self._numpy)
 
 
 _python_generator: Any = random.random.__self__  # type: ignore[attr-defined]  # a method of the one that all share
 
 
-def _find_python_words() -> ctypes.Array[ctypes.c_char] | None:
-    """Find where Python's generator has its position and 624 words in memory; None if not where CPython has them."""
-    address, num_bytes = id(_python_generator) + object.__basicsize__, 625 * 4
-    if type(_python_generator).__basicsize__ < object.__basicsize__ + num_bytes:
+def _words_at(address: int) -> memoryview:
+    """Look at a Mersenne Twister in memory: 624 words, and the position in them, which comes first or last."""
+    return memoryview((ctypes.c_uint32 * 625).from_address(address)).cast("B").cast("I")
+
+
+def _copied(words: memoryview) -> memoryview:
+    return memoryview(words.tobytes()).cast("I")
+
+
+_NO_WORDS = memoryview(b"")
+
+
+def _find_python_words() -> memoryview | None:
+    """Find where Python's generator has its position and words in memory; None if not where CPython has them."""
+    address = id(_python_generator) + object.__basicsize__
+    if type(_python_generator).__basicsize__ < object.__basicsize__ + 625 * 4:
         return None
     _, (*words, position), _ = random.getstate()
-    expected = np.array([position, *words], dtype=np.uint32).tobytes()
-    words_there = (ctypes.c_char * num_bytes).from_address(address)
-    return words_there if words_there.raw == expected else None
+    words_there = _words_at(address)
+    return words_there if words_there.tolist() == [position, *words] else None
 
 
 _python_words = _find_python_words()
-_last_python_state: tuple[bytes, Any] = b"", None
+_last_python_state: tuple[memoryview, Any] = _NO_WORDS, None
 
 
 def _python_state() -> Any:
@@ -158,15 +173,14 @@ def _python_state() -> Any:
     global _last_python_state
     if _python_words is None:
         return random.getstate()
-    words = _python_words.raw
     last_words, state = _last_python_state
-    if words != last_words or state[2] != _python_generator.gauss_next:
+    if _python_words != last_words or state[2] != _python_generator.gauss_next:
         state = random.getstate()
-        _last_python_state = words, state
+        _last_python_state = _copied(_python_words), state
     return state
 
 
-_last_numpy_state: tuple[bytes, Any] = b"", None
+_last_numpy_state: tuple[memoryview, Any] = _NO_WORDS, None
 
 
 def _numpy_state() -> Any:
@@ -177,34 +191,37 @@ def _numpy_state() -> Any:
     by ``np.random.set_state`` to the words that were looked at last, with a Gaussian beside them, loses that.
     """
     global _last_numpy_state
-    words = _numpy_words(_numpy_generator()).raw
+    words = _numpy_words()
     last_words, state = _last_numpy_state
     if words != last_words or state[3]:
         state = np.random.get_state()
-        _last_numpy_state = words, state
+        _last_numpy_state = _copied(words), state
     return state
 
 
 def _set_numpy_state(state: Any) -> None:
     global _last_numpy_state
     np.random.set_state(state)
-    _last_numpy_state = b"", None  # it may have another Gaussian in store beside the same words
+    _last_numpy_state = _NO_WORDS, None  # it may have another Gaussian in store beside the same words
 
 
-def _numpy_generator() -> Any:
+_numpy_generator_and_words: tuple[Any, memoryview] = None, _NO_WORDS
+
+
+def _numpy_words() -> memoryview:
+    global _numpy_generator_and_words
+    known, words = _numpy_generator_and_words
     generator = np.random.get_bit_generator()  # type: ignore[attr-defined]  # NumPy's stubs lack it
+    if generator is known:
+        return words
     if not isinstance(generator, np.random.MT19937):
         raise RuntimeError(
             "expected NumPy's global functions to draw from MT19937, as they do by default, got "
             f"{type(generator).__name__}: call np.random.set_bit_generator(np.random.MT19937()), and draw from the "
             "other one by np.random.Generator"
         )
-    return generator
-
-
-@lru_cache(maxsize=1)
-def _numpy_words(generator: Any) -> ctypes.Array[ctypes.c_char]:
-    return (ctypes.c_char * (625 * 4)).from_address(generator.ctypes.state_address)
+    _numpy_generator_and_words = generator, _words_at(generator.ctypes.state_address)
+    return _numpy_generator_and_words[1]
 
 
 def _is_same(one: Any, other: Any) -> bool:

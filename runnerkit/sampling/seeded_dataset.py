@@ -95,15 +95,16 @@ class SeededDataset(Dataset[Any]):
         return [self.dataset[index] for index in indices]
 
     def _drawn(self, batch: PlacedBatch) -> list[Any]:
-        before = CPUState()
+        before, drawn_from = CPUState(), set(GENERATORS)  # nobody knows what a sample that fails has drawn from
         try:
             items = self._seeded(batch)
             while moved := before.moved(apart_from=self._drawn_from):
                 self._drawn_from |= moved
                 items = self._seeded(batch)
+            drawn_from = self._drawn_from
         finally:
             if not _in_worker():
-                before.restore()
+                before.restore(drawn_from)
         return items
 
     def _seeded(self, batch: PlacedBatch) -> list[Any]:
@@ -117,9 +118,9 @@ class SeededDataset(Dataset[Any]):
         return [dataset[index] for index, _ in zip(batch.indices, map(seed, self._seeds(batch)), strict=True)]
 
     def _seeds(self, batch: PlacedBatch) -> range:
-        base, positions = derive_seed(self.seed, "sample", batch.epoch), batch.positions
-        start, stop, step = (SEED_STRIDE * each for each in (positions.start, positions.stop, positions.step))
-        return range(base + start, base + stop, step)
+        first, positions = derive_seed(self.seed, "sample", batch.epoch), batch.positions
+        start, stop = first + SEED_STRIDE * positions.start, first + SEED_STRIDE * positions.stop
+        return range(start, stop, SEED_STRIDE * positions.step)
 
 
 def is_seeded(dataset: Any, collate_fn: Any) -> bool:
