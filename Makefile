@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PEERS := .venv-peers
-ROUNDS ?= 9
+ROUNDS ?= 10
 # For one process, and again for two.
 KILLS ?= 100
 # Test files at a time; most tests start two processes of their own.
@@ -29,7 +29,7 @@ parity: $(VENV)/installed  ## write the table of engines and launchers in docs/e
 screenshots: $(VENV)/installed  ## take docs/images/tensorboard.png anew; needs Debian's chromium
 	RUNNERKIT_WRITE_SCREENSHOTS=1 $(BIN)/python -m pytest tests/loggers/test_tensorboard_in_browser.py
 
-bench: $(VENV)/installed  ## measure runnerkit beside raw PyTorch; write benchmarks/RESULTS.md (ROUNDS=9)
+bench: $(VENV)/installed  ## measure runnerkit beside raw PyTorch; write benchmarks/RESULTS.md (ROUNDS=10)
 	$(BIN)/python -m benchmarks --rounds $(ROUNDS)
 
 bench-peers: $(VENV)/installed $(PEERS)/installed  ## the same with eight other frameworks, in an environment of their own

@@ -66,7 +66,7 @@ def main() -> None:
     """Measure what the arguments name; exit with 1 if somebody failed, after all sections are written."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", help="keys of cases, or what they begin with; all by default")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=10, help="even, so that no order is met oftener than its reverse")
     parser.add_argument("--peers", metavar="PYTHON", help="interpreter of the environment that has the peers")
     parser.add_argument("--num-batches", type=int, default=5000, help="of case steps (default: 5000)")
     parser.add_argument("--results", type=Path, default=results.RESULTS)

@@ -99,7 +99,8 @@ def _steps(variant: str, peers: str | None, num_batches: int) -> Case:
         key=f"steps-{variant}",
         title=f"A training step: {VARIANT_WORDS[variant]}",
         text=f"MLP 64-64-10, SGD with momentum, {num_batches:,} ready batches of 32. In each round all live at once "
-        f"and take turns of {num_batches // NUM_TURNS} steps, of which the first tenth is not timed. "
+        f"and take turns of {num_batches // NUM_TURNS} steps. Not timed are the first tenth of the turns, and of each "
+        "the first tenth, while caches hold what the one before left there. "
         f"Poutyne and transformers' Trainer aggregate the loss in any case.{VARIANT_NOTES.get(variant, '')}",
         candidates=_step_candidates(variant, peers, "--num-batches", str(num_batches)),
         figures=(Figure("step_us", "µs a step"),),

@@ -20,6 +20,7 @@ from benchmarks.turns import Turns
 VARIANTS = ("nothing", "loss", "accuracy", "log", "bar")
 LOG_EVERY = 10
 NUM_TURNS, NUM_WARM_TURNS = 50, 5  # of an epoch; the first ones are not timed
+COLD_SHARE = 10  # nor is the first tenth of a turn: who had the turn before has left the caches full of its own
 Batch = tuple[Tensor, Tensor]
 
 
@@ -33,7 +34,8 @@ class Batches:
 
     def __init__(self, batches: list[Any], turns: Turns) -> None:
         self.batches, self.turns = batches, turns
-        self.times: list[tuple[float, float]] = []  # the end of a turn, and the begin of the next
+        self.times: list[tuple[float, float]] = []  # the end of a turn, and the begin of what is timed of the next
+        self._ended = 0.0
 
     def mapped(self, change: Callable[[Batch], Any]) -> "Batches":
         """Return the batches in another form, made now, with the same stop-watch."""
@@ -47,24 +49,35 @@ class Batches:
     def __iter__(self) -> Iterator[Any]:
         self.times.clear()
         # The last turn that is timed ends before the last batch: some count batches and never ask for one more.
-        ends = [*self._ends, len(self)]
-        return chain.from_iterable(chain(self._next_turn(), self.batches[begin:end]) for begin, end in pairwise(ends))
+        return chain.from_iterable(
+            self._turn(*each) for each in [*self._turns, (len(self) - 1, len(self) - 1, len(self))]
+        )
 
     @property
-    def _ends(self) -> list[int]:
-        return [number * (len(self) - 1) // NUM_TURNS for number in range(NUM_TURNS + 1)]
+    def _turns(self) -> list[tuple[int, int, int]]:
+        """Where each begins, is timed from, and ends, in batches."""
+        ends = [number * (len(self) - 1) // NUM_TURNS for number in range(NUM_TURNS + 1)]
+        return [(begin, begin + (end - begin) // COLD_SHARE, end) for begin, end in pairwise(ends)]
+
+    def _turn(self, begin: int, timed_from: int, end: int) -> Iterator[Any]:
+        return chain(
+            self._next_turn(), self.batches[begin:timed_from], self._start_watch(), self.batches[timed_from:end]
+        )
 
     def _next_turn(self) -> Iterator[Any]:
-        ended = time.perf_counter()
+        self._ended = time.perf_counter()
         self.turns.wait()
-        self.times.append((ended, time.perf_counter()))
+        yield from ()
+
+    def _start_watch(self) -> Iterator[Any]:
+        self.times.append((self._ended, time.perf_counter()))
         yield from ()
 
     @property
     def step_us(self) -> float:
-        """Microseconds of a step, the mean of all turns but the first ones."""
+        """Microseconds of a step, the mean of all that are timed."""
         seconds = sum(end - begin for (_, begin), (end, _) in pairwise(self.times[NUM_WARM_TURNS:]))
-        return 1e6 * seconds / (self._ends[-1] - self._ends[NUM_WARM_TURNS])
+        return 1e6 * seconds / sum(end - timed_from for _, timed_from, end in self._turns[NUM_WARM_TURNS:])
 
 
 class Trained(NamedTuple):
