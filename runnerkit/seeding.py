@@ -175,8 +175,9 @@ def _python_state() -> Any:
         return random.getstate()
     last_words, state = _last_python_state
     if _python_words != last_words or state[2] != _python_generator.gauss_next:
+        words = _copied(_python_words)  # before the state: a signal's handler may draw in between
         state = random.getstate()
-        _last_python_state = _copied(_python_words), state
+        _last_python_state = words, state
     return state
 
 
@@ -194,8 +195,9 @@ def _numpy_state() -> Any:
     words = _numpy_words()
     last_words, state = _last_numpy_state
     if words != last_words or state[3]:
+        words = _copied(words)
         state = np.random.get_state()
-        _last_numpy_state = _copied(words), state
+        _last_numpy_state = words, state
     return state
 
 
@@ -214,7 +216,7 @@ def _numpy_words() -> memoryview:
     generator = np.random.get_bit_generator()  # type: ignore[attr-defined]  # NumPy's stubs lack it
     if generator is known:
         return words
-    if not isinstance(generator, np.random.MT19937):
+    if type(generator) is not np.random.MT19937:  # NumPy itself goes by the name
         raise RuntimeError(
             "expected NumPy's global functions to draw from MT19937, as they do by default, got "
             f"{type(generator).__name__}: call np.random.set_bit_generator(np.random.MT19937()), and draw from the "

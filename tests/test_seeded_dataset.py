@@ -277,13 +277,36 @@ def test_a_gaussian_that_a_state_brings_back_is_seen():
     assert np.random.get_state()[3:] == held["numpy"][3:]
 
 
+@pytest.mark.parametrize(
+    ("library", "read", "draw"), [(random, "getstate", random.random), (np.random, "get_state", np.random.rand)]
+)
+def test_a_draw_while_the_state_is_read_is_seen(library, read, draw, monkeypatch):
+    """As a signal's handler draws, at any moment."""
+    read_now = getattr(library, read)
+
+    def interrupted():
+        state = read_now()
+        draw()
+        return state
+
+    draw()
+    with monkeypatch.context() as patch:
+        patch.setattr(library, read, interrupted)
+        seeding.CPUState()
+
+    with seeding.keep_cpu_rng():
+        drawn = draw()
+    assert draw() == drawn
+
+
+@pytest.mark.parametrize("other", [np.random.PCG64, type("Mine", (np.random.MT19937,), {})])
 @pytest.mark.parametrize("read", [seeding.rng_state, seeding.CPUState])
-def test_numpys_global_functions_are_to_draw_from_their_own_generator(read):
+def test_numpys_global_functions_are_to_draw_from_their_own_generator(read, other):
     """What is looked at in memory is MT19937's."""
     usual = np.random.get_bit_generator()
-    np.random.set_bit_generator(np.random.PCG64(1))
+    np.random.set_bit_generator(other(1))
     try:
-        with pytest.raises(RuntimeError, match=r"draw from MT19937, .* got PCG64: call np\.random\.set_bit_generator"):
+        with pytest.raises(RuntimeError, match=rf"from MT19937, .* got {other.__name__}: call np\.random\.set_bit_gen"):
             read()
     finally:
         np.random.set_bit_generator(usual)
