@@ -23,7 +23,7 @@ from runnerkit.engines.process_environment import ProcessEnvironment
 _LEADER = "runnerkit/leader"
 _ALL_JOINED = "all joined"
 _CONNECT = timedelta(seconds=5)
-_POLL_S = 0.05
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
 
 
 def open_store(environment: ProcessEnvironment, *, timeout: timedelta) -> Store:
@@ -93,13 +93,32 @@ def _store_of_attempt(environment: ProcessEnvironment, address: str, port: int, 
     Torchrun's store outlives its workers. After a restart they would read from it the addresses of dead ones.
     """
     agents = TCPStore(address, port, is_master=False, timeout=timeout)
-    deadline = time.monotonic() + timeout.total_seconds()
+    pauses = Pauses(timeout)
     if environment.rank == 0:
-        return _lead(agents, environment, address, port, deadline)
-    return _follow(agents, environment, deadline)
+        return _lead(agents, environment, address, port, pauses)
+    return _follow(agents, environment, pauses)
 
 
-def _lead(agents: TCPStore, environment: ProcessEnvironment, address: str, port: int, deadline: float) -> TCPStore:
+class Pauses:
+    """Pauses between looks at a store: short at first, as a start waits for them, and never long."""
+
+    def __init__(self, timeout: timedelta) -> None:
+        self._deadline = time.monotonic() + timeout.total_seconds()
+        self._next_s = _FIRST_PAUSE_S
+
+    def wait(self, what: str) -> None:
+        """Sleep.
+
+        Raises:
+            TimeoutError: the time is up; `what` says who waits for whom.
+        """
+        if time.monotonic() > self._deadline:
+            raise TimeoutError(f"{what}, and the time is up; timeout_s= of the engine says how long")
+        time.sleep(self._next_s)
+        self._next_s = min(1.25 * self._next_s, _LONGEST_PAUSE_S)
+
+
+def _lead(agents: TCPStore, environment: ProcessEnvironment, address: str, port: int, pauses: Pauses) -> TCPStore:
     own = route_to(address, port)
     # This machine's name may lead to its loopback; the others know it by that name.
     host = address if is_loopback(own) else own
@@ -110,27 +129,27 @@ def _lead(agents: TCPStore, environment: ProcessEnvironment, address: str, port:
     while missing := {rank for rank in missing if not store.check([_joined(rank)])}:
         if agents.get(_LEADER).decode() != leader:
             raise ConnectionError("another attempt of this job has begun; torchrun ends or restarts this one")
-        _wait(deadline, f"rank 0 waits for {len(missing)} others, such as rank {min(missing)}")
+        pauses.wait(f"rank 0 waits for {len(missing)} others, such as rank {min(missing)}")
     store.set(_ALL_JOINED, "")
     agents.set(_LEADER, "")  # those of a later attempt must not follow this one
     return store
 
 
-def _follow(agents: TCPStore, environment: ProcessEnvironment, deadline: float) -> TCPStore:
+def _follow(agents: TCPStore, environment: ProcessEnvironment, pauses: Pauses) -> TCPStore:
     what = f"rank {environment.rank} waits for rank 0 at {environment.address}:{environment.port}"
     while True:
         leader = agents.get(_LEADER).decode() if agents.check([_LEADER]) else ""
         if leader:
             try:
-                store = _join(leader, agents, environment.rank, deadline, what)
+                store = _join(leader, agents, environment.rank, pauses, what)
             except DistError:
                 store = None  # the leader of an attempt that has failed; this one's will take its place
             if store is not None:
                 return store
-        _wait(deadline, what)
+        pauses.wait(what)
 
 
-def _join(leader: str, agents: TCPStore, rank: int, deadline: float, what: str) -> TCPStore | None:
+def _join(leader: str, agents: TCPStore, rank: int, pauses: Pauses, what: str) -> TCPStore | None:
     """Return the leader's store once all have joined it; None if it is dead, or another leader came instead."""
     host, port, _ = leader.split()
     try:
@@ -142,15 +161,9 @@ def _join(leader: str, agents: TCPStore, rank: int, deadline: float, what: str) 
     while not store.check([_ALL_JOINED]):
         if agents.get(_LEADER).decode() != leader and not store.check([_ALL_JOINED]):
             return None
-        _wait(deadline, what)
+        pauses.wait(what)
     return store
 
 
 def _joined(rank: int) -> str:
     return f"joined/{rank}"
-
-
-def _wait(deadline: float, what: str) -> None:
-    if time.monotonic() > deadline:
-        raise TimeoutError(f"{what}, and the time is up; timeout_s= of the engine says how long")
-    time.sleep(_POLL_S)

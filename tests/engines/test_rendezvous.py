@@ -9,7 +9,7 @@ import pytest
 from torch.distributed import TCPStore
 
 from runnerkit.engines.process_environment import ProcessEnvironment
-from runnerkit.engines.rendezvous import join_job
+from runnerkit.engines.rendezvous import Pauses, join_job
 
 LEADER = "runnerkit/leader"
 
@@ -108,6 +108,21 @@ def test_waiting_ends_after_the_time_out(join, rank, words):
     """With who is missing, and what sets the time."""
     with pytest.raises(TimeoutError, match=words + r".*timeout_s= of the engine"):
         join(rank, timeout_s=0.5).result(30)
+
+
+def test_a_start_is_not_late_by_more_than_a_quarter_of_what_it_waited(monkeypatch):
+    """Processes that start together meet within milliseconds; those that wait for long look twenty times a second."""
+    slept = []
+    monkeypatch.setattr("runnerkit.engines.rendezvous.time.sleep", slept.append)
+    pauses = Pauses(timedelta(seconds=60))
+
+    for _ in range(100):
+        pauses.wait("rank 0 waits")
+
+    assert all(pause <= 0.0011 + sum(slept[:number]) / 4 for number, pause in enumerate(slept))
+    assert slept == sorted(slept)
+    assert slept[0] == 0.001
+    assert slept[-1] == 0.05
 
 
 def test_the_workers_of_torchs_switch_meet_at_a_port_of_their_own():
