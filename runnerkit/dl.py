@@ -2,71 +2,36 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from runnerkit import callbacks, loggers
 from runnerkit.callbacks import (
     AccuracyCallback,
-    AUCCallback,
     BackwardCallback,
-    BatchMetricCallback,
     BatchOverfitCallback,
-    BatchSizeFinder,
     BatchTransformCallback,
     Callback,
     CallbackNode,
     CallbackOrder,
-    CallbackWrapper,
     CheckpointCallback,
     CheckRunCallback,
-    CMCScoreCallback,
-    ConfusionMatrixCallback,
-    ControlFlowCallback,
     CriterionCallback,
-    DiceCallback,
     EarlyStoppingCallback,
-    EMACallback,
-    FreezeCallback,
-    FunctionalBatchMetricCallback,
-    GradNormCallback,
     HangCallback,
-    HitrateCallback,
     IBackwardCallback,
     ICallback,
     ICheckpointCallback,
     ICriterionCallback,
     IMetricCallback,
     IOptimizerCallback,
-    IOUCallback,
     ISchedulerCallback,
-    LoaderMetricCallback,
-    LRFinder,
     LRScaleCallback,
-    MAPCallback,
-    MetricAggregationCallback,
-    ModelSummaryCallback,
-    MRRCallback,
-    MultilabelAccuracyCallback,
-    MultilabelPrecisionRecallF1SupportCallback,
-    NDCGCallback,
     NonFiniteCallback,
-    OnnxCallback,
     OptimizerCallback,
-    OptunaPruningCallback,
-    PeriodicLoaderCallback,
-    PrecisionRecallF1SupportCallback,
     ProfilerCallback,
-    PruningCallback,
-    QuantizationCallback,
-    R2SquaredCallback,
-    RichDashboardCallback,
-    RunSummaryCallback,
     SchedulerCallback,
-    SklearnModelCallback,
-    SWACallback,
-    SystemMetricsCallback,
     TimerCallback,
     TqdmCallback,
-    TracingCallback,
-    TrevskyCallback,
-    VerifyRanksCallback,
 )
 from runnerkit.data import (
     BalanceClassSampler,
@@ -105,21 +70,59 @@ from runnerkit.engines import (
     choose_engine,
     get_available_engine,
 )
+from runnerkit.late_names import names_of
 from runnerkit.logger import ILogger
-from runnerkit.loggers import (
-    CometLogger,
-    ConsoleLogger,
-    CSVLogger,
-    JSONLLogger,
-    MLflowLogger,
-    TensorboardLogger,
-    WandbLogger,
-)
+from runnerkit.loggers import ConsoleLogger, CSVLogger, JSONLLogger, TensorboardLogger
 from runnerkit.precision import AMP, FP32, Precision
 from runnerkit.runner import IRunner
 from runnerkit.supervised import SupervisedRunner
 from runnerkit.train import Runner
 from runnerkit.warmup import WarmupLR
+
+if TYPE_CHECKING:
+    from runnerkit.callbacks import (
+        AUCCallback,
+        BatchMetricCallback,
+        BatchSizeFinder,
+        CallbackWrapper,
+        CMCScoreCallback,
+        ConfusionMatrixCallback,
+        ControlFlowCallback,
+        DiceCallback,
+        EMACallback,
+        FreezeCallback,
+        FunctionalBatchMetricCallback,
+        GradNormCallback,
+        HitrateCallback,
+        IOUCallback,
+        LoaderMetricCallback,
+        LRFinder,
+        MAPCallback,
+        MetricAggregationCallback,
+        ModelSummaryCallback,
+        MRRCallback,
+        MultilabelAccuracyCallback,
+        MultilabelPrecisionRecallF1SupportCallback,
+        NDCGCallback,
+        OnnxCallback,
+        OptunaPruningCallback,
+        PeriodicLoaderCallback,
+        PrecisionRecallF1SupportCallback,
+        PruningCallback,
+        QuantizationCallback,
+        R2SquaredCallback,
+        RichDashboardCallback,
+        RunSummaryCallback,
+        SklearnModelCallback,
+        SWACallback,
+        SystemMetricsCallback,
+        TracingCallback,
+        TrevskyCallback,
+        VerifyRanksCallback,
+    )
+    from runnerkit.loggers import CometLogger, MLflowLogger, WandbLogger
+else:  # asked for by few: imported when it is
+    __getattr__, __dir__ = names_of(__name__, callbacks, loggers)
 
 __all__ = [
     "AMP",

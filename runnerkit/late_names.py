@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 
@@ -34,5 +35,26 @@ def late_names(
 
     def names() -> list[str]:
         return sorted({*sys.modules[package].__all__, *packages})
+
+    return get, names
+
+
+def names_of(module: str, *packages: ModuleType) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Make the ``__getattr__`` and ``__dir__`` of a module that has the names of `packages` too, late ones as late.
+
+    >>> import json
+    >>> get, names = names_of("json", json)
+    >>> get("JSONDecoder")
+    <class 'json.decoder.JSONDecoder'>
+    """
+
+    def get(name: str) -> Any:
+        for package in packages:
+            if name in package.__all__:
+                return getattr(package, name)
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+    def names() -> list[str]:
+        return sorted(sys.modules[module].__all__)
 
     return get, names

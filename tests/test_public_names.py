@@ -106,14 +106,24 @@ def test_the_package_imports_what_it_is_asked_for(statement):
     assert "torch" in loaded_by(statement)
 
 
+def test_dl_brings_what_few_ask_for_when_they_do():
+    """A training pays memory and time for what it uses; all the same names are there."""
+    late = {"runnerkit.callbacks.confusion_matrix", "runnerkit.loggers.mlflow"}
+
+    assert not late & loaded_by("from runnerkit import dl; dl.SupervisedRunner, dl.CSVLogger, dir(dl)")
+    assert late < loaded_by("from runnerkit.dl import ConfusionMatrixCallback, MLflowLogger")
+    with pytest.raises(AttributeError, match=r"module .runnerkit\.dl. has no attribute .ConfusionMatrix.$"):
+        dl.ConfusionMatrix  # noqa: B018
+
+
 def test_importing_the_package_loads_no_optional_package():
     """None of these comes with `import runnerkit`, unless torch itself brings it."""
     costly = ("torchmetrics", "pandas", "matplotlib", "tensorboard", "torchvision", "sklearn", "PIL", "rich")
     costly += ("typer", "hydra", "omegaconf", "pydantic", "optuna", "mlflow", "wandb", "comet_ml")
 
-    extra = loaded_by("from runnerkit import *; import runnerkit.dl, runnerkit.utils, runnerkit.contrib") - loaded_by(
-        "import torch"
-    )
+    extra = loaded_by(
+        "from runnerkit import *; from runnerkit.dl import *; import runnerkit.utils, runnerkit.contrib"
+    ) - loaded_by("import torch")
 
     assert [name for name in extra if name.split(".")[0] in costly] == []
     assert not extra & {"torch._dynamo", "torch.distributed.optim", "torch.utils.tensorboard"}
