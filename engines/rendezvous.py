@@ -22,7 +22,8 @@ from runnerkit.engines.process_environment import ProcessEnvironment
 
 _LEADER = "runnerkit/leader"
 _ALL_JOINED = "all joined"
-_CONNECT = timedelta(seconds=5)
+_CONNECT_S = 5
+_OPEN = timedelta(seconds=60)  # torch asks for the names of addresses: 10 s where no name server answers
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
 
 
@@ -93,17 +94,17 @@ def _store_of_attempt(environment: ProcessEnvironment, address: str, port: int, 
     Torchrun's store outlives its workers. After a restart they would read from it the addresses of dead ones.
     """
     agents = TCPStore(address, port, is_master=False, timeout=timeout)
-    pauses = Pauses(timeout)
+    deadline = time.monotonic() + timeout.total_seconds()
     if environment.rank == 0:
-        return _lead(agents, environment, address, port, pauses)
-    return _follow(agents, environment, pauses)
+        return _lead(agents, environment, address, port, deadline)
+    return _follow(agents, environment, deadline)
 
 
 class Pauses:
-    """Pauses between looks at a store: short at first, as a start waits for them, and never long."""
+    """Pauses between looks at a store, of one wait: a tenth of what it took so far, as a start is late by the last."""
 
-    def __init__(self, timeout: timedelta) -> None:
-        self._deadline = time.monotonic() + timeout.total_seconds()
+    def __init__(self, deadline: float) -> None:
+        self._deadline = deadline
         self._next_s = _FIRST_PAUSE_S
 
     def wait(self, what: str) -> None:
@@ -115,33 +116,36 @@ class Pauses:
         if time.monotonic() > self._deadline:
             raise TimeoutError(f"{what}, and the time is up; timeout_s= of the engine says how long")
         time.sleep(self._next_s)
-        self._next_s = min(1.25 * self._next_s, _LONGEST_PAUSE_S)
+        self._next_s = min(1.1 * self._next_s, _LONGEST_PAUSE_S)
 
 
-def _lead(agents: TCPStore, environment: ProcessEnvironment, address: str, port: int, pauses: Pauses) -> TCPStore:
+def _lead(agents: TCPStore, environment: ProcessEnvironment, address: str, port: int, deadline: float) -> TCPStore:
     own = route_to(address, port)
     # This machine's name may lead to its loopback; the others know it by that name.
     host = address if is_loopback(own) else own
     store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
     leader = f"{host} {store.port} {os.getpid()}"
     agents.set(_LEADER, leader)
+    pauses = Pauses(deadline)
     missing = set(range(1, environment.world_size))
     while missing := {rank for rank in missing if not store.check([_joined(rank)])}:
         if agents.get(_LEADER).decode() != leader:
             raise ConnectionError("another attempt of this job has begun; torchrun ends or restarts this one")
         pauses.wait(f"rank 0 waits for {len(missing)} others, such as rank {min(missing)}")
     store.set(_ALL_JOINED, "")
+    store.get(_ALL_JOINED)  # set does not wait, and who reads the next line must find this
     agents.set(_LEADER, "")  # those of a later attempt must not follow this one
     return store
 
 
-def _follow(agents: TCPStore, environment: ProcessEnvironment, pauses: Pauses) -> TCPStore:
+def _follow(agents: TCPStore, environment: ProcessEnvironment, deadline: float) -> TCPStore:
+    pauses = Pauses(deadline)
     what = f"rank {environment.rank} waits for rank 0 at {environment.address}:{environment.port}"
     while True:
         leader = agents.get(_LEADER).decode() if agents.check([_LEADER]) else ""
         if leader:
             try:
-                store = _join(leader, agents, environment.rank, pauses, what)
+                store = _join(leader, agents, environment.rank, deadline, what)
             except DistError:
                 store = None  # the leader of an attempt that has failed; this one's will take its place
             if store is not None:
@@ -149,15 +153,16 @@ def _follow(agents: TCPStore, environment: ProcessEnvironment, pauses: Pauses) -
         pauses.wait(what)
 
 
-def _join(leader: str, agents: TCPStore, rank: int, pauses: Pauses, what: str) -> TCPStore | None:
+def _join(leader: str, agents: TCPStore, rank: int, deadline: float, what: str) -> TCPStore | None:
     """Return the leader's store once all have joined it; None if it is dead, or another leader came instead."""
     host, port, _ = leader.split()
     try:
-        socket.create_connection((host, int(port)), timeout=_CONNECT.total_seconds()).close()
+        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
     except OSError:
         return None  # the store would try it for seconds
-    store = TCPStore(host, int(port), is_master=False, timeout=_CONNECT, wait_for_workers=False)
+    store = TCPStore(host, int(port), is_master=False, timeout=_OPEN, wait_for_workers=False)
     store.set(_joined(rank), "")  # by name: a process that died and came again counts once
+    pauses = Pauses(deadline)
     while not store.check([_ALL_JOINED]):
         if agents.get(_LEADER).decode() != leader and not store.check([_ALL_JOINED]):
             return None

@@ -110,16 +110,54 @@ def test_waiting_ends_after_the_time_out(join, rank, words):
         join(rank, timeout_s=0.5).result(30)
 
 
-def test_a_start_is_not_late_by_more_than_a_quarter_of_what_it_waited(monkeypatch):
+def test_a_follower_finds_that_all_have_joined_before_it_finds_no_leader(join, monkeypatch):
+    """These stand in two stores, and `set` does not wait until its server has read it."""
+
+    class FarStore(TCPStore):
+        """What rank zero sets in its own store takes its time to get there; what it asks for then comes later still."""
+
+        def __init__(self, *args, is_master, **kwargs):
+            super().__init__(*args, is_master=is_master, **kwargs)
+            self._line = ThreadPoolExecutor(1)
+            self._delay_s = 0.3 if is_master else 0.0
+
+        def set(self, key, value):
+            self._line.submit(time.sleep, self._delay_s)
+            self._line.submit(super().set, key, value)
+
+        def get(self, key):
+            return self._line.submit(super().get, key).result()
+
+    monkeypatch.setattr("runnerkit.engines.rendezvous.TCPStore", FarStore)
+
+    assert_share(*[join(rank, timeout_s=10) for rank in range(2)])
+
+
+def test_a_slow_name_server_fails_no_follower(join, monkeypatch):
+    """Torch asks it for the name of an address when it opens a store: 10 s if none answers, twice in ours."""
+    times = []
+
+    def open_store(*args, **kwargs):
+        times.append(kwargs.get("timeout", timedelta(minutes=5)))
+        return TCPStore(*args, **kwargs)
+
+    monkeypatch.setattr("runnerkit.engines.rendezvous.TCPStore", open_store)
+    assert_share(*[join(rank) for rank in range(2)])
+
+    assert len(times) == 4
+    assert min(times) > timedelta(seconds=20)
+
+
+def test_a_wait_ends_late_by_no_more_than_a_tenth_of_it(monkeypatch):
     """Processes that start together meet within milliseconds; those that wait for long look twenty times a second."""
     slept = []
     monkeypatch.setattr("runnerkit.engines.rendezvous.time.sleep", slept.append)
-    pauses = Pauses(timedelta(seconds=60))
+    pauses = Pauses(time.monotonic() + 60)
 
     for _ in range(100):
         pauses.wait("rank 0 waits")
 
-    assert all(pause <= 0.0011 + sum(slept[:number]) / 4 for number, pause in enumerate(slept))
+    assert all(pause <= 0.0011 + sum(slept[:number]) / 10 for number, pause in enumerate(slept))
     assert slept == sorted(slept)
     assert slept[0] == 0.001
     assert slept[-1] == 0.05
