@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from runnerkit import callbacks, loggers
 from runnerkit.callbacks import (
     AccuracyCallback,
     BackwardCallback,
@@ -122,7 +121,7 @@ if TYPE_CHECKING:
     )
     from runnerkit.loggers import CometLogger, MLflowLogger, WandbLogger
 else:  # asked for by few: imported when it is
-    __getattr__, __dir__ = names_of(__name__, callbacks, loggers)
+    __getattr__, __dir__ = names_of(__name__, "runnerkit.callbacks", "runnerkit.loggers")
 
 __all__ = [
     "AMP",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 
@@ -39,19 +38,21 @@ def late_names(
     return get, names
 
 
-def names_of(module: str, *packages: ModuleType) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Make the ``__getattr__`` and ``__dir__`` of a module that has the names of `packages` too, late ones as late.
+def names_of(module: str, *packages: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Make the ``__getattr__`` and ``__dir__`` of a module that has the names of other packages: late ones come late.
 
     >>> import json
-    >>> get, names = names_of("json", json)
+    >>> get, names = names_of("json", "json")
     >>> get("JSONDecoder")
     <class 'json.decoder.JSONDecoder'>
     """
 
     def get(name: str) -> Any:
         for package in packages:
-            if name in package.__all__:
-                return getattr(package, name)
+            if name in sys.modules[package].__all__:
+                value = getattr(sys.modules[package], name)
+                setattr(sys.modules[module], name, value)  # asked for once
+                return value
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
     def names() -> list[str]:
