@@ -5,13 +5,11 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import onnx
 import onnxruntime
 import torch
-from onnxruntime.quantization import quantize_dynamic
 from torch import Tensor, nn
 
-from runnerkit import dl
+from runnerkit import dl, utils
 from runnerkit.contrib import Digits
 
 FILES = {"program": "model.pt2", "onnx": "model.onnx", "int8": "int8.onnx"}
@@ -51,9 +49,7 @@ def main(**where: Any) -> dict[str, tuple[int, float, float]]:
         program = torch.export.export(model, (features,), dynamic_shapes=({0: torch.export.Dim("batch")},))
         torch.export.save(program, paths["program"])
         torch.onnx.export(program, (), paths["onnx"], input_names=["features"], external_data=False, verbose=False)
-        quantizable = onnx.load(paths["onnx"])
-        del quantizable.graph.value_info[:]  # shapes of weights, which the quantizer transposes, and then refuses
-        quantize_dynamic(quantizable, paths["int8"])
+        utils.quantize_onnx(paths["onnx"], paths["int8"])
         expected = model(features).detach()
         for name, path in paths.items():
             logits = answer(path, features)

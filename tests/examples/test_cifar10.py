@@ -222,7 +222,7 @@ def test_fashion_mnist_by_one_cycle_learns(example, monkeypatch, tmp_path, capsy
 
     runner = example.main([*SMALL, *arguments])
 
-    assert runner.epoch_metrics["valid"]["accuracy"] > 0.5
+    assert runner.epoch_metrics["valid"]["accuracy"] > 0.3
     assert runner.epoch_metrics["train"]["lr"] < 0.05 / 1000
     assert "logs in logs/fashion-mnist/ResNet18" in capsys.readouterr().out
 
