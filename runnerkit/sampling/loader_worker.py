@@ -1,4 +1,4 @@
-"""A loader's worker among signals that are meant for its run."""
+"""A loader's worker among signals: those that are meant for its run, and the one that kills it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 _LOOK_EVERY_S = 5.0
+_NEWS_S = 1.0  # from a killed worker's last file to its parent's signal, on a busy machine
 
 
 class WorkerStart:
@@ -36,6 +39,19 @@ class WorkerStart:
             threading.Thread(target=_wait, args=(numbers, self._owner), name="runnerkit-signals", daemon=True).start()
         if self.init_fn is not None:
             self.init_fn(worker_id)
+
+
+def naming_the_dead(batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield a loader's batches; raise what killed its worker rather than what is seen of that first.
+
+    The system closes a killed worker's sockets, from which a batch may just be read, a moment before it tells this
+    process. Upon that torch raises wherever this process is by then: in the middle of writing down why it fails, say.
+    """
+    try:
+        yield from batches
+    except (ConnectionError, EOFError):
+        time.sleep(_NEWS_S)  # torch raises in it
+        raise
 
 
 def _wait(numbers: set[signal.Signals], owner: int) -> None:

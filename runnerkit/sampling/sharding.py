@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
 
-from runnerkit.sampling.loader_worker import WorkerStart
+from runnerkit.sampling.loader_worker import WorkerStart, naming_the_dead
 from runnerkit.sampling.sampler import Places, ShardedBatches, ShardedBatchSampler, Uneven, set_epoch
 from runnerkit.sampling.seeded_dataset import SeededDataset, is_seeded
 from runnerkit.sampling.sharded_stream import ShardedStream
@@ -165,7 +165,8 @@ def batches_of(loader: Any) -> Iterator[Any]:
         # Workers that outlive an epoch need no new seed, which all others draw in each: so dropout would draw otherwise
         # with them, and in a run that is resumed and starts them anew.
         torch.empty((), dtype=torch.int64).random_()
-    return iter(feed)
+    batches = iter(feed)
+    return naming_the_dead(batches) if getattr(feed, "num_workers", 0) else batches
 
 
 def share_of(loader: Any) -> Any:

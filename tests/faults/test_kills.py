@@ -6,14 +6,19 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
 import psutil
 import pytest
+from torch import nn
+from torch.utils.data import DataLoader
 
+from runnerkit import dl
 from runnerkit.storage.checkpoint import CheckpointFolder
 from runnerkit.storage.checkpoint_fault import fault_of
+from tests.tiny import mlp, sgd
 
 pytestmark = [
     pytest.mark.slow,
@@ -131,7 +136,7 @@ def test_a_loaders_worker_that_is_killed(start):
 
     errors = job.assert_ends(within_s=20)
     assert job.process.returncode == 1
-    assert f"DataLoader worker (pid {worker}) is killed by signal: Killed" in errors
+    assert_names(worker, errors)
     assert "loader 'train'" in errors
 
 
@@ -144,8 +149,44 @@ def test_a_worker_of_one_ranks_loader_that_is_killed(start):
 
     errors = job.assert_ends(within_s=30)
     assert job.process.returncode == 1
-    assert f"DataLoader worker (pid {worker}) is killed by signal: Killed" in errors
+    assert_names(worker, errors)
     assert "rank 1 of 2" in errors and "closed by peer" not in errors.lower()
+
+
+def assert_names(worker, errors):
+    """In one of torch's two sentences: which, depends on whether its signal or its exit code is seen first."""
+    sentences = (
+        f"DataLoader worker (pid {worker}) is killed by signal: Killed",
+        f"DataLoader worker (pid(s) {worker}) exited unexpectedly",
+    )
+    assert any(sentence in errors for sentence in sentences), errors
+
+
+def test_a_worker_whose_connection_breaks_before_its_death_is_known():
+    """Else that would be raised at any line later on, such as where the failure is written down for others."""
+    runner, model = dl.SupervisedRunner(), mlp()
+
+    with pytest.raises(RuntimeError, match="is killed by signal: Killed") as raised:
+        runner.train(
+            model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), loggers={"console": None},
+            loaders={"train": DataLoader([BreaksWhenRead()], batch_size=1, num_workers=1, collate_fn=list)},
+        )  # fmt: skip
+
+    assert isinstance(raised.value.__context__, ConnectionResetError)
+    assert runner.exception is raised.value
+    assert any("while batch 1 of loader 'train'" in note for note in raised.value.__notes__)
+
+
+class BreaksWhenRead:
+    """A sample whose worker is killed as it is read by the loader's process, which sees the connection go first."""
+
+    def __reduce__(self):
+        return break_connection, (os.getpid(),)
+
+
+def break_connection(worker):
+    threading.Timer(0.2, os.kill, (worker, signal.SIGKILL)).start()
+    raise ConnectionResetError
 
 
 def test_a_worker_ends_whose_process_was_killed_before_it_began(tmp_path):
