@@ -166,7 +166,8 @@ def batches_of(loader: Any) -> Iterator[Any]:
         # with them, and in a run that is resumed and starts them anew.
         torch.empty((), dtype=torch.int64).random_()
     batches = iter(feed)
-    return naming_the_dead(batches) if getattr(feed, "num_workers", 0) else batches
+    has_workers = isinstance(feed, DataLoader) and feed.num_workers > 0  # of its own: a wrapper takes from here too
+    return naming_the_dead(batches) if has_workers else batches
 
 
 def share_of(loader: Any) -> Any:
