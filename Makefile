@@ -7,21 +7,31 @@ PEERS := .venv-peers
 ROUNDS ?= 10
 # For one process, and again for two.
 KILLS ?= 100
-# Test files at a time; most tests start two processes of their own.
+# Tests at a time; most slow ones start two processes of their own.
 JOBS ?= 2
+# A worker that runs out of tests takes half of another's, so none ends long after the others.
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+# Without compiled modules every process compiles runnerkit and the tests anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test parity screenshots bench bench-peers drills docs check format clean
+.PHONY: help demo test test-slow test-all parity screenshots bench bench-peers drills docs lint check format clean
 
 help:  ## print this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-demo: $(VENV)/installed  ## train a small CNN on real images with ddp=True, amp=True; leave logs, checkpoints, curves
+demo: $(VENV)/demo  ## train a small CNN on real images with ddp=True, amp=True; leave logs, checkpoints, curves
 	$(BIN)/python examples/demo.py
 
-test: $(VENV)/installed  ## run all tests and the examples in docstrings
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+test: $(VENV)/test  ## run the tests that are not marked slow, and the examples in docstrings (10 minutes)
+	$(PYTEST) -m "not slow"
 	$(BIN)/python -m pytest --doctest-modules runnerkit
+
+test-slow: $(VENV)/installed  ## run the tests that are marked slow: launchers, examples, notebooks, kills, wheels
+	$(PYTEST) -m slow
+
+test-all: test test-slow  ## run all tests (25 minutes)
 
 parity: $(VENV)/installed  ## write the table of engines and launchers in docs/engines.md from a test run
 	RUNNERKIT_WRITE_PARITY_TABLE=1 $(BIN)/python -m pytest tests/engines/test_parity_law.py -k gives
@@ -41,21 +51,26 @@ drills: $(VENV)/installed  ## kill runs at 200 random points; write the table in
 docs: $(VENV)/installed  ## build the site of docs/ into site/, which any browser shows offline; a broken link ends it
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-check: $(VENV)/installed  ## format, lint, types, tests, docstring examples: everything
+lint: $(VENV)/installed  ## check format, lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/mypy examples/imagenet/*.py
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
-	$(MAKE) test
 
-format: $(VENV)/installed  ## format the code and mend what the linter can
+check: lint test-all  ## check format, lint and types, then run all tests
+
+format: $(VENV)/installed  ## format the code and fix what the linter can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-$(VENV)/installed: setup.cfg pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed; on Debian: apt-get install python3-venv" >&2; exit 1; }
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+# What the demo needs; what the tests that are not slow need too; what development needs too.
+$(VENV)/demo: EXTRA := demo
+$(VENV)/test: EXTRA := test
+$(VENV)/installed: EXTRA := dev
+$(VENV)/demo $(VENV)/test $(VENV)/installed: setup.cfg pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRA)]'
 	touch $@
 
 $(PEERS)/installed: benchmarks/peers/requirements.txt constraints.txt

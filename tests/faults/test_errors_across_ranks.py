@@ -94,6 +94,7 @@ def test_a_rank_that_is_gone_is_named_by_those_that_are_left(told):
     assert case["seconds"] < LIMIT_S
 
 
+@pytest.mark.cold
 def test_torchruns_report_shows_the_cause(tmp_path):
     """Which of the ranks, and its traceback; not what the others made of it."""
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")

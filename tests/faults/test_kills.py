@@ -21,6 +21,7 @@ from runnerkit.storage.checkpoint_fault import fault_of
 from tests.tiny import mlp, sgd
 
 pytestmark = [
+    pytest.mark.cold,  # a job's processes are known by an environment variable in /proc
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc, which only Linux has"),
 ]

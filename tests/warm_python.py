@@ -1,0 +1,314 @@
+"""A Python that has already imported torch: tests fork their processes from it instead of starting them.
+
+Importing torch, runnerkit and the libraries of the tests costs a process several seconds of a core; a fork of a process
+that has imported them costs some hundredths. While :meth:`WarmPython.patched` is active, `subprocess` forks every command
+``[sys.executable, SCRIPT | -m MODULE | -c CODE, ...]``, whoever starts it: a test, the library, torchrun's agent.
+The rest is real: the child's parent is its caller; arguments, environment, working directory, open files, session,
+process group, signals and exit code are those of a process that was started.
+
+Two things differ, and tests to which they matter carry the mark `cold`, which turns all of this off: modules are imported
+already, and ``/proc/PID/environ`` shows the environment of the server.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import contextlib
+import ctypes
+import fcntl
+import gc
+import importlib
+import inspect
+import io
+import json
+import os
+import runpy
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+ROOT = Path(__file__).parents[1]
+# What many tests import and what takes long. None of them may start a thread, which a fork would lose.
+PRELOADED = (
+    "torch", "torch.distributed.run", "torch.utils.tensorboard", "torchmetrics.classification", "torchmetrics.regression",
+    "pandas", "sklearn.metrics", "psutil", "pytest", "cloudpickle", "runnerkit.dl", "runnerkit.utils",
+    "runnerkit.commands.cli", "runnerkit.engines.worker", "tests.tiny",
+)  # fmt: skip
+_PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # prctl(2)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+# A fork sees to the first two; the third changes no behaviour. Any other variable PYTHON... is read at the start alone.
+_HEEDED = {"PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"}
+
+_execute_child: Any = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+_parameters = inspect.signature(_execute_child)
+_prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+
+class WarmPython:
+    """The client of a server that forks; the server starts at the first use and ends with this process."""
+
+    def __init__(self, connection: socket.socket | None = None) -> None:
+        self.server_pid = 0
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def patched(self) -> Iterator[None]:
+        """Let `subprocess` fork whatever can be forked."""
+        self.patch()
+        try:
+            yield
+        finally:
+            subprocess.Popen._execute_child = _execute_child  # type: ignore[attr-defined]
+
+    def patch(self) -> None:
+        """As :meth:`patched`, for good."""
+
+        def execute_child(popen: Any, *arguments: Any) -> None:
+            given = _parameters.bind(popen, *arguments).arguments
+            if not _can_fork(given):
+                _execute_child(popen, *arguments)
+                return
+            popen.pid = self._fork(given)
+            popen._child_created = True
+            names = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+            popen._close_pipe_fds(*(given[name] for name in names))
+
+        subprocess.Popen._execute_child = execute_child  # type: ignore[attr-defined]
+
+    def close(self) -> None:
+        """End the server, if there is one."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _fork(self, given: Mapping[str, Any]) -> int:
+        pipes = (given["p2cread"], given["c2pwrite"], given["errwrite"])
+        descriptors = [number if pipe == -1 else pipe for number, pipe in enumerate(pipes)] + list(given["pass_fds"])
+        request = {
+            "parent": os.getpid(),
+            "arguments": [os.fspath(each) for each in given["args"]],
+            "environment": dict(os.environ if given["env"] is None else given["env"]),
+            "folder": os.fspath(given["cwd"] or os.getcwd()),
+            "descriptors": [0, 1, 2, *given["pass_fds"]],
+            "session": bool(given["start_new_session"]),
+            "group": given["process_group"],
+        }
+        data = json.dumps(request).encode()
+        with self._lock:
+            connection = self._connect()
+            # The server's child ends at once, and the kernel gives its own child to us.
+            _prctl(_CHILD_SUBREAPER, 1, 0, 0, 0)
+            try:
+                socket.send_fds(connection, [struct.pack("I", len(data))], descriptors)
+                connection.sendall(data)
+                answer = connection.recv(4)
+            finally:
+                _prctl(_CHILD_SUBREAPER, 0, 0, 0, 0)
+        if len(answer) != 4:
+            raise RuntimeError("the warm Python has died: look for its traceback in the output of pytest -s")
+        return int(struct.unpack("I", answer)[0])
+
+    def _connect(self) -> socket.socket:
+        if self._connection is None:
+            self._connection, theirs = socket.socketpair()
+            with theirs:
+                environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+                code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from tests.warm_python import main; main()"
+                server = _ColdPopen(
+                    [sys.executable, "-P", "-c", code, str(theirs.fileno())],
+                    stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=environment | {"OPENBLAS_NUM_THREADS": "1"},
+                )  # fmt: skip
+                self.server_pid = server.pid
+        return self._connection
+
+
+class _ColdPopen(subprocess.Popen):  # type: ignore[type-arg]
+    """A process that is started, patch or not; nobody waits for it, since it ends when its parent does."""
+
+    _execute_child = _execute_child
+
+    def __del__(self) -> None:
+        pass
+
+
+def _can_fork(given: Mapping[str, Any]) -> bool:
+    arguments, environment = given["args"], given["env"] or os.environ
+    return (
+        isinstance(arguments, list | tuple)
+        and os.fspath(arguments[0]) == sys.executable == (given["executable"] or sys.executable)
+        and _parse([os.fspath(each) for each in arguments]) is not None
+        and not given["shell"]
+        and given["preexec_fn"] is None
+        and given["gid"] is given["gids"] is given["uid"] is None
+        and given["umask"] < 0
+        and all(
+            os.environ.get(name) == value
+            for name, value in environment.items()
+            if name.startswith("PYTHON") and name not in _HEEDED
+        )
+    )
+
+
+def _parse(command: Sequence[str]) -> tuple[str, list[str], bool] | None:
+    """Split a command into what runs ("-c", "-m" or ""), its words, and whether output is unbuffered."""
+    words = list(command[1:])
+    is_unbuffered = words[:1] == ["-u"]
+    del words[: int(is_unbuffered)]
+    if not words or (words[0].startswith("-") and words[0] not in ("-c", "-m")):
+        return None
+    return (words.pop(0) if words[0] in ("-c", "-m") else ""), words, is_unbuffered
+
+
+def main() -> NoReturn:
+    """Serve the connection whose descriptor is the last argument."""
+    connection = socket.socket(fileno=int(sys.argv[-1]))
+    sys.path.remove(str(ROOT))
+    base = list(sys.path)
+    sys.path.insert(0, str(ROOT))
+    importlib.import_module("runnerkit.torchvision_cpu").import_torchvision()
+    for name in PRELOADED:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # a collection in a child would copy all of these pages
+    threads = {path.joinpath("comm").read_text().strip() for path in Path("/proc/self/task").iterdir()}
+    # The one of pyarrow's jemalloc, which starts it anew in a fork.
+    assert threads - {"jemalloc_bg_thd"} == {"python"}, f"threads that a fork would lose: {threads}"
+    while True:
+        request, descriptors = _serve(connection)
+        connection.close()
+        _become(request, descriptors, base)
+        if "runnerkit.engines.worker" in request["arguments"]:  # a rank, which starts no Python
+            break
+        # Its own children come from a server of its own: the kernel gives a process to none but its ancestors.
+        ours, connection = socket.socketpair()
+        if os.fork():
+            connection.close()
+            WarmPython(ours).patch()
+            break
+        ours.close()
+    _run(request["arguments"])
+
+
+def _serve(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Fork for each request; return in the child that was asked for, with the request and its open files."""
+    _prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # they are for the process that is served
+    while True:
+        head, descriptors, _, _ = socket.recv_fds(connection, 4, 64)
+        if len(head) < 4:
+            os._exit(0)
+        data, size = b"", struct.unpack("I", head)[0]
+        while len(data) < size:
+            data += connection.recv(size - len(data))
+        request = json.loads(data)
+        if child := os.fork():
+            os.waitpid(child, 0)
+            for descriptor in descriptors:
+                os.close(descriptor)
+        elif os.fork():
+            os._exit(0)
+        else:
+            return _adopted(request, connection), descriptors
+
+
+def _adopted(request: dict[str, Any], connection: socket.socket) -> dict[str, Any]:
+    """Wait until the kernel has made the caller our parent; tell it who we are."""
+    deadline = time.monotonic() + 10
+    while os.getppid() != request["parent"]:
+        if time.monotonic() > deadline:
+            os._exit(1)
+        time.sleep(0.0005)
+    connection.sendall(struct.pack("I", os.getpid()))
+    return request
+
+
+def _become(request: dict[str, Any], descriptors: Sequence[int], base: Sequence[str]) -> None:
+    """Take over what a process gets from the one that starts it."""
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if request["session"]:
+        os.setsid()
+    if request["group"] >= 0:
+        os.setpgid(0, request["group"])
+    high = [fcntl.fcntl(each, fcntl.F_DUPFD, 500) for each in descriptors]  # out of the way of what they become
+    for each in descriptors:
+        os.close(each)
+    for each, number in zip(high, request["descriptors"], strict=True):
+        os.dup2(each, number)
+        os.close(each)
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    search_path = os.environ.get("PYTHONPATH", "")
+    sys.path[:] = [*filter(None, search_path.split(os.pathsep)), *base]
+    importlib.invalidate_caches()
+    # What libraries read once, when they are imported.
+    torch = sys.modules["torch"]
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1))
+    torch.distributed.set_debug_level_from_env()
+    sys.modules["numpy"].random.seed()
+
+
+def _open_streams(is_unbuffered: bool) -> None:
+    sys.stdin = sys.__stdin__ = open(0, closefd=False)
+    for name, number, errors in (("stdout", 1, "strict"), ("stderr", 2, "backslashreplace")):
+        raw = open(number, "wb", buffering=0 if is_unbuffered else -1, closefd=False)
+        is_line_buffered = number == 2 or raw.isatty()
+        stream = io.TextIOWrapper(
+            raw, errors=errors, line_buffering=is_line_buffered, write_through=is_unbuffered or number == 2
+        )
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+def _run(command: Sequence[str]) -> NoReturn:
+    """Do what the interpreter does with its command line, in a module __main__ that is as good as new."""
+    kind, words, is_unbuffered = _parse(command)  # type: ignore[misc]
+    _open_streams(is_unbuffered or bool(os.environ.get("PYTHONUNBUFFERED")))
+    sys.orig_argv[:], sys.argv = list(command), [kind, *words[1:]] if kind else words
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    main.__builtins__ = builtins  # type: ignore[attr-defined]
+    try:
+        if kind == "-m":
+            sys.path.insert(0, os.getcwd())
+            runpy._run_module_as_main(words[0])  # type: ignore[attr-defined]
+        elif kind == "-c":
+            sys.path.insert(0, "")
+            exec(compile(words[0], "<string>", "exec"), main.__dict__)
+        else:
+            sys.path.insert(0, os.path.dirname(os.path.realpath(words[0])))
+            main.__file__ = words[0]
+            exec(compile(Path(words[0]).read_bytes(), words[0], "exec"), main.__dict__)
+    except SystemExit as end:
+        if end.code is not None and not isinstance(end.code, int):
+            print(end.code, file=sys.stderr)
+        _leave(end.code if isinstance(end.code, int) else int(end.code is not None))
+    except BaseException as error:
+        own = error.__traceback__
+        sys.excepthook(type(error), error.with_traceback(own and own.tb_next), own and own.tb_next)
+        _leave(1, is_interrupted=isinstance(error, KeyboardInterrupt))
+    _leave(0)
+
+
+def _leave(code: int, *, is_interrupted: bool = False) -> NoReturn:
+    """Exit as the interpreter does, but for taking apart every module: that would copy all the pages of the server."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if is_interrupted:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(code & 0xFF)
