@@ -16,7 +16,7 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-all parity screenshots bench bench-peers drills docs lint check format clean
+.PHONY: help demo test test-slow test-all coverage parity screenshots bench bench-peers drills docs lint check format clean
 
 help:  ## print this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -32,6 +32,12 @@ test-slow: $(VENV)/installed  ## run the tests that are marked slow: launchers, 
 	$(PYTEST) -m slow
 
 test-all: test test-slow  ## run all tests (25 minutes)
+
+coverage: $(VENV)/installed  ## measure the lines and branches that all tests reach, processes included
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -n $(JOBS) --dist worksteal
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --skip-covered
 
 parity: $(VENV)/installed  ## write the table of engines and launchers in docs/engines.md from a test run
 	RUNNERKIT_WRITE_PARITY_TABLE=1 $(BIN)/python -m pytest tests/engines/test_parity_law.py -k gives

@@ -54,6 +54,7 @@ def test_the_shell_completes_commands_and_options(capsys, monkeypatch):
     assert completed == [["doctor"], ["--engine"]]
 
 
+@pytest.mark.cold
 def test_completion_and_help_do_without_torch():
     """A shell asks at each press of the key, and torch's import takes a second or more."""
     code = "import sys; from runnerkit.__main__ import main; main(); print(sorted({'torch', 'numpy'} & {*sys.modules}))"

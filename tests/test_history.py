@@ -226,7 +226,7 @@ def test_missing_pandas_names_the_install_command(tmp_path: Path, monkeypatch: p
         read_metrics(tmp_path / "run")
 
 
-@pytest.mark.slow
+@pytest.mark.cold
 def test_optional_packages_are_not_imported_early() -> None:
     """Importing loggers, reader and plots costs nothing but torch and tqdm."""
     script = """

@@ -86,9 +86,23 @@ def test_a_folder_imported_by_its_own_name_says_so(folder):
     assert f"runnerkit.{folder}" in done.stderr.splitlines()[-1]
 
 
-def loaded_by(statement):
-    code = f"import json, sys\n{statement}\nprint(json.dumps(sorted(sys.modules)))"
-    return set(json.loads(printed_by(code)))
+STATEMENTS = {
+    "package": "import runnerkit",
+    "torch": "import torch",
+    "part": "runnerkit.engines.CPUEngine",
+    "side packages": "import runnerkit.callbacks, runnerkit.loggers",
+    "dl": "from runnerkit import dl; dir(dl)",
+    "late names": "from runnerkit.dl import ConfusionMatrixCallback, MLflowLogger",
+    "everything": "from runnerkit import *; from runnerkit.dl import *; import runnerkit.utils, runnerkit.contrib",
+}
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    """Modules after each statement, one after the other in one new interpreter: {name: set of modules}."""
+    lines = [f"{line}; loaded[{name!r}] = sorted(sys.modules)" for name, line in STATEMENTS.items()]
+    code = "\n".join(["import json, sys", "loaded = {}", *lines, "print(json.dumps(loaded))"])
+    return {name: set(modules) for name, modules in json.loads(printed_by(code)).items()}
 
 
 def printed_by(code):
@@ -99,43 +113,43 @@ def printed_by(code):
     return done.stdout
 
 
-@pytest.mark.parametrize("statement", ["import runnerkit; runnerkit.engines.CPUEngine", "from runnerkit import dl"])
-def test_the_package_imports_what_it_is_asked_for(statement):
+@pytest.mark.cold
+def test_the_package_imports_what_it_is_asked_for(loaded):
     """By itself it brings nothing; its sub-packages need no import of their own."""
-    assert "torch" not in loaded_by("import runnerkit")
-    assert "torch" in loaded_by(statement)
+    assert "torch" not in loaded["package"]
+    assert "runnerkit.engines" in loaded["part"] - loaded["torch"]
 
 
-def test_dl_brings_what_few_ask_for_when_they_do():
+@pytest.mark.cold
+def test_dl_brings_what_few_ask_for_when_they_do(loaded):
     """A training pays memory and time for what it uses; all the same names are there."""
     late = {"runnerkit.callbacks.confusion_matrix", "runnerkit.loggers.mlflow"}
-    first = parts_loaded_by("from runnerkit import dl; dir(dl)")
 
-    assert first == parts_loaded_by("import runnerkit.callbacks, runnerkit.loggers")
-    assert late < parts_loaded_by("from runnerkit.dl import ConfusionMatrixCallback, MLflowLogger") - first
+    assert parts(loaded["dl"]) == parts(loaded["side packages"])
+    assert late <= loaded["late names"] - loaded["dl"]
     assert dl.ConfusionMatrixCallback is vars(dl)["ConfusionMatrixCallback"]
     with pytest.raises(AttributeError, match=r"module .runnerkit\.dl. has no attribute .ConfusionMatrix.$"):
         dl.ConfusionMatrix  # noqa: B018
 
 
-def parts_loaded_by(statement):
-    """Modules of callbacks and loggers, one for each."""
-    return {name for name in loaded_by(statement) if name.startswith(("runnerkit.callbacks.", "runnerkit.loggers."))}
+def parts(modules):
+    """Those of callbacks and loggers, one for each."""
+    return {name for name in modules if name.startswith(("runnerkit.callbacks.", "runnerkit.loggers."))}
 
 
-def test_importing_the_package_loads_no_optional_package():
+@pytest.mark.cold
+def test_importing_the_package_loads_no_optional_package(loaded):
     """None of these comes with `import runnerkit`, unless torch itself brings it."""
     costly = ("torchmetrics", "pandas", "matplotlib", "tensorboard", "torchvision", "sklearn", "PIL", "rich")
     costly += ("typer", "hydra", "omegaconf", "pydantic", "optuna", "mlflow", "wandb", "comet_ml")
 
-    extra = loaded_by(
-        "from runnerkit import *; from runnerkit.dl import *; import runnerkit.utils, runnerkit.contrib"
-    ) - loaded_by("import torch")
+    extra = loaded["everything"] - loaded["torch"]
 
     assert [name for name in extra if name.split(".")[0] in costly] == []
     assert not extra & {"torch._dynamo", "torch.distributed.optim", "torch.utils.tensorboard"}
 
 
+@pytest.mark.cold
 def test_the_import_makes_few_objects():
     """After torch's import a full collection of garbage, thrice as long as this import, is 10,350 objects away."""
     code = (
@@ -148,6 +162,7 @@ def test_the_import_makes_few_objects():
 
 
 @pytest.mark.slow
+@pytest.mark.cold
 def test_the_cost_of_the_import_is_printed(capsys):
     """As a ratio of CPU times in one process, the median of five."""
     code = (

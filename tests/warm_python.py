@@ -223,18 +223,12 @@ def _serve(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def _adopted(request: dict[str, Any], connection: socket.socket) -> dict[str, Any]:
-    """Wait until the kernel has made the caller our parent; tell it who we are."""
+    """Wait until the kernel has made the caller our parent; tell it who we are, ready for its signals."""
     deadline = time.monotonic() + 10
     while os.getppid() != request["parent"]:
         if time.monotonic() > deadline:
             os._exit(1)
         time.sleep(0.0005)
-    connection.sendall(struct.pack("I", os.getpid()))
-    return request
-
-
-def _become(request: dict[str, Any], descriptors: Sequence[int], base: Sequence[str]) -> None:
-    """Take over what a process gets from the one that starts it."""
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -242,6 +236,12 @@ def _become(request: dict[str, Any], descriptors: Sequence[int], base: Sequence[
         os.setsid()
     if request["group"] >= 0:
         os.setpgid(0, request["group"])
+    connection.sendall(struct.pack("I", os.getpid()))
+    return request
+
+
+def _become(request: dict[str, Any], descriptors: Sequence[int], base: Sequence[str]) -> None:
+    """Take over what a process gets from the one that starts it."""
     high = [fcntl.fcntl(each, fcntl.F_DUPFD, 500) for each in descriptors]  # out of the way of what they become
     for each in descriptors:
         os.close(each)

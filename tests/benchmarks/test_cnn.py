@@ -137,6 +137,7 @@ def test_seeded_images_draw_by_their_index_and_the_generator_is_left_as_it_was()
 
 
 @pytest.mark.slow
+@pytest.mark.cold
 def test_a_candidate_prints_its_figures_and_imports_nothing_large_while_timed():
     """torch._dynamo, 800 modules, would come with the first step, unless a peer's import had brought it."""
     count = (

@@ -10,6 +10,7 @@ import torch
 from benchmarks.resident import resident_mib
 
 
+@pytest.mark.cold
 def test_the_peak_is_the_process_own():
     """Not that of its parent, as `ru_maxrss` is after exec."""
     held = torch.ones(2**25)  # 128 MiB
