@@ -1,13 +1,13 @@
 """A Python that has already imported torch: tests fork their processes from it instead of starting them.
 
-Importing torch, runnerkit and the libraries of the tests costs a process several seconds of a core; a fork of a process
-that has imported them costs some hundredths. While :meth:`WarmPython.patched` is active, `subprocess` forks every command
+Importing torch, runnerkit and the libraries of the tests takes several seconds of a core; a fork of a process that has
+imported them takes hundredths. While :meth:`WarmPython.patched` is active, `subprocess` forks every command
 ``[sys.executable, SCRIPT | -m MODULE | -c CODE, ...]``, whoever starts it: a test, the library, torchrun's agent.
 The rest is real: the child's parent is its caller; arguments, environment, working directory, open files, session,
 process group, signals and exit code are those of a process that was started.
 
-Two things differ, and tests to which they matter carry the mark `cold`, which turns all of this off: modules are imported
-already, and ``/proc/PID/environ`` shows the environment of the server.
+Two things differ: modules are imported already, and ``/proc/PID/environ`` shows the environment of the server. Tests to
+which that matters carry the mark `cold`, which turns all of this off.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import io
 import json
 import os
 import runpy
+import shutil
 import signal
 import socket
 import struct
@@ -39,9 +40,9 @@ from typing import Any, NoReturn
 ROOT = Path(__file__).parents[1]
 # What many tests import and what takes long. None of them may start a thread, which a fork would lose.
 PRELOADED = (
-    "torch", "torch.distributed.run", "torch.utils.tensorboard", "torchmetrics.classification", "torchmetrics.regression",
-    "pandas", "sklearn.metrics", "psutil", "pytest", "cloudpickle", "runnerkit.dl", "runnerkit.utils",
-    "runnerkit.commands.cli", "runnerkit.engines.worker", "tests.tiny",
+    "torch", "torch.distributed.run", "torch.utils.tensorboard", "torchmetrics.classification",
+    "torchmetrics.regression", "pandas", "sklearn.metrics", "psutil", "pytest", "cloudpickle", "runnerkit.dl",
+    "runnerkit.utils", "runnerkit.commands.cli", "runnerkit.engines.worker", "tests.tiny",
 )  # fmt: skip
 _PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # prctl(2)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -123,11 +124,13 @@ class WarmPython:
             self._connection, theirs = socket.socketpair()
             with theirs:
                 environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-                code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from tests.warm_python import main; main()"
+                code = f"import sys; sys.path[0] = {str(ROOT)!r}; from tests.warm_python import main; main()"
                 server = _ColdPopen(
-                    [sys.executable, "-P", "-c", code, str(theirs.fileno())],
-                    stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=environment | {"OPENBLAS_NUM_THREADS": "1"},
-                )  # fmt: skip
+                    [sys.executable, "-c", code, str(theirs.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    env=environment | {"OPENBLAS_NUM_THREADS": "1"},  # no thread pool
+                )
                 self.server_pid = server.pid
         return self._connection
 
@@ -145,7 +148,8 @@ def _can_fork(given: Mapping[str, Any]) -> bool:
     arguments, environment = given["args"], given["env"] or os.environ
     return (
         isinstance(arguments, list | tuple)
-        and os.fspath(arguments[0]) == sys.executable == (given["executable"] or sys.executable)
+        and given["executable"] is None
+        and _is_this_python(os.fspath(arguments[0]), environment)
         and _parse([os.fspath(each) for each in arguments]) is not None
         and not given["shell"]
         and given["preexec_fn"] is None
@@ -157,6 +161,12 @@ def _can_fork(given: Mapping[str, Any]) -> bool:
             if name.startswith("PYTHON") and name not in _HEEDED
         )
     )
+
+
+def _is_this_python(program: str, environment: Mapping[str, str]) -> bool:
+    if program == "python":
+        program = shutil.which(program, path=environment.get("PATH")) or ""
+    return program in (sys.executable, os.path.join(os.path.dirname(sys.executable), "python"))
 
 
 def _parse(command: Sequence[str]) -> tuple[str, list[str], bool] | None:
@@ -172,17 +182,16 @@ def _parse(command: Sequence[str]) -> tuple[str, list[str], bool] | None:
 def main() -> NoReturn:
     """Serve the connection whose descriptor is the last argument."""
     connection = socket.socket(fileno=int(sys.argv[-1]))
-    sys.path.remove(str(ROOT))
-    base = list(sys.path)
-    sys.path.insert(0, str(ROOT))
+    base = sys.path[1:]
     importlib.import_module("runnerkit.torchvision_cpu").import_torchvision()
     for name in PRELOADED:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # a collection in a child would copy all of these pages
-    threads = {path.joinpath("comm").read_text().strip() for path in Path("/proc/self/task").iterdir()}
-    # The one of pyarrow's jemalloc, which starts it anew in a fork.
-    assert threads - {"jemalloc_bg_thd"} == {"python"}, f"threads that a fork would lose: {threads}"
+    others = [path for path in Path("/proc/self/task").iterdir() if path.name != str(os.getpid())]
+    names = {path.joinpath("comm").read_text().strip() for path in others}
+    # pyarrow's jemalloc starts its thread again in a fork.
+    assert names <= {"jemalloc_bg_thd"}, f"a fork would lose the threads {names}: remove their library from PRELOADED"
     while True:
         request, descriptors = _serve(connection)
         connection.close()
@@ -262,12 +271,14 @@ def _become(request: dict[str, Any], descriptors: Sequence[int], base: Sequence[
 
 
 def _open_streams(is_unbuffered: bool) -> None:
-    sys.stdin = sys.__stdin__ = open(0, closefd=False)
+    sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.FileIO(0, closefd=False))
     for name, number, errors in (("stdout", 1, "strict"), ("stderr", 2, "backslashreplace")):
-        raw = open(number, "wb", buffering=0 if is_unbuffered else -1, closefd=False)
-        is_line_buffered = number == 2 or raw.isatty()
+        raw = io.FileIO(number, "wb", closefd=False)
         stream = io.TextIOWrapper(
-            raw, errors=errors, line_buffering=is_line_buffered, write_through=is_unbuffered or number == 2
+            raw if is_unbuffered else io.BufferedWriter(raw),  # type: ignore[arg-type]
+            errors=errors,
+            line_buffering=number == 2 or raw.isatty(),
+            write_through=is_unbuffered or number == 2,
         )
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
