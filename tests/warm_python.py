@@ -123,9 +123,11 @@ class WarmPython:
             self._connection, theirs = socket.socketpair()
             with theirs:
                 environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-                code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from tests.warm_python import main; main()"
+                # Not by -P, which the children would have as well: a notebook's kernel then leaves out its own folder.
+                path = f"sys.path[:] = [{str(ROOT)!r}, *filter(None, sys.path)]"
+                code = f"import sys; {path}; from tests.warm_python import main; main()"
                 server = _ColdPopen(
-                    [sys.executable, "-P", "-c", code, str(theirs.fileno())],
+                    [sys.executable, "-c", code, str(theirs.fileno())],
                     stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=environment | {"OPENBLAS_NUM_THREADS": "1"},
                 )  # fmt: skip
                 self.server_pid = server.pid
