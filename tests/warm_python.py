@@ -124,6 +124,7 @@ class WarmPython:
             self._connection, theirs = socket.socketpair()
             with theirs:
                 environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+                # Without -P, which forks would inherit: a notebook's kernel then leaves out its own folder.
                 code = f"import sys; sys.path[0] = {str(ROOT)!r}; from tests.warm_python import main; main()"
                 server = _ColdPopen(
                     [sys.executable, "-c", code, str(theirs.fileno())],

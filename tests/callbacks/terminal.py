@@ -1,4 +1,4 @@
-"""A terminal for tests: a program runs in it, and its screen is read as a user reads it."""
+"""What progress bars are tested with: a terminal for programs, a clock, and metrics that tell when they are read."""
 
 import fcntl
 import os
@@ -11,9 +11,45 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyte
+import pytest
+import torch
+
+from tests.callbacks.stand_ins import make_runner
 
 ROOT = Path(__file__).parents[2]
 NUM_LINES, NUM_COLUMNS = 60, 120
+UNREADABLE = {"loss": torch.empty((), device="meta")}  # reading a value from the meta device raises
+
+
+class Clock:
+    """Time that passes only when told to; it takes the place of a module's `time`."""
+
+    now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+
+def assert_reads_metrics_only_when_due(callback, clock, refresh_s, written=lambda: ""):
+    """Run batches through a callback of bars: it may read, and write, only once `refresh_s` have passed."""
+    runner = make_runner(loader_batch_len=100, loader_batch_step=1)
+    callback.on_stage_start(runner)
+    callback.on_epoch_start(runner)
+    callback.on_loader_start(runner)
+    runner.batch_metrics = {"loss": torch.tensor(0.5)}
+    callback.on_batch_end(runner)
+    before = written()
+
+    runner.batch_metrics = UNREADABLE
+    for _ in range(50):
+        clock.now += refresh_s / 100
+        callback.on_batch_end(runner)
+    assert written() == before
+
+    clock.now += refresh_s
+    with pytest.raises((NotImplementedError, RuntimeError)):
+        callback.on_batch_end(runner)
+    callback.on_exception(runner)
 
 
 @dataclass

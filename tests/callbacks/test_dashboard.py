@@ -11,11 +11,10 @@ from torch import nn
 from runnerkit import dl
 from runnerkit.callbacks import dashboard
 from tests.callbacks.stand_ins import make_runner
+from tests.callbacks.terminal import Clock, assert_reads_metrics_only_when_due
 from tests.tiny import loader, mlp, quiet, sgd
 
 rich_console = pytest.importorskip("rich.console")
-
-UNREADABLE = {"loss": torch.empty((), device="meta")}  # reading a value from the meta device raises
 
 
 @pytest.fixture
@@ -27,47 +26,18 @@ def terminal(monkeypatch):
     return terminal
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    """Time that passes only when told to."""
-
-    class Clock:
-        now = 1000.0
-
-        def monotonic(self):
-            return self.now
-
-    clock = Clock()
-    monkeypatch.setattr(dashboard, "time", clock)
-    return clock
-
-
 def rows(terminal):
     """Cells of the table that was drawn last."""
     lines = terminal.getvalue().split("┏")[-1].splitlines()
     return [[cell.strip() for cell in line.replace("┃", "│").split("│")[1:-1]] for line in lines if line[:1] in "┃│"]
 
 
-def test_metrics_are_read_and_drawn_only_when_it_is_time(terminal, clock):
+def test_metrics_are_read_and_drawn_only_when_it_is_time(terminal, monkeypatch):
     """Each reading is a host sync, each drawing takes milliseconds: between them no batch pays."""
-    callback, runner = dl.RichDashboardCallback(), make_runner(loader_batch_len=100, loader_batch_step=1)
-    callback.on_stage_start(runner)
-    callback.on_epoch_start(runner)
-    callback.on_loader_start(runner)
-    runner.batch_metrics = {"loss": torch.tensor(0.5)}
-    callback.on_batch_end(runner)
-    drawn = terminal.getvalue()
+    monkeypatch.setattr(dashboard, "time", clock := Clock())
 
-    runner.batch_metrics = UNREADABLE
-    for _ in range(50):
-        clock.now += dashboard.REFRESH_S / 100
-        callback.on_batch_end(runner)
-    assert terminal.getvalue() == drawn
+    assert_reads_metrics_only_when_due(dl.RichDashboardCallback(), clock, dashboard.REFRESH_S, terminal.getvalue)
 
-    clock.now += dashboard.REFRESH_S
-    with pytest.raises((NotImplementedError, RuntimeError)):
-        callback.on_batch_end(runner)
-    callback.on_exception(runner)
     assert rows(terminal) == [["metric", "train"], ["loss", "0.5"]]
 
 

@@ -11,6 +11,7 @@ from runnerkit.callback import CallbackNode
 from runnerkit.callbacks import progress
 from runnerkit.callbacks.progress import TqdmCallback
 from tests.callbacks.stand_ins import make_runner
+from tests.callbacks.terminal import UNREADABLE, Clock, assert_reads_metrics_only_when_due
 from tests.tiny import loader, mlp, sgd
 
 
@@ -28,20 +29,9 @@ def open_terminal(monkeypatch):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Time that passes only when told to."""
-
-    class Clock:
-        now = 1000.0
-
-        def monotonic(self):
-            return self.now
-
-    clock = Clock()
-    monkeypatch.setattr(progress, "time", clock)
+    """The bars' own time."""
+    monkeypatch.setattr(progress, "time", clock := Clock())
     return clock
-
-
-UNREADABLE = {"loss": torch.empty((), device="meta")}  # reading a value from the meta device raises
 
 
 def test_bar_names_epoch_and_loader_and_ends_with_the_loader_metrics(monkeypatch):
@@ -67,20 +57,8 @@ def test_bar_names_epoch_and_loader_and_ends_with_the_loader_metrics(monkeypatch
 def test_metrics_are_read_only_when_a_refresh_is_due(monkeypatch, clock):
     """Each reading is a host sync: between refreshes no batch pays for one."""
     open_terminal(monkeypatch)
-    callback, runner = TqdmCallback(), make_runner(loader_batch_len=100)
-    callback.on_loader_start(runner)
-    runner.batch_metrics = {"loss": torch.tensor(0.5)}
-    callback.on_batch_end(runner)
 
-    runner.batch_metrics = UNREADABLE
-    for _ in range(50):
-        clock.now += progress.REFRESH_S / 100
-        callback.on_batch_end(runner)
-
-    clock.now += progress.REFRESH_S
-    with pytest.raises((NotImplementedError, RuntimeError)):
-        callback.on_batch_end(runner)
-    callback.on_exception(runner)
+    assert_reads_metrics_only_when_due(TqdmCallback(), clock, progress.REFRESH_S)
 
 
 def test_nothing_is_written_or_read_without_a_terminal(monkeypatch):

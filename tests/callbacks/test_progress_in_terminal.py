@@ -6,9 +6,7 @@ import re
 import subprocess
 import sys
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
 from tests.callbacks.terminal import ROOT, run_in_terminal
 
@@ -51,7 +49,6 @@ def tables(lines):
     return [line for line in lines if line.startswith(("layer  type", "loader  metric"))]
 
 
-@pytest.mark.slow
 def test_terminal_has_one_bar_of_epochs_and_one_of_each_loader(script):
     """Though two processes train. In the end the epochs' stays, and the lines and tables that were above it."""
     shown = run_in_terminal(script, "ddp")
@@ -70,7 +67,6 @@ def test_terminal_has_one_bar_of_epochs_and_one_of_each_loader(script):
     assert len(tables(shown.screen)) == 2
 
 
-@pytest.mark.slow
 def test_dashboard_shows_the_last_metrics_of_each_loader(script):
     """Three bars and a table, which stay; no bar of tqdm beside them; lines that are printed stand above."""
     shown = run_in_terminal(script, "rich")
@@ -87,7 +83,6 @@ def test_dashboard_shows_the_last_metrics_of_each_loader(script):
     assert len([line for line in above if re.match(r"epoch  \d  (train|valid) \| loss", line)]) == 6
 
 
-@pytest.mark.slow
 def test_log_file_has_lines_and_tables_only(script):
     """No bar and no dashboard: no color, no cursor."""
     done = subprocess.run(
@@ -106,9 +101,9 @@ def test_log_file_has_lines_and_tables_only(script):
     assert len(tables(lines)) == 2
 
 
-@pytest.mark.slow
 def test_notebook_has_widgets(script, monkeypatch):
     """One for the epochs and one for each pass, which is gone when it is over; no bar of characters."""
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     pytest.importorskip("ipywidgets")
     monkeypatch.setenv("IPYTHONDIR", str(script.parent))
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(script.parent))
@@ -116,7 +111,7 @@ def test_notebook_has_widgets(script, monkeypatch):
     cell = nbformat.v4.new_code_cell("import train\ntrain.train();")
     notebook = nbformat.v4.new_notebook(cells=[cell])
 
-    NotebookClient(
+    nbclient.NotebookClient(
         notebook, timeout=280, kernel_name="python3", resources={"metadata": {"path": str(script.parent)}}
     ).execute()
 

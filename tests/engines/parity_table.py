@@ -18,7 +18,8 @@ WHY_BLANK = {
 ELSEWHERE = {
     "`torchrun --nnodes=2`, `--nnodes=1:2` (elastic) and `mpirun` on two hosts": "launchers/test_two_hosts.py",
     "`srun` on several nodes, requeued and preempted jobs": "launchers/test_slurm.py",
-    "`horovod.run`, and a rank that fails under each of Horovod's launchers": "engines/test_horovod_launchers.py",
+    "`horovod.run` and `horovodrun --mpi`": "engines/test_horovod_launchers.py",
+    "A rank that fails under each of Horovod's launchers": "engines/test_failures.py",
 }
 
 Results = dict[tuple[str, str], float]  # {(case, launcher): largest difference of a weight from plain PyTorch's}

@@ -1,200 +1,119 @@
 """It ends: whatever happens to one process, the whole job ends within seconds, with that process's own words."""
 
-import contextlib
+import functools
 import os
 import signal
 import socket
-import subprocess
-import sys
-import textwrap
 import threading
-import time
 
-import psutil
 import pytest
 from torch import nn
 
 from runnerkit import dl
+from tests.engines.failing_job import RAISE, failing_job
 from tests.tiny import loader, mlp, quiet, sgd
-
-LIMIT_S = 10
-SCRIPT = textwrap.dedent(
-    """
-    import os, signal, sys, time
-    from torch import nn
-    from runnerkit import dl
-    from tests.tiny import loader, mlp, sgd
-
-    class Trouble(dl.Callback):
-        def on_batch_end(self, runner):
-            if runner.epoch_step == 2 and runner.loader_batch_step == 2 and runner.engine.rank == 1:
-                {trouble}
-            if runner.epoch_step == 2 and runner.loader_batch_step == 1:
-                os.write(1, f"ready {{runner.engine.rank}} {{os.getpid()}}\\n".encode())  # one write, one line
-
-    model = mlp()
-    dl.SupervisedRunner().train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model),
-        loaders={{"train": loader(400, 2, num_workers=1)}},
-        callbacks=[Trouble()], num_epochs=1000, ddp=True, cpu=True, loggers={{"console": None}},
-    )
-    """
-)
 
 
 @pytest.fixture
-def start(tmp_path):
-    """Start the script with its trouble; whatever is left of it when the test ends is killed."""
-    started = []
-
-    def start_script(trouble, *, launcher=()):
-        script = tmp_path / "script.py"
-        script.write_text(SCRIPT.format(trouble=trouble))
-        process = subprocess.Popen(
-            [sys.executable, *launcher, str(script)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.getcwd()},
-            start_new_session=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a test run in the background ignores it
-        )
-        started.append(process)
-        return process
-
-    yield start_script
-    for process in started:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.stdout.close()
-        process.stderr.close()
-        process.wait()
+def job(tmp_path):
+    """Start a failing job in the test's own folder."""
+    return functools.partial(failing_job, tmp_path)
 
 
-def wait_until_ready(process, num_ranks=2):
-    """Return pids of the ranks, by rank, once all are training."""
-    pids = {}
-    while len(pids) < num_ranks:
-        line = process.stdout.readline()
-        assert line, process.stderr.read()
-        if line.startswith("ready"):
-            _, rank, pid = line.split()
-            pids[int(rank)] = int(pid)
-    return pids
+# Horovod is built for the slow tests.
+HOROVOD = pytest.param("Horovod", marks=[pytest.mark.horovod, pytest.mark.slow])
+KILLED = ("os.kill(os.getpid(), signal.SIGKILL)", "WorkerError: rank 1 of 2 was killed by SIGKILL")
 
 
-def finish(process):
-    """Return (seconds, stderr); fails when the job does not end."""
-    begin = time.monotonic()
-    _, errors = process.communicate(timeout=60)
-    return time.monotonic() - begin, errors
-
-
-def assert_nobody_is_left(pids):
-    deadline = time.monotonic() + LIMIT_S
-    while any(psutil.pid_exists(pid) for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not [pid for pid in pids if psutil.pid_exists(pid)]
-
-
-def family(process):
-    return [each.pid for each in psutil.Process(process.pid).children(recursive=True)]
-
-
-@pytest.mark.slow
-def test_an_exception_in_one_rank_ends_all_with_its_traceback_once(start):
+@pytest.mark.parametrize("start", ["DDP", HOROVOD])
+def test_an_exception_in_one_rank_ends_all_with_its_traceback_once(job, start):
     """The caller sees the exception itself, caused by the rank's traceback; the others' complaints are not shown."""
-    process = start('raise ArithmeticError("rank one has had enough")')
-    wait_until_ready(process)
-    pids = family(process)
+    with job(start, RAISE) as failing:
+        errors = failing.finish()
 
-    seconds, errors = finish(process)
-
-    assert process.returncode == 1
-    assert seconds < LIMIT_S
+    assert failing.process.returncode == 1
     assert "rank 1 of 2" in errors
     assert errors.count("in on_batch_end") == 1
     last_words = "ArithmeticError: rank one has had enough\nin batch 2 of loader 'train', epoch 2, rank 1: features"
     assert "\n".join(errors.splitlines()[-2:]).startswith(last_words)
     assert "closed by peer" not in errors.lower()
-    assert_nobody_is_left(pids)
+    assert "HorovodInternalError" not in errors
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("trouble", "message"),
+    "launcher",
     [
-        ("os.kill(os.getpid(), signal.SIGKILL)", "rank 1 of 2 was killed by SIGKILL"),
-        ("os._exit(7)", "rank 1 of 2 exited with code 7"),
-        ("os._exit(0)", "rank 1 of 2 exited with code 0"),
+        "torchrun",
+        *(pytest.param(each, marks=[pytest.mark.horovod, pytest.mark.slow]) for each in ("horovodrun", "mpirun")),
     ],
 )
-def test_a_rank_that_dies_without_a_word_is_named(start, trouble, message):
+def test_under_a_launcher_an_exception_in_one_rank_ends_all(job, launcher):
+    """The launcher ends the job, and the failing rank's traceback is shown.
+
+    Under torchrun each rank that has the time shows it, and nothing else; under Horovod's launchers it is shown once.
+    """
+    with job(launcher, RAISE) as failing:
+        errors = failing.finish()
+
+    assert failing.process.returncode != 0
+    assert "ArithmeticError: rank one has had enough" in errors
+    if launcher == "torchrun":
+        assert "closed by peer" not in errors.lower()
+    else:
+        assert errors.count("ArithmeticError: rank one has had enough") == 1
+
+
+@pytest.mark.parametrize(
+    ("start", "trouble", "message"),
+    [
+        ("DDP", *KILLED),
+        ("DDP", "os._exit(7)", "WorkerError: rank 1 of 2 exited with code 7"),
+        ("DDP", "os._exit(0)", "WorkerError: rank 1 of 2 exited with code 0"),
+        pytest.param(*HOROVOD.values, *KILLED, marks=HOROVOD.marks),
+    ],
+)
+def test_a_rank_that_dies_without_a_word_is_named(job, start, trouble, message):
     """Killed, or gone by os._exit: the others wait for it no longer, and the message says what happened to whom."""
-    process = start(trouble)
-    wait_until_ready(process)
-    pids = family(process)
+    with job(start, trouble) as failing:
+        errors = failing.finish()
 
-    seconds, errors = finish(process)
-
-    assert process.returncode == 1
-    assert seconds < LIMIT_S
+    assert failing.process.returncode == 1
     assert message in errors
     assert "closed by peer" not in errors.lower()
-    assert_nobody_is_left(pids)
+    assert "HorovodInternalError" not in errors
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("everybody", [False, True], ids=["parent alone", "whole process group"])
-def test_ctrl_c_ends_all(start, everybody):
+@pytest.mark.parametrize(
+    ("start", "kill"),
+    [("DDP", os.kill), ("DDP", os.killpg), pytest.param(*HOROVOD.values, os.kill, marks=HOROVOD.marks)],
+    ids=["parent alone", "whole process group", "parent alone, Horovod"],
+)
+def test_ctrl_c_ends_all(job, start, kill):
     """One KeyboardInterrupt, the calling process's; nobody is left, whoever else got the signal."""
-    process = start("pass")
-    wait_until_ready(process)
-    pids = family(process)
+    with job(start) as failing:
+        kill(failing.process.pid, signal.SIGINT)
+        errors = failing.finish()
 
-    (os.killpg if everybody else os.kill)(process.pid, signal.SIGINT)
-    seconds, errors = finish(process)
-
-    assert process.returncode == -signal.SIGINT
-    assert seconds < LIMIT_S
+    assert failing.process.returncode == -signal.SIGINT
     assert errors.count("Traceback") == 1, errors
     assert errors.rstrip().endswith("KeyboardInterrupt")
-    assert_nobody_is_left(pids)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_the_end_of_the_calling_process_ends_all(start, how):
+@pytest.mark.parametrize(
+    ("start", "how"),
+    [
+        ("DDP", signal.SIGTERM),
+        ("DDP", signal.SIGKILL),
+        pytest.param(*HOROVOD.values, signal.SIGKILL, marks=HOROVOD.marks),
+    ],
+)
+def test_the_end_of_the_calling_process_ends_all(job, start, how):
     """Ended politely or not at all politely, it leaves no orphans."""
-    process = start("pass")
-    wait_until_ready(process)
-    pids = family(process)
+    with job(start) as failing:
+        failing.process.send_signal(how)
+        failing.finish()
 
-    process.send_signal(how)
-    seconds, _ = finish(process)
-
-    assert process.returncode == (143 if how == signal.SIGTERM else -signal.SIGKILL)
-    assert seconds < LIMIT_S
-    assert_nobody_is_left(pids)
-
-
-@pytest.mark.slow
-def test_under_torchrun_an_exception_in_one_rank_ends_all(start):
-    """The launcher ends the job; each rank that has the time shows the failing rank's traceback, and nothing else."""
-    process = start('raise ArithmeticError("rank one has had enough")', launcher=TORCHRUN)
-    wait_until_ready(process)
-    pids = family(process)
-
-    seconds, errors = finish(process)
-
-    assert process.returncode != 0
-    assert seconds < LIMIT_S
-    assert "ArithmeticError: rank one has had enough" in errors
-    assert "closed by peer" not in errors.lower()
-    assert_nobody_is_left(pids)
-
-
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    assert failing.process.returncode == (143 if how == signal.SIGTERM else -signal.SIGKILL)
 
 
 class Raises(dl.Callback):

@@ -65,6 +65,22 @@ class Sharding(dl.Callback):
         self.placements = {str(tuple(parameter.placements)) for parameter in runner.model.parameters()}
 
 
+@pytest.fixture(scope="module")
+def trained():
+    """Train everything that the tests of numbers, models and stages need in one start of two processes."""
+    return together(
+        lambda: {
+            "settings": train_in_every_setting(),
+            "accumulated": accumulate_and_clip(),
+            "left behind": leave_gradients_behind(),
+            "low precision": train_in_low_precision(),
+            "tied": train_a_tied_model(),
+            "adversaries": train_adversaries(),
+            "uneven": evaluate_unevenly(),
+        }
+    )
+
+
 # The numbers.
 
 SETTINGS = {
@@ -87,13 +103,11 @@ def train_in_every_setting():
 
 
 @pytest.mark.slow
-def test_every_setting_gives_the_weights_of_one_process_on_the_joined_batch():
+def test_every_setting_gives_the_weights_of_one_process_on_the_joined_batch(trained):
     """To 1e-6, the order of float sums; and the units are those that were asked for."""
-    found = together(train_in_every_setting)
-
     for name, (_, units) in SETTINGS.items():
-        assert found[name][0] < 1e-6, name
-        assert found[name][1] == units, name
+        assert trained["settings"][name][0] < 1e-6, name
+        assert trained["settings"][name][1] == units, name
 
 
 def accumulate_and_clip():
@@ -131,13 +145,13 @@ def leave_gradients_behind():
 
 
 @pytest.mark.slow
-def test_accumulated_clipped_and_left_behind_gradients_are_those_of_ddp():
+def test_accumulated_clipped_and_left_behind_gradients_are_those_of_ddp(trained):
     """The norm is that of all shards; what accumulates is not communicated; what no step follows is forgotten."""
-    (apart, norms), left = together(lambda: (accumulate_and_clip(), leave_gradients_behind()))
+    apart, norms = trained["accumulated"]
 
     assert apart < 1e-6
     assert norms[0] == pytest.approx(norms[1], rel=1e-6)
-    assert left == [0.0, 0.0]
+    assert trained["left behind"] == [0.0, 0.0]
 
 
 def train_in_low_precision():
@@ -164,12 +178,12 @@ def train_in_low_precision():
 
 
 @pytest.mark.slow
-def test_low_precision_stays_near_its_reference():
+def test_low_precision_stays_near_its_reference(trained):
     """To 2e-3: what bf16 and fp16 round in the same places, sums of halves round otherwise.
 
     `compute_dtype` is compared with DDP under autocast, autocast with the hand-written loop on the joined batch.
     """
-    found = together(train_in_low_precision)
+    found = trained["low precision"]
 
     for name in ("bf16", "batch norm"):
         from_autocast, from_full, dtypes = found[name]
@@ -193,24 +207,28 @@ class Timeouts(dl.Callback):
         self.seconds = [each.options._timeout.total_seconds() for each in backends]
 
 
-@pytest.mark.slow
-def test_replicas_each_hold_the_whole_model():
-    """Two groups of two (HSDP): gradients are averaged over all four, parts are those of a group.
-
-    Nobody waits longer than timeout_s for another, within a group or between groups; torch's own wait for 30 minutes.
-    """
+def train_replicas():
     mine, theirs, sharding, timeouts = mlp(), mlp(), Sharding(), Timeouts()
-
     train(
         mine,
         fsdp(4, replicas=2, shard_modules=[nn.Linear], timeout_s=47),
         callbacks={"sharding": sharding, "timeouts": timeouts},
     )
     by_hand(theirs, num_processes=4)
+    return difference(mine, theirs), sharding.placements, timeouts.seconds
 
-    assert difference(mine, theirs) < 1e-6
-    assert sharding.placements == {"(Replicate(), Shard(dim=0))"}
-    assert timeouts.seconds == [47.0, 47.0]
+
+@pytest.mark.slow
+def test_replicas_each_hold_the_whole_model(of_four):
+    """Two groups of two (HSDP): gradients are averaged over all four, parts are those of a group.
+
+    Nobody waits longer than timeout_s for another, within a group or between groups; torch's own wait for 30 minutes.
+    """
+    apart, placements, seconds = of_four["replicas"]
+
+    assert apart < 1e-6
+    assert placements == {"(Replicate(), Shard(dim=0))"}
+    assert seconds == [47.0, 47.0]
 
 
 # Models and stages.
@@ -286,14 +304,14 @@ def train_adversaries():
 
 
 @pytest.mark.slow
-def test_tied_and_frozen_parameters_and_several_models_train_as_elsewhere():
+def test_tied_and_frozen_parameters_and_several_models_train_as_elsewhere(trained):
     """A weight with two names is one afterwards, too; what has no gradients is left whole."""
-    (apart, is_tied, count), adversaries = together(lambda: (train_a_tied_model(), train_adversaries()))
+    apart, is_tied, count = trained["tied"]
 
     assert apart < 1e-6
     assert is_tied
     assert count == NUM_STEPS, "a module's extra state comes back"
-    assert adversaries < 1e-6
+    assert trained["adversaries"] < 1e-6
 
 
 class TwoStages(dl.SupervisedRunner):
@@ -302,7 +320,6 @@ class TwoStages(dl.SupervisedRunner):
     stages = ("first", "second")
 
 
-@pytest.mark.slow
 def test_the_caller_gets_model_and_optimizer_back_and_a_second_stage_goes_on_with_them():
     """From plain python: trained weights, whole moments, the same parameters in the optimizer."""
     mine, theirs = mlp(), mlp()
@@ -345,12 +362,12 @@ def evaluate_unevenly():
 
 
 @pytest.mark.slow
-def test_evaluation_neither_hangs_nor_differs_where_ranks_have_unequal_numbers_of_batches():
+def test_evaluation_neither_hangs_nor_differs_where_ranks_have_unequal_numbers_of_batches(trained):
     """One sample for two ranks, eleven batches for two ranks; also in the middle of an accumulated step.
 
     After it, weights may be changed in place: what evaluation gathered is gone.
     """
-    apart, mine, theirs, again = together(evaluate_unevenly)
+    apart, mine, theirs, again = trained["uneven"]
 
     assert apart < 1e-6
     for key, metrics in theirs.items():
@@ -403,12 +420,17 @@ def units(**kwargs):
     return fsdp(shard_modules=[nn.Linear], **kwargs)
 
 
-def save(folder, sharded, asynchronous):
-    """Train one run whole, and another that is interrupted within its second epoch."""
+# How a run is saved: in shards, and in a thread.
+FORMS = {"whole files": (False, False), "shards": (True, False), "shards written in a thread": (True, True)}
+
+
+def save(folder):
+    """Train one run whole, and one for each form that is interrupted within its second epoch."""
     whole = run(folder / "whole", units())
-    engine, interrupt = units(sharded_checkpoints=sharded), {"interrupt": Interrupt(8)}
-    with contextlib.suppress(KeyboardInterrupt):
-        run(folder / "same", engine, callbacks=interrupt, asynchronous=asynchronous)
+    for form, (sharded, asynchronous) in FORMS.items():
+        engine, interrupt = units(sharded_checkpoints=sharded), {"interrupt": Interrupt(8)}
+        with contextlib.suppress(KeyboardInterrupt):
+            run(folder / form / "same", engine, callbacks=interrupt, asynchronous=asynchronous)
     return whole
 
 
@@ -421,31 +443,27 @@ def go_on(folder, sharded):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("sharded", "asynchronous"),
-    [(False, False), (True, False), (True, True)],
-    ids=["whole files", "shards", "shards written in a thread"],
-)
-def test_a_resumed_run_equals_the_uninterrupted_one_on_any_engine(tmp_path, sharded, asynchronous):
+def test_a_resumed_run_equals_the_uninterrupted_one_on_any_engine(tmp_path):
     """Bit for bit with the same units, dropout and augmentation included; to 1e-6 with DDP and with other units.
 
-    Then the finished run's weights and moments are the same on the CPU.
+    Then the finished run's weights and moments are the same on the CPU. All this for each form of checkpoints.
     """
-    whole = together(lambda: save(tmp_path, sharded, asynchronous))
-    assert (tmp_path / "same" / "checkpoints" / "model.0002.00000006").is_dir() is sharded
-    for name in ("ddp", "other"):
-        shutil.copytree(tmp_path / "same", tmp_path / name, symlinks=True)
+    whole = together(lambda: save(tmp_path))
+    for form, (sharded, _) in FORMS.items():
+        assert (tmp_path / form / "same" / "checkpoints" / "model.0002.00000006").is_dir() is sharded
+        for name in ("ddp", "other"):
+            shutil.copytree(tmp_path / form / "same", tmp_path / form / name, symlinks=True)
 
-    found = together(lambda: go_on(tmp_path, sharded))
+    found = together(lambda: {form: go_on(tmp_path / form, sharded) for form, (sharded, _) in FORMS.items()})
 
-    assert found["same"][2] == whole[2]
-    assert_equal(found["same"], whole)
-    for name in ("ddp", "other units"):
-        assert_equal(found[name], whole, atol=1e-6)
-    assert_equal(run(tmp_path / "same", dl.CPUEngine(), resume="auto"), whole)
+    for form, resumed in found.items():
+        assert resumed["same"][2] == whole[2], form
+        assert_equal(resumed["same"], whole)
+        for name in ("ddp", "other units"):
+            assert_equal(resumed[name], whole, atol=1e-6)
+        assert_equal(run(tmp_path / form / "same", dl.CPUEngine(), resume="auto"), whole)
 
 
-@pytest.mark.slow
 def test_ddp_checkpoints_go_on_in_shards_and_back(tmp_path):
     """One epoch with DDP, one in shards, one on DDP again: the weights of three with DDP."""
 
@@ -469,7 +487,6 @@ def sharded_run(tmp_path_factory):
     return folder, run(folder, units(sharded_checkpoints=True))
 
 
-@pytest.mark.slow
 def test_a_sharded_checkpoint_is_a_folder_with_links_for_names(sharded_run):
     """And nothing unfinished beside it."""
     folder = sharded_run[0] / "checkpoints"
@@ -482,19 +499,28 @@ def test_a_sharded_checkpoint_is_a_folder_with_links_for_names(sharded_run):
     assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
 
 
+@pytest.fixture(scope="module")
+def of_four(sharded_run, tmp_path_factory):
+    """What four processes train, and what they read; one start is enough for both."""
+    folder = shutil.copytree(sharded_run[0], tmp_path_factory.mktemp("four") / "log", symlinks=True)
+    engine = units(num_processes=4, replicas=2, sharded_checkpoints=True)
+    return together(
+        lambda: {"replicas": train_replicas(), "resumed": run(folder, engine, resume="auto")}, num_processes=4
+    )
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [{"num_processes": 1}, {"num_processes": 4, "replicas": 2}])
-def test_shards_of_two_processes_are_read_by_another_number(sharded_run, tmp_path, arguments):
-    """Nothing is left to train: the weights and moments that come back are those that were saved."""
+def test_shards_of_two_processes_are_read_by_another_number(sharded_run, of_four, tmp_path):
+    """By one and by four. Nothing is left to train: weights and moments that come back are those that were saved."""
     folder, expected = sharded_run
     shutil.copytree(folder, tmp_path / "log", symlinks=True)
 
-    resumed = run(tmp_path / "log", units(sharded_checkpoints=True, **arguments), resume="auto")
+    resumed = run(tmp_path / "log", units(num_processes=1, sharded_checkpoints=True), resume="auto")
 
     assert_equal(resumed, expected)
+    assert_equal(of_four["resumed"], expected)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["torn", "flipped", "gone"])
 def test_a_damaged_shard_is_passed_over_for_the_checkpoint_before(sharded_run, tmp_path, caplog, damage):
     """Whether it is shorter, of the same size, or not there."""
@@ -513,7 +539,6 @@ def test_a_damaged_shard_is_passed_over_for_the_checkpoint_before(sharded_run, t
     assert sorted(resumed[2]) == [1, 2]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["__1_0.distcp", ".metadata"])
 def test_a_damaged_checkpoint_that_was_asked_for_is_named(sharded_run, tmp_path, name):
     """Nobody chose another one here."""
@@ -525,7 +550,6 @@ def test_a_damaged_checkpoint_that_was_asked_for_is_named(sharded_run, tmp_path,
         utils.load_checkpoint(folder)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("source", ["", "checkpoints/last", "checkpoints/model.0002"])
 def test_an_exported_checkpoint_is_an_ordinary_one(sharded_run, tmp_path, source):
     """A plain module loads its weights, and a run of one process goes on from it."""
@@ -540,7 +564,6 @@ def test_an_exported_checkpoint_is_an_ordinary_one(sharded_run, tmp_path, source
     assert_equal(run(tmp_path / "log", dl.CPUEngine(), resume=out), expected)
 
 
-@pytest.mark.slow
 def test_weights_are_taken_from_shards_at_the_start_and_at_the_end(sharded_run, tmp_path):
     """resume_model, load_best_on_end, and a state_dict of mode="model"."""
     folder, _ = sharded_run

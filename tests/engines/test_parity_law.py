@@ -5,7 +5,6 @@ import importlib
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -15,6 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 
 from tests.engines import parity_table
+from tests.engines.launch_commands import HOROVODRUN, MPIRUN, PYTHON, TORCHRUN
 from tests.engines.parity_job import (
     ALONE,
     CASES,
@@ -29,7 +29,6 @@ from tests.engines.parity_job import (
 from tests.launchers import slurm
 from tests.tiny import classification, loader, mlp, sgd, train_by_hand, weights
 
-PYTHON = sys.executable
 JOB = "tests.engines.parity_job"
 EXECUTE = "import sys, nbformat, nbclient; nbclient.execute(nbformat.read(sys.argv[1], as_version=4), timeout=540)"
 
@@ -57,8 +56,7 @@ def notebook(folder, cases):
 
 def torchrun(folder, cases):
     """torchrun on one machine."""
-    options = ["--standalone", "--nproc-per-node=2", "-m"]
-    return run([PYTHON, "-m", "torch.distributed.run", *options, JOB, str(folder), *cases])
+    return run([*TORCHRUN, "-m", JOB, str(folder), *cases])
 
 
 def srun(folder, cases):
@@ -75,14 +73,12 @@ def mpirun(folder, cases):
         pytest.skip("no mpirun here; Debian: apt-get install openmpi-bin")
     if cases[0].startswith("Horovod") and not importlib.import_module("horovod.torch").mpi_built():
         pytest.skip("Horovod was built without MPI")
-    options = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", "2"]
-    return run(["mpirun", *options, PYTHON, "-m", JOB, str(folder), *cases])
+    return run([*MPIRUN, "-m", JOB, str(folder), *cases])
 
 
 def horovodrun(folder, cases):
     """Horovod's own launcher, over Gloo."""
-    options = ["--gloo", "-np", "2", "-H", "localhost:2"]
-    return run([PYTHON, "-m", "horovod.runner.launch", *options, PYTHON, "-m", JOB, str(folder), *cases])
+    return run([*HOROVODRUN, "-m", JOB, str(folder), *cases])
 
 
 LAUNCHERS = {each.__name__: each for each in (python, notebook, torchrun, srun, mpirun, horovodrun)}

@@ -1,11 +1,8 @@
 """examples/cifar10: each model is what its paper says, learns when narrowed, resumes; any launcher, the same run."""
 
 import importlib
-import os
 import re
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,12 +12,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from runnerkit import dl, read_metrics, utils
 from runnerkit.torchvision_cpu import import_torchvision
 from tests.cifar10_layout import write_cifar10
+from tests.examples.start import ROOT, TORCHRUN, start
 from tests.fashion_mnist_layout import write_fashion_mnist
 
-ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "cifar10"
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-HOROVODRUN = ("-m", "horovod.runner.launch", "--gloo", "-np", "2", "-H", "localhost:2", sys.executable)
+HOROVODRUN = "horovodrun --gloo -np 2 -H localhost:2 python"
 SMALL = ("--width", "0.125", "--batch-size", "20", "--lr", "0.05")
 
 # Parameters of the models of github.com/kuangliu/pytorch-cifar, and what ours have beyond them.
@@ -83,15 +79,10 @@ def logged(logdir):
     return read_metrics(logdir).drop(columns="run")
 
 
-def start(folder, *options, launcher=()):
-    """Run the script by a launcher in `folder`, where CIFAR-10 is; return what it printed."""
-    bin_folder = os.path.dirname(sys.executable)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    environment["PATH"] = os.pathsep.join([bin_folder, environment["PATH"]])
-    command = [sys.executable, *launcher, str(FOLDER / "main.py"), *SMALL, *options]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=250)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+def launch(launcher, folder, logdir):
+    """Train for one epoch on the CIFAR-10 in `folder`; return what was printed."""
+    options = [*SMALL, "--epochs", 1, "--logdir", logdir]
+    return start(f"{launcher} examples/cifar10/main.py", folder, *options, CUDA_VISIBLE_DEVICES="")
 
 
 @pytest.mark.slow
@@ -243,7 +234,7 @@ def torchrun(tmp_path_factory):
     """One epoch of two processes by torchrun: its folder and what it printed."""
     folder = tmp_path_factory.mktemp("torchrun")
     write_cifar10(folder / "data", num_train=81, num_test=41)
-    return folder, start(folder, "--epochs", "1", "--logdir", "logdir", launcher=TORCHRUN)
+    return folder, launch(TORCHRUN, folder, "logdir")
 
 
 @pytest.mark.slow
@@ -274,7 +265,7 @@ def test_horovodrun_gives_the_same_run(torchrun):
     pytest.importorskip("horovod.torch", reason="Horovod is not installed: scripts/install_horovod.sh builds it")
     folder, _ = torchrun
 
-    output = start(folder, "--epochs", "1", "--logdir", "by_horovod", launcher=HOROVODRUN)
+    output = launch(HOROVODRUN, folder, "by_horovod")
 
     ours, theirs = logged(folder / "by_horovod"), logged(folder / "logdir")
     assert output.count("valid accuracy") == 1

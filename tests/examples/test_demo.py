@@ -1,10 +1,7 @@
 """The demo: one command from images to curves."""
 
-import os
 import shlex
 import struct
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,8 +9,8 @@ import pytest
 from runnerkit import read_metrics
 from runnerkit.contrib import Digits
 from runnerkit.contrib.datasets import DEBIAN_FASHION_MNIST
+from tests.examples.start import ROOT, TORCHRUN, start
 
-ROOT = Path(__file__).parents[2]
 FASHION_MNIST_ROOT = ROOT / "data"
 HAS_FASHION_MNIST = DEBIAN_FASHION_MNIST.is_dir() or (FASHION_MNIST_ROOT / "FashionMNIST" / "raw").is_dir()
 
@@ -31,16 +28,6 @@ def write_digits_as_fashion_mnist(root):
         (folder / f"{name}-labels-idx1-ubyte").write_bytes(header + targets.numpy().tobytes())
 
 
-def run_demo(*options, cwd, launcher=()):
-    return subprocess.run(
-        [sys.executable, *launcher, str(ROOT / "examples" / "demo.py"), *map(str, options)],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-
-
 def valid_accuracy(logdir):
     """By epoch, as logged."""
     table = read_metrics(logdir)
@@ -53,19 +40,18 @@ def test_demo_learns_and_leaves_everything_it_speaks_of(tmp_path):
     write_digits_as_fashion_mnist(tmp_path / "data")
     logdir = tmp_path / "logdir"
 
-    demo = run_demo("--data-root", tmp_path / "data", "--logdir", logdir, "--batch-size", 16, cwd=tmp_path)
+    output = start("python examples/demo.py --data-root data --batch-size 16 --logdir", tmp_path, logdir)
 
-    assert demo.returncode == 0, demo.stderr
     left = {path.relative_to(logdir).as_posix() for path in logdir.rglob("*") if path.is_file()}
     assert left >= {
         "csv/train.csv", "csv/valid.csv", "checkpoints/last.pth", "checkpoints/best.pth", "checkpoints/index.json",
         "hparams.yml", "environment.json", "metrics.png",
     }  # fmt: skip
     assert all(any(name.startswith(f"tensorboard/{key}/events") for name in left) for key in ("train", "valid"))
-    assert all(str(logdir / name) in demo.stdout for name in left)
-    assert all(name in demo.stdout for name in ("accuracy01", "accuracy03", "accuracy05"))
+    assert all(str(logdir / name) in output for name in left)
+    assert all(name in output for name in ("accuracy01", "accuracy03", "accuracy05"))
     assert valid_accuracy(logdir)[-1] > 0.7  # ten classes: chance is 0.1
-    command, *arguments = shlex.split(demo.stdout.splitlines()[-1])
+    command, *arguments = shlex.split(output.splitlines()[-1])
     assert Path(command).name == "tensorboard" and Path(command).is_file()
     assert arguments == ["--logdir", str(logdir)]
 
@@ -74,16 +60,13 @@ def test_demo_learns_and_leaves_everything_it_speaks_of(tmp_path):
 def test_demo_runs_under_torchrun_and_writes_once(tmp_path):
     """Two processes that a launcher started, one set of files, one report."""
     write_digits_as_fashion_mnist(tmp_path / "data")
-    options = ("--data-root", tmp_path / "data", "--logdir", tmp_path / "logdir", "--limit", 64, "--epochs", 1)
+    options = "--data-root data --logdir logdir --limit 64 --epochs 1"
 
-    demo = run_demo(
-        *options, cwd=tmp_path, launcher=("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    )
+    output = start(f"{TORCHRUN} examples/demo.py {options}", tmp_path)
 
-    assert demo.returncode == 0, demo.stderr
     assert len(valid_accuracy(tmp_path / "logdir")) == 1
     assert len(list((tmp_path / "logdir").rglob("events*"))) == 3  # two loaders', and the hyperparameters'
-    assert demo.stdout.count("tensorboard --logdir") == 1
+    assert output.count("tensorboard --logdir") == 1
 
 
 @pytest.mark.slow
@@ -96,8 +79,7 @@ def test_demo_is_right_for_nine_in_ten_clothes(tmp_path):
     """The README's claim: Fashion-MNIST, 3 epochs, ddp=True, amp=True, seed 42, at least 90 % of the test images."""
     root = tmp_path / "data" if DEBIAN_FASHION_MNIST.is_dir() else FASHION_MNIST_ROOT
 
-    demo = run_demo("--data-root", root, "--logdir", tmp_path / "logdir", cwd=tmp_path)
+    start("python examples/demo.py --logdir logdir --data-root", tmp_path, root, timeout_s=1100)
 
-    assert demo.returncode == 0, demo.stderr
     assert len(valid_accuracy(tmp_path / "logdir")) == 3
     assert valid_accuracy(tmp_path / "logdir")[-1] >= 0.9

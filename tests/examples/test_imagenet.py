@@ -2,12 +2,8 @@
 
 import importlib
 import math
-import os
 import re
 import shlex
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,11 +12,10 @@ from torch.utils.data import DataLoader
 
 from runnerkit import dl, read_metrics, utils
 from runnerkit.torchvision_cpu import import_torchvision
+from tests.examples.start import ROOT, TORCHRUN, start
 from tests.launchers.slurm import Slurm, why_not
 
-ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "imagenet"
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 SMALL = ("--image-size", "16", "--warmup-epochs", "0")
 MEAN = torch.tensor([0.485, 0.456, 0.406])[:, None, None]
 STD = torch.tensor([0.229, 0.224, 0.225])[:, None, None]
@@ -147,15 +142,6 @@ def test_it_resumes_as_if_it_had_never_stopped(example, monkeypatch, tmp_path):
     assert parts.experiment_metrics == whole.experiment_metrics
 
 
-def start(command, folder, **variables):
-    """Run a command in `folder`; return what it printed."""
-    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path, "CUDA_VISIBLE_DEVICES": "", **variables}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=250)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def accuracies_by_hand(checkpoint, images, *, num_classes):
     """Top-1 and top-5 of a checkpoint's weights on (image, class) pairs of normalized floats, by plain PyTorch."""
     state = utils.load_checkpoint(checkpoint)["model_state_dict"]
@@ -174,7 +160,7 @@ def test_two_processes_score_as_one_does(example, tmp_path):
     """By torchrun: top-1 and top-5 of 21 images, each scored once by plain PyTorch; twice the rate; one line."""
     few = ("--synthetic", "86", "--batch-size", "8", "--lr", "0.002", "--epochs", "1", "--logdir", "logdir")
 
-    output = start([sys.executable, *TORCHRUN, str(FOLDER / "main.py"), *SMALL, *few], tmp_path)
+    output = start(f"{TORCHRUN} examples/imagenet/main.py", tmp_path, *SMALL, *few, CUDA_VISIBLE_DEVICES="")
 
     made_up = example.image_loaders(None, num_made_up=86, num_classes=10, image_size=16, batch_size=1, num_workers=0)
     dataset = made_up["valid"].dataset
@@ -281,10 +267,8 @@ def test_the_job_script_runs_on_two_nodes(tmp_path):
     few = ["--synthetic", "32", "--batch-size", "8", "--lr", "0.002", "--epochs", "1", "--logdir", "logdir"]
 
     with Slurm() as slurm:
-        start(
-            ["sbatch", "--wait", "--ntasks-per-node=1", "--cpus-per-task=1", "job.sh", *SMALL, *few],
-            tmp_path, **slurm.environment,
-        )  # fmt: skip
+        command, variables = "sbatch --wait --ntasks-per-node=1 --cpus-per-task=1 job.sh", slurm.environment
+        start(command, tmp_path, *SMALL, *few, **{"CUDA_VISIBLE_DEVICES": "", **variables})
 
     table = read_metrics(tmp_path / "logdir")
     assert table[table.metric == "lr"].value.tolist() == pytest.approx([0.004])  # of two processes

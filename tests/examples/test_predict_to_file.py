@@ -1,33 +1,18 @@
 """examples/predict_to_file.py writes one file, whoever starts its processes."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pandas
 import pytest
 
 from runnerkit.contrib import Digits
-
-ROOT = Path(__file__).parents[2]
-EXAMPLE = str(ROOT / "examples" / "predict_to_file.py")
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-
-
-def run(folder, *command):
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=150)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+from tests.examples.start import TORCHRUN, start
 
 
 @pytest.mark.slow
 def test_the_example_writes_every_digit_once_under_any_launcher(tmp_path):
     """In order, read right four times of five; plain python's Parquet and torchrun's CSV say the same."""
-    plain = run(tmp_path, sys.executable, EXAMPLE, "--out", "plain.parquet")
-    launched = run(tmp_path, *TORCHRUN, EXAMPLE, "--out", "launched.csv")
+    plain = start("python examples/predict_to_file.py --out plain.parquet", tmp_path)
+    launched = start(f"{TORCHRUN} examples/predict_to_file.py --out launched.csv", tmp_path)
 
     targets = Digits(train=False).targets.tolist()
     assert f"{len(targets)} rows in plain.parquet" in plain

@@ -1,10 +1,6 @@
 """examples/training_tricks.py learns, and each trick does what it is there for, in one process and in two."""
 
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,8 +8,8 @@ from torch.optim import lr_scheduler
 
 from examples import training_tricks
 from runnerkit import dl
+from tests.examples.start import start
 
-ROOT = Path(__file__).parents[2]
 LR, WARMUP, PATIENCE = 0.03, 20, 2
 TRAIN_BATCHES = 23  # 1437 digits, 64 a step
 
@@ -156,14 +152,8 @@ def test_a_warm_up_by_epochs_and_a_cosine(tmp_path):
 def test_torchrun_runs_it_and_one_line_says_what_came_of_it(tmp_path):
     """The third command, for one epoch."""
     command = next(line for line in training_tricks.__doc__.splitlines() if line.startswith("torchrun"))
-    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
 
-    done = subprocess.run(
-        ["bash", "-c", f"{command} --epochs 1"], cwd=tmp_path, capture_output=True, text=True, timeout=250,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PATH": path},
-    )  # fmt: skip
+    output = start(command, tmp_path, "--epochs", 1)
 
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("DistributedDataParallelAMPEngine: valid accuracy") == 1
-    assert float(done.stdout.split("valid accuracy ")[1].split()[0]) > 0.5
+    assert output.count("DistributedDataParallelAMPEngine: valid accuracy") == 1
+    assert float(output.split("valid accuracy ")[1].split()[0]) > 0.5

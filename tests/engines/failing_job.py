@@ -1,0 +1,115 @@
+"""A training job of two processes in which rank 1 gets into trouble, and what is left of the job afterwards."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import textwrap
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from tests.engines.launch_commands import HOROVODRUN, MPIRUN, PYTHON, TORCHRUN, needs_horovod, needs_mpi
+
+LIMIT_S = 10
+SCRIPT = textwrap.dedent(
+    """
+    import os, signal, sys, time
+    from torch import nn
+    from runnerkit import dl
+    from tests.tiny import loader, mlp, sgd
+
+    class Trouble(dl.Callback):
+        def on_batch_end(self, runner):
+            if runner.epoch_step == 2 and runner.loader_batch_step == 2 and runner.engine.rank == 1:
+                {trouble}
+            if runner.epoch_step == 2 and runner.loader_batch_step == 1:
+                os.write(1, f"ready {{runner.engine.rank}} {{os.getpid()}}\\n".encode())  # one write, one line
+
+    model = mlp()
+    dl.SupervisedRunner().train(
+        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model),
+        loaders={{"train": loader(400, 2, num_workers=1)}},
+        callbacks=[Trouble()], num_epochs=1000, loggers={{"console": None}}, {engine},
+    )
+    """
+)
+RAISE = 'raise ArithmeticError("rank one has had enough")'
+DDP, HOROVOD = "ddp=True, cpu=True", 'engine=dl.HorovodEngine(2, device="cpu")'
+# The words before the script's path, and the engine.
+STARTS = {
+    "DDP": ([PYTHON], DDP),
+    "torchrun": (TORCHRUN, DDP),
+    "Horovod": ([PYTHON], HOROVOD),
+    "horovodrun": (HOROVODRUN, HOROVOD),
+    "mpirun": (MPIRUN, HOROVOD),
+}
+
+
+@dataclass
+class FailingJob:
+    """A job under way.
+
+    Attributes:
+        process: the one that was started.
+        pids: its descendants, once all ranks were training.
+    """
+
+    process: subprocess.Popen[str]
+    pids: list[int]
+
+    def finish(self) -> str:
+        """Wait for the end, which must come within `LIMIT_S`, and leave nobody; return standard error."""
+        begin = time.monotonic()
+        _, errors = self.process.communicate(timeout=60)
+        assert time.monotonic() - begin < LIMIT_S
+        deadline = time.monotonic() + LIMIT_S
+        while any(map(psutil.pid_exists, self.pids)) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not [pid for pid in self.pids if psutil.pid_exists(pid)]
+        return errors
+
+
+@contextlib.contextmanager
+def failing_job(folder: Path, start: str, trouble: str = "pass"):
+    """Start a job, and wait until both ranks are training; whatever is left of it at the end is killed.
+
+    Args:
+        folder: for the script.
+        start: a key of `STARTS`; the test is skipped if what it needs is missing.
+        trouble: a statement that rank 1 runs in its second epoch.
+    """
+    command, engine = STARTS[start]
+    if engine == HOROVOD:
+        needs_mpi() if start == "mpirun" else needs_horovod()
+    script = folder / "script.py"
+    script.write_text(SCRIPT.format(trouble=trouble, engine=engine))
+    process = subprocess.Popen(
+        [*command, str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+        start_new_session=True,
+    )
+    try:
+        _wait_until_both_train(process)
+        yield FailingJob(process, [each.pid for each in psutil.Process(process.pid).children(recursive=True)])
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.stdout.close()
+        process.stderr.close()
+        process.wait()
+
+
+def _wait_until_both_train(process: subprocess.Popen[str]) -> None:
+    ranks = set()
+    while len(ranks) < 2:
+        line = process.stdout.readline()
+        assert line, process.stderr.read()
+        if found := re.search(r"ready (\d)", line):  # a launcher may put its own words before these
+            ranks.add(found.group(1))

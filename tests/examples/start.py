@@ -1,0 +1,37 @@
+"""Start an example as its users do, from the root of a checkout: by plain python or by a launcher."""
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+TORCHRUN = "torchrun --standalone --nproc-per-node=2"
+# Programs as modules of this Python, whose processes are forked: see tests/warm_python.py.
+_MODULES = {"python": [], "torchrun": ["-m", "torch.distributed.run"], "horovodrun": ["-m", "horovod.runner.launch"]}
+
+
+def start(command: str, folder: Path, *options: object, timeout_s: float = 400, **variables: str) -> str:
+    """Run a command in `folder`, and return what it printed; fail if it fails.
+
+    Args:
+        command: as a page has it, with scripts below ``examples/``.
+        folder: where the command leaves its files.
+        options: further words of the command.
+        timeout_s: after so long it has failed.
+        variables: of its environment.
+    """
+    program, *words = [*shlex.split(command), *map(str, options)]
+    start = [sys.executable, *_MODULES[program]] if program in _MODULES else [program]
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+    done = subprocess.run(
+        [*start, *(str(ROOT / word) if word.startswith("examples/") else word for word in words)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PATH": path, **variables},
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
