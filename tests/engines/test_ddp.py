@@ -23,6 +23,7 @@ class Watch(dl.Callback):
         runner.batch_metrics["rank"] = float(runner.engine.rank)
 
 
+@pytest.mark.cold
 def test_the_caller_gets_the_trained_model_and_the_metrics():
     """After ddp=True from plain python nothing is missing in the process that called."""
     model = mlp()
@@ -187,6 +188,7 @@ def test_a_model_without_gradients_beside_a_trained_one_is_left_bare():
     assert torch.equal(weights(teacher), weights(mlp(seed=2)))
 
 
+@pytest.mark.cold  # a rank has to cure torchvision itself
 def test_a_torchmetrics_object_is_reduced_over_ranks():
     """Its states, not its values; and the object travels although the torchvision here may need its cure."""
     import_torchvision()
