@@ -1,546 +1,318 @@
-"""The Apex engines, against a stand-in that notes Apex's calls and does its arithmetic; once against the real one."""
+"""Tests of the Apex engines against a package that records Apex's calls, and one test against NVIDIA's Apex."""
 
+import copy
+import functools
 import importlib
-from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from runnerkit import dl
+from tests.engines.together import together
 from tests.fake_apex.use import stand_in
 from tests.tiny import NUM_FEATURES, classification, loader, mlp, quiet, sgd, train_by_hand, weights
 
-NUM_STEPS, BATCH_SIZE = 8, 8
+LEVELS = ["O0", "O1", "O2", "O3"]
+ENGINES = {level: functools.partial(dl.APEXEngine, "cpu", opt_level=level) for level in LEVELS} | {"CPU": dl.CPUEngine}
 
 
 @pytest.fixture
 def apex(monkeypatch):
-    """The stand-in for the package, in this process and those that it starts."""
+    """The recording package."""
     with stand_in(monkeypatch) as package:
         yield package
 
 
-def train(model, optimizer, batches, *, runner=dl.SupervisedRunner, **kwargs):
-    return runner().train(
-        **{
-            "model": model,
-            "criterion": nn.CrossEntropyLoss(),
-            "optimizer": optimizer,
-            "loaders": {"train": batches},
-            **quiet(),
-            **kwargs,
-        }
-    )
+def train(model, *callbacks, engine, num_batches=6, runner=dl.SupervisedRunner, **kwargs):
+    """Train a classifier; return the runner."""
+    arguments = {"loaders": {"train": loader(num_batches * 8, 8)}, "criterion": nn.CrossEntropyLoss(), **quiet()}
+    arguments |= {"optimizer": kwargs.pop("optimizer", None) or sgd(model), "callbacks": callbacks, **kwargs}
+    return runner().train(model=model, engine=engine, **arguments)
 
 
-def batches_with_overflow(*, at, size):
-    """Features so large, in batch `at`, that gradients are finite, and infinite once they are scaled."""
-    features, targets = classification(NUM_STEPS * BATCH_SIZE).tensors
-    features[at * BATCH_SIZE : (at + 1) * BATCH_SIZE] *= size
-    return DataLoader(TensorDataset(features, targets), batch_size=BATCH_SIZE)
+def by_hand(model, *, num_batches=6, batch_size=8, **kwargs):
+    """Train by the hand-written loop; return the weights."""
+    train_by_hand(model, sgd(model), loader(num_batches * batch_size, batch_size), **kwargs)
+    return weights(model)
 
 
-def train_o2_by_hand(model, optimizer_of, batches, *, scale=2.0**16):
-    """The O2 loop without Apex: a model in fp16, fp32 weights beside it, a loss scale that nothing overflows."""
-    model.half()
-    halves = list(model.parameters())
-    masters = [each.detach().float().requires_grad_() for each in halves]
-    optimizer = optimizer_of(masters)
-    for features, targets in batches:
-        for half in halves:
-            half.grad = None
-        loss = nn.functional.cross_entropy(model(features.half()).float(), targets)
-        (loss * scale).backward()
-        for half, master in zip(halves, masters, strict=True):
-            master.grad = half.grad.float() / scale
-        optimizer.step()
-        for half, master in zip(halves, masters, strict=True):
-            half.data.copy_(master.data)
-    return masters
+class Watch(dl.Callback):
+    """A recorder of weights and learning rates that can also make one batch overflow, or interrupt the run."""
 
+    def __init__(self, *, overflow=(0, 0, 1.0), interrupts_after=0):
+        super().__init__(order=dl.CallbackOrder.External)
+        self.rank, self.step, self.size = overflow
+        self.interrupts_after, self.weights, self.rates = interrupts_after, [], []
 
-class Calls(dl.Callback):
-    """Brings the stand-in's notes out of the process that trained."""
+    def on_batch_start(self, runner):
+        if (runner.engine.rank, runner.loader_batch_step) == (self.rank, self.step):
+            runner.batch[0].mul_(self.size)
+
+    def on_batch_end(self, runner):
+        self.weights.append(weights(runner.engine.unwrap(runner.model)))
+        self.rates.append(runner.optimizer.param_groups[0]["lr"])
+        if runner.batch_step == self.interrupts_after:
+            raise KeyboardInterrupt
 
     def on_stage_end(self, runner):
-        from apex import calls
+        self.state = copy.deepcopy(runner.engine.state_dict())
+        self.weights_of_ranks = runner.engine.gather_object(self.weights[-1])
 
-        self.calls = list(calls)
+
+def train_in_two_processes(make, **engines):
+    """Return what rank zero has after training under O1, under O2, and with each of `engines`."""
+    watch = Watch(overflow=(1, 2, 1e35))
+    runner = train(mlp(), watch, engine=make())
+    results = {"overflow": (runner.epoch_metrics["train"]["skipped_steps"], torch.equal(*watch.weights_of_ranks))}
+    for k in (1, 3):
+        engines |= {"O1": make(opt_level="O1"), "O2": make(opt_level="O2")}
+        results[k] = {name: mlp() for name in engines}
+        for name, model in results[k].items():
+            accumulate = dl.OptimizerCallback("loss", accumulation_steps=k)
+            train(model, accumulate, engine=engines[name], num_batches=5 * 2 * k)
+    return results
 
 
-def clip_and_note(parameters):
-    from apex import calls
+def train_over_apex_parallel():
+    """Return the same for `apex.parallel` and PyTorch's wrapper, and the calls of a run that uses every option."""
+    make = functools.partial(dl.DistributedDataParallelAPEXEngine, 2, device="cpu")
+    calls, model = importlib.import_module("apex").calls, mlp(batch_norm=True)
+    step = dl.OptimizerCallback("loss", accumulation_steps=2, grad_clip_fn=lambda _: calls.append("clip"))
+    engine = make(delay_allreduce=True, sync_bn=True, float_functions=[(nn.functional, "softplus")])
+    runner = train(model, step, engine=engine, loaders={"train": loader(4 * 8, 8), "valid": loader(3, 8)})
+    results = {"calls": list(calls), "model": model, "loss": runner.epoch_metrics["valid"]["loss"]}
+    ddp = dl.DistributedDataParallelEngine(2, device="cpu", precision=dl.Apex(allow_cpu=True))
+    return results | train_in_two_processes(make, PyTorch=ddp)
 
-    calls.append("clip")
-    nn.utils.clip_grad_norm_(parameters, 0.1)
+
+@pytest.fixture(scope="module", params=["apex.parallel", "Horovod"])
+def two_processes(request):
+    """Results of two connected processes; one start of each kind serves all tests."""
+    with pytest.MonkeyPatch.context() as patch, stand_in(patch):
+        if request.param == "apex.parallel":
+            return together(train_over_apex_parallel)
+        pytest.importorskip("horovod.torch", reason="Horovod is not installed")
+        make = functools.partial(dl.HorovodAPEXEngine, 2, device="cpu")
+        return make().launch(functools.partial(train_in_two_processes, make))
 
 
 @pytest.mark.slow
-def test_everything_is_called_in_apexs_order(apex):
-    """Registered, initialized, wrapped; then scaled, averaged, unscaled, clipped, stepped."""
-    engine = dl.DistributedDataParallelAPEXEngine(
-        1, device="cpu", float_functions=[(nn.functional, "softplus")], delay_allreduce=True, sync_bn=True
-    )
-    model, watch = mlp(batch_norm=True), Calls()
-
-    train(
-        model,
-        sgd(model),
-        loader(BATCH_SIZE, BATCH_SIZE),
-        engine=engine,
-        callbacks=[dl.BackwardCallback("loss", grad_clip_fn=clip_and_note), watch],
-    )
-
-    assert watch.calls == [
-        "convert_syncbn_model",
-        "register_float_function(softplus)",
-        "initialize(1 models, 1 optimizers, O1)",
-        "DistributedDataParallel(delay_allreduce=True)",
-        "scale_loss(loss_id=0, delay_unscale=False)",
-        "backward",
+@pytest.mark.parametrize("two_processes", ["apex.parallel"], indirect=True)
+def test_apex_is_called_in_its_documented_order(two_processes):
+    """Accumulated gradients are neither reduced nor unscaled before the last pass; clipping follows unscaling."""
+    assert two_processes["calls"] == [
+        *("convert_syncbn_model", "register_float_function(softplus)", "initialize(1 models, 1 optimizers, O1)"),
+        "options(loss_scale=None, num_losses=1, {'verbosity': 0, 'keep_batchnorm_fp32': None})",
+        "DistributedDataParallel({'delay_allreduce': True})",
+        *("scale_loss(loss_id=0, delay_unscale=True)", "backward"),
+        *("scale_loss(loss_id=0, delay_unscale=False)", "backward"),
         *["allreduce"] * 6,  # weight and bias of two linear layers and of the batch norm
-        "unscale",
-        "clip",
-        "step",
+        *("unscale", "clip", "step", "disable_casts"),
     ]
 
 
-@pytest.mark.parametrize("opt_level", ["O0", "O1"])
-@pytest.mark.parametrize("make", [dl.APEXEngine, dl.DataParallelAPEXEngine])
-def test_fp32_arithmetic_is_bit_identical_to_the_hand_written_loop(apex, make, opt_level):
-    """A loss scale is a power of two, so that scaling and unscaling leave every bit; clipping sees true gradients."""
-    mine, theirs = (mlp(dropout=0.3, batch_norm=True) for _ in range(2))
-    batches = loader(NUM_STEPS * BATCH_SIZE, BATCH_SIZE)
-    clip = dl.BackwardCallback("loss", grad_clip_fn="clip_grad_norm_", grad_clip_params={"max_norm": 0.1})
+@pytest.mark.slow
+@pytest.mark.parametrize("two_processes", ["apex.parallel"], indirect=True)
+def test_batch_norms_train_the_optimizers_weights_and_evaluate_with_rank_zeros_buffers(two_processes):
+    """Apex's conversion copies the weights that the optimizer already holds; its wrapper does not share buffers."""
+    model, (features, targets) = two_processes["model"].eval(), classification(3).tensors
+    loss = nn.functional.cross_entropy(model(features), targets)
 
-    train(mine, sgd(mine), batches, engine=make("cpu", opt_level=opt_level), callbacks=[clip])
-    train_by_hand(theirs, sgd(theirs), batches, max_norm=0.1)
-
-    assert torch.equal(weights(mine), weights(theirs))
-
-
-@pytest.mark.parametrize("make", [dl.APEXEngine, dl.DataParallelAPEXEngine])
-def test_o2_equals_the_hand_written_loop_with_master_weights(apex, make):
-    """The same casts, the same bits; the model that is given back has the fp32 weights."""
-    mine, theirs = mlp(), mlp()
-    batches = loader(NUM_STEPS * BATCH_SIZE, BATCH_SIZE)
-
-    train(mine, sgd(mine), batches, engine=make("cpu", opt_level="O2"))
-    masters = train_o2_by_hand(theirs, lambda each: torch.optim.SGD(each, lr=0.1, momentum=0.9), batches)
-
-    assert all(torch.equal(a, b) for a, b in zip(mine.parameters(), masters, strict=True))
-
-
-def test_data_parallel_copies_a_model_whose_forward_is_its_own(apex, monkeypatch):
-    """Copies of a changed forward would all be the first GPU's: Apex changes that of a shell around DataParallel."""
-    # As on a machine with GPUs; on this one DataParallel hands each batch through.
-    monkeypatch.setattr("runnerkit.engines.apex.split_batches", lambda module, device: nn.DataParallel(module))
-
-    class Look(dl.Callback):
-        def on_batch_end(self, runner):
-            shell, copied = runner.model, runner.model.module
-            self.seen = type(copied), copied.module, "forward" in vars(shell), "forward" in vars(copied.module)
-
-    model, look = mlp(), Look()
-
-    train(
-        model,
-        sgd(model),
-        loader(8, 8),
-        engine=dl.DataParallelAPEXEngine("cpu", opt_level="O2"),
-        callbacks=[look],
-    )
-
-    assert look.seen == (nn.DataParallel, model, True, False)
+    assert not torch.equal(model[1].weight, mlp(batch_norm=True)[1].weight)
+    assert two_processes["loss"] == pytest.approx(loss.item(), rel=1e-6)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 3])
-def test_two_processes_equal_one_on_the_joined_batch(apex, k):
-    """Also when gradients accumulate: scaled and unsent until the pass before the step. To 1e-6, the order of sums."""
-    mine, theirs, watch = mlp(), mlp(), Calls()
-    num_samples = 5 * k * BATCH_SIZE * 2
+def test_two_processes_equal_one_on_the_joined_batch(two_processes, k):
+    """Gradients are averaged over processes. Tolerances: the order of fp32 sums, and fp16's 11 bits under O2."""
+    expected = by_hand(mlp(), num_batches=5, batch_size=2 * k * 8)
 
-    train(
-        mine,
-        sgd(mine),
-        loader(num_samples, BATCH_SIZE),
-        engine=dl.DistributedDataParallelAPEXEngine(2, device="cpu"),
-        callbacks=[dl.OptimizerCallback("loss", accumulation_steps=k), watch],
-    )
-    train_by_hand(theirs, sgd(theirs), loader(num_samples, num_samples // 5))
-
-    torch.testing.assert_close(weights(mine), weights(theirs), rtol=0, atol=1e-6)
-    assert watch.calls.count("allreduce") == 5 * 4, "four parameters, once a step"
-    assert watch.calls.count("scale_loss(loss_id=0, delay_unscale=True)") == 5 * (k - 1)
+    for name, model in two_processes[k].items():
+        torch.testing.assert_close(weights(model), expected, rtol=0, atol=1e-3 if name == "O2" else 1e-6)
 
 
 @pytest.mark.slow
-def test_pytorchs_wrapper_averages_what_apex_scales(apex):
-    """The precision alone, in an engine that is not Apex's, gradients accumulating. To 1e-6, the order of sums."""
-    mine, theirs = mlp(), mlp()
-    num_samples = 5 * 3 * BATCH_SIZE * 2
-
-    train(
-        mine,
-        sgd(mine),
-        loader(num_samples, BATCH_SIZE),
-        engine=dl.DistributedDataParallelEngine(2, device="cpu", precision=dl.Apex(allow_cpu=True)),
-        callbacks=[dl.OptimizerCallback("loss", accumulation_steps=3)],
-    )
-    train_by_hand(theirs, sgd(theirs), loader(num_samples, num_samples // 5))
-
-    torch.testing.assert_close(weights(mine), weights(theirs), rtol=0, atol=1e-6)
+def test_an_overflow_of_one_process_skips_the_step_of_all(two_processes):
+    """Gradients are averaged before Apex checks them, so all ranks see the overflow and keep equal weights."""
+    assert two_processes["overflow"] == (1, True)
 
 
-@pytest.mark.slow
-def test_ranks_evaluate_with_rank_zeros_buffers(apex):
-    """Apex's wrapper shares no buffers, so that each rank would score its samples with statistics of its own."""
-    model = mlp(batch_norm=True)
+def test_a_model_without_trainable_parameters_is_not_wrapped(apex):
+    """A frozen model has no gradients to average."""
+    frozen, engine = mlp().requires_grad_(False), dl.DistributedDataParallelAPEXEngine(2, device="cpu")
 
-    runner = train(
-        model,
-        sgd(model),
-        None,
-        loaders={"train": loader(64, 8), "valid": loader(3, 8)},
-        engine=dl.DistributedDataParallelAPEXEngine(2, device="cpu"),
-    )
-
-    with torch.no_grad():
-        features, targets = classification(3).tensors
-        expected = nn.functional.cross_entropy(model.eval()(features), targets)
-    assert runner.epoch_metrics["valid"]["loss"] == pytest.approx(expected.item(), rel=1e-6)
+    with engine.no_sync(frozen):
+        assert engine.wrap(frozen) is engine.unwrap(frozen) is frozen
 
 
-@pytest.mark.slow
-def test_apexs_batch_norm_trains_weights_of_an_optimizer_made_before(apex):
-    """Apex copies the weights that it converts; those that the optimizer holds must be the ones in use."""
-    model, watch = mlp(batch_norm=True), Calls()
-    before = model[1].weight.detach().clone()
+def test_data_parallel_copies_a_model_whose_forward_is_its_own(apex, monkeypatch):
+    """Apex patches a shell around DataParallel: replicas of a patched forward would all call the first GPU's."""
+    # As on a machine with GPUs.
+    monkeypatch.setattr("runnerkit.engines.apex.split_batches", lambda module, device: nn.DataParallel(module))
+    engine, model = dl.DataParallelAPEXEngine("cpu", opt_level="O2"), mlp()
+    engine.setup()
 
-    train(
-        model,
-        sgd(model),
-        loader(64, 8),
-        engine=dl.DistributedDataParallelAPEXEngine(2, device="cpu", sync_bn=True),
-        callbacks=[watch],
-    )
+    shell = engine.prepare({"": model}, {"": sgd(model)})[0][""]
 
-    assert "convert_syncbn_model" in watch.calls
-    assert not torch.equal(model[1].weight, before)
+    assert type(shell.module) is nn.DataParallel and shell.module.module is engine.unwrap(shell) is model
+    assert "forward" in vars(shell) and "forward" not in vars(model)
 
 
 @pytest.mark.parametrize(("opt_level", "size"), [("O1", 1e35), ("O2", 1e3)])  # of numbers up to 3e38, and to 65504
 def test_an_overflow_skips_the_step_and_the_schedulers(apex, opt_level, size):
-    """Weights stay, the step is counted as skipped, the learning rate waits, and Apex halves its scale."""
-    model = mlp()
+    """An overflow keeps weights and learning rate, is counted as a skipped step, and halves Apex's loss scale."""
+    model, watch = mlp(), Watch(overflow=(0, 4, size))
     optimizer = sgd(model)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    kwargs = {"optimizer": optimizer, "scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)}
 
-    class Watch(dl.Callback):
-        def __init__(self):
-            super().__init__(order=dl.CallbackOrder.External)
-            self.weights, self.rates = [], []
+    runner = train(model, dl.SchedulerCallback(mode="batch"), watch, engine=ENGINES[opt_level](), **kwargs)
 
-        def on_batch_end(self, runner):
-            self.weights.append(weights(model))
-            self.rates.append(optimizer.param_groups[0]["lr"])
-
-        def on_stage_end(self, runner):
-            self.scale = runner.engine.state_dict()["apex"]["loss_scaler0"]["loss_scale"]
-
-    watch = Watch()
-
-    runner = train(
-        model,
-        optimizer,
-        batches_with_overflow(at=3, size=size),
-        scheduler=scheduler,
-        engine=dl.APEXEngine("cpu", opt_level=opt_level),
-        callbacks=[dl.SchedulerCallback(mode="batch"), watch],
-    )
-
-    unchanged = [index for index in range(1, NUM_STEPS) if torch.equal(watch.weights[index], watch.weights[index - 1])]
-    assert unchanged == [3]
+    assert [torch.equal(*watch.weights[step : step + 2]) for step in range(5)] == [False, False, True, False, False]
     assert runner.epoch_metrics["train"]["skipped_steps"] == 1
-    assert watch.rates == [0.1 * 0.5**step for step in (1, 2, 3, 3, 4, 5, 6, 7)]
-    assert watch.scale == 2.0**15
+    assert watch.rates == [0.1 * 0.5**step for step in (1, 2, 3, 3, 4, 5)]
+    assert watch.state["apex"]["loss_scaler0"]["loss_scale"] == 2.0**15
 
 
-class OverflowOnRankOne(dl.Callback):
-    """In the second batch; at the end it compares the ranks' weights."""
+@pytest.mark.parametrize(("first", "second"), [*zip(LEVELS, LEVELS, strict=True), ("CPU", "O1"), ("O1", "CPU")])
+def test_a_resumed_run_equals_the_uninterrupted_one(apex, tmp_path, first, second):
+    """Loss scale, fp32 master weights and momentum are restored exactly; another engine can resume, too."""
+    overflow = (0, 3, 1e35 if first == second == "O1" else 1.0)
 
-    def on_batch_start(self, runner):
-        if runner.batch_step == 2 and runner.engine.rank == 1:
-            runner.batch[0].mul_(1e35)
+    def run(key, folder, *, interrupts_after=0, resume=None):
+        model, watch = mlp(), Watch(overflow=overflow, interrupts_after=interrupts_after)
+        optimizer, save = sgd(model, lr=0.01), dl.CheckpointCallback(folder, mode="runner")
+        kwargs = {"optimizer": optimizer, "num_epochs": 2, "logdir": folder, "resume": resume}
+        train(model, save, watch, engine=ENGINES[key](), **kwargs)
+        momenta = [each["momentum_buffer"].flatten() for each in optimizer.state_dict()["state"].values()]
+        return torch.cat([weights(model), *momenta]), watch.state.get("apex")
 
-    def on_stage_end(self, runner):
-        mine, theirs = runner.engine.gather_object(weights(runner.engine.unwrap(runner.model)))
-        self.are_equal = torch.equal(mine, theirs)
-
-
-@pytest.mark.slow
-def test_an_overflow_of_one_process_skips_the_step_of_all(apex):
-    """Gradients are averaged before Apex looks at them: ranks neither part ways nor wait for one another."""
-    model, overflow = mlp(), OverflowOnRankOne()
-
-    runner = train(
-        model,
-        sgd(model),
-        loader(64, 8),
-        engine=dl.DistributedDataParallelAPEXEngine(2, device="cpu"),
-        callbacks=[overflow],
-    )
-
-    assert runner.epoch_metrics["train"]["skipped_steps"] == 1
-    assert overflow.are_equal
-
-
-class Interrupt(dl.Callback):
-    """Ends the run as a kill would."""
-
-    def __init__(self, batch_step):
-        super().__init__(order=dl.CallbackOrder.External)
-        self.batch_step = batch_step
-
-    def on_batch_end(self, runner):
-        if runner.batch_step == self.batch_step:
-            raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize("opt_level", ["O0", "O1", "O2", "O3"])
-def test_a_resumed_run_equals_the_uninterrupted_one(apex, tmp_path, opt_level):
-    """To the bit: loss scale, fp32 master weights and momentum come back, not only the model's rounded weights."""
-
-    def run(logdir, **kwargs):
-        model = mlp()
-        optimizer = sgd(model, lr=0.01)
-        callbacks = [dl.CheckpointCallback(tmp_path / logdir, mode="runner"), *kwargs.pop("callbacks", [])]
-        train(
-            model,
-            optimizer,
-            batches_with_overflow(at=2, size=1e35) if opt_level == "O1" else loader(NUM_STEPS * BATCH_SIZE, BATCH_SIZE),
-            num_epochs=3,
-            engine=dl.APEXEngine("cpu", opt_level=opt_level),
-            callbacks=callbacks,
-            logdir=tmp_path / logdir,
-            **kwargs,
-        )
-        return model, optimizer
-
-    whole, whole_optimizer = run("whole")
+    whole, scalers = run(first, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
-        run("broken", callbacks=[Interrupt(NUM_STEPS + 3)])
-    apex.calls.clear()
-    resumed, optimizer = run("broken", resume="auto")
+        run(first, tmp_path / "broken", interrupts_after=9)
+    resumed, resumed_scalers = run(second, tmp_path / "broken", resume="auto")
 
-    assert torch.equal(weights(resumed), weights(whole))
-    mine, theirs = (each.state_dict()["state"] for each in (optimizer, whole_optimizer))
-    assert all(torch.equal(mine[key]["momentum_buffer"], theirs[key]["momentum_buffer"]) for key in theirs)
-    assert apex.calls.count("load_state_dict") == 1
+    assert torch.equal(resumed, whole)
+    assert resumed_scalers == scalers or first != second
 
 
-@pytest.mark.parametrize("engines", [(dl.CPUEngine(), dl.APEXEngine("cpu")), (dl.APEXEngine("cpu"), dl.CPUEngine())])
-def test_a_checkpoint_goes_on_with_another_engine(apex, tmp_path, engines):
-    """Weights, momentum and counters are everybody's; with the stand-in's O1 not one bit differs."""
-    expected = mlp()
-    batches = loader(NUM_STEPS * BATCH_SIZE, BATCH_SIZE)
-
-    for num_epochs, engine in zip((1, 2), engines, strict=True):
-        model = mlp()
-        resume = None if num_epochs == 1 else "auto"
-        runner = train(model, sgd(model), batches, engine=engine, num_epochs=num_epochs, logdir=tmp_path, resume=resume)
-    train(expected, sgd(expected), batches, engine=dl.CPUEngine(), num_epochs=2)
-
-    assert runner.epoch_step == 2
-    assert torch.equal(weights(model), weights(expected))
-
-
-def test_weights_that_are_loaded_reach_the_master_weights(apex, tmp_path):
+def test_weights_that_are_loaded_reach_the_master_weights(apex):
     """Under O2 the next step would otherwise put back what the model had before."""
-    source, model = mlp(seed=5), mlp()
-    torch.save(source.state_dict(), tmp_path / "source.pth")
-    checkpoint = dl.CheckpointCallback(tmp_path / "log", resume_model=tmp_path / "source.pth")
+    engine, model, source = ENGINES["O2"](), mlp(), mlp(seed=5)
+    engine.setup()
+    engine.prepare({"": model}, {"": (optimizer := sgd(model, lr=0.0))})
 
-    train(
-        model,
-        sgd(model, lr=0.0),
-        loader(BATCH_SIZE, BATCH_SIZE),
-        engine=dl.APEXEngine("cpu", opt_level="O2"),
-        callbacks=[checkpoint],
-    )
+    engine.load_model_state_dict(model, source.state_dict())
+    optimizer.step()
 
     # fp16 keeps 11 bits of a weight below 1
     torch.testing.assert_close(weights(model), weights(source), rtol=2**-11, atol=1e-7)
 
 
-@pytest.mark.parametrize("opt_level", ["O1", "O2"])
-def test_gradients_left_by_a_loader_that_stops_early_do_not_reach_the_next_step(apex, opt_level):
-    """Of three batches two are stepped on and one, scaled still, is dropped; the next epoch's step is of true size."""
+@pytest.mark.parametrize(("opt_level", "tolerance"), [("O1", 1e-6), ("O2", 2e-4)])  # fp16: 11 bits, times lr 0.1
+def test_gradients_left_by_a_loader_that_stops_early_do_not_reach_the_next_step(apex, opt_level, tolerance):
+    """The third batch's scaled gradients are dropped. Gradients are averaged once per step, before unscaling."""
 
     class StopAfterThree(dl.Callback):
         def on_batch_end(self, runner):
             runner.need_early_stop = runner.loader_batch_step == 3
 
-    mine, theirs = mlp(), mlp()
-    batches = loader(4 * BATCH_SIZE, BATCH_SIZE)
+    model = mlp()
+    precision = dl.Apex(opt_level, allow_cpu=True, before_unscale=lambda _: apex.calls.append("average"))
+    callbacks = dl.OptimizerCallback("loss", accumulation_steps=2), StopAfterThree()
 
-    train(
-        mine,
-        sgd(mine),
-        batches,
-        engine=dl.APEXEngine("cpu", opt_level=opt_level),
-        callbacks=[dl.OptimizerCallback("loss", accumulation_steps=2), StopAfterThree()],
-        num_epochs=2,
-    )
-    train_by_hand(theirs, sgd(theirs), list(batches)[:2], num_epochs=2, accumulate=2)
+    train(model, *callbacks, engine=dl.DeviceEngine("cpu", precision=precision), num_epochs=2)
 
-    # O2 computes gradients in fp16: 11 bits of a gradient below 1, times lr 0.1
-    torch.testing.assert_close(weights(mine), weights(theirs), rtol=0, atol=1e-6 if opt_level == "O1" else 2e-4)
+    epoch = ["backward", "backward", "average", "unscale", "step", "backward"]
+    assert [each for each in apex.calls if each in epoch] == 2 * epoch
+    expected = by_hand(mlp(), num_batches=2, num_epochs=2, accumulate=2)
+    torch.testing.assert_close(weights(model), expected, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("opt_level", ["O0", "O1", "O2", "O3"])
-def test_what_apex_changed_is_given_back(apex, opt_level):
-    """The model is fp32 and calls its own forward, the optimizer steps on its weights; both can be trained again."""
-    model = mlp(batch_norm=True)
+def test_a_step_first_unscales_accumulated_gradients(apex):
+    """A step may follow passes that all accumulate. Apex's pending skip of a step does not outlive the stage."""
+    engine, model = dl.APEXEngine("cpu", opt_level="O0", loss_scale="dynamic"), mlp()
+    engine.setup()
+    models, optimizers = engine.prepare({"": model}, {"": (optimizer := sgd(model))})
+    with engine.accumulate(model):
+        engine.backward(model(torch.ones(1, NUM_FEATURES)).sum(), optimizer)
+
+    assert engine.step(optimizer)
+    assert apex.calls[-3:] == ["backward", "scale_loss(loss_id=0, delay_unscale=False)", "unscale"]
+
+    with pytest.raises(ValueError, match="this SGD is none of the stage's optimizers"):
+        engine.backward(torch.ones(()), sgd(mlp()))
+    engine.backward(model(torch.full((1, NUM_FEATURES), 1e35)).sum(), optimizer)
+    assert "step" in vars(optimizer)
+    engine.release(models, optimizers)
+    assert "step" not in vars(optimizer)
+
+
+@pytest.mark.parametrize("opt_level", LEVELS)
+def test_each_stage_restores_what_apex_changed(apex, opt_level):
+    """Model and optimizer have their own methods and fp32 state again, so both can be trained once more."""
+    model, watch, engine = mlp(batch_norm=True), Watch(), ENGINES[opt_level]()
     optimizer = sgd(model)
     parameters, names = list(model.parameters()), set(vars(optimizer))
-    engine = dl.APEXEngine("cpu", opt_level=opt_level)
 
-    train(model, optimizer, loader(16, 8), engine=engine)
-    train(model, optimizer, loader(16, 8), engine=engine)
+    for callbacks in ((), (watch,)):
+        train(model, *callbacks, engine=engine, optimizer=optimizer)
+    predictions = list(dl.SupervisedRunner(model).predict_loader(loader=loader(8, 8), engine=engine))
 
-    assert "forward" not in vars(model)
+    counts = [f"initialize(1 models, {count} optimizers, {opt_level})" for count in (1, 1, 0)]
+    assert [each for each in apex.calls if each.startswith("initialize")] == counts and len(predictions) == 1
+    assert opt_level != "O1" or apex.calls[-1] == "disable_casts"
+    assert "forward" not in vars(model) and set(vars(optimizer)) == names
     assert all(a is b and a.dtype == torch.float32 for a, b in zip(parameters, model.parameters(), strict=True))
     assert all(a is b for a, b in zip(parameters, optimizer.param_groups[0]["params"], strict=True))
     assert set(optimizer.state) == set(parameters)
     assert all(state["momentum_buffer"].dtype == torch.float32 for state in optimizer.state.values())
-    assert set(vars(optimizer)) == names and "step" not in vars(optimizer)
-    assert not importlib.import_module("apex.amp").casts_are_active()
-
-
-class TwoStages(dl.SupervisedRunner):
-    """Trains, then predicts."""
-
-    stages = ("train", "infer")
-
-    def get_loaders(self, stage):
-        return {stage: loader(16, 8)}
-
-
-def test_each_stage_is_initialized_and_an_infer_stage_without_optimizer(apex):
-    """Apex wants to be called once; all is given back in between, so that the second call finds what the first did."""
-    model = mlp()
-
-    runner = train(model, sgd(model), None, loaders=None, engine=dl.APEXEngine("cpu", opt_level="O2"), runner=TwoStages)
-
-    assert [each for each in apex.calls if each.startswith("initialize")] == [
-        "initialize(1 models, 1 optimizers, O2)",
-        "initialize(1 models, 0 optimizers, O2)",
-    ]
-    assert runner.epoch_metrics["infer"]["loss"] > 0
+    halved = [*model[0].parameters(), *model[-1].parameters()] if opt_level == "O2" else []  # norms stay in fp32
+    assert all(torch.equal(a, b) for a, b in zip(halved, watch.state["masters"][0], strict=True))
 
 
 class TwoModels(dl.Runner):
-    """Two models with an optimizer each; `shared` has one loss for both."""
-
-    def __init__(self, *, shared):
-        super().__init__()
-        self.shared = shared
+    """Two models, a loss of each, and their sum."""
 
     def handle_batch(self, batch):
         features, targets = batch
         losses = {key: nn.functional.cross_entropy(model(features), targets) for key, model in self.model.items()}
-        self.batch_metrics.update(losses)
-        self.batch_metrics["loss"] = sum(losses.values())
-
-    def get_callbacks(self, stage):
-        names = ["loss"] if self.shared else ["a", "b"]
-        return {
-            **{f"backward_{name}": dl.BackwardCallback(name) for name in names},
-            **{
-                f"optimizer_{key}": dl.OptimizerCallback("loss" if self.shared else key, key, key) for key in ("a", "b")
-            },
-        }
+        self.batch_metrics.update(losses, loss=sum(losses.values()))
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_several_models_and_optimizers_go_through_apex_together(apex, shared):
-    """One call for all; a loss scale for each loss; a loss of two optimizers unscales the gradients of both."""
-    mine, theirs = ({"a": mlp(seed=1), "b": mlp(seed=2)} for _ in range(2))
-    batches = loader(NUM_STEPS * BATCH_SIZE, BATCH_SIZE)
+@pytest.mark.parametrize("opt_level", ["O0", "O1"])
+@pytest.mark.parametrize("make", [dl.APEXEngine, dl.DataParallelAPEXEngine])
+@pytest.mark.parametrize("losses", [("loss", "loss"), ("a", "b")])
+def test_fp32_arithmetic_is_bit_identical_to_the_hand_written_loop(apex, opt_level, make, losses):
+    """Each loss has a scale, a power of two. Clipping sees unscaled gradients, also of a loss of two optimizers."""
+    mine, theirs = ({key: mlp(seed=seed, batch_norm=True) for seed, key in enumerate("ab")} for _ in range(2))
+    clip = {"grad_clip_fn": "clip_grad_norm_", "grad_clip_params": {"max_norm": 0.1}}
+    steps = [dl.OptimizerCallback(loss, key, key, **clip) for key, loss in zip("ab", losses, strict=True)]
+    callbacks = [dl.BackwardCallback(loss) for loss in sorted(set(losses))] + steps
+    optimizers = {key: sgd(model) for key, model in mine.items()}
 
-    TwoModels(shared=shared).train(
-        model=mine,
-        optimizer={key: sgd(model) for key, model in mine.items()},
-        loaders={"train": batches},
-        engine=dl.APEXEngine("cpu"),
-        **quiet(),
-    )
-    for model in theirs.values():
-        train_by_hand(model, sgd(model), batches)
+    train(mine, *callbacks, engine=make("cpu", opt_level=opt_level), optimizer=optimizers, runner=TwoModels)
 
-    for key in ("a", "b"):
-        assert torch.equal(weights(mine[key]), weights(theirs[key]))
-    assert apex.calls[0] == "initialize(2 models, 2 optimizers, O1)"
+    assert all(torch.equal(weights(mine[key]), by_hand(theirs[key], max_norm=0.1)) for key in "ab")
+    assert apex.calls[0] == f"initialize(2 models, 2 optimizers, {opt_level})" and "num_losses=2" in apex.calls[1]
     used = {each for each in apex.calls if each.startswith("scale_loss")}
-    assert used == {f"scale_loss(loss_id={index}, delay_unscale=False)" for index in ([0] if shared else [0, 1])}
-
-
-@pytest.mark.parametrize("opt_level", ["O1", "O2"])
-def test_whoever_averages_gradients_does_so_before_they_are_unscaled(apex, opt_level):
-    """As Horovod must: an overflow of one process is then one of all. Once a step, also when gradients accumulate."""
-    model = mlp()
-    precision = dl.Apex(opt_level, allow_cpu=True, before_unscale=lambda _: apex.calls.append("average"))
-
-    train(
-        model,
-        sgd(model),
-        loader(3 * BATCH_SIZE, BATCH_SIZE),
-        engine=dl.DeviceEngine("cpu", precision=precision),
-        callbacks=[dl.OptimizerCallback("loss", accumulation_steps=2)],
-    )
-
-    assert [each for each in apex.calls if each in ("backward", "average", "unscale", "step")] == [
-        *("backward", "backward", "average", "unscale", "step"),
-        *("backward", "average", "unscale", "step"),
-    ]
-
-
-# The real one.
-
-
-def real_apex():
-    spec = find_spec("apex")
-    return spec is not None and any((Path(each) / "amp").is_dir() for each in spec.submodule_search_locations or ())
+    assert used == {f"scale_loss(loss_id={index}, delay_unscale=False)" for index in range(len(set(losses)))}
 
 
 @pytest.mark.gpu
 @pytest.mark.apex
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="Apex computes on NVIDIA GPUs only, and torch sees none")
-@pytest.mark.skipif(not real_apex(), reason="NVIDIA Apex with apex.amp (release 25.05 or earlier) is not installed")
 @pytest.mark.filterwarnings("ignore:apex:FutureWarning")  # "apex.amp is deprecated": it is
-@pytest.mark.parametrize("opt_level", ["O0", "O1", "O2", "O3"])
+@pytest.mark.parametrize("opt_level", LEVELS)
 def test_nvidias_apex_trains_near_fp32(opt_level, tmp_path):
-    """fp16 keeps 11 bits: errors of 8 momentum steps stay under 0.05 in weights of about 1. It also loads its state."""
-    mine, theirs = mlp(), mlp()
-    batches = loader(NUM_STEPS * BATCH_SIZE, BATCH_SIZE)
+    """fp16 keeps 11 bits: errors of 6 momentum steps stay under 0.05 in weights of about 1. It also loads its state."""
+    pytest.importorskip("apex.amp", reason="NVIDIA Apex, release 25.05 or earlier, is missing", exc_type=ImportError)
+    model = mlp()
 
     for resume in (None, "auto"):
-        runner = train(
-            mine,
-            sgd(mine),
-            batches,
-            engine=dl.APEXEngine(opt_level=opt_level),
-            num_epochs=1,
-            logdir=tmp_path,
-            resume=resume,
-        )
-    train_by_hand(theirs, sgd(theirs), batches)
+        runner = train(model, engine=dl.APEXEngine(opt_level=opt_level), num_epochs=1, logdir=tmp_path, resume=resume)
 
     assert runner.epoch_step == 1
-    assert mine[0].weight.dtype == torch.float32 and mine[0].weight.shape[1] == NUM_FEATURES
-    assert (weights(mine).cpu() - weights(theirs)).abs().max() < (1e-3 if opt_level == "O0" else 0.05)
+    assert model[0].weight.dtype == torch.float32 and model[0].weight.shape[1] == NUM_FEATURES
+    assert (weights(model).cpu() - by_hand(mlp())).abs().max() < (1e-3 if opt_level == "O0" else 0.05)

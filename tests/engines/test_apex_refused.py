@@ -1,107 +1,73 @@
-"""What the Apex engines refuse, in the words that they use; and which of them the flags choose."""
+"""Errors of the Apex engines, word for word, and the engine that each flag chooses."""
+
+import sys
 
 import pytest
 import torch
 from torch import nn
 
 from runnerkit import dl
-from tests.fake_apex.use import no_apex, stand_in
-from tests.tiny import loader, mlp, quiet, sgd
+from tests.fake_apex.use import stand_in
+from tests.tiny import mlp
 
 ENGINES = ["APEXEngine", "DataParallelAPEXEngine", "DistributedDataParallelAPEXEngine"]
 BUILD = "NVIDIA builds it from source, with CUDA; release 25.05 or earlier, as later ones have no apex.amp."
-
-
-@pytest.fixture
-def apex(monkeypatch):
-    """The stand-in for the package."""
-    with stand_in(monkeypatch) as package:
-        yield package
-
-
-@pytest.fixture
-def nothing_installed(monkeypatch):
-    """No package `apex`, whatever this environment has."""
-    with no_apex(monkeypatch):
-        yield
-
-
-def install(folder, *parts):
-    """Make a package `apex` of empty parts."""
-    for part in ("", *parts):
-        (folder / "apex" / part).mkdir(parents=True)
-        (folder / "apex" / part / "__init__.py").touch()
-    return folder
+FOUND = {  # what is installed: its folders, the rest of the message
+    "none": ((), "NVIDIA Apex, and no package `apex` is installed. {build} {native}."),
+    "PyPI's": (
+        ("lib", "ext", "scaffolds"),
+        "NVIDIA Apex, but the package `apex` in {folder} is another one: that of PyPI is an unrelated web toolkit. "
+        "Remove it with `pip uninstall apex`. {build} {native}.",
+    ),
+    "a newer one": (
+        ("optimizers", "normalization"),
+        "apex.amp, which NVIDIA removed from Apex after release 25.05; the one in {folder} is newer. {native}. Apex's "
+        "fused optimizers are plain optimizers and work with it.",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_a_missing_apex_is_named_with_what_to_use(nothing_installed, name):
-    """Before a process is started; the recommended engine exists."""
-    native = name.replace("APEX", "AMP")
+@pytest.mark.parametrize(("parts", "message"), FOUND.values(), ids=FOUND)
+def test_a_package_without_amp_is_refused_with_the_engine_to_use_instead(monkeypatch, tmp_path, name, parts, message):
+    """Before a process is started, and without importing the package: its import may fail for other reasons."""
+    folder, native = tmp_path / "apex", name.replace("APEX", "AMP")
+    monkeypatch.delitem(sys.modules, "apex", raising=False)
+    if not parts:
+        monkeypatch.setattr("runnerkit.engines.apex_package.find_spec", lambda name: None)
+    else:
+        for part in parts:
+            (folder / part).mkdir(parents=True)
+        (folder / "__init__.py").write_text("import pyramid_mailer")
+        monkeypatch.syspath_prepend(tmp_path)
 
     with pytest.raises(ImportError) as caught:
         getattr(dl, name)().launch(lambda: None)
 
-    assert str(caught.value) == (
-        f"{name} needs NVIDIA Apex, and no package `apex` is installed. {BUILD} "
-        f"{native} (amp=True), torch's own mixed precision, needs nothing installed."
-    )
+    advice = f"{native} (amp=True), torch's own mixed precision, needs nothing installed"
+    assert str(caught.value) == f"{name} needs {message.format(folder=folder, build=BUILD, native=advice)}"
     assert hasattr(dl, native)
 
 
-def test_the_impostor_of_pypi_is_unmasked(nothing_installed, monkeypatch, tmp_path):
-    """Without importing it: that would fail for want of a web framework, and say nothing of Apex."""
-    folder = install(tmp_path, "lib", "ext", "scaffolds")
-    (folder / "apex" / "__init__.py").write_text("from pyramid_mailer.interfaces import IMailer\n")
-    monkeypatch.syspath_prepend(folder)
-
-    with pytest.raises(ImportError) as caught:
-        dl.APEXEngine().launch(lambda: None)
-
-    assert str(caught.value) == (
-        f"APEXEngine needs NVIDIA Apex, but the package `apex` in {folder / 'apex'} is another one: that of PyPI is an "
-        f"unrelated web toolkit. Remove it with `pip uninstall apex`. {BUILD} "
-        "AMPEngine (amp=True), torch's own mixed precision, needs nothing installed."
-    )
-
-
-def test_an_apex_without_amp_is_told_from_the_impostor(nothing_installed, monkeypatch, tmp_path):
-    """The native engine of the same parallelism is named."""
-    folder = install(tmp_path, "optimizers", "normalization", "transformer")
-    monkeypatch.syspath_prepend(folder)
-
-    with pytest.raises(ImportError) as caught:
-        dl.DistributedDataParallelAPEXEngine().launch(lambda: None)
-
-    assert str(caught.value) == (
-        "DistributedDataParallelAPEXEngine needs apex.amp, which NVIDIA removed from Apex after release 25.05; the one "
-        f"in {folder / 'apex'} is newer. DistributedDataParallelAMPEngine (amp=True), torch's own mixed precision, "
-        "needs nothing installed. Apex's fused optimizers are plain optimizers and work with it."
-    )
-
-
 @pytest.mark.parametrize("name", ENGINES)
-def test_without_a_gpu_the_native_engine_is_named(apex, monkeypatch, name):
-    """Unless the caller named the device; the check comes before processes are started."""
+def test_without_a_gpu_the_native_engine_is_named(monkeypatch, name):
+    """Raise before processes start, unless the caller passed a device."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
-    with pytest.raises(RuntimeError, match=f"{name} needs an NVIDIA GPU.*{name.replace('APEX', 'AMP')}"):
+    with stand_in(monkeypatch), pytest.raises(RuntimeError) as caught:
         getattr(dl, name)().launch(lambda: None)
 
+    assert f"{name} needs an NVIDIA GPU" in str(caught.value) and name.replace("APEX", "AMP") in str(caught.value)
 
-def test_what_apex_says_of_a_cpu_comes_with_advice(apex):
-    """The stand-in refuses fp16 models; NVIDIA's refuses the CPU in the same way."""
-    model = mlp().half()
 
-    with pytest.raises(RuntimeError, match="expected fp32") as caught:
-        dl.SupervisedRunner().train(
-            model=model,
-            criterion=nn.CrossEntropyLoss(),
-            optimizer=sgd(model),
-            loaders={"train": loader(8, 8)},
-            engine=dl.APEXEngine("cpu"),
-            **quiet(),
-        )
+def test_an_error_of_apex_on_a_cpu_comes_with_advice(monkeypatch):
+    """The recording package refuses fp16 models; NVIDIA's refuses the CPU in the same way."""
+    engine = dl.APEXEngine("cpu")
+
+    with stand_in(monkeypatch):
+        engine.setup()
+        with pytest.raises(RuntimeError, match="expected fp32") as caught:
+            engine.prepare({"": mlp().half()}, {})
 
     assert "APEXEngine was told to run on cpu. AMPEngine" in caught.value.__notes__[0]
 
@@ -117,19 +83,18 @@ def test_what_apex_says_of_a_cpu_comes_with_advice(apex):
         ({"precision": dl.AMP()}, TypeError, "fixes its precision"),
         ({"compile": True}, ValueError, "torch.compile cannot follow"),
         ({"optlevel": "O2"}, TypeError, "got optlevel"),
+        ({"op": "adasum"}, ValueError, "op must be 'average' with Apex"),  # unscaling would spoil any other
     ],
 )
 def test_bad_arguments_are_refused_by_the_constructor(arguments, error, message):
-    """What Apex would say in the middle of a run, in every process."""
+    """Apex would raise in the middle of a run, in every process."""
     with pytest.raises(error, match=message):
-        dl.APEXEngine(**arguments)
+        (dl.HorovodAPEXEngine if "op" in arguments else dl.APEXEngine)(**arguments)
 
 
 @pytest.mark.parametrize(("num_gpus", "ddp", "expected"), [(0, False, 0), (1, False, 0), (4, False, 1), (4, True, 2)])
 def test_the_flag_chooses_the_engine_of_the_parallelism(monkeypatch, num_gpus, ddp, expected):
-    """apex=True alone takes the GPUs that there are; with ddp=True a process for each."""
+    """`apex=True` uses all GPUs from one process; with `ddp=True` each GPU gets a process."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
 
-    engine = dl.get_available_engine(apex=True, ddp=ddp)
-
-    assert type(engine).__name__ == ENGINES[expected]
+    assert type(dl.get_available_engine(apex=True, ddp=ddp)).__name__ == ENGINES[expected]

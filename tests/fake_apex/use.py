@@ -1,4 +1,4 @@
-"""Make the package beside this file, or none, be what `import apex` finds."""
+"""Make `import apex` find the recording package beside this file."""
 
 import importlib
 import sys
@@ -12,19 +12,10 @@ import pytest
 
 @contextmanager
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """Yield the stand-in, importable here and, through PYTHONPATH, in processes that are started."""
-    with no_apex(monkeypatch):
-        monkeypatch.syspath_prepend(Path(__file__).parent)
-        yield importlib.import_module("apex")
-
-
-@contextmanager
-def no_apex(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Hide whatever package `apex` this environment has."""
+    """Yield the package, importable here and in the processes that a test starts."""
     _forget()
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if not (Path(path or ".") / "apex").is_dir()])
-    importlib.invalidate_caches()
-    yield
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    yield importlib.import_module("apex")
     _forget()
 
 

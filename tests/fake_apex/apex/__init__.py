@@ -1,7 +1,3 @@
-"""A stand-in for NVIDIA's Apex: the calls, their order and the arithmetic of its loss scaling, on the CPU.
-
-It refuses what Apex refuses (wrapped models, fp16 models, an optimizer twice), and notes each call in `calls`. It casts
-no functions under O1, so that a run can be compared with fp32 bit by bit; its SyncBatchNorm shares nothing.
-"""
+"""The part of NVIDIA Apex (release 25.05) that runnerkit depends on; each call is recorded in `calls`."""
 
 calls: list[str] = []

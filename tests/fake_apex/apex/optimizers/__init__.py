@@ -1,1 +1,0 @@
-"""Here only so that the folder looks like Apex's."""
