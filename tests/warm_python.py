@@ -269,6 +269,7 @@ def _become(request: dict[str, Any], descriptors: Sequence[int], base: Sequence[
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1))
     torch.distributed.set_debug_level_from_env()
     sys.modules["numpy"].random.seed()
+    sys.modules["multiprocessing.process"].ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined]
 
 
 def _open_streams(is_unbuffered: bool) -> None:
