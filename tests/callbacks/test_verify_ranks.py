@@ -1,7 +1,5 @@
 """`check=True` tells in words that processes are what they should be to each other, and raises where they are not."""
 
-import socket
-
 import pytest
 import torch
 from torch import nn
@@ -11,9 +9,9 @@ from runnerkit import dl
 from runnerkit.callbacks.rank_samples import Share, samples_in_words
 from runnerkit.callbacks.rank_weights import largest_difference
 from runnerkit.callbacks.recorded_loader import RecordedSampler
-from runnerkit.engines.spawn import spawn
 from runnerkit.sampling.sharding import shard_loader
 from tests.callbacks import verify_ranks_cases as cases
+from tests.engines.together import together
 from tests.tiny import loader, mlp, quiet, sgd
 
 SOUND = [
@@ -28,10 +26,7 @@ SOUND = [
 @pytest.fixture(scope="module")
 def said():
     """What the check says of every case; one start of two processes is enough for all."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-    return spawn(cases.run_all, num_processes=2, variables=variables)
+    return together(cases.run_all)
 
 
 @pytest.mark.slow

@@ -85,7 +85,6 @@ def launch(launcher, folder, logdir):
     return start(f"{launcher} examples/cifar10/main.py", folder, *options, CUDA_VISIBLE_DEVICES="")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_each_model_has_its_parameters_and_uses_them_all(example, name):
     """As many as the reference or the publisher counts; ten finite logits an image, a gradient for each parameter."""
@@ -99,7 +98,6 @@ def test_each_model_has_its_parameters_and_uses_them_all(example, name):
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", MULTIPLICATIONS)
 def test_a_model_works_at_the_references_resolution(example, name):
     """A stride too many costs a quarter, and no parameter tells. thop counts norms too: that is up to 1.1 %."""
@@ -117,7 +115,6 @@ def test_all_models_are_counted(example):
     assert set(NAMES) == set(example.MODELS)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_quarter_of_the_channels_has_a_sixteenth_of_the_parameters(example, name):
     """Nearly: groups and multiples of 8 round some channels up. It still classifies, into as many classes as asked."""
@@ -127,7 +124,6 @@ def test_a_quarter_of_the_channels_has_a_sixteenth_of_the_parameters(example, na
     assert 1 / 17 < num_parameters(narrow) / expected_parameters(name) < 1 / 8
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ResNet18", "ResNet50"])
 def test_a_resnet_computes_what_torchvisions_does(example, name):
     """With the same weights, and its stem changed by hand."""
@@ -182,7 +178,7 @@ def test_the_launcher_chooses_the_engine(example, monkeypatch, variables, engine
 def test_a_narrow_one_learns_and_resumes_as_if_it_had_never_stopped(example, monkeypatch, tmp_path, capsys):
     """Bit for bit, crops and flips included, though it failed within the third epoch; ten classes, so chance is 0.1."""
     monkeypatch.chdir(tmp_path)
-    write_cifar10("data", num_train=500, num_test=200)
+    write_cifar10("data", num_train=300, num_test=200)
     arguments = [*SMALL, "--engine", "CPUEngine", "--epochs", "4"]
     handle_batch = example.ZooRunner.handle_batch
 
@@ -237,7 +233,6 @@ def torchrun(tmp_path_factory):
     return folder, launch(TORCHRUN, folder, "logdir")
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_two_processes_log_once_what_all_images_say(torchrun, example):
     """The accuracy is that of 41 images, scored once each by plain PyTorch; the learning rate is twice as large."""

@@ -132,7 +132,6 @@ def test_each_way_learns_and_one_line_says_so(capsys):
     assert min(learned.values()) > 0.9
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("way", "precision"), [("one", "fp32"), ("dp", "amp")])
 def test_the_rows_of_the_table_did_the_same_work(way, precision, monkeypatch, capsys):
     """By hand and by the engine: the loss of all steps to 1e-6, the accuracy; time and memory are there."""

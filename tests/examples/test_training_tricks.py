@@ -129,7 +129,6 @@ def test_shifts_are_drawn():
     assert len(shifted) == 3 and image.tobytes() in shifted
 
 
-@pytest.mark.slow
 def test_a_warm_up_by_epochs_and_a_cosine(tmp_path):
     """From a value, as in its second command; in fp32. Lookahead's weights meet in the last of 115 steps."""
     asked = ["--scheduler", "cosine", "--warmup-from", "0.001", "--epochs", "5", "--batch-size", "64", "--k", "5"]
@@ -147,8 +146,7 @@ def test_a_warm_up_by_epochs_and_a_cosine(tmp_path):
         assert torch.equal(runner.optimizer.state[weight]["slow_param"], weight)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(450)
 def test_torchrun_runs_it_and_one_line_says_what_came_of_it(tmp_path):
     """The third command, for one epoch."""
     command = next(line for line in training_tricks.__doc__.splitlines() if line.startswith("torchrun"))
