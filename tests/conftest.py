@@ -26,6 +26,13 @@ def pytest_runtest_protocol(item):
         return (yield)
 
 
+def pytest_collection_modifyitems(items):
+    """Horovod is built from source: only the slow tests have it."""
+    for item in items:
+        if item.get_closest_marker("horovod"):
+            item.add_marker(pytest.mark.slow)
+
+
 def pytest_unconfigure():
     """End the process that others were forked from."""
     _WARM.close()

@@ -132,7 +132,6 @@ def on_ranks(folder):
     return {name: weights(train(folder / name, engine=engine).model) for name, engine in engines.items()}
 
 
-@pytest.mark.slow
 def test_checkpoints_of_other_engines_load(tmp_path):
     """Compiled DDP, and a folder of shards; exported, too."""
     last = together(lambda: on_ranks(tmp_path))

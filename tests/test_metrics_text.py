@@ -143,7 +143,6 @@ def test_watch_draws_once_where_there_is_no_terminal(logs, command):
     assert code == 0 and "loss  valid 0.75" in out and "train" not in out
 
 
-@pytest.mark.slow
 def test_commands_of_the_page_run(command, tmp_path, monkeypatch):
     """Each as it stands in docs/curves.md, on the runs that its first block trains."""
     monkeypatch.chdir(tmp_path)

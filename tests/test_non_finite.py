@@ -89,7 +89,6 @@ class Bad(dl.Runner):
         self.batch_metrics["loss"] = loss.detach() * (NAN if is_bad else 1.0)
 
 
-@pytest.mark.slow
 def test_a_job_of_two_processes_ends_with_the_place():
     """And by default it goes on: the mean is NaN."""
     arguments = {

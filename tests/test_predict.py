@@ -270,7 +270,6 @@ def ranks(folder):
     return DDP(3).launch(partial(every_case, folder))
 
 
-@pytest.mark.slow
 def test_every_rank_gets_all_predictions_in_order(ranks):
     """What one process with the same arguments gives."""
     for found in ranks:
@@ -280,7 +279,6 @@ def test_every_rank_gets_all_predictions_in_order(ranks):
                 assert_equal(found[length, batch_size], joined(list(one)))
 
 
-@pytest.mark.slow
 def test_a_loader_that_shuffles_gives_the_order_of_one_process(ranks):
     """Which is a function of the seed."""
     one = joined(list(Predicts(mlp()).predict_loader(loader=numbered(30, shuffle=True), cpu=True)))
@@ -290,7 +288,6 @@ def test_a_loader_that_shuffles_gives_the_order_of_one_process(ranks):
         assert_equal(found["shuffled"], one)
 
 
-@pytest.mark.slow
 def test_other_engines_and_workers_predict_the_same(ranks):
     """FSDP2, workers, and a prediction after one that was left half-way, which had its first batch."""
     one = joined(list(Predicts(mlp()).predict_loader(loader=numbered(30), cpu=True)))
@@ -301,7 +298,6 @@ def test_other_engines_and_workers_predict_the_same(ranks):
         assert found["half"][0] == list(range(12))
 
 
-@pytest.mark.slow
 def test_amp_predicts_in_the_type_of_one_process(ranks):
     """bfloat16, to its 8 bits."""
     one = joined(list(Predicts(mlp()).predict_loader(loader=numbered(30), cpu=True, amp=True)))
@@ -311,7 +307,6 @@ def test_amp_predicts_in_the_type_of_one_process(ranks):
         torch.testing.assert_close(found["amp"][1], one[1], rtol=2**-7, atol=2**-7)
 
 
-@pytest.mark.slow
 def test_files_hold_what_one_process_writes(ranks, folder, tmp_path):
     """Once and in order; nothing else is left beside them."""
     for suffix in ("csv", "parquet", "pt"):
@@ -334,7 +329,6 @@ def read(path):
     return {"logits": torch.tensor(logits, dtype=torch.float32), "targets": torch.tensor(frame["targets"].to_numpy())}
 
 
-@pytest.mark.slow
 def test_metrics_of_several_processes_are_those_of_one(ranks):
     """To 1e-9, in float64, whatever the length; no sample is counted twice."""
     for length in LENGTHS[1:]:
@@ -347,7 +341,6 @@ def test_metrics_of_several_processes_are_those_of_one(ranks):
 # --------------------------------------------------------------------------------- processes that the caller's starts
 
 
-@pytest.mark.slow
 def test_plain_python_gets_the_predictions_of_spawned_processes(tmp_path):
     """With the weights of a checkpoint, also of a model that get_model makes."""
 
@@ -368,7 +361,6 @@ def test_plain_python_gets_the_predictions_of_spawned_processes(tmp_path):
     assert not torch.equal(expected[1], joined(list(Made().predict_loader(loader=numbered(65), cpu=True)))[1])
 
 
-@pytest.mark.slow
 @pytest.mark.horovod
 def test_horovod_predicts_the_same():
     """Started by plain python."""
@@ -389,7 +381,6 @@ class Counts(Predicts):
         return super().predict_batch(batch)
 
 
-@pytest.mark.slow
 def test_a_generator_left_half_way_ends_its_processes_and_was_not_ahead(tmp_path, monkeypatch):
     """Until the caller asks, each process makes three batches more than were taken; nothing is left on the disk."""
     (tmp_path / "marks").mkdir()
@@ -436,7 +427,6 @@ class Fails(Predicts):
         return super().predict_batch(batch)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["loudly", "silently"])
 def test_a_rank_that_fails_ends_the_prediction_with_its_own_words(how):
     """The exception itself, caused by the rank's traceback; or who it was that left without a word."""
@@ -455,7 +445,6 @@ def test_a_rank_that_fails_ends_the_prediction_with_its_own_words(how):
         assert caught.value.__notes__ == ["in batch 4 of loader 'predict', rank 1"]
 
 
-@pytest.mark.slow
 def test_a_file_of_a_run_that_fails_stays_as_it_was(tmp_path):
     """No half of a new one, and nothing beside it."""
     path = tmp_path / "predictions.csv"

@@ -73,7 +73,6 @@ def fail_to_share():
     return train(ddp(), fails_in="nowhere", share=FailsToShare())
 
 
-@pytest.mark.slow
 def test_a_batch_that_fails_on_one_rank_lets_no_rank_part_ways():
     """All go on to training, where nothing fails any more, and get the numbers of a run that never failed."""
     found = on_two_processes(fail_in_a_batch_and_at_the_end)
@@ -82,7 +81,6 @@ def test_a_batch_that_fails_on_one_rank_lets_no_rank_part_ways():
     assert found["nowhere"][1] == 4
 
 
-@pytest.mark.slow
 def test_a_rank_that_fails_where_others_wait_for_it_ends_the_job():
     """With its own error: nobody could tell it the others' outcome."""
     with pytest.raises(ZeroDivisionError, match="nothing to share"):

@@ -152,7 +152,6 @@ def test_ddp_resumes_within_an_epoch(tmp_path):
     assert resumed.experiment_metrics == expected.experiment_metrics
 
 
-@pytest.mark.slow
 def test_three_processes_resume_with_the_same_bits(tmp_path):
     """Their sums depend on the layout of DDP's buckets, which torch by itself makes anew after each start."""
     three = {"cpu": False, "engine": dl.DistributedDataParallelEngine(3, device="cpu")}

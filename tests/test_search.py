@@ -76,7 +76,6 @@ def test_what_training_raises_keeps_its_traceback(folder, capsys):
     assert "Traceback" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_trials_may_have_several_processes(folder, capsys):
     """Which are not given up half-way."""
     assert main(["tune", "config.yaml", "--trials", "1", "--nproc", "2", "optimizer.lr=0.1,0.2"]) == 0

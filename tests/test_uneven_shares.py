@@ -77,7 +77,6 @@ def in_two_processes(logdir):
     return found, refused, evaluate_what_is_dropped()
 
 
-@pytest.mark.slow
 def test_uneven_shares_are_trained_on_alike_or_refused_on_all_ranks(tmp_path):
     """No rank waits: a run resumed with one sample left, whole batches too few for all, an evaluation of nothing."""
     save = dl.CheckpointCallback(tmp_path, mode="runner", every_steps=6)

@@ -132,7 +132,6 @@ def test_missing_rich_names_the_install_command(tmp_path, monkeypatch):
         watch(tmp_path)
 
 
-@pytest.mark.slow
 def test_in_a_terminal_it_follows_the_run_until_interrupted(tmp_path):
     """What is logged later appears; Ctrl-C ends it, without a traceback."""
     log_run(tmp_path / "run", {"train": {"loss": [0.9]}})

@@ -72,7 +72,6 @@ def rows(samples):
     return [{key: each[index] for key, each in samples.items()} for index in range(len(samples["classes"]))]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("num_processes", [1, 2])
 def test_metrics_of_real_processes(num_processes):
     """An uneven last batch in "valid"; in "valid_short" the second of two processes has no batch."""

@@ -143,7 +143,6 @@ def test_a_resumed_sweep_is_the_whole_one(tmp_path):
     assert (parts.lrs, parts.losses, parts.suggestion) == (whole.lrs, whole.losses, whole.suggestion)
 
 
-@pytest.mark.slow
 def test_two_processes_agree_on_one_sweep():
     """The losses are means over both; the calling process has them, too."""
     one, two = dl.LRFinder(1.0), dl.LRFinder(1.0)

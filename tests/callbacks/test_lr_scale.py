@@ -23,7 +23,6 @@ def train_on_two(model, optimizer, **kwargs):
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("rule", "factor"), [("linear", 2.0), ("sqrt", 2.0**0.5), (None, 1.0)])
 def test_two_processes_step_as_far_as_the_rule_says(rule, factor):
     """As one process does with the joined batch and the scaled rate (to 1e-6: float sums); so it is logged."""
@@ -60,7 +59,6 @@ def test_the_same_callback_warms_up_again_in_the_next_run():
         assert callback.num_steps == {"": 2}
 
 
-@pytest.mark.slow
 def test_warmup_goes_with_any_scheduler():
     """Each step's rate is the scheduler's times the factor of that step; a checkpoint holds the scheduler's."""
     mine, theirs, warmup = mlp(), mlp(), 4

@@ -66,7 +66,6 @@ def test_what_a_study_cannot_hear_or_would_misunderstand_is_refused(study):
         train(study.ask(), callbacks=[dl.OptunaPruningCallback(study.ask(), "vaild", "loss")])
 
 
-@pytest.mark.slow
 def test_several_processes_are_refused():
     """A trial of memory would be copied to each, and its study hear nothing."""
     trial = optuna.trial.FixedTrial({})

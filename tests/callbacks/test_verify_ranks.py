@@ -29,13 +29,11 @@ def said():
     return together(cases.run_all)
 
 
-@pytest.mark.slow
 def test_a_sound_job_of_two_processes_is_told_in_words(said):
     """Three epochs say the same, once; workers of a loader ask for batches that are never run, and change nothing."""
     assert said["sound"] == said["with workers"] == SOUND
 
 
-@pytest.mark.slow
 def test_shards_and_half_precision_are_checked_too(said):
     """FSDP2's parameters are whole, and comparable, while it evaluates; bf16 is held to what it can."""
     assert said["sound, FSDP2"] == [
@@ -45,7 +43,6 @@ def test_shards_and_half_precision_are_checked_too(said):
     assert said["sound, bf16"] == [*SOUND[:-1], SOUND[-1].replace("1e-06", "1e-04")]
 
 
-@pytest.mark.slow
 def test_a_sampler_that_repeats_samples_is_no_mistake(said):
     """What must not be repeated are places in the order that all ranks share."""
     assert said["weighted"][1] == (
@@ -54,7 +51,6 @@ def test_a_sampler_that_repeats_samples_is_no_mistake(said):
     )
 
 
-@pytest.mark.slow
 def test_repeats_of_the_users_own_distributed_sampler_are_named(said):
     """They are its way to fill up, not a mistake of the run."""
     assert said["padded"][3] == (
@@ -63,7 +59,6 @@ def test_repeats_of_the_users_own_distributed_sampler_are_named(said):
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "message"),
     [
@@ -81,20 +76,17 @@ def test_what_is_broken_raises(said, case, message):
     assert message in said[case]
 
 
-@pytest.mark.slow
 def test_a_metric_that_is_drawn_at_random_is_told_from_one_that_depends_on_ranks(said):
     """Evaluated twice by one process it is another one; that is told, and the rest is compared."""
     assert any(finding.startswith("noise of loader 'valid' is random: ") for finding in said["drawn metric"])
     assert said["drawn metric"][-1] == SOUND[-1]
 
 
-@pytest.mark.slow
 def test_a_metric_that_is_no_mean_over_samples_is_told(said):
     """The largest feature of each batch: its mean is another number when batches are smaller."""
     assert "largest of loader 'valid' depends on how samples are cut into batches" in said["maximum"][-1]
 
 
-@pytest.mark.slow
 def test_meters_of_the_users_own_are_as_without_the_check(said):
     """Numbers, lists, tensors and objects on the runner, reset or not; and the state of a callback."""
     told, metrics, num_batches, findings = said["meters"]
@@ -104,7 +96,6 @@ def test_meters_of_the_users_own_are_as_without_the_check(said):
     assert any("computes the same half, one, loss of loader 'valid'" in finding for finding in findings)
 
 
-@pytest.mark.slow
 def test_every_kind_of_loader_is_verified_as_far_as_it_can_be(said):
     """Samples where they have indices, metrics where one process can read what all read; else it is told why not."""
     found = said["every kind"]
@@ -137,7 +128,6 @@ def test_every_kind_of_loader_is_verified_as_far_as_it_can_be(said):
     assert of_key == {key: [each.format(key) for each in words] for key, words in expected.items()}
 
 
-@pytest.mark.slow
 @pytest.mark.horovod
 def test_horovod_is_checked_too():
     """The same words, the same error."""

@@ -362,7 +362,6 @@ def on_ranks(folder):
     return ema, swa
 
 
-@pytest.mark.slow
 def test_processes_hold_the_same_average_and_renew_statistics_together(tmp_path):
     """Batches of four on two ranks average as batches of eight on one; a resumed run is the uninterrupted one."""
     ema, swa = together(lambda: on_ranks(tmp_path))

@@ -62,7 +62,6 @@ def train_on_each(folder):
     return found, resume(folder)
 
 
-@pytest.mark.slow
 def test_two_processes_step_as_the_paper_does_on_the_joined_batch(tmp_path):
     """Replicated and sharded, fast and slow weights, to 1e-6 (float sums); a resumed one, sharded, bit for bit."""
     theirs = mlp()

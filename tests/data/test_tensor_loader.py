@@ -156,7 +156,6 @@ def test_a_run_resumed_within_an_epoch_equals_the_uninterrupted_one(tmp_path):
     assert resumed.experiment_metrics == expected.experiment_metrics
 
 
-@pytest.mark.slow
 def test_two_processes_interrupted_within_an_epoch_equal_one_with_a_data_loader(tmp_path):
     """All at once, as processes are slow to start: equal shares of each batch of 8, the first 4 batches, a resume.
 

@@ -86,7 +86,7 @@ def train_over_apex_parallel():
     return results | train_in_two_processes(make, PyTorch=ddp)
 
 
-@pytest.fixture(scope="module", params=["apex.parallel", "Horovod"])
+@pytest.fixture(scope="module", params=["apex.parallel", pytest.param("Horovod", marks=pytest.mark.horovod)])
 def two_processes(request):
     """Results of two connected processes; one start of each kind serves all tests."""
     with pytest.MonkeyPatch.context() as patch, stand_in(patch):
@@ -97,7 +97,6 @@ def two_processes(request):
         return make().launch(functools.partial(train_in_two_processes, make))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("two_processes", ["apex.parallel"], indirect=True)
 def test_apex_is_called_in_its_documented_order(two_processes):
     """Accumulated gradients are neither reduced nor unscaled before the last pass; clipping follows unscaling."""
@@ -112,7 +111,6 @@ def test_apex_is_called_in_its_documented_order(two_processes):
     ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("two_processes", ["apex.parallel"], indirect=True)
 def test_batch_norms_train_the_optimizers_weights_and_evaluate_with_rank_zeros_buffers(two_processes):
     """Apex's conversion copies the weights that the optimizer already holds; its wrapper does not share buffers."""
@@ -123,7 +121,6 @@ def test_batch_norms_train_the_optimizers_weights_and_evaluate_with_rank_zeros_b
     assert two_processes["loss"] == pytest.approx(loss.item(), rel=1e-6)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 3])
 def test_two_processes_equal_one_on_the_joined_batch(two_processes, k):
     """Gradients are averaged over processes. Tolerances: the order of fp32 sums, and fp16's 11 bits under O2."""
@@ -133,7 +130,6 @@ def test_two_processes_equal_one_on_the_joined_batch(two_processes, k):
         torch.testing.assert_close(weights(model), expected, rtol=0, atol=1e-3 if name == "O2" else 1e-6)
 
 
-@pytest.mark.slow
 def test_an_overflow_of_one_process_skips_the_step_of_all(two_processes):
     """Gradients are averaged before Apex checks them, so all ranks see the overflow and keep equal weights."""
     assert two_processes["overflow"] == (1, True)

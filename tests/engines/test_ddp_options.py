@@ -38,7 +38,6 @@ def reference():
     return weights(model)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -63,7 +62,6 @@ def words():
     return nn.Sequential(nn.EmbeddingBag(20, 5, sparse=True), nn.Linear(5, 2))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}], ids=str)
 @pytest.mark.parametrize("make_model", [mlp, words])
 def test_buckets_laid_out_before_the_first_step_change_no_weights(make_model, options):
@@ -78,7 +76,6 @@ def test_buckets_laid_out_before_the_first_step_change_no_weights(make_model, op
     torch.testing.assert_close(weights(model), weights(by_hand), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
 def test_hooks_on_parameters_see_gradients_of_training_only():
     """The zeros that lay out buckets are kept from them; one that is on one rank alone makes no other wait."""
     engine = dl.DistributedDataParallelEngine(3, device="cpu", timeout_s=60)
@@ -176,7 +173,6 @@ def train_with_options_that_meet():
     return found
 
 
-@pytest.mark.slow
 def test_options_work_together():
     """Accumulation on a static graph; layout, views, compiler and a hook; fp16 with an overflow in one rank of two."""
     found = together(train_with_options_that_meet)
@@ -201,7 +197,6 @@ def rank_one():
     return PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2), powerSGD_hook
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("hook", "tolerance"),
     [
@@ -307,7 +302,6 @@ def test_slurm_may_show_each_task_its_own_gpu_only(monkeypatch):
         engine._choose_device(place(1))
 
 
-@pytest.mark.slow
 def test_sync_bn_on_a_cpu_says_why_not(capfd):
     """It trains on, with statistics of each process's own."""
     model = mlp(batch_norm=True)
@@ -325,7 +319,6 @@ class Uneven(dl.SupervisedRunner):
         return {"train": DataLoader(data, BATCH_SIZE, sampler=DistributedSampler(data, 2, self.engine.rank))}
 
 
-@pytest.mark.slow
 def test_ranks_that_would_train_on_unequal_numbers_of_batches_are_refused():
     """One would wait for the other until the time-out; it is said before the first batch instead."""
     model = mlp()

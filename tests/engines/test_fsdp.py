@@ -102,7 +102,6 @@ def train_in_every_setting():
     return found
 
 
-@pytest.mark.slow
 def test_every_setting_gives_the_weights_of_one_process_on_the_joined_batch(trained):
     """To 1e-6, the order of float sums; and the units are those that were asked for."""
     for name, (_, units) in SETTINGS.items():
@@ -144,7 +143,6 @@ def leave_gradients_behind():
     return found
 
 
-@pytest.mark.slow
 def test_accumulated_clipped_and_left_behind_gradients_are_those_of_ddp(trained):
     """The norm is that of all shards; what accumulates is not communicated; what no step follows is forgotten."""
     apart, norms = trained["accumulated"]
@@ -177,7 +175,6 @@ def train_in_low_precision():
     return found
 
 
-@pytest.mark.slow
 def test_low_precision_stays_near_its_reference(trained):
     """To 2e-3: what bf16 and fp16 round in the same places, sums of halves round otherwise.
 
@@ -218,7 +215,6 @@ def train_replicas():
     return difference(mine, theirs), sharding.placements, timeouts.seconds
 
 
-@pytest.mark.slow
 def test_replicas_each_hold_the_whole_model(of_four):
     """Two groups of two (HSDP): gradients are averaged over all four, parts are those of a group.
 
@@ -303,7 +299,6 @@ def train_adversaries():
     return (found[0] - found[1]).abs().max().item()
 
 
-@pytest.mark.slow
 def test_tied_and_frozen_parameters_and_several_models_train_as_elsewhere(trained):
     """A weight with two names is one afterwards, too; what has no gradients is left whole."""
     apart, is_tied, count = trained["tied"]
@@ -361,7 +356,6 @@ def evaluate_unevenly():
     return difference(mine, theirs), mine_metrics, their_metrics, mine_again
 
 
-@pytest.mark.slow
 def test_evaluation_neither_hangs_nor_differs_where_ranks_have_unequal_numbers_of_batches(trained):
     """One sample for two ranks, eleven batches for two ranks; also in the middle of an accumulated step.
 
@@ -442,7 +436,6 @@ def go_on(folder, sharded):
     }
 
 
-@pytest.mark.slow
 def test_a_resumed_run_equals_the_uninterrupted_one_on_any_engine(tmp_path):
     """Bit for bit with the same units, dropout and augmentation included; to 1e-6 with DDP and with other units.
 
@@ -509,7 +502,6 @@ def of_four(sharded_run, tmp_path_factory):
     )
 
 
-@pytest.mark.slow
 def test_shards_of_two_processes_are_read_by_another_number(sharded_run, of_four, tmp_path):
     """By one and by four. Nothing is left to train: weights and moments that come back are those that were saved."""
     folder, expected = sharded_run

@@ -105,7 +105,6 @@ def test_also_while_the_interpreters_lock_is_held(tmp_path):
     assert "in wait_for_ever" in done.stderr
 
 
-@pytest.mark.slow
 def test_each_process_tells_where_it_stands(tmp_path):
     """One waits for the other, the other for nothing: its stack is the one to read."""
     engine = 'dl.DistributedDataParallelEngine(2, device="cpu")'

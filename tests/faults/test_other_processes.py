@@ -92,7 +92,6 @@ def interrupted(tmp_path_factory):
     return copy
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "after"),
     [("DDP 2", "CPU 1"), ("CPU 1", "DDP 3"), ("DDP 2", "FSDP 2"), ("FSDP 2", "CPU 1")],
