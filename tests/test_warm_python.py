@@ -153,3 +153,13 @@ def test_a_process_that_hangs_can_be_killed():
     process.terminate()
 
     assert process.wait(timeout=10) == -signal.SIGTERM
+
+
+def test_a_worker_of_a_loader_starts_processes_as_ever():
+    """The kernel would not make it the parent of a fork."""
+    pid = os.fork()
+    if pid == 0:
+        done = run("-c", IS_FORKED)
+        os._exit(0 if done.stdout == "False\n" else 1)
+
+    assert os.waitpid(pid, 0)[1] == 0

@@ -51,7 +51,10 @@ _HEEDED = {"PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"}
 
 _execute_child: Any = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 _parameters = inspect.signature(_execute_child)
-_prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 class WarmPython:
@@ -59,6 +62,7 @@ class WarmPython:
 
     def __init__(self, connection: socket.socket | None = None) -> None:
         self.server_pid = 0
+        self._owner = os.getpid()
         self._connection = connection
         self._lock = threading.Lock()
 
@@ -76,7 +80,8 @@ class WarmPython:
 
         def execute_child(popen: Any, *arguments: Any) -> None:
             given = _parameters.bind(popen, *arguments).arguments
-            if not _can_fork(given):
+            # Of processes that were forked otherwise, such as workers of a loader, the kernel makes no parents.
+            if os.getpid() != self._owner or not _can_fork(given):
                 _execute_child(popen, *arguments)
                 return
             popen.pid = self._fork(given)
@@ -108,13 +113,13 @@ class WarmPython:
         with self._lock:
             connection = self._connect()
             # The server's child ends at once, and the kernel gives its own child to us.
-            _prctl(_CHILD_SUBREAPER, 1, 0, 0, 0)
+            _prctl(_CHILD_SUBREAPER, 1)
             try:
                 socket.send_fds(connection, [struct.pack("I", len(data))], descriptors)
                 connection.sendall(data)
                 answer = connection.recv(4)
             finally:
-                _prctl(_CHILD_SUBREAPER, 0, 0, 0, 0)
+                _prctl(_CHILD_SUBREAPER, 0)
         if len(answer) != 4:
             raise RuntimeError("the warm Python has died: look for its traceback in the output of pytest -s")
         return int(struct.unpack("I", answer)[0])
@@ -148,7 +153,8 @@ class _ColdPopen(subprocess.Popen):  # type: ignore[type-arg]
 def _can_fork(given: Mapping[str, Any]) -> bool:
     arguments, environment = given["args"], given["env"] or os.environ
     return (
-        isinstance(arguments, list | tuple)
+        sys.platform == "linux"
+        and isinstance(arguments, list | tuple)
         and given["executable"] is None
         and _is_this_python(os.fspath(arguments[0]), environment)
         and _parse([os.fspath(each) for each in arguments]) is not None
@@ -211,7 +217,7 @@ def main() -> NoReturn:
 
 def _serve(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """Fork for each request; return in the child that was asked for, with the request and its open files."""
-    _prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _prctl(_PDEATHSIG, signal.SIGKILL)
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # they are for the process that is served
     while True:
