@@ -10,7 +10,7 @@ KILLS ?= 100
 # Tests at a time; most slow ones start two processes of their own.
 JOBS ?= 2
 # A worker that runs out of tests takes half of another's, so none ends long after the others.
-PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+PYTEST := -m pytest -n $(JOBS) --dist worksteal
 
 # Without compiled modules every process compiles runnerkit and the tests anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -25,17 +25,17 @@ demo: $(VENV)/demo  ## train a small CNN on real images with ddp=True, amp=True;
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/test  ## run the tests that are not marked slow, and the examples in docstrings (10 minutes)
-	$(PYTEST) -m "not slow"
+	$(BIN)/python $(PYTEST) -m "not slow"
 	$(BIN)/python -m pytest --doctest-modules runnerkit
 
 test-slow: $(VENV)/installed  ## run the tests that are marked slow: launchers, examples, notebooks, kills, wheels
-	$(PYTEST) -m slow
+	$(BIN)/python $(PYTEST) -m slow
 
 test-all: test test-slow  ## run all tests (25 minutes)
 
 coverage: $(VENV)/installed  ## measure the lines and branches that all tests reach, processes included
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -n $(JOBS) --dist worksteal
+	$(BIN)/coverage run $(PYTEST)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --skip-covered
 

@@ -1,4 +1,4 @@
-"""What holds for every test: the same random numbers, few threads, warm processes, and none of them left behind."""
+"""Fixtures and hooks of every test: the same random numbers, few threads, forked processes, none left behind."""
 
 import contextlib
 import os
@@ -49,23 +49,31 @@ def no_process_is_left():
     """It ends: a test that leaves a process behind has failed."""
     before = _children()
     yield
-    if not _children() - before:  # the usual case, and a matter of microseconds
-        return
     deadline = time.monotonic() + _GRACE_S
-    while (left := {pid for pid in _children() - before if _is_alive(pid)}) and time.monotonic() < deadline:
+    while (left := _children() - before) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not left, f"processes left behind: {[psutil.Process(pid) for pid in left]}"
+    assert not left, f"processes left behind: {left}"
 
 
-def _children() -> set[int]:
-    """Return the processes that this one has started, or been given because their parent died."""
-    lists = Path("/proc/self/task").glob("*/children")
-    return {int(pid) for each in lists for pid in each.read_text().split()} - {_WARM.server_pid}
+def _children() -> set[psutil.Process]:
+    if _has_none():
+        return set()
+    alive = set()
+    for process in psutil.Process().children(recursive=True):
+        try:
+            # The resource tracker is Python's own, one for the whole session.
+            is_ours = process.pid != _WARM.server_pid and "resource_tracker" not in " ".join(process.cmdline())
+            if is_ours and process.status() != psutil.STATUS_ZOMBIE:
+                alive.add(process)
+        except psutil.NoSuchProcess:
+            continue
+    return alive
 
 
-def _is_alive(pid: int) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        process = psutil.Process(pid)
-        # The resource tracker is Python's own, one for the whole session.
-        return process.status() != psutil.STATUS_ZOMBIE and "resource_tracker" not in " ".join(process.cmdline())
-    return False
+def _has_none() -> bool:
+    """Ask the kernel, in microseconds, whether there are no children: the usual case; psutil reads all of /proc."""
+    lists = []
+    for path in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # the thread has just ended
+            lists.append(path.read_text())
+    return bool(lists) and {int(pid) for pid in " ".join(lists).split()} <= {_WARM.server_pid}

@@ -1,4 +1,4 @@
-"""What progress bars are tested with: a terminal for programs, a clock, and metrics that tell when they are read."""
+"""Tools to test progress bars: a terminal for programs, a clock, and metrics that raise when they are read."""
 
 import fcntl
 import os
