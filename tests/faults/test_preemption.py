@@ -301,7 +301,6 @@ def start(tmp_path, logdir, *, step=0, rank=0, to_parent=0, launcher=(), text=SC
     return subprocess.run(
         [sys.executable, *launcher, str(script), str(logdir), str(step), str(rank), str(int(to_parent))],
         capture_output=True, text=True, timeout=240, check=False, env={**os.environ, "PYTHONPATH": os.getcwd()},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a test run in the background ignores it
     )  # fmt: skip
 
 
