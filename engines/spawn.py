@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any, TypeVar
 
+from runnerkit.engines.exit_on_signal import ExitOnSignal
 from runnerkit.engines.failure import WorkerError, root_cause
 from runnerkit.engines.parent import is_stopped
 from runnerkit.engines.payload import pack, unpack
@@ -186,29 +186,8 @@ def _sigterm_as_exit() -> Iterator[None]:
         yield
         return
     handler = ExitOnSignal()
-    signal.signal(signal.SIGTERM, handler)
+    handler.install()
     try:
         yield
     finally:
-        # A generator may be left in another thread than it was entered in, and after the user has set a handler.
-        is_main = threading.current_thread() is threading.main_thread()
-        if is_main and signal.getsignal(signal.SIGTERM) is handler:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-class ExitOnSignal:
-    """Signal handler that unwinds, so that files are closed, and exits with the shell's code for the signal."""
-
-    is_runnerkits = True
-
-    def __init__(self) -> None:
-        self._owner = os.getpid()
-        self.has_fired = False
-
-    def __call__(self, number: int, _: FrameType | None) -> None:
-        """Raise SystemExit, once."""
-        if os.getpid() != self._owner:
-            os._exit(128 + number)  # a process just forked, a loader's worker: this stack is not its own to unwind
-        if not self.has_fired:
-            self.has_fired = True
-            raise SystemExit(128 + number)
+        handler.remove()

@@ -12,10 +12,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
+from runnerkit.engines.exit_on_signal import ExitOnSignal
 from runnerkit.engines.failure import describe
 from runnerkit.engines.parent import die_with_parent
 from runnerkit.engines.payload import pack, unpack
-from runnerkit.engines.spawn import ExitOnSignal
 from runnerkit.torchvision_cpu import MISSING_OP, import_torchvision
 
 
@@ -25,7 +25,7 @@ def main(folder: Path, parent: int) -> int:
     if os.getppid() != parent:  # it died before
         os._exit(1)
     end = ExitOnSignal()
-    signal.signal(signal.SIGTERM, end)
+    end.install()
     _silence_broken_pipes(end)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     try:
@@ -36,6 +36,7 @@ def main(folder: Path, parent: int) -> int:
     except BaseException as error:
         if end.has_fired:
             return 128 + signal.SIGTERM  # the parent is ending the job; whatever broke on the way is no news
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the parent must learn why, even if it ends the job meanwhile
         # Before anything else is torn down: by its time stamp the parent tells cause from consequence.
         describe(error, rank=rank, world_size=world_size).write(folder)
         return 1
@@ -69,6 +70,7 @@ def _silence_broken_pipes(end: ExitOnSignal) -> None:
 
 def _leave(code: int) -> NoReturn:
     """Exit as Python does, but for the C++ destructors: threads of a process group that is gone abort in them."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it does end
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -14,7 +14,7 @@ from torch import nn
 from runnerkit import dl
 from runnerkit.commands.cli import main
 from runnerkit.storage.checkpoint import CheckpointFolder, find_checkpoint
-from runnerkit.storage.checkpoint_fault import sha256_of
+from runnerkit.storage.checkpoint_fault import fault_of, sha256_of
 from runnerkit.storage.checkpoint_file import load_checkpoint, save_checkpoint
 from runnerkit.storage.plain_state import as_plain, copied
 from tests.tiny import loader, mlp, quiet, sgd
@@ -282,6 +282,19 @@ def test_what_is_wrong_with_checkpoints_is_told_apart(tmp_path, capsys, caplog):
     (folder / "model.0001.pth").unlink()
     with pytest.raises(FileNotFoundError, match=rf"model.0002.pth {foreign}.*; model.0003.pth is no whole checkpoint"):
         find_checkpoint(tmp_path)
+
+
+def test_a_name_that_is_written_again_is_in_the_index_once(tmp_path):
+    """With what it holds now, after all that was written before."""
+    folder = CheckpointFolder(tmp_path)
+    what = {"kind": "runner", "epoch": 1, "batch": 1, "score": None, "metrics": {}}
+    for name, value in [("model.0001.pth", 1), ("model.0002.pth", 2), ("model.0001.pth", 3)]:
+        folder.add(name, {"value": value}, **what)
+
+    again = CheckpointFolder(tmp_path)
+
+    assert [record.name for record in again.records] == ["model.0002.pth", "model.0001.pth"]
+    assert fault_of(tmp_path / "model.0001.pth", again.records[-1]) is None
 
 
 def test_a_flipped_bit_in_a_name_is_damage(tmp_path):

@@ -1,5 +1,6 @@
 """Exact resume: an interrupted run that goes on equals the run that was never interrupted, bit for bit."""
 
+import copy
 import csv
 import gc
 
@@ -10,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from runnerkit import dl, utils
 from runnerkit.storage.checkpoint import CheckpointFolder
-from tests.tiny import classification, loader, mlp, quiet, sgd, weights
+from tests.tiny import NUM_CLASSES, NUM_FEATURES, classification, loader, mlp, quiet, sgd, weights
 
 
 class Augmented(Dataset):
@@ -40,9 +41,10 @@ class Interrupt(dl.Callback):
 
 
 def run(
-    logdir, *, interrupt_at=None, resume=None, num_epochs=4, every_steps=None, num_workers=0, persistent=False, **kwargs
-):
-    model = mlp(dropout=0.3, batch_norm=True)
+    logdir, *, interrupt_at=None, resume=None, num_epochs=4, every_steps=None, num_workers=0, persistent=False,
+    model=None, **kwargs,
+):  # fmt: skip
+    model = model or mlp(dropout=0.3, batch_norm=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     callbacks = {
         "accuracy": dl.AccuracyCallback("logits", "targets"),
@@ -154,12 +156,19 @@ def test_ddp_resumes_within_an_epoch(tmp_path):
 
 def test_three_processes_resume_with_the_same_bits(tmp_path):
     """Their sums depend on the layout of DDP's buckets, which torch by itself makes anew after each start."""
-    three = {"cpu": False, "engine": dl.DistributedDataParallelEngine(3, device="cpu")}
-    expected = run(tmp_path / "whole", every_steps=3, **three)
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "broken", interrupt_at=8, every_steps=3, **three)
 
-    resumed = run(tmp_path / "broken", resume="auto", every_steps=3, **three)
+    # As many weights as it takes for some of the sums to end in other bits.
+    model = nn.Sequential(nn.Linear(NUM_FEATURES, 1000), nn.ReLU(), nn.Linear(1000, NUM_CLASSES))
+
+    def run_on_three(name, **options):
+        engine = dl.DistributedDataParallelEngine(3, device="cpu")
+        return run(tmp_path / name, model=copy.deepcopy(model), every_steps=3, cpu=False, engine=engine, **options)
+
+    expected = run_on_three("whole")
+    with pytest.raises(KeyboardInterrupt):
+        run_on_three("broken", interrupt_at=8)
+
+    resumed = run_on_three("broken", resume="auto")
 
     assert torch.equal(weights(resumed.model), weights(expected.model))
     assert resumed.experiment_metrics == expected.experiment_metrics

@@ -302,6 +302,7 @@ def _run(command: Sequence[str]) -> NoReturn:
     try:
         if kind == "-m":
             sys.path.insert(0, os.getcwd())
+            sys.modules.pop(words[0], None)
             runpy._run_module_as_main(words[0])  # type: ignore[attr-defined]
         elif kind == "-c":
             sys.path.insert(0, "")

@@ -23,6 +23,11 @@ def job(tmp_path):
 # Horovod is built for the slow tests.
 HOROVOD = pytest.param("Horovod", marks=[pytest.mark.horovod, pytest.mark.slow])
 KILLED = ("os.kill(os.getpid(), signal.SIGKILL)", "WorkerError: rank 1 of 2 was killed by SIGKILL")
+# A process is ended where Python drops what a signal handler raises.
+TERMINATED_IN_A_FINALIZER = (
+    'type("", (), {"__del__": lambda self: (os.kill(os.getpid(), signal.SIGTERM), time.sleep(0.1))})()',
+    "WorkerError: rank 1 of 2 exited with code 143",
+)
 
 
 @pytest.mark.parametrize("start", ["DDP", HOROVOD])
@@ -69,6 +74,7 @@ def test_under_a_launcher_an_exception_in_one_rank_ends_all(job, launcher):
         ("DDP", *KILLED),
         ("DDP", "os._exit(7)", "WorkerError: rank 1 of 2 exited with code 7"),
         ("DDP", "os._exit(0)", "WorkerError: rank 1 of 2 exited with code 0"),
+        ("DDP", *TERMINATED_IN_A_FINALIZER),
         pytest.param(*HOROVOD.values, *KILLED, marks=HOROVOD.marks),
     ],
 )

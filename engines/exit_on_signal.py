@@ -1,0 +1,56 @@
+"""SIGTERM as an exit that closes files: what a process of a job does when it is told to end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from types import FrameType
+from typing import Any
+
+_AGAIN_S = 0.02
+
+
+class ExitOnSignal:
+    """Signal handler that unwinds, so that files are closed, and exits with the shell's code for the signal.
+
+    Attributes:
+        has_fired: it has raised SystemExit, which it does once.
+    """
+
+    is_runnerkits = True
+
+    def __init__(self) -> None:
+        self._owner = os.getpid()
+        self._hook_before = sys.unraisablehook
+        self.has_fired = False
+
+    def install(self) -> None:
+        """Handle SIGTERM; the main thread must call."""
+        signal.signal(signal.SIGTERM, self)
+        sys.unraisablehook = self._ask_again
+
+    def remove(self) -> None:
+        """Handle it no longer, unless somebody else does by now."""
+        if sys.unraisablehook == self._ask_again:
+            sys.unraisablehook = self._hook_before
+        # A generator may be left in another thread than it was entered in.
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is self:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def __call__(self, number: int, _: FrameType | None) -> None:
+        """Raise SystemExit, once."""
+        if os.getpid() != self._owner:
+            os._exit(128 + number)  # a process just forked, a loader's worker: this stack is not its own to unwind
+        if not self.has_fired:
+            self.has_fired = True
+            raise SystemExit(128 + number)
+
+    def _ask_again(self, unraisable: Any) -> None:
+        """Send the signal anew if Python dropped the exit, as it does around a fork, in finalizers and callbacks."""
+        if self.has_fired and unraisable.exc_type is SystemExit and os.getpid() == self._owner:
+            self.has_fired = False
+            threading.Timer(_AGAIN_S, os.kill, [self._owner, signal.SIGTERM]).start()
+        else:
+            self._hook_before(unraisable)
