@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from runnerkit import pickling
 from runnerkit.exit_codes import STOOD_STILL
 
-FAILED = "runnerkit/failed"  # key in the store of a process group, once a rank has a cause to tell
+FAILED = "runnerkit/failed"  # key in the store of a process group: a rank that has a cause to tell
+_LONGEST_SUMMARY, _LONGEST_TEXT = 2_000, 20_000  # characters
+_LARGEST_PICKLE = 1_000_000  # bytes
 
 
 class WorkerError(RuntimeError):
@@ -36,13 +40,21 @@ class RankTraceback(Exception):
 
 @dataclass
 class Failure:
-    """One rank's exception on its way to the process that started it."""
+    """One rank's exception on its way to the process that started it, or to the other ranks.
+
+    Attributes:
+        time: when it was caught, by its machine's monotonic clock.
+        summary: its type and message.
+        text: its traceback.
+        pickled: itself, which goes through a folder that nobody else can write to; None if it cannot travel.
+    """
 
     rank: int
     world_size: int
     time: float
+    summary: str
     text: str
-    pickled: bytes | None
+    pickled: bytes | None = None
 
     def write(self, folder: Path) -> None:
         """Leave it where the starting process looks."""
@@ -50,26 +62,51 @@ class Failure:
         temporary.write_bytes(pickling.dumps(self))
         temporary.replace(folder / f"failure.{self.rank}")
 
+    def to_json(self) -> str:
+        """What others may be told where strangers can write: nothing that would have to be unpickled."""
+        return json.dumps([self.rank, self.world_size, self.time, self.summary, self.text])
+
+    @classmethod
+    def from_json(cls, words: str | bytes) -> Self:
+        """Read what :meth:`to_json` wrote.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        values = json.loads(words)
+        if not isinstance(values, list) or [type(value) for value in values] != [int, int, float, str, str]:
+            raise ValueError("no failure of a rank")
+        return cls(*values)
+
     def as_exception(self) -> BaseException:
-        """Bring the exception back as it was, its own traceback as the cause."""
+        """Bring the exception back, or a WorkerError that says what it was; its own traceback is the cause."""
         try:
             error = pickling.loads(self.pickled) if self.pickled is not None else None
-        except Exception:  # an exception class whose __init__ does not take its args: its text must do
+        except Exception:  # an exception class whose __init__ does not take its args
             error = None
         if not isinstance(error, BaseException):
-            error = WorkerError(f"rank {self.rank} of {self.world_size} failed")
+            error = WorkerError(f"rank {self.rank} of {self.world_size} failed: {self.summary}")
         error.__cause__ = RankTraceback(self.rank, self.world_size, self.text)
         return error
 
 
 def describe(error: BaseException, *, rank: int, world_size: int) -> Failure:
-    """Take down an exception where it was caught."""
-    text = "".join(traceback.format_exception(error))
+    """Take down an exception where it was caught; of a very long message the beginning and the end."""
+    summary = _shortened("".join(traceback.format_exception_only(error)).strip(), _LONGEST_SUMMARY)
+    text = _shortened("".join(traceback.format_exception(error)), _LONGEST_TEXT)
     try:
         pickled = pickling.dumps(error)
-    except Exception:  # it holds something that cannot travel: its text must do
-        pickled = None
-    return Failure(rank, world_size, time.monotonic(), text, pickled)
+    except Exception:  # it holds something that cannot travel
+        pickled = b""
+    is_fit = 0 < len(pickled) <= _LARGEST_PICKLE
+    return Failure(rank, world_size, time.monotonic(), summary, text, pickled if is_fit else None)
+
+
+def _shortened(text: str, longest: int) -> str:
+    if len(text) <= longest:
+        return text
+    half = longest // 2
+    return f"{text[:half]} [... {len(text) - 2 * half} characters ...] {text[-half:]}"
 
 
 def root_cause(folder: Path, exit_codes: dict[int, int | None]) -> BaseException:

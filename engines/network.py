@@ -40,10 +40,17 @@ def tell_gloo_the_interface(store: Store, *, rank: int, world_size: int, host: s
     addresses = {each.decode() for each in store.multi_get(all_ranks)}
     elsewhere = sorted(address for address in addresses - {own} if not is_loopback(address))
     if INTERFACE_VARIABLE in os.environ or not elsewhere:
-        return  # one machine
+        return
     interface = interface_of(route_to(elsewhere[0]) if is_loopback(own) else own)
     if interface is not None:
         os.environ[INTERFACE_VARIABLE] = interface
+
+
+def keep_gloo_on_this_machine() -> None:
+    """Let gloo listen where no other machine reaches it, unless the user chose; every rank must call."""
+    interface = interface_of("127.0.0.1")
+    if interface is not None:
+        os.environ.setdefault(INTERFACE_VARIABLE, interface)
 
 
 def interface_of(address: str) -> str | None:

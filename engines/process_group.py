@@ -18,7 +18,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # public, tho
 
 from runnerkit.engine import EngineOptions, IEngine
 from runnerkit.engines.lockstep import Lockstep
-from runnerkit.engines.network import tell_gloo_the_interface
+from runnerkit.engines.network import keep_gloo_on_this_machine, tell_gloo_the_interface
 from runnerkit.engines.parent import die_with_parent, is_torchruns
 from runnerkit.engines.process_environment import ProcessEnvironment
 from runnerkit.engines.rendezvous import open_store
@@ -176,7 +176,9 @@ class ProcessGroupEngine(IEngine, ABC):
             timeout = timedelta(seconds=self.timeout_s)
             backend = self.backend or ("cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo")
             store = open_store(environment, timeout=timeout)
-            if "gloo" in backend and environment.address is not None:
+            if "gloo" in backend and environment.is_on_one_machine:
+                keep_gloo_on_this_machine()
+            elif "gloo" in backend and environment.address is not None:
                 tell_gloo_the_interface(
                     store, rank=environment.rank, world_size=environment.world_size, host=environment.address
                 )

@@ -20,6 +20,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # public, though 
 from runnerkit.engines.network import is_loopback, route_to
 from runnerkit.engines.process_environment import ProcessEnvironment
 
+_LOOPBACK = "127.0.0.1"
 _LEADER = "runnerkit/leader"
 _ALL_JOINED = "all joined"
 _CONNECT_S = 5
@@ -83,8 +84,13 @@ def join_job(environment: ProcessEnvironment, timeout: timedelta) -> TCPStore:
     try:
         if environment.is_store_shared:
             return _store_of_attempt(environment, address, port, timeout)
-        return TCPStore(address, port, environment.world_size, environment.rank == 0, timeout)
-    except DistError as error:
+        if environment.rank == 0:
+            return _serve(environment, address, port, timeout, environment.world_size)
+        host = _LOOPBACK if environment.is_on_one_machine else address
+        return TCPStore(host, port, environment.world_size, timeout=timeout)
+    except TimeoutError:
+        raise
+    except (DistError, OSError) as error:
         raise ConnectionError(f"{where}: {error}; MASTER_ADDR and MASTER_PORT say another place") from error
 
 
@@ -98,6 +104,32 @@ def _store_of_attempt(environment: ProcessEnvironment, address: str, port: int, 
     if environment.rank == 0:
         return _lead(agents, environment, address, port, deadline)
     return _follow(agents, environment, deadline)
+
+
+def _serve(
+    environment: ProcessEnvironment, host: str, port: int, timeout: timedelta, world_size: int | None = None
+) -> TCPStore:
+    """Serve a store, of a single machine's job at its loopback: by itself torch listens at every address.
+
+    Args:
+        host, port: where it is reached; port 0 is any.
+        world_size: waits until so many processes have opened it; None waits for none.
+    """
+    descriptor = None
+    if environment.is_on_one_machine:
+        listener = socket.create_server((_LOOPBACK, port))
+        host, port = listener.getsockname()
+        descriptor = listener.detach()
+    is_awaited = world_size is not None
+    return TCPStore(
+        host,
+        port,
+        world_size,
+        is_master=True,
+        timeout=timeout,
+        wait_for_workers=is_awaited,
+        master_listen_fd=descriptor,
+    )
 
 
 class Pauses:
@@ -122,9 +154,8 @@ class Pauses:
 def _lead(agents: TCPStore, environment: ProcessEnvironment, address: str, port: int, deadline: float) -> TCPStore:
     own = route_to(address, port)
     # This machine's name may lead to its loopback; the others know it by that name.
-    host = address if is_loopback(own) else own
-    store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-    leader = f"{host} {store.port} {os.getpid()}"
+    store = _serve(environment, address if is_loopback(own) else own, 0, _OPEN)
+    leader = f"{store.host} {store.port} {os.getpid()}"
     agents.set(_LEADER, leader)
     pauses = Pauses(deadline)
     missing = set(range(1, environment.world_size))

@@ -6,10 +6,10 @@ import os
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 
 from torch.distributed import DistError, Store  # type: ignore[attr-defined]  # public, though not in torch's __all__
 
-from runnerkit import pickling
 from runnerkit.engines.failure import FAILED, Failure, PeerLostError, WorkerError, describe
 from runnerkit.engines.time_limit import within
 
@@ -17,6 +17,7 @@ _WORDS_S = 3.0  # for others to say what happened to them
 _LINGER_S = 5.0  # for others to read it
 _ANSWER_S = 5.0  # for the store
 _POLL_S = 0.02
+_NUM_CONSEQUENCES = "runnerkit/consequences"
 
 
 def root_cause(
@@ -54,10 +55,13 @@ def root_cause(
 
 
 def _tell(failure: Failure, is_consequence: bool, store: Store) -> None:
-    number = store.add("runnerkit/failures", 1)
-    store.set(f"runnerkit/failure/{number}", pickling.dumps((failure, is_consequence)))  # type: ignore[arg-type]  # bytes too
-    if not is_consequence:
-        store.set(FAILED, "")
+    # Whoever reaches the store can write there: text, which nothing unpickles.
+    if is_consequence:
+        store.set(_key_of_consequence(failure.rank), failure.to_json())
+        store.add(_NUM_CONSEQUENCES, 1)
+    else:
+        store.set(_key_of_cause(failure.rank), failure.to_json())
+        store.set(FAILED, str(failure.rank))
 
 
 def _wait_for_readers(store: Store, count: int) -> None:
@@ -69,28 +73,42 @@ _HOW = "killed, by the system if memory ran out, or gone by os._exit; its launch
 
 
 def _find(error: BaseException, store: Store, world_size: int) -> tuple[BaseException, int]:
-    """Return the first cause that a rank has told, and how many have told something."""
-    told: dict[int, tuple[Failure, bool]] = {}
+    """Return the cause that a rank has told, and how many have told something."""
+    causes: list[Failure] = []
 
     def is_known() -> bool:
-        for number in range(1, store.add("runnerkit/failures", 0) + 1):
-            key = f"runnerkit/failure/{number}"
-            if number not in told and store.check([key]):
-                told[number] = pickling.loads(store.get(key))
-        return len(told) == world_size or any(not is_consequence for _, is_consequence in told.values())
+        with suppress(ValueError):  # a stranger wrote there
+            if store.check([FAILED]):
+                causes.extend(_told(store, _key_of_cause(int(store.get(FAILED)))))
+        return bool(causes) or store.add(_NUM_CONSEQUENCES, 0) >= world_size
 
     _wait(is_known, _WORDS_S)
-    causes = [failure for _, (failure, is_consequence) in sorted(told.items()) if not is_consequence]
     if causes:
         return causes[0].as_exception(), world_size
-    silent = sorted(set(range(world_size)) - {failure.rank for failure, _ in told.values()})
+    spoke = [rank for rank in range(world_size) if _told(store, _key_of_consequence(rank))]
+    silent = sorted(set(range(world_size)) - set(spoke))
     if silent:
         who = f"rank {silent[0]}" if len(silent) == 1 else f"ranks {silent}"
         lost = WorkerError(f"{who} of {world_size} left without a word: {_HOW}")
         for note in getattr(error, "__notes__", ()):
             lost.add_note(f"a rank that waited for it was {note}")
-        return lost, len(told)
+        return lost, len(spoke)
     return error, world_size
+
+
+def _told(store: Store, key: str) -> list[Failure]:
+    """Read the failure that a rank may have written, or a stranger something else."""
+    with suppress(ValueError):
+        return [Failure.from_json(store.get(key))] if store.check([key]) else []
+    return []
+
+
+def _key_of_cause(rank: int) -> str:
+    return f"runnerkit/cause/{rank}"
+
+
+def _key_of_consequence(rank: int) -> str:
+    return f"runnerkit/consequence/{rank}"
 
 
 def _is_consequence(error: BaseException) -> bool:

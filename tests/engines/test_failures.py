@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 import signal
 import socket
 import threading
@@ -10,6 +11,7 @@ import pytest
 from torch import nn
 
 from runnerkit import dl
+from runnerkit.engines.failure import describe
 from tests.engines.failing_job import RAISE, failing_job
 from tests.tiny import loader, mlp, quiet, sgd
 
@@ -178,7 +180,19 @@ def test_an_exception_that_cannot_travel_arrives_as_text(tmp_path):
     with pytest.raises(dl.WorkerError) as caught:
         train(callbacks=[Late()])
 
-    assert "holds a lock" in str(caught.value.__cause__)
+    summary = "rank 0 of 2 failed: tests.engines.test_failures.Unpicklable: holds a lock\nin batch 1 of loader 'train'"
+    assert str(caught.value).startswith(summary)
+    assert "raise Unpicklable" in str(caught.value.__cause__)
+
+
+def test_a_message_of_megabytes_is_cut():
+    """It would be printed twice; its beginning and end are not lost."""
+    failure = describe(ValueError("begin" + 10_000_000 * "x" + "end"), rank=1, world_size=2)
+
+    error = failure.as_exception()
+
+    assert re.fullmatch(r"rank 1 of 2 failed: ValueError: beginx+ \[... \d+ characters ...\] x+end", str(error))
+    assert len(str(error)) < 3_000 and len(str(error.__cause__)) < 30_000
 
 
 def test_what_cannot_be_sent_is_named_by_its_path():

@@ -1,0 +1,133 @@
+"""Another user of the machine, who reaches the sockets of a job, runs no code in it."""
+
+import os
+import pickle
+import shutil
+import signal
+import socket
+import subprocess
+import time
+
+import pytest
+from torch.distributed import TCPStore
+
+from tests.engines.launch_commands import MPIRUN, PYTHON, TORCHRUN
+
+NOBODY = 65534
+SCRIPT = """
+import os, sys, time
+from pathlib import Path
+from torch import nn
+from runnerkit import dl
+from tests.tiny import loader, mlp, sgd
+
+folder = Path(sys.argv[1])
+
+class Fails(dl.Callback):
+    def on_batch_end(self, runner):
+        rank = runner.engine.rank
+        if runner.batch_step == 2 and rank == 0:
+            store = runner.engine._store.underlying_store
+            (folder / "new").write_text(f"{store.host} {store.port}")
+            (folder / "new").rename(folder / "store")
+        if runner.batch_step == 2 and rank == 1:
+            while not (folder / "planted").exists():
+                time.sleep(0.01)
+            raise LookupError("in rank one")
+
+model = mlp()
+dl.SupervisedRunner().train(
+    model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), loaders={"train": loader(80, 2)},
+    callbacks=[Fails()], loggers={"console": None}, ddp=True, cpu=True,
+)
+"""
+
+
+class Attack:
+    """Writes a file as soon as it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+def plant(host, port, path):
+    """In every key that a rank reads, and in those that earlier versions read."""
+    store = TCPStore(host, port)
+    failure = "[1, 2, 0.0, 7, null]"
+    for group in ("group 1/", ""):
+        for number in range(4):
+            store.set(f"{group}runnerkit/failure/{number}", pickle.dumps(Attack(path)))
+            store.set(f"{group}runnerkit/cause/{number}", pickle.dumps(Attack(path)) if number % 2 else failure)
+            store.set(f"{group}runnerkit/consequence/{number}", failure if number % 2 else pickle.dumps(Attack(path)))
+        store.add(f"{group}runnerkit/consequences", 1)
+        store.add(f"{group}runnerkit/failures", 3)
+        store.set(f"{group}runnerkit/failed", pickle.dumps(Attack(path)))
+        store.set(f"{group}loader/1/further", pickle.dumps(Attack(path)))
+    store.set("runnerkit/leader", pickle.dumps(Attack(path)))
+
+
+def as_nobody(function, *arguments):
+    """Call it in a process of another user."""
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(60)
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+        try:
+            function(*arguments)
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def jobs(launcher, words):
+    """What to start, each with its variables."""
+    if launcher != "by hand":
+        yield {"torchrun": TORCHRUN, "mpirun": MPIRUN}[launcher] + words, {}
+        return
+    with socket.create_server(("localhost", 0)) as free:
+        port = free.getsockname()[1]
+    place = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    for rank in "01":
+        yield [PYTHON, *words], {**place, "RANK": rank, "LOCAL_RANK": rank}
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("launcher", ["by hand", "torchrun", pytest.param("mpirun", marks=pytest.mark.slow)])
+def test_what_a_stranger_plants_in_the_store_is_not_run(tmp_path, launcher):
+    """It is reached at the loopback alone; the error of the rank that failed is told all the same."""
+    if launcher == "mpirun" and shutil.which("mpirun") is None:
+        pytest.skip("no mpirun here; Debian: apt-get install openmpi-bin")
+    script, target = tmp_path / "script.py", tmp_path / "open to all"
+    script.write_text(SCRIPT)
+    target.mkdir()
+    target.chmod(0o777)
+    processes = [
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env={**os.environ, **variables, "PYTHONPATH": os.getcwd()},
+        )
+        for command, variables in jobs(launcher, [str(script), str(tmp_path)])
+    ]  # fmt: skip
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "store").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        host, port = (tmp_path / "store").read_text().split()
+        as_nobody(plant, host, int(port), target / "proof")
+        (tmp_path / "planted").touch()
+        outputs = [process.communicate(timeout=60)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+    assert not list(target.iterdir())
+    assert host == "127.0.0.1"
+    assert all(process.returncode for process in processes)
+    assert all("LookupError: in rank one" in output for output in outputs)
