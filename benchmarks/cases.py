@@ -73,6 +73,7 @@ def all_cases(peers: str | None = None, *, num_batches: int = 5000) -> list[Case
         CNN_TORCHVISION,
         *PROCESSES,
         CHECKPOINT,
+        *LARGE_START,
         IMPORT,
         MEMORY,
         *GROWTH,
@@ -224,6 +225,22 @@ CHECKPOINT = Case(
     ),
     figures=(Figure("stall_ms", "ms a checkpoint"),),
     num_rounds=5,
+)
+LARGE_START = tuple(
+    Case(
+        key=f"large-{kind}",
+        title=f"{words} for two processes",
+        text=f"{words} in the process that calls, until rank zero has done its first step: seconds, and what all "
+        "processes hold together at most, shared pages counted once, torch and gradients included (Linux). Raw "
+        "PyTorch: mp.spawn, which shares memory, and a copy of the weights for each process to step on.",
+        candidates=(
+            Candidate("raw PyTorch", "benchmarks.large_start", ("raw", kind)),
+            Candidate("runnerkit", "benchmarks.large_start", ("ours", kind)),
+        ),
+        figures=(Figure("first_step_s", "s to the first step"), Figure("peak_mib", "together, MiB", digits=0)),
+        num_rounds=4,
+    )
+    for kind, words in {"data": "A data set of 1 GiB", "model": "A model of 512 MiB"}.items()
 )
 IMPORT = Case(
     key="import",

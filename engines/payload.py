@@ -1,36 +1,108 @@
-"""A function and all it refers to, as bytes for another process."""
+"""A function and all it refers to, in files for other processes; what is large is mapped by all of them, not copied."""
 
 from __future__ import annotations
 
+import json
+import mmap
+import os
+import pickle
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import UntypedStorage
+from torch.storage import TypedStorage
 
 from runnerkit import pickling
 
+_LARGE = 1 << 20  # bytes of a tensor or array from which on it is mapped
 
-def pack(value: Any) -> bytes:
-    """Pickle `value`, classes and functions of ``__main__`` and lambdas included.
 
-    Bytes, not torch.multiprocessing: that would put a CPU model's parameters in shared memory, and all processes would
-    step on the same weights.
+def pack(value: Any, path: Path) -> None:
+    """Pickle `value` to `path`, classes and functions of ``__main__`` and lambdas included; large buffers beside it.
+
+    Not torch.multiprocessing: that would put a CPU model's parameters in shared memory, and all processes would step on
+    the same weights.
 
     Raises:
         TypeError: something in it cannot travel, named by its path of attributes.
     """
-    try:
-        return pickling.dumps(value)
-    except Exception as error:
-        path, culprit = _culprit(value, path="runner")
-        raise TypeError(
-            f"{path} is a {type(culprit).__qualname__} and cannot be sent to the processes that train ({error}); "
-            "make it where it is used: in get_loaders, get_model or another hook, which run there"
-        ) from error
+    places: list[tuple[int, int, bool]] = []
+    with path.open("wb") as file, path.with_suffix(".buffers").open("wb") as buffers:
+
+        def is_within(buffer: pickle.PickleBuffer) -> bool:
+            view = buffer.raw()
+            if view.nbytes < _LARGE:
+                return True
+            buffers.seek(-buffers.tell() % mmap.PAGESIZE, os.SEEK_CUR)
+            places.append((buffers.tell(), view.nbytes, view.readonly))
+            buffers.write(view)
+            return False
+
+        try:
+            _dump(value, file, is_within)
+        except OSError:
+            raise
+        except Exception as error:
+            where, culprit = _culprit(value, path="runner")
+            raise TypeError(
+                f"{where} is a {type(culprit).__qualname__} and cannot be sent to the processes that train ({error}); "
+                "make it where it is used: in get_loaders, get_model or another hook, which run there"
+            ) from error
+    path.with_suffix(".places").write_text(json.dumps(places))
 
 
-def unpack(data: bytes) -> Any:
-    """Take back what :func:`pack` gave."""
-    return pickling.loads(data)
+def unpack(path: Path) -> Any:
+    """Take back what :func:`pack` wrote; processes share its large buffers, but for the pages that they write to."""
+    places = json.loads(path.with_suffix(".places").read_text())
+    buffers = []
+    if places:
+        with path.with_suffix(".buffers").open("rb") as file:
+            mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+        for begin, size, is_readonly in places:
+            view = mapped[begin : begin + size]
+            buffers.append(view.toreadonly() if is_readonly else view)
+    with path.open("rb") as file:
+        return pickle.load(file, buffers=buffers)
+
+
+def remove(path: Path) -> None:
+    """Delete the files of :func:`pack`; who has unpacked them keeps what he has."""
+    for each in (path, path.with_suffix(".buffers"), path.with_suffix(".places")):
+        each.unlink(missing_ok=True)
+
+
+def _dump(value: Any, file: IO[bytes], is_within: Callable[[pickle.PickleBuffer], bool]) -> None:
+    import cloudpickle
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # untyped
+        def __init__(self) -> None:
+            super().__init__(file, protocol=5, buffer_callback=is_within)
+            self._storages: dict[int, UntypedStorage] = {}  # by address: what shares memory shares it there
+
+        def reducer_override(self, obj: Any) -> Any:
+            # Its untyped() warns the user, who has no part in it.
+            if isinstance(obj, TypedStorage) and _is_large(untyped := obj._untyped_storage):
+                return _typed, (self._storages.setdefault(untyped.data_ptr(), untyped), obj.dtype)
+            if isinstance(obj, UntypedStorage) and _is_large(obj):
+                return _untyped, (pickle.PickleBuffer(torch.empty(0, dtype=torch.uint8).set_(obj).numpy()),)  # type: ignore[arg-type]
+            return super().reducer_override(obj)
+
+    Pickler().dump(value)
+
+
+def _is_large(storage: UntypedStorage) -> bool:
+    return storage.device.type == "cpu" and storage.nbytes() >= _LARGE
+
+
+def _untyped(buffer: memoryview) -> UntypedStorage:
+    return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+
+
+def _typed(untyped: UntypedStorage, dtype: torch.dtype) -> TypedStorage:
+    return TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)
 
 
 def _culprit(value: Any, *, path: str, depth: int = 0) -> tuple[str, Any]:

@@ -25,6 +25,7 @@ from runnerkit.preemption import Stopped, heeded, stopped_by
 T = TypeVar("T")
 Processes = list["subprocess.Popen[bytes]"]
 
+PAYLOAD, RESULT = "payload", "result"  # files in the folder of a job
 POLL_S = 0.02
 _LAST_WORDS_S = 0.3  # for a process that died at the same moment to be seen, or to have written why
 _REPEAT_S = 0.1
@@ -66,7 +67,7 @@ def spawn(
                         process.terminate()
         except BaseException as error:
             raise (_as_asked(error, asked[0]) if asked else error) from error.__cause__
-        result = unpack((job.folder / "result").read_bytes())
+        result = unpack(job.folder / RESULT)
     if asked:  # they had come to the end: it is for the caller now
         os.kill(os.getpid(), asked[0])
     return result  # type: ignore[no-any-return]
@@ -127,12 +128,10 @@ def started(
     Args:
         descriptors: of files that the processes keep open, one for each rank.
     """
-    payload = pack(fn)
     with tempfile.TemporaryDirectory(prefix="runnerkit-") as name, _sigterm_as_exit():
         job = Job(Path(name))
-        (job.folder / "payload").write_bytes(payload)
+        pack(fn, job.folder / PAYLOAD)
         (job.folder / "argv").write_text(json.dumps(sys.argv))
-        del payload
         # Set in any case: it also says who started the process.
         variables = {**variables, STORE_VARIABLE: "" if "MASTER_ADDR" in variables else str(job.folder / "store")}
         try:

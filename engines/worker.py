@@ -15,7 +15,8 @@ from typing import Any, NoReturn
 from runnerkit.engines.exit_on_signal import ExitOnSignal
 from runnerkit.engines.failure import describe
 from runnerkit.engines.parent import die_with_parent
-from runnerkit.engines.payload import pack, unpack
+from runnerkit.engines.payload import pack, remove, unpack
+from runnerkit.engines.spawn import PAYLOAD, RESULT
 from runnerkit.torchvision_cpu import MISSING_OP, import_torchvision
 
 
@@ -29,9 +30,9 @@ def main(folder: Path, parent: int) -> int:
     _silence_broken_pipes(end)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     try:
-        result = _payload(folder)()
+        result = _payload(folder, rank, world_size)()
         if rank == 0:
-            (folder / "result").write_bytes(pack(result))
+            pack(result, folder / RESULT)
         (folder / f"done.{rank}").touch()
     except BaseException as error:
         if end.has_fired:
@@ -43,17 +44,20 @@ def main(folder: Path, parent: int) -> int:
     return 0
 
 
-def _payload(folder: Path) -> Callable[[], Any]:
+def _payload(folder: Path, rank: int, world_size: int) -> Callable[[], Any]:
     sys.argv = json.loads((folder / "argv").read_text())  # the user's command, as user code and logs know it
-    data = (folder / "payload").read_bytes()
     try:
-        return unpack(data)  # type: ignore[no-any-return]
+        function = unpack(folder / PAYLOAD)
     except RuntimeError as error:
         # Something in it (torchmetrics, say) imports torchvision, which the calling process had cured.
         if MISSING_OP not in str(error):
             raise
-    import_torchvision()
-    return unpack(data)  # type: ignore[no-any-return]
+        import_torchvision()
+        function = unpack(folder / PAYLOAD)
+    (folder / f"read.{rank}").touch()
+    if len(list(folder.glob("read.*"))) == world_size:
+        remove(folder / PAYLOAD)
+    return function  # type: ignore[no-any-return]
 
 
 def _silence_broken_pipes(end: ExitOnSignal) -> None:

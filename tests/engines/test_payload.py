@@ -1,11 +1,18 @@
 """Functions on their way to other processes: what cannot travel is named by the path that leads to it."""
 
+import os
 import threading
 from functools import partial
+from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from torch import nn
 
-from runnerkit.engines.payload import pack, unpack
+from runnerkit import dl
+from runnerkit.engines.payload import pack, remove, unpack
+from tests.tiny import loader, mlp, quiet, sgd
 
 LOCK = threading.Lock()
 
@@ -41,14 +48,94 @@ with_a_global.__module__ = "__main__"  # pickled by value, with the globals that
     ],
     ids=["a partial's argument", "a partial's keyword", "a method's object", "a closure", "a global"],
 )
-def test_what_cannot_be_sent_is_named_by_its_path(value, path):
+def test_what_cannot_be_sent_is_named_by_its_path(tmp_path, value, path):
     """In partials, methods and functions, with what to do about it."""
     with pytest.raises(TypeError, match=rf"^{path} is a lock and cannot be sent .*make it where it is used"):
-        pack(value)
+        pack(value, tmp_path / "payload")
 
 
-def test_a_lambda_arrives_as_it_was():
+def there_and_back(value, folder):
+    pack(value, folder / "payload")
+    return unpack(folder / "payload")
+
+
+def test_a_lambda_arrives_as_it_was(tmp_path):
     """With what it refers to."""
     factor = 3
 
-    assert unpack(pack(lambda x: factor * x))(2) == 6
+    assert there_and_back(lambda x: factor * x, tmp_path)(2) == 6
+
+
+@pytest.mark.parametrize("size", [10, 1_000_000], ids=["in the pickle", "beside it"])
+def test_tensors_and_arrays_arrive_as_they_were(tmp_path, size):
+    """Strided and of other types, read-only, parameters and subclasses; what is written there stays there."""
+    tensor = torch.arange(2 * size, dtype=torch.float64).reshape(size, 2)
+    frozen = np.arange(size)
+    frozen.flags.writeable = False
+    given = {
+        "tensor": tensor, "transposed": tensor.T, "half": tensor.half(), "bools": tensor > size, "frozen": frozen,
+        "strided": np.asfortranarray(tensor.numpy()), "parameter": nn.Parameter(tensor.float(), requires_grad=False),
+        "record": np.zeros(size, dtype=[("a", "i4"), ("b", "f8")]), "empty": torch.empty(0, size),
+    }  # fmt: skip
+
+    back = there_and_back(given, tmp_path)
+
+    for key, value in given.items():
+        assert type(back[key]) is type(value) and back[key].dtype == value.dtype and back[key].shape == value.shape
+        assert (np.asarray(back[key]) == np.asarray(value)).all()
+    assert back["transposed"].stride() == (1, 2)
+    assert back["strided"].flags.f_contiguous and not back["frozen"].flags.writeable
+    again = unpack(tmp_path / "payload")
+    back["tensor"].zero_()
+    back["strided"][:] = 0
+    assert torch.equal(again["tensor"], tensor) and tensor[-1, -1] == 2 * size - 1
+
+
+def test_what_shares_memory_is_written_once_and_shares_it_there(tmp_path):
+    """A tensor, views of it, and a tied parameter."""
+    whole = torch.zeros(1_000_000)
+    model = nn.ModuleList([nn.Linear(1000, 1000, bias=False) for _ in range(2)])
+    model[1].weight = model[0].weight
+
+    whole_back, part_back, model_back = there_and_back([whole, whole[10:20], model], tmp_path)
+
+    part_back.fill_(1)
+    assert whole_back.sum() == 10
+    assert model_back[0].weight is model_back[1].weight
+    assert (tmp_path / "payload.buffers").stat().st_size < 8_100_000
+
+
+def test_nothing_of_it_is_left_when_it_is_removed(tmp_path):
+    """Who has it keeps it."""
+    back = there_and_back(torch.ones(1_000_000), tmp_path)
+
+    remove(tmp_path / "payload")
+
+    assert not list(tmp_path.iterdir())
+    assert back.sum() == 1_000_000
+
+
+class LookBehind(dl.Callback):
+    """Notes, in the middle of a run, what is left of the files by which the run came to this process."""
+
+    def __init__(self, path):
+        super().__init__(order=dl.CallbackOrder.External)
+        self.path = path
+
+    def on_loader_start(self, runner):
+        runner.engine.barrier()
+        if runner.engine.is_main_process:
+            folder = Path(os.environ["RUNNERKIT_STORE"]).parent
+            self.path.write_text(" ".join(path.name for path in folder.glob("payload*")))
+
+
+def test_the_files_are_gone_once_all_processes_have_read_them(tmp_path):
+    """What a killed run would leave, and what a data set takes twice where temporary files lie in memory."""
+    path, model = tmp_path / "note", mlp()
+
+    dl.SupervisedRunner().train(
+        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), loaders={"train": loader(16, 4)},
+        callbacks=[LookBehind(path)], ddp=True, cpu=True, **quiet(),
+    )  # fmt: skip
+
+    assert path.read_text() == ""
