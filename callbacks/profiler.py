@@ -54,7 +54,7 @@ class ProfilerCallback(Callback):
             activities = [ProfilerActivity.CPU]
             if runner.engine.device.type == "cuda":
                 activities.append(ProfilerActivity.CUDA)
-            self._profile = profile(activities=activities, record_shapes=True)
+            self._profile = profile(activities=activities, record_shapes=True, acc_events=True)
             self._profile.start()
             return
         self._num_profiled += 1

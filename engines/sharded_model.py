@@ -120,7 +120,7 @@ class ShardedModel:
         self.has_held_gradients = False
         for unit in self._units():
             # Not public: torch would add them to those of the next step that is reduced, and offers no way out.
-            for group in unit._get_fsdp_state()._fsdp_param_groups:
+            for group in _groups_of(unit._get_fsdp_state()):
                 for parameter in group.fsdp_params:
                     parameter.unsharded_accumulated_grad = None
                     if hasattr(parameter, "_unsharded_param"):
@@ -182,6 +182,13 @@ def shard_like(value: Any, like: Tensor) -> Any:
     shard = torch.empty_like(like, dtype=value.dtype, requires_grad=False)
     local(shard).copy_(_chunk(value, like=like))
     return shard
+
+
+def _groups_of(state: Any) -> list[Any]:
+    """Return the groups of parameters of a unit; torch 2.11 had one or none."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [group for group in (state._fsdp_param_group,) if group is not None]
 
 
 def whole(value: Any) -> Any:

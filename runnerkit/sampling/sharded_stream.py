@@ -185,5 +185,7 @@ class ShardedStream(IterableDataset[Any]):
         if self._worker is None:
             self._worker = info.id, info.num_workers
             # A stream that knows of workers would yield this one a part of what it is to take its part of.
-            torch_worker._worker_info = torch_worker.WorkerInfo(0, 1, info.seed, info.dataset)
+            torch_worker._worker_info = torch_worker.WorkerInfo(
+                id=0, num_workers=1, seed=info.seed, dataset=info.dataset
+            )
         return self._worker

@@ -154,6 +154,7 @@ class _PlainUnpickler(pickle.Unpickler):
     """Knows the classes of a list of tensors, and no others: as ``weights_only=True`` does for tensors."""
 
     def find_class(self, module: str, name: str) -> Any:
+        module = {"pathlib._local": "pathlib"}.get(module, module)  # Python 3.13's name for it
         if (module, name) in _KNOWN or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"a list of tensors does not hold {module}.{name}")

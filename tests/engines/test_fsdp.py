@@ -1,8 +1,10 @@
 """FullyShardedDataParallelEngine: the steps of one process, whole states out of shards, and what it refuses."""
 
 import contextlib
+import io
 import pickle
 import shutil
+from pathlib import PurePosixPath
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from runnerkit import dl, utils
 from runnerkit.engines.shard_policy import ShardPolicy, check_parameters
+from runnerkit.storage.shards import _PlainUnpickler
 from tests.engines.together import together
 from tests.test_resume import Augmented, Interrupt
 from tests.tiny import loader, mlp, quiet, sgd, train_by_hand, weights
@@ -603,6 +606,13 @@ def test_a_list_of_tensors_that_would_run_code_is_refused(tmp_path):
         utils.load_checkpoint(folder)
 
     assert not marker.exists()
+
+
+def test_a_path_that_python_3_13_pickled_is_read_by_any():
+    """There, paths are of another module; here it has no such name."""
+    written = b"cpathlib._local\nPosixPath\n(S'shard.distcp'\ntR."
+
+    assert _PlainUnpickler(io.BytesIO(written)).load() == PurePosixPath("shard.distcp")
 
 
 # What is refused.
