@@ -8,6 +8,8 @@ import zlib
 from dataclasses import dataclass
 from typing import Any, Self
 
+# Over MPI horovodrun sets no variables of its own: these are the options that it passes to Open MPI's mpirun.
+_HOROVODRUN_OVER_MPI = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^openib", "OMPI_MCA_orte_tag_output": "1"}
 STORE_VARIABLE = "RUNNERKIT_STORE"  # path of the file through which processes of one machine find each other
 _LARGEST_PORT = 65535
 
@@ -103,8 +105,10 @@ class ProcessEnvironment:
         # On several machines they must be told where to meet, unless they meet by MPI (Horovod).
         is_one_machine = _integer("OMPI_COMM_WORLD_LOCAL_SIZE") == _integer("OMPI_COMM_WORLD_SIZE")
         port = _port_of(os.environ.get("PMIX_NAMESPACE", str(os.getppid())))
+        is_horovodrun = all(os.environ.get(name) == value for name, value in _HOROVODRUN_OVER_MPI.items())
         return cls._of(
-            "mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE",
+            "horovodrun" if is_horovodrun else "mpirun",
+            "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE",
             address="127.0.0.1" if is_one_machine else None, port=port if is_one_machine else None,
         )  # fmt: skip
 

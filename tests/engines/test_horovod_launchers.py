@@ -232,7 +232,7 @@ def test_adasum_needs_mpi():
         (
             {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
              "OMPI_COMM_WORLD_LOCAL_SIZE": "1"},
-            r"mpirun started this process, but this Horovod was built without MPI",
+            r"mpirun started this process over MPI, but this Horovod was built without it",
         ),
     ],
 )  # fmt: skip
