@@ -60,7 +60,8 @@ class IRunner(IListener):
         self._given_engine = engine
         self._seed = 42
         self._hparams: dict[str, Any] = {}
-        self._resume: str | None = None
+        self._resume: str | Path | None = None
+        self._resumes_if_found = False  # whether there may be no checkpoint, as with resume="auto"
         self._continues = False  # whether what a logdir holds is this run's own, even without a checkpoint
         self._evaluation: Any = None  # hooks of a run that evaluates one loader, instead of the runner's own
         self.engine: IEngine = engine  # type: ignore[assignment]  # given, or made by get_engine() in run()

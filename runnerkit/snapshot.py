@@ -22,7 +22,7 @@ from runnerkit.callback import (
 from runnerkit.logger import Step
 from runnerkit.sampling.sharding import count_batches, share_of
 from runnerkit.seeding import rng_state, set_rng_state
-from runnerkit.storage.checkpoint import find_checkpoint
+from runnerkit.storage.checkpoint import find_checkpoint, holds_checkpoint
 from runnerkit.storage.checkpoint_file import load_checkpoint
 from runnerkit.storage.plain_state import as_plain
 from runnerkit.storage.weights import under_names_of, without_compiled
@@ -172,20 +172,24 @@ def _position(runner: IRunner) -> StateDict:
 def find(runner: IRunner, stage: str) -> bool:
     """Look once for the checkpoint that the user wants to go on from; False if it belongs to a later stage."""
     if runner._snapshot is None and not runner._is_open:
-        wanted = [runner._resume] + [
-            callback.resume_runner for callback in _innermost(runner) if isinstance(callback, ICheckpointCallback)
-        ]
-        source = next((each for each in wanted if each), None)
-        if source is not None:
-            runner._continues = runner._continues or source != runner._resume
-            # Every rank must enter. Rank zero reads for all: it alone is sure to see the files, and all take the same.
-            state = _load(source, runner) if runner.engine.is_main_process else None
-            runner._snapshot = runner.engine.broadcast_object(state)
+        given = [each.resume_runner for each in _innermost(runner) if isinstance(each, ICheckpointCallback)]
+        if runner._resume is not None or any(given):
+            # Every rank must enter. Rank zero decides and reads for all: it alone is sure to see the files.
+            found = _sought(runner, given) if runner.engine.is_main_process else None
+            runner._snapshot, runner._continues = runner.engine.broadcast_object(found)
     snapshot = runner._snapshot
     return snapshot is None or snapshot.is_restored or snapshot.state["stage_key"] == stage
 
 
-def _load(source: str, runner: IRunner) -> Snapshot:
+def _sought(runner: IRunner, given: list[str | None]) -> tuple[Snapshot | None, bool]:
+    """Return the state to go on from, if there is one, and whether what the logdir holds is this run's own."""
+    if runner._resume is not None and (not runner._resumes_if_found or holds_checkpoint(Path(runner._resume))):
+        return _load(runner._resume, runner), runner._continues
+    source = next((each for each in given if each), None)
+    return (None, runner._continues) if source is None else (_load(source, runner), True)
+
+
+def _load(source: str | Path, runner: IRunner) -> Snapshot:
     path = find_checkpoint(source)
     state = load_checkpoint(path, whole=not runner.engine.sharded_checkpoints)
     resume_check.check_format(state, path)

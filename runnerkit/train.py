@@ -25,13 +25,14 @@ from runnerkit.callbacks import (
 )
 from runnerkit.engine import IEngine
 from runnerkit.engines import choose_engine, get_available_engine
+from runnerkit.engines.process_environment import ProcessEnvironment
 from runnerkit.evaluation import evaluate
 from runnerkit.logger import ILogger
 from runnerkit.loggers import ConsoleLogger, CSVLogger, TensorboardLogger
 from runnerkit.non_finite import check_policy
 from runnerkit.prediction import Prediction, stream, write
 from runnerkit.runner import IRunner
-from runnerkit.storage.checkpoint import as_path, resume_source
+from runnerkit.storage.checkpoint import as_path, find_checkpoint
 from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler
 
 
@@ -152,13 +153,17 @@ class Runner(IRunner):
         self.detect_anomaly, self.deterministic = detect_anomaly, deterministic
         # Relative to where the call is made: the run may change its working directory.
         folder = Path(logdir).absolute() if logdir is not None else None
+        if resume == "auto" and folder is None:
+            raise ValueError('resume="auto" looks in logdir: pass logdir=')
         if resume is not None and resume != "auto":
             resume = as_path(resume).absolute()
+            if ProcessEnvironment.read() is None:  # else rank zero looks, for all: others may not see the files
+                find_checkpoint(resume)
         if folder is None and (profile or load_best_on_end):
             raise ValueError("profile=True and load_best_on_end=True write files: pass logdir=")
         if load_best_on_end and holds(_by_key(callbacks), ICheckpointCallback):
             raise ValueError("load_best_on_end=True is for the CheckpointCallback that train makes: pass it to yours")
-        self._resume = resume_source(resume, logdir=folder)
+        self._resume, self._resumes_if_found = (folder, True) if resume == "auto" else (resume, False)
         self._continues = resume == "auto" or (resume is not None and _is_inside(folder, resume))
         self._given_callbacks = {
             **_by_key(callbacks),
