@@ -50,8 +50,8 @@ class ProcessGroupOptions(EngineOptions, total=False):
 class ProcessGroupEngine(IEngine, ABC):
     """Base of the engines whose processes form a process group.
 
-    Started by plain python or a notebook it spawns the processes itself; started by torchrun, srun or mpirun it joins
-    those there are.
+    Started by plain python or a notebook it spawns the processes itself; started by torchrun, srun or mpirun, or in
+    processes that called ``torch.distributed.init_process_group``, it joins those there are.
 
     Args:
         num_processes: None is one for each GPU, or 2 without GPUs; a launcher's number overrides it.
@@ -196,6 +196,8 @@ class ProcessGroupEngine(IEngine, ABC):
                     store, rank=environment.rank, world_size=environment.world_size, timeout_s=self.timeout_s
                 )
             self._watch = AgentWatch() if is_needed() else None  # only now: all workers of this machine are there
+        elif not self._owns_group:
+            _check_given_group(environment)
 
     def _choose_device(self, environment: ProcessEnvironment) -> torch.device:
         if not self._uses_cuda():
@@ -270,6 +272,16 @@ class ProcessGroupEngine(IEngine, ABC):
         # A gloo thread that lets go of the last collective's tensors takes an interpreter lock for a moment. A worker
         # forked in that moment has the lock, not the thread, and waits for ever (CPython 3.11, 1 fork in thousands).
         time.sleep(_SETTLE_S)
+
+
+def _check_given_group(environment: ProcessEnvironment) -> None:
+    """Refuse a process group of the user's in which this process has another place than the launcher gave to it."""
+    given, launched = (dist.get_rank(), dist.get_world_size()), (environment.rank, environment.world_size)
+    if given != launched:
+        raise ValueError(
+            f"init_process_group made this process rank {given[0]} of {given[1]}, and {environment.launcher} rank "
+            f"{launched[0]} of {launched[1]}: unset RANK and WORLD_SIZE, or leave init_process_group to the engine"
+        )
 
 
 def _check_meeting_point(num_processes: int | None, address: str | None, port: int | None) -> None:
