@@ -18,6 +18,7 @@ from runnerkit.callback import ICallback, IListener
 from runnerkit.engine import IEngine
 from runnerkit.logger import ILogger, Step, StepQueue
 from runnerkit.metrics import LoaderMeans
+from runnerkit.resume_options import Source
 from runnerkit.sampling.sharding import batches_of
 from runnerkit.seeding import keep_rng
 from runnerkit.step_watch import StepWatch
@@ -54,6 +55,8 @@ class IRunner(IListener):
             first batch, rank and key; "keep" lets it be.
         detect_anomaly: whether autograd raises where a gradient becomes NaN; slow.
         deterministic: whether torch takes only algorithms that give the same bits each time, or raises.
+        resume_options: "checkpoint", or "arguments" to resume with the learning rate, other optimizer options and
+            schedule that are passed.
     """
 
     def __init__(self, model: Model | None = None, engine: IEngine | None = None) -> None:
@@ -77,6 +80,7 @@ class IRunner(IListener):
         self.non_finite: Literal["raise", "keep"] = "keep"
         self.detect_anomaly = False
         self.deterministic = False
+        self.resume_options: Source = "checkpoint"
         self._reset()
 
     def _reset(self) -> None:

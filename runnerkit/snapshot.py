@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from runnerkit import resume_check
+from runnerkit import resume_check, resume_options
 from runnerkit.callback import (
     ICallback,
     ICheckpointCallback,
@@ -175,7 +175,7 @@ def find(runner: IRunner, stage: str) -> bool:
         given = [each.resume_runner for each in _innermost(runner) if isinstance(each, ICheckpointCallback)]
         if runner._resume is not None or any(given):
             # Every rank must enter. Rank zero decides and reads for all: it alone is sure to see the files.
-            found = _sought(runner, given) if runner.engine.is_main_process else None
+            found = _sought(runner, given) if runner.engine.is_main_process else (None, False)
             runner._snapshot, runner._continues = runner.engine.broadcast_object(found)
     snapshot = runner._snapshot
     return snapshot is None or snapshot.is_restored or snapshot.state["stage_key"] == stage
@@ -210,14 +210,20 @@ def restore(runner: IRunner) -> None:
     # Where evaluation sees averages of the weights, those that are trained stand beside them.
     trained = "trained_model_state_dict" if "trained_model_state_dict" in state else "model_state_dict"
     load_model_state(runner, state[trained], source=snapshot.source)
+    takes_passed = runner.resume_options == "arguments"
     for key, optimizer in as_dict(runner.optimizer).items():
         if key in state["optimizer_state_dict"]:
             resume_check.check_optimizer(state["optimizer_state_dict"][key], optimizer, snapshot.source)
+            options = resume_options.options_of(optimizer)
             runner.engine.load_optimizer_state_dict(optimizer, state["optimizer_state_dict"][key])
+            if takes_passed:
+                resume_options.put_options(optimizer, options)
     for name in ("criterion", "scheduler"):
         saved = state[f"{name}_state_dict"]
         for key, component in as_dict(getattr(runner, name)).items():
-            if key in saved:
+            if key in saved and name == "scheduler" and takes_passed:
+                resume_options.advance(component, saved[key])
+            elif key in saved:
                 component.load_state_dict(saved[key])
     runner.engine.load_state_dict(state["engine_state_dict"])
     for key, callback in runner.callbacks.items():
@@ -230,7 +236,8 @@ def restore(runner: IRunner) -> None:
             "do not depend on their order)", snapshot.source, ownerless, sorted(runner.callbacks),
         )  # fmt: skip
     if "settings" in state and runner.engine.is_main_process:
-        resume_check.warn_of_changes(state["settings"], passed, resume_check.settings_of(runner), snapshot.source)
+        now = resume_check.settings_of(runner)
+        resume_check.warn_of_changes(state["settings"], passed, now, snapshot.source, takes_passed=takes_passed)
     vars(runner).update(state["counters"])
     resume_check.check_one_cycle(runner, passed, snapshot.source)
     runner.need_early_stop = _stops_again(runner, state)
