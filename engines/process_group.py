@@ -100,6 +100,8 @@ class ProcessGroupEngine(IEngine, ABC):
         super().check()
         if self.devices is not None and not torch.cuda.is_available():
             raise RuntimeError(f"devices={list(self.devices)} are GPUs, and torch sees none; leave devices out")
+        if self.backend is not None:
+            _check_backend(self.backend, uses_cuda=self._uses_cuda())
 
     def launch(self, fn: Callable[[], T]) -> T:
         self.check()
@@ -281,6 +283,27 @@ def _check_given_group(environment: ProcessEnvironment) -> None:
         raise ValueError(
             f"init_process_group made this process rank {given[0]} of {given[1]}, and {environment.launcher} rank "
             f"{launched[0]} of {launched[1]}: unset RANK and WORLD_SIZE, or leave init_process_group to the engine"
+        )
+
+
+def _check_backend(backend: str, *, uses_cuda: bool) -> None:
+    """Refuse a backend that this torch was built without, or that sends nothing from the CPU.
+
+    Args:
+        backend: as torch's: "gloo", or by device: "cpu:gloo,cuda:nccl".
+    """
+    names = {part.rpartition(":")[2].lower() for part in backend.split(",")}
+    built = {"gloo": dist.is_gloo_available, "nccl": dist.is_nccl_available, "mpi": dist.is_mpi_available}
+    missing = sorted(name for name in names if name in built and not built[name]())
+    if missing:
+        raise RuntimeError(
+            f"backend={backend!r} needs {missing[0].upper()}, and this torch ({torch.__version__}) was built without "
+            "it; leave backend out, which takes gloo on the CPU, or install a torch that has it"
+        )
+    if names == {"nccl"} and not uses_cuda:
+        raise RuntimeError(
+            f"backend={backend!r} sends tensors of GPUs only, and this run is on the CPU; leave backend out, which "
+            "takes gloo there"
         )
 
 
