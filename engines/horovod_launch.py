@@ -25,15 +25,17 @@ def is_launched() -> bool:
     if environment is None:
         return False
     launcher, count = environment.launcher, environment.world_size
-    if launcher == "mpirun" and not import_horovod().mpi_built():
-        raise ValueError(
-            "mpirun started this process, but this Horovod was built without MPI: start the script by "
-            f"`horovodrun --gloo -np {count} python`, or build Horovod with MPI (see docs/horovod.md)"
-        )
-    if launcher != "mpirun" and "HOROVOD_RANK" not in os.environ:
+    if "HOROVOD_RANK" in os.environ:
+        return True
+    if launcher not in ("mpirun", "horovodrun"):
         raise ValueError(
             f"{launcher} started this process ({_SIGN_OF.get(launcher, 'RANK')} is set), and Horovod does not know it: "
             f"start the script by `horovodrun -np {count} python`, or use DistributedDataParallelEngine"
+        )
+    if not import_horovod().mpi_built():
+        raise ValueError(
+            f"{launcher} started this process over MPI, but this Horovod was built without it: start the script by "
+            f"`horovodrun --gloo -np {count} python`, or build Horovod with MPI (see docs/horovod.md)"
         )
     return True
 

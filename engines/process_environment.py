@@ -8,6 +8,11 @@ import zlib
 from dataclasses import dataclass
 from typing import Any, Self
 
+import torch
+import torch.distributed as dist
+
+# Over MPI horovodrun sets no variables of its own: these are the options that it passes to Open MPI's mpirun.
+_HOROVODRUN_OVER_MPI = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^openib", "OMPI_MCA_orte_tag_output": "1"}
 STORE_VARIABLE = "RUNNERKIT_STORE"  # path of the file through which processes of one machine find each other
 _LARGEST_PORT = 65535
 
@@ -17,8 +22,8 @@ class ProcessEnvironment:
     """Place of this process in its job.
 
     Attributes:
-        launcher: who started the processes: "runnerkit", "torchrun", "srun", "mpirun", "horovodrun", or "the launcher"
-            that set the variables of ``torch.distributed``.
+        launcher: who started the processes: "runnerkit", "torchrun", "srun", "mpirun", "horovodrun", "the launcher"
+            that set the variables of ``torch.distributed``, or "init_process_group", which the user called.
         store: file for the rendezvous, of processes on one machine.
         address, port: where rank zero (or torchrun's agent) listens; None with a store, or if the launcher names none.
         is_store_shared: whether torchrun's agent already listens there, with a store that outlives its workers.
@@ -49,7 +54,8 @@ class ProcessEnvironment:
             ValueError: a variable is missing or wrong, named with its value and what was expected.
         """
         # The inner launcher first: torchrun or mpirun may itself have been started by Slurm.
-        if "RANK" in os.environ or "WORLD_SIZE" in os.environ:
+        has_group = dist.is_available() and dist.is_initialized()
+        if "RANK" in os.environ or ("WORLD_SIZE" in os.environ and not has_group):
             return cls._of_torch()
         if "HOROVOD_RANK" in os.environ:
             return cls._of("horovodrun", "HOROVOD_RANK", "HOROVOD_LOCAL_RANK", "HOROVOD_SIZE")
@@ -58,7 +64,7 @@ class ProcessEnvironment:
         # A batch script, or the shell of salloc, has SLURM_PROCID too: only a step of several tasks is a job of ours.
         if "SLURM_STEP_ID" in os.environ and os.environ.get(_num_slurm_tasks(), "1") != "1":
             return cls._of_srun()
-        return None
+        return cls._of_group() if has_group else None
 
     @classmethod
     def _of(cls, launcher: str, rank: str, local_rank: str, world_size: str, address: str | None = None,
@@ -99,12 +105,23 @@ class ProcessEnvironment:
         return place
 
     @classmethod
+    def _of_group(cls) -> Self:
+        """Read the place that the user gave to ``init_process_group``, which does not say on which machine that is."""
+        rank, num_gpus = dist.get_rank(), torch.cuda.device_count()
+        local_rank = rank % num_gpus if num_gpus else rank
+        if "LOCAL_RANK" in os.environ:
+            local_rank = _integer("LOCAL_RANK")
+        return cls("init_process_group", rank, local_rank, dist.get_world_size())
+
+    @classmethod
     def _of_mpirun(cls) -> Self:
         # On several machines they must be told where to meet, unless they meet by MPI (Horovod).
         is_one_machine = _integer("OMPI_COMM_WORLD_LOCAL_SIZE") == _integer("OMPI_COMM_WORLD_SIZE")
         port = _port_of(os.environ.get("PMIX_NAMESPACE", str(os.getppid())))
+        is_horovodrun = all(os.environ.get(name) == value for name, value in _HOROVODRUN_OVER_MPI.items())
         return cls._of(
-            "mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE",
+            "horovodrun" if is_horovodrun else "mpirun",
+            "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE",
             address="127.0.0.1" if is_one_machine else None, port=port if is_one_machine else None,
         )  # fmt: skip
 

@@ -50,8 +50,8 @@ class ProcessGroupOptions(EngineOptions, total=False):
 class ProcessGroupEngine(IEngine, ABC):
     """Base of the engines whose processes form a process group.
 
-    Started by plain python or a notebook it spawns the processes itself; started by torchrun, srun or mpirun it joins
-    those there are.
+    Started by plain python or a notebook it spawns the processes itself; started by torchrun, srun or mpirun, or in
+    processes that called ``torch.distributed.init_process_group``, it joins those there are.
 
     Args:
         num_processes: None is one for each GPU, or 2 without GPUs; a launcher's number overrides it.
@@ -100,6 +100,8 @@ class ProcessGroupEngine(IEngine, ABC):
         super().check()
         if self.devices is not None and not torch.cuda.is_available():
             raise RuntimeError(f"devices={list(self.devices)} are GPUs, and torch sees none; leave devices out")
+        if self.backend is not None:
+            _check_backend(self.backend, uses_cuda=self._uses_cuda())
 
     def launch(self, fn: Callable[[], T]) -> T:
         self.check()
@@ -196,6 +198,8 @@ class ProcessGroupEngine(IEngine, ABC):
                     store, rank=environment.rank, world_size=environment.world_size, timeout_s=self.timeout_s
                 )
             self._watch = AgentWatch() if is_needed() else None  # only now: all workers of this machine are there
+        elif not self._owns_group:
+            _check_given_group(environment)
 
     def _choose_device(self, environment: ProcessEnvironment) -> torch.device:
         if not self._uses_cuda():
@@ -270,6 +274,37 @@ class ProcessGroupEngine(IEngine, ABC):
         # A gloo thread that lets go of the last collective's tensors takes an interpreter lock for a moment. A worker
         # forked in that moment has the lock, not the thread, and waits for ever (CPython 3.11, 1 fork in thousands).
         time.sleep(_SETTLE_S)
+
+
+def _check_given_group(environment: ProcessEnvironment) -> None:
+    """Refuse a process group of the user's in which this process has another place than the launcher gave to it."""
+    given, launched = (dist.get_rank(), dist.get_world_size()), (environment.rank, environment.world_size)
+    if given != launched:
+        raise ValueError(
+            f"init_process_group made this process rank {given[0]} of {given[1]}, and {environment.launcher} rank "
+            f"{launched[0]} of {launched[1]}: unset RANK and WORLD_SIZE, or leave init_process_group to the engine"
+        )
+
+
+def _check_backend(backend: str, *, uses_cuda: bool) -> None:
+    """Refuse a backend that this torch was built without, or that sends nothing from the CPU.
+
+    Args:
+        backend: as torch's: "gloo", or by device: "cpu:gloo,cuda:nccl".
+    """
+    names = {part.rpartition(":")[2].lower() for part in backend.split(",")}
+    built = {"gloo": dist.is_gloo_available, "nccl": dist.is_nccl_available, "mpi": dist.is_mpi_available}
+    missing = sorted(name for name in names if name in built and not built[name]())
+    if missing:
+        raise RuntimeError(
+            f"backend={backend!r} needs {missing[0].upper()}, and this torch ({torch.__version__}) was built without "
+            "it; leave backend out, which takes gloo on the CPU, or install a torch that has it"
+        )
+    if names == {"nccl"} and not uses_cuda:
+        raise RuntimeError(
+            f"backend={backend!r} sends tensors of GPUs only, and this run is on the CPU; leave backend out, which "
+            "takes gloo there"
+        )
 
 
 def _check_meeting_point(num_processes: int | None, address: str | None, port: int | None) -> None:

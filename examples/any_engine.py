@@ -25,6 +25,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=64, help="samples of one process in one batch")
     parser.add_argument("--lr-scale", choices=("linear", "sqrt"), help="multiply the learning rate for N processes")
     parser.add_argument("--logdir", help="by default logs/any_engine/ENGINE")
+    parser.add_argument("--local-rank", "--local_rank", help=argparse.SUPPRESS)  # torch.distributed.launch adds it
     options = parser.parse_args(arguments)
     options.logdir = options.logdir or f"logs/any_engine/{options.engine}"
     return options

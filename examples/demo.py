@@ -111,6 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--logdir", type=Path, default=Path("logs", "demo", datetime.now().strftime("%Y%m%d-%H%M%S")))
     parser.add_argument("--limit", type=int, help="use so many images of each part only")
     parser.add_argument("--processes", type=int, help="by default one a GPU, or 2 without GPUs")
+    parser.add_argument("--local-rank", "--local_rank", help=argparse.SUPPRESS)  # torch.distributed.launch adds it
     options = parser.parse_args(arguments)
     runner = train(options)
     if runner.engine.is_main_process:  # under torchrun, each process comes here

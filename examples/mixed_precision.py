@@ -76,6 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--way", choices=WAYS, nargs="+", default=list(WAYS))
     parser.add_argument("--fp32", action="store_true", help="instead of mixed precision")
+    parser.add_argument("--local-rank", "--local_rank", help=argparse.SUPPRESS)  # torch.distributed.launch adds it
     options = parser.parse_args(arguments)
     runners = {way: train(make_engine(way, None if options.fp32 else dl.AMP())) for way in options.way}
     learned = {way: runner.epoch_metrics["valid"]["accuracy"] for way, runner in runners.items()}

@@ -30,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default="predictions.parquet", help="a .parquet, .csv or .pt file")
     parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--local-rank", "--local_rank", help=argparse.SUPPRESS)  # torch.distributed.launch adds it
     options = parser.parse_args(arguments)
     digits = {key: Digits(train=key == "train", transform=ImageToTensor()) for key in ("train", "valid")}
     torch.manual_seed(42)

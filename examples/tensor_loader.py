@@ -44,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> dl.SupervisedRunner:
     parser.add_argument("--logdir", type=Path, default=Path("logs/tensor_loader"))
     parser.add_argument("--cpu", action="store_true", help="use no GPU")
     parser.add_argument("--ddp", action="store_true", help="train in several processes")
+    parser.add_argument("--local-rank", "--local_rank", help=argparse.SUPPRESS)  # torch.distributed.launch adds it
     options = parser.parse_args(arguments)
 
     utils.set_global_seed(42)

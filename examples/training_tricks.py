@@ -40,6 +40,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--alpha", type=float, default=0.5, help="Lookahead: how far the slow weights go")
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--logdir", help="by default logs/training_tricks/ENGINE")
+    parser.add_argument("--local-rank", "--local_rank", help=argparse.SUPPRESS)  # torch.distributed.launch adds it
     options = parser.parse_args(arguments)
     options.logdir = options.logdir or f"logs/training_tricks/{options.engine}"
     return options

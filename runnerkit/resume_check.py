@@ -184,7 +184,9 @@ def _arguments(scheduler: Any) -> dict[str, Any]:
     return {key.lstrip("_"): value for key, value in vars(scheduler).items() if key.lstrip("_") in names}
 
 
-def warn_of_changes(saved: Mapping[str, Any], passed: Mapping[str, Any], now: Mapping[str, Any], source: str) -> None:
+def warn_of_changes(
+    saved: Mapping[str, Any], passed: Mapping[str, Any], now: Mapping[str, Any], source: str, *, takes_passed: bool
+) -> None:
     """Name each setting that differs, and which value of the two applies.
 
     What only one of the two knows is told of for hyperparameters; other settings come and go with versions.
@@ -192,23 +194,27 @@ def warn_of_changes(saved: Mapping[str, Any], passed: Mapping[str, Any], now: Ma
     Args:
         saved, passed: of the checkpoint, and of the run before it took the checkpoint's state.
         now: of the run with that state.
+        takes_passed: whether the optimizers' options are those that were passed.
     """
     names = [*passed, *(name for name in saved if name not in passed)]
     known = [name for name in names if name.startswith("hparams.") or (name in saved and name in passed)]
-    own, taken = [], []
+    own, taken, logged = [], [], []
     for name in known:
         before, given, applied = _told(saved, name), _told(passed, name), _told(now, name)
-        if name.startswith("optimizer") and "." in name:
+        if name.startswith("optimizer") and "." in name and not takes_passed:
             applied = before  # its groups are the checkpoint's, its defaults are not
         if applied != given:
             taken.append(f"{name} is {applied}, {given} was passed")
+        elif before != given and name.startswith("hparams."):  # a record: what it was used for is told by itself
+            logged.append(f"{name} was {before}, is {given}")
         elif before != given:
             own.append(f"{name} was {before}, is {given}")
-    parts = [
-        f"with {whose}: {listed(changes, 10 * _NUM_NAMED)}"
-        for whose, changes in (("the new ones", own), ("the checkpoint's", taken))
-        if changes
-    ]
+    kinds = (
+        ("with the new ones", own),
+        ("with the checkpoint's (resume_options='arguments' takes those that are passed)", taken),
+        ("logging the new hyperparameters", logged),
+    )
+    parts = [f"{what}: {listed(changes, 10 * _NUM_NAMED)}" for what, changes in kinds if changes]
     if parts:
         logger.warning("%s was saved with other settings, and the run goes on %s", source, "; and ".join(parts))
 
@@ -232,7 +238,7 @@ def check_one_cycle(runner: IRunner, passed: Mapping[str, Any], source: str) -> 
                 f"{source} has made {scheduler.last_epoch} of the {total} steps of its one-cycle schedule, which "
                 f"cannot be made longer: {name}.total_steps is {total}, {wanted} was passed, and {left}. Train to the "
                 "end of that cycle as it was, or begin a new one with its weights: runner.load(...), then train "
-                "without resume"
+                'without resume; resume_options="arguments" goes on in the cycle that was passed'
             )
 
 

@@ -18,6 +18,7 @@ from runnerkit.callback import ICallback, IListener
 from runnerkit.engine import IEngine
 from runnerkit.logger import ILogger, Step, StepQueue
 from runnerkit.metrics import LoaderMeans
+from runnerkit.resume_options import Source
 from runnerkit.sampling.sharding import batches_of
 from runnerkit.seeding import keep_rng
 from runnerkit.step_watch import StepWatch
@@ -54,13 +55,16 @@ class IRunner(IListener):
             first batch, rank and key; "keep" lets it be.
         detect_anomaly: whether autograd raises where a gradient becomes NaN; slow.
         deterministic: whether torch takes only algorithms that give the same bits each time, or raises.
+        resume_options: "checkpoint", or "arguments" to resume with the learning rate, other optimizer options and
+            schedule that are passed.
     """
 
     def __init__(self, model: Model | None = None, engine: IEngine | None = None) -> None:
         self._given_engine = engine
         self._seed = 42
         self._hparams: dict[str, Any] = {}
-        self._resume: str | None = None
+        self._resume: str | Path | None = None
+        self._resumes_if_found = False  # whether there may be no checkpoint, as with resume="auto"
         self._continues = False  # whether what a logdir holds is this run's own, even without a checkpoint
         self._evaluation: Any = None  # hooks of a run that evaluates one loader, instead of the runner's own
         self.engine: IEngine = engine  # type: ignore[assignment]  # given, or made by get_engine() in run()
@@ -76,6 +80,7 @@ class IRunner(IListener):
         self.non_finite: Literal["raise", "keep"] = "keep"
         self.detect_anomaly = False
         self.deterministic = False
+        self.resume_options: Source = "checkpoint"
         self._reset()
 
     def _reset(self) -> None:

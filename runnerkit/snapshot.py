@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from runnerkit import resume_check
+from runnerkit import resume_check, resume_options
 from runnerkit.callback import (
     ICallback,
     ICheckpointCallback,
@@ -22,7 +22,7 @@ from runnerkit.callback import (
 from runnerkit.logger import Step
 from runnerkit.sampling.sharding import count_batches, share_of
 from runnerkit.seeding import rng_state, set_rng_state
-from runnerkit.storage.checkpoint import find_checkpoint
+from runnerkit.storage.checkpoint import find_checkpoint, holds_checkpoint
 from runnerkit.storage.checkpoint_file import load_checkpoint
 from runnerkit.storage.plain_state import as_plain
 from runnerkit.storage.weights import under_names_of, without_compiled
@@ -172,20 +172,24 @@ def _position(runner: IRunner) -> StateDict:
 def find(runner: IRunner, stage: str) -> bool:
     """Look once for the checkpoint that the user wants to go on from; False if it belongs to a later stage."""
     if runner._snapshot is None and not runner._is_open:
-        wanted = [runner._resume] + [
-            callback.resume_runner for callback in _innermost(runner) if isinstance(callback, ICheckpointCallback)
-        ]
-        source = next((each for each in wanted if each), None)
-        if source is not None:
-            runner._continues = runner._continues or source != runner._resume
-            # Every rank must enter. Rank zero reads for all: it alone is sure to see the files, and all take the same.
-            state = _load(source, runner) if runner.engine.is_main_process else None
-            runner._snapshot = runner.engine.broadcast_object(state)
+        given = [each.resume_runner for each in _innermost(runner) if isinstance(each, ICheckpointCallback)]
+        if runner._resume is not None or any(given):
+            # Every rank must enter. Rank zero decides and reads for all: it alone is sure to see the files.
+            found = _sought(runner, given) if runner.engine.is_main_process else (None, False)
+            runner._snapshot, runner._continues = runner.engine.broadcast_object(found)
     snapshot = runner._snapshot
     return snapshot is None or snapshot.is_restored or snapshot.state["stage_key"] == stage
 
 
-def _load(source: str, runner: IRunner) -> Snapshot:
+def _sought(runner: IRunner, given: list[str | None]) -> tuple[Snapshot | None, bool]:
+    """Return the state to go on from, if there is one, and whether what the logdir holds is this run's own."""
+    if runner._resume is not None and (not runner._resumes_if_found or holds_checkpoint(Path(runner._resume))):
+        return _load(runner._resume, runner), runner._continues
+    source = next((each for each in given if each), None)
+    return (None, runner._continues) if source is None else (_load(source, runner), True)
+
+
+def _load(source: str | Path, runner: IRunner) -> Snapshot:
     path = find_checkpoint(source)
     state = load_checkpoint(path, whole=not runner.engine.sharded_checkpoints)
     resume_check.check_format(state, path)
@@ -206,14 +210,20 @@ def restore(runner: IRunner) -> None:
     # Where evaluation sees averages of the weights, those that are trained stand beside them.
     trained = "trained_model_state_dict" if "trained_model_state_dict" in state else "model_state_dict"
     load_model_state(runner, state[trained], source=snapshot.source)
+    takes_passed = runner.resume_options == "arguments"
     for key, optimizer in as_dict(runner.optimizer).items():
         if key in state["optimizer_state_dict"]:
             resume_check.check_optimizer(state["optimizer_state_dict"][key], optimizer, snapshot.source)
+            options = resume_options.options_of(optimizer)
             runner.engine.load_optimizer_state_dict(optimizer, state["optimizer_state_dict"][key])
+            if takes_passed:
+                resume_options.put_options(optimizer, options)
     for name in ("criterion", "scheduler"):
         saved = state[f"{name}_state_dict"]
         for key, component in as_dict(getattr(runner, name)).items():
-            if key in saved:
+            if key in saved and name == "scheduler" and takes_passed:
+                resume_options.advance(component, saved[key])
+            elif key in saved:
                 component.load_state_dict(saved[key])
     runner.engine.load_state_dict(state["engine_state_dict"])
     for key, callback in runner.callbacks.items():
@@ -226,7 +236,8 @@ def restore(runner: IRunner) -> None:
             "do not depend on their order)", snapshot.source, ownerless, sorted(runner.callbacks),
         )  # fmt: skip
     if "settings" in state and runner.engine.is_main_process:
-        resume_check.warn_of_changes(state["settings"], passed, resume_check.settings_of(runner), snapshot.source)
+        now = resume_check.settings_of(runner)
+        resume_check.warn_of_changes(state["settings"], passed, now, snapshot.source, takes_passed=takes_passed)
     vars(runner).update(state["counters"])
     resume_check.check_one_cycle(runner, passed, snapshot.source)
     runner.need_early_stop = _stops_again(runner, state)

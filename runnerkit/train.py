@@ -25,13 +25,15 @@ from runnerkit.callbacks import (
 )
 from runnerkit.engine import IEngine
 from runnerkit.engines import choose_engine, get_available_engine
+from runnerkit.engines.process_environment import ProcessEnvironment
 from runnerkit.evaluation import evaluate
 from runnerkit.logger import ILogger
 from runnerkit.loggers import ConsoleLogger, CSVLogger, TensorboardLogger
 from runnerkit.non_finite import check_policy
 from runnerkit.prediction import Prediction, stream, write
+from runnerkit.resume_options import Source, check_source
 from runnerkit.runner import IRunner
-from runnerkit.storage.checkpoint import as_path, resume_source
+from runnerkit.storage.checkpoint import as_path, find_checkpoint
 from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler
 
 
@@ -71,6 +73,7 @@ class Runner(IRunner):
         lr_scale: Literal["linear", "sqrt"] | None = None,
         logdir: str | Path | None = None,
         resume: str | Path | None = None,
+        resume_options: Source = "checkpoint",
         valid_loader: str | None = None,
         valid_metric: str | None = None,
         minimize_valid_metric: bool | None = None,
@@ -108,6 +111,8 @@ class Runner(IRunner):
                 a warmup pass LRScaleCallback among the callbacks.
             logdir: folder of logs and checkpoints; without it nothing is written.
             resume: a checkpoint, a logdir (its newest good checkpoint), or "auto" (that of `logdir`, if there is one).
+            resume_options: where a resumed run takes the optimizer's options (learning rate, weight decay, ...) and its
+                schedule from: the "checkpoint", or the "arguments", whose schedule is stepped to the same place.
             valid_loader, valid_metric, minimize_valid_metric: what makes a checkpoint the best one; given one of the
                 first two, the other is "valid" or "loss". Given neither, no best checkpoint is kept.
             valid_every_steps: evaluate, and look for the best checkpoint, also every so many training steps.
@@ -139,6 +144,7 @@ class Runner(IRunner):
             before_training.check_count("valid_every_steps", valid_every_steps, hint="; None evaluates once an epoch")
         before_training.check_count("log_every", log_every)
         check_policy(non_finite)
+        check_source(resume_options)
         flags = {"cpu": cpu, "fp16": fp16, "amp": amp, "apex": apex, "ddp": ddp}
         self._given_engine = choose_engine(engine or self._own_engine, **flags)
         self._loaders = loaders
@@ -150,15 +156,20 @@ class Runner(IRunner):
         if non_finite != "keep":
             self.non_finite = "raise"
         self.detect_anomaly, self.deterministic = detect_anomaly, deterministic
+        self.resume_options = resume_options
         # Relative to where the call is made: the run may change its working directory.
         folder = Path(logdir).absolute() if logdir is not None else None
+        if resume == "auto" and folder is None:
+            raise ValueError('resume="auto" looks in logdir: pass logdir=')
         if resume is not None and resume != "auto":
             resume = as_path(resume).absolute()
+            if ProcessEnvironment.read() is None:  # else rank zero looks, for all: others may not see the files
+                find_checkpoint(resume)
         if folder is None and (profile or load_best_on_end):
             raise ValueError("profile=True and load_best_on_end=True write files: pass logdir=")
         if load_best_on_end and holds(_by_key(callbacks), ICheckpointCallback):
             raise ValueError("load_best_on_end=True is for the CheckpointCallback that train makes: pass it to yours")
-        self._resume = resume_source(resume, logdir=folder)
+        self._resume, self._resumes_if_found = (folder, True) if resume == "auto" else (resume, False)
         self._continues = resume == "auto" or (resume is not None and _is_inside(folder, resume))
         self._given_callbacks = {
             **_by_key(callbacks),

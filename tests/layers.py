@@ -41,6 +41,7 @@ LAYERS = [
         "components",
         "snapshot",
         "resume_check",
+        "resume_options",
         "outcome",
         "before_training",
         "step_watch",

@@ -10,7 +10,9 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from runnerkit import dl, utils
+from runnerkit.engines.process_environment import ProcessEnvironment
 from runnerkit.storage.checkpoint import CheckpointFolder
+from tests.engines.together import together
 from tests.tiny import NUM_CLASSES, NUM_FEATURES, classification, loader, mlp, quiet, sgd, weights
 
 
@@ -429,3 +431,47 @@ def test_an_early_stop_stays_and_is_told_of(tmp_path, caplog, callbacks, who):
     assert (
         f"stage 'train' had been stopped early{who} after epoch 2: nothing is left to do in it; to train" in caplog.text
     )
+
+
+def on_its_own_machine(folder, resume, engine):
+    """Train in one process of a job whose processes do not share the logdir; return the last epoch and the weights."""
+    logdir = folder / f"machine{ProcessEnvironment.read().rank}"
+    model = mlp()
+    runner = dl.SupervisedRunner().train(
+        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), loaders={"train": loader(16, 4)},
+        num_epochs=2, logdir=logdir, resume=logdir if resume == "logdir" else resume, engine=engine,
+        loggers={"console": None, "tensorboard": None},
+    )  # fmt: skip
+    return runner.engine.gather_object((runner.epoch_step, runner.batch_step, weights(model).tolist()))
+
+
+class Gathers(dl.DistributedDataParallelEngine):
+    """Keeps its group until the process ends."""
+
+    def cleanup(self):
+        pass
+
+
+def resumed_on_two_machines(folder, resume):
+    return on_its_own_machine(folder, resume, Gathers(device="cpu", timeout_s=20))
+
+
+@pytest.mark.parametrize(("holder", "resume"), [(0, "auto"), (0, "logdir"), (1, "auto")])
+def test_rank_zero_decides_for_all_whether_there_is_a_checkpoint(tmp_path, holder, resume):
+    """Another machine may see no logdir, or one of its own: no rank waits in a collective alone."""
+    model = mlp()
+    dl.SupervisedRunner().train(
+        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), loaders={"train": loader(16, 8)},
+        logdir=tmp_path / f"machine{holder}", cpu=True, **quiet(),
+    )  # fmt: skip
+
+    first, second = together(lambda: resumed_on_two_machines(tmp_path, resume))
+
+    assert first == second
+    assert first[0] == 2 and first[1] == 4
+    one = mlp()
+    dl.SupervisedRunner().train(
+        model=one, criterion=nn.CrossEntropyLoss(), optimizer=sgd(one), loaders={"train": loader(16, 8)},
+        num_epochs=2, cpu=True, **quiet(),
+    )  # fmt: skip
+    torch.testing.assert_close(torch.tensor(first[2], dtype=torch.float64), weights(one), rtol=0, atol=1e-6)

@@ -138,6 +138,9 @@ def test_another_kind_of_optimizer_is_refused(logdir, optimizer, words):
         train(logdir, optimizer=optimizer, num_epochs=2)
 
 
+OF_CHECKPOINT = "with the checkpoint's (resume_options='arguments' takes those that are passed)"
+
+
 def test_changed_settings_are_warned_about_key_by_key(logdir, caplog):
     """Hyperparameters (new, changed, gone, nested), seed, batch size, optimizer; with the old and the new value."""
     sgd = functools.partial(torch.optim.SGD, lr=0.01, momentum=0.9)
@@ -148,10 +151,9 @@ def test_changed_settings_are_warned_about_key_by_key(logdir, caplog):
     [words] = [each for each in caplog.messages if "other settings" in each]
     where = f"{logdir / 'checkpoints' / 'model.0001.pth'} was saved with other settings"
     assert words == (
-        f"{where}, and the run goes on with the new ones: "
-        "hparams.lr was 0.1, is 0.01, hparams.augment.flip was True, is False, hparams.dropout was absent, is 0.5, "
-        "seed was 42, is 7, batch_size of train was 4, is 2; and with the checkpoint's: optimizer.lr is 0.1, 0.01 was "
-        "passed"
+        f"{where}, and the run goes on with the new ones: seed was 42, is 7, batch_size of train was 4, is 2; and "
+        f"{OF_CHECKPOINT}: optimizer.lr is 0.1, 0.01 was passed; and logging the new hyperparameters: hparams.lr was "
+        "0.1, is 0.01, hparams.augment.flip was True, is False, hparams.dropout was absent, is 0.5"
     )
     assert runner.epoch_step == 2 and runner.optimizer.param_groups[0]["lr"] == 0.1
 
@@ -160,7 +162,9 @@ def test_a_hyperparameter_that_is_gone_is_told_of(logdir, caplog):
     """All of them, if the run has none."""
     train(logdir, num_epochs=2)
 
-    assert "the new ones: hparams.lr was 0.1, is absent, hparams.layers was [16], is absent, hparams.a" in caplog.text
+    assert (
+        "hyperparameters: hparams.lr was 0.1, is absent, hparams.layers was [16], is absent, hparams.a" in caplog.text
+    )
 
 
 @dataclass
@@ -191,7 +195,7 @@ def test_another_scheduler_and_precision_are_warned_about(tmp_path, caplog):
     train(tmp_path, scheduler=exponential, num_epochs=2, engine=dl.AMPEngine("cpu", dtype=torch.bfloat16), cpu=False)
 
     assert "precision was 'FP32', is 'AMP', scheduler was 'StepLR', is 'ExponentialLR'; and " in caplog.text
-    assert "with the checkpoint's: scheduler.gamma is 0.1, 0.5 was passed" in caplog.text
+    assert f"{OF_CHECKPOINT}: scheduler.gamma is 0.1, 0.5 was passed" in caplog.text
 
 
 def cosine(optimizer, *, num_epochs):
@@ -205,7 +209,7 @@ def test_a_schedule_of_another_length_is_warned_about(tmp_path, caplog):
     runner = train(tmp_path, scheduler=functools.partial(cosine, num_epochs=4), num_epochs=4)
 
     where = f"{tmp_path / 'checkpoints' / 'model.0002.pth'} was saved with other settings"
-    words = f"{where}, and the run goes on with the checkpoint's: scheduler.T_max is 2, 4 was passed"
+    words = f"{where}, and the run goes on {OF_CHECKPOINT}: scheduler.T_max is 2, 4 was passed"
     assert [each for each in caplog.messages if "settings" in each] == [words]
     assert runner.scheduler.get_last_lr() == pytest.approx([0.1])  # up again to where the cosine began
 
@@ -233,11 +237,11 @@ def test_what_a_scheduler_is_made_of_is_warned_about(tmp_path, caplog):
     warm_up, turns = (each for each in caplog.messages if "other settings" in each)
     assert warm_up.endswith(
         "with the new ones: scheduler.num_steps was 4, is 8, scheduler.start_lr was 0.0, is 0.01, "
-        "scheduler.after was 'StepLR', is 'ExponentialLR'; and with the checkpoint's: scheduler.after.gamma is 0.1, "
+        f"scheduler.after was 'StepLR', is 'ExponentialLR'; and {OF_CHECKPOINT}: scheduler.after.gamma is 0.1, "
         "0.5 was passed"
     )
     assert turns.endswith(
-        "with the checkpoint's: scheduler.milestones is [1], [3] was passed, scheduler.1.step_size is 5, 7 was passed"
+        f"{OF_CHECKPOINT}: scheduler.milestones is [1], [3] was passed, scheduler.1.step_size is 5, 7 was passed"
     )
 
 

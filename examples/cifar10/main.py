@@ -74,7 +74,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--engine", choices=sorted(ENGINES), metavar="NAME", help="by default what the launcher wants")
     parser.add_argument("--root", type=Path, default=Path("data"), help="where the images are, or will be")
     parser.add_argument("--logdir", type=Path, help="by default logs/DATASET/MODEL")
+    parser.add_argument("--local-rank", "--local_rank", help=argparse.SUPPRESS)  # torch.distributed.launch adds it
     options = parser.parse_args(arguments)
+    del options.local_rank  # which differs between processes: it is no hyperparameter
     options.logdir = options.logdir or Path("logs", options.dataset, options.model)
     return options
 
@@ -94,6 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> dl.SupervisedRunner:
         engine=ENGINES[options.engine]() if options.engine else default_engine(),
         logdir=options.logdir,
         resume="auto" if options.resume else None,
+        resume_options="arguments",  # --resume --lr 0.01 --epochs 300: with that rate, on the longer schedule
         valid_loader="valid",
         valid_metric="accuracy",
         minimize_valid_metric=False,

@@ -139,9 +139,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of the logdir")
     parser.add_argument("--logdir", type=Path, help="by default logs/imagenet/MODEL")
+    parser.add_argument("--local-rank", "--local_rank", help=argparse.SUPPRESS)  # torch.distributed.launch adds it
     known, _ = parser.parse_known_args(arguments)
     parser.set_defaults(**(TRIAL if known.data is None else RECIPE))
     options = parser.parse_args(arguments)
+    del options.local_rank  # which differs between processes: it is no hyperparameter
     if options.scheduler == "step" and min(options.drops, default=math.inf) < max(1, options.warmup_epochs):
         parser.error(f"--drops {options.drops}: the warm-up takes {options.warmup_epochs} epochs; drop after it")
     if options.data is None and options.classes < 5:

@@ -26,7 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch-size", type=int, default=128, help="of one process")
     parser.add_argument("--cpu", action="store_true", help="use no GPU")
     parser.add_argument("--ddp", action="store_true", help="train in several processes; a must under torchrun")
+    parser.add_argument("--local-rank", "--local_rank", help=argparse.SUPPRESS)  # torch.distributed.launch adds it
     options = parser.parse_args(arguments)
+    del options.local_rank  # which differs between processes: it is no hyperparameter
 
     utils.set_global_seed(42)  # train() seeds what comes after; the model is made before
     model = resnet9(in_channels=3, num_classes=10, width=options.width)

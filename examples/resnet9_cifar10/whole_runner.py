@@ -109,7 +109,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch-size", type=int, default=128, help="of one process")
     parser.add_argument("--processes", type=int, help="by default one a GPU, or 2 without GPUs")
     parser.add_argument("--cpu", action="store_true", help="use no GPU")
+    parser.add_argument("--local-rank", "--local_rank", help=argparse.SUPPRESS)  # torch.distributed.launch adds it
     options = parser.parse_args(arguments)
+    del options.local_rank  # which differs between processes: it is no hyperparameter
 
     CIFAR10(options.root, download=True)  # fetch once, before there are several processes
     ResNet9Runner(options).run()

@@ -237,20 +237,9 @@ def as_path(resume: str | os.PathLike[str]) -> Path:
     return Path(resume)
 
 
-def resume_source(resume: str | os.PathLike[str] | None, *, logdir: Path | None) -> str | None:
-    """Return what a run resumes from, or None; "auto" is `logdir`, if a checkpoint is there.
-
-    Raises:
-        FileNotFoundError, ValueError: there is none.
-    """
-    if resume is None:
-        return None
-    if resume != "auto":
-        find_checkpoint(resume)
-        return str(resume)
-    if logdir is None:
-        raise ValueError('resume="auto" looks in logdir: pass logdir=')
-    return str(logdir) if CheckpointFolder(logdir / "checkpoints").records else None
+def holds_checkpoint(logdir: Path) -> bool:
+    """Check whether `logdir` has a checkpoint that a run can resume from."""
+    return bool(CheckpointFolder(logdir / "checkpoints").records)
 
 
 def remove(path: Path) -> None:

@@ -198,3 +198,20 @@ def test_a_name_with_amp_takes_no_other_precision(engine):
     with pytest.raises(TypeError, match="this engine's name fixes its precision"):
         engine(precision=None)
     assert engine(channels_last=True).channels_last
+
+
+@pytest.mark.parametrize(
+    ("backend", "is_built", "words"),
+    [
+        ("nccl", False, r"backend='nccl' needs NCCL, and this torch \(.*\) was built without it; leave backend out"),
+        ("cpu:gloo,cuda:nccl", False, r"backend='cpu:gloo,cuda:nccl' needs NCCL"),
+        ("nccl", True, "backend='nccl' sends tensors of GPUs only, and this run is on the CPU; leave backend out"),
+    ],
+)
+@pytest.mark.parametrize("engine", [dl.DistributedDataParallelEngine, dl.FullyShardedDataParallelEngine])
+def test_a_backend_that_cannot_work_is_refused_before_processes_start(monkeypatch, engine, backend, is_built, words):
+    """In words that say what to write instead of torch's bare "doesn't have NCCL built in"."""
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: is_built)
+
+    with pytest.raises(RuntimeError, match=words):
+        engine(2, device="cpu", backend=backend).launch(lambda: None)

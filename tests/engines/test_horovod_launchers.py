@@ -49,7 +49,7 @@ SCRIPT = PRELUDE + 'dl.SupervisedRunner().train(**arguments(), engine=dl.Horovod
 
 
 def run(folder, command):
-    """Run a command to its end, as one who may run Open MPI as root."""
+    """Run a command to its end, as one who may run Open MPI as root; return what it printed."""
     environment = {
         **os.environ,
         "PATH": os.pathsep.join([os.path.dirname(PYTHON), os.environ["PATH"]]),
@@ -62,6 +62,7 @@ def run(folder, command):
         command, cwd=folder, capture_output=True, text=True, timeout=250, check=False, env=environment
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +131,32 @@ def assert_as_one_process(logdir, expected, logs):
         rows, expected_rows = (read_metrics(each / "csv" / f"{key}.csv") for each in (logdir, logs))
         assert len(rows) == 2
         assert rows == [pytest.approx(row, rel=1e-6) for row in expected_rows]
+
+
+OWN_LOGDIR = PRELUDE + textwrap.dedent(
+    """
+    import os
+    place = dl.HorovodEngine(device="cpu")
+    logdir = f"logdir{os.environ['HOROVOD_RANK']}"
+    runner = dl.SupervisedRunner().train(
+        **{**arguments(), "num_epochs": 3, "logdir": logdir, "resume": "auto", "callbacks": []}, engine=place
+    )
+    os.write(1, f"{runner.epoch_step} epochs, {runner.batch_step} steps\\n".encode())
+    """
+)
+
+
+@pytest.mark.slow
+def test_rank_zero_decides_for_all_whether_there_is_a_checkpoint(tmp_path):
+    """Rank one sees no logdir, as on another machine: Horovod has no time-out, and waited for ever."""
+    (tmp_path / "first.py").write_text(PRELUDE + "dl.SupervisedRunner().train(**arguments(), engine=dl.CPUEngine())")
+    (tmp_path / "script.py").write_text(OWN_LOGDIR)
+    run(tmp_path, [PYTHON, "first.py"])
+    (tmp_path / "logdir").rename(tmp_path / "logdir0")
+
+    output = run(tmp_path, [*HOROVODRUN, "script.py"])
+
+    assert output.count("3 epochs, 20 steps") == 2  # twice 8 by one process, then 4 by two
 
 
 ADASUM_SCRIPT = textwrap.dedent(
@@ -232,7 +259,7 @@ def test_adasum_needs_mpi():
         (
             {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
              "OMPI_COMM_WORLD_LOCAL_SIZE": "1"},
-            r"mpirun started this process, but this Horovod was built without MPI",
+            r"mpirun started this process over MPI, but this Horovod was built without it",
         ),
     ],
 )  # fmt: skip

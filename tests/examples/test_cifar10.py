@@ -1,6 +1,7 @@
 """examples/cifar10: each model is what its paper says, learns when narrowed, resumes; any launcher, the same run."""
 
 import importlib
+import json
 import re
 import sys
 
@@ -12,11 +13,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from runnerkit import dl, read_metrics, utils
 from runnerkit.torchvision_cpu import import_torchvision
 from tests.cifar10_layout import write_cifar10
+from tests.engines.launch_commands import needs_horovod, needs_mpi
 from tests.examples.start import ROOT, TORCHRUN, start
 from tests.fashion_mnist_layout import write_fashion_mnist
 
 FOLDER = ROOT / "examples" / "cifar10"
 HOROVODRUN = "horovodrun --gloo -np 2 -H localhost:2 python"
+HOROVODRUN_MPI = "horovodrun --mpi -np 2 python"  # what `horovodrun -np 2 python` is to a Horovod built with MPI
 SMALL = ("--width", "0.125", "--batch-size", "20", "--lr", "0.05")
 
 # Parameters of the models of github.com/kuangliu/pytorch-cifar, and what ours have beyond them.
@@ -255,14 +258,17 @@ def test_two_processes_log_once_what_all_images_say(torchrun, example):
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.horovod
-def test_horovodrun_gives_the_same_run(torchrun):
+@pytest.mark.parametrize("launcher", [HOROVODRUN, HOROVODRUN_MPI], ids=["gloo", "mpi"])
+def test_horovodrun_gives_the_same_run_by_horovod(torchrun, launcher):
     """Two processes of Horovod average what two of DDP do: the same numbers, up to the order of a sum."""
-    pytest.importorskip("horovod.torch", reason="Horovod is not installed: scripts/install_horovod.sh builds it")
+    needs_mpi() if launcher == HOROVODRUN_MPI else needs_horovod()
     folder, _ = torchrun
+    logdir = folder / f"by_{launcher.split()[1]}"
 
-    output = launch(HOROVODRUN, folder, "by_horovod")
+    output = launch(launcher, folder, logdir)
 
-    ours, theirs = logged(folder / "by_horovod"), logged(folder / "logdir")
+    ours, theirs = logged(logdir), logged(folder / "logdir")
+    assert json.loads((logdir / "environment.json").read_text())["engine"]["name"] == "HorovodEngine"
     assert output.count("valid accuracy") == 1
     assert ours.drop(columns="value").equals(theirs.drop(columns="value"))
     assert ours["value"].tolist() == pytest.approx(theirs["value"].tolist(), rel=1e-4)

@@ -16,6 +16,11 @@ def outputs(heading, page=PAGE):
     return _blocks(page, "text")[heading]
 
 
+def scripts(heading, page=PAGE):
+    """Return the whole scripts below a heading of the page: those that must be files of their own."""
+    return _blocks(page, "py")[heading]
+
+
 def headings():
     """Return the headings with shell blocks below them."""
     return list(_blocks(PAGE))

@@ -48,6 +48,17 @@ def test_torchrun(jobs, expected):
 
 
 @pytest.mark.slow
+def test_torch_distributed_launch(jobs, expected):
+    """Torchrun's former name."""
+    [command] = commands("python -m torch.distributed.launch")
+
+    job = jobs.start(command)
+
+    assert job.wait() == 0, job.output
+    jobs.assert_weights(expected(2))
+
+
+@pytest.mark.slow
 def test_torchrun_without_a_shared_store(jobs, expected):
     """With torch's switch MASTER_PORT is a free port, where rank zero itself listens."""
     [command] = commands("torchrun on one machine")

@@ -29,6 +29,13 @@ SRUN = {
     "SLURM_STEP_NODELIST": "gpu[07-08]",
 }
 HOROVODRUN = {"HOROVOD_RANK": "3", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_SIZE": "4"}
+# As Horovod 0.28.1 with --mpi leaves them on Open MPI: its options for mpirun, no variable of its own.
+HOROVODRUN_MPI = {
+    **MPIRUN,
+    "OMPI_MCA_pml": "ob1",
+    "OMPI_MCA_btl": "^openib",
+    "OMPI_MCA_orte_tag_output": "1",
+}
 PREFIXES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMIX_", "HOROVOD_")
 
 
@@ -56,6 +63,8 @@ def without(variables, *names):
         (TORCHRUN, "torchrun", "host0"),
         (TORCH, "the launcher", "host0"),
         (MPIRUN, "mpirun", "127.0.0.1"),
+        ({**MPIRUN, "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^openib"}, "mpirun", "127.0.0.1"),
+        (HOROVODRUN_MPI, "horovodrun", "127.0.0.1"),
         (SRUN, "srun", "gpu07"),
         ({**SRUN, **MPIRUN}, "mpirun", "127.0.0.1"),
         ({**SRUN, **TORCHRUN}, "torchrun", "host0"),

@@ -1,0 +1,108 @@
+"""Processes that the user's own code started, in a process group of its own: the code of torch's tutorials."""
+
+import os
+
+import pytest
+import torch.distributed as dist
+from torch import nn
+
+from runnerkit import dl
+from runnerkit.engines.process_environment import ProcessEnvironment
+from tests.launchers.docs import scripts
+from tests.tiny import loader, mlp, quiet, sgd, weights
+
+SPAWN = """
+import runpy
+import socket
+import sys
+
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+
+def work(rank, port, arguments):
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    sys.argv = arguments
+    runpy.run_path(arguments[0], run_name="__main__")
+    assert dist.is_initialized()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    mp.spawn(work, args=(port, sys.argv[1:]), nprocs=2)
+"""
+
+
+@pytest.mark.slow
+def test_ddp_trains_in_the_group_that_the_user_made(jobs, expected):
+    """By `mp.spawn` and an address: two ranks, not two more below each, and the weights of any other launcher."""
+    (jobs.folder / "spawn.py").write_text(SPAWN)
+
+    job = jobs.start("python spawn.py train.py")
+
+    assert job.wait() == 0, job.output
+    assert {f"rank {rank} of 2" in job.output for rank in range(2)} == {True}
+    jobs.assert_weights(expected(2))
+
+
+@pytest.mark.slow
+def test_the_pages_script_trains_in_its_own_group(jobs):
+    """It asserts its rank and its number of steps itself."""
+    [script] = scripts("Processes and a group of your own")
+    (jobs.folder / "own.py").write_text(script)
+
+    job = jobs.start("python own.py")
+
+    assert job.wait() == 0, job.output
+
+
+@pytest.fixture
+def lone_group(monkeypatch):
+    """A group of this process alone."""
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def train(engine):
+    model = mlp()
+    dl.SupervisedRunner().train(
+        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), loaders={"train": loader(16, 4)},
+        engine=engine, **quiet(),
+    )  # fmt: skip
+    return weights(model)
+
+
+def test_a_group_of_one_process_is_one_process(lone_group):
+    """It trains here, as on the CPU, and the group outlives it."""
+    engine = dl.DistributedDataParallelEngine(2, device="cpu")
+
+    assert train(engine).equal(train(dl.CPUEngine()))
+    assert ProcessEnvironment.read().launcher == "init_process_group"
+    assert engine.num_processes == 1 and dist.is_initialized()
+
+
+def test_a_launcher_is_asked_before_the_group(lone_group, monkeypatch):
+    """One that says something else is refused: the ranks of logs and of collectives would differ."""
+    for name, value in {
+        "RANK": "1",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "a",
+        "MASTER_PORT": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+
+    with pytest.raises(ValueError, match=r"made this process rank 0 of 1, and the launcher rank 1 of 2: unset RANK"):
+        train(dl.DistributedDataParallelEngine(device="cpu"))
+
+
+def test_a_world_size_alone_does_not_hide_the_group(lone_group, monkeypatch):
+    """Tutorials keep it in the environment, and give the rank to `init_process_group`."""
+    monkeypatch.setitem(os.environ, "WORLD_SIZE", "1")
+
+    assert ProcessEnvironment.read().launcher == "init_process_group"

@@ -1,0 +1,150 @@
+"""A resumed run's learning rate and schedule: the checkpoint's, or those that are passed."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+from runnerkit import dl, read_metrics
+from tests.tiny import loader, mlp, quiet, weights
+
+NUM_STEPS = 4  # of an epoch
+
+
+def cosine(optimizer, num_epochs=4):
+    return lr_scheduler.CosineAnnealingLR(optimizer, num_epochs)
+
+
+def warm(after):
+    return lambda optimizer: dl.WarmupLR(optimizer, num_steps=6, after=after(optimizer))
+
+
+def in_turn(optimizer):
+    parts = [lr_scheduler.ConstantLR(optimizer, 0.5, total_iters=1), lr_scheduler.StepLR(optimizer, 1)]
+    return lr_scheduler.SequentialLR(optimizer, parts, milestones=[1])
+
+
+def chained(optimizer):
+    return lr_scheduler.ChainedScheduler(
+        [lr_scheduler.StepLR(optimizer, 1, gamma=0.9), lr_scheduler.ExponentialLR(optimizer, 0.5)]
+    )
+
+
+def plateau(optimizer):
+    return lr_scheduler.ReduceLROnPlateau(optimizer, threshold=10.0, patience=0)
+
+
+def one_cycle(optimizer):
+    return lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=4 * NUM_STEPS)
+
+
+def train(logdir, *, num_epochs, scheduler=None, lr=0.1, momentum=0.9, **options):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
+    return dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=optimizer,
+        scheduler=scheduler(optimizer) if scheduler else None,
+        loaders={"train": loader(16, 4), "valid": loader(8, 4)},
+        num_epochs=num_epochs,
+        logdir=logdir,
+        resume="auto",
+        cpu=True,
+        loggers={"console": None},
+        **options,
+    )
+
+
+def rates(logdir):
+    table = read_metrics(logdir)
+    return table[(table.loader == "train") & (table.metric == "lr")].value.tolist()
+
+
+def test_a_schedule_that_is_passed_longer_is_rebuilt(tmp_path):
+    """By the formula of the longer one, where the checkpoint's would turn up again."""
+    train(tmp_path, num_epochs=2, scheduler=lambda optimizer: cosine(optimizer, 2))
+
+    train(tmp_path, num_epochs=4, scheduler=cosine, resume_options="arguments")
+
+    longer = [0.05 * (1 + math.cos(math.pi * epoch / 4)) for epoch in range(4)]
+    assert rates(tmp_path) == pytest.approx([0.1, 0.05, *longer[2:]])
+
+
+def test_a_one_cycle_schedule_that_is_passed_longer_is_rebuilt(tmp_path):
+    """By default it is refused, as torch cannot go beyond its end."""
+    train(tmp_path / "short", num_epochs=2, scheduler=lambda each: lr_scheduler.OneCycleLR(each, 0.1, 2 * NUM_STEPS))
+    train(tmp_path / "whole", num_epochs=4, scheduler=one_cycle)
+
+    train(tmp_path / "short", num_epochs=4, scheduler=one_cycle, resume_options="arguments")
+
+    assert rates(tmp_path / "short")[2:] == rates(tmp_path / "whole")[2:]
+
+
+def test_a_rate_that_is_passed_applies_with_the_momentum_that_was_saved(tmp_path):
+    """As if plain PyTorch had set it in the group between two epochs."""
+    train(tmp_path, num_epochs=1)
+
+    runner = train(tmp_path, num_epochs=2, lr=0.01, resume_options="arguments")
+
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for lr in (0.1, 0.01):
+        optimizer.param_groups[0]["lr"] = lr
+        for features, targets in loader(16, 4):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(features), targets).backward()
+            optimizer.step()
+    assert rates(tmp_path) == pytest.approx([0.1, 0.01])
+    assert weights(runner.model).equal(weights(model))
+
+
+@pytest.mark.parametrize(
+    "scheduler", [None, cosine, warm(cosine), warm(one_cycle), in_turn, chained, one_cycle, warm(in_turn)]
+)
+def test_the_same_arguments_give_the_run_that_was_never_interrupted(tmp_path, scheduler, caplog):
+    """Bit for bit, whatever steps the schedule, from the checkpoint or from the arguments; nothing is warned of."""
+    whole = train(tmp_path / "whole", num_epochs=4, scheduler=scheduler)
+    for source in ("checkpoint", "arguments"):
+        train(tmp_path / source, num_epochs=2, scheduler=scheduler)
+        resumed = train(tmp_path / source, num_epochs=4, scheduler=scheduler, resume_options=source)
+
+        assert weights(resumed.model).equal(weights(whole.model))
+        assert rates(tmp_path / source) == rates(tmp_path / "whole")
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("scheduler", [plateau, warm(plateau)])
+def test_a_plateaus_count_is_the_checkpoints_and_the_rate_the_passed_one(tmp_path, scheduler):
+    """Metrics cannot be stepped through again."""
+    train(tmp_path, num_epochs=2, scheduler=scheduler)
+
+    runner = train(tmp_path, num_epochs=3, scheduler=scheduler, lr=0.05, resume_options="arguments")
+
+    after = getattr(runner.scheduler, "after", runner.scheduler)
+    assert after.last_epoch >= 1
+    assert rates(tmp_path)[2] == pytest.approx(0.05)
+
+
+def test_the_warning_names_each_setting_once_with_what_applies(tmp_path, caplog):
+    """It does not say in one line that a rate is and is not the new one; with the option nothing is left to say."""
+    train(tmp_path, num_epochs=1, hparams={"lr": 0.1})
+
+    train(tmp_path, num_epochs=2, lr=0.01, hparams={"lr": 0.01})
+    kept = caplog.text
+    caplog.clear()
+    train(tmp_path, num_epochs=3, lr=0.02, hparams={"lr": 0.02}, resume_options="arguments")
+
+    assert (
+        "goes on with the checkpoint's (resume_options='arguments' takes those that are passed): optimizer.lr is 0.1, "
+        "0.01 was passed; and logging the new hyperparameters: hparams.lr was 0.1, is 0.01"
+    ) in kept
+    assert "goes on with the new ones: optimizer.lr was 0.01, is 0.02; and logging the new hyperp" in caplog.text
+
+
+def test_another_word_is_refused():
+    """Before anything is read."""
+    with pytest.raises(ValueError, match=r"resume_options must be 'checkpoint' .* got 'new'"):
+        dl.SupervisedRunner().train(model=mlp(), resume_options="new", **quiet())
