@@ -43,7 +43,7 @@ class JSONLLogger(FolderLogger):
         self._names: set[tuple[str, str, str]] = set()  # logged there: scope, loader, metric
 
     def setup(self, *, resumed_at: Step | None = None) -> None:
-        earlier_logs = [self._path] if self._path.exists() else []
+        earlier_logs = [self._path] if os.path.lexists(self._path) else []
         claim_folder(self.logdir, logdir=self.logdir, earlier_logs=earlier_logs, is_resumed=resumed_at is not None)
         if resumed_at is not None and earlier_logs:
             self._drop_after(resumed_at)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import glob
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -22,7 +23,8 @@ class AtomicFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        # A name that nobody can foresee, and put a symbolic link at.
+        self.temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
 
     def __enter__(self) -> Path:
         return self.temporary
