@@ -29,6 +29,7 @@ LAYERS = [
         "host_copy",
         "background",
         "plain_values",
+        "redaction",
         "warmup",
         "pruning",
     },
