@@ -8,6 +8,7 @@ import pickle
 import random
 import resource
 import shutil
+import stat
 import subprocess
 import tempfile
 import time
@@ -192,6 +193,27 @@ def test_an_error_of_the_disk_at_any_operation_leaves_a_whole_checkpoint(tmp_pat
         assert load_checkpoint(find_checkpoint(broken))["counters"]["epoch_step"] in (2, 3)
         add(broken, 3)
         assert_whole(broken, epochs=(2, 3))
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP], ids=["CIFS", "9p"])
+def test_a_file_system_that_cannot_sync_a_folder_is_written_to_all_the_same(tmp_path, monkeypatch, number):
+    """The file has its name by then; one that a file cannot be synced on is an error as before."""
+    fsync, refuses_files = os.fsync, []
+
+    def picky(descriptor):
+        if refuses_files or stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(number, os.strerror(number))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", picky)
+
+    add(tmp_path, 1)
+    add(tmp_path, 2, sharded=True)
+
+    assert_whole(tmp_path)
+    refuses_files.append(True)
+    with pytest.raises(OSError, match=r"cannot write .*model.0003.pth"):
+        add(tmp_path, 3)
 
 
 # A kill between any two operations.
