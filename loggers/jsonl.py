@@ -9,6 +9,7 @@ from typing import BinaryIO
 from runnerkit.curves.json_lines import FILE, format_line, read_lines
 from runnerkit.logger import Scope, Step
 from runnerkit.loggers.folder import FolderLogger, claim_folder
+from runnerkit.storage.atomic_file import appending, check_folder
 
 
 class JSONLLogger(FolderLogger):
@@ -53,10 +54,12 @@ class JSONLLogger(FolderLogger):
         if not new:
             return
         self._remember(scope, step, new)
-        if self._file is None:
-            self._file = self._path.open("ab")
-        self._file.write(format_line(scope, step, new))
-        self._file.flush()  # a line at a time: a kill leaves whole ones
+        check_folder(self.logdir)
+        with appending(self._path):
+            if self._file is None:
+                self._file = self._path.open("ab")
+            self._file.write(format_line(scope, step, new))
+            self._file.flush()  # a line at a time: a kill leaves whole ones
 
     def close(self) -> None:
         if self._file is not None:

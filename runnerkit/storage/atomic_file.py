@@ -103,6 +103,34 @@ def unwritable(path: Path, error: OSError) -> OSError:
     return OSError(error.errno, message) if error.errno is not None else OSError(message)
 
 
+def check_folder(folder: Path) -> None:
+    """See that a run's folder is still there, before something is written that would make it anew.
+
+    Raises:
+        FileNotFoundError: it is not.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            errno.ENOENT,
+            f"cannot write to {folder}: it was deleted during the run; start the run again, and keep its logdir "
+            "until it has ended",
+        )
+
+
+@contextmanager
+def appending(path: Path) -> Iterator[None]:
+    """Let an error of the body, which adds to a log of the run, say which one and what room there is.
+
+    Args:
+        path: the log, or its folder.
+    """
+    try:
+        yield
+    except OSError as error:
+        check_folder(path if not path.suffix else path.parent)
+        raise unwritable(path, error) from error
+
+
 def _full_disk(error: BaseException | None) -> OSError | None:
     """Find in what led to `error` that the disk is full: torch.save raises something else on its way out."""
     while error is not None:
