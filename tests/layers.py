@@ -41,6 +41,7 @@ LAYERS = [
         "runner",
         "components",
         "snapshot",
+        "state_broadcast",
         "resume_check",
         "outcome",
         "before_training",
