@@ -18,6 +18,7 @@ from runnerkit.arguments import check_integers, check_numbers, check_paths, chec
 from runnerkit.background import Background
 from runnerkit.callback import CallbackOrder, ICheckpointCallback, IOptimizerCallback, innermost
 from runnerkit.preemption import StopRequests, heeded, stopped_by
+from runnerkit.storage.atomic_file import check_folder
 from runnerkit.storage.checkpoint import CheckpointFolder, find_checkpoint
 from runnerkit.storage.checkpoint_cleanup import clean_up, leave_branch
 from runnerkit.storage.checkpoint_file import load_checkpoint
@@ -247,8 +248,10 @@ class CheckpointCallback(ICheckpointCallback):
     def _shards_writer(self, runner: IRunner, state: StateDict, name: str, what: dict[str, Any]) -> Callable[[], None]:
         self._background.wait()  # a folder that the one before may be writing
         temporary = CheckpointFolder(self.folder).temporary(name)
-        if runner.engine.is_main_process and temporary.exists():
-            shutil.rmtree(temporary)  # a run that was killed left it
+        if runner.engine.is_main_process:
+            check_folder(self.folder)
+            if temporary.exists():
+                shutil.rmtree(temporary)  # a run that was killed left it
         runner.engine.barrier()
         finish = runner.engine.save_shards(state, temporary, asynchronous=self.asynchronous)
 
@@ -260,6 +263,7 @@ class CheckpointCallback(ICheckpointCallback):
         return write
 
     def _write(self, state: StateDict, name: str, what: dict[str, Any]) -> None:
+        check_folder(self.folder)
         folder = CheckpointFolder(self.folder)
         record = folder.add(name, state, **what)
         best = self._point(folder, record.stage)

@@ -11,7 +11,7 @@ from runnerkit.logger import Scope, Step
 from runnerkit.loggers.folder import FolderLogger, claim_folder
 from runnerkit.loggers.table import Table, drop_rows_after
 from runnerkit.plain_values import plain
-from runnerkit.storage.atomic_file import remove_leftovers, write_text
+from runnerkit.storage.atomic_file import check_folder, remove_leftovers, write_text
 
 
 class CSVLogger(FolderLogger):
@@ -55,6 +55,7 @@ class CSVLogger(FolderLogger):
                 drop_rows_after(path, resumed_at)
 
     def log_scalars(self, scalars: Mapping[str, float], *, step: Step, scope: Scope) -> None:
+        check_folder(self._folder)
         name = f"{step.loader}.csv" if scope == "loader" else f"{step.loader}.batch.csv"
         if name not in self._tables:
             self._tables[name] = Table(self._folder / name)

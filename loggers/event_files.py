@@ -19,6 +19,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-
 from tensorboard.summary.writer.event_file_writer import EventFileWriter  # type: ignore[import-untyped]  # has no types
 
 from runnerkit.logger import Step
+from runnerkit.storage.atomic_file import appending
 
 _RECORD_FRAME_BYTES = 16  # of a TFRecord: length, its checksum, and the checksum of the data
 _NAME = re.compile(r"events\.out\.tfevents\.\d+\..*")
@@ -56,19 +57,22 @@ class EventFiles:
         if not summary.value:
             return
         summary.value[0].node_name = f"{step.epoch}:{step.batch}"
-        if self._writer is None:
-            self._writer = EventFileWriter(str(self.folder))
-        self._writer.add_event(Event(wall_time=time.time(), step=x, summary=summary))
+        with appending(self.folder):
+            if self._writer is None:
+                self._writer = EventFileWriter(str(self.folder))
+            self._writer.add_event(Event(wall_time=time.time(), step=x, summary=summary))
         self._remember(_place_of(summary), [value.tag for value in summary.value])
 
     def flush(self) -> None:
         if self._writer is not None:
-            self._writer.flush()
+            with appending(self.folder):
+                self._writer.flush()
 
     def close(self) -> None:
         if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+            writer, self._writer = self._writer, None
+            with appending(self.folder):
+                writer.close()
 
     def drop_after(self, step: Step) -> None:
         """Cut off what was logged after `step`, and what a kill left of a last event."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from runnerkit.arguments import check_paths
 from runnerkit.logger import ILogger
+from runnerkit.storage.links import refuse_link
 
 
 class FolderLogger(ILogger):
@@ -35,21 +36,23 @@ def claim_folder(folder: Path, *, logdir: Path, earlier_logs: Iterable[Path], is
 
     Args:
         folder: the logdir, or a folder in it.
-        earlier_logs: files that only an earlier run can have left; looked at once `folder` is there.
+        earlier_logs: files that only an earlier run can have left.
         is_resumed: the run goes on from a checkpoint, so earlier logs are its own.
     Raises:
         FileExistsError: another run's logs are there.
-        OSError: the folder cannot be made or written to.
+        OSError: the folder cannot be made or written to, or one of the logs is a symbolic link.
     """
+    logs = list(earlier_logs)
+    for path in [*({folder} - {logdir}), *logs]:
+        refuse_link(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OSError(error.errno, f"cannot make {folder} ({error.strerror}): pass another logdir") from error
     if not os.access(folder, os.W_OK | os.X_OK):
         raise PermissionError(f"cannot write to {folder}: pass another logdir")
-    found = next(iter(earlier_logs), None)
-    if found is not None and not is_resumed:
+    if logs and not is_resumed:
         raise FileExistsError(
-            f"{logdir} holds the logs of another run ({found.name}): "
+            f"{logdir} holds the logs of another run ({logs[0].name}): "
             'pass resume="auto" to go on with that run, or choose another logdir'
         )

@@ -9,6 +9,7 @@ from typing import BinaryIO
 from runnerkit.curves.json_lines import FILE, format_line, read_lines
 from runnerkit.logger import Scope, Step
 from runnerkit.loggers.folder import FolderLogger, claim_folder
+from runnerkit.storage.atomic_file import appending, check_folder
 
 
 class JSONLLogger(FolderLogger):
@@ -43,7 +44,7 @@ class JSONLLogger(FolderLogger):
         self._names: set[tuple[str, str, str]] = set()  # logged there: scope, loader, metric
 
     def setup(self, *, resumed_at: Step | None = None) -> None:
-        earlier_logs = [self._path] if self._path.exists() else []
+        earlier_logs = [self._path] if os.path.lexists(self._path) else []
         claim_folder(self.logdir, logdir=self.logdir, earlier_logs=earlier_logs, is_resumed=resumed_at is not None)
         if resumed_at is not None and earlier_logs:
             self._drop_after(resumed_at)
@@ -53,10 +54,12 @@ class JSONLLogger(FolderLogger):
         if not new:
             return
         self._remember(scope, step, new)
-        if self._file is None:
-            self._file = self._path.open("ab")
-        self._file.write(format_line(scope, step, new))
-        self._file.flush()  # a line at a time: a kill leaves whole ones
+        check_folder(self.logdir)
+        with appending(self._path):
+            if self._file is None:
+                self._file = self._path.open("ab")
+            self._file.write(format_line(scope, step, new))
+            self._file.flush()  # a line at a time: a kill leaves whole ones
 
     def close(self) -> None:
         if self._file is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import IO
@@ -42,7 +43,7 @@ class Ledger:
         Raises:
             FileExistsError: another run's notes are there and this one is not its continuation.
         """
-        earlier = [self.path] if self.path.exists() else []
+        earlier = [self.path] if os.path.lexists(self.path) else []
         claim_folder(self.path.parent, logdir=self.path.parent.parent, earlier_logs=earlier, is_resumed=is_resumed)
         remove_leftovers(self.path)
         if earlier:

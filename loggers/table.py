@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from runnerkit.logger import Step
-from runnerkit.storage.atomic_file import write_text
+from runnerkit.storage.atomic_file import appending, write_text
 
 PLACE = ("stage", "epoch", "step")
 
@@ -57,9 +57,10 @@ class Table:
         assert self._file is not None
         if not is_again:
             self._start = self._file.seek(0, os.SEEK_END)
-        self._file.seek(self._start)
-        self._file.write(_format([self._last_row()]))  # over the place's earlier row, if any, which was no longer
-        self._file.flush()
+        with appending(self.path):
+            self._file.seek(self._start)
+            self._file.write(_format([self._last_row()]))  # over the place's earlier row, if any, which was no longer
+            self._file.flush()
 
     def close(self) -> None:
         if self._file is not None:

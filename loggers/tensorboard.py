@@ -11,6 +11,7 @@ import numpy as np
 
 from runnerkit.logger import Histogram, PRCurve, Scope, Step
 from runnerkit.loggers.folder import FolderLogger, claim_folder
+from runnerkit.storage.atomic_file import check_folder
 
 if TYPE_CHECKING:
     from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]  # has no types
@@ -113,7 +114,8 @@ class TensorboardLogger(FolderLogger):
         self._add(pr_curve_summary(tag, curve), step, scope)
 
     def log_end(self, error: BaseException | None) -> None:
-        if self._hparams and (error is None or isinstance(error, Exception)):  # one that was stopped may go on
+        is_over = error is None or isinstance(error, Exception)  # one that was stopped may go on
+        if self._hparams and is_over and self._folder.is_dir():
             from runnerkit.loggers import hparams_events
 
             hparams_events.write(self._folder, self._hparams, start_s=self._start_s, failed=error is not None)
@@ -131,6 +133,7 @@ class TensorboardLogger(FolderLogger):
         self._run(step.loader).add(summary, step=step, x=self._x(step, scope))
 
     def _run(self, loader: str) -> EventFiles:
+        check_folder(self._folder)
         loader = loader or "."  # before the first loader: the folder above theirs
         if loader not in self._runs:
             from runnerkit.loggers.event_files import EventFiles

@@ -51,6 +51,12 @@ def check_loaders(loaders: Any) -> dict[str, Any]:
     if not loaders:
         raise ValueError("loaders is empty; give at least one, such as {'train': ..., 'valid': ...}")
     for key, loader in loaders.items():
+        path = Path(str(key))
+        if path.is_absolute() or ".." in path.parts or "\0" in str(path):
+            raise ValueError(
+                f"loader {key!r}: loggers name files by the key, which would be outside the logdir; leave out '..', a "
+                "leading '/' and NUL, as in 'valid/easy'"
+            )
         if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
             raise TypeError(
                 f"loader {key!r} is a {type(loader).__name__}; expected a DataLoader or an iterable of batches"

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from runnerkit.engine import IEngine
+from runnerkit.redaction import redacted_command
 from runnerkit.version import __version__
 
 _PACKAGES = ("numpy", "torchvision", "torchmetrics", "tensorboard", "pandas", "horovod", "apex")
@@ -17,6 +18,8 @@ _PACKAGES = ("numpy", "torchvision", "torchmetrics", "tensorboard", "pandas", "h
 
 def describe_environment(engine: IEngine | None = None, *, seed: int | None = None) -> dict[str, Any]:
     """Collect versions, hardware, `seed` and, given an `engine` that is set up, what it runs on; for JSON.
+
+    Credentials in the command are left out.
 
     >>> describe_environment()["versions"]["torch"] == torch.__version__
     True
@@ -32,7 +35,7 @@ def describe_environment(engine: IEngine | None = None, *, seed: int | None = No
         "platform": platform.platform(),
         "cuda": torch.version.cuda,
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
-        "command": sys.argv,
+        "command": redacted_command(sys.argv),
     }
     if engine is not None:
         facts["engine"] = {

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 from runnerkit import pickling
 from runnerkit.engine import move
@@ -43,13 +45,23 @@ class Outcome:
             state = optimizer.state
             for parameter in state:
                 state[parameter] = move(state[parameter], torch.device("cpu"), path="state")
+        try:
+            data = pickling.dumps(self.attributes)  # as a whole: what two of them share stays one
+        except Exception:
+            data = pickling.dumps(self._travelling())
+        return {"data": data}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.attributes = pickling.loads(state["data"])
+
+    def _travelling(self) -> dict[str, Any]:
         components = {name: self.attributes[name] for name in _COMPONENTS}
         callbacks = {
             key: callback if _refusal(callback) is None else _stripped(callback, f"callbacks[{key!r}]")
             for key, callback in self.attributes["callbacks"].items()
         }
         rest = {name: value for name, value in self.attributes.items() if name not in {*_COMPONENTS, "callbacks"}}
-        return {"attributes": {**components, "callbacks": callbacks, **_travelling(rest, "")}}
+        return {**components, "callbacks": callbacks, **_travelling(rest, "")}
 
 
 def _stripped(callback: Any, name: str) -> Any:
@@ -76,9 +88,24 @@ def _refusal(value: Any) -> Exception | None:
     return None
 
 
-def capture(runner: IRunner) -> Outcome:
-    """Take what :func:`adopt` gives to the calling process."""
-    return Outcome({name: value for name, value in vars(runner).items() if name not in _STAYS})
+def data_of(runner: IRunner) -> dict[str, Any]:
+    """List attributes that are data sets or loaders, or dicts of them: the calling process has these, too."""
+    return {name: value for name, value in vars(runner).items() if _is_data(value)}
+
+
+def _is_data(value: Any) -> bool:
+    parts = list(value.values()) if isinstance(value, dict) else [value]
+    return bool(parts) and all(isinstance(each, Dataset | DataLoader) for each in parts)
+
+
+def capture(runner: IRunner, *, had: Mapping[str, Any]) -> Outcome:
+    """Take what :func:`adopt` gives to the calling process.
+
+    Args:
+        had: the runner's :func:`data_of` when the run began; those that are still there stay.
+    """
+    stays = _STAYS | {name for name, value in had.items() if vars(runner).get(name) is value}
+    return Outcome({name: value for name, value in vars(runner).items() if name not in stays})
 
 
 def adopt(runner: IRunner, outcome: Outcome) -> None:

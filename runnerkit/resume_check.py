@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 from runnerkit.plain_values import flat, plain
+from runnerkit.redaction import redacted
 from runnerkit.storage.weights import listed
 from runnerkit.types import StateDict, as_dict
 from runnerkit.version import __version__
@@ -147,7 +148,7 @@ def settings_of(runner: IRunner) -> dict[str, Any]:
 
 
 def _settings(runner: IRunner) -> Iterator[tuple[str, Any]]:
-    yield from flat(plain(runner.hparams), "hparams")
+    yield from flat(plain(redacted(runner.hparams)), "hparams")
     yield "seed", runner.seed
     yield "valid_every_steps", runner.valid_every_steps
     yield "precision", type(runner.engine.precision).__name__

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from runnerkit.environment import describe_environment
 from runnerkit.logger import ILogger, Scope, Step, takes
+from runnerkit.redaction import redacted
 
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner
@@ -102,7 +103,7 @@ def tell_hparams(runner: IRunner) -> None:
     """Give the loggers all hyperparameters that there are by now."""
     if runner.loggers:
         environment = describe_environment(runner.engine, seed=runner.seed)
-        tell(runner, "log_hparams", {**runner.hparams, **runner._more_hparams}, environment=environment)
+        tell(runner, "log_hparams", redacted({**runner.hparams, **runner._more_hparams}), environment=environment)
 
 
 def tell_metrics(runner: IRunner, metrics: Mapping[str, float]) -> None:

@@ -251,13 +251,14 @@ class IRunner(IListener):
         return self
 
     def _run_experiment(self) -> outcome.Outcome:
+        data = outcome.data_of(self)
         with components.experiment(self):  # set up; closed whatever happens, on_exception included
             self._emit("on_experiment_start")
             for stage in self._hooks.stages:
                 self._run_stage(stage)
             components.end_experiment(self)
         self.engine.cleanup()  # after a failure launch() does, once it is on record: peers fail when this one leaves
-        return outcome.capture(self)
+        return outcome.capture(self, had=data)
 
     def _run_stage(self, stage: str) -> None:
         if not components.setup_stage(self, stage):

@@ -22,6 +22,7 @@ from runnerkit.callback import (
 from runnerkit.logger import Step
 from runnerkit.sampling.sharding import count_batches, share_of
 from runnerkit.seeding import rng_state, set_rng_state
+from runnerkit.state_broadcast import broadcast_state
 from runnerkit.storage.checkpoint import find_checkpoint, holds_checkpoint
 from runnerkit.storage.checkpoint_file import load_checkpoint
 from runnerkit.storage.plain_state import as_plain
@@ -176,7 +177,7 @@ def find(runner: IRunner, stage: str) -> bool:
         if runner._resume is not None or any(given):
             # Every rank must enter. Rank zero decides and reads for all: it alone is sure to see the files.
             found = _sought(runner, given) if runner.engine.is_main_process else (None, False)
-            runner._snapshot, runner._continues = runner.engine.broadcast_object(found)
+            runner._snapshot, runner._continues = broadcast_state(found, runner.engine)
     snapshot = runner._snapshot
     return snapshot is None or snapshot.is_restored or snapshot.state["stage_key"] == stage
 
@@ -251,6 +252,7 @@ def restore(runner: IRunner) -> None:
         )
     if snapshot.within is None:
         restore_rng(runner)
+    snapshot.state = {name: state[name] for name in ("stage_key", "counters", "within", "rng")}  # not the weights
     snapshot.is_restored = True
     logger.info("resumed from %s at %s", snapshot.source, snapshot.step)
     is_last = runner.stage_key == [*runner.stages][-1]

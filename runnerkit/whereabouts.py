@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,8 @@ def note_whereabouts(runner: IRunner, error: BaseException) -> None:
         error.add_note(f"in batch {runner.loader_batch_step} of {place}: {_described(runner.batch)}")
     if is_out_of_memory(error):
         error.add_note(_what_needs_less(runner))
+    elif is_out_of_shared_memory(error):
+        error.add_note(_what_needs_less_shared_memory(runner))
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -46,6 +49,31 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _MEMORY_ERRORS)
+
+
+def is_out_of_shared_memory(error: BaseException) -> bool:
+    """Whether a loader's worker found no room in /dev/shm, or was killed for it.
+
+    >>> is_out_of_shared_memory(RuntimeError("unable to allocate shared memory(shm) for file </torch_1_2_0>: No space"))
+    True
+    """
+    words = ("shared memory(shm)", "out of shared memory", "unable to write to file </torch_")
+    return isinstance(error, RuntimeError) and any(each in str(error) for each in words)
+
+
+def _what_needs_less_shared_memory(runner: IRunner) -> str:
+    loader = runner.loader
+    kept = f"{getattr(loader, 'num_workers', None)} x {getattr(loader, 'prefetch_factor', None)}"
+    try:
+        usage = shutil.disk_usage("/dev/shm")  # where torch puts them
+        room = f"{usage.free / 1e6:,.1f} MB of {usage.total / 1e6:,.1f} MB are free there now"
+    except OSError as error:
+        room = f"it cannot be looked at: {error.strerror}"
+    return (
+        f"no room in /dev/shm, through which workers hand over batches: {room}; this loader keeps up to {kept} batches "
+        "there (num_workers x prefetch_factor). Make it larger (docker run --shm-size=8g; mount -o remount,size=8g "
+        "/dev/shm), or take fewer workers, a smaller prefetch_factor or batch_size"
+    )
 
 
 def _what_needs_less(runner: IRunner) -> str:

@@ -387,6 +387,15 @@ def test_hooks_that_are_misspelt_are_warned_of_by_name(caplog):
     ]
 
 
+@pytest.mark.parametrize("key", ["train/../../../x", "/x", "..", "train/\0x"])
+def test_a_loader_key_that_leads_out_of_the_logdir_is_refused(tmp_path, key):
+    """CSV tables and TensorBoard's folders are named by it."""
+    with pytest.raises(ValueError, match="which would be outside the logdir"):
+        train(loaders={"train": loader(16, 4), key: loader(8, 4)}, logdir=tmp_path / "a" / "b" / "log")
+
+    assert not list(tmp_path.rglob("x*"))
+
+
 def test_several_loaders_where_one_is_wanted_are_refused():
     """A dict would be read as batches that are its keys."""
     runner, loaders = dl.SupervisedRunner(mlp()), {"valid": loader(8, 4)}

@@ -33,10 +33,12 @@ class Config:
     Attributes:
         path: the file, for messages.
         values: plain dicts, lists, strings and numbers.
+        written: the same for files, which outlive the environment and its secrets: ``${oc.env:NAME}`` is not resolved.
     """
 
     path: Path
     values: dict[str, Any]
+    written: dict[str, Any]
 
     def refused(self, key: str, why: str) -> ValueError:
         """Say why the value at `key`, such as "loaders.train.batch_size", will not do."""
@@ -170,9 +172,37 @@ def read_config(path: Path, overrides: Iterable[str] = (), given: Mapping[str, A
             raise ValueError(f"{path}: override {override!r}: {' '.join(str(error).split())}") from error
     config.update({key: value for key, value in (given or {}).items() if value is not None})
     try:
-        return Config(path, omegaconf.OmegaConf.to_container(config, resolve=True))
+        written = omegaconf.OmegaConf.to_container(_without_environment(config), resolve=True)
+        return Config(path, omegaconf.OmegaConf.to_container(config, resolve=True), written)
     except omegaconf.errors.OmegaConfBaseException as error:
         raise ValueError(f"{path}: {' '.join(str(error).split())}") from error
+
+
+def _without_environment(config: Any) -> Any:
+    """Copy an OmegaConf so that ``${oc.env:NAME}`` resolves to this text, also where a reference leads to it."""
+    omegaconf = _package("omegaconf")
+
+    def env(name: str, *default: Any) -> str:
+        return (
+            f"${{oc.env:{','.join([name, *(repr(each) if isinstance(each, str) else str(each) for each in default)])}}}"
+        )
+
+    def decode(text: Any, *, _parent_: Any, _node_: Any) -> Any:
+        if isinstance(text, str) and "${oc.env:" in text:
+            return f"${{oc.decode:{text}}}"
+        return _package("omegaconf.resolvers").oc.decode(text, _parent_, _node_)
+
+    for name, resolver in {"env": env, "decode": decode}.items():
+        omegaconf.OmegaConf.register_new_resolver(f"runnerkit.{name}", resolver, replace=True)
+    return omegaconf.OmegaConf.create(_renamed(omegaconf.OmegaConf.to_container(config, resolve=False)))
+
+
+def _renamed(node: Any) -> Any:
+    if isinstance(node, dict):
+        return {key: _renamed(each) for key, each in node.items()}
+    if isinstance(node, list):
+        return [_renamed(each) for each in node]
+    return re.sub(r"\$\{oc\.(env|decode):", r"${runnerkit.\1:", node) if isinstance(node, str) else node
 
 
 def at(values: Any, key: str) -> Any:

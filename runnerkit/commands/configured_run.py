@@ -74,6 +74,8 @@ def make_run(config: Config) -> tuple[Runner, dict[str, Any]]:
         _check_targets(config, key)
         config.check(key)  # all of them before any is made
     given = {key: value for key, value in config.values.items() if key in plain}
+    if "hparams" in given:
+        given["hparams"] = config.written["hparams"]  # which are written to files
     arguments = {"seed": SEED, **config.check_call(given, "", Runner.train), "engine": _make_engine(config)}
     try:
         set_global_seed(arguments["seed"])  # the initial weights
@@ -191,7 +193,7 @@ def save_config(config: Config, path: Path) -> None:
     """
     import yaml
 
-    values = {"seed": SEED, **config.values}
+    values = {"seed": SEED, **config.written}
     text = yaml.safe_dump({key: value for key, value in values.items() if key not in _NOT_SAVED}, sort_keys=False)
     with _unwritable_told(path):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,7 @@ from runnerkit.curves.best_values import best_metrics, checkpoint_records
 from runnerkit.curves.history import find_run, read_metrics
 from runnerkit.curves.plot import draw_metrics
 from runnerkit.plain_values import flat
+from runnerkit.redaction import redacted, redacted_command
 from runnerkit.storage.atomic_file import new_file, write_text
 from runnerkit.storage.checkpoint_index import Record
 
@@ -127,4 +128,7 @@ def _read_facts(path: Path) -> dict[str, Any]:
         facts = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except (ValueError, yaml.YAMLError) as error:
         raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
-    return dict(flat(facts or {}))
+    facts = redacted(facts or {})  # also of a run of an earlier version
+    if "command" in facts:
+        facts["command"] = redacted_command(facts["command"])
+    return dict(flat(facts))

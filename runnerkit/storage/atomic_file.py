@@ -5,12 +5,15 @@ from __future__ import annotations
 import errno
 import glob
 import os
+import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}  # of a folder, on CIFS, 9p and some FUSE file systems
 
 
 class AtomicFile:
@@ -22,7 +25,8 @@ class AtomicFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        # A name that nobody can foresee, and put a symbolic link at.
+        self.temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
 
     def __enter__(self) -> Path:
         return self.temporary
@@ -77,10 +81,13 @@ def new_file(path: Path) -> Iterator[None]:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or a folder's list of names, is on the disk."""
+    """Wait until a file, or a folder's list of names where the file system can, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_SYNC or not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise
     finally:
         os.close(descriptor)
 
@@ -94,6 +101,34 @@ def unwritable(path: Path, error: OSError) -> OSError:
             free = f"; {usage.free / 1e6:,.1f} MB of {usage.total / 1e6:,.1f} MB are free there"
     message = f"cannot write {path}: {error.strerror or error}{free}; what was written before is whole"
     return OSError(error.errno, message) if error.errno is not None else OSError(message)
+
+
+def check_folder(folder: Path) -> None:
+    """See that a run's folder is still there, before something is written that would make it anew.
+
+    Raises:
+        FileNotFoundError: it is not.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            errno.ENOENT,
+            f"cannot write to {folder}: it was deleted during the run; start the run again, and keep its logdir "
+            "until it has ended",
+        )
+
+
+@contextmanager
+def appending(path: Path) -> Iterator[None]:
+    """Let an error of the body, which adds to a log of the run, say which one and what room there is.
+
+    Args:
+        path: the log, or its folder.
+    """
+    try:
+        yield
+    except OSError as error:
+        check_folder(path if not path.suffix else path.parent)
+        raise unwritable(path, error) from error
 
 
 def _full_disk(error: BaseException | None) -> OSError | None:

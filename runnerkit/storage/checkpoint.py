@@ -28,6 +28,7 @@ from runnerkit.storage.checkpoint_fault import (
 )
 from runnerkit.storage.checkpoint_file import REST, is_checkpoint, load_checkpoint, save_checkpoint
 from runnerkit.storage.checkpoint_index import DamagedIndex, Record, place_of, read_index, to_json
+from runnerkit.storage.links import refuse_link
 from runnerkit.types import StateDict
 
 logger = logging.getLogger(__name__)
@@ -85,8 +86,9 @@ class CheckpointFolder:
         """Make the folder, and see that it can be written to: before a run works for hours.
 
         Raises:
-            OSError: it cannot.
+            OSError: it cannot, or is a symbolic link.
         """
+        refuse_link(self.folder)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=self.folder).close()
@@ -204,6 +206,7 @@ class CheckpointFolder:
         return path
 
     def _write_index(self) -> None:
+        refuse_link(self.folder)  # before files are deleted: it may have become one
         write_text(self.folder / "index.json", to_json(self.records))
 
 

@@ -27,6 +27,8 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from runnerkit.storage.links import refuse_link
+
 logger = logging.getLogger(__name__)
 
 FILE = ".lock"
@@ -42,7 +44,7 @@ def lock(logdir: Path) -> Callable[[], None]:
 
     Raises:
         FileExistsError: another process has it.
-        OSError: it cannot be made, or not be written to.
+        OSError: it cannot be made, or not be written to, or the file in it is a symbolic link.
 
     >>> import tempfile
     >>> unlock = lock(Path(tempfile.mkdtemp()))
@@ -54,6 +56,7 @@ def lock(logdir: Path) -> Callable[[], None]:
         try:
             descriptor = _try(logdir)
         except (OSError, ImportError) as error:
+            refuse_link(logdir / FILE)
             if isinstance(error, OSError) and not (logdir / FILE).exists():
                 raise _unwritable(logdir, error) from error
             logger.warning("%s cannot be locked (%s): see to it that no other run writes there", logdir, error)
@@ -75,6 +78,8 @@ def _unwritable(logdir: Path, error: OSError) -> OSError:
 
 def holder(logdir: Path) -> str | None:
     """Say whose the folder is, or last was if a run was killed; None if nobody's."""
+    if (logdir / FILE).is_symlink():
+        return "nobody: a symbolic link is in the place of the lock; delete it"
     try:
         return (logdir / FILE).read_text(encoding="utf-8").strip() or "a process that has just started"
     except FileNotFoundError:
@@ -85,6 +90,8 @@ def is_held(logdir: Path) -> bool:
     """Whether another process has the folder."""
     import fcntl
 
+    if (logdir / FILE).is_symlink():
+        return False
     with suppress(FileNotFoundError), (logdir / FILE).open("r+b") as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until it is closed
@@ -101,12 +108,12 @@ def _try(logdir: Path) -> int | None:
     if not _make(logdir):
         return None
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     except FileNotFoundError:  # the folder was deleted meanwhile
         return None
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(descriptor), path.stat()):  # else its owner deleted it meanwhile: not the lock
+        if os.path.samestat(os.fstat(descriptor), path.lstat()):  # else its owner deleted it meanwhile: not the lock
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()} since {time.ctime()}\n".encode())
             return descriptor

@@ -8,17 +8,23 @@ import pickle
 import random
 import resource
 import shutil
+import stat
 import subprocess
+import sys
 import tempfile
+import textwrap
 import time
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import Dataset
 
 from runnerkit import dl
+from runnerkit.logger import Step
 from runnerkit.storage.checkpoint import CheckpointFolder, find_checkpoint
 from runnerkit.storage.checkpoint_cleanup import clean_up
 from runnerkit.storage.checkpoint_file import load_checkpoint, save_checkpoint
@@ -85,8 +91,7 @@ def train(logdir, **options):
         optimizer=sgd(model),
         loaders={"train": loader(16, 4), "valid": loader(8, 4)},
         logdir=logdir,
-        engine=dl.CPUEngine(),
-        **{"num_epochs": 2, **quiet(), **options},
+        **{"engine": dl.CPUEngine(), "num_epochs": 2, **quiet(), **options},
     )
 
 
@@ -136,6 +141,100 @@ def test_a_run_on_a_full_disk_ends_with_the_epoch_before(small_disk):
 
     assert train(small_disk, resume="auto").epoch_step == 2
     assert half_files(small_disk / "checkpoints") == []
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of TensorBoard's writer
+@pytest.mark.parametrize("logger", [dl.CSVLogger, dl.TensorboardLogger, dl.JSONLLogger])
+@pytest.mark.parametrize("is_begun", [True, False], ids=["", "before the first row"])
+def test_a_log_on_a_full_disk_says_which_and_what_room_there_is(small_disk, logger, is_begun):
+    """As a checkpoint does."""
+    mine = logger(small_disk)
+    mine.setup()
+
+    def log(epoch):
+        mine.log_scalars({"loss": 0.5}, step=Step("train", "valid", epoch=epoch, batch=epoch), scope="loader")
+        mine.flush()
+
+    if is_begun:
+        log(1)
+    fill(small_disk, free=0)
+    words = rf"cannot write {small_disk}/.*: No space left on device; 0.0 MB of 1.0 MB are free there"
+    try:
+        with pytest.raises(OSError, match=words):  # a page may have room for some more
+            deque(map(log, range(2, 2000)))
+    finally:
+        with suppress(OSError):
+            mine.close()
+
+
+class Large(Dataset):
+    """Samples of 1 MB."""
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return torch.zeros(250_000), torch.tensor(0)
+
+
+def test_a_shortage_of_shared_memory_says_where_and_what_needs_less(tmp_path):
+    """With a /dev/shm of 4 MB, of which the rest of the machine sees nothing."""
+    code = """
+        from torch import nn
+        from torch.utils.data import DataLoader
+        from runnerkit import dl
+        from tests.faults.test_storage import Large
+        from tests.tiny import quiet, sgd
+        model = nn.Linear(250_000, 3)
+        dl.SupervisedRunner().train(
+            model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), cpu=True, num_epochs=1, **quiet(),
+            loaders={"train": DataLoader(Large(), batch_size=8, num_workers=2)},
+        )
+        """
+    mount = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=4m tmpfs /dev/shm && exec "$@"', "sh"]
+    if subprocess.run([*mount, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("mounting takes root")
+
+    command = [*mount, sys.executable, "-c", textwrap.dedent(code)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+    assert ended.returncode == 1
+    assert "no room in /dev/shm, through which workers hand over batches: " in ended.stderr
+    assert "MB of 4.2 MB are free there now; this loader keeps up to 2 x 2 batches there" in ended.stderr
+
+
+class Delete(dl.Callback):
+    """Deletes the logdir in the second epoch, as somebody may who tidies up."""
+
+    def __init__(self, logdir):
+        super().__init__(dl.CallbackOrder.External)
+        self.logdir = logdir
+
+    def on_epoch_start(self, runner):
+        if runner.epoch_step == 2 and runner.engine.is_main_process:
+            shutil.rmtree(self.logdir)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of TensorBoard's writer
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"loggers": {**quiet()["loggers"], "csv": None, "tensorboard": None}},
+        {"loggers": {**quiet()["loggers"], "csv": None}, "hparams": {"lr": 0.1}},
+        {"engine": None, "ddp": True},
+    ],
+    ids=["all", "checkpoints", "tensorboard", "two processes"],
+)
+def test_a_logdir_that_is_deleted_during_the_run_ends_it_and_is_not_made_again(tmp_path, options):
+    """A folder with the last epochs only would look like a whole run."""
+    logdir = tmp_path / "log"
+    with pytest.raises(
+        OSError, match=rf"cannot write to {logdir}.*: it was deleted during the run; start the run again"
+    ):
+        train(logdir, num_epochs=3, callbacks=[Delete(logdir)], **options)
+
+    assert not logdir.exists()
 
 
 def test_a_limit_on_the_size_of_files_is_a_full_disk(folder):
@@ -192,6 +291,27 @@ def test_an_error_of_the_disk_at_any_operation_leaves_a_whole_checkpoint(tmp_pat
         assert load_checkpoint(find_checkpoint(broken))["counters"]["epoch_step"] in (2, 3)
         add(broken, 3)
         assert_whole(broken, epochs=(2, 3))
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP], ids=["CIFS", "9p"])
+def test_a_file_system_that_cannot_sync_a_folder_is_written_to_all_the_same(tmp_path, monkeypatch, number):
+    """The file has its name by then; one that a file cannot be synced on is an error as before."""
+    fsync, refuses_files = os.fsync, []
+
+    def picky(descriptor):
+        if refuses_files or stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(number, os.strerror(number))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", picky)
+
+    add(tmp_path, 1)
+    add(tmp_path, 2, sharded=True)
+
+    assert_whole(tmp_path)
+    refuses_files.append(True)
+    with pytest.raises(OSError, match=r"cannot write .*model.0003.pth"):
+        add(tmp_path, 3)
 
 
 # A kill between any two operations.

@@ -1,0 +1,23 @@
+"""Refusal of symbolic links inside a logdir, which whoever may write there can plant."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+
+def refuse_link(path: Path) -> None:
+    """Raise if a file or folder of a run is a symbolic link: the run would overwrite and delete what it leads to.
+
+    The logdir itself may be one.
+
+    Raises:
+        OSError: it is.
+    """
+    if path.is_symlink():
+        raise OSError(
+            errno.ELOOP,
+            f"{path} is a symbolic link to {os.readlink(path)}: a run would overwrite and delete files there; delete "
+            "the link (to keep a run on another disk, pass a logdir there, or make the logdir itself the link)",
+        )

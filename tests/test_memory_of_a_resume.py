@@ -1,0 +1,106 @@
+"""What a resumed run keeps of its checkpoint, how the state gets to all ranks, and what comes back from them."""
+
+import gc
+import pickle
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from runnerkit import dl, outcome, pickling
+from runnerkit.state_broadcast import broadcast_state
+from tests.tiny import classification, loader, mlp, quiet, sgd
+
+SHAPE = (16, 6)  # of the first layer's weight
+
+
+class CountTensors(dl.Callback):
+    """Counts on every rank the tensors of that shape, at the start of each epoch."""
+
+    def __init__(self):
+        super().__init__(dl.CallbackOrder.External)
+        self.counts = []
+
+    def on_epoch_start(self, runner):
+        gc.collect()
+        runner.optimizer.zero_grad()
+        mine = {each.data_ptr() for each in gc.get_objects() if type(each) in (torch.Tensor, nn.Parameter)
+                and each.shape == SHAPE}  # fmt: skip
+        self.counts.append(runner.engine.gather_object(len(mine)))
+
+
+@pytest.mark.parametrize("options", [{"cpu": True}, {"cpu": True, "ddp": True}], ids=["alone", "two processes"])
+def test_a_resumed_run_holds_weights_and_momentum_once(tmp_path, options):
+    """As many tensors as a run that was not resumed has in its second epoch."""
+
+    def train(logdir, num_epochs):
+        model, count = mlp(), CountTensors()
+        dl.SupervisedRunner().train(
+            model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), loaders={"train": loader(16, 4)},
+            callbacks=[count], logdir=logdir, resume="auto", num_epochs=num_epochs, **options, **quiet(),
+        )  # fmt: skip
+        return count.counts
+
+    expected = train(tmp_path / "whole", 2)[1]
+    train(tmp_path / "log", 1)
+    assert train(tmp_path / "log", 2) == [expected]
+
+
+def test_a_state_is_broadcast_in_parts_and_arrives_as_it_was():
+    """Views alone, and what is one tensor stays one; no message is much larger than a part."""
+    whole = torch.arange(100_000.0)
+    state = {
+        "a": whole[:10],
+        "b": whole,
+        "again": whole,
+        "few": [torch.zeros(1000)] * 2,
+        "lr": 0.1,
+        "empty": torch.empty(0),
+    }
+    sent = []
+    zero = SimpleNamespace(
+        num_processes=2, is_main_process=True, broadcast_object=lambda v: sent.append(pickle.dumps(v)) or v
+    )
+    one = SimpleNamespace(num_processes=2, is_main_process=False, broadcast_object=lambda _: pickle.loads(sent.pop(0)))
+
+    assert broadcast_state(state, zero, part_bytes=5000) is state
+    sizes = [len(each) for each in sent]
+    received = broadcast_state(None, one, part_bytes=5000)
+
+    assert sorted(sizes)[-1] < whole.nbytes + 2000 and sorted(sizes)[-2] < 8000 and not sent
+    assert received["again"] is received["b"] and received["few"][0] is received["few"][1]
+    assert received.keys() == state.keys() and received["lr"] == 0.1
+    for name in ("a", "b", "empty"):
+        assert torch.equal(received[name], state[name])
+
+
+class Pickled:
+    """Counts how often it is pickled."""
+
+    count = 0
+
+    def __getstate__(self):
+        Pickled.count += 1
+        return {}
+
+
+class Data(Pickled, Dataset):
+    """As a data set."""
+
+
+def test_what_comes_back_is_pickled_once_and_data_that_was_there_before_is_not():
+    """Data made by a hook comes back; what two attributes share is still one object."""
+    Pickled.count = 0
+    runner = dl.SupervisedRunner(mlp())
+    runner.data, runner.by_key = Data(), {"train": Data()}
+    had = outcome.data_of(runner)
+    runner.made, runner.mine, runner.shared = classification(8), Pickled(), []
+    runner.same = runner.shared
+
+    back = pickling.loads(pickling.dumps(outcome.capture(runner, had=had))).attributes
+
+    assert Pickled.count == 1
+    assert "data" not in back and "by_key" not in back and len(back["made"]) == 8
+    assert back["same"] is back["shared"]

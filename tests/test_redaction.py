@@ -1,0 +1,81 @@
+"""Credentials do not reach the files of a run, wherever they come from."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from runnerkit import dl
+from runnerkit.commands.cli import main
+from runnerkit.curves.report import write_report
+from runnerkit.redaction import redacted, redacted_command
+from tests.test_configured_run import CONFIG
+from tests.tiny import loader, mlp, quiet, sgd
+
+SECRET = "correct-horse-battery-staple"
+
+
+def files_with(text, folder):
+    return [str(path) for path in folder.rglob("*") if path.is_file() and text.encode() in path.read_bytes()]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--api-key", SECRET], [f"--password={SECRET}"], [f"loggers.comet.api_key={SECRET}"], ["--hf-token", SECRET],
+     [f"--store=s3://me:{SECRET}@host/x"], ["--apiKey", SECRET], [f"AWS_SECRET_ACCESS_KEY={SECRET}"]],
+)  # fmt: skip
+def test_a_credential_on_the_command_line_is_not_in_environment_json_nor_in_the_report(tmp_path, monkeypatch, words):
+    """Nor elsewhere in the logdir; the rest of the command is."""
+    monkeypatch.setattr(sys, "argv", ["train.py", *words, "--lr=0.1"])
+    model = mlp()
+    dl.SupervisedRunner().train(
+        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), loaders={"train": loader(16, 4)},
+        hparams={"lr": 0.1, "service": {"token": SECRET}, "pad_token": "[PAD]"}, logdir=tmp_path, cpu=True, **quiet(),
+    )  # fmt: skip
+
+    report = write_report(tmp_path)
+
+    assert files_with(SECRET, tmp_path) == []
+    assert "--lr=0.1" in (tmp_path / "environment.json").read_text() and "train.py" in Path(report).read_text()
+    assert "[PAD]" in (tmp_path / "hparams.yml").read_text()
+
+
+def test_what_names_no_credential_stays():
+    """Hyperparameters whose names come near."""
+    values = {
+        "num_tokens": 3,
+        "mask_token": "[M]",
+        "loader_key": "train",
+        "tokenizer": "bpe",
+        "secret": None,
+        "key": "a",
+    }
+    words = ["run.py", "--input-key", "x", "--max-tokens=5", "--token", "--lr", "1", "token=${oc.env:TOKEN}"]
+
+    assert redacted(values) == values and redacted_command(words) == words
+
+
+def test_values_of_the_environment_stay_out_of_all_files_of_a_configured_run(tmp_path, monkeypatch):
+    """References to them too; the saved config takes them from the environment again, and trains the same."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MY_VALUE", SECRET)
+    monkeypatch.setenv("MY_RATE", "0.07654321")
+    config = CONFIG.replace(
+        "hparams: {lr: 0.1, width: 16}",
+        "hparams:\n  lr: ${oc.decode:${oc.env:MY_RATE}}\n  width: 16\n  plain: ${oc.env:MY_VALUE}\n"
+        "  again: ${hparams.plain}\n  within: 'Bearer ${oc.env:MY_VALUE}'\n  other: \"${oc.env:MY_OTHER,'a, b: c'}\"",
+    )
+    Path("config.yaml").write_text(config)
+
+    assert main(["run", "config.yaml"]) == 0
+    assert main(["run", "logs/config/config.yml"]) == 0
+
+    assert files_with(SECRET, tmp_path) == []
+    for name in ("config", "config-2"):
+        saved = Path("logs", name, "config.yml").read_text()
+        assert "lr: ${oc.decode:${oc.env:MY_RATE}}" in saved and "again: ${oc.env:MY_VALUE}" in saved
+        assert "width: 16" in saved and "in_features: 16" in saved and "Bearer ${oc.env:MY_VALUE}" in saved
+        assert "lr: ${oc.decode:${oc.env:MY_RATE}}" in Path("logs", name, "hparams.yml").read_text()
+    tables = [Path("logs", name, "csv", "train.csv").read_text() for name in ("config", "config-2")]
+    assert tables[0] == tables[1] and "0.07654321" in tables[0]
