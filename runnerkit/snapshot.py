@@ -144,22 +144,28 @@ def _states(components: Any) -> StateDict:
     return {key: each.state_dict() for key, each in as_dict(components).items() if hasattr(each, "state_dict")}
 
 
-def check_positions(runner: IRunner) -> None:
+def check_positions(runner: IRunner, *, reason: str) -> None:
     """Refuse training loaders whose position within an epoch cannot be saved.
 
+    Args:
+        reason: the argument because of which it would be.
     Raises:
         TypeError: with the loader's key.
     """
     for key, loader in runner.loaders.items():
-        if key.startswith("train") and share_of(loader) is None:
+        if key.startswith("train") and not has_position(loader):
             raise TypeError(
-                f"loader {key!r} has no position to save in the middle of an epoch; save at epoch ends, "
-                "or use a DataLoader whose sampler has a length and is no DistributedSampler of your own"
+                f"loader {key!r} has no position to save in the middle of an epoch; leave out {reason} to save at the "
+                "ends of epochs, or use a DataLoader whose sampler has a length and is not a DistributedSampler"
             )
 
 
+def has_position(loader: Any) -> bool:
+    """Return whether a place within an epoch of `loader` can be saved and found again."""
+    return share_of(loader) is not None
+
+
 def _position(runner: IRunner) -> StateDict:
-    check_positions(runner)
     return {
         "key": runner.loader_key,
         "position": share_of(runner.loader).position_after(runner.loader_batch_step - runner._skipped_batches),
