@@ -150,6 +150,7 @@ def _claim_logdirs(runner: IRunner, writers: Iterable[Any]) -> None:
 
 def _make_loaders(runner: IRunner, stage: str) -> None:
     loaders = before_training.check_loaders(runner._hooks.get_loaders(stage))
+    before_training.check_samplers(runner, loaders)
     runner.loaders = {
         key: runner.engine.prepare_loader(loader, key=key, training=_is_training(runner, key), seed=runner.seed)
         for key, loader in loaders.items()
