@@ -6,11 +6,13 @@ import errno
 import glob
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}  # of a folder, on CIFS, 9p and some FUSE file systems
 
 
 class AtomicFile:
@@ -77,10 +79,13 @@ def new_file(path: Path) -> Iterator[None]:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or a folder's list of names, is on the disk."""
+    """Wait until a file, or a folder's list of names where the file system can, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_SYNC or not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise
     finally:
         os.close(descriptor)
 
