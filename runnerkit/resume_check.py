@@ -153,7 +153,7 @@ def _settings(runner: IRunner) -> Iterator[tuple[str, Any]]:
     yield "valid_every_steps", runner.valid_every_steps
     yield "precision", type(runner.engine.precision).__name__
     if runner.engine.device.type == "cpu":
-        # It decides how sums are rounded. Another number of processes, which names it otherwise, is warned of elsewhere.
+        # It decides how sums are rounded. Named by the processes, of which another number is warned of elsewhere.
         name = f"torch.get_num_threads() in {runner.engine.num_processes} process(es)"
         yield name, torch.get_num_threads()
     for key, loader in runner.loaders.items():

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from runnerkit import resume_check
@@ -359,6 +360,14 @@ def _check_rest(runner: IRunner, *, num_before: int, num_done: int) -> None:
 
 def restore_rng(runner: IRunner) -> None:
     """Set the generators as they were."""
-    if runner._snapshot is not None and runner._snapshot.rng is not None:
-        set_rng_state(runner._snapshot.rng)
-        runner._snapshot.rng = None
+    if runner._snapshot is None or runner._snapshot.rng is None:
+        return
+    rng, runner._snapshot.rng = runner._snapshot.rng, None
+    set_rng_state(rng)
+    num_before, num_now = len(rng["cuda"]), torch.cuda.device_count()
+    if num_before != num_now and runner.engine.device.type == "cuda" and runner.engine.is_main_process:
+        logger.warning(
+            "%s was saved where a process saw %d GPUs, and %d are visible now: the generators of the first %d are "
+            "restored, others draw other numbers (dropout, augmentation on the device); set CUDA_VISIBLE_DEVICES as it "
+            "was to resume exactly", runner._snapshot.source, num_before, num_now, min(num_before, num_now),
+        )  # fmt: skip
