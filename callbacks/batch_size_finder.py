@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from runnerkit import components
 from runnerkit.arguments import check_integers
+from runnerkit.batch_size import batch_size_of
 from runnerkit.callback import (
     Callback,
     CallbackOrder,
@@ -83,7 +84,7 @@ class BatchSizeFinder(Callback):
             batch, num_batches = _first_batch(runner, key), count_batches(runner.loaders[key])
             if self.max_size is None and num_batches is None:
                 raise ValueError(f"loader {key!r} has no length, which sizes would end at: pass max_size")
-            limit = self.max_size or components.batch_size_of(batch) * (num_batches or 1)
+            limit = self.max_size or batch_size_of(batch) * (num_batches or 1)
             self.batch_size = self._search(runner, key, batch, max(limit, self.start))
         runner.stage_epoch_len = 0
         logger.info("the largest batch that fits: %d of %s", self.batch_size, self.tried)
@@ -157,7 +158,7 @@ def _make_steps(runner: IRunner, key: str, batch: Any, *, size: int, num_steps: 
     alone = scratch_copy(runner, callbacks=kept.values())
     choose = runner.engine.training_model if runner.engine.num_processes == 1 else runner.engine.unwrap
     models = {name: choose(each) for name, each in as_dict(runner._training_model).items()}
-    num_rows = components.batch_size_of(batch)
+    num_rows = batch_size_of(batch)
     rows = torch.arange(size) % num_rows
 
     def repeated(tensor: Tensor) -> Tensor:

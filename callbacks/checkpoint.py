@@ -45,7 +45,8 @@ class CheckpointCallback(ICheckpointCallback):
 
     In mode "runner" SIGTERM, SIGUSR1 or SIGINT (Ctrl-C) to any process saves and ends the run after the step under way,
     with exit code 75, or 130 (and KeyboardInterrupt) for SIGINT. A second Ctrl-C ends it at once, another signal if it
-    comes more than a second after the first. What the user handles is left to the user.
+    comes more than a second after the first. What the user handles is left to the user. A training loader without a
+    position to save (one that is not a DataLoader, or has a DistributedSampler) leaves the newest checkpoint as it is.
 
     Args:
         logdir: folder of the run.
@@ -158,9 +159,12 @@ class CheckpointCallback(ICheckpointCallback):
         self._stop, self._stop_for = StopRequests(), None
         if self.mode == "runner":
             self._signals.enter_context(heeded(self._stop.ask))
-        within = self.every_steps or self.every_minutes or (runner.valid_every_steps and self.loader_key)
-        if within and self.mode == "runner":
-            snapshot.check_positions(runner)
+        often = {"every_steps": self.every_steps, "every_minutes": self.every_minutes}
+        if self.loader_key is not None:
+            often["valid_every_steps"] = runner.valid_every_steps
+        reason = next((name for name, interval in often.items() if interval), None)
+        if reason is not None and self.mode == "runner":
+            snapshot.check_positions(runner, reason=reason)
         self._saved_at = time.monotonic()
         if self.resume_model is not None and runner.stage_key == next(iter(runner.stages)):
             path = find_checkpoint(self.resume_model)
@@ -179,9 +183,11 @@ class CheckpointCallback(ICheckpointCallback):
             for each in map(innermost, runner.callbacks.values())
             if isinstance(each, IOptimizerCallback)
         ):
-            self._save(runner, score=self._score(runner) if self._is_validated else None)
+            can_save = self._stop_for is None or snapshot.has_position(runner.loader)
+            if can_save:
+                self._save(runner, score=self._score(runner) if self._is_validated else None)
             if self._stop_for is not None:
-                self._stop_run(runner, self._stop_for)
+                self._stop_run(runner, self._stop_for, is_saved=can_save)
 
     def _is_time(self, runner: IRunner) -> bool:
         if self.every_steps is not None and runner.batch_step % self.every_steps == 0:
@@ -201,11 +207,19 @@ class CheckpointCallback(ICheckpointCallback):
         if stop is not None and not is_last:
             self._stop_run(runner, stop)
 
-    def _stop_run(self, runner: IRunner, number: int) -> None:
+    def _stop_run(self, runner: IRunner, number: int, *, is_saved: bool = True) -> None:
         self._background.wait()
         runner.engine.barrier()  # who leaves first ends the others: not before rank zero has written
-        if runner.engine.is_main_process:
-            logger.warning("%s: saved, and stopped after step %d", signal.Signals(number).name, runner.batch_step)
+        name = signal.Signals(number).name
+        if runner.engine.is_main_process and is_saved:
+            logger.warning("%s: saved, and stopped after step %d", name, runner.batch_step)
+        elif runner.engine.is_main_process:
+            newest = next((each.name for each in reversed(CheckpointFolder(self.folder).records)), None)
+            logger.warning(
+                "%s: stopped after step %d without saving, since loader %r has no position to save in the middle of an "
+                "epoch; a resume starts %s", name, runner.batch_step, runner.loader_key,
+                f"from {newest}" if newest else "from the beginning: there is no checkpoint yet",
+            )  # fmt: skip
         raise stopped_by(number)
 
     def _score(self, runner: IRunner) -> float | None:

@@ -9,7 +9,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import UntypedStorage
@@ -29,29 +29,16 @@ def pack(value: Any, path: Path) -> None:
     Raises:
         TypeError: something in it cannot travel, named by its path of attributes.
     """
-    places: list[tuple[int, int, bool]] = []
-    with path.open("wb") as file, path.with_suffix(".buffers").open("wb") as buffers:
-
-        def is_within(buffer: pickle.PickleBuffer) -> bool:
-            view = buffer.raw()
-            if view.nbytes < _LARGE:
-                return True
-            buffers.seek(-buffers.tell() % mmap.PAGESIZE, os.SEEK_CUR)
-            places.append((buffers.tell(), view.nbytes, view.readonly))
-            buffers.write(view)
-            return False
-
-        try:
-            _dump(value, file, is_within)
-        except OSError:
-            raise
-        except Exception as error:
-            where, culprit = _culprit(value, path="runner")
-            raise TypeError(
-                f"{where} is a {type(culprit).__qualname__} and cannot be sent to the processes that train ({error}); "
-                "make it where it is used: in get_loaders, get_model or another hook, which run there"
-            ) from error
-    path.with_suffix(".places").write_text(json.dumps(places))
+    try:
+        pickling.written_by(partial(_write, value, path))
+    except OSError:
+        raise
+    except Exception as error:
+        where, culprit = _culprit(value, path="runner")
+        raise TypeError(
+            f"{where} is a {type(culprit).__qualname__} and cannot be sent to the processes that train ({error}); "
+            "make it where it is used: in get_loaders, get_model or another hook, which run there"
+        ) from error
 
 
 def unpack(path: Path) -> Any:
@@ -74,23 +61,33 @@ def remove(path: Path) -> None:
         each.unlink(missing_ok=True)
 
 
-def _dump(value: Any, file: IO[bytes], is_within: Callable[[pickle.PickleBuffer], bool]) -> None:
-    import cloudpickle
+def _write(value: Any, path: Path, base: Any) -> None:
+    places: list[tuple[int, int, bool]] = []
+    with path.open("wb") as file, path.with_suffix(".buffers").open("wb") as buffers:
 
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # untyped
-        def __init__(self) -> None:
-            super().__init__(file, protocol=5, buffer_callback=is_within)
-            self._storages: dict[int, UntypedStorage] = {}  # by address: what shares memory shares it there
+        def is_within(buffer: pickle.PickleBuffer) -> bool:
+            view = buffer.raw()
+            if view.nbytes < _LARGE:
+                return True
+            buffers.seek(-buffers.tell() % mmap.PAGESIZE, os.SEEK_CUR)
+            places.append((buffers.tell(), view.nbytes, view.readonly))
+            buffers.write(view)
+            return False
 
-        def reducer_override(self, obj: Any) -> Any:
-            # Its untyped() warns the user, who has no part in it.
-            if isinstance(obj, TypedStorage) and _is_large(untyped := obj._untyped_storage):
-                return _typed, (self._storages.setdefault(untyped.data_ptr(), untyped), obj.dtype)
-            if isinstance(obj, UntypedStorage) and _is_large(obj):
-                return _untyped, (pickle.PickleBuffer(torch.empty(0, dtype=torch.uint8).set_(obj).numpy()),)  # type: ignore[arg-type]
-            return super().reducer_override(obj)
+        storages: dict[int, UntypedStorage] = {}  # by address: what shares memory shares it there
 
-    Pickler().dump(value)
+        class Pickler(base):  # type: ignore[misc]  # untyped
+            def reducer_override(self, obj: Any) -> Any:
+                # Its untyped() warns the user, who has no part in it.
+                if isinstance(obj, TypedStorage) and _is_large(untyped := obj._untyped_storage):
+                    return _typed, (storages.setdefault(untyped.data_ptr(), untyped), obj.dtype)
+                if isinstance(obj, UntypedStorage) and _is_large(obj):
+                    array = torch.empty(0, dtype=torch.uint8).set_(obj).numpy()
+                    return _untyped, (pickle.PickleBuffer(array),)  # type: ignore[arg-type]  # it is a buffer
+                return super().reducer_override(obj)
+
+        Pickler(file, protocol=5, buffer_callback=is_within).dump(value)
+    path.with_suffix(".places").write_text(json.dumps(places))
 
 
 def _is_large(storage: UntypedStorage) -> bool:

@@ -9,9 +9,18 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from runnerkit.callback import EVENTS, ICallback, ICheckpointCallback, IListener, innermost
 from runnerkit.sampling.sampler import ShardedBatchSampler
@@ -69,6 +78,52 @@ def check_loaders(loaders: Any) -> dict[str, Any]:
         if count_batches(loader) == 0:
             raise ValueError(f"loader {key!r} is empty: {_why_empty(loader)}")
     return dict(loaders)
+
+
+def check_samplers(runner: IRunner, loaders: Mapping[str, Any]) -> None:
+    """Refuse a sampler that was made for a longer data set than its loader's; warn of one made for a shorter one.
+
+    The training loader's sampler in the validation loader raises IndexError only after an epoch, or leaves out samples.
+
+    Raises:
+        ValueError: with the loader's key and both lengths.
+    """
+    for key, loader in loaders.items():
+        dataset, sampler = getattr(loader, "dataset", None), _innermost_sampler(loader)
+        made_for = _length_made_for(sampler)
+        if made_for is None or not isinstance(dataset, Sized) or made_for == len(dataset):
+            continue
+        found = (
+            f"loader {key!r} has a data set of {len(dataset)} samples and a {type(sampler).__name__} made for "
+            f"{made_for}: make the sampler from the loader's own data set"
+        )
+        if made_for > len(dataset):
+            raise ValueError(found)
+        is_choice = isinstance(sampler, SubsetRandomSampler) or isinstance(getattr(sampler, "data_source", None), range)
+        if runner.engine.is_main_process and not is_choice:
+            logger.warning("%s; the samples behind the first %d are never read", found, made_for)
+
+
+def _innermost_sampler(loader: Any) -> Any:
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    sampler = batch_sampler.sampler if isinstance(batch_sampler, BatchSampler) else getattr(loader, "sampler", None)
+    return getattr(sampler, "sampler", sampler)  # of a DistributedSamplerWrapper
+
+
+def _length_made_for(sampler: Any) -> int | None:
+    """Return the length of the data set that a sampler needs; None where its class does not tell."""
+    if isinstance(sampler, SubsetRandomSampler):
+        largest: Any = max(sampler.indices, default=None)
+        return int(largest) + 1 if isinstance(largest, Integral | Tensor) else None
+    if isinstance(sampler, WeightedRandomSampler):
+        return len(sampler.weights)
+    if isinstance(sampler, RandomSampler | SequentialSampler):
+        source: Any = sampler.data_source
+    elif isinstance(sampler, DistributedSampler):
+        source = sampler.dataset
+    else:
+        return getattr(sampler, "num_labels", None)  # runnerkit's own
+    return len(source) if isinstance(source, Sized) else None
 
 
 def check_one_loader(loader: Any, *, reader: str) -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from runnerkit import before_training, run_logs, snapshot, step_watch
+from runnerkit import batch_size, before_training, run_logs, snapshot, step_watch
 from runnerkit.callback import EVENTS, CallbackNode, ICallback, ICheckpointCallback, innermost
 from runnerkit.determinism import deterministic_algorithms
 from runnerkit.loader_metrics import new_means, reduce_metrics
@@ -150,6 +149,7 @@ def _claim_logdirs(runner: IRunner, writers: Iterable[Any]) -> None:
 
 def _make_loaders(runner: IRunner, stage: str) -> None:
     loaders = before_training.check_loaders(runner._hooks.get_loaders(stage))
+    before_training.check_samplers(runner, loaders)
     runner.loaders = {
         key: runner.engine.prepare_loader(loader, key=key, training=_is_training(runner, key), seed=runner.seed)
         for key, loader in loaders.items()
@@ -255,7 +255,7 @@ def leave_stage(runner: IRunner) -> None:
 
 def start_batch(runner: IRunner, batch: Batch) -> None:
     """Count a batch and make it the runner's."""
-    size = batch_size_of(batch)
+    size = batch_size.batch_size_of(batch)
     num_samples = size * runner.engine.num_processes
     runner.batch, runner.batch_size, runner.batch_metrics = batch, size, {}
     runner.loader_batch_step += 1
@@ -267,37 +267,10 @@ def start_batch(runner: IRunner, batch: Batch) -> None:
         runner.stage_sample_step += num_samples
 
 
-def batch_size_of(batch: Batch) -> int:
-    """Length of the first tensor in `batch` that has a dimension; 1 if there is none.
-
-    It is looked for in lists, tuples, mappings and dataclasses.
-
-    >>> import torch
-    >>> batch_size_of((torch.zeros(4, 2), torch.zeros(4))), batch_size_of({"x": [torch.zeros(3)]}), batch_size_of("x")
-    (4, 3, 1)
-    """
-    first = batch[0] if (type(batch) is tuple or type(batch) is list) and batch else batch
-    if type(first) is Tensor and first.ndim:  # the most common batch; Tensor's own len() costs ten times as much
-        return first.shape[0] or 1
-    return _first_length(batch) or 1
-
-
-def _first_length(value: Any) -> int | None:
-    if isinstance(value, Tensor):
-        return value.shape[0] if value.ndim else None
-    return next((length for each in _parts(value) if (length := _first_length(each)) is not None), None)
-
-
-def _parts(value: Any) -> Iterable[Any]:
-    if isinstance(value, Mapping):
-        return value.values()
-    if is_dataclass(value) and not isinstance(value, type):
-        return (getattr(value, each.name) for each in fields(value))
-    return value if isinstance(value, list | tuple) else ()
-
-
 def finish_batch(runner: IRunner) -> None:
     """Add a batch's metrics to the loader's; of every `log_every`-th training step, queue them for the loggers."""
+    if runner.loader_batch_step == 1:
+        batch_size.check(runner)
     runner._means.update(runner.batch_metrics, runner.batch_size, batch_step=runner.loader_batch_step)
     if runner._wants_batch_metrics and runner.is_train_loader and runner.batch_step % runner.log_every == 0:
         run_logs.hand_over_steps(runner)  # those of the time before, long computed by now

@@ -128,6 +128,7 @@ class AMP(Precision):
         self._scaler_arguments = scaler or {}
         self._scaler: torch.amp.GradScaler | None = None
         self._device_type: str | None = None
+        self._compute_dtype: torch.dtype | None = None
         self._unscaled: dict[int, Optimizer] = {}  # by id, those whose gradients are true ones by now
         self._update_is_due = False
         self._holds_scaled_gradients = self._is_stepping = False
@@ -137,14 +138,15 @@ class AMP(Precision):
         self._unscaled.clear()
         self._update_is_due = self._holds_scaled_gradients = False
         self._device_type = device.type
-        self.dtype = self.dtype or (torch.float16 if device.type == "cuda" else torch.bfloat16)
-        if self.dtype == torch.float16:
-            self._scaler = torch.amp.GradScaler(device.type, **self._scaler_arguments)
+        # Not kept in `dtype`: a later setup may be for another kind of device.
+        self._compute_dtype = self.dtype or (torch.float16 if device.type == "cuda" else torch.bfloat16)
+        needs_scaler = self._compute_dtype == torch.float16
+        self._scaler = torch.amp.GradScaler(device.type, **self._scaler_arguments) if needs_scaler else None
 
     def autocast(self) -> AbstractContextManager[Any]:
         assert self._device_type is not None, "setup() comes first"
         # It keeps the state to go back to on itself: it may be entered again, but not within itself.
-        return torch.autocast(self._device_type, dtype=self.dtype)
+        return torch.autocast(self._device_type, dtype=self._compute_dtype)
 
     def backward(self, loss: Tensor, optimizer: Optimizer | None = None) -> None:
         for each in list(self._unscaled.values()):

@@ -42,8 +42,8 @@ def check_required_metrics(runner: IRunner) -> None:
 
 def _evaluate_one_batch(runner: IRunner, loader_key: str) -> dict[str, float] | None:
     """Return the metrics; None if any rank raised: what is wrong here will be in training too, and is told there."""
-    names = ("loggers", "_early_logs", "epoch_metrics", "is_within_loader", "need_early_stop")
-    kept = {name: getattr(runner, name) for name in names}
+    others = {name: getattr(runner, name) for name in ("loggers", "_early_logs", "epoch_metrics", "model")}
+    kept = components.pause_loader(runner) | others
     runner.loggers, runner._early_logs, runner.epoch_metrics = {}, None, {}
     try:
         with keep_rng(), torch.no_grad():

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
@@ -152,6 +153,10 @@ def _settings(runner: IRunner) -> Iterator[tuple[str, Any]]:
     yield "seed", runner.seed
     yield "valid_every_steps", runner.valid_every_steps
     yield "precision", type(runner.engine.precision).__name__
+    if runner.engine.device.type == "cpu":
+        # It decides how sums are rounded. Named by the processes, of which another number is warned of elsewhere.
+        name = f"torch.get_num_threads() in {runner.engine.num_processes} process(es)"
+        yield name, torch.get_num_threads()
     for key, loader in runner.loaders.items():
         yield f"batch_size of {key}", plain(getattr(loader, "batch_size", None))
     for name, scheduler in _schedulers(runner):

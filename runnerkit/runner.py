@@ -43,7 +43,8 @@ class IRunner(IListener):
         is_train_loader, is_valid_loader, is_infer_loader: a key that starts with "train" trains, any other evaluates.
         epoch_step, batch_step, sample_step: epoch under way (1, 2, ...), training steps and training samples (of all
             processes) so far; `global_*` are the same numbers, `stage_*` and `loader_*` count within.
-        batch, batch_size: what `handle_batch` got, on the device.
+        batch, batch_size: what `handle_batch` got, on the device, and its number of samples, by which its metrics are
+            weighted: the length of the first tensor. `handle_batch` sets it where that is something else.
         batch_metrics: () tensors or numbers of this batch and process; their means become `loader_metrics`.
         loader_metrics, epoch_metrics, experiment_metrics: Python floats over all processes: {metric: value},
             {loader: {metric: value}}, {epoch: {loader: {metric: value}}}.
@@ -115,6 +116,7 @@ class IRunner(IListener):
         self._logdirs: dict[Path, Callable[[], None]] = {}  # how to let go of those that are this run's
         self._ends_stage = False
         self._skipped_batches = 0
+        self._checked_batch_sizes: set[str] = set()  # keys of loaders
         self._snapshot: snapshot.Snapshot | None = None
         self._step_watch: StepWatch | None = None  # until the stage's first training loader is over
         self._listeners = components.bind_listeners(self)

@@ -78,14 +78,14 @@ def rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
-    """Put back what :func:`rng_state` read."""
+    """Put back what :func:`rng_state` read; of GPUs those that are visible now."""
     version, words, python_gaussian = state["python"]
     kind, keys, *rest = state["numpy"]
     random.setstate((version, tuple(_as_words(words).tolist()), python_gaussian))
     _set_numpy_state((kind, _as_words(keys), *rest))
     torch.set_rng_state(state["torch"])
-    if state["cuda"] and torch.cuda.device_count() == len(state["cuda"]):
-        torch.cuda.set_rng_state_all(state["cuda"])
+    for index, of_gpu in enumerate(state["cuda"][: torch.cuda.device_count()]):
+        torch.cuda.set_rng_state(of_gpu, index)
 
 
 def _as_tensor(words: Any) -> torch.Tensor:

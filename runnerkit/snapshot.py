@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from runnerkit import resume_check, resume_options
@@ -145,22 +146,28 @@ def _states(components: Any) -> StateDict:
     return {key: each.state_dict() for key, each in as_dict(components).items() if hasattr(each, "state_dict")}
 
 
-def check_positions(runner: IRunner) -> None:
+def check_positions(runner: IRunner, *, reason: str) -> None:
     """Refuse training loaders whose position within an epoch cannot be saved.
 
+    Args:
+        reason: the argument because of which it would be.
     Raises:
         TypeError: with the loader's key.
     """
     for key, loader in runner.loaders.items():
-        if key.startswith("train") and share_of(loader) is None:
+        if key.startswith("train") and not has_position(loader):
             raise TypeError(
-                f"loader {key!r} has no position to save in the middle of an epoch; save at epoch ends, "
-                "or use a DataLoader whose sampler has a length and is no DistributedSampler of your own"
+                f"loader {key!r} has no position to save in the middle of an epoch; leave out {reason} to save at the "
+                "ends of epochs, or use a DataLoader whose sampler has a length and is not a DistributedSampler"
             )
 
 
+def has_position(loader: Any) -> bool:
+    """Return whether a place within an epoch of `loader` can be saved and found again."""
+    return share_of(loader) is not None
+
+
 def _position(runner: IRunner) -> StateDict:
-    check_positions(runner)
     return {
         "key": runner.loader_key,
         "position": share_of(runner.loader).position_after(runner.loader_batch_step - runner._skipped_batches),
@@ -366,6 +373,14 @@ def _check_rest(runner: IRunner, *, num_before: int, num_done: int) -> None:
 
 def restore_rng(runner: IRunner) -> None:
     """Set the generators as they were."""
-    if runner._snapshot is not None and runner._snapshot.rng is not None:
-        set_rng_state(runner._snapshot.rng)
-        runner._snapshot.rng = None
+    if runner._snapshot is None or runner._snapshot.rng is None:
+        return
+    rng, runner._snapshot.rng = runner._snapshot.rng, None
+    set_rng_state(rng)
+    num_before, num_now = len(rng["cuda"]), torch.cuda.device_count()
+    if num_before != num_now and runner.engine.device.type == "cuda" and runner.engine.is_main_process:
+        logger.warning(
+            "%s was saved where a process saw %d GPUs, and %d are visible now: the generators of the first %d are "
+            "restored, others draw other numbers (dropout, augmentation on the device); set CUDA_VISIBLE_DEVICES as it "
+            "was to resume exactly", runner._snapshot.source, num_before, num_now, min(num_before, num_now),
+        )  # fmt: skip

@@ -3,7 +3,14 @@
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from runnerkit import dl, utils
 from tests.tiny import classification, loader, mlp, quiet, sgd
@@ -39,6 +46,45 @@ class Loss(dl.Runner):
             "optimizer": dl.OptimizerCallback("loss"),
             **super().get_callbacks(stage),
         }
+
+
+OF_ANOTHER = {
+    "RandomSampler": RandomSampler(classification(16)),
+    "DistributedSampler": DistributedSampler(classification(16), num_replicas=1, rank=0),
+    "SubsetRandomSampler": SubsetRandomSampler([0, 15]),
+    "WeightedRandomSampler": WeightedRandomSampler([1.0] * 16, num_samples=8),
+    "BalanceClassSampler": dl.BalanceClassSampler([0, 1] * 8),
+    "a sampler of batches": None,
+}
+
+
+@pytest.mark.parametrize("name", OF_ANOTHER)
+def test_a_sampler_of_a_longer_data_set_is_refused_before_training(name):
+    """It would raise IndexError in the validation, after a whole training epoch."""
+    steps = []
+
+    class Note(dl.Callback):
+        def on_batch_start(self, runner):
+            steps.append(runner.batch_step)
+
+    sampler = OF_ANOTHER[name]
+    batches = {"batch_sampler": BatchSampler(RandomSampler(classification(16)), 4, drop_last=False)}
+    valid = loader(8, **({"batch_size": 4, "sampler": sampler} if sampler else {"batch_size": 1, **batches}))
+    with pytest.raises(ValueError, match=r"loader 'valid' has a data set of 8 samples and a \w+Sampler made for 16"):
+        train(loaders={"train": loader(16, 4), "valid": valid}, callbacks=[Note()])
+    assert steps == []
+
+
+@pytest.mark.parametrize(
+    ("sampler", "num_warnings"),
+    [(RandomSampler(classification(8)), 1), (RandomSampler(range(8)), 0), (SubsetRandomSampler([1, 3]), 0)],
+    ids=["of a shorter data set", "of a range", "of a subset"],
+)
+def test_a_sampler_that_never_reads_the_last_samples_is_warned_of(caplog, sampler, num_warnings):
+    """Unless the choice is evident."""
+    train(loaders={"train": loader(16, 4, sampler=sampler)}, callbacks=[])
+
+    assert caplog.text.count("loader 'train' has a data set of 16 samples") == num_warnings
 
 
 class Thing:

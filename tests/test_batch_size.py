@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from runnerkit import dl
-from runnerkit.components import batch_size_of
+from runnerkit.batch_size import batch_size_of
 from tests.tiny import classification, mlp
 
 FEATURES = torch.zeros(4, 2)
@@ -78,3 +78,69 @@ def test_a_loss_is_the_mean_over_samples_however_batches_are_wrapped(wrap):
     with torch.no_grad():
         expected = nn.functional.cross_entropy(mlp().eval()(features).double(), targets).item()
     assert found["loss"] == pytest.approx(expected, rel=1e-6)
+
+
+class Brightness(dl.Runner):
+    """Its metric is a mean over samples, whatever these are arranged in."""
+
+    def __init__(self, samples_of, size_of=None):
+        super().__init__(nn.Identity(), dl.CPUEngine())
+        self.samples_of, self.size_of, self.sizes = samples_of, size_of, []
+
+    def handle_batch(self, batch):
+        if self.size_of is not None:
+            self.batch_size = self.size_of(batch)
+        self.sizes.append(self.batch_size)
+        self.batch_metrics["brightness"] = torch.stack([each.mean() for each in self.samples_of(batch)]).mean()
+
+
+def as_lists(rows):
+    return tuple(list(column) for column in zip(*rows, strict=True))
+
+
+IMAGES = [(torch.full((3, 4 + i, 5), float(value)), {"boxes": torch.zeros(i, 4)}) for i, value in enumerate("12347")]
+SEQUENCES = [(torch.full((7, 2), float(value)), i) for i, value in enumerate([1, 2, 3, 4, 7])]
+UNUSUAL = {
+    "a list of images": (IMAGES, as_lists, lambda batch: batch[0], lambda batch: len(batch[0])),
+    "images alone": (IMAGES, lambda rows: [image for image, _ in rows], list, len),
+    "time first": (
+        SEQUENCES,
+        lambda rows: (torch.stack([row for row, _ in rows], dim=1), torch.tensor([target for _, target in rows])),
+        lambda batch: batch[0].unbind(1),
+        lambda batch: batch[0].shape[1],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_samples_that_are_not_along_the_first_dimension_are_counted_by_the_user(caplog, name):
+    """Five in batches of four: the mean is that of all five if `handle_batch` sets the size; a warning says so."""
+    data, collate, samples_of, size_of = UNUSUAL[name]
+    batches = DataLoader(data, batch_size=4, collate_fn=collate)
+
+    right = Brightness(samples_of, size_of).evaluate_loader(batches)
+    assert right["brightness"] == pytest.approx(17 / 5)
+    assert "counts as" not in caplog.text
+
+    wrong = Brightness(samples_of).evaluate_loader(batches)
+    assert wrong["brightness"] == pytest.approx((10 / 4 + 7) / 2)
+    [line] = [each for each in caplog.messages if "counts as" in each]
+    assert "loader 'valid': its first batch counts as" in line and "the loader's batch_size is 4" in line
+
+
+@pytest.mark.parametrize(
+    ("batch", "is_doubtful"),
+    [
+        ((torch.zeros(4, 3), torch.zeros(4)), False),
+        ({"features": torch.zeros(4, 3)}, False),
+        (([torch.zeros(4, 3), torch.zeros(4, 3)], torch.zeros(4)), False),
+        (([torch.zeros(3, 8, 8)] * 4, [{"boxes": torch.zeros(2, 4)}] * 4), True),
+        ((torch.zeros(7, 4, 3), torch.zeros(4)), True),
+    ],
+    ids=["columns", "one column", "two views", "lists", "time first"],
+)
+def test_without_a_batch_size_the_parts_of_a_batch_tell(caplog, batch, is_doubtful):
+    """Of a loader that is not a DataLoader, or has a batch sampler."""
+    Brightness(lambda batch: [torch.ones(1)]).evaluate_loader([batch, batch])
+
+    assert ("its parts have the lengths" in caplog.text) is is_doubtful

@@ -1,5 +1,6 @@
 """Mixed precision beside what is written by hand with torch.autocast and GradScaler."""
 
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -46,6 +47,21 @@ def test_a_forward_pass_after_a_step_in_the_same_batch_sees_the_step(dtype):
     two_steps_a_batch_by_hand(theirs, sgd(theirs), dtype)
 
     assert torch.equal(weights(mine), weights(theirs))
+
+
+@pytest.mark.parametrize(("first", "then"), [("cpu", "cuda"), ("cuda", "cpu")])
+def test_each_setup_chooses_the_type_for_its_device(first, then):
+    """One AMP() goes from a CPU to a GPU and back: float16 with a scaler on the GPU only."""
+    precision = dl.AMP()
+    chosen = {}
+    for kind in (first, then):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # where there is no GPU, torch says so
+            precision.setup(torch.device(kind))
+            chosen[kind] = precision.autocast().fast_dtype, precision.skips_steps
+
+    assert chosen == {"cpu": (torch.bfloat16, False), "cuda": (torch.float16, True)}
+    assert precision.dtype is None
 
 
 class Explode(dl.Callback):

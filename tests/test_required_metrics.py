@@ -92,3 +92,42 @@ def test_one_process_fails_in_training_and_not_before():
     plain = train(dl.CPUEngine(), fails_in="nowhere")
 
     assert train(dl.CPUEngine(), fails_in="batch", fails_on=0) == plain
+
+
+class FirstLook(dl.Callback):
+    """Notes what the first event of an epoch finds on the runner, and logs something."""
+
+    def on_epoch_start(self, runner):
+        self.seen = {
+            name: value for name, value in vars(runner).items() if "loader" in name or name.startswith(("batch", "is_"))
+        }
+        self.wraps = type(runner.model)
+        runner.log_text("note", "an epoch starts")
+
+
+def test_the_first_epoch_starts_as_if_no_batch_had_been_evaluated():
+    """No attribute of the evaluated loader is left, so that what `on_epoch_start` logs is not logged under "valid"."""
+
+    def first_look(**callbacks):
+        look, model, runner = FirstLook(), mlp(), OwnMetric()
+        runner.fails_in = runner.fails_on = None
+        runner.train(
+            model=model,
+            engine=dl.CPUEngine(),
+            criterion=nn.CrossEntropyLoss(),
+            optimizer=sgd(model),
+            loaders=loaders,
+            callbacks={"look": look, **callbacks},
+            **quiet(),
+        )
+        return look
+
+    loaders = {"train": loader(16, 4), "valid": loader(8, 4)}
+    plain = first_look()
+    checked = first_look(stop=dl.EarlyStoppingCallback(3, "valid", "mine", minimize=True))
+
+    assert plain.seen.keys() == checked.seen.keys()
+    different = {
+        name for name in plain.seen if name != "loaders" and repr(plain.seen[name]) != repr(checked.seen[name])
+    }
+    assert different == set() and checked.seen["loader_key"] == "" and plain.wraps is checked.wraps

@@ -158,6 +158,19 @@ def test_changed_settings_are_warned_about_key_by_key(logdir, caplog):
     assert runner.epoch_step == 2 and runner.optimizer.param_groups[0]["lr"] == 0.1
 
 
+def test_another_number_of_threads_is_warned_about(logdir, caplog):
+    """Sums are rounded in another order, and the trajectory of the uninterrupted run is left."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 1)
+    try:
+        train(logdir, num_epochs=2)
+    finally:
+        torch.set_num_threads(before)
+
+    [words] = [each for each in caplog.messages if "other settings" in each]
+    assert f"goes on with the new ones: torch.get_num_threads() in 1 process(es) was {before}, is {before + 1}" in words
+
+
 def test_a_hyperparameter_that_is_gone_is_told_of(logdir, caplog):
     """All of them, if the run has none."""
     train(logdir, num_epochs=2)

@@ -277,6 +277,35 @@ def test_a_gaussian_that_a_state_brings_back_is_seen():
     assert np.random.get_state()[3:] == held["numpy"][3:]
 
 
+class Counted(Dataset):
+    """Draws from NumPy and Python, and counts what all workers fetch."""
+
+    def __init__(self, num_samples):
+        self.num_fetched = torch.zeros(num_samples, dtype=torch.int64).share_memory_()
+
+    def __len__(self):
+        return len(self.num_fetched)
+
+    def __getitem__(self, index):
+        self.num_fetched[index] += 1
+        return index, np.random.rand(), random.random()
+
+
+def test_workers_of_later_epochs_know_what_those_before_found_out():
+    """In the first epoch a worker fetches its first batch again for the generators that show in it; then never."""
+    dataset = Counted(24)
+    shard = shard_loader(
+        DataLoader(dataset, batch_size=3, num_workers=2), key="k", training=True, rank=0, world_size=1, seed=42
+    )
+    num_fetched = []
+    for epoch in (1, 2, 3):
+        start_epoch(shard, epoch)
+        list(batches_of(shard))
+        num_fetched.append(int(dataset.num_fetched.sum()) - sum(num_fetched))
+
+    assert num_fetched[0] <= 24 + 2 * 3 and num_fetched[1:] == [24, 24]
+
+
 @pytest.mark.parametrize(
     ("library", "read", "draw"), [(random, "getstate", random.random), (np.random, "get_state", np.random.rand)]
 )

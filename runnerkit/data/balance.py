@@ -27,6 +27,7 @@ class BalanceClassSampler(Sampler[int]):
     """
 
     def __init__(self, labels: Labels, mode: Literal["downsampling", "upsampling"] | int = "downsampling") -> None:
+        self.num_labels = len(labels)
         self._indices = indices_by_class(labels)
         sizes = [len(each) for each in self._indices.values()]
         if mode == "downsampling":
@@ -70,6 +71,7 @@ class BatchBalanceClassSampler(Sampler[list[int]]):
             raise ValueError(f"num_samples must be >= 1, got {num_samples}")
         if num_batches is not None and num_batches < 1:
             raise ValueError(f"num_batches must be >= 1, got {num_batches}; None makes one data set")
+        self.num_labels = len(labels)
         self.num_classes = num_classes
         self.num_samples = num_samples
         self.batch_size = num_classes * num_samples

@@ -50,6 +50,7 @@ class DynamicBalanceClassSampler(Sampler[int]):
         mode: Literal["downsampling"] | int = "downsampling",
         ignore_warning: bool = False,
     ) -> None:
+        self.num_labels = len(labels)
         self._indices = indices_by_class(labels)
         self._rarest = min(len(each) for each in self._indices.values())
         if not 0 < exp_lambda < 1:

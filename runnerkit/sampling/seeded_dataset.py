@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import Any
 
+import torch
 from torch.utils.data import (
     Dataset,
     StackDataset,
@@ -34,7 +35,7 @@ class SeededDataset(Dataset[Any]):
 
     Before each sample those global generators are seeded that the data set is known to draw from: torch's from the
     beginning if it is trained on, each other one (Python's and NumPy's take ten times as long) from the batch on that
-    shows it, which is fetched again. In a worker that is all. In the
+    shows it, which is fetched again: once, or once in each worker of the first epoch. In a worker that is all. In the
     process that trains, the generators are the model's too (dropout), so they are put back after each batch. Spared
     all of it are torch's TensorDataset, Python's sequences, and classes that say ``draws_nothing = True``.
 
@@ -53,7 +54,8 @@ class SeededDataset(Dataset[Any]):
         self.seed = seed
         self.collate_fn = collate_fn
         self._epoch = -1
-        self._drawn_from = {"torch"} if training else set()
+        # Which of GENERATORS it draws from. In shared memory, since workers start anew in each epoch.
+        self._is_drawn_from = torch.tensor([training and name == "torch" for name in GENERATORS]).share_memory_()
 
     def __getitem__(self, place: Place) -> Any:
         """Fetch what the data set has at the index of `place`, whatever that is."""
@@ -96,22 +98,26 @@ class SeededDataset(Dataset[Any]):
 
     def _drawn(self, batch: PlacedBatch) -> list[Any]:
         before, drawn_from = CPUState(), set(GENERATORS)  # nobody knows what a sample that fails has drawn from
+        known = {
+            name for name, is_drawn_from in zip(GENERATORS, self._is_drawn_from.tolist(), strict=True) if is_drawn_from
+        }
         try:
-            items = self._seeded(batch)
-            while moved := before.moved(apart_from=self._drawn_from):
-                self._drawn_from |= moved
-                items = self._seeded(batch)
-            drawn_from = self._drawn_from
+            items = self._seeded(batch, known)
+            while moved := before.moved(apart_from=known):
+                known |= moved
+                self._is_drawn_from |= torch.tensor([name in known for name in GENERATORS])
+                items = self._seeded(batch, known)
+            drawn_from = known
         finally:
             if not _in_worker():
                 before.restore(drawn_from)
         return items
 
-    def _seeded(self, batch: PlacedBatch) -> list[Any]:
+    def _seeded(self, batch: PlacedBatch, drawn_from: set[str]) -> list[Any]:
         dataset = self.dataset
-        if not self._drawn_from:
+        if not drawn_from:
             return [dataset[index] for index in batch.indices]
-        seeders = [GENERATORS[name] for name in self._drawn_from]
+        seeders = [GENERATORS[name] for name in drawn_from]
         # Here each call counts: of the one that most draw from no more than its own.
         seed = seeders[0] if len(seeders) == 1 else lambda number: [seed_one(number) for seed_one in seeders]
         # map seeds when zip asks for the next index, so right before its sample.

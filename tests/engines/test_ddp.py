@@ -144,6 +144,51 @@ def test_lambdas_and_local_classes_travel():
     assert not torch.equal(weights(model), before)
 
 
+class ClosureRunner(dl.Runner):
+    """Steps an optimizer that evaluates the loss several times a step."""
+
+    def handle_batch(self, batch):
+        features, targets = batch
+
+        def closure():
+            self.optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(self.model(features), targets)
+            loss.backward()
+            return loss
+
+        self.batch_metrics["loss"] = (self.optimizer.step(closure) if self.is_train_loader else closure()).detach()
+
+
+def test_lbfgs_that_was_passed_in_trains_as_in_one_process():
+    """torch's pickle of an optimizer leaves out LBFGS's list of parameters; one process and two make the same steps."""
+    ours, reference = mlp().double(), mlp().double()
+    features, targets = classification(32).tensors
+    data = torch.utils.data.TensorDataset(features.double(), targets)
+    settings = {"lr": 0.1, "max_iter": 4}
+
+    ClosureRunner().train(
+        model=ours,
+        optimizer=torch.optim.LBFGS(ours.parameters(), **settings),
+        loaders={"train": torch.utils.data.DataLoader(data, batch_size=16)},
+        num_epochs=2,
+        ddp=True,
+        cpu=True,
+        **quiet(),
+    )
+
+    optimizer = torch.optim.LBFGS(reference.parameters(), **settings)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(reference(features.double()), targets)
+        loss.backward()
+        return loss
+
+    for _ in range(2):
+        optimizer.step(closure)
+    torch.testing.assert_close(weights(ours), weights(reference), rtol=1e-9, atol=1e-12)  # sums in another order
+
+
 def test_a_second_engine_in_the_same_process_works():
     """Nothing is global: DDP, then CPU, then DDP again."""
     model = mlp()

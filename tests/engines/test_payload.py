@@ -139,3 +139,44 @@ def test_the_files_are_gone_once_all_processes_have_read_them(tmp_path):
     )  # fmt: skip
 
     assert path.read_text() == ""
+
+
+class Counting(torch.optim.SGD):
+    """An optimizer with attributes of its own, which ``Optimizer.__getstate__`` does not return."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.largest = self.param_groups[0]["params"][0]
+        self.handle = None
+
+
+@pytest.mark.parametrize(
+    ("make", "name"), [(torch.optim.LBFGS, "_params"), (Counting, "largest")], ids=["LBFGS", "a user's own"]
+)
+def test_an_optimizer_arrives_with_the_attributes_of_its_class(tmp_path, make, name):
+    """Parameters among them are still the model's; hooks and a scheduler's patch of `step` stay behind."""
+    model = nn.Linear(2, 1)
+    optimizer = make(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+
+    copy, steps, scheduler = there_and_back((model, optimizer, scheduler), tmp_path)
+
+    kept = getattr(steps, name)
+    assert (kept[0] if isinstance(kept, list) else kept) is next(copy.parameters())
+    assert scheduler.optimizer is steps and "step" not in vars(steps)
+    before = copy.weight.detach().clone()
+    loss = copy(torch.ones(1, 2)).sum()
+    loss.backward()
+    steps.step(lambda: loss)
+    assert not torch.equal(copy.weight, before)
+
+
+def test_an_attribute_of_an_optimizer_that_cannot_travel_stays_behind(tmp_path, caplog):
+    """The optimizer still arrives, as it does by plain pickle, and a warning names the reason."""
+    optimizer = Counting(nn.Linear(2, 1).parameters(), lr=0.1)
+    optimizer.handle = threading.Lock()
+
+    copy = there_and_back(optimizer, tmp_path)
+
+    assert not hasattr(copy, "handle") and copy.param_groups[0]["lr"] == 0.1
+    assert "lock" in caplog.text

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 
 from runnerkit import dl
 from runnerkit.preemption import Interrupted, Preempted, StopRequests
@@ -40,6 +40,28 @@ class Send(dl.Callback):
             self.times = 0
 
 
+class OwnLoader:
+    """An iterable of batches: nobody but its class knows how to find a place in it again."""
+
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __iter__(self):
+        return iter(self.batches)
+
+    def __len__(self):
+        return len(self.batches)
+
+
+def own_loader():
+    return OwnLoader(list(loader(40, 4)))
+
+
+def loader_with_its_own_distributed_sampler():
+    data = Augmented(40)
+    return DataLoader(data, batch_size=4, sampler=DistributedSampler(data, num_replicas=1, rank=0))
+
+
 def train(logdir, *callbacks, engine=None, optimizer=None, **options):
     """Four epochs of ten steps in one process, of five in two, with all that a resume has to put back."""
     model = mlp(dropout=0.3, batch_norm=True)
@@ -47,12 +69,16 @@ def train(logdir, *callbacks, engine=None, optimizer=None, **options):
         model=model,
         criterion=nn.CrossEntropyLoss(),
         optimizer=torch.optim.Adam(model.parameters(), lr=0.01),
-        loaders={"train": DataLoader(Augmented(40), batch_size=4, shuffle=True), "valid": loader(21, 4)},
         callbacks=callbacks,
         num_epochs=4,
         logdir=logdir,
         engine=engine or dl.CPUEngine(),
-        **{"resume": "auto", **quiet(), **options},
+        **{
+            "loaders": {"train": DataLoader(Augmented(40), batch_size=4, shuffle=True), "valid": loader(21, 4)},
+            "resume": "auto",
+            **quiet(),
+            **options,
+        },
     )
     return weights(model)
 
@@ -204,6 +230,37 @@ def test_gradients_that_wait_for_their_step_are_not_lost(tmp_path):
         train(tmp_path, Send(signal.SIGTERM, step=5), dl.OptimizerCallback(accumulation_steps=3))
 
     assert last(tmp_path).batch == 6
+
+
+@pytest.mark.parametrize("make_loader", [own_loader, loader_with_its_own_distributed_sampler])
+def test_without_a_position_to_save_a_signal_falls_back_to_the_last_epoch(tmp_path, caplog, make_loader):
+    """The exit code is 75 all the same, so that Slurm requeues; the run resumes at the interrupted epoch's start."""
+    loaders = {"train": make_loader(), "valid": loader(21, 4)}
+    whole = Whole(tmp_path / "whole", loaders=loaders)
+    for step, known in ((5, []), (17, ["model.0001.pth"])):
+        with pytest.raises(Preempted) as stopped:
+            train(tmp_path / "broken", Send(signal.SIGTERM, step=step), loaders=loaders)
+
+        assert stopped.value.code == 75
+        assert [each.name for each in CheckpointFolder(tmp_path / "broken" / "checkpoints").records] == known
+        assert "loader 'train' has no position to save" in caplog.text
+    assert_goes_on(tmp_path / "broken", whole, loaders=loaders)
+
+
+@pytest.mark.parametrize("make_loader", [own_loader, loader_with_its_own_distributed_sampler])
+def test_saving_every_so_many_steps_without_a_position_is_refused_before_training(tmp_path, make_loader):
+    """The first batch is not read."""
+    steps = []
+
+    class Note(dl.Callback):
+        def on_batch_start(self, runner):
+            steps.append(runner.batch_step)
+
+    checkpoint = dl.CheckpointCallback(tmp_path, mode="runner", every_steps=500)
+    with pytest.raises(TypeError, match=r"loader 'train' has no position to save .*; leave out every_steps"):
+        train(tmp_path, checkpoint, Note(), loaders={"train": make_loader(), "valid": loader(21, 4)})
+
+    assert steps == []
 
 
 def test_the_users_own_handler_stays(tmp_path):
