@@ -38,6 +38,7 @@ class HorovodOptions(EngineOptions, total=False):
     device: Literal["cuda", "cpu"] | None
     compression: Literal["fp16"] | None
     op: Operation
+    gradient_predivide_factor: float
     sync_bn: bool
 
 
@@ -53,6 +54,9 @@ class HorovodEngine(IEngine):
         compression: "fp16" sends gradients in half precision.
         op: what becomes of the processes' gradients: their "average", their "sum", or "adasum" (needs MPI), which
             adds what is orthogonal in them and averages what is parallel (Maleki et al. 2020, Adasum).
+        gradient_predivide_factor: with op="average", divide gradients by it before they are added up, and by
+            num_processes / it afterwards: the average is the same, and large gradients do not overflow on the way in
+            half precision.
         sync_bn: share batch statistics between GPUs (a CPU cannot, and is warned).
         options: as IEngine's.
 
@@ -69,6 +73,7 @@ class HorovodEngine(IEngine):
         device: Literal["cuda", "cpu"] | None = None,
         compression: Literal["fp16"] | None = None,
         op: Operation = "average",
+        gradient_predivide_factor: float = 1.0,
         sync_bn: bool = False,
         **options: Unpack[EngineOptions],
     ) -> None:
@@ -81,9 +86,14 @@ class HorovodEngine(IEngine):
             raise ValueError(f"compression must be 'fp16' or None, got {compression!r}")
         if op not in ("average", "sum", "adasum"):
             raise ValueError(f"op must be 'average', 'sum' or 'adasum', got {op!r}")
+        if not 0 < gradient_predivide_factor < float("inf"):
+            raise ValueError(f"gradient_predivide_factor must be > 0 and finite, got {gradient_predivide_factor}")
+        if gradient_predivide_factor != 1 and op != "average":
+            raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor} needs op='average', got op={op!r}")
         self._uses_cuda = device == "cuda" or (device is None and torch.cuda.is_available())
         self.compression: Literal["fp16"] | None = compression
         self.op: Operation = op
+        self.gradient_predivide_factor = gradient_predivide_factor
         self.sync_bn = sync_bn
         environment = ProcessEnvironment.read()
         self.num_processes = (
@@ -203,6 +213,7 @@ class HorovodEngine(IEngine):
                 state=self.broadcast_object(optimizer.state_dict()),
                 compression=self.compression,
                 op=self.op,
+                gradient_predivide_factor=self.gradient_predivide_factor,
             )
             for key, optimizer in optimizers.items()
         }

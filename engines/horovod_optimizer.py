@@ -28,6 +28,7 @@ class DistributedStep:
         original: the user's.
         names: of the models' parameters, unique and the same on all ranks.
         state: the optimizer's, the same on all ranks.
+        compression, op, gradient_predivide_factor: as those of the engine.
 
     Attributes:
         optimizer: Horovod's, for `original`.
@@ -44,6 +45,7 @@ class DistributedStep:
         state: StateDict,
         compression: Literal["fp16"] | None,
         op: Operation,
+        gradient_predivide_factor: float = 1.0,
     ) -> None:
         hvd = import_horovod()
         self._original = original
@@ -58,6 +60,7 @@ class DistributedStep:
                 named_parameters=[(names.get(each, f"{i}"), each) for i, each in enumerate(self._parameters)],
                 compression=SendableGradients(hvd.Compression.fp16 if compression else hvd.Compression.none),
                 op={"average": hvd.Average, "sum": hvd.Sum, "adasum": hvd.Adasum}[op],
+                gradient_predivide_factor=gradient_predivide_factor,
             )
         except TypeError as error:
             raise TypeError(

@@ -31,6 +31,7 @@ def evaluate(
     loader: Iterable[Any],
     *,
     model: Model | None,
+    criterion: Criterion | None,
     engine: IEngine | None,
     callbacks: dict[str, ICallback] | None,
     shown_by: dict[str, ICallback],
@@ -40,19 +41,19 @@ def evaluate(
 
     Args:
         shown_by: callbacks that come beside the others, whichever these are.
-        loader, model, engine, callbacks, seed: those of the runner's `evaluate_loader`.
+        loader, model, criterion, engine, callbacks, seed: those of the runner's `evaluate_loader`.
     """
     check_one_loader(loader, reader="evaluate_loader")
     before = dict(vars(runner))
     runner.model = model if model is not None else runner.model
     runner._seed, runner.valid_every_steps, runner._resume, runner._continues = seed, None, None, False
-    runner._evaluation = EvaluationHooks(runner, loader, engine, callbacks, shown_by)
+    runner._evaluation = EvaluationHooks(runner, loader, criterion, engine, callbacks, shown_by)
     try:
         metrics = dict(runner.run().loader_metrics)
         if not metrics and runner.engine.is_main_process:
             logger.warning(
-                "evaluate_loader found no metrics: neither a criterion (it takes that of train) nor a callback nor "
-                "handle_batch gave any; pass callbacks=[AccuracyCallback('logits', 'targets')], say"
+                "evaluate_loader found no metrics: neither a criterion nor a callback nor handle_batch gave any; pass "
+                "criterion=, or for example callbacks=[AccuracyCallback('logits', 'targets')]"
             )
         return metrics
     finally:
@@ -66,6 +67,7 @@ class EvaluationHooks:
     Args:
         runner: gives model, criterion and callbacks.
         loader: what is evaluated, as "valid".
+        criterion: None is the runner's.
         engine: None is the runner's.
         callbacks: beside the runner's criterion; None is all of the runner's, but those that train or save.
         shown_by: beside all these.
@@ -77,12 +79,14 @@ class EvaluationHooks:
         self,
         runner: IRunner,
         loader: Iterable[Any],
+        criterion: Criterion | None,
         engine: IEngine | None,
         callbacks: dict[str, ICallback] | None,
         shown_by: dict[str, ICallback],
     ) -> None:
         self.runner = runner
         self.loader = loader
+        self.criterion = criterion
         self.engine = engine
         self.callbacks = callbacks
         self.shown_by = shown_by
@@ -104,7 +108,7 @@ class EvaluationHooks:
         return model if model is not None else self.runner.get_model(stage)
 
     def get_criterion(self, stage: str) -> Criterion | None:
-        return self.runner.get_criterion(stage)
+        return self.criterion if self.criterion is not None else self.runner.get_criterion(stage)
 
     def get_optimizer(self, stage: str, model: Any) -> None:
         return None

@@ -320,6 +320,7 @@ class Runner(IRunner):
         seed: int = 42,
         verbose: bool = False,
         *,
+        criterion: Criterion | None = None,
         cpu: bool = False,
         fp16: bool = False,
         amp: bool = False,
@@ -331,6 +332,7 @@ class Runner(IRunner):
         Args:
             loader: one, not a dict of several.
             callbacks: the metrics to compute beside the loss; by default the runner's, but those that train or save.
+            criterion: the loss, or several by key; by default that of :meth:`train`, and without either there is none.
             engine: where to run, or choose by the flags; by default where the runner trained.
         Returns:
             {metric: value}; empty, with a warning, where nothing computes any.
@@ -338,7 +340,9 @@ class Runner(IRunner):
         given = None if callbacks is None else _by_key(callbacks)
         bar: dict[str, ICallback] = {"_tqdm": TqdmCallback()} if verbose else {}
         chosen = choose_engine(engine, cpu=cpu, fp16=fp16, amp=amp, apex=apex, ddp=ddp) or self._given_engine
-        return evaluate(self, loader, model=model, engine=chosen, callbacks=given, shown_by=bar, seed=seed)
+        return evaluate(
+            self, loader, model=model, criterion=criterion, engine=chosen, callbacks=given, shown_by=bar, seed=seed
+        )
 
 
 def _check_best(valid_metric: str | None, minimize: bool | None, *, load_best_on_end: bool) -> None:

@@ -464,6 +464,6 @@ def test_an_evaluation_that_finds_no_metrics_says_so(caplog):
     assert nothing == {}
     [record] = caplog.records
     assert record.getMessage() == (
-        "evaluate_loader found no metrics: neither a criterion (it takes that of train) nor a callback nor "
-        "handle_batch gave any; pass callbacks=[AccuracyCallback('logits', 'targets')], say"
+        "evaluate_loader found no metrics: neither a criterion nor a callback nor handle_batch gave any; pass "
+        "criterion=, or for example callbacks=[AccuracyCallback('logits', 'targets')]"
     )

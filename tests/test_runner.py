@@ -396,6 +396,42 @@ def test_evaluate_loader_returns_metrics_under_any_engine(engine):
     assert torch.equal(weights(model), trained) and not torch.equal(before, trained)
 
 
+class OwnLoss(dl.Runner):
+    """Computes its loss itself, with the criterion there is."""
+
+    def handle_batch(self, batch):
+        features, targets = batch
+        self.batch_metrics["loss"] = self.criterion(self.model(features), targets)
+
+
+@pytest.mark.parametrize("engine", [dl.CPUEngine(), dl.DistributedDataParallelEngine(2, device="cpu")])
+def test_a_model_that_was_not_trained_here_is_evaluated_by_a_criterion(engine):
+    """The mean over all samples, by itself and beside other metrics; the runner keeps no criterion of it."""
+    model, data = mlp(), loader(21, 4)
+    features, targets = classification(21).tensors
+    expected = nn.functional.cross_entropy(model.eval()(features), targets).item()
+    runner, accuracy = dl.SupervisedRunner(model), [dl.AccuracyCallback("logits", "targets")]
+
+    alone = runner.evaluate_loader(data, criterion=nn.CrossEntropyLoss(), engine=engine)
+    beside = runner.evaluate_loader(data, callbacks=accuracy, criterion=nn.CrossEntropyLoss(), engine=engine)
+    own = OwnLoss(model).evaluate_loader(data, criterion=nn.CrossEntropyLoss(), engine=engine)
+
+    assert alone == own == {"loss": pytest.approx(expected, rel=1e-5)}
+    assert beside["loss"] == alone["loss"] and "accuracy" in beside
+    assert runner.criterion is None
+
+
+def test_a_criterion_takes_the_place_of_that_of_training():
+    """For one evaluation."""
+    runner = supervised(model=mlp(), num_epochs=1)
+    trained_with = runner.criterion
+
+    smoothed = runner.evaluate_loader(loader(21, 4), criterion=nn.CrossEntropyLoss(label_smoothing=0.5), cpu=True)
+
+    assert smoothed["loss"] != runner.evaluate_loader(loader(21, 4), cpu=True)["loss"]
+    assert runner.criterion is trained_with
+
+
 @pytest.mark.parametrize(
     ("make", "expected"),
     [

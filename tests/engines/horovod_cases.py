@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from runnerkit import dl
 from runnerkit.precision import AMP
@@ -57,6 +58,28 @@ def fp32(folder):
 def fp16_compression(folder):
     with sent_gradients() as sent:
         return trained(dl.HorovodEngine(compression="fp16")), set(sent)
+
+
+class Steep(dl.Runner):
+    """Its one gradient is 40,000: of two processes the sum overflows in half precision, above 65,504."""
+
+    def handle_batch(self, batch):
+        self.batch_metrics["loss"] = 40_000 * self.model(batch).mean()
+
+
+def large_gradients_in_fp16(folder):
+    found = {}
+    for factor in (1.0, 2.0):
+        model = nn.Linear(1, 1, bias=False)
+        nn.init.zeros_(model.weight)
+        Steep().train(
+            model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1e-4),
+            loaders={"train": DataLoader(torch.ones(2, 1), batch_size=1)},
+            callbacks=[dl.BackwardCallback("loss"), dl.OptimizerCallback("loss")],
+            engine=dl.HorovodEngine(compression="fp16", gradient_predivide_factor=factor), **quiet(),
+        )  # fmt: skip
+        found[factor] = model.weight.item()
+    return found
 
 
 def gradients_summed(folder):
@@ -432,6 +455,7 @@ def allreduces_are_left(folder):
 CASES = (
     fp32,
     fp16_compression,
+    large_gradients_in_fp16,
     gradients_summed,
     amp_bf16,
     amp_fp16,

@@ -53,6 +53,13 @@ def test_fp16_compression_rounds_what_is_sent(results):
     torch.testing.assert_close(compressed, by_hand(), rtol=0, atol=1e-3)
 
 
+def test_gradients_that_are_divided_first_do_not_overflow(results):
+    """The sum of two processes' 40,000 is infinite in fp16, half of it is not, and the average is 40,000."""
+    found = results["large_gradients_in_fp16"]
+
+    assert found == {1.0: float("-inf"), 2.0: pytest.approx(-4.0)}
+
+
 @pytest.mark.parametrize(("case", "dtype"), [("amp_bf16", torch.bfloat16), ("amp_fp16", torch.float16)])
 def test_amp_equals_one_process_with_amp_on_the_joined_batch(results, case, dtype):
     """To 2e-3: at 8 (11) bits the sum of two halves' gradients rounds otherwise than that of the whole."""

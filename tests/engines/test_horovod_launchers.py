@@ -278,6 +278,11 @@ def test_a_launcher_that_horovod_does_not_know_is_named(monkeypatch, variables, 
     [
         ({"num_processes": 0}, "num_processes must be >= 1"),
         ({"compression": "fp8"}, "compression must be 'fp16'"),
+        ({"gradient_predivide_factor": 0}, "gradient_predivide_factor must be > 0 and finite, got 0"),
+        (
+            {"gradient_predivide_factor": 2, "op": "sum"},
+            "gradient_predivide_factor=2 needs op='average', got op='sum'",
+        ),
         ({"op": "max"}, "op must be 'average', 'sum' or 'adasum'"),
         ({"device": "tpu"}, "device must be 'cuda', 'cpu'"),
     ],
