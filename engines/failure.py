@@ -6,6 +6,8 @@ import json
 import signal
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -36,6 +38,24 @@ class RankTraceback(Exception):
 
     def __str__(self) -> str:
         return f'rank {self.rank} of {self.args[1]}\n"""\n{self.text}"""'
+
+
+@contextmanager
+def no_silent_exit(rank: int, world_size: int) -> Iterator[None]:
+    """Turn an exit with code 0 into an error: the run is not over, and the other ranks wait for this one.
+
+    Raises:
+        WorkerError: the body called ``sys.exit()`` or ``sys.exit(0)``.
+    """
+    try:
+        yield
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise
+        raise WorkerError(
+            f"rank {rank} of {world_size} called sys.exit() before the run was over; raise an exception if something "
+            "is wrong, or set runner.need_early_stop = True on every rank to end the run early"
+        ) from error
 
 
 @dataclass
