@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from runnerkit.engine import EngineOptions, IEngine, uncompiled
-from runnerkit.engines.failure import no_silent_exit
+from runnerkit.engines.failure import no_silent_exit, record
 from runnerkit.engines.horovod_batch_norm import SynchronizedBatchNorms
 from runnerkit.engines.horovod_launch import is_launched, rendezvous
 from runnerkit.engines.horovod_optimizer import DistributedStep, Operation
@@ -168,6 +168,10 @@ class HorovodEngine(IEngine):
             )
         if self.precision.skips_steps:
             raise ValueError("op='adasum' steps during backward and cannot skip a step, as float16 needs: use bf16")
+
+    def record_failure(self, error: BaseException) -> None:
+        if isinstance(error, Exception):  # other ends are requests
+            record(error, rank=self.rank, world_size=self.world_size)
 
     def cleanup(self) -> None:
         # Horovod itself runs on: built with MPI it cannot start a second time in a process. It ends with it.
