@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 from torch.distributed import DistError, Store  # type: ignore[attr-defined]  # public, though not in torch's __all__
 
@@ -33,6 +35,29 @@ def root_cause(
         store: of the process group; rank zero's process may hold it.
         leave: closes the process group, upon which those that wait for this process fail as well.
     """
+    with _without_sigchld():
+        return _root_cause(error, store, rank, world_size, leave)
+
+
+@contextmanager
+def _without_sigchld() -> Iterator[None]:
+    """Keep torch from raising in the main thread, in the middle of the body, that a worker of a loader has ended."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGCHLD"):
+        yield
+        return
+    try:
+        before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    except RuntimeError:  # torch's handler ran just now
+        before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, before or signal.SIG_DFL)
+
+
+def _root_cause(
+    error: BaseException, store: Store, rank: int, world_size: int, leave: Callable[[], None]
+) -> BaseException:
     is_consequence = _is_consequence(error)
     if not is_consequence:
         _tell_torchrun(error)
