@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from runnerkit import pickling
+from runnerkit.engines.parent import is_torchruns
 from runnerkit.exit_codes import STOOD_STILL
 
+FOLDER_VARIABLE = "RUNNERKIT_FOLDER"  # of a job whose processes runnerkit started, where they leave their failures
 FAILED = "runnerkit/failed"  # key in the store of a process group: a rank that has a cause to tell
 _LONGEST_SUMMARY, _LONGEST_TEXT = 2_000, 20_000  # characters
 _LARGEST_PICKLE = 1_000_000  # bytes
@@ -38,6 +43,24 @@ class RankTraceback(Exception):
         return f'rank {self.rank} of {self.args[1]}\n"""\n{self.text}"""'
 
 
+@contextmanager
+def no_silent_exit(rank: int, world_size: int) -> Iterator[None]:
+    """Turn an exit with code 0 into an error: the run is not over, and the other ranks wait for this one.
+
+    Raises:
+        WorkerError: the body called ``sys.exit()`` or ``sys.exit(0)``.
+    """
+    try:
+        yield
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise
+        raise WorkerError(
+            f"rank {rank} of {world_size} called sys.exit() before the run was over; raise an exception if something "
+            "is wrong, or set runner.need_early_stop = True on every rank to end the run early"
+        ) from error
+
+
 @dataclass
 class Failure:
     """One rank's exception on its way to the process that started it, or to the other ranks.
@@ -57,10 +80,13 @@ class Failure:
     pickled: bytes | None = None
 
     def write(self, folder: Path) -> None:
-        """Leave it where the starting process looks."""
+        """Leave it where the starting process looks; a later record of the same rank keeps the time of the first."""
+        path = folder / f"failure.{self.rank}"
+        if path.exists():
+            self.time = pickling.loads(path.read_bytes()).time
         temporary = folder / f".failure.{self.rank}"
         temporary.write_bytes(pickling.dumps(self))
-        temporary.replace(folder / f"failure.{self.rank}")
+        temporary.replace(path)
 
     def to_json(self) -> str:
         """What others may be told where strangers can write: nothing that would have to be unpickled."""
@@ -100,6 +126,13 @@ def describe(error: BaseException, *, rank: int, world_size: int) -> Failure:
         pickled = b""
     is_fit = 0 < len(pickled) <= _LARGEST_PICKLE
     return Failure(rank, world_size, time.monotonic(), summary, text, pickled if is_fit else None)
+
+
+def record(error: BaseException, *, rank: int, world_size: int) -> None:
+    """Leave a failure for the process that started this one, if runnerkit did, before anything is torn down."""
+    is_ended = getattr(signal.getsignal(signal.SIGTERM), "has_fired", False)  # by that process; nothing is news then
+    if FOLDER_VARIABLE in os.environ and not is_torchruns() and not is_ended:
+        describe(error, rank=rank, world_size=world_size).write(Path(os.environ[FOLDER_VARIABLE]))
 
 
 def _shortened(text: str, longest: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Literal, TypeVar, Unpack, cast
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from runnerkit.engine import EngineOptions, IEngine, uncompiled
+from runnerkit.engines.failure import no_silent_exit, record
 from runnerkit.engines.horovod_batch_norm import SynchronizedBatchNorms
 from runnerkit.engines.horovod_launch import is_launched, rendezvous
 from runnerkit.engines.horovod_optimizer import DistributedStep, Operation
@@ -113,7 +114,8 @@ class HorovodEngine(IEngine):
         self.check()
         if is_launched():
             try:
-                return fn()
+                with self._no_silent_exit():
+                    return fn()
             finally:
                 self.cleanup()
         self._check_no_mpi_needed()
@@ -124,13 +126,19 @@ class HorovodEngine(IEngine):
         self.check()
         if is_launched():
             try:
-                yield from self.gather_rounds(fn())
+                with self._no_silent_exit():
+                    yield from self.gather_rounds(fn())
             finally:
                 self.cleanup()
             return
         self._check_no_mpi_needed()
         with rendezvous(self.num_processes) as variables:
             yield from spawn_rounds(fn, num_processes=self.num_processes, variables={}, variables_of=variables)
+
+    def _no_silent_exit(self) -> AbstractContextManager[None]:
+        environment = ProcessEnvironment.read()
+        assert environment is not None, "a launcher started this process"
+        return no_silent_exit(environment.rank, environment.world_size)
 
     def _check_no_mpi_needed(self) -> None:
         if self.op == "adasum":
@@ -170,6 +178,10 @@ class HorovodEngine(IEngine):
             )
         if self.precision.skips_steps:
             raise ValueError("op='adasum' steps during backward and cannot skip a step, as float16 needs: use bf16")
+
+    def record_failure(self, error: BaseException) -> None:
+        if isinstance(error, Exception):  # other ends are requests
+            record(error, rank=self.rank, world_size=self.world_size)
 
     def cleanup(self) -> None:
         # Horovod itself runs on: built with MPI it cannot start a second time in a process. It ends with it.

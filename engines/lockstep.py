@@ -9,6 +9,7 @@ from collections.abc import Callable
 from torch.distributed import DistError, Store  # type: ignore[attr-defined]  # public, though not in torch's __all__
 
 from runnerkit.engines.failure import FAILED, PeerLostError
+from runnerkit.engines.stuck import answer
 
 _LOOK_EVERY_S = 1.0
 _LONGEST_PAUSE_S = 0.05
@@ -96,6 +97,7 @@ class Lockstep:
         try:
             while not self._closed.wait(_LOOK_EVERY_S):
                 self._compare()
+                answer(self._store, rank=self._rank)
         except DistError:
             return  # the store is gone, so rank zero is: the main thread will hear of it
 

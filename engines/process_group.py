@@ -17,12 +17,13 @@ from torch import Tensor, nn
 from torch.distributed import Store  # type: ignore[attr-defined]  # public, though not in torch's __all__
 
 from runnerkit.engine import EngineOptions, IEngine
+from runnerkit.engines.failure import no_silent_exit, record
 from runnerkit.engines.lockstep import Lockstep
 from runnerkit.engines.network import keep_gloo_on_this_machine, tell_gloo_the_interface
 from runnerkit.engines.parent import die_with_parent, is_torchruns
 from runnerkit.engines.process_environment import ProcessEnvironment
 from runnerkit.engines.rendezvous import open_store
-from runnerkit.engines.root_cause import root_cause
+from runnerkit.engines.root_cause import root_cause, tell_early
 from runnerkit.engines.spawn import spawn
 from runnerkit.engines.stream import spawn_rounds
 from runnerkit.engines.watchdog import AgentWatch, is_needed
@@ -105,9 +106,11 @@ class ProcessGroupEngine(IEngine, ABC):
 
     def launch(self, fn: Callable[[], T]) -> T:
         self.check()
-        if ProcessEnvironment.read() is not None:
+        environment = ProcessEnvironment.read()
+        if environment is not None:
             try:
-                result = fn()
+                with no_silent_exit(environment.rank, environment.world_size):
+                    result = fn()
                 self._stand_down()
                 return result
             except BaseException as error:
@@ -121,17 +124,25 @@ class ProcessGroupEngine(IEngine, ABC):
 
     def stream(self, fn: Callable[[], Generator[T, None, None]]) -> Generator[list[T], None, None]:
         self.check()
-        if ProcessEnvironment.read() is None:
+        environment = ProcessEnvironment.read()
+        if environment is None:
             yield from spawn_rounds(fn, num_processes=self.num_processes, variables=self._meeting_point())
             return
         try:
-            yield from self.gather_rounds(fn())
+            with no_silent_exit(environment.rank, environment.world_size):
+                yield from self.gather_rounds(fn())
             self._stand_down()
         except GeneratorExit:  # left half-way is no failure
             self._stand_down()
             raise
         finally:
             self.cleanup()
+
+    def record_failure(self, error: BaseException) -> None:
+        if isinstance(error, Exception):  # other ends are requests
+            if self._store is not None:
+                tell_early(error, store=self._store, rank=self.rank, world_size=self.world_size)
+            record(error, rank=self.rank, world_size=self.world_size)
 
     def _root_cause(self, error: BaseException) -> BaseException:
         if self._store is None or isinstance(error, Stopped):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 from torch.distributed import DistError, Store  # type: ignore[attr-defined]  # public, though not in torch's __all__
 
 from runnerkit.engines.failure import FAILED, Failure, PeerLostError, WorkerError, describe
+from runnerkit.engines.stuck import ask_others, is_timeout
 from runnerkit.engines.time_limit import within
 
 _WORDS_S = 3.0  # for others to say what happened to them
@@ -32,6 +35,29 @@ def root_cause(
         store: of the process group; rank zero's process may hold it.
         leave: closes the process group, upon which those that wait for this process fail as well.
     """
+    with _without_sigchld():
+        return _root_cause(error, store, rank, world_size, leave)
+
+
+@contextmanager
+def _without_sigchld() -> Iterator[None]:
+    """Keep torch from raising in the main thread, in the middle of the body, that a worker of a loader has ended."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGCHLD"):
+        yield
+        return
+    try:
+        before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    except RuntimeError:  # torch's handler ran just now
+        before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, before or signal.SIG_DFL)
+
+
+def _root_cause(
+    error: BaseException, store: Store, rank: int, world_size: int, leave: Callable[[], None]
+) -> BaseException:
     is_consequence = _is_consequence(error)
     if not is_consequence:
         _tell_torchrun(error)
@@ -52,6 +78,20 @@ def root_cause(
             return error
         return WorkerError(f"rank 0 of {world_size} left without a word: {_HOW}")
     return cause
+
+
+def tell_early(error: BaseException, *, store: Store, rank: int, world_size: int) -> None:
+    """Tell the others a cause before this process is torn down, or add to a time-out what they were doing meanwhile."""
+    try:
+        if is_timeout(error):
+            for note in within(_WORDS_S + _ANSWER_S, lambda: ask_others(store, rank=rank, world_size=world_size)):
+                error.add_note(note)
+        elif not _is_consequence(error):
+            _tell_torchrun(error)
+            words = describe(error, rank=rank, world_size=world_size).to_json()
+            within(_ANSWER_S, lambda: store.set(_key_of_cause(rank), words))
+    except (DistError, TimeoutError):  # rank zero is gone; root_cause() says so
+        return
 
 
 def _tell(failure: Failure, is_consequence: bool, store: Store) -> None:
@@ -87,13 +127,16 @@ def _find(error: BaseException, store: Store, world_size: int) -> tuple[BaseExce
         return causes[0].as_exception(), world_size
     spoke = [rank for rank in range(world_size) if _told(store, _key_of_consequence(rank))]
     silent = sorted(set(range(world_size)) - set(spoke))
-    if silent:
+    for rank in silent:
+        if early := _told(store, _key_of_cause(rank)):  # it got no further than that
+            return early[0].as_exception(), len(spoke)
+    if silent and not is_timeout(error):
         who = f"rank {silent[0]}" if len(silent) == 1 else f"ranks {silent}"
         lost = WorkerError(f"{who} of {world_size} left without a word: {_HOW}")
         for note in getattr(error, "__notes__", ()):
             lost.add_note(f"a rank that waited for it was {note}")
         return lost, len(spoke)
-    return error, world_size
+    return error, len(spoke)
 
 
 def _told(store: Store, key: str) -> list[Failure]:

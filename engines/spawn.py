@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from runnerkit.engines.exit_on_signal import ExitOnSignal
-from runnerkit.engines.failure import WorkerError, root_cause
+from runnerkit.engines.failure import FOLDER_VARIABLE, WorkerError, root_cause
 from runnerkit.engines.parent import is_stopped
 from runnerkit.engines.payload import pack, unpack
 from runnerkit.engines.process_environment import STORE_VARIABLE
@@ -29,6 +29,7 @@ PAYLOAD, RESULT = "payload", "result"  # files in the folder of a job
 POLL_S = 0.02
 _LAST_WORDS_S = 0.3  # for a process that died at the same moment to be seen, or to have written why
 _REPEAT_S = 0.1
+AFTER_FAILURE_S = 90.0  # for a process that has failed to end, its hooks of on_exception included
 _GRACE_S = 3.0  # from SIGTERM (close files) to SIGKILL; a process that waits for a dead peer does not hear SIGTERM
 
 
@@ -93,6 +94,7 @@ class Job:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.processes: Processes = []
+        self._failed_at: float | None = None
 
     def is_over(self) -> bool:
         """Whether all have ended well.
@@ -102,6 +104,8 @@ class Job:
             WorkerError: a process was killed.
         """
         codes = [process.poll() for process in self.processes]
+        if self._is_overdue():
+            raise root_cause(self.folder, dict(enumerate(codes)))
         if any(codes) or (all(code == 0 for code in codes) and _count_done(self.folder) < len(codes)):
             time.sleep(_LAST_WORDS_S)
             error = root_cause(self.folder, {rank: process.poll() for rank, process in enumerate(self.processes)})
@@ -112,6 +116,12 @@ class Job:
                 ) from error
             raise error
         return all(code == 0 for code in codes)
+
+    def _is_overdue(self) -> bool:
+        """Whether a process that has failed should have ended: a worker of its loader, or a hook, may hang."""
+        if self._failed_at is None and any(self.folder.glob("failure.*")):
+            self._failed_at = time.monotonic()
+        return self._failed_at is not None and time.monotonic() - self._failed_at > AFTER_FAILURE_S
 
 
 @contextmanager
@@ -149,6 +159,7 @@ def _start(
     environment = {
         **os.environ,
         **variables,
+        FOLDER_VARIABLE: str(folder),
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(num_processes),

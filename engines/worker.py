@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from runnerkit.engines.exit_on_signal import ExitOnSignal
-from runnerkit.engines.failure import describe
+from runnerkit.engines.failure import describe, no_silent_exit
 from runnerkit.engines.parent import die_with_parent
 from runnerkit.engines.payload import pack, remove, unpack
 from runnerkit.engines.spawn import PAYLOAD, RESULT
@@ -30,7 +30,8 @@ def main(folder: Path, parent: int) -> int:
     _silence_broken_pipes(end)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     try:
-        result = _payload(folder, rank, world_size)()
+        with no_silent_exit(rank, world_size):
+            result = _payload(folder, rank, world_size)()
         if rank == 0:
             pack(result, folder / RESULT)
         (folder / f"done.{rank}").touch()

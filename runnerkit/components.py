@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
+import threading
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -28,6 +32,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Listeners = dict[str, tuple[Callable[[Any], None], ...]]
+
+EXCEPTION_HOOKS_S = 60.0  # for each hook of on_exception, if other processes wait
 
 # What a loader in the middle of another one (valid_every_steps) must leave as it was.
 _LOADER_STATE = (
@@ -74,6 +80,7 @@ def experiment(runner: IRunner) -> Iterator[None]:
     except BaseException as error:
         runner.exception = error
         note_whereabouts(runner, error)
+        runner.engine.record_failure(error)  # first, as hooks of the user's may hang
         _tell_of_exception(runner, error)
         raise
     finally:
@@ -84,10 +91,32 @@ def _tell_of_exception(runner: IRunner, error: BaseException) -> None:
     """Let all hear of it, those of stages before too; one that fails keeps no other from it, and does not hide it."""
     for listener in bind_listeners(runner, runner._known_callbacks)["on_exception"]:
         try:
-            listener(runner)
+            with _deadline(runner, error, _name_of(listener)):
+                listener(runner)
         except Exception as another:
             error.add_note(f"{_name_of(listener)} raised {another!r}")
             log.error("%s failed", _name_of(listener), exc_info=another)
+
+
+@contextmanager
+def _deadline(runner: IRunner, error: BaseException, name: str) -> Iterator[None]:
+    """End this process if the body takes too long and others wait for it."""
+
+    def end() -> None:
+        error.add_note(f"{name} did not end within {EXCEPTION_HOOKS_S:g} s, so its process was ended")
+        runner.engine.record_failure(error)
+        traceback.print_exception(error)
+        sys.stderr.flush()
+        os._exit(1)
+
+    timer = threading.Timer(EXCEPTION_HOOKS_S, end)
+    timer.daemon = True
+    if runner.engine.num_processes > 1:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _name_of(method: Callable[..., Any]) -> str:

@@ -166,6 +166,13 @@ class IEngine(ABC):
     def barrier(self) -> None:
         """Wait for every process; every rank must call."""
 
+    def record_failure(self, error: BaseException) -> None:
+        """Let the other processes, or the one that started this, know of `error` whatever happens from now on.
+
+        Called before ``on_exception``. If `error` says that another process did not answer, this may take seconds, and
+        adds to it where that process stands.
+        """
+
     def enter_training_loader(self, position: Callable[[], int]) -> None:
         """Begin to train on a loader; every rank must call.
 

@@ -91,6 +91,26 @@ def test_a_rank_that_dies_without_a_word_is_named(job, start, trouble, message):
     assert "HorovodInternalError" not in errors
 
 
+@pytest.mark.parametrize("exits", ["sys.exit()", "sys.exit(0)"])
+@pytest.mark.parametrize("start", ["DDP", "torchrun", HOROVOD])
+def test_sys_exit_in_the_middle_of_a_run_is_an_error(job, start, exits):
+    """The job has not reached its end, so neither it nor the rank may report success."""
+    with job(start, exits) as failing:
+        errors = failing.finish()
+
+    assert failing.process.returncode == 1
+    assert "rank 1 of 2 called sys.exit() before the run was over" in errors
+    assert "in on_batch_end" in errors
+
+
+def test_an_exit_code_of_ones_own_stays(job):
+    """It is no silent success."""
+    with job("DDP", "sys.exit(3)") as failing:
+        failing.finish()
+
+    assert failing.process.returncode == 3
+
+
 @pytest.mark.parametrize(
     ("start", "kill"),
     [("DDP", os.kill), ("DDP", os.killpg), pytest.param(*HOROVOD.values, os.kill, marks=HOROVOD.marks)],

@@ -1,0 +1,87 @@
+"""A data worker that is killed under a launcher: every rank ends with what killed it."""
+
+import os
+import signal
+
+import pytest
+from torch.utils.data import Dataset
+
+from tests.faults.test_stuck import launched
+from tests.tiny import classification
+
+pytestmark = pytest.mark.slow
+
+
+class Kills(Dataset):
+    """A sample of one rank kills the worker that reads it."""
+
+    def __init__(self, rank):
+        self.data, self.rank = classification(64), rank
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        if index >= 20 and int(os.environ["RANK"]) == self.rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.data[index]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_data_worker_that_is_killed_is_the_cause_on_both_ranks(tmp_path, rank):
+    """Torch raises whenever one of its workers ends, also while rank zero waits for others to read the cause."""
+    script = f"from tests.faults.test_killed_worker import Kills; train(data=Kills({rank}))"
+
+    told = launched(tmp_path, script)
+
+    for errors, code in told:
+        assert code == 1
+        assert "DataLoader worker (pid" in errors
+        assert "without a word" not in errors
+
+
+INTERRUPTED = """
+import signal, threading
+from runnerkit.engines import process_group
+
+def raise_again(number, frame):
+    raise RuntimeError("a worker of a loader has ended")
+
+def interrupted(error, **place):
+    is_over = threading.Event()
+
+    def send():
+        while not is_over.wait(0.02):
+            os.kill(os.getpid(), signal.SIGCHLD)
+
+    signal.signal(signal.SIGCHLD, raise_again)
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        return root_cause(error, **place)
+    finally:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        is_over.set()
+        sender.join()
+
+if os.environ["RANK"] == "0":
+    root_cause, process_group.root_cause = process_group.root_cause, interrupted
+
+class Fails(dl.Callback):
+    def on_batch_end(self, runner):
+        if runner.engine.rank == 0:
+            raise LookupError("the real error")
+
+train(Fails(), timeout_s=30)
+"""
+
+
+def test_sigchld_does_not_cut_short_what_rank_zero_tells(tmp_path):
+    """Torch's handler raises in the main thread; rank zero, whose store the others read, would be gone too early."""
+    told = launched(tmp_path, INTERRUPTED)
+
+    for errors, code in told:
+        assert code == 1
+        assert "LookupError: the real error" in errors
+        assert "a worker of a loader has ended" not in errors
+        assert "without a word" not in errors

@@ -1,0 +1,152 @@
+"""A process that does not come to its end: the job ends all the same, and says who was stuck and why it failed."""
+
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from runnerkit import components, dl
+from runnerkit.engines import spawn
+from tests.tiny import classification, loader, mlp, quiet, sgd
+
+LIMIT_S = 40  # of a job, on a busy machine; a process that is stuck is so for 600 s
+
+
+class HangsAfterAnError(dl.Callback):
+    """Raises in one rank, and does not come back from on_exception there."""
+
+    def __init__(self, rank):
+        super().__init__()
+        self.rank = rank
+
+    def on_experiment_start(self, runner):
+        components.EXCEPTION_HOOKS_S = 1.0
+
+    def on_batch_end(self, runner):
+        if runner.engine.rank == self.rank:
+            raise LookupError("the real error")
+
+    def on_exception(self, runner):
+        if runner.engine.rank == self.rank:
+            time.sleep(600)
+
+
+class HangsAtExit(dl.Callback):
+    """Raises in rank 1, whose process then does not end."""
+
+    def on_batch_end(self, runner):
+        if runner.engine.rank == 1:
+            import atexit
+
+            atexit.register(time.sleep, 600)
+            raise LookupError("the real error")
+
+
+class Slow(Dataset):
+    """One sample of rank 1 takes for ever."""
+
+    def __init__(self):
+        self.data = classification(64)
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        if index == 5:
+            time.sleep(600)
+        return self.data[index]
+
+
+def train(*callbacks, timeout_s=600, data=None):
+    model = mlp()
+    dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=sgd(model),
+        loaders={"train": loader(32, 4) if data is None else DataLoader(data, batch_size=2, num_workers=2)},
+        callbacks=callbacks,
+        engine=dl.DistributedDataParallelEngine(2, device="cpu", timeout_s=timeout_s),
+        **quiet(),
+    )
+
+
+def launched(folder, call, *, num_awaited=2):
+    """Both ranks' standard error and exit codes, started as any launcher does, which kills the others at the end."""
+    script = folder / "script.py"
+    script.write_text(textwrap.dedent(f"from tests.faults.test_stuck import *\n{call}\n"))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(script)],
+            env={**os.environ, **place, "PYTHONPATH": os.getcwd(), "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        for rank in ranks[:num_awaited]:
+            rank.wait(LIMIT_S)
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()  # upon which workers of its loader end too
+    return [(rank.communicate()[1], rank.returncode) for rank in ranks]
+
+
+def test_a_hook_that_hangs_after_an_error_does_not_hide_it():
+    """The error is on record before the hook is called, which has a deadline; nobody waits for timeout_s."""
+    with pytest.raises(LookupError, match="the real error") as caught:
+        train(HangsAfterAnError(1), timeout_s=LIMIT_S)
+
+    assert any("HangsAfterAnError.on_exception did not end within 1 s" in note for note in caught.value.__notes__)
+    assert any("in batch 1 of loader 'train', epoch 1, rank 1" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_hook_that_hangs_under_a_launcher_does_not_hide_the_error(tmp_path, rank):
+    """The rank that failed ends after the deadline, with its traceback; the other one is told, if rank zero lives."""
+    told = launched(tmp_path, f"train(HangsAfterAnError({rank}))")
+
+    assert [code for _, code in told] == [1, 1]
+    assert "LookupError: the real error" in told[rank][0]
+    assert "HangsAfterAnError.on_exception did not end within 1 s" in told[rank][0]
+    if rank == 1:
+        assert "LookupError: the real error" in told[0][0]
+
+
+def test_a_rank_that_failed_and_does_not_end_is_ended(monkeypatch):
+    """A worker that cannot be ended keeps its process from exiting, for example."""
+    monkeypatch.setattr(spawn, "AFTER_FAILURE_S", 1.0)
+
+    with pytest.raises(LookupError, match="the real error"):
+        train(HangsAtExit(), timeout_s=LIMIT_S)
+
+
+STUCK = "rank 1 of 2 is stuck: it waits for worker "
+
+
+def test_a_data_worker_that_hangs_is_named():
+    """By the rank whose loader it serves; not only the time-out of the rank that waits for that one."""
+    with pytest.raises(RuntimeError, match=STUCK):
+        train(timeout_s=4, data=Slow())
+
+
+@pytest.mark.slow
+def test_a_data_worker_that_hangs_is_named_under_a_launcher(tmp_path):
+    """Its rank has not left without a word, and is ended by its launcher."""
+    (errors, code), _ = launched(tmp_path, "train(timeout_s=4, data=Slow())", num_awaited=1)
+
+    assert code == 1
+    assert STUCK in errors
+    assert "without a word" not in errors
