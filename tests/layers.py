@@ -46,6 +46,7 @@ LAYERS = [
         "resume_options",
         "outcome",
         "before_training",
+        "batch_size",
         "step_watch",
         "required_metrics",
         "run_logs",
