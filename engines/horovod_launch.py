@@ -12,7 +12,8 @@ from runnerkit.engines.process_environment import ProcessEnvironment
 
 _HOST = "127.0.0.1"
 _TIMEOUT_S = 600
-_SIGN_OF = {"torchrun": "TORCHELASTIC_RUN_ID", "srun": "SLURM_STEP_ID"}  # the variable that gives a launcher away
+# What gives a launcher away.
+_SIGN_OF = {"torchrun": "TORCHELASTIC_RUN_ID", "srun": "SLURM_STEP_ID", "init_process_group": "its process group"}
 
 
 def is_launched() -> bool:

@@ -242,10 +242,18 @@ def check_scheduler(scheduler: Any, optimizer: Any) -> None:
 def check_criterion(criterion: Any, engine: IEngine) -> None:
     """Refuse a criterion with parameters of its own where several processes would each train another one.
 
+    Warn of one that sums over the batch.
+
     Raises:
         ValueError: with what to do.
     """
     for each in as_dict(criterion).values():
+        if getattr(each, "reduction", None) == "sum" and engine.is_main_process:
+            logger.warning(
+                "%s(reduction='sum') sums over the batch: the logged loss is a mean of such sums, which depends on the "
+                "batch size, and in N processes gradients are 1/N of those of the joined batch; use reduction='mean', "
+                "with the learning rate times the batch size", type(each).__name__,
+            )  # fmt: skip
         if engine.is_ddp and isinstance(each, nn.Module) and any(p.requires_grad for p in each.parameters()):
             raise ValueError(
                 f"{type(each).__name__} has parameters to train, whose gradients are not averaged over processes; "

@@ -467,3 +467,13 @@ def test_an_evaluation_that_finds_no_metrics_says_so(caplog):
         "evaluate_loader found no metrics: neither a criterion nor a callback nor handle_batch gave any; pass "
         "criterion=, or for example callbacks=[AccuracyCallback('logits', 'targets')]"
     )
+
+
+@pytest.mark.parametrize(("reduction", "num_warnings"), [("mean", 0), ("sum", 1)])
+def test_a_criterion_that_sums_over_the_batch_is_warned_about(caplog, reduction, num_warnings):
+    """Its value depends on the batch size and its gradient on the number of processes; one that averages is silent."""
+    runner = dl.SupervisedRunner(mlp())
+
+    runner.evaluate_loader(loader(8, 4), criterion=nn.CrossEntropyLoss(reduction=reduction), cpu=True)
+
+    assert caplog.text.count("CrossEntropyLoss(reduction='sum') sums over the batch") == num_warnings
