@@ -30,7 +30,7 @@ def broadcast_state(value: T, engine: IEngine, *, part_bytes: int = PART_BYTES) 
         sent = engine.broadcast_object([_alone(each) for each in parts[index]] if parts else [])
         if not parts:
             tensors += sent
-    return value if engine.is_main_process else _Unpickler(rest, tensors).load()  # type: ignore[no-any-return]  # a T
+    return value if engine.is_main_process else _Unpickler(rest, tensors).load()
 
 
 def _taken_apart(value: Any, part_bytes: int) -> tuple[list[list[Tensor]], bytes]:
