@@ -57,8 +57,14 @@ class SchedulerCallback(ISchedulerCallback):
         self._optimizer_stepped = False
         self._scheduler: Any = None
         self._hook: Any = None
+        self._filter: Any = None
+        self._want_metric: dict[int, bool] = {}  # by id of the scheduler, and of the one after a warm-up
 
     def on_stage_start(self, runner: IRunner) -> None:
+        # torch marks the optimizer's `step` when a scheduler is made; the mark does not travel to another process.
+        # catch_warnings at each step would cost time, and forget which of the user's warnings were shown.
+        warnings.filterwarnings("ignore", message="Seems like `optimizer.step")
+        self._filter = warnings.filters[0]
         schedulers = as_dict(runner.scheduler)
         if (self.scheduler_key or "") not in schedulers:
             have = sorted(schedulers) if schedulers else "none"
@@ -82,6 +88,7 @@ class SchedulerCallback(ISchedulerCallback):
         if self._is_ever_per_batch and isinstance(optimizer, Optimizer):
             self._hook = optimizer.register_step_post_hook(self._note_step)
         self._follows_optimizer = self._hook is not None
+        self._want_metric.clear()
 
     def _unfollow(self) -> None:
         if self._hook is not None:
@@ -110,23 +117,33 @@ class SchedulerCallback(ISchedulerCallback):
         scheduler, is_per_batch = self._turn(runner)
         if is_per_batch or not any(key.startswith("train") for key in runner.epoch_metrics):
             return
-        if not _wants_metric(scheduler) or self._metric_loader in runner.epoch_metrics:  # else it rests this epoch
+        if not self._takes_metric(scheduler) or self._metric_loader in runner.epoch_metrics:  # else it rests this epoch
             self._step(scheduler, runner, None)
 
     def on_stage_end(self, runner: IRunner) -> None:
-        self._unfollow()
+        self._leave()
 
     def on_exception(self, runner: IRunner) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
         self._unfollow()
+        if self._filter in warnings.filters:
+            warnings.filters.remove(self._filter)  # type: ignore[attr-defined]  # a list, typed as a sequence
 
     def _step(self, scheduler: Any, runner: IRunner, metric: Any) -> None:
         if scheduler is None:  # nothing follows the warm-up
             return
-        arguments = () if not _wants_metric(scheduler) else (self._epoch_metric(runner) if metric is None else metric,)
-        with warnings.catch_warnings():
-            # torch marks the optimizer's `step` when a scheduler is made; the mark does not travel to another process.
-            warnings.filterwarnings("ignore", message="Seems like `optimizer.step")
-            scheduler.step(*arguments)
+        if self._takes_metric(scheduler):
+            scheduler.step(self._epoch_metric(runner) if metric is None else metric)
+        else:
+            scheduler.step()
+
+    def _takes_metric(self, scheduler: Any) -> bool:
+        wants = self._want_metric.get(id(scheduler))
+        if wants is None:
+            wants = self._want_metric[id(scheduler)] = _wants_metric(scheduler)
+        return wants
 
     def _epoch_metric(self, runner: IRunner) -> float:
         metrics = runner.epoch_metrics.get(self._metric_loader, {})

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from difflib import get_close_matches
+from itertools import chain, islice
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from runnerkit.callback import EVENTS, ICallback, ICheckpointCallback, IListener
 from runnerkit.sampling.sampler import ShardedBatchSampler
 from runnerkit.sampling.sharded_stream import ShardedStream
 from runnerkit.sampling.sharding import count_batches, share_of
+from runnerkit.sampling.stream_heads import differ
 from runnerkit.types import as_dict
 
 if TYPE_CHECKING:
@@ -171,6 +173,38 @@ def check_shares(runner: IRunner) -> None:
                 f"loader {key!r} has {counts} batches on the ranks, and must have equally many to train on; return the "
                 "whole loader on every rank, which the engine shares out evenly, or use drop_last=True"
             )
+
+
+def compare_streams(runner: IRunner, batches: Iterator[Any]) -> Iterator[Any]:
+    """Return `batches`, of which the first was fetched to refuse a stream that is another one in each process.
+
+    One that is split by rank would be split again; of one whose order differs some samples would be taken twice.
+
+    Raises:
+        ValueError: on every rank, with the loader's key. Every rank must call: this gathers.
+    """
+    key, share = runner.loader_key, share_of(runner.loader)
+    if not isinstance(share, ShardedStream) or share.head is None or key in runner._compared_streams:
+        return batches
+    first: list[Any] = []
+    error: Exception | None = None
+    try:
+        first = list(islice(batches, 1))
+    except Exception as raised:  # the others are in the collective, or will be
+        error = raised
+    heads = runner.engine.gather_object((error is None, share.head.fingerprints.clone()))
+    if error is not None:
+        raise error
+    if all(is_read for is_read, _ in heads) and differ([fingerprints for _, fingerprints in heads]):
+        raise ValueError(
+            f"loader {key!r}: the first samples of its stream are not the same in every process. Each process has to "
+            "read the whole stream, in the same order, since the engine takes a share of it. If the stream is split by "
+            "rank already, leave that out: split_dataset_by_node, nodesplitter=wds.split_by_node, "
+            "range(rank, n, world_size). If it is shuffled, fix the seed: .shuffle(1000, rng=random.Random(42)), or "
+            "draw from the global functions of torch, numpy.random or random, which are seeded alike everywhere"
+        )
+    runner._compared_streams.add(key)
+    return chain(first, batches)
 
 
 def _warn_of_dropped(runner: IRunner, key: str, loader: Any) -> None:

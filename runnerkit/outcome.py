@@ -25,7 +25,7 @@ _STAYS = {
     "engine", "loaders", "loader", "loggers", "batch", "exception", "_loaders", "_given_engine", "_given_criterion",
     "_given_optimizer", "_given_scheduler", "_given_callbacks", "_given_loggers", "_training_model", "_means",
     "_step_queue", "_known_callbacks", "_snapshot", "_listeners", "_evaluation", "_logdirs", "_step_watch",
-    "_checked_batch_sizes",
+    "_checked_batch_sizes", "_compared_streams",
 }  # fmt: skip
 _COMPONENTS = ("model", "criterion", "optimizer", "scheduler")
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runnerkit import components, media, outcome, required_metrics, run_logs, snapshot
+from runnerkit import before_training, components, media, outcome, required_metrics, run_logs, snapshot
 from runnerkit.callback import ICallback, IListener
 from runnerkit.engine import IEngine
 from runnerkit.logger import ILogger, Step, StepQueue
@@ -117,6 +117,7 @@ class IRunner(IListener):
         self._ends_stage = False
         self._skipped_batches = 0
         self._checked_batch_sizes: set[str] = set()  # keys of loaders
+        self._compared_streams: set[str] = set()  # keys of loaders
         self._snapshot: snapshot.Snapshot | None = None
         self._step_watch: StepWatch | None = None  # until the stage's first training loader is over
         self._listeners = components.bind_listeners(self)
@@ -316,6 +317,8 @@ class IRunner(IListener):
         iterator = batches_of(self.loader)
         snapshot.restore_rng(self)  # after iter(), which draws the workers' seed
         try:
+            if self.engine.num_processes > 1:
+                iterator = before_training.compare_streams(self, iterator)
             for batch in iterator:
                 yield self.engine.to_device(batch)
         except Exception:

@@ -13,6 +13,7 @@ from torch.utils.data._utils import worker as torch_worker
 
 from runnerkit.sampling.sampler import Uneven, set_epoch, shortest_tail
 from runnerkit.sampling.seeded_dataset import seed_collate
+from runnerkit.sampling.stream_heads import NUM_SAMPLES, StreamHead
 from runnerkit.seeding import SEED_STRIDE, derive_seed, keep_cpu_rng, seed_generators
 
 
@@ -35,11 +36,15 @@ class ShardedStream(IterableDataset[Any]):
         seed: with the epoch it fixes what is drawn.
         key: the loader's, for messages.
         collate_fn: the loader's, which a worker that outlives an epoch tells of the next one.
+        num_workers: the loader's.
+
+    Attributes:
+        head: what was read first, for a comparison of processes; None with one process.
     """
 
     def __init__(
         self, dataset: Any, *, batch_size: int | None, drop_last: bool, training: bool, uneven: Uneven,
-        rank: int, world_size: int, seed: int, key: str, collate_fn: Any = None,
+        rank: int, world_size: int, seed: int, key: str, collate_fn: Any = None, num_workers: int = 0,
     ) -> None:  # fmt: skip
         self.dataset = dataset
         self.batch_size = batch_size
@@ -57,6 +62,7 @@ class ShardedStream(IterableDataset[Any]):
         self._start.share_memory_()
         self.stride = (batch_size or 1) * world_size  # samples from one batch of this process to its next
         self._worker: tuple[int, int] | None = None
+        self.head = StreamHead(num_workers) if world_size > 1 else None
 
     def set_epoch(self, epoch: int) -> None:
         """Begin `epoch` at the stream's first sample."""
@@ -175,6 +181,8 @@ class ShardedStream(IterableDataset[Any]):
                 sample = next(iterator)
             except StopIteration:
                 return
+            if self.head is not None and position < NUM_SAMPLES:
+                self.head.note(self._worker[0] if self._worker is not None else 0, position, sample)
             if position >= num_consumed:
                 yield sample
 

@@ -64,7 +64,7 @@ def shard_loader(
     if isinstance(loader.dataset, IterableDataset):
         stream = ShardedStream(
             loader.dataset, batch_size=loader.batch_size, drop_last=loader.drop_last, training=training, uneven=uneven,
-            key=key, collate_fn=loader.collate_fn, **place,
+            key=key, collate_fn=loader.collate_fn, num_workers=loader.num_workers, **place,
         )  # fmt: skip
         return _with_feed(copy.copy(loader), stream, dataset=stream, batch_sampler=None, batch_size=None)
     own = distributed_sampler_of(loader)

@@ -1,0 +1,44 @@
+"""SchedulerCallback beside warnings: its own silence is not the user's."""
+
+import warnings
+
+import torch
+from torch import nn
+
+from runnerkit import dl
+from runnerkit.engines.payload import pack, unpack
+from tests.tiny import loader, mlp, quiet, sgd
+
+
+class Warns(dl.SupervisedRunner):
+    def handle_batch(self, batch):
+        warnings.warn("the user's own", UserWarning, stacklevel=1)
+        super().handle_batch(batch)
+
+
+def train(runner, *, send=False):
+    model = mlp()
+    optimizer = sgd(model)
+    scheduler = torch.optim.lr_scheduler.CyclicLR(optimizer, base_lr=0.01, max_lr=0.1)
+    if send:
+        model, optimizer, scheduler = unpack(pack((model, optimizer, scheduler)))
+    runner.train(
+        model=model, criterion=nn.CrossEntropyLoss(), optimizer=optimizer, scheduler=scheduler,
+        loaders={"train": loader(32, 4)}, engine=dl.CPUEngine(), **quiet(),
+    )  # fmt: skip
+
+
+def test_a_warning_that_python_shows_once_is_shown_once():
+    """With a scheduler that steps after each batch; afterwards the filter of torch's own is gone."""
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")
+
+        train(Warns())
+
+        assert not any("Seems like" in str(each[1]) for each in warnings.filters)
+    assert [str(each.message) for each in shown] == ["the user's own"]
+
+
+def test_torchs_warning_of_an_optimizer_from_another_process_stays_silent():
+    """The mark that torch looks for on `optimizer.step` is not pickled; the tests take warnings for errors."""
+    train(dl.SupervisedRunner(), send=True)
