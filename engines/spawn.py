@@ -26,6 +26,13 @@ T = TypeVar("T")
 Processes = list["subprocess.Popen[bytes]"]
 
 PAYLOAD, RESULT = "payload", "result"  # files in the folder of a job
+# Takes over the module search path before it imports anything: `sys` is built in, and a file here may be named json.py.
+_RANK_CODE = """import sys
+with open(sys.argv[1] + "/path", encoding=sys.getfilesystemencoding(), errors="surrogateescape") as file:
+    sys.path[:] = file.read().split("\\0")
+from runnerkit.engines.worker import run
+run()
+"""
 POLL_S = 0.02
 _LAST_WORDS_S = 0.3  # for a process that died at the same moment to be seen, or to have written why
 _REPEAT_S = 0.1
@@ -142,6 +149,10 @@ def started(
         job = Job(Path(name))
         pack(fn, job.folder / PAYLOAD)
         (job.folder / "argv").write_text(json.dumps(sys.argv))
+        # By a file: in PYTHONPATH it would reach programs that the user's code starts, and break another Python's.
+        (job.folder / "path").write_bytes(
+            os.fsencode("\0".join(path or os.getcwd() for path in sys.path if isinstance(path, str)))
+        )
         # Set in any case: it also says who started the process.
         variables = {**variables, STORE_VARIABLE: "" if "MASTER_ADDR" in variables else str(job.folder / "store")}
         try:
@@ -164,11 +175,10 @@ def _start(
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(num_processes),
         "LOCAL_WORLD_SIZE": str(num_processes),
-        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
     }
     # All ranks on all cores would slow each other down.
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_processes)))
-    command = [sys.executable, "-m", "runnerkit.engines.worker", str(folder), str(os.getpid())]
+    command = [sys.executable, "-c", _RANK_CODE, str(folder), str(os.getpid())]
     # A group of its own: Ctrl-C is the calling process's, which then ends them all.
     return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, process_group=0, pass_fds=descriptors)
 

@@ -1,4 +1,4 @@
-"""A process that runnerkit.engines.spawn started: ``python -m runnerkit.engines.worker FOLDER PARENT``."""
+"""A process that runnerkit.engines.spawn started, with the job's folder and its own process as arguments."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -76,11 +77,14 @@ def _silence_broken_pipes(end: ExitOnSignal) -> None:
 def _leave(code: int) -> NoReturn:
     """Exit as Python does, but for the C++ destructors: threads of a process group that is gone abort in them."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it does end
+    if code == 0:  # after a failure others wait
+        threading._shutdown()  # type: ignore[attr-defined]  # work that was handed to other threads is done first
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
-if __name__ == "__main__":
+def run() -> NoReturn:
+    """Be the process whose command line this is, to its end."""
     _leave(main(Path(sys.argv[1]), int(sys.argv[2])))

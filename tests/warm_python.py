@@ -203,7 +203,7 @@ def main() -> NoReturn:
         request, descriptors = _serve(connection)
         connection.close()
         _become(request, descriptors, base)
-        if "runnerkit.engines.worker" in request["arguments"]:  # a rank, which starts no Python
+        if any("runnerkit.engines.worker" in each for each in request["arguments"]):  # a rank, which starts no Python
             break
         # Its own children come from a server of its own: the kernel gives a process to none but its ancestors.
         ours, connection = socket.socketpair()

@@ -61,7 +61,7 @@ def _wait(numbers: set[signal.Signals], owner: int) -> None:
         if received is None:
             if not _is_there(owner):
                 os._exit(1)
-        elif received.si_signo == signal.SIGTERM and received.si_pid == os.getppid():
+        elif received.si_signo == signal.SIGTERM and received.si_pid == owner:
             os._exit(0)
 
 

@@ -1,0 +1,49 @@
+"""A loader's worker ends when its own process says so, whichever way it was started."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="on others the worker does nothing about signals")
+SCRIPT = textwrap.dedent(
+    """
+    import os, signal, sys, time
+    import psutil
+    from torch.utils.data import DataLoader
+    from runnerkit.sampling.loader_worker import WorkerStart
+
+    if __name__ == "__main__":
+        loader = DataLoader(
+            range(8), num_workers=1, multiprocessing_context=sys.argv[1], worker_init_fn=WorkerStart(None)
+        )
+        batches = iter(loader)
+        next(batches)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's would raise
+        worker = psutil.Process(batches._workers[0].pid)
+        batches._workers[0].terminate()
+        deadline = time.monotonic() + 10
+        while worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE:
+            if time.monotonic() > deadline:
+                worker.kill()
+                sys.exit("the worker ignores SIGTERM")
+            time.sleep(0.02)
+    """
+)
+
+
+@pytest.mark.cold  # the fork server is a Python of its own
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_a_worker_heeds_the_sigterm_of_its_loaders_process(tmp_path, method):
+    """Where a fork server started it, that is its parent, and not the process whose loader it serves."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+
+    done = subprocess.run(
+        [sys.executable, str(script), method], capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
