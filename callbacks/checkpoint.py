@@ -43,10 +43,11 @@ class CheckpointCallback(ICheckpointCallback):
     Where processes save their own parts (``sharded_checkpoints=True`` of an engine), a checkpoint of mode "runner" is a
     folder: model.0003, last, best.
 
-    In mode "runner" SIGTERM, SIGUSR1 or SIGINT (Ctrl-C) to any process saves and ends the run after the step under way,
-    with exit code 75, or 130 (and KeyboardInterrupt) for SIGINT. A second Ctrl-C ends it at once, another signal if it
-    comes more than a second after the first. What the user handles is left to the user. A training loader without a
-    position to save (one that is not a DataLoader, or has a DistributedSampler) leaves the newest checkpoint as it is.
+    In mode "runner" SIGTERM, SIGUSR1, SIGHUP (a lost connection) or SIGINT (Ctrl-C) to any process saves and ends the
+    run after the step under way, or after the evaluation, with exit code 75, or 130 (and KeyboardInterrupt) for SIGINT.
+    A second Ctrl-C ends it at once, another signal if it comes more than a second after the first. What the user
+    handles is left to the user. A training loader without a position to save (one that is not a DataLoader, or has a
+    DistributedSampler) leaves the newest checkpoint as it is.
 
     Args:
         logdir: folder of the run.

@@ -1,4 +1,4 @@
-"""SIGTERM as an exit that closes files: what a process of a job does when it is told to end."""
+"""SIGTERM or SIGHUP as an exit that closes files: what a process of a job does when it is told to end."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ class ExitOnSignal:
         self.has_fired = False
 
     def install(self) -> None:
-        """Handle SIGTERM; the main thread must call."""
+        """Handle SIGTERM, and SIGHUP unless it is ignored (nohup) or the user's; the main thread must call."""
         signal.signal(signal.SIGTERM, self)
+        if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
+            signal.signal(signal.SIGHUP, self)
         sys.unraisablehook = self._ask_again
 
     def remove(self) -> None:
@@ -36,8 +38,10 @@ class ExitOnSignal:
         if sys.unraisablehook == self._ask_again:
             sys.unraisablehook = self._hook_before
         # A generator may be left in another thread than it was entered in.
-        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is self:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) is self:
+                    signal.signal(number, signal.SIG_DFL)
 
     def __call__(self, number: int, _: FrameType | None) -> None:
         """Raise SystemExit, once."""

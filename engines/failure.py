@@ -16,8 +16,8 @@ from typing import Self
 from runnerkit import pickling
 from runnerkit.engines.parent import is_torchruns
 from runnerkit.exit_codes import STOOD_STILL
+from runnerkit.preemption import FOLDER_VARIABLE
 
-FOLDER_VARIABLE = "RUNNERKIT_FOLDER"  # of a job whose processes runnerkit started, where they leave their failures
 FAILED = "runnerkit/failed"  # key in the store of a process group: a rank that has a cause to tell
 _LONGEST_SUMMARY, _LONGEST_TEXT = 2_000, 20_000  # characters
 _LARGEST_PICKLE = 1_000_000  # bytes

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from runnerkit.engines.exit_on_signal import ExitOnSignal
-from runnerkit.engines.failure import FOLDER_VARIABLE, WorkerError, root_cause
+from runnerkit.engines.failure import WorkerError, root_cause
 from runnerkit.engines.parent import is_stopped
 from runnerkit.engines.payload import pack, unpack
 from runnerkit.engines.process_environment import STORE_VARIABLE
-from runnerkit.preemption import Stopped, heeded, stopped_by
+from runnerkit.preemption import FOLDER_VARIABLE, Stopped, heeded, pass_on, stopped_by
 
 T = TypeVar("T")
 Processes = list["subprocess.Popen[bytes]"]
@@ -71,6 +71,7 @@ def spawn(
                 time.sleep(POLL_S)
                 if num_passed_on < len(asked):  # they may save, and stop by themselves
                     num_passed_on = len(asked)
+                    pass_on(asked[0], job.folder)
                     for process in job.processes:
                         process.terminate()
         except BaseException as error:

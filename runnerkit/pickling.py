@@ -34,11 +34,11 @@ def written_by(write: Callable[[Any], T]) -> T:
     from torch.optim import Optimizer
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-        def reducer_override(self, each: Any) -> Any:
-            if isinstance(each, Optimizer) and type(each).__getstate__ is Optimizer.__getstate__:
-                constructor, arguments, state = tuple[Any, ...](each.__reduce_ex__(pickle.HIGHEST_PROTOCOL))[:3]
-                return constructor, arguments, {**_own_attributes(each), **state}
-            return super().reducer_override(each)
+        def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, Optimizer) and type(obj).__getstate__ is Optimizer.__getstate__:
+                constructor, arguments, state = tuple[Any, ...](obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL))[:3]
+                return constructor, arguments, {**_own_attributes(obj), **state}
+            return super().reducer_override(obj)
 
     try:
         return write(Pickler)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,11 @@ from runnerkit.exit_codes import INTERRUPTED, PREEMPTED
 if TYPE_CHECKING:
     from runnerkit.engine import IEngine
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+logger = logging.getLogger(__name__)
+
+FOLDER_VARIABLE = "RUNNERKIT_FOLDER"  # of a job whose processes runnerkit started, where they leave their failures
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)  # the last when a terminal is closed
+_PASSED_ON = "passed on"  # file in the job's folder: the signal that the calling process got
 _AGREE_EVERY_S = 1.0
 _SAME_S = 1.0  # Slurm sends SIGTERM twice for one wish
 
@@ -26,7 +32,7 @@ class Stopped(BaseException):
 
 
 class Preempted(Stopped, SystemExit):
-    """By SIGTERM or SIGUSR1; ends the script with exit code 75."""
+    """By SIGTERM, SIGUSR1 or SIGHUP; ends the script with exit code 75."""
 
 
 class Interrupted(Stopped, SystemExit, KeyboardInterrupt):
@@ -76,7 +82,7 @@ class StopRequests:
 
 @contextmanager
 def heeded(ask: Callable[[int], None]) -> Iterator[None]:
-    """While the body runs, call `ask` for the first signal; a second, a second later, does what it did before.
+    """While the body runs, log and call `ask` for the first signal; a second, a second later, does what it did before.
 
     Signals that the user handles are the user's; so are all outside of the main thread.
     """
@@ -95,7 +101,10 @@ def heeded(ask: Callable[[int], None]) -> Iterator[None]:
                 os._exit(128 + number)
         elif asked_at is None:
             asked_at = time.monotonic()
-            ask(number)
+            original = _passed_on()
+            if original is None:
+                _tell(number)
+            ask(original or number)
         elif number == signal.SIGINT or time.monotonic() - asked_at > _SAME_S:
             signal.signal(number, before[signal.Signals(number)])
             os.kill(owner, number)
@@ -108,6 +117,28 @@ def heeded(ask: Callable[[int], None]) -> Iterator[None]:
         for number, handler in before.items():
             if signal.getsignal(number) is handle:
                 signal.signal(number, handler)
+
+
+def pass_on(number: int, folder: Path) -> None:
+    """Let the processes of a job, which are sent SIGTERM, know which signal the process that started them got."""
+    (folder / _PASSED_ON).write_text(str(number))
+
+
+def _passed_on() -> int | None:
+    """Return the signal that the process that started this one got, if runnerkit started it and it got one."""
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if folder is None or not (path := Path(folder, _PASSED_ON)).exists():
+        return None
+    return int(path.read_text())
+
+
+def _tell(number: int) -> None:
+    words = (
+        f"{signal.Signals(number).name}: the run ends after the step under way, or after the evaluation, and saves if "
+        "it has a CheckpointCallback in mode 'runner'; send it again to end at once"
+    )
+    # In a thread: this one may be in the middle of writing to the same place.
+    threading.Thread(target=logger.warning, args=(words,), name="runnerkit-signal").start()
 
 
 def _is_free(handler: Any) -> bool:

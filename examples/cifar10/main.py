@@ -76,7 +76,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--logdir", type=Path, help="by default logs/DATASET/MODEL")
     parser.add_argument("--local-rank", "--local_rank", help=argparse.SUPPRESS)  # torch.distributed.launch adds it
     options = parser.parse_args(arguments)
-    del options.local_rank  # which differs between processes: it is no hyperparameter
+    delattr(options, "local_rank")  # which differs between processes: it is no hyperparameter
     options.logdir = options.logdir or Path("logs", options.dataset, options.model)
     return options
 

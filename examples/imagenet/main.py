@@ -143,7 +143,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     known, _ = parser.parse_known_args(arguments)
     parser.set_defaults(**(TRIAL if known.data is None else RECIPE))
     options = parser.parse_args(arguments)
-    del options.local_rank  # which differs between processes: it is no hyperparameter
+    delattr(options, "local_rank")  # which differs between processes: it is no hyperparameter
     if options.scheduler == "step" and min(options.drops, default=math.inf) < max(1, options.warmup_epochs):
         parser.error(f"--drops {options.drops}: the warm-up takes {options.warmup_epochs} epochs; drop after it")
     if options.data is None and options.classes < 5:

@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--ddp", action="store_true", help="train in several processes; a must under torchrun")
     parser.add_argument("--local-rank", "--local_rank", help=argparse.SUPPRESS)  # torch.distributed.launch adds it
     options = parser.parse_args(arguments)
-    del options.local_rank  # which differs between processes: it is no hyperparameter
+    delattr(options, "local_rank")  # which differs between processes: it is no hyperparameter
 
     utils.set_global_seed(42)  # train() seeds what comes after; the model is made before
     model = resnet9(in_channels=3, num_classes=10, width=options.width)

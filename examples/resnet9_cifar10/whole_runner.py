@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cpu", action="store_true", help="use no GPU")
     parser.add_argument("--local-rank", "--local_rank", help=argparse.SUPPRESS)  # torch.distributed.launch adds it
     options = parser.parse_args(arguments)
-    del options.local_rank  # which differs between processes: it is no hyperparameter
+    delattr(options, "local_rank")  # which differs between processes: it is no hyperparameter
 
     CIFAR10(options.root, download=True)  # fetch once, before there are several processes
     ResNet9Runner(options).run()

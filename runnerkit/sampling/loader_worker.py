@@ -17,8 +17,9 @@ _NEWS_S = 1.0  # from a killed worker's last file to its parent's signal, on a b
 class WorkerStart:
     """A ``worker_init_fn`` that lets the worker serve a run which was asked to stop until it has.
 
-    Slurm, torchrun and ``kill -- -PGID`` send SIGTERM and SIGUSR1 to the workers as well. Were they gone at once, so
-    would be the step that is to be saved. What the loader's own process sends ends the worker, as it does without this.
+    Slurm, torchrun and ``kill -- -PGID`` send SIGTERM and SIGUSR1 to the workers as well, a closed terminal SIGHUP.
+    Were they gone at once, so would be the step that is to be saved. What the loader's own process sends ends the
+    worker, as it does without this.
     A program that the data set starts inherits the mask: end it by SIGKILL.
 
     The worker ends some seconds after the loader's process, also if that was killed before the worker had begun:
@@ -34,7 +35,7 @@ class WorkerStart:
 
     def __call__(self, worker_id: int) -> None:
         if sys.platform == "linux":
-            numbers = {signal.SIGTERM, *([signal.SIGUSR1] if _is_free(signal.SIGUSR1) else [])}
+            numbers = {signal.SIGTERM, *filter(_is_free, (signal.SIGUSR1, signal.SIGHUP))}
             signal.pthread_sigmask(signal.SIG_BLOCK, numbers)  # before the thread, which inherits the mask
             threading.Thread(target=_wait, args=(numbers, self._owner), name="runnerkit-signals", daemon=True).start()
         if self.init_fn is not None:
@@ -75,6 +76,6 @@ def _is_there(pid: int) -> bool:
     return True
 
 
-def _is_free(number: int) -> bool:
+def _is_free(number: signal.Signals) -> bool:
     handler = signal.getsignal(number)
     return handler == signal.SIG_DFL or getattr(handler, "__module__", "") == "runnerkit.preemption"

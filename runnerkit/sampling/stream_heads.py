@@ -75,6 +75,7 @@ def _checksum(value: Any) -> int:
         return zlib.crc32(value.ravel()[:: 1 + value.size // _NUM_ELEMENTS].tobytes())
     if isinstance(value, str | bytes | int | float | np.generic):
         return zlib.crc32(repr(value).encode())
-    if callable(getattr(value, "tobytes", None)) and not isinstance(value, np.ndarray):  # a picture of PIL
-        return zlib.crc32(value.tobytes())
+    to_bytes: Any = getattr(value, "tobytes", None)
+    if callable(to_bytes) and not isinstance(value, np.ndarray):  # a picture of PIL
+        return zlib.crc32(to_bytes())
     return zlib.crc32(type(value).__name__.encode())  # nothing is known of its content

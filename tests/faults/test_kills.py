@@ -241,15 +241,16 @@ def test_torchrun_that_is_killed(start):
     job.assert_ends(within_s=30)
 
 
-def test_sigterm_to_the_whole_process_group(start):
-    """As a shell or Slurm sends it, to loaders' workers too: the run saves and ends."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_the_whole_process_group(start, number):
+    """As a shell, a closed terminal or Slurm sends it, to loaders' workers too: the run saves and ends."""
     job = start()
 
-    os.killpg(job.process.pid, signal.SIGTERM)
+    os.killpg(job.process.pid, number)
 
     errors = job.assert_ends(within_s=20)
     assert job.process.returncode == 75, errors
-    assert "SIGTERM: saved, and stopped after step" in errors
+    assert f"{number.name}: saved, and stopped after step" in errors
 
 
 def test_a_rank_that_is_stopped_is_found_by_the_hang_callback(start):

@@ -105,7 +105,7 @@ def whole(tmp_path_factory):
     return Whole(tmp_path_factory.mktemp("whole"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_saves_and_stops_after_the_step(tmp_path, whole, number):
     """Also where epochs only are saved; the handlers are put back; exit code 75, or 130 for Ctrl-C."""
     before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)]
@@ -118,6 +118,21 @@ def test_a_signal_saves_and_stops_after_the_step(tmp_path, whole, number):
     assert (last(tmp_path).epoch, last(tmp_path).batch) == (2, 17)
     assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)] == before
     assert_goes_on(tmp_path, whole)
+
+
+def test_the_first_signal_is_answered_at_once(tmp_path, caplog):
+    """Else who presses Ctrl-C in a long evaluation does not know that it was heard."""
+
+    class Listen(dl.Callback):
+        def on_batch_end(self, runner):
+            deadline = time.monotonic() + 10
+            while runner.batch_step == 17 and not caplog.text and time.monotonic() < deadline:
+                time.sleep(0.01)
+
+    with pytest.raises(Interrupted):
+        train(tmp_path, Send(signal.SIGINT, step=17), Listen(order=dl.CallbackOrder.External + 1))
+
+    assert "SIGINT: the run ends after the step under way, or after the evaluation" in caplog.messages[0]
 
 
 def test_a_signal_in_the_evaluation_stops_after_the_epoch(tmp_path, whole):
@@ -369,8 +384,14 @@ def whole_of_two(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "code"),
-    [({"rank": 1}, 75), ({"rank": -1}, 75), ({"to_parent": signal.SIGTERM}, 75), ({"to_parent": signal.SIGINT}, 130)],
-    ids=["SIGTERM to rank 1", "SIGTERM to all ranks", "SIGTERM to the calling process", "Ctrl-C"],
+    [
+        ({"rank": 1}, 75),
+        ({"rank": -1}, 75),
+        ({"to_parent": signal.SIGTERM}, 75),
+        ({"to_parent": signal.SIGHUP}, 75),
+        ({"to_parent": signal.SIGINT}, 130),
+    ],
+    ids=["SIGTERM to rank 1", "SIGTERM to all ranks", "SIGTERM to the calling process", "SIGHUP", "Ctrl-C"],
 )
 def test_one_process_is_asked_and_all_stop_after_the_same_step(tmp_path, whole_of_two, how, code):
     """Whoever got the signal; the calling process ends as it would by itself."""
@@ -378,7 +399,9 @@ def test_one_process_is_asked_and_all_stop_after_the_same_step(tmp_path, whole_o
 
     assert done.returncode == code, done.stderr
     assert 7 <= last(tmp_path / "log").batch <= 20
-    assert "saved, and stopped after step" in done.stderr
+    name = signal.Signals(how.get("to_parent", signal.SIGTERM)).name
+    assert f"{name}: saved, and stopped after step" in done.stderr
+    assert f"{name}: the run ends after" in done.stderr
     assert_goes_on(tmp_path / "log", whole_of_two, engine=dl.DistributedDataParallelEngine(2, device="cpu"))
 
 
