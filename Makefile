@@ -75,7 +75,7 @@ $(VENV)/demo: EXTRA := demo
 $(VENV)/test: EXTRA := test
 $(VENV)/installed: EXTRA := dev
 $(VENV)/demo $(VENV)/test $(VENV)/installed: setup.cfg pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed; on Debian: apt-get install python3-venv" >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRA)]'
 	touch $@
 
@@ -85,4 +85,4 @@ $(PEERS)/installed: benchmarks/peers/requirements.txt constraints.txt
 	touch $@
 
 clean:  ## remove the virtual environment and what tools left behind
-	rm -rf $(VENV) $(PEERS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis site
+	rm -rf $(VENV) .venv-dev $(PEERS) .coverage* horovod.log build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis site

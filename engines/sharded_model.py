@@ -122,7 +122,8 @@ class ShardedModel:
             # Not public: torch would add them to those of the next step that is reduced, and offers no way out.
             for group in _groups_of(unit._get_fsdp_state()):
                 for parameter in group.fsdp_params:
-                    parameter.unsharded_accumulated_grad = None
+                    if "unsharded_accumulated_grad" in vars(parameter):  # torch 2.15 keeps them in .grad alone
+                        parameter.unsharded_accumulated_grad = None
                     if hasattr(parameter, "_unsharded_param"):
                         parameter._unsharded_param.grad = None
 

@@ -12,8 +12,9 @@ python=$(realpath -s "${1:-.venv/bin/python}")
 version=0.28.1
 torch=$("$python" -c 'import torch; print(torch.__version__)')
 tag=$("$python" -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
+compiler=$(g++ -dumpfullversion 2>/dev/null || echo -none)
 if command -v mpicxx >/dev/null; then mpi=1 name=mpi; else mpi=0 name=gloo; fi
-wheels=${HOROVOD_WHEELS:-${XDG_CACHE_HOME:-$HOME/.cache}/runnerkit/horovod}/torch-$torch-$tag-$name
+wheels=${HOROVOD_WHEELS:-${XDG_CACHE_HOME:-$HOME/.cache}/runnerkit/horovod}/torch-$torch-$tag-$name-gcc$compiler
 
 if ! compgen -G "$wheels/*.whl" >/dev/null; then
     for tool in g++ make; do
@@ -33,8 +34,10 @@ if ! compgen -G "$wheels/*.whl" >/dev/null; then
         HOROVOD_CMAKE=$(dirname "$python")/cmake MAKEFLAGS=-j$(nproc) \
         "$python" -m pip wheel --no-deps --no-build-isolation --wheel-dir "$build/wheel" "$build/horovod-$version" \
         >"$build/log" 2>&1 || { tail -n 60 "$build/log" >&2; exit 1; }
-    mkdir -p "$wheels"
-    mv "$build"/wheel/*.whl "$wheels"
+    mkdir -p "$(dirname "$wheels")"
+    beside=$(mktemp -d "$wheels.XXXXXX")
+    mv "$build"/wheel/*.whl "$beside"
+    mv -T "$beside" "$wheels" || rm -r "$beside"  # whole or not at all: another run may have been faster
 fi
 "$python" -m pip install --quiet -c constraints.txt cloudpickle psutil pyyaml cffi packaging
 "$python" -m pip install --quiet --no-deps --force-reinstall "$wheels"/*.whl

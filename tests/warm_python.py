@@ -6,8 +6,13 @@ imported them takes hundredths. While :meth:`WarmPython.patched` is active, `sub
 The rest is real: the child's parent is its caller; arguments, environment, working directory, open files, session,
 process group, signals and exit code are those of a process that was started.
 
-Two things differ: modules are imported already, and ``/proc/PID/environ`` shows the environment of the server. Tests to
-which that matters carry the mark `cold`, which turns all of this off.
+What differs: modules are imported already, so that one which the code forgot to import is there; all forks share the
+seed of hashes; at the end nothing global is finalised; umask and resource limits are the server's, and so is what
+``/proc/PID/environ`` shows; and a script has a server among its children. Tests to which that matters carry the
+mark `cold`, which turns all of this off.
+
+It takes the place of a private method of `subprocess`, because whoever starts a process there, torch included, comes
+through that one.
 """
 
 from __future__ import annotations
@@ -38,7 +43,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 ROOT = Path(__file__).parents[1]
-# What many tests import and what takes long. None of them may start a thread, which a fork would lose.
+# What many tests import and what takes long; nothing that starts a thread, which a fork would lose.
 PRELOADED = (
     "torch", "torch.distributed.run", "torch.utils.tensorboard", "torchmetrics.classification",
     "torchmetrics.regression", "pandas", "sklearn.metrics", "psutil", "pytest", "cloudpickle", "runnerkit.dl",
@@ -48,6 +53,13 @@ _PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # prctl(2)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 # A fork sees to the first two; the third changes no behaviour. Any other variable PYTHON... is read at the start alone.
 _HEEDED = {"PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"}
+
+
+def _read_at_the_start(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name.startswith("PYTHON") and name not in _HEEDED}
+
+
+_OF_THE_SERVER = _read_at_the_start(os.environ)
 
 _execute_child: Any = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 _parameters = inspect.signature(_execute_child)
@@ -76,7 +88,7 @@ class WarmPython:
             subprocess.Popen._execute_child = _execute_child  # type: ignore[attr-defined]
 
     def patch(self) -> None:
-        """As :meth:`patched`, for good."""
+        """Let `subprocess` fork whatever can be forked, from now on."""
 
         def execute_child(popen: Any, *arguments: Any) -> None:
             given = _parameters.bind(popen, *arguments).arguments
@@ -151,7 +163,7 @@ class _ColdPopen(subprocess.Popen):  # type: ignore[type-arg]
 
 
 def _can_fork(given: Mapping[str, Any]) -> bool:
-    arguments, environment = given["args"], given["env"] or os.environ
+    arguments, environment = given["args"], os.environ if given["env"] is None else given["env"]
     return (
         sys.platform == "linux"
         and isinstance(arguments, list | tuple)
@@ -162,11 +174,7 @@ def _can_fork(given: Mapping[str, Any]) -> bool:
         and given["preexec_fn"] is None
         and given["gid"] is given["gids"] is given["uid"] is None
         and given["umask"] < 0
-        and all(
-            os.environ.get(name) == value
-            for name, value in environment.items()
-            if name.startswith("PYTHON") and name not in _HEEDED
-        )
+        and _read_at_the_start(environment) == _OF_THE_SERVER
     )
 
 
@@ -270,6 +278,9 @@ def _become(request: dict[str, Any], descriptors: Sequence[int], base: Sequence[
     search_path = os.environ.get("PYTHONPATH", "")
     sys.path[:] = [*filter(None, search_path.split(os.pathsep)), *base]
     importlib.invalidate_caches()
+    if str(ROOT) not in sys.path:
+        for name in [each for each in sys.modules if each.split(".")[0] == "tests"]:
+            del sys.modules[name]
     # What libraries read once, when they are imported.
     torch = sys.modules["torch"]
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1))
@@ -309,7 +320,7 @@ def _run(command: Sequence[str]) -> NoReturn:
             exec(compile(words[0], "<string>", "exec"), main.__dict__)
         else:
             sys.path.insert(0, os.path.dirname(os.path.realpath(words[0])))
-            main.__file__ = words[0]
+            main.__file__ = os.path.abspath(words[0])
             exec(compile(Path(words[0]).read_bytes(), words[0], "exec"), main.__dict__)
     except SystemExit as end:
         if end.code is not None and not isinstance(end.code, int):

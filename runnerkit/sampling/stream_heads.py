@@ -76,6 +76,6 @@ def _checksum(value: Any) -> int:
     if isinstance(value, str | bytes | int | float | np.generic):
         return zlib.crc32(repr(value).encode())
     to_bytes: Any = getattr(value, "tobytes", None)
-    if callable(to_bytes) and not isinstance(value, np.ndarray):  # a picture of PIL
+    if to_bytes is not None and not isinstance(value, np.ndarray):  # a picture of PIL
         return zlib.crc32(to_bytes())
     return zlib.crc32(type(value).__name__.encode())  # nothing is known of its content

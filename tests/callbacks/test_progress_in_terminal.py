@@ -101,6 +101,7 @@ def test_log_file_has_lines_and_tables_only(script):
     assert len(tables(lines)) == 2
 
 
+@pytest.mark.slow
 def test_notebook_has_widgets(script, monkeypatch):
     """One for the epochs and one for each pass, which is gone when it is over; no bar of characters."""
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")

@@ -31,7 +31,7 @@ def assert_learned(output, engine, folder):
         *(pytest.param(each, marks=[pytest.mark.horovod, pytest.mark.slow]) for each in HOROVOD),
     ],
 )
-def test_the_example_learns_on_each_engine(engine, tmp_path, monkeypatch, capsys):
+def test_the_example_learns_on_each_engine(engine, tmp_path, monkeypatch, capfd):
     """Also in bf16, where DataParallel finds no GPUs to share batches out to, and where it starts several processes."""
     if engine in HOROVOD:
         pytest.importorskip("horovod.torch", reason="Horovod is not installed: scripts/install_horovod.sh builds it")
@@ -39,7 +39,7 @@ def test_the_example_learns_on_each_engine(engine, tmp_path, monkeypatch, capsys
 
     any_engine.main(["--engine", engine])
 
-    assert_learned(capsys.readouterr().out, engine, tmp_path)
+    assert_learned(capfd.readouterr().out, engine, tmp_path)
 
 
 @pytest.mark.timeout(450)
@@ -47,7 +47,7 @@ def test_the_example_learns_on_each_engine(engine, tmp_path, monkeypatch, capsys
     "command", [pytest.param(each, marks=[pytest.mark.slow] if "torchrun" in each else []) for each in COMMANDS]
 )
 def test_the_commands_in_its_first_lines_run(command, tmp_path):
-    """As they stand there."""
+    """With the Python and the launchers of the tests' environment."""
     assert_learned(start(command, tmp_path), _engine(command), tmp_path)
 
 
