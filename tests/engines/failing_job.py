@@ -14,7 +14,7 @@ import psutil
 
 from tests.engines.launch_commands import HOROVODRUN, MPIRUN, PYTHON, TORCHRUN, needs_horovod, needs_mpi
 
-LIMIT_S = 10
+LIMIT_S = 30  # where a defect waits for a minute at least, and a busy machine takes 10
 SCRIPT = textwrap.dedent(
     """
     import os, signal, sys, time

@@ -174,3 +174,15 @@ def test_the_workers_of_torchs_switch_meet_at_a_port_of_their_own():
         futures = [threads.submit(join_job, place, timedelta(seconds=30)) for place in places]
 
         assert_share(*futures)
+
+
+def test_rank_zero_says_that_another_never_came():
+    """It did come to the right place: nothing is said of MASTER_ADDR."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    place = ProcessEnvironment("the launcher", 0, 0, 2, None, "127.0.0.1", port)
+
+    with pytest.raises(ConnectionError, match=r"not all of the 2 processes came within 1 s; one has ended") as caught:
+        join_job(place, timedelta(seconds=1))
+
+    assert "MASTER_ADDR" not in str(caught.value)
