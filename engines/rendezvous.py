@@ -93,8 +93,9 @@ def join_job(environment: ProcessEnvironment, timeout: timedelta) -> TCPStore:
     except (DistError, OSError) as error:
         if "clients joined" in str(error):  # of a store that is served
             raise ConnectionError(
-                f"{where}: not all of the {environment.world_size} processes came within {timeout.total_seconds():g} s; one "
-                "has ended, and its own output says why, or was not started; timeout_s= of the engine says how long"
+                f"{where}: not all of the {environment.world_size} processes came within "
+                f"{timeout.total_seconds():g} s; one has ended, and its own output says why, or was not started; "
+                "timeout_s= of the engine says how long"
             ) from error
         raise ConnectionError(f"{where}: {error}; MASTER_ADDR and MASTER_PORT say another place") from error
 
