@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runnerkit import before_training, components, media, outcome, required_metrics, run_logs, snapshot
+from runnerkit import before_training, components, media, required_metrics, run_logs, snapshot
 from runnerkit.callback import ICallback, IListener
 from runnerkit.engine import IEngine
 from runnerkit.logger import ILogger, Step, StepQueue
@@ -27,6 +27,8 @@ from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Schedu
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from runnerkit.outcome import Outcome
 
 
 class IRunner(IListener):
@@ -250,10 +252,14 @@ class IRunner(IListener):
 
         self._reset()
         self.engine = (None if self._evaluation else commanded_engine()) or self._hooks.get_engine()
+        from runnerkit import outcome  # late, as what a run alone needs
+
         outcome.adopt(self, self.engine.launch(self._run_experiment))
         return self
 
-    def _run_experiment(self) -> outcome.Outcome:
+    def _run_experiment(self) -> Outcome:
+        from runnerkit import outcome
+
         data = outcome.data_of(self)
         with components.experiment(self):  # set up; closed whatever happens, on_exception included
             self._emit("on_experiment_start")

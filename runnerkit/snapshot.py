@@ -23,7 +23,6 @@ from runnerkit.callback import (
 from runnerkit.logger import Step
 from runnerkit.sampling.sharding import count_batches, share_of
 from runnerkit.seeding import rng_state, set_rng_state
-from runnerkit.state_broadcast import broadcast_state
 from runnerkit.storage.checkpoint import find_checkpoint, holds_checkpoint
 from runnerkit.storage.checkpoint_file import load_checkpoint
 from runnerkit.storage.plain_state import as_plain
@@ -182,6 +181,8 @@ def find(runner: IRunner, stage: str) -> bool:
     if runner._snapshot is None and not runner._is_open:
         given = [each.resume_runner for each in _innermost(runner) if isinstance(each, ICheckpointCallback)]
         if runner._resume is not None or any(given):
+            from runnerkit.state_broadcast import broadcast_state  # late, as what few runs need
+
             # Every rank must enter. Rank zero decides and reads for all: it alone is sure to see the files.
             found = _sought(runner, given) if runner.engine.is_main_process else (None, False)
             runner._snapshot, runner._continues = broadcast_state(found, runner.engine)

@@ -5,8 +5,7 @@ import warnings
 import torch
 from torch import nn
 
-from runnerkit import dl
-from runnerkit.engines.payload import pack, unpack
+from runnerkit import dl, pickling
 from tests.tiny import loader, mlp, quiet, sgd
 
 
@@ -21,7 +20,7 @@ def train(runner, *, send=False):
     optimizer = sgd(model)
     scheduler = torch.optim.lr_scheduler.CyclicLR(optimizer, base_lr=0.01, max_lr=0.1)
     if send:
-        model, optimizer, scheduler = unpack(pack((model, optimizer, scheduler)))
+        model, optimizer, scheduler = pickling.loads(pickling.dumps((model, optimizer, scheduler)))
     runner.train(
         model=model, criterion=nn.CrossEntropyLoss(), optimizer=optimizer, scheduler=scheduler,
         loaders={"train": loader(32, 4)}, engine=dl.CPUEngine(), **quiet(),
