@@ -55,7 +55,8 @@ class CSVLogger(FolderLogger):
                 drop_rows_after(path, resumed_at)
 
     def log_scalars(self, scalars: Mapping[str, float], *, step: Step, scope: Scope) -> None:
-        check_folder(self._folder)
+        if scope == "loader":  # not for each step: the files that are open take its rows meanwhile
+            check_folder(self._folder)
         name = f"{step.loader}.csv" if scope == "loader" else f"{step.loader}.batch.csv"
         if name not in self._tables:
             self._tables[name] = Table(self._folder / name)
