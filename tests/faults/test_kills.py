@@ -242,7 +242,7 @@ def test_torchrun_that_is_killed(start):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_to_the_whole_process_group(start, number):
+def test_a_signal_to_the_whole_process_group(start, number, sighup_as_in_a_terminal):
     """As a shell, a closed terminal or Slurm sends it, to loaders' workers too: the run saves and ends."""
     job = start()
 

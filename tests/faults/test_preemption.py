@@ -105,14 +105,6 @@ def whole(tmp_path_factory):
     return Whole(tmp_path_factory.mktemp("whole"))
 
 
-@pytest.fixture
-def sighup_as_in_a_terminal():
-    """The tests may run under nohup, which lets it be ignored, and so does a run then."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_saves_and_stops_after_the_step(tmp_path, whole, number, sighup_as_in_a_terminal):
     """Also where epochs only are saved; the handlers are put back; exit code 75, or 130 for Ctrl-C."""
