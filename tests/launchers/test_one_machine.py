@@ -37,20 +37,10 @@ def test_plain_python(jobs, expected):
 
 
 @pytest.mark.slow
-def test_torchrun(jobs, expected):
-    """Two processes that torchrun started."""
-    [command] = commands("torchrun on one machine")
-
-    job = jobs.start(command)
-
-    assert job.wait() == 0, job.output
-    jobs.assert_weights(expected(2))
-
-
-@pytest.mark.slow
-def test_torch_distributed_launch(jobs, expected):
-    """Torchrun's former name."""
-    [command] = commands("python -m torch.distributed.launch")
+@pytest.mark.parametrize("heading", ["torchrun on one machine", "python -m torch.distributed.launch"])
+def test_torchrun(jobs, expected, heading):
+    """Two processes that torchrun started, under its present name and its former one."""
+    [command] = commands(heading)
 
     job = jobs.start(command)
 
