@@ -85,6 +85,7 @@ class DistributedDataParallelEngine(ProcessGroupEngine):
             logger.warning("sync_bn=True has no effect: torch's SyncBatchNorm runs on GPUs only, this is the CPU")
         device_ids = [self.device] if self.device.type == "cuda" else None
         wrapped = DistributedDataParallel(model, device_ids=device_ids, **self.ddp_kwargs)
+        _let_python_end_the_group(wrapped)
         # A hook may be on one rank alone, to log there, and the layout is for all or none.
         if self.num_processes > 2 and not any(self.gather_object(_has_special_gradients(wrapped))):
             _lay_out_buckets(wrapped)
@@ -108,6 +109,15 @@ class DistributedDataParallelEngine(ProcessGroupEngine):
         if not isinstance(model, DistributedDataParallel) or self.ddp_kwargs["static_graph"]:
             return nullcontext()  # what is recorded of a static graph in its first step must be the whole of it
         return model.no_sync()
+
+
+def _let_python_end_the_group(model: DistributedDataParallel) -> None:
+    """Let the reducer go before the group where `model` is what holds that last: attributes go in their order.
+
+    The group's destructor waits for its threads, which may wait for Python's lock. Python's reference gives that lock
+    away first, the reducer's, in torch 2.13, does not: the process would stand still for ever.
+    """
+    model.process_group = vars(model).pop("process_group")
 
 
 def _lay_out_buckets(model: DistributedDataParallel) -> None:

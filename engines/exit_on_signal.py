@@ -43,6 +43,12 @@ class ExitOnSignal:
                 if signal.getsignal(number) is self:
                     signal.signal(number, signal.SIG_DFL)
 
+    @staticmethod
+    def ignore() -> None:
+        """Let no signal cut short what is left to do: the process is ending, or must first tell why it failed."""
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+
     def __call__(self, number: int, _: FrameType | None) -> None:
         """Raise SystemExit, once."""
         if os.getpid() != self._owner:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import multiprocessing
 import os
 import signal
 import sys
@@ -29,6 +30,7 @@ def main(folder: Path, parent: int) -> int:
     end = ExitOnSignal()
     end.install()
     _silence_broken_pipes(end)
+    _fork_loader_workers()
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     try:
         with no_silent_exit(rank, world_size):
@@ -39,7 +41,7 @@ def main(folder: Path, parent: int) -> int:
     except BaseException as error:
         if end.has_fired:
             return 128 + signal.SIGTERM  # the parent is ending the job; whatever broke on the way is no news
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the parent must learn why, even if it ends the job meanwhile
+        ExitOnSignal.ignore()  # the parent must learn why, even if it ends the job meanwhile
         # Before anything else is torn down: by its time stamp the parent tells cause from consequence.
         describe(error, rank=rank, world_size=world_size).write(folder)
         return 1
@@ -62,6 +64,12 @@ def _payload(folder: Path, rank: int, world_size: int) -> Callable[[], Any]:
     return function  # type: ignore[no-any-return]
 
 
+def _fork_loader_workers() -> None:
+    """Start a loader's workers as Python before 3.14 does: a fork server could not import what __main__ defines."""
+    if multiprocessing.get_start_method() == "forkserver":
+        multiprocessing.set_start_method("fork", force=True)
+
+
 def _silence_broken_pipes(end: ExitOnSignal) -> None:
     """Keep threads that multiprocessing runs for a loader from complaining when the job is ended."""
     owner = os.getpid()
@@ -76,7 +84,7 @@ def _silence_broken_pipes(end: ExitOnSignal) -> None:
 
 def _leave(code: int) -> NoReturn:
     """Exit as Python does, but for the C++ destructors: threads of a process group that is gone abort in them."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it does end
+    ExitOnSignal.ignore()  # it does end
     if code == 0:  # after a failure others wait
         threading._shutdown()  # type: ignore[attr-defined]  # work that was handed to other threads is done first
     atexit._run_exitfuncs()

@@ -1,6 +1,7 @@
 """Fixtures and hooks of every test: the same random numbers, few threads, forked processes, none left behind."""
 
 import contextlib
+import gc
 import os
 import time
 from pathlib import Path
@@ -14,6 +15,8 @@ from tests.warm_python import WarmPython
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
+# Garbage that holds threads, a process group say, would wait for them in a fork, to which they did not come along.
+os.register_at_fork(after_in_child=gc.freeze)
 
 _GRACE_S = 10  # DataLoader workers look every 5 s whether their parent is alive
 _WARM = WarmPython()

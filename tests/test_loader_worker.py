@@ -47,3 +47,51 @@ def test_a_worker_heeds_the_sigterm_of_its_loaders_process(tmp_path, method):
     )  # fmt: skip
 
     assert done.returncode == 0, done.stderr
+
+
+# Python 3.14's default, for any Python that reads it.
+FORK_SERVER = """
+from multiprocessing import context
+context._default_context._default_context = context._concrete_contexts["forkserver"]
+"""
+DATA_OF_THE_SCRIPT = textwrap.dedent(
+    """
+    import multiprocessing
+    import torch
+    from torch.utils.data import DataLoader, Dataset
+    from runnerkit import DistributedDataParallelEngine, SupervisedRunner
+
+    class Numbers(Dataset):
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, index):
+            return torch.tensor([float(index)]), torch.tensor([0.0])
+
+    if __name__ == "__main__":
+        model = torch.nn.Linear(1, 1)
+        SupervisedRunner().train(
+            model=model, loaders={"train": DataLoader(Numbers(), batch_size=2, num_workers=1)},
+            criterion=torch.nn.MSELoss(), optimizer=torch.optim.SGD(model.parameters(), 0.001),
+            engine=DistributedDataParallelEngine(num_processes=2),
+        )
+        print(multiprocessing.get_start_method())
+    """
+)
+
+
+@pytest.mark.slow
+@pytest.mark.cold  # each rank reads what its Python starts workers by
+def test_ranks_read_a_data_set_of_the_script_where_a_fork_server_is_the_default(tmp_path):
+    """Its class travels to the ranks by value; a fork server, which has another __main__, could not import it."""
+    (tmp_path / "sitecustomize.py").write_text(FORK_SERVER)
+    script = tmp_path / "script.py"
+    script.write_text(DATA_OF_THE_SCRIPT)
+
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.getcwd()}"},
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("forkserver\n")  # the user's own choice is left alone

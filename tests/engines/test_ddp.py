@@ -1,7 +1,10 @@
 """DistributedDataParallelEngine: what the calling process gets back, and what the ranks did."""
 
 import os
+import signal
+import sys
 import threading
+from functools import partial
 
 import pytest
 import torch
@@ -10,6 +13,7 @@ from sklearn.metrics import accuracy_score, roc_auc_score
 from torch import nn
 
 from runnerkit import dl
+from runnerkit.engines.spawn import spawn
 from runnerkit.torchvision_cpu import import_torchvision
 from tests.tiny import classification, loader, mlp, quiet, sgd, weights
 
@@ -431,3 +435,21 @@ def test_find_unused_parameters_is_reachable():
 
     assert not torch.equal(weights(model.used), before)
     assert torch.equal(weights(model.unused), weights(mlp()))
+
+
+def _outlive_groups(num_groups):
+    """Wrap a model, destroy the group, let the wrapper go: what a traceback that still holds it comes to."""
+    signal.alarm(60)  # ends the process wherever it stands still
+    sys.setswitchinterval(1e-6)  # seconds; a thread of the group is in the middle of its work more often
+    engine = dl.DistributedDataParallelEngine(1, device="cpu")
+    for _ in range(num_groups):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        wrapped = engine.wrap(nn.Linear(2, 2))
+        dist.all_gather([torch.zeros(1000)], torch.ones(1000))
+        dist.destroy_process_group()
+        del wrapped
+
+
+def test_a_model_that_outlives_its_group_does_not_stand_still():
+    """One of the first 30 such groups ended in a deadlock within torch."""
+    spawn(partial(_outlive_groups, 200), num_processes=1, variables={})

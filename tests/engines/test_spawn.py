@@ -1,6 +1,7 @@
 """What a spawned process shares with the one that started it, and what it finishes before it ends."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -53,3 +54,20 @@ def test_work_of_a_thread_pool_is_finished(tmp_path):
     spawn(partial(_leave_work, path), num_processes=1, variables={})
 
     assert path.read_text() == "done"
+
+
+class _SignalsWhileItIsPickled(Exception):
+    def __reduce__(self):
+        os.kill(os.getpid(), signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return type(self), ()
+
+
+def _fail():
+    raise _SignalsWhileItIsPickled
+
+
+def test_a_rank_that_is_told_to_end_while_it_tells_why_it_failed_tells_it():
+    """A terminal that is closed sends SIGHUP to all, the calling process SIGTERM to the rest once one has failed."""
+    with pytest.raises(_SignalsWhileItIsPickled):
+        spawn(_fail, num_processes=1, variables={})

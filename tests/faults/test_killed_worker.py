@@ -40,6 +40,48 @@ def test_a_data_worker_that_is_killed_is_the_cause_on_both_ranks(tmp_path, rank)
         assert "without a word" not in errors
 
 
+KILLED_FROM_OUTSIDE = """
+import signal, time
+from pathlib import Path
+from tests.faults.test_killed_worker import LeavesItsNumber
+
+folder = Path(__file__).parent
+
+class Kills(dl.Callback):
+    def on_batch_start(self, runner):
+        if runner.engine.rank == 1 and runner.batch_step == 3:
+            time.sleep(1)
+            os.kill(int((folder / "0").read_text()), signal.SIGKILL)
+            time.sleep(1)
+
+train(Kills(), data=LeavesItsNumber(folder))
+"""
+
+
+class LeavesItsNumber(Dataset):
+    """Writes the number of the process that reads into a file with its rank's name."""
+
+    def __init__(self, folder):
+        self.data, self.folder = classification(64), folder
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        (self.folder / os.environ["RANK"]).write_text(str(os.getpid()))
+        return self.data[index]
+
+
+def test_a_data_worker_of_rank_0_that_is_killed_while_rank_0_waits_for_rank_1_is_the_cause(tmp_path):
+    """The news reaches rank zero within the reduction of the gradients, where it waits in C++."""
+    told = launched(tmp_path, KILLED_FROM_OUTSIDE)
+
+    for errors, code in told:
+        assert code == 1
+        assert "DataLoader worker (pid" in errors
+        assert "without a word" not in errors
+
+
 INTERRUPTED = """
 import signal, threading
 from runnerkit.engines import process_group
