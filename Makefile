@@ -7,6 +7,8 @@ PEERS := .venv-peers
 ROUNDS ?= 10
 # For one process, and again for two.
 KILLS ?= 100
+# Of data workers, of ranks and of the parent, under each launcher.
+LAUNCHED_KILLS ?= 5
 # Tests at a time; most slow ones start two processes of their own.
 JOBS ?= 2
 # A worker that runs out of tests takes half of another's, so none ends long after the others.
@@ -51,8 +53,9 @@ bench: $(VENV)/installed  ## measure runnerkit beside raw PyTorch; write benchma
 bench-peers: $(VENV)/installed $(PEERS)/installed  ## the same with eight other frameworks, in an environment of their own
 	$(BIN)/python -m benchmarks --rounds $(ROUNDS) --peers $(PEERS)/bin/python
 
-drills: $(VENV)/installed  ## kill runs at 200 random points; write the table in docs/reliability.md (KILLS=100)
+drills: $(VENV)/installed  ## kill runs and resume them, 245 times; write the tables in docs/reliability.md (KILLS=100)
 	$(BIN)/python -m tests.faults.drill --kills $(KILLS) --page docs/reliability.md
+	$(BIN)/python -m tests.faults.launched_drill --kills $(LAUNCHED_KILLS) --page docs/reliability.md
 
 docs: $(VENV)/installed  ## build the site of docs/ into site/, which any browser shows offline; a broken link ends it
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

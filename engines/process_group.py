@@ -20,7 +20,7 @@ from runnerkit.engine import EngineOptions, IEngine
 from runnerkit.engines.failure import no_silent_exit, record
 from runnerkit.engines.lockstep import Lockstep
 from runnerkit.engines.network import keep_gloo_on_this_machine, tell_gloo_the_interface
-from runnerkit.engines.parent import die_with_parent, is_torchruns
+from runnerkit.engines.parent import die_with_parent
 from runnerkit.engines.process_environment import ProcessEnvironment
 from runnerkit.engines.rendezvous import open_store
 from runnerkit.engines.root_cause import root_cause, tell_early
@@ -179,8 +179,8 @@ class ProcessGroupEngine(IEngine, ABC):
     def setup(self) -> None:
         environment = ProcessEnvironment.read()
         assert environment is not None, "launch() comes first"
-        if is_torchruns():
-            die_with_parent()  # torchrun ends its workers, but not if it is killed itself
+        if environment.launcher in ("torchrun", "mpirun"):
+            die_with_parent()  # they end their processes, but not if they are killed themselves
         self.process_index = environment.rank
         self.local_process_index = environment.local_rank
         self.num_processes = environment.world_size

@@ -81,6 +81,8 @@ def join_job(environment: ProcessEnvironment, timeout: timedelta) -> TCPStore:
         raise ConnectionError(
             f"{where}: {error.strerror}; set MASTER_ADDR to an address of rank 0's machine"
         ) from error
+    if environment.is_store_shared and _is_refused(address, port):
+        raise ConnectionError(f"{where}: torchrun, which listened there before it started this process, has ended")
     try:
         if environment.is_store_shared:
             return _store_of_attempt(environment, address, port, timeout)
@@ -98,6 +100,15 @@ def join_job(environment: ProcessEnvironment, timeout: timedelta) -> TCPStore:
                 "timeout_s= of the engine says how long"
             ) from error
         raise ConnectionError(f"{where}: {error}; MASTER_ADDR and MASTER_PORT say another place") from error
+
+
+def _is_refused(host: str, port: int) -> bool:
+    """Return whether nothing listens there; torch would try to connect again until its time is up."""
+    try:
+        socket.create_connection((host, port), timeout=_CONNECT_S).close()
+    except OSError as error:  # that nothing answers may mean that many ranks ask at a time
+        return isinstance(error, ConnectionRefusedError)
+    return False
 
 
 def _store_of_attempt(environment: ProcessEnvironment, address: str, port: int, timeout: timedelta) -> TCPStore:

@@ -176,6 +176,20 @@ def test_the_workers_of_torchs_switch_meet_at_a_port_of_their_own():
         assert_share(*futures)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_whose_torchrun_has_ended_does_not_wait_for_it(rank):
+    """One that is killed while its ranks import torch; they were there for up to timeout_s, and then tried again."""
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    place = ProcessEnvironment("torchrun", rank, 0, 2, None, "127.0.0.1", port, is_store_shared=True)
+    began = time.monotonic()
+
+    with pytest.raises(ConnectionError, match=f"rank {rank} cannot meet .*: torchrun, which .* has ended"):
+        join_job(place, timedelta(seconds=20))
+
+    assert time.monotonic() - began < 10
+
+
 def test_rank_zero_says_that_another_never_came():
     """It did come to the right place: nothing is said of MASTER_ADDR."""
     with socket.create_server(("127.0.0.1", 0)) as free:

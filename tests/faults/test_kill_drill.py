@@ -5,6 +5,7 @@ import torch
 
 from runnerkit.storage.checkpoint_file import load_checkpoint, save_checkpoint
 from tests.faults import drill as drills
+from tests.faults import launched_drill
 from tests.faults.drill import PLACES, TIME, Kill, Tally, attempt, differences, drill, fingerprint, leaves, table
 
 
@@ -74,3 +75,16 @@ def test_the_table_counts_every_kill():
     assert sum(int(number) for _, number in rows[2:-4]) == int(rows[-4][1])
     assert rows[-2][1].strip() == "2"
     assert rows[-1][1].strip() == "-"  # one process has no others
+
+
+@pytest.mark.slow
+def test_a_run_whose_launcher_was_killed_equals_the_run_that_was_not(tmp_path):
+    """One kill of what `make drills` does under each launcher: every process ends, and the resumed run is complete."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert launched_drill.attempt("plain python", whole, None, 0.0, launched_drill.Tally())
+
+    is_complete = launched_drill.attempt("torchrun", killed, "the parent", 0.5, tally := launched_drill.Tally())
+
+    assert not is_complete and tally.kills == {"the parent": 1}
+    assert launched_drill.attempt("torchrun", killed, None, 0.0, tally)
+    assert differences(fingerprint(whole), fingerprint(killed)) == []

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader
 from runnerkit import dl
 from runnerkit.storage.checkpoint import CheckpointFolder
 from runnerkit.storage.checkpoint_fault import fault_of
+from tests.engines.launch_commands import MPIRUN, PYTHON, TORCHRUN
 from tests.tiny import mlp, sgd
 
 pytestmark = [
@@ -26,7 +28,6 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc, which only Linux has"),
 ]
 MARK = "RUNNERKIT_KILLS_TEST"  # an environment variable, by which a job's processes are known
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 SCRIPT = textwrap.dedent(
     """
     import os, sys
@@ -54,13 +55,13 @@ DDP = 'dl.DistributedDataParallelEngine(2, device="cpu", timeout_s={timeout_s})'
 class Job:
     """A run under way, and all processes that belong to it."""
 
-    def __init__(self, folder, *, engine="dl.CPUEngine()", callbacks="[]", launcher=(), num_ranks=1):
+    def __init__(self, folder, *, engine="dl.CPUEngine()", callbacks="[]", launcher=(PYTHON,), num_ranks=1):
         script, self.logdir, self.mark = folder / "script.py", folder / "log", str(folder)
         script.write_text(SCRIPT.format(engine=engine, callbacks=callbacks))
         self.errors = folder / "errors.txt"
         with self.errors.open("w") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, *launcher, str(script), str(self.logdir)],
+                [*launcher, str(script), str(self.logdir)],
                 stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True,
                 env={**os.environ, "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1", MARK: self.mark},
             )  # fmt: skip
@@ -232,9 +233,12 @@ def test_a_rank_of_torchruns_that_is_killed(start):
     assert "exitcode  : -9" in errors and f"pid: {job.pids[1]}" in errors
 
 
-def test_torchrun_that_is_killed(start):
-    """Its workers end by themselves."""
-    job = start(engine=DDP.format(timeout_s=60), num_ranks=2, launcher=TORCHRUN)
+@pytest.mark.parametrize("launcher", [TORCHRUN, MPIRUN], ids=["torchrun", "mpirun"])
+def test_a_launcher_that_is_killed(start, launcher):
+    """Its ranks end by themselves."""
+    if shutil.which(launcher[0]) is None:
+        pytest.skip("no mpirun here; Debian: apt-get install openmpi-bin")
+    job = start(engine=DDP.format(timeout_s=60), num_ranks=2, launcher=launcher)
 
     job.process.kill()
 
