@@ -1,63 +1,63 @@
-# Two commands on a fresh machine that has python3 and make: `make demo` and `make test`.
+# On a fresh machine with python3 and make, start with `make demo` and `make test`.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PEERS := .venv-peers
 ROUNDS ?= 10
-# For one process, and again for two.
+# Kills per drill of one process, and of two processes.
 KILLS ?= 100
-# Of data workers, of ranks and of the parent, under each launcher.
+# Kills of data workers, of ranks and of the parent process, for each launcher.
 LAUNCHED_KILLS ?= 5
-# Tests at a time; most slow ones start two processes of their own.
+# Parallel test workers; most slow tests start two more processes.
 JOBS ?= 2
-# A worker that runs out of tests takes half of another's, so none ends long after the others.
+# An idle worker takes half of another's remaining tests, so that all finish at about the same time.
 PYTEST := -m pytest -n $(JOBS) --dist worksteal
 
-# Without compiled modules every process compiles runnerkit and the tests anew.
+# Without cached bytecode, every process compiles runnerkit and the tests again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow test-all coverage parity screenshots bench bench-peers drills docs lint check format clean
 
-help:  ## print this
+help:  ## print this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-demo: $(VENV)/demo  ## train a small CNN on real images with ddp=True, amp=True; leave logs, checkpoints, curves
+demo: $(VENV)/demo  ## train a small CNN on real images with ddp=True, amp=True; write logs, checkpoints and curves
 	$(BIN)/python examples/demo.py
 
-test: $(VENV)/test  ## run the tests that are not marked slow, and the examples in docstrings (10 minutes)
+test: $(VENV)/test  ## run the tests not marked slow and the docstring examples (10 minutes)
 	$(BIN)/python $(PYTEST) -m "not slow"
 	$(BIN)/python -m pytest --doctest-modules runnerkit
 
-test-slow: $(VENV)/installed  ## run the tests that are marked slow: launchers, examples, notebooks, kills, wheels
+test-slow: $(VENV)/installed  ## run the tests marked slow: launchers, examples, notebooks, kills, wheels
 	$(BIN)/python $(PYTEST) -m slow
 
 test-all: test test-slow  ## run all tests (25 minutes)
 
-coverage: $(VENV)/installed  ## measure the lines and branches that all tests reach, processes included
+coverage: $(VENV)/installed  ## measure line and branch coverage of all tests, including child processes
 	$(BIN)/coverage erase
 	$(BIN)/coverage run $(PYTEST)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --skip-covered
 
-parity: $(VENV)/installed  ## write the table of engines and launchers in docs/engines.md from a test run
+parity: $(VENV)/installed  ## run the parity tests and write the table of engines and launchers in docs/engines.md
 	RUNNERKIT_WRITE_PARITY_TABLE=1 $(BIN)/python -m pytest tests/engines/test_parity_law.py -k gives
 
-screenshots: $(VENV)/installed  ## take docs/images/tensorboard.png anew; needs Debian's chromium
+screenshots: $(VENV)/installed  ## update docs/images/tensorboard.png; requires Debian's chromium
 	RUNNERKIT_WRITE_SCREENSHOTS=1 $(BIN)/python -m pytest tests/loggers/test_tensorboard_in_browser.py
 
-bench: $(VENV)/installed  ## measure runnerkit beside raw PyTorch; write benchmarks/RESULTS.md (ROUNDS=10)
+bench: $(VENV)/installed  ## benchmark runnerkit and raw PyTorch; write benchmarks/RESULTS.md (ROUNDS=10)
 	$(BIN)/python -m benchmarks --rounds $(ROUNDS)
 
-bench-peers: $(VENV)/installed $(PEERS)/installed  ## the same with eight other frameworks, in an environment of their own
+bench-peers: $(VENV)/installed $(PEERS)/installed  ## also benchmark eight other frameworks, in a separate environment
 	$(BIN)/python -m benchmarks --rounds $(ROUNDS) --peers $(PEERS)/bin/python
 
-drills: $(VENV)/installed  ## kill runs and resume them, 245 times; write the tables in docs/reliability.md (KILLS=100)
+drills: $(VENV)/installed  ## kill and resume runs 245 times; write the tables in docs/reliability.md (KILLS=100)
 	$(BIN)/python -m tests.faults.drill --kills $(KILLS) --page docs/reliability.md
 	$(BIN)/python -m tests.faults.launched_drill --kills $(LAUNCHED_KILLS) --page docs/reliability.md
 
-docs: $(VENV)/installed  ## build the site of docs/ into site/, which any browser shows offline; a broken link ends it
+docs: $(VENV)/installed  ## build the static site in site/ from docs/; broken links fail the build
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 lint: $(VENV)/installed  ## check format, lint and types
@@ -69,11 +69,12 @@ lint: $(VENV)/installed  ## check format, lint and types
 
 check: lint test-all  ## check format, lint and types, then run all tests
 
-format: $(VENV)/installed  ## format the code and fix what the linter can
+format: $(VENV)/installed  ## write the stubs of public names, format the code and apply lint fixes
+	$(BIN)/python scripts/public_names.py
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# What the demo needs; what the tests that are not slow need too; what development needs too.
+# Extras of increasing size: for the demo, for the tests not marked slow, and for development.
 $(VENV)/demo: EXTRA := demo
 $(VENV)/test: EXTRA := test
 $(VENV)/installed: EXTRA := dev
@@ -87,5 +88,5 @@ $(PEERS)/installed: benchmarks/peers/requirements.txt constraints.txt
 	$(PEERS)/bin/python -m pip install --quiet --constraint constraints.txt --requirement benchmarks/peers/requirements.txt
 	touch $@
 
-clean:  ## remove the virtual environment and what tools left behind
+clean:  ## remove virtual environments and generated files
 	rm -rf $(VENV) .venv-dev $(PEERS) .coverage* horovod.log build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis site

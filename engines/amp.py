@@ -1,4 +1,4 @@
-"""The engines' names with mixed precision: each fixes one constructor argument."""
+"""Mixed-precision variants of the engines: each fixes the `precision` argument."""
 
 from __future__ import annotations
 
@@ -14,26 +14,34 @@ from runnerkit.engines.fsdp import FullyShardedDataParallelEngine, FullyShardedD
 from runnerkit.engines.horovod import HorovodEngine, HorovodOptions
 from runnerkit.precision import AMP
 
+__all__ = [
+    "AMPEngine",
+    "DataParallelAMPEngine",
+    "DistributedDataParallelAMPEngine",
+    "FullyShardedDataParallelAMPEngine",
+    "HorovodAMPEngine",
+]
+
 
 def with_amp(options: Any, dtype: torch.dtype | None) -> Any:
-    """Add the precision that a name promises to an engine's options.
+    """Add AMP, as the engine's name promises, to its options.
 
     Raises:
-        TypeError: another precision is among them.
+        TypeError: the options contain a precision.
     """
     if "precision" in options:
         raise TypeError(
-            "this engine's name fixes its precision; pass dtype=, or take the engine without AMP in its name"
+            "this engine's name fixes its precision; pass dtype=, or use the engine without AMP in its name"
         )
     return {**options, "precision": AMP(dtype)}
 
 
 class AMPEngine(DeviceEngine):
-    """One device, automatic mixed precision.
+    """One device with automatic mixed precision.
 
     Args:
-        device: by default the GPU if there is one.
-        dtype: fp16 (with a gradient scaler) or bf16; None is fp16 on CUDA, bf16 elsewhere.
+        device: defaults to the GPU if there is one.
+        dtype: fp16 (with a gradient scaler) or bf16; None means fp16 on CUDA and bf16 elsewhere.
 
     >>> AMPEngine("cpu").precision.dtype is None
     True
@@ -50,7 +58,7 @@ class AMPEngine(DeviceEngine):
 
 
 class DataParallelAMPEngine(DataParallelEngine):
-    """All GPUs from one process, autocast in each replica; `dtype` as AMPEngine's, the rest as DataParallelEngine's.
+    """All GPUs in one process, autocast in each replica; `dtype` as in AMPEngine, the rest as in DataParallelEngine.
 
     >>> DataParallelAMPEngine(dtype=torch.bfloat16).precision.dtype
     torch.bfloat16
@@ -67,7 +75,7 @@ class DataParallelAMPEngine(DataParallelEngine):
 
 
 class DistributedDataParallelAMPEngine(DistributedDataParallelEngine):
-    """One process a GPU, mixed precision; `dtype` as AMPEngine's, the rest as DistributedDataParallelEngine's.
+    """One process per GPU, mixed precision; `dtype` as in AMPEngine, the rest as in DistributedDataParallelEngine.
 
     >>> DistributedDataParallelAMPEngine(num_processes=2).is_ddp
     True
@@ -84,12 +92,12 @@ class DistributedDataParallelAMPEngine(DistributedDataParallelEngine):
 
 
 class FullyShardedDataParallelAMPEngine(FullyShardedDataParallelEngine):
-    """Sharded over processes, automatic mixed precision; `dtype` as AMPEngine's, the rest as
-    FullyShardedDataParallelEngine's.
+    """Sharded over processes, automatic mixed precision; `dtype` as in AMPEngine, the rest as in
+    FullyShardedDataParallelEngine.
 
-    Weights travel in float32 and are cast where they are used. Autocast keeps those 16-bit copies for backward, so that
-    resharding after forward saves little: to save memory take FullyShardedDataParallelEngine with
-    compute_dtype=torch.bfloat16, which gathers half the bytes and keeps none of them.
+    Weights are gathered in float32 and cast where they are used. Autocast keeps the 16-bit copies for backward, so
+    resharding after forward saves little. To save memory, use FullyShardedDataParallelEngine with
+    compute_dtype=torch.bfloat16, which gathers half the bytes and keeps no copies.
 
     >>> FullyShardedDataParallelAMPEngine(num_processes=2, dtype=torch.bfloat16).precision.dtype
     torch.bfloat16
@@ -106,7 +114,7 @@ class FullyShardedDataParallelAMPEngine(FullyShardedDataParallelEngine):
 
 
 class HorovodAMPEngine(HorovodEngine):
-    """Horovod's processes, automatic mixed precision; `dtype` as AMPEngine's, the rest as HorovodEngine's.
+    """Horovod with automatic mixed precision; `dtype` as in AMPEngine, the rest as in HorovodEngine.
 
     >>> HorovodAMPEngine(num_processes=2).is_ddp
     True

@@ -1,4 +1,4 @@
-"""The engines of NVIDIA Apex: a GPU, all GPUs from one process, and a process a GPU by ``apex.parallel``."""
+"""Engines for NVIDIA Apex: one GPU, all GPUs in one process, and one process per GPU with ``apex.parallel``."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from torch import nn
 from torch.optim import Optimizer
 
 from runnerkit.engine import EngineOptions
-from runnerkit.engines.apex_package import import_part, native
-from runnerkit.engines.apex_precision import Apex
+from runnerkit.engines.adapters.apex_package import import_part, native
+from runnerkit.engines.adapters.apex_precision import Apex
 from runnerkit.engines.data_parallel import split_batches
 from runnerkit.engines.device import DeviceEngine
 from runnerkit.engines.horovod import HorovodEngine, HorovodOptions
-from runnerkit.engines.process_group import ProcessGroupEngine, ProcessGroupOptions
-from runnerkit.engines.single_process import SingleProcessEngine
+from runnerkit.engines.launch.process_group import ProcessGroupEngine, ProcessGroupOptions
+from runnerkit.engines.launch.single_process import SingleProcessEngine
+
+__all__ = ["APEXEngine", "DataParallelAPEXEngine", "DistributedDataParallelAPEXEngine", "HorovodAPEXEngine"]
 
 
 class ApexOptions(EngineOptions, total=False):
-    """Arguments of :class:`runnerkit.engines.Apex` that its engines take, beside every engine's."""
+    """Arguments of :class:`runnerkit.engines.Apex` that its engines accept, beside those of every engine."""
 
     opt_level: str
     loss_scale: float | Literal["dynamic"] | None
@@ -31,11 +33,11 @@ class ApexOptions(EngineOptions, total=False):
 
 
 class ApexProcessGroupOptions(ApexOptions, ProcessGroupOptions, total=False):
-    """The same, beside those of every engine over ``torch.distributed``."""
+    """Apex's arguments and those of every engine over ``torch.distributed``."""
 
 
 class ApexHorovodOptions(ApexOptions, HorovodOptions, total=False):
-    """The same, beside Horovod's."""
+    """Apex's arguments and Horovod's."""
 
 
 def with_apex(
@@ -45,31 +47,31 @@ def with_apex(
     device: str | torch.device | None,
     before_unscale: Callable[[Optimizer], None] | None = None,
 ) -> Any:
-    """Make Apex's arguments among an engine's options the precision that its name promises.
+    """Replace Apex's arguments in an engine's options by an :class:`Apex` precision.
 
     Raises:
-        TypeError: another precision is among them.
-        ValueError: a value that Apex would refuse, or ``compile``.
+        TypeError: the options contain a precision.
+        ValueError: a value that Apex would reject, or ``compile``.
     """
     if "precision" in options:
-        raise TypeError(f"{engine}'s name fixes its precision; pass opt_level= and the like, or take another engine")
+        raise TypeError(f"{engine}'s name fixes its precision; pass opt_level= and the like, or use another engine")
     if options.get("compile"):
-        raise ValueError(f"torch.compile cannot follow what Apex changes in torch. {native(engine)}, and compiles.")
+        raise ValueError(f"torch.compile does not support Apex's changes to torch. {native(engine)}, and compiles.")
     arguments = {name: options[name] for name in ApexOptions.__annotations__ if name in options}
     arguments = {name: value for name, value in arguments.items() if name not in EngineOptions.__annotations__}
     rest = {name: value for name, value in options.items() if name not in arguments}
-    # A device that is named is the user's word: if it is the CPU, Apex itself refuses.
+    # If the user names the CPU explicitly, leave the refusal to Apex itself.
     precision = Apex(**arguments, before_unscale=before_unscale, allow_cpu=device is not None, engine=engine)
     return {**rest, "precision": precision}
 
 
 class APEXEngine(DeviceEngine):
-    """One GPU, mixed precision by Apex.
+    """One GPU with Apex mixed precision.
 
     Args:
-        device: by default torch's current GPU.
-        options: opt_level ("O1"), loss_scale, keep_batchnorm_fp32, float_functions, amp_kwargs as Apex's; the rest as
-            IEngine's.
+        device: defaults to torch's current GPU.
+        options: opt_level ("O1"), loss_scale, keep_batchnorm_fp32, float_functions, amp_kwargs as in Apex; the rest as
+            in IEngine.
 
     >>> APEXEngine(opt_level="O2").precision.opt_level
     'O2'
@@ -80,7 +82,7 @@ class APEXEngine(DeviceEngine):
 
 
 class DataParallelAPEXEngine(SingleProcessEngine):
-    """All GPUs from one process, mixed precision by Apex; arguments as APEXEngine's.
+    """All GPUs in one process with Apex mixed precision; arguments as in APEXEngine.
 
     >>> DataParallelAPEXEngine().precision.opt_level
     'O1'
@@ -106,9 +108,9 @@ class DataParallelAPEXEngine(SingleProcessEngine):
 
 
 class _Shell(nn.Module):
-    """A module around the model, whose forward pass Apex changes instead of the model's (O0, O2, O3).
+    """A module around the model, so that Apex patches its forward instead of the model's (O0, O2, O3).
 
-    DataParallel copies a module with its changed forward, and that would stay the first copy's, on the first GPU.
+    DataParallel would copy a model with its patched forward, which stays bound to the original on the first GPU.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -120,15 +122,15 @@ class _Shell(nn.Module):
 
 
 class DistributedDataParallelAPEXEngine(ProcessGroupEngine):
-    """One process a GPU, mixed precision by Apex, gradients averaged by ``apex.parallel``.
+    """One process per GPU with Apex mixed precision; ``apex.parallel`` averages gradients.
 
     Args:
-        num_processes: None is one for each GPU; a launcher's number overrides it.
-        delay_allreduce: communicate after the backward pass, not during it; steps that leave parameters out need it.
-        sync_bn: share batch statistics between GPUs, by Apex's batch norm.
+        num_processes: None means one per GPU; a launcher's number overrides it.
+        delay_allreduce: communicate after the backward pass, not during it; required if steps leave parameters unused.
+        sync_bn: share batch statistics between GPUs, with Apex's batch norm.
         ddp_kwargs: further arguments of ``apex.parallel.DistributedDataParallel``.
-        options: opt_level ("O1"), loss_scale, keep_batchnorm_fp32, float_functions, amp_kwargs as Apex's; address,
-            port, backend, device, devices, timeout_s as ProcessGroupEngine's; the rest as IEngine's.
+        options: opt_level ("O1"), loss_scale, keep_batchnorm_fp32, float_functions, amp_kwargs as in Apex; address,
+            port, backend, device, devices, timeout_s as in ProcessGroupEngine; the rest as in IEngine.
 
     >>> DistributedDataParallelAPEXEngine(num_processes=2).is_ddp
     True
@@ -164,7 +166,7 @@ class DistributedDataParallelAPEXEngine(ProcessGroupEngine):
         return isinstance(model, import_part("parallel").DistributedDataParallel)
 
     def evaluation_model(self, model: nn.Module) -> nn.Module:
-        # Apex's wrapper leaves each process its own buffers; all evaluate with rank zero's.
+        # With Apex's wrapper each process keeps its own buffers; evaluate with rank zero's on all ranks.
         module = self.unwrap(model)
         self.broadcast_buffers(module)
         return module
@@ -186,14 +188,14 @@ def _with_sync_bn(model: nn.Module) -> nn.Module:
     parameters = dict(model.named_parameters(remove_duplicate=False))
     converted: nn.Module = import_part("parallel").convert_syncbn_model(model)
     for name, parameter in parameters.items():
-        # Apex copies the weights of a batch norm; an optimizer that was made before holds the originals.
+        # Apex copies the weights of a batch norm, but an optimizer created earlier holds the originals.
         owner, _, leaf = name.rpartition(".")
         setattr(converted.get_submodule(owner), leaf, parameter)
     return converted
 
 
 class HorovodAPEXEngine(HorovodEngine):
-    """Horovod's processes, mixed precision by Apex; arguments as APEXEngine's and HorovodEngine's.
+    """Horovod with Apex mixed precision; arguments as in APEXEngine and HorovodEngine.
 
     >>> HorovodAPEXEngine(num_processes=2).is_ddp
     True
@@ -201,8 +203,8 @@ class HorovodAPEXEngine(HorovodEngine):
 
     def __init__(self, num_processes: int | None = None, **options: Unpack[ApexHorovodOptions]) -> None:
         if (op := options.get("op", "average")) != "average":
-            raise ValueError(f"op must be 'average' with Apex, which unscales what each pass adds, got {op!r}")
+            raise ValueError(f"op must be 'average' with Apex, which unscales after each backward pass, got {op!r}")
         device, engine = options.get("device"), type(self).__name__
-        # At a backward pass's end Apex unscales, and looks for overflows: gradients must be all processes' by then.
+        # Apex unscales and checks for overflows at the end of backward: gradients must be reduced by then.
         precision = with_apex(options, engine=engine, device=device, before_unscale=self.synchronize)
         super().__init__(num_processes, **precision)

@@ -1,4 +1,4 @@
-"""Engines by name, as command lines and configs have them."""
+"""Engines by name, for command lines and configs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from runnerkit.engines.fsdp import FullyShardedDataParallelEngine
 from runnerkit.engines.horovod import HorovodEngine
 from runnerkit.precision import AMP, FP32, Precision
 
-VARIABLE = "RUNNERKIT_ENGINE"  # arguments of :func:`engine_by_name`, for a script that another process starts
+VARIABLE = "RUNNERKIT_ENGINE"  # arguments of :func:`engine_by_name` as JSON, for a script that another process starts
 
 _CLASSES: tuple[type[IEngine], ...] = (
     AMPEngine, APEXEngine, CPUEngine, DataParallelAMPEngine, DataParallelAPEXEngine, DataParallelEngine, DeviceEngine,
@@ -59,14 +59,14 @@ PRECISIONS: dict[str, Callable[[], Precision]] = {
 
 
 def engine_by_name(name: str | None, *, num_processes: int | None = None, precision: str | None = None) -> IEngine:
-    """Make an engine.
+    """Create an engine from its name.
 
     Args:
-        name: a short name or a class's; None is DDP if `num_processes` is given, else what suits this machine.
-        num_processes: for engines of several; None is their default.
+        name: a short name or a class name; None means DDP if `num_processes` is given, else what suits this machine.
+        num_processes: for multi-process engines; None means their default.
         precision: "fp32", "fp16", "bf16", or "amp", which is fp16 on CUDA and bf16 elsewhere.
     Raises:
-        ValueError: an unknown name, or arguments that the engine does not take; the message has those it does.
+        ValueError: an unknown name, or arguments that the engine does not accept; the message lists the valid ones.
 
     >>> engine_by_name("ddp", num_processes=3, precision="bf16").num_processes
     3
@@ -74,32 +74,32 @@ def engine_by_name(name: str | None, *, num_processes: int | None = None, precis
     if name is None:
         name = "ddp" if num_processes is not None else type(get_available_engine()).__name__
     if name not in ENGINES:
-        raise ValueError(f"no engine {name!r}; there are {', '.join(ENGINES)}")
+        raise ValueError(f"unknown engine {name!r}; expected one of {', '.join(ENGINES)}")
     engine, options = ENGINES[name], dict[str, Any]()
     if engine is GPUEngine and not torch.cuda.is_available():
         raise ValueError(f"engine {name!r} needs a GPU and torch sees none; use 'cpu'")
     if num_processes is not None:
         if "num_processes" not in inspect.signature(engine).parameters:
             raise ValueError(
-                f"engine {name!r} runs in one process, so it takes no number of them, got {num_processes}; those of "
-                "several are 'ddp', 'fsdp', 'horovod'"
+                f"engine {name!r} runs in one process, so it does not accept num_processes, got {num_processes}; use "
+                "'ddp', 'fsdp' or 'horovod' for several"
             )
         if num_processes < 1:
             raise ValueError(f"the number of processes must be >= 1, got {num_processes}")
         options["num_processes"] = num_processes
     if precision is not None:
         if precision not in PRECISIONS:
-            raise ValueError(f"no precision {precision!r}; there are {', '.join(PRECISIONS)}")
+            raise ValueError(f"unknown precision {precision!r}; expected one of {', '.join(PRECISIONS)}")
         if "AMP" in engine.__name__ or "APEX" in engine.__name__:
             raise ValueError(
-                f"engine {name!r} has its precision in its name, got {precision!r} beside it; take 'ddp' or another "
-                "without"
+                f"engine {name!r} has a fixed precision, got precision={precision!r}; use 'ddp' or another engine "
+                "without one"
             )
         options["precision"] = PRECISIONS[precision]()
     return engine(**options)
 
 
 def commanded_engine() -> IEngine | None:
-    """Make the engine that ``runnerkit run SCRIPT.py --engine ...`` asks for, whatever the script says."""
+    """Create the engine that ``runnerkit run SCRIPT.py --engine ...`` asks for; it overrides the script's own."""
     command = os.environ.get(VARIABLE)
     return None if command is None else engine_by_name(**json.loads(command))

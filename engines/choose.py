@@ -1,4 +1,4 @@
-"""The engine that flags ask for, or that suits this machine."""
+"""Choice of an engine by flags or by the hardware of this machine."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from runnerkit.engines.ddp import DistributedDataParallelEngine
 from runnerkit.engines.device import CPUEngine, GPUEngine
 from runnerkit.precision import AMP, Precision
 
+__all__ = ["choose_engine", "get_available_engine"]
+
 
 def get_available_engine(
     *, cpu: bool = False, fp16: bool = False, amp: bool = False, apex: bool = False, ddp: bool = False
 ) -> IEngine:
-    """Choose: DataParallel if several GPUs, the GPU if one, else the CPU; DDP and precision by flag.
+    """Choose DataParallel for several GPUs, the GPU if there is one, else the CPU; DDP and precision by flag.
 
     Args:
-        cpu: use no GPU.
+        cpu: do not use a GPU.
         fp16: mixed precision in float16 with a gradient scaler, on any device.
-        amp: mixed precision in the type that suits the device: fp16 on CUDA, bf16 on CPU.
-        apex: mixed precision by NVIDIA Apex, at its opt_level O1; needs a GPU.
-        ddp: one process a GPU, or 2 processes without GPUs.
+        amp: mixed precision in the dtype that suits the device: fp16 on CUDA, bf16 on CPU.
+        apex: mixed precision with NVIDIA Apex at opt_level O1; needs a GPU.
+        ddp: one process per GPU, or 2 processes on a machine without GPUs.
     Raises:
         ValueError: flags that contradict each other.
 
@@ -56,20 +58,20 @@ def choose_engine(
     apex: bool = False,
     ddp: bool = False,
 ) -> IEngine | None:
-    """Return `engine`, or what the flags ask for, or None if there is neither.
+    """Return `engine`, or the engine that the flags ask for, or None without either.
 
     Args:
-        engine: one that was given.
-        cpu, fp16, amp, apex, ddp: as those of :func:`get_available_engine`.
+        engine: the user's engine, if any.
+        cpu, fp16, amp, apex, ddp: as in :func:`get_available_engine`.
 
     Raises:
-        TypeError: `engine` is none.
-        ValueError: both are given.
+        TypeError: `engine` is not an engine.
+        ValueError: both `engine` and flags are given.
     """
     if engine is not None and not isinstance(engine, IEngine):
         raise TypeError(
-            f"engine={engine!r} is no engine; pass one, such as dl.DistributedDataParallelEngine(), or a flag, such as "
-            "ddp=True"
+            f"engine={engine!r} is not an engine; pass one, such as dl.DistributedDataParallelEngine(), or a flag, "
+            "such as ddp=True"
         )
     flags = {"cpu": cpu, "fp16": fp16, "amp": amp, "apex": apex, "ddp": ddp}
     raised = [f"{name}=True" for name, flag in flags.items() if flag]

@@ -1,4 +1,4 @@
-"""One process, several GPUs: each forward pass splits the batch over them (``torch.nn.DataParallel``)."""
+"""Several GPUs in one process: each forward pass splits the batch over them (``torch.nn.DataParallel``)."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ import torch
 from torch import nn
 
 from runnerkit.engine import EngineOptions
-from runnerkit.engines.single_process import SingleProcessEngine
+from runnerkit.engines.launch.single_process import SingleProcessEngine
 from runnerkit.precision import FP32, Precision
+
+__all__ = ["DataParallelEngine"]
 
 
 class DataParallelEngine(SingleProcessEngine):
-    """Train on all GPUs of this machine from one process; without GPUs the model runs as it is.
+    """All GPUs of this machine in one process; without GPUs the model runs unchanged.
 
-    DistributedDataParallelEngine is faster; this one needs no further processes.
+    DistributedDataParallelEngine is faster; this engine does not start further processes.
 
     Args:
-        device: the GPU that holds the model and gathers what the others give, such as "cuda:1"; on "cpu" the model runs
-            as it is.
-        options: as IEngine's.
+        device: the GPU that holds the model and gathers the outputs of the others, such as "cuda:1"; on "cpu" the model
+            runs unchanged.
+        options: as in IEngine.
     Raises:
-        ValueError: ``compile``, which cannot follow a module that is copied in every step.
+        ValueError: ``compile``, which does not support a module that is copied in every step.
 
     >>> DataParallelEngine().num_processes
     1
@@ -32,12 +34,12 @@ class DataParallelEngine(SingleProcessEngine):
         super().__init__(device, **options)
         if self.compile_arguments is not None:
             raise ValueError(
-                "DataParallel copies its module in every step, which torch.compile cannot follow: use "
+                "DataParallel copies its module in every step, which torch.compile does not support: use "
                 "DistributedDataParallelEngine(compile=...)"
             )
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        # Replicas run in threads, which do not see the autocast that the main thread entered.
+        # Replicas run in threads, and the main thread's autocast does not apply to them.
         inner = model if isinstance(self.precision, FP32) else _AutocastForward(model, self.precision)
         return split_batches(inner, self.device)
 
@@ -48,7 +50,7 @@ class DataParallelEngine(SingleProcessEngine):
 
 
 def split_batches(module: nn.Module, device: torch.device) -> nn.Module:
-    """Wrap `module`, which is on `device`, so that all GPUs share each batch."""
+    """Wrap `module`, which is on `device`, so that each batch is split over all GPUs."""
     if device.type != "cuda":
         return module
     first = torch.cuda.current_device() if device.index is None else device.index

@@ -1,4 +1,4 @@
-"""One process a GPU (or several on the CPU), gradients averaged: ``torch.nn.parallel.DistributedDataParallel``."""
+"""Data parallelism with one process per GPU (or several on the CPU): ``torch.nn.parallel.DistributedDataParallel``."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from runnerkit.engine import uncompiled
-from runnerkit.engines import comm_hooks
-from runnerkit.engines.process_group import ProcessGroupEngine, ProcessGroupOptions
+from runnerkit.engines.adapters import comm_hooks
+from runnerkit.engines.launch.process_group import ProcessGroupEngine, ProcessGroupOptions
+
+__all__ = ["DistributedDataParallelEngine"]
 
 logger = logging.getLogger(__name__)
 
 
 class DistributedDataParallelOptions(ProcessGroupOptions, total=False):
-    """Arguments of :class:`DistributedDataParallelEngine`, for the engines that hand them on."""
+    """Arguments of :class:`DistributedDataParallelEngine`, for engines that pass them on."""
 
     find_unused_parameters: bool
     static_graph: bool
@@ -29,21 +31,21 @@ class DistributedDataParallelOptions(ProcessGroupOptions, total=False):
 
 
 class DistributedDataParallelEngine(ProcessGroupEngine):
-    """Train in several processes that average their gradients.
+    """Several processes that average their gradients.
 
-    The loaders' batch_size is that of one process: `num_processes` of them make one step.
+    The loaders' batch_size is per process: each step uses `num_processes` batches.
 
     Args:
-        num_processes: None is one for each GPU, or 2 without GPUs; a launcher's number overrides it.
-        find_unused_parameters: let a forward pass leave parameters out; costs a walk over the graph in each step.
-        static_graph: promise that each step uses the same parameters in the same way, so that the walk is done once;
+        num_processes: None means one per GPU, or 2 without GPUs; a launcher's number overrides it.
+        find_unused_parameters: allow forward passes that leave parameters unused; traverses the graph in each step.
+        static_graph: promise that each step uses the same parameters in the same way, so that one traversal is enough;
             gradients are then sent in each backward pass, also while they accumulate.
-        gradient_as_bucket_view: keep gradients in the buffers that are sent; saves their memory.
-        sync_bn: share batch statistics between GPUs (a CPU cannot, and is warned).
+        gradient_as_bucket_view: keep gradients in the communication buffers; saves their memory.
+        sync_bn: share batch statistics between GPUs; on the CPU it is ignored, with a warning.
         ddp_kwargs: further arguments of DistributedDataParallel.
         comm_hook: compress gradients: "fp16", "bf16", "powersgd", or (state, hook) for ``register_comm_hook``, or a
-            function that makes such a pair in each process.
-        options: address, port, backend, device, devices, timeout_s as ProcessGroupEngine's; the rest as IEngine's.
+            function that returns such a pair in each process.
+        options: address, port, backend, device, devices, timeout_s as in ProcessGroupEngine; the rest as in IEngine.
 
     >>> DistributedDataParallelEngine(num_processes=2).is_ddp
     True
@@ -73,20 +75,20 @@ class DistributedDataParallelEngine(ProcessGroupEngine):
 
     def wrap(self, model: nn.Module) -> nn.Module:
         if not any(parameter.requires_grad for parameter in model.parameters()):
-            return self.compiled(model)  # DDP refuses a module without gradients: a frozen teacher, say
+            return self.compiled(model)  # DDP rejects a module without gradients, such as a frozen teacher
         if self.comm_hook == "powersgd" and self.precision.skips_steps:
             raise ValueError(
-                "comm_hook='powersgd' carries the error of a step to the next, and an infinite gradient, which is "
-                "fp16's normal work, for ever: use bf16 or fp32, or comm_hook='fp16'"
+                "comm_hook='powersgd' carries the error of each step to the next, and would keep an infinite gradient, "
+                "which is normal with fp16, forever: use bf16 or fp32, or comm_hook='fp16'"
             )
         if self.sync_bn and self.device.type == "cuda":
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         elif self.sync_bn:
-            logger.warning("sync_bn=True has no effect: torch's SyncBatchNorm runs on GPUs only, this is the CPU")
+            logger.warning("sync_bn=True is ignored: torch's SyncBatchNorm runs on GPUs only, but this is the CPU")
         device_ids = [self.device] if self.device.type == "cuda" else None
         wrapped = DistributedDataParallel(model, device_ids=device_ids, **self.ddp_kwargs)
         _let_python_end_the_group(wrapped)
-        # A hook may be on one rank alone, to log there, and the layout is for all or none.
+        # A hook may exist on one rank only, for example to log, but all ranks must use the same layout.
         if self.num_processes > 2 and not any(self.gather_object(_has_special_gradients(wrapped))):
             _lay_out_buckets(wrapped)
         if self.comm_hook is not None:
@@ -98,8 +100,8 @@ class DistributedDataParallelEngine(ProcessGroupEngine):
         return model.module if isinstance(model, DistributedDataParallel) else model
 
     def evaluation_model(self, model: nn.Module) -> nn.Module:
-        # DDP's forward broadcasts buffers in eval too and would wait for ranks that have no batch left. The bare
-        # module does not; so that all ranks evaluate the same model, buffers are those of rank zero.
+        # DDP's forward broadcasts buffers in eval mode too and would wait for ranks without a further batch. The bare
+        # module does not; broadcast rank zero's buffers once so that all ranks evaluate the same model.
         module = self.unwrap(model)
         self.broadcast_buffers(module)
         return self.compiled(module)
@@ -107,25 +109,25 @@ class DistributedDataParallelEngine(ProcessGroupEngine):
     def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
         model = uncompiled(model)
         if not isinstance(model, DistributedDataParallel) or self.ddp_kwargs["static_graph"]:
-            return nullcontext()  # what is recorded of a static graph in its first step must be the whole of it
+            return nullcontext()  # the first step must record the full static graph
         return model.no_sync()
 
 
 def _let_python_end_the_group(model: DistributedDataParallel) -> None:
-    """Let the reducer go before the group where `model` is what holds that last: attributes go in their order.
+    """Reorder attributes so that `model`, if it holds the last references, frees the reducer before the group.
 
-    The group's destructor waits for its threads, which may wait for Python's lock. Python's reference gives that lock
-    away first, the reducer's, in torch 2.13, does not: the process would stand still for ever.
+    The group's destructor waits for its threads, which may wait for the GIL. Dropping Python's reference releases the
+    GIL first; dropping the reducer's does not (torch 2.13), and the process would hang forever.
     """
     model.process_group = vars(model).pop("process_group")
 
 
 def _lay_out_buckets(model: DistributedDataParallel) -> None:
-    """Let torch lay out its buckets before the first step, instead of after it; every rank must call.
+    """Make torch lay out its buckets before the first step instead of after it; every rank must call this.
 
-    It does so once, in the order in which gradients come. From three processes on the last bits of a sum depend on
-    where in a bucket a gradient lies, so a resumed run, which takes another step first, would end with other bits.
-    Here gradients of zero come, last parameter first, which is how most models send them.
+    Torch does so once, in the order in which gradients arrive. With three or more processes, the last bits of a sum
+    depend on a gradient's position in its bucket, so a resumed run, whose first step differs, would not reproduce them.
+    This function feeds zero gradients, last parameter first, which is the order of most models.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     before = [parameter.grad for parameter in parameters]
@@ -137,7 +139,7 @@ def _lay_out_buckets(model: DistributedDataParallel) -> None:
 
 
 def _has_special_gradients(model: DistributedDataParallel) -> bool:
-    """Whether buckets are never laid out anew, or zeros would do harm: teach a static graph, meet the user's hooks."""
+    """Return whether buckets are never rebuilt, or zeros would mislead a static graph or reach the user's hooks."""
     learns = model.find_unused_parameters or model.static_graph or model.mixed_precision is not None
     is_sparse = any(getattr(module, "sparse", False) for module in model.modules())
     has_no_buckets = getattr(model, "_use_python_reducer", False)  # torch.compile sends gradients by hooks

@@ -1,4 +1,4 @@
-"""One process on one device."""
+"""Engines for one process on one device."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import Unpack
 from torch import nn
 
 from runnerkit.engine import EngineOptions, uncompiled
-from runnerkit.engines.single_process import SingleProcessEngine
+from runnerkit.engines.launch.single_process import SingleProcessEngine
+
+__all__ = ["CPUEngine", "DeviceEngine", "GPUEngine"]
 
 
 class DeviceEngine(SingleProcessEngine):
-    """Train on a device by name.
+    """One device, given by name.
 
     >>> engine = DeviceEngine("cpu")
     >>> engine.setup()
@@ -27,7 +29,7 @@ class DeviceEngine(SingleProcessEngine):
 
 
 class CPUEngine(DeviceEngine):
-    """Train on the CPU.
+    """The CPU.
 
     >>> CPUEngine().is_ddp
     False
@@ -38,10 +40,10 @@ class CPUEngine(DeviceEngine):
 
 
 class GPUEngine(DeviceEngine):
-    """Train on one GPU.
+    """One GPU.
 
     Args:
-        index: which; by default torch's current one.
+        index: index of the GPU; defaults to torch's current one.
 
     >>> GPUEngine(index=1).num_processes
     1

@@ -1,4 +1,4 @@
-"""One process a GPU, each with a part of weights, gradients and optimizer: ``torch.distributed.fsdp.fully_shard``."""
+"""Fully sharded data parallelism: weights, gradients and optimizer state split over processes (``fully_shard``)."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ from torch import nn
 from torch.optim import Optimizer
 
 from runnerkit.engine import uncompiled
-from runnerkit.engines.process_group import ProcessGroupEngine, ProcessGroupOptions
-from runnerkit.engines.shard_policy import ShardPolicy, check_parameters
+from runnerkit.engines.launch.process_group import ProcessGroupEngine, ProcessGroupOptions
+from runnerkit.engines.sharding.shard_policy import ShardPolicy, check_parameters
 from runnerkit.precision import AMP, FP32
 from runnerkit.types import StateDict
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from runnerkit.engines.sharded_model import ShardedModel
+    from runnerkit.engines.sharding.sharded_model import ShardedModel
+
+__all__ = ["FullyShardedDataParallelEngine"]
 
 
 class FullyShardedDataParallelOptions(ProcessGroupOptions, total=False):
-    """Arguments of :class:`FullyShardedDataParallelEngine`, for the engines that hand them on."""
+    """Arguments of :class:`FullyShardedDataParallelEngine`, for engines that pass them on."""
 
     shard_modules: Sequence[type[nn.Module]] | None
     shard_min_parameters: int | None
@@ -38,21 +40,21 @@ class FullyShardedDataParallelOptions(ProcessGroupOptions, total=False):
 
 
 class FullyShardedDataParallelEngine(ProcessGroupEngine):
-    """Train in several processes that share out weights, gradients and the optimizer's state (FSDP2).
+    """Several processes that shard weights, gradients and the optimizer's state (FSDP2).
 
-    Each process keeps one part of every parameter and gathers a unit's when its turn comes. The loaders' batch_size is
-    that of one process. In evaluation every process holds all weights, so that each goes at its own pace.
+    Each process keeps one shard of every parameter and gathers the full parameters of one unit at a time. The loaders'
+    batch_size is per process. In evaluation every process holds all weights, so that each runs at its own pace.
 
     Args:
-        num_processes: None is one for each GPU, or 2 without GPUs; a launcher's number overrides it.
-        shard_modules: classes of modules that are units: gathered, used and freed one after another.
-        shard_min_parameters: or units by size: modules with so many parameters outside of smaller units.
+        num_processes: None means one per GPU, or 2 without GPUs; a launcher's number overrides it.
+        shard_modules: module classes that form units, which are gathered, used and freed one after another.
+        shard_min_parameters: form units by size: modules with at least this many parameters outside their inner units.
         reshard_after_forward: free a unit's weights after its forward pass; False keeps them for its backward pass.
-        cpu_offload: keep parts and the optimizer's state in host memory.
-        replicas: groups of processes that each hold the whole model (HSDP), say one for each machine.
-        compute_dtype: torch.bfloat16 computes and gathers in it; weights, sums of gradients and steps stay float32.
-        sharded_checkpoints: let each process save and load its own part; see docs/fsdp.md.
-        options: address, port, backend, device, devices, timeout_s as ProcessGroupEngine's; the rest as IEngine's.
+        cpu_offload: keep shards and the optimizer's state in host memory.
+        replicas: number of process groups that each hold the full model (HSDP), for example one per machine.
+        compute_dtype: torch.bfloat16 computes and gathers in it; weights, summed gradients and steps stay float32.
+        sharded_checkpoints: let each process save and load its own shards; see docs/fsdp.md.
+        options: address, port, backend, device, devices, timeout_s as in ProcessGroupEngine; the rest as in IEngine.
 
     >>> FullyShardedDataParallelEngine(num_processes=4, replicas=2).is_ddp
     True
@@ -76,7 +78,7 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
         if replicas < 1 or self.num_processes % replicas:
             raise ValueError(
                 f"replicas must divide the number of processes, got {replicas} for {self.num_processes}; "
-                "1 shards over all of them"
+                "pass 1 to shard over all of them"
             )
         if compute_dtype not in (None, torch.bfloat16):
             raise ValueError(
@@ -85,7 +87,7 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
             )
         if not isinstance(self.precision, FP32 | AMP) or (compute_dtype and not isinstance(self.precision, FP32)):
             raise ValueError(
-                f"{type(self).__name__} takes precision=AMP(...) or compute_dtype=torch.bfloat16, one of them; "
+                f"{type(self).__name__} accepts either precision=AMP(...) or compute_dtype=torch.bfloat16; "
                 f"got {type(self.precision).__name__} and {compute_dtype}"
             )
         self.reshard_after_forward = reshard_after_forward
@@ -94,15 +96,15 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
         self.compute_dtype = compute_dtype
         self.sharded_checkpoints = sharded_checkpoints
         if cpu_offload and self.backend is None and self._uses_cuda():
-            self.backend = "cpu:gloo,cuda:nccl"  # norms of gradients in host memory are added up there
+            self.backend = "cpu:gloo,cuda:nccl"  # gradient norms in host memory are reduced by gloo
         self._mesh: DeviceMesh | None = None
         self._saving_group: Any = None  # a ProcessGroup
-        self._sharded: dict[int, ShardedModel] = {}  # by the id of the copy that trains
+        self._sharded: dict[int, ShardedModel] = {}  # by the id of the trained copy
         self._followers: list[Optimizer] = []  # optimizers that step on shards
 
     def setup(self) -> None:
         super().setup()
-        from torch.distributed.device_mesh import init_device_mesh  # half a second that other engines need not pay
+        from torch.distributed.device_mesh import init_device_mesh  # half a second, for this engine only
 
         if self.replicas == 1:
             self._mesh = init_device_mesh(self.device.type, (self.num_processes,), mesh_dim_names=("shards",))
@@ -110,12 +112,12 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
             self._mesh = self._mesh_of_replicas()
 
     def _mesh_of_replicas(self) -> DeviceMesh:
-        """Make the groups ourselves: those of ``init_device_mesh`` wait for torch's half an hour, not for timeout_s."""
+        """Create a mesh whose groups use timeout_s; those of ``init_device_mesh`` use torch's default, half an hour."""
         from torch.distributed.device_mesh import DeviceMesh
 
         ranks = torch.arange(self.num_processes).view(self.replicas, -1)
         timeout = timedelta(seconds=self.timeout_s)
-        make_groups: Callable[..., tuple[Any, Any]] = dist.new_subgroups_by_enumeration  # torch has no types
+        make_groups: Callable[..., tuple[Any, Any]] = dist.new_subgroups_by_enumeration  # untyped in torch
         groups = [make_groups(each.tolist(), timeout=timeout)[0] for each in (ranks.T, ranks)]
         return DeviceMesh.from_group(groups, self.device.type, mesh=ranks, mesh_dim_names=("replicas", "shards"))
 
@@ -125,8 +127,8 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
         super().cleanup()
 
     def _let_go(self) -> None:
-        """Give optimizers their own parameters back, without state: after a failure, when nobody can be asked."""
-        from runnerkit.engines.sharded_model import follow
+        """Restore the optimizers' original parameters without state or communication, also after a failure."""
+        from runnerkit.engines.sharding.sharded_model import follow
 
         for optimizer in self._followers:
             follow(optimizer, {shard: own for own, shard in self._pairs()}, convert=None)
@@ -136,13 +138,13 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
     # Components.
 
     def prepare_model(self, model: nn.Module) -> nn.Module:
-        # One that trains may be larger than the device: it stays where it is, and its parts go there.
+        # A trained model may be larger than the device: only its shards are moved there.
         return model if _is_trained(model) else super().prepare_model(model)
 
     def prepare(
         self, models: dict[str, nn.Module], optimizers: dict[str, Optimizer]
     ) -> tuple[dict[str, nn.Module], dict[str, Optimizer]]:
-        from runnerkit.engines.sharded_model import follow, shard_like
+        from runnerkit.engines.sharding.sharded_model import follow, shard_like
 
         trained = {key: model for key, model in models.items() if _is_trained(model)}
         self.policy.check(trained.values())
@@ -158,7 +160,7 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
     def release(
         self, models: dict[str, nn.Module], optimizers: dict[str, Optimizer]
     ) -> tuple[dict[str, nn.Module], dict[str, Optimizer]]:
-        from runnerkit.engines.sharded_model import follow, whole
+        from runnerkit.engines.sharding.sharded_model import follow, whole
 
         for sharded in self._sharded.values():
             sharded.gather()
@@ -171,11 +173,11 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
         return models, optimizers
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        from runnerkit.engines.sharded_model import ShardedModel
+        from runnerkit.engines.sharding.sharded_model import ShardedModel
 
         if not _is_trained(model):
             return self.compiled(model)
-        assert self._mesh is not None, "setup() comes first"
+        assert self._mesh is not None, "call setup() first"
         sharded = ShardedModel(
             model,
             mesh=self._mesh,
@@ -188,12 +190,12 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
         return self.compiled(sharded.module)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """Return the user's module; its weights are those of the last :meth:`release` or whole state."""
+        """Return the user's module; its weights are those of the last :meth:`release` or full state dict."""
         sharded = self._of(model)
         return uncompiled(model) if sharded is None else sharded.own
 
     def evaluation_model(self, model: nn.Module) -> nn.Module:
-        # A forward pass that gathers would wait for ranks that have no batch left.
+        # A forward pass that gathers would wait for ranks without a further batch.
         sharded = self._of(model)
         if sharded is not None:
             sharded.unshard()
@@ -252,12 +254,12 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
             sharded.scatter()
 
     def optimizer_state_dict(self, optimizer: Optimizer, *, whole: bool = True) -> StateDict:
-        from runnerkit.engines.sharded_model import whole as gathered
+        from runnerkit.engines.sharding.sharded_model import whole as gathered
 
         state = optimizer.state_dict()
         if not whole:
             return state
-        cpu = torch.device("cpu")  # one after another: together they may be larger than the device
+        cpu = torch.device("cpu")  # moved one by one: together they may be larger than the device
         by_parameter = {
             index: {name: _to(gathered(value), cpu) for name, value in each.items()}
             for index, each in state["state"].items()
@@ -265,11 +267,11 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
         return {**state, "state": by_parameter}
 
     def load_optimizer_state_dict(self, optimizer: Optimizer, state: StateDict) -> None:
-        from runnerkit.engines.sharded_model import shard_like
+        from runnerkit.engines.sharding.sharded_model import shard_like
 
         shards = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         saved = [index for group in state["param_groups"] for index in group["params"]]
-        like = dict(zip(saved, shards, strict=False))  # if they do not fit together, the optimizer says so
+        like = dict(zip(saved, shards, strict=False))  # if they do not match, the optimizer raises
         by_parameter = {
             index: {name: shard_like(value, like[index]) for name, value in each.items()} if index in like else each
             for index, each in state["state"].items()
@@ -277,16 +279,16 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
         optimizer.load_state_dict({**state, "state": by_parameter})
 
     def save_shards(self, state: StateDict, folder: Path, *, asynchronous: bool) -> Callable[[], StateDict]:
-        from runnerkit.storage import shards
+        from runnerkit.checkpoints import sharded
 
-        if asynchronous and self._saving_group is None:  # a thread's collectives need a group of their own
+        if asynchronous and self._saving_group is None:  # collectives in a thread need a separate group
             self._saving_group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self.timeout_s))
-        return shards.save(state, folder, rank=self.rank, group=self._saving_group if asynchronous else None)
+        return sharded.save(state, folder, rank=self.rank, group=self._saving_group if asynchronous else None)
 
     def load_shards(self, state: StateDict, folder: Path) -> StateDict:
-        from runnerkit.storage import shards
+        from runnerkit.checkpoints import sharded
 
-        return shards.load(state, folder, mesh=self._mesh)
+        return sharded.load(state, folder, mesh=self._mesh)
 
 
 def _is_trained(model: nn.Module) -> bool:
@@ -308,6 +310,6 @@ def _check_known(optimizer: Optimizer, shards: dict[nn.Parameter, nn.Parameter],
         for parameter in group["params"]:
             if parameter not in shards:
                 raise ValueError(
-                    f"optimizer {key!r} holds a parameter of shape {tuple(parameter.shape)} that is in no model with "
-                    "parameters to train; make it from model.parameters()"
+                    f"optimizer {key!r} holds a parameter of shape {tuple(parameter.shape)} that is not part of any "
+                    "trained model; create it from model.parameters()"
                 )

@@ -1,4 +1,4 @@
-"""One process a GPU (or several on the CPU), gradients averaged by Horovod."""
+"""Data parallelism with Horovod: one process per GPU, or several on the CPU."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from runnerkit.engine import EngineOptions, IEngine, uncompiled
-from runnerkit.engines.failure import no_silent_exit, record
-from runnerkit.engines.horovod_batch_norm import SynchronizedBatchNorms
-from runnerkit.engines.horovod_launch import is_launched, rendezvous
-from runnerkit.engines.horovod_optimizer import DistributedStep, Operation
-from runnerkit.engines.horovod_tensors import (
+from runnerkit.engines.adapters.horovod_batch_norm import SynchronizedBatchNorms
+from runnerkit.engines.adapters.horovod_launch import is_launched, rendezvous
+from runnerkit.engines.adapters.horovod_optimizer import DistributedStep, Operation
+from runnerkit.engines.adapters.horovod_tensors import (
     broadcast_tensors,
     import_horovod,
     reduce,
 )
+from runnerkit.engines.failures.failure import no_silent_exit, record
+from runnerkit.engines.launch.message_stream import spawn_rounds
+from runnerkit.engines.launch.spawn import spawn
 from runnerkit.engines.process_environment import ProcessEnvironment
-from runnerkit.engines.spawn import spawn
-from runnerkit.engines.stream import spawn_rounds
+
+__all__ = ["HorovodEngine"]
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +36,7 @@ _SETTLE_S = 0.005
 
 
 class HorovodOptions(EngineOptions, total=False):
-    """Arguments of :class:`HorovodEngine`, for the engines that hand them on."""
+    """Arguments of :class:`HorovodEngine`, for engines that pass them on."""
 
     device: Literal["cuda", "cpu"] | None
     compression: Literal["fp16"] | None
@@ -44,22 +46,22 @@ class HorovodOptions(EngineOptions, total=False):
 
 
 class HorovodEngine(IEngine):
-    """Train in several processes whose gradients Horovod averages.
+    """Several processes whose gradients Horovod averages.
 
-    Started by horovodrun, ``horovod.run`` or mpirun it joins the processes there are; started by plain python or a
-    notebook it starts them itself, on this machine, over Gloo. The loaders' batch_size is that of one process.
+    Under horovodrun, ``horovod.run`` or mpirun the engine joins the launched processes; under plain python or in a
+    notebook it starts them itself, on this machine, over Gloo. The loaders' batch_size is per process.
 
     Args:
-        num_processes: None is one for each GPU, or 2 without GPUs; a launcher's number overrides it.
-        device: "cuda" or "cpu"; None is the GPUs if there are any. A process takes the GPU of its local rank.
+        num_processes: None means one per GPU, or 2 without GPUs; a launcher's number overrides it.
+        device: "cuda" or "cpu"; None means GPUs if there are any. Each process uses the GPU of its local rank.
         compression: "fp16" sends gradients in half precision.
-        op: what becomes of the processes' gradients: their "average", their "sum", or "adasum" (needs MPI), which
-            adds what is orthogonal in them and averages what is parallel (Maleki et al. 2020, Adasum).
-        gradient_predivide_factor: with op="average", divide gradients by it before they are added up, and by
-            num_processes / it afterwards: the average is the same, and large gradients do not overflow on the way in
-            half precision.
-        sync_bn: share batch statistics between GPUs (a CPU cannot, and is warned).
-        options: as IEngine's.
+        op: reduction of gradients over processes: "average", "sum", or "adasum" (needs MPI), which adds their
+            orthogonal components and averages the parallel ones (Maleki et al. 2020, Adasum).
+        gradient_predivide_factor: with op="average", divide gradients by this factor before the sum, and by
+            num_processes / factor afterwards: the average is the same, and large gradients do not overflow in half
+            precision.
+        sync_bn: share batch statistics between GPUs; on the CPU it is ignored, with a warning.
+        options: as in IEngine.
 
     >>> HorovodEngine(4, compression="fp16").num_processes
     4
@@ -80,7 +82,7 @@ class HorovodEngine(IEngine):
     ) -> None:
         super().__init__(**options)
         if num_processes is not None and num_processes < 1:
-            raise ValueError(f"num_processes must be >= 1, got {num_processes}; None is one for each GPU")
+            raise ValueError(f"num_processes must be >= 1, got {num_processes}; pass None for one per GPU")
         if device not in (None, "cuda", "cpu"):
             raise ValueError(f"device must be 'cuda', 'cpu' or None, got {device!r}")
         if compression not in (None, "fp16"):
@@ -102,8 +104,8 @@ class HorovodEngine(IEngine):
             if environment is not None
             else num_processes or (max(1, torch.cuda.device_count()) if self._uses_cuda else 2)
         )
-        self._steps: dict[int, DistributedStep] = {}  # by id of the optimizer that prepare() gave
-        self._waiting: dict[int, list[DistributedStep]] = {}  # by id of a model: who steps on its parameters
+        self._steps: dict[int, DistributedStep] = {}  # by id of the optimizer that prepare() returned
+        self._waiting: dict[int, list[DistributedStep]] = {}  # by id of a model: the steps on its parameters
         self._batch_norms = SynchronizedBatchNorms()
 
     def check(self) -> None:
@@ -137,18 +139,18 @@ class HorovodEngine(IEngine):
 
     def _no_silent_exit(self) -> AbstractContextManager[None]:
         environment = ProcessEnvironment.read()
-        assert environment is not None, "a launcher started this process"
+        assert environment is not None, "a launcher must have started this process"
         return no_silent_exit(environment.rank, environment.world_size)
 
     def _check_no_mpi_needed(self) -> None:
         if self.op == "adasum":
             raise ValueError(
-                "op='adasum' needs MPI, and plain python starts processes over Gloo: start the script by "
+                "op='adasum' needs MPI, but plain python starts processes over Gloo: start the script with "
                 f"mpirun -np {self.num_processes} python, or horovodrun --mpi -np {self.num_processes} python"
             )
 
     def setup(self) -> None:
-        assert is_launched(), "launch() comes first"
+        assert is_launched(), "call launch() first"
         hvd = import_horovod()
         if not hvd.is_initialized():
             hvd.init()
@@ -164,8 +166,8 @@ class HorovodEngine(IEngine):
         index, count = self.local_process_index, torch.cuda.device_count()
         if index >= count:
             raise RuntimeError(
-                f"process {index} of this machine has no GPU, since there are {count}: start at most that many "
-                "processes a machine, or pass device='cpu'"
+                f"process {index} of this machine lacks a GPU, as there are only {count}: start at most that many "
+                "processes per machine, or pass device='cpu'"
             )
         torch.cuda.set_device(index)
         return torch.device("cuda", index)
@@ -173,18 +175,18 @@ class HorovodEngine(IEngine):
     def _check_adasum(self, hvd: Any) -> None:
         if not hvd.mpi_enabled():
             raise ValueError(
-                "op='adasum' needs MPI, and these processes communicate over Gloo: start the script by mpirun or "
-                "horovodrun --mpi, with a Horovod that was built with MPI (horovodrun --check-build tells)"
+                "op='adasum' needs MPI, but these processes communicate over Gloo: start the script with mpirun or "
+                "horovodrun --mpi, and use a Horovod built with MPI (check with horovodrun --check-build)"
             )
         if self.precision.skips_steps:
-            raise ValueError("op='adasum' steps during backward and cannot skip a step, as float16 needs: use bf16")
+            raise ValueError("op='adasum' steps during backward and cannot skip a step as float16 requires: use bf16")
 
     def record_failure(self, error: BaseException) -> None:
-        if isinstance(error, Exception):  # other ends are requests
+        if isinstance(error, Exception):  # SystemExit and KeyboardInterrupt are requests
             record(error, rank=self.rank, world_size=self.world_size)
 
     def cleanup(self) -> None:
-        # Horovod itself runs on: built with MPI it cannot start a second time in a process. It ends with it.
+        # Horovod keeps running until the process ends: built with MPI, it cannot start twice in one process.
         super().cleanup()
         for step in self._steps.values():
             step.let_go()
@@ -197,7 +199,7 @@ class HorovodEngine(IEngine):
         if self.sync_bn and self.device.type == "cuda":
             model = self._batch_norms.put_in(model)
         elif self.sync_bn:
-            logger.warning("sync_bn=True has no effect: Horovod's SyncBatchNorm runs on GPUs only, this is the CPU")
+            logger.warning("sync_bn=True is ignored: Horovod's SyncBatchNorm runs on GPUs only, but this is the CPU")
         broadcast_tensors([*model.parameters(), *model.buffers()])
         return self.compiled(model)
 
@@ -205,14 +207,14 @@ class HorovodEngine(IEngine):
         return uncompiled(model)
 
     def evaluation_model(self, model: nn.Module) -> nn.Module:
-        # Batch statistics differ between ranks; evaluated is what a checkpoint holds, rank zero's.
+        # Batch statistics differ between ranks; evaluate rank zero's, which checkpoints hold.
         broadcast_tensors(list(model.buffers()))
         return model
 
     def prepare(
         self, models: dict[str, nn.Module], optimizers: dict[str, Optimizer]
     ) -> tuple[dict[str, nn.Module], dict[str, Optimizer]]:
-        # Optimizers become Horovod's first: it makes new ones, and a precision may change those that are stepped.
+        # Wrap optimizers first: Horovod creates new ones, and a precision may modify the ones that step.
         names = {
             parameter: f"{key}.{name}" if key else name
             for key, model in models.items()
@@ -258,11 +260,11 @@ class HorovodEngine(IEngine):
 
     def clip_gradients(self, optimizer: Optimizer, clip: Callable[[list[Tensor]], Any]) -> None:
         if self.op == "adasum":
-            raise ValueError("op='adasum' steps during backward, before there is a gradient to clip: take clipping out")
+            raise ValueError("op='adasum' steps during backward, before gradients can be clipped: remove the clipping")
         super().clip_gradients(optimizer, clip)
 
     def step(self, optimizer: Optimizer) -> bool:
-        self.synchronize(optimizer)  # before a scaler looks for gradients that are not finite
+        self.synchronize(optimizer)  # before a scaler checks for non-finite gradients
         return super().step(optimizer)
 
     @contextmanager
@@ -280,7 +282,7 @@ class HorovodEngine(IEngine):
         return reduce(tensor, op)
 
     def gather_object(self, value: T) -> list[T]:
-        # Without a name Horovod takes the value's type for one, and ranks with different types never meet.
+        # Without a name Horovod uses the value's type as one, and ranks with different types never match.
         return cast(list[T], import_horovod().allgather_object(value, name="runnerkit.gather_object"))
 
     def broadcast_object(self, value: T) -> T:
@@ -290,6 +292,6 @@ class HorovodEngine(IEngine):
         import_horovod().barrier()
 
     def settle(self) -> None:
-        # Horovod's thread lets go of the last collective's tensors, for which it takes an interpreter lock. A worker
-        # forked in that moment has the lock, not the thread.
+        # Horovod's thread holds an interpreter lock while it frees the last collective's tensors. A worker forked at
+        # that moment inherits the locked lock, but not the thread.
         time.sleep(_SETTLE_S)

@@ -1,4 +1,4 @@
-"""Which process of a job this one is, as the launcher's environment variables tell."""
+"""Rank, world size and rendezvous of this process, read from its launcher's environment variables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 
-# Over MPI horovodrun sets no variables of its own: these are the options that it passes to Open MPI's mpirun.
+# Over MPI, horovodrun does not set its own variables: these are the options that it passes to Open MPI's mpirun.
 _HOROVODRUN_OVER_MPI = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^openib", "OMPI_MCA_orte_tag_output": "1"}
 STORE_VARIABLE = "RUNNERKIT_STORE"  # path of the file through which processes of one machine find each other
 _LARGEST_PORT = 65535
@@ -22,10 +22,10 @@ class ProcessEnvironment:
     """Place of this process in its job.
 
     Attributes:
-        launcher: who started the processes: "runnerkit", "torchrun", "srun", "mpirun", "horovodrun", "the launcher"
-            that set the variables of ``torch.distributed``, or "init_process_group", which the user called.
-        store: file for the rendezvous, of processes on one machine.
-        address, port: where rank zero (or torchrun's agent) listens; None with a store, or if the launcher names none.
+        launcher: name of the launcher: "runnerkit", "torchrun", "srun", "mpirun", "horovodrun", "the launcher" that
+            set the variables of ``torch.distributed``, or "init_process_group" if the user called it.
+        store: rendezvous file for processes on one machine.
+        address, port: where rank zero (or torchrun's agent) listens; None with a store, or if the launcher sets none.
         is_store_shared: whether torchrun's agent already listens there, with a store that outlives its workers.
     """
 
@@ -40,7 +40,7 @@ class ProcessEnvironment:
 
     @property
     def is_on_one_machine(self) -> bool:
-        """Whether all processes of the job run on this machine, as far as their launcher tells."""
+        """Return whether all processes of the job are known to run on this machine."""
         if self.store is not None or self.address in ("localhost", "127.0.0.1", "::1"):
             return True
         counts = (os.environ.get(name) for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"))
@@ -48,7 +48,7 @@ class ProcessEnvironment:
 
     @classmethod
     def read(cls) -> Self | None:
-        """Read the variables of the launchers; None if nobody launched this process as one of a job.
+        """Read the variables of the launchers; None if no launcher started this process.
 
         Raises:
             ValueError: a variable is missing or wrong, named with its value and what was expected.
@@ -61,7 +61,7 @@ class ProcessEnvironment:
             return cls._of("horovodrun", "HOROVOD_RANK", "HOROVOD_LOCAL_RANK", "HOROVOD_SIZE")
         if "OMPI_COMM_WORLD_RANK" in os.environ:
             return cls._of_mpirun()
-        # A batch script, or the shell of salloc, has SLURM_PROCID too: only a step of several tasks is a job of ours.
+        # A batch script or salloc's shell has SLURM_PROCID too: only a step with several tasks counts as a job.
         if "SLURM_STEP_ID" in os.environ and os.environ.get(_num_slurm_tasks(), "1") != "1":
             return cls._of_srun()
         return cls._of_group() if has_group else None
@@ -69,7 +69,7 @@ class ProcessEnvironment:
     @classmethod
     def _of(cls, launcher: str, rank: str, local_rank: str, world_size: str, address: str | None = None,
             port: int | None = None, **more: Any) -> Self:  # fmt: skip
-        """Read the named variables; `more` is handed to the constructor."""
+        """Read the named variables; `more` is passed to the constructor."""
         number, count, local_number = _integer(rank), _integer(world_size), _integer(local_rank)
         address = os.environ.get("MASTER_ADDR", address)
         if address is not None and not address.strip():
@@ -86,7 +86,7 @@ class ProcessEnvironment:
 
     @classmethod
     def _of_torch(cls) -> Self:
-        # A file's path left over from a job of our own around this one is not torchrun's.
+        # The path of a surrounding runnerkit job's file does not apply to processes of torchrun.
         store = None if "TORCHELASTIC_RUN_ID" in os.environ else os.environ.get(STORE_VARIABLE)
         launcher = "the launcher" if store is None else "runnerkit"
         is_store_shared = False
@@ -100,13 +100,13 @@ class ProcessEnvironment:
             if not store and name not in os.environ:
                 raise ValueError(
                     f"RANK is {os.environ['RANK']!r} but {name} is not set; expected where rank 0 listens: start with "
-                    "torchrun, which sets it, or unset RANK and WORLD_SIZE for a process of its own"
+                    "torchrun, which sets it, or unset RANK and WORLD_SIZE to run a single process"
                 )
         return place
 
     @classmethod
     def _of_group(cls) -> Self:
-        """Read the place that the user gave to ``init_process_group``, which does not say on which machine that is."""
+        """Read the rank passed to ``init_process_group``; the local rank is guessed unless LOCAL_RANK is set."""
         rank, num_gpus = dist.get_rank(), torch.cuda.device_count()
         local_rank = rank % num_gpus if num_gpus else rank
         if "LOCAL_RANK" in os.environ:
@@ -115,7 +115,7 @@ class ProcessEnvironment:
 
     @classmethod
     def _of_mpirun(cls) -> Self:
-        # On several machines they must be told where to meet, unless they meet by MPI (Horovod).
+        # On several machines the user must set the address, except with Horovod, which connects by MPI.
         is_one_machine = _integer("OMPI_COMM_WORLD_LOCAL_SIZE") == _integer("OMPI_COMM_WORLD_SIZE")
         port = _port_of(os.environ.get("PMIX_NAMESPACE", str(os.getppid())))
         is_horovodrun = all(os.environ.get(name) == value for name, value in _HOROVODRUN_OVER_MPI.items())
@@ -133,7 +133,7 @@ class ProcessEnvironment:
                 f"SLURM_STEP_ID is {os.environ['SLURM_STEP_ID']!r} but SLURM_STEP_NODELIST is not set; expected the "
                 "step's hosts, such as 'node[1-4]': start the script with srun"
             )
-        # A job that was put back into the queue keeps its number; its port should not be that of its former life.
+        # A requeued job keeps its number, but should not reuse its previous port.
         job = ".".join(os.environ.get(f"SLURM_{name}", "0") for name in ("JOB_ID", "STEP_ID", "RESTART_COUNT"))
         try:
             host = first_host(os.environ[name])
@@ -143,7 +143,7 @@ class ProcessEnvironment:
 
 
 def describe_launcher() -> dict[str, Any]:
-    """Tell who launched this process and its place in the job, or what is wrong with its environment.
+    """Describe the launcher of this process and its rank in the job, or what is wrong with its environment.
 
     >>> describe_launcher()
     {'name': 'plain python'}
@@ -167,7 +167,7 @@ def describe_launcher() -> dict[str, Any]:
 
 
 def _num_slurm_tasks() -> str:
-    """Name the variable that holds the number of the step's tasks; SLURM_NTASKS may be the whole allocation's."""
+    """Return the variable that holds the step's number of tasks; SLURM_NTASKS may be that of the whole allocation."""
     return "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in os.environ else "SLURM_NTASKS"
 
 
@@ -175,21 +175,21 @@ def first_host(nodelist: str) -> str:
     """Return the first name of a Slurm node list.
 
     Raises:
-        ValueError: it is none.
+        ValueError: `nodelist` is not a Slurm node list.
 
     >>> first_host("rack1-node[07-12,15],gpu3"), first_host("login"), first_host("r[1-2]n[3,5]")
     ('rack1-node07', 'login', 'r1n3')
     """
     first = re.fullmatch(r"((?:[^,\[\]]|\[[^,\[\]][^\[\]]*\])+)(?:,.*)?", nodelist.strip())
     if first is None:
-        raise ValueError(f"{nodelist!r} is no Slurm node list; expected one such as 'node[1-4],gpu7'")
+        raise ValueError(f"{nodelist!r} is not a Slurm node list; expected one such as 'node[1-4],gpu7'")
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first.group(1))
 
 
 def _port_of(job: str) -> int:
-    """Choose a port that all processes of a job agree on, and another job most likely does not.
+    """Derive a port that all processes of a job agree on and that most likely differs from another job's.
 
-    Below 32768: from there on Linux gives ports to outgoing connections.
+    It is below 32768, where Linux starts to assign ports to outgoing connections.
     """
     return 12000 + zlib.crc32(job.encode()) % 20000
 
@@ -212,7 +212,7 @@ def _setter_of(name: str) -> str:
 
 
 def get_rank() -> int:
-    """Rank of this process in its job, 0 if nobody launched it.
+    """Return the rank of this process in its job, 0 without a launcher.
 
     >>> get_rank()
     0

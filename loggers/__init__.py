@@ -1,38 +1,10 @@
-"""Where numbers go: one class for each kind of log; none of them has heard of a runner."""
+"""Loggers: one class for each log format or tracking service."""
 
 from __future__ import annotations
 
 if __name__ != "runnerkit.loggers":
-    raise ImportError("import runnerkit.loggers, not loggers: this folder is the package runnerkit.loggers")
+    raise ImportError("this folder is the package runnerkit.loggers: use `import runnerkit.loggers`")
 
-from typing import TYPE_CHECKING
+from runnerkit.support.stub_names import names_of_stub
 
-from runnerkit.late_names import late_names
-from runnerkit.loggers.console import ConsoleLogger
-from runnerkit.loggers.csv import CSVLogger
-from runnerkit.loggers.jsonl import JSONLLogger
-from runnerkit.loggers.tensorboard import TensorboardLogger
-
-if TYPE_CHECKING:
-    from runnerkit.loggers.comet import CometLogger
-    from runnerkit.loggers.mlflow import MLflowLogger
-    from runnerkit.loggers.wandb import WandbLogger
-else:  # asked for by few: imported when it is
-    __getattr__, __dir__ = late_names(
-        __name__,
-        {
-            "comet": ("CometLogger",),
-            "mlflow": ("MLflowLogger",),
-            "wandb": ("WandbLogger",),
-        },
-    )
-
-__all__ = [
-    "CSVLogger",
-    "CometLogger",
-    "ConsoleLogger",
-    "JSONLLogger",
-    "MLflowLogger",
-    "TensorboardLogger",
-    "WandbLogger",
-]
+__getattr__, __dir__, __all__ = names_of_stub(__name__)

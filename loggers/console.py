@@ -1,4 +1,4 @@
-"""Metrics as one readable line for each pass over a loader, and what a run has to say in words."""
+"""Logger that prints metrics and texts to the console."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from tqdm import tqdm
 
 from runnerkit.logger import ILogger, Scope, Step
 
+__all__ = ["ConsoleLogger"]
+
 
 class ConsoleLogger(ILogger):
-    """Write a line for each pass over a loader, above a progress bar if one is shown.
+    """Logger that prints a line for each pass over a loader, above a progress bar if one is shown.
 
     Args:
-        file: where to; None is the standard output of the moment.
+        file: the output file; None is `sys.stdout` at the time of each call.
 
     >>> logger = ConsoleLogger()
     >>> logger.log_scalars({"loss": 0.31214, "lr": 0.001}, step=Step("train", "train", 3, 500), scope="loader")
@@ -32,13 +34,13 @@ class ConsoleLogger(ILogger):
         if scope != "loader":
             return
         self._width = max(self._width, len(step.loader))
-        # Padded, so that a metric stands below itself from line to line.
+        # Padded, so that the metrics of consecutive lines are aligned.
         cells = [f"{name} {value:<6.4g}" for name, value in scalars.items()]
         line = " | ".join([f"epoch {step.epoch:2d}  {step.loader:<{self._width}}", *cells])
         tqdm.write(line.rstrip(), file=self._stream)
 
     def log_text(self, tag: str, text: str, *, step: Step, scope: Scope) -> None:
-        separator = "\n" if "\n" in text else " "  # a table's columns begin at the margin
+        separator = "\n" if "\n" in text else " "  # keeps the columns of a table aligned
         tqdm.write(f"{tag}:{separator}{text}", file=self._stream)
 
     def flush(self) -> None:

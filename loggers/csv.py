@@ -1,4 +1,4 @@
-"""Metrics as CSV files, one for each loader; hyperparameters and environment beside them."""
+"""Logger that writes metrics to one CSV file per loader, and hyperparameters to YAML."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from runnerkit.logger import Scope, Step
-from runnerkit.loggers.folder import FolderLogger, claim_folder
-from runnerkit.loggers.table import Table, drop_rows_after
-from runnerkit.plain_values import plain
+from runnerkit.loggers.files.log_folder import FolderLogger, claim_folder
+from runnerkit.loggers.files.table import Table, drop_rows_after
 from runnerkit.storage.atomic_file import check_folder, remove_leftovers, write_text
+from runnerkit.support.plain_values import plain
+
+__all__ = ["CSVLogger"]
 
 
 class CSVLogger(FolderLogger):
-    """Write ``csv/<loader>.csv`` with the columns stage, epoch, step, and one for each metric as it appears.
+    """Logger that writes ``csv/<loader>.csv`` with the columns stage, epoch, step, and one for each metric.
 
-    Numbers of single training steps go to ``csv/<loader>.batch.csv``. ``runnerkit.read_metrics`` reads them all.
+    Metrics of training steps go to ``csv/<loader>.batch.csv``. Read all files with ``runnerkit.read_metrics``.
 
     Args:
-        logdir: made when the run starts.
-        log_batch_metrics: log single training steps too.
-        log_epoch_metrics: log whole loaders.
+        logdir: created when the run starts.
+        log_batch_metrics: log the metrics of training steps too.
+        log_epoch_metrics: log the metrics of each pass over a loader.
 
     >>> import tempfile
     >>> logger = CSVLogger(tempfile.mkdtemp())
@@ -55,7 +57,7 @@ class CSVLogger(FolderLogger):
                 drop_rows_after(path, resumed_at)
 
     def log_scalars(self, scalars: Mapping[str, float], *, step: Step, scope: Scope) -> None:
-        if scope == "loader":  # not for each step: the files that are open take its rows meanwhile
+        if scope == "loader":  # not on every step: rows go to files that are already open
             check_folder(self._folder)
         name = f"{step.loader}.csv" if scope == "loader" else f"{step.loader}.batch.csv"
         if name not in self._tables:
@@ -63,8 +65,8 @@ class CSVLogger(FolderLogger):
         self._tables[name].add(scalars, step=step)
 
     def log_hparams(self, hparams: Mapping[str, Any], *, environment: Mapping[str, Any]) -> None:
-        """Write ``hparams.yml`` and ``environment.json``; what is no plain value, as its string."""
-        import yaml  # 20 ms that `import runnerkit` need not cost
+        """Write ``hparams.yml`` and ``environment.json``; values that are not plain become strings."""
+        import yaml  # here, because it would add 20 ms to `import runnerkit`
 
         text = yaml.safe_dump(plain(hparams), sort_keys=False, allow_unicode=True)
         write_text(self.logdir / "hparams.yml", text)

@@ -1,4 +1,4 @@
-"""Metrics as one file of JSON lines, in the order of the run."""
+"""Logger that writes all metrics of a run to one JSON Lines file."""
 
 from __future__ import annotations
 
@@ -6,22 +6,25 @@ import os
 from collections.abc import Mapping
 from typing import BinaryIO
 
-from runnerkit.curves.json_lines import FILE, format_line, read_lines
+from runnerkit.history.json_lines import FILE, format_line, read_lines
 from runnerkit.logger import Scope, Step
-from runnerkit.loggers.folder import FolderLogger, claim_folder
+from runnerkit.loggers.files.log_folder import FolderLogger, claim_folder
 from runnerkit.storage.atomic_file import appending, check_folder
+
+__all__ = ["JSONLLogger"]
 
 
 class JSONLLogger(FolderLogger):
-    """Write ``metrics.jsonl``: a line for each pass over a loader, and for each training step that is logged.
+    """Logger that writes ``metrics.jsonl``: a line for each pass over a loader and for each logged training step.
 
-    Strict JSON: NaN and infinities are the strings "NaN", "Infinity", "-Infinity". ``runnerkit.read_metrics`` reads the
-    file where there is no CSV. What is logged twice at one place keeps its first value, as in the CSV table.
+    The file is strict JSON: NaN and infinities are the strings "NaN", "Infinity", "-Infinity".
+    ``runnerkit.read_metrics`` reads it if there are no CSV files. A metric that is logged twice at the same epoch and
+    step keeps its first value, as in the CSV table.
 
     Args:
-        logdir: made when the run starts.
-        log_batch_metrics: log single training steps too.
-        log_epoch_metrics: log whole loaders.
+        logdir: created when the run starts.
+        log_batch_metrics: log the metrics of training steps too.
+        log_epoch_metrics: log the metrics of each pass over a loader.
 
     >>> import tempfile
     >>> logger = JSONLLogger(tempfile.mkdtemp())
@@ -59,7 +62,7 @@ class JSONLLogger(FolderLogger):
             if self._file is None:
                 self._file = self._path.open("ab")
             self._file.write(format_line(scope, step, new))
-            self._file.flush()  # a line at a time: a kill leaves whole ones
+            self._file.flush()  # one line at a time, so that a killed run leaves complete lines
 
     def close(self) -> None:
         if self._file is not None:
@@ -78,7 +81,7 @@ class JSONLLogger(FolderLogger):
         size_bytes = 0
         for (scope, step, metrics), end in read_lines(self._path):
             if step.epoch > last.epoch or step.batch > last.batch:
-                break  # lines are in the order of the run: all that follow are later
+                break  # lines are in the order of the run: all following ones are later
             self._remember(scope, step, metrics)
             size_bytes = end
         if size_bytes:

@@ -1,4 +1,4 @@
-"""Metrics as TensorBoard events: one run for each loader, the same tags in each, so that their curves overlay."""
+"""Logger that writes TensorBoard events, one TensorBoard run per loader so that their curves overlay."""
 
 from __future__ import annotations
 
@@ -10,27 +10,30 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from runnerkit.logger import Histogram, PRCurve, Scope, Step
-from runnerkit.loggers.folder import FolderLogger, claim_folder
+from runnerkit.loggers.files.log_folder import FolderLogger, claim_folder
 from runnerkit.storage.atomic_file import check_folder
 
 if TYPE_CHECKING:
-    from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]  # has no types
+    from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]  # untyped
 
-    from runnerkit.loggers.event_files import EventFiles
+    from runnerkit.loggers.files.event_files import EventFiles
+
+__all__ = ["TensorboardLogger"]
 
 
 class TensorboardLogger(FolderLogger):
-    """Write events to ``tensorboard/<loader>/``: tag ``loss`` for a whole loader, ``batch/loss`` for a training step.
+    """Logger that writes events to ``tensorboard/<loader>/``.
 
-    Takes images, texts, histograms and PR curves too; their x is the training step where they were logged in one, else
-    that of whole loaders. With hyperparameters the run has a row in the HPARAMS tab.
+    The tag is ``loss`` for a pass over a loader and ``batch/loss`` for a training step. Images, texts, histograms and
+    PR curves are supported too: their x is the training step if they were logged during one, else that of `x_axis`. A
+    run with hyperparameters has a row in the HPARAMS tab.
 
     Args:
-        logdir: made when the run starts.
-        log_batch_metrics: log single training steps too.
-        log_epoch_metrics: log whole loaders.
-        x_axis: of whole loaders. By "epoch", TensorBoard shows the last evaluation of each epoch; by "step"
-            (training steps so far), every one.
+        logdir: created when the run starts.
+        log_batch_metrics: log the metrics of training steps too.
+        log_epoch_metrics: log the metrics of each pass over a loader.
+        x_axis: x of the metrics of a pass over a loader. With "epoch", TensorBoard shows the last evaluation of each
+            epoch; with "step" (training steps so far), every evaluation.
 
     >>> import tempfile
     >>> logger = TensorboardLogger(tempfile.mkdtemp())
@@ -61,14 +64,14 @@ class TensorboardLogger(FolderLogger):
         self._start_s = 0.0
 
     def setup(self, *, resumed_at: Step | None = None) -> None:
-        """Open what is needed.
+        """Create the folder, and drop the events after the checkpoint if the run is resumed.
 
         Raises:
             ImportError: TensorBoard is not installed.
-            FileExistsError: another run's logs are there and this one is not its continuation.
+            FileExistsError: the logdir holds the logs of another run and this run does not resume it.
         """
         try:
-            import runnerkit.loggers.event_files  # noqa: F401  # refuses now rather than after the first epoch
+            import runnerkit.loggers.files.event_files  # noqa: F401  # fails now, not after the first epoch
         except ImportError as error:
             raise ImportError("TensorboardLogger needs TensorBoard: pip install runnerkit[tensorboard]") from error
         earlier_logs = sorted(self._folder.rglob("*tfevents*"))
@@ -86,39 +89,39 @@ class TensorboardLogger(FolderLogger):
             self._run(step.loader).add_scalars(scalars, step=step, x=self._x(step, scope))
 
     def log_hparams(self, hparams: Mapping[str, Any], *, environment: Mapping[str, Any]) -> None:
-        """Write the hyperparameters for the HPARAMS tab; what is no number or bool, as its string."""
-        from runnerkit.loggers import hparams_events
+        """Write the hyperparameters for the HPARAMS tab; values other than numbers and bools become strings."""
+        from runnerkit.loggers.files import hparams_events
 
         self._hparams = dict(hparams)
         if hparams:
-            hparams_events.write(self._folder, hparams, start_s=self._start_s)
+            hparams_events.write_hparams(self._folder, hparams, start_s=self._start_s)
 
     def log_text(self, tag: str, text: str, *, step: Step, scope: Scope) -> None:
-        from runnerkit.loggers.media_events import text_summary
+        from runnerkit.loggers.files.media_events import text_summary
 
         self._add(text_summary(tag, text), step, scope)
 
     def log_image(self, tag: str, image: np.ndarray, *, step: Step, scope: Scope) -> None:
-        from runnerkit.loggers.media_events import image_summary
+        from runnerkit.loggers.files.media_events import image_summary
 
         self._add(image_summary(tag, image), step, scope)
 
     def log_histogram(self, tag: str, histogram: Histogram, *, step: Step, scope: Scope) -> None:
-        from runnerkit.loggers.media_events import histogram_summary
+        from runnerkit.loggers.files.media_events import histogram_summary
 
         self._add(histogram_summary(tag, histogram), step, scope)
 
     def log_pr_curve(self, tag: str, curve: PRCurve, *, step: Step, scope: Scope) -> None:
-        from runnerkit.loggers.media_events import pr_curve_summary
+        from runnerkit.loggers.files.media_events import pr_curve_summary
 
         self._add(pr_curve_summary(tag, curve), step, scope)
 
     def log_end(self, error: BaseException | None) -> None:
-        is_over = error is None or isinstance(error, Exception)  # one that was stopped may go on
+        is_over = error is None or isinstance(error, Exception)  # a stopped run may be resumed
         if self._hparams and is_over and self._folder.is_dir():
-            from runnerkit.loggers import hparams_events
+            from runnerkit.loggers.files import hparams_events
 
-            hparams_events.write(self._folder, self._hparams, start_s=self._start_s, failed=error is not None)
+            hparams_events.write_hparams(self._folder, self._hparams, start_s=self._start_s, failed=error is not None)
 
     def flush(self) -> None:
         for run in self._runs.values():
@@ -134,9 +137,9 @@ class TensorboardLogger(FolderLogger):
 
     def _run(self, loader: str) -> EventFiles:
         check_folder(self._folder)
-        loader = loader or "."  # before the first loader: the folder above theirs
+        loader = loader or "."  # before the first loader: the parent of the loaders' folders
         if loader not in self._runs:
-            from runnerkit.loggers.event_files import EventFiles
+            from runnerkit.loggers.files.event_files import EventFiles
 
             self._runs[loader] = EventFiles(self._folder / loader)
         return self._runs[loader]

@@ -1,4 +1,4 @@
-"""The command `runnerkit`, also as `python -m runnerkit` and `torchrun -m runnerkit`."""
+"""The entry point of `runnerkit`, `python -m runnerkit` and `torchrun -m runnerkit`."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import sys
 
 
 def main() -> int:
-    """Run the command line; say in a sentence that it needs typer, if that is missing."""
+    """Run the command line; without typer, print a one-line error."""
     try:
-        import typer  # noqa: F401  # asked for here, where no traceback comes of it
+        import typer  # noqa: F401  # checked here, to avoid a traceback
     except ImportError:
         sys.stderr.write("runnerkit: the command line needs the package typer: pip install typer\n")
         return 2
     from runnerkit.commands.cli import main as run
 
-    sys.path.insert(0, "")  # components of configs are looked up in the current folder too, as by `python -m`
+    sys.path.insert(0, "")  # find components of configs in the current folder, as `python -m` does
     return run()
 
 

@@ -1,4 +1,4 @@
-"""The contract of a callback: what happens around a batch, in which order, on which ranks."""
+"""The interface of callbacks: their events, order and processes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,24 @@ from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runnerkit.fused_reduction import Share
+from runnerkit.metrics.reduction import Share
 from runnerkit.types import StateDict
 
 if TYPE_CHECKING:
-    from runnerkit.runner import IRunner
+    from runnerkit.runner import IRunner as IRunner  # the only import cycle; the loop imports IRunner from here
+
+__all__ = [
+    "Callback",
+    "CallbackNode",
+    "CallbackOrder",
+    "IBackwardCallback",
+    "ICallback",
+    "ICheckpointCallback",
+    "ICriterionCallback",
+    "IMetricCallback",
+    "IOptimizerCallback",
+    "ISchedulerCallback",
+]
 
 EVENTS = (
     "on_experiment_start",
@@ -31,7 +44,7 @@ EVENTS = (
 
 
 class CallbackOrder(IntEnum):
-    """Who comes first within one event; any int is fine between these."""
+    """The order of callbacks within one event; any int in between is valid."""
 
     Internal = 0
     Metric = 20
@@ -44,77 +57,76 @@ class CallbackOrder(IntEnum):
 
 
 class CallbackNode(IntEnum):
-    """The processes that a callback runs in; one that enters collectives must run in all."""
+    """The processes that a callback runs in; a callback with collectives must run in all."""
 
     All = 0
     Master = 1
     Worker = 2
 
     def includes(self, rank: int) -> bool:
-        """Whether the process of that rank is among them."""
+        """Check if the callback runs in the process with this rank."""
         return self is CallbackNode.All or (self is CallbackNode.Master) == (rank == 0)
 
 
 class IListener(ABC):
-    """Whoever listens to the events of a run: override those needed, the others are never called.
+    """A listener to the events of a run; only overridden methods are called.
 
-    Every event gets the runner, whose attributes say where the run stands.
+    Every event gets the runner, whose attributes give the current position of the run.
     """
 
     def on_experiment_start(self, runner: IRunner) -> None:
-        """Once, in every process, the engine being set up."""
+        """Called once in every process after the engine is set up."""
 
     def on_stage_start(self, runner: IRunner) -> None:
-        """The stage's components are made."""
+        """Called after the components of the stage are created."""
 
     def on_epoch_start(self, runner: IRunner) -> None:
-        """A pass over all loaders begins."""
+        """Called before a pass over all loaders."""
 
     def on_loader_start(self, runner: IRunner) -> None:
-        """A pass over one loader begins."""
+        """Called before a pass over one loader."""
 
     def on_batch_start(self, runner: IRunner) -> None:
-        """The batch is on the device."""
+        """Called when the batch is on the device."""
 
     def on_batch_end(self, runner: IRunner) -> None:
-        """``handle_batch`` is done: criterion, metrics, backward, optimizer and scheduler act here."""
+        """Called after ``handle_batch``; criterion, metrics, backward, optimizer and scheduler callbacks act here."""
 
     def on_loader_end(self, runner: IRunner) -> None:
-        """``runner.loader_metrics`` holds the values over all processes."""
+        """Called after a pass over one loader; ``runner.loader_metrics`` has the values over all processes."""
 
     def on_validation_end(self, runner: IRunner) -> None:
-        """The evaluation loaders were run in the middle of an epoch (``valid_every_steps``)."""
+        """Called after the evaluation loaders ran within an epoch (``valid_every_steps``)."""
 
     def on_step_end(self, runner: IRunner) -> None:
-        """A training batch is all accounted for, a validation that was due after it too: the place to save."""
+        """Called after a training batch and any validation due after it; checkpoints are saved here."""
 
     def on_epoch_end(self, runner: IRunner) -> None:
-        """``runner.epoch_metrics`` holds the values of every loader."""
+        """Called after an epoch; ``runner.epoch_metrics`` has the values of every loader."""
 
     def on_stage_end(self, runner: IRunner) -> None:
-        """The stage's last epoch is over."""
+        """Called after the last epoch of the stage."""
 
     def on_experiment_end(self, runner: IRunner) -> None:
-        """Once, in every process, when all stages went well."""
+        """Called once in every process after all stages succeeded."""
 
     def on_exception(self, runner: IRunner) -> None:
-        """``runner.exception`` was raised in this process; afterwards it goes on its way."""
+        """Called when ``runner.exception`` was raised in this process; it propagates afterwards."""
 
     def listens_to(self, event: str) -> bool:
-        """Whether `event` is overridden, by the class or on the object; worked out once a stage."""
+        """Check if `event` is overridden by the class or on the object; called once per stage."""
         return getattr(getattr(self, event), "__func__", None) is not getattr(IListener, event)
 
 
 class ICallback(IListener):
-    """A part of a run that listens to its events and may have state.
+    """A listener to the events of a run that may have state.
 
     Attributes:
-        order: place among the callbacks of one event, small first.
+        order: order among the callbacks of one event, ascending.
         node: the processes it runs in.
-        provides: names of the metrics that it writes, as far as it knows them before training.
-        requires: (loader key, metric key) pairs that it reads; refused before training if misspelt.
-        shapes_training: whether it decides what a training run goes through, or tells of it, so that `evaluate_loader`
-            leaves it out.
+        provides: names of the metrics that it writes, if they are known before training.
+        requires: (loader key, metric key) pairs that it reads; unknown ones raise before training.
+        shapes_training: True if it controls or reports on training; `evaluate_loader` then omits it.
     """
 
     order: int = CallbackOrder.External
@@ -124,25 +136,26 @@ class ICallback(IListener):
     shapes_training: bool = False
 
     def acts_in_loader(self, runner: IRunner) -> bool:
-        """Whether it gets the events of the loader under way; a wrapper decides that for what it wraps."""
+        """Check if it gets the events of the current loader; a wrapper decides for the callback that it wraps."""
         return True
 
     def state_dict(self) -> StateDict:
-        """State for checkpoints, alike on all ranks: tensors, numbers, strings, and lists, tuples, sets, dicts of them.
+        """Return the state for checkpoints, the same on all ranks.
 
-        NumPy's scalars come back as numbers, its arrays as tensors; what else it holds is refused.
+        It may contain tensors, numbers, strings, and lists, tuples, sets and dicts of them. NumPy scalars are restored
+        as numbers, NumPy arrays as tensors. Any other type raises an error.
         """
         return {}
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Take back :meth:`state_dict`."""
+        """Load a :meth:`state_dict`."""
 
 
 class Callback(ICallback):
-    """The base of callbacks, the user's own too.
+    """The base class of callbacks, also of user-defined ones.
 
     Args:
-        order: place among the callbacks of one event, small first.
+        order: order among the callbacks of one event, ascending.
         node: the processes it runs in.
 
     >>> class Hello(Callback):
@@ -158,7 +171,7 @@ class Callback(ICallback):
 
 
 def innermost(callback: ICallback) -> ICallback:
-    """Return the callback inside of wrappers (ControlFlowCallback and the like), or itself."""
+    """Return the callback inside of wrappers such as ControlFlowCallback, or `callback` itself."""
     while isinstance(inner := getattr(callback, "callback", None), ICallback):
         callback = inner
     return callback
@@ -176,7 +189,7 @@ class IOptimizerCallback(Callback):
     """A callback that steps an optimizer.
 
     Attributes:
-        num_pending: batches whose gradients wait for the step.
+        num_pending: batches whose gradients are accumulated for the next step.
     """
 
     num_pending: int = 0
@@ -189,32 +202,32 @@ class ISchedulerCallback(Callback):
 class IMetricCallback(Callback):
     """A callback that computes metrics.
 
-    At a loader's end the runner asks each for its share, reduces all shares at once, and hands each the total; so a
-    loader's end costs one collective, however many metrics there are. ``on_loader_end`` comes after that.
-    Where it does not act (another node, or a wrapper that leaves this loader out) it is not asked.
+    At the end of a loader the runner calls `share` of each, reduces all shares with one collective, and passes the
+    totals to `take_total`, before ``on_loader_end``. Callbacks that do not act on this loader (another `node`, or a
+    wrapper that excludes it) are skipped.
 
     Attributes:
-        totals_all: whether the total tells the loader's value of all that it `provides`, so that the runner need not
-            average what it leaves in ``runner.batch_metrics`` of each batch.
+        totals_all: True if the total gives the loader's values of all metrics that it `provides`, so the runner does
+            not average their values in ``runner.batch_metrics``.
     """
 
     totals_all: bool = False
 
     def share(self, runner: IRunner) -> Share | None:
-        """Give what this process has seen of the loader that is over; None if that is nothing."""
+        """Return the sums of this process over the finished loader; None if it has seen nothing."""
         return None
 
     def take_total(self, runner: IRunner, total: Share | None) -> None:
-        """Turn what all processes have seen into ``runner.loader_metrics``; None if no process saw anything."""
+        """Compute ``runner.loader_metrics`` from the total over all processes; None if none has seen anything."""
 
 
 class ICheckpointCallback(Callback):
     """A callback that saves and restores the run.
 
     Attributes:
-        logdir: where it saves, which one run at a time may.
-        resume_runner: checkpoint or logdir that the run goes on from.
-        load_best_on_end: whether the stage ends with the weights of the best one.
+        logdir: folder of the checkpoints; only one run at a time may use it.
+        resume_runner: checkpoint or logdir that the run resumes from.
+        load_best_on_end: load the best weights at the end of the stage.
     """
 
     logdir: Path | None = None
@@ -222,30 +235,30 @@ class ICheckpointCallback(Callback):
     load_best_on_end: bool = False
 
     def leave_branch(self, source: Path, *, stage: str, place: tuple[int, float]) -> None:
-        """Let checkpoints after `source` not count any more: the run goes on from there.
+        """Invalidate the checkpoints after `source`, from which the run resumes.
 
-        Rank zero calls, when the run's state is put back and before its logs are cut.
+        Called on rank zero after the run's state is restored and before its logs are truncated.
 
         Args:
-            stage: which the run goes on in.
+            stage: the stage in which the run resumes.
             place: epoch of `source`, and step within it (infinite at its end).
         """
 
 
 class IStoppingCallback(Callback):
-    """A callback that may end the stage after an epoch, and tells of it.
+    """A callback that may end the stage after an epoch.
 
     Attributes:
-        has_stopped: whether, by what it has seen and its settings, the stage is over. A resumed run asks again those
-            that ended it: their settings may be other ones by now.
+        has_stopped: True if the stage is over according to its state and settings. A resumed run checks it again for
+            the callbacks that ended the stage, since their settings may have changed.
     """
 
     has_stopped: bool = False
 
 
 class IWeightAverageCallback(Callback):
-    """A callback that keeps averages of the weights, which evaluation may see in their place."""
+    """A callback that keeps averages of the weights, which evaluation may use instead of the trained ones."""
 
     def judged_weights(self) -> dict[str, StateDict]:
-        """Return, by the models' keys, the averages that evaluation sees now; empty where it sees what is trained."""
+        """Return the averages that evaluation uses now, by model key; empty if it uses the trained weights."""
         return {}

@@ -1,12 +1,10 @@
-"""The contract of an engine: devices, processes and precision; everything else runs on top of it."""
+"""The interface of engines, which manage devices, processes and precision."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import fields, is_dataclass, replace
-from functools import partial
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast
@@ -15,17 +13,20 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from runnerkit.backends import BackendSwitches
 from runnerkit.precision import FP32, Precision
 from runnerkit.sampling.sampler import Uneven
 from runnerkit.sampling.sharding import shard_loader
+from runnerkit.support.backend_switches import BackendSwitches
+from runnerkit.support.device_move import move
 from runnerkit.types import Batch, StateDict
+
+__all__ = ["IEngine"]
 
 T = TypeVar("T")
 
 
 class EngineOptions(TypedDict, total=False):
-    """Arguments that every engine takes; see :class:`IEngine`."""
+    """Arguments that every engine accepts; see :class:`IEngine`."""
 
     precision: Precision | None
     compile: bool | dict[str, Any]
@@ -36,23 +37,24 @@ class EngineOptions(TypedDict, total=False):
 
 
 class IEngine(ABC):
-    """Base of engines. The constructor stores and validates; :meth:`setup` opens devices and process groups.
+    """The base class of engines. The constructor validates; :meth:`setup` opens devices and process groups.
 
     Args:
-        precision: what happens around the forward pass and before the step; None is fp32.
-        compile: compile models by ``torch.compile``; a dict holds its arguments, such as ``{"mode": "max-autotune"}``.
-        channels_last: keep images, (N, C, H, W), and the weights of their convolutions in memory as (N, H, W, C).
-        tf32, cudnn_benchmark: see :class:`runnerkit.backends.BackendSwitches`; None leaves torch's setting.
-        uneven_batches: whether, in training, a loader's last whole batches (of a batch sampler of the user's own, of
-            ``batch_size=None``) that are too few for all processes are dropped, or the first ones repeated ("pad").
+        precision: numeric precision of the forward pass and the step; None is fp32.
+        compile: compile models with ``torch.compile``; a dict is passed as its arguments, such as
+            ``{"mode": "max-autotune"}``.
+        channels_last: store images, (N, C, H, W), and the weights of their convolutions in memory as (N, H, W, C).
+        tf32, cudnn_benchmark: see :class:`.support.backend_switches.BackendSwitches`; None keeps torch's setting.
+        uneven_batches: handling of the last whole batches in training when there are too few for all processes (with a
+            custom batch sampler, or ``batch_size=None``): "drop" drops them, "pad" repeats the first batches.
 
     Attributes:
-        device: where this process's model and batches live; known after :meth:`setup`.
-        process_index: this process among all of the job, 0 is the main one; also `rank`.
-        local_process_index: this process among those of its machine.
-        num_processes: processes of the job; also `world_size`.
-        is_ddp: whether processes train together.
-        sharded_checkpoints: whether each process saves its own part: :meth:`save_shards`.
+        device: device of this process's model and batches; known after :meth:`setup`.
+        process_index: rank of this process in the job, 0 for the main process; also `rank`.
+        local_process_index: rank of this process on its machine.
+        num_processes: number of processes of the job; also `world_size`.
+        is_ddp: True if processes train together.
+        sharded_checkpoints: True if each process saves its own shard with :meth:`save_shards`.
     """
 
     is_ddp: bool = False
@@ -65,7 +67,7 @@ class IEngine(ABC):
         unknown = options.keys() - EngineOptions.__annotations__
         if unknown:
             raise TypeError(
-                f"{type(self).__name__} got {', '.join(sorted(unknown))}; beside its own arguments it takes "
+                f"{type(self).__name__} got {', '.join(sorted(unknown))}; in addition to its own arguments it accepts "
                 f"{', '.join(EngineOptions.__annotations__)}"
             )
         self.precision = options.get("precision") or FP32()
@@ -94,51 +96,51 @@ class IEngine(ABC):
 
     @property
     def is_main_process(self) -> bool:
-        """Whether this process writes files."""
+        """True for rank 0, which writes files."""
         return self.process_index == 0
 
-    # Processes: launch in the caller's process; the rest in each process of the job.
+    # Processes: launch runs in the caller's process, the rest in each process of the job.
 
     def check(self) -> None:
-        """Refuse a machine that lacks what this engine needs, a package or a GPU; no process is started.
+        """Check that this machine has the packages and GPUs that the engine needs, without starting processes.
 
         Raises:
-            ImportError, RuntimeError: with what to do.
+            ImportError, RuntimeError: a requirement is missing; the message tells how to meet it.
         """
         self.precision.check()
 
     @abstractmethod
     def launch(self, fn: Callable[[], T]) -> T:
-        """Call `fn` in every process of the job; return what rank zero's returned.
+        """Call `fn` in every process of the job; return the result of rank zero.
 
         Raises:
-            Exception: the first that any process raised, with its traceback.
+            Exception: the first exception of any process, with its traceback.
         """
 
     @abstractmethod
     def stream(self, fn: Callable[[], Generator[T, None, None]]) -> Generator[list[T], None, None]:
-        """Iterate `fn()` in every process of the job; yield the processes' first values, by rank, then their second
-        ones, and so on; without those that have ended. Nothing starts before the first is asked for.
+        """Iterate over `fn()` in every process of the job; yield the list of their first values, by rank, then that of
+        their second values, and so on. Processes that have ended are left out. Nothing starts before the first request.
 
-        They are yielded to each process that called: one if the engine starts the others, all under a launcher, and
-        then all must take equally many.
+        Every process that called this gets the values: only the caller if the engine starts the others, but all under
+        a launcher, where all must take the same number.
 
         Raises:
-            Exception: as :meth:`launch`.
+            Exception: like :meth:`launch`.
         """
 
     @abstractmethod
     def setup(self) -> None:
-        """Open the device, by :meth:`open_device`, and join the other processes."""
+        """Open the device with :meth:`open_device` and join the other processes."""
 
     def open_device(self, device: torch.device) -> None:
-        """Make `device` this process's, set up the precision for it, and throw torch's switches."""
+        """Use `device` in this process, set up the precision for it, and set torch's backend switches."""
         self.device = device
         self.precision.setup(device)
         self.switches.set()
 
     def cleanup(self) -> None:
-        """Leave the other processes; put torch's switches and the optimizers back; safe to call twice."""
+        """Leave the process group and restore torch's switches and the optimizers; safe to call twice."""
         self.precision.cleanup()
         self.switches.restore()
 
@@ -151,8 +153,9 @@ class IEngine(ABC):
         """Collect a picklable value of every process, by rank; every rank must call."""
 
     def gather_rounds(self, values: Generator[T, None, None]) -> Generator[list[T], None, None]:
-        """Yield the ranks' first values, by rank, then their second ones, until all have ended; every rank must take
-        all rounds. A rank whose `values` have ended is left out.
+        """Yield the list of all ranks' first values, by rank, then that of their second values, until all have ended.
+
+        Ranks whose `values` have ended are left out. Every rank must take all rounds.
         """
         with closing(values):
             while gathered := [value for theirs in self.gather_object(list(islice(values, 1))) for value in theirs]:
@@ -167,33 +170,33 @@ class IEngine(ABC):
         """Wait for every process; every rank must call."""
 
     def record_failure(self, error: BaseException) -> None:
-        """Let the other processes, or the one that started this, know of `error` whatever happens from now on.
+        """Report `error` to the other processes, or to the one that started this, before anything else can fail.
 
-        Called before ``on_exception``. If `error` says that another process did not answer, this may take seconds, and
-        adds to it where that process stands.
+        Called before ``on_exception``. If `error` is about another process that did not answer, this may take seconds
+        and adds the position of that process to it.
         """
 
     def enter_training_loader(self, position: Callable[[], int]) -> None:
-        """Begin to train on a loader; every rank must call.
+        """Start training on a loader; every rank must call.
 
         Args:
-            position: gives the number of the batch under way; called in a thread.
+            position: returns the number of the current batch; called in a thread.
         """
 
     def leave_training_loader(self, num_batches: int, *, key: str) -> None:
-        """Wait until every process has trained on loader `key`, on equally many batches; every rank must call.
+        """Wait until every process has finished training on loader `key`; every rank must call.
 
         Raises:
-            ValueError: a process has another number of them.
+            ValueError: the processes differ in the number of batches.
         """
 
     def settle(self) -> None:
-        """Let threads of the engine's own come to rest; called before a loader forks its workers."""
+        """Pause the engine's threads; called before a loader forks its workers."""
 
     # Components.
 
     def prepare_model(self, model: nn.Module) -> nn.Module:
-        """Put `model` on the device, before the optimizer is made from its parameters."""
+        """Move `model` to the device, before the optimizer is created from its parameters."""
         if self.channels_last:
             return model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
         return model.to(self.device)
@@ -201,14 +204,14 @@ class IEngine(ABC):
     def prepare(
         self, models: dict[str, nn.Module], optimizers: dict[str, Optimizer]
     ) -> tuple[dict[str, nn.Module], dict[str, Optimizer]]:
-        """Wrap what is trained, optimizers being made; every rank must call, with the same keys in the same order."""
+        """Wrap models and optimizers for training; every rank must call, with the same keys in the same order."""
         models, optimizers = self.precision.prepare(models, optimizers)
         return {key: self.wrap(model) for key, model in models.items()}, optimizers
 
     def release(
         self, models: dict[str, nn.Module], optimizers: dict[str, Optimizer]
     ) -> tuple[dict[str, nn.Module], dict[str, Optimizer]]:
-        """Undo :meth:`prepare` when a stage went well: the user's objects, trained; every rank must call."""
+        """Undo :meth:`prepare` after a successful stage and return the user's objects; every rank must call."""
         self._compiled.clear()
         self.precision.release()
         return {key: self.unwrap(model) for key, model in models.items()}, optimizers
@@ -219,18 +222,18 @@ class IEngine(ABC):
 
     @abstractmethod
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """Return the user's module inside what :meth:`prepare` gave."""
+        """Return the user's module inside the result of :meth:`prepare`."""
 
     def evaluation_model(self, model: nn.Module) -> nn.Module:
         """Return the module to evaluate with, the same on all ranks; every rank must call."""
         return model
 
     def training_model(self, model: nn.Module) -> nn.Module:
-        """Return the module to train with, which evaluation is over for: `model`, as :meth:`prepare` gave it."""
+        """Return the module to train with after an evaluation; `model` is the result of :meth:`prepare`."""
         return model
 
     def compiled(self, module: nn.Module) -> nn.Module:
-        """Return `module` as ``torch.compile`` makes it, if the engine was told to compile; the same one each time."""
+        """Return the compiled `module` if the engine has `compile` set, the same object each time; else `module`."""
         if self.compile_arguments is None:
             return module
         if id(module) not in self._compiled:
@@ -238,9 +241,9 @@ class IEngine(ABC):
         return self._compiled[id(module)]
 
     def prepare_loader(self, loader: Any, *, key: str, training: bool, seed: int) -> Any:
-        """Return this process's share of `loader`; see :func:`runnerkit.sampling.sharding.shard_loader`.
+        """Return this process's shard of `loader`; see :func:`runnerkit.sampling.sharding.shard_loader`.
 
-        A loader with a method ``for_device`` (takes the device, returns the loader for it) is told the engine's.
+        If the loader has a method ``for_device(device)``, its result for the engine's device is returned.
         """
         place = {"rank": self.rank, "world_size": self.world_size, "seed": seed}
         share = shard_loader(loader, key=key, training=training, uneven=self.uneven_batches, **place)
@@ -250,143 +253,131 @@ class IEngine(ABC):
     # A step.
 
     def to_device(self, batch: Batch) -> Batch:
-        """Move tensors in nested tuples, lists, dicts and dataclasses; strings and numbers stay.
+        """Move tensors in nested tuples, lists, dicts and dataclasses; strings and numbers are kept.
 
         Raises:
-            TypeError: an element can be neither moved nor passed on, named by its path in the batch.
+            TypeError: an element has an unsupported type; the message contains its path in the batch.
         """
         if (type(batch) is tuple or type(batch) is list) and not self.channels_last:
             for each in batch:
                 if type(each) is not Tensor or each.device != self.device:
                     break
-            else:  # they are there: asking them costs a fifth of moving them
-                return batch if type(batch) is tuple else [*batch]  # a list of the user's own may be changed later
+            else:  # all on the device already; this check costs a fifth of move()
+                return batch if type(batch) is tuple else [*batch]  # a copy, since the user may change the list later
         return move(batch, self.device, path="batch", channels_last=self.channels_last)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Context of ``handle_batch``: asked for once a run, after :meth:`setup`, and entered for each batch."""
+        """Return the context of ``handle_batch``; called once per run, after :meth:`setup`, and entered per batch."""
         return self.precision.autocast()
 
     def backward(self, loss: Tensor, optimizer: Optimizer | None = None) -> None:
-        """Accumulate gradients of `loss`, a () tensor; average them over processes.
+        """Accumulate gradients of `loss`, a () tensor, and average them over processes.
 
         Args:
-            optimizer: which one will step on them; only Apex wants to know, and only if there are several.
+            optimizer: the one that will step on them; needed only by Apex with several optimizers.
         """
         self.precision.backward(loss, optimizer)
 
     def zero_grad(self, optimizer: Optimizer) -> None:
-        """Forget `optimizer`'s gradients, before the first batch of a step; also those that no step was taken on."""
+        """Reset `optimizer`'s gradients before the first batch of a step, including those that no step used."""
         if getattr(optimizer.zero_grad, "__func__", None) is not Optimizer.zero_grad:
             optimizer.zero_grad()
             return
-        # What torch's own does, less the record that it makes for a profiler, which takes twenty times as long.
+        # Like torch's zero_grad, but without its profiler record, which takes twenty times as long.
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
 
     def synchronize(self, optimizer: Optimizer) -> None:
-        """Wait until `optimizer`'s gradients are those of all processes, before they are read; every rank must call."""
+        """Wait until `optimizer`'s gradients are averaged over processes and may be read; every rank must call."""
         self.precision.collect(optimizer)
 
     def clip_gradients(self, optimizer: Optimizer, clip: Callable[[list[Tensor]], Any]) -> None:
-        """Call `clip` with `optimizer`'s parameters, whose gradients are true (unscaled) ones then."""
+        """Unscale the gradients of `optimizer` and call `clip` with its parameters."""
         self.synchronize(optimizer)
         self.precision.unscale(optimizer)
         clip(self.precision.parameters(optimizer))
 
     def step(self, optimizer: Optimizer) -> bool:
-        """Step `optimizer`; False when its gradients were not finite and it was skipped."""
+        """Step `optimizer`; return False if the step was skipped because of non-finite gradients."""
         return self.precision.step(optimizer)
 
     @contextmanager
     def accumulate(self, model: nn.Module) -> Iterator[None]:
-        """Context of a forward and backward pass whose gradients wait for later ones: no communication."""
+        """Run a forward and backward pass for gradient accumulation, without communication (context manager)."""
         with self.precision.accumulate(), self.no_sync(model):
             yield
 
     @abstractmethod
     def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
-        """Context in which gradients of `model`, as :meth:`prepare` gave it, stay in this process."""
+        """Return a context in which gradients of `model`, a result of :meth:`prepare`, are not synchronized."""
 
-    # State. That of models and optimizers is whole, whoever holds which part of it: any engine loads any other's.
+    # State. Models and optimizers return full state dicts even if they are sharded, so any engine can load them.
 
     def model_state_dict(self, model: nn.Module, *, whole: bool = True) -> StateDict:
-        """Take the weights of the user's module, without any wrapper's prefix; every rank must call.
+        """Return the weights of the user's module, without prefixes of wrappers; every rank must call.
 
         Args:
-            whole: False takes this process's part of them, for :meth:`save_shards`.
+            whole: return the full state dict; False returns this process's shard, for :meth:`save_shards`.
         """
         return self.unwrap(model).state_dict()
 
     def load_model_state_dict(self, model: nn.Module, state: StateDict) -> None:
-        """Put weights into the user's module; every rank must call."""
+        """Load weights into the user's module; every rank must call."""
         self.unwrap(model).load_state_dict(state)
         self.precision.refresh()
 
     def optimizer_state_dict(self, optimizer: Optimizer, *, whole: bool = True) -> StateDict:
-        """Take an optimizer's state, or this process's part of it; every rank must call."""
+        """Return an optimizer's state, or this process's shard of it; every rank must call."""
         return optimizer.state_dict()
 
     def load_optimizer_state_dict(self, optimizer: Optimizer, state: StateDict) -> None:
-        """Put back an optimizer's state; every rank must call."""
+        """Load an optimizer's state; every rank must call."""
         optimizer.load_state_dict(state)
 
     def save_shards(self, state: StateDict, folder: Path, *, asynchronous: bool) -> Callable[[], StateDict]:
-        """Begin to write this process's part of `state` into `folder`.
+        """Start to write this process's shard of `state` into `folder`.
 
         Returns:
-            what ends that, and gives the rest of `state`; every rank must call both.
+            A function that completes the write and returns the rest of `state`; every rank must call both.
 
         Args:
-            asynchronous: take a copy now, so that the state may change, and the end may be called in a thread.
+            asynchronous: copy now, so that the state may change and the function may be called in a thread.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no sharded checkpoints")
+        raise NotImplementedError(f"{type(self).__name__} does not support sharded checkpoints")
 
     def load_shards(self, state: StateDict, folder: Path) -> StateDict:
-        """Put this process's part of what is in `folder` into the rest of the state; every rank must call."""
-        raise NotImplementedError(f"{type(self).__name__} has no sharded checkpoints")
+        """Load this process's shard from `folder` and merge it into `state`; every rank must call."""
+        raise NotImplementedError(f"{type(self).__name__} does not support sharded checkpoints")
 
     def state_dict(self) -> StateDict:
-        """State to resume from."""
+        """Return the state to resume from."""
         return self.precision.state_dict()
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Take back :meth:`state_dict`."""
+        """Load a :meth:`state_dict`."""
         self.precision.load_state_dict(state)
 
 
-def uncompiled(module: nn.Module) -> nn.Module:
-    """Return the module that ``torch.compile`` was given, or `module` itself."""
-    return getattr(module, "_orig_mod", module)
+class OneProcessEngine(IEngine):
+    """Base of engines for a job of one process, whose collectives have nobody to wait for."""
 
+    def reduce(self, tensor: Tensor, op: Literal["sum", "mean", "min", "max"] = "sum") -> Tensor:
+        return tensor.clone()
 
-def move(value: Any, device: torch.device, *, path: str, channels_last: bool = False) -> Any:
-    """Move `value` to `device`; see :meth:`IEngine.to_device`.
+    def gather_object(self, value: T) -> list[T]:
+        return [value]
 
-    Args:
-        path: of `value` in the batch, for messages.
-        channels_last: lay out 4-dimensional float tensors as (N, H, W, C) in memory; their shape stays.
-    """
-    if isinstance(value, Tensor) and channels_last and value.ndim == 4 and value.is_floating_point():
-        return value.to(device, non_blocking=True, memory_format=torch.channels_last)
-    if isinstance(value, Tensor) or callable(getattr(value, "to", None)):
-        # Without pinned memory non_blocking is ignored; with it, the copy overlaps the work before.
-        return value.to(device, non_blocking=True)
-    move_inner = partial(move, device=device, channels_last=channels_last)
-    if isinstance(value, dict):
-        return {key: move_inner(item, path=f"{path}[{key!r}]") for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        names: tuple[str, ...] = value._fields  # pyright: ignore[reportAttributeAccessIssue]  # a named tuple has it
-        return type(value)(*(move_inner(item, path=f"{path}.{name}") for name, item in zip(names, value, strict=True)))
-    if isinstance(value, list | tuple):
-        return type(value)(move_inner(item, path=f"{path}[{index}]") for index, item in enumerate(value))
-    if value is None or isinstance(value, str | bytes | int | float):
+    def broadcast_object(self, value: T) -> T:
         return value
-    if is_dataclass(value) and not isinstance(value, type):
-        moved = {f.name: move_inner(getattr(value, f.name), path=f"{path}.{f.name}") for f in fields(value) if f.init}
-        return replace(value, **moved)
-    raise TypeError(
-        f"{path} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be moved to {device}; "
-        "make it a tensor in the data set or in collate_fn, or give it a method to(device, non_blocking)"
-    )
+
+    def barrier(self) -> None:
+        pass
+
+    def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+
+def uncompiled(module: nn.Module) -> nn.Module:
+    """Return the module inside a ``torch.compile`` wrapper, or `module` itself."""
+    return getattr(module, "_orig_mod", module)

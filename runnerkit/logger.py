@@ -1,4 +1,4 @@
-"""The contract of a logger: numbers and pictures come in, files or a service take them; it never heard of a runner."""
+"""The interface of loggers, which write metrics and media to files or services, independently of the runner."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from runnerkit.host_copy import read_metrics_at_once
+from runnerkit.support.host_copy import read_metrics_at_once
 from runnerkit.types import Metrics, Scalar
+
+__all__ = ["ILogger"]
 
 Scope = Literal["batch", "loader"]  # one training step, or one pass over a loader
 
 
 @dataclass(frozen=True)
 class Step:
-    """Where in a run a number was measured.
+    """The position in a run at which a value was measured.
 
     Attributes:
-        stage: name of the stage, "train" unless the user has several.
-        loader: the loader's key, such as "train" or "valid".
+        stage: name of the stage, "train" by default.
+        loader: key of the loader, such as "train" or "valid".
         epoch: 1, 2, ... over all stages.
-        batch: training steps made so far, over all stages.
+        batch: number of training steps so far, over all stages.
     """
 
     stage: str
@@ -36,10 +38,10 @@ class Step:
 
 
 class Histogram(NamedTuple):
-    """How values are distributed.
+    """A distribution of values.
 
     Attributes:
-        counts: (B,) int64, of the values in [edges[i], edges[i + 1]); the last bin has its right edge too.
+        counts: (B,) int64, of the values in [edges[i], edges[i + 1]); the last bin includes its right edge.
         edges: (B + 1,) float64, ascending.
     """
 
@@ -48,12 +50,12 @@ class Histogram(NamedTuple):
 
 
 class PRCurve(NamedTuple):
-    """What a binary classifier finds at each threshold, where a score >= threshold is taken for positive.
+    """The results of a binary classifier at each threshold; scores >= threshold are classified as positive.
 
     Attributes:
         thresholds: (T,) float64, ascending from 0 to 1.
         true_positives, false_positives, true_negatives, false_negatives: (T,) int64 counts of samples.
-        precision, recall: (T,) float64; 0 where nothing is taken for positive, or nothing is positive.
+        precision, recall: (T,) float64; 0 where no sample is classified as positive, or none is positive.
     """
 
     thresholds: np.ndarray
@@ -66,18 +68,19 @@ class PRCurve(NamedTuple):
 
 
 class ILogger(ABC):
-    """Base of loggers. Only rank zero has any, so none of them tests the rank.
+    """The base class of loggers. Loggers exist on rank zero only, so they do not check the rank.
 
-    The constructor stores and validates; files and sockets open in :meth:`setup`. `log_scalars` is a must; what else it
-    can hold, it overrides. What it raises, `setup` aside, ends the run if it is essential; else it is warned of, and
-    the run goes on without this logger.
+    The constructor stores and validates; files and sockets open in :meth:`setup`. Subclasses must implement
+    `log_scalars` and may override the other methods. An exception outside of `setup` ends the run if the logger is
+    essential; otherwise it causes a warning, and the run continues without this logger.
 
     Attributes:
-        is_essential: whether a run without it is of no use. The library's own files are, as a resumed run promises the
-            same ones; a service that may be away is not. Set it on the object to have it otherwise.
-        logdir: where it writes files, which one run at a time may; None writes none.
-        log_batch_metrics: wants the numbers of single training steps (every ``log_every`` of them).
-        log_epoch_metrics: wants the numbers of whole loaders.
+        is_essential: True if the run must not continue without this logger. The library's file loggers are essential,
+            since a resumed run guarantees identical files; services, which may be unavailable, are not. Set it on the
+            object to change this.
+        logdir: folder of its files, which only one run at a time may use; None if it does not write files.
+        log_batch_metrics: receive the metrics of single training steps (every ``log_every`` steps).
+        log_epoch_metrics: receive the metrics of whole loaders.
     """
 
     is_essential: bool = False
@@ -86,14 +89,15 @@ class ILogger(ABC):
     log_epoch_metrics: bool = True
 
     def setup(self, *, resumed_at: Step | None = None) -> None:
-        """Open what is needed.
+        """Open files and connections.
 
         Args:
-            resumed_at: the checkpoint that the run goes on from; what was logged after it is dropped.
+            resumed_at: position of the checkpoint that the run resumes from; later log entries are dropped.
         Raises:
-            FileExistsError: another run's logs are there and this one is not its continuation.
-            ValueError, TypeError, LookupError, AttributeError, NameError, ImportError: a wrong use. Both end the run
-                before it trains; of anything else (a service that is away) an essential logger's only.
+            FileExistsError: the folder has logs of another run, and this run does not continue it.
+            ValueError, TypeError, LookupError, AttributeError, NameError, ImportError: incorrect usage. These errors
+                and FileExistsError end the run before training; other errors (for example, a service is unavailable)
+                end it only if the logger is essential.
         """
 
     @abstractmethod
@@ -101,38 +105,38 @@ class ILogger(ABC):
         """Log Python floats by metric name."""
 
     def log_hparams(self, hparams: Mapping[str, Any], *, environment: Mapping[str, Any]) -> None:
-        """Log the user's hyperparameters, and what the run ran on (versions, engine, processes).
+        """Log the user's hyperparameters and the environment (versions, engine, processes).
 
-        Called when the run starts, resumed ones too, and again with all of them if some are added later.
+        Called at the start of a run, also a resumed one, and again with all hyperparameters if some are added later.
         """
 
     def log_text(self, tag: str, text: str, *, step: Step, scope: Scope) -> None:
-        """Log words for people to read."""
+        """Log human-readable text."""
 
     def log_image(self, tag: str, image: np.ndarray, *, step: Step, scope: Scope) -> None:
-        """Log an image, (H, W), (H, W, 3) or (H, W, 4) uint8; figures come as such too."""
+        """Log an image, (H, W), (H, W, 3) or (H, W, 4) uint8; figures are converted to images first."""
 
     def log_histogram(self, tag: str, histogram: Histogram, *, step: Step, scope: Scope) -> None:
-        """Log how values are distributed."""
+        """Log a histogram."""
 
     def log_pr_curve(self, tag: str, curve: PRCurve, *, step: Step, scope: Scope) -> None:
-        """Log precision against recall."""
+        """Log a precision-recall curve."""
 
     def log_artifact(self, tag: str, path: Path, *, step: Step, scope: Scope) -> None:
-        """Log a file, or a folder with all that is in it, as it is now."""
+        """Log the current content of a file or folder."""
 
     def log_end(self, error: BaseException | None) -> None:
-        """Log how the run ended: by `error`, or well; :meth:`close` follows."""
+        """Log the end of the run, with `error` or None if it succeeded; :meth:`close` follows."""
 
     def flush(self) -> None:
-        """Hand everything to the disk or the service; called at the end of every epoch."""
+        """Write everything to the disk or the service; called at the end of every epoch."""
 
     def close(self) -> None:
-        """Flush and let go; called once, also after an exception."""
+        """Flush and release all resources; called once, also after an exception."""
 
 
 def takes(loggers: Mapping[str, ILogger], method: str) -> bool:
-    """Whether any of `loggers` does something in `method`: has one of its own.
+    """Check if any of `loggers` overrides `method`.
 
     >>> takes({}, "log_image")
     False
@@ -141,7 +145,7 @@ def takes(loggers: Mapping[str, ILogger], method: str) -> bool:
 
 
 class StepQueue:
-    """Metrics of training steps on their way to the loggers: queued as tensors, copied to the host all at once."""
+    """A queue of training-step metrics for the loggers: stored as tensors and copied to the host together."""
 
     def __init__(self) -> None:
         self._queue: list[tuple[Step, dict[str, Scalar]]] = []
@@ -150,14 +154,14 @@ class StepQueue:
         return len(self._queue)
 
     def put(self, step: Step, metrics: Mapping[str, Scalar]) -> None:
-        """Queue () tensors or numbers as they are now: a tensor or an array may change in place; no host sync."""
+        """Queue copies of () tensors or numbers, which may change in place later, without host synchronization."""
         now: dict[str, Scalar] = {
             key: value.detach().clone() if isinstance(value, Tensor) else copy(value) for key, value in metrics.items()
         }
         self._queue.append((step, now))
 
     def take(self) -> list[tuple[Step, Metrics]]:
-        """Empty the queue, as Python floats, none of them rounded; one copy from each device."""
+        """Empty the queue and return its metrics as unrounded Python floats, with one copy per device."""
         metrics = read_metrics_at_once(metrics for _, metrics in self._queue)
         taken = [(step, each) for (step, _), each in zip(self._queue, metrics, strict=True)]
         self._queue.clear()

@@ -1,6 +1,6 @@
-"""Numeric precision: what happens around the forward pass, and between the loss and the step.
+"""Numeric precision of the forward pass, the backward pass and the optimizer step.
 
-An engine *holds* a precision object, so that engines times precisions needs no product of classes.
+An engine *has* a precision object, so that combining engines and precisions does not multiply classes.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from runnerkit.types import StateDict
 
 
 class Precision(ABC):
-    """The contract: set up in the process that trains, then used once a step."""
+    """The interface of precisions: set up in the process that trains, then used once per step."""
 
     def check(self) -> None:
-        """Refuse a machine that lacks what this precision needs; called before processes are started."""
+        """Raise if this machine does not meet the requirements; called before processes are started."""
 
     @abstractmethod
     def setup(self, device: torch.device) -> None:
-        """Make what belongs to this process (a gradient scaler); called once the device is known."""
+        """Create the state of this process, such as a gradient scaler; called when the device is known."""
 
     @abstractmethod
     def autocast(self) -> AbstractContextManager[Any]:
-        """Context of the forward pass; may be entered again after it was left."""
+        """Return the context of the forward pass, which can be entered repeatedly but not nested."""
 
     def prepare(
         self, models: dict[str, nn.Module], optimizers: dict[str, Optimizer]
@@ -37,55 +37,55 @@ class Precision(ABC):
         return models, optimizers
 
     def release(self) -> None:
-        """Undo :meth:`prepare`: the user's objects, trained, in the type that they came in."""
+        """Undo :meth:`prepare`: return the trained objects to their original dtypes."""
 
     @abstractmethod
     def backward(self, loss: Tensor, optimizer: Optimizer | None = None) -> None:
         """Accumulate the gradients of `loss`, a () tensor; under fp16 they are scaled."""
 
     def accumulate(self) -> AbstractContextManager[Any]:
-        """Context of a backward pass that no step follows yet."""
+        """Return the context of a backward pass whose gradients are accumulated for a later step."""
         return nullcontext()
 
     def collect(self, optimizer: Optimizer) -> None:
-        """Bring gradients of :meth:`accumulate` to where `optimizer` reads them, if they wait elsewhere."""
+        """Move gradients of :meth:`accumulate` to where `optimizer` reads them, if they are stored elsewhere."""
 
     def parameters(self, optimizer: Optimizer) -> list[Tensor]:
-        """List what `optimizer` updates, whose gradients clipping changes."""
+        """Return the parameters that `optimizer` updates, whose gradients are clipped."""
         return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
     def watch(self, optimizer: Optimizer) -> None:
-        """Be told of an optimizer that steps on gradients of :meth:`backward`."""
+        """Register an optimizer that will step on gradients of :meth:`backward`."""
 
     @abstractmethod
     def unscale(self, optimizer: Optimizer) -> None:
-        """Make `optimizer`'s gradients true ones, as clipping needs; once a step at most."""
+        """Unscale the gradients of `optimizer`, as clipping requires; at most once per step."""
 
     @abstractmethod
     def step(self, optimizer: Optimizer) -> bool:
-        """Step `optimizer`; False when the step was skipped for gradients that are not finite."""
+        """Step `optimizer`; return False if the step was skipped because of non-finite gradients."""
 
     @property
     def skips_steps(self) -> bool:
-        """Whether a non-finite gradient is part of normal work here."""
+        """True if steps with non-finite gradients are skipped, as a gradient scaler does."""
         return False
 
     def refresh(self) -> None:
-        """Be told that weights were loaded into the models."""
+        """Update copies of the weights after weights were loaded into the models."""
 
     def cleanup(self) -> None:
-        """Leave the optimizers as they came, whatever happened; safe to call twice."""
+        """Restore the optimizers, also after an error; safe to call twice."""
 
     def state_dict(self) -> StateDict:
-        """State to resume from."""
+        """Return the state to resume from."""
         return {}
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Take back :meth:`state_dict`."""
+        """Load a :meth:`state_dict`."""
 
 
 class FP32(Precision):
-    """Full precision: every operation in the type of its inputs."""
+    """Full precision: every operation runs in the dtype of its inputs."""
 
     def __init__(self) -> None:
         self._nothing = nullcontext()
@@ -107,8 +107,8 @@ class FP32(Precision):
         return True
 
 
-# A fused optimizer says by this that it unscales and skips within its kernel, where nobody learns of a skipped step.
-# The scaler reads it off the object.
+# Fused optimizers set this attribute, which the scaler reads, to unscale and skip within their kernel. A skipped step
+# could then not be detected.
 _SKIPS_ITSELF = "_step_supports_amp_scaling"
 
 
@@ -116,8 +116,8 @@ class AMP(Precision):
     """Automatic mixed precision (``torch.autocast``), with a gradient scaler when it is fp16.
 
     Args:
-        dtype: torch.float16 or torch.bfloat16; None takes fp16 on CUDA and bf16 elsewhere
-            (bf16 has the range of fp32 and needs no scaler; CPUs have no fast fp16).
+        dtype: torch.float16 or torch.bfloat16; None uses fp16 on CUDA and bf16 elsewhere
+            (bf16 has the range of fp32 and does not need a scaler; fp16 is slow on CPUs).
         scaler: arguments of ``torch.amp.GradScaler``, such as ``{"init_scale": 2.0**10}``.
     """
 
@@ -129,41 +129,41 @@ class AMP(Precision):
         self._scaler: torch.amp.GradScaler | None = None
         self._device_type: str | None = None
         self._compute_dtype: torch.dtype | None = None
-        self._unscaled: dict[int, Optimizer] = {}  # by id, those whose gradients are true ones by now
+        self._unscaled: dict[int, Optimizer] = {}  # by id, optimizers whose gradients are unscaled
         self._update_is_due = False
         self._holds_scaled_gradients = self._is_stepping = False
-        self._undo = ExitStack()  # what :meth:`watch` did to optimizers
+        self._undo = ExitStack()  # undoes the changes of :meth:`watch` to optimizers
 
     def setup(self, device: torch.device) -> None:
         self._unscaled.clear()
         self._update_is_due = self._holds_scaled_gradients = False
         self._device_type = device.type
-        # Not kept in `dtype`: a later setup may be for another kind of device.
+        # Not stored in `dtype`: a later setup may use another type of device.
         self._compute_dtype = self.dtype or (torch.float16 if device.type == "cuda" else torch.bfloat16)
         needs_scaler = self._compute_dtype == torch.float16
         self._scaler = torch.amp.GradScaler(device.type, **self._scaler_arguments) if needs_scaler else None
 
     def autocast(self) -> AbstractContextManager[Any]:
         assert self._device_type is not None, "setup() comes first"
-        # It keeps the state to go back to on itself: it may be entered again, but not within itself.
+        # torch.autocast stores the state to restore on itself: it can be entered repeatedly, but not nested.
         return torch.autocast(self._device_type, dtype=self._compute_dtype)
 
     def backward(self, loss: Tensor, optimizer: Optimizer | None = None) -> None:
         for each in list(self._unscaled.values()):
-            if all(parameter.grad is None for parameter in self.parameters(each)):  # left without a step
+            if all(parameter.grad is None for parameter in self.parameters(each)):  # reset without a step
                 del self._unscaled[id(each)]
                 self._update_is_due = True
         self._update_scale()
         self._holds_scaled_gradients = self._scaler is not None
         scaled = loss if self._scaler is None else self._scaler.scale(loss)
         assert self._device_type is not None, "setup() comes first"
-        # In `handle_batch` autocast is on; each operation's backward has the type of its forward anyway.
+        # In `handle_batch` autocast is on; an operation's backward uses the dtype of its forward anyway.
         with torch.autocast(self._device_type, enabled=False):
             scaled.backward()
 
     def watch(self, optimizer: Optimizer) -> None:
-        # Within one autocast region, which `handle_batch` is, weights are cast once: a forward pass after a step there
-        # would take those from before it.
+        # An autocast region, here `handle_batch`, casts weights once: without clearing its cache, a forward pass after
+        # a step within the region would use the old weights.
         self._undo.callback(optimizer.register_step_post_hook(lambda *_: torch.clear_autocast_cache()).remove)
         if self._scaler is None:
             return
@@ -181,7 +181,7 @@ class AMP(Precision):
     def _refuse_scaled_step(self, *_: Any) -> None:
         if self._holds_scaled_gradients and not self._is_stepping:
             raise RuntimeError(
-                "these gradients are scaled, as float16 needs: call self.engine.step(optimizer), not optimizer.step()"
+                "these gradients are scaled for float16: call self.engine.step(optimizer), not optimizer.step()"
             )
 
     def unscale(self, optimizer: Optimizer) -> None:
@@ -193,7 +193,7 @@ class AMP(Precision):
         if self._scaler is None:
             optimizer.step()
             return True
-        # Whether the scaler skips is known only inside it; a hook tells without asking the device again.
+        # The scaler does not report if it skips; a hook detects it without another host synchronization.
         stepped: list[bool] = []
         hook = optimizer.register_step_post_hook(lambda *_: stepped.append(True))
         self._is_stepping = True
@@ -207,7 +207,7 @@ class AMP(Precision):
         return bool(stepped)
 
     def _update_scale(self) -> None:
-        # Put off until the next backward: with two optimizers both step on gradients of one scale.
+        # Deferred to the next backward: two optimizers must step on gradients of the same scale.
         if self._scaler is not None and self._update_is_due:
             self._scaler.update()
             self._update_is_due = False

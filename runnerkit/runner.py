@@ -1,63 +1,65 @@
-"""The loop: stages, epochs, loaders, batches; what the user overrides, and when it is called."""
+"""The training loop, and the hooks that users override."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Mapping
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from runnerkit import before_training, components, media, required_metrics, run_logs, snapshot
 from runnerkit.callback import ICallback, IListener
+from runnerkit.checkpoints.weights import load_weights
 from runnerkit.engine import IEngine
-from runnerkit.logger import ILogger, Step, StepQueue
-from runnerkit.metrics import LoaderMeans
-from runnerkit.resume_options import Source
-from runnerkit.sampling.sharding import batches_of
-from runnerkit.seeding import keep_rng
-from runnerkit.step_watch import StepWatch
-from runnerkit.storage.weights import load_weights
+from runnerkit.logger import ILogger, Step
+from runnerkit.loop import experiment, loader_run, media
+from runnerkit.loop.loader_run import LoaderRun
+from runnerkit.loop.run_logs import RunLogs
+from runnerkit.loop.stage import Stage, open_loggers, setup_stage
+from runnerkit.passes import required_metrics
+from runnerkit.resume import resume_point
+from runnerkit.resume.overrides import Source
+from runnerkit.resume.resume_point import ResumePoint
+from runnerkit.seeding.generators import keep_rng
 from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from runnerkit.outcome import Outcome
+    from runnerkit.loop.run_result import RunResult
 
 
 class IRunner(IListener):
-    """Runs what the user writes; `handle_batch`, `get_loaders` and `get_model` are a must, the rest has defaults.
+    """A training run; subclasses implement `handle_batch`, `get_loaders` and `get_model`, other hooks have defaults.
 
-    Its own events (``on_loader_start`` and so on) may be overridden to keep meters: they come before the callbacks'
-    start events and after their end events.
+    Its own events, such as ``on_loader_start``, may be overridden too, for example to update meters. They are called
+    before the callbacks' start events and after their end events.
 
     Attributes:
         engine: devices, processes, precision.
         model, criterion, optimizer, scheduler: one object each, or a dict of them.
-        loaders, callbacks, loggers: by key; `loggers` is empty but on rank zero.
-        stage_key, loader_key: where the run stands; `loader` is the one under way.
-        is_train_loader, is_valid_loader, is_infer_loader: a key that starts with "train" trains, any other evaluates.
-        epoch_step, batch_step, sample_step: epoch under way (1, 2, ...), training steps and training samples (of all
-            processes) so far; `global_*` are the same numbers, `stage_*` and `loader_*` count within.
-        batch, batch_size: what `handle_batch` got, on the device, and its number of samples, by which its metrics are
-            weighted: the length of the first tensor. `handle_batch` sets it where that is something else.
-        batch_metrics: () tensors or numbers of this batch and process; their means become `loader_metrics`.
+        loaders, callbacks, loggers: by key; `loggers` is empty on all ranks except zero.
+        stage_key, loader_key: keys of the current stage and loader; `loader` is the current loader.
+        is_train_loader, is_valid_loader, is_infer_loader: loaders whose key starts with "train" are trained on, all
+            others are evaluated.
+        epoch_step, batch_step, sample_step: current epoch (1, 2, ...), training steps and training samples (of all
+            processes) so far; `global_*` are the same numbers, `stage_*` and `loader_*` count within stage or loader.
+        batch, batch_size: the batch on the device, and its number of samples, which weights its metrics. The default is
+            the length of the first tensor; `handle_batch` may set another number.
+        batch_metrics: () tensors or numbers of this batch on this rank; their means become `loader_metrics`.
         loader_metrics, epoch_metrics, experiment_metrics: Python floats over all processes: {metric: value},
             {loader: {metric: value}}, {epoch: {loader: {metric: value}}}.
-        need_early_stop: set in a batch event it ends the loader; set in another, the stage after this epoch.
-        exception: what ended the run, if anything did.
-        valid_every_steps: evaluate also every so many training steps; None is once an epoch.
-        log_every: training steps from one step log to the next, for loggers that want batch metrics.
+        need_early_stop: ends the loader if set in a batch event; in another event, it ends the stage after the epoch.
+        exception: the exception that ended the run, if any.
+        valid_every_steps: also evaluate each time this many training steps have run; None evaluates once per epoch.
+        log_every: number of training steps between logs of batch metrics, for loggers that take them.
         non_finite: "raise" ends a loader with an error if a value of `batch_metrics` was NaN or infinite, and names the
-            first batch, rank and key; "keep" lets it be.
-        detect_anomaly: whether autograd raises where a gradient becomes NaN; slow.
-        deterministic: whether torch takes only algorithms that give the same bits each time, or raises.
+            first batch, rank and key; "keep" ignores it.
+        detect_anomaly: make autograd raise at the operation whose gradient becomes NaN; slow.
+        deterministic: make torch use deterministic algorithms only; an operation without one raises.
         resume_options: "checkpoint", or "arguments" to resume with the learning rate, other optimizer options and
             schedule that are passed.
     """
@@ -66,11 +68,9 @@ class IRunner(IListener):
         self._given_engine = engine
         self._seed = 42
         self._hparams: dict[str, Any] = {}
-        self._resume: str | Path | None = None
-        self._resumes_if_found = False  # whether there may be no checkpoint, as with resume="auto"
-        self._continues = False  # whether what a logdir holds is this run's own, even without a checkpoint
-        self._evaluation: Any = None  # hooks of a run that evaluates one loader, instead of the runner's own
-        self.engine: IEngine = engine  # type: ignore[assignment]  # given, or made by get_engine() in run()
+        self._given_hooks: Any = None  # replace the runner's own hooks in a run that evaluates one loader
+        self._resume_point = ResumePoint()
+        self.engine: IEngine = engine  # type: ignore[assignment]  # passed in, or made by get_engine() in run()
         self.model: Any = model
         self.criterion: Any = None
         self.optimizer: Any = None
@@ -106,25 +106,13 @@ class IRunner(IListener):
         self.experiment_metrics: dict[int, dict[str, Metrics]] = {}
         self.need_early_stop = False
         self.exception: BaseException | None = None
-        self._training_model: Any = None
-        self._autocast: AbstractContextManager[Any] = nullcontext()  # the engine's, once that is set up
-        self._means = LoaderMeans()
-        self._step_queue = StepQueue()
-        self._wants_batch_metrics = False
-        self._known_callbacks: list[ICallback] = []
-        self._is_open = False  # whether the loggers are
-        self._early_logs: list[tuple[str, str, Any, Step]] | None = None  # of before that; None takes none
-        self._more_hparams: dict[str, Any] = {}  # from log_hparams()
-        self._logdirs: dict[Path, Callable[[], None]] = {}  # how to let go of those that are this run's
-        self._ends_stage = False
-        self._skipped_batches = 0
-        self._checked_batch_sizes: set[str] = set()  # keys of loaders
-        self._compared_streams: set[str] = set()  # keys of loaders
-        self._snapshot: snapshot.Snapshot | None = None
-        self._step_watch: StepWatch | None = None  # until the stage's first training loader is over
-        self._listeners = components.bind_listeners(self)
+        # The owners of all other state. Other modules use these and _run_batch, but no other private member.
+        self._stage = Stage(self._given_hooks or self)
+        self._loader_run = LoaderRun()
+        self._logs = RunLogs()
+        self._resume_point.reset()
 
-    # What the user overrides. All but `stages`, `get_engine` and the properties is called in the processes that
+    # Hooks for users to override. All except `stages`, `get_engine` and the properties are called in the processes that
     # train, after the engine was set up there.
 
     @property
@@ -134,7 +122,7 @@ class IRunner(IListener):
 
     @property
     def hparams(self) -> dict[str, Any]:
-        """Hyperparameters to write beside the logs: numbers, strings, lists and dicts of them."""
+        """Hyperparameters to log: numbers, strings, lists and dicts of them."""
         return self._hparams
 
     @property
@@ -143,43 +131,43 @@ class IRunner(IListener):
         return ["train"]
 
     def get_stage_len(self, stage: str) -> int:
-        """Number of epochs of a stage."""
+        """Return the number of epochs of a stage."""
         return 1
 
     def get_engine(self) -> IEngine:
-        """Engine to run on: the one given, else DataParallel on several GPUs, the GPU, or the CPU."""
-        from runnerkit.engines.choose import get_available_engine  # against the layers: a default
+        """Return the engine to run on: the one passed in, else DataParallel on several GPUs, the GPU, or the CPU."""
+        from runnerkit.engines.choose import get_available_engine  # an exception to the layers: a default
 
         return self._given_engine or get_available_engine()
 
     def get_loggers(self) -> dict[str, ILogger]:
-        """Loggers by key; called on rank zero only."""
+        """Return loggers by key; called on rank zero only."""
         return {}
 
     @abstractmethod
     def get_loaders(self, stage: str) -> dict[str, Any]:
-        """Loaders by key, whole: the engine gives each process its share."""
+        """Return loaders by key, not sharded: the engine gives each process its shard."""
 
     def get_model(self, stage: str) -> Model:
-        """The model, or several by key."""
+        """Return the model, or several by key."""
         if self.model is None:
-            raise ValueError(f"{type(self).__name__} has no model: pass model= or override get_model(stage)")
+            raise ValueError(f"{type(self).__name__} needs a model: pass model= or override get_model(stage)")
         return self.model  # type: ignore[no-any-return]
 
     def get_criterion(self, stage: str) -> Criterion | None:
-        """The criterion, or several by key, or none."""
+        """Return the criterion, several by key, or None."""
         return None
 
     def get_optimizer(self, stage: str, model: Any) -> Optimizers | None:
-        """The optimizer of `model`, which is on the device by now; or several by key, or none."""
+        """Return the optimizer of `model`, which is already on the device; several by key, or None."""
         return None
 
     def get_scheduler(self, stage: str, optimizer: Any) -> Scheduler | None:
-        """The learning-rate scheduler of `optimizer`, or several by key, or none."""
+        """Return the learning-rate scheduler of `optimizer`, several by key, or None."""
         return None
 
     def get_callbacks(self, stage: str) -> dict[str, ICallback]:
-        """Callbacks by key."""
+        """Return callbacks by key."""
         return {}
 
     @abstractmethod
@@ -195,12 +183,12 @@ class IRunner(IListener):
         strict: bool = True,
         prefix: str = "",
     ) -> Self:
-        """Load weights into `model`, for inference say; under a launcher every process reads the file.
+        """Load weights into `model`, for example for inference; under a launcher every process reads the file.
 
         Args:
-            source: a checkpoint of any engine, a file of weights (``.safetensors`` too), or a logdir.
+            source: a checkpoint of any engine, a file of weights (also ``.safetensors``), or a logdir.
             model: by default the runner's, else that of ``get_model("infer")``.
-            which, strict, prefix, and what is raised: see :func:`runnerkit.storage.weights.load_weights`.
+            which, strict, prefix, and what is raised: see :func:`runnerkit.checkpoints.weights.load_weights`.
         """
         self.model = model if model is not None else self.model
         if self.model is None:
@@ -208,158 +196,145 @@ class IRunner(IListener):
         load_weights(self.model, source, which=which, strict=strict, prefix=prefix)
         return self
 
-    # What callbacks and `handle_batch` may call. Where no logger takes such things, as on all ranks but zero, nothing
-    # is looked at or copied. What is logged counts for the loader under way, or the last one.
+    # Logging methods for callbacks and `handle_batch`. Without a logger that supports the method, as on ranks other
+    # than zero, the value is neither read nor copied. The value belongs to the current loader, or to the last one.
 
     def log_image(self, tag: str, image: Tensor | np.ndarray) -> None:
-        """Log a tensor (C, H, W) or (H, W), or an array (H, W, C) or (H, W): see :func:`runnerkit.media.image_of`."""
-        run_logs.log_media(self, "log_image", tag, media.image_of, image)
+        """Log a tensor (C, H, W) or (H, W), or an array (H, W, C) or (H, W): see :mod:`runnerkit.loop.media`."""
+        self._logs.log_media(self, "log_image", tag, media.image_of, image)
 
     def log_figure(self, tag: str, figure: Figure) -> None:
-        """Log a picture of Matplotlib's figure, which stays open."""
-        run_logs.log_media(self, "log_image", tag, media.image_of_figure, figure)
+        """Log a Matplotlib figure as an image; the figure stays open."""
+        self._logs.log_media(self, "log_image", tag, media.image_of_figure, figure)
 
     def log_text(self, tag: str, text: str) -> None:
-        """Log words for people to read."""
-        run_logs.log_media(self, "log_text", tag, media.text_of, text)
+        """Log text."""
+        self._logs.log_media(self, "log_text", tag, media.text_of, text)
 
     def log_histogram(self, tag: str, values: Tensor | np.ndarray) -> None:
-        """Log how `values`, of any shape, are distributed: see :func:`runnerkit.media.histogram_of`."""
-        run_logs.log_media(self, "log_histogram", tag, media.histogram_of, values)
+        """Log the distribution of `values`, of any shape: see :func:`runnerkit.loop.media.histogram_of`."""
+        self._logs.log_media(self, "log_histogram", tag, media.histogram_of, values)
 
     def log_pr_curve(self, tag: str, *, scores: Tensor | np.ndarray, targets: Tensor | np.ndarray) -> None:
-        """Log precision against recall of this process's scores in [0, 1] and targets in {0, 1}, of one shape."""
-        run_logs.log_media(self, "log_pr_curve", tag, media.pr_curve_of, scores, targets)
+        """Log precision against recall of this process's scores in [0, 1] and targets in {0, 1}, of equal shape."""
+        self._logs.log_media(self, "log_pr_curve", tag, media.pr_curve_of, scores, targets)
 
     def log_artifact(self, tag: str, path_to_artifact: str | PathLike[str]) -> None:
-        """Log a file, or a folder with all that is in it, as it is now."""
-        run_logs.log_media(self, "log_artifact", tag, media.path_of, path_to_artifact)
+        """Log a file or folder with its current content."""
+        self._logs.log_media(self, "log_artifact", tag, media.path_of, path_to_artifact)
 
     def log_hparams(self, hparams: Mapping[str, Any]) -> None:
-        """Add hyperparameters that are known only now to those of `hparams`; the same names are replaced."""
-        self._more_hparams.update(hparams)
-        if self._is_open:
-            run_logs.tell_hparams(self)
+        """Add hyperparameters to those of `hparams` during the run; existing names are replaced."""
+        self._logs.more_hparams.update(hparams)
+        if self._logs.is_open:
+            self._logs.log_hparams(self)
 
     # ------------------------------------------------------------------------------------------------------ the loop
 
     def run(self) -> Self:
         """Run all stages on the engine's processes; afterwards the calling process holds model and metrics.
 
-        Under a launcher (torchrun) every process must call.
+        Under a launcher such as torchrun, every process must call.
         """
         from runnerkit.engines.by_name import commanded_engine  # `runnerkit run SCRIPT.py --engine ...`
 
         self._reset()
-        self.engine = (None if self._evaluation else commanded_engine()) or self._hooks.get_engine()
-        from runnerkit import outcome  # late, as what a run alone needs
+        self.engine = (None if self._given_hooks else commanded_engine()) or self._stage.hooks.get_engine()
+        from runnerkit.loop import run_result
 
-        outcome.adopt(self, self.engine.launch(self._run_experiment))
+        result = self.engine.launch(self._run_experiment)
+        run_result.adopt(self, result, given=self._caller_callbacks)
         return self
 
-    def _run_experiment(self) -> Outcome:
-        from runnerkit import outcome
+    def _run_experiment(self) -> RunResult:
+        from runnerkit.loop import run_result
 
-        data = outcome.data_of(self)
-        with components.experiment(self):  # set up; closed whatever happens, on_exception included
+        data = run_result.data_of(self)
+        with experiment.experiment(self):  # sets up; closes even after an error, on_exception included
             self._emit("on_experiment_start")
-            for stage in self._hooks.stages:
+            for stage in self._stage.hooks.stages:
                 self._run_stage(stage)
-            components.end_experiment(self)
-        self.engine.cleanup()  # after a failure launch() does, once it is on record: peers fail when this one leaves
-        return outcome.capture(self, had=data)
+            experiment.end_experiment(self)
+        self.engine.cleanup()  # after a failure, launch() does this once it is recorded: then other ranks fail too
+        return run_result.result_of(self, had=data)
 
     def _run_stage(self, stage: str) -> None:
-        if not components.setup_stage(self, stage):
-            return  # the run resumes in a later one
+        if not setup_stage(self, stage):
+            return  # the run resumes in a later stage
         self._emit("on_stage_start")
-        snapshot.restore(self)
+        resume_point.restore(self)
         required_metrics.check_required_metrics(self)
-        components.open_loggers(self)
-        while snapshot.is_epoch_left(self) and not self.need_early_stop:
+        open_loggers(self)
+        while resume_point.is_epoch_left(self) and not self.need_early_stop:
             self._run_epoch()
         self._emit("on_stage_end")
 
     def _run_epoch(self) -> None:
-        snapshot.start_epoch(self)
+        resume_point.setup_epoch(self)
         self._emit("on_epoch_start")
-        for key in snapshot.loaders_left(self):
+        for key in resume_point.loaders_left(self):
             self._run_loader(key)
         self.experiment_metrics[self.epoch_step] = self.epoch_metrics
         self._emit("on_epoch_end")
 
     def _run_loader(self, key: str) -> None:
-        components.setup_loader(self, key)
+        loader_run.setup_loader(self, key)
         with torch.set_grad_enabled(self.is_train_loader):
             self._emit("on_loader_start")
-            for batch in self._batches():
+            for batch in loader_run.batches(self):
                 self._run_batch(batch)
                 if self.is_train_loader:
                     self._finish_step()
                 if self.need_early_stop:
                     break
-            components.finish_loader(self, key)
+            loader_run.finish_loader(self, key)
 
     def _run_batch(self, batch: Batch) -> None:
-        # A step's events are sent without _emit: here each call counts.
-        components.start_batch(self, batch)
-        for listener in self._listeners["on_batch_start"]:
+        # Events of a step are called here, without _emit, because each function call counts.
+        loader_run.start_batch(self, batch)
+        stage = self._stage
+        for listener in stage.listeners["on_batch_start"]:
             listener(self)
-        with self._autocast:
+        with stage.autocast:
             self.handle_batch(self.batch)
-        for listener in self._listeners["on_batch_end"]:
+        for listener in stage.listeners["on_batch_end"]:
             listener(self)
-        components.finish_batch(self)
+        loader_run.finish_batch(self)
 
     # --------------------------------------------------------------------------------------------------------------
 
     def _emit(self, event: str) -> None:
-        for listener in self._listeners[event]:
-            listener(self)
-
-    def _batches(self) -> Iterator[Batch]:
-        if getattr(self.loader, "num_workers", 0):
-            self.engine.settle()
-        iterator = batches_of(self.loader)
-        snapshot.restore_rng(self)  # after iter(), which draws the workers' seed
-        try:
-            if self.engine.num_processes > 1:
-                iterator = before_training.compare_streams(self, iterator)
-            for batch in iterator:
-                yield self.engine.to_device(batch)
-        except Exception:
-            self.loader_batch_step, self.batch = self.loader_batch_step + 1, None  # the one that is not there
-            raise
+        self._stage.listeners.emit(event, self)
 
     def _finish_step(self) -> None:
         if self.valid_every_steps is not None and self.batch_step % self.valid_every_steps == 0:
             self._run_validation()
-        for listener in self._listeners["on_step_end"]:
+        for listener in self._stage.listeners["on_step_end"]:
             listener(self)
 
     def _run_validation(self) -> None:
-        """Run the evaluation loaders in the middle of a training loader, then go on as if nothing had been."""
-        paused = components.pause_loader(self)
-        with keep_rng():
+        """Run the evaluation loaders in the middle of a training loader, which then continues unchanged."""
+        with self._loader_run.nested(self), keep_rng():
             for key in self.loaders:
                 if not key.startswith("train"):
                     self._run_loader(key)
-        components.continue_loader(self, paused)
+        loader_run.use_model(self)
         self._emit("on_validation_end")
 
     @property
-    def _hooks(self) -> Any:
-        return self._evaluation or self
+    def _caller_callbacks(self) -> Mapping[str, ICallback]:
+        """Callbacks of the calling process, which get the state of those that ran."""
+        return {}
 
     @property
     def step(self) -> Step:
-        """Where the run stands, for loggers."""
+        """The current position of the run, for loggers."""
         return Step(stage=self.stage_key, loader=self.loader_key, epoch=self.epoch_step, batch=self.batch_step)
 
     @property
     def is_resumed(self) -> bool:
-        """Whether the run goes on with what its logdir holds."""
-        return self._snapshot is not None or self._continues
+        """True if the run continues with the contents of its logdir."""
+        return self._resume_point.is_used
 
     @property
     def global_epoch_step(self) -> int:

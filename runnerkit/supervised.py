@@ -1,4 +1,4 @@
-"""`SupervisedRunner`: features in, logits out, loss against targets."""
+"""`SupervisedRunner`: supervised training without a custom `handle_batch`."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from runnerkit.callback import (
 )
 from runnerkit.callbacks import BackwardCallback, CriterionCallback, OptimizerCallback, SchedulerCallback
 from runnerkit.engine import IEngine
+from runnerkit.errors import UnknownKeyError
 from runnerkit.train import Runner, holds
 from runnerkit.types import Batch, Model
-from runnerkit.unknown_key import UnknownKeyError
 
 Keys: TypeAlias = str | list[str] | dict[str, str]
 
 
 class SupervisedRunner(Runner):
-    """A runner that needs no `handle_batch`: model, criterion, optimizer and scheduler meet by keys of the batch.
+    """A runner for supervised training: keys of the batch connect model and criterion, so no `handle_batch` is needed.
 
     A batch is a tuple (features, targets), or a dict. Criterion, backward, optimizer and scheduler callbacks are added
-    unless the user passed one of that kind.
+    unless one of that kind is passed.
 
     Args:
-        model: may also be given to `train`.
-        engine: may also be given to `train`.
-        input_key: what of the batch the model gets: one value, several in order, or {batch key: argument name}.
-        output_key: name for what the model returns; a list for a tuple, a dict for renames of a dict.
-        target_key: what of the batch the criterion gets beside the output.
+        model: may also be passed to `train`.
+        engine: may also be passed to `train`.
+        input_key: batch keys passed to the model: one, a list in order, or {batch key: argument name}.
+        output_key: name of the model's output; a list of names for a tuple, {key: new name} for a dict.
+        target_key: batch keys passed to the criterion in addition to the output.
         loss_key: name of the loss among the metrics.
 
     >>> import torch
@@ -80,22 +80,27 @@ class SupervisedRunner(Runner):
                 callbacks["_backward"] = BackwardCallback(self.loss_key)
             if not holds(callbacks, IOptimizerCallback):
                 callbacks["_optimizer"] = OptimizerCallback(self.loss_key)
-        # Whatever the scheduler is, it is stepped, of whichever class.
+        # A scheduler of any class is stepped.
         if self.scheduler is not None and not holds(callbacks, ISchedulerCallback):
             callbacks["_scheduler"] = SchedulerCallback()
         return callbacks
 
     def handle_batch(self, batch: Batch) -> None:
-        """Run the model; `self.batch` becomes a dict of what came and what the model returned."""
+        """Run the model; `self.batch` becomes a dict of the batch and the model's outputs."""
         named = self._named(batch)
         self.batch = {**named, **self._forward(named)}
 
     def predict_batch(self, batch: Batch, **kwargs: Any) -> dict[str, Any]:
-        """Return what the model gives for `batch`, by `output_key`."""
+        """Return the model's outputs for `batch`, named by `output_key`."""
         return self._forward(self._named(batch), **kwargs)
 
+    def inputs_of(self, batch: Batch) -> tuple[Any, ...]:
+        """Return the model's inputs in a batch, in the order of `input_key`."""
+        named = self._named(batch)
+        return tuple(named[key] for key in self._input_names)
+
     def _named(self, batch: Batch) -> dict[str, Any]:
-        if self._keys != (self.input_key, self.target_key):  # somebody has set them meanwhile
+        if self._keys != (self.input_key, self.target_key):  # the attributes were changed
             self._read_keys()
         if isinstance(batch, list | tuple) and len(batch) <= len(self._batch_names):
             return dict(zip(self._batch_names, batch, strict=False))

@@ -1,4 +1,4 @@
-"""Importing torchvision, also one that was built for CUDA beside a CPU-only torch."""
+"""Import of torchvision, also of a CUDA build next to a CPU-only torch."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ MISSING_OP = "operator torchvision::nms does not exist"
 
 
 def import_torchvision() -> ModuleType:
-    """Import torchvision where it is needed, and no earlier.
+    """Import torchvision lazily.
 
-    PyPI's torchvision for Linux is built for CUDA. Beside a CPU-only torch its compiled part cannot load, and its
-    import dies for want of two operators. They are then declared, without a body: data sets, transforms, utils and
-    classification models work; `torchvision.ops.nms`, detection models and `io.read_image` do not.
+    PyPI's torchvision for Linux is built for CUDA. With a CPU-only torch its compiled part cannot be loaded, and the
+    import fails because two operators are missing. This function then declares them without an implementation: data
+    sets, transforms, utils and classification models work; `torchvision.ops.nms`, detection models and `io.read_image`
+    do not.
 
     Raises:
         ImportError: torchvision is not installed.
-        RuntimeError: it does not fit a torch that has CUDA; that mismatch is not ours to hide.
+        RuntimeError: torchvision does not match the installed CUDA build of torch; this mismatch is not hidden.
 
     >>> import_torchvision().datasets.MNIST.__name__
     'MNIST'
@@ -28,7 +29,7 @@ def import_torchvision() -> ModuleType:
     try:
         return _import()
     except RuntimeError as error:
-        # Try first, cure second: a torchvision built for the CPU brings the operators, and would clash with ours.
+        # Only after a failed import: a torchvision built for the CPU registers the operators itself.
         if torch.version.cuda is not None or MISSING_OP not in str(error):
             raise
     _declare_missing_ops()
@@ -44,7 +45,7 @@ def _import() -> ModuleType:
         raise ImportError("this data set needs torchvision: pip install runnerkit[vision]") from None
 
 
-@cache  # the operators live as long as the Library object does: the cache keeps it, and there is only one
+@cache  # the operators live as long as the Library object, which the cache keeps
 def _declare_missing_ops() -> torch.library.Library:
     library = torch.library.Library("torchvision", "FRAGMENT")
     for name in ("nms", "qnms"):

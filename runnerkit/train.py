@@ -1,12 +1,13 @@
-"""`Runner`: a whole run by the arguments of one call."""
+"""`Runner`: training, evaluation and prediction, each with one call."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from runnerkit import before_training, run_logs
 from runnerkit.callback import (
     ICallback,
     ICheckpointCallback,
@@ -23,37 +24,51 @@ from runnerkit.callbacks import (
     TimerCallback,
     TqdmCallback,
 )
+from runnerkit.checkpoints.folder import as_path, find_checkpoint
 from runnerkit.engine import IEngine
 from runnerkit.engines import choose_engine, get_available_engine
 from runnerkit.engines.process_environment import ProcessEnvironment
-from runnerkit.evaluation import evaluate
 from runnerkit.logger import ILogger
 from runnerkit.loggers import ConsoleLogger, CSVLogger, TensorboardLogger
-from runnerkit.non_finite import check_policy
-from runnerkit.prediction import Prediction, stream, write
-from runnerkit.resume_options import Source, check_source
+from runnerkit.loop import checks, run_logs
+from runnerkit.loop.attributes import ProcessState
+from runnerkit.metrics.first_non_finite import check_policy
+from runnerkit.passes.evaluation import EvaluationHooks, evaluate
+from runnerkit.passes.prediction import Prediction, stream, write
+from runnerkit.resume.overrides import Source, check_source
+from runnerkit.resume.resume_point import ResumePoint
 from runnerkit.runner import IRunner
-from runnerkit.storage.checkpoint import as_path, find_checkpoint
+from runnerkit.support.arguments import check_integers
 from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler
 
 
+@dataclass
+class _Given(ProcessState):
+    """Components passed to :meth:`Runner.train`."""
+
+    loaders: Mapping[str, Any] | None = None
+    criterion: Criterion | None = None
+    optimizer: Optimizers | None = None
+    scheduler: Scheduler | None = None
+    callbacks: dict[str, ICallback] = field(default_factory=dict)
+    loggers: dict[str, ILogger] = field(default_factory=dict)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self  # a copy of a runner shares them
+
+
 class Runner(IRunner):
-    """A runner whose components are passed to :meth:`train`; the user writes `handle_batch`.
+    """A runner whose components are passed to :meth:`train`; subclasses implement `handle_batch`.
 
     Args:
-        model: may also be given to `train`.
-        engine: may also be given to `train`.
+        model: may also be passed to `train`.
+        engine: may also be passed to `train`.
     """
 
     def __init__(self, model: Model | None = None, engine: IEngine | None = None) -> None:
         super().__init__(model, engine)
         self._own_engine = engine
-        self._loaders: Mapping[str, Any] | None = None
-        self._given_criterion: Criterion | None = None
-        self._given_optimizer: Optimizers | None = None
-        self._given_scheduler: Scheduler | None = None
-        self._given_callbacks: dict[str, ICallback] = {}
-        self._given_loggers: dict[str, ILogger] | None = {}
+        self._given = _Given()
         self._num_epochs = 1
 
     def train(
@@ -95,83 +110,84 @@ class Runner(IRunner):
         apex: bool = False,
         ddp: bool = False,
     ) -> Self:
-        """Train; afterwards `model` is trained and the metrics attributes are filled, in the calling process.
+        """Train; afterwards `model` and the metrics attributes of the calling process hold the results.
 
         Args:
             loaders: {"train": ..., "valid": ...}; None if `get_loaders` is overridden.
             model, criterion, optimizer, scheduler: one each, or dicts of several.
-            engine: where to run; or choose by the flags `cpu`, `fp16`, `amp`, `apex`, `ddp`.
-            callbacks: what else happens around batches.
-            loggers: in addition to the console and, with `logdir`, CSV and TensorBoard; replaced by key
-                ("console", "csv", "tensorboard"), left out by None.
-            seed: of everything random.
-            hparams: written beside the logs.
-            num_epochs: passes over the loaders.
-            lr_scale: multiply the learning rate by the number of processes, or by its square root; None leaves it. For
-                a warmup pass LRScaleCallback among the callbacks.
-            logdir: folder of logs and checkpoints; without it nothing is written.
-            resume: a checkpoint, a logdir (its newest good checkpoint), or "auto" (that of `logdir`, if there is one).
-            resume_options: where a resumed run takes the optimizer's options (learning rate, weight decay, ...) and its
-                schedule from: the "checkpoint", or the "arguments", whose schedule is stepped to the same place.
-            valid_loader, valid_metric, minimize_valid_metric: what makes a checkpoint the best one; given one of the
-                first two, the other is "valid" or "loss". Given neither, no best checkpoint is kept.
-            valid_every_steps: evaluate, and look for the best checkpoint, also every so many training steps.
-            log_every: training steps from one step log to the next, for loggers with ``log_batch_metrics``.
-            non_finite: "raise" ends a loader with an error if one of its ``batch_metrics`` was NaN or infinite;
-                "locate" ends the batch and names the module, see NonFiniteCallback; "keep" lets it be.
-            detect_anomaly: let autograd raise where a gradient becomes NaN, and print the traceback of the operation's
+            engine: the engine to run on; or choose one with the flags `cpu`, `fp16`, `amp`, `apex`, `ddp`.
+            callbacks: additional callbacks.
+            loggers: in addition to the console and, with `logdir`, CSV and TensorBoard. The keys "console", "csv" and
+                "tensorboard" replace these; None disables a logger.
+            seed: for all random numbers.
+            hparams: hyperparameters to log.
+            num_epochs: number of epochs.
+            lr_scale: multiply the learning rate by the number of processes, or by its square root; None keeps it. For a
+                warm-up pass an LRScaleCallback instead.
+            logdir: folder of logs and checkpoints; without it no files are written.
+            resume: a checkpoint, a logdir (its newest intact checkpoint), or "auto" (that of `logdir`, if it exists).
+            resume_options: source of the optimizer's options (learning rate, weight decay, ...) and the schedule of a
+                resumed run: the "checkpoint", or the "arguments", whose schedule is stepped to the same position.
+            valid_loader, valid_metric, minimize_valid_metric: select the best checkpoint; given one of the first two,
+                the other is "valid" or "loss". Without both, no best checkpoint is kept.
+            valid_every_steps: also evaluate, and update the best checkpoint, each time this many training steps passed.
+            log_every: training steps between two step logs, for loggers with ``log_batch_metrics``.
+            non_finite: "raise" raises at the end of a loader if one of its ``batch_metrics`` was NaN or infinite;
+                "locate" raises within the batch and names the module, see NonFiniteCallback; "keep" ignores it.
+            detect_anomaly: make autograd raise when a gradient becomes NaN, and print the traceback of the operation's
                 forward pass; slow.
-            deterministic: let torch take only algorithms that give the same bits each time; an operation that has none
-                raises, and what torch does not know of is warned about.
-            verbose: show progress bars, unless a RichDashboardCallback is among the callbacks; tell the model's layers
-                with the first batch, and the metrics at the end.
+            deterministic: make torch use deterministic algorithms only; an operation without one raises, and known
+                sources of nondeterminism that torch does not detect cause a warning.
+            verbose: show progress bars, unless a RichDashboardCallback is among the callbacks; print the model's layers
+                at the first batch, and the metrics at the end.
             timeit: log how long batches take.
-            hang_timeout_s: end with the stacks of all processes if no batch ends for so many seconds; see HangCallback.
-            check: 3 epochs of 3 batches, in which samples, weights and metrics of the processes are held against each
-                other; see VerifyRanksCallback.
-            overfit: the same batch of each loader again and again.
+            hang_timeout_s: print the stacks of all processes and exit if no batch ends for this many seconds; see
+                HangCallback.
+            check: run 3 epochs of 3 batches, and compare samples, weights and metrics between the processes; see
+                VerifyRanksCallback.
+            overfit: repeat one batch of each loader.
             profile: trace a few steps to `logdir`/trace.json.
-            load_best_on_end: end with the best weights.
-            cpu: use no GPU.
-            fp16, amp: mixed precision; `amp` in the type that suits the device, `fp16` in float16.
-            apex: mixed precision by NVIDIA Apex.
-            ddp: one process a GPU, or 2 processes without GPUs; under torchrun the processes there are.
+            load_best_on_end: load the best weights at the end.
+            cpu: run on the CPU.
+            fp16, amp: mixed precision: `fp16` in float16, `amp` in a dtype chosen by device.
+            apex: mixed precision with NVIDIA Apex.
+            ddp: one process per GPU, or 2 processes without GPUs; under torchrun, the processes it started.
         Raises:
-            ValueError, TypeError, KeyError, OSError: bad input, named, before training.
+            ValueError, TypeError, KeyError, OSError: an argument is invalid; raised before training.
         """
-        before_training.check_count("num_epochs", num_epochs)
-        if valid_every_steps is not None:
-            before_training.check_count("valid_every_steps", valid_every_steps, hint="; None evaluates once an epoch")
-        before_training.check_count("log_every", log_every)
+        check_integers(self, num_epochs=num_epochs, log_every=log_every)
+        check_integers(self, or_none=True, valid_every_steps=valid_every_steps)
         check_policy(non_finite)
         check_source(resume_options)
         flags = {"cpu": cpu, "fp16": fp16, "amp": amp, "apex": apex, "ddp": ddp}
         self._given_engine = choose_engine(engine or self._own_engine, **flags)
-        self._loaders = loaders
         self.model = model if model is not None else self.model
         self.criterion, self.optimizer, self.scheduler = criterion, optimizer, scheduler
-        self._given_criterion, self._given_optimizer, self._given_scheduler = criterion, optimizer, scheduler
+        self._given = _Given(loaders, criterion, optimizer, scheduler)
         self._seed, self._hparams, self._num_epochs = seed, dict(hparams or {}), num_epochs
         self.valid_every_steps, self.log_every, self.non_finite = valid_every_steps, log_every, "keep"
         if non_finite != "keep":
             self.non_finite = "raise"
         self.detect_anomaly, self.deterministic = detect_anomaly, deterministic
         self.resume_options = resume_options
-        # Relative to where the call is made: the run may change its working directory.
+        # Resolve now: the run may change its working directory.
         folder = Path(logdir).absolute() if logdir is not None else None
         if resume == "auto" and folder is None:
-            raise ValueError('resume="auto" looks in logdir: pass logdir=')
+            raise ValueError('resume="auto" resumes from logdir: pass logdir=')
         if resume is not None and resume != "auto":
             resume = as_path(resume).absolute()
-            if ProcessEnvironment.read() is None:  # else rank zero looks, for all: others may not see the files
+            if ProcessEnvironment.read() is None:  # else rank zero looks for all: others may not see the files
                 find_checkpoint(resume)
         if folder is None and (profile or load_best_on_end):
             raise ValueError("profile=True and load_best_on_end=True write files: pass logdir=")
         if load_best_on_end and holds(_by_key(callbacks), ICheckpointCallback):
-            raise ValueError("load_best_on_end=True is for the CheckpointCallback that train makes: pass it to yours")
-        self._resume, self._resumes_if_found = (folder, True) if resume == "auto" else (resume, False)
-        self._continues = resume == "auto" or (resume is not None and _is_inside(folder, resume))
-        self._given_callbacks = {
+            raise ValueError("train(load_best_on_end=True) does not reach your CheckpointCallback: pass it there")
+        self._resume_point = ResumePoint(
+            folder if resume == "auto" else resume,
+            may_be_missing=resume == "auto",
+            continues_logs=resume == "auto" or (resume is not None and _is_inside(folder, resume)),
+        )
+        self._given.callbacks = {
             **_by_key(callbacks),
             **(_shown_by(_by_key(callbacks)) if verbose else {}),
             **_flag_callbacks(folder, timeit=timeit, check=check, overfit=overfit, profile=profile),
@@ -183,9 +199,9 @@ class Runner(IRunner):
             valid_loader, valid_metric = valid_loader or "valid", valid_metric or "loss"
             if minimize_valid_metric is None and valid_metric == "loss":
                 minimize_valid_metric = True
-        if folder is not None and not holds(self._given_callbacks, ICheckpointCallback):
+        if folder is not None and not holds(self._given.callbacks, ICheckpointCallback):
             _check_best(valid_metric, minimize_valid_metric, load_best_on_end=load_best_on_end)
-            self._given_callbacks["_checkpoint"] = CheckpointCallback(
+            self._given.callbacks["_checkpoint"] = CheckpointCallback(
                 folder,
                 loader_key=valid_loader,
                 metric_key=valid_metric,
@@ -193,52 +209,52 @@ class Runner(IRunner):
                 mode="runner",
                 load_best_on_end=load_best_on_end,
             )
-        self._given_loggers = _loggers(loggers, folder)
+        self._given.loggers = _loggers(loggers, folder)
         self._check(loaders, valid_loader)
         return self.run()
 
     def _check(self, loaders: Mapping[str, Any] | None, valid_loader: str | None) -> None:
-        """Refuse here, before any process is started, what can be told from the arguments."""
+        """Check the arguments before any process is started."""
         if self.model is not None:
-            before_training.check_optimizer(self._given_optimizer, self.model, self._given_criterion)
-        before_training.check_scheduler(self._given_scheduler, self._given_optimizer)
+            checks.check_optimizer(self._given.optimizer, self.model, self._given.criterion)
+        checks.check_scheduler(self._given.scheduler, self._given.optimizer)
         if loaders is not None:
-            before_training.check_callbacks(self._given_callbacks, before_training.check_loaders(loaders))
-            if self._given_optimizer is not None and not any(key.startswith("train") for key in loaders):
+            checks.check_callbacks(self._given.callbacks, checks.check_loaders(loaders))
+            if self._given.optimizer is not None and not any(key.startswith("train") for key in loaders):
                 raise ValueError(
-                    f"the loaders are {sorted(loaders)}, and only those whose key starts with 'train' are trained on; "
-                    "to evaluate call evaluate_loader, or leave out the optimizer"
+                    f"the loaders are {sorted(loaders)}, but only loaders whose key starts with 'train' are trained "
+                    "on; to evaluate, call evaluate_loader or omit the optimizer"
                 )
             if valid_loader is not None:
-                before_training.check_loader_key(valid_loader, loaders, reader="valid_loader")
+                checks.check_loader_key(valid_loader, loaders, reader="valid_loader")
 
     def get_loggers(self) -> dict[str, ILogger]:
-        return dict(self._given_loggers or {})
+        return dict(self._given.loggers)
 
     def get_stage_len(self, stage: str) -> int:
         return self._num_epochs
 
     def get_loaders(self, stage: str) -> dict[str, Any]:
-        if self._loaders is None:
+        if self._given.loaders is None:
             raise ValueError("no loaders: pass loaders={'train': ..., 'valid': ...} or override get_loaders(stage)")
-        return dict(before_training.check_loaders(self._loaders))
+        return dict(checks.check_loaders(self._given.loaders))
 
     def get_criterion(self, stage: str) -> Criterion | None:
-        return self._given_criterion
+        return self._given.criterion
 
     def get_optimizer(self, stage: str, model: Any) -> Optimizers | None:
-        return self._given_optimizer
+        return self._given.optimizer
 
     def get_scheduler(self, stage: str, optimizer: Any) -> Scheduler | None:
-        return self._given_scheduler
+        return self._given.scheduler
 
     def get_callbacks(self, stage: str) -> dict[str, ICallback]:
-        return dict(self._given_callbacks)
+        return dict(self._given.callbacks)
 
     def predict_batch(self, batch: Batch, **kwargs: Any) -> Any:
-        """Run the model on a batch that is on the device; the user's inference step."""
+        """Return the predictions for a batch that is on the device; implement it for inference."""
         raise NotImplementedError(
-            f"predict_loader() calls {type(self).__name__}.predict_batch(batch, **kwargs): write it"
+            f"predict_loader() calls {type(self).__name__}.predict_batch(batch, **kwargs): implement it"
         )
 
     def predict_loader(
@@ -256,25 +272,28 @@ class Runner(IRunner):
         ddp: bool = False,
         **kwargs: Any,
     ) -> Iterator[Any]:
-        """Yield what `predict_batch` gives for each batch, in the loader's order, each sample once.
+        """Yield the result of `predict_batch` for each batch, in the loader's order, each sample once.
 
-        Nothing starts before the first is asked for; a few batches at most are ahead of the caller, and a generator
-        left half-way ends its processes. Under a launcher every process calls, gets all, and takes equally many.
+        Nothing runs before the first result is requested, at most a few batches are computed ahead of the caller, and
+        closing the generator ends its processes. Under a launcher, every process must call this and take the same
+        number of results; each gets all of them.
 
         Args:
-            loader: whole: several processes share it. With one process any iterable of batches will do. One that
-                shuffles gives a shuffled order, with a warning; so does a sampler of one's own whose drop_last=True
-                cannot be undone.
-            engine: where to run, or choose by the flags; by default the runner's own, else in this process. What
-                several processes give comes on the CPU, in batches as many times larger.
-            resume: checkpoint or logdir to take the weights from.
-            kwargs: handed to `predict_batch`.
+            loader: the whole loader, which is sharded among processes. One process accepts any iterable of batches. A
+                loader that shuffles, or a custom sampler whose drop_last=True cannot be undone, causes a warning.
+            engine: the engine to run on, or choose one with the flags; by default the runner's engine, else this
+                process. Results of several processes are on the CPU, in batches larger by the number of processes.
+            resume: checkpoint or logdir to load the weights from.
+            kwargs: passed to `predict_batch`.
         Raises:
-            ValueError, TypeError, FileNotFoundError: bad input, named.
-            Exception: the first that any process raised.
+            ValueError, TypeError, FileNotFoundError: an argument is invalid.
+            Exception: the first exception that any process raised.
         """
         self._use(model, engine, cpu=cpu, fp16=fp16, amp=amp, apex=apex, ddp=ddp)
-        return stream(self, Prediction(loader, seed=seed, resume=resume, arguments=kwargs, as_rows=self.engine.is_ddp))
+        return stream(
+            self._for_inference(),
+            Prediction(loader, seed=seed, resume=resume, arguments=kwargs, as_rows=self.engine.is_ddp),
+        )
 
     def predict_to(
         self,
@@ -292,24 +311,44 @@ class Runner(IRunner):
         ddp: bool = False,
         **kwargs: Any,
     ) -> Path:
-        """Write what `predict_batch` gives to a file, a row for each sample, in the loader's order; return its path.
+        """Write the results of `predict_batch` to a file, one row per sample, in the loader's order; return its path.
 
-        Batch by batch: memory does not grow with the loader. The file is whole or, after a failure, as it was before.
-        Under a launcher every process calls; rank zero writes, and the file is there when any of them returns.
+        Batches are written as they are computed, so memory does not grow with the loader. The file is written
+        atomically: after a failure it is unchanged. Under a launcher every process must call this; rank zero writes,
+        and the file exists when any process returns.
 
         Args:
-            path: .parquet and .csv have a column for each tensor, .pt holds one structure of whole tensors.
-            loader, model, engine, seed, resume, cpu, fp16, amp, apex, ddp, kwargs: as those of :meth:`predict_loader`.
+            path: .parquet and .csv have one column per tensor, .pt has one structure of concatenated tensors.
+            loader, model, engine, seed, resume, cpu, fp16, amp, apex, ddp, kwargs: see :meth:`predict_loader`.
         Raises:
             ImportError: .parquet without pyarrow.
-            ValueError: another suffix; predictions that are no rows or differ in form; an empty loader.
+            ValueError: another suffix; predictions that are not rows or differ in structure; an empty loader.
         """
         self._use(model, engine, cpu=cpu, fp16=fp16, amp=amp, apex=apex, ddp=ddp)
-        return write(self, Prediction(loader, seed=seed, resume=resume, arguments=kwargs, as_rows=True), Path(path))
+        return write(
+            self._for_inference(),
+            Prediction(loader, seed=seed, resume=resume, arguments=kwargs, as_rows=True),
+            Path(path),
+        )
 
     def _use(self, model: Model | None, engine: IEngine | None, **flags: bool) -> None:
         self.engine = choose_engine(engine or self._own_engine, **flags) or get_available_engine()
         self.model = model if model is not None else self.model
+
+    def _for_inference(self) -> Self:
+        """Return the runner that predicts; for other processes, a copy without training data and components."""
+        if not self.engine.is_ddp:
+            return self
+        worker = copy.copy(self)
+        worker.criterion = worker.optimizer = worker.scheduler = None
+        worker._given, worker._given_engine, worker._own_engine = _Given(), None, None
+        worker._resume_point = ResumePoint()
+        worker._reset()
+        return worker
+
+    @property
+    def _caller_callbacks(self) -> dict[str, ICallback]:
+        return self._given.callbacks
 
     def evaluate_loader(
         self,
@@ -327,31 +366,35 @@ class Runner(IRunner):
         apex: bool = False,
         ddp: bool = False,
     ) -> Metrics:
-        """Return the loader's metrics by name, under any engine; nothing is trained or written.
+        """Evaluate on a loader with any engine and return its metrics; nothing is trained or written.
 
         Args:
-            loader: one, not a dict of several.
-            callbacks: the metrics to compute beside the loss; by default the runner's, but those that train or save.
-            criterion: the loss, or several by key; by default that of :meth:`train`, and without either there is none.
-            engine: where to run, or choose by the flags; by default where the runner trained.
+            loader: one loader, not a dict.
+            callbacks: metrics to compute in addition to the loss; by default the runner's callbacks, except those that
+                train or save.
+            criterion: the loss, or a dict of several; by default that of :meth:`train`. Without either, no loss is
+                computed.
+            engine: the engine to run on, or choose one with the flags; by default that of the training.
         Returns:
-            {metric: value}; empty, with a warning, where nothing computes any.
+            {metric: value}; empty, with a warning, if no metric is computed.
         """
         given = None if callbacks is None else _by_key(callbacks)
         bar: dict[str, ICallback] = {"_tqdm": TqdmCallback()} if verbose else {}
         chosen = choose_engine(engine, cpu=cpu, fp16=fp16, amp=amp, apex=apex, ddp=ddp) or self._given_engine
-        return evaluate(
-            self, loader, model=model, criterion=criterion, engine=chosen, callbacks=given, shown_by=bar, seed=seed
-        )
+        evaluator = copy.copy(self)  # this runner keeps its attributes
+        evaluator.model = model if model is not None else self.model
+        evaluator.valid_every_steps, evaluator._seed, evaluator._resume_point = None, seed, ResumePoint()
+        evaluator._given_hooks = EvaluationHooks(evaluator, loader, criterion, chosen, given, bar)
+        return evaluate(evaluator)
 
 
 def _check_best(valid_metric: str | None, minimize: bool | None, *, load_best_on_end: bool) -> None:
-    """Refuse, by the names of `train`, what CheckpointCallback refuses by its own."""
+    """Raise the errors of CheckpointCallback, but with the argument names of `train`."""
     if load_best_on_end and valid_metric is None:
-        raise ValueError("load_best_on_end=True needs valid_loader and valid_metric, which tell the best one")
+        raise ValueError("load_best_on_end=True needs valid_loader and valid_metric to select the best checkpoint")
     if valid_metric is not None and minimize is None:
         raise ValueError(
-            f"is a small {valid_metric!r} good? pass minimize_valid_metric=True or minimize_valid_metric=False"
+            f"pass minimize_valid_metric=True if a smaller {valid_metric!r} is better, else minimize_valid_metric=False"
         )
 
 
@@ -359,7 +402,7 @@ def _by_key(callbacks: Sequence[ICallback] | Mapping[str, ICallback] | None) -> 
     if isinstance(callbacks, Mapping):
         return dict(callbacks)
     if isinstance(callbacks, ICallback):
-        raise TypeError(f"callbacks must be a list or a dict, got {type(callbacks).__name__}; write [...] around it")
+        raise TypeError(f"callbacks must be a list or a dict, got {type(callbacks).__name__}; put it in a list")
     return {f"{position:02d}_{type(each).__name__}": each for position, each in enumerate(callbacks or ())}
 
 
@@ -379,7 +422,7 @@ def _flag_callbacks(
     if timeit:
         callbacks["_timer"] = TimerCallback()
     if check:
-        from runnerkit.callbacks import VerifyRanksCallback  # and all that it needs: asked for by few
+        from runnerkit.callbacks import VerifyRanksCallback  # slow to import, rarely needed
 
         callbacks |= {"_check": CheckRunCallback(), "_verify_ranks": VerifyRanksCallback()}
     if overfit:
@@ -391,7 +434,7 @@ def _flag_callbacks(
 
 
 def holds(callbacks: Mapping[str, ICallback], kind: type[ICallback]) -> bool:
-    """Whether a callback of `kind` is among `callbacks`, wrapped or not."""
+    """Check if `callbacks` contains a callback of `kind`, wrapped or not."""
     return any(isinstance(innermost(each), kind) for each in callbacks.values())
 
 
@@ -403,7 +446,7 @@ def _loggers(given: Mapping[str, ILogger | None] | None, folder: Path | None) ->
         run_logs.check_loggers(given)
     loggers |= given or {}
     chosen = {key: each for key, each in loggers.items() if each is not None}
-    run_logs.check_loggers(chosen)  # those given beside the others
+    run_logs.check_loggers(chosen)  # passed and default loggers together
     return chosen
 
 

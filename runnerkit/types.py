@@ -1,4 +1,4 @@
-"""The shapes that values take on their way through a runner."""
+"""Type aliases of components and batches, and functions for their nested structures."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch.optim import Optimizer
 
 T = TypeVar("T")
 
-# One component, or several by name (a GAN has two models and two optimizers). Any, for dict is invariant: to a type
-# checker a dict[str, Linear] is no dict[str, Module].
+# One component, or several by name (a GAN has two models and two optimizers). Any, because dict is invariant: type
+# checkers do not accept a dict[str, Linear] as a dict[str, Module].
 OneOrMany: TypeAlias = T | dict[str, Any]
 
-Batch: TypeAlias = Any  # whatever the user's loader yields
+Batch: TypeAlias = Any  # any value that the loader yields
 Scalar: TypeAlias = Tensor | float  # a () tensor, or a Python number
 Metrics: TypeAlias = dict[str, float]
 Loaders: TypeAlias = Mapping[str, Iterable[Any]]
@@ -27,7 +27,7 @@ StateDict: TypeAlias = dict[str, Any]
 
 
 def as_dict(component: OneOrMany[T] | None) -> dict[str, T]:
-    """View one component, several, or none as a dict; a lone one has the key ``""``.
+    """Return one component, several, or none as a dict; a single one has the key ``""``.
 
     >>> as_dict(3), as_dict({"a": 1}), as_dict(None)
     ({'': 3}, {'a': 1}, {})
@@ -38,7 +38,7 @@ def as_dict(component: OneOrMany[T] | None) -> dict[str, T]:
 
 
 def like(template: OneOrMany[Any] | None, values: dict[str, T]) -> Any:
-    """Give `values` (from :func:`as_dict`) the form that `template` has.
+    """Convert `values` (from :func:`as_dict`) back to the form of `template`.
 
     >>> like(object(), {"": 3}), like({"a": object()}, {"a": 1}), like(None, {})
     (3, {'a': 1}, None)
@@ -49,7 +49,7 @@ def like(template: OneOrMany[Any] | None, values: dict[str, T]) -> Any:
 
 
 def each_tensor(value: Any, function: Callable[[Tensor], Any], *, others: Any = ...) -> Any:
-    """Apply `function` to each tensor in nested tuples, lists and dicts; `others` replaces what else is there.
+    """Apply `function` to each tensor in nested tuples, lists and dicts; `others` replaces all other values.
 
     >>> each_tensor([torch.ones(2), "a"], len), each_tensor({"x": torch.ones(2), "y": 7}, len, others=None)
     ([2, 'a'], {'x': 2, 'y': None})
@@ -64,7 +64,7 @@ def each_tensor(value: Any, function: Callable[[Tensor], Any], *, others: Any = 
 
 
 def widest_float(device: torch.device) -> torch.dtype:
-    """Type of sums on `device`: float64, but where there is none.
+    """Return the dtype for sums on `device`: float64 if supported, else float32.
 
     >>> widest_float(torch.device("cpu")), widest_float(torch.device("mps"))
     (torch.float64, torch.float32)

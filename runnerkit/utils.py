@@ -1,17 +1,17 @@
-"""Functions beside the runner, under one name: ``from runnerkit import utils``."""
+"""Functions that complement the runner, in one namespace: ``from runnerkit import utils``."""
 
 from __future__ import annotations
 
+from runnerkit.checkpoints.file import load_checkpoint, save_checkpoint
+from runnerkit.checkpoints.folder import export_full_state
+from runnerkit.checkpoints.weights import export_safetensors
 from runnerkit.engines.choose import get_available_engine
 from runnerkit.engines.process_environment import get_rank
-from runnerkit.environment import describe_environment, get_device
-from runnerkit.model_summary import summarize
-from runnerkit.pruning import prune_model
-from runnerkit.seeding import set_global_seed
-from runnerkit.storage.checkpoint import export_full_state
-from runnerkit.storage.checkpoint_file import load_checkpoint, save_checkpoint
-from runnerkit.storage.weights import export_safetensors
-from runnerkit.tracing import onnx_export, quantize_onnx, trace_model
+from runnerkit.loop.environment import describe_environment, get_device
+from runnerkit.models.layer_table import summarize
+from runnerkit.models.magnitude_pruning import prune_model
+from runnerkit.models.tracing import onnx_export, quantize_onnx, trace_model
+from runnerkit.seeding.generators import set_global_seed
 
 __all__ = [
     "describe_environment",

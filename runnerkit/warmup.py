@@ -1,4 +1,4 @@
-"""A learning rate that grows to its full value, and then is a scheduler's."""
+"""Learning-rate warm-up, optionally followed by another scheduler."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from runnerkit.types import StateDict
 
 
 class WarmupLR:
-    """Raise the learning rate linearly from `start_lr`, step by step or epoch by epoch; then `after` has its turn.
+    """A scheduler that increases the learning rate linearly from `start_lr`, then hands over to `after`.
 
-    Step (or epoch) number i of n, from 0 on, is made with ``start_lr + (lr - start_lr) * i / n``, as by torch's
-    LinearLR and in Goyal et al. 2017 (arXiv:1706.02677, 2.2): with start_lr=0 the first one moves nothing, which costs
-    little if it is a step, and all of an epoch. The full rates are the groups' own when this is made.
+    Step (or epoch) i of n, counted from 0, uses ``start_lr + (lr - start_lr) * i / n``, like torch's LinearLR and Goyal
+    et al. 2017 (arXiv:1706.02677, 2.2). With start_lr=0 the first step does not change the weights; with `num_epochs`
+    that holds for the whole first epoch. The full learning rates are those of the groups at construction.
 
-    Torch's ``SequentialLR([LinearLR(...), after])`` does the same but for three things: it cannot begin at 0, be
-    followed by ReduceLROnPlateau, or count the warm-up in steps and the rest in epochs. SchedulerCallback knows the two
-    units: until the warm-up is over, `after` is not stepped; an epoch that ends later counts for it. By hand, call
-    :meth:`step` after each step until `is_over`, and then when `after` wants it.
+    Torch's ``SequentialLR([LinearLR(...), after])`` is similar, but it cannot start at 0, be followed by
+    ReduceLROnPlateau, or count the warm-up in steps and the rest in epochs. SchedulerCallback handles both units: it
+    does not step `after` until the warm-up is over; epochs that end later count for it. In a hand-written loop, call
+    :meth:`step` after each step until `is_over`, then as often as `after` requires.
 
     Args:
-        optimizer: whose groups; one that is added to it later has its full rate at once.
-        num_steps, num_epochs: length of the warm-up, >= 1, in one of the two.
-        start_lr: >= 0, and no more than the full rate of any group.
+        optimizer: optimizer to schedule; groups that are added later have their full rate immediately.
+        num_steps, num_epochs: length of the warm-up, >= 1; pass one of the two.
+        start_lr: >= 0, and at most the full rate of any group.
         after: a scheduler of the same optimizer; None keeps the full rate.
     Raises:
-        ValueError: both lengths, or none; a `start_lr` above a full rate; an `after` of another optimizer.
+        ValueError: not exactly one length; a `start_lr` above a full rate; an `after` of another optimizer.
 
     >>> import torch
     >>> optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.4)
@@ -56,7 +56,7 @@ class WarmupLR:
         lengths: list[Any] = [each for each in (num_steps, num_epochs) if each is not None]
         if len(lengths) != 1 or not isinstance(lengths[0], Integral) or lengths[0] < 1:
             raise ValueError(
-                "a warm-up takes num_steps or num_epochs, one of the two, an int >= 1, "
+                "a warm-up needs either num_steps or num_epochs, an int >= 1, "
                 f"got num_steps={num_steps}, num_epochs={num_epochs}"
             )
         full = [float(group["lr"]) for group in optimizer.param_groups]
@@ -64,9 +64,9 @@ class WarmupLR:
             raise ValueError(f"start_lr must be between 0 and the learning rates, {full}; got {start_lr}")
         if isinstance(after, WarmupLR):
             raise TypeError("after=WarmupLR(...) would warm up twice; pass the scheduler that follows")
-        own = getattr(after, "optimizer", optimizer)  # one by hand may know none
+        own = getattr(after, "optimizer", optimizer)  # user-defined schedulers may lack it
         if getattr(own, "param_groups", None) is not optimizer.param_groups:
-            raise ValueError(f"after={type(after).__name__}(...) is of another optimizer; make it of the same one")
+            raise ValueError(f"after={type(after).__name__}(...) has another optimizer; create it with the same one")
         self.optimizer = optimizer
         self.after = after
         self.num_steps, self.num_epochs = num_steps, num_epochs
@@ -77,30 +77,30 @@ class WarmupLR:
 
     @property
     def _schedulers(self) -> tuple[Any, ...]:
-        return () if self.after is None else (self.after,)  # what torch's own call so, an engine finds here too
+        return () if self.after is None else (self.after,)  # the name in torch's schedulers, which engines read
 
     @property
     def is_per_step(self) -> bool:
-        """Whether it counts steps of the optimizer, not epochs."""
+        """True if the warm-up is counted in optimizer steps, False for epochs."""
         return self.num_steps is not None
 
     @property
     def length(self) -> int:
-        """Its steps or epochs."""
+        """Length of the warm-up in steps or epochs."""
         length = self.num_steps or self.num_epochs
         assert length is not None
         return length
 
     @property
     def is_over(self) -> bool:
-        """Whether the rates are the full ones, or what `after` made of them."""
+        """True after the warm-up, when the rates are the full ones or set by `after`."""
         return self.num_done >= self.length
 
     def step(self, metrics: Any = None) -> None:
-        """Go on by one step or epoch; after the warm-up, step `after`.
+        """Advance by one step or epoch; after the warm-up, step `after`.
 
         Args:
-            metrics: for an `after` such as ReduceLROnPlateau.
+            metrics: passed to an `after` such as ReduceLROnPlateau.
         """
         if not self.is_over:
             self.num_done += 1
@@ -115,27 +115,27 @@ class WarmupLR:
             set_lr(group, rate)
 
     def get_last_lr(self) -> list[float]:
-        """Return the rate of each group, as of now."""
+        """Return the current learning rate of each group."""
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def state_dict(self) -> StateDict:
-        """How far it is, of how much, the full rates, and the state of `after`; the start is an argument."""
+        """Return the progress and length of the warm-up, the full rates, and the state of `after`."""
         after = self.after.state_dict() if hasattr(self.after, "state_dict") else None
         return {"num_done": self.num_done, "length": self.length, "full_lrs": list(self.full_lrs), "after": after}
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Take back :meth:`state_dict`; the rates of now are in the optimizer's.
+        """Load a :meth:`state_dict`; the optimizer's state has the current rates.
 
-        A warm-up of another length, as an epoch has other steps on another number of processes, goes on from the same
-        share of it.
+        A warm-up of another length, for example because the number of processes changes the steps per epoch, continues
+        from the same fraction.
 
         Raises:
-            ValueError: the state is another scheduler's.
+            ValueError: the state is from another scheduler.
         """
         if "num_done" not in state:
             raise ValueError(
-                f"WarmupLR got the state of another scheduler, with {sorted(state)}: go on with the scheduler that it "
-                "was saved of, or begin a new schedule with the weights: runner.load(...), then train without resume"
+                f"WarmupLR got the state of another scheduler, with {sorted(state)}: resume with the scheduler that "
+                "was saved, or start a new schedule with the weights: runner.load(...), then train without resume"
             )
         self.num_done = round(state["num_done"] * self.length / state.get("length", self.length))
         self.full_lrs = list(state["full_lrs"])
@@ -144,7 +144,7 @@ class WarmupLR:
 
 
 def set_lr(group: dict[str, Any], lr: float) -> None:
-    """Set the learning rate of an optimizer's group, in place if it is a tensor."""
+    """Set the learning rate of an optimizer's group; a tensor is changed in place."""
     if isinstance(group["lr"], Tensor):
         group["lr"].fill_(lr)
     else:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Build the sdist and, from it, the wheel; install that into an empty environment outside of the checkout, and follow the
-# quick start there; let pip find versions of all extras that go together.
-# Usage: scripts/check_wheel.sh PYTHON   (one that has the `dev` extra)
+# Build the sdist, and the wheel from it; install the wheel into an empty environment outside the checkout and run the quick
+# start there; check that pip can resolve all extras together.
+# Usage: scripts/check_wheel.sh PYTHON   (a Python with the `dev` extra)
 set -euo pipefail
 python=$(cd "$(dirname "$1")" && pwd)/$(basename "$1")
 cd "$(dirname "$0")/.."
@@ -22,4 +22,4 @@ print(",".join(PathDistribution(info).metadata.get_all("Provides-Extra")))
 PYTHON
 )
 "$python" -m pip install --quiet --dry-run --constraint constraints.txt "$wheel[$extras]"
-echo "the wheel trains by the quick start; its extras go together: $extras"
+echo "the wheel runs the quick start, and its extras are compatible: $extras"

@@ -1,10 +1,12 @@
-"""An extension of griffe, which reads docstrings for the site: examples become blocks of code, roles become links."""
+"""Griffe extension that converts docstrings for the site: examples become code blocks, and roles become links."""
 
 from __future__ import annotations
 
 import re
 
 import griffe
+
+from runnerkit.support.stub_names import imports_of_stub
 
 EXAMPLE = re.compile(r"^>>> .*(?:\n.+)*", flags=re.MULTILINE)
 SECTION = re.compile(r"\n(Args|Attributes|Raises|Returns):\n")
@@ -13,12 +15,17 @@ OTHER = re.compile(r":(?:class|meth|func):`([^`]+)`")
 
 
 class DocstringsAsMarkdown(griffe.Extension):
-    """Leaves the docstrings in the sources plain text, for terminals and editors."""
+    """Converter to Markdown, so that docstrings in the sources stay plain text for terminals and editors."""
 
     def on_object(self, *, obj, **_):
         if obj.docstring is not None:
             text = EXAMPLE.sub(lambda example: f"```pycon\n{example[0]}\n```", obj.docstring.value)
-            text = SECTION.sub(r"\n\n\1:\n", text)  # griffe wants an empty line before each
-            text = text.replace(": >=", ": \\>=")  # no quotation
+            text = SECTION.sub(r"\n\n\1:\n", text)  # griffe requires an empty line before each section
+            text = text.replace(": >=", ": \\>=")  # avoids a block quote
             facade = "runnerkit.contrib" if obj.path.startswith("runnerkit.contrib.") else "runnerkit.dl"
             obj.docstring.value = OTHER.sub(r"`\1`", CLASS.sub(rf"[`\1`][{facade}.\1]", text))
+
+    def on_package(self, *, pkg, **_):
+        # griffe drops the wildcard imports of dl.pyi when it merges the stub into dl.py.
+        for name, module in imports_of_stub("runnerkit.dl"):
+            pkg["dl"].set_member(name, griffe.Alias(name, f"{module}.{name}"))

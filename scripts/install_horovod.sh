@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Build Horovod 0.28.1 from its PyPI source for the torch of one Python, and install it; a wheel built before is reused.
+# Build Horovod 0.28.1 from its PyPI source for the torch of a given Python, and install it; cached wheels are reused.
 #
 # usage: scripts/install_horovod.sh [PYTHON]     (default: .venv/bin/python)
 #
-# Needs g++ and make. With Open MPI's compiler on the PATH (Debian: libopenmpi-dev openmpi-bin) MPI is built in beside
-# Gloo. The wheel is kept in ${HOROVOD_WHEELS:-~/.cache/runnerkit/horovod}; building takes 6 minutes on 2 quiet cores.
+# Requires g++ and make. If Open MPI's compiler is on the PATH (Debian: libopenmpi-dev openmpi-bin), MPI is included beside
+# Gloo. The wheel is cached in ${HOROVOD_WHEELS:-~/.cache/runnerkit/horovod}; building takes 6 minutes on 2 idle cores.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -25,10 +25,10 @@ if ! compgen -G "$wheels/*.whl" >/dev/null; then
     "$python" -m pip install --quiet -c constraints.txt numpy 'setuptools<85' wheel 'cmake<4' packaging psutil cloudpickle pyyaml cffi
     "$python" -m pip download --quiet --no-deps --no-binary :all: --no-build-isolation --dest "$build" "horovod==$version"
     tar -xzf "$build/horovod-$version.tar.gz" -C "$build"
-    # Torch's headers are C++17; this Horovod asks for 14 in two places, which must agree or the link fails.
+    # Torch's headers are C++17; this Horovod sets 14 in two places, which must agree or linking fails.
     sed -i 's/set(CMAKE_CXX_STANDARD 14)/set(CMAKE_CXX_STANDARD 17)/' \
         "$build/horovod-$version/CMakeLists.txt" "$build/horovod-$version/horovod/torch/CMakeLists.txt"
-    echo "building Horovod $version for torch $torch (with MPI: $mpi); this takes minutes"
+    echo "building Horovod $version for torch $torch (with MPI: $mpi); this takes several minutes"
     HOROVOD_WITH_PYTORCH=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITH_GLOO=1 \
         HOROVOD_WITH_MPI=$mpi HOROVOD_WITHOUT_MPI=$((1 - mpi)) HOROVOD_CPU_OPERATIONS=GLOO \
         HOROVOD_CMAKE=$(dirname "$python")/cmake MAKEFLAGS=-j$(nproc) \
@@ -37,7 +37,7 @@ if ! compgen -G "$wheels/*.whl" >/dev/null; then
     mkdir -p "$(dirname "$wheels")"
     beside=$(mktemp -d "$wheels.XXXXXX")
     mv "$build"/wheel/*.whl "$beside"
-    mv -T "$beside" "$wheels" || rm -r "$beside"  # whole or not at all: another run may have been faster
+    mv -T "$beside" "$wheels" || rm -r "$beside"  # atomic: another run may have finished first
 fi
 "$python" -m pip install --quiet -c constraints.txt cloudpickle psutil pyyaml cffi packaging
 "$python" -m pip install --quiet --no-deps --force-reinstall "$wheels"/*.whl

@@ -1,4 +1,4 @@
-"""A hook of mkdocs: the site has the pages of docs/ only, so a link to another file becomes that file's path."""
+"""MkDocs hook: the site contains only the pages of docs/, so links to other files become paths."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LINK = re.compile(r"\[([^\]]+)\]\((\.\./[^)#\s]+)(?:#[^)]*)?\)")
 
 
 def on_page_markdown(markdown, *, page, config, **_):
-    """Make ``[text](../tests/x.py)`` into ``text (`tests/x.py`)``, or the path alone if the text is the file's name."""
+    """Turn ``[text](../tests/x.py)`` into ``text (`tests/x.py`)``, or into the path if the text is the file's name."""
     docs = Path(config.docs_dir).resolve()
 
     def replaced(link):

@@ -1,4 +1,4 @@
-"""Fixtures and hooks of every test: the same random numbers, few threads, forked processes, none left behind."""
+"""Fixtures and hooks of all tests: fixed seeds, few threads, forked processes and a check that none is left behind."""
 
 import contextlib
 import gc
@@ -10,46 +10,46 @@ import psutil
 import pytest
 import torch
 
-from runnerkit.seeding import set_global_seed
+from runnerkit.seeding.generators import set_global_seed
 from tests.warm_python import WarmPython
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
-# Garbage that holds threads, a process group say, would wait for them in a fork, to which they did not come along.
+# Garbage that owns threads, such as a process group, would wait in a fork for threads that do not exist there.
 os.register_at_fork(after_in_child=gc.freeze)
 
-_GRACE_S = 10  # DataLoader workers look every 5 s whether their parent is alive
+_GRACE_S = 10  # DataLoader workers check every 5 s that their parent is alive
 _WARM = WarmPython()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
-    """Fork the processes of a test, and of its fixtures, from one that has imported torch, unless it is marked cold."""
+    """Fork the processes of a test and its fixtures from one that has imported torch, unless it is marked cold."""
     with contextlib.nullcontext() if item.get_closest_marker("cold") else _WARM.patched():
         return (yield)
 
 
 def pytest_collection_modifyitems(items):
-    """Horovod is built from source: only the slow tests have it."""
+    """Mark the Horovod tests as slow, because Horovod is built from source."""
     for item in items:
         if item.get_closest_marker("horovod"):
             item.add_marker(pytest.mark.slow)
 
 
 def pytest_unconfigure():
-    """End the process that others were forked from."""
+    """End the process from which the others are forked."""
     _WARM.close()
 
 
 @pytest.fixture(autouse=True)
 def same_random_numbers():
-    """Each test draws the same numbers, whichever ran before."""
+    """Seed each test, so that its random numbers do not depend on the tests before it."""
     set_global_seed(0)
 
 
 @pytest.fixture(autouse=True)
 def no_process_is_left():
-    """It ends: a test that leaves a process behind has failed."""
+    """Fail a test that leaves a process behind."""
     before = _children()
     yield
     deadline = time.monotonic() + _GRACE_S
@@ -64,7 +64,7 @@ def _children() -> set[psutil.Process]:
     alive = set()
     for process in psutil.Process().children(recursive=True):
         try:
-            # The resource tracker is Python's own, one for the whole session.
+            # Python starts one resource tracker for the whole session.
             is_ours = process.pid != _WARM.server_pid and "resource_tracker" not in " ".join(process.cmdline())
             if is_ours and process.status() != psutil.STATUS_ZOMBIE:
                 alive.add(process)
@@ -74,7 +74,7 @@ def _children() -> set[psutil.Process]:
 
 
 def _has_none() -> bool:
-    """Ask the kernel, in microseconds, whether there are no children: the usual case; psutil reads all of /proc."""
+    """Ask the kernel, within microseconds, whether there are no children, as usual; psutil would read all of /proc."""
     lists = []
     for path in Path("/proc/self/task").glob("*/children"):
         with contextlib.suppress(OSError):  # the thread has just ended

@@ -1,6 +1,6 @@
-"""A pytest plugin that prints the CPU time of each test file, processes included: ``pytest -p tests.cpu_time``.
+"""A pytest plugin that prints the CPU time of each test file: ``pytest -p tests.cpu_time``.
 
-CPU time of a test is that of its own process and of all that it has started and waited for, in seconds.
+The CPU time of a test, in seconds, is that of its process and of all processes that it started and waited for.
 """
 
 import resource
@@ -21,7 +21,7 @@ def _cpu_s():
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_makereport(item, call):
-    """Add the time since the last report of this process; it travels with the report from where the test ran."""
+    """Add the CPU time since this process's last report to the report, which carries it to the main process."""
     report = yield
     now = _cpu_s()
     report.user_properties.append((PROPERTY, now - item.config.stash.get(_KEY, now)))
@@ -31,7 +31,7 @@ def pytest_runtest_makereport(item, call):
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish(session):
-    """Start counting; what comes before is collection."""
+    """Start counting after collection."""
     session.config.stash[_KEY] = _cpu_s()
 
 

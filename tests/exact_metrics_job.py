@@ -1,4 +1,4 @@
-"""One experiment on 1, 2, 3 and 4 processes with the same global batch, in four processes that are started once."""
+"""One experiment with the same global batch on 1, 2, 3 and 4 processes, which are started only once."""
 
 import os
 import socket
@@ -9,15 +9,15 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from runnerkit import dl
-from runnerkit.engines.spawn import spawn
+from runnerkit.engines.launch.spawn import spawn
 from tests.tiny import quiet
 
 GLOBAL_BATCH, NUM_TRAIN, NUM_VALID, NUM_EPOCHS = 12, 246, 151, 3
 
 
 def digits():
-    """Real images: 246 to train on, 151 to evaluate on, which 2, 3 and 4 processes do not share evenly."""
-    from sklearn.datasets import load_digits  # not in the four processes: each import costs a second
+    """Return real images: 246 for training and 151 for evaluation, which 2, 3 and 4 processes cannot split evenly."""
+    from sklearn.datasets import load_digits  # not imported in the four processes: it takes a second
 
     features, targets = load_digits(return_X_y=True)
     data = torch.tensor(features, dtype=torch.float32) / 16, torch.tensor(targets)
@@ -63,7 +63,7 @@ def _train_on_each(ports, data):
 
 
 def train_on_each(num_processes):
-    """Return {number of processes: metrics}."""
+    """Train once for each number of processes; return {number of processes: metrics}."""
     sockets = [socket.socket() for _ in num_processes]
     for each in sockets:
         each.bind(("127.0.0.1", 0))

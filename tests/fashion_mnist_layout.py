@@ -1,4 +1,4 @@
-"""Small learnable images in the files of Fashion-MNIST, for tests that have no network."""
+"""Small learnable images in the file layout of Fashion-MNIST, for tests without network access."""
 
 import struct
 from pathlib import Path
@@ -8,7 +8,7 @@ from sklearn.datasets import load_digits
 
 
 def write_fashion_mnist(root: str | Path, num_train: int = 500, num_test: int = 100, seed: int = 0) -> Path:
-    """Write ``root/FashionMNIST/raw`` and return it: digits of 24 x 24 in 28 x 28, no digit in both parts."""
+    """Write ``root/FashionMNIST/raw`` and return it: 24 x 24 digits in 28 x 28 images; the splits share none."""
     digits, targets = load_digits(return_X_y=True)
     order = np.random.default_rng(seed).permutation(len(targets))
     cut = len(order) * 4 // 5

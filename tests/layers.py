@@ -1,71 +1,26 @@
-"""Which module may import which: the layers of the architecture, read from the source."""
+"""The layers of the architecture: the imports that each module may have, checked in the source."""
 
 import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-# Left to right; a module imports from layers to its left, and from its own.
+# From low to high; a module imports from lower layers and from its own.
 LAYERS = [
-    {
-        "types",
-        "seeding",
-        "version",
-        "torchvision_cpu",
-        "backends",
-        "exit_codes",
-        "pickling",
-        "deprecation",
-        "text_table",
-        "late_names",
-        "arguments",
-        "unknown_key",
-    },
-    {
-        "precision",
-        "fused_reduction",
-        "non_finite",
-        "ranking",
-        "metrics",
-        "host_copy",
-        "background",
-        "plain_values",
-        "redaction",
-        "warmup",
-        "pruning",
-    },
+    {"types", "errors", "version", "torchvision_cpu", "support", "seeding"},
+    {"precision", "metrics", "warmup"},
     {"storage"},
-    {"sampling", "tracing"},
-    {"engine", "callback", "logger", "environment", "preemption", "model_summary", "media"},
-    {"curves"},
-    {
-        "runner",
-        "components",
-        "snapshot",
-        "state_broadcast",
-        "resume_check",
-        "resume_options",
-        "outcome",
-        "before_training",
-        "batch_size",
-        "step_watch",
-        "required_metrics",
-        "run_logs",
-        "evaluation",
-        "loader_metrics",
-        "prediction",
-        "whereabouts",
-        "determinism",
-    },
-    {"recomputation", "scratch_runner"},
-    {"engines", "callbacks", "loggers", "contrib", "data"},  # and these not from one another
+    {"checkpoints", "sampling"},
+    {"engine", "callback", "logger", "models"},
+    {"history"},
+    {"runner", "loop", "resume", "passes"},
+    {"engines", "callbacks", "loggers", "contrib", "data"},  # but these do not import from one another
     {"train", "supervised"},
     {"commands"},
     {"__main__"},
 ]
 SIDES = {"engines", "callbacks", "loggers", "contrib", "data"}
 AT_ROOT = {"engines", "callbacks", "loggers"}  # sub-packages whose folder is not in runnerkit/
-PACKAGES = SIDES | {"storage", "sampling", "curves", "commands"}
-FACADES = {"", "dl", "utils"}  # `""` is runnerkit/__init__.py; nobody inside imports them
+FACADES = {"", "dl", "utils"}  # `""` is runnerkit/__init__.py; no other module imports them
 OPTIONAL = {
     "torchvision",
     "tensorboard",
@@ -95,27 +50,26 @@ OPTIONAL = {
 ALLOWED = {("runnerkit.runner", "runnerkit.engines.choose"), ("runnerkit.runner", "runnerkit.engines.by_name")}
 # Modules about one optional package, or one that is slow to import, themselves imported where they are used.
 LATE = {
-    "runnerkit.loggers.event_files",
-    "runnerkit.loggers.hparams_events",
-    "runnerkit.loggers.media_events",
-    "runnerkit.engines.sharded_model",
-    "runnerkit.storage.shards",
+    "runnerkit.loggers.files.event_files",
+    "runnerkit.loggers.files.hparams_events",
+    "runnerkit.loggers.files.media_events",
+    "runnerkit.engines.sharding.sharded_model",
+    "runnerkit.checkpoints.sharded",
 }
 
 
 def modules(root: Path) -> Iterator[tuple[str, Path]]:
     """Yield (dotted name, file) of the package's modules, as users import them."""
-    for path in sorted((root / "runnerkit").glob("*.py")):
-        yield ("runnerkit" if path.stem == "__init__" else f"runnerkit.{path.stem}"), path
-    for package in sorted(PACKAGES):
-        folder = root if package in AT_ROOT else root / "runnerkit"
-        for path in sorted((folder / package).glob("*.py")):
-            name = f"runnerkit.{package}"
-            yield (name if path.stem == "__init__" else f"{name}.{path.stem}"), path
+    folders = [("", root / "runnerkit"), *((name, root / name) for name in sorted(AT_ROOT))]
+    for package, folder in folders:
+        for path in sorted(folder.rglob("*.py")):  # does not follow the symbolic links of runnerkit/
+            inner = path.relative_to(folder).with_suffix("").parts
+            parts = ("runnerkit", *filter(None, [package]), *(inner[:-1] if inner[-1] == "__init__" else inner))
+            yield ".".join(parts), path
 
 
 def imports(path: Path) -> Iterator[tuple[str, int, bool]]:
-    """Yield (module, line, whether at the top level); what stands under TYPE_CHECKING is no import."""
+    """Yield (module, line, True if at the top level); imports under TYPE_CHECKING are skipped."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     skipped: set[ast.AST] = set()
     inner: set[ast.AST] = set()
@@ -131,7 +85,7 @@ def imports(path: Path) -> Iterator[tuple[str, int, bool]]:
             yield from ((alias.name, node.lineno, node not in inner) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             module = "." * node.level + (node.module or "")
-            # `from runnerkit import snapshot` imports the module runnerkit.snapshot
+            # `from runnerkit import snapshot` imports the module runnerkit.resume.resume_point
             names = [f"{module}.{alias.name}" for alias in node.names] if module == "runnerkit" else [module]
             yield from ((name, node.lineno, node not in inner) for name in names)
 
@@ -170,7 +124,7 @@ def _why_not(name: str, layer: int, module: str, is_top_level: bool) -> str | No
     if is_top_level and ((is_optional and name not in LATE) or module in LATE):
         return "an optional package is imported where it is used"
     if top in {"engines", "callbacks", "loggers", "tests", "examples", "benchmarks"}:
-        return "this is no package that users have"
+        return "users do not have this package"
     if top != "runnerkit" or (name, module) in ALLOWED:
         return None
     part, own = _part(module), _part(name)

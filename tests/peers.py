@@ -1,4 +1,4 @@
-"""The other frameworks' environment, for tests that run their programs."""
+"""The environment of the other frameworks, for tests that run their programs."""
 
 from pathlib import Path
 
@@ -8,5 +8,6 @@ PEERS = Path(__file__).parents[1] / ".venv-peers"
 
 
 def needs_peers():
+    """Skip the test unless the other frameworks are installed."""
     if not (PEERS / "installed").exists():
-        pytest.skip("the other frameworks are not installed: `make .venv-peers/installed` gives them a folder")
+        pytest.skip("the other frameworks are not installed: run `make .venv-peers/installed`")

@@ -1,4 +1,4 @@
-"""Several ranks within one process: a thread each, which wait for each other in every collective."""
+"""Several ranks within one process: one thread per rank, and every collective waits for all threads."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,8 +16,8 @@ class Ranks:
     """Engines that gather and reduce among themselves.
 
     Attributes:
-        engines: one for each rank.
-        num_collectives: how often they met.
+        engines: one per rank.
+        num_collectives: number of collectives so far.
     """
 
     def __init__(self, num_ranks: int) -> None:
@@ -47,7 +47,7 @@ class Ranks:
         return engine
 
     def call(self, *functions: Callable[[], Any]) -> list[Any]:
-        """Call a function of each rank, all at the same time; return their results."""
+        """Call one function per rank concurrently and return the results."""
         with ThreadPoolExecutor(len(functions)) as pool:
             futures = [pool.submit(function) for function in functions]
             return [future.result() for future in futures]

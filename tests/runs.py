@@ -1,15 +1,15 @@
-"""Logdirs as runs leave them, without a run."""
+"""Log directories like those of real runs, written without a run."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from runnerkit.checkpoints.index import Record, to_json
 from runnerkit.logger import Step
 from runnerkit.loggers import CSVLogger
-from runnerkit.storage.checkpoint_index import Record, to_json
 
 
 def log_run(logdir: Path, curves: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
-    """Log what `curves` gives, by loader and metric, epoch by epoch of ten steps each."""
+    """Log `curves`, {loader: {metric: value per epoch}}, with ten steps per epoch."""
     logger = CSVLogger(logdir)
     logger.setup()
     num_epochs = max(len(values) for metrics in curves.values() for values in metrics.values())
@@ -21,7 +21,7 @@ def log_run(logdir: Path, curves: Mapping[str, Mapping[str, Sequence[float]]]) -
 
 
 def judge_run(logdir: Path, loader: str, metric: str, *, minimize: bool) -> None:
-    """Write the index of one checkpoint that was judged by this metric."""
+    """Write the index of one checkpoint that was selected by this metric."""
     judge = {"loader": loader, "metric": metric, "minimize": minimize}
     (logdir / "checkpoints").mkdir()
     record = Record("model.0001.pth", "runner", 1, 10, 5, "", 0.5, judged_by=judge)

@@ -1,4 +1,4 @@
-"""Wrong arguments of callbacks and loggers are refused at construction, by class and name."""
+"""Tests that callbacks and loggers reject wrong arguments at construction and name the class and the argument."""
 
 from collections import UserDict, UserList, deque
 from types import MappingProxyType, SimpleNamespace
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from runnerkit import dl
-from runnerkit.callbacks.keys import pick
+from runnerkit.callbacks.metrics.parts.batch_keys import pick
 
 VALID = {
     dl.EarlyStoppingCallback: {"patience": 3, "loader_key": "valid", "metric_key": "loss", "minimize": True},
@@ -54,7 +54,7 @@ COUNTS = (
 @pytest.mark.parametrize(("callback", "name"), COUNTS)
 @pytest.mark.parametrize("value", [None, "8", 2.5, True, [], 0, -1])
 def test_count_is_an_integer_from_1_on(callback, name, value):
-    """Another type or a smaller number is told with what came."""
+    """Another type or a smaller number raises an error that shows the value."""
     is_number = isinstance(value, int) and not isinstance(value, bool)
     error, words = (ValueError, ">= 1") if is_number else (TypeError, "an integer >= 1")
 
@@ -107,7 +107,7 @@ def test_count_is_an_integer_from_1_on(callback, name, value):
     ],
 )  # fmt: skip
 def test_wrong_argument_is_named(callback, arguments, error, message):
-    """With the class, what came and what is accepted."""
+    """The error names the class, the accepted values and the value that was passed."""
     with pytest.raises(error) as caught:
         callback(**{**VALID.get(callback, {}), **arguments})
 
@@ -117,7 +117,7 @@ def test_wrong_argument_is_named(callback, arguments, error, message):
 @pytest.mark.parametrize("callback", METRICS)
 @pytest.mark.parametrize("value", [None, 2.5, 0, [3]])
 def test_key_of_a_batch_is_a_str(callback, value):
-    """A metric reads nothing by what is no key."""
+    """A batch key that is not a str raises a TypeError."""
     words = f"{callback.__name__}: target_key must be a str, a list of str or {{batch key: name}}, got {value!r}"
 
     with pytest.raises(TypeError) as caught:
@@ -128,21 +128,21 @@ def test_key_of_a_batch_is_a_str(callback, value):
 
 @pytest.mark.parametrize("kind", [UserList, deque, tuple])
 def test_keys_of_a_batch_come_in_any_list(kind):
-    """Libraries of configurations have lists of their own, which are no `list`."""
+    """Configuration libraries have list types that do not derive from `list`."""
     callback = dl.CriterionCallback(kind(["logits"]), kind(["targets"]))
 
     assert calculated(callback) == [1.0]
 
 
 def test_keys_of_a_batch_come_in_any_dict():
-    """Names are not dropped because a configuration's dict is no `dict`."""
+    """Names are kept when a configuration's mapping does not derive from `dict`."""
     callback = dl.CriterionCallback(MappingProxyType({"logits": "own"}), UserDict({"targets": "right"}))
 
     assert calculated(callback) == [{"own": 1.0, "right": 0.0}]
 
 
 def calculated(callback):
-    """What the criterion gets of a batch: the positional value that is not zero, or the named ones."""
+    """Return what the criterion is given: the positional values that are not zero, or the named ones."""
     runner = SimpleNamespace(batch={"logits": 1.0, "targets": 0.0}, loader_key="train")
     values, named = pick(runner, callback.input_key, callback.target_key, reader="test")
     return [named] if named else [each for each in values if each]
@@ -150,13 +150,13 @@ def calculated(callback):
 
 @pytest.mark.parametrize("value", ["8", 2.5, 0, True, []])
 def test_topk_is_integers_from_1_on(value):
-    """Or one of them."""
+    """`topk` is an integer >= 1 or a sequence of them."""
     with pytest.raises(ValueError, match="AccuracyCallback: topk must be integers >= 1, such as"):
         dl.AccuracyCallback("logits", "targets", topk=value)
 
 
 def test_numpy_numbers_are_numbers():
-    """What a search or a data frame hands over is taken."""
+    """Arguments may be NumPy scalars, as a hyperparameter search or a data frame yields them."""
     callback = dl.EarlyStoppingCallback(np.int64(3), "valid", "loss", minimize=True, min_delta=np.float32(0.5))
 
     assert (callback.patience, callback.min_delta) == (3, 0.5)

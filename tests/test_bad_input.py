@@ -1,4 +1,4 @@
-"""Bad input is named before training, and nothing is written or lost."""
+"""Tests that bad input is reported before training and that no file is written or lost."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def train(runner=None, **kwargs):
 
 
 class Loss(dl.Runner):
-    """Puts what it is told to into batch_metrics."""
+    """Runner that writes `value(logits)` as the loss."""
 
     def __init__(self, value):
         super().__init__()
@@ -60,7 +60,7 @@ OF_ANOTHER = {
 
 @pytest.mark.parametrize("name", OF_ANOTHER)
 def test_a_sampler_of_a_longer_data_set_is_refused_before_training(name):
-    """It would raise IndexError in the validation, after a whole training epoch."""
+    """The sampler would raise IndexError during validation, after a whole training epoch."""
     steps = []
 
     class Note(dl.Callback):
@@ -81,14 +81,14 @@ def test_a_sampler_of_a_longer_data_set_is_refused_before_training(name):
     ids=["of a shorter data set", "of a range", "of a subset"],
 )
 def test_a_sampler_that_never_reads_the_last_samples_is_warned_of(caplog, sampler, num_warnings):
-    """Unless the choice is evident."""
+    """A sampler made for fewer samples than the data set has causes a warning, unless it evidently selects a subset."""
     train(loaders={"train": loader(16, 4, sampler=sampler)}, callbacks=[])
 
     assert caplog.text.count("loader 'train' has a data set of 16 samples") == num_warnings
 
 
 class Thing:
-    """What no device knows."""
+    """Object that cannot be moved to a device."""
 
 
 BAD = {
@@ -115,7 +115,7 @@ BAD = {
     "no loader to train on": (
         {"loaders": {"Train": loader(8, 4), "valid": loader(8, 4)}},
         ValueError,
-        r"the loaders are \['Train', 'valid'\], and only those whose key starts with 'train' are trained on",
+        r"the loaders are \['Train', 'valid'\], but only loaders whose key starts with 'train' are trained",
     ),
     "data set in place of a loader": (
         {"loaders": {"train": classification(8)}},
@@ -125,27 +125,31 @@ BAD = {
     "scheduler of another optimizer": (
         lambda: {"scheduler": torch.optim.lr_scheduler.StepLR(sgd(mlp()), 1)},
         ValueError,
-        "the scheduler steps another optimizer than the one that trains",
+        "the scheduler steps an optimizer other than the one that trains",
     ),
     "criterion is a class": (
         {"criterion": nn.CrossEntropyLoss},
         TypeError,
-        r"criterion is the class CrossEntropyLoss; pass an object of it: CrossEntropyLoss\(\.\.\.\)",
+        r"criterion is the class CrossEntropyLoss; pass an instance of it: CrossEntropyLoss\(\.\.\.\)",
     ),
     "optimizer is a class": ({"optimizer": torch.optim.SGD}, TypeError, "optimizer is the class SGD"),
-    "engine is a name": ({"cpu": False, "engine": "ddp"}, TypeError, "engine='ddp' is no engine; pass one, such as"),
-    "engine is a class": ({"cpu": False, "engine": dl.CPUEngine}, TypeError, "CPUEngine'> is no engine"),
+    "engine is a name": (
+        {"cpu": False, "engine": "ddp"},
+        TypeError,
+        "engine='ddp' is not an engine; pass one, such as",
+    ),
+    "engine is a class": ({"cpu": False, "engine": dl.CPUEngine}, TypeError, "CPUEngine'> is not an engine"),
     "callback is a class": (
         {"callbacks": [dl.BackwardCallback]},
         TypeError,
-        r"is the class BackwardCallback; pass an object of it: BackwardCallback\(",
+        r"is the class BackwardCallback; pass an instance of it: BackwardCallback\(",
     ),
     "callback alone": (
         lambda: {"callbacks": dl.BackwardCallback("loss")},
         TypeError,
-        r"callbacks must be a list or a dict, got BackwardCallback; write \[\.\.\.\] around it",
+        "callbacks must be a list or a dict, got BackwardCallback; put it in a list",
     ),
-    "optimizer of another model": ({"optimizer": sgd(mlp())}, ValueError, "none of them is the model's"),
+    "optimizer of another model": ({"optimizer": sgd(mlp())}, ValueError, "none of which belongs to the model"),
     "engine and flag": (
         {"engine": dl.CPUEngine(), "ddp": True},
         ValueError,
@@ -153,18 +157,22 @@ BAD = {
     ),
     "two precisions": ({"amp": True, "fp16": True}, ValueError, "choose one precision"),
     "apex on the CPU": ({"apex": True}, ValueError, "cpu=True, apex=True: Apex needs a GPU"),
-    "no epochs": ({"num_epochs": 0}, ValueError, "num_epochs must be >= 1, got 0"),
-    "epochs in parts": ({"num_epochs": 1.5}, TypeError, "num_epochs must be a whole number >= 1, got 1.5"),
+    "no epochs": ({"num_epochs": 0}, ValueError, "SupervisedRunner: num_epochs must be >= 1, got 0"),
+    "epochs in parts": (
+        {"num_epochs": 1.5},
+        TypeError,
+        "SupervisedRunner: num_epochs must be an integer >= 1, got 1.5",
+    ),
     "steps in parts": (
         {"valid_every_steps": 2.5},
         TypeError,
-        "valid_every_steps must be a whole number >= 1, got 2.5; None evaluates once an epoch",
+        "SupervisedRunner: valid_every_steps must be an integer >= 1 or None, got 2.5",
     ),
-    "logs in parts": ({"log_every": 0.5}, TypeError, "log_every must be a whole number >= 1, got 0.5"),
+    "logs in parts": ({"log_every": 0.5}, TypeError, "SupervisedRunner: log_every must be an integer >= 1, got 0.5"),
     "resume by a flag": (
         {"resume": True},
         TypeError,
-        r'resume=True is no path: pass that of a checkpoint or of a logdir, or "auto" to train',
+        r'resume=True is not a path: pass the path of a checkpoint or of a logdir, or "auto" to train',
     ),
     "resume of nothing": ({"resume": "no/such/file.pth"}, FileNotFoundError, "no/such/file.pth"),
     "resume of an empty logdir": ({"resume": "."}, FileNotFoundError, "nothing to resume from"),
@@ -188,7 +196,7 @@ BAD = {
     "clip params alone": (
         lambda: {"callbacks": [dl.BackwardCallback("loss", grad_clip_params={"max_norm": 1})]},
         ValueError,
-        "without grad_clip_fn",
+        "needs grad_clip_fn",
     ),
     "clip name unknown": (
         lambda: {"callbacks": [dl.BackwardCallback("loss", grad_clip_fn="clip_it")]},
@@ -198,19 +206,19 @@ BAD = {
     "what is best": (
         {"valid_metric": "accuracy"},
         ValueError,
-        "is a small 'accuracy' good. pass minimize_valid_metric=True or minimize_valid_metric=False",
+        "pass minimize_valid_metric=True if a smaller 'accuracy' is better, else minimize_valid_metric=False",
     ),
     "best of nothing": (
         {"load_best_on_end": True},
         ValueError,
-        "load_best_on_end=True needs valid_loader and valid_metric, which tell the best one",
+        "load_best_on_end=True needs valid_loader and valid_metric to select the best",
     ),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_is_named_and_nothing_is_written(tmp_path, monkeypatch, name):
-    """The error says what came and what was expected; no logs, no checkpoints."""
+    """The error shows the expected and the given value; no logs or checkpoints are written."""
     monkeypatch.chdir(tmp_path)
     arguments, error, message = BAD[name]
 
@@ -220,28 +228,28 @@ def test_bad_input_is_named_and_nothing_is_written(tmp_path, monkeypatch, name):
     assert not list(tmp_path.glob("log/checkpoints/*.pth"))
     assert not list(tmp_path.glob("log/csv/*.csv"))
     if "metric" in name:
-        assert not (tmp_path / "log").exists(), "the corrected call must find the logdir free"
+        assert not (tmp_path / "log").exists(), "the corrected call needs an unused logdir"
 
 
 @pytest.mark.parametrize(
     ("value", "error", "message"),
     [
-        (lambda logits: None, KeyError, "no 'loss' to train on at batch 1 of loader 'train'"),
-        (lambda logits: logits, ValueError, r"'loss' at batch 1 of loader 'train' must be a scalar .* shape \(4, 3\)"),
-        (lambda logits: logits.mean().item(), ValueError, "must be a scalar tensor with a graph, got one a float"),
+        (lambda logits: None, KeyError, "batch_metrics of batch 1 of loader 'train' lack 'loss'"),
+        (lambda logits: logits, ValueError, r"'loss' in batch 1 of loader 'train' must be a scalar .* shape \(4, 3\)"),
+        (lambda logits: logits.mean().item(), ValueError, "must be a scalar tensor with a graph, got a float"),
         (lambda logits: logits.mean().detach(), ValueError, "without a graph"),
-        (lambda logits: logits.mean() * float("nan"), ValueError, "'loss' is nan at batch 1 of loader 'train', rank 0"),
-        (lambda logits: logits.mean() * float("inf"), ValueError, "'loss' is -?inf at batch 1"),
+        (lambda logits: logits.mean() * float("nan"), ValueError, "'loss' is nan in batch 1 of loader 'train', rank 0"),
+        (lambda logits: logits.mean() * float("inf"), ValueError, "'loss' is -?inf in batch 1"),
     ],
 )
 def test_a_loss_that_cannot_be_trained_on_is_named(value, error, message):
-    """Missing, not a scalar, without a graph, not finite: at the first batch."""
+    """A loss that is missing, not a scalar, without a graph or not finite is reported at the first batch."""
     with pytest.raises(error, match=message):
         train(Loss(value), criterion=None)
 
 
 def test_a_loss_that_becomes_nan_ends_the_run_before_the_next_checkpoint(tmp_path):
-    """The last checkpoint stays the good one of the epoch before."""
+    """The last checkpoint is still that of the previous epoch, with finite weights."""
 
     class Break(dl.Callback):
         def on_batch_end(self, runner):
@@ -257,7 +265,7 @@ def test_a_loss_that_becomes_nan_ends_the_run_before_the_next_checkpoint(tmp_pat
 
 
 def test_an_optimizer_callback_without_gradients_says_what_is_missing():
-    """Training nothing in silence would be worse."""
+    """The error says which callback to add."""
 
     class NoBackward(dl.Runner):
         def handle_batch(self, batch):
@@ -275,20 +283,23 @@ def test_an_optimizer_callback_without_gradients_says_what_is_missing():
         ({"every_steps": 0}, "every_steps must be >= 1 or None, got 0"),
         ({"every_minutes": -1.0}, "every_minutes must be > 0 or None, got -1.0"),
         ({"mode": "weights"}, "mode must be 'model' or 'runner', got 'weights'"),
-        ({"loader_key": "valid"}, "loader_key and metric_key go together, got 'valid' and None"),
-        ({"loader_key": "valid", "metric_key": "loss"}, "is a small 'loss' good"),
+        ({"loader_key": "valid"}, "pass both loader_key and metric_key, or neither; got 'valid' and None"),
+        (
+            {"loader_key": "valid", "metric_key": "loss"},
+            "pass minimize=True if smaller values of 'loss' are better, else minimize=False",
+        ),
         ({"load_best_on_end": True}, "load_best_on_end=True needs loader_key and metric_key"),
     ],
 )
 def test_checkpoints_that_cannot_be_are_refused(tmp_path, arguments, message):
-    """Where they are asked for."""
+    """The constructor rejects contradictory or out-of-range arguments."""
     with pytest.raises(ValueError, match=message):
         dl.CheckpointCallback(tmp_path, **arguments)
 
 
 @pytest.mark.parametrize("ddp", [False, True])
 def test_a_new_run_never_mixes_with_an_old_one(tmp_path, ddp):
-    """A logdir that holds another run's logs is refused, and they stay as they are; under DDP too."""
+    """A logdir with another run's logs is refused and its files stay unchanged, with DDP too."""
     train(logdir=tmp_path / "log", num_epochs=2)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
@@ -306,7 +317,7 @@ def test_a_new_run_never_mixes_with_an_old_one(tmp_path, ddp):
     ],
 )
 def test_a_logdir_that_cannot_be_written_is_named(tmp_path, caplog, logdir, words):
-    """Before training, and nothing is said of locks."""
+    """The error comes before training, and no warning about locks is logged."""
     (tmp_path / "file").write_text("in the way")
 
     with pytest.raises(NotADirectoryError, match=words):
@@ -316,7 +327,7 @@ def test_a_logdir_that_cannot_be_written_is_named(tmp_path, caplog, logdir, word
 
 
 def test_room_on_the_disk_is_no_news_where_something_else_is_wrong(tmp_path):
-    """Checkpoints whose folder is a file."""
+    """An error about a file in place of the checkpoints folder does not mention the free disk space."""
     (tmp_path / "checkpoints").write_text("in the way")
 
     with pytest.raises(FileExistsError, match=r"cannot write .*checkpoints: File exists; what was") as caught:
@@ -328,13 +339,13 @@ def test_room_on_the_disk_is_no_news_where_something_else_is_wrong(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"weights": torch.zeros(2)}, "no checkpoint of a whole run"),
+        ({"weights": torch.zeros(2)}, "does not hold a whole run"),
         ({"format_version": 99, "runnerkit_version": "9.0"}, "written by runnerkit 9.0; .* upgrade"),
         (Thing(), "holds tests.test_bad_input.Thing, which is not loaded, as it could run code"),
     ],
 )
 def test_resume_of_a_foreign_file_is_refused(tmp_path, content, message):
-    """Another program's, a newer version's, or one that would run code."""
+    """Files of other programs, of newer versions or with objects that could run code are refused."""
     path = tmp_path / "foreign.pth"
     torch.save(content, path)
 
@@ -343,7 +354,7 @@ def test_resume_of_a_foreign_file_is_refused(tmp_path, content, message):
 
 
 def test_resume_of_another_models_checkpoint_is_refused(tmp_path):
-    """In words, with the keys that do not fit."""
+    """The error says that the weights are another model's."""
     train(logdir=tmp_path / "log")
     other = nn.Sequential(nn.Linear(6, 3))
 
@@ -352,13 +363,13 @@ def test_resume_of_another_models_checkpoint_is_refused(tmp_path):
 
 
 def test_a_runner_without_a_model_says_so():
-    """Neither passed nor made."""
-    with pytest.raises(ValueError, match="has no model: pass model= or override get_model"):
+    """A runner that neither is given a model nor overrides get_model raises a ValueError."""
+    with pytest.raises(ValueError, match="needs a model: pass model= or override get_model"):
         dl.SupervisedRunner().train(loaders={"train": loader(8, 4)}, cpu=True, **quiet())
 
 
 def test_ranks_that_log_different_metrics_are_told_so():
-    """Not deadlocked, and no wrong mean."""
+    """Ranks with different metric names raise an error instead of hanging or averaging wrongly."""
 
     class Uneven(dl.Callback):
         def on_batch_end(self, runner):
@@ -369,7 +380,7 @@ def test_ranks_that_log_different_metrics_are_told_so():
 
 
 def test_the_loader_key_is_named_when_a_batch_fails_in_a_rank():
-    """The message of a rank's error reaches the caller whole."""
+    """The complete message of a rank's error reaches the caller."""
     data = DataLoader(
         classification(16), batch_size=4, collate_fn=lambda rows: {"image": torch.stack([x for x, _ in rows])}
     )
@@ -391,7 +402,7 @@ def test_checkpoints_of_another_run_are_refused_without_loggers_too(tmp_path):
 
 
 def test_resuming_one_run_does_not_touch_the_logs_of_another(tmp_path):
-    """resume=A, logdir=B is a new run in B, which must be free."""
+    """`resume=A, logdir=B` starts a new run in B, which must be unused."""
     train(logdir=tmp_path / "a", num_epochs=2)
     train(logdir=tmp_path / "b", num_epochs=3)
     before = (tmp_path / "b" / "csv" / "train.csv").read_bytes()
@@ -405,13 +416,13 @@ def test_resuming_one_run_does_not_touch_the_logs_of_another(tmp_path):
 
 
 def test_a_prediction_is_not_resumed_by_a_flag():
-    """A pathlib error would say neither which argument nor what it takes."""
-    with pytest.raises(TypeError, match="resume=True is no path: pass that of a checkpoint or of a logdir"):
+    """The error names the argument and its accepted values, which a pathlib error would not."""
+    with pytest.raises(TypeError, match="resume=True is not a path: pass the path of a checkpoint or of a logdir"):
         list(dl.SupervisedRunner(mlp()).predict_loader(loader=loader(8, 4), resume=True, cpu=True))
 
 
 def test_hooks_that_are_misspelt_are_warned_of_by_name(caplog):
-    """Of callbacks, within wrappers too, and of the runner; once, and only of names that are nearly an event's."""
+    """Methods of callbacks, wrapped ones too, and runners cause one warning each if their names resemble an event's."""
 
     class Misspelt(dl.Callback):
         on_bacth_start = on_train_epoch_end = on_plateau = on_load_checkpoint = lambda self, runner: None
@@ -427,25 +438,25 @@ def test_hooks_that_are_misspelt_are_warned_of_by_name(caplog):
     train(Mine(), callbacks=[Misspelt(), dl.ControlFlowCallback(Misspelt(), epochs=2)], num_epochs=2)
 
     assert [record.getMessage() for record in caplog.records] == [
-        "Mine.on_epochs_end is no event and is never called; is it on_epoch_end?",
-        "Misspelt.on_bacth_start is no event and is never called; is it on_batch_start?",
-        "Misspelt.on_train_epoch_end is no event and is never called; is it on_epoch_end?",
+        "Mine.on_epochs_end is never called; did you mean the event on_epoch_end?",
+        "Misspelt.on_bacth_start is never called; did you mean the event on_batch_start?",
+        "Misspelt.on_train_epoch_end is never called; did you mean the event on_epoch_end?",
     ]
 
 
 @pytest.mark.parametrize("key", ["train/../../../x", "/x", "..", "train/\0x"])
 def test_a_loader_key_that_leads_out_of_the_logdir_is_refused(tmp_path, key):
-    """CSV tables and TensorBoard's folders are named by it."""
-    with pytest.raises(ValueError, match="which would be outside the logdir"):
+    """CSV files and TensorBoard folders are named after the loader key."""
+    with pytest.raises(ValueError, match="they would be outside the logdir"):
         train(loaders={"train": loader(16, 4), key: loader(8, 4)}, logdir=tmp_path / "a" / "b" / "log")
 
     assert not list(tmp_path.rglob("x*"))
 
 
 def test_several_loaders_where_one_is_wanted_are_refused():
-    """A dict would be read as batches that are its keys."""
+    """A dict of loaders would be iterated as if its keys were batches."""
     runner, loaders = dl.SupervisedRunner(mlp()), {"valid": loader(8, 4)}
-    words = r"takes one loader, got a dict of \['valid'\]: pass loaders\['valid'\], say"
+    words = r"takes one loader, got a dict of \['valid'\]: pass loaders\['valid'\]"
 
     with pytest.raises(TypeError, match=f"evaluate_loader {words}"):
         runner.evaluate_loader(loaders, cpu=True)
@@ -454,7 +465,7 @@ def test_several_loaders_where_one_is_wanted_are_refused():
 
 
 def test_an_evaluation_that_finds_no_metrics_says_so(caplog):
-    """With what would give some; one that has a callback is silent."""
+    """The warning says what to pass; an evaluation with a metric callback does not warn."""
     runner = dl.SupervisedRunner(mlp())
 
     found = runner.evaluate_loader(loader(8, 4), callbacks=[dl.AccuracyCallback("logits", "targets")], cpu=True)
@@ -464,14 +475,14 @@ def test_an_evaluation_that_finds_no_metrics_says_so(caplog):
     assert nothing == {}
     [record] = caplog.records
     assert record.getMessage() == (
-        "evaluate_loader found no metrics: neither a criterion nor a callback nor handle_batch gave any; pass "
-        "criterion=, or for example callbacks=[AccuracyCallback('logits', 'targets')]"
+        "evaluate_loader found no metrics: there is no criterion, no callback computes any, and handle_batch sets "
+        "none; pass criterion=, or for example callbacks=[AccuracyCallback('logits', 'targets')]"
     )
 
 
 @pytest.mark.parametrize(("reduction", "num_warnings"), [("mean", 0), ("sum", 1)])
 def test_a_criterion_that_sums_over_the_batch_is_warned_about(caplog, reduction, num_warnings):
-    """Its value depends on the batch size and its gradient on the number of processes; one that averages is silent."""
+    """A sum depends on the batch size and its gradient on the number of processes; a mean causes no warning."""
     runner = dl.SupervisedRunner(mlp())
 
     runner.evaluate_loader(loader(8, 4), criterion=nn.CrossEntropyLoss(reduction=reduction), cpu=True)

@@ -1,4 +1,4 @@
-"""The size of a batch, whatever it is made of: with it goes the weight of its metrics."""
+"""Tests of the batch size, which weights a batch's metrics, for batches of any structure."""
 
 from collections import OrderedDict, UserDict, namedtuple
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from runnerkit import dl
-from runnerkit.batch_size import batch_size_of
+from runnerkit.loop.batch_size import batch_size_of
 from tests.tiny import classification, mlp
 
 FEATURES = torch.zeros(4, 2)
@@ -39,18 +39,18 @@ class Pictures:
     ids=lambda batch: type(batch).__name__,
 )
 def test_the_first_tensor_with_a_dimension_is_found(batch):
-    """In lists, tuples, mappings that are no dict, dataclasses, and one in another."""
+    """Lists, tuples, mappings of any type and dataclasses are searched, nested ones too."""
     assert batch_size_of(batch) == 4
 
 
 @pytest.mark.parametrize("batch", [None, "four", 4, torch.tensor(4), Pictures, {}], ids=str)
 def test_a_batch_without_a_tensor_is_one_sample(batch):
-    """There is nothing to count; a class is no batch of its fields."""
+    """A batch without a tensor, which includes a dataclass type, counts as one sample."""
     assert batch_size_of(batch) == 1
 
 
 class Encoding(UserDict):
-    """What tokenizers give: a mapping that is no dict and knows how to move itself."""
+    """Mapping like a tokenizer's: it does not derive from dict and has a `to` method."""
 
     def to(self, device, non_blocking=False):
         return Encoding({name: each.to(device) for name, each in self.data.items()})
@@ -58,7 +58,7 @@ class Encoding(UserDict):
 
 @pytest.mark.parametrize("wrap", [lambda x, y: Pictures("a", x, y), lambda x, y: Encoding(features=x, targets=y)])
 def test_a_loss_is_the_mean_over_samples_however_batches_are_wrapped(wrap):
-    """33 samples in batches of 8 end with a batch of one, which weighs an eighth of the others."""
+    """Of 33 samples in batches of 8, the last batch has one sample and an eighth of the weight."""
     data = classification(33)
 
     def collate(rows):
@@ -81,7 +81,7 @@ def test_a_loss_is_the_mean_over_samples_however_batches_are_wrapped(wrap):
 
 
 class Brightness(dl.Runner):
-    """Its metric is a mean over samples, whatever these are arranged in."""
+    """Runner whose metric is a mean over samples, however they are arranged."""
 
     def __init__(self, samples_of, size_of=None):
         super().__init__(nn.Identity(), dl.CPUEngine())
@@ -114,7 +114,7 @@ UNUSUAL = {
 
 @pytest.mark.parametrize("name", UNUSUAL)
 def test_samples_that_are_not_along_the_first_dimension_are_counted_by_the_user(caplog, name):
-    """Five in batches of four: the mean is that of all five if `handle_batch` sets the size; a warning says so."""
+    """The mean over samples is exact if `handle_batch` sets the batch size; otherwise a warning is logged."""
     data, collate, samples_of, size_of = UNUSUAL[name]
     batches = DataLoader(data, batch_size=4, collate_fn=collate)
 
@@ -140,7 +140,7 @@ def test_samples_that_are_not_along_the_first_dimension_are_counted_by_the_user(
     ids=["columns", "one column", "two views", "lists", "time first"],
 )
 def test_without_a_batch_size_the_parts_of_a_batch_tell(caplog, batch, is_doubtful):
-    """Of a loader that is not a DataLoader, or has a batch sampler."""
+    """For a loader without `batch_size`, parts of different lengths cause the warning."""
     Brightness(lambda batch: [torch.ones(1)]).evaluate_loader([batch, batch])
 
     assert ("its parts have the lengths" in caplog.text) is is_doubtful

@@ -1,4 +1,4 @@
-"""best_metrics, compare_runs: which values were the best, of which epochs, of which run."""
+"""Tests of best_metrics and compare_runs: best values, their epochs and the ranking of runs."""
 
 import csv
 import math
@@ -9,8 +9,8 @@ import pytest
 from torch import nn
 
 from runnerkit import dl
-from runnerkit.curves.best_values import best_metrics, compare_runs
-from runnerkit.storage.checkpoint_index import read_index
+from runnerkit.checkpoints.index import read_index
+from runnerkit.history.best_values import best_metrics, compare_runs
 from tests.runs import judge_run, log_run
 from tests.tiny import loader, mlp, quiet, sgd
 
@@ -21,7 +21,7 @@ CURVES = {
 
 
 def row(table, **where):
-    """The one row of `table` that is so, as a dict."""
+    """Return the only row of `table` with these values, as a dict."""
     for column, value in where.items():
         table = table[table[column] == value]
     [found] = table.to_dict("records")
@@ -29,7 +29,7 @@ def row(table, **where):
 
 
 def test_best_values_are_those_of_the_csv_file(tmp_path):
-    """Against a loop over the file: the first of the smallest and of the largest, and the last."""
+    """The smallest, largest and last values agree with a loop over the file; ties give the first epoch."""
     log_run(tmp_path / "run", CURVES)
 
     summary = best_metrics(tmp_path / "run")
@@ -49,7 +49,7 @@ def test_best_values_are_those_of_the_csv_file(tmp_path):
 
 
 def test_what_is_better_is_said_only_where_it_is_known(tmp_path):
-    """Of the loss, and of what the checkpoints were judged by, whatever the loader; of nothing else."""
+    """Only the loss and the metric that selected the checkpoints have a direction, for every loader."""
     log_run(tmp_path / "run", CURVES)
     before = best_metrics(tmp_path / "run")
     judge_run(tmp_path / "run", "train", "accuracy", minimize=False)
@@ -65,7 +65,7 @@ def test_what_is_better_is_said_only_where_it_is_known(tmp_path):
 
 
 def test_runs_that_disagree_about_a_metric_leave_it_open(tmp_path):
-    """One keeps the largest, another the smallest: no run has a best one."""
+    """If one run maximizes a metric and another minimizes it, neither has a best value."""
     for name, minimize in {"a": True, "b": False}.items():
         log_run(tmp_path / name, CURVES)
         judge_run(tmp_path / name, "valid", "accuracy", minimize=minimize)
@@ -75,7 +75,7 @@ def test_runs_that_disagree_about_a_metric_leave_it_open(tmp_path):
 
 
 def test_nan_is_never_the_best_and_may_be_the_last(tmp_path):
-    """A diverged run has the best of its finite numbers; one without any has none."""
+    """The best value is the best finite one; a metric without finite values has none."""
     log_run(tmp_path / "run", {"valid": {"loss": [0.5, math.nan], "lost": [math.nan, math.nan]}})
 
     summary = best_metrics(tmp_path / "run")
@@ -87,7 +87,7 @@ def test_nan_is_never_the_best_and_may_be_the_last(tmp_path):
 
 
 def test_checkpoints_say_what_they_were_judged_by(tmp_path):
-    """valid_metric and minimize_valid_metric of `train` are in index.json; the best epoch is that of best.pth."""
+    """index.json holds `valid_metric` and `minimize_valid_metric`; the best epoch is that of best.pth."""
     model = mlp()
     dl.SupervisedRunner().train(
         model=model,
@@ -117,7 +117,7 @@ def test_checkpoints_say_what_they_were_judged_by(tmp_path):
 
 
 def test_runs_are_compared_by_what_their_checkpoints_were_judged_by(tmp_path):
-    """The best run first; one that did not log it comes last, with nothing."""
+    """The best run comes first; a run that did not log the metric comes last, without values."""
     for name, values in {"a": [0.5, 0.6], "b": [0.7, 0.4], "c": [0.1, 0.65]}.items():
         log_run(tmp_path / name, {"train": {"loss": [1.0, 0.5]}, "test": {"accuracy": values, "loss": [1.0, 1.0]}})
         judge_run(tmp_path / name, "test", "accuracy", minimize=False)
@@ -133,7 +133,7 @@ def test_runs_are_compared_by_what_their_checkpoints_were_judged_by(tmp_path):
 
 
 def test_runs_without_checkpoints_are_compared_by_the_valid_loss(tmp_path):
-    """The smallest first."""
+    """The run with the smallest valid loss comes first."""
     for name, values in {"a": [0.5, 0.4], "b": [0.3, 0.9]}.items():
         log_run(tmp_path / name, {"train": {"loss": [0.1]}, "valid": {"accuracy": [0.5, 0.5], "loss": values}})
 
@@ -145,7 +145,7 @@ def test_runs_without_checkpoints_are_compared_by_the_valid_loss(tmp_path):
 
 
 def test_without_a_direction_runs_stay_in_order(tmp_path):
-    """Nobody knows whether a large norm is good."""
+    """Runs keep their order if it is unknown whether a large value is better."""
     for name, values in {"a": [1.0], "b": [9.0], "c": [5.0]}.items():
         log_run(tmp_path / name, {"train": {"norm": values}})
 
@@ -164,7 +164,7 @@ def test_without_a_direction_runs_stay_in_order(tmp_path):
     ],
 )
 def test_what_was_not_logged_is_refused_by_name(tmp_path, wanted, message):
-    """With the names there are."""
+    """The error lists the logged names."""
     log_run(tmp_path / "a", CURVES)
 
     with pytest.raises(KeyError) as error:
@@ -174,7 +174,7 @@ def test_what_was_not_logged_is_refused_by_name(tmp_path, wanted, message):
 
 
 def test_a_damaged_index_leaves_the_numbers(tmp_path):
-    """What is better is not known then; `runnerkit doctor` tells of the damage."""
+    """A damaged index gives values without a direction; `runnerkit doctor` reports the damage."""
     log_run(tmp_path / "run", CURVES)
     judge_run(tmp_path / "run", "valid", "accuracy", minimize=False)
     index = tmp_path / "run" / "checkpoints" / "index.json"
@@ -184,7 +184,7 @@ def test_a_damaged_index_leaves_the_numbers(tmp_path):
 
 
 def test_an_index_that_says_it_wrongly_is_damaged(tmp_path):
-    """It is what decides about checkpoints, and is read strictly."""
+    """An index with a wrong key raises an error, because it decides which checkpoints are kept."""
     log_run(tmp_path / "run", CURVES)
     judge_run(tmp_path / "run", "valid", "accuracy", minimize=False)
     index = tmp_path / "run" / "checkpoints" / "index.json"
@@ -195,7 +195,7 @@ def test_an_index_that_says_it_wrongly_is_damaged(tmp_path):
 
 
 def test_runs_given_twice_are_read_once(tmp_path: Path):
-    """As a folder, and again by name."""
+    """A run given both by its parent folder and by its own path is read once."""
     for name in "ab":
         log_run(tmp_path / name, CURVES)
 

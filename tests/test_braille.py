@@ -1,16 +1,16 @@
-"""draw_curves: dots at the right places."""
+"""Tests of draw_curves: every dot is at the right place."""
 
 import numpy as np
 import pytest
 
 from runnerkit.commands.braille import draw_curves, limits
 
-# Where the dots of U+2800 + n are, by Unicode's table: bit, row, column within the character.
+# Positions of the dots of U+2800 + n in the Unicode table: bit, row, column within the character.
 BITS = [(0, 0, 0), (1, 1, 0), (2, 2, 0), (3, 0, 1), (4, 1, 1), (5, 2, 1), (6, 3, 0), (7, 3, 1)]
 
 
 def dots(characters):
-    """Turn (height, width) characters into the (4 * height, 2 * width) dots that they show, the top row first."""
+    """Convert (height, width) characters to the (4 * height, 2 * width) dots that they show, top row first."""
     height, width = characters.shape
     found = np.zeros((4 * height, 2 * width), dtype=bool)
     for (row, column), character in np.ndenumerate(characters):
@@ -20,9 +20,9 @@ def dots(characters):
 
 
 def test_a_point_for_each_dot_comes_back():
-    """x from left to right, y from below: the picture is the matrix that the points were taken from."""
+    """With x to the right and y upwards, the picture equals the matrix that the points were taken from."""
     picture = np.random.default_rng(0).random((12, 10)) < 0.3
-    picture[0, 0] = picture[-1, -1] = True  # the corners, which fix the scale
+    picture[0, 0] = picture[-1, -1] = True  # the corners determine the scale
     rows, columns = np.nonzero(picture)
     points = [np.array([[column, -row]], dtype=float) for row, column in zip(rows, columns, strict=True)]
 
@@ -33,7 +33,7 @@ def test_a_point_for_each_dot_comes_back():
 
 
 def test_points_are_joined_by_lines():
-    """A dot in every column, one above the last."""
+    """Joined points on a diagonal give one dot per column and row."""
     characters, _ = draw_curves([np.array([[0.0, 0.0], [3.0, 3.0], [7.0, 7.0]])], width=4, height=2)
 
     np.testing.assert_array_equal(dots(characters), np.eye(8, dtype=bool)[::-1])
@@ -41,7 +41,7 @@ def test_points_are_joined_by_lines():
 
 @pytest.mark.parametrize("hole", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_leaves_a_gap(hole):
-    """No line leads across it, and it does not count for the scale."""
+    """A non-finite point is not joined to its neighbors and does not affect the scale."""
     characters, _ = draw_curves([np.array([[0, 0], [1, 0], [3, hole], [6, 1], [7, 1]])], width=4, height=1)
 
     found = dots(characters)
@@ -51,7 +51,7 @@ def test_what_is_not_finite_leaves_a_gap(hole):
 
 
 def test_the_later_curve_owns_what_both_touch():
-    """A character has one color."""
+    """A character has one color, so it belongs to the later of two curves that share it."""
     flat, high = np.array([[0.0, 0.0], [7.0, 0.0]]), np.array([[6.0, 0.0], [7.0, 4.0]])
 
     _, owners = draw_curves([flat, high], width=4, height=2)
@@ -60,7 +60,7 @@ def test_the_later_curve_owns_what_both_touch():
 
 
 def test_one_epoch_and_a_constant_are_drawn():
-    """Neither has an extent to divide by."""
+    """A curve without extent in x or y is drawn without a division by zero."""
     for curve in (np.array([[1.0, 0.5]]), np.array([[1.0, 0.5], [2.0, 0.5]])):
         characters, _ = draw_curves([curve], width=3, height=2)
 
@@ -68,7 +68,7 @@ def test_one_epoch_and_a_constant_are_drawn():
 
 
 def test_nothing_finite_is_an_empty_picture():
-    """And its limits are no numbers."""
+    """Curves without finite points give an empty picture with NaN limits."""
     curves = [np.array([[1.0, np.nan]]), np.empty((0, 2))]
 
     characters, owners = draw_curves(curves, width=3, height=2)

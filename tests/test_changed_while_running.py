@@ -1,4 +1,4 @@
-"""What a hook may put in place of a component, or set on an object: it is used from then on."""
+"""Tests that components replaced by a hook, and hooks set on an object, take effect at once."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def in_epoch(epoch, call):
 
 @pytest.mark.parametrize("wrap", [lambda each: each, lambda each: dl.ControlFlowCallback(each, ignore_epochs=2)])
 def test_a_hook_that_is_set_on_the_object_is_called(wrap):
-    """As Python does; the class need not override it."""
+    """A hook assigned to a callback object is called even if its class does not override the method."""
     steps = []
     callback = dl.Callback()
     callback.on_batch_end = lambda runner: steps.append(runner.batch_step)
@@ -34,6 +34,7 @@ def test_a_hook_that_is_set_on_the_object_is_called(wrap):
 
 
 def test_a_hook_that_is_set_on_the_runner_is_called():
+    """A hook assigned to a runner object is called."""
     runner, epochs = dl.SupervisedRunner(), []
     runner.on_epoch_end = lambda each: epochs.append(each.epoch_step)
     model = mlp()
@@ -48,7 +49,7 @@ def test_a_hook_that_is_set_on_the_runner_is_called():
 
 @pytest.mark.parametrize("clips", [dl.BackwardCallback, dl.OptimizerCallback])
 def test_another_optimizers_gradients_are_clipped_too(clips):
-    """It has other parameters: of a new last layer."""
+    """A new optimizer for a replaced layer gets clipped gradients too."""
     norms = []
 
     def swap(runner):
@@ -67,13 +68,13 @@ def test_another_optimizers_gradients_are_clipped_too(clips):
 
 
 def test_an_optimizer_whose_parameters_nobody_trains_is_refused():
-    """As the first one is: the model trains on, the optimizer is another's."""
+    """A replacement optimizer of another model raises the same error as the first optimizer would."""
     with pytest.raises(RuntimeError, match="no parameter of the optimizer has a gradient"):
         train(in_epoch(2, lambda runner: setattr(runner, "optimizer", sgd(mlp()))), num_epochs=2)
 
 
 def test_another_scheduler_follows_its_own_optimizer():
-    """One step for each of the optimizer's, as by hand."""
+    """A replacement scheduler steps once per step of its optimizer, as in a hand-written loop."""
 
     def swap(runner):
         runner.optimizer = sgd(runner.model)
@@ -100,7 +101,7 @@ def test_another_scheduler_follows_its_own_optimizer():
 
 
 def test_accumulation_may_be_shortened_within_a_step():
-    """The step that is due comes with the next batch."""
+    """If the optimizer step is already due, it happens at the next batch."""
     stepper, pending = dl.OptimizerCallback("loss", accumulation_steps=4), []
 
     def shorten(runner):
@@ -113,15 +114,15 @@ def test_accumulation_may_be_shortened_within_a_step():
 
 
 class Half(dl.AccuracyCallback):
-    """Computes otherwise, and forgets the sums."""
+    """Metric that overrides on_batch_end and does not update the sums."""
 
     def on_batch_end(self, runner):
         runner.batch_metrics["accuracy"] = torch.tensor(0.5)
 
 
 def test_a_metric_that_a_subclass_leaves_unsummed_is_missed():
-    """Where it was summed before, nobody averages it; told so, the runner does."""
-    with pytest.raises(RuntimeError, match=r"Half left \['accuracy'\] in runner.batch_metrics and summed nothing: let"):
+    """A metric callback that leaves its metric unsummed raises an error, unless `totals_all = False`."""
+    with pytest.raises(RuntimeError, match=r"Half left \['accuracy'\] in runner.batch_metrics and summed nothing: "):
         train(Half("logits", "targets"))
 
     averaged = Half("logits", "targets")

@@ -1,4 +1,4 @@
-"""What a checkpoint may hold comes back from it; anything else is refused at the first save, by its place."""
+"""Tests that supported values survive a checkpoint and that the first save refuses others and names their place."""
 
 import collections
 import datetime
@@ -12,11 +12,12 @@ import torch
 from torch import nn
 
 from runnerkit import dl
+from runnerkit.checkpoints.fault import fault_of
+from runnerkit.checkpoints.file import load_checkpoint, save_checkpoint
+from runnerkit.checkpoints.folder import CheckpointFolder, find_checkpoint
+from runnerkit.checkpoints.plain_state import as_plain, copied
 from runnerkit.commands.cli import main
-from runnerkit.storage.checkpoint import CheckpointFolder, find_checkpoint
-from runnerkit.storage.checkpoint_fault import fault_of, sha256_of
-from runnerkit.storage.checkpoint_file import load_checkpoint, save_checkpoint
-from runnerkit.storage.plain_state import as_plain, copied
+from runnerkit.storage.checksum import sha256_of
 from tests.tiny import loader, mlp, quiet, sgd
 
 
@@ -29,7 +30,7 @@ class Name(enum.StrEnum):
 
 
 Pair = collections.namedtuple("Pair", "a b")
-# What is saved, and what comes back.
+# name: (saved value, loaded value)
 HELD = {
     "numbers": ([None, True, 3, 10**40, 0.1, 1j, "a", b"b"], [None, True, 3, 10**40, 0.1, 1j, "a", b"b"]),
     "bytearray": (bytearray(b"b"), bytearray(b"b")),
@@ -49,7 +50,7 @@ HELD = {
 
 @pytest.mark.parametrize(("given", "back"), HELD.values(), ids=HELD)
 def test_plain_values_come_back(tmp_path, given, back):
-    """With their types, read by torch alone."""
+    """Plain values keep their types when plain `torch.load` reads them."""
     save_checkpoint({"value": given}, tmp_path / "a.pth")
     loaded = torch.load(tmp_path / "a.pth", weights_only=True)["value"]
 
@@ -60,7 +61,7 @@ def test_plain_values_come_back(tmp_path, given, back):
 
 @pytest.mark.parametrize("dtype", "?bBhHiIlLefdFD")
 def test_arrays_come_back_as_tensors(tmp_path, dtype):
-    """Of each type of numbers, also backwards, read only and of no elements."""
+    """Arrays of every numeric dtype load as tensors, including reversed, read-only and empty ones."""
     array = np.arange(6).astype(dtype).reshape(2, 3)
     frozen = array.copy()
     frozen.flags.writeable = False
@@ -89,14 +90,14 @@ REFUSED = {
 
 @pytest.mark.parametrize(("words", "value"), REFUSED.items(), ids=map(str, REFUSED))
 def test_what_cannot_be_loaded_is_not_saved(tmp_path, words, value):
-    """Where it is and what it is are said; nothing is written."""
+    """The error names the place and the type of the value, and no file is written."""
     with pytest.raises(TypeError, match=rf"^callbacks\['x'\]\['history'\]\[1\] is of type ({words}), which a check"):
         save_checkpoint({"callbacks": {"x": {"history": [0, value]}}}, tmp_path / "a.pth")
     assert not list(tmp_path.iterdir())
 
 
 def test_keys_elements_and_attributes_are_looked_at_too():
-    """All that is pickled."""
+    """Everything that is pickled is checked: dict keys, set elements and attributes."""
     state = collections.OrderedDict(weight=1)
     state._metadata = {"": {"version": Path("a")}}
     tensor = torch.zeros(1)
@@ -113,26 +114,26 @@ def test_keys_elements_and_attributes_are_looked_at_too():
 
 
 def test_what_the_user_allows_torch_to_load_is_saved(tmp_path):
-    """By torch's own list."""
+    """Types in torch's list of safe globals are saved and loaded."""
     with torch.serialization.safe_globals([datetime.timedelta]):
         save_checkpoint({"waited": datetime.timedelta(1)}, tmp_path / "a.pth")
         assert load_checkpoint(tmp_path / "a.pth")["waited"] == datetime.timedelta(1)
 
 
 def test_weights_stay_the_tensors_that_they_are():
-    """Tied ones tied, with the versions of their modules, and for a large model in no time."""
+    """Tensors are neither copied nor untied, module versions are kept, and a large model takes almost no time."""
     model = nn.Sequential(*(nn.BatchNorm1d(4) for _ in range(2000)))
     state = model.state_dict()
     begin = time.process_time()
     plain = as_plain(state)
 
-    assert time.process_time() - begin < 1  # some 30 ms for 10,000 tensors
+    assert time.process_time() - begin < 1  # about 30 ms for 10,000 tensors
     assert plain._metadata == state._metadata and list(plain) == list(state)
     assert all(plain[name] is state[name] for name in state)
 
 
 def test_a_copy_has_no_part_that_changes_later():
-    """Sets, bytes, arrays, counters: whatever can be changed in place."""
+    """A copy shares no mutable object with the original: sets, bytearrays, arrays, counters."""
     state = {
         "set": {1}, "bytes": bytearray(b"a"), "array": np.zeros(2), "counter": collections.Counter("aab"),
         "pair": Pair([1], {2}), "default": collections.defaultdict(set, {1: {2}}),
@@ -146,7 +147,7 @@ def test_a_copy_has_no_part_that_changes_later():
 
 
 class History(dl.Callback):
-    """Has a state, and keeps what it gets back."""
+    """Callback with a state that records the state it is given on resume."""
 
     def __init__(self, value):
         super().__init__(order=dl.CallbackOrder.External)
@@ -170,7 +171,7 @@ def fit(logdir, *callbacks, num_epochs=1, lr=0.1, scheduler=None, model=None, **
 
 
 def test_a_run_goes_on_with_numpys_numbers(tmp_path):
-    """A learning rate from np.logspace; a callback's array is a tensor."""
+    """A NumPy learning rate is restored as a number, and a callback's array as a tensor."""
     lr = np.logspace(-3, -1, 3)[1]
     fit(tmp_path, History({np.int64(1): np.arange(3)}), lr=lr)
     history = History(None)
@@ -202,7 +203,7 @@ def decayed(optimizer):
 
 @pytest.mark.parametrize("is_own", [False, True], ids=["train's own", "asynchronous"])
 def test_a_run_ends_at_its_first_save(tmp_path, is_own):
-    """With the place in words; nothing is left that counts as a checkpoint."""
+    """The error names the place of the unsupported value, and no checkpoint is left behind."""
 
     def fails(words, *callbacks, mode="runner", **options):
         own = dl.CheckpointCallback(tmp_path, mode=mode, asynchronous=True, every_steps=1)
@@ -217,14 +218,14 @@ def test_a_run_ends_at_its_first_save(tmp_path, is_own):
 
 
 class OnRankZero(History):
-    """A state that only the process that saves it finds to be none."""
+    """Callback whose state cannot be saved on the main process only."""
 
     def on_experiment_start(self, runner):
         self.value = collections.deque() if runner.engine.is_main_process else []
 
 
 def test_all_ranks_end_with_the_cause(tmp_path):
-    """Rank zero alone refuses."""
+    """An error raised while saving, on rank zero only, ends all ranks."""
     with pytest.raises(TypeError, match=r"^callbacks\['.*OnRankZero'\]\['history'\] is of type collections.deque"):
         fit(
             tmp_path,
@@ -237,7 +238,7 @@ def test_all_ranks_end_with_the_cause(tmp_path):
 
 
 def checkpoint_of_old(folder, name, value, **what):
-    """Write what earlier versions wrote."""
+    """Write a checkpoint as earlier versions did."""
     record = CheckpointFolder(folder).add(name, {"format_version": 1}, **what)
     torch.save({"format_version": 1, "value": value}, folder / name)
     index = (folder / "index.json").read_text().replace(record.sha256, sha256_of(folder / name))
@@ -247,12 +248,12 @@ def checkpoint_of_old(folder, name, value, **what):
 
 
 def test_what_is_wrong_with_checkpoints_is_told_apart(tmp_path, capsys, caplog):
-    """Damaged, holding what is not loaded, weights only, none."""
+    """Errors distinguish damaged checkpoints, unsupported contents, weights only and no checkpoints."""
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     what = {"kind": "runner", "epoch": 1, "batch": 1, "score": None, "metrics": {}}
     foreign = r"holds collections.deque, which is not loaded, as it could run code"
-    with pytest.raises(FileNotFoundError, match=r"checkpoints: it has no checkpoints$"):
+    with pytest.raises(FileNotFoundError, match=r"it does not contain checkpoints$"):
         find_checkpoint(tmp_path)
 
     weights = CheckpointFolder(folder).add("model.0001.pth", {"weight": torch.zeros(1)}, **what | {"kind": "model"})
@@ -260,7 +261,7 @@ def test_what_is_wrong_with_checkpoints_is_told_apart(tmp_path, capsys, caplog):
     with pytest.raises(FileNotFoundError, match=r"its checkpoints hold weights only \(mode='model'\)$"):
         find_checkpoint(tmp_path)
     assert main(["doctor", str(tmp_path)]) == 0
-    assert "checkpoints: weights only (mode='model'): no run resumes from them" in capsys.readouterr().out
+    assert "checkpoints: weights only (mode='model'): a run cannot resume from them" in capsys.readouterr().out
 
     checkpoint_of_old(folder, "model.0002.pth", collections.deque([1]), **what)
     with pytest.raises(FileNotFoundError, match=rf"resume from in .*checkpoints: model.0002.pth {foreign}[^;]*$"):
@@ -280,12 +281,12 @@ def test_what_is_wrong_with_checkpoints_is_told_apart(tmp_path, capsys, caplog):
         find_checkpoint(tmp_path)
     (folder / "index.json").unlink()
     (folder / "model.0001.pth").unlink()
-    with pytest.raises(FileNotFoundError, match=rf"model.0002.pth {foreign}.*; model.0003.pth is no whole checkpoint"):
+    with pytest.raises(FileNotFoundError, match=rf"model.0002.pth {foreign}.*; model.0003.pth is not a complete"):
         find_checkpoint(tmp_path)
 
 
 def test_a_name_that_is_written_again_is_in_the_index_once(tmp_path):
-    """With what it holds now, after all that was written before."""
+    """A rewritten checkpoint is listed once, last, with its new checksum."""
     folder = CheckpointFolder(tmp_path)
     what = {"kind": "runner", "epoch": 1, "batch": 1, "score": None, "metrics": {}}
     for name, value in [("model.0001.pth", 1), ("model.0002.pth", 2), ("model.0001.pth", 3)]:
@@ -298,11 +299,11 @@ def test_a_name_that_is_written_again_is_in_the_index_once(tmp_path):
 
 
 def test_a_flipped_bit_in_a_name_is_damage(tmp_path):
-    """It makes another name of one that is loaded: nothing is said of that."""
+    """A flipped bit in a pickled name is reported as damage, not as an unsupported type."""
     path = save_checkpoint({"weight": torch.zeros(1)}, tmp_path / "a.pth")
     content = path.read_bytes()
     assert content.count(b"_rebuild_tensor_v2") == 1
     path.write_bytes(content.replace(b"_rebuild_tensor_v2", b"_rebuild_tensor_v3"))
 
-    with pytest.raises(ValueError, match=r"a.pth is no whole checkpoint of tensors and plain values: the checksum of"):
+    with pytest.raises(ValueError, match=r"a.pth is not a complete checkpoint of .*: the checksum of"):
         load_checkpoint(path)

@@ -1,4 +1,4 @@
-"""A checkpoint that a thread writes holds what the run was when it was taken, and is there when the run has ended."""
+"""Tests that a checkpoint written by a thread holds the state at the save and is complete when the run ends."""
 
 import threading
 
@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from runnerkit import dl
-from runnerkit.background import Background
-from runnerkit.storage.checkpoint import CheckpointFolder
-from runnerkit.storage.checkpoint_file import load_checkpoint
-from runnerkit.storage.plain_state import copied
+from runnerkit.checkpoints.file import load_checkpoint
+from runnerkit.checkpoints.folder import CheckpointFolder
+from runnerkit.checkpoints.plain_state import copied
+from runnerkit.support.background import Background
 from tests.tiny import loader, mlp, quiet, sgd
 
 
@@ -31,7 +31,7 @@ def fit(folder, *callbacks, num_epochs=1, **options):
 
 
 class WeightsByStep(dl.Callback):
-    """Notes the weights after each step, before a checkpoint is taken."""
+    """Records the weights after each step, before a checkpoint is taken."""
 
     def __init__(self):
         super().__init__(order=dl.CallbackOrder.Optimizer + 1)
@@ -42,7 +42,7 @@ class WeightsByStep(dl.Callback):
 
 
 def test_steps_go_on_while_it_is_written_and_do_not_change_it(tmp_path, monkeypatch):
-    """The thread is held up until the next save waits for it; each file has the weights of its own step."""
+    """Even if writing takes longer than the steps between two saves, each file has the weights of its own step."""
     add, begun, noted = CheckpointFolder.add, [], WeightsByStep()
 
     def slow(folder, name, state, **what):
@@ -61,7 +61,7 @@ def test_steps_go_on_while_it_is_written_and_do_not_change_it(tmp_path, monkeypa
 
 
 def test_what_keeps_it_from_being_written_is_raised_at_the_next_save(tmp_path, monkeypatch):
-    """Not at the end of a long run."""
+    """A write error is raised at the next save, not at the end of the run."""
 
     def full(*args, **kwargs):
         raise OSError(28, "No space left on device")
@@ -74,7 +74,7 @@ def test_what_keeps_it_from_being_written_is_raised_at_the_next_save(tmp_path, m
 
 
 def test_it_is_written_when_the_run_ends_by_an_exception(tmp_path):
-    """What was seen to be saved is kept."""
+    """A checkpoint in progress is completed when an exception ends the run."""
 
     class Fail(dl.Callback):
         def on_epoch_start(self, runner):
@@ -87,7 +87,7 @@ def test_it_is_written_when_the_run_ends_by_an_exception(tmp_path):
 
 
 def test_a_copy_shares_nothing_but_what_was_shared():
-    """Tied weights stay one tensor, an optimizer's numbers stay numbers, a view of a part is no whole."""
+    """Tied weights stay one tensor, numbers stay numbers, and a view of a part is copied as a part."""
     weight = torch.arange(6.0).reshape(2, 3)
     state = {"a": {"tied": weight, "same": weight}, "part": weight[0], "step": [1, (2.5, "x")]}
     copy = copied(state)
@@ -97,7 +97,7 @@ def test_a_copy_shares_nothing_but_what_was_shared():
 
 
 def test_pieces_of_work_run_in_turn_and_their_errors_are_kept_apart():
-    """An error is raised once; the piece after it may begin."""
+    """An error is raised once, and the next task can then start."""
     background, done = Background(), []
     background.start(lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):

@@ -1,4 +1,4 @@
-"""Checkpoints of a run of several stages: signals, the best of a stage, the weights to start with, who saves where."""
+"""Tests of checkpoints in several stages: signals, best checkpoint, initial weights and conflicting folders."""
 
 import os
 import signal
@@ -8,15 +8,15 @@ import torch
 from torch import nn
 
 from runnerkit import dl
-from runnerkit.preemption import Preempted, StopRequests
-from runnerkit.storage.checkpoint import CheckpointFolder
+from runnerkit.checkpoints.folder import CheckpointFolder
+from runnerkit.loop.stop_signals import Preempted, StopRequests
 from tests.tiny import loader, mlp, quiet, sgd, weights
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 class Stages(dl.SupervisedRunner):
-    """Two stages of three epochs of five steps; each makes its callbacks anew."""
+    """Two stages of three epochs of five steps; each stage creates its own callbacks."""
 
     def __init__(self, logdir, make_callbacks, *, worse_by=0.0):
         super().__init__()
@@ -60,7 +60,7 @@ class Stages(dl.SupervisedRunner):
 
 
 class At(dl.Callback):
-    """Calls a function at the end of a training step."""
+    """Calls a function at the end of one training step."""
 
     def __init__(self, step, act):
         super().__init__(order=dl.CallbackOrder.External)
@@ -86,7 +86,7 @@ def fail(runner):
 
 @pytest.fixture
 def handlers():
-    """Those of the signals, which a run must leave as they were."""
+    """Check that a run restores the signal handlers."""
     before = [signal.getsignal(each) for each in SIGNALS]
     yield before
     assert [signal.getsignal(each) for each in SIGNALS] == before
@@ -94,7 +94,7 @@ def handlers():
 
 @pytest.mark.parametrize("step", [7, 22], ids=["first", "second"])
 def test_a_signal_stops_whichever_stage_is_under_way(tmp_path, handlers, step):
-    """Each stage has a CheckpointCallback of its own."""
+    """A signal saves a checkpoint and stops the run in any stage, each of which has its own CheckpointCallback."""
     runner = Stages(tmp_path, lambda stage: {"save": checkpoint(tmp_path), "signal": At(step, terminate)})
 
     with pytest.raises(Preempted):
@@ -106,7 +106,7 @@ def test_a_signal_stops_whichever_stage_is_under_way(tmp_path, handlers, step):
 
 @pytest.mark.parametrize("step", [7, 22], ids=["first", "second"])
 def test_an_exception_in_any_stage_gives_the_signals_back(tmp_path, handlers, step):
-    """The next run in this process hears them."""
+    """After an exception, the signal handlers are restored and the next run in this process receives signals."""
     with pytest.raises(LookupError):
         Stages(tmp_path / "a", lambda stage: {"save": checkpoint(tmp_path / "a"), "fail": At(step, fail)}).run()
 
@@ -115,7 +115,7 @@ def test_an_exception_in_any_stage_gives_the_signals_back(tmp_path, handlers, st
 
 
 def test_an_exception_reaches_the_callbacks_of_stages_before(tmp_path):
-    """What they opened they can close; one that was not started yet is not told."""
+    """on_exception is called for callbacks of earlier stages too, but not for callbacks that have not started."""
     told = []
 
     class Told(dl.Callback):
@@ -148,7 +148,7 @@ def test_an_exception_reaches_the_callbacks_of_stages_before(tmp_path):
 
 
 def test_the_best_is_that_of_the_stage(tmp_path):
-    """The second stage's loss is another one; its worst is still what it is about."""
+    """The best checkpoint is chosen among those of the last stage, even if an earlier stage had a lower loss."""
     kept = {}
 
     def keep(runner):
@@ -172,7 +172,7 @@ def test_the_best_is_that_of_the_stage(tmp_path):
 
 
 def test_weights_to_start_with_are_for_the_first_stage(tmp_path):
-    """The second goes on with what the first has trained."""
+    """`resume_model` sets the weights of the first stage; the second continues with the trained weights."""
     start = mlp(seed=5)
     torch.save(start.state_dict(), tmp_path / "start.pth")
     seen = {}
@@ -209,9 +209,9 @@ def train(logdir, *callbacks, **options):
 
 
 def test_two_that_would_save_over_each_other_are_refused(tmp_path):
-    """By their keys, and before anything is written."""
+    """Two checkpoint callbacks with the same folder are refused before anything is written."""
     weights_only = checkpoint(tmp_path, mode="model", topk=2)
-    with pytest.raises(ValueError, match=r"would save over each other in .*: give one a logdir of its own"):
+    with pytest.raises(ValueError, match=r"would overwrite each other's files in .*: give one another logdir"):
         train(tmp_path, checkpoint(tmp_path / "." / "x" / ".."), weights_only)
     assert not (tmp_path / "checkpoints").exists()
 
@@ -220,15 +220,13 @@ def test_two_that_would_save_over_each_other_are_refused(tmp_path):
 
 
 def test_load_best_on_end_is_not_taken_for_ones_own_callback(tmp_path):
-    """Which would ignore it."""
-    with pytest.raises(
-        ValueError, match="load_best_on_end=True is for the CheckpointCallback that train makes: pass it"
-    ):
+    """train(load_best_on_end=True) is refused with a user-defined CheckpointCallback, which would ignore it."""
+    with pytest.raises(ValueError, match="does not reach your CheckpointCallback: pass it there"):
         train(tmp_path, checkpoint(tmp_path), load_best_on_end=True)
 
 
 def test_where_no_metric_is_a_number_the_last_weights_stay(tmp_path, caplog):
-    """With a warning: an exception would throw the training away."""
+    """If the metric is always NaN, load_best_on_end keeps the last weights and warns instead of raising."""
 
     class NaN(dl.Callback):
         def __init__(self):
@@ -240,11 +238,11 @@ def test_where_no_metric_is_a_number_the_last_weights_stay(tmp_path, caplog):
     trained = train(tmp_path / "a", NaN(), checkpoint(tmp_path / "a", metric_key="mine", load_best_on_end=True))
 
     assert torch.equal(weights(trained), weights(train(tmp_path / "b")))
-    assert "'mine' of loader 'valid' was no number at any checkpoint of stage" in caplog.text
+    assert "'mine' of loader 'valid' was not a number at any checkpoint of stage" in caplog.text
 
 
 def test_a_stop_agreed_on_amid_an_accumulated_step_is_kept_until_its_end(tmp_path, monkeypatch):
-    """Processes agree about once a second, seldom where a step ends."""
+    """A stop requested during gradient accumulation waits for the end of the optimizer step."""
     monkeypatch.setattr(StopRequests, "due", lambda self, step, engine: signal.SIGTERM if step == 4 else None)
 
     with pytest.raises(Preempted):

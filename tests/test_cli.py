@@ -1,4 +1,4 @@
-"""The command `runnerkit`: its help, its completion, its exit codes, and its page of the docs."""
+"""Tests of the command `runnerkit`: help, completion, exit codes and the examples in docs/cli.md."""
 
 import os
 import re
@@ -19,7 +19,7 @@ COMMANDS = ["run", "tune", "export", "new", "env", "metrics", "plot", "watch", "
 
 
 def test_the_help_names_every_command(capsys):
-    """With its first sentence; so it does without a command, which is a wrong use."""
+    """The help lists every command with a description; a call without a command exits with code 2."""
     assert main(["--help"]) == 0
     listed = re.findall(r"^  (\w+)  +[A-Z]", capsys.readouterr().out.partition("Commands:")[2], flags=re.MULTILINE)
 
@@ -29,20 +29,20 @@ def test_the_help_names_every_command(capsys):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_help_of_a_command_has_an_example(command, capsys):
-    """Which is one of this command."""
+    """The help of each command has an example of that command."""
     assert main([command, "-h"]) == 0
 
     assert f"Example: runnerkit {command} " in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_version_is_the_packages(capsys):
-    """One line."""
+    """`--version` prints the package version on one line."""
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"runnerkit {__version__}\n"
 
 
 def test_the_shell_completes_commands_and_options(capsys, monkeypatch):
-    """As bash asks: the words so far, and which of them is being typed."""
+    """Bash completion completes the word at the cursor: a command or an option."""
     completed = []
     for words in ("runnerkit do", "runnerkit run --en"):
         monkeypatch.setenv("_RUNNERKIT_COMPLETE", "complete_bash")
@@ -56,7 +56,7 @@ def test_the_shell_completes_commands_and_options(capsys, monkeypatch):
 
 @pytest.mark.cold
 def test_completion_and_help_do_without_torch():
-    """A shell asks at each press of the key, and torch's import takes a second or more."""
+    """Completion and help do not import torch, which takes a second or more."""
     code = "import sys; from runnerkit.__main__ import main; main(); print(sorted({'torch', 'numpy'} & {*sys.modules}))"
     asked = {"_RUNNERKIT_COMPLETE": "complete_bash", "COMP_WORDS": "runnerkit ru", "COMP_CWORD": "1"}
 
@@ -76,7 +76,7 @@ def test_completion_and_help_do_without_torch():
 
 
 def test_without_typer_a_sentence_says_so(capsys, monkeypatch):
-    """No traceback; the package itself does not need it."""
+    """Without typer, the command prints how to install it instead of a traceback."""
     monkeypatch.setitem(sys.modules, "typer", None)
 
     assert run_module() == 2
@@ -93,22 +93,22 @@ def test_without_typer_a_sentence_says_so(capsys, monkeypatch):
     ],
 )
 def test_what_the_command_line_does_not_take_is_named(arguments, words, capsys):
-    """With exit code 2."""
+    """Invalid commands, options and values are named, with exit code 2."""
     assert main(arguments) == 2
     assert words in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize("to", ["onnx", "torch-export", "safetensors"])
 def test_an_export_to_a_folder_is_refused(to, tmp_path, monkeypatch, capsys):
-    """Before anything is read."""
+    """An export whose output is a folder fails before the logdir is read."""
     monkeypatch.chdir(tmp_path)
 
     assert main(["export", str(tmp_path), "--to", to, "-o", "."]) == 2
-    assert capsys.readouterr().err == "runnerkit export: cannot write .: it is a folder; name a file in it\n"
+    assert capsys.readouterr().err == "runnerkit export: cannot write .: it is a folder; pass the path of a file\n"
 
 
 def run_line(line):
-    """In this process, but for a script, which takes its place."""
+    """Run a command in this process, or a script in its own, because it replaces the process; return the exit code."""
     program, *arguments = shlex.split(line)
     assert program == "runnerkit"
     if arguments[:2] != ["run", "train.py"]:
@@ -119,7 +119,7 @@ def run_line(line):
 
 @pytest.mark.slow
 def test_every_command_of_the_page_runs(tmp_path, monkeypatch, capsys):
-    """In order, in one folder; its files are the yaml blocks, by the names in their first lines."""
+    """All commands of docs/cli.md run in order in one folder that holds the page's YAML blocks as files."""
     monkeypatch.chdir(tmp_path)
     text = PAGE.read_text(encoding="utf-8")
     for block in re.findall(r"^```yaml\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL):

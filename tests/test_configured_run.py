@@ -1,4 +1,4 @@
-"""`runnerkit run CONFIG.yaml`: what is trained, what is left, and what is said of a config that will not do."""
+"""Tests of `runnerkit run CONFIG.yaml`: training, written files and the errors of invalid configs."""
 
 import json
 import os
@@ -12,11 +12,11 @@ import yaml
 from torch import nn
 
 from runnerkit import dl, read_metrics
+from runnerkit.checkpoints.file import load_checkpoint
 from runnerkit.commands.cli import main
 from runnerkit.commands.config import read_config
 from runnerkit.commands.configured_run import make_run, save_config
-from runnerkit.seeding import set_global_seed
-from runnerkit.storage.checkpoint_file import load_checkpoint
+from runnerkit.seeding.generators import set_global_seed
 from tests.fashion_mnist_layout import write_fashion_mnist
 from tests.test_one_run_a_logdir import Holder
 from tests.tiny import NUM_CLASSES, NUM_FEATURES, loader, train_by_hand, weights
@@ -52,14 +52,14 @@ minimize_valid_metric: false
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """The current one, with config.yaml in it."""
+    """Return the current folder, which contains config.yaml."""
     monkeypatch.chdir(tmp_path)
     Path("config.yaml").write_text(CONFIG)
     return tmp_path
 
 
 def trained(logdir):
-    """The weights that a run has left, by name."""
+    """Return the state dict of a run's last checkpoint."""
     return load_checkpoint(Path(logdir, "checkpoints", "last.pth"))["model_state_dict"]
 
 
@@ -69,7 +69,7 @@ def assert_same_bits(one, other):
 
 
 def test_a_config_trains_what_the_loop_by_hand_does(folder):
-    """The same initial weights from the seed, the same steps: without shuffling and dropout, bit for bit."""
+    """Without shuffling and dropout, a config gives the weights of the hand-written loop, bit for bit."""
     overrides = ["loaders.train.shuffle=false", "model._args_.2.p=0", "scheduler=null", "seed=7"]
     set_global_seed(7)
     model = nn.Sequential(nn.Linear(NUM_FEATURES, 16), nn.ReLU(), nn.Dropout(0), nn.Linear(16, NUM_CLASSES))
@@ -84,7 +84,7 @@ def test_a_config_trains_what_the_loop_by_hand_does(folder):
 
 @pytest.mark.parametrize("engine", [["--engine", "cpu"], ["--engine", "dp", "--precision", "bf16"]])
 def test_the_saved_config_gives_the_same_bits(folder, capsys, engine):
-    """Shuffling and dropout included; overrides and options are in it; it is logged beside the first."""
+    """The saved config includes overrides and options and reproduces the run bit for bit, in another logdir."""
     assert main(["run", "config.yaml", *engine, "hparams.lr=0.05", "num_epochs=3"]) == 0
     assert main(["run", "logs/config/config.yml"]) == 0
 
@@ -98,7 +98,7 @@ def test_the_saved_config_gives_the_same_bits(folder, capsys, engine):
 
 
 def test_another_seed_gives_other_bits(folder):
-    """Else the test above could not fail."""
+    """Another seed changes the weights, so the test above can fail."""
     assert main(["run", "config.yaml"]) == 0
     assert main(["run", "config.yaml", "seed=1"]) == 0
 
@@ -107,7 +107,7 @@ def test_another_seed_gives_other_bits(folder):
 
 
 def test_a_run_goes_on_with_resume(folder):
-    """One epoch, then the second of two: the bits of the run that was never ended."""
+    """A run resumed after its first epoch has the same weights as an uninterrupted run, bit for bit."""
     assert main(["run", "config.yaml", "--logdir", "whole"]) == 0
     assert main(["run", "config.yaml", "--logdir", "parts", "num_epochs=1"]) == 0
 
@@ -117,7 +117,7 @@ def test_a_run_goes_on_with_resume(folder):
 
 
 def test_several_models_have_an_optimizer_each(folder):
-    """By their keys; a runner of one's own is a component too."""
+    """Models, optimizers and schedulers are matched by key; the runner is a component too."""
     overrides = [
         "model={a: {_target_: torch.nn.Linear, in_features: 6, out_features: 3}, b: {_target_: torch.nn.ReLU}, "
         "c: {_target_: torch.nn.Linear, in_features: 3, out_features: 3}}",
@@ -138,7 +138,7 @@ def test_several_models_have_an_optimizer_each(folder):
 
 
 def test_an_engine_may_be_a_component(folder):
-    """With arguments that the command line has no option for."""
+    """An engine given by `_target_` takes arguments that are not options of the command line."""
     engine = "engine={_target_: runnerkit.dl.DistributedDataParallelEngine, num_processes: 3, timeout_s: 5}"
 
     _, arguments = make_run(read_config(Path("config.yaml"), [engine]))
@@ -149,7 +149,7 @@ def test_an_engine_may_be_a_component(folder):
 
 @pytest.mark.slow
 def test_the_example_trains_and_its_config_gives_the_same_bits(folder):
-    """Fashion-MNIST's layout with few images, two processes; ten classes, of which chance is right about 0.1."""
+    """The example learns on few images and two processes; a random guess has an accuracy of about 0.1."""
     write_fashion_mnist("small", num_train=600, num_test=200)
     example = str(ROOT / "examples" / "configs" / "fashion_mnist.yaml")
     overrides = ["hparams.data_root=small", "hparams.batch_size=16", "num_epochs=2"]
@@ -165,7 +165,7 @@ def test_the_example_trains_and_its_config_gives_the_same_bits(folder):
 
 
 def test_a_script_trains_on_the_engine_of_the_command_line(folder):
-    """And gets its own arguments; its exit code is the command's."""
+    """A script uses the engine of the command line and its own arguments; the command returns its exit code."""
     Path("train.py").write_text(
         "import sys\n"
         "from torch import nn\n"
@@ -189,7 +189,7 @@ def test_a_script_trains_on_the_engine_of_the_command_line(folder):
 
 
 def test_components_are_found_in_the_current_folder(folder):
-    """By the installed command too, which has its own folder in the path instead."""
+    """Components are imported from the current folder even if it is not in sys.path, as for the installed command."""
     Path("mine.py").write_text("from tests.tiny import mlp\n\n\ndef model() -> object:\n    return mlp()\n")
     code = "import sys; from runnerkit.__main__ import main; sys.exit(main())"
     words = ["run", "config.yaml", "model={_target_: mine.model}", "num_epochs=1"]
@@ -202,15 +202,15 @@ def test_components_are_found_in_the_current_folder(folder):
 
 
 def test_everything_is_checked_before_anything_is_made(folder, capsys):
-    """A mistake in the last part is found though the first one cannot be made."""
+    """An error in the last component is reported although the first one could not be created."""
     words = ["model._args_.2.p=2", "callbacks.0.topc=[1]"]
 
     assert main(["run", "config.yaml", *words]) == 2
-    assert "AccuracyCallback takes no 'topc'; it takes input_key, target_key, topk," in capsys.readouterr().err
+    assert "AccuracyCallback does not accept 'topc'; it accepts input_key, target_key, topk," in capsys.readouterr().err
 
 
 def test_what_training_raises_keeps_its_traceback(folder, capsys):
-    """It is no wrong use of the command line: exit code 1."""
+    """An error during training is shown with its traceback, with exit code 1."""
     assert main(["run", "config.yaml", "model._args_.3.in_features=5"]) == 1
 
     error = capsys.readouterr().err
@@ -218,10 +218,10 @@ def test_what_training_raises_keeps_its_traceback(folder, capsys):
 
 
 WRONG = {
-    "typo in a key": (["num_epoch=3"], "config.yaml: num_epoch: no such key; there are runner, model, criterion,"),
+    "typo in a key": (["num_epoch=3"], "config.yaml: num_epoch: unknown key; expected one of runner, model,"),
     "typo in an argument": (
         ["optimizer.lrate=0.1"],
-        "config.yaml: optimizer: torch.optim.sgd.SGD takes no 'lrate'; it takes params, lr, momentum, dampening,",
+        "config.yaml: optimizer: torch.optim.sgd.SGD does not accept 'lrate'; it accepts params, lr, momentum,",
     ),
     "wrong type": (["num_epochs=three"], "config.yaml: num_epochs: expected int, got 'three'"),
     "wrong type of an argument": (
@@ -234,7 +234,7 @@ WRONG = {
     ),
     "missing argument": (
         ["model._args_.0={_target_: torch.nn.Linear, in_features: 6}"],
-        "it takes in_features, out_features, bias, device, dtype",
+        "it accepts in_features, out_features, bias, device, dtype",
     ),
     "unknown import path": (
         ["criterion._target_=torch.nn.CrossEntropy"],
@@ -245,27 +245,27 @@ WRONG = {
     "no component": (["model=3"], "config.yaml: model: expected _target_ and its arguments, got 3"),
     "typo in _target_": (
         ["model={target: torch.nn.Linear, in_features: 6}"],
-        "config.yaml: model: _target_ is missing, the import path of what it is; such as {_target_: torch.nn.Linear,",
+        "config.yaml: model: _target_, its import path, is missing; expected for example {_target_: torch.nn.Linear,",
     ),
     "an optimizer without _target_": (
         ["optimizer={lr: 0.1}"],
-        "config.yaml: optimizer: _target_ is missing, the import path of what it is; such as {_target_: torch.optim",
+        "config.yaml: optimizer: _target_, its import path, is missing; expected for example {_target_: torch.optim",
     ),
     "a loader without _target_": (
         ["loaders.valid={batch_size: 4}"],
-        "config.yaml: loaders.valid: _target_ is missing, the import path of what it is; such as {_target_: torch",
+        "config.yaml: loaders.valid: _target_, its import path, is missing; expected for example {_target_: torch",
     ),
-    "loaders that are one": (["loaders={batch_size: 4}"], "config.yaml: loaders.batch_size: _target_ is missing"),
-    "a callback without _target_": (["callbacks=[{topk: [1]}]"], "config.yaml: callbacks.0: _target_ is missing"),
-    "a criterion without _target_": (["criterion={reduction: mean}"], "config.yaml: criterion: _target_ is missing"),
-    "a runner without _target_": (["runner={a: {b: 1}}"], "config.yaml: runner: _target_ is missing"),
+    "loaders that are one": (["loaders={batch_size: 4}"], "config.yaml: loaders.batch_size: _target_, its import path"),
+    "a callback without _target_": (["callbacks=[{topk: [1]}]"], "config.yaml: callbacks.0: _target_, its import path"),
+    "a criterion without _target_": (["criterion={reduction: mean}"], "config.yaml: criterion: _target_, its import"),
+    "a runner without _target_": (["runner={a: {b: 1}}"], "config.yaml: runner: _target_, its import path, is missing"),
     "an engine without _target_": (
         ["engine={num_processes: 1}"],
-        "config.yaml: engine: _target_ is missing; expected a name, or such as {_target_: runnerkit.dl.CPUEngine}",
+        "config.yaml: engine: _target_ is missing; expected a name, or for example {_target_: runnerkit.dl.CPUEngine}",
     ),
     "a seed too large": (
         ["seed=20000000000000000000"],
-        "config.yaml: seed: expected a seed from -2**63 to 2**64 - 1, which is what torch takes, got 2000",
+        "config.yaml: seed: expected a seed from -2**63 to 2**64 - 1, the range of torch, got 2000",
     ),
     "a seed too small": (["seed=-9999999999999999999"], "config.yaml: seed: expected a seed from -2**63 to 2**64 - 1"),
     "an unknown metric": (
@@ -281,13 +281,19 @@ WRONG = {
         "config.yaml: EarlyStoppingCallback reads metric 'acuracy' of loader 'valid', which has ['loss']",
     ),
     "reference to nothing": (["hparams={}"], "config.yaml: Interpolation key 'hparams.width' not found"),
-    "no override": (["lr"], "'lr' is no override; expected key=value, such as optimizer.lr=0.01"),
+    "no override": (["lr"], "override 'lr' must have the form key=value, such as optimizer.lr=0.01"),
     "override of no place": (["callbacks.5.topk=[1]"], "config.yaml: override 'callbacks.5.topk=[1]': "),
     "unknown loader": (["valid_loader=vaild"], "reads loader 'vaild'; the loaders are ['train', 'valid']"),
-    "unknown engine": (["--engine", "dpp"], "config.yaml: engine: no engine 'dpp'; there are cpu, gpu, dp, ddp, fsdp,"),
+    "unknown engine": (
+        ["--engine", "dpp"],
+        "config.yaml: engine: unknown engine 'dpp'; expected one of cpu, gpu, dp, ddp, fsdp,",
+    ),
     "no engine": (["engine={_target_: torch.nn.ReLU}"], "config.yaml: engine: is a ReLU; expected an engine of dl"),
     "a list of engines": (["engine=[ddp]"], "config.yaml: engine: expected a name, or _target_ and its arguments, got"),
-    "unknown precision": (["--precision", "fp8"], "config.yaml: engine: no precision 'fp8'; there are fp32, amp,"),
+    "unknown precision": (
+        ["--precision", "fp8"],
+        "config.yaml: engine: unknown precision 'fp8'; expected one of fp32, amp,",
+    ),
     "processes of a lone one": (["--engine", "cpu", "--nproc", "2"], "config.yaml: engine: engine 'cpu' runs in one"),
     "a file for a folder": (
         ["--logdir", "config.yaml/logs"],
@@ -296,21 +302,21 @@ WRONG = {
     "no permission": (["--logdir", "/proc/logs"], "cannot write /proc/logs/config.yml ("),
     "a run is there": (
         ["--logdir", "old"],
-        "old holds a run: go on with it by --resume, or choose another by --logdir",
+        "old contains a run: continue it with --resume, or choose another --logdir",
     ),
 }
 
 
 @pytest.mark.parametrize(("arguments", "words"), WRONG.values(), ids=WRONG)
 def test_a_wrong_use_is_one_line(folder, capsys, caplog, arguments, words):
-    """With exit code 2; no run is left of it."""
+    """An invalid config or option gives one line and exit code 2, and no run is written."""
     Path("old", "csv").mkdir(parents=True)
 
     assert main(["run", "config.yaml", *arguments]) == 2
 
     error = capsys.readouterr().err
     assert words in error and error.startswith("runnerkit run: ")
-    assert len(error.splitlines()) == 1 and not caplog.records  # which outside of pytest are printed, too
+    assert len(error.splitlines()) == 1 and not caplog.records  # outside of pytest, log records are printed too
     assert [path.name for path in folder.rglob("*") if path.name in ("csv", "checkpoints")] == ["csv"]
 
 
@@ -320,12 +326,12 @@ def test_a_wrong_use_is_one_line(folder, capsys, caplog, arguments, words):
         (["callbacks.0.input_key=logitz"], "AccuracyCallback reads 'logitz' of a batch of loader 'train', which has ["),
         (
             ["valid_loader=train", "valid_metric=acuracy"],
-            "no metric 'acuracy' of loader 'train' to tell the best by: [",
+            "CheckpointCallback chooses the best checkpoint by metric 'acuracy' of loader 'train', which has only [",
         ),
     ],
 )
 def test_a_misspelt_key_that_only_training_finds_is_one_line_too(folder, capsys, overrides, words):
-    """With exit code 2: what there is instead tells more than where it was asked for."""
+    """A misspelled key found during training gives one line that lists the available keys, with exit code 2."""
     assert main(["run", "config.yaml", *overrides]) == 2
 
     error = capsys.readouterr().err
@@ -352,9 +358,9 @@ def test_a_misspelt_key_that_only_training_finds_is_one_line_too(folder, capsys,
     ],
 )
 def test_an_engine_that_this_machine_cannot_have_is_one_line(folder, capsys, monkeypatch, engine, words):
-    """Before anything is made; of a script too, whose python would show a traceback."""
+    """An unavailable engine gives one line before any component is created, for configs and scripts."""
     monkeypatch.setitem(sys.modules, "horovod", None)
-    monkeypatch.setattr("runnerkit.engines.apex_package.find_spec", lambda name: None)
+    monkeypatch.setattr("runnerkit.engines.adapters.apex_package.find_spec", lambda name: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     Path("train.py").touch()
     files = ["config.yaml"] if engine.startswith("{") else ["config.yaml", "train.py"]
@@ -367,7 +373,7 @@ def test_an_engine_that_this_machine_cannot_have_is_one_line(folder, capsys, mon
 
 
 def test_the_config_of_a_run_that_lives_is_left_alone(folder, capsys):
-    """Whether its logdir was chosen or named; one that is not to be resumed is logged beside it."""
+    """Resuming a running run is refused and its config is kept; without --resume, a new logdir is used."""
     other = Holder(Path("logs/config"))
     Path("logs/config/config.yml").write_text("mine")
 
@@ -375,7 +381,7 @@ def test_the_config_of_a_run_that_lives_is_left_alone(folder, capsys):
     refused = capsys.readouterr().err.splitlines()
     beside = main(["run", "config.yaml", "num_epochs=1"])
     with pytest.raises(FileExistsError, match="another run is writing to logs/config: process "):
-        save_config(read_config(Path("config.yaml")), Path("logs/config/config.yml"))  # had it come meanwhile
+        save_config(read_config(Path("config.yaml")), Path("logs/config/config.yml"))  # a race
     other.kill()
 
     assert (codes, beside) == ([2, 2], 0)
@@ -390,14 +396,14 @@ def test_the_config_of_a_run_that_lives_is_left_alone(folder, capsys):
     [
         ("nowhere.yaml", None, "nowhere.yaml: no such file"),
         ("nowhere.py", None, "nowhere.py: no such file"),
-        ("broken.yaml", "model: [1,\nb: 2", "broken.yaml is no YAML: "),
-        ("list.yaml", "- model\n- loaders", "list.yaml holds a list; expected keys and values"),
-        ("text.yaml", "train, please", "text.yaml: train, please: no such key; there are"),
+        ("broken.yaml", "model: [1,\nb: 2", "broken.yaml is not valid YAML: "),
+        ("list.yaml", "- model\n- loaders", "list.yaml contains a list; expected a mapping"),
+        ("text.yaml", "train, please", "text.yaml: train, please: unknown key; expected one"),
         ("empty.yaml", "", "empty.yaml: model: is missing"),
     ],
 )
 def test_a_file_that_is_no_config_is_one_line(folder, capsys, file, text, words):
-    """With exit code 2."""
+    """A missing or invalid config file gives one line and exit code 2."""
     if text is not None:
         Path(file).write_text(text)
 
@@ -408,7 +414,7 @@ def test_a_file_that_is_no_config_is_one_line(folder, capsys, file, text, words)
 
 
 def test_processes_of_a_launcher_are_told_to_share_a_folder(folder, capsys, monkeypatch):
-    """They could not agree on the first name that is free."""
+    """Under a launcher, --logdir is required, because the processes cannot agree on an unused name."""
     for name, value in {
         "RANK": "0",
         "LOCAL_RANK": "0",
@@ -424,7 +430,7 @@ def test_processes_of_a_launcher_are_told_to_share_a_folder(folder, capsys, monk
 
 @pytest.mark.slow
 def test_torchrun_starts_the_command(folder):
-    """Each process reads the config, one writes."""
+    """Under torchrun each process reads the config and one of them writes."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command = [*launcher, "-m", "runnerkit", "run", "config.yaml", "--engine", "ddp", "--logdir", "two"]
 

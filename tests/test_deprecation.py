@@ -1,4 +1,4 @@
-"""The helper for names that go away: whom it tells, of what, and that nothing stays longer than was said."""
+"""Tests of the `deprecated` decorator and a check that no deprecated name outlives its announced version."""
 
 import ast
 import inspect
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runnerkit.deprecation import deprecated
+from runnerkit.support.deprecation import deprecated
 from runnerkit.version import __version__
 
 ROOT = Path(__file__).parents[1]
@@ -31,36 +31,37 @@ class Old(New):
 
 
 def here():
-    """Return the line that calls."""
+    """Return the line number of the caller."""
     return inspect.currentframe().f_back.f_lineno
 
 
 def test_a_function_warns_at_the_callers_line():
-    """In the words a user can act on, in a category that Python shows to all; the function does what it did."""
+    """The FutureWarning names the replacement at the caller's line; the function works as before."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         line, result = here(), old(21)
 
     [warning] = caught
-    assert str(warning.message) == "old is deprecated since 0.2.0 and goes away in 1.0.0: take new(value)"
+    assert str(warning.message) == "old is deprecated since 0.2.0 and will be removed in 1.0.0: use new(value)"
     assert (warning.category, warning.filename, warning.lineno) == (FutureWarning, __file__, line)
     assert (result, old.__name__, old.__doc__) == (42, "old", "Return twice the value.")
 
 
 def test_a_class_warns_who_makes_one_and_who_inherits():
-    """Either at their own line; it is the class it was."""
+    """Instantiating and subclassing warn at their own lines; the class works as before."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         made_at, made = here(), Old(value=3)
         inherited_at, heir = here(), type("Heir", (Old,), {})
 
     assert [(each.filename, each.lineno) for each in caught] == [(__file__, made_at), (__file__, inherited_at)]
-    assert {str(each.message) for each in caught} == {"Old is deprecated since 0.2.0 and goes away in 1.0.0: take New"}
+    [message] = {str(each.message) for each in caught}
+    assert message == "Old is deprecated since 0.2.0 and will be removed in 1.0.0: use New"
     assert isinstance(made, New) and made.value == 3 and issubclass(heir, New)
 
 
 def test_the_new_class_says_nothing():
-    """Only the old name is told of."""
+    """The new name does not warn."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
 
@@ -72,7 +73,7 @@ def as_numbers(version):
 
 
 def overdue(root):
-    """List, as "file:line", what is still there in or after the version that it says it goes away in."""
+    """List, as "file:line", deprecated names whose `removed_in` is not after the current version."""
     found = []
     for folder in ("runnerkit", "engines", "callbacks", "loggers"):
         for path in sorted((root / folder).rglob("*.py")):
@@ -85,13 +86,13 @@ def overdue(root):
 
 
 def test_nothing_outlives_the_version_it_goes_away_in():
-    """Raising the version is when somebody must remove it."""
+    """Deprecated names are removed by the version that they announce."""
     assert overdue(ROOT) == []
 
 
 @pytest.mark.parametrize(("removed_in", "found"), [(__version__, ["old.py:1"]), ("999.0.0", [])])
 def test_what_outlives_it_is_found(tmp_path, removed_in, found):
-    """Planted: the test above can fail."""
+    """An overdue name is found, so the test above can fail."""
     (tmp_path / "engines").mkdir()
     (tmp_path / "engines" / "old.py").write_text(
         f'@deprecated(instead="new()", since="0.0.1", removed_in="{removed_in}")\ndef old(): pass\n'
@@ -101,7 +102,7 @@ def test_what_outlives_it_is_found(tmp_path, removed_in, found):
 
 
 def test_the_guide_shows_the_helper_as_it_is():
-    """CONTRIBUTING.md names its arguments."""
+    """The example in CONTRIBUTING.md has the arguments of `deprecated`."""
     guide = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
     [shown] = re.findall(r"`@deprecated\((.*)\)`", guide)

@@ -1,16 +1,16 @@
-"""The same bits each time, and in words what cannot be promised."""
+"""Tests of `deterministic=True` and of its warnings about what may still differ."""
 
 import pytest
 import torch
 from torch import nn
 
 from runnerkit import dl
-from runnerkit.determinism import WORKSPACE_VARIABLE, what_may_differ
+from runnerkit.loop.determinism import WORKSPACE_VARIABLE, what_may_differ
 from tests.tiny import loader, mlp, quiet, sgd
 
 
 class Note(dl.Callback):
-    """Notes torch's mode in the middle of the run, and may end it."""
+    """Records torch's deterministic mode during the run; raises `error` if given."""
 
     def __init__(self, error=None):
         super().__init__(order=0)
@@ -31,7 +31,7 @@ def train(*callbacks, model=None, **options):
 
 
 def test_the_mode_is_on_for_the_run_only():
-    """Also if that fails; and only if asked for."""
+    """The mode is on during a run with `deterministic=True` and is reset afterwards, even after an exception."""
     note, failing, without = Note(), Note(LookupError("enough")), Note()
 
     train(note, deterministic=True)
@@ -45,7 +45,7 @@ def test_the_mode_is_on_for_the_run_only():
 
 
 def test_an_operation_that_has_no_such_algorithm_is_refused():
-    """By torch, with its name and where the run stood."""
+    """torch raises an error that names the operation, with a note of the batch, loader, epoch and rank."""
 
     class Puts(nn.Module):
         def __init__(self):
@@ -78,7 +78,7 @@ def engine_on(device, **attributes):
     ],
 )
 def test_a_workspace_that_cublas_needs_is_asked_for(monkeypatch, workspace, words):
-    """On GPUs; it is read before we could set it."""
+    """On GPUs, an unsuitable cuBLAS workspace variable is reported; cuBLAS reads it before a run could set it."""
     if workspace is None:
         monkeypatch.delenv(WORKSPACE_VARIABLE, raising=False)
     else:
@@ -92,10 +92,10 @@ def test_a_workspace_that_cublas_needs_is_asked_for(monkeypatch, workspace, word
 
 
 def test_what_torch_does_not_know_of_is_warned_about(caplog):
-    """Kernels that are chosen by their speed, a device that has no such mode."""
+    """Autotuned kernels and devices without a deterministic mode cause warnings."""
     [autotuned] = what_may_differ(dl.CPUEngine(compile={"mode": "max-autotune"}))
     [device] = what_may_differ(engine_on("mps"))
     train(deterministic=True, engine=dl.CPUEngine())
 
-    assert "the fastest in this run" in autotuned and "use cpu=True" in device
+    assert "selects the fastest kernels" in autotuned and "use cpu=True" in device
     assert "deterministic" not in caplog.text

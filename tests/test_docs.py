@@ -1,4 +1,4 @@
-"""The docs say what is so: blocks run, links lead somewhere, every public name is in the reference, the site builds."""
+"""Tests of the docs: code blocks run, links are valid, the reference is complete, and the site builds."""
 
 import enum
 import inspect
@@ -29,11 +29,11 @@ def name_of(page):
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name_of)
 def test_python_blocks_run(page, tmp_path, monkeypatch):
-    """In order, in one namespace for each page, in an empty folder."""
+    """The Python blocks of each page run in order, in one namespace and an empty folder."""
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": "__main__"}
     if "import torchmetrics" in page.read_text() or "from torchmetrics" in page.read_text():
-        import_torchvision()  # torchmetrics imports it, and it may need the cure
+        import_torchvision()  # torchmetrics imports torchvision, which may need the workaround
 
     for number, block in enumerate(blocks(page, "python"), start=1):
         exec(compile(block, f"{page.name}, block {number}", "exec"), namespace)
@@ -44,7 +44,7 @@ def without_blocks(page):
 
 
 def anchors(page):
-    """Of its headings, as the site and GitHub both make them: they differ where punctuation leaves two spaces."""
+    """Return heading anchors that are equal on the site and GitHub; they differ if punctuation leaves two spaces."""
     headings = [heading.lower() for heading in re.findall(r"^#+ (.+)$", without_blocks(page), flags=re.MULTILINE)]
     words = [re.sub(r"[^\w\s-]", "", heading).strip() for heading in headings]
     return {re.sub(r"[\s-]+", "-", each) for each in words} & {each.replace(" ", "-") for each in words}
@@ -57,7 +57,7 @@ def leads_nowhere(page, path, anchor):
 
 @pytest.mark.parametrize("page", [*PAGES, *EXAMPLES], ids=name_of)
 def test_links_and_commands_exist(page):
-    """A link has its file and its heading there, `make X` its rule, `python examples/X.py` its file."""
+    """Linked files and headings, `make` targets and example scripts exist."""
     text = page.read_text(encoding="utf-8")
     rules = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
 
@@ -69,7 +69,7 @@ def test_links_and_commands_exist(page):
 
 
 def test_the_readme_and_the_docs_list_the_same_programs():
-    """A recipe that is added to one is added to the other."""
+    """Every example in the README's list of recipes is in docs/recipes.md too."""
     readme, recipes = ((ROOT / name).read_text() for name in ("README.md", "docs/recipes.md"))
 
     listed = set(re.findall(r"\]\((examples/[^)]+)\)", readme))
@@ -78,7 +78,7 @@ def test_the_readme_and_the_docs_list_the_same_programs():
 
 
 def public():
-    """What users import, by the names that the reference gives it."""
+    """Return the public objects by their names in the reference."""
     facades = {"runnerkit": runnerkit, "runnerkit.dl": dl, "runnerkit.utils": utils, "runnerkit.contrib": contrib}
     names = {f"{facade}.{name}": getattr(module, name) for facade, module in facades.items() for name in module.__all__}
     twice = {f"runnerkit.{name}" for name in dl.__all__} | {"runnerkit.utils.get_available_engine"}
@@ -86,14 +86,14 @@ def public():
 
 
 def test_every_public_name_is_in_the_reference_once():
-    """One that is added to `runnerkit.dl` or `utils` has to find its place among the others."""
+    """Every public name appears exactly once in docs/reference."""
     pages = "\n".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md"))
 
     assert Counter(re.findall(r"^::: (\S+)$", pages, flags=re.MULTILINE)) == Counter(list(public()))
 
 
 def described(value):
-    """What docstrings say of its arguments: its own, its bases', and those they refer to: :class:`X`, "as X's"."""
+    """Join the docstrings of a class or function, its bases and the classes they refer to by :class:`X` or "X's"."""
     seen, text, left = set(), "", [value]
     while left:
         seen.add(each := left.pop())
@@ -106,10 +106,10 @@ def described(value):
 
 @pytest.mark.parametrize("name", sorted(public()))
 def test_every_parameter_of_a_public_name_is_described(name):
-    """A signature alone does not tell shapes and units."""
+    """Every parameter of a public name occurs in a docstring."""
     value = public()[name]
     if inspect.isclass(value) and issubclass(value, (enum.Enum, Exception)):
-        return  # nobody calls them
+        return  # users do not call these
 
     parameters = [
         each.name
@@ -123,7 +123,7 @@ def test_every_parameter_of_a_public_name_is_described(name):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The built site: an error, or a warning, ends the build."""
+    """Build the site, where a warning is an error, and return its folder."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -133,7 +133,7 @@ def site(tmp_path_factory):
 
 @pytest.mark.slow
 def test_the_site_has_every_name_and_needs_no_network(site):
-    """Scripts, styles, fonts and pictures lie in it; each public name has its anchor, the loop its picture."""
+    """The site loads no external resources, has an anchor for each public name and contains loop.svg."""
     pages = {path: path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
     everything = "\n".join(pages.values())
 

@@ -1,4 +1,4 @@
-"""`runnerkit doctor`: the files of a real run, broken in each way, are told of in words."""
+"""Tests of `runnerkit doctor` on the files of real runs, intact and broken in many ways."""
 
 import functools
 import hashlib
@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from runnerkit import dl
+from runnerkit.checkpoints.file import load_checkpoint, save_checkpoint
 from runnerkit.commands.cli import main
-from runnerkit.storage.checkpoint_file import load_checkpoint, save_checkpoint
 from runnerkit.storage.logdir_lock import lock
 from tests.test_one_run_a_logdir import Holder
 from tests.tiny import loader, mlp, sgd
@@ -38,7 +38,7 @@ def train(logdir, **options):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """Logdir of a run that went well: epochs 3 and 4 are kept."""
+    """Return the logdir of a successful run, which keeps epochs 3 and 4."""
     logdir = tmp_path_factory.mktemp("whole") / "log"
     train(logdir)
     return logdir
@@ -46,7 +46,7 @@ def whole(tmp_path_factory):
 
 @pytest.fixture
 def logdir(whole, tmp_path):
-    """A copy to break; hard links stay links."""
+    """Return a copy of the logdir, with its hard links, for a test to break."""
     shutil.copytree(whole, tmp_path / "log")
     for alias in ("last.pth", "best.pth"):
         path = tmp_path / "log" / "checkpoints" / alias
@@ -57,7 +57,7 @@ def logdir(whole, tmp_path):
 
 @pytest.fixture
 def examine(capsys):
-    """Call the command; return its exit code, the lines of one verdict, and the last line."""
+    """Return a function that runs the command and returns (exit code, lines with one verdict, last line)."""
 
     def call(logdir, verdict="BROKEN"):
         code = main(["doctor", str(logdir)])
@@ -72,7 +72,7 @@ def sorted_events(logdir, key="train"):
 
 
 def test_a_run_that_went_well_is_good(whole, examine):
-    """A line for each checkpoint, name and log, and what a run resumes from."""
+    """An intact logdir gets one line per checkpoint, alias and log and one for the checkpoint to resume from."""
     before = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
 
     code, good, last = examine(whole, "good")
@@ -85,14 +85,14 @@ def test_a_run_that_went_well_is_good(whole, examine):
         f"checkpoints/model.0004.pth: epoch 4, step 16, {size} bytes",
         "checkpoints/last.pth: is model.0004.pth",
         "checkpoints/best.pth: is model.0004.pth",
-        "checkpoints: a run resumes from model.0004.pth",
+        "checkpoints: resuming would start from model.0004.pth",
         "hparams.yml: can be read",
         "environment.json: can be read",
         "csv/train.csv: rows in order",
         "csv/valid.csv: rows in order",
         "metrics.jsonl: lines in order",
     ]
-    assert sum("tfevents" in line and "events whole and in order" in line for line in good) == 3  # and hyperparameters
+    assert sum("tfevents" in line and "events in order" in line for line in good) == 3  # and hyperparameters
     assert {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()} == before
 
 
@@ -109,7 +109,7 @@ def edit_index(folder, **fields):
 
 
 def replace_with(folder, save):
-    """Put another file in the place of the last checkpoint, and let the index vouch for it."""
+    """Replace the last checkpoint with another file and update its size and checksum in the index."""
     path = folder / "model.0004.pth"
     path.unlink()
     save(path)
@@ -131,18 +131,20 @@ def with_state(**changes):
 
 LAST = "checkpoints/model.0004.pth: "
 ALIASES = [f"checkpoints/{alias}.pth: is model.0004.pth, which is broken" for alias in ("last", "best")]
-NONE_WHOLE = ["checkpoints/last.pth: is none of the checkpoints in index.json, whole",
-              "checkpoints/best.pth: is none of the checkpoints in index.json, whole"]  # fmt: skip
+NONE_WHOLE = ["checkpoints/last.pth: is not an intact checkpoint of index.json",
+              "checkpoints/best.pth: is not an intact checkpoint of index.json"]  # fmt: skip
 CHECKPOINTS = {
-    "truncated": (lambda folder: os.truncate(folder / "model.0004.pth", 100), [LAST + "has 100 bytes of", *ALIASES]),
-    "empty": (lambda folder: os.truncate(folder / "model.0004.pth", 0), [LAST + "has 0 bytes of", *ALIASES]),
+    "truncated": (lambda folder: os.truncate(folder / "model.0004.pth", 100),
+                  [LAST + "is damaged: it has 100 bytes instead of", *ALIASES]),
+    "empty": (lambda folder: os.truncate(folder / "model.0004.pth", 0),
+              [LAST + "is damaged: it has 0 bytes instead of", *ALIASES]),
     "a flipped bit": (lambda folder: change(folder / "model.0004.pth", 999, b"\xff"),
-                      [LAST + "other bytes than were written (checksum)", *ALIASES]),
+                      [LAST + "is damaged: the checksum of model.0004.pth is wrong", *ALIASES]),
     "missing": (lambda folder: (folder / "model.0004.pth").unlink(), [LAST + "is missing"]),
     "missing, with its names": (lambda folder: [(folder / name).unlink() for name in ("model.0004.pth", "last.pth")],
                                 [LAST + "is missing"]),
     "malicious": (lambda folder: replace_with(folder, lambda path: path.write_bytes(pickle.dumps(Malicious(), 2))),
-                  [LAST + "is no whole checkpoint of tensors and plain values", *NONE_WHOLE]),
+                  [LAST + "is not a complete checkpoint of tensors and plain values", *NONE_WHOLE]),
     "of a newer format": (with_state(format_version=9), [LAST + "has format 9, written by runnerkit", *NONE_WHOLE]),
     "index torn": (lambda folder: os.truncate(folder / "index.json", 50),
                    ["checkpoints/index.json: cannot be read (", *NONE_WHOLE]),
@@ -151,18 +153,19 @@ CHECKPOINTS = {
     "index with other fields": (lambda folder: edit_index(folder, other=1),
                                 ["checkpoints/index.json: cannot be read (", *NONE_WHOLE]),
     "index gone": (lambda folder: (folder / "index.json").unlink(),
-                   ["checkpoints/index.json: lists none of the checkpoints that are there", *NONE_WHOLE]),
+                   ["checkpoints/index.json: does not list the checkpoints in this folder", *NONE_WHOLE]),
     "last torn, a copy": (lambda folder: ((folder / "last.pth").unlink(), (folder / "last.pth").write_bytes(b"to")),
                           NONE_WHOLE[:1]),
     "all of them": (lambda folder: [os.truncate(path, 9) for path in folder.glob("model.*")],
-                    ["checkpoints/model.0003.pth: has 9 bytes of", LAST + "has 9 bytes of", *ALIASES,
-                     "checkpoints: nothing to resume from: no checkpoint of a whole run is good"]),
+                    ["checkpoints/model.0003.pth: is damaged: it has 9 bytes instead of",
+                     LAST + "is damaged: it has 9 bytes instead of", *ALIASES,
+                     "checkpoints: nothing to resume from: every checkpoint of the full state is broken"]),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_a_broken_checkpoint_is_named_with_what_is_wrong(logdir, examine, name, monkeypatch, tmp_path):
-    """Also as `last` and `best`; no code of its is run; the exit code is 1."""
+    """A broken checkpoint and its aliases are reported with exit code 1, and no code in them runs."""
     monkeypatch.chdir(tmp_path)
     spoil, expected = CHECKPOINTS[name]
     spoil(logdir / "checkpoints")
@@ -175,7 +178,7 @@ def test_a_broken_checkpoint_is_named_with_what_is_wrong(logdir, examine, name, 
 
 
 def test_what_a_killed_run_leaves_is_noted_and_is_no_fault(logdir, examine):
-    """Half files, a checkpoint that did not yet count, a name not yet moved, the lock: a run gets along with them."""
+    """Temporary files, unlisted checkpoints, outdated aliases and stale locks are notes, because a run handles them."""
     folder = logdir / "checkpoints"
     (folder / ".model.0005.pth.123.tmp").write_bytes(b"ha")
     shutil.copy(folder / "model.0004.pth", folder / "model.0005.pth")
@@ -190,27 +193,28 @@ def test_what_a_killed_run_leaves_is_noted_and_is_no_fault(logdir, examine):
     code, notes, last = examine(logdir, "note")
 
     assert code == 0 and last.endswith("all is good")
-    assert notes[0].startswith(".lock: left by a killed run, process ") and notes[0].endswith("; it blocks nobody")
+    assert notes[0].startswith(".lock: left by a killed run, process ")
+    assert notes[0].endswith("; it does not block other runs")
     assert notes[1:] == [
-        "checkpoints/last.pth: is model.0003.pth, not yet model.0004.pth: the next save moves it",
-        "checkpoints/.model.0005.pth.123.tmp: half a file, left by a killed run: delete it",
+        "checkpoints/last.pth: is model.0003.pth, not yet model.0004.pth: the next save updates it",
+        "checkpoints/.model.0005.pth.123.tmp: incomplete file of a killed run: delete it",
         "checkpoints/model.0005.pth: not in index.json, left by a killed run: delete it",
     ]
 
 
 def test_a_name_that_outlives_its_checkpoint_is_told_of(logdir, examine):
-    """`last.pth` was a hard link: the bytes are still there."""
+    """A checkpoint that was deleted but survives as the hard link `last.pth` is reported, with the fix."""
     (logdir / "checkpoints" / "model.0004.pth").unlink()
 
     assert examine(logdir, "note")[1] == [
-        f"checkpoints/{alias}.pth: is model.0004.pth and whole: copy it to that name" for alias in ("last", "best")
+        f"checkpoints/{alias}.pth: is an intact model.0004.pth: copy it to that name" for alias in ("last", "best")
     ]
     shutil.copy(logdir / "checkpoints" / "last.pth", logdir / "checkpoints" / "model.0004.pth")
     assert examine(logdir)[0] == 0
 
 
 def test_a_run_under_way_is_told_of(logdir, examine):
-    """By another process."""
+    """A run that another process is writing is reported with its process id."""
     holder = Holder(logdir)
 
     code, notes, _ = examine(logdir, "note")
@@ -239,36 +243,36 @@ def repeat_line(logdir):
 
 LOGS = {
     "row torn": (append("csv/train.csv", "train,5"),
-                 ["csv/train.csv: line 6 has 2 cells of 6, torn: a run that resumes drops it"]),
+                 ["csv/train.csv: line 6 has 2 of 6 cells, incomplete: resuming drops it"]),
     "row twice": (append("csv/valid.csv", "train,4,16,0.5\n"),
-                  ["csv/valid.csv: line 6: row is there twice at epoch 4"]),
+                  ["csv/valid.csv: line 6: row is logged twice at epoch 4"]),
     "row back": (append("csv/valid.csv", "train,2,8,0.5\n"),
                  ["csv/valid.csv: line 6: goes back to epoch 2, step 8 from epoch 4, step 16"]),
     "epochs missing": (append("csv/train.csv", "train,7,28,0.5,0.5,0.5\n"),
-                       ["csv/train.csv: line 6: epoch 7 follows epoch 4: what is between is missing"]),
+                       ["csv/train.csv: line 6: epoch 7 follows epoch 4: the epochs in between are missing"]),
     "no number": (append("csv/valid.csv", "train,5,20,low\n"),
-                  ["csv/valid.csv: line 6 holds what is no number: could"]),
+                  ["csv/valid.csv: line 6 has a cell that is not a number: could"]),
     "many": (append("csv/valid.csv", "x\n" * 9),
-             [*(f"csv/valid.csv: line {number} has 1 cells of" for number in (6, 7, 8)), "csv/valid.csv: and 6 more"]),
+             [*(f"csv/valid.csv: line {number} has 1 of" for number in (6, 7, 8)), "csv/valid.csv: and 6 more"]),
     "emptied": (lambda logdir: os.truncate(logdir / "csv" / "train.csv", 0),
-                ["csv/train.csv: its header is no stage,epoch,step and a name for each metric: []"]),
+                ["csv/train.csv: its header must be stage,epoch,step and unique metric names, got []"]),
     "zeros": (append("csv/train.csv", "\0" * 5 + '"'), ["csv/train.csv: "]),
-    "line torn": (append("metrics.jsonl", '{"scope":'), ["metrics.jsonl: is torn or damaged after "]),
-    "line twice": (repeat_line, ["metrics.jsonl: metric loss of loader valid is there twice at epoch 4, step 16"]),
+    "line torn": (append("metrics.jsonl", '{"scope":'), ["metrics.jsonl: is truncated or damaged after "]),
+    "line twice": (repeat_line, ["metrics.jsonl: metric loss of loader valid is logged twice at epoch 4, step 16"]),
     "hparams": (lambda logdir: (logdir / "hparams.yml").write_text("a: [1"),
                 ["hparams.yml: cannot be read: while par"]),
     "environment": (lambda logdir: os.truncate(logdir / "environment.json", 9), ["environment.json: cannot be read: "]),
     "events torn": (lambda logdir: os.truncate(sorted_events(logdir)[0], 200),
-                    ["tensorboard/train/events: is torn or damaged after "]),
+                    ["tensorboard/train/events: is truncated or damaged after "]),
     "events flipped": (lambda logdir: change(sorted_events(logdir)[0], 150, b"\xff"),
-                       ["tensorboard/train/events: is torn or damaged after "]),
+                       ["tensorboard/train/events: is truncated or damaged after "]),
     "events twice": (repeat_events, ["tensorboard/train/events: goes back to epoch 1, step 4 from epoch 4, step 16"]),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LOGS)
 def test_a_broken_log_is_named_with_what_is_wrong(logdir, examine, name):
-    """Torn, damaged, out of order, twice; the first few defects of a file."""
+    """Truncated, damaged, unordered and duplicate log entries are reported; only the first few of each file."""
     spoil, expected = LOGS[name]
     spoil(logdir)
 
@@ -280,7 +284,7 @@ def test_a_broken_log_is_named_with_what_is_wrong(logdir, examine, name):
 
 
 def test_shards_are_verified_one_by_one(tmp_path, examine):
-    """A missing one, a flipped bit, a torn rest; `last` is a link to the folder."""
+    """Missing, corrupt and truncated files of a sharded checkpoint are named, and `last` counts as broken."""
     engine = dl.FullyShardedDataParallelEngine(1, device="cpu", sharded_checkpoints=True)
     train(tmp_path, engine=engine, cpu=False)
     folder = tmp_path / "checkpoints" / "model.0004"
@@ -289,6 +293,7 @@ def test_shards_are_verified_one_by_one(tmp_path, examine):
 
     found = []
     for spoil in (
+        lambda: change(folder / "rest.pth", (folder / "rest.pth").read_bytes().index(b"ZZZ"), b"\xff"),  # padding
         lambda: change(shard, 99, b"\xff"),
         shard.unlink,
         (folder / ".metadata").unlink,
@@ -299,18 +304,18 @@ def test_shards_are_verified_one_by_one(tmp_path, examine):
 
     assert whole[0][:2] == (0, [])
     assert "checkpoints/last: is model.0004" in whole[1]
-    assert [lines[0].removeprefix("checkpoints/model.0004: ") for lines in found] == [
-        f"shard {shard.name} other bytes than were written (checksum)",
+    assert [lines[0].removeprefix("checkpoints/model.0004: is damaged: ") for lines in found[:3]] == [
+        "the checksum of rest.pth is wrong",
+        f"the checksum of shard {shard.name} is wrong",
         f"shard {shard.name} is missing",
-        found[2][0].removeprefix("checkpoints/model.0004: "),
-        "rest.pth other bytes than were written (checksum)",
     ]
-    assert found[2][0].endswith("is missing")
+    assert found[3][0].endswith(" is missing")
+    assert ": is damaged: rest.pth is not a complete checkpoint of tensors and plain values" in found[4][0]
     assert found[0][1] == "checkpoints/last: is model.0004, which is broken"
 
 
 def test_checkpoints_of_weights_only_are_good(tmp_path, examine):
-    """`mode="model"`: nothing to resume from, and nothing broken."""
+    """Checkpoints with mode="model" cannot be resumed from but are not broken."""
     train(tmp_path, callbacks=[dl.CheckpointCallback(tmp_path, mode="model")])
 
     code, broken, _ = examine(tmp_path)
@@ -320,7 +325,7 @@ def test_checkpoints_of_weights_only_are_good(tmp_path, examine):
 
 @pytest.mark.parametrize("make", [False, True])
 def test_what_is_no_logdir_is_a_wrong_use(tmp_path, capsys, make):
-    """Exit code 2 and a sentence, as for a missing argument."""
+    """A folder without a run, a missing folder and a missing argument give exit code 2 and a message."""
     if make:
         (tmp_path / "log").mkdir()
 
@@ -330,7 +335,7 @@ def test_what_is_no_logdir_is_a_wrong_use(tmp_path, capsys, make):
 
 
 def test_a_resumed_run_mends_what_the_doctor_said_it_would(logdir, examine):
-    """Torn logs are cut, a damaged last checkpoint is passed over and made again."""
+    """A resumed run trims truncated logs, skips a damaged last checkpoint and writes a new one."""
     os.truncate(logdir / "checkpoints" / "model.0004.pth", 100)
     append("csv/train.csv", "train,5")(logdir)
     os.truncate(sorted_events(logdir)[0], sorted_events(logdir)[0].stat().st_size - 5)

@@ -1,4 +1,4 @@
-"""Exact evaluation: whatever the length, the batch size and the number of processes, each sample counts once."""
+"""Tests of exact evaluation: each sample counts once for any length, batch size and number of processes."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from tests import exact_metrics_job
 from tests.callbacks.exact_metrics import CASES, as_numpy, expected_of, make_samples
 from tests.callbacks.run_ranks import run_ranks
 
-# float64 sums of at most 200 terms, in any order, differ by far less; a float32 anywhere would show at 1e-7.
+# Reordered float64 sums of at most 200 terms differ by far less; any float32 step would cause errors near 1e-7.
 TOLERANCE = {"rel": 1e-9, "abs": 1e-12, "nan_ok": True}
 
 SETUPS = {
@@ -28,13 +28,13 @@ SETUPS = {
 
 
 def due(order, *, batch_size, num_ranks, drop_last):
-    """Which samples of the order of one process are evaluated: those that it would, with the same global batch."""
+    """Return the samples, in the order of one process, that it would evaluate with the same global batch."""
     size = batch_size * num_ranks
     return order[: len(order) // size * size] if drop_last else order
 
 
 def share_of(loader, *, rank, num_ranks):
-    """The batches of one rank, in the first epoch."""
+    """Return the batches of one rank in the first epoch."""
     share = shard_loader(loader, key="valid", training=False, rank=rank, world_size=num_ranks, seed=42)
     start_epoch(share, 1)
     return list(batches_of(share))
@@ -49,13 +49,13 @@ def loss_of(batch):
 
 
 def mean_loss(samples):
-    """Cross-entropy over all samples in float64."""
+    """Compute the mean cross-entropy of all samples in float64."""
     x = as_numpy(samples)
     return np.mean(np.log(np.exp(x["logits"]).sum(axis=1)) - x["logits"][np.arange(len(x["classes"])), x["classes"]])
 
 
 def check(dtype, *, num_samples, batch_size, num_ranks, shuffle, drop_last, seed, num_workers=0):
-    """Evaluate on all ranks; hold samples and metrics against those of all samples at once."""
+    """Evaluate on all ranks and compare samples and metrics with those of a single pass over all samples."""
     samples = make_samples(num_samples, seed=seed, dtype=dtype) | {"index": torch.arange(num_samples)}
     options = {"shuffle": shuffle, "collate_fn": dl.TensorRows.collate}
     rows = dl.TensorRows(samples)
@@ -75,8 +75,8 @@ def check(dtype, *, num_samples, batch_size, num_ranks, shuffle, drop_last, seed
 
 
 def check_metrics(shares, samples, *, dtype):
-    """The same on every rank, of all samples."""
-    has_pairs = 0 < samples["is_query"].sum() < len(samples["index"])  # queries, and others among which to find them
+    """Check that every rank has the metrics of all samples."""
+    has_pairs = 0 < samples["is_query"].sum() < len(samples["index"])  # CMC needs both queries and a gallery
     cases = [name for name in CASES if name != "cmc" or has_pairs]
     del samples["index"]
     expected = expected_of(samples, cases)
@@ -92,10 +92,10 @@ def check_metrics(shares, samples, *, dtype):
 @settings(max_examples=40, deadline=None)
 @given(**SETUPS)
 def test_evaluation_gives_the_numbers_of_all_samples_at_once(**setup):
-    """Each index is visited once, and metrics are scikit-learn's, or those of a plain sum in float64, to nine digits.
+    """Each sample is evaluated once, and metrics equal scikit-learn's or a plain float64 sum to nine digits.
 
-    Short last batches, ranks without a batch, classes without a sample; loss, accuracy, F1, AUC, the confusion matrix,
-    R2, ranking and segmentation.
+    Covers short last batches, ranks without a batch and classes without a sample, for loss, accuracy, F1, AUC,
+    confusion matrix, R2, retrieval and segmentation.
     """
     check(torch.float64, **setup)
 
@@ -103,7 +103,7 @@ def test_evaluation_gives_the_numbers_of_all_samples_at_once(**setup):
 @settings(max_examples=15, deadline=None)
 @given(**SETUPS)
 def test_evaluation_of_float32_values_is_as_exact_as_their_own_digits(**setup):
-    """The loss of a batch is float32, so its mean to 1e-6; all that is counted or sorted still has nine digits."""
+    """The mean of float32 losses is exact to 1e-6, and metrics that count or sort to nine digits."""
     check(torch.float32, **setup)
 
 
@@ -111,22 +111,22 @@ def test_evaluation_of_float32_values_is_as_exact_as_their_own_digits(**setup):
 @settings(max_examples=5, deadline=None)
 @given(**SETUPS, num_workers=st.integers(1, 2))
 def test_evaluation_with_workers_gives_the_same(**setup):
-    """The samples come out of one or two processes of each rank's loader."""
+    """Results do not change with one or two DataLoader workers per rank."""
     check(torch.float64, **setup)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)  # four processes, four times, whatever else the machine does
+@pytest.mark.timeout(400)  # four processes, four times, on a busy machine
 def test_the_same_experiment_on_one_to_four_processes():
-    """Equal metrics after each of 3 epochs, to 1e-6: the order in which float32 gradients add up is all that differs.
+    """Metrics after each of 3 epochs agree to 1e-6; only the summation order of float32 gradients differs.
 
-    Batches of 12, 6, 4 and 3 samples a process are one global batch of 12. Shuffled; 246 samples to train on, of which
-    drop_last leaves 6 out; 151 to evaluate on.
+    Batches of 12, 6, 4 and 3 samples per process give the global batch of 12. Training shuffles 246 samples, of which
+    drop_last omits 6; evaluation has 151 samples.
     """
     results = exact_metrics_job.train_on_each((1, 2, 3, 4))
 
     one = results[1]
-    assert one[3]["train"]["accuracy"] > 2 * one[1]["train"]["accuracy"], "it learns, else equality would mean little"
+    assert one[3]["train"]["accuracy"] > 2 * one[1]["train"]["accuracy"], "the model must learn for this test to matter"
     for num_processes in (2, 3, 4):
         for epoch, loaders in one.items():
             for loader, metrics in loaders.items():

@@ -1,4 +1,4 @@
-"""The numbers of docs/exactness.md are those that its benchmark computes."""
+"""Tests that docs/exactness.md has the numbers that its benchmark computes."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from benchmarks import exactness
 
 
 def numbers(row):
-    """The cells that are numbers."""
+    """Return the numeric cells."""
     return [float(cell.replace(",", "")) for cell in row if cell.strip("+-0123456789.,e") == ""]
 
 
@@ -16,7 +16,7 @@ def of_one_process():
 
 
 def test_the_recipes_are_as_wrong_as_the_page_says(of_one_process):
-    """All but the column of runs under several processes; to the last digit shown."""
+    """The table of recipes is reproduced to the last digit, except for the column of multi-process runs."""
     written, computed = exactness.read(exactness.RECIPES_BEGIN), exactness.recipe_rows(of_one_process)
 
     assert [row[:2] for row in written] == [row[:2] for row in computed]
@@ -25,7 +25,7 @@ def test_the_recipes_are_as_wrong_as_the_page_says(of_one_process):
 
 
 def test_every_recipe_is_wrong_and_ours_is_not(of_one_process):
-    """A recipe that were right would not belong there."""
+    """Every listed recipe has an error above 5e-4, and ours is below 1e-12."""
     for row in exactness.read(exactness.RECIPES_BEGIN):
         assert abs(float(row[-2])) > 5e-4
         assert row[-1] == "under 1e-10"
@@ -34,14 +34,14 @@ def test_every_recipe_is_wrong_and_ours_is_not(of_one_process):
 
 
 def test_the_sums_are_as_wrong_as_the_page_says():
-    """The shortest; and what is summed in float64 is what LoaderMeans sums."""
+    """The shortest row of the table is reproduced, and its float64 mean equals that of LoaderMeans."""
     length = 100_000
 
     [computed] = exactness.sum_rows((length,))
     written = exactness.read(exactness.SUMS_BEGIN)[0]
     assert numbers(written)[:2] == pytest.approx(numbers(computed)[:2], abs=1e-6)
     assert numbers(written)[2] == pytest.approx(numbers(computed)[2], rel=0.5), (
-        "one loss that rounds otherwise moves it"
+        "a single loss that rounds differently changes it"
     )
     assert written[-1] == computed[-1]
     assert exactness.mean_of_loader_means(10_000) == exactness.our_mean(10_000)

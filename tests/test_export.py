@@ -1,4 +1,4 @@
-"""`runnerkit export`: files that give the model's answers without its code."""
+"""Tests of `runnerkit export`: exported files reproduce the model's outputs without its code."""
 
 import shutil
 from pathlib import Path
@@ -9,15 +9,15 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from runnerkit.checkpoints.weights import load_weights
 from runnerkit.commands.cli import main
-from runnerkit.storage.weights import load_weights
 from tests.test_search import CONFIG
 from tests.tiny import NUM_FEATURES, mlp
 
 
 @pytest.fixture(scope="module")
 def logdir(tmp_path_factory):
-    """Of a config that was trained."""
+    """Return the logdir of a config that was trained."""
     folder = tmp_path_factory.mktemp("export")
     (folder / "config.yaml").write_text(CONFIG + "minimize_valid_metric: true\n")
     assert main(["run", str(folder / "config.yaml"), "--logdir", str(folder / "log")]) == 0
@@ -25,7 +25,7 @@ def logdir(tmp_path_factory):
 
 
 def answers(path, features):
-    """Run a file of either format."""
+    """Return the outputs of an exported model in either format."""
     if path.suffix == ".pt2":
         return torch.export.load(path).module()(features)
     (logits,) = onnxruntime.InferenceSession(path).run(None, {"features": features.numpy()})
@@ -35,7 +35,7 @@ def answers(path, features):
 @pytest.mark.parametrize(("to", "name"), [("onnx", "model.onnx"), ("torch-export", "model.pt2")])
 @pytest.mark.parametrize("which", ["best", "last"])
 def test_the_answers_are_the_models(logdir, capsys, to, name, which):
-    """For batches of other lengths than the loader's; ONNX's to the rounding of float32 sums of 16 terms."""
+    """Outputs equal the model's for any batch size; ONNX differs by the rounding of float32 sums of 16 terms."""
     assert main(["export", str(logdir), "--to", to, "--which", which]) == 0
 
     path = Path(capsys.readouterr().out.strip())
@@ -48,7 +48,7 @@ def test_the_answers_are_the_models(logdir, capsys, to, name, which):
 
 
 def test_safetensors_needs_no_config(logdir, tmp_path):
-    """A checkpoint is enough."""
+    """Exporting safetensors needs only a checkpoint."""
     shutil.copytree(logdir / "checkpoints", tmp_path / "checkpoints")
     out = tmp_path / "weights.safetensors"
 
@@ -62,7 +62,7 @@ def test_safetensors_needs_no_config(logdir, tmp_path):
 
 
 def test_a_checkpoint_finds_the_config_of_its_logdir(logdir, tmp_path):
-    """Two folders up."""
+    """The config of a checkpoint is found in its logdir, two folders up."""
     out = tmp_path / "model.pt2"
 
     assert main(["export", str(logdir / "checkpoints" / "last.pth"), "--to", "torch-export", "-o", str(out)]) == 0
@@ -70,7 +70,7 @@ def test_a_checkpoint_finds_the_config_of_its_logdir(logdir, tmp_path):
 
 
 def set_key(key, value):
-    """Change the saved config."""
+    """Return a function that sets a key in the saved config."""
 
     def change(folder):
         values = yaml.safe_load((folder / "config.yml").read_text())
@@ -84,13 +84,13 @@ def set_key(key, value):
     [
         (lambda folder: (folder / "config.yml").unlink(), "config.yml: no such file"),
         (lambda folder: shutil.rmtree(folder / "checkpoints"), "no checkpoint"),
-        (set_key("loaders", {"train": {}}), "loaders: none of ['train'] evaluates; a batch of one that does shows"),
+        (set_key("loaders", {"train": {}}), "loaders: expected an evaluation loader, got ['train']; a batch of it"),
         (set_key("model", {"a": {"_target_": "torch.nn.ReLU"}}), "model: is a dict; expected one model"),
         (set_key("runner", {"_target_": "runnerkit.dl.SupervisedRunner", "input_key": {"x": "input"}}), "runner: "),
     ],
 )
 def test_what_cannot_be_exported_is_one_line(logdir, tmp_path, capsys, change, words):
-    """With exit code 2."""
+    """An export that is impossible gives one line and exit code 2."""
     shutil.copytree(logdir, tmp_path / "log")
     change(tmp_path / "log")
 
@@ -108,7 +108,7 @@ def test_what_cannot_be_exported_is_one_line(logdir, tmp_path, capsys, change, w
     ],
 )
 def test_a_place_that_will_not_do_is_one_line(logdir, tmp_path, monkeypatch, capsys, arguments, words):
-    """Though the current folder has a config of its own: no other run's model is exported in its place."""
+    """An invalid source or target gives one line; a config in the current folder is not used instead."""
     monkeypatch.chdir(tmp_path)
     shutil.copy(logdir / "config.yml", "config.yml")
 

@@ -1,4 +1,4 @@
-"""The one reduction of all that a loader's metrics are made of, on ranks simulated in one process."""
+"""Tests of the fused reduction of a loader's metrics, on ranks simulated in one process."""
 
 from functools import partial
 
@@ -7,12 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runnerkit.fused_reduction import NUM_FUSED, Share, reduce_shares
+from runnerkit.metrics.reduction import NUM_FUSED, Share, reduce_shares
 from tests.ranks import Ranks
 
 
 def run(shares):
-    """Reduce on as many ranks as there are `shares`; return each rank's result and the number of collectives."""
+    """Reduce `shares`, one per rank; return each rank's result and the number of collectives."""
     ranks = Ranks(len(shares))
     calls = [
         partial(reduce_shares, each, processes=engine, loader_key="valid")
@@ -36,7 +36,7 @@ DTYPES = [torch.float32, torch.float64, torch.float16, torch.int64, torch.int32,
     data=st.data(),
 )
 def test_sums_are_those_of_one_process(num_ranks, shapes, empty, data):
-    """Any number of ranks, of owners, shapes and dtypes, and of ranks that saw no batch: plain sums, in one order."""
+    """Reduced sums equal plain sums, in the same order, for any ranks, owners, shapes, dtypes and empty ranks."""
     values = data.draw(st.lists(st.integers(0, 60), min_size=num_ranks, max_size=num_ranks))
     filled = [rank for rank in range(num_ranks) if rank not in empty]
     names = [f"sum{index * 7 % 5}" for index in range(len(shapes))]
@@ -66,7 +66,7 @@ def test_sums_are_those_of_one_process(num_ranks, shapes, empty, data):
 
 @pytest.mark.parametrize("num_owners", [1, 20])
 def test_one_collective_however_many_metrics(num_owners):
-    """And one gather more for all that do not add up, of all owners together."""
+    """Any number of metrics needs one collective, and one more gathers all values that cannot be summed."""
     sums = {f"metric {index}": Share({"tp": ones(10)}) for index in range(num_owners)}
     lists = {f"list {index}": Share({}, [[index]]) for index in range(num_owners)}
 
@@ -78,7 +78,7 @@ def test_one_collective_however_many_metrics(num_owners):
 
 
 def test_a_rank_without_a_batch_gets_everything():
-    """It knows neither names nor shapes, and takes part."""
+    """A rank without a batch, which knows neither names nor shapes, gets the results of all ranks."""
     full = {"auc": Share({"n": ones(2, 3)}, [{"scores": [ones(4)]}])}
 
     results, _ = run([full, {"auc": None}, full])
@@ -89,7 +89,7 @@ def test_a_rank_without_a_batch_gets_everything():
 
 
 def test_different_metrics_are_an_error_on_every_rank():
-    """Not a deadlock, not a wrong number: each rank names what each logged."""
+    """Ranks with different metrics raise an error that lists each rank's names, on every rank."""
     logged = [{"loss": ones()}, {"loss": ones(), "extra": ones()}]
     shares = [*({"batch_metrics": Share(each)} for each in logged), {"batch_metrics": None}]
 
@@ -111,13 +111,13 @@ def test_different_metrics_are_an_error_on_every_rank():
     ],
 )
 def test_the_fingerprint_is_of_names_shapes_and_dtypes(other, message):
-    """As many numbers are not the same numbers."""
+    """Ranks whose metrics differ in a name, shape or dtype raise an error, even if the number of values is the same."""
     with pytest.raises(ValueError, match=message):
         run([{"callback 'f1'": Share({"loss": ones(3)})}, {"callback 'f1'": Share(other)}])
 
 
 def test_integers_stay_exact():
-    """Beyond 2^53, where a float64 has no odd numbers, and below zero."""
+    """Sums of integers are exact beyond 2^53, the limit of float64, and below zero."""
     values = torch.tensor([2**60 + 1, -(2**60) - 1, -1, 2**53 + 1])
 
     results, _ = run([{"n": Share({"n": values})}, {"n": Share({"n": torch.tensor([2, 2, 2, 0])})}, {"n": None}])
@@ -127,7 +127,7 @@ def test_integers_stay_exact():
 
 
 def test_float32_states_are_added_in_float64():
-    """Three thirds that a float32 sum would round twice."""
+    """The sum of three float32 values is rounded once, not twice."""
     parts = [torch.tensor(value) for value in (1e8, 3.0, 3.0)]
 
     results, _ = run([{"s": Share({"s": part})} for part in parts])

@@ -1,4 +1,4 @@
-"""read_metrics: one tidy table of one run, or of many."""
+"""Tests of read_metrics, which reads one run or several into a tidy table."""
 
 import math
 import subprocess
@@ -9,13 +9,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from runnerkit.curves.history import by_pass, read_metrics
+from runnerkit.history.frame import by_pass, read_metrics
 from runnerkit.logger import Scope, Step
 from runnerkit.loggers import CSVLogger, JSONLLogger
 
 
 def log(logdir: Path, *, num_epochs: int = 2, kind: type[CSVLogger | JSONLLogger] = CSVLogger) -> None:
-    """Log loss everywhere, auc from epoch 2 on in valid, and single training steps."""
+    """Log the loss of both loaders, the AUC of valid from epoch 2 on, and training steps."""
     logger = kind(logdir, log_batch_metrics=True)
     logger.setup()
     for epoch in range(1, num_epochs + 1):
@@ -31,7 +31,7 @@ def log(logdir: Path, *, num_epochs: int = 2, kind: type[CSVLogger | JSONLLogger
 
 
 def test_each_number_is_a_row(tmp_path: Path) -> None:
-    """What was not logged has no row, a logged NaN has one, and floats are exact."""
+    """Each logged value, NaN included, has a row with its exact float; values that were not logged have none."""
     log(tmp_path / "run", num_epochs=3)
 
     table = read_metrics(tmp_path / "run")
@@ -53,7 +53,7 @@ def test_each_number_is_a_row(tmp_path: Path) -> None:
 
 
 def test_types_are_those_promised(tmp_path: Path) -> None:
-    """Text, int64 and float64."""
+    """The columns are strings, int64 and float64."""
     log(tmp_path / "run")
 
     types = read_metrics(tmp_path / "run").dtypes
@@ -64,20 +64,20 @@ def test_types_are_those_promised(tmp_path: Path) -> None:
 
 
 def test_table_agrees_with_a_plain_csv_reader(tmp_path: Path) -> None:
-    """Pivoted back, it is the file."""
+    """The pivoted table equals the CSV file."""
     log(tmp_path / "run", num_epochs=5)
 
     table = read_metrics(tmp_path / "run")
 
     wide = table[table["loader"] == "valid"].pivot(index=["stage", "epoch", "step"], columns="metric", values="value")
     reference = pd.read_csv(tmp_path / "run" / "csv" / "valid.csv")
-    # Older pandas parses floats to within the last bit.
+    # Older versions of pandas may parse the last bit of a float differently.
     pd.testing.assert_frame_equal(wide.reset_index(), reference, check_like=True, rtol=1e-15, check_names=False)
 
 
 @pytest.mark.parametrize("scope", ["loader", "batch"])
 def test_json_lines_are_read_where_there_is_no_csv(tmp_path: Path, scope: Scope) -> None:
-    """The same table, from the JSONL logger alone; where both wrote, each number is there once."""
+    """JSONL files alone give the same table; with CSV files beside them, no value is repeated."""
     log(tmp_path / "csv" / "run", num_epochs=3)
     log(tmp_path / "jsonl" / "run", num_epochs=3, kind=JSONLLogger)
     expected = read_metrics(tmp_path / "csv" / "run", scope=scope)
@@ -91,7 +91,7 @@ def test_json_lines_are_read_where_there_is_no_csv(tmp_path: Path, scope: Scope)
 
 
 def test_runs_of_both_kinds_are_compared(tmp_path: Path) -> None:
-    """Below one folder."""
+    """A folder may hold runs with CSV files and runs with JSONL files."""
     log(tmp_path / "sweep" / "a")
     log(tmp_path / "sweep" / "b", kind=JSONLLogger)
 
@@ -99,7 +99,7 @@ def test_runs_of_both_kinds_are_compared(tmp_path: Path) -> None:
 
 
 def test_lines_without_single_steps_are_no_log_of_them(tmp_path: Path) -> None:
-    """The message names both kinds of files."""
+    """If a JSONL file lacks steps, the error for scope "batch" names both kinds of files."""
     logger = JSONLLogger(tmp_path)
     logger.setup()
     logger.log_scalars({"loss": 0.5}, step=Step("train", "train", 1, 1), scope="loader")
@@ -110,7 +110,7 @@ def test_lines_without_single_steps_are_no_log_of_them(tmp_path: Path) -> None:
 
 
 def test_single_steps_are_read_on_demand(tmp_path: Path) -> None:
-    """The two scopes are never mixed in one table."""
+    """scope="batch" gives the logged steps only."""
     log(tmp_path / "run")
 
     table = read_metrics(tmp_path / "run", scope="batch")
@@ -121,7 +121,7 @@ def test_single_steps_are_read_on_demand(tmp_path: Path) -> None:
 
 
 def test_runs_below_a_folder_are_named_by_their_path(tmp_path: Path) -> None:
-    """Runs at any depth are found; one in the folder itself has the folder's name."""
+    """Runs at any depth are named by their relative path; a run in the folder itself has the folder's name."""
     for logdir in ("sweep", "sweep/a", "sweep/deep/er/b"):
         log(tmp_path / logdir)
 
@@ -131,7 +131,7 @@ def test_runs_below_a_folder_are_named_by_their_path(tmp_path: Path) -> None:
 
 
 def test_current_folder_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run read as "." is not called "."."""
+    """A run read as "." has the name of the current folder."""
     log(tmp_path / "run")
     monkeypatch.chdir(tmp_path / "run")
 
@@ -139,7 +139,7 @@ def test_current_folder_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_several_folders_are_one_table(tmp_path: Path) -> None:
-    """Runs of the same name are told apart by their paths."""
+    """Runs with the same name are identified by their paths."""
     for logdir in ("a/logs", "b/logs", "b/other"):
         log(tmp_path / logdir)
 
@@ -149,7 +149,7 @@ def test_several_folders_are_one_table(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_given_twice_is_read_once(tmp_path: Path) -> None:
-    """Also by another path to it."""
+    """A run that is given twice, even through a symbolic link, is read once."""
     log(tmp_path / "logs/a")
     (tmp_path / "link").symlink_to(tmp_path / "logs")
 
@@ -160,7 +160,7 @@ def test_a_run_that_is_given_twice_is_read_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("num_bytes", range(1, 30))
 def test_a_line_that_is_being_written_is_left_out(tmp_path: Path, num_bytes: int) -> None:
-    """Wherever it ends: a number cut short is another number."""
+    """An incomplete last line is ignored wherever it ends, because a truncated number has another value."""
     log(tmp_path / "run")
     whole = read_metrics(tmp_path / "run")
     line = b"train,3,6,0.123456789012345678\n"
@@ -172,7 +172,7 @@ def test_a_line_that_is_being_written_is_left_out(tmp_path: Path, num_bytes: int
 
 
 def test_passes_are_in_time_with_a_column_for_each_metric(tmp_path: Path) -> None:
-    """As a loop over the tidy table puts them; NaN where nothing was logged."""
+    """Passes are in chronological order with one column per metric, NaN for values that were not logged."""
     log(tmp_path / "run", num_epochs=3)
     table = read_metrics(tmp_path / "run")
 
@@ -190,7 +190,7 @@ def test_passes_are_in_time_with_a_column_for_each_metric(tmp_path: Path) -> Non
 
 
 def test_metric_may_have_the_name_of_a_column(tmp_path: Path) -> None:
-    """A metric called epoch is a metric."""
+    """A metric may be called `epoch`, like a column of the table."""
     logger = CSVLogger(tmp_path / "run")
     logger.setup()
     logger.log_scalars({"epoch": 0.5, "a,b": 1.5}, step=Step("train", "valid/easy", 7, 70), scope="loader")
@@ -204,7 +204,7 @@ def test_metric_may_have_the_name_of_a_column(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("logdir", ["empty", "nowhere"])
 def test_folder_without_logs_is_named(tmp_path: Path, logdir: str) -> None:
-    """An empty table would hide a misspelt path."""
+    """A folder without logs raises an error, because an empty table would hide a misspelled path."""
     (tmp_path / "empty").mkdir()
 
     with pytest.raises(FileNotFoundError, match=logdir):
@@ -212,13 +212,13 @@ def test_folder_without_logs_is_named(tmp_path: Path, logdir: str) -> None:
 
 
 def test_unknown_scope_is_refused(tmp_path: Path) -> None:
-    """A misspelt scope is named."""
+    """An unknown scope raises a ValueError that shows it."""
     with pytest.raises(ValueError, match='"loader" or "batch", got \'epoch\''):
         read_metrics(tmp_path, scope="epoch")  # type: ignore[arg-type]  # the mistake
 
 
 def test_missing_pandas_names_the_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """pandas is optional."""
+    """Without pandas, which is optional, the error gives the install command."""
     log(tmp_path / "run")
     monkeypatch.setitem(sys.modules, "pandas", None)
 
@@ -228,10 +228,10 @@ def test_missing_pandas_names_the_install_command(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.cold
 def test_optional_packages_are_not_imported_early() -> None:
-    """Importing loggers, reader and plots costs nothing but torch and tqdm."""
+    """Importing loggers, reader, plots and reports does not import their optional packages."""
     script = """
 import sys
-import runnerkit.loggers, runnerkit.curves.history, runnerkit.curves.plot, runnerkit.curves.report
+import runnerkit.loggers, runnerkit.history.frame, runnerkit.history.plot, runnerkit.history.report
 import runnerkit.commands.watch
 print(sorted({"tensorboard", "pandas", "matplotlib", "rich", "torch.utils.tensorboard"} & set(sys.modules)))
 """

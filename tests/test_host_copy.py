@@ -1,12 +1,12 @@
-"""Numbers reach the loggers as they were, from whichever device."""
+"""Tests that loggers receive exact values from tensors on any device."""
 
 from dataclasses import replace
 
 import pytest
 import torch
 
-from runnerkit.host_copy import read_metrics_at_once
 from runnerkit.logger import Step, StepQueue
+from runnerkit.support.host_copy import read_metrics_at_once
 
 STEP = Step(stage="train", loader="train", epoch=1, batch=4)
 
@@ -26,7 +26,7 @@ STEP = Step(stage="train", loader="train", epoch=1, batch=4)
     ids=str,
 )
 def test_no_number_is_rounded_in_the_step_log(value):
-    """Counts stay the integers that they are, float64 keeps all of its digits."""
+    """Logged integers and float64 values keep all digits."""
     queue = StepQueue()
     queue.put(STEP, {"loss": torch.tensor(0.5), "it": value})
 
@@ -35,7 +35,7 @@ def test_no_number_is_rounded_in_the_step_log(value):
 
 
 def test_a_tensor_that_changes_in_place_is_logged_as_it_was():
-    """A learned scale, an average that is kept up, the output of a CUDA graph; and nothing is computed backwards."""
+    """A tensor that is later modified in place, such as a parameter, is logged with its value at the time."""
     queue, scale = StepQueue(), torch.nn.Parameter(torch.tensor(1.0))
     for batch in (1, 2):
         queue.put(replace(STEP, batch=batch), {"scale": scale})
@@ -46,7 +46,7 @@ def test_a_tensor_that_changes_in_place_is_logged_as_it_was():
 
 
 def test_metrics_keep_their_steps_and_names():
-    """Numbers between tensors, several steps, one without any."""
+    """Metrics of several steps keep their order and names, with numbers among tensors and with an empty step."""
     metrics = [{"a": 1, "b": torch.tensor(2)}, {}, {"b": torch.tensor(3.0), "c": 4.0, "a": torch.tensor(5)}]
 
     assert read_metrics_at_once(metrics) == [{"a": 1.0, "b": 2.0}, {}, {"b": 3.0, "c": 4.0, "a": 5.0}]
@@ -55,7 +55,7 @@ def test_metrics_keep_their_steps_and_names():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_tensors_of_several_devices_are_read_together():
-    """A learning rate on the CPU beside a loss on the GPU."""
+    """Tensors on the CPU and on a GPU are read in one call."""
     metrics = {"loss": torch.tensor(0.5, device="cuda"), "lr": torch.tensor(0.1, dtype=torch.float64), "count": 3}
     queue = StepQueue()
     queue.put(STEP, metrics)
@@ -64,7 +64,7 @@ def test_tensors_of_several_devices_are_read_together():
 
 
 def test_tensors_are_stacked_with_those_of_their_device_only(monkeypatch):
-    """torch refuses others; without a second device the meta device, which nothing is read from, stands for one."""
+    """Only tensors of one device are stacked, as torch requires; the meta device stands in for a second device."""
     stack, devices = torch.stack, []
 
     def note(tensors):

@@ -1,4 +1,4 @@
-"""The architecture's law: a module imports only from layers to its left."""
+"""Tests that a module imports only from its own layer and from lower ones."""
 
 import shutil
 from pathlib import Path
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def test_every_import_follows_the_layers():
-    """Contracts know no engine; side packages do not know one another; optional packages are imported late."""
+    """Interfaces do not import engines, nor side packages one another; optional packages are imported late."""
     assert violations(ROOT) == []
 
 
@@ -19,25 +19,25 @@ def test_every_import_follows_the_layers():
     ("path", "line", "reason"),
     [
         (
-            "callbacks/timer.py",
+            "callbacks/monitor/timer.py",
             "from runnerkit.engines.ddp import DistributedDataParallelEngine",
             "never import one another",
         ),
-        ("loggers/csv.py", "import runnerkit.callbacks.timer", "never import one another"),
-        ("runnerkit/metrics.py", "from runnerkit.runner import IRunner", "against the layers"),
-        ("runnerkit/metrics.py", "from runnerkit import runner", "against the layers"),
+        ("loggers/csv.py", "import runnerkit.callbacks.monitor.timer", "never import one another"),
+        ("runnerkit/metrics/means.py", "from runnerkit.runner import IRunner", "against the layers"),
+        ("runnerkit/metrics/means.py", "from runnerkit import runner", "against the layers"),
         ("runnerkit/engine.py", "def late():\n    from runnerkit.engines.ddp import spawn", "against the layers"),
         ("runnerkit/runner.py", "from runnerkit.supervised import SupervisedRunner", "against the layers"),
         ("engines/ddp.py", "import runnerkit", "facades"),
         ("engines/ddp.py", "from runnerkit import dl", "facades"),
         ("engines/ddp.py", "from .device import CPUEngine", "absolute"),
-        ("callbacks/metric.py", "import engines.ddp", "no package that users have"),
-        ("runnerkit/curves/history.py", "import pandas", "where it is used"),
+        ("callbacks/metrics/metric.py", "import engines.ddp", "users do not have this package"),
+        ("runnerkit/history/frame.py", "import pandas", "where it is used"),
         ("runnerkit/unheard_of.py", "", "in no layer"),
     ],
 )
 def test_an_import_against_the_layers_is_found(tmp_path, path, line, reason):
-    """Planted in a copy, it makes exactly one finding: the test above can fail."""
+    """A bad import added to a copy gives exactly one finding, so the test above can fail."""
     for folder in ("runnerkit", "engines", "callbacks", "loggers"):
         shutil.copytree(ROOT / folder, tmp_path / folder, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     with (tmp_path / path).open("a") as file:
@@ -50,7 +50,7 @@ def test_an_import_against_the_layers_is_found(tmp_path, path, line, reason):
 
 
 def test_an_import_for_types_only_is_none(tmp_path):
-    """A callback names the runner's type under TYPE_CHECKING."""
-    text = (ROOT / "callbacks" / "timer.py").read_text()
+    """Imports under TYPE_CHECKING, such as that of the runner's type in a callback, are allowed."""
+    text = (ROOT / "callbacks/monitor/timer.py").read_text()
 
     assert "if TYPE_CHECKING:\n    from runnerkit.runner import IRunner" in text

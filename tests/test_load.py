@@ -1,4 +1,4 @@
-"""runner.load: weights from whatever file, into whatever model, or the mismatch in words, name by name."""
+"""Tests of runner.load and export_safetensors: supported files, wrapped models and mismatch errors."""
 
 import sys
 
@@ -14,7 +14,7 @@ from tests.tiny import classification, loader, mlp, quiet, sgd, weights
 
 
 def train(folder, *, model=None, **kwargs):
-    """Six epochs that get worse, so that the best is not the last."""
+    """Train for six epochs with a diverging learning rate, so that the best checkpoint is not the last."""
     model = model if model is not None else mlp()
     return dl.SupervisedRunner().train(
         model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model, lr=3.0), num_epochs=6, logdir=folder,
@@ -25,7 +25,7 @@ def train(folder, *, model=None, **kwargs):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A finished run's logdir, its last weights, and those of the best, by torch alone."""
+    """Return the logdir of a finished run, its last weights, and a model with its best weights, read by torch alone."""
     folder = tmp_path_factory.mktemp("run")
     last = weights(train(folder).model)
     best = mlp()
@@ -35,7 +35,7 @@ def run(tmp_path_factory):
 
 
 def test_a_logdir_gives_its_best_or_its_last_and_predicts(run):
-    """Then predict_loader needs nothing else."""
+    """`load` of a logdir gives its best or last weights, which predict_loader then uses."""
     folder, last, best = run
 
     runner = dl.SupervisedRunner().load(folder, model=mlp(seed=9))
@@ -50,19 +50,19 @@ def test_a_logdir_gives_its_best_or_its_last_and_predicts(run):
 
 
 class OwnModel(dl.SupervisedRunner):
-    """Says by itself which model it has."""
+    """Runner that overrides get_model."""
 
     def get_model(self, stage):
         return mlp(seed=7)
 
 
 def test_a_runner_that_makes_its_own_model_is_given_the_weights(run):
-    """As predict_loader does."""
+    """`load` without a model loads the weights into the model of get_model."""
     assert torch.equal(weights(OwnModel().load(run[0]).model), weights(run[2]))
 
 
 def wrapped(model):
-    """Files of other people, by what wrote them."""
+    """Return state dicts as other wrappers and frameworks write them, by their names."""
     plain = model.state_dict()
     return {
         "DistributedDataParallel": {f"module.{name}": value for name, value in plain.items()},
@@ -76,7 +76,7 @@ def wrapped(model):
 
 @pytest.mark.parametrize("writer", wrapped(mlp()))
 def test_prefixes_of_wrappers_do_not_matter(tmp_path, writer):
-    """In the file; nor in the model, which may be wrapped itself."""
+    """Prefixes that wrappers add are ignored in the file and in the model."""
     model = mlp()
     torch.save(wrapped(model)[writer], tmp_path / "theirs.pth")
 
@@ -87,7 +87,7 @@ def test_prefixes_of_wrappers_do_not_matter(tmp_path, writer):
 
 
 class Named(nn.Module):
-    """Has a part that is called as a wrapper calls its own."""
+    """Model with a submodule called `module`, the name that wrappers use."""
 
     def __init__(self, seed):
         super().__init__()
@@ -95,7 +95,7 @@ class Named(nn.Module):
 
 
 def test_a_model_of_which_a_part_is_called_module_keeps_its_names(tmp_path):
-    """Whether the file was written by it, or by a wrapper of it."""
+    """A model with a submodule called `module` loads files written by itself and by a wrapper around it."""
     model = Named(1)
     torch.save(model.state_dict(), tmp_path / "plain.pth")
     torch.save({f"module.{name}": value for name, value in model.state_dict().items()}, tmp_path / "wrapped.pth")
@@ -107,7 +107,7 @@ def test_a_model_of_which_a_part_is_called_module_keeps_its_names(tmp_path):
 
 
 def test_a_compiled_part_leaves_no_trace_in_files(tmp_path):
-    """Written from a model with a compiled part; read, and resumed from, without and with it."""
+    """Checkpoints of a model with a compiled submodule have plain names and load with and without compilation."""
     model = mlp()
     model[0] = torch.compile(model[0], backend="eager")
     train(tmp_path, model=model, callbacks=[dl.EMACallback(0.5)])
@@ -133,7 +133,7 @@ def on_ranks(folder):
 
 
 def test_checkpoints_of_other_engines_load(tmp_path):
-    """Compiled DDP, and a folder of shards; exported, too."""
+    """Checkpoints of compiled DDP and sharded checkpoints load, and so do their safetensors exports."""
     last = together(lambda: on_ranks(tmp_path))
 
     for name, expected in last.items():
@@ -146,7 +146,7 @@ def test_checkpoints_of_other_engines_load(tmp_path):
 
 
 def test_weights_that_do_not_fit_are_named_and_the_model_is_as_it_was(tmp_path):
-    """Missing, unexpected, and of another shape."""
+    """The error lists missing and unexpected names and different shapes, and the model is unchanged."""
     state = mlp().state_dict()
     state["head.weight"] = state.pop("0.weight")
     state["3.weight"] = torch.zeros(5, 16)
@@ -154,7 +154,7 @@ def test_weights_that_do_not_fit_are_named_and_the_model_is_as_it_was(tmp_path):
     model = mlp(seed=9)
     before = weights(model)
 
-    with pytest.raises(ValueError, match="does not fit the model; strict=False takes what fits") as refused:
+    with pytest.raises(ValueError, match="does not fit the model; strict=False loads what fits") as refused:
         dl.SupervisedRunner().load(tmp_path / "theirs.pth", model=model)
 
     assert str(refused.value).splitlines()[1:] == [
@@ -166,7 +166,7 @@ def test_weights_that_do_not_fit_are_named_and_the_model_is_as_it_was(tmp_path):
 
 
 def test_what_fits_is_loaded_when_asked_and_the_rest_is_told(tmp_path, caplog):
-    """A new head on an old body."""
+    """strict=False loads the weights that fit and warns about the others."""
     old, new = mlp(), mlp(seed=9)
     new[-1] = nn.Linear(16, 5)
     head = new[-1].weight.clone()
@@ -179,7 +179,7 @@ def test_what_fits_is_loaded_when_asked_and_the_rest_is_told(tmp_path, caplog):
 
 
 def test_a_part_of_another_model_is_loaded_by_its_prefix(tmp_path):
-    """And all of it must fit then."""
+    """`prefix` loads one submodule of another model's weights; a prefix without weights raises an error."""
     whole = nn.ModuleDict({"encoder": mlp(), "decoder": mlp(seed=2)})
     torch.save({f"module.{name}": value for name, value in whole.state_dict().items()}, tmp_path / "whole.pth")
     model = mlp(seed=9)
@@ -187,12 +187,12 @@ def test_a_part_of_another_model_is_loaded_by_its_prefix(tmp_path):
     dl.SupervisedRunner().load(tmp_path / "whole.pth", model=model, prefix="encoder.")
 
     assert torch.equal(weights(model), weights(whole["encoder"]))
-    with pytest.raises(ValueError, match=r"no weights whose names begin with 'coder\.': encoder\.0\.weight"):
+    with pytest.raises(ValueError, match=r"not hold weights whose names begin with 'coder\.': encoder\.0\.weight"):
         dl.SupervisedRunner().load(tmp_path / "whole.pth", model=model, prefix="coder.")
 
 
 def test_names_that_only_the_modules_own_hooks_know_are_left_to_torch(tmp_path):
-    """Batch norm takes files that are older than its counter; safetensors tell no version."""
+    """BatchNorm loads a file without num_batches_tracked, even from safetensors, which stores no module version."""
     model = mlp(batch_norm=True)
     old = {name: value for name, value in model.state_dict().items() if "num_batches_tracked" not in name}
     save_file(old, tmp_path / "old.safetensors")
@@ -203,7 +203,7 @@ def test_names_that_only_the_modules_own_hooks_know_are_left_to_torch(tmp_path):
 
 
 class Tied(nn.Module):
-    """Two names for one tensor; and two parts of another, which safetensors' own functions for models refuse."""
+    """Model with a tied weight and, if `parts`, two views of one tensor, which safetensors.torch.save_model refuses."""
 
     def __init__(self, seed, *, parts=False):
         super().__init__()
@@ -222,7 +222,7 @@ class Tied(nn.Module):
 
 @pytest.mark.parametrize(("mode", "parts"), [("model", False), ("runner", False), ("runner", True)])
 def test_exported_weights_are_read_by_safetensors_and_by_load(tmp_path, mode, parts):
-    """Tied ones are stored once, as safetensors itself would, and parts of one tensor each by itself."""
+    """Tied weights are exported once, as safetensors does it, and views of one tensor separately."""
     model = Tied(1, parts=parts)
     dl.SupervisedRunner().train(
         model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), cpu=True, **quiet(),
@@ -255,7 +255,7 @@ class Two(dl.SupervisedRunner):
 
 
 def test_several_models_load_by_key_from_either_format(tmp_path):
-    """Nested in a checkpoint, with the key before the names in safetensors."""
+    """Weights of several models load by key from checkpoints and from safetensors, where the key is a prefix."""
     models = {"one": mlp(seed=1), "two": mlp(seed=2)}
     Two().train(
         model=models, loaders={"train": loader(8, 4)}, logdir=tmp_path, cpu=True, **quiet(),
@@ -274,7 +274,7 @@ def test_several_models_load_by_key_from_either_format(tmp_path):
 
 
 def test_weights_to_start_from_may_be_of_any_of_these_files(tmp_path, run):
-    """resume_model of CheckpointCallback, and resume of predict_loader, read what load reads."""
+    """CheckpointCallback(resume_model=) and predict_loader(resume=) accept the same files as `load`."""
     exported = utils.export_safetensors(run[0], tmp_path / "best.safetensors")
     torch.save(wrapped(run[2])["both"], tmp_path / "theirs.pth")
     rows = classification(8).tensors[0]
@@ -308,12 +308,12 @@ def damaged(folder, run):
         (lambda folder, run: folder / "none", FileNotFoundError, "no such checkpoint, file of weights or logdir"),
         (lambda folder, run: folder, FileNotFoundError, "no checkpoint is called 'best'.*its checkpoints: none"),
         (damaged, ValueError, "best.pth is damaged"),
-        (lambda folder, run: save(folder / "list.pth", [1]), ValueError, "holds no weights by name but a list"),
-        (lambda folder, run: torn(folder / "torn.safetensors"), ValueError, "no whole .safetensors file"),
+        (lambda folder, run: save(folder / "list.pth", [1]), ValueError, "must hold weights by name, but holds a list"),
+        (lambda folder, run: torn(folder / "torn.safetensors"), ValueError, "not a complete .safetensors file"),
     ],
 )
 def test_what_cannot_be_read_is_said(tmp_path, run, make, error, words):
-    """With what to do."""
+    """Files that cannot be read raise errors that name the problem."""
     source = make(tmp_path, run)
 
     with pytest.raises(error, match=words):
@@ -332,13 +332,13 @@ def torn(path):
 
 
 def test_bad_arguments_and_a_missing_package_are_refused(tmp_path, run, monkeypatch):
-    """Before anything is read or written."""
+    """Invalid arguments and a missing safetensors package raise errors, and no file is written."""
     with pytest.raises(ValueError, match="which must be 'best' or 'last', got 'first'"):
         dl.SupervisedRunner().load(run[0], model=mlp(), which="first")
     with pytest.raises(ValueError, match=r"must end in \.safetensors"):
         utils.export_safetensors(run[0], tmp_path / "model.pth")
     extra = save(tmp_path / "extra.pth", {"weight": torch.zeros(1), "version": 3})
-    with pytest.raises(ValueError, match="holds tensors only, and these are none: version"):
+    with pytest.raises(ValueError, match="holds tensors only, and these are not: version"):
         utils.export_safetensors(extra, tmp_path / "extra.safetensors")
     for name in ("safetensors", "safetensors.torch"):
         monkeypatch.setitem(sys.modules, name, None)

@@ -1,20 +1,19 @@
-"""Who is asked at a loader's end: the metric callbacks that act there, and all ranks reduce the same keys."""
+"""Tests that the active metric callbacks are reduced at a loader's end, with the same keys on all ranks."""
 
 import pytest
 import torch
 from torch import nn
 
 from runnerkit import dl
-from runnerkit.fused_reduction import Share
-from runnerkit.loader_metrics import reduce_metrics
-from runnerkit.metrics import LoaderMeans
+from runnerkit.loop.loader_metrics import reduce_metrics
+from runnerkit.metrics.reduction import Share
 from tests.callbacks.stand_ins import make_runner
 from tests.ranks import Ranks
 from tests.tiny import loader, mlp, quiet
 
 
 class WrongSamples(dl.IMetricCallback):
-    """As docs/metrics.md has it: its state is made where a loader starts, and nowhere else."""
+    """Metric like that of docs/metrics.md, which creates its state only in on_loader_start."""
 
     def on_loader_start(self, runner):
         self.count = torch.zeros((), dtype=torch.int64)
@@ -30,7 +29,7 @@ class WrongSamples(dl.IMetricCallback):
 
 
 def evaluate(callback):
-    """Evaluate two loaders in one epoch; the other one comes first."""
+    """Evaluate the loaders "other" and "valid", in this order, in one epoch."""
     runner = dl.SupervisedRunner()
     runner.train(
         model=mlp(),
@@ -54,7 +53,7 @@ def evaluate(callback):
     ids=["ignored", "filtered", "wrapped once more", "wraps a wrapper"],
 )
 def test_a_wrapper_rules_over_what_is_reduced_too(wrap):
-    """A loader that is left out has neither an error nor the metric of another one."""
+    """A loader that a wrapper excludes raises no error and does not get another loader's metric."""
     expected = evaluate(WrongSamples())["valid"]["wrong"]
 
     metrics = evaluate(wrap(WrongSamples()))
@@ -64,7 +63,7 @@ def test_a_wrapper_rules_over_what_is_reduced_too(wrap):
 
 
 def test_a_callback_that_is_switched_off_logs_nothing():
-    """Whoever it is that it wraps."""
+    """A disabled CallbackWrapper logs nothing."""
     metrics = evaluate(dl.CallbackWrapper(WrongSamples(), enable_callback=False))
 
     assert all("wrong" not in each for each in metrics.values())
@@ -75,13 +74,13 @@ def test_a_callback_that_is_switched_off_logs_nothing():
     [(dl.CallbackNode.All, [0, 1, 2], 6), (dl.CallbackNode.Master, [0], 1), (dl.CallbackNode.Worker, [1, 2], 5)],
 )
 def test_a_node_rules_too_and_ranks_agree(node, seen_by, wrong):
-    """A process where the callback does not run takes part in the reduction, and neither gives nor gets its sums."""
+    """A rank without the callback takes part in the reduction but neither adds to its sums nor gets its metric."""
     ranks = Ranks(3)
     runners = []
     for engine in ranks.engines:
         callback = WrongSamples(node=node)
-        runner = make_runner(engine=engine, callbacks={"wrong": callback}, _means=LoaderMeans())
-        runner._means.update({"loss": float(engine.rank)}, batch_size=2)
+        runner = make_runner(engine=engine, callbacks={"wrong": callback})
+        runner._loader_run.means.update({"loss": float(engine.rank)}, batch_size=2)
         if engine.rank in seen_by:
             callback.on_loader_start(runner)
             targets = torch.ones(engine.rank + 1, dtype=torch.int64)
@@ -97,7 +96,7 @@ def test_a_node_rules_too_and_ranks_agree(node, seen_by, wrong):
 
 
 def test_the_state_of_a_callback_of_one_node_waits_for_nobody():
-    """Other ranks have none of it to gather; the one that writes checkpoints has its own."""
+    """state_dict of a metric that runs on the main process only does not wait for other ranks, whose state is empty."""
     ranks = Ranks(2)
     callbacks = [dl.AccuracyCallback("logits", "targets") for _ in ranks.engines]
     for each in callbacks:

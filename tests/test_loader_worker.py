@@ -1,4 +1,4 @@
-"""A loader's worker ends when its own process says so, whichever way it was started."""
+"""Tests that a data loader's worker process obeys its owner under any start method."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="on others the worker does nothing about signals")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="WorkerStart handles signals on Linux only")
 SCRIPT = textwrap.dedent(
     """
     import os, signal, sys, time
@@ -21,7 +21,7 @@ SCRIPT = textwrap.dedent(
         )
         batches = iter(loader)
         next(batches)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's would raise
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise
         worker = psutil.Process(batches._workers[0].pid)
         batches._workers[0].terminate()
         deadline = time.monotonic() + 10
@@ -34,10 +34,10 @@ SCRIPT = textwrap.dedent(
 )
 
 
-@pytest.mark.cold  # the fork server is a Python of its own
+@pytest.mark.cold  # the fork server is a separate Python process
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_a_worker_heeds_the_sigterm_of_its_loaders_process(tmp_path, method):
-    """Where a fork server started it, that is its parent, and not the process whose loader it serves."""
+    """A worker process ends on SIGTERM, also if its parent is a fork server and not the process that uses it."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
 
@@ -49,7 +49,7 @@ def test_a_worker_heeds_the_sigterm_of_its_loaders_process(tmp_path, method):
     assert done.returncode == 0, done.stderr
 
 
-# Python 3.14's default, for any Python that reads it.
+# Sets the default start method of Python 3.14.
 FORK_SERVER = """
 from multiprocessing import context
 context._default_context._default_context = context._concrete_contexts["forkserver"]
@@ -81,9 +81,9 @@ DATA_OF_THE_SCRIPT = textwrap.dedent(
 
 
 @pytest.mark.slow
-@pytest.mark.cold  # each rank reads what its Python starts workers by
+@pytest.mark.cold  # each rank must import sitecustomize.py
 def test_ranks_read_a_data_set_of_the_script_where_a_fork_server_is_the_default(tmp_path):
-    """Its class travels to the ranks by value; a fork server, which has another __main__, could not import it."""
+    """Ranks can use a data set class of the script although a fork server could not import it from its __main__."""
     (tmp_path / "sitecustomize.py").write_text(FORK_SERVER)
     script = tmp_path / "script.py"
     script.write_text(DATA_OF_THE_SCRIPT)
@@ -94,4 +94,4 @@ def test_ranks_read_a_data_set_of_the_script_where_a_fork_server_is_the_default(
     )  # fmt: skip
 
     assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith("forkserver\n")  # the user's own choice is left alone
+    assert done.stdout.endswith("forkserver\n")  # the user's default is unchanged

@@ -1,4 +1,4 @@
-"""The logs of a whole run: CSV, TensorBoard and the metrics attributes agree, and rank zero alone writes."""
+"""Tests of a run's logs: CSV, TensorBoard and metric attributes agree, and only rank zero writes."""
 
 import csv
 import json
@@ -43,7 +43,7 @@ def scalars(folder):
 
 @pytest.mark.parametrize("ddp", [False, True])
 def test_csv_tensorboard_and_attributes_agree(tmp_path, ddp):
-    """The same values for train and valid, each written once; TensorBoard's are float32."""
+    """CSV, TensorBoard (float32) and the attributes have the same values, each once per epoch."""
     runner = train(tmp_path, ddp=ddp)
 
     for key in ("train", "valid"):
@@ -63,7 +63,7 @@ def test_csv_tensorboard_and_attributes_agree(tmp_path, ddp):
 
 
 def test_only_rank_zero_writes(tmp_path):
-    """One writer for each loader, each file once, whatever the number of processes; and nothing else is left."""
+    """With several processes, rank zero writes each file once, and no other files exist."""
     counts = tmp_path / "counts"
     counts.mkdir()
 
@@ -112,7 +112,7 @@ def json_names(logdir):
 
 
 def test_without_logdir_nothing_is_written(tmp_path, monkeypatch):
-    """No folder, no file."""
+    """A run without logdir creates no folder and no file."""
     monkeypatch.chdir(tmp_path)
 
     train(None)
@@ -121,7 +121,7 @@ def test_without_logdir_nothing_is_written(tmp_path, monkeypatch):
 
 
 def test_a_relative_logdir_stays_where_it_was(tmp_path, monkeypatch):
-    """When the run goes to another working directory; a later one goes on there."""
+    """A relative logdir is kept when the run changes the working directory, and a later run resumes from it."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
 
@@ -142,7 +142,7 @@ def test_a_relative_logdir_stays_where_it_was(tmp_path, monkeypatch):
 
 
 def test_read_metrics_gives_the_run_as_one_tidy_frame(tmp_path):
-    """run, stage, loader, epoch, step, metric, value."""
+    """read_metrics returns the columns run, stage, loader, epoch, step, metric and value."""
     runner = train(tmp_path / "first")
 
     frame = read_metrics(tmp_path / "first")
@@ -154,7 +154,7 @@ def test_read_metrics_gives_the_run_as_one_tidy_frame(tmp_path):
 
 
 def test_step_metrics_are_logged_every_so_many_steps(tmp_path):
-    """The batch's own values at steps 5, 10, ...; in TensorBoard under batch/, in a CSV file of their own."""
+    """log_every=5 logs batch values at steps 5, 10, ..., in TensorBoard under batch/ and in a separate CSV file."""
     losses = {}
 
     class Keep(dl.Callback):
@@ -176,7 +176,7 @@ def test_step_metrics_are_logged_every_so_many_steps(tmp_path):
 
 
 def test_mid_epoch_validation_is_logged_with_its_step(tmp_path):
-    """One row for each evaluation."""
+    """Each evaluation within an epoch adds a row with its step."""
     train(tmp_path, valid_every_steps=4, num_epochs=1)
 
     with (tmp_path / "csv" / "valid.csv").open() as file:

@@ -1,4 +1,4 @@
-"""What loggers take of images, figures, values and scores: held against NumPy, scikit-learn and TensorBoard."""
+"""Tests of image, figure, histogram and PR curve conversion, compared with NumPy and scikit-learn."""
 
 import numpy as np
 import pytest
@@ -6,12 +6,12 @@ import torch
 from sklearn.metrics import precision_score, recall_score
 from torch import Tensor
 
-from runnerkit.media import histogram_of, image_of, image_of_figure, pr_curve_of
+from runnerkit.loop.media import histogram_of, image_of, image_of_figure, pr_curve_of
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
 def test_a_tensor_and_an_array_of_one_picture_are_the_same_image(channels: int) -> None:
-    """(C, H, W) of torch and (H, W, C) of NumPy; one channel is gray."""
+    """A (C, H, W) tensor and an (H, W, C) array give the same image; one channel is gray."""
     levels = np.arange(2 * 5 * channels, dtype=np.uint8).reshape(2, 5, channels)
     expected = levels[..., 0] if channels == 1 else levels
 
@@ -21,7 +21,7 @@ def test_a_tensor_and_an_array_of_one_picture_are_the_same_image(channels: int) 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_floats_are_shares_of_white(dtype: torch.dtype) -> None:
-    """What is beyond black and white, or no number, is drawn and not wrapped around."""
+    """Floats in [0, 1] map to [0, 255]; values outside are clipped and NaN is black."""
     values = torch.tensor([[0.0, 0.25, 1.0, -3.0, 7.0, float("inf"), float("-inf"), float("nan")]], dtype=dtype)
 
     assert image_of(values).tolist() == [[0, 64, 255, 0, 255, 255, 0, 0]]
@@ -38,12 +38,12 @@ def test_floats_are_shares_of_white(dtype: torch.dtype) -> None:
     ids=["int64", "int16", "uint16", "bool"],
 )
 def test_integers_are_levels_and_bools_black_and_white(image: Tensor | np.ndarray) -> None:
-    """A uint8 that wrapped around would show white as black."""
+    """Integers are clipped to [0, 255] instead of wrapping around; bools are black and white."""
     assert image_of(image).tolist() == [[0, 255, 0]]
 
 
 def test_an_image_is_a_copy() -> None:
-    """A logger may write it later, when the batch's memory holds another one."""
+    """The image does not share memory with the batch, because a logger may write it later."""
     pixels = torch.zeros(2, 2, dtype=torch.uint8)
 
     image = image_of(pixels)
@@ -53,7 +53,7 @@ def test_an_image_is_a_copy() -> None:
 
 
 def test_images_with_gradients_and_strides_are_fine() -> None:
-    """A reconstruction comes straight from the model, a crop is a view, and NumPy may have turned it around."""
+    """Tensors that require gradients, views and arrays with negative strides are accepted."""
     view = torch.rand(3, 8, 8, requires_grad=True)[:, ::2, 1:6]
     turned = view.detach().permute(1, 2, 0).numpy()[::-1]
 
@@ -71,23 +71,23 @@ def test_images_with_gradients_and_strides_are_fine() -> None:
     ],
 )
 def test_another_shape_is_refused(image: Tensor | np.ndarray, words: str) -> None:
-    """With the shape that was expected and the one that came."""
+    """A wrong shape raises an error with the expected and the given shape."""
     with pytest.raises(ValueError, match=words):
         image_of(image)
 
 
 def test_what_is_no_image_figure_or_tensor_is_named() -> None:
-    """A path, say."""
+    """Objects of another type, such as a path or a list, raise a TypeError."""
     with pytest.raises(TypeError, match="an image is a tensor or a NumPy array, got str"):
         image_of("cat.png")  # type: ignore[arg-type]  # the mistake
-    with pytest.raises(TypeError, match="a figure is Matplotlib's Figure, got ndarray"):
+    with pytest.raises(TypeError, match="a figure must be a Matplotlib Figure, got ndarray"):
         image_of_figure(np.zeros((2, 2)))  # type: ignore[arg-type]  # the mistake
     with pytest.raises(TypeError, match="values must be a tensor or a NumPy array, got list"):
         histogram_of([1.0])  # type: ignore[arg-type]  # the mistake
 
 
 def test_a_figure_is_drawn_and_left_as_it_was() -> None:
-    """In its own size, color and canvas."""
+    """A figure is rendered at its own size and color and keeps its canvas."""
     figure = pytest.importorskip("matplotlib.figure").Figure(figsize=(3, 2), dpi=50, facecolor="red")
     canvas = figure.canvas
 
@@ -100,7 +100,7 @@ def test_a_figure_is_drawn_and_left_as_it_was() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64])
 def test_a_histogram_is_numpys(dtype: torch.dtype) -> None:
-    """Edges and counts."""
+    """Edges and counts equal those of numpy.histogram."""
     values = (1000 * torch.randn(7, 333, generator=torch.Generator().manual_seed(0))).to(dtype)
 
     histogram = histogram_of(values)
@@ -110,13 +110,13 @@ def test_a_histogram_is_numpys(dtype: torch.dtype) -> None:
     np.testing.assert_allclose(histogram.edges, edges, rtol=1e-12)
     if dtype.is_floating_point and dtype is not torch.bfloat16:
         np.testing.assert_array_equal(histogram.counts, counts)
-    else:  # round values may lie on an edge, where the last bit decides
+    else:  # values on an edge may fall in either bin
         assert histogram.counts.sum() == counts.sum() and abs(histogram.counts - counts).sum() <= 8
 
 
 @pytest.mark.parametrize("value", [0.0, 3.0, 1e20, -0.25])
 def test_values_that_are_all_the_same_have_a_histogram(value: float) -> None:
-    """Within one bin of some width."""
+    """Equal values all fall in one bin of positive width."""
     histogram = histogram_of(np.full(10, value))
 
     assert histogram is not None
@@ -126,7 +126,7 @@ def test_values_that_are_all_the_same_have_a_histogram(value: float) -> None:
 
 
 def test_what_is_not_finite_is_in_no_histogram() -> None:
-    """Weights that diverge are shown as long as some of them can be; then nothing is."""
+    """Non-finite values are ignored; without finite values there is no histogram."""
     bad = [float("nan"), float("inf"), float("-inf")]
 
     some = histogram_of(torch.tensor([1.0, *bad, 2.0]))
@@ -137,7 +137,7 @@ def test_what_is_not_finite_is_in_no_histogram() -> None:
 
 
 def test_a_pr_curve_is_scikit_learns() -> None:
-    """At each threshold a score that reaches it is taken for positive, the threshold's own number too."""
+    """Counts, precision and recall equal scikit-learn's; scores equal to the threshold count as positive."""
     generator = torch.Generator().manual_seed(0)
     scores = torch.cat([torch.rand(300, generator=generator), torch.arange(127) / 126, torch.tensor([0.0, 1.0])])
     targets = torch.rand(len(scores), generator=generator) < scores
@@ -157,7 +157,7 @@ def test_a_pr_curve_is_scikit_learns() -> None:
 
 @pytest.mark.parametrize("targets", [np.zeros(4, dtype=np.int64), np.ones(4)])
 def test_a_pr_curve_of_one_class_divides_by_nothing(targets: np.ndarray) -> None:
-    """A batch without positives, or without negatives, is no error."""
+    """Targets of one class give finite precision and recall."""
     curve = pr_curve_of(np.array([0.1, 0.2, 0.3, 0.4]), targets)
 
     assert np.isfinite(curve.precision).all() and np.isfinite(curve.recall).all()
@@ -169,11 +169,11 @@ def test_a_pr_curve_of_one_class_divides_by_nothing(targets: np.ndarray) -> None
     [
         ([0.5, 2.0], [0, 1], r"probabilities in \[0, 1\]: pass logits.sigmoid\(\)"),
         ([0.5, float("nan")], [0, 1], r"probabilities in \[0, 1\]"),
-        ([0.5, 0.1], [0, 2], "of several classes draw one against the rest"),
-        ([0.5, 0.1], [0, 1, 1], r"one shape, got \(2,\) and \(3,\)"),
+        ([0.5, 0.1], [0, 2], "with several classes, draw one against the rest"),
+        ([0.5, 0.1], [0, 1, 1], r"the same shape, got \(2,\) and \(3,\)"),
     ],
 )
 def test_what_has_no_pr_curve_is_refused(scores: list[float], targets: list[int], words: str) -> None:
-    """Logits above all."""
+    """Logits, NaN, multi-class targets and different shapes raise an error."""
     with pytest.raises(ValueError, match=words):
         pr_curve_of(torch.tensor(scores), torch.tensor(targets))

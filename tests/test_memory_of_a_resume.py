@@ -1,4 +1,4 @@
-"""What a resumed run keeps of its checkpoint, how the state gets to all ranks, and what comes back from them."""
+"""Tests of the memory of a resumed run, the broadcast of its state and the transfer of its results."""
 
 import gc
 import pickle
@@ -9,15 +9,17 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from runnerkit import dl, outcome, pickling
-from runnerkit.state_broadcast import broadcast_state
+from runnerkit import dl
+from runnerkit.loop import run_result
+from runnerkit.resume.state_broadcast import broadcast_state
+from runnerkit.support import pickling
 from tests.tiny import classification, loader, mlp, quiet, sgd
 
 SHAPE = (16, 6)  # of the first layer's weight
 
 
 class CountTensors(dl.Callback):
-    """Counts on every rank the tensors of that shape, at the start of each epoch."""
+    """Counts the tensors of SHAPE on every rank at the start of each epoch."""
 
     def __init__(self):
         super().__init__(dl.CallbackOrder.External)
@@ -33,7 +35,7 @@ class CountTensors(dl.Callback):
 
 @pytest.mark.parametrize("options", [{"cpu": True}, {"cpu": True, "ddp": True}], ids=["alone", "two processes"])
 def test_a_resumed_run_holds_weights_and_momentum_once(tmp_path, options):
-    """As many tensors as a run that was not resumed has in its second epoch."""
+    """A resumed run holds as many tensors as an uninterrupted run in its second epoch."""
 
     def train(logdir, num_epochs):
         model, count = mlp(), CountTensors()
@@ -49,7 +51,7 @@ def test_a_resumed_run_holds_weights_and_momentum_once(tmp_path, options):
 
 
 def test_a_state_is_broadcast_in_parts_and_arrives_as_it_was():
-    """Views alone, and what is one tensor stays one; no message is much larger than a part."""
+    """No message is much larger than a part or one tensor; views are sent without their base, shared tensors once."""
     whole = torch.arange(100_000.0)
     state = {
         "a": whole[:10],
@@ -77,7 +79,7 @@ def test_a_state_is_broadcast_in_parts_and_arrives_as_it_was():
 
 
 class Pickled:
-    """Counts how often it is pickled."""
+    """Object that counts how often it is pickled."""
 
     count = 0
 
@@ -87,19 +89,19 @@ class Pickled:
 
 
 class Data(Pickled, Dataset):
-    """As a data set."""
+    """Data set that counts how often it is pickled."""
 
 
 def test_what_comes_back_is_pickled_once_and_data_that_was_there_before_is_not():
-    """Data made by a hook comes back; what two attributes share is still one object."""
+    """Results include data created by a hook but no earlier data sets; shared attributes stay one object."""
     Pickled.count = 0
     runner = dl.SupervisedRunner(mlp())
     runner.data, runner.by_key = Data(), {"train": Data()}
-    had = outcome.data_of(runner)
+    had = run_result.data_of(runner)
     runner.made, runner.mine, runner.shared = classification(8), Pickled(), []
     runner.same = runner.shared
 
-    back = pickling.loads(pickling.dumps(outcome.capture(runner, had=had))).attributes
+    back = pickling.loads(pickling.dumps(run_result.result_of(runner, had=had))).attributes
 
     assert Pickled.count == 1
     assert "data" not in back and "by_key" not in back and len(back["made"]) == 8

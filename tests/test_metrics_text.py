@@ -1,4 +1,4 @@
-"""The commands that read logs: runnerkit metrics, plot, watch, report."""
+"""Tests of the commands that read logs: `runnerkit metrics`, `plot`, `watch` and `report`."""
 
 import io
 import os
@@ -14,7 +14,7 @@ from matplotlib.image import imread
 from runnerkit import read_metrics
 from runnerkit.commands.cli import main
 from runnerkit.commands.metrics_text import metrics_text
-from runnerkit.curves.best_values import compare_runs
+from runnerkit.history.best_values import compare_runs
 from tests.runs import judge_run, log_run
 
 CURVES = {
@@ -25,7 +25,7 @@ CURVES = {
 
 @pytest.fixture
 def logs(tmp_path):
-    """A folder of two runs, the second of which is better."""
+    """Return a folder with two runs, of which the second is better."""
     log_run(tmp_path / "logs" / "first", CURVES)
     log_run(tmp_path / "logs" / "second", {**CURVES, "valid": {"loss": [0.7, 0.6, 0.5], "accuracy": [0.6, 0.7, 0.8]}})
     return tmp_path / "logs"
@@ -33,7 +33,7 @@ def logs(tmp_path):
 
 @pytest.fixture
 def command(capsys):
-    """Call the command; return its exit code, and what it printed."""
+    """Return a function that runs the command and returns (exit code, standard output, standard error)."""
 
     def call(*arguments):
         code = main([str(argument) for argument in arguments])
@@ -44,7 +44,7 @@ def command(capsys):
 
 
 def test_one_run_is_printed_pass_by_pass_with_its_best_epochs(logs, command):
-    """In time, with blanks where nothing was logged."""
+    """One run is printed in chronological order, with blanks for missing values, and then its best epochs."""
     judge_run(logs / "first", "valid", "accuracy", minimize=False)
 
     code, out, _ = command("metrics", logs / "first")
@@ -62,13 +62,13 @@ def test_one_run_is_printed_pass_by_pass_with_its_best_epochs(logs, command):
     ]
     lines = [line.split() for line in best.splitlines()]
     assert lines[0][:6] == ["loader", "metric", "better", "best", "best_epoch", "last"]
-    assert ["train", "lr", "0.05", "0.05", "3", "0.1", "1"] in lines  # nobody knows which is better
+    assert ["train", "lr", "0.05", "0.05", "3", "0.1", "1"] in lines  # without a direction
     assert ["valid", "loss", "smaller", "0.7", "2", "0.75", "0.7", "2", "0.8", "1"] in lines
     assert ["valid", "accuracy", "larger", "0.75", "2", "0.6", "0.5", "1", "0.75", "2"] in lines
 
 
 def test_several_runs_are_a_row_each_the_best_first(logs, command):
-    """By the loss of valid, unless asked otherwise."""
+    """Several runs are sorted by the valid loss by default, the best first."""
     code, out, _ = command("metrics", logs)
 
     assert code == 0
@@ -82,7 +82,7 @@ def test_several_runs_are_a_row_each_the_best_first(logs, command):
 
 
 def test_without_a_direction_both_ends_are_shown(logs, command):
-    """Whether accuracy is good when large, no checkpoint has said."""
+    """If no checkpoint defines a metric's direction, its smallest and largest values are shown."""
     _, out, _ = command("metrics", logs / "second", logs / "first", "--metric", "accuracy")
 
     assert [line.split() for line in out.splitlines()] == [
@@ -95,7 +95,7 @@ def test_without_a_direction_both_ends_are_shown(logs, command):
 
 
 def test_csv_has_all_digits(logs, command):
-    """It reads back as the same floats: of a run, and of several."""
+    """`--csv` prints exact floats for one run and for several."""
     _, one, _ = command("metrics", logs / "first", "--csv", "--loader", "train")
     _, several, _ = command("metrics", logs, "--csv", "--metric", "loss", "--loader", "train")
 
@@ -110,14 +110,14 @@ def test_csv_has_all_digits(logs, command):
 
 
 def test_only_what_is_asked_for_is_shown(logs):
-    """Of a run too."""
+    """`metric` and `loader` select what is shown of a run."""
     text = metrics_text(logs / "first", metric="accuracy", loader="valid")
 
     assert "loss" not in text and "train  " in text.splitlines()[3] and "accuracy" in text
 
 
 def test_plot_draws_several_runs_where_it_is_told(logs, command, tmp_path, monkeypatch):
-    """In a folder that is made if need be; the path is printed."""
+    """`plot -o` draws several runs, creates the folder if necessary and prints the path."""
     monkeypatch.chdir(tmp_path)
 
     code, out, _ = command(
@@ -129,7 +129,7 @@ def test_plot_draws_several_runs_where_it_is_told(logs, command, tmp_path, monke
 
 
 def test_report_writes_a_page(logs, command):
-    """In the logdir, by default."""
+    """`report` writes report.html to the logdir by default."""
     code, out, _ = command("report", logs / "first")
 
     assert (code, out) == (0, f"{logs / 'first' / 'report.html'}\n")
@@ -137,14 +137,14 @@ def test_report_writes_a_page(logs, command):
 
 
 def test_watch_draws_once_where_there_is_no_terminal(logs, command):
-    """As in a pipe."""
+    """Without a terminal, as in a pipe, `watch` prints the curves once."""
     code, out, _ = command("watch", logs / "first", "--metric", "loss", "--loader", "valid")
 
     assert code == 0 and "loss  valid 0.75" in out and "train" not in out
 
 
 def test_commands_of_the_page_run(command, tmp_path, monkeypatch):
-    """Each as it stands in docs/curves.md, on the runs that its first block trains."""
+    """The commands of docs/curves.md run on the runs that its first block trains."""
     monkeypatch.chdir(tmp_path)
     page = (Path(__file__).parents[1] / "docs" / "curves.md").read_text()
     exec(re.search(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)[1], {})
@@ -180,15 +180,15 @@ WRONG = {
     ),
     "plot of nowhere": (
         ["plot", "logs/first", "logs/second"],
-        "2 folders were given: say where the picture goes, by path= or -o",
+        "got 2 folders: choose the output file with path= or -o",
     ),
     "plot below a file": (
         ["plot", "logs/first", "-o", "file/curves.png"],
-        "cannot write file/curves.png: no folder file can be made: ",
+        "cannot write file/curves.png: folder file cannot be created: ",
     ),
     "plot of an unknown kind": (
         ["plot", "logs/first", "-o", "new/curves.xyz"],
-        "cannot write new/curves.xyz: no format 'xyz'; there are ",
+        "cannot write new/curves.xyz: unknown format 'xyz'; expected one of ",
     ),
     "plot to a folder": (["plot", "logs/first", "-o", "."], "cannot write .: it is a folder; name a file in it"),
     "plot where nothing can be": (
@@ -197,22 +197,22 @@ WRONG = {
     ),
     "plot with an axis of what is not drawn": (
         ["plot", "logs/first", "--metric", "accuracy", "--log", "loss"],
-        "a logarithmic axis is wanted for ['loss'], which is not drawn; drawn are ['accuracy']",
+        "cannot use a logarithmic axis for ['loss'], which is not drawn; choose from ['accuracy']",
     ),
     "watch of an empty folder": (
         ["watch", "empty", "--once"],
         "no logs of scope 'loader' in empty: expected csv/<loader>.csv or metrics.jsonl there or below",
     ),
-    "watch of several": (["watch", "logs"], "logs holds 2 runs; give the logdir of one of them: first, second"),
+    "watch of several": (["watch", "logs"], "logs contains 2 runs; pass the logdir of one of them: first, second"),
     "watch of an unknown metric": (
         ["watch", "logs/first", "--metric", "lossy"],
         "metrics ['lossy'] were not logged; choose from ['loss', 'lr', 'accuracy']",
     ),
     "report of nothing": (["report", "nowhere"], "there is no folder nowhere"),
-    "report of several": (["report", "logs"], "logs holds 2 runs; give the logdir of one of them: first, second"),
+    "report of several": (["report", "logs"], "logs contains 2 runs; pass the logdir of one of them: first, second"),
     "report below a file": (
         ["report", "logs/first", "-o", "file/page.html"],
-        "cannot write file/page.html: no folder file can be made: ",
+        "cannot write file/page.html: folder file cannot be created: ",
     ),
     "report to a folder": (["report", "logs/first", "-o", "."], "cannot write .: it is a folder; name a file in it"),
     "report where nothing can be": (
@@ -224,7 +224,7 @@ WRONG = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_uses_are_told_in_one_line(case, logs, command, monkeypatch):
-    """Exit code 2, nothing on the standard output, no traceback, nothing written."""
+    """Wrong arguments give one line on standard error and exit code 2, and no file is written."""
     monkeypatch.chdir(logs.parent)
     Path("empty").mkdir()
     Path("file").touch()
@@ -241,7 +241,7 @@ def test_wrong_uses_are_told_in_one_line(case, logs, command, monkeypatch):
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_that_may_not_be_written_to_is_named(logs, command):
-    """As of another user."""
+    """A folder without write permission is named in the error."""
     (logs / "first").chmod(0o500)
 
     code, _, err = command("report", logs / "first")
@@ -251,7 +251,7 @@ def test_a_folder_that_may_not_be_written_to_is_named(logs, command):
 
 
 def test_missing_pandas_is_named_once(logs, command, monkeypatch):
-    """Instead of a traceback."""
+    """Without pandas, the command prints the install command instead of a traceback."""
     monkeypatch.setitem(sys.modules, "pandas", None)
 
     code, _, err = command("metrics", logs)

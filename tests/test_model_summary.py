@@ -1,4 +1,4 @@
-"""The model's table: numbers of torch's own, and a model that stays as it was."""
+"""Tests of utils.summarize: its numbers equal torch's, and it leaves the model unchanged."""
 
 import copy
 import random
@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from runnerkit import utils
-from runnerkit.seeding import CPUState
+from runnerkit.seeding.generators import CPUState
 from tests.tiny import mlp, weights
 
 
 class Mixed(nn.Module):
-    """Shared, frozen and nested parts, several inputs and outputs, draws of all generators."""
+    """Model with shared, frozen and nested modules, several inputs and outputs, and draws from all generators."""
 
     def __init__(self):
         super().__init__()
@@ -44,7 +44,7 @@ BATCH = {"images": torch.zeros(2, 3, 8, 8), "words": torch.zeros(2, 5, dtype=tor
 
 
 def seen_by_hooks(model, batch):
-    """Shapes of a real forward pass."""
+    """Return the output shapes of a real forward pass by module name."""
     shapes = {}
 
     def note(name):
@@ -61,7 +61,7 @@ def seen_by_hooks(model, batch):
 
 
 def test_parameters_are_torchs_own_sums():
-    """What is shared counts once; what is frozen is not trained."""
+    """Shared parameters count once, and frozen ones are not trainable."""
     model = Mixed()
 
     summary = utils.summarize(model)
@@ -78,7 +78,7 @@ def test_parameters_are_torchs_own_sums():
 
 @pytest.mark.parametrize("training", [True, False])
 def test_shapes_are_those_of_a_real_pass(training):
-    """Of every module that returns a tensor; several outputs are nested as they were."""
+    """Traced output shapes equal those of a real forward pass, with nested outputs kept nested."""
     model = Mixed().train(training)
 
     summary = utils.summarize(model, BATCH)
@@ -93,7 +93,7 @@ def test_shapes_are_those_of_a_real_pass(training):
 
 
 def test_flops_are_those_computed_by_hand():
-    """A multiplication and an addition for each weight and output; whatever else there is counts nothing."""
+    """Each weight costs two FLOPs per output, a multiplication and an addition; other operations count as zero."""
     model = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1, groups=2), nn.ReLU(), nn.Flatten(), nn.Linear(6 * 10 * 12, 7))
 
     summary = utils.summarize(model, torch.zeros(5, 4, 10, 12))
@@ -107,7 +107,7 @@ def test_flops_are_those_computed_by_hand():
 
 
 def test_module_that_is_called_twice_costs_twice():
-    """Its shape is the last one's."""
+    """The FLOPs of all calls of a module are added; its shape is that of the last call."""
 
     class Twice(nn.Module):
         def __init__(self):
@@ -127,7 +127,7 @@ def test_module_that_is_called_twice_costs_twice():
 
 @pytest.mark.parametrize("training", [True, False])
 def test_nothing_of_the_model_is_disturbed(training, monkeypatch):
-    """Weights, statistics, modes, counters, hooks, gradients, generators; nothing that has values is copied."""
+    """Weights, statistics, modes, hooks, gradients and generators do not change, and no tensor is copied."""
     model = Mixed().train(training)
     model.norm.train(not training)
     called = []
@@ -148,7 +148,7 @@ def test_nothing_of_the_model_is_disturbed(training, monkeypatch):
 
 
 class Looks(nn.Module):
-    """Depends on values, after its first layer."""
+    """Model whose forward pass depends on values after its first layer."""
 
     def __init__(self):
         super().__init__()
@@ -160,31 +160,31 @@ class Looks(nn.Module):
 
 
 def test_model_that_cannot_be_traced_has_parameters_and_what_came_before():
-    """And the reason, which is no error."""
+    """If tracing fails, the summary has parameters, the shapes so far and the reason, and no error is raised."""
     summary = utils.summarize(Looks(), torch.zeros(1, 4))
 
     assert summary.num_parameters == 23
     assert summary.num_flops is None
     assert [layer.output_shape for layer in summary.layers] == [None, (1, 3), None]
     assert "Tensor.item() cannot be called on meta tensors" in summary.problem
-    assert str(summary).splitlines()[-1] == f"shapes and FLOPs as far as they could be traced: {summary.problem}"
+    assert str(summary).splitlines()[-1] == f"shapes and FLOPs are incomplete, tracing failed: {summary.problem}"
 
 
 def test_forward_that_was_replaced_is_not_run():
-    """Whatever wrapped it may hold the model itself, whose statistics would move."""
+    """A replaced forward method is not called, because it may run the real model and change its statistics."""
     model = nn.Sequential(nn.BatchNorm1d(4))
     inner = model[0].forward
     model[0].forward = lambda x: inner(x)
 
     summary = utils.summarize(model, torch.zeros(3, 4))
 
-    assert summary.problem == "TypeError: forward of BatchNorm1d is not its class's: it may run the model itself"
+    assert summary.problem == "TypeError: forward of this BatchNorm1d was replaced and may run the original model"
     assert model[0].num_batches_tracked == 0
     assert summary.num_parameters == 8
 
 
 def test_table_shows_as_many_levels_as_asked():
-    """A line for each module, the sums below."""
+    """The table has a line per module up to `depth`, and the sums below."""
     model = nn.Sequential(mlp(), nn.Identity())
 
     shallow = str(utils.summarize(model, torch.zeros(32, 6), depth=1)).splitlines()
@@ -201,20 +201,20 @@ def test_table_shows_as_many_levels_as_asked():
 
 
 def test_a_lone_layer_is_its_own_table():
-    """There is nothing inside to show."""
+    """The table of a single layer has one line."""
     assert str(utils.summarize(nn.Linear(4, 2))).splitlines()[1].split() == ["Linear", "-", "10", "-"]
 
 
 def test_lazy_layers_have_no_number_yet():
-    """Nobody knows their shape; the others are counted all the same."""
+    """Lazy layers, whose shape is unknown, count as zero parameters."""
     summary = utils.summarize(nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 2)))
 
     assert summary.num_parameters == 8
 
 
 def test_what_is_no_model_is_refused():
-    """By name, with what was expected."""
-    with pytest.raises(TypeError, match=r"summarize wants a torch\.nn\.Module, got dict"):
+    """Arguments of the wrong type or value raise errors with the expected and the given value."""
+    with pytest.raises(TypeError, match=r"summarize expects a torch\.nn\.Module, got dict"):
         utils.summarize({})
-    with pytest.raises(ValueError, match="depth must be >= 1, got 0; 1 shows what the model consists of"):
+    with pytest.raises(ValueError, match="depth must be >= 1, got 0; 1 shows the direct submodules"):
         utils.summarize(nn.Linear(1, 1), depth=0)

@@ -1,4 +1,4 @@
-"""No overhead: a step reads nothing back from the device, whatever it consists of."""
+"""Tests that training and evaluation steps do not synchronize the host with the device."""
 
 import importlib
 import io
@@ -20,16 +20,16 @@ from runnerkit import dl
 from runnerkit.torchvision_cpu import import_torchvision
 from tests.tiny import NUM_CLASSES, NUM_FEATURES, loader, mlp
 
-import_torchvision()  # torchmetrics imports it, and it may need the cure
+import_torchvision()  # torchmetrics imports torchvision, which may need the workaround
 classification = importlib.import_module("torchmetrics.classification")
 
 ROOT = Path(__file__).parents[1]
 NUM_STEPS, LOG_EVERY = 12, 4
-NUM_READS = 2 * (NUM_STEPS - 1)  # of what reads in each training step and in each batch of evaluation
-STEP_LOG = {"host_copy.py:_read": 2}  # those of steps 4 and 8, at the next log; the last at the loader's end
-# What waits for a GPU. On the CPU nothing waits, but what would comes by here: item(), float(), int(), bool(),
-# `if tensor`, f"{tensor:.3f}", math.isnan(tensor) end in the first operator, x[mask] in an index; the functions read
-# memory directly. Not seen, for it is nothing on the CPU: .to() of a device that is no literal, or of another tensor.
+NUM_READS = 2 * (NUM_STEPS - 1)  # of a callback that reads in every batch
+STEP_LOG = {"host_copy.py:_read": 2}  # steps 4 and 8; the last is read at the loader's end
+# Calls that synchronize with a GPU, detected here on the CPU, where they do not wait: item(), float(), int(), bool(),
+# `if tensor`, f"{tensor:.3f}" and math.isnan(tensor) reach the first operator, x[mask] an index; the functions read
+# memory directly. Not detected, because the CPU has nothing to do: .to() with a device variable or another tensor.
 OPERATORS = {
     "aten::_local_scalar_dense",
     "aten::is_nonzero",
@@ -44,7 +44,7 @@ INDEXING = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_
 
 
 class Watch:
-    """Where in this repository the device was waited for, while armed."""
+    """Counter of host synchronizations by their place in this repository, while armed."""
 
     def __init__(self):
         self.is_armed = False
@@ -52,7 +52,7 @@ class Watch:
 
     def note(self):
         if self.is_armed:
-            self.is_armed = False  # finding the place does not count
+            self.is_armed = False  # the search for the place must not count
             frames = [each for each in traceback.extract_stack()[:-2] if not each.name.startswith("__torch")]
             own = [each for each in frames if is_of_this_repository(Path(each.filename))] or frames
             self.places[f"{Path(own[-1].filename).name}:{own[-1].name}" if own else "no Python"] += 1
@@ -60,21 +60,21 @@ class Watch:
 
 
 def is_of_this_repository(path):
-    """A virtual environment may lie in it too."""
+    """Return True for a file of this repository, but not of a virtual environment within it."""
     return path.is_relative_to(ROOT) and "site-packages" not in path.parts
 
 
 def counts_what_is_true(operator, args):
-    """Whether a mask is among the indices: how many elements there are only the device knows."""
+    """Return True if an index is a mask, because only the device knows its number of True elements."""
     if operator not in INDEXING:
         return False
     masks = [each for each in args[1] if each is not None and each.dtype in (torch.bool, torch.uint8)]
-    is_filled = len(args) > 2 and args[2].numel() == 1  # x[mask] = 0 writes everywhere, or what was there
+    is_filled = len(args) > 2 and args[2].numel() == 1  # x[mask] = 0 needs no count
     return bool(masks) and not is_filled
 
 
 def copies_to_the_host(function, args, kwargs):
-    """Whether it is .to("cpu"), in any spelling of the literal."""
+    """Return True for .to("cpu"), in any spelling of the literal."""
     targets = [*args[1:2], (kwargs or {}).get("device")]
     return function == "to" and any(isinstance(each, str) and each.startswith("cpu") for each in targets)
 
@@ -111,7 +111,7 @@ def watching():
 
 
 class Arm(dl.Callback):
-    """From the end of a loader's first batch to the end of its last: what is between are the steps."""
+    """Arms the watch from the end of a loader's first batch to the end of its last."""
 
     def __init__(self, watch):
         super().__init__(order=10_000)
@@ -126,7 +126,7 @@ class Arm(dl.Callback):
 
 
 class StepLog(dl.ILogger):
-    """Takes the numbers of single steps."""
+    """Logger that records the metrics of steps."""
 
     log_batch_metrics = True
 
@@ -139,7 +139,7 @@ class StepLog(dl.ILogger):
 
 
 class Planted(dl.Callback):
-    """A callback as somebody might write it."""
+    """Callback that reads a metric, as a user-defined callback might."""
 
     def __init__(self, read):
         super().__init__(order=dl.CallbackOrder.Metric + 1)
@@ -150,14 +150,14 @@ class Planted(dl.Callback):
 
 
 def with_columns(batch):
-    """What metrics of other tasks read, from logits and classes (N,)."""
+    """Add the columns that metrics of other tasks read to a batch with logits and classes of shape (N,)."""
     classes = torch.arange(NUM_CLASSES, device=batch["targets"].device)
     of_classes = batch["targets"][:, None] == classes
     return {**batch, "labels": of_classes, "values": of_classes.float(), "is_query": batch["targets"] == 0}
 
 
 def metric_callbacks():
-    """All that there are, and augmentation."""
+    """Return all metric callbacks, and data augmentation."""
     micro = classification.MulticlassAccuracy(NUM_CLASSES, average="micro", validate_args=False)
     both = {"compute_per_class_metrics": True}
     augmentation = nn.Sequential(
@@ -227,9 +227,9 @@ def clipping(**kwargs):
     ids=["accumulated and clipped", "clipped, its norm logged"],
 )
 def test_steps_read_from_the_device_once_in_log_every(make_engine, step):
-    """Metrics, clipping, accumulation, bf16, a schedule by batches, the timer: the step log alone is read, all at once.
+    """With all metrics, clipping, accumulation, bf16, a scheduler and a timer, only the step log reads, all at once.
 
-    The first batch of a pass is not among the steps: there the loss is looked at once, so that a run of NaN is told.
+    The first batch of a pass is not counted: there the loss is checked once for NaN.
     """
     with watching() as watch:
         norm = dl.GradNormCallback(per_parameter=True)
@@ -238,17 +238,17 @@ def test_steps_read_from_the_device_once_in_log_every(make_engine, step):
 
     assert [step for step, _ in log.steps] == [4, 8, 12]
     assert {"loss", "accuracy01", "multiclass_accuracy", "again", "both"} <= log.steps[0][1].keys()
-    on_the_cpu_only = {"class_indices.py:check_classes": 4 * NUM_READS}  # two callbacks look at two columns each
-    if "optimizer" in step:  # whose first step is the second batch's: torch counts averages by a tensor on the CPU
+    on_the_cpu_only = {"class_indices.py:check_classes": 4 * NUM_READS}  # two callbacks check two columns each
+    if "optimizer" in step:  # first step at batch 2: torch counts averages in a CPU tensor
         on_the_cpu_only["averaged_weights.py:update"] = 2
     assert watch.places == STEP_LOG | on_the_cpu_only
     assert len(log.steps[0][1]) > 50
 
 
 def test_neither_logs_nor_checkpoints_nor_a_bar_read_more(tmp_path, monkeypatch):
-    """With files of steps, the search for what is not finite, a checkpoint due by the clock, and the bar that counts.
+    """Step logs, the search for non-finite metrics, timed checkpoints and the progress bar cause no further reads.
 
-    What the bar reads a few times a second, tests/callbacks/test_progress.py counts.
+    tests/callbacks/test_progress.py counts the reads of the bar, a few per second.
     """
 
     class Terminal(io.StringIO):
@@ -256,7 +256,7 @@ def test_neither_logs_nor_checkpoints_nor_a_bar_read_more(tmp_path, monkeypatch)
             return True
 
     monkeypatch.setattr("sys.stderr", terminal := Terminal())
-    monkeypatch.setattr("runnerkit.callbacks.progress.REFRESH_S", 1e9)
+    monkeypatch.setattr("runnerkit.callbacks.monitor.progress.REFRESH_S", 1e9)
     loggers = {
         "csv": dl.CSVLogger(tmp_path, log_batch_metrics=True),
         "tensorboard": dl.TensorboardLogger(tmp_path, log_batch_metrics=True),
@@ -280,7 +280,7 @@ def test_neither_logs_nor_checkpoints_nor_a_bar_read_more(tmp_path, monkeypatch)
 
 
 def test_that_list_is_complete():
-    """A metric callback that comes to be is held to it too, but that whose model predicts on the CPU."""
+    """The tests above cover every metric callback except SklearnModelCallback, which predicts on the CPU."""
     here = {type(each) for each in metric_callbacks().values()}
     names = (getattr(dl, name) for name in dl.__all__)
     exported = {each for each in names if isinstance(each, type) and issubclass(each, dl.IMetricCallback)}
@@ -312,7 +312,7 @@ def test_that_list_is_complete():
     ],
 )
 def test_a_callback_that_waits_for_the_device_is_found(read):
-    """In each of the steps and of the batches of evaluation, whichever way it reads."""
+    """Every kind of read is counted in every training step and evaluation batch."""
     with watching() as watch:
         train(engine=dl.CPUEngine(), callbacks={"planted": Planted(read), "arm": Arm(watch)})
 
@@ -333,7 +333,7 @@ def test_a_callback_that_waits_for_the_device_is_found(read):
     ids=["indices", "masked_fill", "one number written", "where", "own device"],
 )
 def test_what_stays_on_the_device_is_not_held_against_anybody(step):
-    """The ways to do without."""
+    """Operations that stay on the device are not counted."""
     with watching() as watch:
         watch.is_armed = True
         step(torch.tensor(1.0))
@@ -342,7 +342,7 @@ def test_what_stays_on_the_device_is_not_held_against_anybody(step):
 
 
 def test_a_place_outside_of_the_repository_is_told():
-    """By its own file and function, where nobody here is to blame: in a thread of a library, say."""
+    """A read by a library, for example in its thread, is counted by the library's file and function."""
     watch, names = Watch(), {}
     watch.is_armed = True
     exec(compile("def read(note): note()", "/elsewhere/library.py", "exec"), names)
@@ -354,7 +354,7 @@ def test_a_place_outside_of_the_repository_is_told():
 
 
 def test_float16_costs_one_read_a_step():
-    """torch's own: its gradient scaler asks whether gradients are finite, to skip the step. bf16 needs no scaler."""
+    """In float16, torch's gradient scaler reads once per step whether gradients are finite; bf16 needs no scaler."""
     with watching() as watch:
         train(engine=dl.AMPEngine("cpu", dtype=torch.float16), callbacks={"arm": Arm(watch)})
 
@@ -362,7 +362,7 @@ def test_float16_costs_one_read_a_step():
 
 
 def test_what_torchmetrics_itself_reads_is_told_apart():
-    """Its counts of several classes call bincount, which waits on a GPU: once in each update, here in each batch."""
+    """Multi-class metrics of torchmetrics call bincount, which waits for a GPU, once per update, here in each batch."""
     f1 = classification.MulticlassF1Score(NUM_CLASSES, validate_args=False)
 
     with watching() as watch:
@@ -376,7 +376,7 @@ def test_what_torchmetrics_itself_reads_is_told_apart():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_is_not_waited_for():
-    """As CUDA itself sees it: torch raises where a step synchronises, but for the step log, which comes after it."""
+    """With CUDA's sync debug mode "error", no step synchronizes, except for the step log, which is read after it."""
 
     class Refuse(Arm):
         def on_batch_end(self, runner):

@@ -1,4 +1,4 @@
-"""A metric that is NaN or infinite: kept, or an error that names where it first was."""
+"""Tests of metrics that are NaN or infinite: they are kept, or an error names the first place."""
 
 import pytest
 import torch
@@ -6,9 +6,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from runnerkit import dl
-from runnerkit.loader_metrics import reduce_metrics
-from runnerkit.metrics import LoaderMeans
-from runnerkit.non_finite import FirstNonFinite
+from runnerkit.loop.loader_metrics import reduce_metrics
+from runnerkit.metrics.first_non_finite import FirstNonFinite
+from runnerkit.metrics.means import LoaderMeans
 from tests.callbacks.stand_ins import make_runner
 from tests.ranks import Ranks
 from tests.tiny import loader, mlp, quiet
@@ -34,12 +34,12 @@ def means_of_batches(batches):
     ],
 )
 def test_every_rank_names_the_first_place(ranks, place):
-    """The smallest batch number, of these the smallest rank; also on a rank that saw nothing bad, or nothing."""
+    """Every rank names the smallest batch, then the smallest rank, even if its own metrics are finite or absent."""
     several = Ranks(len(ranks))
     messages = []
 
     def end(engine, batches):
-        runner = make_runner(engine=engine, _means=means_of_batches(batches), callbacks={})
+        runner = make_runner(engine=engine, means=means_of_batches(batches), callbacks={})
         with pytest.raises(FloatingPointError, match=place) as caught:
             reduce_metrics(runner)
         messages.append(str(caught.value))
@@ -50,10 +50,10 @@ def test_every_rank_names_the_first_place(ranks, place):
 
 
 def test_finite_metrics_cost_no_further_collective():
-    """The number of bad batches goes with the sums."""
+    """The number of non-finite batches is reduced together with the sums."""
     ranks = Ranks(2)
     runners = [
-        make_runner(engine=each, _means=means_of_batches([{"loss": torch.tensor(0.5)}]), callbacks={})
+        make_runner(engine=each, means=means_of_batches([{"loss": torch.tensor(0.5)}]), callbacks={})
         for each in ranks.engines
     ]
 
@@ -64,12 +64,12 @@ def test_finite_metrics_cost_no_further_collective():
 
 
 def test_looking_reads_nothing_from_the_device():
-    """The meta device computes shapes only: a host sync raises."""
+    """The search does not synchronize, which would raise on the meta device."""
     means_of_batches([{"a": torch.empty((), device="meta"), "b": torch.empty((), device="meta")}] * 2)
 
 
 def test_the_place_is_known_after_a_resume():
-    """What was bad before the checkpoint is named after it."""
+    """A non-finite value before the checkpoint is named after a resume."""
     state = means_of_batches([{"a": torch.tensor(1.0)}, {"a": torch.tensor(NAN)}, {"n": INF}]).state_dict()
     resumed = LoaderMeans(FirstNonFinite())
 
@@ -80,7 +80,7 @@ def test_the_place_is_known_after_a_resume():
 
 
 class Bad(dl.Runner):
-    """Its loss is NaN in one batch of one rank."""
+    """Runner whose loss is NaN in one batch of one rank."""
 
     def handle_batch(self, batch):
         features, _ = batch
@@ -90,7 +90,7 @@ class Bad(dl.Runner):
 
 
 def test_a_job_of_two_processes_ends_with_the_place():
-    """And by default it goes on: the mean is NaN."""
+    """non_finite="raise" ends the run with the place; by default the run continues and the mean is NaN."""
     arguments = {
         "model": mlp(),
         "loaders": {"train": loader(8, 4), "valid": loader(24, 4)},
@@ -106,6 +106,6 @@ def test_a_job_of_two_processes_ends_with_the_place():
 
 
 def test_an_unknown_policy_is_refused():
-    """Before anything starts."""
+    """An unknown value of `non_finite` raises a ValueError."""
     with pytest.raises(ValueError, match='non_finite must be "raise", "locate" or "keep", got \'warn\''):
         Bad().train(model=nn.Linear(1, 1), loaders={"train": DataLoader([1])}, non_finite="warn", **quiet())

@@ -1,4 +1,4 @@
-"""One run at a time in a logdir; a killed one blocks nobody."""
+"""Tests that a logdir has one run at a time and that a killed run does not block it."""
 
 import errno
 import fcntl
@@ -22,10 +22,11 @@ from tests.tiny import loader, mlp, quiet
 
 
 class Holder:
-    """Another process that takes the folder, as a run does, and stays; forked: that is cheap.
+    """Forked process that locks a logdir, as a run does, and sleeps.
 
     Args:
-        with_worker: it forks one more process, which outlives it, as a worker of its loader may.
+        with_worker: fork one more process, which outlives it, as a data loader's worker process may.
+        leaves_after_s: seconds before the process ends.
     """
 
     def __init__(self, logdir, *, with_worker=False, leaves_after_s=60.0):
@@ -51,7 +52,7 @@ class Holder:
 
 @pytest.fixture
 def held(tmp_path):
-    """A logdir that another process has."""
+    """Return a logdir and the process that has locked it."""
     other = Holder(tmp_path / "log", with_worker=True)
     yield tmp_path / "log", other
     with suppress(ProcessLookupError, ChildProcessError):
@@ -75,7 +76,7 @@ def train(logdir, *callbacks, num_epochs=1, **options):
 
 
 def test_a_second_run_is_refused_and_told_whose_the_logdir_is_until_the_first_is_killed(held):
-    """At once after the kill it is free, though a forked worker, which has the file open, is still there."""
+    """After a kill the logdir is free at once, even if a forked worker process still has the lock file open."""
     logdir, other = held
 
     with pytest.raises(FileExistsError) as refused:
@@ -85,16 +86,16 @@ def test_a_second_run_is_refused_and_told_whose_the_logdir_is_until_the_first_is
     runner = train(logdir)
 
     assert f"another run is writing to {logdir}: process {other.pid} on " in str(refused.value)
-    assert f"Wait for its end, or choose another logdir; if its machine is dead, delete {logdir / FILE}" in str(
+    assert f"Wait for it to end, or choose another logdir; if its machine is dead, delete {logdir / FILE}" in str(
         refused.value
     )
-    assert inside == [FILE], "the second has written nothing"
+    assert inside == [FILE], "the second run must not write"
     os.kill(other.worker, 0)  # is alive
     assert runner.epoch_step == 1
 
 
 def test_the_second_is_refused_in_the_middle_of_the_first_which_goes_on(tmp_path):
-    """Real runs: the first one starts the second from its own callback. Loggers alone are guarded too."""
+    """A second run, even an evaluation that only logs to the logdir, is refused, and the first run continues."""
     logdir = tmp_path / "log"
     said = []
     code = f"""
@@ -127,7 +128,7 @@ def test_the_second_is_refused_in_the_middle_of_the_first_which_goes_on(tmp_path
 
 
 def test_one_process_runs_again_and_again_in_a_logdir(tmp_path):
-    """Also after a failure; nothing of the lock is left."""
+    """One process can run repeatedly in a logdir, even after an error, and no lock is left."""
 
     class Fail(dl.Callback):
         def on_epoch_end(self, runner):
@@ -143,7 +144,7 @@ def test_one_process_runs_again_and_again_in_a_logdir(tmp_path):
 
 
 def test_of_several_processes_rank_zero_is_refused_and_all_end_with_its_words(held):
-    """The others, which ask for no lock, do not go on without it."""
+    """Only rank zero requests the lock, and all ranks end with its error."""
     logdir, other = held
 
     with pytest.raises(FileExistsError, match=f"another run is writing to .*: process {other.pid} on"):
@@ -153,7 +154,7 @@ def test_of_several_processes_rank_zero_is_refused_and_all_end_with_its_words(he
 
 
 def test_a_refused_call_leaves_no_folder(tmp_path):
-    """The corrected one finds the logdir as it was."""
+    """A call that fails before training does not create the logdir."""
     with pytest.raises(FileNotFoundError, match="nothing to resume from"):
         train(
             tmp_path / "log",
@@ -165,7 +166,7 @@ def test_a_refused_call_leaves_no_folder(tmp_path):
 
 @pytest.mark.parametrize("error", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
 def test_a_file_system_without_locks_is_written_to_all_the_same(tmp_path, monkeypatch, caplog, error):
-    """With a warning."""
+    """On a file system without locks, the run writes to the logdir and warns."""
 
     def no_lock(*_):
         raise OSError(error, os.strerror(error))
@@ -175,11 +176,11 @@ def test_a_file_system_without_locks_is_written_to_all_the_same(tmp_path, monkey
     runner = train(tmp_path)
 
     assert runner.epoch_step == 1
-    assert f"{tmp_path} cannot be locked ([Errno {error}] {os.strerror(error)}): see to it that no other" in caplog.text
+    assert f"{tmp_path} cannot be locked ([Errno {error}] {os.strerror(error)}): make sure that no other" in caplog.text
 
 
 def test_a_killed_process_may_take_a_moment_to_be_gone(tmp_path):
-    """The folder is waited for, about two seconds."""
+    """A run waits about two seconds for a lock to be released."""
     other = Holder(tmp_path, leaves_after_s=0.5)
 
     unlock = lock(tmp_path)
@@ -189,7 +190,7 @@ def test_a_killed_process_may_take_a_moment_to_be_gone(tmp_path):
 
 
 def test_a_file_deleted_and_made_anew_while_it_was_being_locked_is_not_the_lock(tmp_path, monkeypatch):
-    """As the run before deletes it at its end: the file that is there is locked, as another process sees."""
+    """If the previous run deletes the lock file meanwhile, the new file is locked, as seen by another process."""
     lockf, files = fcntl.lockf, [b"old", b"new"]
 
     def late(descriptor, operation):
@@ -215,14 +216,14 @@ def _take_turns(logdir, record, seconds):
     while time.monotonic() < deadline:
         unlock = lock(Path(logdir))
         try:
-            os.close(os.open(record, os.O_CREAT | os.O_EXCL))  # fails if another has it too
+            os.close(os.open(record, os.O_CREAT | os.O_EXCL))  # fails if another process holds the lock too
             os.unlink(record)
         finally:
             unlock()
 
 
 def test_processes_that_take_turns_are_never_in_the_folder_together(tmp_path):
-    """The file is deleted and made again at each turn, the folder too: no two hold locks on different ones."""
+    """Processes that lock and unlock in turn, which deletes the lock file each time, never hold the lock together."""
     context = multiprocessing.get_context("fork")
     arguments = (str(tmp_path / "log"), str(tmp_path / "in_use"), 1.0)
     processes = [context.Process(target=_take_turns, args=arguments) for _ in range(4)]

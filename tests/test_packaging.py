@@ -1,4 +1,4 @@
-"""The package as users install it: a wheel made from the sdist, and an editable install; both used from elsewhere."""
+"""Tests of a wheel built from the sdist and of an editable install, both used from another folder."""
 
 import subprocess
 import sys
@@ -27,9 +27,9 @@ def run(*command, cwd):
 
 @pytest.mark.slow
 def test_the_wheel_holds_the_package_and_nothing_else(tmp_path):
-    """The folders at the root become sub-packages; neither tests nor examples come along; it imports from anywhere.
+    """The wheel holds the package with the root folders as sub-packages, no tests or examples, and can be imported.
 
-    `build` makes the sdist, and the wheel from that: so the sdist holds all of the package, once, and no links to it.
+    `build` makes the wheel from the sdist, which holds all files of the package once, without links.
     """
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", tmp_path / "dist", ROOT, cwd=tmp_path)
     wheel = tmp_path / "dist" / f"runnerkit-{__version__}-py3-none-any.whl"
@@ -42,9 +42,11 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path):
 
     where = run(sys.executable, "-P", "-c", site + USE, cwd=tmp_path)
 
-    checkout = [path.relative_to(ROOT) for _, path in modules(ROOT)]
+    sources_of_modules = [path for _, path in modules(ROOT)]
+    stubs = [path.with_suffix(".pyi") for path in sources_of_modules if path.with_suffix(".pyi").exists()]
+    checkout = [path.relative_to(ROOT) for path in (*sources_of_modules, *stubs)]
     expected = {path if path.parts[0] == "runnerkit" else "runnerkit" / path for path in checkout}
-    data = {"runnerkit/py.typed", "runnerkit/curves/report.html"}
+    data = {"runnerkit/py.typed", "runnerkit/history/report.html"}
     assert {path.as_posix() for path in expected} | data == {name for name in names if ".dist-info" not in name}
     assert {"engines/ddp.py", "LICENSE", "CHANGELOG.md", "constraints.txt"} <= sources.keys()
     assert not any(each.issym() or each.islnk() for each in sources.values())
@@ -54,10 +56,10 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path):
 
 @pytest.mark.slow
 def test_an_editable_install_works_from_elsewhere(tmp_path):
-    """In a virtual environment of its own, the folders of the checkout are the package."""
+    """An editable install in a new virtual environment imports the folders of the checkout."""
     run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv", cwd=tmp_path)
     python = tmp_path / "venv" / "bin" / "python"
-    # torch, setuptools and the rest are borrowed from this environment, so that nothing is downloaded
+    # use torch, setuptools and the other packages of this environment, so that nothing is downloaded
     borrowed = [path for path in sys.path if path.endswith("site-packages")]
     [site_packages] = (tmp_path / "venv" / "lib").glob("python*/site-packages")
     (site_packages / "borrowed.pth").write_text("\n".join(borrowed))

@@ -1,4 +1,4 @@
-"""plot_metrics: a picture of the curves."""
+"""Tests of plot_metrics, which draws the logged curves."""
 
 import math
 import sys
@@ -10,7 +10,7 @@ from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from runnerkit.curves.plot import plot_metrics
+from runnerkit.history.plot import plot_metrics
 from runnerkit.logger import Step
 from runnerkit.loggers import CSVLogger
 
@@ -30,20 +30,20 @@ def log(logdir: Path, *, num_epochs: int = 5, evaluations_per_epoch: int = 1) ->
 
 @pytest.fixture
 def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """The figures that were saved."""
+    """Return the list to which saved figures are added."""
     saved: list[Figure] = []
     save = Figure.savefig
 
     def remember(figure: Figure, *args: object, **kwargs: object) -> None:
         saved.append(figure)
-        save(figure, *args, **kwargs)  # type: ignore[arg-type]  # handed on as they came
+        save(figure, *args, **kwargs)  # type: ignore[arg-type]  # passed through
 
     monkeypatch.setattr(Figure, "savefig", remember)
     return saved
 
 
 def test_picture_is_saved_in_the_logdir(tmp_path: Path) -> None:
-    """By default it is metrics.png, a PNG with something on it."""
+    """By default, the picture is a PNG called metrics.png, with content."""
     log(tmp_path)
 
     path = plot_metrics(tmp_path)
@@ -56,7 +56,7 @@ def test_picture_is_saved_in_the_logdir(tmp_path: Path) -> None:
 
 
 def test_each_metric_has_a_subplot_and_each_loader_a_curve(tmp_path: Path, figures: list[Figure]) -> None:
-    """The curves hold the logged numbers."""
+    """Each metric has a subplot with a curve of the logged values per loader."""
     log(tmp_path)
 
     plot_metrics(tmp_path)
@@ -72,7 +72,7 @@ def test_each_metric_has_a_subplot_and_each_loader_a_curve(tmp_path: Path, figur
 
 
 def test_epochs_are_whole_numbers(tmp_path: Path, figures: list[Figure]) -> None:
-    """There is no epoch 1.5 on the axis."""
+    """Ticks of the epoch axis are integers."""
     log(tmp_path, num_epochs=2)
 
     plot_metrics(tmp_path)
@@ -82,7 +82,7 @@ def test_epochs_are_whole_numbers(tmp_path: Path, figures: list[Figure]) -> None
 
 
 def test_evaluations_within_an_epoch_are_drawn_by_step(tmp_path: Path, figures: list[Figure]) -> None:
-    """By epoch they would stand above one another."""
+    """With several evaluations per epoch, the x-axis shows steps, because the points of an epoch would overlap."""
     log(tmp_path, num_epochs=2, evaluations_per_epoch=2)
 
     plot_metrics(tmp_path, metrics=["loss"])
@@ -95,7 +95,7 @@ def test_evaluations_within_an_epoch_are_drawn_by_step(tmp_path: Path, figures: 
 
 
 def test_several_runs_are_told_apart(tmp_path: Path, figures: list[Figure]) -> None:
-    """Each loader of each run is a curve with both names."""
+    """Each run and loader has a curve labeled with both names, one color per run and one line style per loader."""
     log(tmp_path / "a")
     log(tmp_path / "b")
 
@@ -112,7 +112,7 @@ def test_several_runs_are_told_apart(tmp_path: Path, figures: list[Figure]) -> N
 
 
 def test_many_runs_have_colors_of_their_own(tmp_path: Path, figures: list[Figure]) -> None:
-    """More than Matplotlib's ten."""
+    """Each run has its own color, even with more runs than Matplotlib's ten colors."""
     for number in range(12):
         log(tmp_path / f"run{number}", num_epochs=1)
 
@@ -123,7 +123,7 @@ def test_many_runs_have_colors_of_their_own(tmp_path: Path, figures: list[Figure
 
 
 def test_only_the_loaders_asked_for_are_drawn(tmp_path: Path, figures: list[Figure]) -> None:
-    """And of the metrics those they have."""
+    """`loaders` selects the curves, and metrics without a curve are omitted."""
     log(tmp_path)
 
     plot_metrics(tmp_path, loaders=["valid"])
@@ -133,7 +133,7 @@ def test_only_the_loaders_asked_for_are_drawn(tmp_path: Path, figures: list[Figu
 
 
 def test_an_axis_may_be_logarithmic(tmp_path: Path, figures: list[Figure]) -> None:
-    """Of the metrics named; what is not above 0 leaves a gap; where nothing else was logged, it stays linear."""
+    """`log_scale` names metrics with logarithmic axes; an axis without positive values stays linear."""
     logger = CSVLogger(tmp_path)
     logger.setup()
     for epoch, value in enumerate([1.0, 0.0, -1.0, 0.01], 1):
@@ -147,7 +147,7 @@ def test_an_axis_may_be_logarithmic(tmp_path: Path, figures: list[Figure]) -> No
 
 
 def test_an_unknown_metric_on_a_logarithmic_axis_is_named(tmp_path: Path) -> None:
-    """Rather than left out in silence."""
+    """An unknown metric in `log_scale` raises an error that lists the metrics."""
     log(tmp_path)
 
     with pytest.raises(KeyError, match=r"'lossy'.*'loss', 'accuracy', 'lr'"):
@@ -156,7 +156,7 @@ def test_an_unknown_metric_on_a_logarithmic_axis_is_named(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(("name", "begin"), [("curves.svg", b"<?xml"), ("curves.pdf", b"%PDF")])
 def test_the_ending_says_the_format(tmp_path: Path, name: str, begin: bytes) -> None:
-    """As Matplotlib reads it."""
+    """The suffix of the path determines the format."""
     log(tmp_path)
 
     path = plot_metrics(tmp_path, path=tmp_path / name)
@@ -165,7 +165,7 @@ def test_the_ending_says_the_format(tmp_path: Path, name: str, begin: bytes) -> 
 
 
 def test_without_an_ending_it_is_a_png_of_that_very_name(tmp_path: Path) -> None:
-    """Matplotlib would add one, and the path returned would be of no file."""
+    """A path without a suffix gives a PNG with this exact name, although Matplotlib would append one."""
     log(tmp_path)
 
     path = plot_metrics(tmp_path, path=tmp_path / "curves")
@@ -174,7 +174,7 @@ def test_without_an_ending_it_is_a_png_of_that_very_name(tmp_path: Path) -> None
 
 
 def test_where_it_cannot_be_saved_is_named(tmp_path: Path) -> None:
-    """A file is no folder."""
+    """A path below a file raises an OSError that names the path."""
     log(tmp_path)
     (tmp_path / "file").touch()
 
@@ -183,7 +183,7 @@ def test_where_it_cannot_be_saved_is_named(tmp_path: Path) -> None:
 
 
 def test_numbers_that_are_not_finite_leave_gaps(tmp_path: Path) -> None:
-    """A diverged run can be drawn, even one with no finite number at all."""
+    """A diverged run can be drawn, even if all values of a metric are NaN."""
     logger = CSVLogger(tmp_path)
     logger.setup()
     for epoch, value in enumerate([1.0, math.nan, math.inf, 0.5], 1):
@@ -195,7 +195,7 @@ def test_numbers_that_are_not_finite_leave_gaps(tmp_path: Path) -> None:
 
 
 def test_unknown_metric_is_named(tmp_path: Path) -> None:
-    """The message lists the metrics there are."""
+    """The error for an unknown metric lists the logged metrics."""
     log(tmp_path)
 
     with pytest.raises(KeyError, match=r"'lossy'.*'loss', 'accuracy', 'lr'"):
@@ -203,15 +203,15 @@ def test_unknown_metric_is_named(tmp_path: Path) -> None:
 
 
 def test_several_folders_need_a_path(tmp_path: Path) -> None:
-    """Where the picture of several runs goes is the user's to say."""
+    """A picture of several folders requires `path`."""
     log(tmp_path)
 
-    with pytest.raises(ValueError, match="2 folders were given: say where the picture goes, by path= or -o"):
+    with pytest.raises(ValueError, match="got 2 folders: choose the output file with path= or -o"):
         plot_metrics([tmp_path, tmp_path])
 
 
 def test_missing_matplotlib_names_the_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Matplotlib is optional."""
+    """Without Matplotlib, which is optional, the error gives the install command."""
     log(tmp_path)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
 

@@ -1,4 +1,4 @@
-"""Mixed precision beside what is written by hand with torch.autocast and GradScaler."""
+"""Tests of mixed precision against hand-written loops with torch.autocast and GradScaler."""
 
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +12,7 @@ from tests.tiny import loader, mlp, quiet, sgd, weights
 
 
 class TwoStepsABatch(dl.Runner):
-    """The second forward pass reads what the first step wrote, as a GAN's generator reads its discriminator."""
+    """Runner whose second forward pass uses weights that the first step updated, like the generator of a GAN."""
 
     def handle_batch(self, batch):
         features, targets = batch
@@ -37,7 +37,7 @@ def two_steps_a_batch_by_hand(model, optimizer, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_a_forward_pass_after_a_step_in_the_same_batch_sees_the_step(dtype):
-    """Autocast casts each weight once per region, and handle_batch is one; bit for bit as by hand."""
+    """Two steps in one batch equal a hand-written loop bit for bit, although autocast caches its casts of weights."""
     mine, theirs = mlp(), mlp()
 
     TwoStepsABatch().train(
@@ -51,12 +51,12 @@ def test_a_forward_pass_after_a_step_in_the_same_batch_sees_the_step(dtype):
 
 @pytest.mark.parametrize(("first", "then"), [("cpu", "cuda"), ("cuda", "cpu")])
 def test_each_setup_chooses_the_type_for_its_device(first, then):
-    """One AMP() goes from a CPU to a GPU and back: float16 with a scaler on the GPU only."""
+    """An AMP object chooses its dtype for the device at each setup; only the GPU uses float16 and a scaler."""
     precision = dl.AMP()
     chosen = {}
     for kind in (first, then):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # where there is no GPU, torch says so
+            warnings.simplefilter("ignore")  # torch warns without a GPU
             precision.setup(torch.device(kind))
             chosen[kind] = precision.autocast().fast_dtype, precision.skips_steps
 
@@ -65,7 +65,7 @@ def test_each_setup_chooses_the_type_for_its_device(first, then):
 
 
 class Explode(dl.Callback):
-    """Makes every second loss infinite."""
+    """Callback that makes every second loss infinite."""
 
     def __init__(self):
         super().__init__(order=30)
@@ -88,7 +88,7 @@ def fp16():
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_steps_that_a_fused_optimizer_would_skip_by_itself_are_counted_too(fused):
-    """Ten batches, five of them infinite: the schedule advances five times, and the optimizer is left as it came."""
+    """With five infinite losses in ten batches, the scheduler advances five times and the optimizer is unchanged."""
     model = mlp()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=fused)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.5, total_steps=100)
@@ -102,7 +102,7 @@ def test_steps_that_a_fused_optimizer_would_skip_by_itself_are_counted_too(fused
 
 
 def test_after_a_run_in_fp16_optimizer_and_engine_are_as_good_as_new():
-    """Another precision, and the same engine once more, go on with them."""
+    """An engine and an optimizer can be reused after a run in fp16, also with another precision."""
     model, engine = mlp(), fp16()
     optimizer = sgd(model)
 
@@ -114,7 +114,7 @@ def test_after_a_run_in_fp16_optimizer_and_engine_are_as_good_as_new():
 
 
 class LeavesOut(dl.Runner):
-    """Clips, and takes no step where the norm was too large."""
+    """Runner that clips gradients and skips the step if their norm was too large."""
 
     def handle_batch(self, batch):
         loss = nn.functional.cross_entropy(self.model(batch[0]), batch[1]) * (1000 if self.batch_step == 2 else 1)
@@ -129,9 +129,9 @@ class LeavesOut(dl.Runner):
 
 
 def test_a_step_left_out_after_clipping_does_not_spoil_the_next():
-    """Under fp16 as in fp32, to fp16's digits: each batch's gradients are unscaled once."""
+    """Gradients are unscaled once per batch even after a skipped step: fp16 norms equal fp32's to fp16's precision."""
     norms = []
-    small = dl.AMP(torch.float16, scaler={"init_scale": 4.0})  # else the large loss overflows
+    small = dl.AMP(torch.float16, scaler={"init_scale": 4.0})  # avoids an overflow of the large loss
     for engine in (dl.CPUEngine(), dl.CPUEngine(precision=small)):
         model, runner = mlp(), LeavesOut()
         runner.norms = []
@@ -143,11 +143,13 @@ def test_a_step_left_out_after_clipping_does_not_spoil_the_next():
 
 
 def test_one_scale_serves_optimizers_of_one_pace_only():
-    """Else it would change in the middle of an accumulation; the message says what to do."""
+    """Different accumulation_steps raise an error in fp16, because the scale would change during accumulation."""
     models = {"a": mlp(), "b": mlp()}
     steppers = [dl.OptimizerCallback("loss", key, key, accumulation_steps=pace) for key, pace in (("a", 1), ("b", 4))]
 
-    with pytest.raises(ValueError, match=r"accumulate \[1, 4\] batches, but fp16 has one scale"):
+    with pytest.raises(
+        ValueError, match=r"accumulate \[1, 4\] batches, but fp16 has one gradient scale for all of them"
+    ):
         train(models, {key: sgd(each) for key, each in models.items()}, fp16(), [dl.BackwardCallback(), *steppers])
 
 
@@ -157,7 +159,7 @@ class Fail(dl.Callback):
 
 
 def test_after_a_failure_nothing_is_left_hanging_on_the_optimizer():
-    """Hooks of the precision, of the learning rate's scale and of the scheduler."""
+    """A failed run removes the hooks of the precision, the learning rate scale and the scheduler."""
     model = mlp()
     optimizer = sgd(model)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.5, total_steps=100)
@@ -169,7 +171,7 @@ def test_after_a_failure_nothing_is_left_hanging_on_the_optimizer():
 
 
 def test_a_replica_of_data_parallel_enters_autocast_in_its_own_thread():
-    """Threads do not see the autocast of the one that started them; a new thread here stands for a replica's."""
+    """A replica of DataParallel enters autocast in its own thread, which does not inherit it."""
     engine = dl.DataParallelAMPEngine("cpu", dtype=torch.bfloat16)
     engine.setup()
     model = engine.wrap(nn.Linear(2, 2))
@@ -182,7 +184,7 @@ def test_a_replica_of_data_parallel_enters_autocast_in_its_own_thread():
 
 
 def test_batches_are_split_over_all_gpus_with_the_wanted_one_first(monkeypatch):
-    """Without a GPU the model runs as it is, also on a machine that has some."""
+    """Batches are split over all GPUs, the requested one first; a model on the CPU is not wrapped."""
     from runnerkit.engines import data_parallel
 
     given = {}

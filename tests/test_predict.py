@@ -1,4 +1,4 @@
-"""Several processes predict what one predicts: each sample once, in the loader's order, a few batches ahead at most."""
+"""Tests that several processes predict the same as one: each sample once, in order, with bounded prefetching."""
 
 import copy
 import os
@@ -27,7 +27,7 @@ from torch.utils.data import (
 
 from runnerkit import dl
 from runnerkit.data import BatchLimitLoaderWrapper, TensorLoader
-from runnerkit.prediction import Prediction, in_order, predict
+from runnerkit.passes.prediction import Prediction, in_order, predict
 from tests.fake_apex.use import stand_in
 from tests.ranks import Ranks
 from tests.tiny import classification, loader, mlp, quiet, sgd, weights
@@ -38,7 +38,7 @@ DDP = partial(dl.DistributedDataParallelEngine, device="cpu")
 
 
 class Predicts(dl.SupervisedRunner):
-    """Predicts a structure of all kinds of parts; of each sample its number too."""
+    """Runner that predicts a nested structure of all supported types, with the number of each sample."""
 
     def predict_batch(self, batch, scale=1.0):
         numbers, features = batch
@@ -53,7 +53,7 @@ def numbered(num_samples, batch_size=4, **kwargs):
 
 
 def joined(predictions):
-    """Numbers, logits, classes and names of all batches."""
+    """Return the numbers, logits, classes and names of all batches."""
     return (
         [number for each in predictions for number in each["number"].tolist()],
         torch.cat([each["both"][0] for each in predictions] or [torch.zeros(0, 3)]),
@@ -63,12 +63,12 @@ def joined(predictions):
 
 
 def assert_equal(found, expected):
-    """All but the order of float32's sums, which another batch size changes."""
+    """Compare exactly, except for float32 rounding, which depends on the batch size."""
     torch.testing.assert_close(found[1], expected[1], rtol=1e-5, atol=1e-6)
     assert (found[0], found[2], found[3]) == (expected[0], expected[2], expected[3])
 
 
-# ------------------------------------------------------------------------------------- the order, without any process
+# -------------------------------------------------------------------------------------- the order, on simulated ranks
 
 
 @settings(max_examples=60, deadline=None)
@@ -80,7 +80,7 @@ def assert_equal(found, expected):
     own_batches=st.booleans(),
 )
 def test_each_sample_is_predicted_once_and_in_order(num_samples, batch_size, num_ranks, drop_last, own_batches):
-    """Whatever the length, the batch size and the number of ranks; on every rank; drop_last drops nothing."""
+    """Every rank gets each sample once, in order, for any length, batch size, number of ranks and drop_last."""
     data = numbered(num_samples).dataset
     batches = BatchSampler(range(num_samples), batch_size, drop_last=False)
     given_loader = (
@@ -105,7 +105,7 @@ def test_each_sample_is_predicted_once_and_in_order(num_samples, batch_size, num
 
 
 class _Own:
-    """A batch sampler of the user's own: its batches stay whole."""
+    """Custom batch sampler, whose batches are not split."""
 
     def __init__(self, batches):
         self.batches = batches
@@ -118,7 +118,7 @@ class _Own:
 
 
 class Means(dl.SupervisedRunner):
-    """Predicts what is no row: the mean of two features, of batches that are pairs."""
+    """Runner that predicts the mean of two features instead of a row per sample, from batches that are pairs."""
 
     def predict_batch(self, batch):
         return batch[0].mean(0)
@@ -130,13 +130,13 @@ def pairs(num_samples=11, **kwargs):
 
 
 def test_a_mean_as_long_as_its_batch_has_parts_is_no_rows(tmp_path):
-    """Two features, a batch (features, targets): two rows for four samples, in one process and in two."""
+    """Two means are not taken for rows because a batch (features, targets) has two parts, in one process or two."""
     ranks = Ranks(2)
 
     def job(engine):
         engine.is_ddp = True
         prediction = Prediction(pairs(batch_size=4), seed=1, resume=None, arguments={}, as_rows=True)
-        num_samples = 6 - engine.rank  # of eleven: the last three join the batch before
+        num_samples = 6 - engine.rank  # of 11 samples, the last three join the previous batch
         with pytest.raises(ValueError, match=rf"its shape is \(2,\), the batch has {num_samples} samples"):
             next(predict(Means(mlp(), engine), prediction))
 
@@ -148,11 +148,11 @@ def test_a_mean_as_long_as_its_batch_has_parts_is_no_rows(tmp_path):
 
 
 class Batches(BatchSampler):
-    """A batch sampler of the user's own, of torch's kind."""
+    """Custom batch sampler that derives from torch's."""
 
 
 class Stream(IterableDataset):
-    """Eleven numbered samples."""
+    """Iterable data set of eleven samples."""
 
     def __iter__(self):
         return iter(pairs().dataset)
@@ -163,7 +163,7 @@ ONE_OF_ONE = DistributedSampler(range(11), 1, 0, shuffle=False)
 
 
 def warnings_of(whole, caplog):
-    """The rows predicted, and what was said meanwhile."""
+    """Return the number of predicted rows and the logged messages."""
     caplog.clear()
     predictions = list(dl.SupervisedRunner(nn.Linear(2, 3)).predict_loader(loader=whole, cpu=True))
     return sum(len(each["logits"]) for each in predictions), [record.getMessage() for record in caplog.records]
@@ -183,12 +183,12 @@ def warnings_of(whole, caplog):
     ids=["plain", "stream", "tensors", "limited", "own", "distributed", "own that drops"],
 )
 def test_samples_are_left_out_only_with_a_warning(whole, num_rows, caplog):
-    """Once, where drop_last cannot be undone; every other loader gives all eleven in silence."""
+    """Loaders predict all samples without a warning; if drop_last cannot be undone, there is one warning."""
     found, said = warnings_of(whole, caplog)
 
     assert found == num_rows
     assert len(said) == (num_rows < 11)
-    assert all("'predict': its own sampler keeps drop_last=True" in each for each in said)
+    assert all("'predict': its sampler keeps drop_last=True" in each for each in said)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_samples_are_left_out_only_with_a_warning(whole, num_rows, caplog):
     ids=["plain", "own batches", "distributed", "limited", "in order", "list"],
 )
 def test_a_loader_that_shuffles_is_warned_of(whole, warns, caplog):
-    """Once: the rows stand in no order that the caller could know."""
+    """A loader that shuffles causes one warning, because the caller cannot know the order of the rows."""
     found, said = warnings_of(whole, caplog)
 
     assert found == 11
@@ -212,18 +212,18 @@ def test_a_loader_that_shuffles_is_warned_of(whole, warns, caplog):
     assert all("shuffles: predictions come in its order, not in the data set's; use shuffle=False" in s for s in said)
 
 
-# ---------------------------------------------------------------------------------- processes of a launcher: all call
+# ------------------------------------------------------------------------------------ processes started by a launcher
 
 
 class Writes(dl.SupervisedRunner):
-    """Predicts what any file can hold."""
+    """Runner whose predictions fit in any file format."""
 
     def predict_batch(self, batch):
         return {"logits": self.model(batch[0]), "targets": batch[1]}
 
 
 def evaluated(length, **where):
-    """Metrics in float64, so that the order of sums does not show."""
+    """Compute metrics in float64, so that the order of summation does not matter."""
     features, targets = classification(length).tensors
     data = DataLoader(TensorDataset(features.double(), targets), batch_size=4)
     runner = dl.SupervisedRunner(mlp().double()).train(
@@ -234,7 +234,7 @@ def evaluated(length, **where):
 
 
 def every_case(folder):
-    """What each of three processes gets, in one start: the engines join the group that there is."""
+    """Return the results of all cases in each of three processes, whose engines join the existing process group."""
     group = DDP(3)
     group.setup()
     runner, found = Predicts(mlp(dropout=0.5)), {}
@@ -253,7 +253,7 @@ def every_case(folder):
     found["after"] = joined(list(runner.predict_loader(loader=numbered(30), engine=DDP())))
     for suffix in ("csv", "parquet", "pt"):
         path = Writes(mlp()).predict_to(f"{folder}/new/predictions.{suffix}", loader=loader(65, 4), engine=DDP())
-        found[suffix] = path.stat().st_size  # for every rank it is there
+        found[suffix] = path.stat().st_size  # every rank sees the file
     found["metrics"] = {length: evaluated(length, ddp=True, cpu=True) for length in LENGTHS[1:]}
     gathered = group.gather_object(found)
     group.cleanup()
@@ -271,7 +271,7 @@ def ranks(folder):
 
 
 def test_every_rank_gets_all_predictions_in_order(ranks):
-    """What one process with the same arguments gives."""
+    """Every rank gets the predictions of one process with the same arguments, in order."""
     for found in ranks:
         for length in LENGTHS:
             for batch_size in (1, 4, 33):
@@ -280,7 +280,7 @@ def test_every_rank_gets_all_predictions_in_order(ranks):
 
 
 def test_a_loader_that_shuffles_gives_the_order_of_one_process(ranks):
-    """Which is a function of the seed."""
+    """A loader that shuffles gives the order of one process, which depends on the seed only."""
     one = joined(list(Predicts(mlp()).predict_loader(loader=numbered(30, shuffle=True), cpu=True)))
 
     assert sorted(one[0]) == list(range(30)) != one[0]
@@ -289,7 +289,7 @@ def test_a_loader_that_shuffles_gives_the_order_of_one_process(ranks):
 
 
 def test_other_engines_and_workers_predict_the_same(ranks):
-    """FSDP2, workers, and a prediction after one that was left half-way, which had its first batch."""
+    """FSDP2, worker processes and a prediction after an abandoned one give the predictions of one process."""
     one = joined(list(Predicts(mlp()).predict_loader(loader=numbered(30), cpu=True)))
 
     for found in ranks:
@@ -299,7 +299,7 @@ def test_other_engines_and_workers_predict_the_same(ranks):
 
 
 def test_amp_predicts_in_the_type_of_one_process(ranks):
-    """bfloat16, to its 8 bits."""
+    """Predictions with AMP are bfloat16, as in one process, and equal to its 8 bits."""
     one = joined(list(Predicts(mlp()).predict_loader(loader=numbered(30), cpu=True, amp=True)))
 
     for found in ranks:
@@ -308,7 +308,7 @@ def test_amp_predicts_in_the_type_of_one_process(ranks):
 
 
 def test_files_hold_what_one_process_writes(ranks, folder, tmp_path):
-    """Once and in order; nothing else is left beside them."""
+    """Prediction files hold the rows of one process, once and in order, and no other files are left."""
     for suffix in ("csv", "parquet", "pt"):
         one = Writes(mlp()).predict_to(tmp_path / f"one.{suffix}", loader=loader(65, 7), cpu=True)
 
@@ -330,7 +330,7 @@ def read(path):
 
 
 def test_metrics_of_several_processes_are_those_of_one(ranks):
-    """To 1e-9, in float64, whatever the length; no sample is counted twice."""
+    """Metrics of several processes equal those of one to 1e-9 in float64, for any length."""
     for length in LENGTHS[1:]:
         one = evaluated(length, cpu=True)
 
@@ -338,11 +338,11 @@ def test_metrics_of_several_processes_are_those_of_one(ranks):
             assert found["metrics"][length] == pytest.approx(one, rel=1e-9)
 
 
-# --------------------------------------------------------------------------------- processes that the caller's starts
+# -------------------------------------------------------------------------------------- processes started by the call
 
 
 def test_plain_python_gets_the_predictions_of_spawned_processes(tmp_path):
-    """With the weights of a checkpoint, also of a model that get_model makes."""
+    """Spawned processes load the checkpoint's weights into the model of get_model, and the caller gets predictions."""
 
     class Made(Predicts):
         def get_model(self, stage):
@@ -363,7 +363,7 @@ def test_plain_python_gets_the_predictions_of_spawned_processes(tmp_path):
 
 @pytest.mark.horovod
 def test_horovod_predicts_the_same():
-    """Started by plain python."""
+    """Horovod, started by plain Python, gives the predictions of one process."""
     pytest.importorskip("horovod.torch", reason="Horovod is not installed: scripts/install_horovod.sh builds it")
 
     found = Predicts(mlp()).predict_loader(loader=numbered(21), engine=dl.HorovodEngine(2, device="cpu"))
@@ -372,7 +372,7 @@ def test_horovod_predicts_the_same():
 
 
 class Counts(Predicts):
-    """Leaves a mark for each batch that it has begun."""
+    """Runner that creates a file for each batch that it starts."""
 
     folder = ""
 
@@ -382,7 +382,7 @@ class Counts(Predicts):
 
 
 def test_a_generator_left_half_way_ends_its_processes_and_was_not_ahead(tmp_path, monkeypatch):
-    """Until the caller asks, each process makes three batches more than were taken; nothing is left on the disk."""
+    """Closing the generator ends its processes and removes their files; each was at most three batches ahead."""
     (tmp_path / "marks").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     runner = Counts(mlp())
@@ -392,7 +392,7 @@ def test_a_generator_left_half_way_ends_its_processes_and_was_not_ahead(tmp_path
     peak = 0
 
     predictions = runner.predict_loader(loader=data, ddp=True, cpu=True)
-    assert set(psutil.Process().children(recursive=True)) == before  # nothing has started
+    assert set(psutil.Process().children(recursive=True)) == before  # no process has started
     for num_taken, prediction in enumerate(predictions, start=1):
         assert prediction["number"].tolist() == [2 * num_taken - 2, 2 * num_taken - 1]
         time.sleep(0.5 if num_taken in (1, 20) else 0)
@@ -415,7 +415,7 @@ def test_a_generator_left_half_way_ends_its_processes_and_was_not_ahead(tmp_path
 
 
 class Fails(Predicts):
-    """One rank has had enough."""
+    """Runner whose rank one raises or exits."""
 
     how = ""
 
@@ -423,16 +423,16 @@ class Fails(Predicts):
         if self.engine.rank == 1 and batch[0][0] > 20:
             if self.how == "silently":
                 os._exit(0)
-            raise ArithmeticError("rank one has had enough")
+            raise ArithmeticError("planned failure of rank one")
         return super().predict_batch(batch)
 
 
 @pytest.mark.parametrize("how", ["loudly", "silently"])
 def test_a_rank_that_fails_ends_the_prediction_with_its_own_words(how):
-    """The exception itself, caused by the rank's traceback; or who it was that left without a word."""
+    """The caller gets the rank's exception and traceback, or an error that names the rank that exited."""
     runner = Fails(mlp())
     runner.how = how
-    expected = {"loudly": (ArithmeticError, "had enough"), "silently": (dl.WorkerError, "rank 1 ended in the middle")}
+    expected = {"loudly": (ArithmeticError, "planned"), "silently": (dl.WorkerError, "rank 1 ended early")}
     predictions = runner.predict_loader(loader=numbered(10_000), ddp=True, cpu=True)
 
     with pytest.raises(expected[how][0], match=expected[how][1]) as caught:
@@ -446,7 +446,7 @@ def test_a_rank_that_fails_ends_the_prediction_with_its_own_words(how):
 
 
 def test_a_file_of_a_run_that_fails_stays_as_it_was(tmp_path):
-    """No half of a new one, and nothing beside it."""
+    """A failed prediction keeps the old file and leaves no partial file."""
     path = tmp_path / "predictions.csv"
     path.write_text("the old ones")
 
@@ -462,7 +462,7 @@ def test_a_file_of_a_run_that_fails_stays_as_it_was(tmp_path):
 
 @pytest.mark.parametrize("engine", [dl.CPUEngine, dl.DataParallelEngine, dl.DataParallelAMPEngine])
 def test_one_process_predicts_lazily_whatever_the_predictions_are(engine):
-    """A generator over any iterable; a value for the whole batch is all right; the caller's model comes back."""
+    """In one process, predict_loader is lazy, accepts any iterable and allows one value per batch."""
 
     class Sums(dl.SupervisedRunner):
         def predict_batch(self, batch):
@@ -485,8 +485,8 @@ def test_one_process_predicts_lazily_whatever_the_predictions_are(engine):
 
 
 def test_the_model_comes_back_without_its_wrapper(monkeypatch):
-    """DataParallel's, also after a prediction that was left half-way."""
-    # As on a machine with GPUs; on this one DataParallel hands each batch through.
+    """The runner's model is unwrapped from DataParallel after a prediction, even an abandoned one."""
+    # As on a machine with GPUs; without one, DataParallel passes each batch through.
     monkeypatch.setattr("runnerkit.engines.data_parallel.split_batches", lambda module, device: nn.DataParallel(module))
     model = mlp()
     runner = dl.SupervisedRunner(model)
@@ -503,7 +503,7 @@ def test_the_model_comes_back_without_its_wrapper(monkeypatch):
 @pytest.mark.parametrize("opt_level", ["O1", "O2", "O3"])
 @pytest.mark.parametrize("is_left", [True, False])
 def test_apex_gives_the_model_back_with_the_weights_that_it_had(opt_level, is_left, monkeypatch):
-    """Not rounded to the half precision that O2 and O3 predict in; nor by evaluate_loader."""
+    """Apex leaves the weights in float32, not rounded to half precision, after a prediction and an evaluation."""
     model = mlp()
     before = weights(model)
     with stand_in(monkeypatch):
@@ -529,13 +529,13 @@ def test_apex_gives_the_model_back_with_the_weights_that_it_had(opt_level, is_le
         (
             {"loader": DataLoader(range(10), sampler=DistributedSampler(range(10), 2, 0)), "ddp": True},
             ValueError,
-            "leave it out",
+            "remove it",
         ),
         ({"loader": [], "engine": dl.CPUEngine(), "ddp": True}, ValueError, "either engine or flags"),
         ({"loader": [], "resume": "nowhere"}, FileNotFoundError, "nowhere"),
     ],
 )
 def test_bad_input_is_refused_before_anything_starts(arguments, error, words):
-    """At the call, not when the first prediction is asked for."""
+    """Invalid arguments raise at the call, not at the first prediction."""
     with pytest.raises(error, match=words):
         dl.SupervisedRunner(mlp()).predict_loader(cpu="engine" not in arguments, **arguments)

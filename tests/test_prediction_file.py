@@ -1,4 +1,4 @@
-"""Files of predictions: every type of column, whole or not there, and memory that does not grow."""
+"""Tests of prediction files: column types, complete files or none, and constant memory."""
 
 import tracemalloc
 
@@ -27,7 +27,7 @@ def write(path, *predictions):
 
 
 def batches(num_rows, *, seed=0, sizes=(3, 5)):
-    """Two batches of every kind of part that a table takes."""
+    """Return batches with every type of value that a table supports."""
     generator = torch.Generator().manual_seed(seed)
     return [
         {
@@ -44,7 +44,7 @@ def batches(num_rows, *, seed=0, sizes=(3, 5)):
 
 
 def test_csv_has_numbered_columns_that_read_back_exactly(tmp_path):
-    """The fewest digits that are enough for the type."""
+    """CSV columns are numbered and have enough digits to be read back exactly."""
     first, second = batches(8)
 
     path = write(tmp_path / "a.csv", {**first, "name": ["a", "b,c", 'd"']}, {**second, "name": ["é"] * 5})
@@ -64,7 +64,7 @@ def test_csv_has_numbered_columns_that_read_back_exactly(tmp_path):
 
 
 def test_parquet_has_typed_columns_and_lists_for_vectors(tmp_path):
-    """Vectors of another length in a later batch are all right; few batches are one row group."""
+    """Parquet columns are typed, vectors are lists of any length, and a few batches form one row group."""
     first, second = batches(8)
 
     ragged = [{"tokens": torch.ones(3, 4, dtype=torch.int32)}, {"tokens": torch.zeros(5, 2, dtype=torch.int32)}]
@@ -92,7 +92,7 @@ def test_parquet_has_typed_columns_and_lists_for_vectors(tmp_path):
 
 
 def test_pt_holds_the_structure_of_one_prediction(tmp_path):
-    """With whole tensors of the same types, loaded without running code."""
+    """A .pt file holds the structure with concatenated tensors of the same dtypes and loads with weights_only=True."""
     first, second = batches(8)
 
     whole = torch.load(write(tmp_path / "a.pt", first, second), weights_only=True)
@@ -108,7 +108,7 @@ def test_pt_holds_the_structure_of_one_prediction(tmp_path):
 @settings(max_examples=30, deadline=None)
 @given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=6), suffix=st.sampled_from(["csv", "parquet", "pt"]))
 def test_each_row_is_there_once_and_in_order(sizes, suffix, tmp_path_factory):
-    """However it comes in batches, of a prediction that is a tensor itself, with or without columns of no width."""
+    """Each row is written once and in order for any batch sizes, if the prediction is a single tensor."""
     rows = torch.arange(sum(sizes))
     path = write(tmp_path_factory.mktemp("rows") / f"a.{suffix}", *rows.split(sizes))
 
@@ -120,7 +120,7 @@ def test_each_row_is_there_once_and_in_order(sizes, suffix, tmp_path_factory):
 
 
 def test_a_part_of_no_width_is_written(tmp_path):
-    """As it is: rows without numbers."""
+    """A tensor with zero columns is written with its rows."""
     whole = torch.load(write(tmp_path / "a.pt", torch.zeros(3, 0), torch.zeros(2, 0)), weights_only=True)
 
     assert whole.shape == (5, 0)
@@ -129,7 +129,7 @@ def test_a_part_of_no_width_is_written(tmp_path):
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet", "pt"])
 def test_memory_does_not_grow_with_the_file(suffix, tmp_path, monkeypatch):
-    """The peak of what Python, NumPy and Arrow allocate is the same for four times as many batches."""
+    """Four times as many batches do not increase the peak memory of Python, NumPy and Arrow."""
     monkeypatch.setattr(prediction_file, "_ROW_GROUP_BYTES", 2**12)
     batch = torch.zeros(16, 8)
 
@@ -152,7 +152,7 @@ def test_memory_does_not_grow_with_the_file(suffix, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet", "pt"])
 def test_a_failure_leaves_the_old_file_and_nothing_beside_it(suffix, tmp_path):
-    """Also an empty loader is one: a file without columns would tell nothing."""
+    """After an error, which an empty loader is too, the old file is unchanged and no other file is left."""
     path = tmp_path / f"a.{suffix}"
     path.write_text("old")
 
@@ -186,15 +186,15 @@ def test_a_failure_leaves_the_old_file_and_nothing_beside_it(suffix, tmp_path):
             "'b': 'float'.* not those of the first batch, .'a': 'float'",
         ),
         ("parquet", [{"a": ["x", "y"]}, {"a": [1, 2]}], ValueError, "'a': 'int64'.* not those of the first batch"),
-        ("pt", [{"a": ["x", "y"]}], TypeError, r"prediction\['a'\] is no tensor.*write .parquet or .csv"),
-        ("pt", [torch.zeros(2, 3), torch.zeros(2, 2)], ValueError, r"has rows \(2,\) .* in the first batch \(3,\)"),
-        ("pt", [{"a": torch.zeros(2)}, {"a": torch.zeros(2), "b": torch.zeros(2)}], ValueError, "not one form"),
+        ("pt", [{"a": ["x", "y"]}], TypeError, r"prediction\['a'\] is not a tensor.*write .parquet or .csv"),
+        ("pt", [torch.zeros(2, 3), torch.zeros(2, 2)], ValueError, r"has rows \(2,\) .* the first batch has \(3,\)"),
+        ("pt", [{"a": torch.zeros(2)}, {"a": torch.zeros(2), "b": torch.zeros(2)}], ValueError, "has different"),
         ("pt", [{"a": torch.zeros(2)}, {"a": None}], ValueError, r"prediction\['a'\]"),
         ("pt", [{"a": None, "b": torch.zeros(2)}, {"a": torch.zeros(2), "b": torch.zeros(2)}], ValueError, r"\['a'\]"),
     ],
 )
 def test_what_a_file_cannot_hold_is_named(suffix, predictions, error, words, tmp_path):
-    """With what can."""
+    """Predictions that a file format cannot hold raise an error, and no file is left."""
     with pytest.raises(error, match=words):
         write(tmp_path / f"a.{suffix}", *predictions)
 
@@ -202,7 +202,7 @@ def test_what_a_file_cannot_hold_is_named(suffix, predictions, error, words, tmp
 
 
 def test_another_suffix_and_a_missing_package_are_refused_at_once(tmp_path, monkeypatch):
-    """Before any process is started."""
+    """An unknown suffix and a missing package raise an error before any process starts."""
     runner = dl.SupervisedRunner(mlp())
 
     with pytest.raises(ValueError, match=r"\.parquet, \.csv, \.pt, got .*a\.json"):

@@ -1,4 +1,4 @@
-"""What users import: complete, sorted, and cheap."""
+"""The public names: complete, sorted, and cheap to import."""
 
 import importlib
 import inspect
@@ -28,7 +28,7 @@ PACKAGES = [
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_all_names_exist_once_and_in_order(package):
-    """__all__ is sorted, has no duplicate and no ghost."""
+    """__all__ is sorted, and each of its names is unique and exists."""
     module = importlib.import_module(package)
 
     assert module.__all__ == sorted(set(module.__all__))
@@ -38,7 +38,7 @@ def test_all_names_exist_once_and_in_order(package):
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_facades_define_nothing(package):
-    """They only gather names."""
+    """Facades only collect names."""
     module = importlib.import_module(package)
 
     own = [name for name, value in vars(module).items() if getattr(value, "__module__", None) == package]
@@ -55,7 +55,7 @@ def test_dl_has_every_public_name_of_the_side_packages(package):
 
 @pytest.mark.parametrize("package", ["runnerkit.callbacks", "runnerkit.engines", "runnerkit.loggers"])
 def test_every_public_class_is_exported(package):
-    """A class without an underscore, defined in a side package, is for users, or it is an abstract base."""
+    """A class of a side package without a leading underscore is exported or an abstract base."""
     module = importlib.import_module(package)
     defined = set()
     for path in Path(module.__file__).parent.glob("*.py"):
@@ -77,7 +77,7 @@ def _is_final_part(value):
 
 @pytest.mark.parametrize("folder", ["engines", "callbacks", "loggers"])
 def test_a_folder_imported_by_its_own_name_says_so(folder):
-    """`import engines` would make a second, different package."""
+    """`import engines` raises, because it would create a second copy of the package."""
     done = subprocess.run(
         [sys.executable, "-c", f"import {folder}"], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -99,14 +99,14 @@ STATEMENTS = {
 
 @pytest.fixture(scope="module")
 def loaded():
-    """Modules after each statement, one after the other in one new interpreter: {name: set of modules}."""
+    """Return the modules loaded after each statement, run in turn in a new interpreter: {name: set of modules}."""
     lines = [f"{line}; loaded[{name!r}] = sorted(sys.modules)" for name, line in STATEMENTS.items()]
     code = "\n".join(["import json, sys", "loaded = {}", *lines, "print(json.dumps(loaded))"])
     return {name: set(modules) for name, modules in json.loads(printed_by(code)).items()}
 
 
 def printed_by(code):
-    """Run `code` in an interpreter of its own."""
+    """Run `code` in a separate interpreter."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # users' installs are compiled
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
@@ -115,31 +115,31 @@ def printed_by(code):
 
 @pytest.mark.cold
 def test_the_package_imports_what_it_is_asked_for(loaded):
-    """By itself it brings nothing; its sub-packages need no import of their own."""
+    """`import runnerkit` does not load torch; sub-packages are loaded on first access."""
     assert "torch" not in loaded["package"]
     assert "runnerkit.engines" in loaded["part"] - loaded["torch"]
 
 
 @pytest.mark.cold
 def test_dl_brings_what_few_ask_for_when_they_do(loaded):
-    """A training pays memory and time for what it uses; all the same names are there."""
-    late = {"runnerkit.callbacks.confusion_matrix", "runnerkit.loggers.mlflow"}
+    """Rarely used modules are loaded on first access, yet all names are available."""
+    late = {"runnerkit.callbacks.metrics.confusion_matrix", "runnerkit.loggers.services.mlflow"}
 
     assert parts(loaded["dl"]) == parts(loaded["side packages"])
     assert late <= loaded["late names"] - loaded["dl"]
     assert dl.ConfusionMatrixCallback is vars(dl)["ConfusionMatrixCallback"]
-    with pytest.raises(AttributeError, match=r"module .runnerkit\.dl. has no attribute .ConfusionMatrix.$"):
+    with pytest.raises(AttributeError, match=r"module .runnerkit\.dl. does not have the attribute .ConfusionMatrix.$"):
         dl.ConfusionMatrix  # noqa: B018
 
 
 def parts(modules):
-    """Those of callbacks and loggers, one for each."""
+    """Return the modules of callbacks and loggers."""
     return {name for name in modules if name.startswith(("runnerkit.callbacks.", "runnerkit.loggers."))}
 
 
 @pytest.mark.cold
 def test_importing_the_package_loads_no_optional_package(loaded):
-    """None of these comes with `import runnerkit`, unless torch itself brings it."""
+    """`import runnerkit` does not load an optional package, unless torch itself does."""
     costly = ("torchmetrics", "pandas", "matplotlib", "tensorboard", "torchvision", "sklearn", "PIL", "rich")
     costly += ("typer", "hydra", "omegaconf", "pydantic", "optuna", "mlflow", "wandb", "comet_ml")
 
@@ -151,7 +151,7 @@ def test_importing_the_package_loads_no_optional_package(loaded):
 
 @pytest.mark.cold
 def test_the_import_makes_few_objects():
-    """After torch's import a full collection of garbage, thrice as long as this import, is 10,350 objects away."""
+    """After torch's import, 10,350 more objects trigger a full collection, three times as slow as this import."""
     code = (
         "import gc, torch; gc.disable(); n = gc.get_count()[0]; from runnerkit import *; print(gc.get_count()[0] - n)"
     )
@@ -164,7 +164,7 @@ def test_the_import_makes_few_objects():
 @pytest.mark.slow
 @pytest.mark.cold
 def test_the_cost_of_the_import_is_printed(capsys):
-    """As a ratio of CPU times in one process, the median of five."""
+    """The cost is a ratio of CPU times in one process, the median of five."""
     code = (
         "import time; begin = time.process_time(); import torch; torch_s = time.process_time() - begin;"
         "begin = time.process_time(); from runnerkit import *; print(torch_s, time.process_time() - begin)"

@@ -1,7 +1,7 @@
-"""docs/index.md by itself: its commands as they stand, where nothing of the checkout is, from pip to TensorBoard.
+"""Tests that the commands and programs of docs/index.md run outside of the checkout, from pip to TensorBoard.
 
-Here the new environment borrows all packages but runnerkit. scripts/check_wheel.sh names a wheel in RUNNERKIT_WHEEL:
-then the environment is an empty one, and pip fetches what the wheel requires.
+By default the new environment links all packages of this one except runnerkit. If RUNNERKIT_WHEEL names a wheel, as
+in scripts/check_wheel.sh, the environment is empty and pip downloads the requirements.
 """
 
 import json
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 
 class Newcomer:
-    """A folder and a shell."""
+    """A user with a folder and a shell."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -39,7 +39,7 @@ class Newcomer:
         }
 
     def start(self, commands):
-        """In the environment that the page has made, if it has."""
+        """Start commands in the environment of the page, once it exists."""
         script = f"set -e; [ ! -d env ] || . env/bin/activate; {commands}"
         return subprocess.Popen(
             ["bash", "-c", script], cwd=self.folder, env=self.environment, start_new_session=True,
@@ -47,7 +47,7 @@ class Newcomer:
         )  # fmt: skip
 
     def run(self, commands):
-        """Return what they print."""
+        """Run commands and return their output."""
         process = self.start(commands)
         try:
             output, _ = process.communicate()
@@ -59,7 +59,7 @@ class Newcomer:
         return output
 
     def install(self):
-        """As the page says of a version that is not on PyPI: pip is told the folder of the wheel."""
+        """Install as on the page, with pip's --find-links for a version that is not on PyPI."""
         self.run(MAKE_ENVIRONMENT)
         if WHEEL is None:
             self.run(f"{sys.executable} -m build --no-isolation --wheel --outdir dist {ROOT}")
@@ -72,7 +72,7 @@ class Newcomer:
 
 
 def lend_packages(environment):
-    """Link this environment's packages into a new one, all but runnerkit, so that nothing is downloaded."""
+    """Link all packages except runnerkit into a new environment, so that nothing is downloaded."""
     [theirs] = (environment / "lib").glob("python*/site-packages")
     for path in (path for folder in site.getsitepackages() for path in Path(folder).glob("*")):
         if "runnerkit" not in path.name and path.suffix != ".pth" and not (theirs / path.name).exists():
@@ -81,7 +81,7 @@ def lend_packages(environment):
 
 @pytest.fixture(scope="module")
 def newcomer(tmp_path_factory):
-    """Somebody who has followed the page up to its first program."""
+    """Return a user who has followed the page up to its first program."""
     somebody = Newcomer(tmp_path_factory.mktemp("newcomer"))
     somebody.install()
     return somebody
@@ -89,13 +89,13 @@ def newcomer(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def printed(newcomer):
-    """What the first training prints."""
+    """Return the output of the first training."""
     (newcomer.folder / "train.py").write_text(PROGRAMS[0], encoding="utf-8")
     return newcomer.run(TRAIN)
 
 
 def test_it_is_installed_with_all_that_it_requires(newcomer):
-    """In the environment of its own; the command is there, and finds its engines' folder, a link in the checkout."""
+    """The package, its engines folder (a link in the checkout) and the command are installed in the new environment."""
     where = newcomer.run("python -P -c 'import runnerkit.engines; print(runnerkit.engines.__file__)'")
 
     assert Path(where.strip()).is_relative_to(newcomer.folder / "env")
@@ -106,19 +106,19 @@ def test_it_is_installed_with_all_that_it_requires(newcomer):
 
 
 def shapes(text):
-    """The lines, whatever their numbers are."""
+    """Split the lines into words, with numbers replaced by N."""
     return [re.sub(r"\d[\d.e-]*", "N", line).split() for line in text.splitlines()]
 
 
 def test_a_model_is_trained(newcomer, printed):
-    """The page tells what is printed; started again it is over, and says so."""
+    """Training prints the page's output; a second call reports that the run is complete, as on the page."""
     assert shapes(printed) == shapes(blocks(PAGE, "text")[0])
     assert (newcomer.folder / "logs" / "first" / "checkpoints" / "best.pth").exists()
     assert newcomer.run(TRAIN).strip() == blocks(PAGE, "text")[1].strip()
 
 
 def test_its_curves_are_a_table_and_a_picture(newcomer, printed):
-    """By one command each."""
+    """One command each prints the table and draws the picture of the curves."""
     assert "accuracy03" in newcomer.run(TABLE)
 
     newcomer.run(DRAW)
@@ -127,7 +127,7 @@ def test_its_curves_are_a_table_and_a_picture(newcomer, printed):
 
 
 def ask_tensorboard(address, what, *, until):
-    """Ask its server until the answer is whole: it reads the logs meanwhile."""
+    """Query the TensorBoard server until the answer is complete, because it loads the logs in the background."""
     deadline = time.monotonic() + 60
     while not until(answer := urllib.request.urlopen(f"{address}/{what}").read().decode()):
         assert time.monotonic() < deadline, answer
@@ -136,7 +136,7 @@ def ask_tensorboard(address, what, *, until):
 
 
 def test_tensorboard_shows_a_run_for_each_loader(newcomer, printed):
-    """Its page, and the runs and tags that its page asks for; then Ctrl-C."""
+    """TensorBoard serves its page and a run with loss and accuracy for each loader."""
     server = newcomer.start(f"exec {SHOW} --port 0")
     try:
         address = next(found[0] for line in server.stdout if (found := re.search(r"http://localhost:\d+", line)))
@@ -157,15 +157,15 @@ def test_tensorboard_shows_a_run_for_each_loader(newcomer, printed):
 
 
 def test_the_rest_of_the_page_runs_too(newcomer, printed):
-    """All its programs as one, in order; the first goes on where it had ended."""
+    """All programs of the page run in order as one script."""
     (newcomer.folder / "all.py").write_text("\n".join(PROGRAMS), encoding="utf-8")
 
     newcomer.run("python all.py")
 
 
-@pytest.mark.skipif(WHEEL is None, reason="scripts/check_wheel.sh has a wheel; without one other tests do it")
+@pytest.mark.skipif(WHEEL is None, reason="needs the wheel of scripts/check_wheel.sh; other tests cover the checkout")
 def test_two_processes_are_trained_by_the_wheel(newcomer, printed):
-    """`ddp=True`, as the page says: the processes that are started find the package."""
+    """With `ddp=True`, the spawned processes import the installed wheel."""
     program = PROGRAMS[0].replace('logdir="logs/first"', 'logdir="logs/two", ddp=True, cpu=True')
     (newcomer.folder / "two.py").write_text(program, encoding="utf-8")
 

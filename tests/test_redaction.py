@@ -1,4 +1,4 @@
-"""Credentials do not reach the files of a run, wherever they come from."""
+"""Tests that credentials from any source are not written to the files of a run."""
 
 import sys
 from pathlib import Path
@@ -8,8 +8,8 @@ from torch import nn
 
 from runnerkit import dl
 from runnerkit.commands.cli import main
-from runnerkit.curves.report import write_report
-from runnerkit.redaction import redacted, redacted_command
+from runnerkit.history.report import write_report
+from runnerkit.support.redaction import redacted, redacted_command
 from tests.test_configured_run import CONFIG
 from tests.tiny import loader, mlp, quiet, sgd
 
@@ -26,7 +26,7 @@ def files_with(text, folder):
      [f"--store=s3://me:{SECRET}@host/x"], ["--apiKey", SECRET], [f"AWS_SECRET_ACCESS_KEY={SECRET}"]],
 )  # fmt: skip
 def test_a_credential_on_the_command_line_is_not_in_environment_json_nor_in_the_report(tmp_path, monkeypatch, words):
-    """Nor elsewhere in the logdir; the rest of the command is."""
+    """Credentials on the command line and in hparams are in no file of the logdir; the other arguments are kept."""
     monkeypatch.setattr(sys, "argv", ["train.py", *words, "--lr=0.1"])
     model = mlp()
     dl.SupervisedRunner().train(
@@ -42,7 +42,7 @@ def test_a_credential_on_the_command_line_is_not_in_environment_json_nor_in_the_
 
 
 def test_what_names_no_credential_stays():
-    """Hyperparameters whose names come near."""
+    """Names that resemble credentials, such as `num_tokens`, are not redacted."""
     values = {
         "num_tokens": 3,
         "mask_token": "[M]",
@@ -57,7 +57,7 @@ def test_what_names_no_credential_stays():
 
 
 def test_values_of_the_environment_stay_out_of_all_files_of_a_configured_run(tmp_path, monkeypatch):
-    """References to them too; the saved config takes them from the environment again, and trains the same."""
+    """Environment variables are saved as references in all files, and the saved config reproduces the run."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MY_VALUE", SECRET)
     monkeypatch.setenv("MY_RATE", "0.07654321")

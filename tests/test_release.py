@@ -1,4 +1,4 @@
-"""What a release needs: one version, a changelog of one form, extras with what is imported, files about the project."""
+"""Tests of the release metadata: version, changelog, requirements, extras, CI workflow and project files."""
 
 import configparser
 import importlib.metadata
@@ -18,7 +18,7 @@ from runnerkit.version import __version__
 from tests.layers import LATE, imports, modules
 
 ROOT = Path(__file__).parents[1]
-# Built from their sources, by docs/horovod.md and docs/apex.md; PyPI's "apex" is something else.
+# Built from source, see docs/horovod.md and docs/apex.md; PyPI's "apex" is an unrelated package.
 FROM_SOURCE = {"horovod", "apex"}
 
 
@@ -33,13 +33,13 @@ def setup_cfg():
 
 
 def distributions(requirements):
-    """Names of distributions, as PyPI compares them: lower case, "-" for "_"."""
+    """Return normalized distribution names: lower case, "-" for "_"."""
     names = (re.match(r"[\w.-]+", line) for line in requirements.splitlines() if line)
     return {name[0].lower().replace("_", "-") for name in names if name}
 
 
 def test_the_version_stands_in_one_place():
-    """It is a semantic one; the package's metadata take it from the module, the README's sentences equal it."""
+    """The semantic version is defined in runnerkit.version; the metadata read it, and the README repeats it."""
     assert re.fullmatch(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)", __version__)
     assert setup_cfg()["metadata"]["version"] == "attr: runnerkit.version.__version__"
     assert set(re.findall(r"(?:version|Engines in)\s(\d+\.\d+\.\d+)", read("README.md"))) == {__version__}
@@ -47,7 +47,7 @@ def test_the_version_stands_in_one_place():
 
 
 def test_the_changelog_keeps_its_form():
-    """Unreleased first, then versions with their dates, newest first; within each the kinds of keepachangelog.com."""
+    """The changelog has "Unreleased", then dated versions, newest first, with the sections of keepachangelog.com."""
     headings = re.findall(r"^## (.*)$", read("CHANGELOG.md"), flags=re.MULTILINE)
     kinds = re.findall(r"^### (.*)$", read("CHANGELOG.md"), flags=re.MULTILINE)
 
@@ -60,7 +60,7 @@ def test_the_changelog_keeps_its_form():
 
 
 def imported(*, only_top_level):
-    """Names of the packages of others that the package imports, importlib.import_module("...") included."""
+    """Return the third-party packages that runnerkit imports, including by importlib.import_module("...")."""
     names = set()
     for module, path in modules(ROOT):
         if only_top_level:
@@ -73,13 +73,13 @@ def imported(*, only_top_level):
 
 
 def needed(names):
-    """Names of the distributions that packages come from, each by any one of those that have it."""
+    """Return {package: names of the distributions that provide it}."""
     of_package = importlib.metadata.packages_distributions()
     return {name: {each.lower().replace("_", "-") for each in of_package[name]} for name in sorted(names)}
 
 
 def test_what_is_always_imported_is_required():
-    """What a module imports at its top comes with runnerkit alone, but where the module itself is imported late."""
+    """Top-level imports are in install_requires, unless the module itself is imported late."""
     required = distributions(setup_cfg()["options"]["install_requires"])
 
     missing = [name for name, any_of in needed(imported(only_top_level=True)).items() if not any_of & required]
@@ -87,7 +87,7 @@ def test_what_is_always_imported_is_required():
 
 
 def test_what_is_imported_late_is_in_an_extra():
-    """Each optional package that the code takes can be installed by an extra, and by `all`."""
+    """Every optional package is in the extra `all`."""
     extras = setup_cfg()["options.extras_require"]
     required = distributions(setup_cfg()["options"]["install_requires"])
 
@@ -100,7 +100,7 @@ def test_what_is_imported_late_is_in_an_extra():
 
 
 def test_extras_that_messages_name_exist():
-    """`pip install runnerkit[metrics]` in an error or on a page is a command that works."""
+    """Extras in error messages and on pages, such as runnerkit[metrics], exist."""
     extras = set(setup_cfg()["options.extras_require"])
     files = [path for _, path in modules(ROOT)] + [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
 
@@ -114,7 +114,7 @@ def test_extras_that_messages_name_exist():
 
 
 def test_type_checkers_read_every_example():
-    """By the files that pyproject.toml names, and those that `make check` has checked apart."""
+    """mypy, from pyproject.toml or `make check`, and basedpyright check every example."""
     tools = tomllib.loads(read("pyproject.toml"))["tool"]
     patterns = [*tools["mypy"]["files"], *re.findall(r"/mypy (examples/\S+)", read("Makefile"))]
     named = [path for pattern in patterns for path in ROOT.glob(pattern)]
@@ -126,7 +126,7 @@ def test_type_checkers_read_every_example():
 
 
 def test_the_workflow_does_what_ci_does_and_nothing_else():
-    """A check-out and .ci/run, as root, which its Debian packages need."""
+    """The workflow checks out the repository and runs .ci/run."""
     workflow = yaml.safe_load(read(".github/workflows/ci.yml"))
 
     [job] = workflow["jobs"].values()
@@ -138,10 +138,10 @@ def test_the_workflow_does_what_ci_does_and_nothing_else():
 
 
 def test_the_devcontainer_runs_a_rule_that_there_is():
-    """In the image that CI runs in; `make` knows the rule, and its python is the one of the editor."""
+    """The devcontainer has the image of CI, calls an existing `make` rule and sets the editor's interpreter."""
     container = json.loads(read(".devcontainer/devcontainer.json"))
     make, rule = container["postCreateCommand"].split()
-    # Those of the `make` that runs the tests would override the rule's.
+    # Variables of the `make` that runs the tests would override those of the rule.
     environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "VENV")}
 
     known = subprocess.run([make, "-n", rule], cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
@@ -153,7 +153,7 @@ def test_the_devcontainer_runs_a_rule_that_there_is():
 
 @pytest.mark.parametrize("form", ["bug", "feature"])
 def test_issue_forms_are_complete(form):
-    """What GitHub's form schema asks for: a name, a description, questions with labels and ids of their own."""
+    """Issue forms follow GitHub's schema: a name, a description, and questions with labels and unique ids."""
     template = yaml.safe_load(read(f".github/ISSUE_TEMPLATE/{form}.yml"))
 
     questions = template["body"]
@@ -165,7 +165,7 @@ def test_issue_forms_are_complete(form):
 
 
 def test_the_commands_that_the_bug_form_asks_for_exist():
-    """`runnerkit env`, `runnerkit doctor LOGDIR`."""
+    """The commands in the bug form, `runnerkit env` and `runnerkit doctor`, exist."""
     commands = re.findall(r"`runnerkit (\w+)", read(".github/ISSUE_TEMPLATE/bug.yml"))
 
     assert commands == ["env", "doctor"]
@@ -174,7 +174,7 @@ def test_the_commands_that_the_bug_form_asks_for_exist():
 
 
 def test_the_citation_holds_what_its_schema_requires():
-    """Citation File Format 1.2.0: four keys are a must, authors are people or, by name, entities."""
+    """CITATION.cff has the keys that Citation File Format 1.2.0 requires, and its authors are named entities."""
     citation = yaml.safe_load(read("CITATION.cff"))
 
     assert citation["cff-version"] == "1.2.0"

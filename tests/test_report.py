@@ -1,4 +1,4 @@
-"""write_report: a run on one page that needs no other file."""
+"""Tests of write_report, which writes a run's report as one self-contained page."""
 
 import base64
 import json
@@ -12,15 +12,15 @@ import yaml
 from torch import nn
 
 from runnerkit import dl, read_metrics
-from runnerkit.curves.best_values import best_metrics
-from runnerkit.curves.report import write_report
-from runnerkit.storage.checkpoint_index import read_index
+from runnerkit.checkpoints.index import read_index
+from runnerkit.history.best_values import best_metrics
+from runnerkit.history.report import write_report
 from tests.runs import log_run
 from tests.tiny import loader, mlp, quiet, sgd
 
 
 class Page(HTMLParser):
-    """The tables of a page, cell by cell: the value of a number, the text of anything else; and what it refers to."""
+    """Parsed page: tables with cells as numbers or text, links, the number of scripts, and the text."""
 
     def __init__(self, html):
         super().__init__()
@@ -53,13 +53,13 @@ class Page(HTMLParser):
             self._cell = None
 
     def rows(self, table):
-        """Below the header."""
+        """Return the rows of a table without its header."""
         return self.tables[table][1:]
 
 
 @pytest.fixture(scope="module")
 def logdir(tmp_path_factory):
-    """Of a real run."""
+    """Return the logdir of a real run."""
     logdir = tmp_path_factory.mktemp("report") / "digits"
     model = mlp()
     dl.SupervisedRunner().train(
@@ -82,12 +82,12 @@ def logdir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def page(logdir):
-    """Its report."""
+    """Return the parsed report of the run."""
     return Page(write_report(logdir).read_text(encoding="utf-8"))
 
 
 def test_every_number_of_the_logs_is_on_the_page(logdir, page):
-    """All digits of them, each in its row and column: the same as read_metrics reads."""
+    """The page has every logged value exactly, in the right row and column, as read_metrics returns it."""
     header, *rows = page.tables["passes"]
 
     found = {
@@ -102,7 +102,7 @@ def test_every_number_of_the_logs_is_on_the_page(logdir, page):
 
 
 def test_best_values_are_those_of_best_metrics(logdir, page):
-    """And what is not known is an empty cell."""
+    """The table of best values equals best_metrics, with empty cells for unknown values."""
     expected = [
         [value if pandas.notna(value) else "" for value in row]
         for row in best_metrics(logdir).drop(columns="run").itertuples(index=False)
@@ -115,7 +115,7 @@ def test_best_values_are_those_of_best_metrics(logdir, page):
 
 
 def test_checkpoints_are_those_of_the_index(logdir, page):
-    """With their further names, and what their score is."""
+    """The checkpoints are those of the index, with their aliases and the meaning of the score."""
     records = read_index(logdir / "checkpoints" / "index.json")
 
     expected = [
@@ -128,11 +128,11 @@ def test_checkpoints_are_those_of_the_index(logdir, page):
         content = (logdir / "checkpoints" / f"{alias}.pth").read_bytes()
         names = {record.name for record in records if (logdir / "checkpoints" / record.name).read_bytes() == content}
         assert {name for name, aliases in called.items() if alias in aliases} == names
-    assert "The score is accuracy of valid, larger is better." in page.text
+    assert "The score is accuracy of valid; larger is better." in page.text
 
 
 def test_settings_are_shown_as_text(logdir, page):
-    """Hyperparameters and environment, flat; what looks like HTML in them is none."""
+    """Hyperparameters and environment are shown flattened, with HTML escaped."""
     assert dict(page.tables["hparams"]) == {"lr": "0.1", "model.width": "16", "model.name": "<b>mlp</b> & more"}
     environment = json.loads((logdir / "environment.json").read_text())
     shown = dict(page.tables["environment"])
@@ -142,7 +142,7 @@ def test_settings_are_shown_as_text(logdir, page):
 
 
 def test_the_page_needs_no_other_file(logdir, page):
-    """Everything it refers to is in it; the picture too refers to nothing elsewhere."""
+    """The page and its picture refer to no other files."""
     [picture] = page.links
     svg = base64.b64decode(picture.removeprefix("data:image/svg+xml;base64,")).decode()
 
@@ -154,7 +154,7 @@ def test_the_page_needs_no_other_file(logdir, page):
 
 
 def test_the_picture_has_a_curve_for_each_loader_and_metric(logdir, page):
-    """Drawn as `plot_metrics` does: seven curves of four points are 28 markers."""
+    """The picture has a subplot per metric and a curve of four points per loader and metric, as in `plot_metrics`."""
     [picture] = page.links
     svg = base64.b64decode(picture.removeprefix("data:image/svg+xml;base64,")).decode()
 
@@ -165,7 +165,7 @@ def test_the_picture_has_a_curve_for_each_loader_and_metric(logdir, page):
 
 
 def test_a_nan_is_shown_and_what_was_not_logged_is_not(tmp_path):
-    """The two are not the same."""
+    """A logged NaN is shown, and a value that was not logged is an empty cell."""
     log_run(tmp_path / "run", {"train": {"loss": [1.0, math.nan]}, "valid": {"auc": [0.5]}})
 
     page = Page(write_report(tmp_path / "run").read_text())
@@ -180,7 +180,7 @@ def test_a_nan_is_shown_and_what_was_not_logged_is_not(tmp_path):
 
 
 def test_it_is_written_where_it_is_asked_for(tmp_path):
-    """In a folder that is made if need be."""
+    """The report is written to `path`, whose folder is created if necessary."""
     log_run(tmp_path / "run", {"train": {"loss": [1.0]}})
 
     path = write_report(tmp_path / "run", path=tmp_path / "new" / "page.html")
@@ -190,7 +190,7 @@ def test_it_is_written_where_it_is_asked_for(tmp_path):
 
 
 def test_where_it_cannot_be_written_is_named(tmp_path):
-    """A file is no folder."""
+    """A path below a file raises an OSError that names the path."""
     log_run(tmp_path / "run", {"train": {"loss": [1.0]}})
     (tmp_path / "file").touch()
 
@@ -199,7 +199,7 @@ def test_where_it_cannot_be_written_is_named(tmp_path):
 
 
 def test_settings_that_cannot_be_read_are_named(tmp_path):
-    """A torn hparams.yml is no traceback of a parser."""
+    """An invalid hparams.yml raises a ValueError that names the file."""
     log_run(tmp_path / "run", {"train": {"loss": [1.0]}})
     (tmp_path / "run" / "hparams.yml").write_text("lr: [0.1")
 
@@ -208,9 +208,9 @@ def test_settings_that_cannot_be_read_are_named(tmp_path):
 
 
 def test_several_runs_are_refused_by_name(tmp_path):
-    """A page is of one run."""
+    """A folder of several runs raises an error that lists them."""
     for name in "ab":
         log_run(tmp_path / name, {"train": {"loss": [1.0]}})
 
-    with pytest.raises(ValueError, match=r"holds 2 runs; give the logdir of one of them: a, b"):
+    with pytest.raises(ValueError, match=r"contains 2 runs; pass the logdir of one of them: a, b"):
         write_report(tmp_path)

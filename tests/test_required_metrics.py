@@ -1,4 +1,4 @@
-"""Before training one batch is evaluated where a callback reads a metric that none promises."""
+"""Tests of the trial batch that is evaluated before training if a callback reads a metric that no callback declares."""
 
 import socket
 
@@ -6,12 +6,12 @@ import pytest
 from torch import nn
 
 from runnerkit import dl
-from runnerkit.engines.spawn import spawn
+from runnerkit.engines.launch.spawn import spawn
 from tests.tiny import loader, mlp, quiet, sgd
 
 
 class OwnMetric(dl.SupervisedRunner):
-    """Computes a metric by hand; the first evaluated batch of one rank fails, once."""
+    """Runner that computes a metric itself and fails once, in the first evaluation on one rank."""
 
     def fail(self, where):
         if where == self.fails_in and self.engine.rank == self.fails_on:
@@ -31,7 +31,7 @@ class OwnMetric(dl.SupervisedRunner):
 
 
 class FailsToShare(dl.IMetricCallback):
-    """On rank one, where the other one is in the reduction."""
+    """Metric that fails on rank one while the other rank waits in the reduction."""
 
     def share(self, runner):
         if runner.is_valid_loader and runner.engine.rank == 1:
@@ -58,7 +58,7 @@ def ddp():
 
 
 def on_two_processes(job):
-    """Start two, and return what rank zero does."""
+    """Run `job` on two processes and return the result of rank zero."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
@@ -74,7 +74,7 @@ def fail_to_share():
 
 
 def test_a_batch_that_fails_on_one_rank_lets_no_rank_part_ways():
-    """All go on to training, where nothing fails any more, and get the numbers of a run that never failed."""
+    """If one rank fails in the trial batch, all ranks start training and get the metrics of a run without failure."""
     found = on_two_processes(fail_in_a_batch_and_at_the_end)
 
     assert found["batch"] == found["end"] == found["nowhere"]
@@ -82,31 +82,31 @@ def test_a_batch_that_fails_on_one_rank_lets_no_rank_part_ways():
 
 
 def test_a_rank_that_fails_where_others_wait_for_it_ends_the_job():
-    """With its own error: nobody could tell it the others' outcome."""
+    """A rank that fails while others wait in a collective ends the job with its own error."""
     with pytest.raises(ZeroDivisionError, match="nothing to share"):
         on_two_processes(fail_to_share)
 
 
 def test_one_process_fails_in_training_and_not_before():
-    """Where the place is told; a batch that fails once is none to stop for."""
+    """An error in the trial batch is ignored, because training reports errors with their place."""
     plain = train(dl.CPUEngine(), fails_in="nowhere")
 
     assert train(dl.CPUEngine(), fails_in="batch", fails_on=0) == plain
 
 
 class FirstLook(dl.Callback):
-    """Notes what the first event of an epoch finds on the runner, and logs something."""
+    """Callback that records the runner's attributes at the start of an epoch and logs a text."""
 
     def on_epoch_start(self, runner):
-        self.seen = {
-            name: value for name, value in vars(runner).items() if "loader" in name or name.startswith(("batch", "is_"))
-        }
+        self.seen = {name: value for name, value in vars(runner).items() if name.startswith(("loader", "batch", "is_"))}
+        run = runner._loader_run
+        self.seen["loader run"] = run.num_skipped, run.ends_stage, run.means.num_samples, run.means.totals()
         self.wraps = type(runner.model)
         runner.log_text("note", "an epoch starts")
 
 
 def test_the_first_epoch_starts_as_if_no_batch_had_been_evaluated():
-    """No attribute of the evaluated loader is left, so that what `on_epoch_start` logs is not logged under "valid"."""
+    """The trial batch leaves no attributes of its loader, so that `on_epoch_start` does not log under "valid"."""
 
     def first_look(**callbacks):
         look, model, runner = FirstLook(), mlp(), OwnMetric()

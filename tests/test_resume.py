@@ -1,4 +1,4 @@
-"""Exact resume: an interrupted run that goes on equals the run that was never interrupted, bit for bit."""
+"""Tests that a resumed run equals an uninterrupted run, bit for bit."""
 
 import copy
 import csv
@@ -10,14 +10,15 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from runnerkit import dl, utils
+from runnerkit.checkpoints.folder import CheckpointFolder
 from runnerkit.engines.process_environment import ProcessEnvironment
-from runnerkit.storage.checkpoint import CheckpointFolder
 from tests.engines.together import together
+from tests.interrupt import Interrupt
 from tests.tiny import NUM_CLASSES, NUM_FEATURES, classification, loader, mlp, quiet, sgd, weights
 
 
 class Augmented(Dataset):
-    """Random noise on each sample, drawn from torch's generator."""
+    """Data set that adds noise from torch's generator to each sample."""
 
     def __init__(self, num_samples):
         self.data = classification(num_samples)
@@ -28,18 +29,6 @@ class Augmented(Dataset):
     def __getitem__(self, index):
         features, target = self.data[index]
         return features + 0.1 * torch.randn_like(features), target
-
-
-class Interrupt(dl.Callback):
-    """Ends the run as a kill would, after so many training steps."""
-
-    def __init__(self, batch_step):
-        super().__init__(order=dl.CallbackOrder.External)
-        self.batch_step = batch_step
-
-    def on_batch_end(self, runner):
-        if runner.is_train_loader and runner.batch_step == self.batch_step:
-            raise KeyboardInterrupt
 
 
 def run(
@@ -83,7 +72,7 @@ def read_csv(logdir, key):
 
 @pytest.mark.parametrize("resume", ["auto", "logdir", "file"])
 def test_a_run_resumed_at_an_epochs_start_equals_the_uninterrupted_one(tmp_path, resume):
-    """Weights, metrics, logs, learning rate and number of epochs; dropout, augmentation and shuffling included."""
+    """Weights, metrics and logs equal those of an uninterrupted run, with dropout, augmentation and shuffling."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     expected = run(whole)
     with pytest.raises(KeyboardInterrupt):
@@ -101,7 +90,7 @@ def test_a_run_resumed_at_an_epochs_start_equals_the_uninterrupted_one(tmp_path,
 
 @pytest.mark.parametrize("interrupt_at", [24, 25, 30, 31])
 def test_a_run_resumed_within_an_epoch_equals_the_uninterrupted_one(tmp_path, interrupt_at):
-    """Each sample of the epoch is seen once, partial sums go on, and so do the generators."""
+    """A resume within an epoch restores the position in the loader, partial sums and random generators."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     expected = run(whole, every_steps=3)
     with pytest.raises(KeyboardInterrupt):
@@ -115,7 +104,7 @@ def test_a_run_resumed_within_an_epoch_equals_the_uninterrupted_one(tmp_path, in
 
 
 def test_workers_that_augment_draw_in_a_resumed_epoch_what_they_would_have_drawn(tmp_path):
-    """Bit for bit, and the same without workers."""
+    """Augmentation in worker processes is the same after a resume, with any number of workers, bit for bit."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     expected = run(whole, every_steps=3)
     with pytest.raises(KeyboardInterrupt):
@@ -129,7 +118,7 @@ def test_workers_that_augment_draw_in_a_resumed_epoch_what_they_would_have_drawn
 
 @pytest.mark.parametrize("every_steps", [None, 3])
 def test_workers_that_outlive_an_epoch_change_nothing_in_a_resumed_run(tmp_path, every_steps):
-    """Which starts them anew: at an epoch's start and within one, bit for bit, dropout included; as without workers."""
+    """Persistent workers, which a resume restarts, give the bits of an uninterrupted run without workers."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     expected = run(whole, every_steps=every_steps)
     with pytest.raises(KeyboardInterrupt):
@@ -140,11 +129,11 @@ def test_workers_that_outlive_an_epoch_change_nothing_in_a_resumed_run(tmp_path,
     assert torch.equal(weights(resumed.model), weights(expected.model))
     assert resumed.experiment_metrics == expected.experiment_metrics
     del resumed
-    gc.collect()  # runners are cycles, and hold loaders whose workers live
+    gc.collect()  # runners are reference cycles that keep the loaders' workers alive
 
 
 def test_ddp_resumes_within_an_epoch(tmp_path):
-    """Every rank's generators and position."""
+    """A DDP run resumed within an epoch equals an uninterrupted DDP run, bit for bit."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     expected = run(whole, every_steps=3, ddp=True)
     with pytest.raises(KeyboardInterrupt):
@@ -157,9 +146,9 @@ def test_ddp_resumes_within_an_epoch(tmp_path):
 
 
 def test_three_processes_resume_with_the_same_bits(tmp_path):
-    """Their sums depend on the layout of DDP's buckets, which torch by itself makes anew after each start."""
+    """A resume on three processes keeps DDP's bucket layout, which torch would rebuild and on which sums depend."""
 
-    # As many weights as it takes for some of the sums to end in other bits.
+    # Enough weights for another layout to change some bits.
     model = nn.Sequential(nn.Linear(NUM_FEATURES, 1000), nn.ReLU(), nn.Linear(1000, NUM_CLASSES))
 
     def run_on_three(name, **options):
@@ -177,7 +166,7 @@ def test_three_processes_resume_with_the_same_bits(tmp_path):
 
 
 def test_resume_runner_of_the_checkpoint_callback_is_the_same(tmp_path):
-    """For runners that have no `train(resume=)`."""
+    """CheckpointCallback(resume_runner=) resumes like `train(resume=)`, for runners without this argument."""
     expected = run(tmp_path / "whole")
     run(tmp_path / "part", num_epochs=4, interrupt_at=None)
     callback = dl.CheckpointCallback(tmp_path / "part", resume_runner=tmp_path / "part", mode="runner")
@@ -198,12 +187,12 @@ def test_resume_runner_of_the_checkpoint_callback_is_the_same(tmp_path):
         **quiet(),
     )
 
-    assert runner.epoch_step == 4 and runner.batch_step == 40, "nothing was left to do"
+    assert runner.epoch_step == 4 and runner.batch_step == 40, "no epoch was left"
     assert torch.equal(weights(runner.model), weights(expected.model))
 
 
 def test_a_longer_run_goes_on_from_a_finished_one(tmp_path, caplog):
-    """num_epochs counts from the beginning."""
+    """A finished run resumes if `num_epochs`, which counts from the first epoch, is increased."""
     run(tmp_path / "log", num_epochs=2)
 
     longer = run(tmp_path / "log", num_epochs=3, resume="auto")
@@ -214,17 +203,17 @@ def test_a_longer_run_goes_on_from_a_finished_one(tmp_path, caplog):
 
 @pytest.mark.parametrize("ddp", [False, True])
 def test_a_finished_run_that_is_started_again_says_that_it_is(tmp_path, capfd, caplog, ddp):
-    """Once, and what to do; else nothing at all would be seen to happen."""
+    """Starting a finished run again logs one message that explains how to continue."""
     run(tmp_path / "log", num_epochs=2)
 
     run(tmp_path / "log", num_epochs=2, resume="auto", cpu=not ddp, ddp=ddp)
 
     said = capfd.readouterr().err + "\n".join(record.getMessage() for record in caplog.records)
-    assert said.count("2 of 2 epochs are done; raise num_epochs to go on") == 1
+    assert said.count("2 of 2 epochs are done; raise num_epochs to continue") == 1
 
 
 def test_the_end_of_a_stage_is_no_end_of_the_run(tmp_path, caplog):
-    """Where another stage follows, that is what is done."""
+    """A resume after the end of a stage continues with the next stage and logs no message."""
 
     class Two(dl.SupervisedRunner):
         stages = ("first", "second")
@@ -249,7 +238,7 @@ def test_the_end_of_a_stage_is_no_end_of_the_run(tmp_path, caplog):
 
 
 def test_every_second_epoch_and_the_last_are_saved(tmp_path):
-    """An early stop's epoch is a last one."""
+    """every_epochs=2 saves every second epoch and the last one, also after an early stop."""
 
     class Stop(dl.Callback):
         def on_epoch_end(self, runner):
@@ -272,14 +261,14 @@ def test_every_second_epoch_and_the_last_are_saved(tmp_path):
 
 
 def test_auto_without_a_checkpoint_starts_anew(tmp_path):
-    """The same command for the first start and for every later one."""
+    """resume="auto" without a checkpoint starts a new run."""
     runner = run(tmp_path / "log", resume="auto", num_epochs=1)
 
     assert runner.epoch_step == 1
 
 
 def test_a_torn_last_checkpoint_falls_back_to_the_one_before(tmp_path, caplog):
-    """And says so."""
+    """If the last checkpoint is damaged, the run warns and resumes from the previous one."""
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "log", interrupt_at=35)
     last = tmp_path / "log" / "checkpoints" / "last.pth"
@@ -297,7 +286,7 @@ def test_a_torn_last_checkpoint_falls_back_to_the_one_before(tmp_path, caplog):
 
 
 def test_the_best_checkpoint_is_a_copy_of_the_best_epoch(tmp_path):
-    """Not of the last weights, which trained on."""
+    """best.pth and load_best_on_end give the weights of the best epoch, not of the last."""
     model = mlp()
     snapshots = {}
 
@@ -332,7 +321,7 @@ def test_the_best_checkpoint_is_a_copy_of_the_best_epoch(tmp_path):
 
 @pytest.mark.parametrize("ddp", [False, True])
 def test_every_checkpoint_loads_into_the_plain_module(tmp_path, ddp):
-    """No wrapper's prefix; mode="model" is a plain state_dict."""
+    """A checkpoint with mode="model" is a state dict without wrapper prefixes, also from DDP."""
     model = mlp()
     dl.SupervisedRunner().train(
         model=model,
@@ -352,7 +341,7 @@ def test_every_checkpoint_loads_into_the_plain_module(tmp_path, ddp):
 
 
 def test_state_that_no_callback_takes_up_is_told_of(tmp_path, caplog):
-    """In a list a callback's key is its position, which another one before it changes."""
+    """A warning names saved callback states without a callback, for example after the order of a list changed."""
     stop = dl.EarlyStoppingCallback(5, loader_key="valid", metric_key="loss", minimize=True)
     for callbacks in ([stop], [dl.TimerCallback(), stop]):
         model = mlp()
@@ -366,7 +355,7 @@ def test_state_that_no_callback_takes_up_is_told_of(tmp_path, caplog):
 
 
 class StopAfter(dl.Callback):
-    """A user's own way to end a stage, before the epoch's checkpoint."""
+    """User-defined callback that ends a stage before the epoch's checkpoint."""
 
     def __init__(self):
         super().__init__(order=dl.CallbackOrder.Scheduler)
@@ -394,25 +383,25 @@ def early_stopped(logdir, *, callbacks, num_epochs=5):
 
 
 def patient(patience):
-    """No epoch is better than the first by so much."""
+    """Return early stopping whose min_delta no epoch reaches."""
     return {"stop": dl.EarlyStoppingCallback(patience, "valid", "loss", minimize=True, min_delta=10.0)}
 
 
 def test_a_larger_patience_lets_an_early_stopped_run_go_on(tmp_path, caplog):
-    """With the bad epochs that were counted: it equals a run that had that patience from the beginning."""
+    """A larger patience resumes an early-stopped run and keeps its count of bad epochs."""
     expected = early_stopped(tmp_path / "whole", callbacks=patient(3))
 
     assert early_stopped(tmp_path / "log", callbacks=patient(1))[0] == 2
     assert "stopped early" not in caplog.text
     resumed = early_stopped(tmp_path / "log", callbacks=patient(3))
 
-    assert "stage 'train' had been stopped early by 'stop' after epoch 2: that does not hold any more" in caplog.text
+    assert "stage 'train' was stopped early by 'stop' after epoch 2: its condition no longer holds" in caplog.text
     assert resumed[0] == expected[0] == 4
     assert torch.equal(resumed[1], expected[1])
 
 
 def test_without_the_callback_that_stopped_it_a_run_goes_on(tmp_path):
-    """Who takes it away wants all epochs."""
+    """An early-stopped run resumes if the callback that stopped it was removed."""
     early_stopped(tmp_path, callbacks=patient(1))
 
     assert early_stopped(tmp_path, callbacks={})[0] == 5
@@ -421,20 +410,18 @@ def test_without_the_callback_that_stopped_it_a_run_goes_on(tmp_path):
 @pytest.mark.parametrize(
     ("callbacks", "who"),
     [(lambda: patient(1), " by 'stop'"), (lambda: {"own": StopAfter()}, "")],
-    ids=["early stopping", "a callback of one's own"],
+    ids=["early stopping", "custom callback"],
 )
 def test_an_early_stop_stays_and_is_told_of(tmp_path, caplog, callbacks, who):
-    """A killed job that is started again must not train longer than the one that was not killed."""
+    """An early-stopped run that is started again does not train further, and says why."""
     early_stopped(tmp_path, callbacks=callbacks())
 
     assert early_stopped(tmp_path, callbacks=callbacks())[0] == 2
-    assert (
-        f"stage 'train' had been stopped early{who} after epoch 2: nothing is left to do in it; to train" in caplog.text
-    )
+    assert f"stage 'train' was stopped early{who} after epoch 2: nothing is left to do in it; to train" in caplog.text
 
 
 def on_its_own_machine(folder, resume, engine):
-    """Train in one process of a job whose processes do not share the logdir; return the last epoch and the weights."""
+    """Train in one of several processes without a shared logdir; return the last epoch, step and weights of all."""
     logdir = folder / f"machine{ProcessEnvironment.read().rank}"
     model = mlp()
     runner = dl.SupervisedRunner().train(
@@ -446,7 +433,7 @@ def on_its_own_machine(folder, resume, engine):
 
 
 class Gathers(dl.DistributedDataParallelEngine):
-    """Keeps its group until the process ends."""
+    """Engine that keeps its process group after the run."""
 
     def cleanup(self):
         pass
@@ -458,7 +445,7 @@ def resumed_on_two_machines(folder, resume):
 
 @pytest.mark.parametrize(("holder", "resume"), [(0, "auto"), (0, "logdir"), (1, "auto")])
 def test_rank_zero_decides_for_all_whether_there_is_a_checkpoint(tmp_path, holder, resume):
-    """Another machine may see no logdir, or one of its own: no rank waits in a collective alone."""
+    """Rank zero decides whether to resume, even if other machines see no logdir or another one, and no rank hangs."""
     model = mlp()
     dl.SupervisedRunner().train(
         model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), loaders={"train": loader(16, 8)},

@@ -1,4 +1,4 @@
-"""A resumed run's learning rate and schedule: the checkpoint's, or those that are passed."""
+"""Tests of resume_options: a resumed run uses the optimizer and scheduler settings of the checkpoint or new ones."""
 
 import math
 
@@ -10,7 +10,7 @@ from torch.optim import lr_scheduler
 from runnerkit import dl, read_metrics
 from tests.tiny import loader, mlp, quiet, weights
 
-NUM_STEPS = 4  # of an epoch
+NUM_STEPS = 4  # per epoch
 
 
 def cosine(optimizer, num_epochs=4):
@@ -64,7 +64,7 @@ def rates(logdir):
 
 
 def test_a_schedule_that_is_passed_longer_is_rebuilt(tmp_path):
-    """By the formula of the longer one, where the checkpoint's would turn up again."""
+    """resume_options="arguments" follows the formula of a longer schedule from the resumed epoch on."""
     train(tmp_path, num_epochs=2, scheduler=lambda optimizer: cosine(optimizer, 2))
 
     train(tmp_path, num_epochs=4, scheduler=cosine, resume_options="arguments")
@@ -74,7 +74,7 @@ def test_a_schedule_that_is_passed_longer_is_rebuilt(tmp_path):
 
 
 def test_a_one_cycle_schedule_that_is_passed_longer_is_rebuilt(tmp_path):
-    """By default it is refused, as torch cannot go beyond its end."""
+    """resume_options="arguments" resumes with a longer one-cycle schedule, which is refused by default."""
     train(tmp_path / "short", num_epochs=2, scheduler=lambda each: lr_scheduler.OneCycleLR(each, 0.1, 2 * NUM_STEPS))
     train(tmp_path / "whole", num_epochs=4, scheduler=one_cycle)
 
@@ -84,7 +84,7 @@ def test_a_one_cycle_schedule_that_is_passed_longer_is_rebuilt(tmp_path):
 
 
 def test_a_rate_that_is_passed_applies_with_the_momentum_that_was_saved(tmp_path):
-    """As if plain PyTorch had set it in the group between two epochs."""
+    """A new learning rate applies with the saved momentum, as if set in the parameter group between two epochs."""
     train(tmp_path, num_epochs=1)
 
     runner = train(tmp_path, num_epochs=2, lr=0.01, resume_options="arguments")
@@ -105,7 +105,7 @@ def test_a_rate_that_is_passed_applies_with_the_momentum_that_was_saved(tmp_path
     "scheduler", [None, cosine, warm(cosine), warm(one_cycle), in_turn, chained, one_cycle, warm(in_turn)]
 )
 def test_the_same_arguments_give_the_run_that_was_never_interrupted(tmp_path, scheduler, caplog):
-    """Bit for bit, whatever steps the schedule, from the checkpoint or from the arguments; nothing is warned of."""
+    """Both resume_options equal the uninterrupted run bit for bit if no argument changed, without a warning."""
     whole = train(tmp_path / "whole", num_epochs=4, scheduler=scheduler)
     for source in ("checkpoint", "arguments"):
         train(tmp_path / source, num_epochs=2, scheduler=scheduler)
@@ -118,7 +118,7 @@ def test_the_same_arguments_give_the_run_that_was_never_interrupted(tmp_path, sc
 
 @pytest.mark.parametrize("scheduler", [plateau, warm(plateau)])
 def test_a_plateaus_count_is_the_checkpoints_and_the_rate_the_passed_one(tmp_path, scheduler):
-    """Metrics cannot be stepped through again."""
+    """ReduceLROnPlateau keeps the checkpoint's counts, because its metrics are unknown, and takes the new rate."""
     train(tmp_path, num_epochs=2, scheduler=scheduler)
 
     runner = train(tmp_path, num_epochs=3, scheduler=scheduler, lr=0.05, resume_options="arguments")
@@ -129,7 +129,7 @@ def test_a_plateaus_count_is_the_checkpoints_and_the_rate_the_passed_one(tmp_pat
 
 
 def test_the_warning_names_each_setting_once_with_what_applies(tmp_path, caplog):
-    """It does not say in one line that a rate is and is not the new one; with the option nothing is left to say."""
+    """The warning names each changed setting once and says which value applies."""
     train(tmp_path, num_epochs=1, hparams={"lr": 0.1})
 
     train(tmp_path, num_epochs=2, lr=0.01, hparams={"lr": 0.01})
@@ -138,13 +138,13 @@ def test_the_warning_names_each_setting_once_with_what_applies(tmp_path, caplog)
     train(tmp_path, num_epochs=3, lr=0.02, hparams={"lr": 0.02}, resume_options="arguments")
 
     assert (
-        "goes on with the checkpoint's (resume_options='arguments' takes those that are passed): optimizer.lr is 0.1, "
-        "0.01 was passed; and logging the new hyperparameters: hparams.lr was 0.1, is 0.01"
+        "continues with the checkpoint's (resume_options='arguments' uses the ones that were passed): optimizer.lr is "
+        "0.1, 0.01 was passed; and logging the new hyperparameters: hparams.lr was 0.1, is 0.01"
     ) in kept
-    assert "goes on with the new ones: optimizer.lr was 0.01, is 0.02; and logging the new hyperp" in caplog.text
+    assert "continues with the new ones: optimizer.lr was 0.01, is 0.02; and logging the new hyperp" in caplog.text
 
 
 def test_another_word_is_refused():
-    """Before anything is read."""
+    """An unknown value of resume_options raises a ValueError."""
     with pytest.raises(ValueError, match=r"resume_options must be 'checkpoint' .* got 'new'"):
         dl.SupervisedRunner().train(model=mlp(), resume_options="new", **quiet())

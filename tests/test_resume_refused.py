@@ -1,4 +1,4 @@
-"""Resuming from what is not this run's: refused, or warned about, in words that name what differs."""
+"""Tests that a resume from an incompatible checkpoint is refused or warned about, with the differences."""
 
 import functools
 import json
@@ -12,8 +12,8 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader
 
 from runnerkit import dl
-from runnerkit.resume_check import settings_of
-from runnerkit.storage.checkpoint_file import load_checkpoint, save_checkpoint
+from runnerkit.checkpoints.file import load_checkpoint, save_checkpoint
+from runnerkit.resume.compatibility import settings_of
 from tests.tiny import classification, loader, mlp, quiet
 
 
@@ -35,7 +35,7 @@ def train(logdir, *, model=None, optimizer=None, scheduler=None, hparams=None, b
 
 @pytest.fixture
 def logdir(tmp_path):
-    """Of a run of one epoch."""
+    """Return the logdir of a run of one epoch."""
     train(tmp_path / "log", hparams={"lr": 0.1, "layers": [16], "augment": {"flip": True}})
     return tmp_path / "log"
 
@@ -55,12 +55,12 @@ def deeper():
          r"3 of another shape: 0.weight \(16, 6\) instead of \(8, 6\), 0.bias \(16,\) instead of \(8,\), 3.weight"),
         (lambda: nn.Sequential(nn.Linear(6, 3)),
          r"2 not in the model: 3.weight, 3.bias; 2 of another shape: 0.weight \(16, 6\) instead of \(3, 6\)"),
-        (lambda: mlp(batch_norm=True), "missing in it: 1.weight, 1.bias, 1.running_mean"),
-        (deeper, "18 missing in it: 5.weight, 5.bias, 6.weight, 6.bias, 7.weight and 13 more"),
+        (lambda: mlp(batch_norm=True), "missing from it: 1.weight, 1.bias, 1.running_mean"),
+        (deeper, "18 missing from it: 5.weight, 5.bias, 6.weight, 6.bias, 7.weight and 13 more"),
     ],
 )  # fmt: skip
 def test_another_model_is_refused_with_the_names_of_what_differs(logdir, model, words):
-    """Missing, unexpected, of another shape; many are cut short. Nothing in the logdir changes."""
+    """The error lists missing, unexpected and differently shaped weights, shortened if many; no file changes."""
     before = files(logdir)
 
     with pytest.raises(ValueError, match=words) as refused:
@@ -71,7 +71,7 @@ def test_another_model_is_refused_with_the_names_of_what_differs(logdir, model, 
 
 
 def test_shards_of_two_processes_are_held_against_model_and_settings_too(tmp_path, caplog, capfd):
-    """Of settings nothing is said from one process to two and back; another model ends every rank."""
+    """Changing the number of processes causes no warning about settings; another model ends every rank."""
     sharded = functools.partial(dl.FullyShardedDataParallelEngine, 2, device="cpu", sharded_checkpoints=True)
     wider = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.0), nn.Linear(8, 3))
 
@@ -84,12 +84,12 @@ def test_shards_of_two_processes_are_held_against_model_and_settings_too(tmp_pat
         train(tmp_path, model=wider, resume=tmp_path / "checkpoints" / "model.0002", engine=sharded(), cpu=False)
 
     assert resumed.epoch_step == 3
-    assert "saved by 1 processes" in capfd.readouterr().err, "what the processes say arrives here"
+    assert "saved by 1 processes" in capfd.readouterr().err, "the output of the processes is captured here"
     assert "settings" not in caplog.text + capfd.readouterr().err
 
 
 def test_another_number_of_models_is_refused(logdir):
-    """One for several, several for one, other several; by their keys."""
+    """A checkpoint with other models than the runner's is refused, with the keys of both."""
 
     class Several(dl.Runner):
         def handle_batch(self, batch):
@@ -110,7 +110,7 @@ def test_another_number_of_models_is_refused(logdir):
 
 
 def test_predicting_with_another_models_weights_is_refused_with_names(logdir):
-    """`resume=` of `predict_loader`."""
+    """`predict_loader(resume=)` refuses another model's weights and lists the differences."""
 
     class Predictor(dl.Runner):
         def handle_batch(self, batch):
@@ -127,22 +127,22 @@ def test_predicting_with_another_models_weights_is_refused_with_names(logdir):
 @pytest.mark.parametrize(
     ("optimizer", "words"),
     [
-        (torch.optim.Adam, r"another kind of optimizer than the run's Adam: one with \['damp.*, without \['amsgrad"),
+        (torch.optim.Adam, r"a different kind of optimizer from the run's Adam: it has \['damp.* and lacks \['amsgrad"),
         (lambda parameters: torch.optim.SGD(list(parameters)[:2], lr=0.1, momentum=0.9),
-         r"optimizer of \[4\] parameters in its groups, the run's has \[2\]"),
+         r"optimizer with \[4\] parameters in its groups, the run's has \[2\]"),
     ],
 )  # fmt: skip
 def test_another_kind_of_optimizer_is_refused(logdir, optimizer, words):
-    """torch would take the state, and fail in a step."""
+    """Another optimizer class or number of parameters is refused; torch would fail in the first step."""
     with pytest.raises(ValueError, match=words):
         train(logdir, optimizer=optimizer, num_epochs=2)
 
 
-OF_CHECKPOINT = "with the checkpoint's (resume_options='arguments' takes those that are passed)"
+OF_CHECKPOINT = "with the checkpoint's (resume_options='arguments' uses the ones that were passed)"
 
 
 def test_changed_settings_are_warned_about_key_by_key(logdir, caplog):
-    """Hyperparameters (new, changed, gone, nested), seed, batch size, optimizer; with the old and the new value."""
+    """One warning lists all changed hyperparameters and settings with their old and new values."""
     sgd = functools.partial(torch.optim.SGD, lr=0.01, momentum=0.9)
     hparams = {"lr": 0.01, "layers": [16], "augment": {"flip": False}, "dropout": 0.5}
 
@@ -151,7 +151,7 @@ def test_changed_settings_are_warned_about_key_by_key(logdir, caplog):
     [words] = [each for each in caplog.messages if "other settings" in each]
     where = f"{logdir / 'checkpoints' / 'model.0001.pth'} was saved with other settings"
     assert words == (
-        f"{where}, and the run goes on with the new ones: seed was 42, is 7, batch_size of train was 4, is 2; and "
+        f"{where}; the run continues with the new ones: seed was 42, is 7, batch_size of train was 4, is 2; and "
         f"{OF_CHECKPOINT}: optimizer.lr is 0.1, 0.01 was passed; and logging the new hyperparameters: hparams.lr was "
         "0.1, is 0.01, hparams.augment.flip was True, is False, hparams.dropout was absent, is 0.5"
     )
@@ -159,7 +159,7 @@ def test_changed_settings_are_warned_about_key_by_key(logdir, caplog):
 
 
 def test_another_number_of_threads_is_warned_about(logdir, caplog):
-    """Sums are rounded in another order, and the trajectory of the uninterrupted run is left."""
+    """Another number of threads causes a warning, because sums may be rounded differently."""
     before = torch.get_num_threads()
     torch.set_num_threads(before + 1)
     try:
@@ -168,11 +168,11 @@ def test_another_number_of_threads_is_warned_about(logdir, caplog):
         torch.set_num_threads(before)
 
     [words] = [each for each in caplog.messages if "other settings" in each]
-    assert f"goes on with the new ones: torch.get_num_threads() in 1 process(es) was {before}, is {before + 1}" in words
+    assert f"with the new ones: torch.get_num_threads() in 1 process(es) was {before}, is {before + 1}" in words
 
 
 def test_a_hyperparameter_that_is_gone_is_told_of(logdir, caplog):
-    """All of them, if the run has none."""
+    """Hyperparameters that were removed are reported, even if the run has none."""
     train(logdir, num_epochs=2)
 
     assert (
@@ -182,13 +182,13 @@ def test_a_hyperparameter_that_is_gone_is_told_of(logdir, caplog):
 
 @dataclass
 class Transform:
-    """Its string tells its address."""
+    """Class whose repr contains the address of the object."""
 
     __repr__ = object.__repr__
 
 
 def test_the_same_run_started_again_is_not_warned_about(tmp_path, caplog):
-    """Nor is a longer one, or one whose hyperparameters have no string of their own, or that schedules a rate."""
+    """A resume with equal arguments or more epochs does not warn, with any hyperparameters and a scheduler."""
     for num_epochs in (1, 2, 3):
         train(
             tmp_path,
@@ -201,7 +201,7 @@ def test_the_same_run_started_again_is_not_warned_about(tmp_path, caplog):
 
 
 def test_another_scheduler_and_precision_are_warned_about(tmp_path, caplog):
-    """Their state is taken as far as it goes."""
+    """Another scheduler or precision causes a warning, and the compatible state is restored."""
     train(tmp_path, scheduler=functools.partial(lr_scheduler.StepLR, step_size=1))
 
     exponential = functools.partial(lr_scheduler.ExponentialLR, gamma=0.5)
@@ -216,19 +216,19 @@ def cosine(optimizer, *, num_epochs):
 
 
 def test_a_schedule_of_another_length_is_warned_about(tmp_path, caplog):
-    """The checkpoint's applies, and so turns round; the words name both."""
+    """A schedule of another length causes a warning with both lengths, and the checkpoint's applies."""
     train(tmp_path, scheduler=functools.partial(cosine, num_epochs=2), num_epochs=2)
 
     runner = train(tmp_path, scheduler=functools.partial(cosine, num_epochs=4), num_epochs=4)
 
     where = f"{tmp_path / 'checkpoints' / 'model.0002.pth'} was saved with other settings"
-    words = f"{where}, and the run goes on {OF_CHECKPOINT}: scheduler.T_max is 2, 4 was passed"
+    words = f"{where}; the run continues {OF_CHECKPOINT}: scheduler.T_max is 2, 4 was passed"
     assert [each for each in caplog.messages if "settings" in each] == [words]
-    assert runner.scheduler.get_last_lr() == pytest.approx([0.1])  # up again to where the cosine began
+    assert runner.scheduler.get_last_lr() == pytest.approx([0.1])  # back at the initial rate of the cosine
 
 
 def test_what_a_scheduler_is_made_of_is_warned_about(tmp_path, caplog):
-    """Within WarmupLR and SequentialLR too; a warm-up's own arguments apply, what follows it has the checkpoint's."""
+    """Changes inside WarmupLR and SequentialLR are reported; only the warm-up's own arguments apply."""
 
     def warm(optimizer, after, **arguments):
         return dl.WarmupLR(optimizer, after=after(optimizer), **arguments)
@@ -264,23 +264,23 @@ def one_cycle(optimizer, *, num_steps):
 
 @pytest.mark.parametrize("num_steps", [8, 4])
 def test_a_one_cycle_schedule_is_not_made_longer(tmp_path, num_steps):
-    """Torch would raise in the first step after it; nothing in the logdir changes. To its end it is resumed."""
+    """A resume beyond the end of a one-cycle schedule is refused, and no file changes; torch would raise later."""
     train(tmp_path, scheduler=functools.partial(one_cycle, num_steps=4))
     before = files(tmp_path)
 
-    with pytest.raises(ValueError, match="begin a new one with its weights") as refused:
+    with pytest.raises(ValueError, match="start a new one with its weights") as refused:
         train(tmp_path, scheduler=functools.partial(one_cycle, num_steps=num_steps), num_epochs=2)
 
     assert files(tmp_path) == before
     source = tmp_path / "checkpoints" / "model.0001.pth"
     assert str(refused.value).startswith(
-        f"{source} has made 4 of the 4 steps of its one-cycle schedule, which cannot be made longer: "
+        f"{source} has taken 4 of the 4 steps of its one-cycle schedule, which cannot be extended: "
         f"scheduler.total_steps is 4, {num_steps} was passed, and epochs 2 to 2 are left. "
     )
 
 
 def test_a_one_cycle_schedule_is_resumed_to_its_end(tmp_path):
-    """Within WarmupLR too, whose inner scheduler has the steps that are left."""
+    """A one-cycle schedule can be resumed up to its end, also inside WarmupLR."""
 
     def warm(optimizer):
         return dl.WarmupLR(optimizer, num_steps=2, after=one_cycle(optimizer, num_steps=6))
@@ -295,17 +295,17 @@ def test_a_one_cycle_schedule_is_resumed_to_its_end(tmp_path):
 
 
 def test_another_schedulers_state_is_refused_by_a_warm_up(tmp_path):
-    """In words, with what it has."""
+    """WarmupLR refuses another scheduler's state and lists its keys."""
     train(tmp_path, scheduler=functools.partial(cosine, num_epochs=2))
 
     with pytest.raises(
-        ValueError, match=r"WarmupLR got the state of another scheduler, with \['T_max', .*: go on with"
+        ValueError, match=r"WarmupLR got the state of another scheduler, with \['T_max', .*: resume with"
     ):
         train(tmp_path, scheduler=lambda optimizer: dl.WarmupLR(optimizer, num_steps=2), num_epochs=2)
 
 
 def test_within_a_loader_that_is_no_more_is_refused(tmp_path):
-    """Its key and those that there are."""
+    """A checkpoint saved within a loader that the run lacks is refused, with the keys of the loaders."""
     train(tmp_path, callbacks=[dl.CheckpointCallback(tmp_path, mode="runner", every_steps=1)])
     model = mlp()
 
@@ -321,12 +321,12 @@ def test_within_a_loader_that_is_no_more_is_refused(tmp_path):
     ("version", "words"),
     [
         (2, "has format 2, written by runnerkit 7.0; this is runnerkit 0.1.0, which reads 1 to 1: upgrade it"),
-        (0, "has format 0, written by runnerkit 7.0; .*: go on with the version that wrote it, or load its weights"),
+        (0, "has format 0, written by runnerkit 7.0; .*: resume with the version that wrote it, or load only"),
         ("one", "has format 'one', written"),
     ],
 )
 def test_a_checkpoint_of_a_format_that_is_not_read_is_refused(logdir, version, words):
-    """Newer, older, or no number."""
+    """A checkpoint with a newer, older or invalid format version is refused."""
     state = load_checkpoint(logdir / "checkpoints" / "last.pth")
     other = save_checkpoint({**state, "format_version": version, "runnerkit_version": "7.0"}, logdir / "other.pth")
 
@@ -335,7 +335,7 @@ def test_a_checkpoint_of_a_format_that_is_not_read_is_refused(logdir, version, w
 
 
 def test_an_index_of_a_newer_format_is_refused(logdir):
-    """Its fields are not guessed at."""
+    """An index.json with a newer format version is refused."""
     index = logdir / "checkpoints" / "index.json"
     index.write_text(json.dumps({**json.loads(index.read_text()), "format_version": 2}))
 
@@ -344,7 +344,7 @@ def test_an_index_of_a_newer_format_is_refused(logdir):
 
 
 def test_a_checkpoint_from_before_there_were_settings_loads(logdir, caplog):
-    """Without a word about them."""
+    """A checkpoint without settings, from an earlier version, loads without a warning about them."""
     state = load_checkpoint(logdir / "checkpoints" / "last.pth")
     del state["settings"]
 
@@ -354,7 +354,7 @@ def test_a_checkpoint_from_before_there_were_settings_loads(logdir, caplog):
 
 
 def test_settings_survive_loading_without_code(logdir):
-    """They are numbers, strings, lists: `weights_only=True` takes them; they are those of the run."""
+    """A checkpoint's settings are those of the run and load with `weights_only=True`."""
     settings = load_checkpoint(logdir / "checkpoints" / "last.pth")["settings"]
 
     assert settings["hparams.augment.flip"] is True and settings["hparams.layers"] == [16]

@@ -1,15 +1,16 @@
-"""Generators of GPUs across a resume on another number of them; a stand-in for torch.cuda, so no GPU is needed."""
+"""Tests of GPU generators after a resume with another number of GPUs, with a stand-in for torch.cuda."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from runnerkit import seeding, snapshot
+from runnerkit.resume import resume_point
+from runnerkit.seeding import generators
 
 
 class Gpus:
-    """Generators of so many GPUs, whose states are numbers."""
+    """Stand-in for the generators of `num_gpus` GPUs, whose states are numbers."""
 
     def __init__(self, monkeypatch, num_gpus):
         self.states = {index: torch.tensor([index]) for index in range(num_gpus)}
@@ -24,15 +25,17 @@ class Gpus:
     ("num_before", "num_now", "num_restored"), [(2, 2, 2), (4, 2, 2), (1, 2, 1), (0, 1, 0)], ids=str
 )
 def test_generators_of_the_gpus_that_are_visible_are_restored(monkeypatch, caplog, num_before, num_now, num_restored):
-    """Where their number changed a warning says so, once for all ranks."""
+    """Generators of visible GPUs are restored; if the number of GPUs changed, one rank warns."""
     Gpus(monkeypatch, num_before)
     with monkeypatch.context() as saving:
         saving.setattr(torch.cuda, "get_rng_state_all", lambda: [torch.tensor([100 + i]) for i in range(num_before)])
-        saved = seeding.rng_state()
+        saved = generators.rng_state()
     gpus = Gpus(monkeypatch, num_now)
     for rank in (0, 1):
         engine = SimpleNamespace(device=torch.device("cuda", rank), is_main_process=rank == 0)
-        snapshot.restore_rng(SimpleNamespace(engine=engine, _snapshot=SimpleNamespace(rng=saved, source="last.pth")))
+        point = resume_point.ResumePoint()
+        point.found = resume_point.Snapshot(state={}, source="last.pth", rng=saved)
+        resume_point.restore_rng(SimpleNamespace(engine=engine, _resume_point=point))
 
     expected = [100 + i if i < num_restored else i for i in range(num_now)]
     assert [int(state) for state in gpus.states.values()] == expected

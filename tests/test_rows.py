@@ -1,4 +1,4 @@
-"""Predictions as rows: taken off the device, and dealt out in turn."""
+"""Tests of predictions as rows: moved off the device and interleaved over ranks."""
 
 from collections import namedtuple
 
@@ -16,7 +16,7 @@ Pair = namedtuple("Pair", ["left", "right"])
 @settings(deadline=None)
 @given(total=st.integers(1, 50), num_ranks=st.integers(1, 6))
 def test_rows_that_were_dealt_out_come_back_in_order(total, num_ranks):
-    """Of every kind of part, in every kind of structure."""
+    """Rows that are distributed in turn are restored in order, for all types and structures."""
     rows = torch.arange(total)
 
     def share(rank):
@@ -36,7 +36,7 @@ def test_rows_that_were_dealt_out_come_back_in_order(total, num_ranks):
 
 
 def test_what_is_taken_off_is_the_rows_and_no_more():
-    """A view of a large tensor would travel with all of it; gradients stay; the form is kept."""
+    """take_off copies only a view's own elements, detaches tensors and keeps the structure."""
     large = torch.randn(4, 1000, requires_grad=True)
     prediction = {"view": large[:, :2], "lists": [large[:, 0], (None, ("a", "b", "c", "d"))]}
 
@@ -62,7 +62,7 @@ def test_what_is_taken_off_is_the_rows_and_no_more():
     ],
 )
 def test_what_is_no_rows_is_named(prediction, error, words):
-    """By its path, with what came and what to do; the batch is of four samples of three numbers."""
+    """A prediction that does not have one row per sample raises an error with its path and shape."""
     with pytest.raises(error, match=words):
         take_off(prediction, {"features": torch.zeros(4, 3), "names": ["a", "b", "c", "d"]})
 
@@ -73,20 +73,20 @@ def test_what_is_no_rows_is_named(prediction, error, words):
     ids=["tuple", "arrays", "nested"],
 )
 def test_the_length_of_a_structure_is_no_number_of_samples(batch):
-    """That of the pair (features, targets), say."""
+    """The length of a container, such as the pair (features, targets), is not the number of samples."""
     with pytest.raises(ValueError, match=r"prediction must have a row .* \(2,\), the batch has 4 samples"):
         take_off(torch.zeros(2), batch)
 
 
 def test_a_batch_of_samples_in_a_list_has_as_many_rows():
-    """Pictures of several sizes, each with its boxes: only the list counts samples."""
+    """For a list of samples of different shapes, such as images with boxes, the list's length is the number of rows."""
     pictures = [{"picture": torch.zeros(3, size, 5), "boxes": torch.zeros(size, 4)} for size in (6, 7)]
 
     assert len(take_off(torch.zeros(2), pictures)) == 2
 
 
 def test_a_known_number_of_samples_is_the_only_one():
-    """Whatever lengths the batch shows."""
+    """A given number of samples overrides the lengths in the batch."""
     batch = {"features": torch.zeros(4, 3), "names_of_classes": ["a", "b"]}
 
     assert len(take_off(torch.zeros(4), batch, num_samples=4)) == 4
@@ -95,7 +95,7 @@ def test_a_known_number_of_samples_is_the_only_one():
 
 
 def test_a_batch_whose_length_cannot_be_seen_has_any():
-    """A graph library's batch, say: only the parts must agree."""
+    """For a batch of unknown length, for example of a graph library, the parts need only have equal lengths."""
     assert len(take_off({"a": torch.zeros(5), "b": np.zeros((5, 2))}, object())["a"]) == 5
     with pytest.raises(ValueError, match=r"prediction must have a row .*'a'\].: 5, .prediction\['b'\].: 6"):
         take_off({"a": torch.zeros(5), "b": torch.zeros(6)}, object())
@@ -104,15 +104,15 @@ def test_a_batch_whose_length_cannot_be_seen_has_any():
 @pytest.mark.parametrize(
     ("predictions", "words"),
     [
-        ([{"a": torch.zeros(1)}, {"b": torch.zeros(1)}], "prediction has not one form throughout"),
-        ([[torch.zeros(1)], torch.zeros(1)], "prediction has not one form"),
-        ([{"a": torch.zeros(1)}, {"a": None}], r"prediction\['a'\] has not one form"),
+        ([{"a": torch.zeros(1)}, {"b": torch.zeros(1)}], "prediction has different forms"),
+        ([[torch.zeros(1)], torch.zeros(1)], "prediction has different forms"),
+        ([{"a": torch.zeros(1)}, {"a": None}], r"prediction\['a'\] has different forms"),
         ([torch.zeros(2, 5), torch.zeros(2, 4)], r"differs in shape.*\(2, 5\), \(2, 4\).*pad rows"),
         ([torch.zeros(2), torch.zeros(2).half()], "differs in shape or type.*float16"),
         ([torch.zeros(1), torch.zeros(2)], "the processes had .1, 2. rows"),
     ],
 )
 def test_predictions_that_do_not_fit_together_are_named(predictions, words):
-    """By the path of the part."""
+    """Predictions of different structure, shape or dtype raise an error with the path of the part."""
     with pytest.raises(ValueError, match=words):
         interleave(predictions)

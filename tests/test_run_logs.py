@@ -1,4 +1,4 @@
-"""runner.log_image and its like, and loggers that fail: what goes where, at what place, and what ends a run."""
+"""Tests of runner.log_image and similar methods, failing loggers, several loggers and the logs of a failed run."""
 
 import csv
 import logging
@@ -15,7 +15,7 @@ from tests.tiny import loader, mlp, sgd
 
 
 class Keep(dl.ILogger):
-    """Takes everything."""
+    """Logger that records all calls."""
 
     def __init__(self, *, log_batch_metrics=False):
         self.log_batch_metrics = log_batch_metrics
@@ -62,7 +62,7 @@ class Keep(dl.ILogger):
 
 
 class Fails(Keep):
-    """Raises in one method."""
+    """Logger that raises in one method."""
 
     def __init__(self, method, error, **options):
         super().__init__(**options)
@@ -75,7 +75,7 @@ class Fails(Keep):
 
 
 class Scalars(dl.ILogger):
-    """Takes numbers only."""
+    """Logger that accepts scalars only."""
 
     def log_scalars(self, scalars, *, step, scope):
         pass
@@ -95,15 +95,15 @@ def train(loggers, *, runner=dl.SupervisedRunner, callbacks=(), **options):
 
 
 def at(event, call, **options):
-    """A callback that calls in `event`."""
+    """Return a callback that calls `call(runner)` in `event`."""
     return type("At", (dl.Callback,), {event: lambda self, runner: call(runner)})(**options)
 
 
-# What users call.
+# Methods that users call.
 
 
 def test_each_kind_reaches_the_logger_as_the_contract_says(tmp_path):
-    """Once converted, with its tag and the place in the run."""
+    """Each logger method gets the converted value, the tag, the step and the scope."""
     (tmp_path / "notes.txt").write_text("x")
 
     def log(runner):
@@ -134,7 +134,7 @@ def test_each_kind_reaches_the_logger_as_the_contract_says(tmp_path):
 
 
 def test_a_figure_is_logged_as_its_picture():
-    """Matplotlib's, without pyplot."""
+    """A Matplotlib figure, created without pyplot, is logged as an image."""
     figure = pytest.importorskip("matplotlib.figure").Figure(figsize=(3, 2), dpi=50)
     keep = Keep()
 
@@ -145,7 +145,7 @@ def test_a_figure_is_logged_as_its_picture():
 
 
 def test_what_a_training_step_logs_has_the_scope_of_steps():
-    """From handle_batch and callbacks; that of evaluation, and between loaders, counts for the pass."""
+    """Values logged in a training step have scope "batch", those in evaluation and between loaders "loader"."""
 
     class Talks(dl.SupervisedRunner):
         def handle_batch(self, batch):
@@ -165,11 +165,11 @@ def test_what_a_training_step_logs_has_the_scope_of_steps():
     assert [each for each in said if each[0] == "valid"] == [("valid", 4, "loader")] * 2
     assert keep.of("log_text")[-1][-1] == "loader"
     places = [call[-2] for call in keep.calls if call[0] in ("log_scalars", "log_text")]
-    assert [step.batch for step in places] == sorted(step.batch for step in places)  # queued steps are not overtaken
+    assert [step.batch for step in places] == sorted(step.batch for step in places)  # queued steps come first
 
 
 def test_where_nobody_takes_it_nothing_is_looked_at():
-    """Not even whether it is an image: no rank without loggers pays, nor does a run whose loggers take numbers only."""
+    """Values that no logger accepts are not even validated, so that they cost nothing."""
 
     class Logs(dl.SupervisedRunner):
         def handle_batch(self, batch):
@@ -186,7 +186,7 @@ def test_where_nobody_takes_it_nothing_is_looked_at():
 
 
 def test_where_nobody_takes_it_the_device_is_not_waited_for():
-    """Where somebody does, it is: for one picture here."""
+    """Logging an image synchronizes with the device only if a logger accepts images."""
 
     class Logs(dl.SupervisedRunner):
         def handle_batch(self, batch):
@@ -207,7 +207,7 @@ def test_where_nobody_takes_it_the_device_is_not_waited_for():
 
 @pytest.mark.parametrize("engine", [dl.DistributedDataParallelEngine, dl.FullyShardedDataParallelEngine])
 def test_rank_zero_alone_logs_and_waits_for_nobody(tmp_path, engine):
-    """All ranks may call; of weights that are sharded it has its own part."""
+    """All ranks may call; only rank zero logs, with its own shard of sharded weights, and does not wait for others."""
 
     class Count(Scalars):
         def log_histogram(self, tag, histogram, *, step, scope):
@@ -224,7 +224,7 @@ def test_rank_zero_alone_logs_and_waits_for_nobody(tmp_path, engine):
 
 
 def test_after_the_run_nothing_is_logged(tmp_path):
-    """Its files are closed."""
+    """After a run, whose loggers are closed, calls log nothing."""
     runner = train({}, logdir=tmp_path)
     before = sorted(tmp_path.rglob("*"))
 
@@ -235,7 +235,7 @@ def test_after_the_run_nothing_is_logged(tmp_path):
 
 
 def test_what_is_logged_before_the_loggers_are_open_is_kept_for_them():
-    """Until then a run may be refused, and must leave nothing; the trial batch of a check logs nothing."""
+    """Values logged before the loggers open are kept until then; the trial batch before training logs nothing."""
 
     class Early(dl.SupervisedRunner):
         def on_stage_start(self, runner):
@@ -249,7 +249,7 @@ def test_what_is_logged_before_the_loggers_are_open_is_kept_for_them():
             self.log_text("batch", "x")
 
     keep = Keep()
-    stop = dl.EarlyStoppingCallback(1, "valid", "mine", minimize=True)  # has one batch evaluated before training
+    stop = dl.EarlyStoppingCallback(1, "valid", "mine", minimize=True)  # causes a trial batch before training
     train({"keep": keep}, runner=Early, callbacks=[stop], hparams={"lr": 0.1})
 
     assert keep.of("log_hparams") == [({"lr": 0.1, "size": 7},)]
@@ -259,7 +259,7 @@ def test_what_is_logged_before_the_loggers_are_open_is_kept_for_them():
 
 
 def test_hparams_may_come_later():
-    """The loggers get all that there are by then."""
+    """Later hyperparameters are logged together with the earlier ones."""
     keep = Keep()
 
     train({"keep": keep}, callbacks=[at("on_epoch_end", lambda runner: runner.log_hparams({"b": 2}))], hparams={"a": 1})
@@ -272,25 +272,25 @@ def test_hparams_may_come_later():
     [
         (lambda runner: runner.log_image(torch.zeros(4, 4), "x"), TypeError, "a tag is a name such as 'samples'"),
         (lambda runner: runner.log_text("", "x"), TypeError, "a tag is a name"),
-        (lambda runner: runner.log_text("x", 3), TypeError, "a text is a str, got int"),
+        (lambda runner: runner.log_text("x", 3), TypeError, "text must be a str, got int"),
         (lambda runner: runner.log_artifact("x", "nowhere.txt"), FileNotFoundError, "no file or folder .*nowhere.txt"),
         (lambda runner: runner.log_image("x", torch.zeros(4)), ValueError, r"got \(4,\)"),
     ],
 )
 def test_a_wrong_use_is_an_error_of_the_caller_and_not_of_the_logger(call, error, words):
-    """It is named, and ends the run where the call stands."""
+    """Wrong arguments raise an error at the call and do not disable the logger."""
     with pytest.raises(error, match=words):
         train({"keep": Keep()}, callbacks=[at("on_epoch_end", call)])
 
 
-# Loggers that fail.
+# Failing loggers.
 
 METHODS = ["setup", "log_hparams", "log_scalars", "log_text", "flush", "log_end", "close"]
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_logger_that_fails_is_warned_of_once_and_left_out(caplog, method):
-    """Whatever it fails in, training goes on, and the others get all of it."""
+    """A logger that fails in any method causes one warning and is removed; training and other loggers continue."""
     keep, bad = (
         Keep(log_batch_metrics=True),
         Fails(method, ConnectionError("the service is away"), log_batch_metrics=True),
@@ -313,7 +313,7 @@ def test_a_logger_that_fails_is_warned_of_once_and_left_out(caplog, method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_an_essential_logger_that_fails_ends_the_run(method):
-    """With what it raised; the others are closed all the same."""
+    """A failing essential logger ends the run with its error, and the other loggers are closed."""
     keep, bad = Keep(log_batch_metrics=True), Fails(method, ConnectionError("the disk is away"), log_batch_metrics=True)
     bad.is_essential = True
 
@@ -324,7 +324,7 @@ def test_an_essential_logger_that_fails_ends_the_run(method):
 
 
 def test_files_of_the_library_are_essential_and_the_console_is_not(tmp_path):
-    """A table that ends in the middle looks like a whole one, and a resumed run promises the same."""
+    """File loggers are essential, because an incomplete file looks complete; the console and custom loggers are not."""
     files = (dl.CSVLogger(tmp_path), dl.JSONLLogger(tmp_path), dl.TensorboardLogger(tmp_path))
 
     assert all(each.is_essential for each in files)
@@ -332,7 +332,7 @@ def test_files_of_the_library_are_essential_and_the_console_is_not(tmp_path):
 
 
 class Broken:
-    """A file that cannot be written to: a terminal that is gone."""
+    """File that cannot be written, like a closed terminal."""
 
     def write(self, text):
         raise BrokenPipeError("nobody reads")
@@ -341,17 +341,17 @@ class Broken:
 
 
 def test_a_console_that_is_gone_does_not_end_the_run(caplog):
-    """Nor does it keep the table from being written."""
+    """A console logger without a terminal causes a warning, and the run continues."""
     runner = train({"console": dl.ConsoleLogger(file=Broken())}, num_epochs=2)
 
     assert runner.epoch_step == 2
     assert [record.getMessage() for record in caplog.records] == [
-        "logger 'console' (ConsoleLogger) failed, and the run goes on without it: BrokenPipeError('nobody reads')"
+        "logger 'console' (ConsoleLogger) failed; the run continues without it: BrokenPipeError('nobody reads')"
     ]
 
 
 def test_a_full_disk_ends_the_run_that_logs_to_it(tmp_path, monkeypatch):
-    """Unless the user says that the log is not essential."""
+    """A full disk ends the run, unless the user sets `is_essential = False`."""
     for logger in (dl.CSVLogger, dl.JSONLLogger):
         monkeypatch.setattr(logger, "log_scalars", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left")))
     spare = dl.CSVLogger(tmp_path / "spare")
@@ -366,7 +366,7 @@ def test_a_full_disk_ends_the_run_that_logs_to_it(tmp_path, monkeypatch):
     "error", [ValueError("no such project"), TypeError("x"), KeyError("x"), ImportError("x"), FileExistsError("x")]
 )
 def test_a_logger_used_wrongly_is_refused_before_training(error):
-    """A key that is missing or a package that is not there can be cured at once; nobody wants to train first."""
+    """Errors of a logger's setup that the user can fix, such as a missing package, are raised before training."""
     steps = []
 
     with pytest.raises(type(error)):
@@ -376,7 +376,7 @@ def test_a_logger_used_wrongly_is_refused_before_training(error):
 
 
 def test_how_the_run_ended_is_told_before_the_logger_closes():
-    """None if well, else what it ended with."""
+    """log_end gets None or the error of the run, and then the logger closes."""
     keep, other = Keep(), Keep()
 
     def fail(runner):
@@ -391,7 +391,7 @@ def test_how_the_run_ended_is_told_before_the_logger_closes():
 
 
 def test_the_error_of_the_run_is_not_hidden_by_a_logger_that_fails_to_close():
-    """It carries a note."""
+    """An error of close is added as a note to the error of the run."""
 
     def fail(runner):
         raise LookupError("mine")
@@ -406,7 +406,7 @@ def test_the_error_of_the_run_is_not_hidden_by_a_logger_that_fails_to_close():
 
 
 def test_several_loggers_of_a_kind_write_side_by_side(tmp_path):
-    """The default ones are there beside those given."""
+    """Passed loggers are added to the default ones, also of the same class."""
     more = {"mine": dl.CSVLogger(tmp_path / "mine"), "jsonl": dl.JSONLLogger(tmp_path / "log")}
 
     train(more, logdir=tmp_path / "log", num_epochs=2)
@@ -420,32 +420,32 @@ def test_several_loggers_of_a_kind_write_side_by_side(tmp_path):
     ("loggers", "error", "words"),
     [
         ([dl.ConsoleLogger()], TypeError, r"loggers must be a dict such as \{'mine': MyLogger\(\)\}, got list"),
-        ({"mine": "wandb"}, TypeError, r"logger 'mine' is a str; write loggers=.'wandb': dl.WandbLogger\(logdir\)"),
-        ({"mine": dl.CSVLogger}, TypeError, "logger 'mine' is the class CSVLogger; pass an object of it: CSVLogger"),
+        ({"mine": "wandb"}, TypeError, r"'mine' is a str; .* loggers=\{'wandb': dl.WandbLogger\(logdir\)\}"),
+        ({"mine": dl.CSVLogger}, TypeError, "logger 'mine' is the class CSVLogger; pass an instance of it: CSVLogger"),
     ],
 )
 def test_what_is_no_logger_is_refused(loggers, error, words):
-    """With its key, before any process is started."""
+    """Values that are not loggers raise an error with their key before any process starts."""
     with pytest.raises(error, match=words):
         dl.SupervisedRunner().train(loaders={"train": loader(4, 4)}, loggers=loggers)
 
 
 def test_two_loggers_that_would_write_the_same_files_are_refused(tmp_path):
-    """Another one beside the default, say."""
+    """Two loggers of the library with the same files, for example one beside the default, are refused."""
     with pytest.raises(
-        ValueError, match=r"loggers 'csv' and 'mine' would write over each other in .*replace the other"
+        ValueError, match=r"loggers 'csv' and 'mine' would overwrite each other's files in .*replace the other"
     ):
         train({"mine": dl.CSVLogger(tmp_path)}, logdir=tmp_path)
 
     assert list(tmp_path.iterdir()) == []
-    mine, other = Keep(), Keep()  # which files the user's own write there is not known
+    mine, other = Keep(), Keep()  # the files of custom loggers are unknown
     mine.logdir = other.logdir = tmp_path
     train({"mine": mine, "other": other})
     assert mine.calls and other.calls
 
 
 def test_a_resumed_run_does_not_log_again_what_came_before_its_first_epoch(tmp_path):
-    """Its place is before the checkpoint, where the run that was killed logged it."""
+    """A resumed run does not repeat logs from before its first epoch."""
 
     class Early(dl.SupervisedRunner):
         def on_stage_start(self, runner):
@@ -460,7 +460,7 @@ def test_a_resumed_run_does_not_log_again_what_came_before_its_first_epoch(tmp_p
         assert [row["epoch"] for row in csv.DictReader(file)] == ["1", "2"]
 
 
-# The end of a run that fails.
+# The end of a failing run.
 
 
 def fail_at(step, error):
@@ -473,7 +473,7 @@ def fail_at(step, error):
 
 @pytest.mark.parametrize("error", [RuntimeError("boom"), KeyboardInterrupt()])
 def test_the_steps_before_a_failure_are_logged(error):
-    """The one nearest to it above all, which was queued."""
+    """Queued step metrics are logged when a run fails."""
     keep = Keep(log_batch_metrics=True)
 
     with pytest.raises(type(error)):
@@ -484,14 +484,14 @@ def test_the_steps_before_a_failure_are_logged(error):
 
 
 def test_a_step_that_cannot_be_read_any_more_does_not_hide_the_failure(monkeypatch):
-    """Of a device that failed: loggers are closed, and the error tells of it."""
+    """If queued metrics cannot be read after a failure, the loggers are closed and the error gets a note."""
     keep, error = Keep(log_batch_metrics=True), RuntimeError("boom")
 
     def take(queue):
         raise OSError("device lost")
 
     def fail(runner):
-        monkeypatch.setattr(type(runner._step_queue), "take", take)
+        monkeypatch.setattr(type(runner._logs.queue), "take", take)
         raise error
 
     with pytest.raises(RuntimeError, match="boom"):
@@ -502,7 +502,7 @@ def test_a_step_that_cannot_be_read_any_more_does_not_hide_the_failure(monkeypat
 
 
 def test_a_gpu_among_several_processes_is_not_waited_for_after_a_failure():
-    """Its numbers may lie behind a collective that others do not enter any more."""
+    """After a failure, queued GPU metrics are not read, because they may depend on a collective that never ends."""
     keep = Keep(log_batch_metrics=True)
 
     def fail(runner):
@@ -516,7 +516,7 @@ def test_a_gpu_among_several_processes_is_not_waited_for_after_a_failure():
 
 
 def test_an_array_that_changes_in_place_is_logged_as_it_was():
-    """As a tensor is."""
+    """A NumPy array that is later modified in place is logged with its value at the time, like a tensor."""
     keep, total = Keep(log_batch_metrics=True), np.zeros(())
 
     class Sums(dl.SupervisedRunner):

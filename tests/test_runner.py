@@ -1,4 +1,4 @@
-"""The loop: what is called when, what the counters say, what each flag does."""
+"""Tests of the loop: order of events, counters, stages, evaluation, prediction and flags."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ EVENTS = [event for event in dir(dl.Callback) if event.startswith("on_")]
 
 
 def recorder(base, log, name):
-    """Make a subclass of `base` that notes each event."""
+    """Create a subclass of `base` that records each event."""
 
     def note(event):
         def on_event(self, runner):
@@ -24,7 +24,7 @@ def recorder(base, log, name):
 
 
 class Minimal(dl.IRunner):
-    """Overrides only what is a must."""
+    """Runner that overrides only the required methods."""
 
     def __init__(self):
         super().__init__()
@@ -42,7 +42,7 @@ class Minimal(dl.IRunner):
 
 
 def test_a_runner_needs_three_methods():
-    """`train...` trains with gradients, any other loader evaluates without."""
+    """Loaders whose key starts with `train` train with gradients; the others evaluate without."""
     runner = Minimal().run()
 
     assert runner.batches_seen == [("train", True, True)] * 2 + [("valid", False, False)]
@@ -51,7 +51,7 @@ def test_a_runner_needs_three_methods():
 
 
 def test_events_come_in_order_the_runners_own_around_the_callbacks():
-    """Start events: runner, then callbacks; end events: callbacks, then runner."""
+    """At start events the runner's hook comes before the callbacks, at end events after them."""
     log = []
 
     class Recorded(recorder(Minimal, log, "runner")):
@@ -79,7 +79,7 @@ def test_events_come_in_order_the_runners_own_around_the_callbacks():
 
 
 def test_callbacks_act_by_order_and_node():
-    """Small orders first; a callback for workers does not run in the main process."""
+    """Callbacks run by ascending order; a callback for workers does not run in the main process."""
     log = []
     noted = recorder(dl.Callback, log, "x")
     late, early, worker = noted(order=100), noted(order=0), noted(node=dl.CallbackNode.Worker)
@@ -98,7 +98,7 @@ def test_callbacks_act_by_order_and_node():
 
 
 class Stages(dl.IRunner):
-    """Pretrains, finetunes, infers; keeps its model from stage to stage."""
+    """Runner with stages that pretrain, finetune and infer with the same model."""
 
     stages = ("pretrain", "finetune", "infer")
 
@@ -141,7 +141,7 @@ class Stages(dl.IRunner):
 
 
 def test_stages_have_their_own_components_and_counters():
-    """The model goes on, the optimizer is each stage's; one whose name starts with infer has none."""
+    """The model is kept between stages, each stage has its own optimizer, and `infer...` stages have none."""
     runner = Stages().run()
 
     assert runner.log == [
@@ -172,7 +172,7 @@ def supervised(runner=None, **kwargs):
 
 
 def test_counters_count_training_steps_and_samples():
-    """Evaluation moves neither batch_step nor sample_step; global_* are the same numbers."""
+    """Evaluation does not change batch_step and sample_step; global_* are aliases."""
     runner = supervised(num_epochs=3)
 
     assert (runner.epoch_step, runner.batch_step, runner.sample_step) == (3, 30, 120)
@@ -182,7 +182,7 @@ def test_counters_count_training_steps_and_samples():
 
 
 def test_the_short_last_batch_counts_by_its_size():
-    """The loader's loss is the mean over samples, not over batches."""
+    """A loader's loss is the mean over samples, not over batches."""
     model = mlp()
 
     runner = supervised(model=model, loaders={"valid": loader(10, 4)}, optimizer=None)
@@ -193,7 +193,7 @@ def test_the_short_last_batch_counts_by_its_size():
 
 
 def test_check_runs_three_batches_of_every_loader_for_three_epochs():
-    """need_early_stop of one loader does not leak into the next: validation runs too."""
+    """`check=True` runs three batches of every loader, validation included, for three epochs."""
     counts = []
 
     class Count(dl.Callback):
@@ -207,7 +207,7 @@ def test_check_runs_three_batches_of_every_loader_for_three_epochs():
 
 
 def test_early_stopping_ends_the_stage_not_the_next_one():
-    """Each stage starts afresh."""
+    """Early stopping ends only the current stage."""
 
     class Stopping(Stages):
         def get_callbacks(self, stage):
@@ -226,7 +226,7 @@ def test_early_stopping_ends_the_stage_not_the_next_one():
 
 
 def test_overfit_repeats_one_batch_of_each_loader():
-    """The same rows again and again, as many times as the loader has batches."""
+    """`overfit=True` repeats one batch as many times as the loader has batches."""
     seen = {"train": [], "valid": []}
 
     class See(dl.Callback):
@@ -241,7 +241,7 @@ def test_overfit_repeats_one_batch_of_each_loader():
 
 
 def test_validation_every_n_steps_leaves_training_as_it_was():
-    """The same weights and train metrics as without; the evaluation loaders run in between, in eval mode."""
+    """valid_every_steps evaluates between steps and does not change the weights and training metrics."""
     plain_model, often_model = mlp(batch_norm=True, dropout=0.2), mlp(batch_norm=True, dropout=0.2)
     steps = []
 
@@ -261,7 +261,7 @@ def test_validation_every_n_steps_leaves_training_as_it_was():
 
 
 def test_models_and_optimizers_may_be_dicts():
-    """A generator and a discriminator of sorts: two models, two optimizers, two losses, one handle_batch."""
+    """A runner can train several models with their own optimizers and losses, as a GAN does."""
     models = {"a": mlp(), "b": mlp(seed=2)}
 
     class Two(dl.Runner):
@@ -288,7 +288,7 @@ def test_models_and_optimizers_may_be_dicts():
 
 
 def test_a_user_may_do_it_all_by_hand():
-    """backward and step in handle_batch; whatever stands in batch_metrics is averaged."""
+    """handle_batch can call backward and step itself; numbers and tensors in batch_metrics are averaged."""
 
     class ByHand(dl.Runner):
         def handle_batch(self, batch):
@@ -310,7 +310,7 @@ def test_a_user_may_do_it_all_by_hand():
 
 
 def test_a_runners_own_meter_needs_no_super_call():
-    """What on_loader_end writes counts as the loader's metric."""
+    """A runner can write loader_metrics in on_loader_end without calling super()."""
 
     class Meter(dl.SupervisedRunner):
         def on_loader_start(self, runner):
@@ -340,7 +340,7 @@ def test_a_runners_own_meter_needs_no_super_call():
     ],
 )
 def test_supervised_runner_maps_keys(keys, batch):
-    """A tuple or a dict; keys as a str, a list, or renames."""
+    """SupervisedRunner accepts tuples and dicts as batches and a str, list or dict as keys."""
 
     class Net(nn.Module):
         def __init__(self):
@@ -365,7 +365,7 @@ def test_supervised_runner_maps_keys(keys, batch):
 
 
 def test_predict_loader_yields_what_predict_batch_gives():
-    """In eval mode, without gradients, and the caller's gradient mode is untouched in between."""
+    """predict_loader predicts in eval mode without gradients and does not change the caller's gradient mode."""
     model = mlp(dropout=0.5)
     features, _ = classification(10).tensors
 
@@ -381,7 +381,7 @@ def test_predict_loader_yields_what_predict_batch_gives():
 
 @pytest.mark.parametrize("engine", [dl.CPUEngine(), dl.DistributedDataParallelEngine(2, device="cpu")])
 def test_evaluate_loader_returns_metrics_under_any_engine(engine):
-    """The loader's metrics by name, as floats, and nothing is trained."""
+    """evaluate_loader returns {name: float} and does not change the weights."""
     model = mlp()
     before = weights(model)
     runner = supervised(model=model, num_epochs=1)
@@ -397,7 +397,7 @@ def test_evaluate_loader_returns_metrics_under_any_engine(engine):
 
 
 class OwnLoss(dl.Runner):
-    """Computes its loss itself, with the criterion there is."""
+    """Runner that computes its loss with `self.criterion`."""
 
     def handle_batch(self, batch):
         features, targets = batch
@@ -406,7 +406,7 @@ class OwnLoss(dl.Runner):
 
 @pytest.mark.parametrize("engine", [dl.CPUEngine(), dl.DistributedDataParallelEngine(2, device="cpu")])
 def test_a_model_that_was_not_trained_here_is_evaluated_by_a_criterion(engine):
-    """The mean over all samples, by itself and beside other metrics; the runner keeps no criterion of it."""
+    """evaluate_loader(criterion=) adds the mean loss over samples and does not set the runner's criterion."""
     model, data = mlp(), loader(21, 4)
     features, targets = classification(21).tensors
     expected = nn.functional.cross_entropy(model.eval()(features), targets).item()
@@ -422,7 +422,7 @@ def test_a_model_that_was_not_trained_here_is_evaluated_by_a_criterion(engine):
 
 
 def test_a_criterion_takes_the_place_of_that_of_training():
-    """For one evaluation."""
+    """evaluate_loader(criterion=) replaces the runner's criterion for one evaluation."""
     runner = supervised(model=mlp(), num_epochs=1)
     trained_with = runner.criterion
 
@@ -441,7 +441,7 @@ def test_a_criterion_takes_the_place_of_that_of_training():
     ],
 )
 def test_a_scheduler_of_any_class_is_stepped_once_an_epoch(make, expected):
-    """Whatever it inherits from; the learning rate logged is the epoch's."""
+    """A scheduler of any class is stepped once per epoch, and the logged learning rate is that of the epoch."""
     model = mlp()
     optimizer = sgd(model)
 
@@ -452,7 +452,7 @@ def test_a_scheduler_of_any_class_is_stepped_once_an_epoch(make, expected):
 
 
 class Halving:
-    """A scheduler that inherits from nothing."""
+    """Scheduler without a base class."""
 
     def __init__(self, optimizer):
         self.optimizer = optimizer
@@ -469,7 +469,7 @@ class Halving:
 
 
 def test_plateau_gets_the_validation_loss():
-    """ReduceLROnPlateau needs a metric and gets it."""
+    """ReduceLROnPlateau is stepped with the validation loss."""
     model = mlp()
     optimizer = sgd(model, lr=0.0)
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=1)
@@ -480,7 +480,7 @@ def test_plateau_gets_the_validation_loss():
 
 
 def test_one_cycle_follows_the_optimizers_steps():
-    """Once for each step, accumulated batches not counted."""
+    """OneCycleLR is stepped once per optimizer step, not per batch, with gradient accumulation."""
     model, reference = mlp(), mlp()
     optimizer, by_hand = sgd(model), sgd(reference)
 
@@ -500,7 +500,7 @@ def test_one_cycle_follows_the_optimizers_steps():
 
 
 def test_skipped_step_leaves_scheduler_alone():
-    """A non-finite gradient must not advance the learning rate."""
+    """A step skipped for a non-finite gradient does not advance the learning rate."""
     model = mlp()
     optimizer = sgd(model)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.5, total_steps=100)
@@ -521,7 +521,7 @@ def test_skipped_step_leaves_scheduler_alone():
 
 
 def test_a_stop_wanted_at_a_loaders_end_ends_the_stage_and_not_the_next_loader():
-    """The evaluation of that epoch runs whole."""
+    """need_early_stop set at a loader's end ends the stage after the epoch's remaining loaders."""
     counts = []
 
     class Stop(dl.Callback):
@@ -536,7 +536,7 @@ def test_a_stop_wanted_at_a_loaders_end_ends_the_stage_and_not_the_next_loader()
 
 
 def test_loggers_are_opened_once_for_all_stages(tmp_path):
-    """Also when no stage has a callback."""
+    """Loggers are set up once for all stages, even without callbacks."""
     opened = []
 
     class Opening(dl.ILogger):
@@ -558,7 +558,7 @@ def test_loggers_are_opened_once_for_all_stages(tmp_path):
 
 
 def test_a_logger_that_fails_to_close_does_not_keep_the_others_open():
-    """Every one is closed, and the failure is told."""
+    """If a logger fails to close, the others are closed and its error is raised."""
     closed = []
 
     class Closing(dl.ILogger):
@@ -586,7 +586,7 @@ def test_a_logger_that_fails_to_close_does_not_keep_the_others_open():
 
 
 def test_supervised_runner_trains_with_overridden_hooks():
-    """Criterion, optimizer and scheduler may come from get_* instead of arguments."""
+    """Criterion, optimizer and scheduler can come from get_* methods instead of arguments."""
 
     class Hooks(dl.SupervisedRunner):
         def get_criterion(self, stage):
@@ -610,7 +610,7 @@ def test_supervised_runner_trains_with_overridden_hooks():
 
 
 def test_a_stream_of_unknown_length_trains_in_one_process():
-    """Gradients that still accumulate when it ends make a last step."""
+    """An iterable data set trains in one process, and accumulated gradients at its end make a last step."""
 
     class Stream(torch.utils.data.IterableDataset):
         def __iter__(self):
@@ -633,7 +633,7 @@ def test_a_stream_of_unknown_length_trains_in_one_process():
 
 
 def test_a_loader_ended_early_drops_the_batches_that_wait_for_a_step():
-    """On one process as on several, where their gradients were not communicated: 3 batches of 2 make one step."""
+    """A loader that ends early discards an incomplete accumulation: 3 batches in pairs give one step."""
     model, reference = mlp(), mlp()
 
     supervised(
@@ -647,7 +647,7 @@ def test_a_loader_ended_early_drops_the_batches_that_wait_for_a_step():
 
 
 def test_an_exception_says_where_the_run_stood():
-    """Loader, batch, epoch, rank, types and shapes, as a note on the user's own exception."""
+    """An exception gets a note with the loader, batch, epoch, rank and the batch's dtypes and shapes."""
     data = classification(16)
     data.tensors[1][9] = 7
 
@@ -660,7 +660,7 @@ def test_an_exception_says_where_the_run_stood():
 
 
 def test_evaluate_loader_uses_its_own_loader_and_trains_nothing():
-    """Whatever the runner overrides; and training's metrics and counters stay."""
+    """evaluate_loader ignores the runner's get_* hooks and keeps its metrics and counters."""
 
     class Hooks(dl.SupervisedRunner):
         def get_loaders(self, stage):
@@ -682,7 +682,7 @@ def test_evaluate_loader_uses_its_own_loader_and_trains_nothing():
 
 
 def test_predict_loader_uses_the_model_that_get_model_makes():
-    """In eval mode."""
+    """predict_loader creates the model with get_model and uses it in eval mode."""
 
     class Made(dl.SupervisedRunner):
         def get_model(self, stage):
@@ -695,7 +695,7 @@ def test_predict_loader_uses_the_model_that_get_model_makes():
 
 
 def test_a_step_on_scaled_gradients_by_hand_is_refused():
-    """Under fp16 it would be a thousand times too long; the message names the call that is right."""
+    """optimizer.step() on gradients scaled for fp16 raises an error that names the correct call."""
 
     class ByHand(dl.Runner):
         def handle_batch(self, batch):
@@ -709,7 +709,7 @@ def test_a_step_on_scaled_gradients_by_hand_is_refused():
 
 
 def test_engine_flags_hold_for_one_call_and_contradict_a_given_engine():
-    """The next train() starts afresh; the constructor's engine is not overridden in silence."""
+    """Engine flags apply to one call of train() and raise an error with an engine from the constructor."""
     runner = supervised(amp=True)
     assert isinstance(runner.engine.precision, dl.AMP)
 
@@ -721,7 +721,7 @@ def test_engine_flags_hold_for_one_call_and_contradict_a_given_engine():
 
 
 def test_callbacks_hear_the_end_of_the_experiment_in_whichever_stage_they_were():
-    """Start and end once for each."""
+    """Each callback gets on_experiment_start and on_experiment_end once, whatever its stage."""
     log = []
 
     class Note(dl.Callback):
@@ -747,7 +747,7 @@ def test_callbacks_hear_the_end_of_the_experiment_in_whichever_stage_they_were()
 
 
 def test_plateau_rests_in_epochs_without_its_loader():
-    """It never mixes the training loss into the validation's."""
+    """ReduceLROnPlateau is not stepped in epochs without its loader."""
     model = mlp()
     optimizer = sgd(model)
     seen = []

@@ -1,4 +1,4 @@
-"""Exact sharding: each sample once, in an order that the number of processes does not change."""
+"""Tests of exact sharding: each sample once, in an order that does not depend on the number of processes."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def indices(num_samples):
 
 
 def shards(loader, world_size, *, training=False, epoch=1, seed=42):
-    """The batches of each rank, as lists of indices."""
+    """Return the batches of each rank as lists of indices."""
     ranks = []
     for rank in range(world_size):
         shard = shard_loader(loader, key="k", training=training, rank=rank, world_size=world_size, seed=seed)
@@ -50,7 +50,7 @@ def flat(ranks):
     training=st.booleans(),
 )
 def test_every_sample_is_seen_exactly_once(num_samples, batch_size, world_size, shuffle, training):
-    """No padding, no dropping; and to train on, all ranks have equally many batches."""
+    """Each sample is in exactly one shard, and in training all ranks have the same number of batches."""
     if training and num_samples < world_size:
         return
 
@@ -66,7 +66,7 @@ def test_every_sample_is_seen_exactly_once(num_samples, batch_size, world_size, 
 @settings(deadline=None, max_examples=50)
 @given(num_samples=st.integers(1, 100), batch_size=st.integers(1, 9), world_size=st.integers(1, 4))
 def test_drop_last_drops_the_short_global_batch_and_nothing_else(num_samples, batch_size, world_size):
-    """As one process with the joined batch size does."""
+    """drop_last drops the same samples as in one process with the global batch size."""
     loader = DataLoader(indices(num_samples), batch_size=batch_size, drop_last=True)
 
     ranks = shards(loader, world_size)
@@ -77,7 +77,7 @@ def test_drop_last_drops_the_short_global_batch_and_nothing_else(num_samples, ba
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_ranks_together_see_the_batches_of_one_process(world_size):
-    """Batch i of all ranks is batch i of one process with the joined batch size, shuffled alike."""
+    """Batch i of all ranks together is batch i of one process with the global batch size and the same shuffling."""
     num_samples, batch_size = 24 * world_size, 4
 
     ranks = shards(DataLoader(indices(num_samples), batch_size=batch_size, shuffle=True), world_size)
@@ -89,7 +89,7 @@ def test_ranks_together_see_the_batches_of_one_process(world_size):
 
 
 def test_the_order_differs_by_epoch_and_by_seed_and_repeats():
-    """It is a function of (seed, epoch), whatever else was drawn in between."""
+    """The order depends on the seed and the epoch only, not on other random draws."""
     loader = DataLoader(indices(50), batch_size=5, shuffle=True)
 
     first = shards(loader, 1, epoch=1)
@@ -109,7 +109,7 @@ def test_the_order_differs_by_epoch_and_by_seed_and_repeats():
     ],
 )
 def test_two_loaders_of_one_length_are_shuffled_in_orders_of_their_own(make):
-    """By their keys, in every epoch; on any number of processes alike."""
+    """Loaders with different keys are shuffled in different orders, which any number of processes share."""
 
     def order(key, world_size=1):
         share = shard_loader(make(), key=key, training=True, rank=0, world_size=world_size, seed=42).batch_sampler
@@ -121,7 +121,7 @@ def test_two_loaders_of_one_length_are_shuffled_in_orders_of_their_own(make):
 
 
 def test_a_sampler_with_its_own_generator_is_alike_on_all_ranks():
-    """100 samples shuffled by 4 ranks: none seen twice, none missed; and the user's generator is left as it was."""
+    """A sampler with its own generator is sharded exactly, and the generator's state does not change."""
     generator = torch.Generator().manual_seed(7)
     loader = DataLoader(indices(100), batch_size=5, sampler=RandomSampler(range(100), generator=generator))
     state = generator.get_state()
@@ -134,7 +134,7 @@ def test_a_sampler_with_its_own_generator_is_alike_on_all_ranks():
 
 
 def test_a_weighted_sampler_is_shared_not_replaced():
-    """What it draws once is split; nothing outside its support appears."""
+    """The draws of a weighted sampler are split between ranks, which never see samples of weight zero."""
     weights = [1.0] * 10 + [0.0] * 90
     loader = DataLoader(indices(100), batch_size=4, sampler=WeightedRandomSampler(weights, 40))
 
@@ -146,7 +146,7 @@ def test_a_weighted_sampler_is_shared_not_replaced():
 
 
 def test_a_batch_sampler_of_the_users_own_is_shared_by_whole_batches():
-    """Its batches are not cut; in evaluation each goes to one rank."""
+    """The batches of a custom batch sampler are not split; each goes to one rank."""
 
     class Pairs(BatchSampler):
         def __iter__(self):
@@ -162,14 +162,14 @@ def test_a_batch_sampler_of_the_users_own_is_shared_by_whole_batches():
 
 
 def test_a_plain_batch_sampler_passed_by_hand_is_shared_by_samples():
-    """In the order of the sampler that it holds."""
+    """A plain BatchSampler is sharded by samples, in the order of its sampler."""
     loader = DataLoader(indices(6), batch_sampler=BatchSampler([5, 4, 3, 2, 1, 0], 2, False))
 
     assert shards(loader, 2) == [[[5, 3, 1]], [[4, 2, 0]]]
 
 
 def test_a_distributed_sampler_of_the_users_own_is_left_alone(caplog):
-    """The loader comes back as it is; that its padding is scored twice is said."""
+    """A loader with a DistributedSampler is returned unchanged, with a warning that padded samples are scored twice."""
     sampler = DistributedSampler(indices(9), num_replicas=2, rank=1)
     loader = DataLoader(indices(9), batch_size=3, sampler=sampler)
 
@@ -180,7 +180,7 @@ def test_a_distributed_sampler_of_the_users_own_is_left_alone(caplog):
 
 
 def test_every_attribute_of_the_loader_is_kept():
-    """A subclass too, whose constructor nobody could call again."""
+    """A shard keeps all attributes of the loader, even of a subclass with another constructor."""
 
     class Mine(DataLoader):
         def __init__(self):
@@ -206,12 +206,12 @@ def test_every_attribute_of_the_loader_is_kept():
     assert differing <= {"batch_sampler", "_iterator"}
     inner = shard._feed
     assert type(inner) is Mine and inner.extra == "mine" and inner.collate_fn is torch.stack
-    assert shard.dataset is loader.dataset, "what the user set is in sight"
-    assert isinstance(loader.batch_sampler, BatchSampler), "the user's own loader is untouched"
+    assert shard.dataset is loader.dataset, "the user's data set must be visible"
+    assert isinstance(loader.batch_sampler, BatchSampler), "the user's loader must not change"
 
 
 def test_a_loader_that_is_no_data_loader_is_refused_by_several_processes():
-    """One process takes it as it is."""
+    """An iterable that is not a DataLoader is refused by several processes and returned unchanged in one."""
     loader = [1, 2, 3]
 
     with pytest.raises(TypeError, match=r"'train' is a list and cannot be shared among 2 processes; use a DataLoader"):
@@ -221,7 +221,7 @@ def test_a_loader_that_is_no_data_loader_is_refused_by_several_processes():
 
 
 def test_a_loader_may_know_its_own_share():
-    """Its method is asked, with one process as with several."""
+    """A loader's own `shard` method is called if it has one."""
 
     class Mine:
         def shard(self, *, key, training, rank, world_size, seed, uneven):
@@ -233,7 +233,7 @@ def test_a_loader_may_know_its_own_share():
 
 
 class Fast(DataLoader):
-    """Makes the next epoch's iterator at the end of this one."""
+    """Loader that creates the next epoch's iterator at the end of an epoch."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -245,6 +245,8 @@ class Fast(DataLoader):
 
 
 class Repeated:
+    """Sampler that repeats another one endlessly."""
+
     def __init__(self, sampler):
         self.sampler = sampler
 
@@ -254,7 +256,7 @@ class Repeated:
 
 
 class MultiEpochs(DataLoader):
-    """As timm's: one iterator for all epochs, over a batch sampler that never ends."""
+    """Loader like timm's, with one iterator for all epochs over an endless batch sampler."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -270,7 +272,7 @@ class MultiEpochs(DataLoader):
 
 @pytest.mark.parametrize(("kind", "name"), [(Fast, "next_batches"), (MultiEpochs, "iterator")])
 def test_a_loader_that_keeps_an_iterator_is_refused_by_several_processes(kind, name):
-    """Every rank would get all samples. One process runs it as it is; without such an iterator it is shared."""
+    """A loader that stores an iterator, which would give every rank all samples, is refused by several processes."""
     loader = kind(indices(4), batch_size=2)
 
     with pytest.raises(TypeError, match=f"'train': {kind.__name__} overrides __iter__.* '{name}'.* among 2 processes"):
@@ -282,7 +284,7 @@ def test_a_loader_that_keeps_an_iterator_is_refused_by_several_processes(kind, n
 
 
 def test_a_loader_that_overrides_iteration_is_shared():
-    """It iterates its own share."""
+    """A loader that overrides __iter__ iterates over its shard."""
 
     class Doubled(DataLoader):
         def __iter__(self):
@@ -303,7 +305,7 @@ BATCHES = {
 @pytest.mark.parametrize("name", BATCHES)
 @pytest.mark.parametrize("data", [list(range(6)), TensorDataset(torch.arange(6))], ids=["samples", "whole batches"])
 def test_a_batch_of_a_batch_sampler_is_any_iterable_of_indices(name, data):
-    """As in plain PyTorch, for a data set that fetches samples or whole batches."""
+    """Batches may be any iterable of indices, as in plain PyTorch, with and without __getitems__."""
     loader = DataLoader(data, batch_sampler=BATCHES[name], collate_fn=torch.tensor)
 
     for world_size in (1, 2):
@@ -316,7 +318,7 @@ def test_a_batch_of_a_batch_sampler_is_any_iterable_of_indices(name, data):
 
 
 def test_a_tuple_may_be_the_index_of_an_element():
-    """``batch_size=None``: the index is handed on as it is."""
+    """With batch_size=None, indices such as tuples are passed to the data set unchanged."""
     loader = DataLoader(torch.arange(9).view(3, 3), batch_size=None, sampler=[(0, 1), (2, 2)])
     share = shard_loader(loader, key="k", training=False, rank=0, world_size=1, seed=42)
 
@@ -324,7 +326,7 @@ def test_a_tuple_may_be_the_index_of_an_element():
 
 
 class Endless:
-    """A sampler for training by steps: whoever lists it never ends."""
+    """Practically endless sampler, which raises if it is exhausted."""
 
     def __iter__(self):
         for index in range(1000):
@@ -346,7 +348,7 @@ ENDLESS = {
 
 @pytest.mark.parametrize("name", ENDLESS)
 def test_an_endless_sampler_runs_in_one_process_as_it_does_in_plain_torch(name):
-    """It is not listed first; how long an epoch is, the user's limit says."""
+    """An endless sampler is iterated lazily in one process, with an unknown length."""
     share = shard_loader(ENDLESS[name](), key="train", training=True, rank=0, world_size=1, seed=42)
 
     mine = [batch[0].tolist() for batch, _ in zip(batches_of(share), range(5), strict=False)]
@@ -357,15 +359,15 @@ def test_an_endless_sampler_runs_in_one_process_as_it_does_in_plain_torch(name):
 
 @pytest.mark.parametrize("name", ENDLESS)
 def test_an_endless_sampler_is_refused_by_several_processes(name):
-    """By the key, the sampler, and what to do: it cannot be shared without its end."""
+    """An endless sampler, which cannot be sharded, is refused by several processes."""
     kind = "Endless" if name == "Endless" else name
 
-    with pytest.raises(TypeError, match=f"loader 'train': its {kind} has no length.* among 2 processes; let it end"):
+    with pytest.raises(TypeError, match=f"loader 'train': its {kind} does not have a length.* among 2 processes; "):
         shard_loader(ENDLESS[name](), key="train", training=True, rank=0, world_size=2, seed=42)
 
 
 def test_an_endless_sampler_trains_a_limited_epoch():
-    """So many steps an epoch, in one process."""
+    """BatchLimitLoaderWrapper sets the number of steps per epoch of an endless sampler."""
     model = nn.Linear(6, 3)
     whole = DataLoader(classification(8), batch_size=2, sampler=Endless())
     runner = dl.SupervisedRunner().train(
@@ -390,7 +392,7 @@ def test_an_endless_sampler_trains_a_limited_epoch():
     ],
 )
 def test_samples_that_are_whole_batches_are_shared_whole(training, uneven, expected):
-    """``batch_size=None``; in training the last are dropped, or the first repeated, as the user says."""
+    """With batch_size=None, whole samples are sharded; in training, `uneven` drops the last or repeats the first."""
     loader = DataLoader([torch.tensor([each]) for each in range(5)], batch_size=None)
 
     for rank in range(2):
@@ -400,7 +402,7 @@ def test_samples_that_are_whole_batches_are_shared_whole(training, uneven, expec
 
 
 def test_too_few_samples_to_train_all_processes_are_refused():
-    """Every process needs a gradient in every step."""
+    """Fewer training samples than processes raise an error."""
     with pytest.raises(ValueError, match="has 3 samples, too few to train 4 processes"):
         shard_loader(DataLoader(indices(3)), key="train", training=True, rank=0, world_size=4, seed=42)
 
@@ -408,7 +410,7 @@ def test_too_few_samples_to_train_all_processes_are_refused():
 @settings(deadline=None, max_examples=100)
 @given(num_samples=st.integers(4, 60), batch_size=st.integers(1, 9), world_size=st.integers(1, 4), data=st.data())
 def test_whatever_was_seen_before_an_interruption_is_not_seen_after_it(num_samples, batch_size, world_size, data):
-    """After any batch, the last one included, which may have a short tail in it."""
+    """A resume after any batch continues with exactly the remaining samples."""
     loader = DataLoader(indices(num_samples), batch_size=batch_size, shuffle=True)
     ranks = [
         shard_loader(loader, key="train", training=True, rank=rank, world_size=world_size, seed=42)
@@ -433,7 +435,7 @@ def test_whatever_was_seen_before_an_interruption_is_not_seen_after_it(num_sampl
 def test_ranks_that_go_on_with_an_epoch_have_equally_many_batches_or_too_few_samples(
     num_samples, batch_size, drop_last, before, after, data
 ):
-    """Unequal only where fewer samples are left than processes: what a resumed run refuses."""
+    """After a resume, ranks have equally many batches unless fewer samples than processes are left."""
     loader = DataLoader(indices(num_samples), batch_size=batch_size, drop_last=drop_last)
     place = {"key": "train", "training": True, "seed": 42}
     share = shard_loader(loader, rank=0, world_size=before, **place).batch_sampler
@@ -451,7 +453,7 @@ def test_ranks_that_go_on_with_an_epoch_have_equally_many_batches_or_too_few_sam
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 3), (2, 3), (3, 3)])
 def test_an_interrupted_epoch_goes_on_with_another_number_of_processes(before, after):
-    """What was consumed and what is left are together exactly the data set."""
+    """An epoch resumed on another number of processes continues with exactly the remaining samples."""
     loader = DataLoader(indices(97), batch_size=4, shuffle=True)
     num_batches, seen, position = 3, [], 0
     for rank in range(before):

@@ -1,4 +1,4 @@
-"""What is tried on a copy of a runner leaves the runner as it was."""
+"""Tests that changes to a scratch copy of a runner do not affect the runner."""
 
 import threading
 from collections import Counter
@@ -7,19 +7,19 @@ import torch
 from torch import nn
 
 from runnerkit import dl
-from runnerkit.metrics import AdditiveMetric
-from runnerkit.scratch_runner import scratch_copy
+from runnerkit.metrics.means import AdditiveMetric
+from runnerkit.passes.scratch_runner import scratch_copy
 from tests.tiny import classification, loader, mlp, quiet, sgd
 
 
 class Keeps(dl.SupervisedRunner):
-    """One of each that a user may keep."""
+    """Runner with attributes of every kind that a user might add."""
 
     def __init__(self):
         super().__init__()
         self.count, self.names, self.classes = 0, [], Counter()
         self.total, self.nested = torch.zeros(2), {"meters": [AdditiveMetric()]}
-        self.module = nn.BatchNorm1d(2)  # sums in buffers, as a torchmetrics object has them
+        self.module = nn.BatchNorm1d(2)  # with buffers, like a torchmetrics object
         self.teacher, self.data, self.lock = mlp(), classification(8), threading.Lock()
 
 
@@ -44,7 +44,7 @@ def trained():
 
 
 def test_meters_of_any_kind_stay_as_they_were():
-    """Numbers, lists, counters, tensors changed in place, objects however deep, callbacks' state."""
+    """Numbers, lists, counters, tensors, nested objects and callback states of the runner are not shared."""
     runner = trained()
     scratch = scratch_copy(runner, callbacks=[runner.callbacks["metric"]])
 
@@ -63,7 +63,7 @@ def test_meters_of_any_kind_stay_as_they_were():
 
 
 def test_weights_data_and_what_cannot_be_copied_are_shared():
-    """So that a copy costs little: no model, teacher's weights among them, and no data set twice."""
+    """Weights, data sets, loaders and objects that cannot be copied are shared, so that a copy is cheap."""
     runner = trained()
     scratch = scratch_copy(runner, callbacks=[runner.callbacks["metric"]])
 
@@ -71,5 +71,5 @@ def test_weights_data_and_what_cannot_be_copied_are_shared():
         assert getattr(scratch, name) is getattr(runner, name), name
     assert all(map(torch.Tensor.is_set_to, scratch.teacher.parameters(), runner.teacher.parameters()))
     assert scratch.loaders["train"] is runner.loaders["train"]
-    assert scratch._loaders["train"] is runner._loaders["train"]
+    assert scratch._given.loaders["train"] is runner._given.loaders["train"]
     assert scratch.callbacks["last"] is runner.callbacks["last"]

@@ -1,4 +1,4 @@
-"""`runnerkit tune`: the best of what was tried, and the config that gives it again."""
+"""Tests of `runnerkit tune`: the best trial and the config that reproduces it."""
 
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ valid_metric: loss
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """The current one, with config.yaml in it."""
+    """Return the current folder, which contains config.yaml."""
     monkeypatch.chdir(tmp_path)
     Path("config.yaml").write_text(CONFIG)
     return tmp_path
@@ -40,7 +40,7 @@ def best_loss(logdir):
 
 
 def test_the_best_is_found_and_given_again(folder, capsys):
-    """Of two learning rates one learns nothing; best.yml gives the best trial's loss to the last digit."""
+    """The search finds the better of two learning rates, and best.yml reproduces the best trial's loss exactly."""
     words = ["--trials", "4", "--engine", "cpu", "optimizer.lr=1e-9,0.3", "num_epochs=3"]
 
     assert main(["tune", "config.yaml", *words]) == 0
@@ -55,7 +55,7 @@ def test_the_best_is_found_and_given_again(folder, capsys):
 
 
 def test_a_bad_trial_is_given_up(folder, monkeypatch):
-    """As its study says, after its first epoch; its config is no candidate for the best."""
+    """The study's pruner ends a bad trial after its first epoch."""
     monkeypatch.setattr(optuna, "create_study", partial(optuna.create_study, pruner=ThresholdPruner(upper=1.0)))
 
     assert main(["tune", "config.yaml", "--trials", "6", "--engine", "cpu", "optimizer.lr=1e-9,0.3"]) == 0
@@ -69,7 +69,7 @@ def test_a_bad_trial_is_given_up(folder, monkeypatch):
 
 
 def test_what_training_raises_keeps_its_traceback(folder, capsys):
-    """Of a trial, too; exit code 1."""
+    """An error in a trial is shown with its traceback, with exit code 1."""
     model = "model={_target_: torch.nn.Linear, in_features: 5, out_features: 3}"
 
     assert main(["tune", "config.yaml", "--trials", "1", "optimizer.lr=0.1,0.2", model]) == 1
@@ -77,13 +77,13 @@ def test_what_training_raises_keeps_its_traceback(folder, capsys):
 
 
 def test_trials_may_have_several_processes(folder, capsys):
-    """Which are not given up half-way."""
+    """A trial can have several processes and is not pruned then."""
     assert main(["tune", "config.yaml", "--trials", "1", "--nproc", "2", "optimizer.lr=0.1,0.2"]) == 0
     assert capsys.readouterr().out.startswith(f"best: {best_loss('logs/config-tune/trial-000'):.6g}\n")
 
 
 def test_ranges_may_stand_in_the_config(folder, capsys):
-    """Those of the command line come on top; `run` leaves them alone."""
+    """Ranges in the config are merged with those of the command line and ignored by `run`."""
     Path("config.yaml").write_text(CONFIG + "search: {optimizer.lr: 1e-3..1.0:log, num_epochs: 1..2, seed: [5, 6]}\n")
 
     assert main(["tune", "config.yaml", "--trials", "2", "num_epochs=2..3"]) == 0
@@ -98,7 +98,7 @@ def test_ranges_may_stand_in_the_config(folder, capsys):
 
 
 def test_a_search_can_be_repeated(folder):
-    """Its choices come from the config's seed."""
+    """A search with the same seed makes the same choices."""
     for logdir in ("one", "other"):
         words = ["--trials", "3", "--logdir", logdir, "optimizer.lr=1e-3..1.0:log", "num_epochs=1"]
         assert main(["tune", "config.yaml", *words]) == 0
@@ -118,7 +118,7 @@ def test_a_search_can_be_repeated(folder):
     ],
 )
 def test_a_range_is_optunas(text, kind, low, high, log):
-    """Of integers if both ends are."""
+    """A range becomes an Optuna distribution, of integers if both ends are integers."""
     trial = optuna.create_study().ask()
 
     suggest(trial, "key", text)
@@ -130,22 +130,22 @@ def test_a_range_is_optunas(text, kind, low, high, log):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "config.yaml: search: no ranges; give some there, or as KEY=LOW..HIGH or KEY=THIS,THAT"),
+        ([], "config.yaml: search: expected ranges, here or on the command line as KEY=LOW..HIGH or KEY=THIS,THAT"),
         (["optimizer.lr=1..0"], "optimizer.lr=1..0: expected LOW..HIGH, LOW..HIGH:log, or choices such as 16,32,64"),
         (["optimizer.lr=0..x"], "optimizer.lr=0..x: expected LOW..HIGH"),
         (["optimizer.lr=1e-3..1.0:lin"], "optimizer.lr=1e-3..1.0:lin: expected LOW..HIGH"),
-        (["optimizer.lr=0..1:log"], "optimizer.lr=0..1:log: a logarithmic range begins above 0, got 0"),
+        (["optimizer.lr=0..1:log"], "optimizer.lr=0..1:log: a logarithmic range must start above 0, got 0"),
         (["optimizer.lr=1,2", "valid_metric=null"], "config.yaml: valid_metric: is missing"),
         (
             ["optimizer.lr=1,2", "valid_metric=mae"],
-            "minimize_valid_metric: is missing: true or false, whether less mae",
+            "minimize_valid_metric: is missing: pass true if a smaller mae",
         ),
-        (["optimizer.lrr=1,2"], "config.yaml: optimizer: torch.optim.sgd.SGD takes no 'lrr'; it takes params, lr,"),
-        (["optimizer.lr=1,2", "--logdir", "old"], "old holds the trials of a search: choose another by --logdir"),
+        (["optimizer.lrr=1,2"], "config.yaml: optimizer: torch.optim.sgd.SGD does not accept 'lrr'; it accepts"),
+        (["optimizer.lr=1,2", "--logdir", "old"], "old contains the trials of another search: choose another"),
     ],
 )
 def test_a_search_that_cannot_be_is_one_line(folder, capsys, caplog, arguments, words):
-    """With exit code 2; Optuna does not print the traceback of a trial."""
+    """Wrong arguments give one line and exit code 2, without a traceback from Optuna."""
     Path("old", "trial-000").mkdir(parents=True)
     optuna.logging.get_logger("optuna").addHandler(caplog.handler)
 
@@ -157,6 +157,6 @@ def test_a_search_that_cannot_be_is_one_line(folder, capsys, caplog, arguments, 
 
 
 def test_a_search_makes_at_least_one_trial(folder, capsys):
-    """Of none there is no best."""
+    """`--trials` must be at least 1."""
     assert main(["tune", "config.yaml", "--trials", "0", "optimizer.lr=1,2"]) == 2
     assert "'--trials'" in capsys.readouterr().err

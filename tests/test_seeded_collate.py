@@ -1,4 +1,4 @@
-"""What a `collate_fn` draws is the same again after a resume within an epoch."""
+"""Tests that random draws of a `collate_fn` are the same after a resume within an epoch."""
 
 import random
 
@@ -11,16 +11,17 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from runnerkit import dl
 from runnerkit.sampling import seeded_dataset
 from runnerkit.sampling.sharding import batches_of, shard_loader, share_of, start_epoch
+from tests.interrupt import Interrupt
 from tests.tiny import classification, mlp, weights
 
 
 def noisy(fetched):
-    """Draw from all three generators beside what was fetched; as a list, so that it can be compared."""
+    """Return the fetched samples as a list, so that they can be compared, and a draw from each generator."""
     return np.asarray(fetched).tolist(), float(torch.rand(())), random.random(), np.random.rand()
 
 
 class Own(Dataset):
-    """Draws nothing, which nobody knows."""
+    """Custom data set that draws no random numbers, which the library cannot know."""
 
     def __len__(self):
         return 22
@@ -30,7 +31,7 @@ class Own(Dataset):
 
 
 class Rows(Own):
-    """Fetches whole batches."""
+    """Data set that fetches whole batches."""
 
     def __getitems__(self, indices):
         return np.asarray(indices)
@@ -59,13 +60,13 @@ def batches(name, *, num_workers, skip=0, epoch=1, rank=0, world_size=1):
     start_epoch(share, epoch)
     if skip:
         share_of(share).skip(share_of(share).position_after(skip))
-    torch.manual_seed(100 * num_workers + skip)  # which the workers' own seeds come from: not what is to decide
+    torch.manual_seed(100 * num_workers + skip)  # source of the workers' base seeds, which must not matter
     return list(batches_of(share))
 
 
 @pytest.mark.parametrize("name", LOADERS)
 def test_what_collate_fn_draws_in_a_worker_depends_on_seed_epoch_and_place_only(name):
-    """From whichever generator, in any number of workers, after any resume; each batch, rank and epoch its own."""
+    """Draws do not depend on workers and resumes, and each batch, rank and epoch has different draws."""
     whole = batches(name, num_workers=1)
 
     assert batches(name, num_workers=2) == whole
@@ -77,7 +78,7 @@ def test_what_collate_fn_draws_in_a_worker_depends_on_seed_epoch_and_place_only(
 
 
 def test_collate_fn_does_not_draw_what_the_first_sample_drew():
-    """Noise on a batch is none of its samples' noise."""
+    """The draws of collate_fn differ from those of the batch's samples."""
 
     class Drawing(Own):
         def __getitem__(self, index):
@@ -92,21 +93,13 @@ def test_collate_fn_does_not_draw_what_the_first_sample_drew():
 
 @pytest.mark.parametrize("collate_fn", [None, default_collate])
 def test_the_default_collate_fn_costs_no_seeding(collate_fn, monkeypatch):
-    """In a worker, of a data set that draws nothing."""
+    """The default collate_fn with a TensorDataset does not seed generators in workers."""
     monkeypatch.setattr(seeded_dataset, "seed_generators", None)
     monkeypatch.setattr(seeded_dataset, "derive_seed", None)
     loader = DataLoader(TensorDataset(torch.zeros(8)), 4, num_workers=1, collate_fn=collate_fn)
     share = shard_loader(loader, key="train", training=True, rank=0, world_size=1, seed=42)
 
     assert len(list(batches_of(share))) == 2
-
-
-class Interrupt(dl.Callback):
-    """Ends the run as a kill would."""
-
-    def on_batch_end(self, runner):
-        if runner.batch_step == 5:
-            raise KeyboardInterrupt
 
 
 class Samples(IterableDataset):
@@ -139,10 +132,10 @@ def train(logdir, data, num_workers, *callbacks, **kwargs):
 @pytest.mark.parametrize("data", [classification(24), Samples()], ids=["tensors", "stream"])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_run_resumed_within_an_epoch_equals_the_uninterrupted_one(tmp_path, data, num_workers):
-    """Bit for bit, with noise that `collate_fn` adds, in workers and without."""
+    """With noise from `collate_fn`, a resumed run equals an uninterrupted one bit for bit, with and without workers."""
     expected = train(tmp_path / "whole", data, num_workers)
     with pytest.raises(KeyboardInterrupt):
-        train(tmp_path / "broken", data, num_workers, Interrupt())
+        train(tmp_path / "broken", data, num_workers, Interrupt(5))
 
     resumed = train(tmp_path / "broken", data, num_workers, resume="auto")
 

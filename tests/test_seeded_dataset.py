@@ -1,4 +1,4 @@
-"""Sample i of epoch e draws the same numbers wherever, and however, it is fetched."""
+"""Tests that the random draws of a sample depend only on the seed, the epoch and its place."""
 
 import itertools
 import operator
@@ -18,14 +18,15 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from runnerkit import dl, seeding
+from runnerkit import dl
 from runnerkit.sampling import seeded_dataset
 from runnerkit.sampling.sharding import batches_of, shard_loader, share_of, start_epoch
+from runnerkit.seeding import generators
 from tests.tiny import classification, mlp, sgd
 
 
 class Noisy(Dataset):
-    """Each sample draws from all three generators."""
+    """Data set whose samples draw from all three generators."""
 
     def __init__(self, num_samples):
         self.num_samples = num_samples
@@ -50,7 +51,7 @@ class OfEpoch(Noisy):
 
 
 def draws(loader, *, world_size=1, epoch=1, skip=0, key="k", training=False):
-    """All samples of an epoch as tuples, over all ranks."""
+    """Return all samples of an epoch over all ranks, as sorted tuples."""
     found = []
     for rank in range(world_size):
         shard = shard_loader(loader, key=key, training=training, rank=rank, world_size=world_size, seed=42)
@@ -65,10 +66,10 @@ def loader(num_samples=24, *, dataset=None, **kwargs):
 
 
 def test_what_a_sample_draws_depends_on_seed_epoch_and_place_only():
-    """The same on 1, 2 and 3 processes, with and without workers, whatever the batch size; others in the next epoch."""
+    """Draws are the same for any processes, workers and batch size, and differ between epochs and loaders."""
     one = draws(loader())
 
-    assert len({sample[1:] for sample in one}) == 24, "each sample its own draw"
+    assert len({sample[1:] for sample in one}) == 24, "each sample must have its own draw"
     assert draws(loader(), world_size=2) == one
     assert draws(loader(batch_size=3), world_size=3) == one
     assert draws(loader(num_workers=2)) == one
@@ -79,7 +80,7 @@ def test_what_a_sample_draws_depends_on_seed_epoch_and_place_only():
 
 
 def test_each_sample_of_a_batch_sampler_draws_its_own():
-    """From each generator; torch's takes a seed modulo 2**32."""
+    """Each sample of a batch sampler has its own draw from each generator; torch takes seeds modulo 2**32."""
     found = draws(DataLoader(Noisy(24), batch_sampler=[list(range(start, start + 4)) for start in range(0, 24, 4)]))
 
     assert [len({sample[column] for sample in found}) for column in (1, 2, 3)] == [24, 24, 24]
@@ -87,7 +88,7 @@ def test_each_sample_of_a_batch_sampler_draws_its_own():
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_generators_draw_apart_from_each_other(num_workers):
-    """Torch and NumPy make the same numbers of the same seed: flips by one and by the other would always agree."""
+    """The generators get different seeds, because torch and NumPy draw the same numbers from the same seed."""
     dataset = DrawsFrom(24, lambda: (int(torch.randint(256, ())), np.random.randint(256), random.randrange(256)))
 
     found = [numbers for _, numbers in sorted(samples(dataset, num_workers=num_workers))]
@@ -97,7 +98,7 @@ def test_generators_draw_apart_from_each_other(num_workers):
 
 
 def test_a_seed_and_an_index_make_another_seed_for_each_sample():
-    """Data sets seed generators of their own so."""
+    """torch.initial_seed() + index, which some data sets use as a seed, is unique for each sample."""
 
     class OwnGenerator(Noisy):
         def __getitem__(self, index):
@@ -113,7 +114,7 @@ def samples(dataset, *, num_workers=0, training=False):
 
 
 def test_what_a_sample_draws_survives_an_interruption():
-    """The rest of an epoch is drawn as if it had not been left."""
+    """The remaining samples of a resumed epoch have the same draws as in an uninterrupted epoch."""
     whole, rest = draws(loader()), draws(loader(), skip=8)
 
     assert len(rest) == 16 and set(rest) < set(whole)
@@ -121,7 +122,7 @@ def test_what_a_sample_draws_survives_an_interruption():
 
 
 def test_the_models_generators_are_left_alone():
-    """With and without workers dropout draws the same."""
+    """The main process's generators advance equally with and without workers, so that dropout is the same."""
     after = []
     for num_workers in (0, 2):
         shard = shard_loader(
@@ -135,7 +136,7 @@ def test_the_models_generators_are_left_alone():
 
 
 class SeenState(Noisy):
-    """Draws nothing, but notes the generator that it could draw from."""
+    """Data set that declares `draws_nothing` and records torch's seed."""
 
     draws_nothing = True
 
@@ -146,12 +147,12 @@ class SeenState(Noisy):
 
 
 class MayDraw(SeenState):
-    pass
+    """Subclass that does not declare `draws_nothing` itself."""
 
 
 @pytest.mark.parametrize(("kind", "is_spared"), [(SeenState, True), (MayDraw, False)])
 def test_a_class_that_says_it_draws_nothing_is_left_unseeded(kind, is_spared):
-    """So it costs what it costs by hand; a subclass has to say it for itself. Each sample is fetched once."""
+    """A class with `draws_nothing = True` is not seeded; a subclass must declare it again."""
     dataset = kind(8)
     whole = DataLoader(Subset(dataset, range(8)), batch_size=4)
     shard = shard_loader(whole, key="k", training=True, rank=0, world_size=1, seed=42)
@@ -165,7 +166,7 @@ def test_a_class_that_says_it_draws_nothing_is_left_unseeded(kind, is_spared):
 
 @pytest.mark.parametrize("data", [TensorDataset(torch.zeros(8)), dl.TensorRows(torch.zeros(8)), [0.0] * 8, range(8)])
 def test_what_is_known_to_draw_nothing_costs_no_seeding(data, monkeypatch):
-    """Torch's and our own tensors in memory, and Python's sequences."""
+    """TensorDataset, TensorRows, lists and ranges are not seeded."""
     monkeypatch.setattr(seeded_dataset, "seed_generators", None)
     monkeypatch.setattr(seeded_dataset, "keep_cpu_rng", None)
     monkeypatch.setattr(seeded_dataset, "CPUState", None)
@@ -177,14 +178,14 @@ def test_what_is_known_to_draw_nothing_costs_no_seeding(data, monkeypatch):
 
 
 class OftenPlain(Noisy):
-    """Augments the second half only: the first batches of an epoch may draw nothing."""
+    """Data set that draws in its second half only, so that first batches may not draw."""
 
     def __getitem__(self, index):
         return index, random.random() if index >= self.num_samples // 2 else 0.0
 
 
 def test_samples_that_draw_after_others_that_do_not_draw_what_they_always_draw():
-    """Whatever the first batch shows: on any number of processes, workers, and after a resume."""
+    """Draws that start late in an epoch do not depend on processes, workers and resumes."""
     one = draws(loader(dataset=OftenPlain(24), shuffle=False))
 
     assert len({sample[1] for sample in one}) == 13
@@ -194,7 +195,7 @@ def test_samples_that_draw_after_others_that_do_not_draw_what_they_always_draw()
 
 
 class DrawsFrom(Noisy):
-    """Draws from one generator."""
+    """Data set that draws with a given function."""
 
     def __init__(self, num_samples, draw):
         super().__init__(num_samples)
@@ -219,12 +220,12 @@ class DrawsFrom(Noisy):
     ids=["torch", "python", "python's pairs", "numpy", "numpy's pairs", "nothing"],
 )
 def test_generators_are_seeded_once_they_are_drawn_from(draw, training, request):
-    """The batch that shows it is fetched again, and only that; draws are those of any other way, states are kept.
+    """Only the first batch that draws is fetched again; draws do not depend on the loader, and states are restored.
 
-    Of torch's it is taken for granted where a model is trained.
+    In training, draws from torch are assumed.
     """
     is_known = "nothing" in request.node.callspec.id or ("torch" in request.node.callspec.id and training)
-    np.random.randn(), random.gauss(0, 1)  # both keep the second of a pair, which leaves their words as they are
+    np.random.randn(), random.gauss(0, 1)  # both cache the second value of a pair outside of the state words
     before = np.random.get_state()[4], random.getstate()
     dataset = DrawsFrom(24, draw)
 
@@ -236,7 +237,7 @@ def test_generators_are_seeded_once_they_are_drawn_from(draw, training, request)
     assert found == draws(loader(dataset=DrawsFrom(24, draw), shuffle=False, batch_size=1), world_size=2)
 
 
-@pytest.mark.parametrize("words", [seeding._python_words, None], ids=["looked at in memory", "asked for"])
+@pytest.mark.parametrize("words", [generators._python_words, None], ids=["looked at in memory", "asked for"])
 @pytest.mark.parametrize(
     ("name", "draw"),
     [
@@ -248,12 +249,12 @@ def test_generators_are_seeded_once_they_are_drawn_from(draw, training, request)
     ],
 )
 def test_what_was_drawn_is_seen_and_put_back(name, draw, words, monkeypatch):
-    """Also a Gaussian that was in store, beside the same words."""
-    monkeypatch.setattr(seeding, "_python_words", words)
+    """CPUState detects and restores every draw, including a cached Gaussian with unchanged state words."""
+    monkeypatch.setattr(generators, "_python_words", words)
     draw()
     drawn = []
     for _ in range(3):
-        state = seeding.CPUState()
+        state = generators.CPUState()
         assert not state.moved()
         drawn.append(draw())
         assert state.moved() == {name}
@@ -264,21 +265,21 @@ def test_what_was_drawn_is_seen_and_put_back(name, draw, words, monkeypatch):
 
 
 def test_a_gaussian_that_a_state_brings_back_is_seen():
-    """Beside the words that were looked at last."""
+    """A restored state with a cached Gaussian is detected even if its words are those last seen."""
     np.random.seed(3), np.random.randn()
-    held = seeding.rng_state()
+    held = generators.rng_state()
     np.random.randn()
-    seeding.CPUState()
+    generators.CPUState()
 
-    seeding.set_rng_state(held)
-    with seeding.keep_cpu_rng():
+    generators.set_rng_state(held)
+    with generators.keep_cpu_rng():
         np.random.rand()
 
     assert np.random.get_state()[3:] == held["numpy"][3:]
 
 
 class Counted(Dataset):
-    """Draws from NumPy and Python, and counts what all workers fetch."""
+    """Data set that draws from NumPy and Python and counts the fetches of all workers."""
 
     def __init__(self, num_samples):
         self.num_fetched = torch.zeros(num_samples, dtype=torch.int64).share_memory_()
@@ -292,7 +293,7 @@ class Counted(Dataset):
 
 
 def test_workers_of_later_epochs_know_what_those_before_found_out():
-    """In the first epoch a worker fetches its first batch again for the generators that show in it; then never."""
+    """Workers fetch their first batch again in the first epoch only, and later workers know the generators."""
     dataset = Counted(24)
     shard = shard_loader(
         DataLoader(dataset, batch_size=3, num_workers=2), key="k", training=True, rank=0, world_size=1, seed=42
@@ -310,7 +311,7 @@ def test_workers_of_later_epochs_know_what_those_before_found_out():
     ("library", "read", "draw"), [(random, "getstate", random.random), (np.random, "get_state", np.random.rand)]
 )
 def test_a_draw_while_the_state_is_read_is_seen(library, read, draw, monkeypatch):
-    """As a signal's handler draws, at any moment."""
+    """A draw while the state is read, for example by a signal handler, is detected."""
     read_now = getattr(library, read)
 
     def interrupted():
@@ -321,17 +322,17 @@ def test_a_draw_while_the_state_is_read_is_seen(library, read, draw, monkeypatch
     draw()
     with monkeypatch.context() as patch:
         patch.setattr(library, read, interrupted)
-        seeding.CPUState()
+        generators.CPUState()
 
-    with seeding.keep_cpu_rng():
+    with generators.keep_cpu_rng():
         drawn = draw()
     assert draw() == drawn
 
 
 @pytest.mark.parametrize("other", [np.random.PCG64, type("Mine", (np.random.MT19937,), {})])
-@pytest.mark.parametrize("read", [seeding.rng_state, seeding.CPUState])
+@pytest.mark.parametrize("read", [generators.rng_state, generators.CPUState])
 def test_numpys_global_functions_are_to_draw_from_their_own_generator(read, other):
-    """What is looked at in memory is MT19937's."""
+    """Another global NumPy bit generator than MT19937 raises an error, because the state is read from memory."""
     usual = np.random.get_bit_generator()
     np.random.set_bit_generator(other(1))
     try:
@@ -342,12 +343,12 @@ def test_numpys_global_functions_are_to_draw_from_their_own_generator(read, othe
 
 
 def test_pythons_generator_is_where_cpython_has_it():
-    """Else each batch would take twice its 625 numbers as Python's integers."""
-    assert seeding._python_words is not None
+    """The state of Python's generator is found in memory; otherwise each batch would copy its 625 integers twice."""
+    assert generators._python_words is not None
 
 
 def test_images_that_are_only_looked_at_are_not_seeded(monkeypatch):
-    """Which would take longer than many a fetch; their order is, once."""
+    """Samples that do not draw are not seeded in evaluation; only the loader's order is."""
     seeded = []
     monkeypatch.setitem(seeded_dataset.GENERATORS, "torch", seeded.append)
 
@@ -358,7 +359,7 @@ def test_images_that_are_only_looked_at_are_not_seeded(monkeypatch):
 
 
 def test_a_sample_that_fails_leaves_the_generators_as_they_were():
-    """Also those that it was not known to draw from."""
+    """A sample that raises an error leaves all generators unchanged."""
 
     def fail():
         random.random(), np.random.rand(), torch.rand(())
@@ -371,7 +372,7 @@ def test_a_sample_that_fails_leaves_the_generators_as_they_were():
 
 
 def test_a_data_set_that_fetches_whole_batches_does_so():
-    """One call a batch, seeded once."""
+    """A data set with __getitems__ is called once per batch and seeded once."""
 
     class Vectorised(Noisy):
         def __getitems__(self, indices):
@@ -387,7 +388,7 @@ def test_a_data_set_that_fetches_whole_batches_does_so():
 
 
 def test_workers_that_outlive_an_epoch_see_the_next():
-    """``set_epoch`` of the data set is called in them."""
+    """set_epoch of the data set is called in persistent workers."""
     kept = loader(dataset=OfEpoch(4), num_workers=1, persistent_workers=True)
     shard = shard_loader(kept, key="k", training=True, rank=0, world_size=1, seed=42)
 
@@ -427,7 +428,7 @@ def train(num_workers, **kwargs):
 
 
 def test_a_run_with_dropout_and_augmentation_does_not_depend_on_the_number_of_workers():
-    """Bit for bit, the weights after two epochs."""
+    """Weights after two epochs are equal bit for bit for any number of workers."""
     weights = train(0, cpu=True)
 
     assert torch.equal(weights, train(1, cpu=True))
@@ -436,7 +437,7 @@ def test_a_run_with_dropout_and_augmentation_does_not_depend_on_the_number_of_wo
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
 def test_stateful_data_loaders_are_shared_too():
-    """torchdata's loader keeps its class and its own order, on any number of processes and workers."""
+    """StatefulDataLoader is sharded with its class and order, for any number of processes and workers."""
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     def mine(**kwargs):
@@ -459,7 +460,7 @@ class NoisyStream(IterableDataset):
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
 def test_stateful_data_loaders_over_a_stream_are_shared_too():
-    """By samples, among processes and workers; each draws the same, and an interrupted pass goes on."""
+    """StatefulDataLoader over a stream is sharded by samples, with equal draws, and can be resumed."""
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     def mine(**kwargs):
@@ -474,7 +475,7 @@ def test_stateful_data_loaders_over_a_stream_are_shared_too():
 
 
 def test_a_sampler_of_lists_hands_the_data_set_whole_lists():
-    """``batch_size=None`` and a batch sampler as sampler: the data set indexes by the list, as with plain PyTorch."""
+    """With batch_size=None and a batch sampler as sampler, the data set gets lists of indices, as in plain PyTorch."""
     data = Columns()
     loader = DataLoader(data, sampler=BatchSampler(SequentialSampler(range(10)), 4, drop_last=False), batch_size=None)
     shards = [shard_loader(loader, key="valid", training=False, rank=rank, world_size=2, seed=0) for rank in range(2)]
@@ -483,11 +484,11 @@ def test_a_sampler_of_lists_hands_the_data_set_whole_lists():
 
 
 def test_a_list_as_an_index_is_not_taken_for_a_batch():
-    """A data set that has both ways is asked as torch asks it: the way may decide what a batch is."""
+    """With batch_size=None, a list from the sampler is passed to __getitem__, not __getitems__, as in torch."""
 
     class Both(Columns):
         def __getitems__(self, indices):
-            raise AssertionError("is for batch samplers")
+            raise AssertionError("for batch samplers only")
 
     loader = DataLoader(Both(), sampler=[[0, 1], [2, 3]], batch_size=None)
     share = shard_loader(loader, key="valid", training=False, rank=0, world_size=1, seed=0)
@@ -500,7 +501,7 @@ def test_a_list_as_an_index_is_not_taken_for_a_batch():
     "data", [list(range(4)), Noisy(4), TensorDataset(torch.arange(4))], ids=lambda each: type(each).__name__
 )
 def test_an_empty_batch_is_handed_to_collate_fn(num_workers, data):
-    """In a worker as without one, and as in plain PyTorch."""
+    """An empty batch is passed to collate_fn with and without workers, as in plain PyTorch."""
     loader = DataLoader(data, batch_sampler=[[0, 1], [], [2]], num_workers=num_workers, collate_fn=len)
     share = shard_loader(loader, key="valid", training=False, rank=0, world_size=1, seed=0)
 
@@ -508,7 +509,7 @@ def test_an_empty_batch_is_handed_to_collate_fn(num_workers, data):
 
 
 class Columns(Dataset):
-    """Indexed by a list, as arrays and tables are."""
+    """Data set that is indexed by a list, like an array."""
 
     def __init__(self):
         self.values = torch.arange(10) * 3

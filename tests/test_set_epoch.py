@@ -1,4 +1,4 @@
-"""``set_epoch`` reaches whatever has it, however deep a loader holds it."""
+"""Tests that ``set_epoch`` is called on every nested part of a loader that has it."""
 
 import pytest
 from torch.utils.data import (
@@ -18,7 +18,7 @@ from runnerkit.sampling.sharding import batches_of, shard_loader, start_epoch
 
 
 class Told:
-    """A sampler, and a data set, that remembers which epochs it was told."""
+    """Sampler and data set that records its epochs."""
 
     def __init__(self, num_samples):
         self.num_samples = num_samples
@@ -38,7 +38,7 @@ class Told:
 
 
 class OwnBatches(BatchSampler):
-    """Of the user's own, so shared by whole batches."""
+    """Custom batch sampler, which is sharded by whole batches."""
 
 
 class ToldBatches(Told, BatchSampler):
@@ -61,7 +61,7 @@ def shared(loader, world_size=1):
 
 
 def test_each_part_is_told_once_an_epoch():
-    """Loader, batch sampler, the sampler in it, data set and a subset's; inside a wrapper too."""
+    """set_epoch is called once per epoch on loaders, samplers and data sets, nested and wrapped ones too."""
     data, sampler = Told(8), Told(8)
     batches = ToldBatches(sampler, 8)
     of_batches = DataLoader(Subset(data, range(8)), batch_sampler=batches)
@@ -83,7 +83,7 @@ class ToldCollate(Told):
 
 
 def test_data_sets_in_a_concatenation_or_a_stack_are_told():
-    """However torch holds them: in a list or in a dict."""
+    """set_epoch is called on data sets within ConcatDataset and StackDataset."""
     first, second, third, fourth = (Told(4) for _ in range(4))
     named = StackDataset(a=ConcatDataset([first, second]), b=range(8))
     whole = ConcatDataset([named, StackDataset(third, Subset(fourth, range(4)))])
@@ -101,7 +101,7 @@ class Stream(IterableDataset):
 @pytest.mark.parametrize("data", [range(4), Stream()], ids=["indexed", "stream"])
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_collate_fn_is_told(data, num_workers):
-    """In workers that outlive an epoch too."""
+    """set_epoch is called on collate_fn, also in persistent workers."""
     collate = ToldCollate(0)
     mine = DataLoader(data, 2, collate_fn=collate, num_workers=num_workers, persistent_workers=num_workers > 0)
     share = shared(mine)
@@ -113,7 +113,7 @@ def test_collate_fn_is_told(data, num_workers):
 
 
 def test_a_distributed_sampler_inside_a_batch_sampler_shuffles_anew_in_each_epoch():
-    """As torch's own loop, which calls its ``set_epoch``."""
+    """A DistributedSampler within a batch sampler gives torch's order for each epoch."""
     data = range(20)
     batches = BatchSampler(DistributedSampler(data, num_replicas=2, rank=0, shuffle=True), 5, False)
     theirs = DistributedSampler(data, num_replicas=2, rank=0, shuffle=True)
@@ -126,7 +126,7 @@ def test_a_distributed_sampler_inside_a_batch_sampler_shuffles_anew_in_each_epoc
 
 
 def test_a_sampler_inside_a_batch_sampler_of_the_users_own_changes_with_the_epoch():
-    """The commoner class shrinks from epoch to epoch, as without the batch sampler."""
+    """A sampler within a custom batch sampler changes its length by epoch, as it does alone."""
     sampler = dl.DynamicBalanceClassSampler([0] * 90 + [1] * 10, exp_lambda=0.5)
     mine = shared(DataLoader(range(100), batch_sampler=OwnBatches(sampler, 10, False)))
 
@@ -144,7 +144,7 @@ def test_a_sampler_inside_a_batch_sampler_of_the_users_own_changes_with_the_epoc
 
 
 def test_a_sharded_sampler_in_a_loader_of_the_users_own_tells_its_sampler():
-    """The loader holds the share, the share holds the sampler."""
+    """A custom loader with a sharded sampler passes the epoch on to the original sampler."""
     sampler = Told(8)
     share = shared(DataLoader(range(8), sampler=sampler)).batch_sampler
 

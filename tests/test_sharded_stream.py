@@ -1,4 +1,4 @@
-"""Streams are shared as exactly as data sets that can be indexed."""
+"""Tests that iterable data sets are sharded as exactly as indexed ones."""
 
 import random
 
@@ -26,7 +26,7 @@ class SizedStream(Stream):
 
 
 class Shuffled(Stream):
-    """Draws its order and its samples from every generator."""
+    """Stream that draws its order and samples from every generator."""
 
     def __iter__(self):
         order = list(range(self.num_samples))
@@ -36,7 +36,7 @@ class Shuffled(Stream):
 
 
 class SplitByWorker(Stream):
-    """What torch's documentation has a stream do by itself."""
+    """Stream that splits itself between workers, as in torch's documentation."""
 
     def __iter__(self):
         info = get_worker_info()
@@ -81,7 +81,7 @@ def flat(ranks):
 def test_a_stream_is_shared_like_a_data_set_of_the_same_samples(
     num_samples, batch_size, world_size, training, drop_last
 ):
-    """Batch for batch on every rank; its length, if it says one, is that of the share."""
+    """On every rank, a stream gives the batches and length of an indexed data set with the same samples."""
     if training and num_samples < world_size:
         return
     stream, indexed = (
@@ -97,7 +97,7 @@ def test_a_stream_is_shared_like_a_data_set_of_the_same_samples(
 @pytest.mark.parametrize("num_workers", [1, 2])
 @pytest.mark.parametrize("stream", [Stream, SplitByWorker])
 def test_workers_share_it_too(num_workers, stream):
-    """Each sample once, in the order without workers; also of a stream that would split itself."""
+    """Workers give each sample once, in the order without workers, even for a stream that splits itself."""
     plain = shards(DataLoader(Stream(23), batch_size=3), 2)
 
     ranks = shards(DataLoader(stream(23), batch_size=3, num_workers=num_workers), 2)
@@ -106,7 +106,7 @@ def test_workers_share_it_too(num_workers, stream):
 
 
 def test_a_stream_that_shuffles_does_so_alike_on_all_ranks_and_workers():
-    """Order and what each sample draws are functions of (seed, epoch); the model's generators stay as they were."""
+    """A stream's order and draws depend on the seed and the epoch only, and the main generators are unchanged."""
 
     def drawn(world_size, num_workers, epoch=1):
         loader = DataLoader(Shuffled(20), batch_size=12 // world_size, num_workers=num_workers, collate_fn=torch.tensor)
@@ -132,7 +132,7 @@ def test_a_stream_that_shuffles_does_so_alike_on_all_ranks_and_workers():
 
 
 def test_workers_that_outlive_an_epoch_see_the_next():
-    """The stream's own ``set_epoch`` is called in them."""
+    """set_epoch of the stream is called in persistent workers."""
     loader = DataLoader(OfEpoch(4), batch_size=2, num_workers=1, persistent_workers=True)
     [shard] = shards(loader, 1)
 
@@ -141,7 +141,7 @@ def test_workers_that_outlive_an_epoch_see_the_next():
 
 @pytest.mark.parametrize(("before", "after", "num_workers"), [(2, 2, 0), (2, 1, 2), (1, 3, 0)])
 def test_an_interrupted_stream_goes_on_with_another_number_of_processes(before, after, num_workers):
-    """What was consumed and what is left are together exactly the stream."""
+    """A stream resumed on another number of processes continues with exactly the remaining samples."""
     loader = DataLoader(Stream(50), batch_size=4, num_workers=num_workers)
     seen, position = [], 0
     for shard in shards(loader, before, training=True):
@@ -163,14 +163,14 @@ def test_an_interrupted_stream_goes_on_with_another_number_of_processes(before, 
     data=st.data(),
 )  # fmt: skip
 def test_whatever_was_seen_before_an_interruption_is_not_seen_after_it(num_samples, batch_size, before, after, data):
-    """After any batch, the last one included, which may have a tail in it; on another number of processes too."""
+    """A resume after any batch, on any number of processes, continues with exactly the remaining samples."""
     loader = DataLoader(SizedStream(num_samples), batch_size=batch_size)
     ranks = shards(loader, before, training=True)
     num_batches = data.draw(st.integers(1, count_batches(ranks[0])))
     seen = flat([samples(rank)[:num_batches] for rank in ranks])
     position = share_of(ranks[0]).position_after(num_batches)
     if num_samples - position[0] < after:
-        after = before  # too few are left to train more processes
+        after = before  # too few samples are left for more processes
 
     for rank in shards(loader, after, training=True):
         start_epoch(rank, 1)
@@ -191,7 +191,7 @@ def test_whatever_was_seen_before_an_interruption_is_not_seen_after_it(num_sampl
     ],
 )
 def test_a_stream_of_batches_is_shared_by_whole_batches(training, uneven, expected):
-    """In training all ranks get equally many: the last are dropped, or one of them repeated."""
+    """Whole batches are sharded; in training, `uneven` drops the last batches or repeats one."""
     ranks = shards(DataLoader(SizedStream(5), batch_size=None), 2, training=training, uneven=uneven)
 
     assert [[int(each) for each in batches_of(rank)] for rank in ranks] == expected
@@ -199,7 +199,7 @@ def test_a_stream_of_batches_is_shared_by_whole_batches(training, uneven, expect
 
 
 def test_a_stream_too_short_to_train_all_processes_is_refused():
-    """Every rank must step as often; the message says what to do."""
+    """A stream with fewer training samples than processes raises an error that says what to do."""
     [_, shard] = shards(DataLoader(Stream(1), batch_size=4), 2, training=True)
 
     with pytest.raises(ValueError, match="'k': its stream had 1 samples left, too few to train 2 processes; use drop_"):
@@ -207,7 +207,7 @@ def test_a_stream_too_short_to_train_all_processes_is_refused():
 
 
 def test_a_resumed_stream_with_too_few_samples_left_is_refused_on_all_ranks():
-    """And told to go on with as many processes as before, which lose none."""
+    """If fewer samples than processes are left, all ranks raise an error that recommends the earlier number."""
     for shard in shards(DataLoader(Stream(9), batch_size=2), 2, training=True):
         share_of(shard).skip([8, 0])
         with pytest.raises(ValueError, match=r"1 samples left, .* resume with as many as before, or use drop_last"):

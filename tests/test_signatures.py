@@ -1,4 +1,4 @@
-"""Signatures as editors and `help()` show them: complete, typed, documented; no name hides in **kwargs."""
+"""Tests that public signatures are complete, typed and documented, without arguments hidden in **kwargs."""
 
 import inspect
 import pydoc
@@ -15,11 +15,11 @@ from runnerkit.engine import EngineOptions
 from runnerkit.engines.ddp import DistributedDataParallelOptions
 from runnerkit.engines.fsdp import FullyShardedDataParallelOptions
 from runnerkit.engines.horovod import HorovodOptions
-from runnerkit.engines.process_group import ProcessGroupOptions
+from runnerkit.engines.launch.process_group import ProcessGroupOptions
 
 TRAIN = inspect.signature(dl.SupervisedRunner.train).parameters
-# Whose names are the user's own: arguments of their `predict_batch`, model, pruning function, class of scikit-learn;
-# keys of their loaders; or those of `wandb.init` and Comet's `ExperimentConfig`, which change with versions.
+# Functions whose **kwargs have names from the user: arguments of `predict_batch`, a model, a pruning function or a
+# scikit-learn class, keys of loaders, or arguments of `wandb.init` and Comet's `ExperimentConfig`, which vary.
 OPEN = {
     "predict_batch",
     "predict_loader",
@@ -36,7 +36,7 @@ OPEN = {
 
 
 def public_functions():
-    """Yield what users call: functions, constructors, methods."""
+    """Yield the functions, constructors and methods that users call."""
     public = [
         getattr(module, name) for module in (runnerkit, contrib, data, dl, engines, utils) for name in module.__all__
     ]
@@ -51,7 +51,7 @@ FUNCTIONS = {
 
 
 def test_train_names_and_types_each_argument():
-    """No **kwargs; each annotation is one that resolves."""
+    """train() has keyword-only arguments without **kwargs, and all annotations resolve."""
     hints = typing.get_type_hints(dl.SupervisedRunner.train)
 
     assert {each.kind for name, each in TRAIN.items() if name != "self"} == {inspect.Parameter.KEYWORD_ONLY}
@@ -59,7 +59,7 @@ def test_train_names_and_types_each_argument():
 
 
 def test_train_documents_each_argument_in_order():
-    """What `help()` says under Args is the signature's names, no more and no fewer."""
+    """The Args section of train() has exactly the names of the signature, in its order."""
     [described] = re.findall(r"Args:\n(.*?)\n        Raises:", dl.SupervisedRunner.train.__doc__, flags=re.DOTALL)
     names = [
         name.strip()
@@ -72,24 +72,24 @@ def test_train_documents_each_argument_in_order():
 
 
 def test_help_shows_each_argument():
-    """As `name: type`, through the subclass that users call."""
+    """help() shows each argument of SupervisedRunner.train as `name: type`."""
     shown = pydoc.plain(pydoc.render_doc(dl.SupervisedRunner.train))
 
     assert [name for name in TRAIN if name != "self" and f"{name}: " not in shown] == []
 
 
 def test_an_editor_completes_the_arguments():
-    """By jedi, as in notebooks and several editors; other editors read the same signature."""
+    """jedi, which notebooks and several editors use, completes the arguments of train()."""
     text = "from runnerkit import dl\ndl.SupervisedRunner().train(valid_"
 
-    script = jedi.Script(text, environment=InterpreterEnvironment())  # the usual one leaves a process behind
+    script = jedi.Script(text, environment=InterpreterEnvironment())  # the default leaves a process behind
     names = {each.name for each in script.complete()}
 
     assert {f"{name}=" for name in TRAIN if name.startswith("valid_")} <= names
 
 
 def test_no_public_function_hides_names():
-    """What **kwargs takes is told by a TypedDict, which type checkers and editors complete, or is the user's own."""
+    """**kwargs are typed by a TypedDict, which editors complete, unless their names come from the user."""
     hiding = [
         f"{function.__qualname__}(**{name})"
         for function in FUNCTIONS
@@ -101,7 +101,7 @@ def test_no_public_function_hides_names():
 
 
 def test_every_argument_of_a_public_function_has_a_type():
-    """And each function tells what it returns."""
+    """Every argument and return value of a public function has a type."""
     untyped = [
         f"{function.__qualname__}({name})"
         for function in FUNCTIONS
@@ -121,7 +121,7 @@ def test_every_argument_of_a_public_function_has_a_type():
     ],
 )
 def test_options_of_an_engine_are_its_arguments(engine, options, base):
-    """Written twice, for the engines of other precision hand them on: the same names, of the same types."""
+    """The TypedDict of an engine's options has the names and types of the engine's arguments."""
     hints = typing.get_type_hints(engine.__init__)
     own = {
         name: hints[name]

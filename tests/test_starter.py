@@ -1,4 +1,4 @@
-"""`runnerkit new`: the script that it writes runs as it is."""
+"""Tests of `runnerkit new`, whose script runs without changes."""
 
 import runpy
 from pathlib import Path
@@ -10,7 +10,7 @@ from runnerkit.commands.cli import main
 
 
 def test_the_script_trains(tmp_path, monkeypatch, capsys):
-    """In an empty folder; three classes, so that chance is one third; its logs have its name."""
+    """The script runs in an empty folder, learns three classes and writes logs under its name."""
     monkeypatch.chdir(tmp_path)
 
     assert main(["new", "first.py"]) == 0
@@ -25,13 +25,13 @@ def test_the_script_trains(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("there.py", "there.py is there already: choose another name"),
+        ("there.py", "there.py exists already: choose another name"),
         ("train.txt", "train.txt must end in .py"),
         ("there.py/train.py", "cannot write there.py/train.py (File exists)"),
     ],
 )
 def test_nothing_is_overwritten(tmp_path, monkeypatch, capsys, path, words):
-    """Nor written where no script can be."""
+    """An existing file and an invalid path give an error, and no file is written."""
     monkeypatch.chdir(tmp_path)
     Path("there.py").write_text("mine")
 

@@ -1,4 +1,4 @@
-"""A step costs a few calls more than the loop written by hand: counted, since times are as noisy as the machine."""
+"""Tests of a step's overhead over a hand-written loop, counted in function calls because times are noisy."""
 
 import io
 import os
@@ -16,11 +16,11 @@ from runnerkit import dl
 from tests.tiny import classification, mlp, sgd
 
 BATCHES = list(DataLoader(classification(150 * 4), batch_size=4))
-MARGIN = 2  # budgets are what was counted, and so many more
+MARGIN = 2  # allowance above the counted calls
 
 
 def by_hand(num_steps, accuracy=False):
-    """Train, and sum up the loss, as a careful user does."""
+    """Train and sum the loss without host synchronization, in a hand-written loop."""
     model = mlp(dropout=0.0)
     optimizer, criterion = sgd(model), nn.CrossEntropyLoss()
     total, hits = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.int64)
@@ -36,7 +36,7 @@ def by_hand(num_steps, accuracy=False):
 
 
 def evaluate_by_hand(num_batches):
-    """Sum up the loss, as in training."""
+    """Evaluate and sum the loss in a hand-written loop."""
     model, criterion = mlp(dropout=0.0).eval(), nn.CrossEntropyLoss()
     total = torch.zeros((), dtype=torch.float64)
     with torch.no_grad():
@@ -58,7 +58,7 @@ def ours(num_steps, *callbacks, runner=dl.SupervisedRunner, num_valid=0, **optio
 
 
 class Quiet(dl.Runner):
-    """Logs nothing, and steps by itself."""
+    """Runner that logs nothing and steps the optimizer itself."""
 
     def handle_batch(self, batch):
         features, targets = batch
@@ -77,7 +77,7 @@ class Quiet(dl.Runner):
     ids=["nothing logged", "loss", "loss and accuracy"],
 )
 def test_a_step_keeps_to_its_budget_of_calls(train, budget):
-    """Python functions and builtins, over those of the loop by hand that sums up the loss."""
+    """A step makes at most `budget` more calls of Python functions and builtins than the hand-written loop."""
     assert calls_per_step(train) - calls_per_step(by_hand) <= budget + MARGIN
 
 
@@ -86,7 +86,7 @@ def cycle(optimizer):
 
 
 def test_a_scheduler_for_each_batch_keeps_to_its_budget_of_calls():
-    """Over its own, and over a step without: no signature is read and no list of filters copied at a step."""
+    """A scheduler stepped per batch adds a limited number of calls to its own."""
 
     def step_by_hand(num_steps):
         optimizer = sgd(mlp())
@@ -113,7 +113,7 @@ def test_a_scheduler_for_each_batch_keeps_to_its_budget_of_calls():
 
 
 def test_a_batch_of_evaluation_keeps_to_its_budget_of_calls():
-    """Over those of the loop by hand, with the loss in both."""
+    """A batch of evaluation makes a limited number of calls more than the hand-written loop with the loss."""
 
     def evaluate(num_batches):
         ours(1, num_valid=num_batches)
@@ -122,7 +122,7 @@ def test_a_batch_of_evaluation_keeps_to_its_budget_of_calls():
 
 
 def test_logs_of_steps_and_a_progress_bar_keep_to_theirs(tmp_path, monkeypatch):
-    """Each 10th step to CSV and TensorBoard; a bar that counts, between the moments in which it is drawn."""
+    """Step logs to CSV and TensorBoard and a progress bar, between its refreshes, add a limited number of calls."""
 
     class Terminal(io.StringIO):
         def isatty(self):
@@ -141,27 +141,25 @@ def test_logs_of_steps_and_a_progress_bar_keep_to_theirs(tmp_path, monkeypatch):
 
     assert calls_per_step(logged) - calls_per_step(by_hand) <= 24 + MARGIN
     monkeypatch.setattr("sys.stderr", terminal := Terminal())
-    monkeypatch.setattr("runnerkit.callbacks.progress.REFRESH_S", 1e9)
+    monkeypatch.setattr("runnerkit.callbacks.monitor.progress.REFRESH_S", 1e9)
     assert calls_per_step(with_bar) - calls_per_step(by_hand) <= 2 + MARGIN
     assert "Epoch (train)" in terminal.getvalue()
 
 
 def test_a_dashboard_keeps_to_its_own(monkeypatch):
-    """Between the moments in which it is drawn."""
+    """The dashboard adds two calls per step between its refreshes."""
     rich_console = pytest.importorskip("rich.console")
     console = partial(rich_console.Console, file=io.StringIO(), force_terminal=True)
     monkeypatch.setattr(rich_console, "Console", console)
-    monkeypatch.setattr("runnerkit.callbacks.dashboard.REFRESH_S", 1e9)
+    monkeypatch.setattr("runnerkit.callbacks.monitor.dashboard.REFRESH_S", 1e9)
 
     with_dashboard = calls_per_step(lambda num_steps: ours(num_steps, dl.RichDashboardCallback()))
 
-    assert (
-        round(with_dashboard - calls_per_step(ours)) == 2
-    )  # its own, and the clock's; larger numbers are longer texts
+    assert round(with_dashboard - calls_per_step(ours)) == 2  # its own and the clock's; rounded because texts grow
 
 
 def test_callbacks_cost_what_they_call_and_nothing_beside():
-    """Fifty that act in no step cost nothing; of those that act each costs its own call."""
+    """Callbacks without step events cost no calls, and each callback with one costs one call."""
 
     class Idle(dl.Callback):
         def on_epoch_end(self, runner):
@@ -177,7 +175,7 @@ def test_callbacks_cost_what_they_call_and_nothing_beside():
 
 
 def test_neither_a_step_nor_a_batch_of_evaluation_touches_a_file(tmp_path):
-    """Nor asks the system for anything else; with CSV and TensorBoard logs, and checkpoints of the epoch."""
+    """With CSV, TensorBoard and checkpoints per epoch, no step opens a file or makes a call of the os module."""
 
     def train(num_steps):
         seen = Counter()

@@ -1,4 +1,4 @@
-"""What a fast step may not cost: batches, keys and types of the user's own work as in the loop by hand."""
+"""Tests that shortcuts of the step keep the user's batches, keys, types and callbacks working."""
 
 from contextlib import nullcontext
 from enum import StrEnum
@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from runnerkit import dl
-from runnerkit.metrics import LoaderMeans, topk_hits
-from runnerkit.non_finite import FirstNonFinite
+from runnerkit.metrics.first_non_finite import FirstNonFinite
+from runnerkit.metrics.means import LoaderMeans, topk_hits
 from tests.tiny import loader, mlp, sgd
 
 
@@ -30,7 +30,7 @@ def fit(*, batches=None, runner=None, num_epochs=1, model=None, **options):
 
 
 def test_a_list_that_handle_batch_changes_is_not_the_loaders_own():
-    """Batches that the user keeps stay as they are, whatever is put in their place."""
+    """A change of the batch list in handle_batch does not change the loader's own list."""
 
     class Shifting(dl.SupervisedRunner):
         def handle_batch(self, batch):
@@ -45,7 +45,7 @@ def test_a_list_that_handle_batch_changes_is_not_the_loaders_own():
 
 @pytest.mark.parametrize("value", [torch.tensor(3), torch.tensor(True), torch.tensor(1.5, dtype=torch.bfloat16)])
 def test_the_first_batch_that_is_not_finite_is_found_beside_metrics_of_any_type(value):
-    """Also far into an epoch, where 16 bits cannot count its batches."""
+    """The first non-finite batch is found with metrics of any dtype, even beyond the range of float16."""
     for more in ({}, {"loss": torch.tensor(0.5)}):
         means = LoaderMeans(FirstNonFinite())
         for step in range(1, 3):
@@ -58,7 +58,7 @@ def test_the_first_batch_that_is_not_finite_is_found_beside_metrics_of_any_type(
 
 
 def test_accuracy_of_one_k_does_not_depend_on_the_others():
-    """Half precision is full of equal scores; of those the first wins."""
+    """Top-k hits of one k do not depend on the other k, even with equal scores in half precision."""
     logits = torch.randn(512, 100, generator=torch.Generator().manual_seed(0)).bfloat16()
     targets = logits.float().argmax(1)
     assert [int(topk_hits(logits, targets, topk)[0]) for topk in ((1,), (1, 3), (1, 5))] == [512] * 3
@@ -66,7 +66,7 @@ def test_accuracy_of_one_k_does_not_depend_on_the_others():
 
 
 def test_keys_set_after_the_constructor_are_those_that_count():
-    """As a subclass does, or somebody between training and prediction."""
+    """`input_key` can be changed after the constructor, for example by a subclass."""
 
     class Images(dl.SupervisedRunner):
         def __init__(self):
@@ -78,6 +78,8 @@ def test_keys_set_after_the_constructor_are_those_that_count():
 
 
 def test_keys_may_be_an_enum_of_strings():
+    """Batch keys may be members of a StrEnum."""
+
     class Key(StrEnum):
         logits = "logits"
 
@@ -87,7 +89,7 @@ def test_keys_may_be_an_enum_of_strings():
 
 @pytest.mark.parametrize("many", [False, True])
 def test_an_empty_key_names_the_only_component(many):
-    """Whether it came alone or in a dict."""
+    """The key "" selects the only criterion or optimizer, passed alone or in a dict."""
     model = mlp(dropout=0.0)
     callbacks = [
         dl.CriterionCallback("logits", "targets", criterion_key=""),
@@ -101,7 +103,7 @@ def test_an_empty_key_names_the_only_component(many):
 
 
 def test_callbacks_that_are_switched_on_within_a_loader_work_from_there():
-    """Criterion and metric too, which prepare at a loader's start what they then were not there for."""
+    """Criterion and metric callbacks that are enabled within a loader work although they missed on_loader_start."""
     accuracy = dl.CallbackWrapper(dl.AccuracyCallback("logits", "targets"), enable_callback=False)
     second = dl.CriterionCallback("logits", "targets", metric_key="second")
     wrapped = dl.CallbackWrapper(second, enable_callback=False)
@@ -117,7 +119,7 @@ def test_callbacks_that_are_switched_on_within_a_loader_work_from_there():
 
 
 def test_an_evaluation_within_a_loader_leaves_its_sums_alone():
-    """A callback may evaluate another loader in the middle of the training one."""
+    """evaluate_loader called within a training loader does not change its sums."""
 
     class Evaluate(dl.Callback):
         def on_step_end(self, runner):
@@ -130,7 +132,7 @@ def test_an_evaluation_within_a_loader_leaves_its_sums_alone():
 
 
 def test_an_engine_is_asked_for_its_autocast_once_a_run():
-    """And enters it for each batch."""
+    """engine.autocast() is called once by the loop and once by the criterion callback, not per batch."""
 
     class Counting(dl.CPUEngine):
         num_asked = 0
@@ -148,11 +150,11 @@ def test_an_engine_is_asked_for_its_autocast_once_a_run():
         engine=Counting(),
         loggers={"console": None},
     )
-    assert Counting.num_asked == 2, "the loop's, and the criterion's of the one loader"
+    assert Counting.num_asked == 2, "one for the loop, one for the criterion"
 
 
 def test_what_a_callback_sums_is_not_averaged_beside(monkeypatch):
-    """The share of right rows comes from the callback's own sums; a step stacks and adds nothing more for it."""
+    """A metric that a callback sums is not averaged in addition, unless non_finite="raise" needs all metrics."""
     seen = []
     update = LoaderMeans.update
 
@@ -166,11 +168,11 @@ def test_what_a_callback_sums_is_not_averaged_beside(monkeypatch):
     assert runner.epoch_metrics["train"].keys() >= {"loss", "accuracy01", "accuracy"}
     seen.clear()
     fit(callbacks=[dl.AccuracyCallback("logits", "targets")], non_finite="raise")
-    assert seen[0] == ({"loss", "accuracy01", "accuracy"},) * 2, "a NaN is looked for in all"
+    assert seen[0] == ({"loss", "accuracy01", "accuracy"},) * 2, "all metrics are checked for NaN"
 
 
 def test_a_metric_is_averaged_where_its_callback_does_not_act():
-    """The user's own value under the same name counts in loaders that a wrapper leaves out."""
+    """A runner's metric with the name of a callback's is averaged in loaders where the callback is inactive."""
 
     class Own(dl.SupervisedRunner):
         def handle_batch(self, batch):

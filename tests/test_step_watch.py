@@ -1,4 +1,4 @@
-"""A run that trains nothing is told of once, after its first training loader; one that trains is not."""
+"""Tests of the warning about a first training loader that ends without an optimizer step."""
 
 import logging
 
@@ -9,11 +9,12 @@ from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from runnerkit import dl
 from runnerkit.contrib.lookahead import Lookahead
+from tests.interrupt import Interrupt
 from tests.tiny import loader, mlp, quiet, sgd, weights
 
 
 class ByHand(dl.Runner):
-    """Does with the loss what it is told to."""
+    """Runner that calls `finish(runner, loss)` in training."""
 
     def __init__(self, finish):
         super().__init__()
@@ -56,7 +57,7 @@ def train(runner, **kwargs):
     ids=["returned", "no tensor", "no callbacks", "no OptimizerCallback"],
 )
 def test_a_run_in_which_nobody_steps_is_told_so_once(caplog, finish, callbacks):
-    """Two epochs, one warning, with the optimizer, the loader and what to write; the weights are as they were."""
+    """A run without optimizer steps causes one warning that names the optimizer, the loader and the fix."""
     model = mlp()
     before = weights(model)
 
@@ -65,7 +66,7 @@ def test_a_run_in_which_nobody_steps_is_told_so_once(caplog, finish, callbacks):
     [record] = caplog.records
     assert record.levelno == logging.WARNING
     assert record.getMessage().startswith(
-        "optimizer SGD did not step in the first pass over loader 'train' (4 batches), so that nothing was trained: "
+        "optimizer SGD did not step in the first pass over loader 'train' (4 batches), so nothing was trained: "
         "put the loss, a tensor, into self.batch_metrics['loss'] and pass callbacks=[BackwardCallback('loss'), "
         "OptimizerCallback('loss')], or call self.engine.backward(loss) and self.engine.step(self.optimizer)"
     )
@@ -74,7 +75,7 @@ def test_a_run_in_which_nobody_steps_is_told_so_once(caplog, finish, callbacks):
 
 
 def test_several_optimizers_are_named_by_their_keys(caplog):
-    """Where one of them steps, the others may wait, as a generator does."""
+    """The warning names all optimizers by key and is not logged if one of them steps."""
     model = nn.ModuleDict({"one": nn.Linear(6, 3), "two": nn.Linear(6, 3)})
 
     class Two(ByHand):
@@ -99,7 +100,7 @@ def test_several_optimizers_are_named_by_their_keys(caplog):
 
 
 def test_a_criterion_without_an_optimizer_is_told_of_unless_somebody_steps(caplog):
-    """A callback of the user's own that steps is as good as an optimizer that is passed."""
+    """A criterion without an optimizer causes a warning, unless a user-defined callback steps an optimizer."""
 
     class Step(dl.Callback):
         def on_batch_end(self, runner):
@@ -117,14 +118,14 @@ def test_a_criterion_without_an_optimizer_is_told_of_unless_somebody_steps(caplo
 
     [record] = caplog.records
     assert record.getMessage() == (
-        "there is a criterion and no optimizer, and none of your own stepped in the first pass over loader 'train' "
-        "(4 batches), so that nothing was trained: pass optimizer= or override get_optimizer; to evaluate call "
+        "there is a criterion but no optimizer, and no other optimizer stepped in the first pass over loader 'train' "
+        "(4 batches), so nothing was trained: pass optimizer= or override get_optimizer; to evaluate, call "
         "evaluate_loader"
     )
 
 
 class NotTorchs:
-    """An optimizer that has the methods, and is none of torch's classes."""
+    """Optimizer that does not derive from torch's class."""
 
     def __init__(self, optimizer):
         self.optimizer, self.param_groups = optimizer, optimizer.param_groups
@@ -150,13 +151,13 @@ def as_one_stage(name):
         (lambda: ByHand(step), {"optimizer": lambda model: Lookahead(sgd(model))}),
         (lambda: ByHand(forget), {"optimizer": lambda model: NotTorchs(sgd(model))}),
         (lambda: as_one_stage("infer")(forget), {}),
-        (lambda: dl.SupervisedRunner(), {"optimizer": None}),  # neither optimizer nor criterion: not meant to train
+        (lambda: dl.SupervisedRunner(), {"optimizer": None}),  # without optimizer and criterion
         (lambda: dl.SupervisedRunner().evaluate_loader, {}),
     ],
-    ids=["by hand", "Lookahead", "not torch's", "infer", "nothing to train by", "evaluation"],
+    ids=["hand-written", "Lookahead", "not torch's", "infer", "nothing to train by", "evaluation"],
 )
 def test_what_trains_or_is_not_meant_to_is_not_told_of(caplog, make, options):
-    """Nothing is said, and no hook is left."""
+    """Runs that train, or that are not meant to, cause no warning and leave no hook."""
     model = mlp()
     runner = make()
     if not isinstance(runner, dl.Runner):
@@ -170,7 +171,7 @@ def test_what_trains_or_is_not_meant_to_is_not_told_of(caplog, make, options):
 
 
 def test_gradients_that_accumulate_beyond_a_loader_are_let_be(caplog):
-    """An OptimizerCallback steps by itself, later."""
+    """Gradients that accumulate beyond the loader's end cause no warning."""
 
     class End(dl.Callback):
         def on_batch_end(self, runner):
@@ -186,7 +187,7 @@ def test_gradients_that_accumulate_beyond_a_loader_are_let_be(caplog):
 
 
 def test_steps_that_a_scaler_skips_are_let_be(caplog):
-    """As it does with the first of a run, until the scale is small enough; where nobody steps, it is told."""
+    """Steps that the gradient scaler skips cause no warning; a run without steps does, also in fp16."""
     options = {"engine": dl.AMPEngine("cpu", dtype=torch.float16), "num_epochs": 1}
 
     train(ByHand(lambda runner, loss: step(runner, loss * float("inf"))), **options)
@@ -197,23 +198,18 @@ def test_steps_that_a_scaler_skips_are_let_be(caplog):
 
 
 def test_the_rest_of_an_interrupted_loader_is_not_judged_and_the_next_one_is(tmp_path, caplog):
-    """One that steps with the first batch only does not step in the last two."""
+    """The rest of a resumed loader is not checked for steps; the next loader is."""
 
     def rarely(runner, loss):
         runner.engine.backward(loss)
         if runner.loader_batch_step == 1 and runner.epoch_step < 2:
             runner.engine.step(runner.optimizer)
 
-    class Break(dl.Callback):
-        def on_step_end(self, runner):
-            if runner.batch_step == 2:
-                raise ZeroDivisionError
-
     def checkpoint(**options):
         return dl.CheckpointCallback(tmp_path, mode="runner", every_steps=2, **options)
 
-    with pytest.raises(ZeroDivisionError):
-        train(ByHand(rarely), callbacks=[checkpoint(), Break()])
+    with pytest.raises(KeyboardInterrupt):
+        train(ByHand(rarely), callbacks=[checkpoint(), Interrupt(2, "on_step_end")])
     assert not _global_optimizer_post_hooks
     train(ByHand(rarely), callbacks=[checkpoint(resume_runner=tmp_path)], num_epochs=1)
     assert "did not step" not in caplog.text
@@ -223,13 +219,13 @@ def test_the_rest_of_an_interrupted_loader_is_not_judged_and_the_next_one_is(tmp
 
 
 def test_after_the_first_step_nothing_is_called_any_more():
-    """The hook is gone, and so is who takes it away."""
+    """After the first step, the optimizer hook and its listener are removed."""
     seen = []
 
     class Look(dl.Callback):
         def on_batch_start(self, runner):
             if runner.is_train_loader:
-                ours = [each for each in runner._listeners["on_step_end"] if each.__module__ != __name__]
+                ours = [each for each in runner._stage.listeners["on_step_end"] if each.__module__ != __name__]
                 seen.append((len(_global_optimizer_post_hooks), len(ours)))
 
     train(ByHand(step), callbacks=[Look()])
@@ -238,7 +234,7 @@ def test_after_the_first_step_nothing_is_called_any_more():
 
 
 def test_of_several_processes_rank_zero_says_so(capfd):
-    """Once."""
+    """With several processes, only rank zero warns."""
     train(ByHand(forget), engine=dl.DistributedDataParallelEngine(2, device="cpu"), num_epochs=1)
 
     assert capfd.readouterr().err.count("optimizer SGD did not step") == 1

@@ -1,4 +1,4 @@
-"""A stream that is another one in each process is refused with its first batch."""
+"""Tests that a stream that differs between processes is refused at its first batch."""
 
 import random
 
@@ -19,7 +19,7 @@ NUM_SAMPLES, WORLD_SIZE = 96, 2
 
 
 class Stream(IterableDataset):
-    """Features and a key of each sample; `order` gives the indices that a rank reads."""
+    """Stream of features, keys and targets; `order(rank)` gives the indices that a rank reads."""
 
     def __init__(self, order, rank, is_noisy=False):
         self.order, self.rank, self.is_noisy = order, rank, is_noisy
@@ -53,7 +53,7 @@ def shuffled_otherwise(rank):
 
 
 def heads(order, *, num_workers=0, is_noisy=False):
-    """What each rank noted until its first batch."""
+    """Return each rank's fingerprints up to its first batch."""
     found = []
     for rank in range(WORLD_SIZE):
         loader = DataLoader(Stream(order, rank, is_noisy), batch_size=4, num_workers=num_workers)
@@ -67,7 +67,7 @@ def heads(order, *, num_workers=0, is_noisy=False):
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("order", [split_by_rank, split_in_halves, shuffled_otherwise])
 def test_streams_that_differ_are_seen(order, num_workers):
-    """Whoever reads them; the targets, 0 and 1 by turns, are the same in both halves."""
+    """Different streams are detected with and without workers, even if their targets are equal."""
     assert differ(heads(order, num_workers=num_workers))
 
 
@@ -75,12 +75,12 @@ def test_streams_that_differ_are_seen(order, num_workers):
 @pytest.mark.parametrize("is_noisy", [False, True], ids=["plain", "augmented"])
 @pytest.mark.parametrize("order", [whole, shuffled_alike])
 def test_streams_that_are_alike_are_not_refused(order, is_noisy, num_workers):
-    """Also where an augmentation draws from a generator of its own: the keys are the same."""
+    """Equal streams are accepted, even if an augmentation with its own generator changes the features."""
     assert not differ(heads(order, num_workers=num_workers, is_noisy=is_noisy))
 
 
 def test_short_streams_and_unknown_objects_are_not_refused():
-    """A stream of one sample for each rank, and one of which nothing is known."""
+    """Streams with one sample per rank or with unknown objects are accepted."""
     assert not differ(heads(lambda rank: range(2)))
     head = [StreamHead(0) for _ in range(2)]
     for each in head:
@@ -89,7 +89,7 @@ def test_short_streams_and_unknown_objects_are_not_refused():
 
 
 class SplitByRank(IterableDataset):
-    """As ``split_dataset_by_node`` does."""
+    """Stream that splits itself by rank, like ``split_dataset_by_node``."""
 
     def __iter__(self):
         for index in range(dist.get_rank(), NUM_SAMPLES, dist.get_world_size()):
@@ -97,12 +97,10 @@ class SplitByRank(IterableDataset):
 
 
 def test_a_stream_that_is_split_by_rank_is_refused_on_two_processes():
-    """Half of its samples would never be trained on; the error names the loader and what to write."""
+    """A stream that splits itself by rank, whose samples would be split twice, raises an error with the fix."""
     model = mlp()
 
-    with pytest.raises(
-        (ValueError, WorkerError), match=r"loader 'train': the first samples .* leave that out: split_da"
-    ):
+    with pytest.raises((ValueError, WorkerError), match=r"loader 'train': the first samples .* remove that: split_da"):
         dl.SupervisedRunner().train(
             model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), ddp=True, cpu=True,
             loaders={"train": DataLoader(SplitByRank(), batch_size=4)}, **quiet(),

@@ -1,4 +1,4 @@
-"""torchvision is imported late, cured when need be, and its absence is explained."""
+"""Tests that torchvision is imported late, patched if necessary, and that its absence is explained."""
 
 import subprocess
 import sys
@@ -20,19 +20,19 @@ if not tried.exists():
 
 @pytest.fixture
 def stand_in(tmp_path, monkeypatch):
-    """Make `import torchvision` run the given source."""
+    """Return a function that makes `import torchvision` run the given source."""
 
     def install(source):
         (tmp_path / "torchvision.py").write_text(source)
         monkeypatch.delitem(sys.modules, "torchvision", raising=False)
         monkeypatch.syspath_prepend(tmp_path)
 
-    import_torchvision()  # the real one first, so that monkeypatch puts it back
+    import_torchvision()  # the real one first, so that monkeypatch restores it
     return install
 
 
 def test_a_fresh_process_imports_torchvision_late_and_without_a_warning():
-    """Importing contrib leaves torchvision alone; a user's own failed import before ours does no harm."""
+    """contrib does not import torchvision, and import_torchvision works after a failed import by the user."""
     script = f"""
 import sys
 import runnerkit.contrib
@@ -54,7 +54,7 @@ assert torchvision.models.resnet18(num_classes=3).eval()(torch.zeros(1, 3, 32, 3
 
 
 def test_the_operators_are_there():
-    """And stay: declared again they would raise."""
+    """The operators exist after repeated imports; a second declaration would raise."""
     import_torchvision()
     import_torchvision()
 
@@ -62,7 +62,7 @@ def test_the_operators_are_there():
 
 
 def test_missing_torchvision_is_explained(monkeypatch):
-    """The message is the command."""
+    """A missing torchvision raises an error with the install command."""
     monkeypatch.setitem(sys.modules, "torchvision", None)
 
     with pytest.raises(ImportError, match=r"pip install runnerkit\[vision\]"):
@@ -70,7 +70,7 @@ def test_missing_torchvision_is_explained(monkeypatch):
 
 
 def test_a_module_that_torchvision_misses_keeps_its_name(stand_in):
-    """A broken installation is not an absent one."""
+    """If a module that torchvision imports is missing, the error names that module."""
     stand_in("import no_such_module")
 
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
@@ -81,7 +81,7 @@ def test_a_module_that_torchvision_misses_keeps_its_name(stand_in):
     ("message", "cuda"), [(UNCURED, "13.0"), ("another reason", None)], ids=["torch with CUDA", "another reason"]
 )
 def test_other_failures_are_passed_on(stand_in, monkeypatch, message, cuda):
-    """Only a CPU-only torch is cured, and only of the one complaint: there is no second attempt."""
+    """Other errors, and any error with a CUDA build of torch, are raised without a second attempt."""
     monkeypatch.setattr(torch.version, "cuda", cuda)
     stand_in(FAIL_ONCE.format(message=message))
 
@@ -90,7 +90,7 @@ def test_other_failures_are_passed_on(stand_in, monkeypatch, message, cuda):
 
 
 def test_an_incurable_torchvision_raises_its_own_error(stand_in, monkeypatch):
-    """The second attempt is the last."""
+    """If the second attempt fails too, its error is raised."""
     monkeypatch.setattr(torch.version, "cuda", None)
     stand_in(f"raise RuntimeError({UNCURED!r})")
 

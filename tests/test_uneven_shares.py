@@ -1,4 +1,4 @@
-"""Shares that would not be equal, in two real processes: each is trained on alike, or refused on all ranks."""
+"""Tests of uneven shards in two real processes: all ranks train equally or all raise."""
 
 import logging
 
@@ -9,17 +9,10 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from runnerkit import dl
 from tests.engines.together import together
+from tests.interrupt import Interrupt
 from tests.tiny import classification, loader, mlp, quiet, sgd
 
 THREE = [[0, 1], [2, 3], [4, 5]]
-
-
-class Interrupt(dl.Callback):
-    """Ends the run as a kill would."""
-
-    def on_batch_start(self, runner):
-        if runner.batch_step == 7:
-            raise KeyboardInterrupt
 
 
 class Stream(IterableDataset):
@@ -48,7 +41,7 @@ def words_of(exception, *args, **kwargs):
 
 
 def count_steps():
-    """Steps and samples of an epoch of three whole batches, by what becomes of the third, and whether it is wrapped."""
+    """Return {(uneven_batches, is wrapped): (steps, samples)} of an epoch of three whole batches."""
     found = {}
     for uneven in ("drop", "pad"):
         for wrap in (list, dl.BatchPrefetchLoaderWrapper):
@@ -60,8 +53,8 @@ def count_steps():
 
 
 def evaluate_what_is_dropped():
-    """The warning of a short last batch, and what is said of loaders without any."""
-    logger, told = logging.getLogger("runnerkit.before_training"), []
+    """Return the warnings about dropped samples and the errors of loaders without batches."""
+    logger, told = logging.getLogger("runnerkit.loop.checks"), []
     logger.addHandler(handler := logging.Handler())
     handler.emit = lambda record: told.append(record.getMessage())
     train({"train": loader(8, 4), "valid": loader(21, 4, drop_last=True), "all": loader(21, 4)})
@@ -78,27 +71,27 @@ def in_two_processes(logdir):
 
 
 def test_uneven_shares_are_trained_on_alike_or_refused_on_all_ranks(tmp_path):
-    """No rank waits: a run resumed with one sample left, whole batches too few for all, an evaluation of nothing."""
+    """No rank hangs if one sample is left after a resume, batches are too few, or an evaluation is empty."""
     save = dl.CheckpointCallback(tmp_path, mode="runner", every_steps=6)
     with pytest.raises(KeyboardInterrupt):
-        train({"train": loader(25, 4)}, save, Interrupt(), engine=dl.CPUEngine())
+        train({"train": loader(25, 4)}, save, Interrupt(7, "on_batch_start"), engine=dl.CPUEngine())
 
     found, refused, (told, few, nothing) = together(lambda: in_two_processes(tmp_path))
 
     assert found == {("drop", False): (1, 4), ("drop", True): (1, 4), ("pad", False): (2, 8), ("pad", True): (2, 8)}
     assert "loader 'train' was interrupted after batch 6 and has fewer samples left than the 2 processes" in refused
     assert "[1, 0] batches on the ranks; resume with 1 as before" in refused
-    assert len(told) == 2, "of 21 samples, and of a stream; not of the loader without drop_last"
-    assert all("'valid'" in each and "short of 8 samples, 4 in each of 2 processes" in each for each in told)
+    assert len(told) == 2, "one for 21 samples, one for a stream"
+    assert all("'valid'" in each and "fewer than 8 samples, 4 in each of 2 processes" in each for each in told)
     assert few == "loader 'valid' is empty: 7 samples, batch_size=4 in each of 2 processes, drop_last=True"
     assert nothing.startswith("loader 'valid' gave no batch")
 
 
 def test_what_was_interrupted_resumes_with_as_many_processes_as_before(tmp_path):
-    """As the message says: the one sample that is left is the seventh batch."""
+    """A run interrupted with one sample left resumes on the earlier number of processes."""
     save = dl.CheckpointCallback(tmp_path, mode="runner", every_steps=6)
     with pytest.raises(KeyboardInterrupt):
-        train({"train": loader(25, 4)}, save, Interrupt(), engine=dl.CPUEngine())
+        train({"train": loader(25, 4)}, save, Interrupt(7, "on_batch_start"), engine=dl.CPUEngine())
 
     runner = train({"train": loader(25, 4)}, engine=dl.CPUEngine(), resume=tmp_path)
 

@@ -1,4 +1,4 @@
-"""Processes forked from the warm Python behave as processes that were started, and have imported torch already."""
+"""Tests that processes forked from the warm Python, which has imported torch, behave like newly started ones."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def described(*command, **kwargs):
 
 
 def environment(**variables):
-    """This one, without what would change how a Python starts."""
+    """Return this environment without variables that change how Python starts."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"} | variables
 
 
@@ -48,17 +48,17 @@ def script(tmp_path):
 
 @pytest.fixture(params=["warm", pytest.param("cold", marks=pytest.mark.cold)])
 def either(request):
-    """Either way to start a process; the laws are the same."""
+    """Run the test with forked and with newly started processes."""
     return request.param
 
 
 def test_a_process_is_forked_unless_its_test_is_marked_cold(either):
-    """A cold one imports what it asks for, and nothing else."""
+    """A process is forked, with torch imported, unless its test is marked cold."""
     assert run("-c", IS_FORKED).stdout == f"{either == 'warm'}\n"
 
 
 def test_a_script_gets_its_place_in_the_world(either, script, tmp_path):
-    """Arguments, folder, variables, parent, search path, threads, signals, and a module __main__ of its own."""
+    """A script gets its arguments, folder, variables, parent, sys.path, threads, signals and a new module __main__."""
     seen = described(str(script), "a", "-b", cwd=tmp_path, env=environment(A_VARIABLE="é", OMP_NUM_THREADS="2"))
 
     assert seen["arguments"] == [str(script), "a", "-b"]
@@ -72,7 +72,7 @@ def test_a_script_gets_its_place_in_the_world(either, script, tmp_path):
 
 
 def test_sessions_groups_and_unbuffered_output_are_as_asked(either, script):
-    """As by setsid, setpgid and -u."""
+    """start_new_session, process_group and -u take effect."""
     session = described("-u", str(script), start_new_session=True, env=environment())
     group = described(str(script), process_group=0, env=environment(PYTHONUNBUFFERED="1"))
 
@@ -81,7 +81,7 @@ def test_sessions_groups_and_unbuffered_output_are_as_asked(either, script):
 
 
 def test_code_and_modules_run_as_with_c_and_m(either, tmp_path):
-    """With the search path that each has."""
+    """Code and modules run with the sys.argv and sys.path of `-c` and `-m`."""
     (tmp_path / "a_module.py").write_text(DESCRIBE)
 
     code, module = described("-c", DESCRIBE, "x"), described("-m", "a_module", "x", cwd=tmp_path)
@@ -106,7 +106,7 @@ def test_code_and_modules_run_as_with_c_and_m(either, tmp_path):
     ],
 )
 def test_it_ends_as_it_says(either, code, returncode, error):
-    """By exit code, signal or exception, with the traceback of the code alone, and after what atexit holds."""
+    """Exit codes, signals, tracebacks and atexit functions are those of a newly started process."""
     done = run("-c", code)
 
     assert done.returncode == returncode
@@ -115,7 +115,7 @@ def test_it_ends_as_it_says(either, code, returncode, error):
 
 
 def test_open_files_keep_their_numbers(either):
-    """Those that pass_fds names; and input comes from a pipe."""
+    """Files of pass_fds keep their numbers, and standard input is a pipe."""
     reader, writer = os.pipe()
     code = f"import os, sys; os.write({writer}, sys.stdin.buffer.read())"
 
@@ -128,7 +128,7 @@ def test_open_files_keep_their_numbers(either):
 
 
 def test_a_forked_process_forks_its_own(tmp_path):
-    """It is the parent of what it starts, also of the ranks that runnerkit starts."""
+    """A process started by a forked process is forked too and is its child."""
     (tmp_path / "inner.py").write_text("import os, sys; print('torch' in sys.modules, os.getppid())")
     code = "import os, subprocess, sys; print(os.getpid(), flush=True); subprocess.run([sys.executable, 'inner.py'])"
 
@@ -139,14 +139,14 @@ def test_a_forked_process_forks_its_own(tmp_path):
 
 
 def test_what_a_fork_cannot_do_is_started():
-    """Options and variables that Python reads at its start alone."""
+    """Commands with options or variables that Python reads only at its start are started, not forked."""
     assert run("-X", "utf8", "-c", IS_FORKED).stdout == "False\n"
     assert run("-c", IS_FORKED, env={**os.environ, "PYTHONWARNINGS": "ignore"}).stdout == "False\n"
     assert subprocess.run(["true"], check=True).returncode == 0
 
 
 def test_a_process_that_hangs_can_be_killed():
-    """It is a child like any other."""
+    """A forked process can be terminated and waited for like any child."""
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     assert Path(f"/proc/{process.pid}").exists() and process.poll() is None
 
@@ -156,7 +156,7 @@ def test_a_process_that_hangs_can_be_killed():
 
 
 def test_a_worker_of_a_loader_starts_processes_as_ever():
-    """The kernel would not make it the parent of a fork."""
+    """In a process forked by other means, such as a loader's worker, commands are started, not forked."""
     pid = os.fork()
     if pid == 0:
         done = run("-c", IS_FORKED)

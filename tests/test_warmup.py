@@ -1,4 +1,4 @@
-"""A warm-up is the line that it promises to be, and then the scheduler's curve, whichever that is."""
+"""Tests of WarmupLR: a linear warm-up, followed by any scheduler."""
 
 import math
 import pickle
@@ -16,7 +16,7 @@ BATCHES, EPOCHS, LR = 5, 10, 0.2  # 50 steps
 
 
 class Rates(dl.Callback):
-    """Notes the rate that each step is made with."""
+    """Callback that records the learning rate of each step."""
 
     def __init__(self):
         super().__init__(order=dl.CallbackOrder.Internal)
@@ -28,7 +28,7 @@ class Rates(dl.Callback):
 
 
 def rates_of(make, *, callbacks=(), num_epochs=EPOCHS, **kwargs):
-    """Train; `make` gives the scheduler of an optimizer."""
+    """Train with `make(optimizer)` as scheduler; return the rates and the runner."""
     model, note = mlp(), Rates()
     optimizer = sgd(model, lr=LR)
     arguments = {"loaders": {"train": loader(BATCHES * 4, 4)}, "cpu": True, **quiet(), **kwargs}
@@ -40,17 +40,17 @@ def rates_of(make, *, callbacks=(), num_epochs=EPOCHS, **kwargs):
 
 
 def line(length, start, *, full=LR):
-    """The rates of a warm-up, as a formula."""
+    """Return the rates of a linear warm-up."""
     return [start + (full - start) * i / length for i in range(length)]
 
 
 def each_epoch(rates):
-    """A rate for each epoch, as one for each of its steps."""
+    """Repeat each epoch's rate for its steps."""
     return [rate for rate in rates for _ in range(BATCHES)]
 
 
 def cosine(length, num, *, full=LR):
-    """The first `num` rates of half a cosine to 0."""
+    """Return the first `num` rates of half a cosine to 0."""
     return [full * (1 + math.cos(math.pi * i / length)) / 2 for i in range(num)]
 
 
@@ -74,7 +74,7 @@ CURVES = {
         "batch",
         each_epoch(line(2, 0.0)) + cosine(40, 40),
     ),
-    # The warm-up ends within the second epoch, whose end is the first step of the cosine.
+    # The warm-up ends within the second epoch, and the cosine's first step is at its end.
     "steps, from 0, then epochs": (
         {"num_steps": 8},
         lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 9),
@@ -87,7 +87,7 @@ CURVES = {
 
 @pytest.mark.parametrize("name", CURVES)
 def test_fifty_rates_are_those_of_the_formula(name):
-    """To 1e-6: torch's cosine goes on from the rate before, the formula from none."""
+    """Fifty rates equal a formula to 1e-6, since torch computes its cosine recursively."""
     arguments, after, mode, expected = CURVES[name]
 
     rates, _ = rates_of(
@@ -100,7 +100,7 @@ def test_fifty_rates_are_those_of_the_formula(name):
 
 @pytest.mark.parametrize("mode", ["batch", "epoch"])
 def test_where_torch_can_do_it_the_rates_are_torchs(mode):
-    """SequentialLR of LinearLR and StepLR."""
+    """Rates equal those of torch's SequentialLR of LinearLR and StepLR."""
     unit = "num_steps" if mode == "batch" else "num_epochs"
 
     def torchs(optimizer):
@@ -118,7 +118,7 @@ def test_where_torch_can_do_it_the_rates_are_torchs(mode):
 
 
 class EveryThird(torch.utils.data.Dataset):
-    """Hard to learn more than a part of: a third of the classes is another one's."""
+    """Data set that is only partly learnable, because a third of its labels is wrong."""
 
     def __init__(self, num_samples, *, seed):
         self.features, self.targets = classification(num_samples, seed=seed).tensors
@@ -137,7 +137,7 @@ def recipe_loaders():
 
 
 def recipe_by_hand(model, *, warmup, k, alpha, drop_patience, stop_patience, num_epochs):
-    """Warm-up from 0 by steps, ReduceLROnPlateau, Lookahead, early stopping: as guides write it."""
+    """Train in a hand-written loop with warm-up by steps, ReduceLROnPlateau, Lookahead and early stopping."""
     optimizer = sgd(model, lr=LR)
     plateau = lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=drop_patience)
     slow = [weight.detach().clone() for weight in model.parameters()]
@@ -171,7 +171,7 @@ def recipe_by_hand(model, *, warmup, k, alpha, drop_patience, stop_patience, num
 
 
 def test_the_whole_recipe_is_that_of_the_guides():
-    """Rates, weights, the epochs of the drops and of the stop, over more than 50 steps; to 1e-6."""
+    """Rates, weights, rate drops and the early stop equal a hand-written loop to 1e-6 over more than 50 steps."""
     mine, theirs, note = mlp(), mlp(), Rates()
     arguments = {"warmup": 12, "k": 3, "alpha": 0.5, "drop_patience": 1, "stop_patience": 9, "num_epochs": 40}
     optimizer = Lookahead(sgd(mine, lr=LR), k=3, alpha=0.5)
@@ -199,7 +199,7 @@ def test_the_whole_recipe_is_that_of_the_guides():
 
 
 def test_a_plateau_may_follow_by_epochs_too():
-    """It hears of no epoch of the warm-up: with patience 0 it drops at the second one after it, at the soonest."""
+    """ReduceLROnPlateau after a warm-up by epochs is stepped only after the warm-up."""
     heard = []
 
     class Plateau(lr_scheduler.ReduceLROnPlateau):
@@ -223,8 +223,8 @@ def test_a_plateau_may_follow_by_epochs_too():
 
 
 def test_accumulated_batches_and_skipped_steps_do_not_warm_up():
-    """What counts is a step of the optimizer."""
-    scaler = {"init_scale": 2.0**40}  # overflows, and is halved until it does not
+    """The warm-up counts optimizer steps, not accumulated batches or skipped steps."""
+    scaler = {"init_scale": 2.0**40}  # overflows and is halved until it fits
 
     accumulated, _ = rates_of(
         lambda optimizer: dl.WarmupLR(optimizer, num_steps=10),
@@ -238,7 +238,7 @@ def test_accumulated_batches_and_skipped_steps_do_not_warm_up():
     )
     num_skipped = sum(int(each["train"]["skipped_steps"]) for each in runner.experiment_metrics.values())
 
-    # In an epoch of five batches: two pairs, and the one that is left.
+    # An epoch of five batches has two pairs and a single batch.
     per_epoch = [[0, 0, 1, 1, 2], [3, 3, 4, 4, 5]]
     assert accumulated == pytest.approx([LR * i / 10 for epoch in per_epoch for i in epoch])
     assert num_skipped > 0
@@ -247,7 +247,7 @@ def test_accumulated_batches_and_skipped_steps_do_not_warm_up():
 
 
 def test_the_scale_of_several_processes_multiplies_it():
-    """LRScaleCallback acts within the step, whatever the rate is."""
+    """LRScaleCallback multiplies the rate of each warm-up step."""
     used = []
 
     class Note(torch.optim.SGD):
@@ -284,7 +284,7 @@ def test_the_scale_of_several_processes_multiplies_it():
     ids=["WarmupLR", "SequentialLR", "ChainedScheduler"],
 )
 def test_schedulers_within_a_scheduler_act_on_what_the_engine_made_of_the_optimizer(make):
-    """As Horovod does, which makes another one with groups of its own; afterwards they are the user's again."""
+    """Inner schedulers follow an engine that replaces the optimizer, as Horovod does, and get the original back."""
     model = mlp()
     optimizer = sgd(model, lr=LR)
     scheduler = make(optimizer)
@@ -314,7 +314,7 @@ def test_schedulers_within_a_scheduler_act_on_what_the_engine_made_of_the_optimi
 
 
 def test_state_and_pickle_go_on_where_they_were():
-    """Also that of the scheduler after it; the length is an argument."""
+    """A restored or unpickled WarmupLR, with the scheduler after it, continues with the same rates."""
     rates = []
     for travel in (lambda each: each, lambda each: pickle.loads(pickle.dumps(each)), "state"):
         optimizer = sgd(mlp(), lr=LR)
@@ -338,7 +338,7 @@ def test_state_and_pickle_go_on_where_they_were():
 
 @pytest.mark.parametrize("length", [4, 8, 16])
 def test_a_warm_up_of_another_length_goes_on_from_the_same_share(length):
-    """An epoch has other steps on another number of processes; the full rate is reached in any case."""
+    """With another length, a restored warm-up continues from the same fraction and reaches the full rate."""
     optimizer = sgd(mlp(), lr=0.4)
     before = dl.WarmupLR(optimizer, num_steps=8)
     for _ in range(4):
@@ -357,7 +357,7 @@ def test_a_warm_up_of_another_length_goes_on_from_the_same_share(length):
 
 
 def test_each_group_reaches_its_own_rate():
-    """From one start; a group that is added to the optimizer meanwhile has its full rate."""
+    """Each parameter group reaches its own rate; a group added during the warm-up keeps its full rate."""
     model = mlp()
     groups = [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[3].parameters(), "lr": torch.tensor(0.3)}]
     optimizer = torch.optim.SGD(groups)
@@ -367,7 +367,7 @@ def test_each_group_reaches_its_own_rate():
     optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": 0.7})
     halfway = scheduler.get_last_lr()
     scheduler.step()
-    scheduler.step()  # nothing follows
+    scheduler.step()  # no scheduler follows
 
     assert halfway == pytest.approx([0.1, 0.2, 0.7])
     assert scheduler.get_last_lr() == pytest.approx([0.1, 0.3, 0.7])
@@ -377,8 +377,12 @@ def test_each_group_reaches_its_own_rate():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({}, ValueError, "num_steps or num_epochs, one of the two, an int >= 1, got num_steps=None, num_epochs=None"),
-        ({"num_steps": 1, "num_epochs": 1}, ValueError, "one of the two, an int >= 1, got num_steps=1, num_epochs=1"),
+        ({}, ValueError, "either num_steps or num_epochs, an int >= 1, got num_steps=None, num_epochs=None"),
+        (
+            {"num_steps": 1, "num_epochs": 1},
+            ValueError,
+            "either num_steps or num_epochs, an int >= 1, got num_steps=1, num_epochs=1",
+        ),
         ({"num_steps": 0}, ValueError, "got num_steps=0"),
         ({"num_steps": 2.5}, ValueError, "an int >= 1, got num_steps=2.5"),
         ({"num_epochs": 2.0}, ValueError, "an int >= 1, got num_steps=None, num_epochs=2.0"),
@@ -387,16 +391,16 @@ def test_each_group_reaches_its_own_rate():
     ],
 )
 def test_bad_arguments_are_refused(arguments, error, message):
-    """With what was expected."""
+    """Invalid arguments raise an error with the expected and the given value."""
     with pytest.raises(error, match=message):
         dl.WarmupLR(sgd(mlp(), lr=LR), **arguments)
 
 
 def test_a_scheduler_that_cannot_follow_is_refused():
-    """One of another optimizer would act on other rates in silence."""
+    """A scheduler of another optimizer, which would silently change other rates, and a second warm-up are refused."""
     optimizer, another = sgd(mlp()), sgd(mlp())
 
-    with pytest.raises(ValueError, match=r"after=StepLR\(...\) is of another optimizer; make it of the same one"):
+    with pytest.raises(ValueError, match=r"after=StepLR\(...\) has another optimizer; create it with the same one"):
         dl.WarmupLR(optimizer, num_steps=2, after=lr_scheduler.StepLR(another, 1))
     with pytest.raises(TypeError, match="would warm up twice"):
         dl.WarmupLR(optimizer, num_steps=2, after=dl.WarmupLR(optimizer, num_steps=2))

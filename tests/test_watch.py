@@ -1,4 +1,4 @@
-"""watch: curves in a terminal, of a run that goes on."""
+"""Tests of watch, which draws the curves of a running run in a terminal."""
 
 import math
 import os
@@ -25,7 +25,7 @@ CURVES = {
 
 
 def drawn(logdir, *, width=80, height=24, **options):
-    """What `watch` prints where there is no terminal."""
+    """Return what `watch` prints without a terminal."""
     console = Console(width=width, height=height, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     with console.file:
         watch(logdir, console=console, **options)
@@ -33,7 +33,7 @@ def drawn(logdir, *, width=80, height=24, **options):
 
 
 def test_last_values_and_axes_are_those_logged(tmp_path):
-    """The name of a metric, the last value of each loader, the largest and smallest value, the first and last epoch."""
+    """A plot shows the metric's name, each loader's last value, the limits of the values and the epochs."""
     log_run(tmp_path / "digits", CURVES)
 
     lines = drawn(tmp_path / "digits", metrics=["loss"]).splitlines()
@@ -46,7 +46,7 @@ def test_last_values_and_axes_are_those_logged(tmp_path):
 
 
 def test_the_curve_falls_as_the_loss_does(tmp_path):
-    """Its first dots are in the upper left corner, its last in the lower right one; the rest of both is empty."""
+    """A falling curve starts in the upper left corner and ends in the lower right one."""
     log_run(tmp_path / "digits", {"train": {"loss": [3.0, 2.0, 1.0]}})
 
     lines = drawn(tmp_path / "digits", width=40).splitlines()[2:-2]
@@ -57,7 +57,7 @@ def test_the_curve_falls_as_the_loss_does(tmp_path):
 
 
 def test_metrics_have_colors_by_loader(tmp_path):
-    """As the name of the loader, so its curve."""
+    """A loader's name and its curve have the same color, which differs between loaders."""
     log_run(tmp_path / "digits", CURVES)
     console = Console(width=80, force_terminal=True, color_system="standard", record=True, file=open(os.devnull, "w"))  # noqa: SIM115
 
@@ -72,7 +72,7 @@ def test_metrics_have_colors_by_loader(tmp_path):
 
 @pytest.mark.parametrize(("width", "height", "shown"), [(80, 24, 3), (40, 24, 2), (40, 12, 1)])
 def test_as_many_metrics_as_there_is_room_for(tmp_path, width, height, shown):
-    """The others are named; those asked for are all there."""
+    """As many metrics as fit are drawn and the others are named; requested metrics are all drawn."""
     log_run(tmp_path / "digits", CURVES)
     names = ["loss", "lr", "accuracy"]
 
@@ -88,7 +88,7 @@ def test_as_many_metrics_as_there_is_room_for(tmp_path, width, height, shown):
 
 
 def test_a_diverged_run_is_drawn(tmp_path):
-    """With gaps; without any finite number, in words."""
+    """Non-finite values leave gaps, and a metric without finite values gets a message instead of a curve."""
     log_run(tmp_path / "run", {"train": {"loss": [1.0, math.nan, math.inf], "lost": [math.nan] * 3}})
 
     text = drawn(tmp_path / "run")
@@ -98,7 +98,7 @@ def test_a_diverged_run_is_drawn(tmp_path):
 
 
 def test_a_run_that_has_not_logged_yet_is_waited_for(tmp_path):
-    """It has a folder, without a file; what has no such folder is no logdir."""
+    """A run with an empty log folder is waited for, and a folder without one is refused."""
     (tmp_path / "run" / "csv").mkdir(parents=True)
 
     assert drawn(tmp_path / "run", width=200).strip() == f"{tmp_path / 'run'}: nothing is logged yet"
@@ -108,16 +108,16 @@ def test_a_run_that_has_not_logged_yet_is_waited_for(tmp_path):
 
 
 def test_several_runs_are_refused_by_name(tmp_path):
-    """One screen is for one run."""
+    """A folder of several runs raises an error that lists them."""
     for name in "ab":
         log_run(tmp_path / name, CURVES)
 
-    with pytest.raises(ValueError, match=r"holds 2 runs; give the logdir of one of them: a, b"):
+    with pytest.raises(ValueError, match=r"contains 2 runs; pass the logdir of one of them: a, b"):
         drawn(tmp_path)
 
 
 def test_unknown_metric_is_refused_by_name(tmp_path):
-    """With those there are."""
+    """The error for an unknown metric lists the logged metrics."""
     log_run(tmp_path / "run", CURVES)
 
     with pytest.raises(KeyError, match=r"'lossy'.*'loss', 'lr', 'accuracy'"):
@@ -125,7 +125,7 @@ def test_unknown_metric_is_refused_by_name(tmp_path):
 
 
 def test_missing_rich_names_the_install_command(tmp_path, monkeypatch):
-    """It comes with an extra."""
+    """Without rich, the error names the extra to install."""
     monkeypatch.setitem(sys.modules, "rich.live", None)
 
     with pytest.raises(ImportError, match=r"pip install runnerkit\[rich\]"):
@@ -133,7 +133,7 @@ def test_missing_rich_names_the_install_command(tmp_path, monkeypatch):
 
 
 def test_in_a_terminal_it_follows_the_run_until_interrupted(tmp_path):
-    """What is logged later appears; Ctrl-C ends it, without a traceback."""
+    """In a terminal, new values appear until Ctrl-C, which prints no traceback."""
     log_run(tmp_path / "run", {"train": {"loss": [0.9]}})
     master, slave = pty.openpty()
     script = f"from runnerkit.commands.watch import watch; watch({str(tmp_path / 'run')!r}, every_s=0.2)"
@@ -156,7 +156,7 @@ def test_in_a_terminal_it_follows_the_run_until_interrupted(tmp_path):
 
 
 def read_until(terminal, wanted, *, timeout_s=60):
-    """Read what a terminal shows, without its colors, up to some words, or to the end."""
+    """Read the terminal's text, without escape sequences, until `wanted` or to the end."""
     shown, deadline = "", time.monotonic() + timeout_s
     while wanted is None or wanted not in shown:
         assert time.monotonic() < deadline, shown

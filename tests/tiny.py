@@ -1,4 +1,4 @@
-"""Tiny real models and data for tests, and the hand-written loop that they are compared with."""
+"""Tiny real models and data for tests, and a hand-written reference loop."""
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -12,14 +12,14 @@ NUM_FEATURES, NUM_CLASSES = 6, 3
 
 
 def classification(num_samples: int, *, seed: int = 0) -> TensorDataset:
-    """Learnable: the class is the largest of the first three features."""
+    """Return learnable data, whose class is the index of the largest of the first three features."""
     generator = torch.Generator().manual_seed(seed)
     features = torch.randn(num_samples, NUM_FEATURES, generator=generator)
     return TensorDataset(features, features[:, :NUM_CLASSES].argmax(dim=1))
 
 
 def mlp(*, seed: int = 1, dropout: float = 0.0, batch_norm: bool = False) -> nn.Sequential:
-    """A perceptron of one hidden layer, its weights drawn from `seed`."""
+    """Create a perceptron with one hidden layer and weights drawn from `seed`."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         layers: list[nn.Module] = [nn.Linear(NUM_FEATURES, 16)]
@@ -30,12 +30,12 @@ def mlp(*, seed: int = 1, dropout: float = 0.0, batch_norm: bool = False) -> nn.
 
 
 def sgd(model: nn.Module, *, lr: float = 0.1) -> torch.optim.SGD:
-    """SGD with momentum, so that the order of steps matters."""
+    """Create SGD with momentum, so that the order of steps matters."""
     return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
 
 
 def loader(num_samples: int, batch_size: int, *, seed: int = 0, **kwargs: Any) -> DataLoader[Any]:
-    """Batches of :func:`classification`."""
+    """Create a loader of :func:`classification` data."""
     return DataLoader(classification(num_samples, seed=seed), batch_size=batch_size, **kwargs)
 
 
@@ -51,7 +51,7 @@ def train_by_hand(
     accumulate: int = 1,
     max_norm: float | None = None,
 ) -> list[Tensor]:
-    """The loop that everybody writes; the independent reference."""
+    """Train with a hand-written loop, the independent reference; return the losses."""
     torch.manual_seed(seed)
     scaler = scaler or torch.amp.GradScaler("cpu", enabled=False)
     losses = []
@@ -74,10 +74,10 @@ def train_by_hand(
 
 
 def weights(model: nn.Module) -> Tensor:
-    """All of a model's state as one vector, to compare."""
+    """Return a model's full state as one float64 vector, for comparisons."""
     return torch.cat([each.detach().double().flatten() for each in model.state_dict().values()])
 
 
 def quiet() -> dict[str, Any]:
-    """Arguments of `train` that keep the console silent."""
+    """Return arguments of `train` that disable the console logger."""
     return {"loggers": {"console": None}}

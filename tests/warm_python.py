@@ -1,18 +1,16 @@
-"""A Python that has already imported torch: tests fork their processes from it instead of starting them.
+"""A server process that has imported torch, from which tests fork their processes.
 
-Importing torch, runnerkit and the libraries of the tests takes several seconds of a core; a fork of a process that has
-imported them takes hundredths. While :meth:`WarmPython.patched` is active, `subprocess` forks every command
-``[sys.executable, SCRIPT | -m MODULE | -c CODE, ...]``, whoever starts it: a test, the library, torchrun's agent.
-The rest is real: the child's parent is its caller; arguments, environment, working directory, open files, session,
-process group, signals and exit code are those of a process that was started.
+Importing torch, runnerkit and the tests' libraries takes several seconds of a core; forking a process that has imported
+them takes hundredths of a second. While :meth:`WarmPython.patched` is active, `subprocess` forks every command
+``[sys.executable, SCRIPT | -m MODULE | -c CODE, ...]``, started by a test, the library or torchrun's agent. The child's
+parent is the caller; arguments, environment, working directory, open files, session, process group, signals and exit
+code are those of a newly started process.
 
-What differs: modules are imported already, so that one which the code forgot to import is there; all forks share the
-seed of hashes; at the end nothing global is finalised; umask and resource limits are the server's, and so is what
-``/proc/PID/environ`` shows; and a script has a server among its children. Tests to which that matters carry the
-mark `cold`, which turns all of this off.
+Differences: modules are already imported, which can hide a missing import; all forks share the hash seed; globals are
+not finalized at exit; umask, resource limits and ``/proc/PID/environ`` are those of the server; and a script has a
+server among its children. Tests for which this matters have the mark `cold`, which disables forking.
 
-It takes the place of a private method of `subprocess`, because whoever starts a process there, torch included, comes
-through that one.
+The server replaces a private method of `subprocess` through which all code, torch included, starts processes.
 """
 
 from __future__ import annotations
@@ -43,15 +41,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 ROOT = Path(__file__).parents[1]
-# What many tests import and what takes long; nothing that starts a thread, which a fork would lose.
+# Modules that many tests import and that load slowly. None may start a thread, which a fork would lose.
 PRELOADED = (
     "torch", "torch.distributed.run", "torch.utils.tensorboard", "torchmetrics.classification",
     "torchmetrics.regression", "pandas", "sklearn.metrics", "psutil", "pytest", "cloudpickle", "runnerkit.dl",
-    "runnerkit.utils", "runnerkit.commands.cli", "runnerkit.engines.worker", "tests.tiny",
+    "runnerkit.utils", "runnerkit.commands.cli", "runnerkit.engines.launch.worker", "tests.tiny",
 )  # fmt: skip
 _PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # prctl(2)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-# A fork sees to the first two; the third changes no behaviour. Any other variable PYTHON... is read at the start alone.
+# A fork applies the first two; the third changes no behavior. Python reads all other PYTHON* variables at its start.
 _HEEDED = {"PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"}
 
 
@@ -70,7 +68,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 class WarmPython:
-    """The client of a server that forks; the server starts at the first use and ends with this process."""
+    """Client of the forking server, which starts at the first use and ends with this process."""
 
     def __init__(self, connection: socket.socket | None = None) -> None:
         self.server_pid = 0
@@ -80,7 +78,7 @@ class WarmPython:
 
     @contextlib.contextmanager
     def patched(self) -> Iterator[None]:
-        """Let `subprocess` fork whatever can be forked."""
+        """Make `subprocess` fork all commands that can be forked."""
         self.patch()
         try:
             yield
@@ -88,11 +86,11 @@ class WarmPython:
             subprocess.Popen._execute_child = _execute_child  # type: ignore[attr-defined]
 
     def patch(self) -> None:
-        """Let `subprocess` fork whatever can be forked, from now on."""
+        """Make `subprocess` fork all commands that can be forked, permanently."""
 
         def execute_child(popen: Any, *arguments: Any) -> None:
             given = _parameters.bind(popen, *arguments).arguments
-            # Of processes that were forked otherwise, such as workers of a loader, the kernel makes no parents.
+            # The kernel cannot make a process that was forked by other means, such as a loader's worker, the parent.
             if os.getpid() != self._owner or not _can_fork(given):
                 _execute_child(popen, *arguments)
                 return
@@ -104,7 +102,7 @@ class WarmPython:
         subprocess.Popen._execute_child = execute_child  # type: ignore[attr-defined]
 
     def close(self) -> None:
-        """End the server, if there is one."""
+        """End the server, if it was started."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -124,7 +122,7 @@ class WarmPython:
         data = json.dumps(request).encode()
         with self._lock:
             connection = self._connect()
-            # The server's child ends at once, and the kernel gives its own child to us.
+            # The server's child exits at once, and the kernel makes us the parent of its child.
             _prctl(_CHILD_SUBREAPER, 1)
             try:
                 socket.send_fds(connection, [struct.pack("I", len(data))], descriptors)
@@ -133,7 +131,7 @@ class WarmPython:
             finally:
                 _prctl(_CHILD_SUBREAPER, 0)
         if len(answer) != 4:
-            raise RuntimeError("the warm Python has died: look for its traceback in the output of pytest -s")
+            raise RuntimeError("the warm Python has died: see its traceback in the output of pytest -s")
         return int(struct.unpack("I", answer)[0])
 
     def _connect(self) -> socket.socket:
@@ -141,7 +139,7 @@ class WarmPython:
             self._connection, theirs = socket.socketpair()
             with theirs:
                 environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-                # Without -P, which forks would inherit: a notebook's kernel then leaves out its own folder.
+                # Without -P: forks would inherit it, and a notebook's kernel would omit its own folder from sys.path.
                 code = f"import sys; sys.path[0] = {str(ROOT)!r}; from tests.warm_python import main; main()"
                 server = _ColdPopen(
                     [sys.executable, "-c", code, str(theirs.fileno())],
@@ -154,7 +152,7 @@ class WarmPython:
 
 
 class _ColdPopen(subprocess.Popen):  # type: ignore[type-arg]
-    """A process that is started, patch or not; nobody waits for it, since it ends when its parent does."""
+    """Popen without the patch; it is not waited for, because the process ends with its parent."""
 
     _execute_child = _execute_child
 
@@ -185,7 +183,7 @@ def _is_this_python(program: str, environment: Mapping[str, str]) -> bool:
 
 
 def _parse(command: Sequence[str]) -> tuple[str, list[str], bool] | None:
-    """Split a command into what runs ("-c", "-m" or ""), its words, and whether output is unbuffered."""
+    """Split a command into its kind ("-c", "-m" or ""), its words and whether output is unbuffered."""
     words = list(command[1:])
     is_unbuffered = words[:1] == ["-u"]
     del words[: int(is_unbuffered)]
@@ -195,25 +193,27 @@ def _parse(command: Sequence[str]) -> tuple[str, list[str], bool] | None:
 
 
 def main() -> NoReturn:
-    """Serve the connection whose descriptor is the last argument."""
+    """Serve requests on the socket whose descriptor is the last argument."""
     connection = socket.socket(fileno=int(sys.argv[-1]))
     base = sys.path[1:]
     importlib.import_module("runnerkit.torchvision_cpu").import_torchvision()
     for name in PRELOADED:
         importlib.import_module(name)
     gc.collect()
-    gc.freeze()  # a collection in a child would copy all of these pages
+    gc.freeze()  # garbage collection in a child would copy all these pages
     others = [path for path in Path("/proc/self/task").iterdir() if path.name != str(os.getpid())]
     names = {path.joinpath("comm").read_text().strip() for path in others}
-    # pyarrow's jemalloc starts its thread again in a fork.
+    # pyarrow's jemalloc restarts its thread in a fork.
     assert names <= {"jemalloc_bg_thd"}, f"a fork would lose the threads {names}: remove their library from PRELOADED"
     while True:
         request, descriptors = _serve(connection)
         connection.close()
         _become(request, descriptors, base)
-        if any("runnerkit.engines.worker" in each for each in request["arguments"]):  # a rank, which starts no Python
+        if any(
+            "runnerkit.engines.launch.worker" in each for each in request["arguments"]
+        ):  # ranks do not start Python processes
             break
-        # Its own children come from a server of its own: the kernel gives a process to none but its ancestors.
+        # The child gets its own server, because the kernel makes only ancestors the parent of an orphan.
         ours, connection = socket.socketpair()
         if os.fork():
             connection.close()
@@ -224,10 +224,10 @@ def main() -> NoReturn:
 
 
 def _serve(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Fork for each request; return in the child that was asked for, with the request and its open files."""
+    """Fork for each request; return the request and its open files in the requested child."""
     _prctl(_PDEATHSIG, signal.SIGKILL)
     for number in _SIGNALS:
-        signal.signal(number, signal.SIG_IGN)  # they are for the process that is served
+        signal.signal(number, signal.SIG_IGN)  # they are meant for the client
     while True:
         head, descriptors, _, _ = socket.recv_fds(connection, 4, 64)
         if len(head) < 4:
@@ -247,7 +247,7 @@ def _serve(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def _adopted(request: dict[str, Any], connection: socket.socket) -> dict[str, Any]:
-    """Wait until the kernel has made the caller our parent; tell it who we are, ready for its signals."""
+    """Wait until the caller is the parent, reset the signal handlers and send the caller the process id."""
     deadline = time.monotonic() + 10
     while os.getppid() != request["parent"]:
         if time.monotonic() > deadline:
@@ -265,8 +265,8 @@ def _adopted(request: dict[str, Any], connection: socket.socket) -> dict[str, An
 
 
 def _become(request: dict[str, Any], descriptors: Sequence[int], base: Sequence[str]) -> None:
-    """Take over what a process gets from the one that starts it."""
-    high = [fcntl.fcntl(each, fcntl.F_DUPFD, 500) for each in descriptors]  # out of the way of what they become
+    """Apply the request's open files, folder, environment and import path to this process."""
+    high = [fcntl.fcntl(each, fcntl.F_DUPFD, 500) for each in descriptors]  # avoids clashes with the target numbers
     for each in descriptors:
         os.close(each)
     for each, number in zip(high, request["descriptors"], strict=True):
@@ -281,7 +281,7 @@ def _become(request: dict[str, Any], descriptors: Sequence[int], base: Sequence[
     if str(ROOT) not in sys.path:
         for name in [each for each in sys.modules if each.split(".")[0] == "tests"]:
             del sys.modules[name]
-    # What libraries read once, when they are imported.
+    # State that libraries initialize at import.
     torch = sys.modules["torch"]
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1))
     torch.distributed.set_debug_level_from_env()
@@ -304,7 +304,7 @@ def _open_streams(is_unbuffered: bool) -> None:
 
 
 def _run(command: Sequence[str]) -> NoReturn:
-    """Do what the interpreter does with its command line, in a module __main__ that is as good as new."""
+    """Run a command line as the interpreter does, in a new module __main__."""
     kind, words, is_unbuffered = _parse(command)  # type: ignore[misc]
     _open_streams(is_unbuffered or bool(os.environ.get("PYTHONUNBUFFERED")))
     sys.orig_argv[:], sys.argv = list(command), [kind, *words[1:]] if kind else words
@@ -334,7 +334,7 @@ def _run(command: Sequence[str]) -> NoReturn:
 
 
 def _leave(code: int, *, is_interrupted: bool = False) -> NoReturn:
-    """Exit as the interpreter does, but for taking apart every module: that would copy all the pages of the server."""
+    """Exit like the interpreter, but without destroying modules, which would copy all pages of the server."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()

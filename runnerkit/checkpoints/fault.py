@@ -1,67 +1,78 @@
-"""What is wrong with a checkpoint, held against what the index says of it; and what the index is to say."""
+"""Faults of a checkpoint, found by comparing it with its record in the index; and the creation of records."""
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
-from runnerkit.storage.checkpoint_file import REST, load_checkpoint, load_file
-from runnerkit.storage.checkpoint_index import Record
+from runnerkit.checkpoints.file import REST, load_checkpoint, load_file
+from runnerkit.checkpoints.index import Record
+from runnerkit.storage.checksum import sha256_of
 
 
 def fault_of(path: Path, record: Record, *, quick: bool = False) -> str | None:
-    """Tell what is wrong with a checkpoint, as "is damaged: ..."; None if it is whole and can be loaded.
+    """Describe the fault of a checkpoint, as "is damaged: ..."; None if it is complete and can be loaded.
 
     Args:
-        record: what the index says of it.
-        quick: look at its size only.
+        record: its record in the index.
+        quick: check only its size.
     """
-    return fault_of_bytes(path, record, quick=quick) or (None if quick else fault_of_content(path))
+    fault = fault_of_bytes(path, record, quick=quick)
+    if quick or (fault and not path.is_dir()):
+        return fault
+    return fault_of_content(path) or fault  # which file of a folder is at fault says more than the folder's size
 
 
 def fault_of_bytes(path: Path, record: Record, *, quick: bool = False) -> str | None:
-    """Look at the bytes only: their number, and the checksum that the index has."""
-    file = path / REST if path.is_dir() else path
+    """Check only the bytes: their number, and the checksum in the index."""
+    file = main_file(path)
     try:
         if not file.is_file():
-            return "is not there"
+            return "is missing"
         if (size := size_of(path)) != record.size_bytes:
             return f"is damaged: it has {size} bytes instead of {record.size_bytes}"
-        return None if quick or sha256_of(file) == record.sha256 else "is damaged: its checksum is wrong"
+        is_intact = quick or sha256_of(file) == record.sha256
+        return None if is_intact else f"is damaged: the checksum of {file.name} is wrong"
     except OSError as error:
         return f"cannot be read: {error}"
 
 
 def fault_of_content(path: Path) -> str | None:
-    """Look at what the bytes say: whether it can be loaded, and its shards' checksums."""
-    file = path / REST if path.is_dir() else path
+    """Check that a checkpoint can be loaded, and its shards' checksums."""
     try:
-        state = load_file(file, mapped=True)
+        state = load_file(main_file(path), mapped=True)
     except (OSError, ValueError) as error:
-        return without_path(error, file)
-    try:  # the rest vouches for the shards
-        files = state["shards"]["files"] if path.is_dir() else {}
-        bad = [
-            name for name, checksum in files.items() if Path(name).name != name or sha256_of(path / name) != checksum
-        ]
+        return without_path(error, path)
+    try:  # the rest holds the checksums of the shards
+        for name, checksum in state["shards"]["files"].items() if path.is_dir() else ():
+            if Path(name).name != name or not (path / name).is_file():
+                return f"is damaged: shard {name} is missing"
+            if sha256_of(path / name) != checksum:
+                return f"is damaged: the checksum of shard {name} is wrong"
     except (OSError, KeyError, TypeError, AttributeError) as error:
         return f"is damaged: {error}"
-    return f"is damaged: the checksum of {bad[0]} is wrong" if bad else None
+    return None
+
+
+def main_file(path: Path) -> Path:
+    """Return the file of a checkpoint that is not a shard: its only one, or the one with the shards' checksums."""
+    return path / REST if path.is_dir() else path
 
 
 def without_path(error: Exception, path: Path) -> str:
-    """Say what an error says of `path`, without naming it again."""
-    words = str(error).removeprefix(f"{path} ")
-    return words if words != str(error) else f"cannot be read: {error}"
+    """Return the message of an error about the main file of the checkpoint `path`, without the path."""
+    file = main_file(path)
+    words = str(error).removeprefix(f"{file} ")
+    words = words if words != str(error) else f"cannot be read: {error}"
+    return words if file == path else f"is damaged: {file.name} {words}"
 
 
 def record_of(path: Path) -> Record:
-    """Describe a checkpoint for the index from what it holds, without its score.
+    """Create a checkpoint's record for the index from its content, without its score.
 
     Raises:
-        OSError, ValueError, KeyError, TypeError, AttributeError: it is no whole one.
+        OSError, ValueError, KeyError, TypeError, AttributeError: it is not complete.
     """
-    file = path / REST if path.is_dir() else path
+    file = main_file(path)
     state = load_checkpoint(file)
     counters = state.get("counters", {"epoch_step": 0, "batch_step": 0, "epoch_metrics": {}})
     return Record(
@@ -71,11 +82,5 @@ def record_of(path: Path) -> Record:
 
 
 def size_of(path: Path) -> int:
-    """Count the bytes of a checkpoint, which may be a folder."""
+    """Return the size in bytes of a checkpoint, which may be a folder."""
     return sum(each.stat().st_size for each in path.iterdir()) if path.is_dir() else path.stat().st_size
-
-
-def sha256_of(path: Path) -> str:
-    """Compute a file's checksum."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,1 +1,1 @@
-"""The command ``runnerkit``: a module for each thing it does, and `cli`, which names them."""
+"""The ``runnerkit`` command line: `cli` declares the commands, and one module implements each of them."""

@@ -1,4 +1,4 @@
-"""Curves as braille characters, of which each holds 2 x 4 dots."""
+"""Curves drawn with braille characters of 2 x 4 dots each."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections.abc import Sequence
 
 import numpy as np
 
-_WEIGHTS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])  # of the dots; Unicode, from U+2800 on
+_WEIGHTS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])  # bit of each dot; Unicode block U+2800
 
 
 def limits(curves: Sequence[np.ndarray]) -> np.ndarray:
-    """Find the finite points' smallest and largest x and y: (2, 2), [[x, y], [x, y]]; all NaN if there is none."""
+    """Return the smallest and largest x and y of the finite points as (2, 2), [[x, y], [x, y]]; NaN without any."""
     points = np.concatenate([*curves, np.empty((0, 2))])
     points = points[np.isfinite(points).all(axis=1)]
     return np.stack([points.min(axis=0), points.max(axis=0)]) if len(points) else np.full((2, 2), np.nan)
 
 
 def draw_curves(curves: Sequence[np.ndarray], *, width: int, height: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draw curves that fill the given number of characters, with lines between their points.
+    """Draw curves with lines between their points, scaled to `width` x `height` characters.
 
     Args:
         curves: each (N, 2) float, x and y; a point that is not finite leaves a gap.
     Returns:
-        (height, width) str, the characters; (height, width) int, the last curve in each, -1 where there is none.
+        The characters, (height, width) str, and the index of the last curve in each, (height, width) int, -1 for none.
 
     >>> characters, _ = draw_curves([np.array([[0.0, 0.0], [1.0, 1.0]])], width=4, height=2)
     >>> print(*map("".join, characters), sep="|")
@@ -35,7 +35,7 @@ def draw_curves(curves: Sequence[np.ndarray], *, width: int, height: int) -> tup
         kept = np.flatnonzero(np.isfinite(curve).all(axis=1))
         places = (curve[kept] - smallest) * scale
         lines = [places]
-        for index in np.flatnonzero(np.diff(kept) == 1):  # none across a gap
+        for index in np.flatnonzero(np.diff(kept) == 1):  # no line across a gap
             start, end = places[index : index + 2]
             lines.append(np.linspace(start, end, 2 + int(np.abs(end - start).max())))
         columns, rows = np.concatenate(lines).round().astype(int).T

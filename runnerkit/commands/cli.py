@@ -1,6 +1,6 @@
-"""The command `runnerkit`: train, search, export; look at what a run has left.
+"""The `runnerkit` command line: training, search, export and inspection of runs.
 
-A command imports what it needs when it runs: shells ask for completions at each press of a key, without torch.
+Each command imports its modules when it runs: shell completion starts this module often and does not need torch.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import typer
 from typer.main import get_command
 
 from runnerkit.commands.config import TrainingError, read_config
-from runnerkit.unknown_key import UnknownKeyError
+from runnerkit.errors import UnknownKeyError
 from runnerkit.version import __version__
 
 app = typer.Typer(
-    help="Train, and read what training has left.",
+    help="Train models and inspect their runs.",
     no_args_is_help=True,
-    rich_markup_mode=None,  # help and errors as plain text, which can be searched and pasted
+    rich_markup_mode=None,  # help and errors as plain text
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -30,32 +30,33 @@ Logdir = Annotated[Path, typer.Argument(help="folder of the run", metavar="LOGDI
 Logdirs = Annotated[
     list[Path], typer.Argument(help="folders of runs, at any depth", metavar="LOGDIR", show_default=False)
 ]
-Metrics = Annotated[list[str] | None, typer.Option("--metric", help="only this one; may be given again")]
-Loaders = Annotated[list[str] | None, typer.Option("--loader", help="only this one; may be given again")]
+Metrics = Annotated[list[str] | None, typer.Option("--metric", help="show only this metric; repeatable")]
+Loaders = Annotated[list[str] | None, typer.Option("--loader", help="show only this loader; repeatable")]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(help="values in place of the file's", metavar="[KEY=VALUE]...", show_default=False)
+    list[str] | None,
+    typer.Argument(help="overrides of the file's values", metavar="[KEY=VALUE]...", show_default=False),
 ]
-Engine = Annotated[str | None, typer.Option(help="cpu, gpu, dp, ddp, fsdp, horovod, or an engine's class")]
-Nproc = Annotated[int | None, typer.Option(help="number of processes, of engines that have several")]
-Precision = Annotated[str | None, typer.Option(help="fp32, fp16, bf16, or amp: what suits the device")]
-NewLogdir = Annotated[Path | None, typer.Option(help="folder for logs and checkpoints; by default one below logs/")]
-Which = Annotated[Literal["best", "last"], typer.Option(help="of the checkpoints of a logdir")]
+Engine = Annotated[str | None, typer.Option(help="cpu, gpu, dp, ddp, fsdp, horovod, or the name of an engine class")]
+Nproc = Annotated[int | None, typer.Option(help="number of processes of a distributed engine")]
+Precision = Annotated[str | None, typer.Option(help="fp32, fp16, bf16, or amp, which chooses by device")]
+NewLogdir = Annotated[Path | None, typer.Option(help="folder for logs and checkpoints; by default a new one in logs/")]
+Which = Annotated[Literal["best", "last"], typer.Option(help="checkpoint to export from a logdir")]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; return its exit code: 1 if it found something broken or training raised, 2 for a wrong use."""
+    """Run one command; return its exit code: 1 if files are broken or training raised, 2 for incorrect usage."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        # Not app(), which puts its own hook in the way of tracebacks.
+        # Not app(), which installs its own exception hook.
         get_command(app).main(list(arguments), prog_name="runnerkit")
     except (OSError, ValueError, ImportError, UnknownKeyError) as error:
         command = next((word for word in arguments if not word.startswith("-")), "")
         sys.stderr.write(f"runnerkit {command}: {error}\n")
         return 2
-    except TrainingError as error:  # no wrong use: whoever reads it wants to know where
+    except TrainingError as error:  # an error in the user's code needs its traceback
         traceback.print_exception(error.__cause__)
         return 1
-    except SystemExit as end:  # how typer ends, whatever came of it
+    except SystemExit as end:  # typer always ends with one
         return end.code if isinstance(end.code, int) else 0
     raise AssertionError("a command ends in SystemExit")
 
@@ -79,17 +80,17 @@ def _options(
     epilog="Example: runnerkit run examples/configs/fashion_mnist.yaml --engine ddp --nproc 2 optimizer.lr=0.01"
 )
 def run(
-    file: Annotated[Path, typer.Argument(help="a config, .yaml, or a script, .py", metavar="FILE", show_default=False)],
+    file: Annotated[Path, typer.Argument(help="a .yaml config or a .py script", metavar="FILE", show_default=False)],
     overrides: Overrides = None,
     engine: Engine = None,
     nproc: Nproc = None,
     precision: Precision = None,
     logdir: NewLogdir = None,
-    resume: Annotated[bool, typer.Option("--resume", help="go on with the run in the logdir, if there is one")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="continue the run in the logdir, if there is one")] = False,
 ) -> None:
-    """Train what a config or a script says; of a config, LOGDIR/config.yml is left, to be run again.
+    """Train from a config or a script.
 
-    A script gets what follows `--` as its arguments.
+    A config is saved as LOGDIR/config.yml, which reproduces the run. A script receives the arguments after `--`.
     """
     from runnerkit.commands.configured_run import FILE, choose_logdir, make_run, save_config, train
     from runnerkit.commands.script import run_script
@@ -98,7 +99,7 @@ def run(
     words = overrides or []
     if file.suffix == ".py":
         if logdir is not None or resume:
-            raise ValueError(f"{file} has a logdir of its own; hand it, after --, the arguments that it takes")
+            raise ValueError(f"{file} is a script, which sets its own logdir; pass the script's arguments after --")
         run_script(file, words, name=engine, num_processes=nproc, precision=precision)
     given = {"engine": engine, "nproc": nproc, "precision": precision, "logdir": logdir and str(logdir)}
     config = read_config(file, words, given)
@@ -115,14 +116,16 @@ def run(
 def tune(
     file: Annotated[Path, typer.Argument(help="a config", metavar="FILE", show_default=False)],
     overrides: Overrides = None,
-    trials: Annotated[int, typer.Option(help="how many times to train", min=1)] = 20,
+    trials: Annotated[int, typer.Option(help="number of trials", min=1)] = 20,
     engine: Engine = None,
     nproc: Nproc = None,
     precision: Precision = None,
     logdir: NewLogdir = None,
 ) -> None:
-    """Search the values that make valid_metric best, by Optuna: of keys under search: in the config, or as
-    KEY=LOW..HIGH, KEY=LOW..HIGH:log, KEY=THIS,THAT. LOGDIR/best.yml is what `runnerkit run` takes.
+    """Search for the hyperparameters with the best valid_metric, with Optuna.
+
+    Give ranges under search: in the config, or as KEY=LOW..HIGH, KEY=LOW..HIGH:log, KEY=THIS,THAT. Pass the resulting
+    LOGDIR/best.yml to `runnerkit run`.
     """
     from runnerkit.commands.search import BEST, search
 
@@ -136,25 +139,25 @@ def tune(
 @app.command(epilog="Example: runnerkit export logs/digits --to onnx -o digits.onnx")
 def export(
     source: Annotated[
-        Path, typer.Argument(help="a logdir, or a checkpoint in one", metavar="LOGDIR|CHECKPOINT", show_default=False)
+        Path, typer.Argument(help="a logdir or a checkpoint in one", metavar="LOGDIR|CHECKPOINT", show_default=False)
     ],
     to: Annotated[Literal["onnx", "torch-export", "safetensors"], typer.Option(help="the format", show_default=False)],
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="the file; by default model.SUFFIX in the logdir")
+        Path | None, typer.Option("-o", "--output", help="path of the file; by default model.SUFFIX in the logdir")
     ] = None,
     which: Which = "best",
 ) -> None:
-    """Write a trained model as a file that needs no code of it; the config in its logdir says what it is."""
+    """Export a trained model to a file that does not need its code, using the config in the logdir."""
+    from runnerkit.checkpoints.weights import export_safetensors
     from runnerkit.commands.configured_run import FILE
     from runnerkit.commands.export import SUFFIXES, export_configured
-    from runnerkit.storage.weights import export_safetensors
 
     if not source.exists():
         raise FileNotFoundError(f"{source}: no such logdir or checkpoint")
     logdir = source if source.is_dir() else source.parent.parent  # LOGDIR/checkpoints/model.0003.pth
     out = output or logdir / f"model{SUFFIXES[to]}"
     if out.is_dir():
-        raise IsADirectoryError(f"cannot write {out}: it is a folder; name a file in it")
+        raise IsADirectoryError(f"cannot write {out}: it is a folder; pass the path of a file")
     if to == "safetensors":
         typer.echo(export_safetensors(source, out, which=which))
         return
@@ -163,7 +166,7 @@ def export(
 
 @app.command(epilog="Example: runnerkit new train.py && python train.py")
 def new(path: Annotated[Path, typer.Argument(help="the script to write")] = Path("train.py")) -> None:
-    """Write a script that trains, to be changed line by line."""
+    """Write a training script as a starting point."""
     from runnerkit.commands.starter import write_starter
 
     typer.echo(write_starter(path))
@@ -171,9 +174,9 @@ def new(path: Annotated[Path, typer.Argument(help="the script to write")] = Path
 
 @app.command(epilog="Example: runnerkit env > environment.json")
 def env() -> None:
-    """Print versions, hardware and launcher, ready for a bug report."""
+    """Print versions, hardware and launcher for a bug report."""
     from runnerkit.engines.process_environment import describe_launcher
-    from runnerkit.environment import describe_environment
+    from runnerkit.loop.environment import describe_environment
 
     typer.echo(json.dumps({**describe_environment(), "launcher": describe_launcher()}, indent=2))
 
@@ -181,15 +184,11 @@ def env() -> None:
 @app.command(epilog="Example: runnerkit metrics logs/digits; runnerkit metrics logs --metric accuracy --csv")
 def metrics(
     logdirs: Logdirs,
-    metric: Annotated[
-        str | None, typer.Option(help="only this one; of several runs, what they are compared by")
-    ] = None,
-    loader: Annotated[
-        str | None, typer.Option(help="only this one; of several runs, what they are compared by")
-    ] = None,
+    metric: Annotated[str | None, typer.Option(help="show only this one; several runs are compared by it")] = None,
+    loader: Annotated[str | None, typer.Option(help="show only this one; several runs are compared by it")] = None,
     csv: Annotated[bool, typer.Option("--csv", help="print CSV with all digits")] = False,
 ) -> None:
-    """Print the metrics of a run, one row an epoch and loader, and its best epochs; compare several runs."""
+    """Print the metrics of a run, one row per epoch and loader, and its best epochs, or compare several runs."""
     from runnerkit.commands.metrics_text import metrics_text
 
     typer.echo(metrics_text(logdirs, metric=metric, loader=loader, as_csv=csv), nl=False)
@@ -205,8 +204,8 @@ def plot(
     loader: Loaders = None,
     log: Annotated[list[str] | None, typer.Option("--log", help="metric on a logarithmic axis")] = None,
 ) -> None:
-    """Draw the curves of a run, or of several over one another."""
-    from runnerkit.curves.plot import plot_metrics
+    """Plot the curves of one run, or of several runs in the same axes."""
+    from runnerkit.history.plot import plot_metrics
 
     typer.echo(plot_metrics(logdirs, path=output, metrics=metric or None, loaders=loader or None, log_scale=log or ()))
 
@@ -216,9 +215,9 @@ def watch(
     logdir: Logdir,
     metric: Metrics = None,
     loader: Loaders = None,
-    once: Annotated[bool, typer.Option("--once", help="draw once, as where the output is no terminal")] = False,
+    once: Annotated[bool, typer.Option("--once", help="draw once and exit, the default without a terminal")] = False,
 ) -> None:
-    """Draw the curves of a run in the terminal while it goes on, until Ctrl-C."""
+    """Draw the curves of a run in the terminal while it trains, until Ctrl-C."""
     from runnerkit.commands.watch import watch as watch_curves
 
     watch_curves(logdir, metrics=metric or None, loaders=loader or None, once=once)
@@ -231,15 +230,15 @@ def report(
         Path | None, typer.Option("-o", "--output", help="path of the page; by default LOGDIR/report.html")
     ] = None,
 ) -> None:
-    """Write a run on one page of HTML, which opens without network: curves, best values, checkpoints, settings."""
-    from runnerkit.curves.report import write_report
+    """Write a self-contained HTML report of a run: curves, best values, checkpoints, settings."""
+    from runnerkit.history.report import write_report
 
     typer.echo(write_report(logdir, path=output))
 
 
 @app.command(epilog="Example: runnerkit doctor logs/digits")
 def doctor(logdir: Logdir) -> None:
-    """Verify the checkpoints and logs of a run; exit with 1 if something is broken."""
+    """Check the checkpoints and logs of a run; exit with 1 if something is broken."""
     from runnerkit.commands.doctor import examine
 
     report = examine(logdir)

@@ -1,7 +1,7 @@
-"""Runs written down in YAML: components by import path, arguments checked before anything is made.
+"""YAML configs of runs: components by import path, with arguments that are checked before anything is created.
 
-References such as ``${hparams.lr}`` are OmegaConf's, components such as ``_target_: torch.nn.Linear`` Hydra's, and
-pydantic holds values against the types that components ask for.
+OmegaConf resolves references such as ``${hparams.lr}``, Hydra creates components such as ``_target_: torch.nn.Linear``,
+and pydantic checks values against the types in the components' signatures.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from types import SimpleNamespace
 from typing import Any, get_type_hints
 
 _TARGET = "_target_"
-_OWN_KEYS = {_TARGET, "_args_", "_partial_", "_convert_", "_recursive_"}  # Hydra's, of every component
+_OWN_KEYS = {_TARGET, "_args_", "_partial_", "_convert_", "_recursive_"}  # accepted by Hydra for every component
 
 
 class TrainingError(Exception):
-    """Training raised, for a reason that is its cause."""
+    """An error during training; ``__cause__`` is the exception that was raised."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """A config file, its references resolved.
+    """A config file with its references resolved.
 
     Attributes:
-        path: the file, for messages.
+        path: the file, used in error messages.
         values: plain dicts, lists, strings and numbers.
-        written: the same for files, which outlive the environment and its secrets: ``${oc.env:NAME}`` is not resolved.
+        written: the same, to be written to files; ``${oc.env:NAME}`` stays unresolved to keep secrets out of them.
     """
 
     path: Path
@@ -41,16 +41,16 @@ class Config:
     written: dict[str, Any]
 
     def refused(self, key: str, why: str) -> ValueError:
-        """Say why the value at `key`, such as "loaders.train.batch_size", will not do."""
+        """Return an error that names the file and the key, such as "loaders.train.batch_size", and the reason."""
         return ValueError(f"{self.path}: {key}: {why}")
 
     def make(self, key: str, *arguments: Any) -> Any:
-        """Make the component at `key`, and what is nested in it; a dict or list of several; None if nothing is there.
+        """Create the component at `key` and all nested ones; a dict or list of components; None if the key is not set.
 
         Args:
-            arguments: positional ones, which the config does not have, such as an optimizer's parameters.
+            arguments: positional arguments that the config does not have, such as an optimizer's parameters.
         Raises:
-            ValueError: a component is unknown, takes no such argument, or raises.
+            ValueError: a component is unknown, does not accept an argument, or raises.
         """
         node = at(self.values, key)
         if node is None:
@@ -64,22 +64,22 @@ class Config:
             raise self.refused(place, self._failure(error.__cause__ or error, at(self.values, place))) from error
 
     def check(self, key: str) -> None:
-        """Hold the component at `key`, and what is nested in it, against what they take, without making any.
+        """Check the component at `key` and all nested ones against their signatures, without creating them.
 
         Raises:
-            ValueError: one is unknown, takes no such argument, or one of another type.
+            ValueError: a component is unknown, does not accept an argument, or expects another type.
         """
         self._checked(at(self.values, key), key)
 
     def check_call(self, values: dict[str, Any], key: str, target: Callable[..., Any]) -> dict[str, Any]:
-        """Hold named values against what `target` takes; return them, plain ones converted to the types it asks for."""
+        """Check named values against the signature of `target`; return them, plain ones converted to its types."""
         parameters = _parameters(target)
         takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
         names = _names(parameters)
         hints = _hints(target)
         for name in values:
             if name not in names and name not in _OWN_KEYS and parameters and not takes_any:
-                raise self.refused(key, f"{_path_of(target)} takes no {name!r}; it takes {', '.join(names)}")
+                raise self.refused(key, f"{_path_of(target)} does not accept {name!r}; it accepts {', '.join(names)}")
         return {
             name: self.converted(value, hints[name], f"{key}.{name}".removeprefix("."))
             if name in hints and _is_plain(value)
@@ -97,10 +97,10 @@ class Config:
 
     def _imported(self, path: Any, key: str) -> Callable[..., Any]:
         log = logging.getLogger("hydra.utils")
-        was_disabled, log.disabled = log.disabled, True  # it would tell over three lines what is raised here
+        was_disabled, log.disabled = log.disabled, True  # it would log the error that is raised here
         try:
             found = _package("hydra.utils").get_object(path)
-        except Exception as error:  # whatever a module raises when it is imported
+        except Exception as error:  # importing a module can raise anything
             why = " ".join(str(error).split())
             raise self.refused(f"{key}.{_TARGET}", f"cannot import {path!r}: {why}") from error
         finally:
@@ -112,21 +112,21 @@ class Config:
         return found  # type: ignore[no-any-return]  # it is callable
 
     def converted(self, value: Any, hint: Any, key: str) -> Any:
-        """Return a plain value as the type that `hint` asks for: "3" as 3, a string as a Path."""
+        """Convert a plain value to the type of `hint`: "3" to 3, a string to a Path."""
         pydantic = _package("pydantic")
         try:
             adapter = pydantic.TypeAdapter(hint, config={"arbitrary_types_allowed": True})
         except pydantic.PydanticUserError:
-            return value  # a type that says nothing of plain values
+            return value  # a type that pydantic cannot check
         try:
             converted = adapter.validate_python(value)
         except pydantic.ValidationError:
             expected = inspect.formatannotation(hint)
             raise self.refused(key, f"expected {expected}, got {value!r}") from None
-        return value if isinstance(value, list | dict) else converted  # of an Iterable pydantic makes a lazy one
+        return value if isinstance(value, list | dict) else converted  # pydantic wraps an Iterable in a lazy iterator
 
     def _place(self, key: str, within: str) -> str:
-        """Turn what Hydra calls a place, such as "layers[0].layers1" for the second of the first, into our own."""
+        """Convert Hydra's path of a node, such as "layers[0].layers1" for item 1 of item 0, to a dotted key."""
         place = ".".join([key, *re.sub(r"\[(\d+)\]", r".\1", within).removeprefix(".").split(".")]).removesuffix(".")
         return place if at(self.values, place) is not None else re.sub(r"(\d+)$", r".\1", place)
 
@@ -134,22 +134,22 @@ class Config:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         target = node[_TARGET] if isinstance(node, dict) and _TARGET in node else ""
         takes = ""
-        if isinstance(error, TypeError) and target:  # most often for what is missing
-            takes = f"; it takes {', '.join(_names(_parameters(_package('hydra.utils').get_object(target))))}"
+        if isinstance(error, TypeError) and target:  # usually a missing argument
+            takes = f"; it accepts {', '.join(_names(_parameters(_package('hydra.utils').get_object(target))))}"
         why = " ".join(str(error).split())
         return f"{target}: {type(error).__name__}: {why} ({Path(frame.filename).name}:{frame.lineno}){takes}"
 
 
 def read_config(path: Path, overrides: Iterable[str] = (), given: Mapping[str, Any] | None = None) -> Config:
-    """Read a file, and put other values in place of its own.
+    """Read a config file and override some of its values.
 
     Args:
         overrides: of the form "optimizer.lr=0.01".
-        given: {key: value} at the top; None leaves the file's.
+        given: {key: value} of top-level keys; None keeps the value of the file.
     Raises:
-        FileNotFoundError: it is not there.
-        ValueError: it is no YAML of keys and values, a reference leads nowhere, an override is none.
-        ImportError: the packages for it are missing.
+        FileNotFoundError: the file does not exist.
+        ValueError: it is not a YAML mapping, a reference cannot be resolved, or an override is invalid.
+        ImportError: a required package is not installed.
     """
     omegaconf, yaml = _package("omegaconf"), importlib.import_module("yaml")
     if not path.is_file():
@@ -157,13 +157,13 @@ def read_config(path: Path, overrides: Iterable[str] = (), given: Mapping[str, A
     try:
         config = omegaconf.OmegaConf.create(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
-        raise ValueError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
+        raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     if not omegaconf.OmegaConf.is_dict(config):
-        raise ValueError(f"{path} holds a list; expected keys and values, such as model: and loaders:")
+        raise ValueError(f"{path} contains a list; expected a mapping with keys such as model: and loaders:")
     for override in overrides:
         key, equals, text = override.partition("=")
         if not key or not equals:
-            raise ValueError(f"{override!r} is no override; expected key=value, such as optimizer.lr=0.01")
+            raise ValueError(f"override {override!r} must have the form key=value, such as optimizer.lr=0.01")
         try:
             value = omegaconf.OmegaConf.from_dotlist([f"value={text}"])
             value = omegaconf.OmegaConf.to_container(value, resolve=False)["value"]
@@ -179,7 +179,7 @@ def read_config(path: Path, overrides: Iterable[str] = (), given: Mapping[str, A
 
 
 def _without_environment(config: Any) -> Any:
-    """Copy an OmegaConf so that ``${oc.env:NAME}`` resolves to this text, also where a reference leads to it."""
+    """Copy a config so that ``${oc.env:NAME}`` resolves to this text itself, also through references."""
     omegaconf = _package("omegaconf")
 
     def env(name: str, *default: Any) -> str:
@@ -206,7 +206,7 @@ def _renamed(node: Any) -> Any:
 
 
 def at(values: Any, key: str) -> Any:
-    """Look up a path such as "callbacks.0.topk"; None if nothing is there.
+    """Look up a path such as "callbacks.0.topk"; None if it does not exist.
 
     >>> at({"a": [1, {"b": 2}]}, "a.1.b"), at({}, "a.b")
     (2, None)
@@ -228,7 +228,7 @@ def _is_plain(value: Any) -> bool:
 def _parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     try:
         found = inspect.signature(target).parameters
-    except ValueError:  # written in C
+    except ValueError:  # implemented in C
         return {}
     return {name: each for name, each in found.items() if name != "self"}
 
@@ -243,7 +243,7 @@ def _hints(target: Callable[..., Any]) -> dict[str, Any]:
     function = inspect.unwrap(target.__init__ if inspect.isclass(target) else target)
     hints = dict[str, Any]()
     for name, hint in inspect.get_annotations(function).items():
-        with suppress(Exception):  # a name in it that is there for type checkers only
+        with suppress(Exception):  # names that are imported for type checkers only
             hints |= get_type_hints(SimpleNamespace(__annotations__={name: hint}), function.__globals__)
     return hints
 
@@ -256,6 +256,4 @@ def _package(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise ImportError(
-            "configs need the packages hydra-core and pydantic: pip install 'runnerkit[config]'"
-        ) from None
+        raise ImportError("configs need hydra-core and pydantic: pip install 'runnerkit[config]'") from None

@@ -1,4 +1,4 @@
-"""What a config says of a whole run: its parts, made in an order that is always the same, and where it is logged."""
+"""Runs from a config: their components, created in a fixed order, and their logdir."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from runnerkit.commands.config import Config, TrainingError
 from runnerkit.engine import IEngine
 from runnerkit.engines.by_name import engine_by_name
 from runnerkit.engines.process_environment import ProcessEnvironment
-from runnerkit.seeding import set_global_seed
+from runnerkit.errors import UnknownKeyError
+from runnerkit.seeding.generators import set_global_seed
 from runnerkit.storage.atomic_file import write_text
 from runnerkit.storage.logdir_lock import holder, is_held, lock
 from runnerkit.supervised import SupervisedRunner
 from runnerkit.train import Runner
 from runnerkit.types import as_dict
-from runnerkit.unknown_key import UnknownKeyError
 from runnerkit.version import __version__
 
 FILE = "config.yml"
 SEED = 42
-_PARTS = {  # with a component as it is written
+_PARTS = {  # each with an example
     "runner": "{_target_: runnerkit.dl.SupervisedRunner}",
     "model": "{_target_: torch.nn.Linear, in_features: 64, out_features: 10}",
     "criterion": "{_target_: torch.nn.CrossEntropyLoss}",
@@ -36,19 +36,19 @@ _PARTS = {  # with a component as it is written
     "callbacks": "{_target_: runnerkit.dl.TimerCallback}",
     "loggers": "{_target_: runnerkit.dl.JSONLLogger, logdir: logs}",
 }
-_PLURAL = ("loaders", "callbacks", "loggers")  # the others are one component, or several by key
+_PLURAL = {name for name in _PARTS if name.endswith("s")}  # the others are one component or a dict of them
 _ENGINE = ("engine", "nproc", "precision")
-_NOT_PLAIN = {*_PARTS, *_ENGINE, "self", "cpu", "fp16", "amp", "apex", "ddp", "resume"}  # of what `train` takes
+_NOT_PLAIN = {*_PARTS, *_ENGINE, "self", "cpu", "fp16", "amp", "apex", "ddp", "resume"}  # of `train`
 _NOT_SAVED = {"logdir", "search"}
-_TRACES = ("csv", "checkpoints", "tensorboard")  # what a run leaves in its logdir
+_TRACES = ("csv", "checkpoints", "tensorboard")  # any of these marks the logdir of a run
 
 
 def train(config: Config, runner: Runner, arguments: dict[str, Any]) -> None:
     """Train.
 
     Raises:
-        ValueError: the arguments will not do, as was seen before it began, or a name among them is misspelt.
-        TrainingError: something was raised later.
+        ValueError: the arguments were refused before training began, or one of them names an unknown key.
+        TrainingError: training raised.
     """
     try:
         runner.train(**arguments)
@@ -59,23 +59,23 @@ def train(config: Config, runner: Runner, arguments: dict[str, Any]) -> None:
 
 
 def make_run(config: Config) -> tuple[Runner, dict[str, Any]]:
-    """Make the runner and the arguments of its `train`, from the config's seed.
+    """Create the runner and the arguments of its `train`, seeded with the config's seed.
 
     Raises:
-        ValueError: the file has a key that is none, or a value will not do.
+        ValueError: the config has an unknown key or an invalid value.
     """
     plain = [name for name in inspect.signature(Runner.train).parameters if name not in _NOT_PLAIN]
     for key in config.values:
         if key not in {*_PARTS, *_ENGINE, *plain, "search"}:
-            raise config.refused(key, f"no such key; there are {', '.join((*_PARTS, *_ENGINE, *plain))}")
+            raise config.refused(key, f"unknown key; expected one of {', '.join((*_PARTS, *_ENGINE, *plain))}")
     for key in _PARTS:
         if not isinstance(config.values.get(key), dict | list | None):
             raise config.refused(key, f"expected _target_ and its arguments, got {config.values[key]!r}")
         _check_targets(config, key)
-        config.check(key)  # all of them before any is made
+        config.check(key)  # check all of them before creating any
     given = {key: value for key, value in config.values.items() if key in plain}
     if "hparams" in given:
-        given["hparams"] = config.written["hparams"]  # which are written to files
+        given["hparams"] = config.written["hparams"]  # hparams are written to files
     arguments = {"seed": SEED, **config.check_call(given, "", Runner.train), "engine": _make_engine(config)}
     try:
         set_global_seed(arguments["seed"])  # the initial weights
@@ -98,7 +98,7 @@ def make_run(config: Config) -> tuple[Runner, dict[str, Any]]:
 
 
 def _check_targets(config: Config, key: str) -> None:
-    """Refuse a component that does not say what it is."""
+    """Raise if a component lacks its ``_target_``."""
     node = config.values.get(key)
     if node is None or "_target_" in node:
         return
@@ -107,24 +107,24 @@ def _check_targets(config: Config, key: str) -> None:
     places = {key: node} if is_one or key == "runner" else {f"{key}.{name}": each for name, each in several.items()}
     for place, each in places.items():
         if each is not None and not (isinstance(each, dict) and "_target_" in each):
-            raise config.refused(place, f"_target_ is missing, the import path of what it is; such as {_PARTS[key]}")
+            raise config.refused(place, f"_target_, its import path, is missing; expected for example {_PARTS[key]}")
 
 
 def _make_for(config: Config, key: str, owners: Mapping[str, Any]) -> Any:
-    """Make one component for the lone owner, or each of several for the owner of its name."""
+    """Create one component for the only owner, or a dict of components, each for the owner with its key."""
     node = config.values.get(key)
     if node is None or "_target_" in node:
         if node is not None and list(owners) != [""]:
-            raise config.refused(key, f"one for {sorted(owners) or 'nothing'}; give one to each, by its key")
+            raise config.refused(key, f"got one component for the keys {sorted(owners)}; expected one per key")
         return config.make(key, *owners.values())
     for name in node:
         if name not in owners:
-            raise config.refused(f"{key}.{name}", f"there is none of that name to give it to, only {sorted(owners)}")
+            raise config.refused(f"{key}.{name}", f"no component has this key; expected one of {sorted(owners)}")
     return {name: config.make(f"{key}.{name}", owners[name]) for name in node}
 
 
 def _make_engine(config: Config) -> IEngine | None:
-    """Make the engine, if there is one, and see whether this machine has what it needs."""
+    """Create the engine, if the config has one, and check that this machine meets its requirements."""
     engine = _engine_component(config) if isinstance(config.values.get("engine"), dict) else _named_engine(config)
     if engine is not None:
         try:
@@ -137,10 +137,10 @@ def _make_engine(config: Config) -> IEngine | None:
 def _engine_component(config: Config) -> IEngine:
     if "_target_" not in config.values["engine"]:
         raise config.refused(
-            "engine", "_target_ is missing; expected a name, or such as {_target_: runnerkit.dl.CPUEngine}"
+            "engine", "_target_ is missing; expected a name, or for example {_target_: runnerkit.dl.CPUEngine}"
         )
     if (config.values.get("nproc"), config.values.get("precision")) != (None, None):
-        raise config.refused("engine", "is a component: nproc and precision are among its own arguments")
+        raise config.refused("engine", "is a component: pass nproc and precision as its own arguments")
     engine = config.make("engine")
     if not isinstance(engine, IEngine):
         raise config.refused("engine", f"is a {type(engine).__name__}; expected an engine of dl")
@@ -161,11 +161,11 @@ def _named_engine(config: Config) -> IEngine | None:
 
 
 def choose_logdir(config: Config, *, resume: bool) -> Path:
-    """Take the config's logdir, else one of its name below logs/; a saved config runs anew beside where it lies.
+    """Return the config's logdir, else a free one named after the file in logs/, or beside the run of a saved config.
 
     Raises:
-        FileExistsError: the folder holds a run that is not to be resumed, or another process has it.
-        ValueError: a launcher started several processes, which could not agree on a name.
+        FileExistsError: the folder contains a run that is not to be resumed, or another process is using it.
+        ValueError: a launcher started several processes, which cannot agree on a name.
     """
     job, path = ProcessEnvironment.read(), config.path
     if config.values.get("logdir") is None:
@@ -181,15 +181,15 @@ def choose_logdir(config: Config, *, resume: bool) -> Path:
         if _is_in_use(logdir):
             raise FileExistsError(f"another run is writing to {logdir}: {holder(logdir)}")
         if _holds_run(logdir) and not resume:
-            raise FileExistsError(f"{logdir} holds a run: go on with it by --resume, or choose another by --logdir")
+            raise FileExistsError(f"{logdir} contains a run: continue it with --resume, or choose another --logdir")
     return logdir
 
 
 def save_config(config: Config, path: Path) -> None:
-    """Write what `runnerkit run` takes to reproduce the run: all but where it is logged, and ranges of a search.
+    """Write a config that reproduces the run with `runnerkit run`, without the logdir and the ranges of a search.
 
     Raises:
-        OSError: with what to do; another run is there, say.
+        OSError: `path` cannot be written; for example, another run is using the folder.
     """
     import yaml
 
@@ -197,7 +197,7 @@ def save_config(config: Config, path: Path) -> None:
     text = yaml.safe_dump({key: value for key, value in values.items() if key not in _NOT_SAVED}, sort_keys=False)
     with _unwritable_told(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    unlock = lock(path.parent)  # the run that comes to train here takes it for itself; who is here keeps its config
+    unlock = lock(path.parent)  # keeps the config of a run that is in progress here; training locks again
     try:
         with _unwritable_told(path):
             write_text(path, f"# {config.path}, as runnerkit {__version__} ran it\n{text}")

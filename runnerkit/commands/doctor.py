@@ -1,4 +1,4 @@
-"""`runnerkit doctor`: whether what lies in a logdir is whole, and what a run would resume from."""
+"""`runnerkit doctor`: checks that the files of a logdir are intact, and names the checkpoint to resume from."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from runnerkit.commands.finding import Finding
 from runnerkit.commands.log_check import check_logs
 from runnerkit.storage.logdir_lock import FILE, holder, is_held
 
-_TRACES = ("checkpoints", "csv", "tensorboard", "hparams.yml")  # by which a logdir is known
+_TRACES = ("checkpoints", "csv", "tensorboard", "hparams.yml")  # any of these marks a logdir
 
 
 @dataclass(frozen=True)
 class Report:
-    """What was found; as a string, a line for each finding and a last one."""
+    """Findings about one logdir; as a string, one line each and a summary."""
 
     logdir: Path
     findings: list[Finding]
 
     @property
     def num_broken(self) -> int:
-        """How many findings are of something broken."""
+        """Number of findings with the verdict BROKEN."""
         return sum(finding.verdict == "BROKEN" for finding in self.findings)
 
     def __str__(self) -> str:
@@ -33,21 +33,21 @@ class Report:
 
 
 def examine(logdir: str | os.PathLike[str]) -> Report:
-    """Read all checkpoints and logs of one run, and change nothing.
+    """Check all checkpoints and logs of one run without changing them.
 
     Raises:
-        FileNotFoundError: that is no logdir.
+        FileNotFoundError: `logdir` is not the logdir of a run.
 
     >>> import tempfile
     >>> from runnerkit.loggers import CSVLogger
     >>> logger = CSVLogger(tempfile.mkdtemp())
     >>> logger.setup()
     >>> print(examine(logger.logdir).findings[0])
-    note    checkpoints: there is none: nothing to resume from
+    note    checkpoints: does not exist: nothing to resume from
     """
     logdir = Path(logdir)
     if not any((logdir / name).exists() for name in _TRACES):
-        raise FileNotFoundError(f"{logdir} is no logdir of a run: it has none of {', '.join(_TRACES)}")
+        raise FileNotFoundError(f"{logdir} is not the logdir of a run: expected one of {', '.join(_TRACES)} in it")
     return Report(logdir, [*_check_lock(logdir), *check_checkpoints(logdir), *check_logs(logdir)])
 
 
@@ -56,6 +56,6 @@ def _check_lock(logdir: Path) -> Iterator[Finding]:
     if owner is None:
         return
     if is_held(logdir):
-        yield Finding("note", FILE, f"a run is writing here, {owner}: what it has half done is told of as broken")
+        yield Finding("note", FILE, f"a run is writing here, {owner}: its unfinished files are reported as broken")
     else:
-        yield Finding("note", FILE, f"left by a killed run, {owner}; it blocks nobody")
+        yield Finding("note", FILE, f"left by a killed run, {owner}; it does not block other runs")

@@ -1,4 +1,4 @@
-"""A trained run as a file that needs no code of it: ONNX, torch.export's program, or safetensors."""
+"""Export of a trained run to ONNX, a ``torch.export`` program or safetensors, which need none of its code."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Literal
 
 from torch import nn
 
+from runnerkit.checkpoints.weights import load_weights
 from runnerkit.commands.config import Config
-from runnerkit.storage.weights import load_weights
+from runnerkit.models.tracing import onnx_export, save_program
 from runnerkit.supervised import SupervisedRunner
-from runnerkit.tracing import onnx_export, save_program
 
 Format = Literal["onnx", "torch-export"]
 SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2", "safetensors": ".safetensors"}
@@ -19,11 +19,12 @@ SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2", "safetensors": ".safetensor
 def export_configured(config: Config, source: Path, out: Path, *, to: Format, which: Literal["best", "last"]) -> Path:
     """Export a config's model with the weights of `source`, for batches of any length.
 
-    What it is called with is looked up in a batch of the config's loaders.
+    A batch of one of the config's loaders gives the model's inputs.
 
     Raises:
-        ValueError: the config has several models or none, no loader, or a runner that is not supervised.
-        FileNotFoundError: there are no weights.
+        ValueError: the config does not have exactly one model and an evaluation loader, or its runner is not a
+            `SupervisedRunner`.
+        FileNotFoundError: `source` does not contain weights.
     """
     runner, model = config.make("runner") or SupervisedRunner(), config.make("model")
     if not isinstance(model, nn.Module):
@@ -35,10 +36,9 @@ def export_configured(config: Config, source: Path, out: Path, *, to: Format, wh
     loader = next((key for key in keys if not key.startswith("train")), None)
     if loader is None:
         raise config.refused(
-            "loaders", f"none of {sorted(keys)} evaluates; a batch of one that does shows what the model is called with"
+            "loaders", f"expected an evaluation loader, got {sorted(keys)}; a batch of it provides the model's inputs"
         )
-    named = runner._named(next(iter(config.make(f"loaders.{loader}"))))
-    inputs = tuple(named[key] for key in runner._input_names)
+    inputs = runner.inputs_of(next(iter(config.make(f"loaders.{loader}"))))
     if to == "torch-export":
         return save_program(model, inputs, out)
     names = ["features"] if len(inputs) == 1 else [f"features{number}" for number in range(len(inputs))]

@@ -1,4 +1,4 @@
-"""What `runnerkit doctor` found in one place of a logdir."""
+"""The result of one check of `runnerkit doctor`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class Finding:
     """One line of the report.
 
     Attributes:
-        verdict: "note" is what a person may want to know and a run gets along with.
-        path: in the logdir.
+        verdict: "note" marks facts that may be of interest but do not affect a run.
+        path: relative to the logdir.
     """
 
     verdict: Verdict

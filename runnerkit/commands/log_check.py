@@ -1,4 +1,4 @@
-"""Whether a logdir's CSV tables, JSON lines and TensorBoard events are whole, in order, and without repetition."""
+"""Checks that the CSV tables, JSON lines and TensorBoard events of a logdir are complete, ordered and unique."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from runnerkit.commands.finding import Finding
-from runnerkit.curves import json_lines
-from runnerkit.loggers.table import PLACE
+from runnerkit.history import json_lines
+from runnerkit.loggers.files.table import PLACE
 
-_NUM_TOLD = 3  # defects of one file
+_NUM_TOLD = 3  # defects reported per file; the others are counted
 
 Place = tuple[int, int]  # epoch, training steps so far
 
 
 def check_logs(logdir: Path) -> Iterator[Finding]:
-    """Read all logs of a run; nothing is changed."""
+    """Check all logs of a run without changing them."""
     yield from _check_facts(logdir)
     for path in sorted(logdir.glob("csv/**/*.csv")):
         yield from _found(logdir, path, _table_defects(path), good="rows in order")
@@ -27,10 +27,10 @@ def check_logs(logdir: Path) -> Iterator[Finding]:
         yield from _found(logdir, lines, _line_defects(lines), good="lines in order")
     events = sorted(logdir.glob("tensorboard/**/*tfevents*"))
     try:
-        import runnerkit.loggers.event_files  # noqa: F401  # TensorBoard is optional
+        import runnerkit.loggers.files.event_files  # noqa: F401  # TensorBoard is optional
     except ImportError:
         if events:
-            yield Finding("note", "tensorboard", "not looked at: pip install runnerkit[tensorboard]")
+            yield Finding("note", "tensorboard", "not checked: pip install runnerkit[tensorboard]")
         return
     for folder in sorted({path.parent for path in events}):
         yield from _check_events(logdir, [path for path in events if path.parent == folder])
@@ -66,28 +66,28 @@ def _table_defects(path: Path) -> Iterator[str]:
         with path.open(encoding="utf-8", newline="") as file:
             header, *rows = list(csv.reader(file, strict=True)) or [[]]
     except (csv.Error, UnicodeDecodeError) as error:
-        yield f"is no CSV: {error}"
+        yield f"is not valid CSV: {error}"
         return
     if tuple(header[: len(PLACE)]) != PLACE or len(header) != len(set(header[len(PLACE) :])) + len(PLACE):
-        yield f"its header is no {','.join(PLACE)} and a name for each metric: {header}"
+        yield f"its header must be {','.join(PLACE)} and unique metric names, got {header}"
         return
     order = _Order("row")
     stage, epoch = "", 0
     for number, row in enumerate(rows, start=2):
         where = f"line {number}"
         if len(row) != len(header):
-            torn = ", torn: a run that resumes drops it" if number == len(rows) + 1 else ""
-            yield f"{where} has {len(row)} cells of {len(header)}{torn}"
+            torn = ", incomplete: resuming drops it" if number == len(rows) + 1 else ""
+            yield f"{where} has {len(row)} of {len(header)} cells{torn}"
             continue
         try:
             place = int(row[1]), int(row[2])
             [float(cell) for cell in row[len(PLACE) :] if cell]
         except ValueError as error:
-            yield f"{where} holds what is no number: {error}"
+            yield f"{where} has a cell that is not a number: {error}"
             continue
         yield from (f"{where}: {defect}" for defect in order.defects(place, [""]))
-        if path.name == "train.csv" and row[0] == stage and place[0] > epoch + 1:  # that loader never rests
-            yield f"{where}: epoch {place[0]} follows epoch {epoch}: what is between is missing"
+        if path.name == "train.csv" and row[0] == stage and place[0] > epoch + 1:  # train runs in every epoch
+            yield f"{where}: epoch {place[0]} follows epoch {epoch}: the epochs in between are missing"
         stage, epoch = row[0], place[0]
 
 
@@ -101,7 +101,7 @@ def _line_defects(path: Path) -> Iterator[str]:
 
 
 class _Order:
-    """Watches that what is logged goes on in time, and nothing twice at one place."""
+    """Detector of logged steps that go backwards and of values logged twice at one step."""
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -109,14 +109,14 @@ class _Order:
         self._seen: set[str] = set()
 
     def defects(self, place: Place, names: list[str]) -> Iterator[str]:
-        """Say what is wrong with `names` at `place`, given all that came before."""
+        """Yield the defects of `names` at `place`, given the calls before."""
         if place != self._place:
             if place[0] < self._place[0] or place[1] < self._place[1]:
                 yield f"goes back to {_told(place)} from {_told(self._place)}"
             self._place, self._seen = place, set()
         for name in names:
             if name in self._seen:
-                yield f"{f'{self.what} {name}'.strip()} is there twice at {_told(place)}"
+                yield f"{f'{self.what} {name}'.strip()} is logged twice at {_told(place)}"
             self._seen.add(name)
 
 
@@ -125,18 +125,18 @@ def _told(place: Place) -> str:
 
 
 def _check_events(logdir: Path, paths: list[Path]) -> Iterator[Finding]:
-    order = _Order("tag")  # over all files: each start of a run has one
+    order = _Order("tag")  # shared by all files: each start of a run writes a new one
     for path in paths:
-        yield from _found(logdir, path, _event_defects(path, order), good="events whole and in order")
+        yield from _found(logdir, path, _event_defects(path, order), good="events in order")
 
 
 def _event_defects(path: Path, order: _Order) -> Iterator[str]:
-    from runnerkit.loggers.event_files import read_events
+    from runnerkit.loggers.files.event_files import read_events
 
     end = 0
     for place, tags, ends_at in read_events(path):
         end = ends_at
-        if place != (0, 0):  # what others wrote there has no place
+        if place != (0, 0):  # other writers do not log a place
             yield from order.defects(place, tags)
     yield from _torn(path, end)
 
@@ -144,4 +144,4 @@ def _event_defects(path: Path, order: _Order) -> Iterator[str]:
 def _torn(path: Path, end: int) -> Iterator[str]:
     size = path.stat().st_size
     if end != size:
-        yield f"is torn or damaged after {end} of {size} bytes: a run that resumes cuts it there"
+        yield f"is truncated or damaged after {end} of {size} bytes: resuming cuts it there"

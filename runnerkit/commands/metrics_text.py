@@ -1,24 +1,23 @@
-"""`runnerkit metrics`: one run pass by pass and its best epochs, or several runs beside one another, as text or CSV."""
+"""`runnerkit metrics`: the metrics and best epochs of one run, or a comparison of several runs, as text or CSV."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from runnerkit.curves.best_values import best_metrics, compare_runs
-from runnerkit.curves.history import Logdirs, by_pass, find_runs, read_metrics, select
+from runnerkit.history.best_values import best_metrics, compare_runs
+from runnerkit.history.frame import Logdirs, by_pass, find_runs, read_metrics, select
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
 def metrics_text(logdir: Logdirs, *, metric: str | None = None, loader: str | None = None, as_csv: bool = False) -> str:
-    """Write the table of the run, or of the runs, in `logdir`.
+    """Format the metrics of the run, or of the runs, in `logdir` as a table.
 
     Args:
-        logdir: what ``read_metrics`` takes.
-        metric, loader: the only one to show of a run; of several runs, what they are compared by, as `compare_runs`
-            chooses.
-        as_csv: one table with all digits, to read by machine.
+        logdir: accepted by `read_metrics`.
+        metric, loader: of one run, show only these; several runs are compared by them. `compare_runs` has the defaults.
+        as_csv: return one machine-readable table with all digits.
     Raises:
         FileNotFoundError: there are no logs.
         KeyError: no such metric or loader was logged.
@@ -29,7 +28,7 @@ def metrics_text(logdir: Logdirs, *, metric: str | None = None, loader: str | No
         return table.to_csv(index=False) if as_csv else _comparison(table)
     chosen = {"metrics": metric and [metric], "loaders": loader and [loader]}
     table = select(read_metrics(logdir), **chosen)
-    # As words from here on: a NaN that was logged is one, what was not logged is none.
+    # As strings from here on, which tell a logged NaN from a value that was not logged.
     passes = by_pass(table.assign(value=table["value"].map(repr if as_csv else "{:.4g}".format)))
     if as_csv:
         return passes.to_csv(index=False)
@@ -48,5 +47,5 @@ def _comparison(table: pd.DataFrame) -> str:
 
 
 def _as_text(table: pd.DataFrame) -> str:
-    is_known = table.notna().assign(last=True) if "last" in table else table.notna()  # a NaN there was logged
+    is_known = table.notna().assign(last=True) if "last" in table else table.notna()  # a NaN in it was logged
     return table.astype(object).where(is_known, "").to_string(index=False, float_format="{:.4g}".format)

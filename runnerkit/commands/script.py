@@ -1,4 +1,4 @@
-"""A script that is run on an engine of the command line's choice."""
+"""Execution of a script on an engine chosen on the command line."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from runnerkit.engines.by_name import VARIABLE, engine_by_name
 def run_script(
     path: Path, arguments: Sequence[str], *, name: str | None, num_processes: int | None, precision: str | None
 ) -> NoReturn:
-    """Become ``python path arguments``, in which every run takes the engine that was asked for, if one was.
+    """Replace this process by ``python path arguments``, in which every run uses the requested engine, if any.
 
     Raises:
-        FileNotFoundError: there is no script.
-        ValueError, ImportError: there is no such engine, or this machine lacks what it needs.
+        FileNotFoundError: the script does not exist.
+        ValueError, ImportError: the engine is unknown, or this machine does not meet its requirements.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
     command = {"name": name, "num_processes": num_processes, "precision": precision}
     environment = dict(os.environ)
     if any(each is not None for each in command.values()):
-        # Refuses here what it would refuse there.
+        # Raise here, in one line, rather than in the script, with a traceback.
         try:
             engine_by_name(name, num_processes=num_processes, precision=precision).check()
         except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""Hyperparameter search over a config, by Optuna: which values of some keys make its best metric best."""
+"""Hyperparameter search over a config with Optuna."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ BEST = "best.yml"
 def search(
     path: Path, overrides: Sequence[str], given: Mapping[str, Any], *, num_trials: int, logdir: Path
 ) -> tuple[float, dict[str, Any]]:
-    """Train a config again and again; return the best metric and the values that gave it.
+    """Train a config once per trial; return the best metric and the values that gave it.
 
-    Each trial has a folder in `logdir`, the best one's config is ``best.yml``. Trials in one process are given up where
-    they do worse than the median of those before.
+    Each trial has a folder in `logdir`; ``best.yml`` is the config of the best one. Trials that run in one process are
+    pruned when they are worse than the median of the trials before.
 
     Args:
-        path, given: what :func:`read_config` takes.
-        overrides: likewise; those whose value is a range are searched, beside the ranges under ``search:`` in the file.
+        path, given: passed to :func:`read_config`.
+        overrides: likewise; those whose value is a range are searched, as are the ranges under ``search:`` in the file.
     Raises:
-        ValueError: no ranges or no metric to judge by; a range is none.
-        FileExistsError: `logdir` holds trials.
+        ValueError: there are no ranges or no metric to optimize, or a range is invalid.
+        FileExistsError: `logdir` contains trials.
         ImportError: Optuna is not installed.
     """
     optuna = _optuna()
@@ -36,17 +36,17 @@ def search(
     config = read_config(path, overrides, given)
     ranges = {**(config.values.get("search") or {}), **ranges}
     if not ranges:
-        raise config.refused("search", "no ranges; give some there, or as KEY=LOW..HIGH or KEY=THIS,THAT")
+        raise config.refused("search", "expected ranges, here or on the command line as KEY=LOW..HIGH or KEY=THIS,THAT")
     if ProcessEnvironment.read() is not None:
-        raise ValueError("a search starts processes itself: start it by plain python, with --engine and --nproc")
+        raise ValueError("a search starts its own processes: start it without a launcher, with --engine and --nproc")
     if any(logdir.glob("trial-*")):
-        raise FileExistsError(f"{logdir} holds the trials of a search: choose another by --logdir")
+        raise FileExistsError(f"{logdir} contains the trials of another search: choose another folder with --logdir")
 
     def objective(trial: Any) -> float:
         chosen = [f"{key}={suggest(trial, key, text)}" for key, text in ranges.items()]
         return _train(read_config(path, [*overrides, *chosen], given), trial, logdir / f"trial-{trial.number:03}")
 
-    optuna.logging.set_verbosity(optuna.logging.ERROR)  # a trial that raises ends the search, which tells why
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # an error in a trial ends the search and is reported by it
     sampler = optuna.samplers.TPESampler(seed=config.converted(config.values.get("seed", SEED), int, "seed") % 2**32)
     study = optuna.create_study(direction=_direction(config), sampler=sampler)
     study.optimize(objective, n_trials=num_trials)
@@ -56,10 +56,10 @@ def search(
 
 
 def suggest(trial: Any, key: str, given: str | list[Any]) -> Any:
-    """Let an Optuna trial choose from "low..high", "low..high:log", of integers if both are, "this,that", or a list.
+    """Sample a value from "low..high", "low..high:log", "this,that" or a list; of integers if both ends are.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: `given` has none of these forms.
     """
     text = ",".join(map(str, given)) if isinstance(given, list) else str(given)
     if ".." not in text:
@@ -69,13 +69,13 @@ def suggest(trial: Any, key: str, given: str | list[Any]) -> Any:
     if low is None or high is None or not low < high or scale not in ("", "log"):
         raise ValueError(f"{key}={text}: expected LOW..HIGH, LOW..HIGH:log, or choices such as 16,32,64")
     if scale == "log" and low <= 0:
-        raise ValueError(f"{key}={text}: a logarithmic range begins above 0, got {low}")
+        raise ValueError(f"{key}={text}: a logarithmic range must start above 0, got {low}")
     whole = isinstance(low, int) and isinstance(high, int)
     return (trial.suggest_int if whole else trial.suggest_float)(key, low, high, log=scale == "log")
 
 
 def _ranges(overrides: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Part overrides into those with a range or choices, and those with a value, which may be a list in brackets."""
+    """Separate overrides with a range or choices from those with a value, which may be a list in brackets."""
     ranges, fixed = dict[str, str](), list[str]()
     for override in overrides:
         key, _, text = override.partition("=")
@@ -98,9 +98,9 @@ def _number(text: str) -> int | float | None:
 def _direction(config: Config) -> str:
     metric, minimizes = config.values.get("valid_metric"), config.values.get("minimize_valid_metric")
     if metric is None:
-        raise config.refused("valid_metric", "is missing, which says what is to be best")
+        raise config.refused("valid_metric", "is missing; a search optimizes this metric")
     if minimizes is None and metric != "loss":
-        raise config.refused("minimize_valid_metric", f"is missing: true or false, whether less {metric} is better")
+        raise config.refused("minimize_valid_metric", f"is missing: pass true if a smaller {metric} is better")
     return "maximize" if minimizes is False else "minimize"
 
 
@@ -108,7 +108,7 @@ def _train(config: Config, trial: Any, logdir: Path) -> float:
     """Return the metric of the best epoch."""
     loader, metric = config.values.get("valid_loader", "valid"), config.values["valid_metric"]
     runner, arguments = make_run(config)
-    if arguments["engine"] is None or not arguments["engine"].is_ddp:  # a study hears of epochs in its own process
+    if arguments["engine"] is None or not arguments["engine"].is_ddp:  # pruning needs the epochs in the study's process
         given = arguments["callbacks"] or {}
         callbacks = given if isinstance(given, dict) else {str(place): each for place, each in enumerate(given)}
         arguments["callbacks"] = {**callbacks, "_pruning": OptunaPruningCallback(trial, loader, metric)}

@@ -1,4 +1,4 @@
-"""What `runnerkit new` writes: a whole training, to be changed line by line."""
+"""The training script that `runnerkit new` writes as a starting point."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from runnerkit.storage.atomic_file import write_text
 
 SCRIPT = '''\
-"""Train a classifier. Put your data and your model in place of these, and see that it learns.
+"""Train a classifier: replace the data and the model with your own.
 
 python {name}
 runnerkit run {name} --engine ddp --nproc 2
@@ -23,19 +23,19 @@ SEED = 42
 
 
 def make_data(num_samples: int, seed: int) -> TensorDataset:
-    """Eight features of each sample; its class is the place of the largest of the first three."""
+    """Draw (N, 8) features; the class of a sample is the index of the largest of its first three."""
     features = torch.randn(num_samples, 8, generator=torch.Generator().manual_seed(seed))
     return TensorDataset(features, features[:, :3].argmax(dim=1))
 
 
 def make_model() -> nn.Module:
-    """From (N, 8) features to (N, 3) logits."""
+    """Map (N, 8) features to (N, 3) logits."""
     return nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 3))
 
 
 def main() -> None:
-    """Train; see logs/{stem} for what is left."""
-    utils.set_global_seed(SEED)  # the initial weights; `train` seeds what comes after
+    """Train, and write logs and checkpoints to logs/{stem}."""
+    utils.set_global_seed(SEED)  # for the initial weights; `train` seeds the rest
     model = make_model()
     runner = dl.SupervisedRunner().train(
         model=model,
@@ -48,13 +48,13 @@ def main() -> None:
         callbacks=[dl.AccuracyCallback("logits", "targets")],
         num_epochs=5,
         logdir="logs/{stem}",
-        resume="auto",  # goes on where it was killed
+        resume="auto",  # continue after an interruption
         valid_loader="valid",
         valid_metric="accuracy",
         minimize_valid_metric=False,
         seed=SEED,
     )
-    if runner.engine.is_main_process:  # under torchrun each process comes here
+    if runner.engine.is_main_process:  # torchrun starts several processes
         print("accuracy", runner.epoch_metrics["valid"]["accuracy"])
 
 
@@ -64,16 +64,16 @@ if __name__ == "__main__":
 
 
 def write_starter(path: Path) -> Path:
-    """Write a script that runs as it is.
+    """Write a script that runs without changes.
 
     Raises:
-        ValueError: the name is none of a script.
-        OSError: something is there, or nothing can be.
+        ValueError: `path` does not end in .py.
+        OSError: `path` exists or cannot be written.
     """
     if path.suffix != ".py":
         raise ValueError(f"{path} must end in .py")
     if path.exists():
-        raise FileExistsError(f"{path} is there already: choose another name")
+        raise FileExistsError(f"{path} exists already: choose another name")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, SCRIPT.format(name=path.name, stem=path.stem))

@@ -1,4 +1,4 @@
-"""Curves of a run in the terminal, redrawn while it goes on."""
+"""Curves of a run in the terminal, redrawn while it trains."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runnerkit.commands.braille import draw_curves, limits
-from runnerkit.curves.history import find_run, read_metrics, select
-from runnerkit.curves.plot import x_axis
+from runnerkit.history.frame import find_run, read_metrics, select
+from runnerkit.history.plot import x_axis
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _COLORS = ("cyan", "yellow", "green", "magenta", "blue", "red")  # of loaders
-_MIN_WIDTH, _MIN_HEIGHT, _MAX_HEIGHT = 38, 9, 16  # of a metric's part of the screen, characters
+_MIN_WIDTH, _MIN_HEIGHT, _MAX_HEIGHT = 38, 9, 16  # characters per metric
 
 
 def watch(
@@ -33,19 +33,19 @@ def watch(
     every_s: float = 2.0,
     console: Console | None = None,
 ) -> None:
-    """Draw a run's curves in the terminal, again and again until Ctrl-C; once where there is no terminal.
+    """Draw the curves of a run in the terminal and update them until Ctrl-C; without a terminal, draw once.
 
     Args:
-        logdir: of one run, on a disk that is seen from here; the run need not be.
-        metrics: which to draw; None is as many as there is room for.
-        loaders: which to draw; None is all.
+        logdir: folder of one run; the run may be on another machine if it shares the file system.
+        metrics: names to draw; None draws as many metrics as fit.
+        loaders: names to draw; None draws all.
         once: draw once.
-        every_s: seconds between two pictures.
-        console: where; None is the standard output.
+        every_s: seconds between two updates.
+        console: target; None is the standard output.
     Raises:
-        FileNotFoundError: that is no logdir.
-        ValueError: these are the logs of several runs.
-        KeyError: drawn once, no such metric or loader was logged.
+        FileNotFoundError: `logdir` is not the logdir of a run.
+        ValueError: `logdir` contains several runs.
+        KeyError: when drawing once, a metric or loader was not logged.
     """
     try:
         from rich.console import Console
@@ -57,13 +57,13 @@ def watch(
     if once or not console.is_terminal:
         console.print(_picture(logdir, metrics, loaders, console))
         return
-    _picture(logdir, None, None, console)  # what is no logdir is refused
+    _picture(logdir, None, None, console)  # raises if this is not a logdir
     with suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False) as live:
         while True:
             try:
                 picture = _picture(logdir, metrics, loaders, console)
             except KeyError as error:
-                picture = Text(error.args[0])  # and may come yet, with another loader
+                picture = Text(error.args[0])  # it may be logged later
             live.update(picture, refresh=True)
             time.sleep(every_s)
 
@@ -77,7 +77,7 @@ def _picture(
         run, folder = find_run(logdir)
         table = read_metrics(folder)
     except FileNotFoundError:
-        if not (Path(logdir) / "csv").is_dir():  # which a run makes when it starts
+        if not (Path(logdir) / "csv").is_dir():  # created when a run starts
             raise
         return Text(f"{logdir}: nothing is logged yet")
     table = select(table, metrics=metrics, loaders=loaders)
@@ -109,7 +109,7 @@ def _dashboard(
 
 
 def _part(metric: str, table: pd.DataFrame, *, x_name: str, colors: dict[str, str], width: int, height: int) -> Text:
-    """Draw the curves of one metric: a line of names and last values, `height` lines, a line of epochs."""
+    """Draw the curves of one metric: one line with names and last values, `height` lines, one line with epochs."""
     from rich.text import Text
 
     curves = {loader: table[table["loader"] == loader] for loader in table["loader"].unique()}

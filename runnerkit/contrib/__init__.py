@@ -1,22 +1,7 @@
-"""Data sets, transforms, layers and an optimizer that examples need; the core never imports this package."""
+"""Data sets, transforms, layers and an optimizer, used by the examples; the core does not import this package."""
 
 from __future__ import annotations
 
-from runnerkit.contrib.datasets import CIFAR10, CIFAR100, MNIST, Digits, FashionMNIST
-from runnerkit.contrib.layers import ResidualBlock
-from runnerkit.contrib.lookahead import Lookahead
-from runnerkit.contrib.transforms import Compose, ImageToTensor, NormalizeImage, ToTensor
+from runnerkit.support.stub_names import names_of_stub
 
-__all__ = [
-    "CIFAR10",
-    "CIFAR100",
-    "Compose",
-    "Digits",
-    "FashionMNIST",
-    "ImageToTensor",
-    "Lookahead",
-    "MNIST",
-    "NormalizeImage",
-    "ResidualBlock",
-    "ToTensor",
-]
+__getattr__, __dir__, __all__ = names_of_stub(__name__)

@@ -1,4 +1,4 @@
-"""Small image data sets, held in memory: MNIST, Fashion-MNIST, CIFAR, and digits that need no network."""
+"""Small image data sets in memory: MNIST, Fashion-MNIST, CIFAR, and digits that do not need a download."""
 
 from __future__ import annotations
 
@@ -23,24 +23,26 @@ from torch.utils.data import Dataset
 
 from runnerkit.torchvision_cpu import import_torchvision
 
+__all__ = ["CIFAR10", "CIFAR100", "Digits", "FashionMNIST", "MNIST"]
+
 Transform: TypeAlias = Callable[[Any], Any]
 logger = logging.getLogger(__name__)
 
-DOWNLOAD_TIMEOUT_S = 10.0  # of silence, not in all: a slow server may take its time, a dead one may not
-# Debian's package dataset-fashion-mnist puts the four published files here, gzipped.
+DOWNLOAD_TIMEOUT_S = 10.0  # without data, not in total: slow servers are fine, unresponsive ones are not
+# Debian's package dataset-fashion-mnist installs the four published files here, gzipped.
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 
 
 class ImageDataset(Dataset[tuple[Any, int]], ABC):
-    """Images with one class each, read once and kept in memory.
+    """A data set of images with one class each, read once and kept in memory.
 
     Args:
-        root: the folder that holds the data set's own folder, as in torchvision.
-        train: the training part, else the test part.
-        download: fetch the files if `root` lacks them. Processes that do so together each fetch their own copy
-            and none sees half a file; to fetch once, call this before the processes start.
-        transform: from a NumPy array, uint8, (H, W) or (H, W, 3), to whatever the model takes. A torchvision
-            transform that wants PIL goes behind its `ToPILImage()`.
+        root: parent of the data set's folder, as in torchvision.
+        train: use the training part, else the test part.
+        download: download files that are missing in `root`. Concurrent processes each download a copy and never
+            see incomplete files; to download once, call this before the processes start.
+        transform: converts a NumPy array, uint8, (H, W) or (H, W, 3), to the model's input. Put `ToPILImage()` before
+            torchvision transforms that expect a PIL image.
     Attributes:
         images: (N, H, W) or (N, H, W, 3) uint8.
         targets: (N,) int64.
@@ -59,13 +61,13 @@ class ImageDataset(Dataset[tuple[Any, int]], ABC):
         self.transform = transform
         self.images, self.targets = self._read(Path(root).expanduser(), train=train, download=download)
         if len(self.images) != len(self.targets):
-            raise ValueError(f"{root} holds {len(self.images)} images and {len(self.targets)} targets: fetch it anew")
+            raise ValueError(f"{root} has {len(self.images)} images and {len(self.targets)} targets: download it again")
 
     def __len__(self) -> int:
         return len(self.images)
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
-        image = self.images[index].numpy().copy()  # a transform that works in place must not reach the next epoch
+        image = self.images[index].numpy().copy()  # in-place transforms must not affect the next epoch
         return (image if self.transform is None else self.transform(image)), int(self.targets[index])
 
     @abstractmethod
@@ -74,7 +76,7 @@ class ImageDataset(Dataset[tuple[Any, int]], ABC):
 
 
 class MNIST(ImageDataset):
-    """Handwritten digits: 60,000 + 10,000 grey images of 28 x 28, in ``root/MNIST/raw``.
+    """Handwritten digits: 60,000 training and 10,000 test images, gray, 28 x 28, in ``root/MNIST/raw``.
 
     >>> MNIST("no-such-folder", train=False)
     Traceback (most recent call last):
@@ -86,9 +88,9 @@ class MNIST(ImageDataset):
 
 
 class FashionMNIST(ImageDataset):
-    """Clothes: 60,000 + 10,000 grey images of 28 x 28, in ``root/FashionMNIST/raw``.
+    """Clothes: 60,000 training and 10,000 test images, gray, 28 x 28, in ``root/FashionMNIST/raw``.
 
-    Files that Debian's package dataset-fashion-mnist has put on the machine are unpacked into `root`, unasked.
+    If Debian's package dataset-fashion-mnist is installed, its files are unpacked into `root`.
 
     >>> import struct
     >>> with tempfile.TemporaryDirectory() as root:
@@ -106,9 +108,9 @@ class FashionMNIST(ImageDataset):
 
 
 class CIFAR10(ImageDataset):
-    """Ten kinds of things: 50,000 + 10,000 RGB images of 32 x 32, in ``root/cifar-10-batches-py``.
+    """Ten kinds of objects: 50,000 training and 10,000 test images, RGB, 32 x 32, in ``root/cifar-10-batches-py``.
 
-    Other files of the same layout are read too, with a warning. They are pickles: read only what you trust.
+    Other files of the same layout are read too, with a warning. They are pickles: read only files that you trust.
 
     >>> CIFAR10("no-such-folder", train=False)
     Traceback (most recent call last):
@@ -120,7 +122,7 @@ class CIFAR10(ImageDataset):
 
 
 class CIFAR100(ImageDataset):
-    """A hundred kinds of things: as :class:`CIFAR10`, in ``root/cifar-100-python``; the targets are the fine labels.
+    """A hundred kinds of objects, with fine labels, in ``root/cifar-100-python``; otherwise like :class:`CIFAR10`.
 
     >>> CIFAR100("no-such-folder", train=False)
     Traceback (most recent call last):
@@ -132,10 +134,10 @@ class CIFAR100(ImageDataset):
 
 
 class Digits(ImageDataset):
-    """Handwritten digits that come with scikit-learn: 1,437 + 360 grey images of 8 x 8, the same split always.
+    """Handwritten digits from scikit-learn: 1,437 training and 360 test images, gray, 8 x 8, in a fixed split.
 
     Args:
-        root: not used; so that this stands in for the others.
+        root: ignored; accepted so that this class can replace the others.
 
     >>> digits = Digits(train=False)
     >>> len(digits), digits.images.shape, int(digits.images.max())
@@ -150,7 +152,7 @@ class Digits(ImageDataset):
             sklearn_datasets = importlib.import_module("sklearn.datasets")
             model_selection = importlib.import_module("sklearn.model_selection")
         except ModuleNotFoundError:
-            raise ImportError("Digits come with scikit-learn: pip install scikit-learn") from None
+            raise ImportError("Digits needs scikit-learn: pip install scikit-learn") from None
         sixteenths, targets = sklearn_datasets.load_digits(return_X_y=True)
         images = np.rint(sixteenths.reshape(-1, 8, 8) * 255 / 16).astype(np.uint8)
         split = model_selection.train_test_split(images, targets, test_size=0.2, stratify=targets, random_state=0)
@@ -159,21 +161,22 @@ class Digits(ImageDataset):
 
 
 def real_images(root: str | Path, train: bool, transform: Transform | None = None) -> ImageDataset:
-    """Return Fashion-MNIST if it is on this machine or can be fetched, else :class:`Digits`, with a warning.
+    """Return Fashion-MNIST if it is on this machine or can be downloaded, else :class:`Digits`, with a warning.
 
-    Under DDP call it before the processes start: of several that fetch, one may fail and take the digits alone.
+    With DDP call it before the processes start: otherwise the download may fail in some of them only, which then train
+    on other data.
     """
     try:
         return FashionMNIST(root, train=train, download=True, transform=transform)
     except (RuntimeError, ImportError) as error:
-        logger.warning("taking scikit-learn's 8 x 8 digits instead of Fashion-MNIST: %s", error)
+        logger.warning("using scikit-learn's 8 x 8 digits instead of Fashion-MNIST: %s", error)
         return Digits(train=train, transform=transform)
 
 
 def _read_idx(
     name: str, root: Path, *, train: bool, download: bool, archives: Path | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Read a data set of MNIST's format; `archives` may hold its files, gzipped."""
+    """Read a data set in MNIST's format; `archives` is a folder that may contain its gzipped files."""
     published = getattr(import_torchvision().datasets, name)
     files = [f"{name}/raw/{Path(archive).stem}" for archive, _ in published.resources]
     if archives is not None and _missing(files, root):
@@ -184,7 +187,7 @@ def _read_idx(
 
 
 def _read_cifar(name: str, root: Path, *, train: bool, download: bool) -> tuple[Tensor, Tensor]:
-    """Read a data set of CIFAR's format, whatever its checksums."""
+    """Read a data set in CIFAR's format, also with other checksums than published."""
     datasets = import_torchvision().datasets
     published = getattr(datasets, name)
     meta = published.meta
@@ -193,8 +196,8 @@ def _read_cifar(name: str, root: Path, *, train: bool, download: bool) -> tuple[
     folder = root / published.base_folder
     changed = [file for file, md5 in checksums.items() if not datasets.utils.check_integrity(folder / file, md5)]
     if changed:
-        logger.warning("%s: not the published %s files: %s", folder, name, ", ".join(changed))
-    unchecked = {  # None is torchvision's word for "do not check"
+        logger.warning("%s: these files differ from the published %s: %s", folder, name, ", ".join(changed))
+    unchecked = {  # None disables torchvision's check
         "train_list": [(file, None) for file, _ in published.train_list],
         "test_list": [(file, None) for file, _ in published.test_list],
         "meta": {**meta, "md5": None},
@@ -208,7 +211,7 @@ def _missing(files: Sequence[str], root: Path) -> list[str]:
 
 
 def _provide(published: Any, files: Sequence[str], root: Path, *, download: bool) -> None:
-    """Make sure that `root` holds `files`, which the torchvision class `published` can download."""
+    """Ensure that `root` contains `files`, which the torchvision class `published` can download."""
     name, missing = published.__name__, _missing(files, root)
     if not missing:
         return
@@ -218,15 +221,15 @@ def _provide(published: Any, files: Sequence[str], root: Path, *, download: bool
         with _arriving(files, root) as folder, _socket_timeout(DOWNLOAD_TIMEOUT_S):
             published(folder, download=True)
     except (OSError, RuntimeError, HTTPException) as error:
-        reason = " ".join(str(error).split())  # torchvision's spans several lines
+        reason = " ".join(str(error).split())  # torchvision's message has several lines
         raise RuntimeError(
-            f"{name} could not be downloaded into {str(root)!r}: {reason} Without a network put {missing[0]} "
-            "and its like there by hand"
+            f"{name} could not be downloaded into {str(root)!r}: {reason} Without a network, copy {missing[0]} "
+            "and the other files there"
         ) from error
 
 
 def _unpack(archives: Path, files: Sequence[str], root: Path) -> None:
-    """Gunzip `files` from the folder `archives` into `root`; do nothing unless all are there."""
+    """Gunzip `files` from the folder `archives` into `root`; do nothing if any is missing."""
     sources = {file: archives / f"{Path(file).name}.gz" for file in files}
     if not all(source.is_file() for source in sources.values()):
         return
@@ -239,9 +242,9 @@ def _unpack(archives: Path, files: Sequence[str], root: Path) -> None:
 
 @contextmanager
 def _arriving(files: Sequence[str], root: Path) -> Iterator[Path]:
-    """Yield an empty folder; if the body succeeds, move `files` from it into `root`, each one whole."""
+    """Yield an empty folder; if the body succeeds, move `files` from it into `root` atomically."""
     root.mkdir(parents=True, exist_ok=True)
-    # A folder for each process, on the file system of `root`, where os.replace is atomic.
+    # One folder per process, on the file system of `root`, where os.replace is atomic.
     with tempfile.TemporaryDirectory(dir=root, prefix=".incoming-") as folder:
         yield Path(folder)
         for file in files:
@@ -251,7 +254,7 @@ def _arriving(files: Sequence[str], root: Path) -> Iterator[Path]:
 
 @contextmanager
 def _socket_timeout(seconds: float) -> Iterator[None]:
-    """Let sockets opened in the body time out; torchvision sets no limit, and a silent server would hang the run."""
+    """Set a time-out for sockets opened in the body; torchvision sets none, and a silent server would hang the run."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(seconds)
     try:

@@ -1,4 +1,4 @@
-"""Lookahead: slow weights that follow those of any optimizer, k steps at a time."""
+"""The Lookahead optimizer: slow weights that follow any optimizer's weights every k steps."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+__all__ = ["Lookahead"]
+
 _SLOW = "slow_param"
 
 
 class Lookahead(Optimizer):
-    """Every `k` steps, let slow weights go the part `alpha` of the way to the optimizer's, which go on from there.
+    """A wrapper that every `k` steps moves slow weights by `alpha` towards the optimizer's, then copies them back.
 
-    Zhang et al. 2019, arXiv:1907.08610, Algorithm 1; the optimizer keeps its momentum. Between two meetings evaluation
-    sees the optimizer's own weights, as in training.
+    This is Algorithm 1 of Zhang et al. 2019, arXiv:1907.08610; the optimizer keeps its momentum. Between these
+    synchronizations, evaluation uses the optimizer's weights, as training does.
 
-    The parameter groups and the state are the optimizer's own, so a scheduler of either acts on both, and the slow
-    weights (in the state, as "slow_param") and the count of steps (in the groups) are saved, sharded and moved with the
-    rest. A step that the gradient scaler skips does not count. HorovodEngine cannot wrap it, and says so.
+    The parameter groups and the state are those of the optimizer, so a scheduler of either acts on both, and the slow
+    weights (in the state, as "slow_param") and the step count (in the groups) are saved, sharded and moved with the
+    rest. Steps that the gradient scaler skips do not count. HorovodEngine cannot wrap it and raises an error.
 
     Args:
-        optimizer: any, made as usual.
-        k: steps between two meetings, >= 1.
-        alpha: in (0, 1]; 1 is the optimizer alone.
+        optimizer: any torch optimizer.
+        k: steps between two synchronizations, >= 1.
+        alpha: in (0, 1]; 1 is equivalent to the optimizer alone.
 
     >>> weight = torch.ones(1, requires_grad=True)
     >>> optimizer = Lookahead(torch.optim.SGD([weight], lr=0.5), k=2, alpha=0.5)
@@ -38,13 +40,13 @@ class Lookahead(Optimizer):
 
     def __init__(self, optimizer: Optimizer, k: int = 5, alpha: float = 0.5) -> None:
         if not isinstance(optimizer, Optimizer) or isinstance(optimizer, Lookahead):
-            raise TypeError(f"Lookahead goes around a torch optimizer other than itself, got a {type(optimizer)}")
+            raise TypeError(f"Lookahead must wrap a torch optimizer other than Lookahead, got a {type(optimizer)}")
         if not isinstance(k, int) or k < 1:
-            raise ValueError(f"k must be a whole number of steps >= 1, got {k}")
+            raise ValueError(f"k must be an integer >= 1, got {k}")
         if not 0 < alpha <= 1:
             raise ValueError(f"alpha must be in (0, 1], got {alpha}")
         own = {"lookahead_k": k, "lookahead_alpha": alpha}
-        # As if unpickled: Optimizer.__init__ would make groups and a state, and these are the optimizer's.
+        # As if unpickled: Optimizer.__init__ would create groups and a state instead of using the optimizer's.
         self.__setstate__({"optimizer": optimizer, "defaults": {**optimizer.defaults, **own}})
 
     def __getstate__(self) -> dict[str, Any]:
@@ -53,7 +55,7 @@ class Lookahead(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.optimizer: Optimizer = state["optimizer"]
-        self._first: dict[Tensor, Tensor] = {}  # weights before their first step, until that is done
+        self._first: dict[Tensor, Tensor] = {}  # weights before their first step, during that step only
         for group in self.param_groups:
             self._join(group)
 
@@ -63,22 +65,22 @@ class Lookahead(Optimizer):
         group.setdefault("lookahead_step", 0)
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]  # torch has an attribute
-        """The optimizer's."""
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]  # an attribute in torch
+        """Those of the wrapped optimizer."""
         return self.optimizer.param_groups
 
     @property
-    def state(self) -> Any:  # type: ignore[override]  # torch has an attribute
-        """The optimizer's."""
+    def state(self) -> Any:  # type: ignore[override]  # an attribute in torch
+        """Those of the wrapped optimizer."""
         return self.optimizer.state
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters; they meet their slow weights every `k` steps from now."""
+        """Add parameters, which are synchronized with their slow weights every `k` steps from now."""
         self.optimizer.add_param_group(param_group)
         self._join(self.param_groups[-1])
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step the optimizer, and every `k` steps the slow weights; return what the optimizer does."""
+        """Step the optimizer, and every `k` steps the slow weights; return the optimizer's result."""
         if closure is None:
             self._keep_first()
             loss: Any = self.optimizer.step()
@@ -86,7 +88,7 @@ class Lookahead(Optimizer):
 
             def evaluate() -> Any:
                 loss = closure()
-                self._keep_first()  # there are gradients now
+                self._keep_first()  # gradients exist now
                 return loss
 
             loss = self.optimizer.step(evaluate)
@@ -94,15 +96,15 @@ class Lookahead(Optimizer):
             self.state[weight][_SLOW] = first
         self._first.clear()
         for group in self.param_groups:
-            self._join(group)  # also one that was added to the optimizer itself
+            self._join(group)  # also groups added to the wrapped optimizer
             group["lookahead_step"] = (group["lookahead_step"] + 1) % group["lookahead_k"]
             if group["lookahead_step"] == 0:
                 self._meet(group)
         return loss
 
     def _keep_first(self) -> None:
-        # Put into the state after the step: many optimizers begin theirs in a step that finds it empty. A weight that
-        # has no gradient yet does not move.
+        # Added to the state after the step, because many optimizers initialize theirs in a step that finds it empty.
+        # Weights without a gradient do not change.
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is not None and weight not in self._first and _SLOW not in self.state.get(weight, {}):
@@ -113,16 +115,16 @@ class Lookahead(Optimizer):
         fast = [weight for weight in group["params"] if _SLOW in self.state.get(weight, {})]
         if fast:
             slow = [self.state[weight][_SLOW] for weight in fast]
-            lerp_ = torch._foreach_lerp_  # pyright: ignore[reportPrivateImportUsage]  # as torch's own optimizers do
+            lerp_ = torch._foreach_lerp_  # pyright: ignore[reportPrivateImportUsage]  # used by torch's optimizers
             lerp_(slow, fast, group["lookahead_alpha"])
-            lerp_(fast, slow, 1.0)  # a copy, bit for bit: _foreach_copy_ knows no sharded tensors
+            lerp_(fast, slow, 1.0)  # an exact copy; _foreach_copy_ does not support sharded tensors
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the optimizer's, with the slow weights in it."""
+        """Return the state dict of the wrapped optimizer, which includes the slow weights."""
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take back :meth:`state_dict`; of an optimizer without Lookahead, the weights are the slow ones from here."""
+        """Load a :meth:`state_dict`; if it is from a plain optimizer, slow weights start at the current weights."""
         self._first.clear()
         self.optimizer.load_state_dict(state_dict)
         for group in self.param_groups:

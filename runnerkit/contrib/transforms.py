@@ -1,4 +1,4 @@
-"""From pixels to tensors: transforms for one image, all of them picklable."""
+"""Picklable transforms of single images, from pixels to tensors."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+__all__ = ["Compose", "ImageToTensor", "NormalizeImage", "ToTensor"]
+
 _MAX_CHANNELS = 4  # RGBA; a larger last dimension is the width of a (C, H, W) image
 
 
 class Compose:
-    """Apply transforms one after the other.
+    """A sequence of transforms applied in order.
 
     >>> transform = Compose([ImageToTensor(), NormalizeImage(mean=[0.5], std=[0.5])])
     >>> transform(np.full((28, 28), 255, dtype=np.uint8)).amax()
@@ -33,7 +35,7 @@ class Compose:
 
 
 class ImageToTensor:
-    """Turn (H, W) or (H, W, C) uint8 pixels, NumPy's or torch's, into (C, H, W) float32 in [0, 1].
+    """Conversion of (H, W) or (H, W, C) uint8 pixels, from NumPy or torch, to (C, H, W) float32 in [0, 1].
 
     >>> ImageToTensor()(np.zeros((32, 48, 3), dtype=np.uint8)).shape
     torch.Size([3, 32, 48])
@@ -48,12 +50,12 @@ class ImageToTensor:
         """
         pixels = _as_chw(image)
         if pixels.dtype != torch.uint8:
-            raise TypeError(f"ImageToTensor expects uint8 pixels, got {pixels.dtype}; ToTensor takes floats as well")
+            raise TypeError(f"ImageToTensor expects uint8 pixels, got {pixels.dtype}; ToTensor accepts floats, too")
         return pixels.to(torch.float32).div_(255)
 
 
 class ToTensor:
-    """Turn a PIL image, an array or a tensor, (H, W) or (H, W, C), into (C, H, W) float32.
+    """Conversion of a PIL image, an array or a tensor, (H, W) or (H, W, C), to (C, H, W) float32.
 
     uint8 is scaled to [0, 1], bool becomes 0 and 1, and floats keep their values, as in torchvision.
 
@@ -66,7 +68,7 @@ class ToTensor:
         """Convert `image`.
 
         Raises:
-            TypeError: the pixels are wider integers, whose range is unknown.
+            TypeError: the pixels are integers other than uint8, whose range is unknown.
             ValueError: the shape is neither (H, W) nor (H, W, C) with C <= 4.
         """
         pixels = _as_chw(image)
@@ -78,10 +80,10 @@ class ToTensor:
 
 
 class NormalizeImage:
-    """Subtract `mean` and divide by `std`, channel by channel: (C, H, W) float in and out.
+    """Normalization of each channel of a (C, H, W) float tensor with `mean` and `std`.
 
     Args:
-        mean: one number for each channel, or one for all.
+        mean: one number per channel, or one for all.
         std: likewise; positive.
 
     >>> NormalizeImage(mean=[0.0, 0.5], std=[1.0, 0.5])(torch.ones(2, 4, 4))[:, 0, 0]
@@ -92,7 +94,7 @@ class NormalizeImage:
         self.mean = torch.as_tensor(mean, dtype=torch.float32).reshape(-1, 1, 1)
         self.std = torch.as_tensor(std, dtype=torch.float32).reshape(-1, 1, 1)
         if len(self.mean) != len(self.std):
-            raise ValueError(f"mean has {len(self.mean)} numbers and std {len(self.std)}; give as many of each")
+            raise ValueError(f"mean has {len(self.mean)} numbers and std {len(self.std)}; pass the same number of both")
         if not bool((self.std > 0).all()):
             raise ValueError(f"std must be positive in every channel, got {std}")
 
@@ -100,8 +102,8 @@ class NormalizeImage:
         """Normalize `image`.
 
         Raises:
-            TypeError: not a float tensor.
-            ValueError: not (C, H, W), or C is not the number of means.
+            TypeError: `image` is not a float tensor.
+            ValueError: the shape is not (C, H, W), or C differs from the length of `mean`.
         """
         if not isinstance(image, Tensor) or not image.is_floating_point():
             kind = str(image.dtype) if isinstance(image, Tensor) else type(image).__name__
@@ -113,8 +115,8 @@ class NormalizeImage:
 
 
 def _as_chw(image: Any) -> Tensor:
-    """Lay an image out as (C, H, W), contiguous, in its own dtype."""
-    # A copy: PIL's arrays are read-only and flipped ones have negative strides, and torch shares neither.
+    """Return an image as a contiguous (C, H, W) tensor of its own dtype."""
+    # Copy, since torch cannot share PIL's read-only arrays or the negative strides of flipped ones.
     pixels = image if isinstance(image, Tensor) else torch.tensor(np.ascontiguousarray(image))
     if pixels.ndim == 2:
         pixels = pixels[:, :, None]

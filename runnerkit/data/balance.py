@@ -1,4 +1,4 @@
-"""Equally many samples of each class: in an epoch, or in every batch."""
+"""Samplers that balance the classes of an epoch or of every batch."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from typing import Literal
 
 from torch.utils.data import Sampler
 
-from runnerkit.data.class_indices import Labels, draw, indices_by_class, shuffled
+from runnerkit.data.class_positions import Labels, draw, indices_by_class, shuffled
+
+__all__ = ["BalanceClassSampler", "BatchBalanceClassSampler"]
 
 
 class BalanceClassSampler(Sampler[int]):
-    """Equally many samples of each class in an epoch, shuffled.
+    """A sampler that shuffles the same number of samples of each class in every epoch.
 
-    It draws from torch's global generator, so that the engine gives all processes one order to share.
+    It draws from torch's global generator, so the engine shards one common order among the processes.
 
     Args:
-        labels: (N,) one for each sample of the data set.
-        mode: samples of each class: "downsampling" is as many as the rarest class has, "upsampling" as the commonest,
-            or a number. A class with fewer repeats all its samples before any of them once more.
+        labels: (N,) one label per sample of the data set.
+        mode: samples per class: "downsampling" uses the size of the rarest class, "upsampling" that of the most common
+            one, or pass a number. A smaller class repeats all of its samples before it repeats any of them again.
 
     >>> sampler = BalanceClassSampler([0, 0, 0, 1], mode="upsampling")
     >>> len(sampler), sorted(sampler)
@@ -47,16 +49,16 @@ class BalanceClassSampler(Sampler[int]):
 
 
 class BatchBalanceClassSampler(Sampler[list[int]]):
-    """Batches of `num_samples` from each of `num_classes` classes, as losses on pairs or triplets want them.
+    """A batch sampler that draws `num_samples` from each of `num_classes` classes, for losses on pairs or triplets.
 
-    For ``DataLoader(batch_sampler=...)``. The classes of a batch and their samples are drawn without replacement, from
-    Python's global generator; a class of fewer samples repeats them. Of several processes each takes whole batches.
+    Pass it to ``DataLoader(batch_sampler=...)``. The classes of a batch and their samples are drawn without replacement
+    from Python's global generator; smaller classes repeat their samples. Each process gets whole batches.
 
     Args:
-        labels: (N,) one for each sample of the data set.
-        num_classes: classes in a batch.
-        num_samples: samples of each.
-        num_batches: batches in an epoch; None is as many as make one data set.
+        labels: (N,) one label per sample of the data set.
+        num_classes: classes per batch.
+        num_samples: samples per class.
+        num_batches: batches per epoch; None derives it from the size of the data set.
 
     >>> sampler = BatchBalanceClassSampler([0, 0, 0, 1, 1, 2, 2, 2], num_classes=2, num_samples=2)
     >>> len(sampler), sampler.batch_size
@@ -70,7 +72,7 @@ class BatchBalanceClassSampler(Sampler[list[int]]):
         if num_samples < 1:
             raise ValueError(f"num_samples must be >= 1, got {num_samples}")
         if num_batches is not None and num_batches < 1:
-            raise ValueError(f"num_batches must be >= 1, got {num_batches}; None makes one data set")
+            raise ValueError(f"num_batches must be >= 1, got {num_batches}; None derives it from the data set")
         self.num_labels = len(labels)
         self.num_classes = num_classes
         self.num_samples = num_samples
@@ -88,6 +90,6 @@ class BatchBalanceClassSampler(Sampler[list[int]]):
 
 
 def _sample(indices: list[int], count: int) -> list[int]:
-    # Not by a permutation of the class: it may be a million times larger than what a batch takes of it.
+    # Not by permuting the class, which may be a million times larger than its part of a batch.
     whole, rest = divmod(count, len(indices))
     return indices * whole + random.sample(indices, rest)

@@ -1,4 +1,4 @@
-"""Any sampler's samples shared among processes, for loops that shard by sampler."""
+"""Distributed sharding of any sampler, for training loops that shard by sampler."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ from typing import Any
 from torch.utils.data import Dataset, DistributedSampler, Sampler
 
 from runnerkit.sampling.sampler import seeded_order, set_epoch
-from runnerkit.seeding import derive_seed
+from runnerkit.seeding.generators import derive_seed
+
+__all__ = ["DistributedSamplerWrapper"]
 
 
 class DistributedSamplerWrapper(DistributedSampler[int]):
-    """Torch's DistributedSampler over what another sampler gives, not over a data set.
+    """Torch's DistributedSampler over the samples of another sampler instead of over a data set.
 
-    The engine needs none: it shares the samples of any sampler by itself, and pads nothing. One that a user brings is
-    left alone, and pads as torch's does: samples are repeated until all processes have equally many.
-    All processes draw the inner sampler's order from the same seed, which follows from ``set_epoch``.
+    Engines do not need it: they shard any sampler without padding. They leave this one unchanged, and it pads as
+    torch's does, repeating samples until all processes have the same number.
+    All processes draw the inner sampler's order from the same seed, which ``set_epoch`` determines.
 
     Args:
-        sampler: has a length, and draws from global generators or from a ``generator`` of its own.
-        num_replicas: processes; by default those of the process group.
-        rank: which of them; by default this one.
-        shuffle: shuffle what the sampler gives.
+        sampler: has a length, and draws from global generators or from its own ``generator``.
+        num_replicas: number of processes; by default that of the process group.
+        rank: rank of the process; by default that of this process.
+        shuffle: shuffle the samples of the sampler.
 
     >>> from torch.utils.data import WeightedRandomSampler
     >>> wrapped = WeightedRandomSampler([1.0] * 10, num_samples=6)
@@ -40,12 +42,12 @@ class DistributedSamplerWrapper(DistributedSampler[int]):
         shuffle: bool = True,
     ) -> None:
         if not isinstance(sampler, Sized):
-            raise TypeError(f"{type(sampler).__name__} has no length, so its samples cannot be shared equally")
+            raise TypeError(f"{type(sampler).__name__} does not have a length, so its samples cannot be sharded")
         super().__init__(_Places(sampler), num_replicas=num_replicas, rank=rank, shuffle=shuffle)
         self.sampler = sampler
 
     def set_epoch(self, epoch: int) -> None:
-        """Take the order of `epoch`, and so does the inner sampler, whose length may change with it."""
+        """Set the epoch of this and the inner sampler, whose order and length may depend on it."""
         set_epoch(epoch, self.sampler)
         super().set_epoch(epoch)
         self.num_samples = math.ceil(len(self.sampler) / self.num_replicas)
@@ -57,7 +59,7 @@ class DistributedSamplerWrapper(DistributedSampler[int]):
 
 
 class _Places(Dataset[Any]):
-    """As many as the sampler gives samples."""
+    """A data set with the length of a sampler."""
 
     def __init__(self, sampler: Sized) -> None:
         self._sampler = sampler

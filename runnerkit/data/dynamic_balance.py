@@ -1,4 +1,4 @@
-"""Classes as unequal as they are at first, and ever more equal from epoch to epoch."""
+"""A sampler whose classes become more balanced with every epoch."""
 
 from __future__ import annotations
 
@@ -9,27 +9,29 @@ from typing import Literal
 
 from torch.utils.data import Sampler
 
-from runnerkit.data.class_indices import Labels, draw, indices_by_class, shuffled
+from runnerkit.data.class_positions import Labels, draw, indices_by_class, shuffled
+
+__all__ = ["DynamicBalanceClassSampler"]
 
 logger = logging.getLogger(__name__)
 
-FEW_SAMPLES = 100  # of the rarest class, all that the last epochs hold of any
+FEW_SAMPLES = 100  # per class in the last epochs; fewer are warned about
 
 
 class DynamicBalanceClassSampler(Sampler[int]):
-    """Shrink the common classes towards the size of the rarest, by epoch.
+    """A sampler that shrinks common classes towards the size of the rarest one, epoch by epoch.
 
     A class D times as large as the rarest has ``D ** (exp_lambda ** e)`` times its size after e epochs (Wang et al.
-    2019, arXiv:1901.06783). The first epoch is the data set as it is; the last ones are balanced.
-    The engine calls ``set_epoch`` with 1, 2, ...; in a loop of your own call it yourself.
+    2019, arXiv:1901.06783). The first epoch is the unchanged data set; the last ones are balanced.
+    The engine calls ``set_epoch`` with 1, 2, ...; a hand-written loop must call it.
 
     Args:
-        labels: (N,) one for each sample of the data set.
-        exp_lambda: in (0, 1); smaller is faster.
-        start_epoch: epochs of shrinking that the first epoch has behind it.
-        max_d: largest D ** ... allowed.
-        mode: "downsampling" to the size of the rarest class, or to a number of samples.
-        ignore_warning: do not warn that the rarest class has fewer than 100 samples.
+        labels: (N,) one label per sample of the data set.
+        exp_lambda: in (0, 1); smaller shrinks faster.
+        start_epoch: number of epochs of shrinking before the first epoch.
+        max_d: upper bound of ``D ** (exp_lambda ** e)``.
+        mode: "downsampling" to the size of the rarest class, or a number of samples per class.
+        ignore_warning: do not warn when the last epochs have fewer than 100 samples per class.
 
     >>> sampler = DynamicBalanceClassSampler([0] * 90 + [1] * 10, exp_lambda=0.5, ignore_warning=True)
     >>> for epoch in (1, 2, 3, 50):
@@ -67,15 +69,15 @@ class DynamicBalanceClassSampler(Sampler[int]):
         self.min_class_size = self._rarest if mode == "downsampling" else mode
         if self.min_class_size < FEW_SAMPLES and not ignore_warning:
             logger.warning(
-                "the last epochs will have %d samples of each of the %d classes and no more; "
-                "ignore_warning=True if that is meant",
+                "the last epochs will have only %d samples of each of the %d classes; "
+                "pass ignore_warning=True if this is intended",
                 self.min_class_size,
                 len(self._indices),
             )
         self.set_epoch(1)
 
     def set_epoch(self, epoch: int) -> None:
-        """Take the class sizes of `epoch`, counted from 1 (0 is taken for 1)."""
+        """Set the class sizes to those of `epoch`, counted from 1; 0 is treated as 1."""
         power = self.exp_lambda ** (self.start_epoch + max(epoch, 1) - 1)
         self.samples_per_class = {
             label: round(min((len(each) / self._rarest) ** power, self.max_d) * self.min_class_size)

@@ -1,4 +1,4 @@
-"""Only the first batches of a loader."""
+"""A loader limited to its first batches."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from runnerkit.sampling.sampler import Uneven
 from runnerkit.sampling.sharding import batches_of, count_batches, share_of
 from runnerkit.types import Batch
 
+__all__ = ["BatchLimitLoaderWrapper"]
+
 
 class BatchLimitLoaderWrapper(LoaderWrapper):
-    """End each pass over a loader after some batches.
+    """A loader that ends each pass after a given number of batches.
 
-    A shuffled loader gives other batches in each epoch; :class:`BatchOverfitCallback` gives the same ones.
+    A shuffled loader yields different batches in each epoch; :class:`BatchOverfitCallback` repeats the same ones.
 
     Args:
         loader: any loader.
-        num_batches: a number of batches (int, of each process), or a part of the loader (float in (0, 1]; at least one
-            batch).
+        num_batches: a number of batches per process (int), or a fraction of the loader (float in (0, 1], rounded down,
+            at least one batch).
 
     >>> list(BatchLimitLoaderWrapper("abcdef", num_batches=2)), len(BatchLimitLoaderWrapper("abcdef", num_batches=0.5))
     (['a', 'b'], 3)
@@ -32,12 +34,12 @@ class BatchLimitLoaderWrapper(LoaderWrapper):
         self._part = num_batches if isinstance(num_batches, float) else None
         if isinstance(num_batches, float):
             if not 0 < num_batches <= 1:
-                raise ValueError(f"a float is a part of the loader, 0 < num_batches <= 1; got {num_batches}")
+                raise ValueError(f"a float is a fraction of the loader, 0 < num_batches <= 1; got {num_batches}")
             length = count_batches(loader)
             if length is None:
                 raise TypeError(
-                    f"a {type(loader).__name__} without length has no part {num_batches}; give a number of batches, "
-                    "an int"
+                    f"a fraction, {num_batches}, needs a loader with a length, got a {type(loader).__name__}; pass a "
+                    "number of batches, an int"
                 )
             self.num_batches = self._part_of(length)
         elif isinstance(num_batches, bool) or not isinstance(num_batches, int):
@@ -57,7 +59,7 @@ class BatchLimitLoaderWrapper(LoaderWrapper):
         self, *, key: str, training: bool, rank: int, world_size: int, seed: int, uneven: Uneven = "drop"
     ) -> Self:
         limited = super().shard(key=key, training=training, rank=rank, world_size=world_size, seed=seed, uneven=uneven)
-        if self._part is not None:  # the same number on all ranks, also where one has a batch more
+        if self._part is not None:  # the same number on all ranks, even if one has an extra batch
             limited.num_batches = self._part_of(math.ceil(super().__len__() / world_size))
         return limited
 
@@ -66,6 +68,6 @@ class BatchLimitLoaderWrapper(LoaderWrapper):
         return max(1, int(length * self._part))
 
     def _num_left(self) -> int:
-        """Of a loader that goes on within an epoch: those before the interruption count."""
+        """Count the batches left in this pass; those of a resumed epoch before the interruption are subtracted."""
         share = share_of(self.origin)
         return self.num_batches if share is None else max(0, self.num_batches - share.num_consumed // share.stride)

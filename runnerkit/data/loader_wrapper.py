@@ -1,4 +1,4 @@
-"""The base of loaders that hold another one."""
+"""The base class of loaders that wrap another loader."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from runnerkit.types import Batch
 
 
 class LoaderWrapper(ABC):
-    """A loader around another one, whose attributes it shows: those that it lacks are lacking here too.
+    """A loader around another one; it forwards the attributes of a DataLoader, and raises if the loader lacks them.
 
     Args:
         loader: a DataLoader, or any iterable of batches.
 
     Attributes:
-        origin: that loader.
+        origin: the wrapped loader.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -29,37 +29,37 @@ class LoaderWrapper(ABC):
 
     @abstractmethod
     def __iter__(self) -> Iterator[Batch]:
-        """Begin a pass; the held loader's iterator is made here, and not with the first batch."""
+        """Start a pass and create the iterator of the wrapped loader now, before the first batch is requested."""
 
     def __len__(self) -> int:
         length = count_batches(self.origin)
         if length is None:
-            raise TypeError(f"a {type(self.origin).__name__} has no length")
+            raise TypeError(f"a {type(self.origin).__name__} does not have a length")
         return length
 
     @property
     def dataset(self) -> Any:
-        """Its data set."""
+        """Data set of the wrapped loader."""
         return self.origin.dataset
 
     @property
     def batch_size(self) -> Any:
-        """Samples of one process in a batch."""
+        """Samples per batch and process."""
         return self.origin.batch_size
 
     @property
     def sampler(self) -> Any:
-        """Where ``set_epoch`` of a user's own DistributedSampler is."""
+        """Sampler of the wrapped loader, such as a user-defined DistributedSampler with ``set_epoch``."""
         return self.origin.sampler
 
     @property
     def batch_sampler(self) -> Any:
-        """Where the position within an epoch is."""
+        """Batch sampler of the wrapped loader, which keeps the position within an epoch."""
         return self.origin.batch_sampler
 
     @property
     def num_workers(self) -> Any:
-        """Processes that fetch."""
+        """Number of worker processes."""
         return self.origin.num_workers
 
     @property
@@ -69,14 +69,14 @@ class LoaderWrapper(ABC):
     def shard(
         self, *, key: str, training: bool, rank: int, world_size: int, seed: int, uneven: Uneven = "drop"
     ) -> Self:
-        """Return the same around one process's share; see :func:`runnerkit.sampling.sharding.shard_loader`."""
+        """Return a copy around one process's shard; see :func:`runnerkit.sampling.sharding.shard_loader`."""
         share = shard_loader(
             self.origin, key=key, training=training, rank=rank, world_size=world_size, seed=seed, uneven=uneven
         )
         return self._around(share)
 
     def for_device(self, device: torch.device) -> Self:
-        """Return the same for a process that computes on `device`."""
+        """Return a copy for a process that computes on `device`."""
         place = getattr(self.origin, "for_device", None)
         return self._around(place(device)) if callable(place) else self
 

@@ -1,4 +1,4 @@
-"""Batches on their way to the GPU while it computes."""
+"""A loader that copies batches to the GPU while it computes."""
 
 from __future__ import annotations
 
@@ -12,23 +12,26 @@ import torch
 from torch.utils.data import DataLoader
 
 from runnerkit.data.loader_wrapper import LoaderWrapper
-from runnerkit.engine import move
 from runnerkit.sampling.sharding import batches_of
+from runnerkit.support.device_move import move
 from runnerkit.types import Batch
+
+__all__ = ["BatchPrefetchLoaderWrapper"]
 
 
 class BatchPrefetchLoaderWrapper(LoaderWrapper):
-    """Copy the next batches to the GPU, on a stream of their own, while the present one is computed on.
+    """A loader that copies the next batches to the GPU on a separate stream while the current one is processed.
 
-    The engine says which device that is, and turns on ``pin_memory`` of a DataLoader inside, without which a copy runs
-    beside nothing. In a loop of your own it is the current GPU. On a CPU the held loader's batches come as they are.
+    The engine sets the device and enables ``pin_memory`` of a wrapped DataLoader, without which copies do not overlap
+    with computation. In a hand-written loop the device is the current GPU. On a CPU batches are passed through.
 
-    Each batch in advance takes its memory on the GPU. One that cannot be fetched raises when it is due: those before it
-    are handed out. What ``collate_fn`` draws in this process (``num_workers=0``) is drawn so many batches earlier.
+    Each prefetched batch takes memory on the GPU. If fetching a batch fails, the batches before it are still yielded,
+    then the error is raised. Random draws of ``collate_fn`` in this process (``num_workers=0``) happen
+    `num_prefetches` batches earlier.
 
     Args:
-        loader: any loader; of a DataLoader, each sample is seen as often and in the same order as without.
-        num_prefetches: batches in advance; None is one, enough if a copy takes less than a step.
+        loader: any loader; it yields the same samples in the same order as without prefetching.
+        num_prefetches: batches to prefetch; None is one, which suffices if a copy takes less time than a step.
 
     >>> list(BatchPrefetchLoaderWrapper([torch.zeros(1), torch.ones(1)]).for_device(torch.device("cpu")))
     [tensor([0.]), tensor([1.])]
@@ -60,39 +63,39 @@ class BatchPrefetchLoaderWrapper(LoaderWrapper):
             try:
                 missing = 0 if failure else self.num_prefetches + 1 - len(ahead)
                 ahead.extend(_send(each, device, stream) for each in islice(iterator, missing))
-            except Exception as error:  # of a batch that is not due yet
+            except Exception as error:  # raised after the batches that come before it
                 failure = error
             if not ahead:
                 break
             batch, arrived = ahead.popleft()
             torch.cuda.current_stream(device).wait_event(arrived)  # the GPU waits, this thread does not
             yield batch
-            del batch  # its memory is for the next one
+            del batch  # frees its memory for the next one
         if failure is not None:
             try:
                 raise failure
             finally:
-                del failure  # its traceback holds this frame
+                del failure  # its traceback references this frame
 
 
 def _send(batch: Batch, device: torch.device, stream: torch.cuda.Stream) -> tuple[Batch, torch.cuda.Event]:
-    # What has been queued so far may use an earlier batch whose memory the next one gets: the copy comes after it, and
-    # beside what will be queued from now on. So memory is safe whatever a batch is made of, and, other than with
-    # record_stream, is free again at a point that does not depend on how fast the GPU is.
+    # Work queued so far may still use an earlier batch whose memory the next one reuses, so the copy waits for it and
+    # overlaps only with work queued later. Memory is then safe for batches of any structure and, unlike with
+    # record_stream, is freed at a point that does not depend on the speed of the GPU.
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
         return move(batch, device, path="batch"), stream.record_event()  # pyright: ignore[reportReturnType]  # of a base
 
 
 def _pinning(loader: Any) -> Any:
-    """Turn ``pin_memory`` of a DataLoader on, in a copy; of one in a wrapper too."""
+    """Return a copy of a DataLoader, also of a wrapped one, with ``pin_memory`` enabled."""
     if isinstance(loader, LoaderWrapper):
         return loader._around(_pinning(loader.origin))
     if not isinstance(loader, DataLoader) or loader.pin_memory:
         return loader
     pinning = copy.copy(loader)
     pinning.pin_memory = True
-    pinning._iterator = None  # persistent workers belong to one loader
+    pinning._iterator = None  # persistent workers belong to a single loader
     if "_feed" in vars(loader):
         vars(pinning)["_feed"] = _pinning(vars(loader)["_feed"])
     return pinning

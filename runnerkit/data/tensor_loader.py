@@ -1,4 +1,4 @@
-"""A loader of what fits in memory, at the speed of indexing."""
+"""A loader for tensors in memory that is as fast as indexing them."""
 
 from __future__ import annotations
 
@@ -16,24 +16,26 @@ from runnerkit.data.tensor_rows import Rows, TensorRows
 from runnerkit.sampling.sampler import ShardedBatchSampler, Uneven
 from runnerkit.sampling.sharding import loader_seed
 
+__all__ = ["TensorLoader"]
+
 
 class TensorLoader:
-    """Batches of tensors in memory, each fetched whole: no sample by itself, no collating, no workers.
+    """A loader that indexes whole batches of tensors in memory, without per-sample fetching, collating or workers.
 
-    Under an engine its batches are those of ``DataLoader(TensorDataset(...))`` with the same arguments, in the same
-    order, on any number of processes; and it resumes within an epoch.
+    Under an engine it yields the same batches in the same order as ``DataLoader(TensorDataset(...))`` with the same
+    arguments, on any number of processes, and it resumes within an epoch.
 
     Args:
         tensors: (N, ...) each, on one device; or one dict of them.
-        batch_size: samples of one process in a batch.
-        shuffle: in an order of its own in each epoch.
-        drop_last: drop the last batch if it is short.
-        device: where batches are made, such as "cuda"; each process moves all the data to its own, once. None is where
-            the tensors are.
+        batch_size: samples per batch and process.
+        shuffle: shuffle in each epoch.
+        drop_last: drop the last batch if it is incomplete.
+        device: device of the batches, such as "cuda"; each process moves all the data to its own device once. None
+            uses the device of the tensors.
 
     Attributes:
         dataset: the tensors, as :class:`TensorRows`.
-        batch_sampler: the order; under an engine it has the position within an epoch.
+        batch_sampler: the order of the samples; under an engine it keeps the position within an epoch.
 
     >>> loader = TensorLoader(torch.arange(5), torch.arange(5) ** 2, batch_size=2)
     >>> for numbers, squares in loader:
@@ -54,7 +56,7 @@ class TensorLoader:
         self.dataset = TensorRows(*tensors, device=device)
         places = range(len(self.dataset))
         self.sampler: Sampler[int] = _Shuffled(places) if shuffle else SequentialSampler(places)
-        # BatchSampler refuses a batch_size that is none, by name.
+        # BatchSampler checks batch_size, and its error names the argument.
         self.batch_sampler: BatchSampler | ShardedBatchSampler = BatchSampler(self.sampler, batch_size, drop_last)
         self.batch_size = batch_size
         self.drop_last = drop_last
@@ -65,7 +67,7 @@ class TensorLoader:
     def __iter__(self) -> Iterator[Rows]:
         batches = list(self.batch_sampler)
         sizes = [len(batch) for batch in batches]
-        # One copy of all indices to the device an epoch, so that no batch waits for its own.
+        # Copy all indices to the device once per epoch, so that no batch waits for its own copy.
         order = np.fromiter(chain.from_iterable(batches), dtype=np.int64, count=sum(sizes))
         parts = torch.split(torch.from_numpy(order).to(self.dataset.device), sizes)
         return map(self.dataset.__getitems__, parts)
@@ -73,7 +75,10 @@ class TensorLoader:
     def shard(
         self, *, key: str, training: bool, rank: int, world_size: int, seed: int, uneven: Uneven = "drop"
     ) -> Self:
-        """Return one process's share, by samples, never uneven (:func:`runnerkit.sampling.sharding.shard_loader`)."""
+        """Return one process's shard; samples are sharded, so `uneven` is ignored.
+
+        See :func:`runnerkit.sampling.sharding.shard_loader`.
+        """
         if training and len(self.dataset) < world_size:
             raise ValueError(f"loader {key!r} has {len(self.dataset)} samples, too few to train {world_size} processes")
         share = copy.copy(self)
@@ -85,7 +90,7 @@ class TensorLoader:
 
 
 class _Shuffled(Sampler[int]):
-    """RandomSampler's order, drawn as it draws it, but listed at once: of a million places that takes half the time."""
+    """RandomSampler with the same draws, listed at once, which takes half the time for a million indices."""
 
     def __init__(self, places: range) -> None:
         self._places = places

@@ -1,4 +1,4 @@
-"""A data set of tensors whose batches are fetched whole."""
+"""A data set of tensors that fetches whole batches."""
 
 from __future__ import annotations
 
@@ -9,27 +9,29 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+__all__ = ["TensorRows"]
+
 T = TypeVar("T")
-Rows: TypeAlias = Any  # tuple[Tensor, ...] or dict[str, Tensor], as was given: a type checker cannot know which
+Rows: TypeAlias = Any  # tuple[Tensor, ...] or dict[str, Tensor], which type checkers cannot tell apart
 
 
 class TensorRows(Dataset[Rows]):
-    """Tensors of equally many rows; a batch is one ``index_select`` of each.
+    """A data set of tensors with the same number of rows; a batch is one ``index_select`` of each.
 
-    For a DataLoader of your own (with workers, or with any sampler) it needs ``collate_fn=TensorRows.collate``, as what
-    it fetches is a batch already; :class:`TensorLoader` needs no DataLoader.
+    In a DataLoader (with worker processes, or with any sampler) pass ``collate_fn=TensorRows.collate``, since it
+    fetches complete batches; :class:`TensorLoader` does not need a DataLoader.
 
     Args:
         tensors: (N, ...) each, on one device; or one dict of them.
-        device: where batches are made; the tensors are moved there once, in the process that fetches. None is where
-            they are.
+        device: device of the batches; the tensors are moved there once, in the process that fetches. None keeps them
+            on their device.
 
     >>> rows = TensorRows({"features": torch.eye(3), "targets": torch.arange(3)})
     >>> rows.__getitems__([2, 0])["targets"], rows[1]["targets"]
     (tensor([2, 0]), tensor(1))
     """
 
-    draws_nothing = True  # so the engine need not seed the generators for each batch
+    draws_nothing = True  # spares the engine seeding the generators for each batch
 
     def __init__(self, *tensors: Tensor | Mapping[str, Tensor], device: str | torch.device | None = None) -> None:
         self._tensors = _named(tensors)
@@ -46,9 +48,9 @@ class TensorRows(Dataset[Rows]):
         """Fetch a batch.
 
         Args:
-            indices: (n,) int64, best on the device of the tensors.
+            indices: (n,) int64, ideally on the device of the tensors.
         Returns:
-            A tuple or a dict, as was given, of (n, ...); copies, never views.
+            A tuple or a dict, like the input, of (n, ...); copies, never views.
         """
         tensors = self._on_device()
         where = torch.as_tensor(indices, device=self.device)
@@ -56,12 +58,12 @@ class TensorRows(Dataset[Rows]):
 
     @staticmethod
     def collate(batch: T) -> T:
-        """Leave what was fetched as it is."""
+        """Return the batch unchanged."""
         return batch
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors are."""
+        """Device of the tensors."""
         return next(iter(self._on_device().values())).device
 
     def _on_device(self) -> dict[str, Tensor]:
@@ -75,11 +77,11 @@ class TensorRows(Dataset[Rows]):
 
 
 def _named(tensors: tuple[Any, ...]) -> dict[str, Tensor]:
-    """Check the tensors; name those of no dict by their place.
+    """Check the tensors and return them as a dict; positional ones get their position as the key.
 
     Raises:
-        TypeError: something is no tensor.
-        ValueError: there are none, or they do not fit together.
+        TypeError: a value is not a tensor.
+        ValueError: there are no tensors, or their lengths or devices differ.
     """
     if len(tensors) == 1 and isinstance(tensors[0], Mapping):
         named = dict(tensors[0])
@@ -87,14 +89,14 @@ def _named(tensors: tuple[Any, ...]) -> dict[str, Tensor]:
         named = {str(place): tensor for place, tensor in enumerate(tensors)}
     for name, tensor in named.items():
         if not isinstance(tensor, Tensor):
-            raise TypeError(f"tensor {name!r} is a {type(tensor).__name__}; give tensors, or one dict of them")
+            raise TypeError(f"tensor {name!r} is a {type(tensor).__name__}; pass tensors, or one dict of them")
         if tensor.ndim == 0:
-            raise ValueError(f"tensor {name!r} has no dimension; its first must be the samples")
+            raise ValueError(f"tensor {name!r} must have at least one dimension, the samples, got a scalar")
     if not named:
-        raise ValueError("no tensors; give at least one, (N, ...)")
+        raise ValueError("no tensors; pass at least one, (N, ...)")
     lengths = {name: len(tensor) for name, tensor in named.items()}
     if len(set(lengths.values())) > 1:
-        raise ValueError(f"the tensors must have equally many rows, got {lengths}")
+        raise ValueError(f"the tensors must have the same number of rows, got {lengths}")
     devices = {name: str(tensor.device) for name, tensor in named.items()}
     if len(set(devices.values())) > 1:
         raise ValueError(f"the tensors must be on one device, got {devices}")

@@ -1,62 +1,61 @@
-"""A loader evaluated once more by each process alone: the numbers that a job of one process would give."""
+"""Re-evaluation of a loader by each process alone: the metrics that a single process would compute."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from torch import Tensor, nn
+from torch import nn
 
-from runnerkit import components
 from runnerkit.callback import CallbackOrder, ICallback, IMetricCallback, innermost
-from runnerkit.engine import IEngine
-from runnerkit.loader_metrics import reduce_metrics
-from runnerkit.metrics import LoaderMeans
-from runnerkit.scratch_runner import scratch_copy
-from runnerkit.seeding import derive_seed, keep_rng, set_global_seed
+from runnerkit.engine import IEngine, OneProcessEngine
+from runnerkit.loop.loader_metrics import reduce_metrics
+from runnerkit.passes.scratch_runner import scratch_copy
+from runnerkit.seeding.generators import derive_seed, keep_rng, set_global_seed
 from runnerkit.types import Batch, Metrics
 
 if TYPE_CHECKING:
-    from runnerkit.runner import IRunner
+    from runnerkit.callback import IRunner
 
 T = TypeVar("T")
 
 
 def evaluate_alone(runner: IRunner, batches: Iterable[Batch], *, num_batches: int, attempt: int = 0) -> Metrics:
-    """Evaluate `batches` as the loader that just ended, as if this process had no others, on a copy of the runner.
+    """Evaluate `batches` as the loader that just ended, on a copy of the runner, as if there were no other processes.
 
-    What takes part: `handle_batch`, the runner's own start events and `on_batch_end`, and callbacks that come before
-    the backward pass (criteria) or give metrics. They work on :func:`scratch_copy` of the runner, so that meters stay
-    as they were. Every rank may call, for none waits for another; a user's own collectives need all of them to.
+    Runs `handle_batch`, the runner's own start events and `on_batch_end`, and the callbacks that come before the
+    backward pass (criteria) or compute metrics. They work on a :func:`scratch_copy` of the runner, so meters do not
+    change. Ranks do not wait for each other, so any of them may call, unless the user's code calls collectives.
 
     Args:
-        runner: at the end of an evaluation loader; its weights are those that were evaluated.
+        runner: at the end of an evaluation loader, with the weights that were evaluated.
         batches: on any device.
         num_batches: their number.
-        attempt: evaluations that draw random numbers draw others for another one.
+        attempt: another value gives other random numbers.
     Returns:
-        what batches and callbacks logged for the loader.
+        the loader's metrics.
     """
     kept = {key: each for key, each in runner.callbacks.items() if _takes_part(each)}
     alone = scratch_copy(runner, callbacks=kept.values())
     vars(alone).update(
-        engine=Alone(runner.engine), loggers={}, _means=LoaderMeans(), loader_batch_step=0, loader_sample_step=0,
+        engine=Alone(runner.engine), loggers={}, loader_batch_step=0, loader_sample_step=0,
         loader_batch_len=num_batches, loader_metrics={},
         callbacks={key: alone.callbacks[key] for key in kept},
     )  # fmt: skip
-    alone._listeners = components.bind_listeners(alone, alone.callbacks.values())
-    if alone.listens_to("on_loader_end"):  # what it tells, it tells once
-        alone._listeners["on_loader_end"] = alone._listeners["on_loader_end"][:-1]
+    listeners = alone._stage.listeners
+    listeners.bind(alone, alone.callbacks.values())
+    if alone.listens_to("on_loader_end"):  # the runner's own event was called before
+        listeners["on_loader_end"] = listeners["on_loader_end"][:-1]
     if getattr(runner.loader, "num_workers", 0):
         alone.engine.settle()
     with keep_rng():
         set_global_seed(derive_seed(runner.seed, "recomputation", attempt))
-        alone._emit("on_loader_start")
+        listeners.emit("on_loader_start", alone)
         for batch in batches:
             alone._run_batch(alone.engine.to_device(batch))
         reduce_metrics(alone)
-        alone._emit("on_loader_end")
+        listeners.emit("on_loader_end", alone)
     return {name: float(value) for name, value in alone.loader_metrics.items()}
 
 
@@ -64,11 +63,11 @@ def _takes_part(callback: ICallback) -> bool:
     return callback.order < CallbackOrder.Backward or isinstance(innermost(callback), IMetricCallback)
 
 
-class Alone(IEngine):
-    """An engine as it would be without its other processes: the same device and precision, nobody to wait for.
+class Alone(OneProcessEngine):
+    """An engine that acts as a single process, with the device and precision of another engine.
 
     Args:
-        engine: set up; trains nothing meanwhile.
+        engine: set up; it must not train in the meantime.
     """
 
     def __init__(self, engine: IEngine) -> None:
@@ -100,18 +99,3 @@ class Alone(IEngine):
 
     def setup(self) -> None:
         pass
-
-    def reduce(self, tensor: Tensor, op: Literal["sum", "mean", "min", "max"] = "sum") -> Tensor:
-        return tensor.clone()
-
-    def gather_object(self, value: T) -> list[T]:
-        return [value]
-
-    def broadcast_object(self, value: T) -> T:
-        return value
-
-    def barrier(self) -> None:
-        pass
-
-    def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
-        return nullcontext()

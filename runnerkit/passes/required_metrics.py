@@ -1,4 +1,4 @@
-"""Metrics that a callback reads and none promises: does the loader have them? Evaluating one batch tells."""
+"""A check, before training, that the metrics which callbacks read exist: one batch is evaluated."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from runnerkit import components, snapshot
-from runnerkit.seeding import keep_rng
-from runnerkit.unknown_key import UnknownKeyError
+from runnerkit.errors import UnknownKeyError
+from runnerkit.loop import loader_run
+from runnerkit.resume import resume_point
+from runnerkit.seeding.generators import keep_rng
 
 if TYPE_CHECKING:
-    from runnerkit.runner import IRunner
+    from runnerkit.callback import IRunner
 
 logger = logging.getLogger(__name__)
 
 
 def check_required_metrics(runner: IRunner) -> None:
-    """Refuse metrics that no evaluation loader will have.
+    """Raise if a callback reads a metric that its evaluation loader will not have; every rank must call.
 
     Raises:
-        KeyError: with the names that there are. Every rank must call: this gathers and reduces.
+        KeyError: with the names of the metrics that exist.
     """
-    if snapshot.is_within_epoch(runner) or not snapshot.is_epoch_left(runner):
+    if resume_point.is_within_epoch(runner) or not resume_point.is_epoch_left(runner):
         return
     provided = {metric for callback in runner.callbacks.values() for metric in callback.provides}
     for callback in runner.callbacks.values():
@@ -41,30 +42,32 @@ def check_required_metrics(runner: IRunner) -> None:
 
 
 def _evaluate_one_batch(runner: IRunner, loader_key: str) -> dict[str, float] | None:
-    """Return the metrics; None if any rank raised: what is wrong here will be in training too, and is told there."""
-    others = {name: getattr(runner, name) for name in ("loggers", "_early_logs", "epoch_metrics", "model")}
-    kept = components.pause_loader(runner) | others
-    runner.loggers, runner._early_logs, runner.epoch_metrics = {}, None, {}
-    try:
-        with keep_rng(), torch.no_grad():
-            error = _error_of(partial(_run_one_batch, runner, loader_key))
-            if any(runner.engine.gather_object(error is not None)):  # else one would train while others wait for it
-                return None
-            unreduced = runner.loader_metrics
-            error = _error_of(partial(components.finish_loader, runner, loader_key))
-            if error is not None and runner.engine.num_processes > 1 and runner.loader_metrics is unreduced:
-                raise error  # the others wait in the reduction, and not for this rank to say so
-            if any(runner.engine.gather_object(error is not None)):
-                return None
-        return runner.epoch_metrics[loader_key]
-    finally:
-        vars(runner).update(kept)
+    """Return the metrics, or None if a rank raised: training will raise the same error, with more context."""
+    model, epoch_metrics = runner.model, runner.epoch_metrics
+    runner.epoch_metrics = {}
+    with runner._loader_run.nested(runner), runner._logs.paused(runner), keep_rng(), torch.no_grad():
+        metrics = _evaluated(runner, loader_key)
+    runner.model, runner.epoch_metrics = model, epoch_metrics
+    return metrics
+
+
+def _evaluated(runner: IRunner, loader_key: str) -> dict[str, float] | None:
+    error = _error_of(partial(_run_one_batch, runner, loader_key))
+    if any(runner.engine.gather_object(error is not None)):  # otherwise one rank would train while others wait
+        return None
+    unreduced = runner.loader_metrics
+    error = _error_of(partial(loader_run.finish_loader, runner, loader_key))
+    if error is not None and runner.engine.num_processes > 1 and runner.loader_metrics is unreduced:
+        raise error  # the other ranks wait in the reduction
+    if any(runner.engine.gather_object(error is not None)):
+        return None
+    return runner.epoch_metrics[loader_key]
 
 
 def _run_one_batch(runner: IRunner, loader_key: str) -> None:
-    components.setup_loader(runner, loader_key)
-    runner._emit("on_loader_start")
-    for batch in runner._batches():
+    loader_run.setup_loader(runner, loader_key)
+    runner._stage.listeners.emit("on_loader_start", runner)
+    for batch in loader_run.batches(runner):
         runner._run_batch(batch)
         break
 

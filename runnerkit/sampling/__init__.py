@@ -1,1 +1,1 @@
-"""Which process gets which samples of a loader, and from which seeds they draw."""
+"""Distribution of a loader's samples over processes, and the seeds of their random numbers."""

@@ -1,4 +1,4 @@
-"""A loader's worker among signals: those that are meant for its run, and the one that kills it."""
+"""Signals in a loader's worker: those meant for its run, and the one that kills it."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 _LOOK_EVERY_S = 5.0
-_NEWS_S = 1.0  # from a killed worker's last file to its parent's signal, on a busy machine
+_NEWS_S = 1.0  # from a killed worker's closed sockets to the signal of its parent, on a busy machine
 
 
 class WorkerStart:
-    """A ``worker_init_fn`` that lets the worker serve a run which was asked to stop until it has.
+    """A ``worker_init_fn`` that keeps the worker alive until a run that was asked to stop has stopped.
 
     Slurm, torchrun and ``kill -- -PGID`` send SIGTERM and SIGUSR1 to the workers as well, a closed terminal SIGHUP.
-    Were they gone at once, so would be the step that is to be saved. What the loader's own process sends ends the
-    worker, as it does without this.
-    A program that the data set starts inherits the mask: end it by SIGKILL.
+    If workers ended immediately, the step to be saved would be lost. A SIGTERM from the loader's own process ends the
+    worker, as usual.
+    A program that the data set starts inherits the signal mask: end it with SIGKILL.
 
-    The worker ends some seconds after the loader's process, also if that was killed before the worker had begun:
-    torch's takes whoever is its parent by then for the loader's process, and would outlive it for ever.
+    The worker ends a few seconds after the loader's process, even if that was killed before the worker started:
+    torch's own check mistakes the worker's new parent for the loader's process, so the worker would never end.
 
     Args:
         init_fn: the user's.
@@ -43,21 +43,21 @@ class WorkerStart:
 
 
 def naming_the_dead(batches: Iterator[Any]) -> Iterator[Any]:
-    """Yield a loader's batches; raise what killed its worker rather than what is seen of that first.
+    """Yield a loader's batches; if a worker was killed, raise that error instead of its first symptom.
 
-    The system closes a killed worker's sockets, from which a batch may just be read, a moment before it tells this
-    process. Upon that torch raises wherever this process is by then: in the middle of writing down why it fails, say.
+    The system closes a killed worker's sockets, from which a batch may be being read, a moment before it notifies this
+    process. Torch then raises wherever this process is, for example while it records why it failed.
     """
     try:
         yield from batches
     except (ConnectionError, EOFError):
-        time.sleep(_NEWS_S)  # torch raises in it
+        time.sleep(_NEWS_S)  # torch raises during the sleep
         raise
 
 
 def _wait(numbers: set[signal.Signals], owner: int) -> None:
     while True:
-        # Tells who sent it, which a handler of Python's does not.
+        # Returns the sender, which a Python signal handler does not get.
         received = signal.sigtimedwait(numbers, _LOOK_EVERY_S)
         if received is None:
             if not _is_there(owner):
@@ -78,4 +78,4 @@ def _is_there(pid: int) -> bool:
 
 def _is_free(number: signal.Signals) -> bool:
     handler = signal.getsignal(number)
-    return handler == signal.SIG_DFL or getattr(handler, "__module__", "") == "runnerkit.preemption"
+    return handler == signal.SIG_DFL or getattr(handler, "__module__", "") == "runnerkit.loop.stop_signals"

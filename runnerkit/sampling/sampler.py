@@ -1,8 +1,8 @@
 """One global order of samples, and each process's share of it.
 
 The order of an epoch is a function of (seed, epoch), the same on every process and for any number of them. A global
-batch is `batch_size * world_size` consecutive samples of it; rank r takes every world_size-th, from r on. So N
-processes see together, batch by batch, what one process with an N times larger batch would see.
+batch is `batch_size * world_size` consecutive samples of it; rank r takes every world_size-th, starting at r. So N
+processes together see, batch by batch, what one process with an N times larger batch would see.
 """
 
 from __future__ import annotations
@@ -13,45 +13,45 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 from torch.utils.data import Sampler
 
-from runnerkit.seeding import derive_seed, keep_rng, seed_generators
+from runnerkit.seeding.generators import derive_seed, keep_rng, seed_generators
 
 Uneven: TypeAlias = Literal["drop", "pad"]
 
 
 class Place(NamedTuple):
-    """Where in an epoch a sample stands, and which it is."""
+    """Position of a sample in an epoch, and its index."""
 
     epoch: int
     position: int  # in the order of the whole epoch: the same for any number of processes
-    index: Any  # what the data set is asked for
+    index: Any  # passed to the data set
 
 
 class PlacedBatch(NamedTuple):
-    """Places of a batch's samples as one object: a tuple for each would cost a third of a microsecond a sample."""
+    """Places of a batch's samples as one object: a tuple per sample would cost a third of a microsecond each."""
 
     epoch: int
     positions: range
     indices: list[Any]
 
     def part(self, start: int, stop: int) -> PlacedBatch:
-        """Cut out the samples from `start` to before `stop`."""
+        """Return the samples from `start` up to, but not including, `stop`."""
         return PlacedBatch(self.epoch, self.positions[start:stop], self.indices[start:stop])
 
 
-_LARGEST_BATCH = 1_000_003  # positions of whole batches lie so far apart; odd, as torch takes a seed modulo 2**32
-# By a loader, a share, a sampler, a subset, a concatenation.
+_LARGEST_BATCH = 1_000_003  # distance between the positions of whole batches; odd, as torch takes seeds modulo 2**32
+# Attributes of loaders, shares, samplers, subsets and concatenations.
 _HELD = ("origin", "batch_sampler", "sampler", "batches", "dataset", "datasets", "collate_fn")
 
 
 class ShardedBatchSampler(Sampler[list[int]]):
-    """The batches of one process: every sample of the data set exactly once over all processes, none padded.
+    """Batches of one process: over all processes, each sample of the data set occurs exactly once, without padding.
 
     Args:
         sampler: gives the order of the whole data set; iterated with every generator seeded by (seed, epoch).
-        batch_size: samples of one process in one batch.
+        batch_size: samples per batch and process.
         drop_last: drop the last global batch if it is short.
-        rank, world_size: which share.
-        seed: with the epoch it fixes the order.
+        rank, world_size: of the share.
+        seed: determines the order, together with the epoch.
     """
 
     def __init__(
@@ -66,22 +66,22 @@ class ShardedBatchSampler(Sampler[list[int]]):
         self.stride = batch_size * world_size  # samples from one batch of this process to its next
         self.epoch = 0
         self.num_consumed = 0
-        self.order: list[int] = []  # of the pass under way, all processes' together
+        self.order: list[int] = []  # of the current pass, for all processes
 
     def set_epoch(self, epoch: int) -> None:
-        """Take the order of `epoch`, from its first sample on."""
+        """Use the order of `epoch`, starting with its first sample."""
         self.epoch = epoch
         self.num_consumed = 0
 
     def position_after(self, num_batches: int) -> int:
-        """How much of the epoch's global order all processes have consumed after `num_batches` of this one."""
+        """Return how many samples of the epoch all processes have consumed after `num_batches` of this one."""
         assert isinstance(self.sampler, Sized)
         batches = self._global_batches(len(self.sampler))
         # Not a product: the last batch may be longer than the others.
         return batches[num_batches - 1][1] if 0 < num_batches <= len(batches) else self.num_consumed
 
     def skip(self, position: int) -> None:
-        """Leave out what was consumed before an interruption; valid until the next epoch."""
+        """Skip what was consumed before an interruption; valid until the next epoch."""
         self.num_consumed = position
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -101,7 +101,7 @@ class ShardedBatchSampler(Sampler[list[int]]):
         return sum(stop - start > self.rank for start, stop in batches)
 
     def _start_pass(self) -> tuple[list[int], Iterator[range]]:
-        """Return the order of the epoch, and where in it the samples of each batch stand."""
+        """Return the order of the epoch, and the positions in it of each batch's samples."""
         self.order = order = seeded_order(self.sampler, derive_seed(self.seed, "order", self.epoch))
         shares = (range(*batch)[self.rank :: self.world_size] for batch in self._global_batches(len(order)))
         return order, filter(None, shares)
@@ -118,17 +118,17 @@ class ShardedBatchSampler(Sampler[list[int]]):
 
 
 class ShardedBatches(Sampler[Any]):
-    """Every world_size-th batch of the user's own, whole.
+    """Every world_size-th batch of a custom batch sampler, whole.
 
     Args:
-        batches: a batch sampler, which yields iterables of indices; or a sampler (``batch_size=None``) each of whose
-            indices the data set makes a batch of. Iterated with every generator seeded by (seed, epoch).
-        is_batch_sampler: which of the two.
-        training: all processes get equally many batches.
-        uneven: whether, in training, the last batches that are too few for all processes are dropped, or the first
-            ones repeated.
-        rank, world_size: which share.
-        seed: with the epoch it fixes the order.
+        batches: a batch sampler, which yields iterables of indices; or a sampler (``batch_size=None``), whose indices
+            each give a batch of the data set. Iterated with every generator seeded by (seed, epoch).
+        is_batch_sampler: whether `batches` is a batch sampler.
+        training: all processes get the same number of batches.
+        uneven: in training, if the last batches are too few for all processes, "drop" drops them, and "pad" repeats
+            the first ones.
+        rank, world_size: of the share.
+        seed: determines the order, together with the epoch.
     """
 
     shares_whole_batches = True
@@ -147,19 +147,19 @@ class ShardedBatches(Sampler[Any]):
         self.stride = world_size  # batches from one of this process to its next
         self.epoch = 0
         self.num_consumed = 0
-        self.order: list[Any] = []  # of the pass under way, all processes' together
+        self.order: list[Any] = []  # of the current pass, for all processes
 
     def set_epoch(self, epoch: int) -> None:
-        """Take the order of `epoch`, from its first batch on."""
+        """Use the order of `epoch`, starting with its first batch."""
         self.epoch = epoch
         self.num_consumed = 0
 
     def position_after(self, num_batches: int) -> int:
-        """How many batches of all processes are consumed after `num_batches` of this one."""
+        """Return how many batches all processes have consumed after `num_batches` of this one."""
         return self.num_consumed + num_batches * self.world_size
 
     def skip(self, position: int) -> None:
-        """Leave out what was consumed before an interruption; valid until the next epoch."""
+        """Skip what was consumed before an interruption; valid until the next epoch."""
         self.num_consumed = position
 
     def __iter__(self) -> Iterator[Any]:
@@ -175,7 +175,7 @@ class ShardedBatches(Sampler[Any]):
                 indices, first = list(batch), number * _LARGEST_BATCH
                 yield PlacedBatch(self.epoch, range(first, first + len(indices)), indices)
             else:
-                yield Place(self.epoch, number, batch)  # a list too is one index
+                yield Place(self.epoch, number, batch)  # even a list is one index
 
     def __len__(self) -> int:
         assert isinstance(self.batches, Sized)
@@ -194,7 +194,7 @@ class ShardedBatches(Sampler[Any]):
 
 
 class Places(Sampler[Any]):
-    """A share's batches as places."""
+    """A sampler that yields a share's batches as places."""
 
     def __init__(self, share: ShardedBatchSampler | ShardedBatches) -> None:
         self.share = share
@@ -207,18 +207,18 @@ class Places(Sampler[Any]):
 
 
 def shortest_tail(size: int, world_size: int) -> int:
-    """How many samples the last global batch, of `size` if it is whole, needs to be one; fewer join the one before.
+    """Return how many samples the last global batch needs, at most `size`; fewer join the batch before.
 
-    So nobody is left without a batch that the others wait for, batch norm has a variance, and nothing is padded or
+    So no process lacks a batch that the others wait for, batch norm has a variance, and nothing is padded or
     dropped.
     """
     return min(size, 2 * world_size) if world_size > 1 else 0
 
 
 def seeded_order(sampler: Any, seed: int) -> list[Any]:
-    """List what `sampler` yields when every generator it may draw from starts at `seed`.
+    """List what `sampler` yields when every generator it may draw from is seeded with `seed`.
 
-    The generators of the process stay as they were, and one of the sampler's own.
+    The generators of the process and that of the sampler are restored.
     """
     inner = getattr(sampler, "sampler", sampler)  # a BatchSampler holds the one that draws
     generator = getattr(inner, "generator", None)
@@ -227,7 +227,7 @@ def seeded_order(sampler: Any, seed: int) -> list[Any]:
         if not isinstance(generator, torch.Generator):
             return list(sampler)
         state = generator.get_state()
-        generator.manual_seed(seed)  # not from its own seed, which may be another in each process
+        generator.manual_seed(seed)  # not with its own seed, which may differ between processes
         try:
             return list(sampler)
         finally:
@@ -235,10 +235,10 @@ def seeded_order(sampler: Any, seed: int) -> list[Any]:
 
 
 def set_epoch(epoch: int, *holders: Any) -> None:
-    """Call ``set_epoch`` on `holders` and on what they hold, samplers and data sets for instance: once on each."""
+    """Call ``set_epoch`` once on each of `holders` and on each part of them, such as samplers and data sets."""
     parts = list(holders)
     known = set(map(id, parts))
-    for part in parts:  # which grow meanwhile
+    for part in parts:  # grows in the loop
         for each in _held_by(part):
             if each is not None and id(each) not in known:
                 known.add(id(each))

@@ -1,4 +1,4 @@
-"""A data set whose every sample draws from generators seeded by its place in the epoch."""
+"""A data set in which each sample draws from generators seeded by its place in the epoch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.utils.data import (
 )
 
 from runnerkit.sampling.sampler import Place, PlacedBatch, set_epoch
-from runnerkit.seeding import (
+from runnerkit.seeding.generators import (
     GENERATORS,
     SEED_STRIDE,
     CPUState,
@@ -26,27 +26,27 @@ from runnerkit.seeding import (
     seed_generators,
 )
 
-_DRAW_NOTHING = (TensorDataset, list, tuple, range)  # these alone: a subclass may
+_DRAW_NOTHING = (TensorDataset, list, tuple, range)  # exactly these types: a subclass may draw
 _DRAW_NOTHING_EITHER = (None, default_collate, default_convert)
 
 
 class SeededDataset(Dataset[Any]):
-    """Lets sample i of epoch e draw the same numbers on any number of processes and workers, and after any resume.
+    """Data set in which sample i of epoch e draws the same numbers with any number of processes, workers and resumes.
 
-    Before each sample those global generators are seeded that the data set is known to draw from: torch's from the
-    beginning if it is trained on, each other one (Python's and NumPy's take ten times as long) from the batch on that
-    shows it, which is fetched again: once, or once in each worker of the first epoch. In a worker that is all. In the
-    process that trains, the generators are the model's too (dropout), so they are put back after each batch. Spared
-    all of it are torch's TensorDataset, Python's sequences, and classes that say ``draws_nothing = True``.
+    Before each sample, the global generators that the data set is known to draw from are seeded: torch's from the
+    start if it is used for training; Python's and NumPy's, which take ten times as long, from the first batch that
+    draws from them, which is fetched again (once, or once per worker in the first epoch). In the process that trains,
+    the model uses these generators too (dropout), so they are restored after each batch. None of this applies to
+    torch's TensorDataset, Python's sequences, and classes with ``draws_nothing = True``.
 
-    A ``collate_fn`` of the user's, which runs right after the fetch, finds all generators of a worker seeded by the
-    place of the batch's first sample. In the process that trains it draws from the model's.
+    In a worker, all generators are seeded by the place of the batch's first sample right before a custom
+    ``collate_fn`` runs. In the process that trains, it draws from the model's generators.
 
     Args:
-        dataset: map-style. If it fetches whole batches (``__getitems__``), the generators are seeded once a batch.
-        training: whether it is trained on, and so draws, most likely.
-        seed: with epoch and place it fixes what a sample draws.
-        collate_fn: the loader's, which a worker that outlives an epoch tells of the next one.
+        dataset: map-style. If it fetches whole batches (``__getitems__``), the generators are seeded once per batch.
+        training: whether it is used for training, and so probably draws random numbers.
+        seed: determines what a sample draws, together with epoch and place.
+        collate_fn: the loader's; persistent workers call its ``set_epoch``.
     """
 
     def __init__(self, dataset: Any, *, training: bool = True, seed: int, collate_fn: Any = None) -> None:
@@ -54,11 +54,11 @@ class SeededDataset(Dataset[Any]):
         self.seed = seed
         self.collate_fn = collate_fn
         self._epoch = -1
-        # Which of GENERATORS it draws from. In shared memory, since workers start anew in each epoch.
+        # Per generator, whether it is drawn from. In shared memory, since each epoch starts new workers.
         self._is_drawn_from = torch.tensor([training and name == "torch" for name in GENERATORS]).share_memory_()
 
     def __getitem__(self, place: Place) -> Any:
-        """Fetch what the data set has at the index of `place`, whatever that is."""
+        """Fetch the item at the index of `place`, which may have any type."""
         self._enter(place.epoch)
         if _draws_nothing(self.dataset):
             item = self.dataset[place.index]
@@ -69,7 +69,7 @@ class SeededDataset(Dataset[Any]):
         return item
 
     def __getitems__(self, batch: PlacedBatch) -> Any:
-        """Fetch the samples of `batch`, in order: a list, or what the data set makes of a batch."""
+        """Fetch the samples of `batch`, in order: a list, or the data set's own kind of batch."""
         if not batch.indices:
             return self._batch([])
         self._enter(batch.epoch)
@@ -87,7 +87,7 @@ class SeededDataset(Dataset[Any]):
             return self._batch(batch.indices)
 
     def _enter(self, epoch: int) -> None:
-        if _in_worker() and epoch != self._epoch:  # one that outlives an epoch
+        if _in_worker() and epoch != self._epoch:  # a persistent worker
             self._epoch = epoch
             set_epoch(epoch, self.dataset, self.collate_fn)
 
@@ -97,7 +97,7 @@ class SeededDataset(Dataset[Any]):
         return [self.dataset[index] for index in indices]
 
     def _drawn(self, batch: PlacedBatch) -> list[Any]:
-        before, drawn_from = CPUState(), set(GENERATORS)  # nobody knows what a sample that fails has drawn from
+        before, drawn_from = CPUState(), set(GENERATORS)  # a sample that fails may have drawn from any
         known = {
             name for name, is_drawn_from in zip(GENERATORS, self._is_drawn_from.tolist(), strict=True) if is_drawn_from
         }
@@ -118,9 +118,9 @@ class SeededDataset(Dataset[Any]):
         if not drawn_from:
             return [dataset[index] for index in batch.indices]
         seeders = [GENERATORS[name] for name in drawn_from]
-        # Here each call counts: of the one that most draw from no more than its own.
+        # Each call counts here: with a single generator, call its function directly.
         seed = seeders[0] if len(seeders) == 1 else lambda number: [seed_one(number) for seed_one in seeders]
-        # map seeds when zip asks for the next index, so right before its sample.
+        # zip makes map seed right after it takes an index, so right before that sample is fetched.
         return [dataset[index] for index, _ in zip(batch.indices, map(seed, self._seeds(batch)), strict=True)]
 
     def _seeds(self, batch: PlacedBatch) -> range:
@@ -130,14 +130,14 @@ class SeededDataset(Dataset[Any]):
 
 
 def is_seeded(dataset: Any, collate_fn: Any) -> bool:
-    """Whether it matters by which seed a sample is fetched and a batch made of them: not if torch or Python do both."""
+    """Return whether seeds can affect fetching or collating: not if classes of torch or Python do both."""
     return _innermost_type(dataset) not in _DRAW_NOTHING or collate_fn not in _DRAW_NOTHING_EITHER
 
 
 def seed_collate(collate_fn: Any, *, seed: int, epoch: int, position: int) -> None:
-    """Seed all generators of a worker for a ``collate_fn`` of the user's, by where in the epoch its batch begins."""
+    """Seed all generators of a worker for a custom ``collate_fn``, by the position in the epoch of its batch."""
     if _in_worker() and collate_fn not in _DRAW_NOTHING_EITHER:
-        # Another seed than the first sample's, whose numbers it would draw again.
+        # Not the seed of the first sample, whose numbers it would draw again.
         seed_generators(derive_seed(seed, "collate", epoch) + SEED_STRIDE * position)
 
 
@@ -157,7 +157,7 @@ def _innermost_type(dataset: Any) -> type:
 
 
 def _fetches_batches(dataset: Any) -> bool:
-    if isinstance(dataset, Subset):  # torch's own hand on to what they hold
+    if isinstance(dataset, Subset):  # torch's own delegate to their parts
         return _fetches_batches(dataset.dataset)
     if isinstance(dataset, StackDataset):
         held = dataset.datasets

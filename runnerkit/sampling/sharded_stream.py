@@ -14,32 +14,32 @@ from torch.utils.data._utils import worker as torch_worker
 from runnerkit.sampling.sampler import Uneven, set_epoch, shortest_tail
 from runnerkit.sampling.seeded_dataset import seed_collate
 from runnerkit.sampling.stream_heads import NUM_SAMPLES, StreamHead
-from runnerkit.seeding import SEED_STRIDE, derive_seed, keep_cpu_rng, seed_generators
+from runnerkit.seeding.generators import SEED_STRIDE, derive_seed, keep_cpu_rng, seed_generators
 
 
 class ShardedStream(IterableDataset[Any]):
-    """The batches of one process, as lists of samples, out of a stream that each process and each worker reads whole.
+    """Batches of one process, as lists of samples, from a stream that each process and each worker reads whole.
 
     Sample i of the stream belongs to the process and the batch that sample i of a map-style data set would belong to.
-    What other processes and workers take is read and let go, so a stream should yield what is cheap (a line, a record,
-    a reference); what is dear, such as decoding, is for ``collate_fn``, which sees this worker's samples only. Each
-    sample is read with generators seeded by (seed, epoch, i), so that a stream that shuffles does so alike everywhere.
+    Samples of other processes and workers are read and discarded, so the stream should yield cheap items (a line, a
+    record, a reference); expensive work such as decoding belongs in ``collate_fn``, which gets this worker's samples
+    only. Each sample is read with generators seeded by (seed, epoch, i), so a stream shuffles identically everywhere.
 
     Args:
-        dataset: must be the same stream in every process. One that splits itself by ``get_worker_info()`` is told that
-            there is one worker.
-        batch_size: samples of one process in one batch; None if the stream yields batches, which are shared whole.
+        dataset: must be the same stream in every process. If it splits itself by ``get_worker_info()``, it sees a
+            single worker.
+        batch_size: samples per batch and process; None if the stream yields batches, which are distributed whole.
         drop_last: drop the last global batch if it is short.
-        training: all processes get equally many batches.
+        training: all processes get the same number of batches.
         uneven: whether, in training, whole batches that are too few for all processes are dropped or repeated.
-        rank, world_size: which share.
-        seed: with the epoch it fixes what is drawn.
+        rank, world_size: of the share.
+        seed: determines the random numbers, together with the epoch.
         key: the loader's, for messages.
-        collate_fn: the loader's, which a worker that outlives an epoch tells of the next one.
+        collate_fn: the loader's; persistent workers call its ``set_epoch``.
         num_workers: the loader's.
 
     Attributes:
-        head: what was read first, for a comparison of processes; None with one process.
+        head: fingerprints of the first samples, for comparing processes; None with one process.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class ShardedStream(IterableDataset[Any]):
         self.seed = seed
         self.key = key
         self.collate_fn = collate_fn
-        # Epoch; samples consumed before; below how many samples a tail joined them. In shared memory, as workers may
-        # outlive an epoch.
+        # Epoch; samples consumed before; length below which a tail joined them. In shared memory, for persistent
+        # workers.
         self._start = torch.zeros(3, dtype=torch.int64)
         self._start.share_memory_()
         self.stride = (batch_size or 1) * world_size  # samples from one batch of this process to its next
@@ -65,23 +65,23 @@ class ShardedStream(IterableDataset[Any]):
         self.head = StreamHead(num_workers) if world_size > 1 else None
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin `epoch` at the stream's first sample."""
+        """Start `epoch` at the stream's first sample."""
         self._start.copy_(torch.tensor([epoch, 0, 0]))
 
     def position_after(self, num_batches: int) -> list[int]:
-        """How much of the stream all processes have consumed after `num_batches` of this one.
+        """Return how many samples all processes have consumed after `num_batches` of this one.
 
-        And how short a tail would have joined the last of these: only who reads on can tell whether one did.
+        The second number is the length below which a tail joined the last batch; only further reading shows if it did.
         """
         return [self.num_consumed + num_batches * self.stride, self._shortest_tail]
 
     def skip(self, position: list[int]) -> None:
-        """Leave out what was consumed before an interruption: it is read again, and let go."""
+        """Skip what was consumed before an interruption: it is read again and discarded."""
         self._start[1:] = torch.tensor(position)
 
     @property
     def shares_whole_batches(self) -> bool:
-        """Whether processes take turns by batches, not by samples."""
+        """True if processes take turns by batches, not by samples."""
         return self.batch_size is None
 
     @property
@@ -90,7 +90,7 @@ class ShardedStream(IterableDataset[Any]):
         return int(self._start[1])
 
     def __len__(self) -> int:
-        """Count this process's batches; TypeError if the stream has no length."""
+        """Return the number of this process's batches; TypeError if the stream does not have a length."""
         num_left = max(0, len(self.dataset) - self.num_consumed)
         if num_left < int(self._start[2]):
             return 0
@@ -100,9 +100,9 @@ class ShardedStream(IterableDataset[Any]):
         return num_whole + bool(self._part(list(range(self.rank, tail, self.world_size)), tail, spare=0))
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield this process's part of each chunk of ``batch_size * world_size`` samples, or this worker's of these.
+        """Yield this process's part of each chunk of ``batch_size * world_size`` samples; a worker yields its share.
 
-        One part is held back: a tail too short to be a batch for everybody joins the chunk before.
+        One part is held back, because a tail too short to give every process a batch joins the chunk before.
         """
         worker, num_workers = self._enter_worker()
         samples = self._left(self._samples())
@@ -134,7 +134,7 @@ class ShardedStream(IterableDataset[Any]):
         return shortest_tail(self.stride, self.world_size)
 
     def _part(self, part: list[Any], size: int, spare: Any) -> list[Any]:
-        """What this process takes of a chunk of `size` samples, which is short at the stream's end."""
+        """Return this process's part of a chunk of `size` samples, which is short at the stream's end."""
         if size == self.stride or size == 0:
             return part
         if self.drop_last:
@@ -149,9 +149,9 @@ class ShardedStream(IterableDataset[Any]):
         return part
 
     def _read(self, samples: Iterator[Any]) -> tuple[list[Any], int, Any]:
-        """Read one chunk: this process's samples of it, the number of all, and the first."""
+        """Read one chunk; return this process's samples, the number of all samples, and the first one."""
         part, size, spare = [], 0, None
-        # The generators of a worker are nobody else's; those of the process that trains are the model's too.
+        # In the process that trains, the model uses the generators too; in a worker, nothing else does.
         with nullcontext() if get_worker_info() is not None else keep_cpu_rng():
             for offset, sample in enumerate(islice(samples, self.stride)):
                 size += 1
@@ -162,7 +162,7 @@ class ShardedStream(IterableDataset[Any]):
         return part, size, spare
 
     def _left(self, samples: Iterator[Any]) -> Iterator[Any]:
-        """Yield what an interrupted epoch has left: not a tail that had joined the last batch."""
+        """Yield the rest of an interrupted epoch, without a tail that had joined the last batch."""
         first = list(islice(samples, int(self._start[2])))
         if len(first) == self._start[2]:
             yield from first
@@ -170,7 +170,7 @@ class ShardedStream(IterableDataset[Any]):
 
     def _samples(self) -> Iterator[Any]:
         epoch, num_consumed, _ = self._start.tolist()
-        if get_worker_info() is not None:  # it has a stream of its own
+        if get_worker_info() is not None:  # it has its own stream
             set_epoch(epoch, self.dataset, self.collate_fn)
         seed_generators(derive_seed(self.seed, "stream", epoch))
         iterator = iter(self.dataset)
@@ -192,7 +192,7 @@ class ShardedStream(IterableDataset[Any]):
             return 0, 1
         if self._worker is None:
             self._worker = info.id, info.num_workers
-            # A stream that knows of workers would yield this one a part of what it is to take its part of.
+            # A stream that splits itself by worker would yield only a part of the samples that are split here.
             torch_worker._worker_info = torch_worker.WorkerInfo(
                 id=0, num_workers=1, seed=info.seed, dataset=info.dataset
             )

@@ -1,4 +1,4 @@
-"""Each process's share of a loader, with all that the user set on it."""
+"""Each process's share of a loader, with all attributes that the user set."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runnerkit.sampling.loader_worker import WorkerStart, naming_the_dead
 from runnerkit.sampling.sampler import Places, ShardedBatches, ShardedBatchSampler, Uneven, set_epoch
 from runnerkit.sampling.seeded_dataset import SeededDataset, is_seeded
 from runnerkit.sampling.sharded_stream import ShardedStream
-from runnerkit.seeding import derive_seed
+from runnerkit.seeding.generators import derive_seed
 
 logger = logging.getLogger(__name__)
 
@@ -22,20 +22,20 @@ logger = logging.getLogger(__name__)
 def shard_loader(
     loader: Any, *, key: str, training: bool, rank: int, world_size: int, seed: int, uneven: Uneven = "drop"
 ) -> Any:
-    """Give this process its share of `loader`, keeping every attribute that the user set.
+    """Return this process's share of `loader`, keeping every attribute that the user set.
 
-    A DistributedSampler of the user's own is left alone. A loader that is no DataLoader gives its share itself, by a
-    method ``shard(*, key, training, rank, world_size, seed, uneven)``; with one process it needs none. A sampler
-    without length may be endless: it is never drained, and one process runs its loader as it is; so it does one of a
-    subclass that keeps an iterator.
+    A DistributedSampler set by the user is kept. Any loader other than a DataLoader must have a method
+    ``shard(*, key, training, rank, world_size, seed, uneven)`` that returns its share; one process does not need it.
+    A sampler without length may be endless: it is never exhausted, and a single process uses its loader unchanged,
+    like that of a subclass that keeps an iterator.
 
     Args:
         loader: a DataLoader (or subclass), or any iterable of batches.
         key: the loader's.
-        training: whether the batches are trained on, so that all processes need equally many.
-        seed: with the key and the epoch it fixes order and draws.
+        training: whether the batches are for training, so that all processes need the same number.
+        seed: determines order and random numbers, together with the key and the epoch.
         uneven: whether, in training, whole batches (of a batch sampler, of ``batch_size=None``) that are too few for
-            all processes are dropped or repeated. Where samples can be shared neither is needed.
+            all processes are dropped or repeated. Loaders that are shared by samples need neither.
     Raises:
         TypeError: with several processes, a loader that cannot be sharded exactly.
         ValueError: fewer samples to train on than processes.
@@ -71,8 +71,8 @@ def shard_loader(
     if own is not None:
         if not training and len(loader.dataset) % world_size:  # type: ignore[arg-type]  # map-style: it has a length
             logger.warning(
-                "loader %r: its own DistributedSampler repeats samples to fill %d processes, which are scored twice; "
-                "leave the sampler out for exact evaluation",
+                "loader %r: its own DistributedSampler repeats samples to fill %d processes; these are scored twice; "
+                "remove the sampler for exact evaluation",
                 key,
                 world_size,
             )
@@ -80,8 +80,8 @@ def shard_loader(
     if count_batches(loader) is None:
         if world_size > 1:
             raise TypeError(
-                f"loader {key!r}: its {_sampler_name(loader)} has no length, may never end, and so cannot be shared "
-                f"among {world_size} processes; let it end with an epoch and give it a __len__, or use an "
+                f"loader {key!r}: its {_sampler_name(loader)} does not have a length, may never end, and so cannot be "
+                f"shared among {world_size} processes; make it end after an epoch and give it a __len__, or use an "
                 "IterableDataset"
             )
         return loader
@@ -89,7 +89,7 @@ def shard_loader(
 
 
 def loader_seed(seed: int, key: str) -> int:
-    """What a loader's order and draws are seeded by: two of one length, of a GAN say, are not shuffled alike."""
+    """Derive the seed of a loader, so that two loaders of the same length, as in a GAN, are shuffled differently."""
     return derive_seed(seed, "loader", key)
 
 
@@ -101,10 +101,10 @@ def distributed_sampler_of(loader: Any) -> DistributedSampler[Any] | None:
 
 
 def _kept_iterator(loader: DataLoader[Any]) -> str | None:
-    """Name the attribute by which a subclass goes on with an iterator of its own: a copy would go on with it too."""
+    """Return the name of the attribute in which a subclass keeps an iterator, which a copy would share."""
     if type(loader).__iter__ is DataLoader.__iter__:
         return None
-    own = vars(loader).keys() - {"_iterator", "dataset", "sampler", "batch_sampler"}  # these a share replaces
+    own = vars(loader).keys() - {"_iterator", "dataset", "sampler", "batch_sampler"}  # which a share replaces
     return next((name for name in sorted(own) if isinstance(vars(loader)[name], Iterator)), None)
 
 
@@ -116,11 +116,11 @@ def _sampler_name(loader: DataLoader[Any]) -> str:
 def _share_indices(
     loader: DataLoader[Any], *, key: str, training: bool, uneven: Uneven, rank: int, world_size: int, seed: int
 ) -> DataLoader[Any]:
-    """Share by samples; by whole batches where these are the user's own."""
+    """Distribute samples, or whole batches of a custom batch sampler."""
     place = {"rank": rank, "world_size": world_size, "seed": seed}
     batches: Any = loader.batch_sampler
     share: ShardedBatchSampler | ShardedBatches
-    # A loader that was given a batch sampler has no batch size; a subclass may have put one in place of the loader's.
+    # batch_size is None if the user passed a batch sampler; a subclass may have replaced the loader's.
     is_plain = isinstance(batches, BatchSampler) and (loader.batch_size is not None or type(batches) is BatchSampler)
     if is_plain:
         sampler: Any = batches.sampler
@@ -136,15 +136,15 @@ def _share_indices(
     shard = copy.copy(loader)
     vars(shard)[name] = share
     if not is_seeded(loader.dataset, loader.collate_fn):
-        return _with_feed(shard, share)  # no places: they cost a tuple a sample
+        return _with_feed(shard, share)  # without places, which cost a tuple per sample
     dataset = SeededDataset(loader.dataset, training=training, seed=seed, collate_fn=loader.collate_fn)
     return _with_feed(shard, share, dataset=dataset, **{name: Places(share)})
 
 
 def _with_feed(shard: DataLoader[Any], share: Any, **replaced: Any) -> DataLoader[Any]:
-    """Give `shard`, which keeps the user's data set in sight, the loader that its batches really come from."""
-    # DataLoader refuses to be changed after __init__, and calling __init__ again would lose what a subclass or the
-    # user set. A copy of its attributes keeps workers, collate_fn, generator and all the rest.
+    """Give `shard`, which shows the user's data set, the loader that its batches really come from."""
+    # DataLoader cannot be changed after __init__, and calling __init__ again would lose what a subclass or the
+    # user set. A copy of its attributes keeps workers, collate_fn, generator and everything else.
     feed = copy.copy(shard)
     vars(feed).update(replaced)
     feed._iterator = shard._iterator = None  # persistent workers belong to one loader
@@ -154,35 +154,35 @@ def _with_feed(shard: DataLoader[Any], share: Any, **replaced: Any) -> DataLoade
 
 
 def feed_of(loader: Any) -> Any:
-    """Return what the batches of a loader from :func:`shard_loader` really come from; any other loader itself."""
+    """Return the loader that yields the batches of one from :func:`shard_loader`; any other loader unchanged."""
     return getattr(loader, "_feed", loader)
 
 
 def batches_of(loader: Any) -> Iterator[Any]:
-    """Iterate a loader from :func:`shard_loader`; any other iterable as it is."""
+    """Iterate over a loader from :func:`shard_loader`, or any other iterable."""
     feed = feed_of(loader)
     if isinstance(feed, DataLoader) and feed._iterator is not None and feed.generator is None:
-        # Workers that outlive an epoch need no new seed, which all others draw in each: so dropout would draw otherwise
-        # with them, and in a run that is resumed and starts them anew.
+        # Other workers draw a seed in each epoch, persistent ones only in the first. Draw it here, so that dropout is
+        # the same with both, and in a resumed run, which restarts the workers.
         torch.empty((), dtype=torch.int64).random_()
     batches = iter(feed)
-    has_workers = isinstance(feed, DataLoader) and feed.num_workers > 0  # of its own: a wrapper takes from here too
+    has_workers = isinstance(feed, DataLoader) and feed.num_workers > 0  # its own: wrappers iterate through here too
     return naming_the_dead(batches) if has_workers else batches
 
 
 def share_of(loader: Any) -> Any:
-    """Return what knows this process's position in `loader`, by set_epoch, position_after and skip; None if nothing."""
+    """Return the object with set_epoch, position_after and skip that keeps the position in `loader`, or None."""
     candidates = (getattr(loader, name, None) for name in ("_share", "batch_sampler"))
     return next((each for each in candidates if hasattr(each, "position_after")), None)
 
 
 def start_epoch(loader: Any, epoch: int) -> None:
-    """Call ``set_epoch`` once on each part of a loader that has it: :func:`runnerkit.sampling.sampler.set_epoch`."""
+    """Call ``set_epoch`` once on each part of a loader; see :func:`runnerkit.sampling.sampler.set_epoch`."""
     set_epoch(epoch, loader, share_of(loader))
 
 
 def count_batches(loader: Any) -> int | None:
-    """Return the length of `loader`, or None if it has none (a DataLoader over a stream only looks as if it had)."""
+    """Return the length of `loader`, or None if it has none (a DataLoader over a stream only seems to have one)."""
     try:
         return len(feed_of(loader))
     except TypeError:

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 NUM_SAMPLES = 16
-_NUM_LEAVES = 8  # of a sample
-_NUM_ELEMENTS = 1024  # of a tensor, about
-_READ = 1 << 32  # added to a fingerprint; 0 is a leaf that was not read
+_NUM_LEAVES = 8  # per sample
+_NUM_ELEMENTS = 1024  # per tensor, approximately
+_READ = 1 << 32  # added to each fingerprint; 0 marks a leaf that was not read
 
 
 class StreamHead:
-    """What each worker of this process read first, in memory that workers and their process share.
+    """Fingerprints of the first samples that each worker of this process read, in shared memory.
 
     Args:
-        num_workers: of the loader.
+        num_workers: the loader's.
     """
 
     def __init__(self, num_workers: int) -> None:
@@ -28,23 +28,23 @@ class StreamHead:
         self.fingerprints = torch.zeros(shape, dtype=torch.int64).share_memory_()
 
     def note(self, worker: int, position: int, sample: Any) -> None:
-        """Note the sample that `worker` read at `position` of the stream, if that is among the first."""
+        """Record the sample that `worker` read at `position` of the stream, if it is among the first."""
         if position < NUM_SAMPLES and worker < len(self.fingerprints):
             for leaf, value in zip(range(_NUM_LEAVES), _leaves(sample), strict=False):
                 self.fingerprints[worker, position, leaf] = _READ + _checksum(value)
 
 
 def differ(heads: Sequence[Tensor]) -> bool:
-    """Return whether several readers of one stream read other samples first.
+    """Return whether the first samples of a stream differ between readers.
 
-    A part of the samples that tells them apart best (an index, a key, an image) decides; if one such part is the same
-    everywhere, so is the order, and the others may hold noise.
+    The parts of the samples that differ most from sample to sample decide (an index, a key, an image); if one of them
+    is the same everywhere, so is the order, and the others may contain noise.
 
     Args:
         heads: the `fingerprints` of each process, (workers, samples, leaves).
     """
     readers = torch.cat(list(heads))
-    readers = readers[(readers[:, 0] != 0).any(dim=1)]  # a worker may not have begun
+    readers = readers[(readers[:, 0] != 0).any(dim=1)]  # a worker may not have started
     if len(readers) < 2:
         return False
     num_common = int((readers != 0).any(dim=2).sum(dim=1).min())
@@ -76,6 +76,6 @@ def _checksum(value: Any) -> int:
     if isinstance(value, str | bytes | int | float | np.generic):
         return zlib.crc32(repr(value).encode())
     to_bytes: Any = getattr(value, "tobytes", None)
-    if to_bytes is not None and not isinstance(value, np.ndarray):  # a picture of PIL
+    if to_bytes is not None and not isinstance(value, np.ndarray):  # a PIL image
         return zlib.crc32(to_bytes())
-    return zlib.crc32(type(value).__name__.encode())  # nothing is known of its content
+    return zlib.crc32(type(value).__name__.encode())  # its content is unknown

@@ -1,1 +1,1 @@
-"""What lies on disk: checkpoints, weights, rows of predictions; written whole or not at all."""
+"""Files on disk: atomic writes, checksums, predictions, and the lock of a logdir."""

@@ -1,4 +1,4 @@
-"""A file that is whole or not there, synced to the disk, and in words why it could not be written."""
+"""Atomic files, synced to the disk, with errors that explain why a file cannot be written."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}  # of a folder, on CIFS, 9p and some FUSE file systems
+_NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}  # for a folder, on CIFS, 9p and some FUSE file systems
 
 
 class AtomicFile:
-    """Context that gives a temporary path beside `path`, and puts it in place when the body went well.
+    """Context that provides a temporary path beside `path`, and renames it to `path` if the body succeeds.
 
     Raises:
-        OSError: the disk is full, or fails; what was at `path` before is still there.
+        OSError: the disk is full or fails; the previous file at `path` is kept.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # A name that nobody can foresee, and put a symbolic link at.
+        # Unpredictable, so that no one can plant a symbolic link there.
         self.temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
 
     def __enter__(self) -> Path:
@@ -40,47 +40,47 @@ class AtomicFile:
         except OSError as this:
             error = failure = this
         finally:
-            with suppress(OSError):  # of a disk that fails
+            with suppress(OSError):  # the disk fails
                 self.temporary.unlink(missing_ok=True)
         if failure is not None:
             raise unwritable(self.path, failure) from error
 
 
 def remove_leftovers(path: Path) -> None:
-    """Delete what processes that were killed while they wrote `path` have left beside it."""
+    """Delete the temporary files of processes that were killed while they wrote `path`."""
     for each in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         each.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a text file as a whole."""
+    """Replace a text file atomically."""
     with AtomicFile(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 @contextmanager
 def new_file(path: Path) -> Iterator[None]:
-    """Make the folder that a file is to be in, if need be; the body writes the file.
+    """Create the folder of a file, if needed; the body writes the file.
 
     Raises:
-        OSError: one of them cannot be made, or the path is a folder's.
+        OSError: the folder or the file cannot be created, or the path is a folder.
     """
     if path.is_dir():
         raise IsADirectoryError(f"cannot write {path}: it is a folder; name a file in it")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OSError(f"cannot write {path}: no folder {path.parent} can be made: {error.strerror}") from error
+        raise OSError(f"cannot write {path}: folder {path.parent} cannot be created: {error.strerror}") from error
     try:
         yield
     except OSError as error:
-        if error.filename is None:  # it was told in words
+        if error.filename is None:  # it has its own message
             raise
         raise OSError(f"cannot write {path}: {error.strerror}") from error
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or a folder's list of names where the file system can, is on the disk."""
+    """Wait until a file is on the disk, or a folder's list of names if the file system supports that."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -92,23 +92,23 @@ def sync(path: Path) -> None:
 
 
 def unwritable(path: Path, error: OSError) -> OSError:
-    """Say in words that `path` could not be written, and what room there is if that was the cause."""
+    """Return an error for a `path` that cannot be written, with the free space if that is the cause."""
     free = ""
     if error.errno in _FULL:
         with suppress(OSError):
             usage = shutil.disk_usage(next(each for each in path.parents if each.is_dir()))
             free = f"; {usage.free / 1e6:,.1f} MB of {usage.total / 1e6:,.1f} MB are free there"
-    message = f"cannot write {path}: {error.strerror or error}{free}; what was written before is whole"
+    message = f"cannot write {path}: {error.strerror or error}{free}; what was written before is intact"
     return OSError(error.errno, message) if error.errno is not None else OSError(message)
 
 
 def check_folder(folder: Path) -> None:
-    """See that a run's folder is still there, before something is written that would make it anew.
+    """Raise if a run's folder was deleted, before a write would create it again.
 
     Raises:
-        FileNotFoundError: it is not.
+        FileNotFoundError: it was deleted.
     """
-    if not os.path.isdir(folder):  # for each row: half the calls of is_dir()
+    if not os.path.isdir(folder):  # called for each row: half the calls of is_dir()
         raise FileNotFoundError(
             errno.ENOENT,
             f"cannot write to {folder}: it was deleted during the run; start the run again, and keep its logdir "
@@ -116,8 +116,8 @@ def check_folder(folder: Path) -> None:
         )
 
 
-class appending:  # noqa: N801  # a context manager, entered for each row: contextlib's makes thrice as many calls
-    """Let an error of the body, which adds to a log of the run, say which one and what room there is.
+class appending:  # noqa: N801  # a context manager, entered for each row: contextlib's makes three times as many calls
+    """Context for appending to a log of the run: errors name the log and the free space.
 
     Args:
         path: the log, or its folder.
@@ -136,7 +136,7 @@ class appending:  # noqa: N801  # a context manager, entered for each row: conte
 
 
 def _full_disk(error: BaseException | None) -> OSError | None:
-    """Find in what led to `error` that the disk is full: torch.save raises something else on its way out."""
+    """Find a full disk among the causes of `error`: torch.save raises something else on its way out."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _FULL:
             return error

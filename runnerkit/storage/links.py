@@ -1,4 +1,4 @@
-"""Refusal of symbolic links inside a logdir, which whoever may write there can plant."""
+"""Rejection of symbolic links inside a logdir, where anyone with write access can plant them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 
 def refuse_link(path: Path) -> None:
-    """Raise if a file or folder of a run is a symbolic link: the run would overwrite and delete what it leads to.
+    """Raise if a file or folder of a run is a symbolic link: the run would overwrite and delete its target.
 
     The logdir itself may be one.
 
     Raises:
-        OSError: it is.
+        OSError: it is a symbolic link.
     """
     if path.is_symlink():
         raise OSError(

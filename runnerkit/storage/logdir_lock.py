@@ -1,17 +1,17 @@
-"""One run at a time in a logdir: a second is refused, and one that was killed blocks nobody.
+"""Lock of a logdir: a second run at the same time is refused, and a killed run does not block others.
 
-What is locked is a file, by a record lock (``fcntl.lockf``), which the kernel takes back when its process ends, however
-it ends. Of the kinds of lock there are:
+The lock is a record lock (``fcntl.lockf``) on a file, which the kernel releases when the process ends, for whatever
+reason. The choice of lock:
 
 - A file with a process id outlives a kill, and on another machine the id means nothing.
 - ``flock`` belongs to the open file, which forked processes share: a worker of a DataLoader that outlives its killed
-  parent (they look every 5 s) would keep the run that resumes out. A record lock is not inherited.
-- A record lock goes over NFS (``flock`` there becomes one), where the lock of a machine that died ends with its lease,
+  parent (workers check every 5 s) would block the resumed run. A record lock is not inherited.
+- A record lock works over NFS (``flock`` there becomes one), where the lock of a machine that died ends with its lease,
   after about a minute.
 
-Its trap: it ends when its process closes any descriptor of the file, so nobody else is to open the file in the process
-of the run; whoever copies the logdir there loses the guard, and nothing else. Nor does it tell two runs in one process
-apart; these come one after the other.
+The trap: the lock ends when its process closes any descriptor of the file, so nothing else in the process of the run
+may open the file; copying the logdir in that process loses the lock, but no data. Two runs in one process are not
+separated by the lock; they run one after the other.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from runnerkit.storage.links import refuse_link
 logger = logging.getLogger(__name__)
 
 FILE = ".lock"
-_PATIENCE_S = 2.0  # that a killed process may take to be gone
+_PATIENCE_S = 2.0  # time that a killed process may take to disappear
 _PAUSE_S = 0.05
-_TAKEN = (errno.EACCES, errno.EAGAIN)  # what lockf says when another process has it
+_TAKEN = (errno.EACCES, errno.EAGAIN)  # errors of lockf if another process holds the lock
 
 
 def lock(logdir: Path) -> Callable[[], None]:
-    """Take `logdir`, made if need be, for this process; what is returned lets go of it.
+    """Lock `logdir`, created if needed, for this process; return a function that releases it.
 
-    Where files cannot be locked, a warning is logged, and nothing is.
+    If files cannot be locked there, a warning is logged instead.
 
     Raises:
-        FileExistsError: another process has it.
-        OSError: it cannot be made, or not be written to, or the file in it is a symbolic link.
+        FileExistsError: another process holds the lock.
+        OSError: the folder cannot be created or written to, or its lock file is a symbolic link.
 
     >>> import tempfile
     >>> unlock = lock(Path(tempfile.mkdtemp()))
@@ -59,14 +59,14 @@ def lock(logdir: Path) -> Callable[[], None]:
             refuse_link(logdir / FILE)
             if isinstance(error, OSError) and not (logdir / FILE).exists():
                 raise _unwritable(logdir, error) from error
-            logger.warning("%s cannot be locked (%s): see to it that no other run writes there", logdir, error)
+            logger.warning("%s cannot be locked (%s): make sure that no other run writes there", logdir, error)
             return lambda: None
         if descriptor is not None:
             return partial(_unlock, logdir, descriptor, is_new)
         if time.monotonic() > deadline:
             raise FileExistsError(
-                f"another run is writing to {logdir}: {holder(logdir)}. Wait for its end, or choose another logdir; if "
-                f"its machine is dead, delete {logdir / FILE}"
+                f"another run is writing to {logdir}: {holder(logdir)}. Wait for it to end, or choose another logdir; "
+                f"if its machine is dead, delete {logdir / FILE}"
             )
         time.sleep(_PAUSE_S)
 
@@ -77,9 +77,9 @@ def _unwritable(logdir: Path, error: OSError) -> OSError:
 
 
 def holder(logdir: Path) -> str | None:
-    """Say whose the folder is, or last was if a run was killed; None if nobody's."""
+    """Describe the process that holds the lock, or last held it if it was killed; None without a lock file."""
     if (logdir / FILE).is_symlink():
-        return "nobody: a symbolic link is in the place of the lock; delete it"
+        return "none: the lock file is a symbolic link; delete it"
     try:
         return (logdir / FILE).read_text(encoding="utf-8").strip() or "a process that has just started"
     except FileNotFoundError:
@@ -87,7 +87,7 @@ def holder(logdir: Path) -> str | None:
 
 
 def is_held(logdir: Path) -> bool:
-    """Whether another process has the folder."""
+    """Return whether another process holds the lock."""
     import fcntl
 
     if (logdir / FILE).is_symlink():
@@ -101,7 +101,7 @@ def is_held(logdir: Path) -> bool:
 
 
 def _try(logdir: Path) -> int | None:
-    """Return the descriptor of the file, locked; None if another process has it, or if it was just replaced."""
+    """Return the descriptor of the locked file; None if another process holds it or it was just replaced."""
     import fcntl  # POSIX only
 
     path = logdir / FILE
@@ -113,12 +113,12 @@ def _try(logdir: Path) -> int | None:
         return None
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(descriptor), path.lstat()):  # else its owner deleted it meanwhile: not the lock
+        if os.path.samestat(os.fstat(descriptor), path.lstat()):  # otherwise its owner just deleted it
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()} since {time.ctime()}\n".encode())
             return descriptor
     except FileNotFoundError:
-        pass  # deleted, likewise
+        pass  # deleted, as above
     except OSError as error:
         if error.errno not in _TAKEN:
             os.close(descriptor)
@@ -128,7 +128,7 @@ def _try(logdir: Path) -> int | None:
 
 
 def _make(logdir: Path) -> bool:
-    """Make the folder if need be; return False if its owner deleted it meanwhile."""
+    """Create the folder if needed; return False if its owner deleted it meanwhile."""
     try:
         logdir.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
@@ -141,8 +141,8 @@ def _make(logdir: Path) -> bool:
 
 def _unlock(logdir: Path, descriptor: int, is_new: bool) -> None:
     with suppress(OSError):
-        (logdir / FILE).unlink()  # before it is unlocked: later it may be another run's
+        (logdir / FILE).unlink()  # before unlocking: afterwards it may be another run's
     os.close(descriptor)
     if is_new:
         with suppress(OSError):
-            logdir.rmdir()  # a run that was refused leaves nothing; any other has left something here
+            logdir.rmdir()  # fails unless empty: only a run that was refused leaves nothing

@@ -1,4 +1,4 @@
-"""Predictions of any number of samples written to one file, batch by batch: .parquet, .csv or .pt."""
+"""Prediction files for any number of samples, written batch by batch: .parquet, .csv or .pt."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _ROW_GROUP_BYTES = 32 * 2**20
 
 
 def check_path(path: Path) -> None:
-    """Refuse what no file of predictions can be written to.
+    """Raise if predictions cannot be written to a file of this name.
 
     Raises:
-        ValueError: another suffix than those there are.
+        ValueError: unknown suffix.
         ImportError: .parquet without pyarrow.
     """
     if path.suffix not in _FORMATS:
@@ -38,10 +38,10 @@ def check_path(path: Path) -> None:
 
 @contextmanager
 def prediction_file(path: Path) -> Iterator[Write]:
-    """Give a function that appends the rows of a prediction; the file is there, whole, when the body went well.
+    """Provide a function that appends a prediction's rows; the file exists, complete, if the body succeeds.
 
     Raises:
-        ValueError: nothing was appended; or predictions that differ from the first one.
+        ValueError: nothing was appended, or a prediction has a different form from the first one.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     num_batches = 0
@@ -58,7 +58,7 @@ def prediction_file(path: Path) -> Iterator[Write]:
 
 
 def columns_of(prediction: Any) -> dict[str, Any]:
-    """Name a prediction's parts: keys and indices joined by dots; a lone part is "prediction".
+    """Name a prediction's parts: keys and indices joined by dots; a single part is "prediction".
 
     >>> list(columns_of({"logits": torch.zeros(2), "boxes": [torch.zeros(2), torch.ones(2)], "mask": None}))
     ['logits', 'boxes.0', 'boxes.1']
@@ -75,9 +75,9 @@ def columns_of(prediction: Any) -> dict[str, Any]:
 
 def _as_array(part: Any, path: Keys) -> Any:
     if isinstance(part, Tensor):
-        part = (part.float() if part.dtype == torch.bfloat16 else part).numpy()  # NumPy has no bfloat16
+        part = (part.float() if part.dtype == torch.bfloat16 else part).numpy()  # NumPy lacks bfloat16
     if isinstance(part, np.ndarray) and part.dtype.kind not in "biuf":
-        raise TypeError(f"{name_of(path)} is of type {part.dtype}, which a table has no column for; write a .pt file")
+        raise TypeError(f"{name_of(path)} is of type {part.dtype}, which tables do not support; write a .pt file")
     return part
 
 
@@ -109,15 +109,15 @@ def _flat_columns(prediction: Any) -> dict[str, Any]:
         twice = sorted(parts.keys() & flat.keys())
         if twice:
             raise ValueError(
-                f"two parts of the prediction would be column {twice[0]!r} of a .csv file, one of them by a number of "
-                f"{name!r} or of another vector; rename one in predict_batch, or write a .parquet file"
+                f"two parts of the prediction would be column {twice[0]!r} of a .csv file, one of them as an element "
+                f"of {name!r} or of another vector; rename one in predict_batch, or write a .parquet file"
             )
         flat |= parts
     return flat
 
 
 def _scalar_columns(name: str, column: Any) -> dict[str, Any]:
-    # As text a number has the fewest digits that tell it from its neighbours of the same type.
+    # As text, a number has the fewest digits that distinguish it from its neighbors of the same type.
     return {
         "_".join([name, *map(str, index)]): column[(slice(None), *index)].astype(str)
         for index in np.ndindex(column.shape[1:])
@@ -151,10 +151,10 @@ def _parquet(path: Path) -> Iterator[Write]:
                     {each.name: str(each.type) for each in schema} for schema in (table.schema, writer.schema)
                 )
                 raise ValueError(
-                    f"columns {found} are not those of the first batch, {first}; return one form of prediction"
+                    f"columns {found} are not those of the first batch, {first}; return predictions of the same form"
                 )
             waiting.append(table)
-            # Readers go by row groups: one for each batch would be too many.
+            # Readers work on row groups: one for each batch would be too many.
             size_bytes += table.nbytes
             if size_bytes >= _ROW_GROUP_BYTES:
                 flush()
@@ -175,14 +175,14 @@ def _arrow(column: Any) -> Any:
 
 @contextmanager
 def _pt(path: Path) -> Iterator[Write]:
-    # torch.save wants whole tensors: their bytes are collected in a file each, which is then mapped into memory.
+    # torch.save needs whole tensors: the bytes of each are collected in a file, which is then mapped into memory.
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f"{path.name}.") as folder, ExitStack() as stack:
         parts: dict[Keys, _TensorFile] = {}
         form: Any = None
 
         def append(both: list[Any], keys: Keys) -> None:
             if (both[0] is None) != (both[1] is None):
-                raise ValueError(f"{name_of(keys)} is None in some batches only; return one form from predict_batch")
+                raise ValueError(f"{name_of(keys)} is None in some batches only; return one form in all batches")
             if both[0] is not None:
                 if keys not in parts:
                     parts[keys] = _TensorFile(stack, Path(folder) / str(len(parts)), keys)
@@ -199,7 +199,7 @@ def _pt(path: Path) -> Iterator[Write]:
 
 
 class _TensorFile:
-    """Rows of a tensor on their way to a whole one, as bytes in a file."""
+    """Rows of a tensor, collected as bytes in a file."""
 
     def __init__(self, stack: ExitStack, path: Path, keys: Keys) -> None:
         self.path = path
@@ -213,19 +213,19 @@ class _TensorFile:
         if isinstance(part, np.ndarray):
             part = torch.from_numpy(part)
         if not isinstance(part, Tensor):
-            raise TypeError(f"{name_of(self.keys)} is no tensor, and a .pt file is of tensors; write .parquet or .csv")
+            raise TypeError(f"{name_of(self.keys)} is not a tensor, as .pt files require; write .parquet or .csv")
         if self.first is None:
             self.first = part[:0]
         if (part.shape[1:], part.dtype) != (self.first.shape[1:], self.first.dtype):
             raise ValueError(
-                f"{name_of(self.keys)} has rows {tuple(part.shape[1:])} of {part.dtype}, in the first batch "
+                f"{name_of(self.keys)} has rows {tuple(part.shape[1:])} of {part.dtype}, but the first batch has "
                 f"{tuple(self.first.shape[1:])} of {self.first.dtype}; pad them to one length in predict_batch"
             )
         self.num_rows += len(part)
         part.contiguous().view(-1).view(torch.uint8).numpy().tofile(self.file)
 
     def mapped(self) -> Tensor:
-        """Return all rows as one tensor, read from the disk when they are looked at."""
+        """Return all rows as one tensor, which is read from the disk on access."""
         self.file.flush()
         assert self.first is not None
         shape = (self.num_rows, *self.first.shape[1:])

@@ -1,7 +1,7 @@
-"""Predictions as rows, one a sample: taken off the device, and put back into the order of the data set.
+"""Predictions as rows, one per sample: copied to the CPU and restored to the order of the data set.
 
-A prediction is a tensor whose first dimension is the batch, or dicts, lists and tuples of such tensors. Beside tensors
-it may hold NumPy arrays, lists of plain values (one a row: names, labels) and None.
+A prediction is a tensor whose first dimension is the batch, or dicts, lists and tuples of such tensors. It may also
+hold NumPy arrays, lists of plain values (one per row: names, labels) and None.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _PLAIN = (str, bytes, bool, int, float, type(None))
 
 
 def take_off(prediction: Any, batch: Any, *, num_samples: int | None = None) -> Any:
-    """Bring a batch's prediction to the CPU, without what its tensors are views of, checked to be rows.
+    """Copy a batch's prediction to the CPU, without the rest of a view's storage, and check that it consists of rows.
 
     Args:
-        batch: what was predicted on; its lengths tell how many rows there may be, where `num_samples` is None.
+        batch: the model's input; its lengths are the possible numbers of rows if `num_samples` is None.
         num_samples: of the batch, if known.
     Raises:
-        ValueError, TypeError: a part has no row for each sample of the batch, named by its path.
+        ValueError, TypeError: a part does not have a row per sample of the batch; it is named by its path.
     """
     lengths = set(_lengths(batch)) if num_samples is None else {num_samples}
     taken = map_parts(lambda parts, path: _take_off(parts[0], path, lengths), [prediction])
@@ -36,16 +36,16 @@ def take_off(prediction: Any, batch: Any, *, num_samples: int | None = None) -> 
 
 
 def interleave(predictions: Sequence[Any]) -> Any:
-    """Deal rows out in turn: the first row of each of `predictions`, then the second ones, and so on.
+    """Interleave rows: the first row of each of `predictions`, then the second ones, and so on.
 
     Raises:
-        ValueError: they do not fit together, the part named by its path.
+        ValueError: they do not fit together; the part is named by its path.
     """
     return map_parts(_interleave, predictions)
 
 
 def walk(prediction: Any) -> Iterator[tuple[Path, Any]]:
-    """Yield the parts of a prediction, by their paths of keys.
+    """Yield the parts of a prediction with their paths of keys.
 
     >>> [path for path, _ in walk({"a": [torch.zeros(2)], "b": ["x", "y"]})]
     [('a', 0), ('b',)]
@@ -56,7 +56,7 @@ def walk(prediction: Any) -> Iterator[tuple[Path, Any]]:
 
 
 def map_parts(fn: Callable[[list[Any], Path], Any], predictions: Sequence[Any], path: Path = ()) -> Any:
-    """Call `fn` with each part of several predictions of the same form, and its path; keep the form.
+    """Call `fn` with each part of several predictions of the same form, and its path; return results in that form.
 
     Raises:
         ValueError: they differ in form.
@@ -73,7 +73,7 @@ def map_parts(fn: Callable[[list[Any], Path], Any], predictions: Sequence[Any], 
 
 
 def name_of(path: Path) -> str:
-    """Write a path as text.
+    """Return a path as text.
 
     >>> name_of(("a", 0)), name_of(())
     ("prediction['a'][0]", 'prediction')
@@ -93,7 +93,7 @@ def _is_column(values: Any) -> bool:
 
 def _check_form(forms: list[Any], path: Path) -> None:
     if any(form != forms[0] for form in forms):
-        raise ValueError(f"{name_of(path)} has not one form throughout, but {forms}; return one from predict_batch")
+        raise ValueError(f"{name_of(path)} has different forms: {forms}; return the same form from predict_batch")
 
 
 def _take_off(part: Any, path: Path, lengths: set[int]) -> Any:
@@ -105,7 +105,7 @@ def _take_off(part: Any, path: Path, lengths: set[int]) -> Any:
         if part.layout is not torch.strided or part.is_nested:
             raise TypeError(f"{name_of(path)} is a {part.layout} tensor; make it dense in predict_batch")
         part = part.detach().cpu()
-        if part.untyped_storage().nbytes() > part.nbytes:  # a view: what it is a view of would travel too
+        if part.untyped_storage().nbytes() > part.nbytes:  # a view: its whole storage would be sent
             part = part.clone(memory_format=torch.contiguous_format)
     elif not isinstance(part, np.ndarray):
         raise TypeError(
@@ -121,7 +121,7 @@ def _take_off(part: Any, path: Path, lengths: set[int]) -> Any:
 def _rows_needed(path: Path) -> str:
     return (
         f"{name_of(path)} must have a row for each sample of the batch, so that it can be put in the order of the data "
-        "set: keep the batch as first dimension in predict_batch (a value for the whole batch: "
+        "set: keep the batch as the first dimension in predict_batch (a value for the whole batch: "
         "value.expand(batch_size)), or use predict_loader in one process"
     )
 
@@ -131,9 +131,9 @@ def _either(lengths: set[int]) -> str:
 
 
 def _lengths(value: Any) -> Iterator[int]:
-    """Yield the lengths in a batch of which one is its number of samples; none if it cannot be seen.
+    """Yield the lengths in a batch, one of which is its number of samples; nothing if they are unknown.
 
-    A list that holds tensors, or arrays, is a structure such as (features, targets): its own length counts no samples.
+    A list that holds tensors or arrays is a structure such as (features, targets), so its own length is skipped.
     """
     if isinstance(value, Tensor | np.ndarray):
         if value.ndim:

@@ -1,4 +1,4 @@
-"""Case b: all take the same images, cut as torchvision cuts them, and train and validate as by hand."""
+"""Case b: all candidates use the same images and crops, and match the hand-written loop's results."""
 
 import ast
 import gzip
@@ -24,7 +24,7 @@ AS_FLOATS = [transforms.ToTensor(), transforms.Normalize([work.MEAN], [work.STD]
 
 
 def few_images(num_train=300, num_valid=40):
-    """Draw images of 28 x 28 whose brightness tells the class."""
+    """Draw 28 x 28 images whose brightness encodes the class."""
     rng = np.random.default_rng(0)
     targets = rng.integers(0, 10, num_train + num_valid)
     pixels = (targets[:, None, None] * 25 + rng.integers(0, 20, (len(targets), 28, 28))).astype(np.uint8)
@@ -46,7 +46,7 @@ def few_images(num_train=300, num_valid=40):
     ids=["as floats", "augmented"],
 )
 def test_images_are_cut_as_torchvision_cuts_them(by_hand, published):
-    """Bit for bit, with the same draws from torch's generator."""
+    """The crops equal torchvision's bit for bit, given the same draws from torch's generator."""
     images = [Image.fromarray(each) for each in few_images()["train"].pixels[:100]]
 
     torch.manual_seed(3)
@@ -59,7 +59,7 @@ def test_images_are_cut_as_torchvision_cuts_them(by_hand, published):
 
 @pytest.mark.parametrize("zipped", [False, True])
 def test_the_first_images_of_the_files_are_taken(tmp_path, monkeypatch, zipped):
-    """In order, from the published files or Debian's gzipped ones."""
+    """Images are read in order, from the published files or from Debian's gzipped ones."""
     rng = np.random.default_rng(0)
     written = {}
     for part, count in (("train", 6), ("t10k", 4)):
@@ -80,7 +80,7 @@ def test_the_first_images_of_the_files_are_taken(tmp_path, monkeypatch, zipped):
 
 
 def test_digits_stand_in_for_missing_files(tmp_path, monkeypatch):
-    """8 x 8, and the model fits them."""
+    """Without image files, 8 x 8 digits are used, and the model accepts them."""
     monkeypatch.setattr(work, "PUBLISHED", tmp_path)
     monkeypatch.setattr(work, "DEBIAN", tmp_path)
 
@@ -92,7 +92,7 @@ def test_digits_stand_in_for_missing_files(tmp_path, monkeypatch):
 
 
 def test_sums_are_the_means_over_all_samples():
-    """Against one large batch; the last batch is smaller."""
+    """The means equal those of one large batch, although the last batch is smaller."""
     torch.manual_seed(0)
     logits, targets = torch.randn(70, 10), torch.randint(10, (70,))
     sums = work.Sums()
@@ -107,10 +107,12 @@ def test_sums_are_the_means_over_all_samples():
 
 
 @pytest.mark.parametrize(
-    "train", [ours.train, seeded.train, tensor_loader.train], ids=["same DataLoader", "by hand, seeded", "TensorLoader"]
+    "train",
+    [ours.train, seeded.train, tensor_loader.train],
+    ids=["same DataLoader", "hand-written, seeded", "TensorLoader"],
 )
 def test_ours_trains_and_validates_as_by_hand(train):
-    """Within the case's tolerance; each draws its own order and crops."""
+    """Loss and accuracy agree within the case's tolerance; each candidate draws its own order and crops."""
     (case,) = (each for each in all_cases() if each.key == "cnn")
     expected, found = raw.train(few_images(3000)), train(few_images(3000))
 
@@ -120,7 +122,7 @@ def test_ours_trains_and_validates_as_by_hand(train):
 
 
 def test_seeded_images_draw_by_their_index_and_the_generator_is_left_as_it_was():
-    """In whatever order and company they are fetched; differently in another epoch."""
+    """Draws depend on an image's index and the epoch only, and the global generator's state is unchanged."""
     images = seeded.Seeded(few_images()["train"])
     torch.manual_seed(5)
     state = torch.get_rng_state()
@@ -139,7 +141,8 @@ def test_seeded_images_draw_by_their_index_and_the_generator_is_left_as_it_was()
 @pytest.mark.slow
 @pytest.mark.cold
 def test_a_candidate_prints_its_figures_and_imports_nothing_large_while_timed():
-    """torch._dynamo, 800 modules, would come with the first step, unless a peer's import had brought it."""
+    """Fewer than 50 modules are imported while timed; otherwise the first step would import torch._dynamo, 800
+    modules."""
     count = (
         "import sys; from benchmarks.cnn import raw, work; before = set(sys.modules); work.main(raw.train); "
         "print(len(set(sys.modules) - before))"
@@ -156,7 +159,7 @@ def test_a_candidate_prints_its_figures_and_imports_nothing_large_while_timed():
 
 @pytest.mark.slow
 def test_torchvisions_transforms_give_the_same_numbers():
-    """They draw the same, and cut the same."""
+    """torchvision's transforms draw the same random numbers and cut the same crops."""
     few = ["--num-train", "300", "--num-valid", "40"]
     commands = [["benchmarks.cnn.raw", *few], ["benchmarks.cnn.published_transforms", "raw", *few]]
 
@@ -171,7 +174,7 @@ def test_torchvisions_transforms_give_the_same_numbers():
 
 
 def test_every_peer_has_a_script_that_needs_nothing_of_ours():
-    """Their environment has neither runnerkit's dependencies nor torchvision."""
+    """The peers' environment has neither runnerkit's dependencies nor torchvision."""
     with_peers, without = (
         next(case for case in all_cases(peers) if case.key == "cnn") for peers in ("python-of-peers", None)
     )

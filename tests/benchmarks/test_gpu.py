@@ -1,4 +1,4 @@
-"""The benchmark for a GPU: what it computes from a trace, and that both candidates do the same work, on the CPU."""
+"""The GPU benchmark: figures computed from a trace, and equal work by both candidates, tested on the CPU."""
 
 import json
 
@@ -14,7 +14,7 @@ def run(monkeypatch, capsys, who, *more):
 
 
 def test_idle_is_the_time_that_nothing_covers():
-    """Also where one span holds another, or they overlap, or come in any order."""
+    """Spans may contain each other, overlap, and come in any order."""
     assert gpu.idle_share([(0, 4), (3, 5), (9, 10)]) == pytest.approx(0.4)
     assert gpu.idle_share([(2, 3), (0, 10)]) == 0
     assert gpu.idle_share([(8, 10), (0, 1), (4, 5)]) == pytest.approx(0.6)
@@ -22,7 +22,7 @@ def test_idle_is_the_time_that_nothing_covers():
 
 @pytest.mark.slow
 def test_both_train_alike(monkeypatch, capsys):
-    """The mean loss of the second pass is the same; each figure is there."""
+    """Both candidates report the same mean loss in the second pass, and every figure."""
     by_hand, ours = (run(monkeypatch, capsys, who) for who in ("raw", "ours"))
     assert ours["same"]["loss"] == pytest.approx(by_hand["same"]["loss"], rel=1e-3)
     for report in (by_hand, ours):

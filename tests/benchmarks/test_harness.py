@@ -1,4 +1,4 @@
-"""The benchmarks compare equal work, and say in words who did not do it."""
+"""The benchmark harness compares equal work and reports each candidate that failed or did different work."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ FIGURES_LINE = "import json; print(json.dumps({'step_us': %s, 'same': {'loss': %
 
 @pytest.fixture
 def script(tmp_path, monkeypatch):
-    """Make a candidate of a line of Python."""
+    """Make a candidate from a line of Python."""
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
     def make(name, line):
@@ -31,9 +31,9 @@ def script(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_command_measures_raw_and_ours_and_keeps_other_sections(tmp_path):
-    """Both train the tiny case, with the same mean loss; what the page held stays."""
+    """Both candidates train the tiny case to the same mean loss, and the page keeps its other sections."""
     page = tmp_path / "RESULTS.md"
-    page.write_text("# Measured\n\n## By hand\n\nkept\n")
+    page.write_text("# Measured\n\n## Notes\n\nkept\n")
 
     command = [sys.executable, "-m", "benchmarks", "--cases", "steps-accuracy", "--rounds", "1", "--num-batches", "40"]
     done = subprocess.run(
@@ -42,21 +42,21 @@ def test_command_measures_raw_and_ours_and_keeps_other_sections(tmp_path):
 
     assert done.returncode == 0, done.stderr
     text = page.read_text()
-    assert text.startswith("# Measured\n\n## By hand\n\nkept\n")
+    assert text.startswith("# Measured\n\n## Notes\n\nkept\n")
     assert "| raw PyTorch |" in text and "| runnerkit |" in text and "not measured" not in text
     assert done.stderr.count('"accuracy"') == 2
     assert (tmp_path / "plots" / "steps-accuracy.png").stat().st_size > 1000
 
 
 def test_candidates_take_turns_and_are_held_against_the_first(script):
-    """A B A B; the ratio is that of the same round."""
+    """Candidates run alternately, and each ratio compares figures of the same round."""
     first, second = script("first", FIGURES_LINE % (100, 2)), script("second", FIGURES_LINE % (150, 2))
 
     outcome = measure([first, second], num_rounds=2)
 
     assert outcome.reports["second"] == [{"step_us": 150, "same": {"loss": 2}}] * 2
     assert outcome.ratio("second", FIGURE) == 1.5
-    assert "| second | 150.0 | always | 1.50 |" in results.table(outcome, [FIGURE])
+    assert "| second | 150.0 | constant | 1.50 |" in results.table(outcome, [FIGURE])
 
 
 TURNS = """
@@ -75,7 +75,7 @@ print(json.dumps(figures))
 
 
 def test_stretches_of_work_alternate_and_never_overlap(script):
-    """All live at once; a turn begins when the one before it has ended, and is held against it."""
+    """Candidates run as concurrent processes; each turn starts after the previous one ends and is compared with it."""
     first = script("first", TURNS.format(sleep_s=0.02, then=""))
     second = script("second", TURNS.format(sleep_s=0.04, then=""))
 
@@ -89,7 +89,7 @@ def test_stretches_of_work_alternate_and_never_overlap(script):
 
 
 def test_a_candidate_that_ends_early_loses_its_turns_only(script):
-    """The others go on, whether it failed or was killed while it waited."""
+    """The others keep their turns after a candidate fails or is killed while it waits."""
     kill = "import os; number == 1 and os.kill(os.getpid(), 9)"
     others = [
         script("whole", TURNS.format(sleep_s=0, then="")),
@@ -106,7 +106,7 @@ def test_a_candidate_that_ends_early_loses_its_turns_only(script):
 
 
 def test_a_script_that_nobody_started_takes_no_turns(monkeypatch):
-    """It does not wait."""
+    """Outside the harness, `wait` returns immediately."""
     monkeypatch.delenv("BENCHMARK_TURNS", raising=False)
 
     turns = Turns()
@@ -116,7 +116,7 @@ def test_a_script_that_nobody_started_takes_no_turns(monkeypatch):
 
 
 def test_failures_are_told_in_words(script):
-    """An error, other work, other metrics, silence: each leaves the race, the rest goes on."""
+    """A candidate that fails, differs in work or metrics, or prints nothing is dropped; the others are measured."""
     candidates = [
         script("first", FIGURES_LINE % (100, 2)),
         script("broken", "raise RuntimeError('no such optimizer')"),
@@ -128,22 +128,22 @@ def test_failures_are_told_in_words(script):
 
     assert outcome.failures == {
         "broken": "exit code 1: RuntimeError: no such optimizer",
-        "lazy": "did other work: loss is 3 instead of 2",
+        "lazy": "did different work: loss is 3 instead of 2",
         "silent": "exit code 0: no message",
     }
-    assert "\nlazy: not measured, did other work: loss is 3 instead of 2." in results.table(outcome, [FIGURE])
-    with pytest.raises(CandidateFailed, match="did other work: reports \\[\\] instead of \\['loss'\\]"):
+    assert "\nlazy: not measured, did different work: loss is 3 instead of 2." in results.table(outcome, [FIGURE])
+    with pytest.raises(CandidateFailed, match="did different work: reports \\[\\] instead of \\['loss'\\]"):
         check_same({}, {"same": {"loss": 1.0}}, tolerance=1e-4)
 
 
 def test_a_first_candidate_that_fails_ends_the_case(script):
-    """Without it there is nothing to compare with."""
+    """Without the first candidate there is no baseline."""
     with pytest.raises(CandidateFailed, match="broken: exit code 1: RuntimeError: no data"):
         measure([script("broken", "raise RuntimeError('no data')")], num_rounds=1)
 
 
 def test_candidates_that_hang_or_cannot_start_are_reported(script):
-    """With the time they had; with the system's word."""
+    """The error contains the time limit or the operating system's message."""
     with pytest.raises(CandidateFailed, match=r"took more than 0\.5 s"):
         run(script("hanging", "import time; time.sleep(60)"), timeout_s=0.5)
     with pytest.raises(CandidateFailed, match=r"cannot start: .*No such file"):
@@ -151,21 +151,21 @@ def test_candidates_that_hang_or_cannot_start_are_reported(script):
 
 
 def test_stderr_is_a_terminal(script):
-    """Progress bars must show, or they would cost nothing."""
+    """Candidates write to a terminal, so that their progress bars are drawn and cost what they cost a user."""
     line = "import sys, json; print(json.dumps({'is_terminal': sys.stderr.isatty()}))"
 
     assert run(script("bar", line)) == {"is_terminal": True}
 
 
 def test_ratio_to_nothing_is_none():
-    """A count may be zero for raw PyTorch."""
+    """The ratio is None when raw PyTorch's figure is zero."""
     outcome = Outcome({"raw": [{"step_us": 0.0}], "ours": [{"step_us": 1.0}]})
 
     assert outcome.ratio("ours", FIGURE) is None
 
 
 def test_calls_are_counted_exactly():
-    """Python functions, builtins and methods each count one; what is outside the steps cancels."""
+    """Python functions, builtins and methods each count as one call; calls outside the steps cancel out."""
 
     def step(numbers):
         numbers.append(len(numbers))
@@ -180,7 +180,7 @@ def test_calls_are_counted_exactly():
 
 
 def test_a_section_is_replaced_in_its_place(tmp_path):
-    """The others stay, byte for byte."""
+    """Other sections stay unchanged, byte for byte."""
     page = tmp_path / "RESULTS.md"
     results.write_section("a", "first", page)
     results.write_section("b", "second", page)
@@ -193,26 +193,26 @@ def test_a_section_is_replaced_in_its_place(tmp_path):
 
 @pytest.mark.parametrize("needs_gpu", [False, True])
 def test_what_was_measured_outlives_a_run_that_measures_nothing(script, tmp_path, monkeypatch, capsys, needs_gpu):
-    """Without a GPU, or where the first candidate fails; a page that has nothing yet says why."""
+    """A page keeps earlier results if there is no GPU or the first candidate fails; an empty page gives the reason."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     page = tmp_path / "RESULTS.md"
     case = Case(
         "any", "Any", "Text.", (script("broken", "raise RuntimeError('no data')"),), (FIGURE,), needs_gpu=needs_gpu
     )
-    reason = "this machine has no GPU" if needs_gpu else "broken: exit code 1: RuntimeError: no data"
+    reason = "no GPU is available" if needs_gpu else "broken: exit code 1: RuntimeError: no data"
 
     assert write(case, num_rounds=1, peers=None, path=page) is needs_gpu
     assert results.read_section("any", page) == f"## Any\n\nText.\n\nNot measured: {reason}."
 
-    results.write_section("any", "in words: 812 µs", page)
+    results.write_section("any", "as text: 812 µs", page)
     before = page.read_text()
     assert write(case, num_rounds=1, peers=None, path=page) is needs_gpu
     assert page.read_text() == before
-    assert f"any: {reason}; {page} keeps what was measured before" in capsys.readouterr().err
+    assert f"any: {reason}; {page} keeps the earlier measurement" in capsys.readouterr().err
 
 
 def test_rows_of_peers_are_not_replaced_by_none(script, tmp_path, capsys):
-    """Without them the table is printed; a page without their rows is written anew."""
+    """Without peers, a table that has their rows is only printed; a page without their rows is rewritten."""
     page = tmp_path / "RESULTS.md"
     case = Case("any", "Any", "Text.", (script("first", FIGURES_LINE % (100, 2)),), (FIGURE,))
 
@@ -230,7 +230,7 @@ def test_rows_of_peers_are_not_replaced_by_none(script, tmp_path, capsys):
 
 
 def test_cases_begin_with_raw_pytorch_and_have_keys_of_their_own():
-    """The first row is raw PyTorch, the second is us."""
+    """Keys are unique; the first row is raw PyTorch and the second is runnerkit."""
     cases = all_cases("python-of-peers")
 
     assert len({case.key for case in cases}) == len(cases)

@@ -1,4 +1,4 @@
-"""The other frameworks' scripts take their turns beside ours and do the same work, in their own environment."""
+"""The other frameworks' scripts take turns with ours and do the same work, in their own environment."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from tests.peers import PEERS, needs_peers
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("key", ["steps-nothing", "steps-log"])
 def test_every_framework_takes_its_turns(key):
-    """Nobody waits for ever, fails, or reports another loss than raw PyTorch."""
+    """No framework hangs, fails, or reports a loss other than raw PyTorch's."""
     needs_peers()
     peers = str(PEERS / "bin" / "python")
     (case,) = (each for each in all_cases(peers, num_batches=150) if each.key == key)

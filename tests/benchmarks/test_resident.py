@@ -1,4 +1,4 @@
-"""Memory is measured of a process, not of who started it."""
+"""Memory is measured for the process itself, not for its parent."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from benchmarks.resident import resident_mib
 
 @pytest.mark.cold
 def test_the_peak_is_the_process_own():
-    """Not that of its parent, as `ru_maxrss` is after exec."""
+    """The peak excludes the parent's memory, which `ru_maxrss` includes after exec."""
     held = torch.ones(2**25)  # 128 MiB
     script = "from benchmarks.resident import resident_mib; print(resident_mib('VmHWM'))"
     child = subprocess.run(

@@ -1,4 +1,4 @@
-"""The stop-watch of case a."""
+"""The timer of case a."""
 
 from types import SimpleNamespace
 
@@ -6,7 +6,7 @@ from benchmarks.steps import work
 
 
 def test_a_turn_is_timed_from_its_second_tenth_on(monkeypatch):
-    """Waits, and what a step costs while caches are cold, are nobody's."""
+    """Waiting for the turn and the first tenth of its steps, which run with cold caches, are not timed."""
     now = 0.0
 
     def wait(seconds):

@@ -1,4 +1,4 @@
-"""Every metric callback beside what scikit-learn, or a plain loop in float64, gives for all samples at once."""
+"""Each metric callback, paired with scikit-learn's result or that of a plain float64 loop over all samples at once."""
 
 from collections.abc import Callable, Iterable
 
@@ -15,7 +15,7 @@ Samples = dict[str, Tensor]
 
 
 def make_samples(num_samples: int, *, seed: int, dtype: torch.dtype = torch.float32) -> Samples:
-    """One row a sample of all that the callbacks below read."""
+    """Draw one row per sample for every input that the callbacks below read."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -28,7 +28,7 @@ def make_samples(num_samples: int, *, seed: int, dtype: torch.dtype = torch.floa
         "labels": (normal(NUM_CLASSES) > 0.5).to(dtype),
         "scores": normal(NUM_CLASSES).sigmoid(),
         "coarse": (4 * normal().sigmoid()).round() / 4,  # has ties
-        "column": normal(1),  # what a model of one output gives
+        "column": normal(1),  # output of a model with one output
         "binary": (normal() > 0).long(),
         "values": normal(2) + 3,
         "near_values": normal(2) + 3,
@@ -103,7 +103,7 @@ def ranking(x: dict[str, np.ndarray], k: int) -> dict[str, float]:
 
 
 def overlap(name: str, outputs: np.ndarray, targets: np.ndarray, *, alpha: float, beta: float) -> dict[str, float]:
-    """Tversky's index; alpha = beta = 1 is IoU, 1/2 is Dice."""
+    """Compute Tversky's index: IoU for alpha = beta = 1, Dice for 1/2."""
 
     def index(axes: tuple[int, ...]) -> np.ndarray:
         hits = (outputs * targets).sum(axis=axes)
@@ -131,7 +131,7 @@ one_hot = np.eye(NUM_CLASSES)
 items = ("item_scores", "items")
 masks = ("masks", "target_masks")
 
-# {name: (makes the callback, computes what it must log)}
+# {name: (function that makes the callback, function that computes its expected metrics)}
 CASES: dict[str, tuple[Callable[[], dl.IMetricCallback], Callable[[dict[str, np.ndarray]], dict[str, float]]]] = {
     "accuracy": (lambda: dl.AccuracyCallback("logits", "classes", topk=(1, 3)), accuracy),
     "accuracy, loader only": (
@@ -196,6 +196,6 @@ def pick(x: dict[str, np.ndarray], name: str) -> dict[str, float]:
 
 
 def expected_of(samples: Samples, cases: Iterable[str] = CASES) -> dict[str, float]:
-    """What the callbacks of CASES together log for these samples, however they come."""
+    """Compute everything that the callbacks of `cases` log for these samples, in any batches."""
     x = as_numpy(samples)
     return {name: float(value) for case in cases for name, value in CASES[case][1](x).items()}

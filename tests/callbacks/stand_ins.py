@@ -1,4 +1,4 @@
-"""A runner's public attributes without a loop."""
+"""A stand-in with a runner's public attributes and no loop."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -6,12 +6,19 @@ from typing import Any
 import torch
 
 from runnerkit.engines import CPUEngine
-from runnerkit.fused_reduction import reduce_shares
-from runnerkit.metrics import LoaderMeans
+from runnerkit.loop.loader_run import LoaderRun
+from runnerkit.metrics.means import LoaderMeans
+from runnerkit.metrics.reduction import reduce_shares
 
 
-def make_runner(**attributes: Any) -> Any:
-    """What callbacks may read and write, in the middle of the first epoch's training loader."""
+def make_runner(*, means: LoaderMeans | None = None, **attributes: Any) -> Any:
+    """Return the attributes that callbacks read and write, as in the first epoch's training loader.
+
+    Args:
+        means: sums of the batches that ran; by default there are none.
+    """
+    loader_run = LoaderRun()
+    loader_run.means = means or loader_run.means
     defaults = {
         "engine": CPUEngine(),
         "optimizer": None,
@@ -28,7 +35,7 @@ def make_runner(**attributes: Any) -> Any:
         "batch_size": 1,
         "batch_metrics": {},
         "loader_metrics": {},
-        "_means": LoaderMeans(),
+        "_loader_run": loader_run,
         "epoch_metrics": {},
         "need_early_stop": False,
     }
@@ -36,7 +43,7 @@ def make_runner(**attributes: Any) -> Any:
 
 
 def run_loader(callback: Any, runner: Any, batches: list[dict[str, torch.Tensor]]) -> None:
-    """Start a loader and run its batches; the end is the test's."""
+    """Start a loader and run its batches; the test ends the loader."""
     callback.on_loader_start(runner)
     for batch in batches:
         runner.batch, runner.batch_size = batch, len(next(iter(batch.values())))
@@ -46,7 +53,7 @@ def run_loader(callback: Any, runner: Any, batches: list[dict[str, torch.Tensor]
 
 
 def end_loader(callback: Any, runner: Any) -> None:
-    """What the runner does at a loader's end; every rank must call."""
+    """End a loader as the runner does; every rank must call this."""
     shares = {"callback": callback.share(runner)}
     totals = reduce_shares(shares, processes=runner.engine, loader_key=runner.loader_key)
     callback.take_total(runner, totals["callback"])

@@ -1,4 +1,4 @@
-"""Tools to test progress bars: a terminal for programs, a clock, and metrics that raise when they are read."""
+"""Tools to test progress bars: a terminal for programs, a clock, and metrics that raise when read."""
 
 import fcntl
 import os
@@ -22,7 +22,7 @@ UNREADABLE = {"loss": torch.empty((), device="meta")}  # reading a value from th
 
 
 class Clock:
-    """Time that passes only when told to; it takes the place of a module's `time`."""
+    """A replacement for a module's `time` that advances only when `now` is changed."""
 
     now = 1000.0
 
@@ -31,7 +31,7 @@ class Clock:
 
 
 def assert_reads_metrics_only_when_due(callback, clock, refresh_s, written=lambda: ""):
-    """Run batches through a callback of bars: it may read, and write, only once `refresh_s` have passed."""
+    """Run batches through a progress callback, which may read metrics and write only after `refresh_s` seconds."""
     runner = make_runner(loader_batch_len=100, loader_batch_step=1)
     callback.on_stage_start(runner)
     callback.on_epoch_start(runner)
@@ -54,11 +54,11 @@ def assert_reads_metrics_only_when_due(callback, clock, refresh_s, written=lambd
 
 @dataclass
 class Shown:
-    """What a program wrote.
+    """The output of a program.
 
     Attributes:
-        text: all of it, as it came.
-        screen: lines that stand there at the end, without empty ones.
+        text: the raw output.
+        screen: the non-empty lines on the screen at the end.
     """
 
     text: str
@@ -77,7 +77,7 @@ def run_in_terminal(script: Path, *arguments: str) -> Shown:
         try:
             os.close(theirs)
             text = _read(ours).decode()
-            code = process.wait(30)  # it has closed its output
+            code = process.wait(30)  # the program has closed its output
         finally:
             process.kill()
             os.close(ours)
@@ -88,12 +88,12 @@ def run_in_terminal(script: Path, *arguments: str) -> Shown:
 
 
 def _read(file: int) -> bytes:
-    """Read until nobody writes any more."""
+    """Read until the other side closes."""
     parts = []
     while True:
         try:
             part = os.read(file, 65536)
-        except OSError:  # how Linux ends a terminal
+        except OSError:  # Linux reports a closed terminal this way
             part = b""
         if not part:
             return b"".join(parts)

@@ -1,4 +1,4 @@
-"""Accuracy is the share of samples, over batches and processes of any size."""
+"""Accuracy is the fraction of correct samples, over batches and processes of any size."""
 
 import copy
 from functools import partial
@@ -8,8 +8,8 @@ import pytest
 import torch
 from sklearn.metrics import accuracy_score, top_k_accuracy_score
 
-from runnerkit.callbacks.accuracy import AccuracyCallback
-from runnerkit.metrics import LoaderMeans, means_of
+from runnerkit.callbacks.metrics.accuracy import AccuracyCallback
+from runnerkit.metrics.means import LoaderMeans, means_of
 from tests.callbacks.stand_ins import end_loader, make_runner, run_loader
 from tests.ranks import Ranks
 
@@ -34,7 +34,7 @@ def expected_accuracy(batches, k):
 
 
 def test_names_and_values_are_those_of_scikit_learn():
-    """`accuracy` is top-1; every k has two digits."""
+    """`accuracy` is top-1, and every name with a k has two digits."""
     batch = make_batches([32])
     runner = make_runner()
 
@@ -57,13 +57,13 @@ def test_names_and_values_are_those_of_scikit_learn():
     ],
 )
 def test_names_are_known_before_training(arguments, names):
-    """Top-k of k or fewer classes says nothing, so the default leaves it out."""
+    """By default, k is below the number of classes, since top-k of k classes is always 1."""
     assert AccuracyCallback("logits", "targets", **arguments).provides == names
 
 
 @pytest.mark.parametrize("shares", [[[8, 8, 3], [8, 5]], [[4], []], [[1], [16]]], ids=str)
 def test_loader_value_is_that_of_all_samples_though_batches_log_nothing(shares):
-    """No mean of means: a short batch and a rank without one count for what they are."""
+    """The value is not a mean of means: short batches and ranks without batches count by their samples."""
     per_rank = [make_batches(sizes, seed=rank) for rank, sizes in enumerate(shares)]
     ranks = Ranks(len(shares))
     runners = [make_runner(engine=engine) for engine in ranks.engines]
@@ -82,7 +82,7 @@ def test_loader_value_is_that_of_all_samples_though_batches_log_nothing(shares):
 
 @pytest.mark.parametrize("log_on_batch", [True, False])
 def test_rows_are_counted_also_where_they_are_no_samples(log_on_batch):
-    """Sequences of 9 tokens and of 1, a batch each: 9 of 10 tokens are right, not half of the batches."""
+    """A batch of 9 tokens and one of 1 give 9 of 10 right, not half of the batches."""
     logits = torch.eye(2)[torch.tensor([0] * 10)]
     batches = [
         {"logits": logits[:9], "targets": torch.zeros(9, dtype=torch.int64)},
@@ -102,7 +102,7 @@ def test_rows_are_counted_also_where_they_are_no_samples(log_on_batch):
 
 
 def test_the_mean_that_the_runner_makes_is_the_same():
-    """Logged on batches or not, a loader has one accuracy."""
+    """A loader has the same accuracy with and without logging on batches."""
     batches = make_batches([8, 8, 3])
     callback = AccuracyCallback("logits", "targets")
     means, runner = LoaderMeans(), make_runner()
@@ -119,7 +119,7 @@ def test_the_mean_that_the_runner_makes_is_the_same():
 
 @pytest.mark.parametrize("num_resumed", [2, 1])
 def test_sums_within_a_loader_resume_on_any_number_of_processes(num_resumed):
-    """And a validation in the middle of the training loader leaves them alone."""
+    """A validation in the middle of the training loader does not change the sums."""
     per_rank, rest = [make_batches([4, 4], seed=1), make_batches([7], seed=2)], make_batches([9], seed=4)
     ranks, resumed_ranks = Ranks(2), Ranks(num_resumed)
     saved = [AccuracyCallback("logits", "targets", log_on_batch=False) for _ in per_rank]
@@ -144,7 +144,7 @@ def test_sums_within_a_loader_resume_on_any_number_of_processes(num_resumed):
 
 
 def test_no_sums_are_kept_after_the_loader():
-    """A checkpoint between epochs holds nothing of the epoch before, and the callback no engine."""
+    """Between epochs, the callback's state is empty, and it does not hold the engine."""
     callback, runner = AccuracyCallback("logits", "targets", log_on_batch=False), make_runner()
 
     run_loader(callback, runner, make_batches([4]))
@@ -156,7 +156,7 @@ def test_no_sums_are_kept_after_the_loader():
 
 @pytest.mark.parametrize("log_on_batch", [True, False])
 def test_step_reads_nothing_from_the_device(log_on_batch):
-    """The meta device computes shapes only: reading a value from it raises."""
+    """The meta device computes shapes only, so reading a value from it raises."""
     batch = {
         "logits": torch.empty(8, NUM_CLASSES, device="meta"),
         "targets": torch.empty(8, dtype=torch.int64, device="meta"),
@@ -171,16 +171,16 @@ def test_step_reads_nothing_from_the_device(log_on_batch):
     [
         ({"topk": ()}, r"topk must be integers >= 1, such as \(1, 3\), got \(\)"),
         ({"topk": (0, 1)}, r"topk must be integers >= 1.*got \(0, 1\)"),
-        ({"topk": (1, 5), "num_classes": 3}, r"topk \(1, 5\) asks for more than the 3 classes"),
+        ({"topk": (1, 5), "num_classes": 3}, r"topk \(1, 5\) exceeds the 3 classes"),
     ],
 )
 def test_bad_topk_is_refused(arguments, message):
-    """Before training, not in its first batch."""
+    """The error is raised before training."""
     with pytest.raises(ValueError, match=message):
         AccuracyCallback("logits", "targets", **arguments)
 
 
 def test_more_than_the_classes_is_refused_in_the_first_batch():
-    """C is known only then."""
+    """The number of classes is known only in the first batch."""
     with pytest.raises(ValueError, match=r"k must be in \[1, 6\] for 6 classes, got 7"):
         run_loader(AccuracyCallback("logits", "targets", topk=7), make_runner(), make_batches([4]))

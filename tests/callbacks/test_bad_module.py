@@ -1,4 +1,4 @@
-"""A NaN is told in the batch where it first is, with the module that it comes from."""
+"""A NaN is reported in the batch where it first occurs, with the module that produced it."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ NAN = float("nan")
 
 
 class Do(nn.Module):
-    """A module of one function; of the third batch on, if told to wait."""
+    """A module that applies a function, by default from the third batch on."""
 
     def __init__(self, function, *, waits=True):
         super().__init__()
@@ -24,7 +24,7 @@ class Do(nn.Module):
 
 
 def model_with(function, **kwargs):
-    """Linear, batch norm, the function, dropout, linear."""
+    """Build linear, batch norm, the function, dropout, linear."""
     return nn.Sequential(
         nn.Linear(6, 16), nn.BatchNorm1d(16), Do(function, **kwargs), nn.Dropout(0.3), nn.Linear(16, 3)
     )
@@ -56,12 +56,12 @@ PLACE = "batch_metrics['loss'] is nan in batch 3 of loader 'train', epoch 1, ste
     ],
 )
 def test_the_first_module_is_named(function, origin):
-    """In the order of the forward pass; what it made of an infinity before it is told too."""
+    """Modules are ordered as in the forward pass, and an earlier infinity is reported too."""
     assert told(model_with(function)) == PLACE + origin
 
 
 class Between(nn.Module):
-    """The NaN is nobody's output: the code of this module makes it."""
+    """A model whose own code produces the NaN, between or after its submodules."""
 
     def __init__(self, *, at_the_end):
         super().__init__()
@@ -73,17 +73,17 @@ class Between(nn.Module):
 
 
 def test_code_between_modules_is_told_apart():
-    """By the input of the next one, or by the output of the whole."""
+    """The error names the next module's input or the model's output."""
     before, after = (told(Between(at_the_end=each)) for each in (False, True))
 
     assert before.endswith(
-        "is in the input of 'second' (Linear) and in no output before it: look at the code in front of it"
+        "is in the input of 'second' (Linear) but in no earlier output: check the code that computes this input"
     )
     assert after.endswith("is in the output of the model (Between)")
 
 
 def test_what_no_module_is_to_blame_for_is_named():
-    """The data, the weights, and what comes after the model."""
+    """The error blames the data, the weights, or the code after the model."""
     features, targets = classification(16).tensors
     features[9, 2] = NAN
     dirty = DataLoader(TensorDataset(features, targets), batch_size=4)
@@ -95,13 +95,13 @@ def test_what_no_module_is_to_blame_for_is_named():
             super().handle_batch(batch)
             self.batch["logits"] = self.batch["logits"] * NAN
 
-    assert told(mlp(), loaders={"train": dirty}).endswith("batch[0] is not finite, as the loader gave it")
-    assert told(broken).endswith("'0.bias' of the model is not finite already")
-    assert "look at the criterion, and at what handle_batch does after the model" in told(mlp(), runner=After)
+    assert told(mlp(), loaders={"train": dirty}).endswith("batch[0] is already not finite in the batch from the loader")
+    assert told(broken).endswith("parameter '0.bias' of the model is already not finite")
+    assert "check the criterion and the code after the model in handle_batch" in told(mlp(), runner=After)
 
 
 def test_an_infinity_is_told_as_one():
-    """Where no NaN is; of a metric of the user's own, too."""
+    """Without a NaN, the first infinity is located, also for a custom metric."""
 
     class Sum(dl.SupervisedRunner):
         def handle_batch(self, batch):
@@ -115,7 +115,7 @@ def test_an_infinity_is_told_as_one():
 
 
 def test_the_second_pass_leaves_no_trace():
-    """It draws the same dropout; buffers are those after one pass, weights those before the step."""
+    """The second pass draws the same dropout; buffers are those after one pass, and weights those before the step."""
     model = model_with(lambda x: x, waits=False)
     model[4].register_forward_hook(lambda module, args, out: out * torch.where(args[0].eq(0).any(), NAN, 1.0))
     reference = model_with(lambda x: x, waits=False)
@@ -131,7 +131,7 @@ def test_the_second_pass_leaves_no_trace():
 
 
 def test_a_gradient_that_is_not_finite_stops_the_step():
-    """The loss is fine, as sqrt(0) is; its gradient is not. No weight has changed."""
+    """As for sqrt(0), the loss is finite and its gradient is not; no weight changes."""
     model = nn.Sequential(nn.Linear(6, 3), nn.ReLU(), Do(lambda x: (x * 0).sqrt(), waits=False), nn.Linear(3, 3))
     before = weights(model)
 
@@ -140,12 +140,12 @@ def test_a_gradient_that_is_not_finite_stops_the_step():
     assert words.startswith(
         "the gradient of '0.bias' is not finite in batch 1 of loader 'train', epoch 1, step 1, rank 0"
     )
-    assert "it is the last in the model of 2 such gradients among 4. detect_anomaly=True names the operation" in words
+    assert "it is the last in the model of 2 such gradients out of 4. detect_anomaly=True names the operation" in words
     assert torch.equal(weights(model), before)
 
 
 def test_a_healthy_run_is_the_same_with_it():
-    """Weights, to the last bit, of the loop by hand; evaluation is looked at too."""
+    """With `non_finite="locate"`, the weights equal the hand-written loop's bit for bit, evaluation included."""
     model, reference = mlp(dropout=0.3), mlp(dropout=0.3)
 
     train(model, loaders={"train": loader(40, 4), "valid": loader(8, 4)})
@@ -155,7 +155,7 @@ def test_a_healthy_run_is_the_same_with_it():
 
 
 def test_what_cannot_run_twice_is_told():
-    """The NaN is the news, not that nobody knows where from."""
+    """The error still reports the NaN and adds that it could not be located."""
 
     class Once(dl.SupervisedRunner):
         def handle_batch(self, batch):
@@ -166,11 +166,11 @@ def test_what_cannot_run_twice_is_told():
 
     words = told(model_with(lambda x: x * NAN, waits=False), runner=Once)
 
-    assert words.endswith("the batch could not go through the model once more: LookupError('once is enough')")
+    assert words.endswith("the batch could not run through the model again: LookupError('once is enough')")
 
 
 def test_anomaly_mode_names_the_operation():
-    """As torch does: the function in the error, the forward pass in a warning; and it is off afterwards."""
+    """As in torch, the error names the function and a warning shows the forward pass; the mode is off afterwards."""
     model = nn.Sequential(nn.Linear(6, 3), nn.ReLU(), Do(lambda x: (x * 0).sqrt(), waits=False), nn.Linear(3, 3))
 
     with (

@@ -1,4 +1,4 @@
-"""The largest batch that fits is found, whatever runs out of memory, and nothing else has changed."""
+"""The finder returns the largest batch size that fits, however memory runs out, and restores all state."""
 
 import copy
 import random
@@ -18,7 +18,7 @@ OUT_OF_MEMORY = {
 
 
 class Limited(nn.Module):
-    """Runs out of memory above so many rows, in the forward pass or in the backward pass."""
+    """A model that runs out of memory above a number of rows, in the forward or the backward pass."""
 
     def __init__(self, limit, *, limits=(), error=OUT_OF_MEMORY["cuda"], in_backward=False):
         super().__init__()
@@ -63,7 +63,7 @@ def find(finder, model, *, optimizer="adam", num_samples=400, callbacks=(), engi
 @pytest.mark.parametrize(("kind", "in_backward"), [("cuda", False), ("cuda", True), ("cpu", False)])
 @pytest.mark.parametrize("limit", [2, 37, 64, 127])
 def test_the_largest_that_fits_is_found(limit, kind, in_backward):
-    """By doubling and bisecting: no size twice, each one between those that are known."""
+    """Doubling and bisecting tries each size once."""
     finder, model = dl.BatchSizeFinder(), Limited(limit, error=OUT_OF_MEMORY[kind], in_backward=in_backward)
 
     runner = find(finder, model)
@@ -71,13 +71,13 @@ def test_the_largest_that_fits_is_found(limit, kind, in_backward):
     assert finder.batch_size == limit
     assert finder.tried == {size: size <= limit for size in finder.tried}
     assert len(finder.tried) <= 2 * limit.bit_length() + 1
-    assert model.seen.count(limit) == 3, "as many steps as were asked for"
+    assert model.seen.count(limit) == 3, "num_steps is 3 by default"
     assert runner.epoch_metrics == {} and runner.batch_step == 0
 
 
 @pytest.mark.parametrize(("max_size", "found"), [(None, 48), (100, 100), (20, 20)])
 def test_without_a_limit_the_search_ends(max_size, found):
-    """At an epoch's samples, or where it was told to."""
+    """The search ends at the number of samples in an epoch or at `max_size`."""
     finder = dl.BatchSizeFinder(max_size=max_size)
 
     find(finder, Limited(10_000), num_samples=48)
@@ -89,7 +89,7 @@ def test_without_a_limit_the_search_ends(max_size, found):
     "precision", [None, dl.AMP(torch.float16, scaler={"init_scale": 2.0**40})], ids=["fp32", "scaler"]
 )
 def test_everything_is_as_it_was_before(precision):
-    """Weights, buffers, moments, generators, gradients; a run that follows is one that had none before."""
+    """Weights, buffers, moments, generators and gradients are restored, so later callbacks draw the same numbers."""
     model = Limited(21, in_backward=True)
     optimizer = adam(model)
     for parameter in model.parameters():
@@ -122,7 +122,7 @@ def test_everything_is_as_it_was_before(precision):
 
 
 def test_a_fresh_optimizer_is_fresh_again():
-    """Without moments, as Adam is before its first step."""
+    """Adam's state is empty again, as before its first step."""
     model = Limited(5)
     optimizer = adam(model)
 
@@ -132,7 +132,7 @@ def test_a_fresh_optimizer_is_fresh_again():
 
 
 def test_accumulated_steps_are_made_too():
-    """Each trial steps, whatever number of batches the run accumulates; its callbacks stay as they were."""
+    """Each trial makes an optimizer step despite gradient accumulation, and the run's callbacks keep their state."""
     steps = []
     model = Limited(9)
     optimizer = adam(model)
@@ -147,7 +147,7 @@ def test_accumulated_steps_are_made_too():
 
 
 def test_two_processes_agree_on_the_smaller_one():
-    """What does not fit in one fits in none, and neither waits for the other in the middle of a step."""
+    """A size that fails on one rank counts as failed on all, and no rank waits for another in the middle of a step."""
     finder = dl.BatchSizeFinder()
 
     find(finder, Limited(0, limits=(19, 11)), engine=dl.DistributedDataParallelEngine(2, device="cpu", timeout_s=60))
@@ -157,7 +157,7 @@ def test_two_processes_agree_on_the_smaller_one():
 
 
 def test_another_error_is_raised():
-    """It has nothing to do with memory."""
+    """Only errors about memory are handled."""
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         find(dl.BatchSizeFinder(), Limited(6, error=RuntimeError("mat1 and mat2 shapes cannot be multiplied")))
 
@@ -172,14 +172,14 @@ def test_another_error_is_raised():
             {},
             {"loaders": {"valid": loader(8, 4)}, "optimizer": None},
             ValueError,
-            r"makes training steps; the loaders are \['valid'\]",
+            r"needs a loader to train on; the loaders are \['valid'\]",
         ),
-        ({}, {"loaders": {"train": iter([])}}, ValueError, "loader 'train' gives each batch once"),
-        ({}, {"resume": "auto", "logdir": "log"}, ValueError, "leave resume out"),
+        ({}, {"loaders": {"train": iter([])}}, ValueError, "loader 'train' yields each batch once"),
+        ({}, {"resume": "auto", "logdir": "log"}, ValueError, "leave out resume"),
     ],
 )
 def test_bad_input_is_refused(tmp_path, monkeypatch, arguments, kwargs, error, words):
-    """By name, before training."""
+    """The error names the argument or loader, and is raised before training."""
     monkeypatch.chdir(tmp_path)
 
     with pytest.raises(error, match=words):

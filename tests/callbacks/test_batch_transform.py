@@ -1,18 +1,19 @@
-"""What a function makes of a batch, on its way to the model and from it."""
+"""A function transforms batches before or after the model."""
 
 import pytest
 import torch
 from torch import nn
 
 from runnerkit import dl
-from runnerkit.callbacks.batch_transform import BatchTransformCallback
+from runnerkit.callbacks.training.batch_transform import BatchTransformCallback
 from runnerkit.data import BatchNormalize, BatchRandomCrop, BatchRandomHorizontalFlip, TensorLoader
 from tests.callbacks.stand_ins import make_runner
+from tests.interrupt import Interrupt
 from tests.tiny import loader, mlp, quiet, sgd, weights
 
 
 def transformed(callback, batch, *, event="on_batch_start", **attributes):
-    """The batch after an event of the runner."""
+    """Return the batch after an event of the runner."""
     runner = make_runner(batch=batch, **attributes)
     callback.on_stage_start(runner)
     getattr(callback, event)(runner)
@@ -32,7 +33,7 @@ def transformed(callback, batch, *, event="on_batch_start", **attributes):
     ],
 )
 def test_a_part_of_the_batch_is_replaced(arguments, batch, expected):
-    """By key, by place, or by the name that the supervised runner gives to a place; the container stays what it is."""
+    """A part is selected by key, by index, or by the supervised runner's name for it; the container keeps its type."""
     callback = BatchTransformCallback(lambda value: -value, **arguments)
 
     result = transformed(callback, batch, input_key="features", target_key="targets")
@@ -41,7 +42,7 @@ def test_a_part_of_the_batch_is_replaced(arguments, batch, expected):
 
 
 def test_several_parts_go_in_and_out():
-    """In the order of the keys, with keyword arguments."""
+    """Parts are passed in the order of the keys, together with keyword arguments."""
     callback = BatchTransformCallback(
         lambda a, b, *, by: (b * by, a), input_key=["a", "b"], transform_kwargs={"by": 10}
     )
@@ -52,7 +53,7 @@ def test_several_parts_go_in_and_out():
 
 
 def test_the_users_batch_is_left_as_it_was():
-    """Another callback may hold it."""
+    """Another callback may hold the same batch, so it must not change."""
     batch = {"a": 1}
 
     transformed(BatchTransformCallback(lambda value: -value, input_key="a"), batch)
@@ -62,7 +63,7 @@ def test_the_users_batch_is_left_as_it_was():
 
 @pytest.mark.parametrize(("scope", "other"), [("on_batch_start", "on_batch_end"), ("on_batch_end", "on_batch_start")])
 def test_it_acts_in_its_scope_only(scope, other):
-    """Before the model, or after it."""
+    """The function runs before the model or after it, not both."""
     callback = BatchTransformCallback(lambda value: -value, scope, input_key="a")
 
     assert transformed(callback, {"a": 1}, event=scope) == {"a": -1}
@@ -70,7 +71,7 @@ def test_it_acts_in_its_scope_only(scope, other):
 
 
 class Seen(dl.SupervisedRunner):
-    """Keeps what the model gets: {loader: batches}."""
+    """A runner that records each batch the model gets as (loader, features)."""
 
     def __init__(self):
         super().__init__()
@@ -82,7 +83,7 @@ class Seen(dl.SupervisedRunner):
 
 
 def test_random_modules_leave_evaluation_alone_also_in_the_middle_of_an_epoch():
-    """Training pixels are flipped before and after a validation within the epoch; validation's never."""
+    """Training pixels are flipped before and after a validation within the epoch; validation pixels never are."""
     pixels = torch.arange(6.0).reshape(1, 1, 1, 6).expand(8, 1, 1, 6).contiguous()
     data = {"batch_size": 2}
     model = nn.Sequential(nn.Flatten(), nn.Linear(6, 2))
@@ -105,7 +106,7 @@ def test_random_modules_leave_evaluation_alone_also_in_the_middle_of_an_epoch():
 
 
 def test_what_the_model_gave_is_transformed_before_the_criterion():
-    """Whoever was given first; with its gradient: a step equals that of a model with the factor inside."""
+    """In any order of callbacks, a step, with its gradient, equals that of a model with the factor inside."""
 
     def train(model, *callbacks):
         dl.SupervisedRunner().train(
@@ -130,12 +131,7 @@ def test_what_the_model_gave_is_transformed_before_the_criterion():
 
 
 def test_a_resumed_run_draws_the_same_augmentation(tmp_path):
-    """Interrupted in the middle of an epoch: weights bit for bit, crops and flips included; bytes to floats too."""
-
-    class Interrupt(dl.Callback):
-        def on_batch_end(self, runner):
-            if runner.batch_step == 9:
-                raise KeyboardInterrupt
+    """Interrupted within an epoch, the run ends with equal weights bit for bit, given random crops and flips."""
 
     pixels = torch.randint(0, 256, (24, 1, 6, 6), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     targets = torch.arange(24) % 3
@@ -165,14 +161,14 @@ def test_a_resumed_run_draws_the_same_augmentation(tmp_path):
 
     expected = train(tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
-        train(tmp_path / "broken", Interrupt())
+        train(tmp_path / "broken", Interrupt(9))
 
     assert torch.equal(train(tmp_path / "broken", resume="auto"), expected)
     assert not torch.equal(train(tmp_path / "plain", augment=False), expected)
 
 
 def test_channels_last_outlives_a_transform():
-    """A crop makes a new tensor; an engine that wants it laid out as (N, H, W, C) gets that."""
+    """A crop makes a new tensor, which becomes channels-last again if the engine asks for it."""
     engine = dl.CPUEngine(channels_last=True)
     engine.setup()
 
@@ -188,11 +184,11 @@ def test_channels_last_outlives_a_transform():
     [
         ({"transform": "flip"}, TypeError, "transform must be callable, got 'flip'"),
         ({"transform": abs, "scope": "on_batch"}, ValueError, "scope must be .* got 'on_batch'"),
-        ({"transform": abs, "output_key": "a"}, ValueError, "output_key without input_key"),
+        ({"transform": abs, "output_key": "a"}, ValueError, "output_key needs input_key"),
     ],
 )
 def test_bad_arguments_are_refused(arguments, error, message):
-    """Before training."""
+    """The error is raised before training."""
     with pytest.raises(error, match=message):
         BatchTransformCallback(**arguments)
 
@@ -206,12 +202,12 @@ def test_bad_arguments_are_refused(arguments, error, message):
     ],
 )
 def test_a_missing_part_is_named(key, batch, message):
-    """With those that there are."""
+    """The error lists the keys or indices that exist."""
     with pytest.raises(KeyError, match=message):
         transformed(BatchTransformCallback(abs, input_key=key), batch)
 
 
 def test_a_wrong_number_of_results_is_refused():
-    """Each output key gets one."""
+    """Each output key needs one result."""
     with pytest.raises(ValueError, match="shorter"):
         transformed(BatchTransformCallback(lambda a: (a,), input_key="a", output_key=["b", "c"]), {"a": 1})

@@ -1,16 +1,16 @@
-"""A check goes through every loader, and is short."""
+"""A check run uses every loader and is short."""
 
 import pytest
 import torch
 from torch import nn
 
-from runnerkit.callbacks.check_run import CheckRunCallback
+from runnerkit.callbacks.control.check_run import CheckRunCallback
 from runnerkit.engines import CPUEngine
 from runnerkit.runner import IRunner
 
 
 class CountingRunner(IRunner):
-    """Counts the batches of each loader, by epoch."""
+    """A runner that counts the batches of each loader and epoch."""
 
     def __init__(self, callback):
         super().__init__(nn.Linear(1, 1), CPUEngine())
@@ -32,7 +32,7 @@ class CountingRunner(IRunner):
 
 
 def test_every_loader_runs_for_some_batches_and_the_stage_for_some_epochs():
-    """An end of the training loader is not the end of the validation after it."""
+    """Ending the training loader early does not end the validation after it."""
     runner = CountingRunner(CheckRunCallback(num_batch_steps=3, num_epoch_steps=2)).run()
 
     expected = {"train": 3, "valid": 2, "valid_2": 3}
@@ -40,7 +40,7 @@ def test_every_loader_runs_for_some_batches_and_the_stage_for_some_epochs():
 
 
 def test_three_epochs_of_three_batches_are_the_default():
-    """`train(check=True)` says so."""
+    """The defaults are those of `train(check=True)`."""
     runner = CountingRunner(CheckRunCallback()).run()
 
     assert {key: count for key, count in runner.counts.items() if key[1] == "train"} == {
@@ -50,6 +50,6 @@ def test_three_epochs_of_three_batches_are_the_default():
 
 @pytest.mark.parametrize("arguments", [{"num_batch_steps": 0}, {"num_epoch_steps": 0}])
 def test_a_check_of_nothing_is_refused(arguments):
-    """It would say that all is well."""
+    """A check without batches or epochs would always pass."""
     with pytest.raises(ValueError, match=r"CheckRunCallback: num_.*_steps must be >= 1, got"):
         CheckRunCallback(**arguments)

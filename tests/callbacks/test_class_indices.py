@@ -1,4 +1,4 @@
-"""An index that is no class is refused on every device; where looking costs a sync, at the loader's end."""
+"""Invalid class indices are refused on every device: at the loader's end where reading them would synchronize."""
 
 from functools import partial
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from runnerkit import dl
-from runnerkit.callbacks import class_indices
+from runnerkit.callbacks.metrics.parts import class_indices
 from tests.callbacks.stand_ins import end_loader, make_runner, run_loader
 from tests.ranks import Ranks
 
@@ -20,7 +20,7 @@ MAKE = {
 
 @pytest.fixture
 def reading_costs(monkeypatch):
-    """As on a GPU."""
+    """Treat the CPU as a device where reading a value synchronizes, like a GPU."""
     monkeypatch.setattr(class_indices, "_FREE_TO_READ", frozenset())
 
 
@@ -33,16 +33,16 @@ def changed(indices, place, value):
 @pytest.mark.parametrize(
     ("outputs", "targets", "message"),
     [
-        (LOGITS, changed(CLASSES, 4, -100), r"1 targets of loader 'train' are no class indices in \[0, 3\); rows that"),
-        (LOGITS, changed(CLASSES, 1, 255), r"1 targets of loader 'train' are no class"),
-        (changed(CLASSES, 0, 3), CLASSES, r"1 outputs of loader 'train' are no class"),
-        (changed(CLASSES, 5, -1), CLASSES, r"1 outputs of loader 'train' are no class"),
-        (changed(CLASSES, 5, 3), changed(CLASSES, 5, 3), r"1 targets of loader 'train' are no class"),
+        (LOGITS, changed(CLASSES, 4, -100), r"1 targets of loader 'train' are outside of \[0, 3\); remove rows"),
+        (LOGITS, changed(CLASSES, 1, 255), r"1 targets of loader 'train' are outside"),
+        (changed(CLASSES, 0, 3), CLASSES, r"1 outputs of loader 'train' are outside"),
+        (changed(CLASSES, 5, -1), CLASSES, r"1 outputs of loader 'train' are outside"),
+        (changed(CLASSES, 5, 3), changed(CLASSES, 5, 3), r"1 targets of loader 'train' are outside"),
     ],
     ids=["ignore_index", "void", "predicted too large", "predicted negative", "both, and alike"],
 )
 def test_what_is_no_class_is_refused_at_the_end_on_all_ranks(name, outputs, targets, message):
-    """Also on a rank whose own were all right."""
+    """The error is raised on all ranks, even on those whose own indices are valid."""
     batches = [{"x": outputs, "y": targets}], [{"x": outputs[1:4], "y": CLASSES[1:4]}]
     ranks = Ranks(2)
     pairs = [(MAKE[name](), make_runner(engine=engine, loggers={})) for engine in ranks.engines]
@@ -59,9 +59,9 @@ def test_what_is_no_class_is_refused_at_the_end_on_all_ranks(name, outputs, targ
 
 @pytest.mark.parametrize("name", MAKE)
 def test_on_the_cpu_it_is_refused_in_its_batch(name):
-    """At once, with the values."""
+    """On the CPU, the error is raised in the batch and gives the range of values."""
     with pytest.raises(
-        ValueError, match=r"targets must be class indices in \[0, 3\), got -100 to 2; rows that are not"
+        ValueError, match=r"targets must be class indices in \[0, 3\), got -100 to 2; remove rows to ignore"
     ):
         run_loader(MAKE[name](), make_runner(), [{"x": LOGITS, "y": changed(CLASSES, 4, -100)}])
 
@@ -69,7 +69,7 @@ def test_on_the_cpu_it_is_refused_in_its_batch(name):
 @pytest.mark.usefixtures("reading_costs")
 @pytest.mark.parametrize("name", MAKE)
 def test_values_are_the_same_where_nothing_is_looked_at(name, monkeypatch):
-    """The bin for what is no class is no class of its own: it is in no average, and in no picture."""
+    """The extra bin for invalid indices does not appear in averages or in the confusion matrix."""
     found = []
     for free in (frozenset({"cpu"}), frozenset()):
         monkeypatch.setattr(class_indices, "_FREE_TO_READ", free)
@@ -86,17 +86,17 @@ def test_values_are_the_same_where_nothing_is_looked_at(name, monkeypatch):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", MAKE)
 def test_a_gpu_survives_what_is_no_class(name):
-    """torch's own check there is a device-side assert, after which the process can do nothing more."""
+    """torch's own check is a device-side assert, after which the process cannot use the GPU."""
     callback, runner = MAKE[name](), make_runner(loggers={})
     run_loader(callback, runner, [{"x": LOGITS.cuda(), "y": changed(CLASSES, 4, -100).cuda()}])
 
-    with pytest.raises(ValueError, match="1 targets of loader 'train' are no class indices"):
+    with pytest.raises(ValueError, match="1 targets of loader 'train' are outside"):
         end_loader(callback, runner)
     assert float(torch.ones((), device="cuda")) == 1
 
 
 def test_the_area_under_the_curve_needs_classes_too():
-    """At the loader's end, where all targets are there to look at."""
+    """AUC checks the targets at the loader's end, when it has all of them."""
     callback, runner = dl.AUCCallback("x", "y"), make_runner()
     run_loader(callback, runner, [{"x": LOGITS, "y": changed(CLASSES, 4, -100)}])
 

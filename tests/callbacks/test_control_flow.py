@@ -1,17 +1,17 @@
-"""A wrapped callback acts where the condition holds, and is itself otherwise."""
+"""A wrapped callback runs only where its condition holds, and otherwise equals its base."""
 
 import pytest
 import torch
 from torch import nn
 
 from runnerkit.callback import EVENTS, Callback, CallbackNode, ICheckpointCallback
-from runnerkit.callbacks.control_flow import CallbackWrapper, ControlFlowCallback
+from runnerkit.callbacks.control.control_flow import CallbackWrapper, ControlFlowCallback
 from runnerkit.engines import CPUEngine
 from runnerkit.runner import IRunner
 
 
 class Recorder(Callback):
-    """Keeps where it was called: (epoch, loader)."""
+    """A callback that records the (epoch, loader) of each call."""
 
     provides = ("score",)
     requires = (("valid", "loss"),)
@@ -49,7 +49,7 @@ class Recorder(Callback):
 
 
 class TwoLoaders(IRunner):
-    """Four epochs of one batch in each of two loaders."""
+    """A runner with four epochs of one batch in each of two loaders."""
 
     def __init__(self, callback):
         super().__init__(nn.Linear(1, 1), CPUEngine())
@@ -96,7 +96,7 @@ ALL = [(epoch, key) for epoch in (1, 2, 3, 4) for key in ("train", "valid")]
     ],
 )
 def test_it_acts_where_the_condition_holds(condition, expected, epochs):
-    """In loaders by the whole condition, at an epoch's end by its epochs; stage and experiment always."""
+    """Loader events follow the whole condition, epoch ends only its epochs; stage and experiment events always run."""
     recorder = Quiet()
 
     TwoLoaders(ControlFlowCallback(recorder, **condition)).run()
@@ -108,7 +108,7 @@ def test_it_acts_where_the_condition_holds(condition, expected, epochs):
 
 
 def test_wrapper_switched_off_hands_nothing_on():
-    """And on again, from that moment on."""
+    """No events are passed until the wrapper is enabled again."""
     recorder = Quiet()
     wrapper = CallbackWrapper(recorder, enable_callback=False)
 
@@ -121,7 +121,7 @@ def test_wrapper_switched_off_hands_nothing_on():
 
 
 def test_wrapper_is_its_base_in_all_but_events():
-    """Order, node, names and state are the base's, so that it can be anywhere where the base could."""
+    """The wrapper has the base's order, node, metric names and state, so it can replace the base anywhere."""
     base = Recorder()
     wrapper = ControlFlowCallback(base, epochs=1)
 
@@ -134,7 +134,7 @@ def test_wrapper_is_its_base_in_all_but_events():
 
 
 def test_wrapper_listens_to_what_its_base_listens_to():
-    """An event that the base does not override costs nothing."""
+    """Events that the base does not override are not called."""
     wrapper = CallbackWrapper(Recorder())
 
     heard = [event for event in EVENTS if wrapper.listens_to(event)]
@@ -144,7 +144,7 @@ def test_wrapper_listens_to_what_its_base_listens_to():
 
 @pytest.mark.parametrize("event", EVENTS)
 def test_every_event_is_handed_on(event):
-    """One by one, with the runner."""
+    """Each event is passed on with the runner."""
     seen = []
     base = type("Base", (ICheckpointCallback,), {event: lambda self, runner: seen.append(runner)})()
     runner = TwoLoaders(None)
@@ -157,9 +157,9 @@ def test_every_event_is_handed_on(event):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({}, ValueError, "give exactly one of epochs, ignore_epochs, loaders, ignore_loaders, filter_fn; got none"),
-        ({"epochs": 1, "loaders": "train"}, ValueError, "give exactly one of .*; got epochs, loaders"),
-        ({"epochs": 0}, ValueError, "epochs must be >= 1, to act in every so many epochs, got 0"),
+        ({}, ValueError, "pass exactly one of epochs, ignore_epochs, loaders, ignore_loaders, filter_fn; got none"),
+        ({"epochs": 1, "loaders": "train"}, ValueError, "pass exactly one of .*; got epochs, loaders"),
+        ({"epochs": 0}, ValueError, "epochs=N stands for every N-th epoch and must be >= 1, got 0"),
         ({"epochs": "1"}, TypeError, "epochs must be a number or a list of epochs, got '1'"),
         ({"ignore_loaders": 3}, TypeError, "ignore_loaders must be a loader key, a list or a dict of them, got 3"),
         (
@@ -170,12 +170,12 @@ def test_every_event_is_handed_on(event):
     ],
 )
 def test_bad_condition_is_refused(arguments, error, message):
-    """Before training."""
+    """The error is raised before training."""
     with pytest.raises(error, match=message):
         ControlFlowCallback(Recorder(), **arguments)
 
 
 def test_only_a_callback_can_be_wrapped():
-    """A class instead of an object is easily written."""
+    """Passing a class instead of an object is an easy mistake."""
     with pytest.raises(TypeError, match="base_callback must be a runnerkit Callback, got <class"):
         CallbackWrapper(Recorder)

@@ -1,4 +1,4 @@
-"""The dashboard shows a loader's metrics where they are, and costs nothing in between."""
+"""The dashboard shows the current metrics of each loader, and reads and draws them only when due."""
 
 import io
 import sys
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from runnerkit import dl
-from runnerkit.callbacks import dashboard
+from runnerkit.callbacks.monitor import dashboard
 from tests.callbacks.stand_ins import make_runner
 from tests.callbacks.terminal import Clock, assert_reads_metrics_only_when_due
 from tests.tiny import loader, mlp, quiet, sgd
@@ -19,7 +19,7 @@ rich_console = pytest.importorskip("rich.console")
 
 @pytest.fixture
 def terminal(monkeypatch):
-    """What rich takes for one."""
+    """Replace rich's console with one that writes to memory as if to a terminal."""
     terminal = io.StringIO()
     console = partial(rich_console.Console, file=terminal, force_terminal=True, color_system=None, width=100)
     monkeypatch.setattr(rich_console, "Console", console)
@@ -27,13 +27,13 @@ def terminal(monkeypatch):
 
 
 def rows(terminal):
-    """Cells of the table that was drawn last."""
+    """Return the cells of the last table drawn."""
     lines = terminal.getvalue().split("┏")[-1].splitlines()
     return [[cell.strip() for cell in line.replace("┃", "│").split("│")[1:-1]] for line in lines if line[:1] in "┃│"]
 
 
 def test_metrics_are_read_and_drawn_only_when_it_is_time(terminal, monkeypatch):
-    """Each reading is a host sync, each drawing takes milliseconds: between them no batch pays."""
+    """Each reading synchronizes with the device and each drawing takes milliseconds, so most batches do neither."""
     monkeypatch.setattr(dashboard, "time", clock := Clock())
 
     assert_reads_metrics_only_when_due(dl.RichDashboardCallback(), clock, dashboard.REFRESH_S, terminal.getvalue)
@@ -42,7 +42,7 @@ def test_metrics_are_read_and_drawn_only_when_it_is_time(terminal, monkeypatch):
 
 
 def test_validation_within_training_has_a_column_of_its_own(terminal):
-    """Where a loader stands stays on the screen while another one runs; in the end each has its own values."""
+    """A loader's progress stays on the screen while another one runs, and each ends with its own values."""
     callback = dl.RichDashboardCallback()
     train = make_runner(loader_batch_len=4, loader_batch_step=2)
     valid = make_runner(loader_key="valid", loader_batch_len=2, loader_batch_step=2, is_train_loader=False)
@@ -66,7 +66,7 @@ def test_validation_within_training_has_a_column_of_its_own(terminal):
 
 
 def test_exception_gives_the_terminal_back(terminal):
-    """The cursor is there again, and what is printed goes where it went before."""
+    """After an exception, the cursor is visible again and stdout is restored."""
 
     class Fails(dl.Callback):
         def on_batch_end(self, runner):
@@ -88,7 +88,7 @@ def test_exception_gives_the_terminal_back(terminal):
 
 @pytest.mark.parametrize("bars", [dl.RichDashboardCallback, dl.TqdmCallback])
 def test_verbose_adds_no_second_one(bars):
-    """One of them is enough, and one table of the model."""
+    """A user's progress display and model table replace those of `verbose=True`."""
     model = mlp()
     runner = dl.SupervisedRunner().train(
         model=model,
@@ -106,7 +106,7 @@ def test_verbose_adds_no_second_one(bars):
 
 
 def test_missing_rich_names_the_install_command(monkeypatch):
-    """When the callback is made, not in another process."""
+    """The error is raised when the callback is constructed, not in another process."""
     monkeypatch.setitem(sys.modules, "rich", None)  # import raises ImportError
 
     with pytest.raises(ImportError, match=r"RichDashboardCallback needs rich: pip install runnerkit\[rich\]"):

@@ -1,11 +1,11 @@
-"""A stage ends when its metric no longer gets better."""
+"""Early stopping ends a stage when its metric no longer improves."""
 
 import math
 
 import pytest
 
 from runnerkit.callback import CallbackOrder
-from runnerkit.callbacks.early_stop import EarlyStoppingCallback
+from runnerkit.callbacks.control.early_stop import EarlyStoppingCallback
 from tests.callbacks.stand_ins import make_runner
 
 
@@ -14,7 +14,7 @@ def make_callback(patience=2, *, minimize=True, min_delta=1e-6):
 
 
 def stops_after(callback, scores):
-    """Number of the epoch after which the stage ends, None if it does not; an epoch without score has no loader."""
+    """Return the epoch after which the stage ends, or None; a score of None means that the loader did not run."""
     runner = make_runner()
     for epoch, score in enumerate(scores, start=1):
         runner.epoch_step = epoch
@@ -41,18 +41,18 @@ def stops_after(callback, scores):
     ],
 )
 def test_stage_ends_after_so_many_bad_epochs_in_a_row(scores, minimize, expected):
-    """A NaN is a bad epoch, never the best; an epoch in which the loader rested is none."""
+    """A NaN counts as a bad epoch and never as the best; epochs without the loader do not count."""
     assert stops_after(make_callback(minimize=minimize), scores) == expected
 
 
 def test_gain_must_be_larger_than_min_delta():
-    """Better by less is no better, and the bar does not creep along."""
+    """Smaller gains do not count and do not raise the bar."""
     assert stops_after(make_callback(min_delta=0.5), [3.0, 2.75, 2.5]) == 3
     assert stops_after(make_callback(min_delta=0.5), [3.0, 2.25, 1.5]) is None
 
 
 def test_new_stage_starts_anew():
-    """Two stages may have different losses."""
+    """Stages may have different losses, so the best score is reset."""
     callback = make_callback()
     stops_after(callback, [1.0, 2.0])
 
@@ -62,7 +62,7 @@ def test_new_stage_starts_anew():
 
 
 def test_count_goes_on_after_a_resume():
-    """Bad epochs before the kill count."""
+    """Bad epochs before the interruption count."""
     before, after = make_callback(), make_callback()
     stops_after(before, [1.0, 2.0])
 
@@ -73,16 +73,16 @@ def test_count_goes_on_after_a_resume():
 
 
 def test_it_acts_before_the_checkpoint_of_its_epoch():
-    """Else the checkpoint lacks this epoch's count, and a resumed run trains longer."""
+    """Otherwise the checkpoint would miss this epoch's count, and a resumed run would train longer."""
     assert CallbackOrder.Scheduler < make_callback().order < CallbackOrder.Checkpoint
     assert make_callback().requires == (("valid", "score"),)
 
 
 def test_missing_metric_is_named_with_those_that_there_are():
-    """Also when it vanishes in the middle of a run."""
+    """A metric that disappears during a run raises the same error."""
     runner = make_runner(epoch_metrics={"valid": {"loss": 1.0, "accuracy": 0.5}})
 
-    with pytest.raises(KeyError, match=r"reads metric 'score' of loader 'valid', which has \['accuracy', 'loss'\]"):
+    with pytest.raises(KeyError, match=r"watches metric 'score' of loader 'valid', .* only \['accuracy', 'loss'\]"):
         make_callback().on_epoch_end(runner)
 
 
@@ -91,6 +91,6 @@ def test_missing_metric_is_named_with_those_that_there_are():
     [({"patience": 0}, "patience must be >= 1, got 0"), ({"min_delta": -0.1}, "min_delta must be >= 0, got -0.1")],
 )
 def test_bad_argument_is_refused(arguments, message):
-    """Before training."""
+    """The error is raised before training."""
     with pytest.raises(ValueError, match=message):
         make_callback(**arguments)

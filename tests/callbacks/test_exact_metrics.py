@@ -1,6 +1,6 @@
-"""Metric callbacks: a batch's values, what a loader's end costs, real processes, resuming.
+"""Metric callbacks: values of single batches, cost of a loader's end, real processes, and resuming.
 
-That a loader's values are those of all its samples, whatever the batches and ranks: tests/test_exact_evaluation.py.
+tests/test_exact_evaluation.py checks that a loader's values do not depend on its batches and ranks.
 """
 
 import io
@@ -11,15 +11,14 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from runnerkit import dl
-from runnerkit.loader_metrics import reduce_metrics
-from runnerkit.metrics import LoaderMeans
+from runnerkit.loop.loader_metrics import reduce_metrics
 from tests.callbacks.exact_metrics import CASES, as_numpy, expected_of, make_samples
 from tests.callbacks.run_ranks import run_ranks
 from tests.callbacks.stand_ins import make_runner
 from tests.ranks import Ranks
 from tests.tiny import quiet
 
-# float64 sums of at most 200 terms, in any order, differ by far less; a float32 anywhere would show at 1e-7.
+# float64 sums of at most 200 terms differ by far less, in any order; float32 arithmetic would differ at 1e-7.
 TOLERANCE = {"rel": 1e-9, "abs": 1e-12, "nan_ok": True}
 
 
@@ -30,7 +29,7 @@ def split(samples, batch_size):
 
 
 def test_a_batch_has_its_own_values():
-    """What is logged of a batch is that of the batch alone."""
+    """Metrics logged for a batch are those of that batch alone."""
     samples = make_samples(9, seed=3)
     cases = ["f1", "iou", "mrr", "ndcg", "multilabel accuracy"]
 
@@ -52,7 +51,7 @@ def test_a_batch_has_its_own_values():
     ids=["one metric", "all that add up", "all"],
 )
 def test_a_loader_end_costs_one_collective(cases, num_collectives):
-    """And one gather more for all callbacks that keep samples."""
+    """All callbacks that keep samples share one more collective."""
     samples = make_samples(40, seed=1)
 
     _, _, counted = run_ranks([split(samples, 5)[:5], split(samples, 5)[5:]], cases)
@@ -61,7 +60,7 @@ def test_a_loader_end_costs_one_collective(cases, num_collectives):
 
 
 class PassOn(dl.Runner):
-    """Nothing is computed: the callbacks read the batch as it came."""
+    """A runner without computation, so that callbacks read the batch unchanged."""
 
     def handle_batch(self, batch):
         self.batch = batch
@@ -72,10 +71,10 @@ def rows(samples):
     return [{key: each[index] for key, each in samples.items()} for index in range(len(samples["classes"]))]
 
 
-# New processes, since forked ones share the seed of hashes, and with it the order of any set.
+# These processes are spawned: forked ones would share the hash seed, and with it the order of every set.
 @pytest.mark.parametrize("num_processes", [1, pytest.param(2, marks=pytest.mark.cold)])
 def test_metrics_of_real_processes(num_processes):
-    """An uneven last batch in "valid"; in "valid_short" the second of two processes has no batch."""
+    """ "valid" has an uneven last batch, and in "valid_short" the second of two processes gets no batches."""
     data = {"train": make_samples(4, seed=2), "valid": make_samples(29, seed=5), "valid_short": make_samples(7, seed=6)}
     engine = (
         dl.CPUEngine()
@@ -94,13 +93,13 @@ def test_metrics_of_real_processes(num_processes):
     for key in ("valid", "valid_short"):
         expected = expected_of(data[key]) | {"loss": data[key]["logits"].double().square().mean().item()}
         logged = {name: runner.epoch_metrics[key][name] for name in expected}
-        assert logged.pop("loss") == pytest.approx(expected.pop("loss"), rel=1e-6), "of float32 batches"
+        assert logged.pop("loss") == pytest.approx(expected.pop("loss"), rel=1e-6), "batches are float32"
         assert logged == pytest.approx(expected, **TOLERANCE)
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if "auc" not in name and name != "cmc"])
 def test_step_reads_nothing_from_the_device(name):
-    """The meta device computes shapes only: reading a value from it raises."""
+    """The meta device computes shapes only, so reading a value from it raises."""
     samples = {key: each.to("meta") for key, each in make_samples(5, seed=0).items()}
     callback = CASES[name][0]()
     runner = make_runner()
@@ -116,7 +115,7 @@ def test_step_reads_nothing_from_the_device(name):
 @pytest.mark.parametrize("name", ["f1", "r2", "auc of classes", "cmc", "iou", "ndcg", "accuracy, loader only"])
 @pytest.mark.parametrize("num_resumed", [1, 2, 3])
 def test_state_within_a_loader_resumes_on_any_number_of_processes(name, num_resumed):
-    """After a checkpoint in the middle of a loader the value is still that of all its samples."""
+    """After a checkpoint within a loader, the value still covers all of its samples."""
     samples = make_samples(31, seed=7)
     batches = split(samples, 6)
     make, reference = CASES[name]
@@ -127,8 +126,7 @@ def test_state_within_a_loader_resumes_on_any_number_of_processes(name, num_resu
 
     states = ranks.call(*(callback.state_dict for callback in saved))
     runners = [
-        make_runner(engine=each, loader_batch_step=1, callbacks={"it": make()}, loggers={}, _means=LoaderMeans())
-        for each in resumed.engines
+        make_runner(engine=each, loader_batch_step=1, callbacks={"it": make()}, loggers={}) for each in resumed.engines
     ]
     for rank, runner in enumerate(runners):
         callback = runner.callbacks["it"]

@@ -1,4 +1,4 @@
-"""What is exported gives the model's answers, for batches of any length, without its code."""
+"""Exported models give the model's outputs for batches of any length, without its code."""
 
 import onnx
 import onnxruntime
@@ -47,7 +47,7 @@ def onnx_answers(path, features=FEATURES):
 
 
 def test_a_traced_model_is_the_last_one(tmp_path):
-    """Dropout off, batch norm by its statistics; seven rows, where batches had four. The run's model stays a model."""
+    """The export is in evaluation mode and accepts other batch sizes, and the run keeps its own model."""
     runner = train(dl.TracingCallback(), logdir=tmp_path)
 
     torch.testing.assert_close(program(tmp_path / "traced_model.pt2")(FEATURES), answers(runner.model))
@@ -55,8 +55,8 @@ def test_a_traced_model_is_the_last_one(tmp_path):
 
 
 def test_the_best_model_is_exported_if_asked(tmp_path):
-    """Of the checkpoint that is the best; the last one is another."""
-    best = {"valid_loader": "valid", "valid_metric": "loss", "minimize_valid_metric": False}  # so the first one
+    """The best checkpoint's model differs from the last one."""
+    best = {"valid_loader": "valid", "valid_metric": "loss", "minimize_valid_metric": False}  # the first epoch
     runner = train(dl.TracingCallback(which="best"), logdir=tmp_path, **best)
     expected = dl.SupervisedRunner(mlp(dropout=0.5, batch_norm=True)).load(tmp_path, which="best").model
 
@@ -68,7 +68,7 @@ def test_the_best_model_is_exported_if_asked(tmp_path):
 
 @pytest.mark.parametrize("batch_size", [4, 1])
 def test_an_onnx_model_gives_the_same_answers(tmp_path, batch_size):
-    """By onnxruntime; also if the batches that it was traced with had one row."""
+    """onnxruntime gives the same outputs, even if the model was traced with one row."""
     runner = train(
         dl.OnnxCallback(input_names=["features"], output_names=["logits"]), model=mlp(), logdir=tmp_path,
         batch_size=batch_size,
@@ -83,7 +83,7 @@ def test_an_onnx_model_gives_the_same_answers(tmp_path, batch_size):
 
 
 def test_a_quantized_model_is_smaller_and_near(tmp_path):
-    """A quarter of the bytes, as weights have 8 bits and not 32; answers to hundredths of their spread, on any CPU."""
+    """8-bit weights take a quarter of the bytes; outputs agree to hundredths of their spread, on any CPU."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(NUM_FEATURES, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 3))
 
@@ -96,7 +96,7 @@ def test_a_quantized_model_is_smaller_and_near(tmp_path):
 
 
 def test_quantized_weights_are_unsigned(tmp_path):
-    """Sums of products of signed ones overflow where a CPU has AVX2 and no VNNI: logits were off by a sixth."""
+    """Sums of signed products overflow on CPUs with AVX2 but without VNNI: logits were off by a sixth."""
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 6 * 6, 3)).eval()
     images = torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     file = utils.quantize_onnx(utils.onnx_export(model, images, tmp_path / "model.onnx"), tmp_path / "int8.onnx")
@@ -111,7 +111,7 @@ def test_quantized_weights_are_unsigned(tmp_path):
 
 
 class TwoInputs(nn.Module):
-    """One argument by position, one by name."""
+    """A model with one positional and one keyword argument."""
 
     def __init__(self):
         super().__init__()
@@ -123,7 +123,7 @@ class TwoInputs(nn.Module):
 
 @pytest.mark.parametrize("input_key", [None, {"features": "features", "scale": "scale"}])
 def test_a_model_is_called_as_the_run_calls_it(tmp_path, input_key):
-    """By what its first call was, or by keys of the batch."""
+    """The arguments are those of the run's first call, or the given keys of the batch."""
 
     class ByName(dl.SupervisedRunner):
         def handle_batch(self, batch):
@@ -140,7 +140,7 @@ def test_a_model_is_called_as_the_run_calls_it(tmp_path, input_key):
 
 
 def test_two_processes_write_one_file(tmp_path):
-    """Rank zero does, of the model in DDP; to a folder of its own."""
+    """Rank zero writes the DDP model, here to another folder."""
     engine = dl.DistributedDataParallelEngine(2, device="cpu")
 
     runner = train(dl.TracingCallback(logdir=tmp_path / "here", filename="mine.pt2"), model=mlp(), engine=engine)
@@ -151,7 +151,7 @@ def test_two_processes_write_one_file(tmp_path):
 
 @pytest.mark.parametrize("make", [dl.TracingCallback, dl.OnnxCallback, dl.QuantizationCallback])
 def test_what_cannot_be_traced_leaves_no_file(tmp_path, make):
-    """The callback, the model and what to do are named, torch's own words below; checkpoints are there by then."""
+    """The error names the callback, the model and a remedy, with torch's error as its cause; checkpoints are kept."""
 
     class Branch(nn.Module):
         def __init__(self):
@@ -161,7 +161,7 @@ def test_what_cannot_be_traced_leaves_no_file(tmp_path, make):
         def forward(self, features):
             return self.linear(features) if features.sum() > -1e9 else features
 
-    words = f"{make.__name__} cannot export Branch: .* branch on values, .* or leave the callback out"
+    words = f"{make.__name__} cannot export Branch: .* branch on values .* or leave out the callback"
     with pytest.raises(RuntimeError, match=words) as caught:
         train(make(), model=Branch(), logdir=tmp_path)
 
@@ -171,23 +171,23 @@ def test_what_cannot_be_traced_leaves_no_file(tmp_path, make):
 
 
 def test_a_run_that_has_nothing_left_to_do_exports_nothing(tmp_path, caplog):
-    """It saw no batch; a warning says so."""
+    """Without batches, the model cannot be traced, and a warning says so."""
     train(logdir=tmp_path)
 
     train(dl.TracingCallback(), logdir=tmp_path, resume="auto")
 
-    assert "traced_model.pt2 was not written: the stage had no batch" in caplog.text
+    assert "traced_model.pt2 was not written: export needs the shapes of a batch" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("make", "kwargs", "error", "words"),
     [
-        (dl.TracingCallback, {}, ValueError, "TracingCallback has no folder to write to: pass logdir="),
+        (dl.TracingCallback, {}, ValueError, "TracingCallback needs a folder to write to: pass logdir="),
         (
             lambda: dl.OnnxCallback(which="best"),
             {"logdir": "log"},
             ValueError,
-            "OnnxCallback is to write the best weights",
+            "OnnxCallback\\(which='best'\\) needs a best checkpoint",
         ),
         (lambda: dl.OnnxCallback(which="first"), {}, ValueError, "which must be 'best' or 'last', got 'first'"),
         (
@@ -196,7 +196,7 @@ def test_a_run_that_has_nothing_left_to_do_exports_nothing(tmp_path, caplog):
             ValueError,
             "writes .pt2 files, got filename='model.pth'",
         ),
-        (lambda: dl.TracingCallback(model_key="teacher"), {"logdir": "log"}, KeyError, "wants model 'teacher'"),
+        (lambda: dl.TracingCallback(model_key="teacher"), {"logdir": "log"}, KeyError, "needs model 'teacher'"),
         (
             lambda: dl.TracingCallback("pixels"),
             {"logdir": "log"},
@@ -206,7 +206,7 @@ def test_a_run_that_has_nothing_left_to_do_exports_nothing(tmp_path, caplog):
     ],
 )
 def test_bad_input_is_refused(tmp_path, monkeypatch, make, kwargs, error, words):
-    """By name, before training or in its first batch."""
+    """The error names the argument, before training or in the first batch."""
     monkeypatch.chdir(tmp_path)
 
     with pytest.raises(error, match=words):
@@ -214,14 +214,14 @@ def test_bad_input_is_refused(tmp_path, monkeypatch, make, kwargs, error, words)
 
 
 def test_functions_do_the_same_without_a_run(tmp_path):
-    """`utils.trace_model`, `onnx_export`, `quantize_onnx`."""
+    """`utils.trace_model`, `onnx_export` and `quantize_onnx` work without a run."""
     model = mlp()
 
     traced = utils.trace_model(model, FEATURES)
     path = utils.onnx_export(model, (FEATURES,), tmp_path / "new" / "model.onnx")
     small = utils.quantize_onnx(path, tmp_path / "int8.onnx")
 
-    assert model.training, "it stays as it was"
+    assert model.training, "the model stays in training mode"
     batch = next(iter(DataLoader(classification(5), batch_size=5)))[0]
     torch.testing.assert_close(traced.module()(batch), answers(model, batch))
     torch.testing.assert_close(onnx_answers(path, batch), answers(model, batch), rtol=0, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Frozen parameters rest, and no others; by epochs, in any process, and in a run that goes on."""
+"""Only the chosen parameters are frozen, by epoch, on any number of processes, and in a resumed run."""
 
 import copy
 
@@ -7,13 +7,14 @@ import torch
 from torch import nn
 
 from runnerkit import dl
+from tests.interrupt import Interrupt
 from tests.tiny import loader, mlp, quiet, weights
 
 NUM_EPOCHS = 4
 
 
 def adamw(model):
-    """Moves what has a gradient even if that is zero."""
+    """Return an optimizer that updates every parameter with a gradient, even if it is zero."""
     return torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.5)
 
 
@@ -35,7 +36,7 @@ def train(callback, *, model=None, num_epochs=NUM_EPOCHS, batch_size=4, callback
 
 
 def by_hand(model, *, frozen, epochs):
-    """Train with some parameters frozen in some epochs."""
+    """Train with the chosen parameters frozen in the given epochs."""
     optimizer = adamw(model)
     for epoch in range(1, NUM_EPOCHS + 1):
         for name, parameter in model.named_parameters():
@@ -56,7 +57,7 @@ def by_hand(model, *, frozen, epochs):
     ],
 )
 def test_weights_are_those_by_hand(arguments, frozen, epochs):
-    """Bit for bit, though the optimizer holds all parameters, with momentum and weight decay."""
+    """Weights equal the hand-written loop's bit for bit, although the optimizer has momentum and weight decay."""
     expected = by_hand(mlp(), frozen=frozen, epochs=epochs)
 
     runner = train(dl.FreezeCallback(**arguments))
@@ -65,26 +66,15 @@ def test_weights_are_those_by_hand(arguments, frozen, epochs):
     assert all(each.requires_grad for each in runner.model.parameters())
 
 
-class Fail(dl.Callback):
-    """The power is gone at a step."""
-
-    def __init__(self, step):
-        super().__init__()
-        self.step = step
-
-    def on_batch_start(self, runner):
-        if runner.batch_step == self.step:
-            raise RuntimeError("the power is gone")
-
-
 @pytest.mark.parametrize("step", [7, 9, 11])
 def test_a_resumed_run_is_the_whole_one(tmp_path, step):
-    """Killed in the second epoch, whose parameters are frozen, at its end, or in the third."""
+    """The run is interrupted in the second epoch, which is frozen, at its end, or in the third."""
     whole = train(dl.FreezeCallback("0", until_epoch=2))
-    save = {"callbacks": [dl.CheckpointCallback(tmp_path, mode="runner", every_steps=2), Fail(step)]}
+    checkpoint = dl.CheckpointCallback(tmp_path, mode="runner", every_steps=2)
+    callbacks = [checkpoint, Interrupt(step, "on_batch_start")]
 
-    with pytest.raises(RuntimeError, match="the power is gone"):
-        train(dl.FreezeCallback("0", until_epoch=2), logdir=tmp_path, **save)
+    with pytest.raises(KeyboardInterrupt):
+        train(dl.FreezeCallback("0", until_epoch=2), logdir=tmp_path, callbacks=callbacks)
     resumed = train(
         dl.FreezeCallback("0", until_epoch=2),
         callbacks=[dl.CheckpointCallback(tmp_path, mode="runner")],
@@ -96,7 +86,7 @@ def test_a_resumed_run_is_the_whole_one(tmp_path, step):
 
 
 def test_two_processes_freeze_alike():
-    """With find_unused_parameters=True; without it DDP would wait, and that is said before training."""
+    """Freezing under DDP works with find_unused_parameters=True."""
     engine = dl.DistributedDataParallelEngine(2, device="cpu", find_unused_parameters=True)
 
     together = train(dl.FreezeCallback("0", until_epoch=2), engine=engine, batch_size=2)
@@ -106,7 +96,7 @@ def test_two_processes_freeze_alike():
 
 
 def test_ddp_without_the_search_for_unused_parameters_is_refused():
-    """Before training, with what to pass."""
+    """The error, raised before training, says which argument to pass."""
     engine = dl.DistributedDataParallelEngine(1, device="cpu")
 
     with pytest.raises(ValueError, match=r"DistributedDataParallelEngine\(find_unused_parameters=True\)"):
@@ -114,7 +104,7 @@ def test_ddp_without_the_search_for_unused_parameters_is_refused():
 
 
 def test_a_frozen_batch_norm_keeps_its_statistics():
-    """It normalizes by them; one that is trained again goes on."""
+    """A frozen batch norm normalizes by its statistics; one that is still partly trained updates them."""
     model = mlp(batch_norm=True)
     before = copy.deepcopy(model[1].state_dict())
 
@@ -134,15 +124,15 @@ def test_a_frozen_batch_norm_keeps_its_statistics():
         (
             {"patterns": "encoder"},
             ValueError,
-            r"freezes 'encoder', and no parameter .*: 0.weight, 0.bias, 3.weight, 3.b",
+            r"no trainable parameter matches 'encoder'; .* 0.weight, 0.bias, 3.weight, 3.b",
         ),
-        ({"patterns": ["0", "3"]}, ValueError, r"would freeze all of the model's parameters by \['0', '3'\]"),
-        ({"patterns": "0", "model_key": "teacher"}, KeyError, "wants model 'teacher'; the runner has"),
+        ({"patterns": ["0", "3"]}, ValueError, r"would freeze all parameters of the model, by \['0', '3'\]"),
+        ({"patterns": "0", "model_key": "teacher"}, KeyError, "needs model 'teacher'; the runner has"),
         ({"patterns": "0", "from_epoch": 0}, ValueError, "from_epoch must be >= 1, got 0"),
         ({"patterns": "0", "from_epoch": 3, "until_epoch": 2}, ValueError, "got from_epoch=3, until_epoch=2"),
     ],
 )
 def test_bad_input_is_refused(arguments, error, words):
-    """By name, before training."""
+    """The error names the argument or parameter, and is raised before training."""
     with pytest.raises(error, match=words):
         train(dl.FreezeCallback(**arguments))

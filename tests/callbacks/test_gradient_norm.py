@@ -1,4 +1,4 @@
-"""The norms that are logged are those by hand: unscaled, averaged, before clipping; on any number of processes."""
+"""Logged norms equal a hand-written loop's: unscaled, averaged, before clipping, on any number of processes."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ NUM_SAMPLES = 24
 
 
 class Seen(dl.Callback):
-    """Notes the norms of each batch."""
+    """A callback that records the norms of each batch."""
 
     def __init__(self):
         super().__init__()
@@ -41,7 +41,7 @@ def train(*, callback=None, callbacks=(), model=None, batch_size=4, engine=None,
 
 
 def by_hand(*, accumulate=1, max_norm=None, precision=None):
-    """Norms of each step, and the weights after the last."""
+    """Return the norms of each step and the final weights of a hand-written loop."""
     model, norms = mlp(), []
     optimizer, precision = sgd(model), precision or dl.FP32()
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=isinstance(precision, dl.AMP))
@@ -84,7 +84,7 @@ CLIP = {"grad_clip_fn": "clip_grad_norm_", "grad_clip_params": {"max_norm": 0.1}
     ],
 )
 def test_norms_and_weights_are_those_by_hand(accumulate, max_norm, callbacks):
-    """Total and each parameter's, of each step; to rounding."""
+    """The total and each parameter's norm match in each step, up to rounding."""
     theirs, expected = by_hand(accumulate=accumulate, max_norm=max_norm)
 
     ours, runner = train(callbacks=callbacks)
@@ -96,7 +96,8 @@ def test_norms_and_weights_are_those_by_hand(accumulate, max_norm, callbacks):
 
 
 def test_norms_under_a_scaler_are_unscaled():
-    """Of true gradients, though float16 has them 1024 times as large; scaler and autocast by hand beside it."""
+    """float16 gradients are 1024 times the true ones, yet norms equal those of a hand-written loop with scaler and
+    autocast."""
     precision = dl.AMP(torch.float16, scaler={"init_scale": 2.0**10})
     theirs, _ = by_hand(precision=precision)
 
@@ -106,7 +107,7 @@ def test_norms_under_a_scaler_are_unscaled():
 
 
 def test_norms_of_two_processes_are_those_of_one():
-    """Of gradients averaged over both; accumulated ones are communicated with the last batch of a step."""
+    """Norms are those of gradients averaged over both; accumulated ones are reduced with a step's last batch."""
     theirs, _ = by_hand(accumulate=2)
 
     ours, _ = train(
@@ -119,7 +120,7 @@ def test_norms_of_two_processes_are_those_of_one():
 
 
 def test_only_the_total_is_logged_unless_asked():
-    """And under the optimizer's key, if there are several."""
+    """With several optimizers, the metric's name contains the optimizer's key."""
     model = nn.ModuleDict({"a": nn.Linear(6, 3), "b": nn.Linear(6, 3)})
 
     class Two(dl.Runner):
@@ -148,6 +149,6 @@ def test_only_the_total_is_logged_unless_asked():
 
 
 def test_without_a_step_to_read_it_is_refused():
-    """Before training, in words."""
-    with pytest.raises(KeyError, match=r"where OptimizerCallback\('teacher'\) steps on them, and there is none"):
+    """The error, raised before training, names the missing OptimizerCallback."""
+    with pytest.raises(KeyError, match=r"needs an OptimizerCallback for optimizer 'teacher'"):
         train(callback=dl.GradNormCallback(optimizer_key="teacher"))

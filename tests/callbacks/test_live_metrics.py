@@ -1,11 +1,11 @@
-"""What bars and the dashboard show of a loader under way."""
+"""Metrics that progress bars and the dashboard show while a loader runs."""
 
 import numpy as np
 import pandas
 import pytest
 import torch
 
-from runnerkit.callbacks.live_metrics import LiveMetrics
+from runnerkit.callbacks.monitor.live_metrics import LiveMetrics
 from tests.callbacks.stand_ins import make_runner
 from tests.tiny import mlp, sgd
 
@@ -13,19 +13,19 @@ LOSSES = np.random.default_rng(0).normal(size=120).cumsum()
 
 
 def run_batches(runner, live, losses, *, every):
-    """Read as a callback does that is asked in every so many batches: before the batch is added to the sums."""
+    """Read every so many batches as a callback does: before the batch is added to the sums."""
     read = []
     for loss in losses:
         runner.loader_batch_step += 1
         runner.batch_metrics = {"loss": torch.tensor(loss, dtype=torch.float64, requires_grad=True)}
         if runner.loader_batch_step % every == 0:
             read.append(live.read(runner)["loss"])
-        runner._means.update({"loss": runner.batch_metrics["loss"].detach()}, batch_size=4)
+        runner._loader_run.means.update({"loss": runner.batch_metrics["loss"].detach()}, batch_size=4)
     return read
 
 
 def test_loss_is_an_exponential_mean_of_the_batches_before():
-    """The same as that of pandas, if it is read in each batch; in the first, the batch's own."""
+    """Read in each batch, the mean equals pandas' `ewm`; in the first batch it is the batch's own value."""
     read = run_batches(make_runner(), LiveMetrics(), LOSSES, every=1)
 
     expected = pandas.Series(LOSSES).ewm(alpha=0.02, adjust=True).mean()
@@ -33,7 +33,7 @@ def test_loss_is_an_exponential_mean_of_the_batches_before():
 
 
 def test_batches_between_two_readings_count_too():
-    """Read in each tenth batch: of ten batches the mean, with the weight of ten."""
+    """Read in each tenth batch, the mean of ten batches has the weight of ten."""
     read = run_batches(make_runner(), LiveMetrics(), LOSSES, every=10)
 
     first, second = LOSSES[:9].mean(), LOSSES[9:19].mean()
@@ -43,7 +43,8 @@ def test_batches_between_two_readings_count_too():
 
 
 def test_whatever_has_no_sum_is_the_latest():
-    """A number, an integer; the learning rates, as they are now; nothing of a name that begins with "_"."""
+    """Plain numbers, integers and current learning rates are shown as they are; names that begin with "_" are
+    hidden."""
     optimizers = {"a": sgd(mlp(), lr=0.1), "b": sgd(mlp(), lr=torch.tensor(0.5))}
     runner = make_runner(batch_metrics={"b": torch.tensor(3), "a": 2, "_c": 1.0}, optimizer=optimizers)
 
@@ -52,7 +53,7 @@ def test_whatever_has_no_sum_is_the_latest():
 
 @pytest.mark.parametrize(("is_train_loader", "expected"), [(True, {"lr": 0.1}), (False, {})])
 def test_evaluation_has_no_learning_rate(is_train_loader, expected):
-    """Nothing is stepped there."""
+    """Evaluation makes no optimizer steps."""
     runner = make_runner(optimizer=sgd(mlp(), lr=0.1), is_train_loader=is_train_loader)
 
     assert LiveMetrics().read(runner) == expected

@@ -1,4 +1,4 @@
-"""What is kept of every batch is that, and nothing that it was a part of."""
+"""Samples kept until a loader's end own their memory."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def kept_bytes(callback):
     "make_view", [lambda x: x[:, 0], lambda x: x[:1].expand(4, 100, 8)[:, 0]], ids=["row", "expanded"]
 )
 def test_a_view_does_not_keep_what_it_is_a_view_of(make_view):
-    """The first of 100 hidden states: 4 x 8 float32 and 4 targets of 8 bytes a batch."""
+    """Of 100 hidden states, only the first is kept: per batch 4 x 8 float32 values and 4 targets of 8 bytes."""
     callback = dl.AUCCallback("x", "y")
 
     batches = [{"x": make_view(torch.rand(4, 100, 8)), "y": torch.arange(4)} for _ in range(3)]
@@ -26,7 +26,7 @@ def test_a_view_does_not_keep_what_it_is_a_view_of(make_view):
 
 
 def test_what_the_next_step_writes_over_was_copied():
-    """A CUDA graph gives its output in the same memory each time."""
+    """A CUDA graph writes its output to the same memory in every step."""
     callback, runner = dl.AUCCallback("x", "y"), make_runner()
     output = torch.empty(2, requires_grad=True)
 

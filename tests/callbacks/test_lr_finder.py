@@ -1,4 +1,5 @@
-"""The sweep of the learning rate is the one by hand, ends where it should, and leaves the optimizer its own rate."""
+"""The learning rate sweep equals a hand-written one, ends where it should, and restores the optimizer's learning
+rate."""
 
 import itertools
 import math
@@ -8,6 +9,7 @@ import torch
 from torch import nn
 
 from runnerkit import dl
+from tests.interrupt import Interrupt
 from tests.tiny import loader, mlp, quiet, sgd, train_by_hand, weights
 
 NUM_STEPS = 20
@@ -30,7 +32,7 @@ def sweep(finder, model=None, optimizer=None, *, num_samples=160, **kwargs):
 
 
 def rates(scale, *, first=1e-3, last=1.0):
-    """Of the sweep by hand."""
+    """Return the learning rates of a hand-written sweep."""
     parts = [step / (NUM_STEPS - 1) for step in range(NUM_STEPS)]
     if scale == "linear":
         return [first + (last - first) * part for part in parts]
@@ -40,7 +42,7 @@ def rates(scale, *, first=1e-3, last=1.0):
 @pytest.mark.parametrize("scale", ["log", "linear"])
 @pytest.mark.parametrize("passes", [1, 2])
 def test_the_sweep_is_the_one_by_hand(scale, passes):
-    """Rates, losses and weights to 1e-6, within one pass through the loader or in several."""
+    """Rates, losses and weights agree to 1e-6, over one pass through the loader and over several."""
     finder, mine, theirs = dl.LRFinder(1.0, scale, num_steps=NUM_STEPS), mlp(), mlp()
     num_samples = 160 // passes
     optimizer, reference = sgd(mine, lr=1e-3), sgd(theirs)
@@ -58,7 +60,7 @@ def test_the_sweep_is_the_one_by_hand(scale, passes):
 
 
 def test_the_stage_ends_with_the_sweep():
-    """Whatever number of epochs was asked for; the evaluation after it is of one batch."""
+    """The number of epochs is ignored, and the evaluation afterwards has one batch."""
     finder = dl.LRFinder(1.0, num_steps=5)
 
     runner = sweep(finder, num_epochs=7, loaders={"train": loader(160, 8), "valid": loader(80, 8)})
@@ -68,7 +70,7 @@ def test_the_stage_ends_with_the_sweep():
 
 
 def test_a_quadratic_diverges_where_theory_says():
-    """Of loss x**2 / 2 a step multiplies x by 1 - lr: it falls below lr = 2, and grows beyond."""
+    """For the loss x**2 / 2, a step multiplies x by 1 - lr, so the loss falls below lr = 2 and grows beyond."""
     model = nn.Linear(1, 1, bias=False)
     nn.init.constant_(model.weight, 1.0)
     batch = (torch.ones(4, 1), torch.zeros(4, 1))
@@ -86,7 +88,7 @@ def test_a_quadratic_diverges_where_theory_says():
 
 
 def test_a_loss_below_zero_does_not_end_the_sweep():
-    """No multiple of it is a larger one: a policy gradient's, or a density's likelihood."""
+    """The divergence threshold, a multiple of the loss, does not apply to negative losses, such as log-likelihoods."""
     finder = dl.LRFinder(1e-2, num_steps=NUM_STEPS)
 
     sweep(finder, criterion=lambda logits, targets: nn.functional.cross_entropy(logits, targets) - 10)
@@ -96,7 +98,7 @@ def test_a_loss_below_zero_does_not_end_the_sweep():
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_loss_that_is_not_finite_ends_the_sweep(bad):
-    """At once, and the suggestion is of what was before."""
+    """The sweep ends at once, and the suggestion uses the losses before."""
     losses = iter([1.0, 0.5, bad])
     finder = dl.LRFinder(1.0)
 
@@ -107,7 +109,7 @@ def test_a_loss_that_is_not_finite_ends_the_sweep(bad):
 
 
 def test_groups_keep_their_ratio():
-    """The rates that are noted are the first one's."""
+    """The recorded rates are those of the first group."""
     model = mlp()
     groups = [{"params": model[0].parameters()}, {"params": model[3].parameters(), "lr": 1e-2}]
     seen = []
@@ -125,18 +127,13 @@ def test_groups_keep_their_ratio():
 
 
 def test_a_resumed_sweep_is_the_whole_one(tmp_path):
-    """It failed in its second pass, and goes on where that had begun."""
+    """A sweep that failed in its second pass restarts from the beginning of that pass."""
     whole, parts = (dl.LRFinder(1.0, num_steps=NUM_STEPS) for _ in range(2))
-
-    class Fail(dl.Callback):
-        def on_batch_start(self, runner):
-            if runner.batch_step == 14:
-                raise RuntimeError("the power is gone")
 
     options = {"num_samples": 80, "num_epochs": 2, "logdir": tmp_path, "resume": "auto"}
     sweep(whole, num_samples=80, num_epochs=2)
-    with pytest.raises(RuntimeError, match="the power is gone"):
-        sweep(parts, callbacks=[parts, Fail()], **options)
+    with pytest.raises(KeyboardInterrupt):
+        sweep(parts, callbacks=[parts, Interrupt(14, "on_batch_start")], **options)
     parts = dl.LRFinder(1.0, num_steps=NUM_STEPS)
     sweep(parts, **options)
 
@@ -144,7 +141,7 @@ def test_a_resumed_sweep_is_the_whole_one(tmp_path):
 
 
 def test_two_processes_agree_on_one_sweep():
-    """The losses are means over both; the calling process has them, too."""
+    """Losses are means over both processes, and the calling process receives them."""
     one, two = dl.LRFinder(1.0), dl.LRFinder(1.0)
 
     sweep(one, loaders={"train": loader(160, 16)})
@@ -155,7 +152,7 @@ def test_two_processes_agree_on_one_sweep():
 
 
 def test_the_plot_is_a_picture(tmp_path):
-    """Of the size of one subplot of `plot_metrics`."""
+    """`plot` writes a PNG file."""
     finder = dl.LRFinder(1.0)
     sweep(finder)
 
@@ -165,7 +162,7 @@ def test_the_plot_is_a_picture(tmp_path):
 
 
 def test_a_stage_too_short_says_so(caplog):
-    """And the optimizer has its rate back all the same."""
+    """The optimizer's learning rate is restored all the same."""
     model = mlp()
     optimizer = sgd(model, lr=1e-3)
 
@@ -176,14 +173,14 @@ def test_a_stage_too_short_says_so(caplog):
 
 
 def test_what_cannot_be_swept_is_refused():
-    """With what to do instead."""
+    """The error says what was expected or what to do instead."""
     model = mlp()
     optimizer = sgd(model, lr=0.1)
     scheduler = torch.optim.lr_scheduler.ConstantLR(sgd(model, lr=0.1), factor=1.0)
 
-    with pytest.raises(ValueError, match=r"between 0 and final_lr=0\.01; it is 0\.1"):
+    with pytest.raises(ValueError, match=r"between 0 and final_lr=0\.01, got 0\.1"):
         sweep(dl.LRFinder(0.01), model, optimizer)
-    with pytest.raises(ValueError, match="leave the scheduler out"):
+    with pytest.raises(ValueError, match="leave out the scheduler"):
         sweep(dl.LRFinder(1.0), model, scheduler.optimizer, scheduler=scheduler)
     with pytest.raises(ValueError, match="scale must be 'log' or 'linear', got 'cosine'"):
         dl.LRFinder(1.0, "cosine")
@@ -191,11 +188,11 @@ def test_what_cannot_be_swept_is_refused():
         dl.LRFinder(1.0, num_steps=1)
     with pytest.raises(TypeError, match=r"num_steps must be an integer >= 2 or None, got 2\.5"):
         dl.LRFinder(1.0, num_steps=2.5)
-    with pytest.raises(ValueError, match="two LRFinders sweep the rate of one optimizer"):
+    with pytest.raises(ValueError, match="two LRFinders sweep the learning rate of the same optimizer"):
         sweep(dl.LRFinder(1.0), callbacks=[dl.LRFinder(1.0), dl.LRFinder(2.0)])
-    with pytest.raises(KeyError, match="LRFinder wants optimizer 'body'"):
+    with pytest.raises(KeyError, match="LRFinder needs optimizer 'body'"):
         sweep(dl.LRFinder(1.0, optimizer_key="body"))
     with pytest.raises(KeyError, match="LRFinder reads metric 'mse'; the batch has"):
         sweep(dl.LRFinder(1.0, metric_key="mse"))
-    with pytest.raises(RuntimeError, match="suggests a rate after its sweep"):
+    with pytest.raises(RuntimeError, match="suggests a rate only after a sweep"):
         _ = dl.LRFinder(1.0).suggestion

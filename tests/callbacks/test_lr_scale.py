@@ -1,4 +1,4 @@
-"""The learning rate of several processes is scaled as asked, in every step, and not otherwise."""
+"""The learning rate of several processes is scaled by the rule in every step, and only if requested."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def train_on_two(model, optimizer, **kwargs):
 
 @pytest.mark.parametrize(("rule", "factor"), [("linear", 2.0), ("sqrt", 2.0**0.5), (None, 1.0)])
 def test_two_processes_step_as_far_as_the_rule_says(rule, factor):
-    """As one process does with the joined batch and the scaled rate (to 1e-6: float sums); so it is logged."""
+    """Two processes match one with the joined batch and the scaled rate to 1e-6 (float sums); that rate is logged."""
     mine, theirs = mlp(), mlp()
 
     runner = train_on_two(mine, sgd(mine, lr=0.05), lr_scale=rule)
@@ -36,10 +36,10 @@ def test_two_processes_step_as_far_as_the_rule_says(rule, factor):
 
 
 def test_two_scales_of_one_optimizer_are_refused():
-    """They would multiply, step by step."""
+    """Their factors would multiply in every step."""
     model = mlp()
 
-    with pytest.raises(ValueError, match=r"two LRScaleCallbacks scale the same optimizer; pass one"):
+    with pytest.raises(ValueError, match=r"two LRScaleCallbacks scale the same optimizer; pass either one"):
         dl.SupervisedRunner().train(
             model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), loaders={"train": loader(8, 4)},
             lr_scale="linear", callbacks=[dl.LRScaleCallback("linear", warmup_steps=2)], cpu=True, **quiet(),
@@ -47,7 +47,7 @@ def test_two_scales_of_one_optimizer_are_refused():
 
 
 def test_the_same_callback_warms_up_again_in_the_next_run():
-    """Its count is of one stage."""
+    """The warm-up count restarts with each stage."""
     callback = dl.LRScaleCallback("linear", warmup_steps=100)
     for _ in range(2):
         model = mlp()
@@ -60,7 +60,7 @@ def test_the_same_callback_warms_up_again_in_the_next_run():
 
 
 def test_warmup_goes_with_any_scheduler():
-    """Each step's rate is the scheduler's times the factor of that step; a checkpoint holds the scheduler's."""
+    """Each step's rate is the scheduler's times that step's factor; checkpoints contain the scheduler's rate."""
     mine, theirs, warmup = mlp(), mlp(), 4
     optimizer, reference = sgd(mine, lr=0.05), sgd(theirs, lr=0.05)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, NUM_STEPS)
@@ -84,7 +84,7 @@ def test_warmup_goes_with_any_scheduler():
 
 
 def test_the_count_of_the_warmup_is_resumed(tmp_path):
-    """An interrupted warmup goes on where it was."""
+    """An interrupted warm-up continues from its last step."""
     arguments = {
         "criterion": nn.CrossEntropyLoss(),
         "loaders": {"train": loader(40, BATCH_SIZE)},
@@ -111,16 +111,16 @@ def test_the_count_of_the_warmup_is_resumed(tmp_path):
     ],
 )
 def test_wrong_arguments_are_refused(arguments, error, message):
-    """With what was expected."""
+    """The error says what was expected."""
     with pytest.raises(error, match=message):
         dl.LRScaleCallback(**arguments)
 
 
 def test_an_optimizer_that_is_not_there_is_named():
-    """With those that are."""
+    """The error names the missing optimizer."""
     model = mlp()
 
-    with pytest.raises(KeyError, match="wants optimizer 'generator'"):
+    with pytest.raises(KeyError, match="needs optimizer 'generator'"):
         dl.SupervisedRunner().train(
             model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), loaders={"train": loader(16, 8)},
             callbacks=[dl.LRScaleCallback(optimizer_key="generator")], cpu=True, **quiet(),

@@ -1,4 +1,4 @@
-"""Metrics of a loader are those of all its samples, whatever the batches and the processes."""
+"""A loader's metrics cover all its samples, for any batches and number of processes."""
 
 import copy
 import importlib
@@ -10,18 +10,18 @@ import torch
 from sklearn.metrics import f1_score, r2_score, roc_auc_score
 from torch.nn.functional import l1_loss
 
-from runnerkit.callbacks.metric import BatchMetricCallback, FunctionalBatchMetricCallback, LoaderMetricCallback
+from runnerkit.callbacks.metrics.metric import BatchMetricCallback, FunctionalBatchMetricCallback, LoaderMetricCallback
 from runnerkit.torchvision_cpu import import_torchvision
 from tests.callbacks.stand_ins import end_loader, make_runner, run_loader
 from tests.ranks import Ranks
 
-import_torchvision()  # torchmetrics imports it, and it may need the cure
+import_torchvision()  # torchmetrics imports it, and it may need the workaround
 torchmetrics = importlib.import_module("torchmetrics")
 classification = importlib.import_module("torchmetrics.classification")
 
 
 def binary_batches(sizes, seed=0):
-    """Scores in [0, 1] and 0/1 targets, of which both kinds are in each batch."""
+    """Make scores in [0, 1] and 0/1 targets, with both classes in each batch."""
     generator = torch.Generator().manual_seed(seed)
     batches = []
     for size in sizes:
@@ -36,7 +36,7 @@ def whole(batches, key):
 
 
 def run_ranks(callback, shares):
-    """Each rank has a copy of the callback and a share of the batches; return the runners after the loader's end."""
+    """Run a copy of the callback per rank on that rank's batches; return the runners after the loader's end."""
     ranks = Ranks(len(shares))
     callbacks = [copy.deepcopy(callback) for _ in shares]
     runners = [make_runner(engine=engine) for engine in ranks.engines]
@@ -46,7 +46,7 @@ def run_ranks(callback, shares):
     return runners
 
 
-# The reference is scikit-learn's value of all samples, or a closed form; float32 states give 1e-6.
+# Each reference is scikit-learn's value over all samples or a closed form; float32 states are exact to 1e-6.
 REFERENCES = {
     "sum states": (classification.BinaryF1Score(), "targets", lambda s, t: f1_score(t, s > 0.5)),
     "list states": (classification.BinaryAUROC(), "targets", lambda s, t: roc_auc_score(t, s)),
@@ -63,7 +63,7 @@ REFERENCES = {
 @pytest.mark.parametrize("kind", REFERENCES)
 @pytest.mark.parametrize("shares", [[6, 2, 5], [13, 0, 0], [0, 4, 0], [2, 0, 9]], ids=str)
 def test_value_over_processes_is_that_of_all_samples(kind, shares):
-    """Ranks have different numbers of batches, or none at all; every rank gets the one value."""
+    """Ranks may have different numbers of batches or none, and every rank gets the same value."""
     metric, target_key, reference = REFERENCES[kind]
     per_rank = [binary_batches([4, size - 4] if size > 5 else [size] * (size > 0), seed=size) for size in shares]
     batches = list(chain.from_iterable(per_rank))
@@ -78,7 +78,7 @@ def test_value_over_processes_is_that_of_all_samples(kind, shares):
 
 
 class Total(torchmetrics.Metric):
-    """A sum whose tensor is a new one after each update."""
+    """A sum that makes a new tensor in each update."""
 
     def __init__(self):
         super().__init__()
@@ -92,14 +92,14 @@ class Total(torchmetrics.Metric):
 
 
 class Twice(Total):
-    """Another metric of the same state."""
+    """Another metric with the same state."""
 
     def compute(self):
         return 2 * self.total
 
 
 def test_collection_updates_one_metric_for_all_that_share_its_state():
-    """Each has the whole state; on a rank without data none is shared."""
+    """Each metric has the whole state, although a rank without data has not grouped them."""
     callback = LoaderMetricCallback(torchmetrics.MetricCollection([Total(), Twice()]), "values", [])
     batches = [{"values": torch.full((size,), 1.0)} for size in (2, 3, 4, 5)]
 
@@ -109,7 +109,7 @@ def test_collection_updates_one_metric_for_all_that_share_its_state():
 
 
 def test_collection_with_shared_states_is_exact_over_processes():
-    """Precision and recall share one state within a collection; on a rank without data they share none."""
+    """Precision and recall share their state within a collection, but not on a rank without data."""
     batches = binary_batches([5, 7, 4])
     callback = LoaderMetricCallback(
         torchmetrics.MetricCollection([classification.BinaryPrecision(), classification.BinaryRecall()]),
@@ -127,7 +127,7 @@ def test_collection_with_shared_states_is_exact_over_processes():
 
 
 def test_loader_that_no_process_saw_logs_nothing():
-    """A metric of no samples has no value; that is not 0."""
+    """The metric of no samples is undefined, not 0."""
     callback = LoaderMetricCallback(classification.BinaryF1Score(), "scores", "targets")
     alone = make_runner()
 
@@ -139,7 +139,7 @@ def test_loader_that_no_process_saw_logs_nothing():
 
 
 def test_states_are_reduced_once():
-    """torchmetrics would do it again by itself where torch.distributed is initialized."""
+    """torchmetrics would also reduce them by itself if torch.distributed is initialized."""
 
     def reduce_again(*_):
         raise AssertionError("reduced twice")
@@ -154,7 +154,7 @@ def test_states_are_reduced_once():
 
 
 def test_validation_in_the_middle_leaves_the_training_metric_alone():
-    """valid_every_steps runs the valid loader between two training batches."""
+    """`valid_every_steps` runs the valid loader between two training batches."""
     train, valid = binary_batches([4, 4], seed=1), binary_batches([6], seed=2)
     callback = LoaderMetricCallback(classification.BinaryAUROC(), "scores", "targets", metric_key="auc")
     train_runner, valid_runner = make_runner(), make_runner(loader_key="valid", is_train_loader=False)
@@ -172,7 +172,7 @@ def test_validation_in_the_middle_leaves_the_training_metric_alone():
 
 
 def test_batch_gets_its_own_value_and_the_loader_that_of_all_samples():
-    """F1 of a loader is not the mean of its batches' F1."""
+    """A loader's F1 is not the mean of its batches' F1."""
     batches = binary_batches([3, 8, 5])
     callback = BatchMetricCallback(classification.BinaryF1Score(), "scores", "targets", metric_key="f1")
     runner = make_runner()
@@ -193,7 +193,7 @@ def test_batch_gets_its_own_value_and_the_loader_that_of_all_samples():
 
 
 def test_second_epoch_starts_empty_and_the_given_metric_stays_untouched():
-    """Nothing of an epoch is in the next one."""
+    """Values of an epoch do not affect the next one."""
     first, second = binary_batches([6], seed=3), binary_batches([9], seed=4)
     metric = classification.BinaryAUROC()
     callback = LoaderMetricCallback(metric, "scores", "targets")
@@ -209,7 +209,7 @@ def test_second_epoch_starts_empty_and_the_given_metric_stays_untouched():
 
 
 def test_vectors_and_dicts_get_names():
-    """One number per class, and what a collection calls its metrics."""
+    """Vectors get one name per class, and collections use their metrics' names."""
     batch = {"logits": torch.eye(3), "targets": torch.tensor([0, 1, 1])}
     by_class = BatchMetricCallback(
         classification.MulticlassF1Score(3, average=None), "logits", "targets", prefix="a_", suffix="_z"
@@ -243,19 +243,19 @@ def test_vectors_and_dicts_get_names():
     ("name", "expected"), [("BinaryAUROC", "binary_auroc"), ("R2Score", "r2_score"), ("IoU", "io_u"), ("MSE", "mse")]
 )
 def test_default_name_is_the_class_in_snake_case(name, expected):
-    """The name in the logs is one that the user can guess."""
+    """Users can guess the name in the logs."""
     metric = type(name, (torchmetrics.MeanSquaredError,), {})()
 
     assert LoaderMetricCallback(metric, "logits", "targets").provides == (expected,)
 
 
 def test_matrix_is_refused_by_name():
-    """A matrix has no place among numbers."""
+    """Only numbers, vectors and dicts can be logged."""
     callback = LoaderMetricCallback(classification.BinaryConfusionMatrix(), "scores", "targets")
     runner = make_runner()
     run_loader(callback, runner, binary_batches([4]))
 
-    with pytest.raises(ValueError, match=r"'binary_confusion_matrix' gave shape \(2, 2\); only a number, a vector"):
+    with pytest.raises(ValueError, match=r"'binary_confusion_matrix' returned shape \(2, 2\); only a number, a vector"):
         end_loader(callback, runner)
 
 
@@ -265,7 +265,7 @@ def test_matrix_is_refused_by_name():
     ids=str,
 )
 def test_keys_may_be_one_several_or_renamed(input_key, target_key):
-    """A str and a list are positional, a dict renames to keywords."""
+    """Strings and lists become positional arguments, and a dict maps batch keys to keyword arguments."""
     batches = binary_batches([8])
     callback = LoaderMetricCallback(classification.BinaryAUROC(), input_key, target_key)
     runner = make_runner()
@@ -278,7 +278,7 @@ def test_keys_may_be_one_several_or_renamed(input_key, target_key):
 
 
 def test_missing_batch_key_is_named():
-    """Who asks, for what, and what there is."""
+    """The error names the callback, the missing key and the available keys."""
     callback = LoaderMetricCallback(classification.BinaryAUROC(), "probabilities", "targets")
 
     with pytest.raises(
@@ -288,7 +288,7 @@ def test_missing_batch_key_is_named():
 
 
 def test_metric_must_be_an_object():
-    """Forgotten parentheses are noticed at once."""
+    """A class passed by mistake is refused immediately."""
     with pytest.raises(
         TypeError, match="torchmetrics object with update, compute and reset, got the class BinaryAUROC"
     ):
@@ -299,7 +299,7 @@ def test_metric_must_be_an_object():
 
 @pytest.mark.parametrize("num_resumed", [3, 2, 1])
 def test_state_within_a_loader_resumes_on_any_number_of_processes(num_resumed):
-    """After a checkpoint in the middle of a loader the value is still that of all its samples."""
+    """After a checkpoint within a loader, the value still covers all of its samples."""
     per_rank = [binary_batches([4], seed=5), binary_batches([6], seed=6), binary_batches([3], seed=7)]
     rest = binary_batches([5], seed=8)
     ranks = Ranks(3)
@@ -327,14 +327,14 @@ def test_state_within_a_loader_resumes_on_any_number_of_processes(num_resumed):
 
 
 class InPlace(Total):
-    """A sum that is added to where it stands in memory."""
+    """A sum that is updated in place."""
 
     def update(self, values):
         self.total.add_(values.sum())
 
 
 def test_state_is_a_copy_and_gone_after_the_loader():
-    """A checkpoint holds what was, not what comes; and one between epochs holds neither predictions nor the engine."""
+    """Later updates do not change a checkpoint, and one between epochs contains neither predictions nor the engine."""
     callback, runner = LoaderMetricCallback(InPlace(), "values", []), make_runner()
     run_loader(callback, runner, [{"values": torch.ones(3)}])
 
@@ -345,12 +345,12 @@ def test_state_is_a_copy_and_gone_after_the_loader():
     assert saved == {"train": [{"parts": [[{"total": torch.tensor(3.0)}]]}]}
     assert runner.loader_metrics == {"in_place": 6.0}
     assert callback.state_dict() == {}
-    # An engine does not travel to the process that asked for the run.
+    # An engine cannot be sent back to the calling process.
     assert not any(value is runner.engine for value in vars(callback).values())
 
 
 def test_loader_that_starts_anew_ignores_a_loaded_state():
-    """Only the loader that was interrupted goes on."""
+    """Only the interrupted loader continues from the loaded state."""
     callback = LoaderMetricCallback(classification.BinaryF1Score(), "scores", "targets", metric_key="f1")
     batches = binary_batches([4, 6])
     run_loader(callback, make_runner(), batches[:1])
@@ -367,7 +367,7 @@ def test_loader_that_starts_anew_ignores_a_loaded_state():
 
 
 class Count:
-    """Not of torchmetrics: an object with update, compute and reset."""
+    """A metric with update, compute and reset that is not a torchmetrics Metric."""
 
     def __init__(self):
         self.count = 0
@@ -383,7 +383,7 @@ class Count:
 
 
 def test_any_object_serves_in_one_process_but_not_in_two():
-    """Without declared states there is nothing to reduce, and a rank's own value would be wrong."""
+    """Without declared states there is nothing to reduce, and a single rank's value would be wrong."""
     runner = make_runner()
     callback = LoaderMetricCallback(Count(), "scores", [])
 
@@ -391,12 +391,12 @@ def test_any_object_serves_in_one_process_but_not_in_two():
     end_loader(callback, runner)
 
     assert runner.loader_metrics == {"count": 7.0}
-    with pytest.raises(TypeError, match="Count is no torchmetrics Metric, so its state cannot be reduced over"):
+    with pytest.raises(TypeError, match="Count is not a torchmetrics Metric, so its state cannot be reduced over"):
         run_ranks(LoaderMetricCallback(Count(), "scores", []), [binary_batches([4]), binary_batches([4])])
 
 
 class Average(torchmetrics.Metric):
-    """The mean of what it was given last; on other processes it is another one."""
+    """The mean of the last values it was given, which differs between processes."""
 
     def __init__(self, reduction):
         super().__init__()
@@ -411,11 +411,11 @@ class Average(torchmetrics.Metric):
 
 @pytest.mark.parametrize("shares", [[9, 1], [9, 0, 1]], ids=str)
 def test_a_mean_over_ranks_is_refused(shares):
-    """Nine ones on one rank and a zero on the other are 0.9, not 0.5; the error says what to do, on every rank."""
+    """Nine ones on one rank and a zero on the other average to 0.9, not 0.5; every rank gets an error with a remedy."""
     per_rank = [[{"values": torch.full((size,), float(size > 1))}] * (size > 0) for size in shares]
 
     message = (
-        r'state \'mean\' of Average has dist_reduce_fx="mean", and processes.* have different values: \[1.0, 0.0\]; '
+        r'state \'mean\' of Average has dist_reduce_fx="mean", but processes.* have different values: \[1.0, 0.0\]; '
         "keep a sum and a count"
     )
     with pytest.raises(ValueError, match=message):
@@ -423,7 +423,7 @@ def test_a_mean_over_ranks_is_refused(shares):
 
 
 def test_a_mean_of_equal_values_is_exact():
-    """PSNR keeps its data range so; the reference is the formula on all samples."""
+    """PSNR keeps its data range in such a state; the reference is the formula on all samples."""
     image = importlib.import_module("torchmetrics.image")
     generator = torch.Generator().manual_seed(0)
     batches = [
@@ -445,7 +445,7 @@ def product(values):
 
 
 def test_a_reduction_that_nobody_knows_is_refused_before_the_first_batch():
-    """In several processes; one needs none."""
+    """The error is raised with several processes; one process does not reduce."""
     alone = make_runner()
     callback = LoaderMetricCallback(Average(product), "values", [])
     run_loader(callback, alone, [{"values": torch.ones(3)}])
@@ -453,12 +453,12 @@ def test_a_reduction_that_nobody_knows_is_refused_before_the_first_batch():
     end_loader(callback, alone)
 
     assert alone.loader_metrics == {"average": 1.0}
-    with pytest.raises(ValueError, match=r"state 'mean' of Average has dist_reduce_fx=product, of which nobody knows"):
+    with pytest.raises(ValueError, match=r"state 'mean' of Average has dist_reduce_fx=product, which may not"):
         run_ranks(LoaderMetricCallback(Average(product), "values", []), [[], []])
 
 
 def test_means_of_ranks_are_not_merged_when_fewer_processes_resume_either():
-    """What one process goes on with came from two."""
+    """One process resumes from the state of two."""
     ranks = Ranks(2)
     saved = [LoaderMetricCallback(Average("mean"), "values", []) for _ in ranks.engines]
     for callback, engine, value in zip(saved, ranks.engines, (0.0, 1.0), strict=True):
@@ -474,7 +474,7 @@ def test_means_of_ranks_are_not_merged_when_fewer_processes_resume_either():
 
 
 def test_accumulated_predictions_keep_no_graph():
-    """A list of predictions with their graphs would hold every activation of the epoch."""
+    """Predictions kept with their graphs would keep every activation of the epoch alive."""
     scores = torch.rand(4, requires_grad=True) * 2
     kept = []
 
@@ -490,7 +490,7 @@ def test_accumulated_predictions_keep_no_graph():
 
 
 class MetaEngine:
-    """A device that computes shapes only: to read a value from it raises."""
+    """An engine whose device computes shapes only, so that reading a value raises."""
 
     device = torch.device("meta")
     rank, num_processes = 0, 1
@@ -514,7 +514,7 @@ def meta_batch():
     ],
 )
 def test_step_reads_nothing_from_the_device(callback):
-    """No host sync: each would stall the GPU once a batch."""
+    """A host synchronization per batch would stall the GPU."""
     runner = make_runner(engine=MetaEngine())
 
     run_loader(callback, runner, [meta_batch(), meta_batch()])
@@ -525,7 +525,7 @@ def test_step_reads_nothing_from_the_device(callback):
 
 
 def test_functional_metric_keeps_the_graph_and_has_a_name():
-    """Its value may be part of the loss."""
+    """The value may be part of the loss."""
     logits = torch.rand(4, requires_grad=True)
     callback = FunctionalBatchMetricCallback(l1_loss, "mae", {"logits": "input"}, {"targets": "target"}, prefix="a_")
     runner = make_runner()
@@ -535,11 +535,11 @@ def test_functional_metric_keeps_the_graph_and_has_a_name():
 
     assert callback.provides == ("a_mae",)
     assert torch.equal(torch.autograd.grad(runner.batch_metrics["a_mae"], logits)[0], torch.full((4,), 0.25))
-    assert runner.loader_metrics == {}  # the runner makes the mean
+    assert runner.loader_metrics == {}  # the runner computes the mean
 
 
 def test_functional_metric_off_the_batch_is_weighted_by_batch_size():
-    """The short last batch counts for what it is, over all processes."""
+    """A short last batch counts by its samples, over all processes."""
     shares = [[{"x": torch.full((4,), 1.0)}, {"x": torch.full((1,), 5.0)}], [{"x": torch.full((3,), 2.0)}]]
     callback = FunctionalBatchMetricCallback(torch.mean, "mean", "x", [], log_on_batch=False)
 
@@ -550,6 +550,6 @@ def test_functional_metric_off_the_batch_is_weighted_by_batch_size():
 
 
 def test_functional_metric_must_be_callable():
-    """The order of the arguments is easily mistaken."""
+    """Passing the arguments in the wrong order is an easy mistake."""
     with pytest.raises(TypeError, match="metric_fn must be callable, got 'mae'"):
         FunctionalBatchMetricCallback("mae", l1_loss, "logits", "targets")

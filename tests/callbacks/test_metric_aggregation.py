@@ -1,9 +1,9 @@
-"""Aggregated metrics are their formula, and may be trained on."""
+"""Aggregated metrics equal their formula and support gradients."""
 
 import pytest
 import torch
 
-from runnerkit.callbacks.metric_aggregation import MetricAggregationCallback
+from runnerkit.callbacks.metrics.metric_aggregation import MetricAggregationCallback
 from tests.callbacks.stand_ins import make_runner
 
 VALUES = {"a": 2.0, "b": 6.0, "c": 10.0}
@@ -22,7 +22,7 @@ VALUES = {"a": 2.0, "b": 6.0, "c": 10.0}
 )
 @pytest.mark.parametrize("scope", ["batch", "loader"])
 def test_value_is_the_formula(metrics, mode, expected, scope):
-    """Of a batch as of a loader, times the multiplier."""
+    """The formula applies to batches and to loaders, times the multiplier."""
     callback = MetricAggregationCallback("total", metrics, mode=mode, scope=scope, multiplier=0.5)
     runner = make_runner(batch_metrics=dict(VALUES), loader_metrics=dict(VALUES))
 
@@ -39,7 +39,7 @@ def test_value_is_the_formula(metrics, mode, expected, scope):
 
 
 def test_gradients_flow_through_the_total_loss():
-    """Each part gets its weight's share of the gradient."""
+    """Each part gets the gradient of its weight."""
     a, b = torch.tensor(2.0, requires_grad=True), torch.tensor(3.0, requires_grad=True)
     callback = MetricAggregationCallback("loss", {"a": 1.0, "b": 3.0}, mode="weighted_mean")
     runner = make_runner(batch_metrics={"a": a, "b": b})
@@ -52,7 +52,7 @@ def test_gradients_flow_through_the_total_loss():
 
 
 def test_all_metrics_do_not_include_the_result():
-    """What handle_batch put under the same name is replaced, not added."""
+    """A metric that handle_batch stored under the result's name is replaced and not added."""
     runner = make_runner(batch_metrics={"total": 100.0, "a": 1.0, "b": 2.0})
 
     MetricAggregationCallback("total", mode="sum").on_batch_end(runner)
@@ -75,20 +75,20 @@ def test_all_metrics_do_not_include_the_result():
             ValueError,
             r"'weighted_sum' needs metrics={name: weight}, got \['a'\]",
         ),
-        ({"metrics": {"a": 1.0}, "mode": "mean"}, ValueError, "'mean' has no use for weights; .* mode='weighted_mean'"),
+        ({"metrics": {"a": 1.0}, "mode": "mean"}, ValueError, "'mean' does not use weights; .* mode='weighted_mean'"),
         ({"metrics": {"a": 1, "b": -1}, "mode": "weighted_mean"}, ValueError, "needs weights whose sum is not 0, got"),
         ({"scope": "epoch"}, ValueError, "scope must be 'batch' or 'loader', got 'epoch'"),
     ],
 )
 def test_bad_argument_is_refused(arguments, error, message):
-    """Before training, with what to write instead."""
+    """The error is raised before training and says what to pass instead."""
     with pytest.raises(error, match=message):
         MetricAggregationCallback("total", **arguments)
 
 
 def test_missing_metric_is_named():
-    """With those that there are."""
+    """The error lists the available metrics."""
     callback = MetricAggregationCallback("total", ["a", "z"])
 
-    with pytest.raises(KeyError, match=r"makes 'total' of \['z'\]; batch_metrics has \['a', 'b', 'c'\]"):
+    with pytest.raises(KeyError, match=r"computes 'total' from \['z'\]; batch_metrics has \['a', 'b', 'c'\]"):
         callback.on_batch_end(make_runner(batch_metrics=dict(VALUES)))

@@ -1,4 +1,4 @@
-"""What metric callbacks refuse, and how they say so."""
+"""Input that metric callbacks refuse, and their error messages."""
 
 import pytest
 import torch
@@ -54,7 +54,7 @@ LOGITS = torch.eye(3)
         (
             dl.IOUCallback("x", "y"),
             {"x": LOGITS, "y": LOGITS[:2]},
-            r"one shape with the classes in dimension 1, got \(3, 3\) and \(2, 3\)",
+            r"the same shape with classes in dimension 1, got \(3, 3\) and \(2, 3\)",
         ),
         (dl.DiceCallback("x", "y", weights=[1, 1]), {"x": LOGITS, "y": LOGITS}, "weights has 2 entries for 3 classes"),
         (
@@ -65,7 +65,7 @@ LOGITS = torch.eye(3)
     ],
 )
 def test_a_batch_of_another_shape_is_refused(callback, batch, message):
-    """With what was expected and what came."""
+    """The error gives the expected and the actual shapes."""
     with pytest.raises(ValueError, match=message):
         run_batch(callback, **batch)
 
@@ -84,13 +84,13 @@ def test_a_batch_of_another_shape_is_refused(callback, batch, message):
     ],
 )
 def test_arguments_are_refused_before_training(make, message):
-    """By the constructor."""
+    """The constructor raises the error."""
     with pytest.raises(ValueError, match=message):
         make()
 
 
 def test_a_loader_without_a_gallery_is_refused():
-    """The share of nothing is no number."""
+    """Without a gallery, the score is undefined."""
     callback, runner = dl.CMCScoreCallback("x", "y", "q"), make_runner()
     run_batch(callback, x=LOGITS, y=[0, 1, 2], q=[True, True, True])
 
@@ -111,19 +111,19 @@ def test_a_loader_without_a_gallery_is_refused():
         (
             dl.NDCGCallback("x", "y", topk=9),
             {"x": [[3.0, 2.0, 1.0]], "y": [[0, 3, 1]]},
-            # gains 7 and 1 at places 2 and 3, at best at 1 and 2
+            # gains 7 and 1 are at ranks 2 and 3, ideally at 1 and 2
             {"ndcg09": (7 / 1.584962500721156 + 1 / 2) / (7 + 1 / 1.584962500721156)},
         ),
         (dl.MRRCallback("x", "y", suffix="_a"), {"x": [[1.0, 2.0]], "y": [[0, 0]]}, {"mrr01_a": 0.0}),
         (
             dl.CMCScoreCallback("x", "y", "q"),
             {"x": [[0.0], [1.0], [1.0]], "y": [0, 0, 1], "q": [1, 0, 0]},
-            {"cmc01": 1.0},  # another at the same distance is not before the match
+            {"cmc01": 1.0},  # another embedding at the same distance does not come before the match
         ),
     ],
 )
 def test_corner_cases(callback, batch, expected):
-    """Nothing to tell apart, nothing there, nothing relevant."""
+    """Constant targets, empty masks, no relevant items and tied distances have defined values."""
     runner = make_runner(loggers={})
     run_loader(callback, runner, [{key: torch.as_tensor(value) for key, value in batch.items()}])
 
@@ -133,7 +133,7 @@ def test_corner_cases(callback, batch, expected):
 
 
 class Album(dl.ILogger):
-    """A logger that takes images."""
+    """A logger that accepts images."""
 
     def log_scalars(self, scalars, *, step, scope):
         pass
@@ -144,7 +144,7 @@ class Album(dl.ILogger):
 
 @pytest.mark.parametrize("normalize", [True, False])
 def test_a_confusion_matrix_is_drawn_for_loggers_that_take_images(normalize):
-    """Dark where there are many; nothing is drawn for others."""
+    """Cells with large counts are dark; loggers without images get none."""
     pytest.importorskip("matplotlib")
     images = {}
     callback = dl.ConfusionMatrixCallback(

@@ -1,4 +1,4 @@
-"""The model's table in a run: told once, and nothing of the run is otherwise."""
+"""The model's table is logged once and does not affect the run."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ TABLE = [
 
 
 class Texts(dl.ILogger):
-    """Keeps what is said."""
+    """A logger that keeps the texts."""
 
     def __init__(self):
         self.texts = []
@@ -49,7 +49,7 @@ def train(*callbacks, runner=dl.SupervisedRunner, **options):
 
 
 class ByHand(dl.Runner):
-    """Has no `predict_batch`."""
+    """A runner without `predict_batch`."""
 
     def handle_batch(self, batch):
         features, targets = batch
@@ -62,7 +62,7 @@ class ByHand(dl.Runner):
 
 
 def test_table_is_told_once_and_the_run_is_the_same():
-    """Shapes of the first batch; the same weights to the last bit, with dropout, batch norm and shuffling."""
+    """Shapes are those of the first batch; weights are equal bit for bit, with dropout, batch norm and shuffling."""
     texts, told, _ = train(dl.ModelSummaryCallback())
     none, untold, _ = train()
 
@@ -72,14 +72,14 @@ def test_table_is_told_once_and_the_run_is_the_same():
 
 
 def test_what_the_engine_wrapped_is_unwrapped():
-    """The user's layers by the user's names."""
+    """The table lists the user's layers by their own names."""
     texts, _, _ = train(dl.ModelSummaryCallback(), engine=dl.DataParallelEngine())
 
     assert [each.splitlines() for each in texts] == [TABLE]
 
 
 def test_batch_is_what_other_callbacks_made_of_it():
-    """Shapes are those that the model will see."""
+    """Shapes are those of the batch that the model gets."""
 
     class Half(dl.Callback):
         def on_batch_start(self, runner):
@@ -91,16 +91,16 @@ def test_batch_is_what_other_callbacks_made_of_it():
 
 
 def test_runner_without_predict_batch_gets_parameters():
-    """And is told how to have shapes."""
+    """The table then says how to get shapes."""
     [text], _, _ = train(dl.ModelSummaryCallback(), runner=ByHand)
 
     assert text.splitlines()[1].split() == ["0", "Linear", "-", "112", "-"]
     assert "195 parameters" in text
-    assert "ByHand.predict_batch(batch, **kwargs): write it" in text.splitlines()[-1]
+    assert "ByHand.predict_batch(batch, **kwargs): implement it" in text.splitlines()[-1]
 
 
 def test_several_models_are_told_by_key():
-    """As ``runner.model`` has them."""
+    """Names are those in ``runner.model``."""
 
     class Pair(dl.SupervisedRunner):
         def predict_batch(self, batch, **kwargs):
@@ -126,7 +126,7 @@ def test_several_models_are_told_by_key():
 
 
 def test_what_predict_batch_keeps_stays_as_it_was():
-    """It runs on a copy of the runner: the user's list does not get what has no values."""
+    """`predict_batch` runs on a copy of the runner, so tensors without values do not reach the user's list."""
 
     class Keeps(dl.SupervisedRunner):
         kept = ()
@@ -145,7 +145,7 @@ def test_what_predict_batch_keeps_stays_as_it_was():
 
 
 def test_steps_after_the_first_pay_nothing():
-    """Not one call."""
+    """Later steps make no additional function calls."""
 
     def run(num_steps, *callbacks):
         model = mlp()
@@ -166,7 +166,7 @@ def test_steps_after_the_first_pay_nothing():
 
 
 def test_evaluation_and_the_look_at_the_metrics_before_training_tell_nothing():
-    """The table comes when the loggers are open."""
+    """The table is written once, when the loggers are open."""
     texts, _, runner = train(dl.ModelSummaryCallback(), dl.EarlyStoppingCallback(9, "valid", "loss", minimize=True))
     runner.evaluate_loader(loader(8, 8), cpu=True)
 
@@ -174,6 +174,6 @@ def test_evaluation_and_the_look_at_the_metrics_before_training_tell_nothing():
 
 
 def test_depth_is_checked_when_it_is_given():
-    """Before training."""
+    """The error is raised before training."""
     with pytest.raises(ValueError, match="depth must be >= 1, got 0"):
         dl.ModelSummaryCallback(depth=0)

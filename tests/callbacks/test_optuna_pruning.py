@@ -1,4 +1,4 @@
-"""A trial hears of each epoch, and ends where its study wants it to."""
+"""A trial gets the metric of each epoch, and ends when its study prunes it."""
 
 import optuna
 import pytest
@@ -10,7 +10,7 @@ from tests.tiny import loader, mlp, quiet, sgd
 
 @pytest.fixture
 def study():
-    """Prunes what is no better than chance, whose loss is log(3), after any epoch."""
+    """Return a study that prunes trials no better than chance, a loss of about log(3), after any epoch."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna.create_study(direction="minimize", pruner=optuna.pruners.ThresholdPruner(upper=1.0))
 
@@ -33,7 +33,7 @@ def train(trial, *, lr=0.1, num_epochs=4, **kwargs):
 
 
 def test_the_trial_has_the_metric_of_each_epoch():
-    """As the runner logs it."""
+    """The trial's values are those that the runner logs."""
     study = optuna.create_study(direction="minimize", pruner=optuna.pruners.NopPruner())
     trial = study.ask()
 
@@ -44,7 +44,7 @@ def test_the_trial_has_the_metric_of_each_epoch():
 
 
 def test_a_bad_trial_ends_after_its_first_epoch(study):
-    """Of the same objective a good one goes on to the end; Optuna knows which was pruned."""
+    """With the same objective, a good trial runs to the end, and Optuna knows which one was pruned."""
 
     def objective(trial):
         lr = trial.suggest_float("lr", 1e-9, 1.0)
@@ -59,7 +59,7 @@ def test_a_bad_trial_ends_after_its_first_epoch(study):
 
 
 def test_what_a_study_cannot_hear_or_would_misunderstand_is_refused(study):
-    """Before training."""
+    """The error is raised before training."""
     with pytest.raises(ValueError, match="minimize=False, but the study's direction is 'minimize'"):
         dl.OptunaPruningCallback(study.ask(), "valid", "loss", minimize=False)
     with pytest.raises(ValueError, match="reads loader 'vaild'"):
@@ -67,8 +67,8 @@ def test_what_a_study_cannot_hear_or_would_misunderstand_is_refused(study):
 
 
 def test_several_processes_are_refused():
-    """A trial of memory would be copied to each, and its study hear nothing."""
+    """An in-memory trial would be copied to each process, and its study would get no values."""
     trial = optuna.trial.FixedTrial({})
 
-    with pytest.raises(ValueError, match="DistributedDataParallelEngine has 2: run each trial in one"):
+    with pytest.raises(ValueError, match="DistributedDataParallelEngine has 2 processes: use an engine of one"):
         train(trial, engine=dl.DistributedDataParallelEngine(2, device="cpu"))

@@ -1,19 +1,19 @@
-"""A model is shown the same few batches again and again."""
+"""BatchOverfitCallback repeats the same few batches."""
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from runnerkit.callbacks.overfit import BatchOverfitCallback
-from runnerkit.callbacks.periodic_loader import PeriodicLoaderCallback
+from runnerkit.callbacks.control.overfit import BatchOverfitCallback
+from runnerkit.callbacks.control.periodic_loader import PeriodicLoaderCallback
 from runnerkit.engines import CPUEngine
 from runnerkit.runner import IRunner
 from tests.callbacks.stand_ins import make_runner
 
 
 class RecordingRunner(IRunner):
-    """Keeps what it is shown: {(epoch, loader): batches}."""
+    """A runner that records its batches as {(epoch, loader): batches}."""
 
     def __init__(self, *callbacks):
         super().__init__(nn.Linear(1, 1), CPUEngine())
@@ -44,7 +44,7 @@ class RecordingRunner(IRunner):
 
 
 def test_first_batch_is_repeated_as_often_as_the_loader_has_batches():
-    """Also a shuffled loader shows one and the same batch, in every epoch."""
+    """A shuffled loader also repeats one batch, in every epoch."""
     runner = RecordingRunner(BatchOverfitCallback()).run()
 
     train = [batch for (_, key), batches in runner.shown.items() if key == "train" for batch in batches]
@@ -55,7 +55,7 @@ def test_first_batch_is_repeated_as_often_as_the_loader_has_batches():
 
 @pytest.mark.parametrize(("amount", "num_batches"), [(3, 3), (0.2, 2), (0.01, 1), (50, 10)])
 def test_amount_is_a_number_of_batches_or_a_fraction(amount, num_batches):
-    """At least one batch; those fetched come in turn."""
+    """At least one batch is used, and several are repeated in turn."""
     runner = RecordingRunner(BatchOverfitCallback(train=amount)).run()
 
     shown = runner.shown[1, "train"]
@@ -67,11 +67,11 @@ def test_amount_is_a_number_of_batches_or_a_fraction(amount, num_batches):
 
 @pytest.mark.parametrize("overfit_first", [True, False])
 def test_original_loaders_are_put_back(overfit_first):
-    """Whatever else exchanges loaders for an epoch, in whatever order they were given."""
+    """Loaders are restored even if another callback replaces them too, in either order."""
     callbacks = [BatchOverfitCallback(), PeriodicLoaderCallback("valid", "loss", valid=2)]
     if not overfit_first:
         callbacks.reverse()
-    callbacks[overfit_first].requires = ()  # this runner has no metric
+    callbacks[overfit_first].requires = ()  # the runner logs no metric
 
     runner = RecordingRunner(*callbacks).run()
 
@@ -81,7 +81,7 @@ def test_original_loaders_are_put_back(overfit_first):
 
 
 def test_batches_are_fetched_once():
-    """A loader without a seed would give others in every epoch."""
+    """Otherwise, a loader without a seed would give other batches in every epoch."""
 
     class Counted(list):
         num_passes = 0
@@ -106,20 +106,20 @@ def test_batches_are_fetched_once():
 
 @pytest.mark.parametrize("amount", [0, -1, 1.5])
 def test_bad_amount_is_refused(amount):
-    """Neither a number of batches nor a fraction."""
+    """The amount is neither a number of batches nor a fraction."""
     with pytest.raises(ValueError, match=f"train must be a number of batches >= 1 or a fraction .*, got {amount}"):
         BatchOverfitCallback(train=amount)
 
 
 def test_misspelt_loader_is_refused():
-    """Else its number would silently be 1."""
-    with pytest.raises(ValueError, match=r"names loader 'trian'; the loaders are \['train', 'valid'\]"):
+    """Otherwise its amount would silently be 1."""
+    with pytest.raises(ValueError, match=r"there is no loader 'trian'; the loaders are \['train', 'valid'\]"):
         RecordingRunner(BatchOverfitCallback(trian=2)).run()
 
 
 def test_loader_without_length_is_refused():
-    """How often is its batch to be repeated?"""
+    """Without a length, the number of repetitions is unknown."""
     runner = make_runner(loaders={"train": iter([1])})
 
-    with pytest.raises(TypeError, match="loader 'train' has no length, so how often"):
+    with pytest.raises(TypeError, match=r"loader 'train' must have a len\(\)"):
         BatchOverfitCallback().on_epoch_start(runner)

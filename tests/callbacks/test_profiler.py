@@ -1,4 +1,4 @@
-"""A trace holds the steps that were asked for, and is whole or not there."""
+"""A trace contains the requested steps and is written completely or not at all."""
 
 import json
 
@@ -8,13 +8,13 @@ from torch import nn
 from torch.autograd.profiler import record_function
 
 from runnerkit.callback import CallbackNode
-from runnerkit.callbacks.profiler import ProfilerCallback
+from runnerkit.callbacks.monitor.profiler import ProfilerCallback
 from runnerkit.engines import CPUEngine
 from runnerkit.runner import IRunner
 
 
 class MarkedRunner(IRunner):
-    """Each step leaves its mark in the trace."""
+    """A runner that marks each step in the trace."""
 
     def __init__(self, callback, *, num_batches=9, failing_at=None):
         super().__init__(nn.Linear(1, 1), CPUEngine())
@@ -37,7 +37,7 @@ class MarkedRunner(IRunner):
 
 
 def marks(path):
-    """Names of the marked steps, in time."""
+    """Return the names of the marked steps, ordered by time."""
     events = [event for event in json.loads(path.read_text())["traceEvents"] if event.get("cat") == "user_annotation"]
     names = [event["name"] for event in sorted(events, key=lambda event: event["ts"])]
     return [name for name in names if name.startswith(("train", "valid"))]
@@ -45,7 +45,7 @@ def marks(path):
 
 @pytest.mark.parametrize(("num_batches", "steps"), [(5, range(2, 7)), (1, [2]), (100, range(2, 10))])
 def test_trace_holds_the_first_training_steps_but_one(tmp_path, num_batches, steps):
-    """Of the first epoch; a shorter loader gives what it has."""
+    """Steps are those of the first epoch; a shorter loader gives a shorter trace."""
     path = tmp_path / "new" / "trace.json"
 
     MarkedRunner(ProfilerCallback(path, num_batches=num_batches)).run()
@@ -55,7 +55,7 @@ def test_trace_holds_the_first_training_steps_but_one(tmp_path, num_batches, ste
 
 
 def test_the_trace_holds_the_models_operators_for_both_viewers(tmp_path):
-    """The linear layer's, forward; TensorBoard's plugin looks for *.pt.trace.json and gets the same file."""
+    """The file contains the linear layer's operators, and TensorBoard gets a copy named *.pt.trace.json."""
     callback = ProfilerCallback(tmp_path / "trace.json", tensorboard=tmp_path / "tensorboard")
 
     MarkedRunner(callback).run()
@@ -81,11 +81,11 @@ def test_exception_stops_the_profiler_and_leaves_no_file(tmp_path):
 
 
 def test_only_rank_zero_profiles():
-    """Ranks that write one file would break it."""
+    """Several ranks would corrupt one file."""
     assert ProfilerCallback("trace.json").node == CallbackNode.Master
 
 
 def test_trace_of_nothing_is_refused():
-    """Before training."""
+    """The error is raised before training."""
     with pytest.raises(ValueError, match="num_batches must be >= 1, got 0"):
         ProfilerCallback("trace.json", num_batches=0)

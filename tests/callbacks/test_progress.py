@@ -1,4 +1,4 @@
-"""Progress bars tell where the run is and cost nothing in between."""
+"""Progress bars show the position in the run and cost nothing between refreshes."""
 
 import io
 import re
@@ -8,8 +8,8 @@ import torch
 
 from runnerkit import dl
 from runnerkit.callback import CallbackNode
-from runnerkit.callbacks import progress
-from runnerkit.callbacks.progress import TqdmCallback
+from runnerkit.callbacks.monitor import progress
+from runnerkit.callbacks.monitor.progress import TqdmCallback
 from tests.callbacks.stand_ins import make_runner
 from tests.callbacks.terminal import UNREADABLE, Clock, assert_reads_metrics_only_when_due
 from tests.tiny import loader, mlp, sgd
@@ -21,7 +21,8 @@ class Terminal(io.StringIO):
 
 
 def open_terminal(monkeypatch):
-    """To be called within the test: pytest sets sys.stderr anew after the fixtures."""
+    """Replace sys.stderr by a terminal; call it within the test, since pytest replaces sys.stderr after the
+    fixtures."""
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
     return terminal
@@ -29,13 +30,13 @@ def open_terminal(monkeypatch):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The bars' own time."""
+    """Replace the time that bars read."""
     monkeypatch.setattr(progress, "time", clock := Clock())
     return clock
 
 
 def test_bar_names_epoch_and_loader_and_ends_with_the_loader_metrics(monkeypatch):
-    """The last words of a bar are the exact values, not those of the last batch."""
+    """The final text of a bar shows the loader's exact values, not those of the last batch."""
     terminal = open_terminal(monkeypatch)
     callback = TqdmCallback()
     runner = make_runner(loader_batch_len=2, stage_epoch_step=3, stage_epoch_len=10)
@@ -55,14 +56,14 @@ def test_bar_names_epoch_and_loader_and_ends_with_the_loader_metrics(monkeypatch
 
 
 def test_metrics_are_read_only_when_a_refresh_is_due(monkeypatch, clock):
-    """Each reading is a host sync: between refreshes no batch pays for one."""
+    """Reading a metric synchronizes with the device, so batches between refreshes do not read any."""
     open_terminal(monkeypatch)
 
     assert_reads_metrics_only_when_due(TqdmCallback(), clock, progress.REFRESH_S)
 
 
 def test_nothing_is_written_or_read_without_a_terminal(monkeypatch):
-    """A log file is no place for a bar."""
+    """Bars do not belong in a log file."""
     file = io.StringIO()
     monkeypatch.setattr("sys.stderr", file)
     callback, runner = TqdmCallback(), make_runner(loader_batch_len=2, batch_metrics=UNREADABLE)
@@ -75,7 +76,7 @@ def test_nothing_is_written_or_read_without_a_terminal(monkeypatch):
 
 
 def test_validation_within_training_has_a_bar_of_its_own_below(monkeypatch):
-    """The training bar goes on counting where it was."""
+    """The training bar continues from its count."""
     terminal = open_terminal(monkeypatch)
     callback = TqdmCallback()
     train = make_runner(loader_batch_len=4)
@@ -98,7 +99,7 @@ def test_validation_within_training_has_a_bar_of_its_own_below(monkeypatch):
 
 
 def test_epochs_have_a_bar_above(monkeypatch):
-    """It goes on where a resumed run does, counts what is over, and is closed with the stage."""
+    """The bar starts at the resumed epoch, counts finished epochs, and closes with the stage."""
     terminal = open_terminal(monkeypatch)
     callback = TqdmCallback()
     runner = make_runner(epoch_step=4, stage_epoch_step=4, stage_epoch_len=5, loader_batch_len=1)
@@ -118,7 +119,7 @@ def test_epochs_have_a_bar_above(monkeypatch):
 
 
 def test_one_epoch_has_none(monkeypatch):
-    """Nothing would be counted."""
+    """A bar of one epoch would show nothing."""
     open_terminal(monkeypatch)
     callback = TqdmCallback()
 
@@ -128,7 +129,7 @@ def test_one_epoch_has_none(monkeypatch):
 
 
 def test_learning_rate_and_smoothed_loss_are_shown(monkeypatch, clock):
-    """Of the batches so far, as weights of 0.98 for each batch of the past have it."""
+    """The loss is the mean of the batches so far, each weighted 0.98 times the next one."""
     terminal = open_terminal(monkeypatch)
     callback = TqdmCallback()
     runner = make_runner(loader_batch_len=3, optimizer=sgd(mlp(), lr=0.125))
@@ -138,7 +139,7 @@ def test_learning_rate_and_smoothed_loss_are_shown(monkeypatch, clock):
         runner.loader_batch_step += 1
         runner.batch_metrics = {"loss": torch.tensor(loss)}
         callback.on_batch_end(runner)
-        runner._means.update(runner.batch_metrics, batch_size=2)
+        runner._loader_run.means.update(runner.batch_metrics, batch_size=2)
         clock.now += progress.REFRESH_S
     callback.on_exception(runner)
 
@@ -147,7 +148,7 @@ def test_learning_rate_and_smoothed_loss_are_shown(monkeypatch, clock):
 
 
 def test_resumed_loader_starts_where_it_was(monkeypatch):
-    """The batches of before the kill are not run again, nor missing."""
+    """Batches before the interruption are counted once."""
     terminal = open_terminal(monkeypatch)
     callback, runner = TqdmCallback(), make_runner(loader_batch_len=10, loader_batch_step=6)
 
@@ -158,7 +159,7 @@ def test_resumed_loader_starts_where_it_was(monkeypatch):
 
 
 def test_loader_without_length_is_counted(monkeypatch):
-    """An IterableDataset may not know how much it has."""
+    """An IterableDataset may not know its length."""
     terminal = open_terminal(monkeypatch)
     callback, runner = TqdmCallback(), make_runner(loader_batch_len=None)
 
@@ -170,7 +171,7 @@ def test_loader_without_length_is_counted(monkeypatch):
 
 
 def test_exception_closes_every_bar(monkeypatch):
-    """The traceback starts on a line of its own."""
+    """The traceback starts on a new line."""
     terminal = open_terminal(monkeypatch)
     callback = TqdmCallback()
     bars = []
@@ -180,13 +181,13 @@ def test_exception_closes_every_bar(monkeypatch):
 
     callback.on_exception(make_runner())
 
-    assert all(bar.disable for bar in bars)  # what close() leaves
+    assert all(bar.disable for bar in bars)  # close() sets this
     assert not callback._bars
     assert terminal.getvalue().endswith("\n")
 
 
 def test_check_before_training_has_no_bar(monkeypatch):
-    """One batch that is evaluated to see which metrics there are is no epoch."""
+    """The batch that is evaluated before training, to find the metrics, is not an epoch."""
     terminal = open_terminal(monkeypatch)
     callback, runner = TqdmCallback(), make_runner(epoch_step=0, loader_batch_len=3)
 
@@ -198,14 +199,14 @@ def test_check_before_training_has_no_bar(monkeypatch):
 
 
 def test_one_process_shows_bars():
-    """Ranks that all write make no readable line."""
+    """Output of several ranks would be unreadable."""
     assert TqdmCallback().node == CallbackNode.Master
 
 
 @pytest.mark.parametrize("callbacks", [None, []])
 @pytest.mark.parametrize("verbose", [True, False])
 def test_evaluate_loader_shows_its_bar(monkeypatch, callbacks, verbose):
-    """With callbacks of its own and with the runner's; and not unasked."""
+    """The bar appears with own callbacks and with the runner's, but only if `verbose` is set."""
     terminal = open_terminal(monkeypatch)
     runner = dl.SupervisedRunner(model=mlp())
 

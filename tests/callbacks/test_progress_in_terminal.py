@@ -1,4 +1,4 @@
-"""Bars and the dashboard as they stand on a real terminal, in a notebook, and in a log file."""
+"""Progress bars and the dashboard on a real terminal, in a notebook, and in a log file."""
 
 import json
 import os
@@ -14,11 +14,11 @@ SCRIPT = """
 import json, sys
 from torch import nn
 from runnerkit import dl
-from runnerkit.callbacks import progress
+from runnerkit.callbacks.monitor import progress
 from tests.tiny import loader, mlp, sgd
 
 class DrawAlways(dl.Callback):
-    def on_stage_start(self, runner):  # in the process that draws
+    def on_stage_start(self, runner):  # runs in the process that draws
         progress.REFRESH_S = 0.0
 
 SHOWN_BY = {"rich": dl.RichDashboardCallback, "bars": dl.TqdmCallback}
@@ -45,19 +45,19 @@ def script(tmp_path):
 
 
 def tables(lines):
-    """The model's, and the run's: header and number of rows."""
+    """Return the header lines of the model's table and of the run's table."""
     return [line for line in lines if line.startswith(("layer  type", "loader  metric"))]
 
 
 def test_terminal_has_one_bar_of_epochs_and_one_of_each_loader(script):
-    """Though two processes train. In the end the epochs' stays, and the lines and tables that were above it."""
+    """Two processes show one set of bars, and the epoch bar, lines and tables remain at the end."""
     shown = run_in_terminal(script, "ddp")
 
     for epoch in (1, 2, 3):
         for loader in ("train", "valid"):
             drawn = re.findall(rf"{epoch}/3 \* Epoch \({loader}\): +\d+%\S* (\d)/2 ([^\r\n\x1b]*)", shown.text)
             counts = [int(count) for count, _ in drawn]
-            assert counts == sorted(counts) and counts[-1] == 2, "two bars took turns"
+            assert counts == sorted(counts) and counts[-1] == 2, "two bars alternate"
             assert "loss=" in drawn[-1][1] and ("lr=0.125" in drawn[-1][1]) == (loader == "train")
     assert [line for line in shown.screen if "Epoch (" in line] == []
     [epochs] = [line for line in shown.screen if line.startswith("Epochs:")]
@@ -68,7 +68,7 @@ def test_terminal_has_one_bar_of_epochs_and_one_of_each_loader(script):
 
 
 def test_dashboard_shows_the_last_metrics_of_each_loader(script):
-    """Three bars and a table, which stay; no bar of tqdm beside them; lines that are printed stand above."""
+    """Three bars and a table remain, without tqdm's bars, and printed lines are above them."""
     shown = run_in_terminal(script, "rich")
 
     metrics = json.loads(shown.screen[-1])
@@ -84,7 +84,7 @@ def test_dashboard_shows_the_last_metrics_of_each_loader(script):
 
 
 def test_log_file_has_lines_and_tables_only(script):
-    """No bar and no dashboard: no color, no cursor."""
+    """The file contains no bars, no dashboard, no colors and no cursor movements."""
     done = subprocess.run(
         [sys.executable, str(script), "rich", "bars"],
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
@@ -103,7 +103,7 @@ def test_log_file_has_lines_and_tables_only(script):
 
 @pytest.mark.slow
 def test_notebook_has_widgets(script, monkeypatch):
-    """One for the epochs and one for each pass, which is gone when it is over; no bar of characters."""
+    """The epochs and each pass have a widget, those of passes disappear at the end, and there are no text bars."""
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     pytest.importorskip("ipywidgets")
     monkeypatch.setenv("IPYTHONDIR", str(script.parent))

@@ -1,4 +1,4 @@
-"""Pruned weights are those that torch.nn.utils.prune would leave, stay zero, and survive a resume."""
+"""Pruned weights equal those of torch.nn.utils.prune, stay zero, and survive a resume."""
 
 import pytest
 import torch
@@ -6,13 +6,14 @@ from torch import nn
 from torch.nn.utils import prune
 
 from runnerkit import dl, utils
+from tests.interrupt import Interrupt
 from tests.tiny import loader, mlp, quiet, sgd
 
 NUM_EPOCHS = 3
 
 
 def weights(model):
-    """As one vector in the names' order: torch's reparametrization leaves another one."""
+    """Return the weights as one vector, ordered by name: torch's reparametrization changes the order."""
     return torch.cat([each.flatten() for _, each in sorted(model.state_dict().items())])
 
 
@@ -37,7 +38,7 @@ def train(callback, *, model=None, num_epochs=NUM_EPOCHS, batch_size=4, callback
 
 
 def by_hand(prune_one):
-    """Train, and prune each layer after each epoch, by torch's reparametrization; its masks are removed at the end."""
+    """Train, prune each layer after each epoch with torch's reparametrization, and remove its masks at the end."""
     model = mlp()
     optimizer = sgd(model)
     for _ in range(NUM_EPOCHS):
@@ -46,7 +47,7 @@ def by_hand(prune_one):
             nn.functional.cross_entropy(model(features), targets).backward()
             nn.utils.clip_grad_norm_(model.parameters(), 0.2)
             optimizer.step()
-        model(features)  # torch ranks layer.weight, which a forward pass makes of weight_orig: else that of a step ago
+        model(features)  # computes layer.weight from weight_orig: torch would otherwise rank an older one
         for layer in (model[0], model[3]):
             prune_one(layer)
     for layer in (model[0], model[3]):
@@ -66,7 +67,7 @@ def by_hand(prune_one):
     ids=["l1", "columns", "norm by name"],
 )  # fmt: skip
 def test_pruned_after_each_epoch_the_weights_are_torchs(arguments, prune_one):
-    """Gradients are clipped by a norm to which pruned weights add nothing; to rounding, zeros exactly."""
+    """Pruned weights do not count in the gradient norm that clips; weights agree up to rounding, and zeros exactly."""
     expected = by_hand(prune_one)
 
     runner = train(
@@ -79,7 +80,7 @@ def test_pruned_after_each_epoch_the_weights_are_torchs(arguments, prune_one):
 
 
 def test_sparsity_is_logged_and_evaluation_sees_it():
-    """Half of what is left each time, of 96 and 48 weights; the metrics are of the pruned model."""
+    """Each epoch prunes half of the remaining weights, of 96 and 48; metrics are those of the pruned model."""
     runner = train(dl.PruningCallback(prune_on_epoch_end=True))
 
     logged = [epoch["train"]["sparsity"] for epoch in runner.experiment_metrics.values()]
@@ -91,7 +92,7 @@ def test_sparsity_is_logged_and_evaluation_sees_it():
 
 
 def test_by_default_the_trained_model_is_pruned_once(tmp_path):
-    """After training, of which nothing is changed: checkpoints hold all weights."""
+    """Pruning comes after training and does not change it, so checkpoints contain all weights."""
     whole = train(dl.GradNormCallback())
 
     runner = train(dl.PruningCallback(amount=0.25, layers_to_prune=["0"]), logdir=tmp_path)
@@ -106,12 +107,7 @@ def test_by_default_the_trained_model_is_pruned_once(tmp_path):
 
 @pytest.mark.parametrize("step", [6, 9])
 def test_a_resumed_run_is_the_whole_one(tmp_path, step):
-    """Killed within the second epoch, or at its end; the checkpoint loads into a bare model."""
-
-    class Fail(dl.Callback):
-        def on_batch_start(self, runner):
-            if runner.batch_step == step:
-                raise RuntimeError("the power is gone")
+    """The run is interrupted within the second epoch or at its end, and its checkpoint loads into a plain model."""
 
     def pruning():
         return dl.PruningCallback(amount=0.3, prune_on_epoch_end=True)
@@ -120,8 +116,8 @@ def test_a_resumed_run_is_the_whole_one(tmp_path, step):
         return dl.CheckpointCallback(tmp_path, mode="runner", every_steps=1)
 
     whole = train(pruning())
-    with pytest.raises(RuntimeError, match="the power is gone"):
-        train(pruning(), callbacks=[saving(), Fail()], logdir=tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        train(pruning(), callbacks=[saving(), Interrupt(step, "on_batch_start")], logdir=tmp_path)
     resumed = train(pruning(), callbacks=[saving()], logdir=tmp_path, resume="auto")
     bare = dl.SupervisedRunner(mlp()).load(tmp_path, which="last")
 
@@ -130,7 +126,7 @@ def test_a_resumed_run_is_the_whole_one(tmp_path, step):
 
 
 def test_two_processes_have_one_mask():
-    """A random method draws in each; everybody takes rank zero's, or the ranks would part."""
+    """All ranks use rank zero's mask, since a random method draws another one in each process."""
     pruning = dl.PruningCallback("random_unstructured", 0.5, prune_on_epoch_end=True)
 
     runner = train(
@@ -145,7 +141,7 @@ def test_two_processes_have_one_mask():
 
 
 def test_a_model_is_pruned_by_a_function():
-    """One's own, of (module, name, amount), with arguments of its own."""
+    """A function of (module, name, amount) may have further arguments."""
     model = mlp()
 
     def first_rows(module, name, amount, *, skip):
@@ -162,22 +158,22 @@ def test_a_model_is_pruned_by_a_function():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"pruning_fn": "l7"}, "pruning_fn='l7' is none of l1_unstructured, random_unst"),
-        ({"amount": 0.0}, r"amount must be a share in \(0, 1\), or an int >= 1, got 0.0"),
+        ({"pruning_fn": "l7"}, "pruning_fn must be one of l1_unstructured, .* got 'l7'"),
+        ({"amount": 0.0}, r"amount must be a fraction in \(0, 1\) or an int >= 1, got 0.0"),
         ({"amount": 1.5}, "got 1.5"),
-        ({"amount": 1000}, "amount=1000 is more than 0.weight has to prune: 96"),
+        ({"amount": 1000}, "amount=1000 exceeds the size of 0.weight: 96"),
         (
             {"pruning_fn": "random_structured", "amount": 99, "dim": 1},
-            "amount=99 is more than 0.weight has to prune: 6",
+            "amount=99 exceeds the size of 0.weight: 6",
         ),
-        ({"pruning_fn": "random_structured", "dim": 2}, "dim=2 is none of 0.weight, which has 2 dimensions"),
-        ({"pruning_fn": "ln_structured", "dim": 0}, "ln_structured wants dim=.* got dim=0, l_norm=None"),
-        ({"layers_to_prune": ["7"]}, r"layers_to_prune has '7'; the model's layers are \['0', '1', '2', '3'\]"),
-        ({"layers_to_prune": ["1"]}, r"layer '1' has none of the parameters \['weight'\] to prune"),
-        ({"keys_to_prune": ["bias"]}, r"no parameter of two dimensions among \['bias'\]"),
+        ({"pruning_fn": "random_structured", "dim": 2}, "dim=2 is out of range for 0.weight, which has 2 dimensions"),
+        ({"pruning_fn": "ln_structured", "dim": 0}, "ln_structured needs dim=.* got dim=0, l_norm=None"),
+        ({"layers_to_prune": ["7"]}, r"layers_to_prune names '7'; the model's layers are \['0', '1', '2', '3'\]"),
+        ({"layers_to_prune": ["1"]}, r"layer '1' does not have any of the parameters \['weight'\] to prune"),
+        ({"keys_to_prune": ["bias"]}, r"does not have parameters \['bias'\] with two or more"),
     ],
 )
 def test_bad_input_is_refused(arguments, words):
-    """By name, before training."""
+    """The error names the argument or layer, and is raised before training."""
     with pytest.raises(ValueError, match=words):
         train(dl.PruningCallback(**arguments))

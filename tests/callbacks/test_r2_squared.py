@@ -1,4 +1,4 @@
-"""R2 is exact whatever the targets' mean, on any number of processes."""
+"""R2 is exact for any mean of the targets, on any number of processes."""
 
 from fractions import Fraction
 from functools import partial
@@ -13,7 +13,7 @@ from tests.ranks import Ranks
 
 
 def exact(outputs, targets):
-    """Without any rounding but the last."""
+    """Compute R2 with rational numbers, rounded once at the end."""
     outputs, targets = ([Fraction(each) for each in column.tolist()] for column in (outputs, targets))
     mean = sum(targets) / len(targets)
     errors = sum((target - output) ** 2 for target, output in zip(targets, outputs, strict=True))
@@ -21,7 +21,7 @@ def exact(outputs, targets):
 
 
 def on_ranks(shares):
-    """The value on each rank, of batches of (outputs, targets)."""
+    """Return the value on each rank for its batches of (outputs, targets)."""
     ranks = Ranks(len(shares))
     callbacks = [dl.R2SquaredCallback("x", "y") for _ in shares]
     runners = [make_runner(engine=engine) for engine in ranks.engines]
@@ -36,7 +36,7 @@ def on_ranks(shares):
 @pytest.mark.parametrize("num_ranks", [1, 3])
 @pytest.mark.parametrize("is_sorted", [False, True])
 def test_a_large_mean_costs_no_digits(ratio, num_ranks, is_sorted):
-    """Up to times in seconds, whose mean is 1.7e9: nine digits, of targets in any order; ranks have other means."""
+    """Nine digits are exact for means up to those of times in seconds, 1.7e9, in any order, with unequal rank means."""
     generator = torch.Generator().manual_seed(1)
     targets = torch.randn(97, generator=generator, dtype=torch.float64) + ratio
     targets = targets.sort().values if is_sorted else targets
@@ -50,7 +50,7 @@ def test_a_large_mean_costs_no_digits(ratio, num_ranks, is_sorted):
 
 
 def test_several_outputs_and_ranks_without_a_batch():
-    """The mean over outputs, each with a mean of its own; a batch without a row is none."""
+    """The value is the mean over outputs with different means; empty batches do not count."""
     generator = torch.Generator().manual_seed(2)
     targets = torch.randn(20, 3, generator=generator) + torch.tensor([0.0, 1e3, -5.0])
     outputs = targets + torch.randn(20, 3, generator=generator)
@@ -64,7 +64,7 @@ def test_several_outputs_and_ranks_without_a_batch():
 
 
 def test_an_outlier_that_comes_first_costs_few_digits():
-    """The worst shift that there is: 1e8 deviations of the others away, and the whole variance hangs on it."""
+    """In the worst case, the shift is 1e8 deviations away from all other targets, and the variance depends on it."""
     generator = torch.Generator().manual_seed(3)
     targets = torch.cat([torch.tensor([1e8], dtype=torch.float64), torch.randn(999, generator=generator).double()])
     outputs = targets + 1e6 * torch.randn(1000, generator=generator, dtype=torch.float64)
@@ -74,7 +74,7 @@ def test_an_outlier_that_comes_first_costs_few_digits():
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_targets_that_do_not_vary_are_seen_to(num_ranks):
-    """By no tolerance: 0.1 summed up is not ten times 0.1 as floats go, and 1e9 + 1e-6 is another number than 1e9."""
+    """Constant targets are detected without a tolerance: sums of 0.1 are rounded, and 1e9 + 1e-6 differs from 1e9."""
     constant = torch.full((10,), 0.1, dtype=torch.float64)
     close = torch.tensor([1e9, 1e9 + 1e-6] * 5, dtype=torch.float64)
 

@@ -1,4 +1,4 @@
-"""The last table of a run."""
+"""The table at the end of a run."""
 
 import math
 import re
@@ -7,7 +7,7 @@ import pytest
 from torch import nn
 
 from runnerkit import dl, read_metrics
-from runnerkit.callbacks import run_summary
+from runnerkit.callbacks.monitor import run_summary
 from tests.callbacks.stand_ins import make_runner
 from tests.callbacks.test_model_summary import Texts
 from tests.tiny import loader, mlp, sgd
@@ -29,7 +29,8 @@ def finished(epochs, **attributes):
 
 
 def test_last_smallest_and_largest_stand_with_their_epochs(monkeypatch):
-    """Of equal values the first; NaN is neither small nor large; "_" is for the machine."""
+    """Of equal values the first counts, NaN is never the smallest or largest, and names that begin with "_" are
+    hidden."""
     times = iter([10.0, 85.0])
     monkeypatch.setattr(run_summary.time, "monotonic", lambda: next(times))
     epochs = {
@@ -49,7 +50,7 @@ def test_last_smallest_and_largest_stand_with_their_epochs(monkeypatch):
 
 @pytest.mark.parametrize(("minimize", "expected"), [(True, "0.25, epoch 2"), (False, "0.5, epoch 1")])
 def test_best_is_told_where_a_checkpoint_is_chosen_by_it(tmp_path, minimize, expected):
-    """Whoever chose told which end is good."""
+    """The callback that chooses the best checkpoint defines whether smaller or larger is better."""
     runner = finished({1: {"valid": {"score": 0.5}}, 2: {"valid": {"score": 0.25}}})
     runner.callbacks = {"save": dl.CheckpointCallback(tmp_path, "valid", "score", minimize=minimize)}
 
@@ -77,13 +78,13 @@ def train(texts, logdir, num_epochs=3, **options):
 
 
 def test_numbers_are_those_of_the_logs(tmp_path):
-    """Also of the epochs before a resume; and the logs are where it says."""
+    """The table includes epochs before a resume, and gives the folder of the logs."""
     train(Texts(), tmp_path, num_epochs=2)
     texts = Texts()
     runner = train(texts, tmp_path, num_epochs=4, resume="auto")
     runner.evaluate_loader(loader(8, 8), cpu=True)
 
-    [_, text] = texts.texts  # the model's comes first; an evaluation adds none
+    [_, text] = texts.texts  # the model's table comes first; an evaluation adds none
     lines = text.splitlines()
     logged = read_metrics(tmp_path).groupby(["loader", "metric"], sort=False)["value"]
     assert len(lines) == 1 + len(logged) + 3
@@ -101,7 +102,7 @@ def test_numbers_are_those_of_the_logs(tmp_path):
 
 
 def test_run_that_fails_has_none():
-    """Its last words are the exception's."""
+    """A failed run ends with its exception."""
 
     class Fails(dl.Callback):
         def on_epoch_end(self, runner):

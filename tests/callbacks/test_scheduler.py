@@ -1,11 +1,12 @@
-"""SchedulerCallback beside warnings: its own silence is not the user's."""
+"""SchedulerCallback hides torch's warning about scheduler order, and no warnings of the user."""
 
 import warnings
 
 import torch
 from torch import nn
 
-from runnerkit import dl, pickling
+from runnerkit import dl
+from runnerkit.support import pickling
 from tests.tiny import loader, mlp, quiet, sgd
 
 
@@ -28,7 +29,7 @@ def train(runner, *, send=False):
 
 
 def test_a_warning_that_python_shows_once_is_shown_once():
-    """With a scheduler that steps after each batch; afterwards the filter of torch's own is gone."""
+    """A scheduler steps after each batch, and the filter for torch's warning is removed afterwards."""
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("default")
 
@@ -39,5 +40,5 @@ def test_a_warning_that_python_shows_once_is_shown_once():
 
 
 def test_torchs_warning_of_an_optimizer_from_another_process_stays_silent():
-    """The mark that torch looks for on `optimizer.step` is not pickled; the tests take warnings for errors."""
+    """The mark that torch looks for on `optimizer.step` is not pickled; a warning would fail this test."""
     train(dl.SupervisedRunner(), send=True)

@@ -1,4 +1,4 @@
-"""A scikit-learn model within a run is the one that would be fitted on the same features by hand."""
+"""A scikit-learn model fitted within a run equals one fitted manually on the same features."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from tests.tiny import classification, loader, quiet
 
 
 class Features(dl.Runner):
-    """The data set's own features, as a frozen encoder would give them."""
+    """A runner that passes on the data set's features, as a frozen encoder would."""
 
     def handle_batch(self, batch):
         features, targets = batch
@@ -45,7 +45,7 @@ def probe(model_fn=LogisticRegression, **arguments):
 
 
 def test_scores_and_predictions_are_those_by_hand():
-    """Fitted on one loader, scored on two; a metric callback reads the probabilities."""
+    """The model is fitted on one loader and scored on two, and a metric callback reads its probabilities."""
     callback = probe(predict_method="predict_proba", C=0.5)
     expected = LogisticRegression(C=0.5).fit(*data(30, 0))
 
@@ -63,7 +63,7 @@ def test_scores_and_predictions_are_those_by_hand():
 
 @pytest.mark.parametrize("model_fn", [LogisticRegression, Ridge])
 def test_two_processes_and_a_shuffle_change_nothing(model_fn):
-    """To the last bit: samples are gathered, sorted, and fitted once."""
+    """Samples are gathered, sorted and fitted once, so the coefficients are equal bit for bit."""
     one, two = probe(model_fn), probe(model_fn)
 
     alone = run(one, shuffle=False)
@@ -75,7 +75,7 @@ def test_two_processes_and_a_shuffle_change_nothing(model_fn):
 
 
 def test_each_epoch_is_fitted_anew():
-    """On what that epoch's features were."""
+    """Each epoch fits the model again, on that epoch's features."""
     sizes = []
 
     class Counting(KNeighborsClassifier):
@@ -94,22 +94,22 @@ def test_each_epoch_is_fitted_anew():
         (lambda: dl.SklearnModelCallback("features", "targets", "train", "valid", Ridge), ValueError,
          r"reads loader 'train'; the loaders are \['train_features', 'valid', 'test'\]"),
         (lambda: dl.SklearnModelCallback("features", "targets", "test", ["valid"], Ridge), ValueError,
-         "predicts loader 'valid' by what it fits on 'test', which comes later"),
-        (lambda: probe(Ridge, predict_method="guess"), ValueError, "no model with a method predict_method='guess'"),
+         "cannot predict loader 'valid' before 'test', on which it is fitted"),
+        (lambda: probe(Ridge, predict_method="guess"), ValueError, "does not have the method predict_method='guess'"),
         (lambda: dl.SklearnModelCallback("pixels", "targets", "valid", "test", Ridge), KeyError, "reads 'pixels' of a"),
     ],
 )  # fmt: skip
 def test_bad_input_is_refused(make, error, words):
-    """By name."""
+    """The error names the loader, method or batch key."""
     with pytest.raises(error, match=words):
         run(make())
 
 
 def test_a_prediction_before_the_fit_is_refused():
-    """An evaluation in the middle of the first epoch has no model yet."""
+    """An evaluation within the first epoch comes before the first fit."""
     model = nn.Linear(6, 3)
 
-    with pytest.raises(RuntimeError, match="asked for loader 'valid' before it was fitted on 'train'"):
+    with pytest.raises(RuntimeError, match="cannot predict loader 'valid' before it is fitted on 'train'"):
         dl.SupervisedRunner().train(
             model=model, criterion=nn.CrossEntropyLoss(), optimizer=torch.optim.SGD(model.parameters(), 0.1),
             loaders={"train": loader(16, 4), "valid": loader(8, 4)}, valid_every_steps=2, cpu=True, **quiet(),

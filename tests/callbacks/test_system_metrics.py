@@ -1,4 +1,4 @@
-"""SystemMetricsCallback: its numbers are those of the clock, of the whole job, and cost a step next to nothing."""
+"""SystemMetricsCallback: its values match the clock, cover the whole job, and cost a step almost nothing."""
 
 import resource
 import time
@@ -12,18 +12,19 @@ from torch.utils._python_dispatch import _len_torch_dispatch_stack
 
 from benchmarks.calls import calls_per_step
 from runnerkit import dl
-from runnerkit.callbacks import system_metrics
+from runnerkit.callbacks.monitor import system_metrics
 from tests.callbacks.stand_ins import end_loader, make_runner
+from tests.interrupt import Interrupt
 from tests.ranks import Ranks
 from tests.tiny import NUM_CLASSES, NUM_FEATURES, loader, mlp, quiet, sgd, weights
 
-# Of tests.tiny.mlp: forward and the weights' gradients of both layers, the input's gradient of the second.
+# tests.tiny.mlp: the forward pass, the weights' gradients of both layers, and the second layer's input gradient.
 FLOPS_PER_SAMPLE = 2 * (2 * NUM_FEATURES * 16 + 3 * 16 * NUM_CLASSES)
 CLOCK_METRICS = ("samples_per_s", "step_s", "data_wait_share")
 
 
 class Clock:
-    """Time that passes only when told to."""
+    """A clock that advances only when `now` is changed."""
 
     now = 50.0
 
@@ -39,7 +40,7 @@ def clock(monkeypatch):
 
 
 class Paced:
-    """A loader of which each batch takes so long to come."""
+    """A loader that waits a given time for each batch."""
 
     def __init__(self, batches, waits, pause):
         self.batches, self.waits, self.pause = batches, waits, pause
@@ -54,7 +55,7 @@ class Paced:
 
 
 class Work(dl.Callback):
-    """What happens to a batch, and what comes between two batches."""
+    """A callback that pauses at the end of each batch and between batches."""
 
     def __init__(self, pause, *, working, between=0.0):
         super().__init__(order=dl.CallbackOrder.Internal)
@@ -68,7 +69,7 @@ class Work(dl.Callback):
 
 
 class KeepSteps(dl.ILogger):
-    """What loggers get of single steps."""
+    """A logger that keeps the metrics of single steps."""
 
     log_batch_metrics = True
 
@@ -105,7 +106,7 @@ def batches(num_batches, batch_size):
 
 
 def test_a_loader_has_its_samples_by_its_time_and_its_wait_by_that_time(clock):
-    """Batches of 4 that take 0.3 s to come and 0.1 s to train on; a checkpoint of 7 s between two is no part of it."""
+    """Batches of 4 take 0.3 s to load and 0.1 s to train; a checkpoint of 7 s between batches does not count."""
 
     def pause(seconds):
         clock.now += seconds
@@ -123,7 +124,7 @@ def test_a_loader_has_its_samples_by_its_time_and_its_wait_by_that_time(clock):
 
 
 def test_every_so_many_steps_there_are_the_numbers_since_the_last(clock):
-    """Of steps 1 and 2, then of 3 and 4; the loader's are those of all five, and no mean of these."""
+    """Steps 1 and 2 are summed up, then 3 and 4; the loader's values cover all five and are not a mean of these."""
 
     def pause(seconds):
         clock.now += seconds
@@ -147,7 +148,7 @@ def test_every_so_many_steps_there_are_the_numbers_since_the_last(clock):
 
 
 def test_a_validation_within_the_epoch_has_its_own_numbers(clock):
-    """It takes nothing from the training loader's, and is no waiting for data there."""
+    """A validation does not count as training time, nor as waiting for training data."""
 
     def pause(seconds):
         clock.now += seconds
@@ -164,7 +165,7 @@ def test_a_validation_within_the_epoch_has_its_own_numbers(clock):
 
 
 def test_a_run_timed_by_hand_agrees():
-    """By the real clock: what the loader sleeps is waited for, and all of it is within the time of the run."""
+    """By the real clock, sleeping in the loader counts as waiting, and the steps fit into the run's duration."""
     begin = time.perf_counter()
     runner = train(
         dl.SystemMetricsCallback(), loaders={"train": Paced(batches(10, 4), [0.01] * 10, time.sleep)}, num_epochs=1
@@ -187,7 +188,7 @@ def seen(callback, runner, clock, *, waiting, working, num_batches=2):
 
 
 def test_the_numbers_are_those_of_the_whole_job(clock, monkeypatch):
-    """Samples add up, times are means over processes, memory is that of the process with most; in one reduction."""
+    """Samples add up, times are means over processes, memory is the largest process's; all in one reduction."""
     ranks = Ranks(2)
     callbacks = [dl.SystemMetricsCallback(peak_flops=1000.0, flops_per_sample=30.0) for _ in range(2)]
     sizes = (6, 2)
@@ -214,7 +215,7 @@ def test_the_numbers_are_those_of_the_whole_job(clock, monkeypatch):
 
 
 def test_two_real_processes_count_the_samples_of_both():
-    """Whatever the clock says: throughput times step time is the samples of a step of the whole job."""
+    """Throughput times step time is the number of samples per step of the whole job, whatever the clock's speed."""
     runner = train(
         dl.SystemMetricsCallback(peak_flops=1e6),
         loaders={"train": loader(40, 4)},
@@ -227,7 +228,7 @@ def test_two_real_processes_count_the_samples_of_both():
 
 
 def test_single_steps_of_two_processes_count_the_samples_of_both(clock):
-    """Rank zero logs them, without asking the other."""
+    """Rank zero logs them without communication."""
     ranks = Ranks(2)
     runner = make_runner(engine=ranks.engines[0], batch_size=4, batch_step=10, log_every=10)
 
@@ -239,15 +240,10 @@ def test_single_steps_of_two_processes_count_the_samples_of_both(clock):
 
 
 def test_a_resumed_loader_goes_on_with_its_sums(clock, tmp_path):
-    """Two batches of 1 s before the checkpoint and three of 2 s after it are five batches."""
+    """Two batches of 1 s before the checkpoint and three of 2 s after it give the values of five batches."""
 
     def pause(seconds):
         clock.now += seconds
-
-    class Interrupt(dl.Callback):
-        def on_step_end(self, runner):
-            if runner.batch_step == 3:
-                raise KeyboardInterrupt
 
     def run(*others, seconds, **kwargs):
         checkpoint = dl.CheckpointCallback(tmp_path, mode="runner", every_steps=2)
@@ -256,7 +252,7 @@ def test_a_resumed_loader_goes_on_with_its_sums(clock, tmp_path):
         return train(dl.SystemMetricsCallback(), work, checkpoint, *others, loaders=loaders, **kwargs)
 
     with pytest.raises(KeyboardInterrupt):
-        run(Interrupt(dl.CallbackOrder.External), seconds=1.0, logdir=tmp_path)
+        run(Interrupt(3, "on_step_end"), seconds=1.0, logdir=tmp_path)
     runner = run(seconds=2.0, logdir=tmp_path, resume="auto")
 
     expected = {"samples_per_s": 20 / 8, "step_s": 8 / 5, "data_wait_share": 0.0}
@@ -264,7 +260,7 @@ def test_a_resumed_loader_goes_on_with_its_sums(clock, tmp_path):
 
 
 def test_memory_is_the_peak_that_the_system_knows():
-    """It only grows, so it lies between those before and after the run."""
+    """Peak memory only grows, so it lies between the peaks before and after the run."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
     runner = train(dl.SystemMetricsCallback(), loaders={"train": loader(8, 4)})
@@ -275,7 +271,8 @@ def test_memory_is_the_peak_that_the_system_knows():
 
 @pytest.fixture
 def gpu_runner(monkeypatch):
-    """The middle of an epoch on a GPU of which torch tells 3 GiB and, one after the other, 40 and 80 percent."""
+    """Return a runner in the middle of an epoch on a GPU that reports 3 GiB and a utilization of 40, then 80
+    percent."""
     percents = iter([40, 80])
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 * 2**30)
     monkeypatch.setattr(torch.cuda, "utilization", lambda device: next(percents))
@@ -284,7 +281,7 @@ def gpu_runner(monkeypatch):
 
 
 def test_a_gpu_has_its_memory_and_utilisation(gpu_runner, clock):
-    """At the log point the latest sample, of the loader their mean."""
+    """The log point has the latest sample, and the loader has the mean."""
     callback = dl.SystemMetricsCallback()
 
     seen(callback, gpu_runner, clock, waiting=0.5, working=0.5, num_batches=1)
@@ -297,7 +294,7 @@ def test_a_gpu_has_its_memory_and_utilisation(gpu_runner, clock):
 
 
 def test_a_gpu_that_does_not_tell_its_utilisation_is_warned_of_once(gpu_runner, clock, monkeypatch, caplog):
-    """NVML is not installed, or the GPU is a part of one: the other numbers are there."""
+    """If NVML is missing or the GPU is partitioned, the other values are logged nevertheless."""
 
     def utilization(device):
         raise ModuleNotFoundError("nvidia-ml-py does not seem to be installed")
@@ -310,13 +307,13 @@ def test_a_gpu_that_does_not_tell_its_utilisation_is_warned_of_once(gpu_runner, 
         end_loader(callback, gpu_runner)
 
     assert [record.getMessage() for record in caplog.records] == [
-        "no _system/gpu_utilization: nvidia-ml-py does not seem to be installed"
+        "_system/gpu_utilization is not available: nvidia-ml-py does not seem to be installed"
     ]
     assert system(gpu_runner.loader_metrics).keys() == {*CLOCK_METRICS, "gpu_memory_gib"}
 
 
 def test_flops_are_counted_once_and_are_those_of_the_layers(clock):
-    """A linear layer costs 2 m n forward, as many for its weights' gradient, as many for its input's if wanted."""
+    """A linear layer takes 2 m n FLOPs forward, as many for its weights' gradient and for its input's, if needed."""
 
     def pause(seconds):
         clock.now += seconds
@@ -333,7 +330,7 @@ def test_flops_are_counted_once_and_are_those_of_the_layers(clock):
 
 
 def test_counting_leaves_the_weights_as_they_would_be():
-    """Bit for bit."""
+    """The weights are equal bit for bit."""
     with_count, without = (
         train(callback, loaders={"train": loader(20, 4)}).model
         for callback in (dl.SystemMetricsCallback(peak_flops=1e12), dl.TimerCallback())
@@ -343,7 +340,7 @@ def test_counting_leaves_the_weights_as_they_would_be():
 
 
 def test_an_exception_while_flops_are_counted_ends_the_count():
-    """What is computed after it is not counted, nor slowed down."""
+    """Later computations are neither counted nor slowed down."""
 
     class Fail(dl.Callback):
         def on_batch_end(self, runner):
@@ -356,7 +353,7 @@ def test_an_exception_while_flops_are_counted_ends_the_count():
 
 
 def test_a_step_costs_three_calls_and_three_looks_at_the_clock():
-    """And nothing where there is no such callback: nobody else knows of it."""
+    """Runs without the callback cost nothing."""
 
     def run(num_steps, *callbacks):
         train(dl.Callback(), *callbacks, loaders={"train": batches(num_steps, 4)}, log_every=1000)
@@ -370,17 +367,17 @@ def test_a_step_costs_three_calls_and_three_looks_at_the_clock():
     [
         ({"peak_flops": 0.0}, r"peak_flops must be > 0 or None, got 0\.0"),
         ({"peak_flops": 1.0, "flops_per_sample": -1.0}, r"flops_per_sample must be > 0 or None, got -1\.0"),
-        ({"flops_per_sample": 1.0}, "flops_per_sample is for the MFU: pass peak_flops= of one device too"),
+        ({"flops_per_sample": 1.0}, "flops_per_sample is only for the MFU: also pass peak_flops= of one device"),
     ],
 )
 def test_bad_numbers_are_refused(arguments, message):
-    """When the callback is made."""
+    """The error is raised when the callback is constructed."""
     with pytest.raises(ValueError, match=message):
         dl.SystemMetricsCallback(**arguments)
 
 
 def test_flops_that_cannot_be_counted_are_asked_for():
-    """No number is made up: neither where torch.compile hides the operations, nor where there are none that count."""
+    """An error replaces invented numbers if torch.compile hides the operations or none of them can be counted."""
     loaders = {"train": loader(8, 4)}
 
     with pytest.raises(ValueError, match=r"with torch\.compile, or DataParallel on GPUs, pass flops_per_sample="):
@@ -394,7 +391,7 @@ def test_flops_that_cannot_be_counted_are_asked_for():
         def handle_batch(self, batch):
             self.batch_metrics["loss"] = batch[0].sum()
 
-    with pytest.raises(ValueError, match="no matrix product, convolution or attention that torch counts"):
+    with pytest.raises(ValueError, match="torch counts only matrix products, convolutions and attention"):
         NoProducts().train(
             model=mlp(), loaders=loaders, callbacks=[dl.SystemMetricsCallback(peak_flops=1.0)], cpu=True, **quiet()
         )

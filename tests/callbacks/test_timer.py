@@ -1,15 +1,15 @@
-"""Times are those of the clock, by loader."""
+"""Times match the clock, per loader."""
 
 import pytest
 
-from runnerkit.callbacks import timer
-from runnerkit.callbacks.timer import TimerCallback
+from runnerkit.callbacks.monitor import timer
+from runnerkit.callbacks.monitor.timer import TimerCallback
 from tests.callbacks.stand_ins import make_runner
 
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Time that passes only when told to."""
+    """Replace time by a clock that advances only when `now` is changed."""
 
     class Clock:
         now = 50.0
@@ -32,7 +32,7 @@ def run_batch(callback, runner, clock, *, waiting, working):
 
 
 def test_times_of_a_batch_are_its_waiting_and_its_working(clock):
-    """data_time + model_time = batch_time; _fps is samples of this process in it."""
+    """data_time + model_time = batch_time, and _fps is this process's samples per second of batch_time."""
     callback, runner = TimerCallback(), make_runner(batch_size=8)
 
     callback.on_loader_start(runner)
@@ -46,7 +46,7 @@ def test_times_of_a_batch_are_its_waiting_and_its_working(clock):
 
 
 def test_validation_and_checkpoint_are_no_waiting_for_data(clock):
-    """The first training batch after it has the times of any other."""
+    """The first training batch after them has the times of any other."""
     callback = TimerCallback()
     train, valid = make_runner(batch_size=8), make_runner(loader_key="valid", batch_size=2)
 

@@ -1,4 +1,4 @@
-"""`check=True` tells in words that processes are what they should be to each other, and raises where they are not."""
+"""`check=True` reports that ranks agree, and raises an error if they do not."""
 
 import pytest
 import torch
@@ -6,9 +6,9 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from runnerkit import dl
-from runnerkit.callbacks.rank_samples import Share, samples_in_words
-from runnerkit.callbacks.rank_weights import largest_difference
-from runnerkit.callbacks.recorded_loader import RecordedSampler
+from runnerkit.callbacks.debug.parts.rank_samples import SeenSamples, samples_in_words
+from runnerkit.callbacks.debug.parts.rank_weights import largest_difference
+from runnerkit.callbacks.debug.parts.recorded_loader import RecordedSampler
 from runnerkit.sampling.sharding import shard_loader
 from tests.callbacks import verify_ranks_cases as cases
 from tests.engines.together import together
@@ -25,37 +25,37 @@ SOUND = [
 
 @pytest.fixture(scope="module")
 def said():
-    """What the check says of every case; one start of two processes is enough for all."""
+    """Return the findings of every case; one launch of two processes serves all tests."""
     return together(cases.run_all)
 
 
 def test_a_sound_job_of_two_processes_is_told_in_words(said):
-    """Three epochs say the same, once; workers of a loader ask for batches that are never run, and change nothing."""
+    """Three epochs give each finding once; batches that a loader's workers prefetch in vain do not count."""
     assert said["sound"] == said["with workers"] == SOUND
 
 
 def test_shards_and_half_precision_are_checked_too(said):
-    """FSDP2's parameters are whole, and comparable, while it evaluates; bf16 is held to what it can."""
+    """FSDP2 gathers its parameters for evaluation, so they can be compared; bf16 has a larger tolerance."""
     assert said["sound, FSDP2"] == [
-        "the model's parameters are in parts on 2 ranks after training on loader 'train'",
+        "the model's parameters are sharded on 2 ranks after training on loader 'train'",
         *SOUND[1:],
     ]
     assert said["sound, bf16"] == [*SOUND[:-1], SOUND[-1].replace("1e-06", "1e-04")]
 
 
 def test_a_sampler_that_repeats_samples_is_no_mistake(said):
-    """What must not be repeated are places in the order that all ranks share."""
+    """Samples may repeat; positions in the order that all ranks share must not."""
     assert said["weighted"][1] == (
-        "2 ranks took 48 places of the order of loader 'train', none twice; its WeightedRandomSampler gives some "
-        "samples several places"
+        "2 ranks saw 48 positions in the order of loader 'train', none twice; its WeightedRandomSampler repeats some "
+        "samples"
     )
 
 
 def test_repeats_of_the_users_own_distributed_sampler_are_named(said):
-    """They are its way to fill up, not a mistake of the run."""
+    """A DistributedSampler pads by repetition; that is not an error of the run."""
     assert said["padded"][3] == (
-        "2 ranks saw 21 of the 21 samples of loader 'valid', and of these 1 sample (0) twice: its own "
-        "DistributedSampler repeats some to give each rank equally many; without it the engine repeats none"
+        "2 ranks saw 21 of the 21 samples of loader 'valid', 1 sample (0) of them twice: its "
+        "DistributedSampler repeats samples to give each rank the same number; the engine alone repeats none"
     )
 
 
@@ -63,7 +63,7 @@ def test_repeats_of_the_users_own_distributed_sampler_are_named(said):
     ("case", "message"),
     [
         ("every rank the same", "'train': 2 ranks were given 24 samples (5, 9, 16, 23, 30, ...) more than once."),
-        ("unlike orders", "'train': rank 1 lists the samples in another order than rank 0"),
+        ("unlike orders", "'train': rank 1 orders the samples differently from rank 0"),
         ("parameter", "differs between ranks after training on loader 'train': '0.weight' on rank 1 by up to 0.75"),
         ("buffer", "differs between ranks before loader 'valid': '1.running_mean' on rank 1 by up to 0.5"),
         ("rank in metric", "'odd' of loader 'valid' depends on the number of processes: 2 give 0.4761905, one alone"),
@@ -71,33 +71,34 @@ def test_repeats_of_the_users_own_distributed_sampler_are_named(said):
     ],
 )
 def test_what_is_broken_raises(said, case, message):
-    """With what was found, and what to do."""
+    """The error says what was found and what to do."""
     assert isinstance(said[case], str)
     assert message in said[case]
 
 
 def test_a_metric_that_is_drawn_at_random_is_told_from_one_that_depends_on_ranks(said):
-    """Evaluated twice by one process it is another one; that is told, and the rest is compared."""
+    """A metric whose value changes when one process evaluates again is reported, and the others are compared."""
     assert any(finding.startswith("noise of loader 'valid' is random: ") for finding in said["drawn metric"])
     assert said["drawn metric"][-1] == SOUND[-1]
 
 
 def test_a_metric_that_is_no_mean_over_samples_is_told(said):
-    """The largest feature of each batch: its mean is another number when batches are smaller."""
-    assert "largest of loader 'valid' depends on how samples are cut into batches" in said["maximum"][-1]
+    """The mean of each batch's largest feature changes with the batch size."""
+    assert "largest of loader 'valid' depends on how samples are batched" in said["maximum"][-1]
 
 
 def test_meters_of_the_users_own_are_as_without_the_check(said):
-    """Numbers, lists, tensors and objects on the runner, reset or not; and the state of a callback."""
+    """Numbers, lists, tensors and objects on the runner are restored, and so is a callback's state."""
     told, metrics, num_batches, findings = said["meters"]
 
     assert (told, metrics, num_batches, []) == said["meters, unchecked"]
-    assert metrics["valid"]["own"] == 21, "each rank's, added up"
+    assert metrics["valid"]["own"] == 21, "the sum over ranks"
     assert any("computes the same half, one, loss of loader 'valid'" in finding for finding in findings)
 
 
 def test_every_kind_of_loader_is_verified_as_far_as_it_can_be(said):
-    """Samples where they have indices, metrics where one process can read what all read; else it is told why not."""
+    """Samples are checked if they have indices, and metrics if one process can read all batches; else the reason is
+    given."""
     found = said["every kind"]
     of_key = {
         key: [each for each in found if f"loader {key!r}" in each and "the model" not in each]
@@ -107,8 +108,8 @@ def test_every_kind_of_loader_is_verified_as_far_as_it_can_be(said):
     def same(num_samples):
         return SOUND[-1].replace("'valid'", "{!r}").replace("21 samples", f"{num_samples} samples")
 
-    stream = "a Stream is a stream, whose samples have no indices, so which of loader {!r} were seen is unknown"
-    own = "a OwnLoader does not tell which samples its batches are made of"
+    stream = "the samples of a Stream, an IterableDataset, are not numbered, so those seen of loader {!r} are unknown"
+    own = "a OwnLoader does not report the samples in its batches"
     expected = {
         "tensors": ["2 ranks saw all 21 samples of loader {!r}, each once", same(21)],
         "prefetched": ["2 ranks saw all 21 samples of loader {!r}, each once", same(21)],
@@ -121,8 +122,8 @@ def test_every_kind_of_loader_is_verified_as_far_as_it_can_be(said):
         "stream_workers": [stream, same(21)],
         "limited_stream": [stream, same(16)],
         "own": [
-            f"{own}, so which of loader {{!r}} were seen is unknown",
-            f"metrics of loader {{!r}} were not computed again by one process: {own}",
+            f"{own}, so those seen of loader {{!r}} are unknown",
+            f"metrics of loader {{!r}} were not recomputed by one process: {own}",
         ],
     }
     assert of_key == {key: [each.format(key) for each in words] for key, words in expected.items()}
@@ -130,7 +131,7 @@ def test_every_kind_of_loader_is_verified_as_far_as_it_can_be(said):
 
 @pytest.mark.horovod
 def test_horovod_is_checked_too():
-    """The same words, the same error."""
+    """Horovod gives the same findings and the same error."""
     pytest.importorskip("horovod.torch", reason="Horovod is not installed: scripts/install_horovod.sh builds it")
 
     said = dl.HorovodEngine(2).launch(cases.run_horovod)
@@ -153,7 +154,7 @@ def supervised(loaders, **kwargs):
 
 
 def test_findings_are_printed_on_the_console(capsys):
-    """One process has no others to agree with; its samples and metrics are checked nevertheless."""
+    """One process has no other ranks to agree with, but its samples and metrics are checked."""
     supervised({"train": loader(64, 8, shuffle=True), "valid": loader(21, 8)})
 
     checks = [line for line in capsys.readouterr().out.splitlines() if line.startswith("check: ")]
@@ -165,18 +166,18 @@ def test_findings_are_printed_on_the_console(capsys):
 
 
 def test_a_loader_without_indices_is_named():
-    """It cannot be said which samples a list of batches consists of."""
+    """The samples in a list of batches are unknown."""
     batches = list(loader(16, 8))
 
     runner = supervised({"train": batches}, **quiet())
 
     assert runner.callbacks["_verify_ranks"].findings == [
-        "a list does not tell which samples its batches are made of, so which of loader 'train' were seen is unknown"
+        "a list does not report the samples in its batches, so those seen of loader 'train' are unknown"
     ]
 
 
 def test_the_check_changes_neither_training_nor_the_loader(tmp_path):
-    """The weights of a checked run are those of one that is as short; the loader gets its batch sampler back."""
+    """The weights equal those of an equally short run, and the loader gets its batch sampler back."""
     data = loader(24, 8, shuffle=True)
     valid = loader(24, 8)
     batch_sampler = data.batch_sampler
@@ -199,7 +200,7 @@ def test_the_check_changes_neither_training_nor_the_loader(tmp_path):
 
 @pytest.mark.parametrize("flag", ["check", "overfit"])
 def test_a_short_run_does_not_shorten_a_later_evaluation(flag):
-    """Flags are the training run's: `evaluate_loader` scores all 41 samples, as plain PyTorch does."""
+    """The flags apply to the training run only: `evaluate_loader` scores all 41 samples, as plain PyTorch does."""
     model, data = mlp(), loader(41, 4, seed=1)
     runner = dl.SupervisedRunner().train(
         model=model,
@@ -220,7 +221,7 @@ def test_a_short_run_does_not_shorten_a_later_evaluation(flag):
 
 
 def test_a_validation_within_the_training_loader_is_a_pass_of_its_own():
-    """Both are checked, each against its own samples."""
+    """Both passes are checked, each against its own samples."""
     runner = supervised({"train": loader(64, 8), "valid": loader(21, 8)}, valid_every_steps=2, **quiet())
 
     assert runner.callbacks["_verify_ranks"].findings == [
@@ -231,7 +232,7 @@ def test_a_validation_within_the_training_loader_is_a_pass_of_its_own():
 
 
 def test_meters_of_one_process_are_as_without_the_check():
-    """Which goes through each evaluation loader three times."""
+    """The check evaluates each loader three times, yet meters are restored."""
     checked, plain = (cases.meters(dl.CPUEngine, is_checked=is_checked) for is_checked in (True, False))
 
     assert checked[:-1] == plain[:-1]
@@ -239,7 +240,7 @@ def test_meters_of_one_process_are_as_without_the_check():
 
 
 def test_what_a_sample_draws_is_drawn_alike_when_it_is_evaluated_again():
-    """Augmentation is a function of the seed, the epoch and the sample's place; so it is no random metric."""
+    """Augmentation depends on seed, epoch and the sample's position only, so the metric is not reported as random."""
 
     class Jittered(Dataset):
         def __len__(self):
@@ -256,18 +257,18 @@ def test_what_a_sample_draws_is_drawn_alike_when_it_is_evaluated_again():
 
 
 def test_metrics_of_a_list_of_batches_are_computed_again():
-    """By the only process there is, which can go through the list once more; through an iterator it cannot."""
+    """The single process can read a list twice, but not an iterator."""
     batches = list(loader(21, 4))
 
     again = supervised({"train": loader(16, 8), "valid": batches}, **quiet()).callbacks["_verify_ranks"].findings
     once = supervised({"train": loader(16, 8), "valid": iter(batches)}, num_epochs=1, **quiet())
 
     assert again[-1] == "one process computes the same loss of loader 'valid' from these 12 samples, to 1e-06"
-    assert once.callbacks["_verify_ranks"].findings[-1].endswith("by one process: a list_iterator gives them once")
+    assert once.callbacks["_verify_ranks"].findings[-1].endswith("process: a list_iterator yields its batches once")
 
 
 def test_a_loader_that_gives_its_batches_once_is_named():
-    """In a class of its own, where it cannot be seen before."""
+    """A custom class gives no sign of it before the second pass."""
 
     class Once:
         def __init__(self, batches):
@@ -278,12 +279,12 @@ def test_a_loader_that_gives_its_batches_once_is_named():
 
     valid = Once(list(loader(21, 7)))
 
-    with pytest.raises(ValueError, match="a Once gave 3 batches, and 0 when asked again; a loader must give them"):
+    with pytest.raises(ValueError, match="a Once yielded 3 batches, and 0 in a second pass; a loader must yield"):
         supervised({"train": loader(16, 8), "valid": valid}, **quiet())
 
 
 def shares(num_samples, batch_size, world_size, *, num_batches, spoil=None, **how):
-    """What the ranks of a job would have run, without processes."""
+    """Return the arguments for `samples_in_words` as ranks of a job would record them, without processes."""
     found, recorded, given = [], None, None
     for rank in range(world_size):
         sampler = torch.utils.data.BatchSampler(range(num_samples), batch_size, drop_last=False)
@@ -297,12 +298,12 @@ def shares(num_samples, batch_size, world_size, *, num_batches, spoil=None, **ho
         list(recorded)
         if spoil is not None:
             spoil(rank, recorded.given)
-        found.append(Share.of(recorded, num_batches=num_batches, is_complete=num_batches >= len(recorded)))
+        found.append(SeenSamples.of(recorded, num_batches=num_batches, is_complete=num_batches >= len(recorded)))
     return {"shares": found, "loader": given, "key": "train", "order": recorded.order}
 
 
 def test_ranks_in_words():
-    """Three of three ranks' batches of a longer loader; and all."""
+    """Three ranks run three batches each of a longer loader, and then all of them."""
     assert samples_in_words(**shares(200, 10, 3, num_batches=3)) == (
         "3 ranks saw 90 different samples of loader 'train' (of 200), none twice"
     )
@@ -312,15 +313,15 @@ def test_ranks_in_words():
 
 
 def test_batches_repeated_by_choice_are_no_mistake():
-    """Four batches of the user's own for three ranks: two of them are run twice, as was asked for."""
+    """With four user-defined batches for three ranks, "pad" runs two of them twice."""
     assert samples_in_words(**shares(20, 5, 3, num_batches=2, uneven="pad")) == (
-        "3 ranks saw all 20 places of the order of loader 'train', and 10 samples (0, 1, 2, 3, 4, ...) once more: "
-        'uneven_batches="pad" repeats batches to give each rank equally many'
+        "3 ranks saw all 20 positions in the order of loader 'train', and 10 samples (0, 1, 2, 3, 4, ...) again: "
+        'uneven_batches="pad" repeats batches to give each rank the same number'
     )
 
 
 def test_one_sample_given_twice_and_one_left_out_are_found():
-    """Whichever they are among 90."""
+    """A single mistake among 90 samples is found."""
 
     def repeat(rank, batches):
         if rank == 2:
@@ -342,7 +343,7 @@ def test_a_batch_that_nobody_ran_is_found():
 
 
 def test_tensors_of_unlike_shapes_are_infinitely_far_apart():
-    """There is no difference to take."""
+    """Tensors of different shapes cannot be subtracted."""
     assert largest_difference([torch.zeros(2), torch.tensor([0.0, -3.0])]) == 3.0
     assert largest_difference([torch.zeros(2), torch.zeros(3)]) == float("inf")
     assert largest_difference([torch.zeros(2), None]) == float("inf")

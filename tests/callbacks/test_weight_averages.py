@@ -1,4 +1,4 @@
-"""EMACallback and SWACallback: the average is the closed form, is what evaluation sees, and survives a kill."""
+"""EMACallback and SWACallback: averages equal the closed form, are used for evaluation, and survive an interruption."""
 
 import copy
 
@@ -10,14 +10,15 @@ from torch.utils.data import DataLoader
 
 from runnerkit import dl, utils
 from tests.engines.together import together
-from tests.test_resume import Augmented, Interrupt, read_csv
+from tests.interrupt import Interrupt
+from tests.test_resume import Augmented, read_csv
 from tests.tiny import classification, loader, mlp, quiet, sgd, train_by_hand, weights
 
 DECAY = 0.8
 
 
 class Trace(dl.Callback):
-    """Keeps the weights after each optimizer step, and those that evaluation and the epoch's end see."""
+    """A callback that records the weights after each optimizer step, in evaluation and at epoch ends."""
 
     def __init__(self, every=1):
         super().__init__()
@@ -51,7 +52,7 @@ def train(callbacks, *, model=None, num_epochs=3, accumulate=1, **kwargs):
 
 
 def exponential_average(trained, *, decay=DECAY):
-    """The closed form, in float64."""
+    """Compute the closed form in float64."""
     average = trained[0]
     for each in trained[1:]:
         average = decay * average + (1 - decay) * each
@@ -60,7 +61,7 @@ def exponential_average(trained, *, decay=DECAY):
 
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_an_exponential_average_counts_steps_and_is_the_closed_form(accumulate):
-    """Ten batches, accumulated by three, are four steps; the run ends with the average, and evaluation saw it."""
+    """Ten batches accumulated by three are four steps; evaluation and the run's end use the average."""
     trace = Trace(every=accumulate)
 
     runner = train([dl.EMACallback(DECAY), trace], num_epochs=2, accumulate=accumulate)
@@ -68,15 +69,16 @@ def test_an_exponential_average_counts_steps_and_is_the_closed_form(accumulate):
     num_steps = -(-10 // accumulate)
     assert len(trace.trained) == 2 * num_steps
     expected = exponential_average(trace.trained)
-    torch.testing.assert_close(weights(runner.model), expected, rtol=0, atol=1e-6)  # float32 of a few dozen steps
+    torch.testing.assert_close(weights(runner.model), expected, rtol=0, atol=1e-6)  # float32, a few dozen steps
     torch.testing.assert_close(trace.evaluated[-1], expected, rtol=0, atol=1e-6)
     first = exponential_average(trace.trained[:num_steps])
     torch.testing.assert_close(trace.evaluated[0], first, rtol=0, atol=1e-6)
-    assert torch.equal(trace.at_epoch_end[0], trace.trained[num_steps - 1]), "training goes on with its own weights"
+    assert torch.equal(trace.at_epoch_end[0], trace.trained[num_steps - 1]), "training continues with its own weights"
 
 
 def test_an_exponential_average_is_that_of_torch_bit_for_bit():
-    """AveragedModel.update_parameters after each step of the loop that everybody writes; training is not disturbed."""
+    """It equals AveragedModel.update_parameters after each step of a hand-written loop, and training is not
+    affected."""
     batches = list(loader(40, 4))
     model, by_hand = mlp(), mlp()
     optimizer = sgd(by_hand, lr=0.5)
@@ -94,7 +96,7 @@ def test_an_exponential_average_is_that_of_torch_bit_for_bit():
 
 @pytest.mark.parametrize("validate", [True, False])
 def test_evaluation_with_the_average_is_an_option(validate):
-    """The stage ends with it either way."""
+    """The stage ends with the average either way."""
     trace = Trace()
 
     runner = train([dl.EMACallback(DECAY, validate=validate), trace], valid_every_steps=7)
@@ -110,14 +112,14 @@ def test_evaluation_with_the_average_is_an_option(validate):
 
 
 def test_a_checked_run_evaluates_the_average_again():
-    """check=True holds what the loader gave against a second evaluation, at the loader's end."""
+    """check=True evaluates each loader again at its end and compares the metrics."""
     runner = train([dl.EMACallback(DECAY)], model=mlp(batch_norm=True), check=True)
 
     assert runner.epoch_step == 3
 
 
 def test_buffers_are_the_models_own_unless_they_are_averaged():
-    """Batch norm's statistics, by name."""
+    """Buffers here are the running means of batch norm."""
     final = {}
     for use_buffers in (False, True):
         model = mlp(batch_norm=True)
@@ -138,7 +140,7 @@ def test_buffers_are_the_models_own_unless_they_are_averaged():
 
 
 class TwoModels(dl.Runner):
-    """Steps by hand, one of them every second batch: as a GAN does."""
+    """A runner with hand-written steps, one of them every second batch, as in a GAN."""
 
     def handle_batch(self, batch):
         features, targets = batch
@@ -152,7 +154,7 @@ class TwoModels(dl.Runner):
 
 
 def test_each_of_several_models_is_averaged_by_the_steps_of_its_own_optimizer(tmp_path):
-    """Steps that handle_batch takes count too; a checkpoint holds the average of one beside the other's weights."""
+    """Steps made by handle_batch count, and a checkpoint contains one model's average beside the other's weights."""
     models = {"one": mlp(seed=1), "two": mlp(seed=2)}
     trained = []
 
@@ -197,7 +199,8 @@ def resumable(logdir, *, average="ema", interrupt_at=None, **kwargs):
 
 @pytest.mark.parametrize(("average", "interrupt_at"), [("ema", 24), ("ema", 31), ("swa", 25), ("swa", 40)])
 def test_a_resumed_average_equals_that_of_the_uninterrupted_run(tmp_path, average, interrupt_at):
-    """Bit for bit: within an epoch and at its end; weights, metrics and logs. Doing it again gives it again."""
+    """Weights, metrics and logs are equal bit for bit, interrupted within an epoch or at its end, resumed once or
+    twice."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     expected = resumable(whole, average=average)
     with pytest.raises(KeyboardInterrupt):
@@ -218,7 +221,7 @@ class TwoStages(dl.SupervisedRunner):
 
 
 def test_a_second_stage_starts_from_the_average_of_the_first_and_averages_anew():
-    """One callback for all; a stage of inference has nothing to average."""
+    """One callback serves all stages and does nothing in inference."""
     model, trace = mlp(), Trace()
 
     TwoStages().train(
@@ -241,7 +244,7 @@ def test_a_second_stage_starts_from_the_average_of_the_first_and_averages_anew()
 
 @pytest.mark.parametrize("mode", ["runner", "model"])
 def test_the_best_is_the_average_that_was_judged_best(tmp_path, mode):
-    """Not the weights that were trained when it was; and whoever loads the file gets it."""
+    """The best checkpoint and its file contain the average, not the weights trained at that time."""
     trace = Trace()
     checkpoint = dl.CheckpointCallback(
         tmp_path, loader_key="valid", metric_key="loss", minimize=True, mode=mode, load_best_on_end=True
@@ -253,7 +256,7 @@ def test_the_best_is_the_average_that_was_judged_best(tmp_path, mode):
 
     losses = {epoch: metrics["valid"]["loss"] for epoch, metrics in runner.experiment_metrics.items()}
     best = min(losses, key=losses.get)
-    assert best != 6, "the test needs a run that gets worse"
+    assert best != 6, "this test needs a run that gets worse"
     assert torch.equal(weights(runner.model), trace.evaluated[6 * best - 1])
     saved = mlp()
     state = torch.load(tmp_path / "checkpoints" / "best.pth", weights_only=True)
@@ -263,14 +266,14 @@ def test_the_best_is_the_average_that_was_judged_best(tmp_path, mode):
 
 
 def parameters(vector):
-    """Those parts of :func:`weights` that are no statistics of batch norm."""
+    """Return the part of :func:`weights` without batch norm statistics."""
     state = mlp(batch_norm=True).state_dict()
     parts = torch.split(vector, [each.numel() for each in state.values()])
     return torch.cat([part for name, part in zip(state, parts, strict=True) if name.endswith(("weight", "bias"))])
 
 
 def test_the_mean_of_epochs_is_the_closed_form_with_statistics_of_its_own():
-    """The weights are the mean over epochs 2 to 4; batch norm's statistics those of torch's update_bn."""
+    """Weights are the mean of epochs 2 to 4, and batch norm statistics are those of torch's update_bn."""
     model = mlp(batch_norm=True)
     trace = Trace()
 
@@ -285,7 +288,7 @@ def test_the_mean_of_epochs_is_the_closed_form_with_statistics_of_its_own():
 
 
 def test_statistics_are_renewed_from_what_the_model_would_be_given():
-    """A BatchTransformCallback's batches; generators, metrics and the training flags are as if nothing had been."""
+    """Statistics use transformed batches; generators, metrics and training flags do not change."""
     model = mlp(batch_norm=True)
     double = dl.BatchTransformCallback(lambda features: 2 * features, input_key="features")
 
@@ -298,7 +301,7 @@ def test_statistics_are_renewed_from_what_the_model_would_be_given():
 
 
 def test_a_stage_that_ends_before_the_first_average_says_so(caplog):
-    """Early stopping, for instance: the model is as trained."""
+    """After early stopping, for example, the model has its trained weights."""
 
     class Stop(dl.Callback):
         def on_epoch_end(self, runner):
@@ -312,7 +315,7 @@ def test_a_stage_that_ends_before_the_first_average_says_so(caplog):
 
 
 def test_skipped_steps_are_not_averaged():
-    """A gradient that is infinite makes no step: what the scaler skips leaves the average alone."""
+    """An infinite gradient makes the scaler skip the step, and the average does not change."""
 
     class Infinite(dl.Callback):
         def __init__(self):
@@ -331,7 +334,7 @@ def test_skipped_steps_are_not_averaged():
 
 
 class Compare(dl.Callback):
-    """Fails where the ranks evaluate different weights."""
+    """A callback that fails if ranks evaluate different weights."""
 
     def on_batch_end(self, runner):
         if not runner.is_train_loader:
@@ -341,7 +344,7 @@ class Compare(dl.Callback):
 
 
 def on_ranks(folder):
-    """All that is asked of two processes, in one start."""
+    """Run all cases of two processes in one launch."""
     engine = dl.DistributedDataParallelEngine(2, device="cpu")
     kwargs = {"engine": engine, "loaders": {"train": loader(40, 4), "valid": loader(16, 4)}}
     ema, buffers, swa = mlp(), mlp(batch_norm=True), mlp(batch_norm=True)
@@ -363,12 +366,13 @@ def on_ranks(folder):
 
 
 def test_processes_hold_the_same_average_and_renew_statistics_together(tmp_path):
-    """Batches of four on two ranks average as batches of eight on one; a resumed run is the uninterrupted one."""
+    """Batches of four on two ranks average like batches of eight on one, and a resumed run equals the uninterrupted
+    one."""
     ema, swa = together(lambda: on_ranks(tmp_path))
 
     alone = mlp()
     train([dl.EMACallback(DECAY)], model=alone, loaders={"train": loader(40, 8), "valid": loader(16, 4)})
-    torch.testing.assert_close(weights(ema), weights(alone), rtol=0, atol=1e-5)  # sums in another order
+    torch.testing.assert_close(weights(ema), weights(alone), rtol=0, atol=1e-5)  # summation order differs
     by_torch = copy.deepcopy(swa)
     rows = classification(40).tensors[0]
     update_bn([rows[start : start + 8][rank::2] for start in range(0, 40, 8) for rank in range(2)], by_torch)
@@ -401,17 +405,17 @@ def best():
         (lambda: dl.EMACallback(1.0), "decay must be in"),
         (lambda: dl.SWACallback(0), "start_epoch must be >= 1"),
         (lambda: train([dl.EMACallback(model_key="generator")]), "averages model 'generator'"),
-        (lambda: train([dl.SWACallback(4)]), "start_epoch=4 comes after the stage's 3 epochs"),
+        (lambda: train([dl.SWACallback(4)]), "start_epoch=4 exceeds the stage's 3 epochs"),
         (frozen, "no optimizer of the runner has parameters of model 'two'"),
-        (resumed_with_another, r"holds averages of the models \['one'\], EMACallback averages \['two'\]"),
+        (resumed_with_another, r"holds averages of the models \['one'\], but EMACallback averages \['two'\]"),
         (lambda: train([dl.EMACallback(), dl.SWACallback(1)]), "both average the models"),
-        (lambda: train([dl.SWACallback(1, validate=True)], model=mlp(batch_norm=True)), "statistics of others"),
+        (lambda: train([dl.SWACallback(1, validate=True)], model=mlp(batch_norm=True)), "recomputed only at the end"),
         (lambda: train([dl.EMACallback()], model=mlp().bfloat16()), "torch.bfloat16 rounds"),
-        (lambda: train([dl.EMACallback(validate=False), best()]), "never compared with them"),
+        (lambda: train([dl.EMACallback(validate=False), best()]), "never evaluated"),
     ],
 )
 def test_what_does_not_work_is_refused_in_words(make, words, tmp_path, monkeypatch):
-    """Before training."""
+    """The error is raised before training."""
     monkeypatch.chdir(tmp_path)
 
     with pytest.raises((ValueError, KeyError), match=words):

@@ -1,4 +1,4 @@
-"""Runs of two processes, sound and broken; each is checked, and what the check says comes back."""
+"""Checked runs of two processes, valid and broken, that return the findings."""
 
 import threading
 
@@ -14,14 +14,14 @@ from torch.utils.data import (
 )
 
 from runnerkit import dl
-from runnerkit.metrics import AdditiveMetric
+from runnerkit.metrics.means import AdditiveMetric
 from tests.tiny import classification, loader, mlp, quiet, sgd
 
 
 class Plain(dl.SupervisedRunner):
-    """Loaders and model of every case, unless it says otherwise."""
+    """A runner with the loaders of every case that does not override them."""
 
-    spoils = None  # what Breaker changes on rank one
+    spoils = None  # the fault that Breaker causes on rank one
     num_workers = 0
 
     def get_loaders(self, stage):
@@ -29,7 +29,7 @@ class Plain(dl.SupervisedRunner):
 
 
 class Breaker(dl.Callback):
-    """Does something wrong at an event; ordered before the check."""
+    """A callback that causes a fault at an event, before the check runs."""
 
     def on_batch_end(self, runner):
         if runner.is_train_loader and runner.engine.rank == 1 and runner.spoils == "parameter":
@@ -94,7 +94,7 @@ class OwnMeter(Plain):
 
 
 class KeepsMeters(Plain):
-    """Meters of every kind: a number, a list, an object that is reset and one that never is, a lock."""
+    """A runner with all kinds of meters: a number, a list, an object that is reset, one that never is, and a lock."""
 
     def __init__(self):
         super().__init__()
@@ -133,7 +133,7 @@ class KeepsMeters(Plain):
 
 
 class CountsInACallback(dl.Callback):
-    """State of a user's metric callback, over loaders."""
+    """A callback with state over loaders, like a user's metric callback."""
 
     def __init__(self):
         super().__init__(order=dl.CallbackOrder.Metric)
@@ -157,7 +157,7 @@ class MaximumMetric(Plain):
 
 
 class Stream(IterableDataset):
-    """The samples of a map-style data set, one after the other."""
+    """An iterable data set over the samples of a map-style data set."""
 
     def __init__(self, data):
         self.data = data
@@ -167,7 +167,7 @@ class Stream(IterableDataset):
 
 
 class OwnLoader:
-    """A loader that shares itself out, and tells nothing."""
+    """A loader that shards itself and does not report its samples."""
 
     def __init__(self, batches):
         self.batches = batches
@@ -180,7 +180,7 @@ class OwnLoader:
 
 
 def every_kind():
-    """Loaders other than a plain DataLoader, by key; all evaluate."""
+    """Return evaluation loaders of every kind except a plain DataLoader, by key."""
     data = classification(21, seed=1)
     batches = [list(range(21))[start : start + 4] for start in range(0, 21, 4)]
     tensors = dl.TensorLoader(*data.tensors, batch_size=4)
@@ -201,7 +201,7 @@ def every_kind():
 
 
 class _Slices(Dataset):
-    """Six batches, by number."""
+    """A data set of six batches, by number."""
 
     def __init__(self, rows):
         self.rows = rows
@@ -219,7 +219,8 @@ class EveryKind(Plain):
 
 
 def meters(make_engine, *, is_checked):
-    """What a runner's own meters and a callback's say at each loader's end of one epoch."""
+    """Return the values of a runner's and a callback's own meters at each loader's end in one epoch, and the
+    findings."""
     runner, callback, model = KeepsMeters(), CountsInACallback(), mlp()
     runner.told = []
     checks = {"check": dl.VerifyRanksCallback()} if is_checked else {}
@@ -231,7 +232,7 @@ def meters(make_engine, *, is_checked):
 
 
 def check(runner_class, make_engine, *, spoils=None, num_workers=0, num_epochs=1):
-    """Train with check=True; return the findings, or the error's message."""
+    """Train with check=True; return the findings or the error's message."""
     runner, model = runner_class(), mlp(batch_norm=True)
     runner.spoils, runner.num_workers = spoils, num_workers
     try:
@@ -251,12 +252,12 @@ def check(runner_class, make_engine, *, spoils=None, num_workers=0, num_epochs=1
 
 
 def ddp():
-    """Of two processes that some launcher started."""
+    """Make an engine for two processes that a launcher has started."""
     return dl.DistributedDataParallelEngine(2, device="cpu")
 
 
 def run_all():
-    """Every case of torch's engines, in processes that were started once."""
+    """Run every case of torch's engines in processes launched once."""
     return {
         "sound": check(Plain, ddp, num_epochs=5),
         "with workers": check(Plain, ddp, num_workers=1),
@@ -279,5 +280,5 @@ def run_all():
 
 
 def run_horovod():
-    """A sound run, and one whose weights differ."""
+    """Run a valid case and one whose weights differ."""
     return {"sound": check(Plain, dl.HorovodEngine), "parameter": check(Plain, dl.HorovodEngine, spoils="parameter")}

@@ -1,4 +1,4 @@
-"""Data sets: read as torchvision reads them, fetched whole or not at all, and never a network."""
+"""Data sets: read as torchvision reads them, downloaded completely or not at all, tested without a network."""
 
 import gzip
 import hashlib
@@ -34,7 +34,7 @@ SIZES = {"train": 6, "t10k": 4}
 
 @pytest.fixture(autouse=True)
 def debian(tmp_path, monkeypatch):
-    """A folder of our own in the place of Debian's; empty, so that no test depends on the machine."""
+    """Replace Debian's folder by an empty temporary one, so that tests do not depend on the machine."""
     folder = tmp_path / "debian"
     monkeypatch.setattr(module_under_test, "DEBIAN_FASHION_MNIST", folder)
     return folder
@@ -42,7 +42,7 @@ def debian(tmp_path, monkeypatch):
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):
-    """Serve a folder on the loopback, in the place of every mirror of the idx data sets; yields the folder."""
+    """Serve a folder on the loopback interface in place of every mirror of the idx data sets; yield the folder."""
 
     class Quiet(SimpleHTTPRequestHandler):
         def log_message(self, *args):
@@ -91,7 +91,7 @@ def write_cifar100(root):
 
 
 def publish(monkeypatch, dataset, folder):
-    """Make torchvision take the files of `folder` for the published ones."""
+    """Make torchvision treat the files in `folder` as the published ones."""
 
     def checksum(name):
         return hashlib.md5((folder / name).read_bytes()).hexdigest()
@@ -115,7 +115,7 @@ def files_under(root):
 @pytest.mark.parametrize("dataset", [MNIST, FashionMNIST])
 @pytest.mark.parametrize("train", [True, False], ids=["train", "test"])
 def test_idx_files_are_read_as_torchvision_reads_them(tmp_path, dataset, train):
-    """Every pixel and target, in order, in the documented types."""
+    """Pixels and targets are equal and in order, with the documented dtypes."""
     name = dataset.__name__
     write_idx(tmp_path / name / "raw")
     reference = getattr(published, name)(tmp_path, train=train)
@@ -131,7 +131,7 @@ def test_idx_files_are_read_as_torchvision_reads_them(tmp_path, dataset, train):
 @pytest.mark.parametrize("train", [True, False], ids=["train", "test"])
 @pytest.mark.parametrize("name", ["CIFAR10", "CIFAR100"])
 def test_cifar_files_are_read_as_torchvision_reads_them(tmp_path, monkeypatch, caplog, name, train):
-    """Every pixel, height before width before colour; CIFAR-100 by its fine labels. Published files give no warning."""
+    """Pixels are equal, in (H, W, C) order; CIFAR-100 uses its fine labels; published files cause no warning."""
     write_cifar10(tmp_path, num_train=12, num_test=4)
     write_cifar100(tmp_path)
     publish(monkeypatch, getattr(published, name), tmp_path / getattr(published, name).base_folder)
@@ -147,18 +147,18 @@ def test_cifar_files_are_read_as_torchvision_reads_them(tmp_path, monkeypatch, c
 
 
 def test_cifar_files_that_are_not_the_published_ones_are_read_with_a_warning(tmp_path, caplog):
-    """Their names stand in it; torchvision alone would refuse them."""
+    """The warning names the files; torchvision refuses them."""
     folder = write_cifar10(tmp_path, num_train=10, num_test=4)
 
     ours = CIFAR10(tmp_path, train=False)
 
     assert len(ours) == 4
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
-    assert f"{folder}: not the published CIFAR10 files: data_batch_1," in caplog.text
+    assert f"{folder}: these files differ from the published CIFAR10: data_batch_1," in caplog.text
 
 
 def test_an_item_is_an_array_and_an_int(tmp_path):
-    """NumPy, uint8, (H, W) or (H, W, 3); what a transform makes of it takes its place."""
+    """Images are NumPy uint8 arrays of shape (H, W) or (H, W, 3); a transform replaces them with its result."""
     write_cifar10(tmp_path, num_train=10, num_test=4)
     plain = CIFAR10(tmp_path, train=False)
     shapes = CIFAR10(tmp_path, train=False, transform=lambda image: (type(image), image.dtype, image.shape))
@@ -172,7 +172,7 @@ def test_an_item_is_an_array_and_an_int(tmp_path):
 
 
 def test_a_transform_that_works_in_place_does_not_reach_the_data():
-    """Else the second epoch would see what the first one left."""
+    """Otherwise the next epoch would get the changed images."""
 
     def erase(image):
         image[:] = 0
@@ -187,7 +187,7 @@ def test_a_transform_that_works_in_place_does_not_reach_the_data():
 
 
 def test_loader_yields_normalized_float_batches_also_through_torchvision_transforms():
-    """Our transforms, and torchvision's behind ToPILImage, make the same batch."""
+    """Our transforms and torchvision's, after ToPILImage, make the same batch."""
     torchvision_transforms = import_torchvision().transforms
     theirs = [torchvision_transforms.ToPILImage(), torchvision_transforms.ToTensor()]
     ours = Digits(transform=Compose([ImageToTensor(), NormalizeImage(0.3, 0.4)]))
@@ -202,7 +202,7 @@ def test_loader_yields_normalized_float_batches_also_through_torchvision_transfo
 
 
 def test_data_set_survives_pickling():
-    """Spawned processes get it by pickle."""
+    """Spawned processes receive data sets by pickle."""
     digits = Digits(train=False, transform=ImageToTensor())
 
     copy = pickle.loads(pickle.dumps(digits))
@@ -212,7 +212,7 @@ def test_data_set_survives_pickling():
 
 
 def test_indexing_past_the_end_ends_a_plain_for_loop():
-    """An IndexError, as from a list."""
+    """An index past the end raises IndexError, as for a list."""
     digits = Digits(train=False)
 
     assert sum(1 for _ in digits) == len(digits) == 360
@@ -222,33 +222,33 @@ def test_indexing_past_the_end_ends_a_plain_for_loop():
 
 
 def test_digits_are_all_of_scikit_learns_split_in_fixed_stratified_parts():
-    """Together the 1,797 images, each once; every class at 20 % in the test part, give or take one image."""
+    """The parts contain each of the 1,797 images once, and the test part has 20 % of every class, up to one image."""
     sixteenths, targets = load_digits(return_X_y=True)
     expected = sorted((*row.tolist(), target) for row, target in zip(sixteenths, targets, strict=True))
 
     train, test, again = Digits(train=True), Digits("ignored", train=False), Digits(train=False)
 
     images, labels = torch.cat([train.images, test.images]).flatten(1), torch.cat([train.targets, test.targets])
-    restored = (images * (16 / 255)).round()  # a sixteenth is 15.9 grey levels: rounding back is exact
+    restored = (images * (16 / 255)).round()  # a sixteenth is 15.9 grey levels, so rounding back is exact
     assert sorted((*row, label) for row, label in zip(restored.tolist(), labels.tolist(), strict=True)) == expected
     assert (torch.bincount(test.targets) - torch.bincount(torch.from_numpy(targets)) / 5).abs().max() <= 1
     assert torch.equal(test.images, again.images)
 
 
 def test_digits_without_scikit_learn_say_what_to_install(monkeypatch):
-    """The message is the command."""
+    """The error contains the install command."""
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
 
     with pytest.raises(ImportError, match="pip install scikit-learn"):
         Digits()
 
 
-# What is missing, and how it comes
+# Missing files and downloads
 
 
 @pytest.mark.parametrize("dataset", [MNIST, FashionMNIST, CIFAR10, CIFAR100])
 def test_missing_files_are_named_with_the_root_and_the_cure(tmp_path, dataset):
-    """And looking for them writes nothing."""
+    """Looking for files creates none."""
     root = tmp_path / "nothing here"
 
     with pytest.raises(FileNotFoundError, match=r"nothing here'.*is missing; pass download=True"):
@@ -258,7 +258,7 @@ def test_missing_files_are_named_with_the_root_and_the_cure(tmp_path, dataset):
 
 
 def test_one_missing_file_is_named(tmp_path):
-    """Also when it belongs to the other part, which torchvision wants to see."""
+    """Files of the other part count too, because torchvision checks them."""
     write_idx(tmp_path / "MNIST" / "raw")
     (tmp_path / "MNIST" / "raw" / "t10k-labels-idx1-ubyte").unlink()
 
@@ -267,7 +267,7 @@ def test_one_missing_file_is_named(tmp_path):
 
 
 def test_images_and_targets_of_different_number_are_refused(tmp_path):
-    """Files of two data sets in one folder."""
+    """The files come from two data sets."""
     write_idx(tmp_path / "MNIST" / "raw")
     shutil.copy(*(tmp_path / "MNIST" / "raw" / f"{part}-labels-idx1-ubyte" for part in ("t10k", "train")))
 
@@ -276,7 +276,7 @@ def test_images_and_targets_of_different_number_are_refused(tmp_path):
 
 
 def test_files_of_the_debian_package_are_unpacked_into_root(tmp_path, debian):
-    """Unasked, where torchvision finds them too, and nothing else stays behind."""
+    """This needs no download flag, torchvision finds the files, and nothing else remains."""
     write_idx(debian, zipped=True)
     write_idx(tmp_path / "plain")
     root = tmp_path / "data"
@@ -289,7 +289,7 @@ def test_files_of_the_debian_package_are_unpacked_into_root(tmp_path, debian):
 
 
 def test_files_in_root_come_before_those_of_the_debian_package(tmp_path, debian):
-    """What the user put there is neither ignored nor overwritten."""
+    """The user's files are neither ignored nor overwritten."""
     write_idx(debian, seed=1, zipped=True)
     write_idx(tmp_path / "FashionMNIST" / "raw", seed=2)
     reference = published.FashionMNIST(tmp_path)
@@ -300,7 +300,7 @@ def test_files_in_root_come_before_those_of_the_debian_package(tmp_path, debian)
 
 
 def test_unpacking_that_is_cut_short_leaves_no_file(tmp_path, debian):
-    """A half file would be read for ever after."""
+    """Otherwise the next run would read the incomplete file."""
     write_idx(debian, zipped=True)
     torn = debian / "t10k-labels-idx1-ubyte.gz"
     torn.write_bytes(torn.read_bytes()[:-10])
@@ -312,7 +312,7 @@ def test_unpacking_that_is_cut_short_leaves_no_file(tmp_path, debian):
 
 
 def test_a_file_that_another_process_reads_is_replaced_not_rewritten(tmp_path, debian):
-    """The reader keeps the file that it opened, whole."""
+    """The reader keeps the complete file that it opened."""
     write_idx(debian, zipped=True)
     raw = tmp_path / "FashionMNIST" / "raw"
     raw.mkdir(parents=True)
@@ -328,7 +328,7 @@ def test_a_file_that_another_process_reads_is_replaced_not_rewritten(tmp_path, d
 
 
 def test_several_may_unpack_at_once(tmp_path, debian):
-    """As the ranks of a run do: each reads whole files, whoever comes first."""
+    """Ranks that unpack at the same time all read complete files."""
     write_idx(debian, zipped=True)
     root = tmp_path / "data"
 
@@ -340,7 +340,7 @@ def test_several_may_unpack_at_once(tmp_path, debian):
 
 
 def test_download_brings_the_files_once(tmp_path, monkeypatch, server):
-    """The second time none is fetched: the server's files are gone by then."""
+    """The second call downloads nothing, since the server's files are gone."""
     write_idx(server, zipped=True)
     publish(monkeypatch, published.MNIST, server)
     root = tmp_path / "data"
@@ -356,7 +356,7 @@ def test_download_brings_the_files_once(tmp_path, monkeypatch, server):
 
 
 def test_cifar_download_brings_the_files(tmp_path, monkeypatch, server):
-    """One archive, unpacked; the archive does not stay."""
+    """The archive is unpacked and removed."""
     folder = write_cifar10(tmp_path / "made", num_train=10, num_test=4)
     archive = shutil.make_archive(str(server / "cifar"), "gztar", folder.parent)
     publish(monkeypatch, published.CIFAR10, folder)
@@ -370,17 +370,17 @@ def test_cifar_download_brings_the_files(tmp_path, monkeypatch, server):
 
 
 def test_failed_download_names_the_root_and_leaves_no_file(tmp_path, server):
-    """Not even those that came before the one that did not."""
+    """Files downloaded before the failure are removed too."""
     write_idx(server, zipped=True)  # their checksums are wrong
 
-    with pytest.raises(RuntimeError, match=r"MNIST could not be downloaded into '.*data'.*there by hand"):
+    with pytest.raises(RuntimeError, match=r"MNIST could not be downloaded into '.*data'.*other files there"):
         MNIST(tmp_path / "data", download=True)
 
     assert files_under(tmp_path / "data") == []
 
 
 def test_silent_server_is_given_up(tmp_path, monkeypatch):
-    """It takes the connection and never answers; torchvision alone would wait for ever."""
+    """The server accepts the connection and never answers; torchvision alone would wait forever."""
     monkeypatch.setattr(module_under_test, "DOWNLOAD_TIMEOUT_S", 0.05)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -393,7 +393,7 @@ def test_silent_server_is_given_up(tmp_path, monkeypatch):
 
 
 def test_real_images_are_fashion_mnist_where_it_can_be_had(tmp_path, debian, caplog):
-    """Without a word."""
+    """If FashionMNIST is available, no warning is logged."""
     write_idx(debian, zipped=True)
 
     images = real_images(tmp_path / "data", train=False)
@@ -404,7 +404,7 @@ def test_real_images_are_fashion_mnist_where_it_can_be_had(tmp_path, debian, cap
 
 
 def test_real_images_are_digits_where_nothing_can_be_had(tmp_path, server, caplog):
-    """With a warning that gives the reason, and the transform all the same."""
+    """A warning gives the reason, and the transform is applied."""
     write_idx(server, zipped=True)  # their checksums are wrong
 
     images = real_images(tmp_path / "data", train=False, transform=ImageToTensor())
@@ -419,7 +419,7 @@ def test_real_images_are_digits_where_nothing_can_be_had(tmp_path, server, caplo
 
 
 def test_cifar10_example_yields_normalized_batches_and_keeps_to_its_limit(tmp_path):
-    """Under "train" and "valid", the first `limit` images of each."""
+    """The loaders "train" and "valid" contain the first `limit` images each."""
     write_cifar10(tmp_path, num_train=50, num_test=20)
     cifar10_loaders = runpy.run_path(str(EXAMPLE))["cifar10_loaders"]
 
@@ -428,11 +428,12 @@ def test_cifar10_example_yields_normalized_batches_and_keeps_to_its_limit(tmp_pa
 
     assert {key: len(loader.dataset) for key, loader in loaders.items()} == {"train": 30, "valid": 20}
     assert (images.shape, images.dtype, targets.dtype) == ((8, 3, 32, 32), torch.float32, torch.int64)
-    assert images.min() < -1  # black, after the mean is taken off
+    assert images.min() < -1  # black, after subtracting the mean
 
 
 def test_made_cifar10_images_can_be_learned(tmp_path):
-    """The nearest class mean is right for more than 7 in 10; chance is 1 in 10. A seed gives the same files."""
+    """The nearest class mean is right for more than 7 in 10 images (chance: 1 in 10), and a seed gives the same
+    files."""
     first, second = (write_cifar10(tmp_path / name, seed=3) for name in "ab")
     train, test = CIFAR10(tmp_path / "a"), CIFAR10(tmp_path / "a", train=False)
 

@@ -1,4 +1,4 @@
-"""Layers: the residual block, and the ResNet-9 example that is built of it."""
+"""Layers: the residual block, and the ResNet-9 example built from it."""
 
 import runpy
 from pathlib import Path
@@ -13,7 +13,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "resnet9_cifar10" / "model.py
 
 
 def test_residual_block_adds_its_input():
-    """The output is x + module(x), and so is the gradient: 1 + that of the module."""
+    """The output is x + module(x), and the gradient is 1 + the module's gradient."""
     block = ResidualBlock(nn.Linear(3, 3, bias=False))
     nn.init.constant_(block.module.weight, 0.5)
     x = torch.randn(2, 3, requires_grad=True)
@@ -31,7 +31,7 @@ def test_residual_block_adds_its_input():
     ids=["incompatible", "broadcastable"],
 )
 def test_module_that_changes_the_shape_is_refused_with_both_shapes(module, shape):
-    """Also a shape that would broadcast: the sum would be wrong, and silent."""
+    """This includes shapes that broadcast, whose sum would be silently wrong."""
     block = ResidualBlock(module)
 
     with pytest.raises(ValueError, match=r"expected .* got") as caught:
@@ -43,7 +43,7 @@ def test_module_that_changes_the_shape_is_refused_with_both_shapes(module, shape
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.trace.*:DeprecationWarning")
 def test_residual_block_traces_without_a_warning():
-    """The check of shapes neither gives a TracerWarning, which is an error here, nor freezes the batch size."""
+    """The shape check neither causes a TracerWarning, which is an error here, nor fixes the batch size."""
     block = ResidualBlock(nn.Conv2d(3, 3, kernel_size=1))
     x = torch.randn(5, 3, 4, 4)
 
@@ -53,7 +53,8 @@ def test_residual_block_traces_without_a_warning():
 
 
 def test_resnet9_example_has_its_published_size_and_reaches_every_weight():
-    """6,575,370 parameters at full width, as counted layer by layer; a narrow one gives every weight a gradient."""
+    """At full width, it has 6,575,370 parameters, the sum over its layers; in a narrow one, every weight gets a
+    gradient."""
     resnet9 = runpy.run_path(str(EXAMPLE))["resnet9"]
     channels = [(3, 64), (64, 128), (128, 128), (128, 128), (128, 256), (256, 512), (512, 512), (512, 512)]
     expected = sum(9 * i * o + o + 2 * o for i, o in channels) + 512 * 10 + 10

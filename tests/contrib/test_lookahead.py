@@ -1,4 +1,4 @@
-"""Lookahead is the recipe of its paper, around any optimizer, and loses nothing on the way."""
+"""Lookahead follows its paper's algorithm around any optimizer, and keeps all state."""
 
 import copy
 import pickle
@@ -9,11 +9,12 @@ import torch
 from torch import nn
 
 from runnerkit import dl
+from runnerkit.checkpoints.file import load_checkpoint
 from runnerkit.contrib import Lookahead
-from runnerkit.storage.checkpoint_file import load_checkpoint
+from tests.interrupt import Interrupt
 from tests.tiny import classification, loader, mlp, quiet, train_by_hand, weights
 
-NUM_STEPS, K, ALPHA = 50, 4, 0.3  # 50 is no multiple of 4: it ends ahead of the slow weights
+NUM_STEPS, K, ALPHA = 50, 4, 0.3  # 50 is not a multiple of 4, so fast and slow weights differ at the end
 MAKE = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.02),
@@ -27,7 +28,7 @@ def lookahead(model, *, make=MAKE["sgd"], k=K, alpha=ALPHA):
 
 
 def by_hand(model, optimizer, batches, *, k=K, alpha=ALPHA, num_before=0, after_step=lambda: None):
-    """Algorithm 1 of the paper, in plain PyTorch; returns the slow weights."""
+    """Run algorithm 1 of the paper in plain PyTorch; return the slow weights."""
     slow = [weight.detach().clone() for weight in model.parameters()]
     for step, batch in enumerate(batches, start=num_before + 1):
         train_by_hand(model, optimizer, [batch])
@@ -47,7 +48,7 @@ def train(model, optimizer, **kwargs):
 
 @pytest.mark.parametrize("name", MAKE)
 def test_fifty_steps_are_those_of_the_paper(name):
-    """Fast and slow weights, to 1e-6: torch.lerp rounds in another place than the sum by hand."""
+    """Fast and slow weights agree to 1e-6: torch.lerp and the hand-written sum round differently."""
     mine, theirs = mlp(), mlp()
     optimizer = lookahead(mine, make=MAKE[name])
 
@@ -61,7 +62,7 @@ def test_fifty_steps_are_those_of_the_paper(name):
 
 
 def test_all_the_way_to_the_fast_weights_is_the_optimizer_alone():
-    """alpha=1: the slow weights are where the optimizer is."""
+    """With alpha=1, the slow weights equal the optimizer's."""
     mine, theirs = mlp(), mlp()
 
     train(mine, lookahead(mine, alpha=1.0))
@@ -72,7 +73,7 @@ def test_all_the_way_to_the_fast_weights_is_the_optimizer_alone():
 
 @pytest.mark.parametrize("of_inner", [True, False])
 def test_a_scheduler_of_either_acts_on_both(of_inner):
-    """The groups are shared, also after a state was loaded, which makes new ones."""
+    """The parameter groups stay shared after loading a state, which makes new ones."""
     mine, theirs = mlp(), mlp()
     optimizer, reference = lookahead(mine), MAKE["sgd"](theirs.parameters())
     optimizer.load_state_dict(optimizer.state_dict())
@@ -88,7 +89,7 @@ def test_a_scheduler_of_either_acts_on_both(of_inner):
 
 
 def test_a_step_that_the_scaler_skips_does_not_count():
-    """float16 by a gradient scaler: the first scale overflows, is halved, and the cycle begins with the first step."""
+    """The scaler's first float16 scales overflow; the cycle starts with the first step that is made."""
     mine, theirs = mlp(), mlp()
     optimizer = lookahead(mine)
     precision = dl.AMP(torch.float16, scaler={"init_scale": 2.0**40})
@@ -116,20 +117,12 @@ def test_a_step_that_the_scaler_skips_does_not_count():
 
 
 def test_a_fused_optimizer_that_would_unscale_by_itself_is_unscaled_for():
-    """The scaler reads the offer off the object that it is given, and Lookahead makes none."""
+    """The scaler reads the attribute from the object it gets, and Lookahead does not define it."""
     model = mlp()
     optimizer = Lookahead(torch.optim.AdamW(model.parameters(), fused=True))
 
     assert getattr(optimizer.optimizer, "_step_supports_amp_scaling", False)
     assert not getattr(optimizer, "_step_supports_amp_scaling", False)
-
-
-class Interrupt(dl.Callback):
-    """Ends the run as a kill would."""
-
-    def on_batch_end(self, runner):
-        if runner.is_train_loader and runner.batch_step == 23:
-            raise KeyboardInterrupt
 
 
 def resumable(logdir, *, interrupt):
@@ -144,7 +137,7 @@ def resumable(logdir, *, interrupt):
         num_epochs=5,
         callbacks={
             "save": dl.CheckpointCallback(logdir, mode="runner", every_steps=3),
-            **({"interrupt": Interrupt(dl.CallbackOrder.External)} if interrupt else {}),
+            **({"interrupt": Interrupt(23)} if interrupt else {}),
         },
         logdir=logdir,
         resume="auto",
@@ -153,7 +146,7 @@ def resumable(logdir, *, interrupt):
 
 
 def test_a_run_killed_between_two_meetings_goes_on_bit_for_bit(tmp_path):
-    """And within a warm-up, before a plateau: weights, slow weights, momenta, rates, counts."""
+    """Interrupted within a warm-up before a plateau, weights, slow weights, momenta, rates and counts are equal."""
     whole, expected = resumable(tmp_path / "whole", interrupt=False)
     with pytest.raises(KeyboardInterrupt):
         resumable(tmp_path / "killed", interrupt=True)
@@ -162,7 +155,7 @@ def test_a_run_killed_between_two_meetings_goes_on_bit_for_bit(tmp_path):
     model, optimizer = resumable(tmp_path / "killed", interrupt=False)
 
     (group,) = saved["optimizer_state_dict"][""]["param_groups"]
-    assert group["lookahead_step"] == 1 and group["lr"] == pytest.approx(0.02 * 21 / 25)  # step 21 was the last saved
+    assert group["lookahead_step"] == 1 and group["lr"] == pytest.approx(0.02 * 21 / 25)  # the checkpoint of step 21
     assert torch.equal(weights(model), weights(whole))
     mine, theirs = optimizer.state_dict(), expected.state_dict()
     assert mine["param_groups"] == theirs["param_groups"] and mine["param_groups"][0]["lr"] < 0.02
@@ -175,7 +168,7 @@ def test_a_run_killed_between_two_meetings_goes_on_bit_for_bit(tmp_path):
     "travel", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))], ids=["copy", "pickle"]
 )
 def test_a_copy_goes_on_alike_and_apart(travel):
-    """As in the processes that are spawned, where it arrives by pickle."""
+    """Spawned processes receive the optimizer by pickle."""
     model = mlp()
     optimizer = lookahead(model, make=MAKE["adamw"])
     batches = list(loader(40, 4))
@@ -191,7 +184,7 @@ def test_a_copy_goes_on_alike_and_apart(travel):
 
 
 def test_weights_that_are_unfrozen_later_are_ahead_of_what_they_were_then():
-    """Adam begins the state of a weight in its first step, and must find it empty."""
+    """Adam initializes a weight's state in its first step, and must find it empty."""
     mine, theirs = mlp(), mlp()
     optimizer, reference = lookahead(mine, make=MAKE["adamw"]), MAKE["adamw"](theirs.parameters())
     batches = list(loader(NUM_STEPS * 4, 4))
@@ -209,7 +202,7 @@ def test_weights_that_are_unfrozen_later_are_ahead_of_what_they_were_then():
 
 
 def test_a_group_that_is_added_meets_its_slow_weights_too():
-    """Every k steps from when it came, by whichever of the two it was added."""
+    """It synchronizes every k steps from when it was added, to Lookahead or to the inner optimizer."""
     mine, theirs = mlp(), mlp()
     optimizer = Lookahead(MAKE["sgd"](mine[0].parameters()), K, ALPHA)
     reference = MAKE["sgd"](theirs[0].parameters())
@@ -238,7 +231,8 @@ def test_a_group_that_is_added_meets_its_slow_weights_too():
 
 
 def test_a_closure_is_handed_on():
-    """LBFGS evaluates it several times a step; the weights before the first are the slow ones."""
+    """LBFGS evaluates the closure several times per step; the slow weights start from those before the first
+    evaluation."""
     mine, theirs = mlp(), mlp()
     features, targets = classification(40).tensors
 
@@ -267,13 +261,13 @@ def test_a_closure_is_handed_on():
 
 
 def test_a_checkpoint_from_before_lookahead_begins_it():
-    """The weights of then are the slow ones; and back, the optimizer alone goes on."""
+    """The weights at that time become the slow ones; in the other direction, the inner optimizer loads the state."""
     model, alone = mlp(), mlp()
     train_by_hand(alone, plain := MAKE["sgd"](alone.parameters()), loader(12, 4))
     model.load_state_dict(alone.state_dict())
     optimizer = lookahead(model)
 
-    optimizer.load_state_dict(copy.deepcopy(plain.state_dict()))  # torch would share the momenta
+    optimizer.load_state_dict(copy.deepcopy(plain.state_dict()))  # otherwise the optimizers would share their momenta
     train_by_hand(model, optimizer, loader(NUM_STEPS * 4, 4))
     by_hand(alone, plain, loader(NUM_STEPS * 4, 4))
 
@@ -284,30 +278,30 @@ def test_a_checkpoint_from_before_lookahead_begins_it():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"k": 0}, ValueError, "k must be a whole number of steps >= 1, got 0"),
-        ({"k": 2.5}, ValueError, "k must be a whole number of steps >= 1, got 2.5"),
+        ({"k": 0}, ValueError, "k must be an integer >= 1, got 0"),
+        ({"k": 2.5}, ValueError, "k must be an integer >= 1, got 2.5"),
         ({"alpha": 0.0}, ValueError, r"alpha must be in \(0, 1\], got 0.0"),
         ({"alpha": 1.5}, ValueError, r"alpha must be in \(0, 1\], got 1.5"),
     ],
 )
 def test_bad_arguments_are_refused(arguments, error, message):
-    """With what was expected."""
+    """The error says what was expected."""
     with pytest.raises(error, match=message):
         Lookahead(MAKE["sgd"](mlp().parameters()), **arguments)
 
 
 def test_what_is_no_optimizer_or_lookahead_already_is_refused():
-    """Parameters are a common slip; two of them would share one place for slow weights."""
+    """Passing parameters is an easy mistake, and two Lookaheads would share one place for slow weights."""
     model = mlp()
 
-    with pytest.raises(TypeError, match="goes around a torch optimizer other than itself, got a <class 'list'>"):
+    with pytest.raises(TypeError, match="must wrap a torch optimizer other than Lookahead, got a <class 'list'>"):
         Lookahead(list(model.parameters()))
-    with pytest.raises(TypeError, match="other than itself"):
+    with pytest.raises(TypeError, match="other than Lookahead"):
         Lookahead(lookahead(model))
 
 
 def test_schedulers_find_that_the_optimizer_steps():
-    """Without torch's warning that a scheduler came first."""
+    """torch does not warn that the scheduler stepped before the optimizer."""
     model = mlp()
     optimizer = lookahead(model)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)

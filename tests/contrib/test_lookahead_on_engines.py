@@ -1,4 +1,4 @@
-"""Lookahead on several processes, sharded, and under Apex: the steps of the paper, as on one."""
+"""Lookahead on several processes, sharded, and under Apex makes the steps of the paper."""
 
 import pytest
 import torch
@@ -6,9 +6,10 @@ from torch import nn
 
 from runnerkit import dl
 from runnerkit.contrib import Lookahead
-from tests.contrib.test_lookahead import ALPHA, MAKE, Interrupt, K, by_hand
+from tests.contrib.test_lookahead import ALPHA, MAKE, K, by_hand
 from tests.engines.together import together
 from tests.fake_apex.use import stand_in
+from tests.interrupt import Interrupt
 from tests.tiny import loader, mlp, quiet, weights
 
 NUM_STEPS = 50
@@ -39,12 +40,12 @@ def slow_weights(model, optimizer):
 
 
 def resume(folder):
-    """Sharded, killed between two meetings, and gone on with."""
+    """Train sharded, interrupt between two synchronizations, and resume."""
     for interrupts in (True, False):
         model = mlp()
         optimizer = adamw(model)
         checkpoint = dl.CheckpointCallback(folder, mode="runner", every_steps=21)
-        callbacks = {"save": checkpoint, **({"stop": Interrupt(dl.CallbackOrder.External)} if interrupts else {})}
+        callbacks = {"save": checkpoint, **({"stop": Interrupt(23)} if interrupts else {})}
         try:
             train(model, optimizer, ENGINES["fsdp"](), logdir=folder, resume="auto", callbacks=callbacks)
         except KeyboardInterrupt:
@@ -63,7 +64,8 @@ def train_on_each(folder):
 
 
 def test_two_processes_step_as_the_paper_does_on_the_joined_batch(tmp_path):
-    """Replicated and sharded, fast and slow weights, to 1e-6 (float sums); a resumed one, sharded, bit for bit."""
+    """Fast and slow weights agree to 1e-6 (float sums), replicated and sharded; a resumed sharded run agrees bit for
+    bit."""
     theirs = mlp()
 
     found, resumed = together(lambda: train_on_each(tmp_path))
@@ -78,7 +80,7 @@ def test_two_processes_step_as_the_paper_does_on_the_joined_batch(tmp_path):
 
 @pytest.mark.parametrize("opt_level", ["O0", "O1"])
 def test_under_apex_it_steps_as_the_paper_does(monkeypatch, opt_level):
-    """Apex puts another step() in the place of an optimizer's own; here in the place of Lookahead's."""
+    """Apex replaces an optimizer's step(), here Lookahead's."""
     mine, theirs = mlp(), mlp()
 
     with stand_in(monkeypatch):
@@ -89,7 +91,7 @@ def test_under_apex_it_steps_as_the_paper_does(monkeypatch, opt_level):
 
 
 def test_under_apex_o2_the_slow_weights_follow_the_masters(monkeypatch):
-    """They are in float32, and so given back: the model's weights of the last step, 50, are ahead of those of 48."""
+    """Slow weights are float32 and returned so; weights of step 50, the last, are ahead of those of step 48."""
     model = mlp()
     optimizer = adamw(model)
 

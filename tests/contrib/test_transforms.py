@@ -1,4 +1,4 @@
-"""Transforms: the pixels of torchvision's, checked shapes, and pickles."""
+"""Transforms: equal to torchvision's pixels, with checked shapes, and picklable."""
 
 import pickle
 
@@ -20,7 +20,7 @@ def pixels(*shape):
 @pytest.mark.parametrize("transform", [ImageToTensor(), ToTensor()], ids=["ImageToTensor", "ToTensor"])
 @pytest.mark.parametrize("shape", [(5, 7), (5, 7, 1), (5, 7, 3), (5, 7, 4)])
 def test_pixels_become_what_torchvision_makes_of_them(transform, shape):
-    """The same bits, for arrays and for tensors, grey and coloured."""
+    """Results are equal bit for bit, for arrays and tensors, in grey and in color."""
     image = pixels(*shape)
     reference = import_torchvision().transforms.functional.to_tensor(image)
 
@@ -34,7 +34,7 @@ def test_pixels_become_what_torchvision_makes_of_them(transform, shape):
 
 @pytest.mark.parametrize("mode", ["1", "L", "RGB", "RGBA", "F"])
 def test_pil_images_become_what_torchvision_makes_of_them(mode):
-    """Bits, bytes and floats alike."""
+    """Bit, byte and float images are equal."""
     image = Image.fromarray(pixels(6, 4, 3)).convert(mode)
     reference = import_torchvision().transforms.functional.to_tensor(image)
 
@@ -44,7 +44,7 @@ def test_pil_images_become_what_torchvision_makes_of_them(mode):
 
 
 def test_flipped_and_read_only_arrays_are_taken():
-    """torch refuses negative strides and warns of read-only memory; users flip, and PIL locks."""
+    """torch refuses negative strides, as in flipped images, and warns about read-only memory, as from PIL."""
     image = pixels(4, 4, 3)
     image.flags.writeable = False
 
@@ -54,7 +54,7 @@ def test_flipped_and_read_only_arrays_are_taken():
 
 
 def test_the_image_that_came_is_left_alone():
-    """Scaling works on a copy."""
+    """Scaling makes a copy."""
     image = torch.from_numpy(pixels(4, 4))
     before = image.clone()
 
@@ -64,7 +64,7 @@ def test_the_image_that_came_is_left_alone():
 
 
 def test_normalizing_equals_torchvision():
-    """(x - mean) / std to within one rounding: torchvision subtracts and divides in place, in the same order."""
+    """(x - mean) / std agrees to one rounding: torchvision does the same operations in place, in the same order."""
     image = ImageToTensor()(pixels(5, 7, 3))
     reference = import_torchvision().transforms.functional.normalize(image, MEAN, STD)
 
@@ -74,7 +74,7 @@ def test_normalizing_equals_torchvision():
 
 
 def test_one_mean_serves_every_channel():
-    """A lone number, or a list of one, is for all channels."""
+    """A number, or a list of one, applies to all channels."""
     image = torch.rand(3, 4, 4)
 
     assert torch.equal(NormalizeImage(0.5, 0.25)(image), (image - 0.5) / 0.25)
@@ -93,7 +93,7 @@ def test_what_is_no_image_is_refused_with_its_shape(shape):
 
 
 def test_pixels_of_unknown_range_are_refused_with_their_dtype():
-    """ImageToTensor takes bytes alone; ToTensor cannot know the largest value of an int32."""
+    """ImageToTensor takes only uint8, and ToTensor cannot know the largest value of an int32."""
     with pytest.raises(TypeError, match=r"expects uint8 pixels, got torch\.float32"):
         ImageToTensor()(np.zeros((4, 4), dtype=np.float32))
 
@@ -112,7 +112,7 @@ def test_pixels_of_unknown_range_are_refused_with_their_dtype():
     ids=["bytes", "array", "channels", "dimensions"],
 )
 def test_normalizing_the_wrong_thing_is_refused(image, error, words):
-    """One mean too few would broadcast in silence."""
+    """A list with too few means would broadcast silently."""
     normalize = NormalizeImage(MEAN, STD)
 
     with pytest.raises(error, match=words):
@@ -120,7 +120,7 @@ def test_normalizing_the_wrong_thing_is_refused(image, error, words):
 
 
 def test_wrong_arguments_are_refused_at_once():
-    """Not in the thousandth batch, in a worker."""
+    """The constructor raises the error, not a worker process later."""
     with pytest.raises(ValueError, match="mean has 3 numbers and std 1"):
         NormalizeImage(MEAN, [0.5])
 
@@ -133,7 +133,7 @@ def test_wrong_arguments_are_refused_at_once():
 
 @pytest.mark.parametrize("first", [ImageToTensor(), ToTensor()], ids=["ImageToTensor", "ToTensor"])
 def test_transforms_survive_pickling(first):
-    """Worker processes get them by pickle."""
+    """Worker processes receive transforms by pickle."""
     transform = Compose([first, NormalizeImage(MEAN, STD)])
     image = pixels(4, 4, 3)
 

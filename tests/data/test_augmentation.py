@@ -1,4 +1,4 @@
-"""Augmentation of batches, against one image at a time with the same draws, by torchvision."""
+"""Batch augmentation, compared with torchvision's on single images with the same draws."""
 
 from collections import Counter
 
@@ -19,7 +19,7 @@ def images(num_images, channels=3, height=7, width=5, dtype=torch.uint8):
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float16])
 @pytest.mark.parametrize(("padding", "size"), [(0, None), (2, None), (1, (8, 3)), (0, (4, 5)), (3, (13, 11))])
 def test_a_crop_is_torchvisions_of_each_image(padding, size, dtype):
-    """The same window of the same padded image, bit for bit."""
+    """Each crop is the same window of the same padded image, bit for bit."""
     functional = import_torchvision().transforms.functional
     batch = images(9, dtype=dtype)
     height, width = size or (7, 5)
@@ -37,7 +37,7 @@ def test_a_crop_is_torchvisions_of_each_image(padding, size, dtype):
 
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
 def test_a_flip_is_torchvisions_of_each_image(p):
-    """Of those that the draw chose."""
+    """The images chosen by the draw are flipped, and the others are unchanged."""
     functional = import_torchvision().transforms.functional
     batch = images(40)
 
@@ -52,7 +52,7 @@ def test_a_flip_is_torchvisions_of_each_image(p):
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float64])
 def test_normalized_pixels_are_torchvisions(dtype):
-    """Bit for bit: the operations and their order are the same."""
+    """Operations and their order are torchvision's, so pixels agree bit for bit."""
     functional = import_torchvision().transforms.functional
     mean, std = [0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616]
     batch = images(6, dtype=dtype)
@@ -64,12 +64,12 @@ def test_normalized_pixels_are_torchvisions(dtype):
     expected = torch.stack([functional.normalize(image, mean, std) for image in pixels])
     assert torch.equal(normalized, expected)
     assert normalized.dtype == torch.float32
-    assert torch.equal(batch, before), "the user's pixels are left as they were"
+    assert torch.equal(batch, before), "the user's pixels are unchanged"
 
 
 def test_each_image_has_a_window_of_its_own_and_all_are_equally_likely():
-    """3 x 3 places, 1,800 images: chi-square at 0.1 %, with a fixed seed."""
-    place = torch.arange(9.0).reshape(1, 1, 3, 3)  # a window of one pixel tells its place
+    """Windows of 1,800 images are uniform over 3 x 3 positions: a chi-square test at 0.1 %, with a fixed seed."""
+    place = torch.arange(9.0).reshape(1, 1, 3, 3)  # the value of a one-pixel window is its position
 
     cropped = BatchRandomCrop(padding=0, size=(1, 1))(place.expand(1800, 1, 3, 3))
 
@@ -78,7 +78,8 @@ def test_each_image_has_a_window_of_its_own_and_all_are_equally_likely():
 
 
 def test_so_many_images_are_flipped():
-    """A quarter of 4,000: within four deviations, 27.4 each, with a fixed seed."""
+    """With p = 0.25, a quarter of 4,000 images is flipped, within four standard deviations of 27.4, with a fixed
+    seed."""
     image = torch.tensor([0.0, 1.0]).reshape(1, 1, 1, 2)
 
     flipped = BatchRandomHorizontalFlip(0.25)(image.expand(4000, 1, 1, 2))
@@ -87,7 +88,7 @@ def test_so_many_images_are_flipped():
 
 
 def test_draws_depend_on_the_number_of_images_only():
-    """Not on pixels, size or padding: what is drawn after them stays the same."""
+    """Pixels, image size and padding do not change the random numbers drawn afterwards."""
     after = []
     for padding, batch in ((1, images(8)), (4, images(8, channels=1, height=32, width=32, dtype=torch.float32))):
         torch.manual_seed(3)
@@ -98,7 +99,7 @@ def test_draws_depend_on_the_number_of_images_only():
 
 
 def test_in_evaluation_nothing_is_random():
-    """The middle window, no flip, and no draw."""
+    """Evaluation takes the middle window, does not flip, and draws no random numbers."""
     batch, state = images(4), torch.get_rng_state()
 
     assert torch.equal(BatchRandomCrop(3).eval()(batch), batch)
@@ -108,7 +109,7 @@ def test_in_evaluation_nothing_is_random():
 
 
 def test_normalization_leaves_nothing_in_a_checkpoint():
-    """As a layer of a model it adds no weights, and moves with the model."""
+    """As a layer of a model, it adds no weights and moves to the model's device."""
     layer = BatchNormalize([0.5], [0.5]).to("meta")
 
     assert layer.state_dict() == {} and list(layer.parameters()) == []
@@ -122,9 +123,9 @@ def test_normalization_leaves_nothing_in_a_checkpoint():
         (lambda: BatchRandomCrop(1, (0, 3)), ValueError, r"two numbers >= 1, got \(0, 3\)"),
         (lambda: BatchRandomCrop(1, (10, 3))(images(2)), ValueError, r"\(10, 3\) does not fit .* padded to \(9, 7\)"),
         (lambda: BatchRandomHorizontalFlip(1.1), ValueError, r"p must be in \[0, 1\], got 1.1"),
-        (lambda: BatchNormalize([0.5], [0.5, 0.5]), ValueError, "of the same channels, got 1 and 2"),
+        (lambda: BatchNormalize([0.5], [0.5, 0.5]), ValueError, "one number per channel, got 1 and 2"),
         (lambda: BatchNormalize([0.5], [0.0]), ValueError, r"std must be > 0, got \[0.0\]"),
-        (lambda: BatchNormalize([0.5], [0.5])(images(2)), ValueError, "has 1 channels, the images 3"),
+        (lambda: BatchNormalize([0.5], [0.5])(images(2)), ValueError, "has 1 channels, but the images have 3"),
         (
             lambda: BatchNormalize([0.5] * 3, [0.5] * 3)(images(2).long()),
             TypeError,
@@ -135,7 +136,7 @@ def test_normalization_leaves_nothing_in_a_checkpoint():
     ],
 )
 def test_bad_input_is_refused(call, error, message):
-    """With what is allowed and what came."""
+    """The error states the allowed values and the value passed."""
     with pytest.raises(error, match=message):
         call()
 
@@ -143,7 +144,8 @@ def test_bad_input_is_refused(call, error, message):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu_nothing_waits_for_the_device():
-    """Draws are made there, by the device's generator, which a checkpoint holds."""
+    """Random numbers are drawn on the GPU by its generator, whose state checkpoints contain, without
+    synchronization."""
     augment = torch.nn.Sequential(
         BatchRandomCrop(2), BatchRandomHorizontalFlip(), BatchNormalize([0.5] * 3, [0.5] * 3)
     ).cuda()

@@ -1,4 +1,4 @@
-"""Samplers that balance classes: how many of which, in one order for all processes."""
+"""Samplers that balance classes: samples per class, and one order for all processes."""
 
 from collections import Counter
 
@@ -31,7 +31,8 @@ def chi_square(counts, expected):
     mode=st.one_of(st.sampled_from(["downsampling", "upsampling"]), st.integers(1, 40)),
 )
 def test_classes_are_equal_and_a_class_is_used_evenly(sizes, mode):
-    """So many of each class; and of one class no sample is drawn twice more than another."""
+    """Each class has the same number of samples, and samples of a class differ by at most one in how often they are
+    drawn."""
     labels = [label for label, size in enumerate(sizes) for _ in range(size)]
     sampler = BalanceClassSampler(labels, mode=mode)
 
@@ -47,18 +48,18 @@ def test_classes_are_equal_and_a_class_is_used_evenly(sizes, mode):
 
 
 def test_each_sample_of_a_class_is_drawn_as_often_as_another():
-    """Over 500 epochs, 5 of 50: a chi-square test at 0.1 %, with a fixed seed."""
+    """Over 500 epochs that draw 5 of 50, samples are equally likely: a chi-square test at 0.1 %, with a fixed seed."""
     sampler = BalanceClassSampler(LABELS)
 
     drawn = Counter(index for seed in range(500) for index in seeded_order(sampler, seed))
 
-    # Drawn without replacement, so the statistic is smaller than chi-square's by (1 - 5 / 50): the bound holds.
+    # Samples are drawn without replacement, so the statistic is (1 - 5 / 50) times chi-square's, and the bound holds.
     assert chi_square([drawn[index] for index in range(50)], 500 * 5 / 50) < CHI_SQUARE_999[49]
     assert {drawn[index] for index in range(70, 75)} == {500}
 
 
 def test_the_order_is_shuffled_over_classes():
-    """The first place of an epoch has each of three classes a third of the time: 0.1 %, with fixed seeds."""
+    """Each of three classes comes first in a third of the epochs: a chi-square test at 0.1 %, with fixed seeds."""
     sampler = BalanceClassSampler(LABELS, mode=5)
 
     first = Counter(LABELS[seeded_order(sampler, seed)[0]] for seed in range(600))
@@ -68,18 +69,18 @@ def test_the_order_is_shuffled_over_classes():
 
 @pytest.mark.parametrize("labels", [np.array(LABELS), torch.tensor(LABELS), [str(label) for label in LABELS]])
 def test_labels_may_be_an_array_a_tensor_or_strings(labels):
-    """The order is that of ints in a list."""
+    """The order equals that for a list of ints."""
     assert seeded_order(BalanceClassSampler(labels), 1) == seeded_order(BalanceClassSampler(LABELS), 1)
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_processes_share_one_balanced_epoch(world_size):
-    """Each draws the order by itself and takes its part: together it is what one process draws."""
+    """Each process draws the same order and takes its shard; the shards together equal one process's epoch."""
     data = TensorDataset(torch.arange(75))
     loader = DataLoader(data, batch_size=4, sampler=BalanceClassSampler(LABELS, mode="upsampling"))
 
     def indices(rank, size):
-        torch.rand(rank)  # generators stand elsewhere in each process
+        torch.rand(rank)  # global generators differ between processes
         share = shard_loader(loader, key="train", training=True, rank=rank, world_size=size, seed=7)
         share.batch_sampler.set_epoch(3)
         return [index for batch in share for index in batch[0].tolist()]
@@ -97,7 +98,7 @@ def test_processes_share_one_balanced_epoch(world_size):
     num_batches=st.one_of(st.none(), st.integers(1, 9)),
 )
 def test_each_batch_has_so_many_of_so_many_classes(sizes, num_classes, num_samples, num_batches):
-    """And of a class no sample twice before all were taken."""
+    """Within a class, no sample repeats before all were taken."""
     labels = [label for label, size in enumerate(sizes) for _ in range(size)]
     sampler = BatchBalanceClassSampler(labels, num_classes, num_samples, num_batches)
 
@@ -114,7 +115,7 @@ def test_each_batch_has_so_many_of_so_many_classes(sizes, num_classes, num_sampl
 
 
 def test_each_class_is_in_as_many_batches_as_another():
-    """5 of 10 classes in 2,000 batches: chi-square at 0.1 %, with a fixed seed."""
+    """5 of 10 classes in 2,000 batches are equally likely: a chi-square test at 0.1 %, with a fixed seed."""
     sampler = BatchBalanceClassSampler(list(range(10)) * 4, num_classes=5, num_samples=2, num_batches=2000)
 
     batches = seeded_order(sampler, 3)
@@ -124,7 +125,7 @@ def test_each_class_is_in_as_many_batches_as_another():
 
 
 def test_processes_share_batches_whole():
-    """Of 7 batches each of two processes trains on 3, none of which is cut or seen by both."""
+    """Of 7 batches, each of two processes trains on 3 whole ones, and no batch goes to both."""
     sampler = BatchBalanceClassSampler(LABELS, num_classes=2, num_samples=3, num_batches=7)
     loader = DataLoader(TensorDataset(torch.arange(75)), batch_sampler=sampler)
 
@@ -140,8 +141,8 @@ def test_processes_share_batches_whole():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: BalanceClassSampler([]), r"one for each sample.*got shape \(0,\)"),
-        (lambda: BalanceClassSampler([[0, 1]]), r"one for each sample.*got shape \(1, 2\)"),
+        (lambda: BalanceClassSampler([]), r"one label per sample.*got shape \(0,\)"),
+        (lambda: BalanceClassSampler([[0, 1]]), r"one label per sample.*got shape \(1, 2\)"),
         (lambda: BalanceClassSampler(LABELS, mode="up"), "mode must be 'downsampling', 'upsampling' or .* got 'up'"),
         (lambda: BalanceClassSampler(LABELS, mode=0), "mode must be .* got 0"),
         (lambda: BatchBalanceClassSampler(LABELS, 4, 1), r"num_classes must be in \[1, 3\].* got 4"),
@@ -151,6 +152,6 @@ def test_processes_share_batches_whole():
     ],
 )
 def test_bad_input_is_refused(make, message):
-    """With what is allowed."""
+    """The error states the allowed values."""
     with pytest.raises(ValueError, match=message):
         make()

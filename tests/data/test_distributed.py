@@ -1,4 +1,4 @@
-"""Any sampler under torch's rules of sharing."""
+"""Any sampler, sharded as torch's DistributedSampler shards a data set."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from runnerkit.sampling.sharding import shard_loader
 
 
 def shares(make_sampler, world_size, *, epoch, **kwargs):
-    """What each rank gets; each makes its own sampler, and its generators stand elsewhere."""
+    """Return each rank's indices; every rank makes its own sampler, with its global generator in another state."""
     result = []
     for rank in range(world_size):
         torch.rand(rank + 1)
@@ -23,7 +23,7 @@ def shares(make_sampler, world_size, *, epoch, **kwargs):
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_of_a_permutation_each_sample_is_seen_once(world_size, shuffle):
-    """24 samples in a random order that each process draws by itself; and in another one in another epoch."""
+    """24 shuffled samples are each seen once, in another order in another epoch."""
     ranks = shares(lambda: RandomSampler(range(24)), world_size, epoch=1, shuffle=shuffle)
 
     assert sorted(index for share in ranks for index in share) == list(range(24))
@@ -32,7 +32,7 @@ def test_of_a_permutation_each_sample_is_seen_once(world_size, shuffle):
 
 
 def test_what_a_sampler_draws_is_kept():
-    """A balanced epoch is balanced over all processes, none of which sees a sample outside of it."""
+    """A balanced epoch is balanced over all processes, and no process sees a sample outside of it."""
     labels = [0] * 40 + [1] * 8
     [first, second] = shares(lambda: BalanceClassSampler(labels), 2, epoch=1)
     weighted = shares(lambda: WeightedRandomSampler([1.0] * 8 + [0.0] * 40, 30), 2, epoch=1)
@@ -43,7 +43,7 @@ def test_what_a_sampler_draws_is_kept():
 
 
 def test_without_shuffling_it_is_torchs_own_sampler_over_the_order():
-    """Padding included: 10 samples for 4 processes."""
+    """Padding matches too: 10 samples for 4 processes."""
     order = [3, 1, 4, 15, 9, 2, 6, 5, 35, 8]
 
     ranks = shares(lambda: order, 4, epoch=1, shuffle=False)
@@ -54,7 +54,7 @@ def test_without_shuffling_it_is_torchs_own_sampler_over_the_order():
 
 
 def test_a_length_that_changes_by_epoch_is_followed():
-    """Of a dynamic sampler as well."""
+    """The shards' length follows a dynamic sampler's."""
 
     def make():
         return DynamicBalanceClassSampler([0] * 90 + [1] * 10, exp_lambda=0.5, ignore_warning=True)
@@ -64,7 +64,7 @@ def test_a_length_that_changes_by_epoch_is_followed():
 
 
 def test_the_engine_leaves_it_alone():
-    """As any DistributedSampler of the user's own."""
+    """The engine leaves any DistributedSampler of the user unchanged."""
     sampler = DistributedSamplerWrapper(RandomSampler(range(8)), num_replicas=2, rank=1)
     loader = DataLoader(TensorDataset(torch.arange(8)), batch_size=2, sampler=sampler)
 
@@ -72,6 +72,6 @@ def test_the_engine_leaves_it_alone():
 
 
 def test_a_sampler_without_length_is_refused():
-    """Nobody knows what an equal share of it is."""
-    with pytest.raises(TypeError, match="list_iterator has no length"):
+    """Without a length, there are no equal shards."""
+    with pytest.raises(TypeError, match="list_iterator does not have a length"):
         DistributedSamplerWrapper(iter([1, 2]), num_replicas=2, rank=0)

@@ -1,4 +1,4 @@
-"""Class sizes that become equal, epoch by epoch."""
+"""Class sizes that become equal epoch by epoch."""
 
 from collections import Counter
 
@@ -19,7 +19,7 @@ def counts(sampler):
 
 
 def test_sizes_follow_the_closed_form():
-    """min * (n / min) ** (lambda ** e), e = epochs before this one; the first epoch is the data set as it is."""
+    """A class has min * (n / min) ** (lambda ** e) samples after e epochs, so the first epoch is the whole data set."""
     sampler = DynamicBalanceClassSampler(LABELS, exp_lambda=0.7, ignore_warning=True)
 
     assert counts(sampler) == {0: 64, 1: 32, 2: 8} and sorted(sampler) == list(range(104))
@@ -33,7 +33,7 @@ def test_sizes_follow_the_closed_form():
 
 
 def test_start_epoch_max_d_and_a_number_for_a_mode():
-    """A head start; a cap on the share; more samples than the rarest class has."""
+    """`start_epoch` skips epochs, `max_d` caps the ratio of class sizes, and `mode` sets the rarest class's size."""
     ahead = DynamicBalanceClassSampler(LABELS, exp_lambda=0.7, start_epoch=4, ignore_warning=True)
     fifth = DynamicBalanceClassSampler(LABELS, exp_lambda=0.7, ignore_warning=True)
     fifth.set_epoch(5)
@@ -44,7 +44,7 @@ def test_start_epoch_max_d_and_a_number_for_a_mode():
 
 
 def test_a_run_counts_its_epochs():
-    """The runner says which epoch it is, and the loader's length follows."""
+    """The runner passes the epoch to the sampler, and the loader's length changes with it."""
 
     class Count(dl.Callback):
         samples = []
@@ -71,9 +71,9 @@ def test_a_run_counts_its_epochs():
 
 
 def test_a_small_rarest_class_is_told(caplog):
-    """The last epochs will be as small; unless that is meant."""
+    """A warning says that the last epochs are as small as the rarest class allows, unless it is turned off."""
     DynamicBalanceClassSampler(LABELS)
-    assert "8 samples of each of the 3 classes and no more" in caplog.text
+    assert "only 8 samples of each of the 3 classes;" in caplog.text
 
     caplog.clear()
     DynamicBalanceClassSampler(LABELS, ignore_warning=True)
@@ -91,6 +91,6 @@ def test_a_small_rarest_class_is_told(caplog):
     ],
 )
 def test_bad_input_is_refused(arguments, message):
-    """With what is allowed."""
+    """The error states the allowed values."""
     with pytest.raises(ValueError, match=message):
         DynamicBalanceClassSampler(LABELS, **arguments)

@@ -1,4 +1,4 @@
-"""Loaders around loaders: what they give, what they show, and how they are shared and resumed."""
+"""Loaders around loaders: their batches, attributes, sharding and resumption."""
 
 import weakref
 from contextlib import nullcontext
@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from runnerkit import dl
 from runnerkit.data import BatchLimitLoaderWrapper, BatchPrefetchLoaderWrapper, TensorLoader
 from runnerkit.sampling.sharding import batches_of, shard_loader
+from tests.interrupt import Interrupt
 from tests.tiny import classification, loader, mlp, quiet, weights
 
 
@@ -38,7 +39,7 @@ WRAPPERS = {"prefetch": BatchPrefetchLoaderWrapper, **LIMITED}
 
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_what_the_held_loader_has_is_shown(name):
-    """Data set, batch size, samplers, workers; what it lacks is lacking."""
+    """Data set, batch size, samplers and workers are those of the inner loader; attributes it lacks are missing."""
     inner = numbers(40, num_workers=0)
     wrapper = WRAPPERS[name](inner)
 
@@ -50,7 +51,7 @@ def test_what_the_held_loader_has_is_shown(name):
 
 @pytest.mark.parametrize(("num_batches", "expected"), [(1, 1), (3, 3), (99, 10), (0.3, 3), (0.01, 1), (1.0, 10)])
 def test_a_limit_is_a_number_of_batches_or_a_part(num_batches, expected):
-    """The first ones; at least one; again in each pass."""
+    """The first batches are served, at least one, and the same ones in each pass."""
     limited = BatchLimitLoaderWrapper(numbers(40), num_batches)
 
     assert len(limited) == expected
@@ -60,7 +61,7 @@ def test_a_limit_is_a_number_of_batches_or_a_part(num_batches, expected):
 @pytest.mark.parametrize("name", WRAPPERS)
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_a_wrapper_shares_what_it_holds(name, world_size):
-    """Each process gets the first batches of its own share, which it would have without the wrapper."""
+    """Each process gets the first batches of the shard it would get without the wrapper."""
     inner = numbers(70, shuffle=True)
 
     for rank in range(world_size):
@@ -71,8 +72,8 @@ def test_a_wrapper_shares_what_it_holds(name, world_size):
 
 
 def test_a_part_is_the_same_number_on_all_ranks():
-    """Also where one rank has a batch more: the first so many global batches, of all."""
-    whole = [[index] for index in range(7)]  # on two ranks 4 and 3
+    """A fraction takes the same number of global batches even if one rank has one more batch."""
+    whole = [[index] for index in range(7)]  # ranks 0 and 1 have 4 and 3 batches
     limited = BatchLimitLoaderWrapper(DataLoader(TensorDataset(torch.arange(7)), batch_sampler=whole), 0.5)
 
     shards = [share(limited, rank, 2, training=False) for rank in range(2)]
@@ -84,7 +85,7 @@ def test_a_part_is_the_same_number_on_all_ranks():
 @pytest.mark.parametrize("name", WRAPPERS)
 @pytest.mark.parametrize("num_done", [1, 2, 3])
 def test_an_interrupted_pass_goes_on_where_it_was(name, num_done):
-    """What was seen and what is left are the whole pass; a limit counts what was seen."""
+    """Batches before and after the interruption make up the whole pass; a limit counts those already served."""
     wrap = WRAPPERS[name]
     whole = batches(share(wrap(numbers(22, shuffle=True))))
     first = share(wrap(numbers(22, shuffle=True)))
@@ -100,19 +101,11 @@ def test_an_interrupted_pass_goes_on_where_it_was(name, num_done):
 
 
 class Augmented(TensorDataset):
-    """Noise on each sample, from torch's generator of this process."""
+    """A data set that adds noise to each sample, from this process's torch generator."""
 
     def __getitem__(self, index):
         features, target = super().__getitem__(index)
         return features + 0.1 * torch.randn_like(features), target
-
-
-class Interrupt(dl.Callback):
-    """Ends the run as a kill would."""
-
-    def on_batch_end(self, runner):
-        if runner.is_train_loader and runner.batch_step == 9:
-            raise KeyboardInterrupt
 
 
 def train(logdir, train_loader, *callbacks, **kwargs):
@@ -133,14 +126,15 @@ def train(logdir, train_loader, *callbacks, **kwargs):
 
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_a_run_resumed_within_an_epoch_equals_the_uninterrupted_one(tmp_path, name):
-    """Weights and metrics, dropout and augmentation included: the inner iterator is made before generators are set."""
+    """Weights and metrics match, with dropout and augmentation: the inner iterator is made before generators are
+    restored."""
 
     def make():
         return WRAPPERS[name](DataLoader(Augmented(*classification(24).tensors), batch_size=4, shuffle=True))
 
     expected = train(tmp_path / "whole", make())
     with pytest.raises(KeyboardInterrupt):
-        train(tmp_path / "broken", make(), Interrupt())
+        train(tmp_path / "broken", make(), Interrupt(9))
 
     resumed = train(tmp_path / "broken", make(), resume="auto")
 
@@ -150,14 +144,14 @@ def test_a_run_resumed_within_an_epoch_equals_the_uninterrupted_one(tmp_path, na
 
 
 def test_workers_that_persist_serve_one_limited_pass_after_another():
-    """What they had fetched beyond the limit is not served in the next pass."""
+    """Batches that workers prefetched beyond the limit are not served in the next pass."""
     limited = BatchLimitLoaderWrapper(numbers(40, num_workers=1, persistent_workers=True), 2)
 
     assert batches(limited) == batches(limited) == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 def test_a_prefetcher_on_the_cpu_is_not_there():
-    """No batch is asked for before its time, and none is copied."""
+    """On the CPU, no batch is fetched early or copied."""
     asked = []
 
     def stream():
@@ -177,7 +171,7 @@ def test_a_prefetcher_on_the_cpu_is_not_there():
 
 @pytest.fixture
 def events(monkeypatch):
-    """What streams are asked to do, in order, of stand-ins; so batches can be prefetched to a CPU."""
+    """Replace CUDA streams with stand-ins, so that batches can be prefetched to the CPU, and record their calls."""
     events = []
 
     class Stream:
@@ -205,14 +199,14 @@ def events(monkeypatch):
 
 
 class PrefetchAnywhere(BatchPrefetchLoaderWrapper):
-    """Prefetches as it does to a GPU."""
+    """A loader that prefetches to the CPU as it would to a GPU."""
 
     def __iter__(self):
         return self._copied(batches_of(self.origin), torch.device("cpu"))
 
 
 def test_a_batch_is_sent_before_the_one_before_it_is_used(events):
-    """A copy waits for what is queued, the step for the copy."""
+    """A copy waits for the queued steps, and the step waits for its copy."""
     used = []
     for batch in PrefetchAnywhere([torch.tensor(0), torch.tensor(1)]):
         used.append(batch.item())
@@ -224,7 +218,7 @@ def test_a_batch_is_sent_before_the_one_before_it_is_used(events):
 
 
 class BadSample(Dataset):
-    """Its fifth batch of two cannot be fetched."""
+    """A data set whose fifth batch of two cannot be fetched."""
 
     def __len__(self):
         return 12
@@ -246,7 +240,8 @@ class Counting(dl.Runner):
 
 @pytest.mark.parametrize("num_prefetches", [1, 3, 9])
 def test_a_batch_that_cannot_be_fetched_raises_when_it_is_due(num_prefetches, events):
-    """The batches before it are trained on, and it is named, as without prefetching; where it was raised is told."""
+    """Batches before it are trained on, and the error names the batch and keeps its traceback, as without
+    prefetching."""
     runner, plain = Counting(), DataLoader(BadSample(), batch_size=2)
 
     with pytest.raises(RuntimeError, match="sample 8 is broken") as caught:
@@ -259,7 +254,7 @@ def test_a_batch_that_cannot_be_fetched_raises_when_it_is_due(num_prefetches, ev
 
 
 def test_a_batch_that_is_never_due_does_not_raise(events):
-    """A limit ends the pass before it, though it was fetched in advance."""
+    """A batch that was prefetched beyond the limit does not raise."""
     limited = BatchLimitLoaderWrapper(PrefetchAnywhere(DataLoader(BadSample(), batch_size=2), 3), 4)
 
     assert [batch.tolist() for batch in limited] == [[0, 1], [2, 3], [4, 5], [6, 7]]
@@ -267,7 +262,7 @@ def test_a_batch_that_is_never_due_does_not_raise(events):
 
 @pytest.mark.parametrize("num_prefetches", [1, 2])
 def test_so_many_batches_are_on_the_device_beside_the_present_one(num_prefetches, events):
-    """The one before it is let go before the next is made."""
+    """The previous batch is released before the next one is made."""
     alive = weakref.WeakSet()
 
     def stream():
@@ -286,7 +281,8 @@ def test_so_many_batches_are_on_the_device_beside_the_present_one(num_prefetches
 
 
 def test_the_engine_says_which_device():
-    """Also through a limit around it; the user's own wrapper is left as it was."""
+    """The engine sets the device, also through a limit around the prefetcher, and leaves the user's wrapper
+    unchanged."""
     prefetching = BatchPrefetchLoaderWrapper(numbers(8))
     engine = dl.CPUEngine()
     engine.setup()
@@ -314,7 +310,7 @@ class Placed:
 @pytest.mark.parametrize("name", WRAPPERS)
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_what_is_inside_is_told_the_device_too(name, device):
-    """Whatever holds it keeps what it became; as it was stays what the user gave."""
+    """The innermost loader gets the device, and the user's own object is unchanged."""
     inner = Placed()
 
     held = WRAPPERS[name](inner).for_device(torch.device(device))
@@ -326,7 +322,7 @@ def test_what_is_inside_is_told_the_device_too(name, device):
 
 @pytest.mark.parametrize("name", ["prefetch", "limit of prefetch", "prefetch of limit"])
 def test_memory_is_pinned_for_a_gpu_however_deep_the_data_loader_is(name):
-    """Of the share and of what its batches come from; the user's own loader is left as it was."""
+    """Both the shard and the loader that feeds it pin memory; the user's own loader is unchanged."""
     plain = numbers(8)
 
     held = share(WRAPPERS[name](plain)).for_device(torch.device("cuda"))
@@ -338,7 +334,7 @@ def test_memory_is_pinned_for_a_gpu_however_deep_the_data_loader_is(name):
 
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_uneven_batches_of_the_loader_inside_are_padded_if_the_engine_says_so(name):
-    """Three whole batches on two ranks: two each, the first one repeated, or one each; as without the wrapper."""
+    """As without the wrapper, three batches on two ranks become two each, the first one repeated, or one each."""
     whole = DataLoader(TensorDataset(torch.arange(6)), batch_sampler=[[0, 1], [2, 3], [4, 5]])
     place = {"key": "train", "training": True, "world_size": 2, "seed": 5}
 
@@ -352,7 +348,7 @@ def test_uneven_batches_of_the_loader_inside_are_padded_if_the_engine_says_so(na
 
 
 def test_a_distributed_sampler_inside_gets_its_epoch():
-    """The runner finds it through the wrapper."""
+    """The runner finds the sampler through the wrapper."""
     sampler = DistributedSampler(classification(16), num_replicas=1, rank=0)
     inner = DataLoader(classification(16), batch_size=4, sampler=sampler)
     model = mlp()
@@ -382,7 +378,7 @@ class Stream(IterableDataset):
         (lambda: BatchLimitLoaderWrapper([1], 1.5), ValueError, r"0 < num_batches <= 1; got 1.5"),
         (lambda: BatchLimitLoaderWrapper([1], True), TypeError, "an int or a float, got bool"),
         (lambda: BatchLimitLoaderWrapper([1], "3"), TypeError, "an int or a float, got str"),
-        (lambda: BatchLimitLoaderWrapper(iter([1]), 0.5), TypeError, "a list_iterator without length has no part 0.5"),
+        (lambda: BatchLimitLoaderWrapper(iter([1]), 0.5), TypeError, "0.5, needs a loader with a length, got"),
         (lambda: BatchPrefetchLoaderWrapper([1], 0), ValueError, "num_prefetches must be >= 1, got 0"),
         (
             lambda: share(BatchPrefetchLoaderWrapper([1]), 0, 2),
@@ -392,7 +388,7 @@ class Stream(IterableDataset):
     ],
 )
 def test_bad_input_is_refused(make, error, message):
-    """With what is allowed; a loader inside that cannot be shared, by the loader's key."""
+    """The error states the allowed values, or names the inner loader that cannot be sharded."""
     with pytest.raises(error, match=message):
         make()
 
@@ -405,7 +401,7 @@ cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("num_prefetches", [None, 3])
 @pytest.mark.parametrize("pin_memory", [False, True])
 def test_prefetched_batches_are_whole_when_the_gpu_computes_on_them(num_prefetches, pin_memory):
-    """Big batches, slow kernels queued on them, memory used again and again: each sum is that of the CPU."""
+    """With large batches, slow kernels queued on them and reused memory, each sum equals the CPU's."""
     features = torch.randn(64, 1_000_000)
     plain = DataLoader(TensorDataset(features), batch_size=2, pin_memory=pin_memory)
     ahead = BatchPrefetchLoaderWrapper(plain, num_prefetches).for_device(torch.device("cuda"))
@@ -416,7 +412,7 @@ def test_prefetched_batches_are_whole_when_the_gpu_computes_on_them(num_prefetch
         assert batch.is_cuda
         busy = weight
         for _ in range(20):
-            busy = torch.tanh(busy @ weight)  # the sum below waits behind these
+            busy = torch.tanh(busy @ weight)  # the sum below is queued behind these
         sums.append((batch + 0 * busy.sum()).double().sum())
         del batch
 
@@ -427,8 +423,7 @@ def test_prefetched_batches_are_whole_when_the_gpu_computes_on_them(num_prefetch
 @pytest.mark.gpu
 @cuda
 def test_on_a_gpu_no_step_waits_for_the_device():
-    """Prefetched from pinned memory, or made on the GPU from tensors there: no synchronization between first and last
-    batch."""
+    """Batches prefetched from pinned memory or made on the GPU need no synchronization after the first one."""
     ahead = BatchPrefetchLoaderWrapper(numbers(64)).for_device(torch.device("cuda"))
     there = TensorLoader(torch.arange(64), batch_size=4, shuffle=True, device="cuda")
 
@@ -446,7 +441,7 @@ def test_on_a_gpu_no_step_waits_for_the_device():
 @pytest.mark.gpu
 @cuda
 def test_the_engine_turns_pinned_memory_on():
-    """In a copy: the user's loader is left as it was."""
+    """Memory is pinned in a copy, and the user's loader is unchanged."""
     plain = numbers(8)
     engine = dl.GPUEngine()
     engine.setup()

@@ -1,4 +1,4 @@
-"""Tensors in memory: the batches of a DataLoader, at the price of indexing."""
+"""Tensors in memory: the batches of a DataLoader, at the cost of indexing."""
 
 import pickle
 
@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from runnerkit import dl
 from runnerkit.data import BatchLimitLoaderWrapper, TensorLoader, TensorRows
 from runnerkit.sampling.sharding import shard_loader
+from tests.interrupt import Interrupt
 from tests.tiny import classification, mlp, quiet, sgd, weights
 
 
@@ -31,7 +32,7 @@ def share(loader, rank, world_size, *, training, epoch=1):
     training=st.booleans(),
 )
 def test_its_batches_are_those_of_a_data_loader(num_samples, batch_size, world_size, shuffle, drop_last, training):
-    """On every rank, in every epoch, bit for bit."""
+    """Batches agree bit for bit on every rank and in every epoch."""
     if training and num_samples < world_size:
         return
     features, targets = torch.randn(num_samples, 2, 3), torch.arange(num_samples)
@@ -52,7 +53,7 @@ def test_its_batches_are_those_of_a_data_loader(num_samples, batch_size, world_s
 
 
 def test_a_dict_of_tensors_gives_dicts():
-    """With its keys; without an engine in a shuffled order of torch's generator."""
+    """Batches have the dict's keys; without an engine, torch's generator shuffles them."""
     loader = TensorLoader({"x": torch.arange(10), "y": torch.arange(10) ** 2}, batch_size=4, shuffle=True)
 
     passes = [list(loader), list(loader)]
@@ -66,7 +67,7 @@ def test_a_dict_of_tensors_gives_dicts():
 
 
 def test_a_batch_is_a_copy():
-    """What a step does to its batch in place does not reach the data."""
+    """Changing a batch in place does not change the data."""
     data = torch.zeros(4, 2)
 
     for (batch,) in TensorLoader(data, batch_size=2):
@@ -77,7 +78,7 @@ def test_a_batch_is_a_copy():
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_rows_fetch_batches_for_a_data_loader(num_workers):
-    """With workers too; a batch is as TensorDataset's, fetched by one call."""
+    """With and without workers, batches equal TensorDataset's."""
     features, targets = classification(11).tensors
     rows = TensorRows(features, targets)
 
@@ -90,21 +91,13 @@ def test_rows_fetch_batches_for_a_data_loader(num_workers):
 
 
 def test_a_loader_travels_and_moves_its_tensors_where_it_arrives():
-    """Pickled for a process that is started; the device is looked at there, when the first batch is asked for."""
+    """A pickled loader uses its device only when the first batch is requested in the other process."""
     loader = TensorLoader(torch.arange(6), batch_size=2, device="meta")
 
     arrived = pickle.loads(pickle.dumps(loader))
 
     assert next(iter(arrived))[0].device == torch.device("meta")
     assert arrived.dataset.device == torch.device("meta")
-
-
-class Interrupt(dl.Callback):
-    """Ends the run as a kill would."""
-
-    def on_batch_end(self, runner):
-        if runner.is_train_loader and runner.batch_step == 9:
-            raise KeyboardInterrupt
 
 
 def train(logdir, make_loader, *callbacks, dropout=0.3, **kwargs):
@@ -135,7 +128,7 @@ def data_loader(*tensors, **arguments):
 
 
 def test_a_run_equals_that_with_a_data_loader(tmp_path):
-    """Weights and metrics after three epochs."""
+    """Weights and metrics are equal after three epochs."""
     expected = train(tmp_path / "torch", data_loader, dropout=0.0)
 
     runner = train(tmp_path / "ours", TensorLoader, dropout=0.0)
@@ -145,10 +138,10 @@ def test_a_run_equals_that_with_a_data_loader(tmp_path):
 
 
 def test_a_run_resumed_within_an_epoch_equals_the_uninterrupted_one(tmp_path):
-    """Bit for bit, dropout included."""
+    """Weights and metrics are equal bit for bit, with dropout."""
     expected = train(tmp_path / "whole", TensorLoader)
     with pytest.raises(KeyboardInterrupt):
-        train(tmp_path / "broken", TensorLoader, Interrupt())
+        train(tmp_path / "broken", TensorLoader, Interrupt(9))
 
     resumed = train(tmp_path / "broken", TensorLoader, resume="auto")
 
@@ -157,9 +150,10 @@ def test_a_run_resumed_within_an_epoch_equals_the_uninterrupted_one(tmp_path):
 
 
 def test_two_processes_interrupted_within_an_epoch_equal_one_with_a_data_loader(tmp_path):
-    """All at once, as processes are slow to start: equal shares of each batch of 8, the first 4 batches, a resume.
+    """Two processes, interrupted and resumed, match one process that trains on the first 4 batches of 8.
 
-    To 1e-6: two processes add up in another order.
+    One test covers sharding, limit and resume, because processes are slow to start. The tolerance is 1e-6: two
+    processes sum in another order.
     """
 
     def limited(make, batch_size):
@@ -169,7 +163,7 @@ def test_two_processes_interrupted_within_an_epoch_equal_one_with_a_data_loader(
 
     expected = train(tmp_path / "torch", limited(data_loader, 8), dropout=0.0)
     with pytest.raises(KeyboardInterrupt):
-        train(tmp_path / "ours", limited(TensorLoader, 4), Interrupt(), dropout=0.0, ddp=True)
+        train(tmp_path / "ours", limited(TensorLoader, 4), Interrupt(9), dropout=0.0, ddp=True)
 
     resumed = train(tmp_path / "ours", limited(TensorLoader, 4), dropout=0.0, ddp=True, resume="auto")
 
@@ -181,7 +175,7 @@ def test_two_processes_interrupted_within_an_epoch_equal_one_with_a_data_loader(
 
 
 def test_batches_come_at_the_price_of_indexing():
-    """Torch's functions called in a pass of ten batches: as many for a thousand samples in each as for ten."""
+    """A pass of ten batches calls as many torch functions for a thousand samples per batch as for ten."""
 
     class Count(torch.overrides.TorchFunctionMode):
         calls = 0
@@ -207,7 +201,7 @@ def test_batches_come_at_the_price_of_indexing():
         (lambda: TensorLoader({}, batch_size=1), ValueError, "no tensors"),
         (lambda: TensorLoader([1, 2], batch_size=1), TypeError, "tensor '0' is a list"),
         (lambda: TensorLoader({"x": 1}, batch_size=1), TypeError, "tensor 'x' is a int"),
-        (lambda: TensorLoader(torch.tensor(1), batch_size=1), ValueError, "tensor '0' has no dimension"),
+        (lambda: TensorLoader(torch.tensor(1), batch_size=1), ValueError, "tensor '0' must have at least one dim"),
         (lambda: TensorLoader(torch.zeros(2), torch.zeros(3), batch_size=1), ValueError, r"\{'0': 2, '1': 3\}"),
         (
             lambda: TensorLoader(torch.zeros(2), torch.zeros(2, device="meta"), batch_size=1),
@@ -224,12 +218,12 @@ def test_batches_come_at_the_price_of_indexing():
     ],
 )
 def test_bad_input_is_refused(make, error, message):
-    """By the tensor's place or key."""
+    """The error names the tensor by its position or key."""
     with pytest.raises(error, match=message):
         make()
 
 
 def test_an_empty_loader_is_refused_before_training(tmp_path):
-    """As an empty DataLoader is."""
+    """An empty loader is refused, as an empty DataLoader is."""
     with pytest.raises(ValueError, match="loader 'train' is empty"):
         train(tmp_path, lambda *tensors, **arguments: TensorLoader(torch.zeros(0, 6), torch.zeros(0), batch_size=2))

@@ -1,4 +1,4 @@
-"""A training job of two processes in which rank 1 gets into trouble, and what is left of the job afterwards."""
+"""A training job of two processes in which rank 1 fails, and a check that no process outlives it."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ import psutil
 
 from tests.engines.launch_commands import HOROVODRUN, MPIRUN, PYTHON, TORCHRUN, needs_horovod, needs_mpi
 
-LIMIT_S = 30  # where a defect waits for a minute at least, and a busy machine takes 10
+LIMIT_S = 30  # a defect waits for at least a minute; a slow machine takes 10
 SCRIPT = textwrap.dedent(
     """
     import os, signal, sys, time
@@ -39,7 +39,7 @@ SCRIPT = textwrap.dedent(
 )
 RAISE = 'raise ArithmeticError("rank one has had enough")'
 DDP, HOROVOD = "ddp=True, cpu=True", 'engine=dl.HorovodEngine(2, device="cpu")'
-# The words before the script's path, and the engine.
+# The command without the script's path, and the engine.
 STARTS = {
     "DDP": ([PYTHON], DDP),
     "torchrun": (TORCHRUN, DDP),
@@ -51,10 +51,10 @@ STARTS = {
 
 @dataclass
 class FailingJob:
-    """A job under way.
+    """A running job.
 
     Attributes:
-        process: the one that was started.
+        process: the process that was started.
         pids: its descendants, once all ranks were training.
     """
 
@@ -62,7 +62,7 @@ class FailingJob:
     pids: list[int]
 
     def finish(self) -> str:
-        """Wait for the end, which must come within `LIMIT_S`, and leave nobody; return standard error."""
+        """Wait until the job ends, within `LIMIT_S`, and no process is left; return its standard error."""
         begin = time.monotonic()
         _, errors = self.process.communicate(timeout=60)
         assert time.monotonic() - begin < LIMIT_S
@@ -75,11 +75,11 @@ class FailingJob:
 
 @contextlib.contextmanager
 def failing_job(folder: Path, start: str, trouble: str = "pass"):
-    """Start a job, and wait until both ranks are training; whatever is left of it at the end is killed.
+    """Start a job and wait until both ranks are training; at the end, kill all processes that are left.
 
     Args:
-        folder: for the script.
-        start: a key of `STARTS`; the test is skipped if what it needs is missing.
+        folder: where the script is written.
+        start: a key of `STARTS`; the test is skipped if its requirements are missing.
         trouble: a statement that rank 1 runs in its second epoch.
     """
     command, engine = STARTS[start]
@@ -111,5 +111,5 @@ def _wait_until_both_train(process: subprocess.Popen[str]) -> None:
     while len(ranks) < 2:
         line = process.stdout.readline()
         assert line, process.stderr.read()
-        if found := re.search(r"ready (\d)", line):  # a launcher may put its own words before these
+        if found := re.search(r"ready (\d)", line):  # a launcher may print a prefix
             ranks.add(found.group(1))

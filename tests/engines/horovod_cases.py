@@ -1,4 +1,4 @@
-"""What two processes under Horovod are asked to do: each function runs in both, and rank zero's answers are judged."""
+"""Cases for two processes under Horovod: each function runs in both, and tests check rank zero's results."""
 
 import logging
 import warnings
@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 
 from runnerkit import dl
 from runnerkit.precision import AMP
+from tests.interrupt import Interrupt
 from tests.tiny import loader, mlp, quiet, sgd, weights
 
 BATCH_SIZE = 8
@@ -29,13 +30,13 @@ def train(engine, *, model=None, optimizer=None, num_samples=NUM_SAMPLES, runner
 
 
 def trained(engine, **kwargs):
-    """Weights after training."""
+    """Train and return the weights."""
     return weights(train(engine, **kwargs).model)
 
 
 @contextmanager
 def sent_gradients():
-    """Collect the types of the gradients that Horovod sends."""
+    """Collect the dtypes of the gradients that Horovod sends."""
     import horovod.torch.optimizer as module
 
     original, types = module.allreduce_async_, []
@@ -61,7 +62,8 @@ def fp16_compression(folder):
 
 
 class Steep(dl.Runner):
-    """Its one gradient is 40,000: of two processes the sum overflows in half precision, above 65,504."""
+    """A runner whose only gradient is 40,000, so the sum over two processes exceeds half precision's maximum,
+    65,504."""
 
     def handle_batch(self, batch):
         self.batch_metrics["loss"] = 40_000 * self.model(batch).mean()
@@ -106,14 +108,14 @@ def clipped(folder):
 
 
 def accumulated(folder):
-    """11 batches a process in steps of 4: the last step is of 3."""
+    """Train on 11 batches per process in steps of 4, so the last step has 3."""
     callbacks = [dl.OptimizerCallback("loss", accumulation_steps=4)]
     with sent_gradients() as sent:
         return trained(dl.HorovodEngine(), num_samples=11 * 2 * BATCH_SIZE, callbacks=callbacks), len(sent)
 
 
 class OneRankOverflows(dl.Callback):
-    """The gradient of rank one is infinite in the second step, after it was computed and before it is read."""
+    """A callback that makes rank one's gradient infinite in the second step, between the forward and backward pass."""
 
     def __init__(self):
         super().__init__(order=dl.CallbackOrder.Metric)
@@ -132,7 +134,7 @@ def overflow_in_one_rank(folder):
 
 
 class ByHand(dl.Runner):
-    """Does all of a step in handle_batch, in one of the ways that people write."""
+    """A runner that makes the whole step in handle_batch, in one of the usual ways."""
 
     def __init__(self, way):
         super().__init__()
@@ -193,7 +195,7 @@ def by_hand(folder):
 
 
 class OverflowsByHand(dl.Runner):
-    """The loss of rank one is infinite in the second step."""
+    """A runner whose loss on rank one is infinite in the second step."""
 
     def handle_batch(self, batch):
         features, targets = batch
@@ -216,7 +218,7 @@ def overflow_by_hand(folder):
 
 
 class Adversaries(dl.Runner):
-    """A generator and a discriminator; the generator's loss leaves gradients in the discriminator."""
+    """A generator and a discriminator, where the generator's loss leaves gradients in the discriminator."""
 
     def handle_batch(self, batch):
         features, _ = batch
@@ -234,7 +236,7 @@ def step_of_adversaries(models, optimizers, features, backward, step):
 
 
 def adversaries():
-    """Two models and their optimizers."""
+    """Return two models and their optimizers."""
     models = {"generator": mlp(), "discriminator": nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))}
     with torch.random.fork_rng():
         torch.manual_seed(3)
@@ -256,7 +258,7 @@ def gan(folder):
 
 
 def one_cycle(model):
-    """A schedule that steps with the optimizer, and moves momentum too."""
+    """Return an optimizer and a scheduler that steps with it and changes its momentum too."""
     optimizer = sgd(model)
     return optimizer, torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=25)
 
@@ -277,7 +279,7 @@ def plateau_scheduler(folder):
 
 
 class CountSteps:
-    """A hook of the user's."""
+    """A user's hook that counts its calls."""
 
     def __init__(self):
         self.count = 0
@@ -287,7 +289,7 @@ class CountSteps:
 
 
 def the_users_optimizer_goes_on(folder):
-    """Adam over two runs, its state in between in the user's own object; a hook that was registered before."""
+    """Run Adam twice with its state kept in the user's optimizer, and a hook registered before."""
     model = mlp()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=0.1)
     hook = CountSteps()
@@ -299,7 +301,7 @@ def the_users_optimizer_goes_on(folder):
 
 
 class NeedsTwo(torch.optim.SGD):
-    """Cannot be made from parameters alone."""
+    """An optimizer that needs more arguments than the parameters."""
 
     def __init__(self, params, lr):
         super().__init__(params, lr=lr)
@@ -314,7 +316,7 @@ def unwrappable(folder):
 
 
 class Blended(torch.optim.SGD):
-    """Keeps an argument as an attribute, not in its groups."""
+    """An optimizer that keeps an argument as an attribute, not in its groups."""
 
     def __init__(self, params, lr=0.1, divisor=1):
         super().__init__(params, lr=lr)
@@ -333,7 +335,7 @@ def own_attributes(folder):
 
 
 class Odd(nn.Module):
-    """Parameters and buffers of types that Horovod cannot send, and a layout that it refuses."""
+    """A model with parameters and buffers of dtypes that Horovod cannot send, and a layout that it refuses."""
 
     def __init__(self, rank):
         super().__init__()
@@ -354,7 +356,7 @@ class Odd(nn.Module):
 
 
 def models_that_differ(folder):
-    """Ranks come with other weights; training starts from those of rank zero and keeps parameters equal."""
+    """Train ranks that start with different weights; rank zero's are used, and parameters stay equal."""
     import horovod.torch as hvd
 
     runner = train(
@@ -369,7 +371,7 @@ def models_that_differ(folder):
 
 
 class Reductions(dl.Runner):
-    """Uses the engine's collectives."""
+    """A runner that calls the engine's collectives."""
 
     def handle_batch(self, batch):
         pass
@@ -392,17 +394,6 @@ class Reductions(dl.Runner):
 def collectives(folder):
     runner = Reductions().train(model=mlp(), engine=dl.HorovodEngine(), loaders={"train": loader(16, 8)}, **quiet())
     return runner.reduced, runner.gathered, runner.engine.gather_object(runner.received)
-
-
-class Interrupt(dl.Callback):
-    """Ends all ranks within the second epoch."""
-
-    def __init__(self):
-        super().__init__(order=dl.CallbackOrder.External)
-
-    def on_batch_end(self, runner):
-        if runner.is_train_loader and runner.batch_step == 7:
-            raise InterruptedError
 
 
 def resumable(logdir, **kwargs):
@@ -428,8 +419,8 @@ def resumable(logdir, **kwargs):
 def resumed(folder):
     whole = resumable(f"{folder}/whole")
     try:
-        resumable(f"{folder}/parts", callbacks={"interrupt": Interrupt()})
-    except InterruptedError:
+        resumable(f"{folder}/parts", callbacks={"interrupt": Interrupt(7)})
+    except KeyboardInterrupt:
         parts = resumable(f"{folder}/parts", resume="auto")
     return (weights(whole.model), whole.epoch_metrics), (weights(parts.model), parts.epoch_metrics)
 
@@ -444,7 +435,7 @@ def sync_bn_on_a_cpu(folder):
 
 
 def allreduces_are_left(folder):
-    """After a run the model is the user's again: a backward pass of theirs sends nothing."""
+    """Return the gradients sent by a backward pass after the run, when the model is the user's again."""
     model = mlp()
     train(dl.HorovodEngine(), model=model)
     with sent_gradients() as sent:
@@ -480,6 +471,6 @@ CASES = (
 
 
 def run_all(folder):
-    """Run all cases; a warning is an error."""
+    """Run all cases, with warnings as errors."""
     warnings.simplefilter("error")
     return {case.__name__: case(folder) for case in CASES}

@@ -1,4 +1,4 @@
-"""The commands that start two processes of a script on this machine, by each launcher; a script's path follows."""
+"""Commands of each launcher that start two processes of a script on this machine, without the script's path."""
 
 import shutil
 import sys
@@ -17,8 +17,8 @@ def needs_horovod():
 
 
 def needs_mpi():
-    """Skip the test unless Horovod was built with MPI, and mpirun is there."""
+    """Skip the test unless Horovod was built with MPI and mpirun is installed."""
     if not needs_horovod().mpi_built():
         pytest.skip("Horovod was built without MPI")
     if shutil.which("mpirun") is None:
-        pytest.skip("no mpirun here; Debian: apt-get install openmpi-bin")
+        pytest.skip("needs mpirun: apt-get install openmpi-bin")

@@ -1,8 +1,8 @@
-"""What every launcher runs for the parity law: the same training under several engines, one after the other.
+"""The job that every launcher runs for the parity law: the same training with one engine after another.
 
-usage: python -m tests.engines.parity_job FOLDER CASE...      (or so under torchrun, srun, mpirun, horovodrun)
+usage: python -m tests.engines.parity_job FOLDER CASE...      (also under torchrun, srun, mpirun, horovodrun)
 
-Leaves in FOLDER/CASE the logs, and rank zero's weights and metrics as result.pth.
+FOLDER/CASE gets the logs, and rank zero's weights and metrics as result.pth.
 """
 
 import faulthandler
@@ -24,13 +24,13 @@ HANGS_AFTER_S = 500  # a job takes half a minute
 
 @dataclass(frozen=True)
 class Case:
-    """An engine and a precision of the law.
+    """An engine and a precision covered by the law.
 
     Attributes:
-        launchers: those that start it.
-        dtype: of autocast in the hand-written loop; None is fp32.
+        launchers: the launchers that start it.
+        dtype: autocast's dtype in the hand-written loop; None is fp32.
         scaled: whether that loop has a gradient scaler.
-        tolerance: of the weights, absolute, and why.
+        tolerance: absolute tolerance of the weights, and its reason.
     """
 
     make: Callable[[], IEngine]
@@ -41,7 +41,7 @@ class Case:
 
     @property
     def num_processes(self) -> int:
-        """Of each job."""
+        """Number of processes per job."""
         return 1 if self.launchers == ALONE else 2
 
 
@@ -51,8 +51,8 @@ HOROVOD = ("python", "notebook", "horovodrun", "mpirun")
 
 _EXACT = (0.0, "bit for bit")
 _SUMS = (1e-6, "the order of float sums")
-_BF16 = (2e-3, "bf16 rounds two halves otherwise than the whole")
-_FP16 = (5e-4, "fp16 rounds two halves otherwise than the whole")
+_BF16 = (2e-3, "bf16 rounds two halves differently from the whole")
+_FP16 = (5e-4, "fp16 rounds two halves differently from the whole")
 BF16, FP16 = torch.bfloat16, torch.float16
 
 CASES = {
@@ -87,23 +87,23 @@ CASES = {
     "HorovodAMPEngine fp16": Case(
         lambda: dl.HorovodAMPEngine(2, device="cpu", dtype=FP16), HOROVOD, _FP16, FP16, scaled=True
     ),
-    # The stand-in's casts are none on a CPU: what is tested is the scaler between Horovod and the step.
+    # The stand-in's casts do nothing on a CPU, so this tests the scaler between Horovod and the step.
     "HorovodAPEXEngine, a stand-in for Apex": Case(
         lambda: dl.HorovodAPEXEngine(2, device="cpu", opt_level="O1"), HOROVOD, _SUMS
     ),
 }
 
 
-ONE_PROCESS = {None: "CPUEngine", BF16: "AMPEngine bf16", FP16: "AMPEngine fp16"}  # whose logs are the reference
+ONE_PROCESS = {None: "CPUEngine", BF16: "AMPEngine bf16", FP16: "AMPEngine fp16"}  # cases whose logs are the reference
 
 
 def logdir_of(case: str, folder: Path) -> Path:
-    """Where a case leaves its logs."""
+    """Return the folder of a case's logs."""
     return folder / case.replace(" ", "_")
 
 
 def train(case: str, folder: Path) -> None:
-    """Train as `case` says; rank zero saves what came out."""
+    """Train as `case` specifies; rank zero saves the results."""
     logdir = logdir_of(case, folder)
     model = mlp(dropout=0.0)
     batch_size = GLOBAL_BATCH // CASES[case].num_processes
@@ -123,8 +123,9 @@ def train(case: str, folder: Path) -> None:
 
 
 def main(folder: str, *cases: str) -> None:
-    """Train every case; a process that hangs says where it does, and ends."""
-    faulthandler.dump_traceback_later(HANGS_AFTER_S, exit=True, file=sys.__stderr__)  # a notebook's stderr is no file
+    """Train every case; a process that hangs prints its traceback and exits."""
+    # A notebook replaces sys.stderr by an object without a file descriptor.
+    faulthandler.dump_traceback_later(HANGS_AFTER_S, exit=True, file=sys.__stderr__)
     for case in cases:
         train(case, Path(folder))
 

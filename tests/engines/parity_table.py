@@ -1,4 +1,4 @@
-"""The table of the parity law in docs/engines.md: written by a test run, read by the next one."""
+"""The table of the parity law in docs/engines.md, written by one test run and checked by the next."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ UNTESTED = {
 }
 WHY_BLANK = {
     ALONE: "An engine of one process needs no launcher: under one, each process would train alone.",
-    TORCH: "DDP and FSDP meet at an address, of which `horovodrun` tells its processes none; the error says so.",
+    TORCH: "DDP and FSDP need a master address, which `horovodrun` does not set; the error says so.",
     HOROVOD: "Horovod is started by `horovodrun`, `mpirun` or itself; the error under `torchrun` or `srun` says so.",
 }
 ELSEWHERE = {
@@ -26,7 +26,7 @@ Results = dict[tuple[str, str], float]  # {(case, launcher): largest difference 
 
 
 def render(results: Results, launchers: list[str]) -> str:
-    """Draw the table."""
+    """Render the table."""
     lines = [
         "| engine, precision | " + " | ".join(launchers) + " | tolerance of the weights | seen |",
         "|---" * (len(launchers) + 3) + "|",
@@ -42,21 +42,21 @@ def render(results: Results, launchers: list[str]) -> str:
 
 
 def below() -> str:
-    """Say why cells are blank, and where what has no column is tested."""
+    """Explain blank cells, and list where launchers without a column are tested."""
     blanks = [f"- {why}" for why in WHY_BLANK.values()]
     tests = [f"- {what}: [{path}](../tests/{path})" for what, path in ELSEWHERE.items()]
     return "\n".join(["Blank cells:", "", *blanks, "", "Launchers without a column:", "", *tests])
 
 
 def write(results: Results, launchers: list[str]) -> None:
-    """Put the table into the page."""
+    """Write the table into the page."""
     text = PAGE.read_text(encoding="utf-8")
     before, rest = text.split(BEGIN)
     PAGE.write_text(before + BEGIN + render(results, launchers) + END + rest.split(END)[1], encoding="utf-8")
 
 
 def read() -> set[tuple[str, str]]:
-    """Read which (case, launcher) the page says to be tested."""
+    """Return each (case, launcher) that the page marks as tested."""
     text = PAGE.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0]
     table = [line for line in text.splitlines() if line.startswith("|")]
     header, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]

@@ -2,8 +2,8 @@
 
 usage: python -m tests.engines.simulated_rank RANK WORLD_SIZE LOGDIR
 
-Torch's fake process group does no arithmetic and waits for nobody; so this shows what one rank of thousands costs, how
-many collectives it enters and which files it touches, and nothing about numbers. Prints JSON.
+Torch's fake process group does no arithmetic and no waiting. This measures what one rank of thousands costs, its
+collectives and the files it writes, but checks no numbers. Prints JSON.
 """
 
 import json
@@ -15,32 +15,34 @@ import time
 from contextlib import suppress
 
 import torch
-import torch._dynamo  # torch imports it by and by, which makes temporary files
+import torch._dynamo  # torch imports it lazily, which creates temporary files
 import torch.distributed as dist
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from runnerkit import dl, preemption
+from runnerkit import dl
 from runnerkit.engines import ddp
+from runnerkit.loop import stop_signals
 from tests.tiny import loader, mlp, sgd
 
 NUM_STEPS, BATCH_SIZE = 3, 8
-NUM_METRICS = 20  # metric callbacks beside accuracy
+NUM_METRICS = 20  # metric callbacks besides accuracy
 
 
-# The fake group's own work never ends, that of the hook below does, and DDP's buckets are laid out before it is there.
+# The fake group's operations never complete, only the hook's below do, and buckets are laid out before it is
+# registered.
 ddp._lay_out_buckets = lambda model: None
 
 
 class SimulatedEngine(dl.DistributedDataParallelEngine):
-    """Enters every collective as its base does; what comes back is what equal ranks would give."""
+    """An engine that enters every collective of its base and returns what equal ranks would give."""
 
     def reduce(self, tensor, op="sum"):
         return super().reduce(tensor, op) * (self.num_processes if op == "sum" else 1)
 
     def gather_object(self, value):
-        with suppress(EOFError, pickle.UnpicklingError):  # nobody sent anything
+        with suppress(EOFError, pickle.UnpicklingError):  # nothing was sent
             super().gather_object(value)
         return [value] * self.num_processes
 
@@ -50,11 +52,11 @@ class SimulatedEngine(dl.DistributedDataParallelEngine):
         return value
 
 
-preemption._AGREE_EVERY_S = 1e9  # that processes tell each other of signals once a second is no part of a step
+stop_signals._AGREE_EVERY_S = 1e9  # processes exchange signals once a second, which is not part of a step
 
 
 class CountCollectives(dl.Callback):
-    """How many collectives each part of a run enters, as the dispatcher saw them."""
+    """A callback that counts the collectives of each part of a run, as torch's dispatcher sees them."""
 
     def __init__(self):
         super().__init__(order=1000)
@@ -84,7 +86,7 @@ class CountCollectives(dl.Callback):
 
 
 def finished(state, bucket):
-    """A comm hook whose work is done at once, counted as one collective; the fake group's never would be."""
+    """Communicate with a hook that completes at once and counts as one collective; the fake group's never completes."""
     dist.all_reduce(bucket.buffer())
     future = torch.futures.Future()
     future.set_result(bucket.buffer())

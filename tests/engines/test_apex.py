@@ -19,7 +19,7 @@ ENGINES = {level: functools.partial(dl.APEXEngine, "cpu", opt_level=level) for l
 
 @pytest.fixture
 def apex(monkeypatch):
-    """The recording package."""
+    """Yield the recording package."""
     with stand_in(monkeypatch) as package:
         yield package
 
@@ -88,7 +88,7 @@ def train_over_apex_parallel():
 
 @pytest.fixture(scope="module", params=["apex.parallel", pytest.param("Horovod", marks=pytest.mark.horovod)])
 def two_processes(request):
-    """Results of two connected processes; one start of each kind serves all tests."""
+    """Return the results of two connected processes; one launch of each kind serves all tests."""
     with pytest.MonkeyPatch.context() as patch, stand_in(patch):
         if request.param == "apex.parallel":
             return together(train_over_apex_parallel)
@@ -136,7 +136,7 @@ def test_an_overflow_of_one_process_skips_the_step_of_all(two_processes):
 
 
 def test_a_model_without_trainable_parameters_is_not_wrapped(apex):
-    """A frozen model has no gradients to average."""
+    """A frozen model needs no averaging of gradients."""
     frozen, engine = mlp().requires_grad_(False), dl.DistributedDataParallelAPEXEngine(2, device="cpu")
 
     with engine.no_sync(frozen):
@@ -145,7 +145,7 @@ def test_a_model_without_trainable_parameters_is_not_wrapped(apex):
 
 def test_data_parallel_copies_a_model_whose_forward_is_its_own(apex, monkeypatch):
     """Apex patches a shell around DataParallel: replicas of a patched forward would all call the first GPU's."""
-    # As on a machine with GPUs.
+    # Split batches as on a machine with several GPUs.
     monkeypatch.setattr("runnerkit.engines.apex.split_batches", lambda module, device: nn.DataParallel(module))
     engine, model = dl.DataParallelAPEXEngine("cpu", opt_level="O2"), mlp()
     engine.setup()
@@ -194,7 +194,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(apex, tmp_path, first, secon
 
 
 def test_weights_that_are_loaded_reach_the_master_weights(apex):
-    """Under O2 the next step would otherwise put back what the model had before."""
+    """Otherwise, under O2, the next step would restore the previous weights."""
     engine, model, source = ENGINES["O2"](), mlp(), mlp(seed=5)
     engine.setup()
     engine.prepare({"": model}, {"": (optimizer := sgd(model, lr=0.0))})
@@ -237,7 +237,7 @@ def test_a_step_first_unscales_accumulated_gradients(apex):
     assert engine.step(optimizer)
     assert apex.calls[-3:] == ["backward", "scale_loss(loss_id=0, delay_unscale=False)", "unscale"]
 
-    with pytest.raises(ValueError, match="this SGD is none of the stage's optimizers"):
+    with pytest.raises(ValueError, match="this SGD is not an optimizer of this stage"):
         engine.backward(torch.ones(()), sgd(mlp()))
     engine.backward(model(torch.full((1, NUM_FEATURES), 1e35)).sum(), optimizer)
     assert "step" in vars(optimizer)
@@ -299,7 +299,7 @@ def test_fp32_arithmetic_is_bit_identical_to_the_hand_written_loop(apex, opt_lev
 @pytest.mark.gpu
 @pytest.mark.apex
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="Apex computes on NVIDIA GPUs only, and torch sees none")
-@pytest.mark.filterwarnings("ignore:apex:FutureWarning")  # "apex.amp is deprecated": it is
+@pytest.mark.filterwarnings("ignore:apex:FutureWarning")  # apex.amp itself warns that it is deprecated
 @pytest.mark.parametrize("opt_level", LEVELS)
 def test_nvidias_apex_trains_near_fp32(opt_level, tmp_path):
     """fp16 keeps 11 bits: errors of 6 momentum steps stay under 0.05 in weights of about 1. It also loads its state."""

@@ -1,4 +1,4 @@
-"""Errors of the Apex engines, word for word, and the engine that each flag chooses."""
+"""Exact errors of the Apex engines, and the engine that each flag chooses."""
 
 import sys
 
@@ -11,7 +11,7 @@ from tests.fake_apex.use import stand_in
 from tests.tiny import mlp
 
 ENGINES = ["APEXEngine", "DataParallelAPEXEngine", "DistributedDataParallelAPEXEngine"]
-BUILD = "NVIDIA builds it from source, with CUDA; release 25.05 or earlier, as later ones have no apex.amp."
+BUILD = "NVIDIA builds it from source, with CUDA; release 25.05 or earlier, as later ones lack apex.amp."
 FOUND = {  # what is installed: its folders, the rest of the message
     "none": ((), "NVIDIA Apex, and no package `apex` is installed. {build} {native}."),
     "PyPI's": (
@@ -30,11 +30,12 @@ FOUND = {  # what is installed: its folders, the rest of the message
 @pytest.mark.parametrize("name", ENGINES)
 @pytest.mark.parametrize(("parts", "message"), FOUND.values(), ids=FOUND)
 def test_a_package_without_amp_is_refused_with_the_engine_to_use_instead(monkeypatch, tmp_path, name, parts, message):
-    """Before a process is started, and without importing the package: its import may fail for other reasons."""
+    """The error comes before processes start and without importing the package, whose import may fail for other
+    reasons."""
     folder, native = tmp_path / "apex", name.replace("APEX", "AMP")
     monkeypatch.delitem(sys.modules, "apex", raising=False)
     if not parts:
-        monkeypatch.setattr("runnerkit.engines.apex_package.find_spec", lambda name: None)
+        monkeypatch.setattr("runnerkit.engines.adapters.apex_package.find_spec", lambda name: None)
     else:
         for part in parts:
             (folder / part).mkdir(parents=True)
@@ -51,7 +52,7 @@ def test_a_package_without_amp_is_refused_with_the_engine_to_use_instead(monkeyp
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_without_a_gpu_the_native_engine_is_named(monkeypatch, name):
-    """Raise before processes start, unless the caller passed a device."""
+    """The error is raised before processes start, unless the caller passed a device."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
     with stand_in(monkeypatch), pytest.raises(RuntimeError) as caught:
@@ -69,21 +70,21 @@ def test_an_error_of_apex_on_a_cpu_comes_with_advice(monkeypatch):
         with pytest.raises(RuntimeError, match="expected fp32") as caught:
             engine.prepare({"": mlp().half()}, {})
 
-    assert "APEXEngine was told to run on cpu. AMPEngine" in caught.value.__notes__[0]
+    assert "APEXEngine was asked to run on cpu. AMPEngine" in caught.value.__notes__[0]
 
 
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
         ({"opt_level": "02"}, ValueError, "O0, O1, O2, O3 .the letter O., got '02'"),
-        ({"opt_level": "O1", "keep_batchnorm_fp32": True}, ValueError, "leave keep_batchnorm_fp32 out"),
-        ({"float_functions": [(nn.functional, "sofplus")]}, ValueError, "has no function 'sofplus'"),
+        ({"opt_level": "O1", "keep_batchnorm_fp32": True}, ValueError, "omit keep_batchnorm_fp32"),
+        ({"float_functions": [(nn.functional, "sofplus")]}, ValueError, "lacks a function 'sofplus'"),
         ({"opt_level": "O2", "float_functions": [(nn.functional, "softplus")]}, ValueError, "opt_level is O2"),
-        ({"amp_kwargs": {"num_losses": 2}}, ValueError, "leave out num_losses"),
+        ({"amp_kwargs": {"num_losses": 2}}, ValueError, "must not contain num_losses"),
         ({"precision": dl.AMP()}, TypeError, "fixes its precision"),
-        ({"compile": True}, ValueError, "torch.compile cannot follow"),
+        ({"compile": True}, ValueError, "torch.compile does not support"),
         ({"optlevel": "O2"}, TypeError, "got optlevel"),
-        ({"op": "adasum"}, ValueError, "op must be 'average' with Apex"),  # unscaling would spoil any other
+        ({"op": "adasum"}, ValueError, "op must be 'average' with Apex"),  # unscaling would break the others
     ],
 )
 def test_bad_arguments_are_refused_by_the_constructor(arguments, error, message):

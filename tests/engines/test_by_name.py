@@ -1,4 +1,4 @@
-"""Engines of command lines: each name, what it takes, and what is said of the others."""
+"""Engines chosen on the command line: their names, arguments and errors."""
 
 import json
 
@@ -12,7 +12,7 @@ from tests.tiny import loader, mlp, quiet, sgd
 
 
 def test_every_engine_has_its_name():
-    """Those of `dl`, beside the short ones."""
+    """Every engine class of `dl` has its name, besides the short names."""
     classes = {name for name in dl.__all__ if name.endswith("Engine") and name != "IEngine"}
 
     assert classes | {"cpu", "gpu", "dp", "ddp", "fsdp", "horovod"} == set(ENGINES)
@@ -24,7 +24,7 @@ def test_every_engine_has_its_name():
     [("cpu", "bf16", torch.bfloat16), ("ddp", "fp16", torch.float16), ("dp", "amp", None), ("cpu", "fp32", "none")],
 )
 def test_the_precision_is_the_one_asked_for(name, precision, dtype):
-    """`amp` leaves the type to the device; fp32 has none."""
+    """`amp` leaves the dtype to the device, and fp32 has none."""
     engine = engine_by_name(name, precision=precision)
 
     assert type(engine) is ENGINES[name]
@@ -32,7 +32,7 @@ def test_the_precision_is_the_one_asked_for(name, precision, dtype):
 
 
 def test_without_a_name_the_number_of_processes_or_the_machine_chooses():
-    """DDP has several; one is what this machine has."""
+    """Several processes use DDP; one uses this machine's devices."""
     several, one = engine_by_name(None, num_processes=3), engine_by_name(None, precision="bf16")
 
     assert isinstance(several, dl.DistributedDataParallelEngine) and several.num_processes == 3
@@ -42,28 +42,31 @@ def test_without_a_name_the_number_of_processes_or_the_machine_chooses():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"name": "dpp"}, "no engine 'dpp'; there are cpu, gpu, dp, ddp, fsdp, horovod, AMPEngine"),
-        ({"name": "cpu", "num_processes": 2}, "engine 'cpu' runs in one process, so it takes no number of them, got 2"),
+        ({"name": "dpp"}, "unknown engine 'dpp'; expected one of cpu, gpu, dp, ddp, fsdp, horovod, AMPEngine"),
+        (
+            {"name": "cpu", "num_processes": 2},
+            "engine 'cpu' runs in one process, so it does not accept num_processes, got 2",
+        ),
         ({"name": "ddp", "num_processes": 0}, "the number of processes must be >= 1, got 0"),
-        ({"name": "ddp", "precision": "fp8"}, "no precision 'fp8'; there are fp32, amp, fp16, bf16"),
-        ({"name": "AMPEngine", "precision": "bf16"}, "engine 'AMPEngine' has its precision in its name"),
+        ({"name": "ddp", "precision": "fp8"}, "unknown precision 'fp8'; expected one of fp32, amp, fp16, bf16"),
+        ({"name": "AMPEngine", "precision": "bf16"}, "engine 'AMPEngine' has a fixed precision"),
     ],
 )
 def test_what_there_is_none_of_is_refused(arguments, words):
-    """With what there is."""
+    """The error lists the alternatives."""
     with pytest.raises(ValueError, match="^" + words):
         engine_by_name(**arguments)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_refused():
-    """Before anything is made."""
+    """The error is raised before anything is constructed."""
     with pytest.raises(ValueError, match="engine 'gpu' needs a GPU and torch sees none; use 'cpu'"):
         engine_by_name("gpu")
 
 
 def test_the_command_line_has_the_last_word(monkeypatch):
-    """Whatever the script passes; what follows in this process without a command runs as the script says."""
+    """The command line overrides the script's engine; later runs in this process without it use the script's."""
     monkeypatch.setenv(VARIABLE, json.dumps({"name": "dp", "num_processes": None, "precision": "bf16"}))
     model = mlp()
     arguments = {"model": model, "criterion": nn.CrossEntropyLoss(), "optimizer": sgd(model), "cpu": True, **quiet()}
@@ -80,7 +83,7 @@ def test_the_command_line_has_the_last_word(monkeypatch):
     ("num_gpus", "expected"), [(0, dl.CPUEngine), (1, dl.GPUEngine), (4, dl.DataParallelEngine)], ids=["0", "1", "4"]
 )
 def test_without_flags_the_engine_takes_the_gpus_there_are(monkeypatch, num_gpus, expected):
-    """All of them from one process; with cpu=True none."""
+    """All GPUs are used from one process, or none with cpu=True."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: num_gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
 

@@ -1,4 +1,4 @@
-"""DistributedDataParallelEngine: what the calling process gets back, and what the ranks did."""
+"""DistributedDataParallelEngine: the ranks' training, and the results that the calling process receives."""
 
 import os
 import signal
@@ -13,13 +13,13 @@ from sklearn.metrics import accuracy_score, roc_auc_score
 from torch import nn
 
 from runnerkit import dl
-from runnerkit.engines.spawn import spawn
+from runnerkit.engines.launch.spawn import spawn
 from runnerkit.torchvision_cpu import import_torchvision
 from tests.tiny import classification, loader, mlp, quiet, sgd, weights
 
 
 class Watch(dl.Callback):
-    """Notes what each rank's process looks like, through the metrics: the only way out of a rank but the first."""
+    """A callback that reports a rank's state through metrics, the only way out of ranks other than the first."""
 
     def on_batch_end(self, runner):
         parameter = next(runner.engine.unwrap(runner.model).parameters())
@@ -29,7 +29,7 @@ class Watch(dl.Callback):
 
 @pytest.mark.cold
 def test_the_caller_gets_the_trained_model_and_the_metrics():
-    """After ddp=True from plain python nothing is missing in the process that called."""
+    """With ddp=True from plain python, the calling process receives the model, optimizer state and metrics."""
     model = mlp()
     before = weights(model)
     optimizer = sgd(model)
@@ -54,14 +54,14 @@ def test_the_caller_gets_the_trained_model_and_the_metrics():
         features, targets = classification(64).tensors
         expected = accuracy_score(targets, model.eval()(features).argmax(dim=1))
     assert runner.epoch_metrics["valid"]["accuracy"] == pytest.approx(expected, abs=1e-7)
-    assert runner.epoch_metrics["train"]["is_shared"] == 0.0, "ranks step on shared memory"
-    assert runner.epoch_metrics["train"]["rank"] == 0.5, "two ranks, equally many samples"
+    assert runner.epoch_metrics["train"]["is_shared"] == 0.0, "ranks train on shared memory"
+    assert runner.epoch_metrics["train"]["rank"] == 0.5, "mean over two ranks with equal numbers of samples"
 
 
 @pytest.mark.parametrize("num_processes", [2, 3])
 @pytest.mark.parametrize("num_valid", [1, 41])
 def test_batch_norm_and_an_uneven_valid_set_neither_hang_nor_count_twice(num_processes, num_valid):
-    """A length that the ranks do not divide, one sample for all of them included: each is scored exactly once."""
+    """Each sample is scored exactly once, even if the ranks do not divide the length or there is only one sample."""
     model = mlp(batch_norm=True)
 
     runner = dl.SupervisedRunner().train(
@@ -88,15 +88,15 @@ def test_batch_norm_and_an_uneven_valid_set_neither_hang_nor_count_twice(num_pro
 
 
 class OwnAttributes(dl.SupervisedRunner):
-    """Keeps notes of its own."""
+    """A runner with attributes of its own."""
 
     def on_epoch_end(self, runner):
         self.notes = {"epochs": runner.epoch_step, "pid": os.getpid()}
-        self.lock = threading.Lock()  # cannot travel, and must not end the run
+        self.lock = threading.Lock()  # cannot be sent, and must not end the run
 
 
 def test_the_runners_own_attributes_come_back_too():
-    """What a subclass noted is there; what cannot travel is named and left."""
+    """Attributes of a subclass are sent back; those that cannot be sent are named in a warning."""
     model = mlp()
 
     runner = OwnAttributes().train(
@@ -121,7 +121,7 @@ def test_the_number_of_processes_is_known_before_they_start():
 
 
 def test_lambdas_and_local_classes_travel():
-    """What plain pickle refuses is sent with cloudpickle."""
+    """cloudpickle sends what plain pickle refuses."""
 
     class LocalNet(nn.Module):
         def __init__(self):
@@ -149,7 +149,7 @@ def test_lambdas_and_local_classes_travel():
 
 
 class ClosureRunner(dl.Runner):
-    """Steps an optimizer that evaluates the loss several times a step."""
+    """A runner with an optimizer that evaluates the loss several times per step."""
 
     def handle_batch(self, batch):
         features, targets = batch
@@ -164,7 +164,7 @@ class ClosureRunner(dl.Runner):
 
 
 def test_lbfgs_that_was_passed_in_trains_as_in_one_process():
-    """torch's pickle of an optimizer leaves out LBFGS's list of parameters; one process and two make the same steps."""
+    """torch's pickle of an optimizer drops LBFGS's list of parameters; two processes make the same steps as one."""
     ours, reference = mlp().double(), mlp().double()
     features, targets = classification(32).tensors
     data = torch.utils.data.TensorDataset(features.double(), targets)
@@ -190,11 +190,11 @@ def test_lbfgs_that_was_passed_in_trains_as_in_one_process():
 
     for _ in range(2):
         optimizer.step(closure)
-    torch.testing.assert_close(weights(ours), weights(reference), rtol=1e-9, atol=1e-12)  # sums in another order
+    torch.testing.assert_close(weights(ours), weights(reference), rtol=1e-9, atol=1e-12)  # summation order differs
 
 
 def test_a_second_engine_in_the_same_process_works():
-    """Nothing is global: DDP, then CPU, then DDP again."""
+    """DDP, CPU and DDP again run in one process, so no global state is left."""
     model = mlp()
 
     for kwargs in ({"ddp": True}, {}, {"ddp": True}):
@@ -212,7 +212,7 @@ def test_a_second_engine_in_the_same_process_works():
 
 
 def test_a_model_without_gradients_beside_a_trained_one_is_left_bare():
-    """DDP refuses a frozen module; a distillation's teacher runs without it."""
+    """DDP refuses a frozen module, so a distillation's teacher is not wrapped."""
     student, teacher = mlp(), mlp(seed=2).requires_grad_(False)
 
     class Distillation(dl.Runner):
@@ -237,9 +237,9 @@ def test_a_model_without_gradients_beside_a_trained_one_is_left_bare():
     assert torch.equal(weights(teacher), weights(mlp(seed=2)))
 
 
-@pytest.mark.cold  # a rank has to cure torchvision itself
+@pytest.mark.cold  # a rank has to apply torchvision's workaround itself
 def test_a_torchmetrics_object_is_reduced_over_ranks():
-    """Its states, not its values; and the object travels although the torchvision here may need its cure."""
+    """States are reduced, not values, and the object can be sent although torchvision may need a workaround here."""
     import_torchvision()
     from torchmetrics.classification import MulticlassAUROC
 
@@ -263,7 +263,7 @@ def test_a_torchmetrics_object_is_reduced_over_ranks():
 
 
 class Note(dl.Callback):
-    """Remembers the epochs that it saw."""
+    """A callback that records its epochs."""
 
     def __init__(self):
         super().__init__()
@@ -274,7 +274,7 @@ class Note(dl.Callback):
 
 
 def test_callbacks_that_were_passed_in_know_what_they_saw():
-    """The caller's own objects, not copies of them."""
+    """The caller's own objects are updated, not copies."""
     model, note = mlp(), Note()
 
     runner = dl.SupervisedRunner().train(
@@ -294,14 +294,14 @@ def test_callbacks_that_were_passed_in_know_what_they_saw():
 
 
 class NoteUnderLock(Note):
-    """Makes a lock where it works, and keeps it."""
+    """A callback that keeps a lock made in the training process."""
 
     def on_stage_start(self, runner):
         self.lock = threading.Lock()
 
 
 def test_a_callbacks_lock_stays_where_it_was_made(capfd):
-    """It is named; the rest of the callback comes back, one that a hook has made too, and so do the others."""
+    """The lock is named in a warning; the other attributes and callbacks come back, also those that a hook made."""
     model, note = mlp(), NoteUnderLock()
 
     class Hooked(dl.SupervisedRunner):
@@ -350,7 +350,7 @@ def test_two_stages_on_one_model_are_wrapped_once():
 
 
 def test_a_criterion_with_parameters_of_its_own_is_refused():
-    """Each rank would train another one."""
+    """Each rank would train another criterion."""
 
     class Temperature(nn.Module):
         def __init__(self):
@@ -361,7 +361,7 @@ def test_a_criterion_with_parameters_of_its_own_is_refused():
             return nn.functional.cross_entropy(logits * self.scale, targets)
 
     model = mlp()
-    with pytest.raises(ValueError, match="Temperature has parameters to train"):
+    with pytest.raises(ValueError, match="Temperature has trainable parameters"):
         dl.SupervisedRunner().train(
             model=model,
             criterion=Temperature(),
@@ -384,14 +384,14 @@ def counting_hook(state, bucket):
 
 
 class CountCommunications(dl.Callback):
-    """Brings the count out of the rank."""
+    """A callback that reports the count from the rank."""
 
     def on_loader_end(self, runner):
         runner.loader_metrics["communications"] = len(COMMUNICATIONS)
 
 
 def test_gradients_that_accumulate_are_not_communicated():
-    """8 batches in steps of 4 are two averages of the one bucket, not eight."""
+    """8 batches in steps of 4 average the one bucket twice, not eight times."""
     model = mlp()
 
     runner = dl.SupervisedRunner().train(
@@ -409,7 +409,7 @@ def test_gradients_that_accumulate_are_not_communicated():
 
 
 class TwoHeads(nn.Module):
-    """Uses one of its two heads."""
+    """A model that uses one of its two heads."""
 
     def __init__(self):
         super().__init__()
@@ -420,7 +420,7 @@ class TwoHeads(nn.Module):
 
 
 def test_find_unused_parameters_is_reachable():
-    """A model that leaves a part of itself out trains with it."""
+    """A model with unused parameters trains."""
     model = TwoHeads()
     before = weights(model.used)
 
@@ -438,9 +438,9 @@ def test_find_unused_parameters_is_reachable():
 
 
 def _outlive_groups(num_groups):
-    """Wrap a model, destroy the group, let the wrapper go: what a traceback that still holds it comes to."""
-    signal.alarm(60)  # ends the process wherever it stands still
-    sys.setswitchinterval(1e-6)  # seconds; a thread of the group is in the middle of its work more often
+    """Wrap a model, destroy the group, then release the wrapper, as when a traceback keeps it alive."""
+    signal.alarm(60)  # ends the process wherever it hangs
+    sys.setswitchinterval(1e-6)  # seconds; makes it more likely that a thread of the group is at work
     engine = dl.DistributedDataParallelEngine(1, device="cpu")
     for _ in range(num_groups):
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -451,5 +451,5 @@ def _outlive_groups(num_groups):
 
 
 def test_a_model_that_outlives_its_group_does_not_stand_still():
-    """One of the first 30 such groups ended in a deadlock within torch."""
+    """Before the fix, one of the first 30 such groups ended in a deadlock within torch."""
     spawn(partial(_outlive_groups, 200), num_processes=1, variables={})

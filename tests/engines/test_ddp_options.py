@@ -1,4 +1,4 @@
-"""The options of DistributedDataParallel, each against the hand-written reference or its own promise."""
+"""Options of DistributedDataParallel, compared with the hand-written loop or with their documentation."""
 
 import pytest
 import torch
@@ -49,7 +49,7 @@ def reference():
     ids=str,
 )
 def test_options_about_speed_leave_the_weights_alone(options):
-    """They change when and where gradients are averaged, not what: 1e-6, the order of float sums."""
+    """They change when and where gradients are averaged, not the result: 1e-6, the order of float sums."""
     model = mlp()
 
     train_on_two(model, **options)
@@ -65,7 +65,7 @@ def words():
 @pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}], ids=str)
 @pytest.mark.parametrize("make_model", [mlp, words])
 def test_buckets_laid_out_before_the_first_step_change_no_weights(make_model, options):
-    """From three processes on: gradients of zero take a first turn, but for sparse ones, which go without."""
+    """With three or more processes, zero gradients are reduced first; models with sparse gradients are skipped."""
     bags = torch.arange(96 * 4).view(96, 4) ** 2 % 20
     data = classification(96) if make_model is mlp else TensorDataset(bags, bags[:, 0] % 2)
     model, by_hand = make_model(), make_model()
@@ -77,7 +77,7 @@ def test_buckets_laid_out_before_the_first_step_change_no_weights(make_model, op
 
 
 def test_hooks_on_parameters_see_gradients_of_training_only():
-    """The zeros that lay out buckets are kept from them; one that is on one rank alone makes no other wait."""
+    """Hooks do not see the zero gradients that lay out buckets, and one on a single rank does not make others wait."""
     engine = dl.DistributedDataParallelEngine(3, device="cpu", timeout_s=60)
 
     def train():
@@ -117,10 +117,10 @@ def convnet():
 
 
 class OverflowOnRankOne(dl.Callback):
-    """In the second batch; at the end it compares the ranks' weights."""
+    """A callback that overflows in rank one's second batch and compares the ranks' weights at the end."""
 
     def __init__(self):
-        super().__init__(order=30)  # after the loss, before it goes backward
+        super().__init__(order=30)  # between the loss and its backward pass
 
     def on_batch_end(self, runner):
         if runner.batch_step == 2 and runner.engine.rank == 1:
@@ -132,7 +132,7 @@ class OverflowOnRankOne(dl.Callback):
 
 
 def train_at_two_paces(engine):
-    """Two optimizers on one model, of which one accumulates."""
+    """Train one model with two optimizers, one of which accumulates."""
     model = mlp()
     optimizers = {"a": sgd(model[0]), "b": sgd(model[3])}
     batch_size = 2 * BATCH_SIZE // (2 if engine.is_ddp else 1)
@@ -174,22 +174,23 @@ def train_with_options_that_meet():
 
 
 def test_options_work_together():
-    """Accumulation on a static graph; layout, views, compiler and a hook; fp16 with an overflow in one rank of two."""
+    """Accumulation with a static graph, layout with views, compiler and hook, and fp16 with one rank's overflow
+    combine."""
     found = together(train_with_options_that_meet)
 
     assert found["static graph, accumulated"] < 1e-6
-    assert found["channels last, compiled"] < 1e-5  # another order of sums
+    assert found["channels last, compiled"] < 1e-5  # summation order differs
     torch.testing.assert_close(*found["two paces"], rtol=0, atol=1e-6)
-    assert found["skipped"] == 1, "by both ranks, since gradients are averaged before they are looked at"
+    assert found["skipped"] == 1, "by both ranks, since gradients are averaged before they are checked"
     assert found["equal"]
 
 
 def test_powersgd_is_refused_where_gradients_may_be_infinite(monkeypatch):
-    """One would stay in the error that it feeds back, and no later step be taken."""
+    """An infinite gradient would stay in the error feedback, and every later step would be skipped."""
     engine = dl.DistributedDataParallelEngine(2, device="cpu", comm_hook="powersgd", precision=dl.AMP(torch.float16))
     engine.open_device(torch.device("cpu"))
 
-    with pytest.raises(ValueError, match="for ever: use bf16 or fp32, or comm_hook='fp16'"):
+    with pytest.raises(ValueError, match="forever: use bf16 or fp32, or comm_hook='fp16'"):
         engine.wrap(mlp())
 
 
@@ -203,12 +204,12 @@ def rank_one():
         ("fp16", 1e-3),  # 11 bits of each gradient: relative 5e-4, times lr 0.1 and momentum, over 10 steps
         ("bf16", 1e-2),  # 8 bits: relative 4e-3
         ("powersgd", 1e-6),  # exact for its first 1,000 steps
-        (rank_one, 0.5),  # a rank-1 approximation from step 2 on: near, and not the same
+        (rank_one, 0.5),  # a rank-1 approximation from step 2 on: close, but not equal
     ],
     ids=["fp16", "bf16", "powersgd", "powersgd from step 2"],
 )
 def test_comm_hooks_compress_gradients(hook, tolerance):
-    """Weights are as near to the reference as what is sent allows; and not equal to it where something is lost."""
+    """Weights are as close to the reference as the compression allows, and differ if it loses precision."""
     model = mlp()
 
     train_on_two(model, comm_hook=hook)
@@ -220,8 +221,8 @@ def test_comm_hooks_compress_gradients(hook, tolerance):
 
 @pytest.mark.parametrize("hook", ["fp8", ("state",), 16])
 def test_a_wrong_comm_hook_is_refused(hook):
-    """With the names that there are."""
-    with pytest.raises(ValueError, match="comm_hook must be 'fp16', 'bf16', 'powersgd', a pair"):
+    """The error lists the valid names."""
+    with pytest.raises(ValueError, match=r"comm_hook must be 'fp16', 'bf16', 'powersgd', a \(state, hook\) pair"):
         dl.DistributedDataParallelEngine(2, comm_hook=hook)
 
 
@@ -231,8 +232,8 @@ def test_a_wrong_comm_hook_is_refused(hook):
         ({"devices": [0, 0]}, r"different GPU indices >= 0, such as \[0, 2\], got \[0, 0\]"),
         ({"devices": []}, "different GPU indices"),
         ({"devices": [0, -1]}, "different GPU indices"),
-        ({"devices": [0], "device": "cpu"}, "leave them out with device='cpu'"),
-        ({"devices": [0, 1], "num_processes": 3}, "num_processes=3 and 2 devices"),
+        ({"devices": [0], "device": "cpu"}, "omit them with device='cpu'"),
+        ({"devices": [0, 1], "num_processes": 3}, "num_processes=3, but 2 devices"),
         ({"timeout_s": 0}, "timeout_s must be > 0, got 0"),
         ({"num_processes": 0}, "num_processes must be >= 1, got 0"),
         ({"address": "localhost"}, "address and port go together"),
@@ -240,19 +241,19 @@ def test_a_wrong_comm_hook_is_refused(hook):
     ids=str,
 )
 def test_wrong_arguments_are_refused(arguments, message):
-    """Before any process is started."""
+    """The error is raised before processes start."""
     with pytest.raises(ValueError, match=message):
         dl.DistributedDataParallelEngine(**arguments)
 
 
 def test_unknown_arguments_are_named():
-    """Beside those that there are."""
+    """The error also lists the known arguments."""
     with pytest.raises(TypeError, match=r"DistributedDataParallelEngine got chanels_last; .* channels_last"):
         dl.DistributedDataParallelEngine(2, chanels_last=True)
 
 
 def test_devices_choose_the_gpus_in_their_order(monkeypatch):
-    """Process i of a machine takes the i-th of the list, whatever its order."""
+    """Process i of a machine uses the i-th device of the list, in any order."""
     chosen = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
@@ -264,23 +265,23 @@ def test_devices_choose_the_gpus_in_their_order(monkeypatch):
     assert engine.num_processes == 2
     assert devices == ["cuda:3", "cuda:1"] and chosen == [3, 1]
     with pytest.raises(
-        RuntimeError, match=r"process 2 of this machine has no GPU: devices=\[3, 1\] are for 2 processes"
+        RuntimeError, match=r"process 2 of this machine lacks a GPU: devices=\[3, 1\] are for 2 processes"
     ):
         engine._choose_device(place(2))
 
 
 @pytest.mark.parametrize("device", ["cuda:0", "gpu"])
 def test_a_device_that_is_no_kind_of_device_is_refused(device):
-    """Rather than trained without on the CPU."""
+    """Otherwise, training would silently use the CPU."""
     with pytest.raises(ValueError, match=rf"device must be 'cuda', 'cpu' or None, got '{device}'; devices="):
         dl.DistributedDataParallelEngine(2, device=device)
 
 
 def test_gpus_that_are_not_there_are_refused(monkeypatch):
-    """Before any process is started."""
+    """The error is raised before processes start."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
-    with pytest.raises(RuntimeError, match=r"devices=\[0, 1\] are GPUs, and torch sees none"):
+    with pytest.raises(RuntimeError, match=r"devices=\[0, 1\] are GPUs, but torch sees none"):
         dl.DistributedDataParallelEngine(devices=[0, 1]).launch(int)
 
 
@@ -289,7 +290,7 @@ def place(local_rank, launcher="runnerkit"):
 
 
 def test_slurm_may_show_each_task_its_own_gpu_only(monkeypatch):
-    """Then it is number 0 for all of them; anywhere else, a process without a GPU of its own is refused."""
+    """Under Slurm it is GPU 0 for each task; elsewhere, a process without its own GPU is refused."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
@@ -298,21 +299,21 @@ def test_slurm_may_show_each_task_its_own_gpu_only(monkeypatch):
     device = engine._choose_device(place(1, launcher="srun"))
 
     assert str(device) == "cuda:0"
-    with pytest.raises(RuntimeError, match="process 1 here has no GPU 1, since there are 1"):
+    with pytest.raises(RuntimeError, match="process 1 of this machine lacks GPU 1, as there are only 1"):
         engine._choose_device(place(1))
 
 
 def test_sync_bn_on_a_cpu_says_why_not(capfd):
-    """It trains on, with statistics of each process's own."""
+    """Training continues with each process's own statistics."""
     model = mlp(batch_norm=True)
 
     train_on_two(model, sync_bn=True)
 
-    assert "sync_bn=True has no effect: torch's SyncBatchNorm runs on GPUs only" in capfd.readouterr().err
+    assert "sync_bn=True is ignored: torch's SyncBatchNorm runs on GPUs only" in capfd.readouterr().err
 
 
 class Uneven(dl.SupervisedRunner):
-    """Builds each rank's loader itself, and gives rank one a batch less."""
+    """A runner that builds each rank's loader itself, with one batch less on rank one."""
 
     def get_loaders(self, stage):
         data = classification(4 * BATCH_SIZE - 2 * BATCH_SIZE * self.engine.rank)
@@ -320,7 +321,7 @@ class Uneven(dl.SupervisedRunner):
 
 
 def test_ranks_that_would_train_on_unequal_numbers_of_batches_are_refused():
-    """One would wait for the other until the time-out; it is said before the first batch instead."""
+    """The error comes before the first batch; otherwise one rank would wait for the other until the timeout."""
     model = mlp()
 
     with pytest.raises(ValueError, match=r"loader 'train' has \[2, 1\] batches on the ranks"):

@@ -1,4 +1,4 @@
-"""What every engine takes beside its own arguments: compile, channels_last, TF32, cuDNN's search."""
+"""Options that every engine accepts: compile, channels_last, TF32 and cuDNN's benchmark."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -46,7 +46,7 @@ def as_dict(samples):
 
 
 class LookAtModel(dl.Callback):
-    """Notes of what kind the runner's model is, and how a batch lies in memory."""
+    """A callback that records the type of the runner's model and the memory layout of batches."""
 
     def __init__(self):
         super().__init__()
@@ -62,7 +62,7 @@ class LookAtModel(dl.Callback):
 
 @pytest.mark.parametrize("compile", [True, {"backend": "aot_eager", "dynamic": False}], ids=str)
 def test_compiled_models_train_to_the_same_weights(compile, monkeypatch):
-    """torch.compile gets its arguments; the user gets the bare module back. To 1e-6: fused kernels round otherwise."""
+    """torch.compile gets its arguments, and the user's module is restored; 1e-6, as fused kernels round differently."""
     arguments = []
     real = torch.compile
 
@@ -83,9 +83,9 @@ def test_compiled_models_train_to_the_same_weights(compile, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler warns of what torch itself uses
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler uses features that torch deprecates
 def test_torch_compile_itself_runs():
-    """With its default backend, whose kernels a C++ compiler builds."""
+    """The default backend builds kernels with a C++ compiler."""
     mine, theirs = mlp(), mlp()
 
     supervised(mine, loader(24, BATCH_SIZE), engine=dl.CPUEngine(compile={"mode": "default"}))
@@ -95,7 +95,7 @@ def test_torch_compile_itself_runs():
 
 
 def test_data_parallel_cannot_compile():
-    """It says which engine can."""
+    """The error names an engine that can."""
     with pytest.raises(ValueError, match=r"use DistributedDataParallelEngine\(compile=\.\.\.\)"):
         dl.DataParallelEngine(compile=True)
 
@@ -111,7 +111,7 @@ class Sample:
 
 
 def test_images_are_laid_out_wherever_they_stand_in_a_batch():
-    """In lists, dicts, named tuples and dataclasses; what has no channels stays."""
+    """Lists, dicts, named tuples and dataclasses are searched; tensors without channels do not change."""
     image, mask = torch.zeros(2, 3, 4, 4), torch.zeros(2, 4)
     engine = dl.CPUEngine(channels_last=True)
 
@@ -123,7 +123,7 @@ def test_images_are_laid_out_wherever_they_stand_in_a_batch():
 
 
 def test_switches_are_put_back_after_a_prediction_too():
-    """Also when it is left half-way."""
+    """They are restored even if the iteration stops halfway."""
     before = torch.backends.cudnn.benchmark
     runner = dl.SupervisedRunner(model=mlp())
     predictions = runner.predict_loader(loader=loader(16, 4), engine=dl.CPUEngine(cudnn_benchmark=not before))
@@ -137,7 +137,7 @@ def test_switches_are_put_back_after_a_prediction_too():
 
 @pytest.mark.parametrize("nested", [False, True], ids=["tuple", "dict"])
 def test_channels_last_lays_out_images_and_weights(nested):
-    """Batches and convolutions; the numbers stay, to 1e-5 for another order of sums."""
+    """Batches and convolutions use the layout; weights agree to 1e-5, for another order of sums."""
     mine, theirs, look = convnet(), convnet(), LookAtModel()
     batches = DataLoader(images(40), BATCH_SIZE, collate_fn=as_dict if nested else None)
     supervised(mine, batches, callbacks=[look], engine=dl.CPUEngine(channels_last=True))
@@ -148,12 +148,12 @@ def test_channels_last_lays_out_images_and_weights(nested):
 
 
 def switches():
-    # By the names that torch's compiler reads, which torch refuses after others were set.
+    # These names are those that torch's compiler reads; torch refuses them after others were set.
     return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark
 
 
 class LookAtSwitches(dl.Callback):
-    """Notes how torch is set while a run is under way."""
+    """A callback that records torch's global settings during a run."""
 
     def on_batch_start(self, runner):
         self.seen = switches()
@@ -169,7 +169,7 @@ class LookAtSwitches(dl.Callback):
     ids=str,
 )
 def test_switches_of_torch_hold_for_the_run_and_are_put_back(options, expected):
-    """They are the process's, so what was set before is set again; None leaves them alone."""
+    """Settings belong to the process, so the previous values are restored; None leaves them unchanged."""
     before = switches()
     look = LookAtSwitches()
 
@@ -180,7 +180,7 @@ def test_switches_of_torch_hold_for_the_run_and_are_put_back(options, expected):
 
 
 def test_switches_are_put_back_after_an_exception():
-    """Whatever ends the run."""
+    """Settings are restored even if the run fails."""
 
     class Fails(dl.Callback):
         def on_batch_start(self, runner):
@@ -194,7 +194,7 @@ def test_switches_are_put_back_after_an_exception():
 
 @pytest.mark.parametrize("engine", [dl.AMPEngine, dl.DataParallelAMPEngine, dl.DistributedDataParallelAMPEngine])
 def test_a_name_with_amp_takes_no_other_precision(engine):
-    """Its name says which; other options pass through."""
+    """The name fixes the precision; other options are accepted."""
     with pytest.raises(TypeError, match="this engine's name fixes its precision"):
         engine(precision=None)
     assert engine(channels_last=True).channels_last
@@ -203,14 +203,14 @@ def test_a_name_with_amp_takes_no_other_precision(engine):
 @pytest.mark.parametrize(
     ("backend", "is_built", "words"),
     [
-        ("nccl", False, r"backend='nccl' needs NCCL, and this torch \(.*\) was built without it; leave backend out"),
+        ("nccl", False, r"backend='nccl' needs NCCL, but this torch \(.*\) was built without it; omit backend"),
         ("cpu:gloo,cuda:nccl", False, r"backend='cpu:gloo,cuda:nccl' needs NCCL"),
-        ("nccl", True, "backend='nccl' sends tensors of GPUs only, and this run is on the CPU; leave backend out"),
+        ("nccl", True, "backend='nccl' sends GPU tensors only, but this run is on the CPU; omit backend"),
     ],
 )
 @pytest.mark.parametrize("engine", [dl.DistributedDataParallelEngine, dl.FullyShardedDataParallelEngine])
 def test_a_backend_that_cannot_work_is_refused_before_processes_start(monkeypatch, engine, backend, is_built, words):
-    """In words that say what to write instead of torch's bare "doesn't have NCCL built in"."""
+    """The error says what to pass instead of torch's bare "doesn't have NCCL built in"."""
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: is_built)
 
     with pytest.raises(RuntimeError, match=words):

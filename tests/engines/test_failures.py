@@ -1,4 +1,4 @@
-"""It ends: whatever happens to one process, the whole job ends within seconds, with that process's own words."""
+"""Failing jobs: if one process fails, the whole job ends within seconds and reports that process's error."""
 
 import functools
 import os
@@ -11,21 +11,21 @@ import pytest
 from torch import nn
 
 from runnerkit import dl
-from runnerkit.engines.failure import describe
+from runnerkit.engines.failures.failure import describe
 from tests.engines.failing_job import RAISE, failing_job
 from tests.tiny import loader, mlp, quiet, sgd
 
 
 @pytest.fixture
 def job(tmp_path):
-    """Start a failing job in the test's own folder."""
+    """Return a function that starts a failing job in the test's own folder."""
     return functools.partial(failing_job, tmp_path)
 
 
-# Horovod is built for the slow tests.
+# Horovod is installed for the slow tests only.
 HOROVOD = pytest.param("Horovod", marks=[pytest.mark.horovod, pytest.mark.slow])
 KILLED = ("os.kill(os.getpid(), signal.SIGKILL)", "WorkerError: rank 1 of 2 was killed by SIGKILL")
-# A process is ended where Python drops what a signal handler raises.
+# The process must end even if Python drops an exception that its signal handler raises.
 TERMINATED_IN_A_FINALIZER = (
     'type("", (), {"__del__": lambda self: (os.kill(os.getpid(), signal.SIGTERM), time.sleep(0.1))})()',
     "WorkerError: rank 1 of 2 exited with code 143",
@@ -34,7 +34,7 @@ TERMINATED_IN_A_FINALIZER = (
 
 @pytest.mark.parametrize("start", ["DDP", HOROVOD])
 def test_an_exception_in_one_rank_ends_all_with_its_traceback_once(job, start):
-    """The caller sees the exception itself, caused by the rank's traceback; the others' complaints are not shown."""
+    """The caller gets the exception itself, caused by the rank's traceback; the other ranks' errors are not shown."""
     with job(start, RAISE) as failing:
         errors = failing.finish()
 
@@ -57,7 +57,8 @@ def test_an_exception_in_one_rank_ends_all_with_its_traceback_once(job, start):
 def test_under_a_launcher_an_exception_in_one_rank_ends_all(job, launcher):
     """The launcher ends the job, and the failing rank's traceback is shown.
 
-    Under torchrun each rank that has the time shows it, and nothing else; under Horovod's launchers it is shown once.
+    Under torchrun, every rank that has time shows that traceback and nothing else; under Horovod's launchers it is
+    shown once.
     """
     with job(launcher, RAISE) as failing:
         errors = failing.finish()
@@ -81,7 +82,7 @@ def test_under_a_launcher_an_exception_in_one_rank_ends_all(job, launcher):
     ],
 )
 def test_a_rank_that_dies_without_a_word_is_named(job, start, trouble, message):
-    """Killed, or gone by os._exit: the others wait for it no longer, and the message says what happened to whom."""
+    """After a kill or os._exit, the others stop waiting, and the message names the rank and what happened to it."""
     with job(start, trouble) as failing:
         errors = failing.finish()
 
@@ -94,7 +95,7 @@ def test_a_rank_that_dies_without_a_word_is_named(job, start, trouble, message):
 @pytest.mark.parametrize("exits", ["sys.exit()", "sys.exit(0)"])
 @pytest.mark.parametrize("start", ["DDP", "torchrun", HOROVOD])
 def test_sys_exit_in_the_middle_of_a_run_is_an_error(job, start, exits):
-    """The job has not reached its end, so neither it nor the rank may report success."""
+    """The job did not finish, so neither it nor the rank may report success."""
     with job(start, exits) as failing:
         errors = failing.finish()
 
@@ -104,7 +105,7 @@ def test_sys_exit_in_the_middle_of_a_run_is_an_error(job, start, exits):
 
 
 def test_an_exit_code_of_ones_own_stays(job):
-    """It is no silent success."""
+    """The job exits with the rank's own exit code."""
     with job("DDP", "sys.exit(3)") as failing:
         failing.finish()
 
@@ -117,7 +118,8 @@ def test_an_exit_code_of_ones_own_stays(job):
     ids=["parent alone", "whole process group", "parent alone, Horovod"],
 )
 def test_ctrl_c_ends_all(job, start, kill):
-    """One KeyboardInterrupt, the calling process's; nobody is left, whoever else got the signal."""
+    """Only the calling process's KeyboardInterrupt is shown, and no process is left, whichever of them got the
+    signal."""
     with job(start) as failing:
         kill(failing.process.pid, signal.SIGINT)
         errors = failing.finish()
@@ -136,7 +138,7 @@ def test_ctrl_c_ends_all(job, start, kill):
     ],
 )
 def test_the_end_of_the_calling_process_ends_all(job, start, how):
-    """Ended politely or not at all politely, it leaves no orphans."""
+    """After SIGTERM or SIGKILL, no orphans are left."""
     with job(start) as failing:
         failing.process.send_signal(how)
         failing.finish()
@@ -145,7 +147,7 @@ def test_the_end_of_the_calling_process_ends_all(job, start, how):
 
 
 class Raises(dl.Callback):
-    """Raises in one rank, and notes that on_exception ran there."""
+    """A callback that raises in one rank and records that on_exception ran there."""
 
     def __init__(self, path, error):
         super().__init__()
@@ -161,7 +163,7 @@ class Raises(dl.Callback):
 
 
 class Unpicklable(Exception):
-    """Holds what cannot travel."""
+    """An exception that cannot be pickled."""
 
     def __init__(self, message):
         super().__init__(message)
@@ -179,7 +181,7 @@ def train(**kwargs):
 
 
 def test_the_caller_can_catch_a_ranks_exception_by_its_own_type(tmp_path):
-    """Any engine, the same exceptions; and on_exception ran where it was raised."""
+    """Every engine raises the original exception type, and on_exception runs in the rank that raised it."""
     path = tmp_path / "note"
 
     with pytest.raises(LookupError, match="no such thing") as caught:
@@ -191,7 +193,7 @@ def test_the_caller_can_catch_a_ranks_exception_by_its_own_type(tmp_path):
 
 
 def test_an_exception_that_cannot_travel_arrives_as_text(tmp_path):
-    """Its traceback is the cause all the same."""
+    """Its traceback is still the cause."""
 
     class Late(dl.Callback):
         def on_batch_end(self, runner):
@@ -207,7 +209,7 @@ def test_an_exception_that_cannot_travel_arrives_as_text(tmp_path):
 
 
 def test_a_message_of_megabytes_is_cut():
-    """It would be printed twice; its beginning and end are not lost."""
+    """It would be printed twice; its beginning and end are kept."""
     failure = describe(ValueError("begin" + 10_000_000 * "x" + "end"), rank=1, world_size=2)
 
     error = failure.as_exception()
@@ -217,19 +219,19 @@ def test_a_message_of_megabytes_is_cut():
 
 
 def test_what_cannot_be_sent_is_named_by_its_path():
-    """Before any process is started."""
+    """The error is raised before processes start."""
 
     class Holder(dl.Callback):
         def __init__(self):
             super().__init__()
             self.tools = {"lock": threading.Lock()}
 
-    with pytest.raises(TypeError, match=r"^runner._given_callbacks\['holder'\]\.tools\['lock'\] is a lock"):
+    with pytest.raises(TypeError, match=r"^runner._given\.callbacks\['holder'\]\.tools\['lock'\] is a lock"):
         train(callbacks={"holder": Holder()})
 
 
 def test_a_port_that_is_taken_is_named():
-    """Before any process is started."""
+    """The error is raised before processes start."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -240,7 +242,7 @@ def test_a_port_that_is_taken_is_named():
 
 
 def test_address_and_port_of_the_users_own_work():
-    """Spawned processes meet where the user says."""
+    """Spawned processes use the user's address and port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

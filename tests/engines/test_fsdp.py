@@ -1,4 +1,4 @@
-"""FullyShardedDataParallelEngine: the steps of one process, whole states out of shards, and what it refuses."""
+"""FullyShardedDataParallelEngine: steps equal to one process, full state dicts from shards, and its errors."""
 
 import contextlib
 import io
@@ -12,10 +12,11 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from runnerkit import dl, utils
-from runnerkit.engines.shard_policy import ShardPolicy, check_parameters
-from runnerkit.storage.shards import _PlainUnpickler
+from runnerkit.checkpoints.sharded import _PlainUnpickler
+from runnerkit.engines.sharding.shard_policy import ShardPolicy, check_parameters
 from tests.engines.together import together
-from tests.test_resume import Augmented, Interrupt
+from tests.interrupt import Interrupt
+from tests.test_resume import Augmented
 from tests.tiny import loader, mlp, quiet, sgd, train_by_hand, weights
 
 NUM_STEPS, BATCH_SIZE = 10, 8
@@ -55,7 +56,8 @@ def difference(model, other):
 
 
 class Sharding(dl.Callback):
-    """Notes which modules are units while they train, and how their parameters are placed."""
+    """A callback that records which modules are sharded units during training, and the placements of their
+    parameters."""
 
     def __init__(self):
         super().__init__()
@@ -70,7 +72,7 @@ class Sharding(dl.Callback):
 
 @pytest.fixture(scope="module")
 def trained():
-    """Train everything that the tests of numbers, models and stages need in one start of two processes."""
+    """Train everything for the tests of numbers, models and stages in one launch of two processes."""
     return together(
         lambda: {
             "settings": train_in_every_setting(),
@@ -84,7 +86,7 @@ def trained():
     )
 
 
-# The numbers.
+# Numbers.
 
 SETTINGS = {
     "as a whole": ({}, [""]),
@@ -106,7 +108,7 @@ def train_in_every_setting():
 
 
 def test_every_setting_gives_the_weights_of_one_process_on_the_joined_batch(trained):
-    """To 1e-6, the order of float sums; and the units are those that were asked for."""
+    """Weights agree to 1e-6, the order of float sums, and the units are the requested ones."""
     for name, (_, units) in SETTINGS.items():
         assert trained["settings"][name][0] < 1e-6, name
         assert trained["settings"][name][1] == units, name
@@ -125,7 +127,7 @@ def accumulate_and_clip():
 
 
 class StopInTheMiddle(dl.Callback):
-    """Ends each pass with one batch of gradients that no step follows."""
+    """A callback that ends each pass with one batch whose gradients no step uses."""
 
     def on_batch_end(self, runner):
         runner.need_early_stop = runner.loader_batch_step == 5
@@ -135,7 +137,7 @@ def leave_gradients_behind():
     found = []
     for arguments in ({}, {"compute_dtype": torch.bfloat16}):
         trained = []
-        for num_steps in (4, 5):  # of each pass: with and without a batch that no step follows
+        for num_steps in (4, 5):  # of each pass: without and with a batch that no step follows
             model = mlp()
             step = dl.OptimizerCallback(accumulation_steps=4)
             stop = StopInTheMiddle(order=dl.CallbackOrder.External)
@@ -147,7 +149,7 @@ def leave_gradients_behind():
 
 
 def test_accumulated_clipped_and_left_behind_gradients_are_those_of_ddp(trained):
-    """The norm is that of all shards; what accumulates is not communicated; what no step follows is forgotten."""
+    """The norm covers all shards, accumulating passes do not communicate, and unused gradients are dropped."""
     apart, norms = trained["accumulated"]
 
     assert apart < 1e-6
@@ -170,7 +172,7 @@ def train_in_low_precision():
         )
     for dtype in (torch.bfloat16, torch.float16):
         mine, theirs = mlp(), mlp()
-        scale = {"init_scale": 2.0**20}  # overflows in float16, so that steps are skipped
+        scale = {"init_scale": 2.0**20}  # overflows in float16, so steps are skipped
         runner = train(mine, fsdp(precision=dl.AMP(dtype, scaler=scale), shard_modules=[nn.Linear]), sgd(mine))
         scaler = torch.amp.GradScaler("cpu", **scale) if dtype == torch.float16 else None
         train_by_hand(theirs, sgd(theirs), data, autocast=lambda kind=dtype: torch.autocast("cpu", kind), scaler=scaler)
@@ -179,23 +181,23 @@ def train_in_low_precision():
 
 
 def test_low_precision_stays_near_its_reference(trained):
-    """To 2e-3: what bf16 and fp16 round in the same places, sums of halves round otherwise.
+    """Weights agree to 2e-3: bf16 and fp16 round sums of half batches differently.
 
-    `compute_dtype` is compared with DDP under autocast, autocast with the hand-written loop on the joined batch.
+    `compute_dtype` is compared with DDP under autocast, and autocast with the hand-written loop on the joined batch.
     """
     found = trained["low precision"]
 
     for name in ("bf16", "batch norm"):
         from_autocast, from_full, dtypes = found[name]
         assert from_autocast < 2e-3 < from_full, name
-        assert dtypes == {"torch.float32"}, "weights are kept in full"
+        assert dtypes == {"torch.float32"}, "weights stay in full precision"
     assert found["torch.bfloat16"][0] < 2e-3
     assert found["torch.float16"][0] < 2e-3
-    assert found["torch.float16"][1] > 0, "the test needs a step that all ranks skip"
+    assert found["torch.float16"][1] > 0, "this test needs a step that all ranks skip"
 
 
 class Timeouts(dl.Callback):
-    """Notes how long each group of the mesh waits, in seconds."""
+    """A callback that records the timeout of each group of the mesh, in seconds."""
 
     def __init__(self):
         super().__init__()
@@ -219,9 +221,9 @@ def train_replicas():
 
 
 def test_replicas_each_hold_the_whole_model(of_four):
-    """Two groups of two (HSDP): gradients are averaged over all four, parts are those of a group.
+    """In two groups of two (HSDP), gradients are averaged over all four, and each group shards the model.
 
-    Nobody waits longer than timeout_s for another, within a group or between groups; torch's own wait for 30 minutes.
+    Both kinds of groups use timeout_s; torch's default is 30 minutes.
     """
     apart, placements, seconds = of_four["replicas"]
 
@@ -234,7 +236,7 @@ def test_replicas_each_hold_the_whole_model(of_four):
 
 
 class Counter(nn.Module):
-    """Keeps a state that is no tensor, as modules may."""
+    """A module with a state that is not a tensor."""
 
     def __init__(self):
         super().__init__()
@@ -252,7 +254,7 @@ class Counter(nn.Module):
 
 
 class Tied(nn.Module):
-    """Two layers with one weight, one of them with a frozen bias, and a module with a state of its own."""
+    """Two layers with one weight, one of them with a frozen bias, and a module with extra state."""
 
     def __init__(self):
         super().__init__()
@@ -275,7 +277,7 @@ def train_a_tied_model():
 
 
 class Adversaries(dl.Runner):
-    """Two models by turns, and a third that never learns."""
+    """Two models that train in turns, and a third that never trains."""
 
     def handle_batch(self, batch):
         features, _ = batch
@@ -303,23 +305,23 @@ def train_adversaries():
 
 
 def test_tied_and_frozen_parameters_and_several_models_train_as_elsewhere(trained):
-    """A weight with two names is one afterwards, too; what has no gradients is left whole."""
+    """A shared weight stays shared, and a model without gradients is not sharded."""
     apart, is_tied, count = trained["tied"]
 
     assert apart < 1e-6
     assert is_tied
-    assert count == NUM_STEPS, "a module's extra state comes back"
+    assert count == NUM_STEPS, "a module's extra state is restored"
     assert trained["adversaries"] < 1e-6
 
 
 class TwoStages(dl.SupervisedRunner):
-    """Trains the same objects twice."""
+    """A runner that trains the same objects twice."""
 
     stages = ("first", "second")
 
 
 def test_the_caller_gets_model_and_optimizer_back_and_a_second_stage_goes_on_with_them():
-    """From plain python: trained weights, whole moments, the same parameters in the optimizer."""
+    """From plain python, the caller gets trained weights, full moments and an optimizer with the same parameters."""
     mine, theirs = mlp(), mlp()
     optimizer, reference = adam(mine), adam(theirs)
 
@@ -334,7 +336,7 @@ def test_the_caller_gets_model_and_optimizer_back_and_a_second_stage_goes_on_wit
 
 
 class Shrink(dl.Callback):
-    """Changes the weights between epochs, as averaging callbacks do."""
+    """A callback that changes the weights between epochs, as averaging callbacks do."""
 
     def on_epoch_end(self, runner):
         with torch.no_grad():
@@ -360,16 +362,16 @@ def evaluate_unevenly():
 
 
 def test_evaluation_neither_hangs_nor_differs_where_ranks_have_unequal_numbers_of_batches(trained):
-    """One sample for two ranks, eleven batches for two ranks; also in the middle of an accumulated step.
+    """Two ranks evaluate one sample or eleven batches, also within an accumulated step.
 
-    After it, weights may be changed in place: what evaluation gathered is gone.
+    Afterwards, weights can be changed in place, since the weights that evaluation gathered are released.
     """
     apart, mine, theirs, again = trained["uneven"]
 
     assert apart < 1e-6
     for key, metrics in theirs.items():
         assert mine[key] == pytest.approx(metrics, abs=1e-6), key
-    assert 0 < again["loss"] != mine["valid"]["loss"], "evaluated alone, with the weights that were changed last"
+    assert 0 < again["loss"] != mine["valid"]["loss"], "evaluated alone, with the weights changed last"
 
 
 # Checkpoints.
@@ -417,12 +419,12 @@ def units(**kwargs):
     return fsdp(shard_modules=[nn.Linear], **kwargs)
 
 
-# How a run is saved: in shards, and in a thread.
+# {name: (whether checkpoints are sharded, whether a thread writes them)}
 FORMS = {"whole files": (False, False), "shards": (True, False), "shards written in a thread": (True, True)}
 
 
 def save(folder):
-    """Train one run whole, and one for each form that is interrupted within its second epoch."""
+    """Train one whole run, and for each form one that is interrupted within its second epoch."""
     whole = run(folder / "whole", units())
     for form, (sharded, asynchronous) in FORMS.items():
         engine, interrupt = units(sharded_checkpoints=sharded), {"interrupt": Interrupt(8)}
@@ -440,9 +442,9 @@ def go_on(folder, sharded):
 
 
 def test_a_resumed_run_equals_the_uninterrupted_one_on_any_engine(tmp_path):
-    """Bit for bit with the same units, dropout and augmentation included; to 1e-6 with DDP and with other units.
+    """Results are equal bit for bit with the same units, dropout and augmentation; to 1e-6 with DDP and other units.
 
-    Then the finished run's weights and moments are the same on the CPU. All this for each form of checkpoints.
+    The finished run's weights and moments then load on the CPU. Every form of checkpoint is tested.
     """
     whole = together(lambda: save(tmp_path))
     for form, (sharded, _) in FORMS.items():
@@ -461,7 +463,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one_on_any_engine(tmp_path):
 
 
 def test_ddp_checkpoints_go_on_in_shards_and_back(tmp_path):
-    """One epoch with DDP, one in shards, one on DDP again: the weights of three with DDP."""
+    """Epochs with DDP, in shards and with DDP again give the weights of three epochs with DDP."""
 
     def alternate():
         whole = run(tmp_path / "whole", ddp(), num_epochs=3)
@@ -473,18 +475,18 @@ def test_ddp_checkpoints_go_on_in_shards_and_back(tmp_path):
 
     assert_equal(alternated, whole, atol=1e-6)
     names = {path.name for path in (tmp_path / "log" / "checkpoints").iterdir()}
-    assert "last.pth" in names and "last" not in names, "one of the two, the newest's"
+    assert "last.pth" in names and "last" not in names, "only the newest checkpoint's name exists"
 
 
 @pytest.fixture(scope="module")
 def sharded_run(tmp_path_factory):
-    """A finished run's folder, with its weights and moments."""
+    """Return a finished run's folder, and its weights and moments."""
     folder = tmp_path_factory.mktemp("sharded") / "log"
     return folder, run(folder, units(sharded_checkpoints=True))
 
 
 def test_a_sharded_checkpoint_is_a_folder_with_links_for_names(sharded_run):
-    """And nothing unfinished beside it."""
+    """No unfinished files are left beside it."""
     folder = sharded_run[0] / "checkpoints"
 
     assert {path.name for path in (folder / "model.0002").iterdir()} == {
@@ -497,7 +499,7 @@ def test_a_sharded_checkpoint_is_a_folder_with_links_for_names(sharded_run):
 
 @pytest.fixture(scope="module")
 def of_four(sharded_run, tmp_path_factory):
-    """What four processes train, and what they read; one start is enough for both."""
+    """Train replicas and read a checkpoint with four processes, launched once."""
     folder = shutil.copytree(sharded_run[0], tmp_path_factory.mktemp("four") / "log", symlinks=True)
     engine = units(num_processes=4, replicas=2, sharded_checkpoints=True)
     return together(
@@ -506,7 +508,7 @@ def of_four(sharded_run, tmp_path_factory):
 
 
 def test_shards_of_two_processes_are_read_by_another_number(sharded_run, of_four, tmp_path):
-    """By one and by four. Nothing is left to train: weights and moments that come back are those that were saved."""
+    """One and four processes read it; with no epochs left, the weights and moments are those that were saved."""
     folder, expected = sharded_run
     shutil.copytree(folder, tmp_path / "log", symlinks=True)
 
@@ -518,7 +520,7 @@ def test_shards_of_two_processes_are_read_by_another_number(sharded_run, of_four
 
 @pytest.mark.parametrize("damage", ["torn", "flipped", "gone"])
 def test_a_damaged_shard_is_passed_over_for_the_checkpoint_before(sharded_run, tmp_path, caplog, damage):
-    """Whether it is shorter, of the same size, or not there."""
+    """The shard is shorter, has the same size, or is missing."""
     shutil.copytree(sharded_run[0], tmp_path / "log", symlinks=True)
     shard = tmp_path / "log" / "checkpoints" / "model.0002" / "__1_0.distcp"
     content = bytearray(shard.read_bytes())
@@ -536,18 +538,18 @@ def test_a_damaged_shard_is_passed_over_for_the_checkpoint_before(sharded_run, t
 
 @pytest.mark.parametrize("name", ["__1_0.distcp", ".metadata"])
 def test_a_damaged_checkpoint_that_was_asked_for_is_named(sharded_run, tmp_path, name):
-    """Nobody chose another one here."""
+    """A checkpoint that the user chose is not replaced by another one."""
     shutil.copytree(sharded_run[0], tmp_path / "log", symlinks=True)
     folder = tmp_path / "log" / "checkpoints" / "last"
     (folder / name).write_bytes((folder / name).read_bytes()[:100])
 
-    with pytest.raises(ValueError, match="checkpoints/last is no whole sharded checkpoint"):
+    with pytest.raises(ValueError, match="checkpoints/last is not a complete sharded checkpoint"):
         utils.load_checkpoint(folder)
 
 
 @pytest.mark.parametrize("source", ["", "checkpoints/last", "checkpoints/model.0002"])
 def test_an_exported_checkpoint_is_an_ordinary_one(sharded_run, tmp_path, source):
-    """A plain module loads its weights, and a run of one process goes on from it."""
+    """A plain module loads its weights, and one process resumes from it."""
     folder, expected = sharded_run
 
     out = utils.export_full_state(folder / source, tmp_path / "whole.pth")
@@ -560,7 +562,7 @@ def test_an_exported_checkpoint_is_an_ordinary_one(sharded_run, tmp_path, source
 
 
 def test_weights_are_taken_from_shards_at_the_start_and_at_the_end(sharded_run, tmp_path):
-    """resume_model, load_best_on_end, and a state_dict of mode="model"."""
+    """This covers resume_model, load_best_on_end, and a state_dict of mode="model"."""
     folder, _ = sharded_run
     callbacks = [
         dl.CheckpointCallback(
@@ -591,7 +593,7 @@ def test_weights_are_taken_from_shards_at_the_start_and_at_the_end(sharded_run, 
 
 
 def test_a_list_of_tensors_that_would_run_code_is_refused(tmp_path):
-    """It is a pickle: only the classes of such a list are known."""
+    """The pickled list may contain only known classes."""
     marker = tmp_path / "marker"
 
     class Malicious:
@@ -602,24 +604,24 @@ def test_a_list_of_tensors_that_would_run_code_is_refused(tmp_path):
     utils.save_checkpoint({"shards": {"places": {}, "files": {}}}, folder / "rest.pth")
     (folder / ".metadata").write_bytes(pickle.dumps(Malicious()))
 
-    with pytest.raises(ValueError, match="does not hold"):
+    with pytest.raises(ValueError, match="must not contain"):
         utils.load_checkpoint(folder)
 
     assert not marker.exists()
 
 
 def test_a_path_that_python_3_13_pickled_is_read_by_any():
-    """There, paths are of another module; here it has no such name."""
+    """Python 3.13 pickles paths under another module, which does not exist here."""
     written = b"cpathlib._local\nPosixPath\n(S'shard.distcp'\ntR."
 
     assert _PlainUnpickler(io.BytesIO(written)).load() == PurePosixPath("shard.distcp")
 
 
-# What is refused.
+# Errors.
 
 
 class Block(nn.Module):
-    """Two layers."""
+    """A module with two layers."""
 
     def __init__(self):
         super().__init__()
@@ -632,7 +634,7 @@ def named(model, policy):
 
 
 def test_units_are_chosen_inner_ones_first():
-    """By class; by size, counting what inner units leave; containers that are never called are none."""
+    """Units are chosen by class, or by size without inner units; containers that are never called are not units."""
     model = nn.ModuleDict({"blocks": nn.ModuleList([Block(), Block()]), "head": nn.Linear(2, 2)})
 
     assert named(model, ShardPolicy(None, None)) == []
@@ -649,36 +651,36 @@ def test_units_are_chosen_inner_ones_first():
         ({"shard_min_parameters": 0}, ValueError, "must be >= 1, got 0"),
         ({"replicas": 3, "num_processes": 4}, ValueError, "must divide the number of processes, got 3 for 4"),
         ({"compute_dtype": torch.float16}, ValueError, r"precision=AMP\(torch.float16\)"),
-        ({"compute_dtype": torch.bfloat16, "precision": dl.AMP()}, ValueError, "one of them; got AMP"),
+        ({"compute_dtype": torch.bfloat16, "precision": dl.AMP()}, ValueError, "accepts either .*; got AMP"),
         ({"sync_bn": True}, TypeError, "got sync_bn"),
     ],
 )
 def test_bad_arguments_are_refused_where_they_are_given(arguments, error, message):
-    """Before any process starts."""
+    """The error is raised before processes start."""
     with pytest.raises(error, match=message):
         fsdp(**arguments)
 
 
 def test_parameters_that_cannot_be_sharded_are_named():
-    """With what to do about them."""
+    """The error says what to do about them."""
     tied = Tied()
     scalar = nn.Linear(2, 2)
     scalar.scale = nn.Parameter(torch.ones(()))
 
-    with pytest.raises(ValueError, match=r"first.weight and second.weight are one.*shard_min_parameters"):
+    with pytest.raises(ValueError, match=r"first.weight and second.weight are shared.*shard_min_parameters"):
         check_parameters({"": tied}, {"": ShardPolicy([nn.Linear], None).units(tied)})
-    with pytest.raises(ValueError, match=r"a.first.weight and b.first.weight are one.*two models"):
+    with pytest.raises(ValueError, match=r"a.first.weight and b.first.weight are shared by two models"):
         check_parameters({"a": tied, "b": tied}, {"a": [], "b": []})
     with pytest.raises(ValueError, match=r"parameter m.scale is a scalar.*\(1,\)"):
         check_parameters({"m": scalar}, {"m": []})
-    with pytest.raises(ValueError, match="is on the device meta"):
+    with pytest.raises(ValueError, match="is on the meta device"):
         check_parameters({"m": nn.Linear(2, 2, device="meta")}, {"m": []})
-    with pytest.raises(ValueError, match="holds Conv2d, which the model has none of; it has Counter, Linear, Tied"):
+    with pytest.raises(ValueError, match="contains Conv2d, but the model does not; it has Counter, Linear, Tied"):
         ShardPolicy([nn.Conv2d], None).check([tied])
 
 
 def test_the_amp_name_fixes_the_precision():
-    """As the other engines' names do."""
+    """The name fixes the precision, as for the other engines."""
     assert dl.FullyShardedDataParallelAMPEngine(2, dtype=torch.bfloat16).precision.dtype == torch.bfloat16
     with pytest.raises(TypeError, match="fixes its precision"):
         dl.FullyShardedDataParallelAMPEngine(2, precision=dl.FP32())

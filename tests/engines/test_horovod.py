@@ -1,4 +1,4 @@
-"""HorovodEngine: two processes give what one gives on the joined batch, in every way a step can be written."""
+"""HorovodEngine: two processes match one on the joined batch, in every way to write a step."""
 
 from functools import partial
 
@@ -18,12 +18,12 @@ pytestmark = [pytest.mark.horovod, pytest.mark.slow]
 JOINED = 2 * BATCH_SIZE
 NUM_STEPS = NUM_SAMPLES // JOINED
 NUM_PARAMETERS = len(list(mlp().parameters()))
-FLOAT_SUMS = {"rtol": 0, "atol": 1e-6}  # the order in which float32 adds up
+FLOAT_SUMS = {"rtol": 0, "atol": 1e-6}  # the order of float32 sums
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """What rank zero says of all cases; one start of two processes is enough for them."""
+    """Return rank zero's results of all cases, from one launch of two processes."""
     return dl.HorovodEngine(2).launch(partial(cases.run_all, str(tmp_path_factory.mktemp("horovod"))))
 
 
@@ -34,17 +34,17 @@ def by_hand(*, lr=0.1, batches=None, **kwargs):
 
 
 def test_two_processes_equal_one_on_the_joined_batch(results):
-    """Gradients are averaged: to the order of float sums."""
+    """Gradients are averaged; weights agree up to the order of float sums."""
     torch.testing.assert_close(results["fp32"], by_hand(), **FLOAT_SUMS)
 
 
 def test_a_sum_is_the_number_of_processes_times_the_average(results):
-    """Which SGD cannot tell from a learning rate that is twice as large."""
+    """For SGD, that equals a doubled learning rate."""
     torch.testing.assert_close(results["gradients_summed"], by_hand(lr=0.2), **FLOAT_SUMS)
 
 
 def test_fp16_compression_rounds_what_is_sent(results):
-    """Gradients below 1 lose less than 2^-11 of themselves in each of 20 momentum steps of 0.1; the rest is fp32."""
+    """Gradients below 1 lose less than 2^-11 each in 20 momentum steps with lr 0.1; the rest is fp32."""
     compressed, types = results["fp16_compression"]
 
     assert types == {torch.float16}
@@ -54,7 +54,7 @@ def test_fp16_compression_rounds_what_is_sent(results):
 
 
 def test_gradients_that_are_divided_first_do_not_overflow(results):
-    """The sum of two processes' 40,000 is infinite in fp16, half of it is not, and the average is 40,000."""
+    """In fp16, the sum of two gradients of 40,000 is infinite; divided by two first, the average is 40,000."""
     found = results["large_gradients_in_fp16"]
 
     assert found == {1.0: float("-inf"), 2.0: pytest.approx(-4.0)}
@@ -62,7 +62,7 @@ def test_gradients_that_are_divided_first_do_not_overflow(results):
 
 @pytest.mark.parametrize(("case", "dtype"), [("amp_bf16", torch.bfloat16), ("amp_fp16", torch.float16)])
 def test_amp_equals_one_process_with_amp_on_the_joined_batch(results, case, dtype):
-    """To 2e-3: at 8 (11) bits the sum of two halves' gradients rounds otherwise than that of the whole."""
+    """Weights agree to 2e-3: with 8 or 11 bits, the sum of two halves' gradients rounds differently from the whole."""
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if dtype == torch.float16 else None
     expected = by_hand(autocast=lambda: torch.autocast("cpu", dtype), scaler=scaler)
 
@@ -70,7 +70,7 @@ def test_amp_equals_one_process_with_amp_on_the_joined_batch(results, case, dtyp
 
 
 def test_clipping_acts_on_the_average_of_all_ranks(results):
-    """The norm is that of the joined batch's gradient, and nothing is sent a second time."""
+    """The norm is that of the joined batch's gradient, and nothing is sent twice."""
     clipped, num_sent = results["clipped"]
 
     torch.testing.assert_close(clipped, by_hand(max_norm=0.1), **FLOAT_SUMS)
@@ -78,7 +78,7 @@ def test_clipping_acts_on_the_average_of_all_ranks(results):
 
 
 def test_clipping_acts_on_true_gradients_under_a_scaler(results):
-    """First averaged, then unscaled, then clipped; to the roundings of half precision."""
+    """Gradients are averaged, unscaled, then clipped; weights agree up to half precision rounding."""
     expected = by_hand(
         max_norm=0.1,
         autocast=lambda: torch.autocast("cpu", torch.float16),
@@ -89,7 +89,7 @@ def test_clipping_acts_on_true_gradients_under_a_scaler(results):
 
 
 def test_accumulated_gradients_are_sent_once_a_step(results):
-    """11 batches in steps of 4 are three steps, the last of 3 batches, and so many messages."""
+    """11 batches in steps of 4 are three steps, the last with 3 batches; each sends every gradient once."""
     accumulated, num_sent = results["accumulated"]
     features, targets = classification(11 * JOINED).tensors
     joined = list(zip(features.split(4 * JOINED), targets.split(4 * JOINED), strict=True))
@@ -99,7 +99,7 @@ def test_accumulated_gradients_are_sent_once_a_step(results):
 
 
 def test_a_gradient_that_overflows_in_one_rank_is_skipped_by_all(results):
-    """Else the ranks would hold different weights from then on; whether callbacks step or handle_batch does."""
+    """Otherwise the ranks' weights would differ from then on, with steps by callbacks and by handle_batch."""
     num_skipped, by_callbacks = results["overflow_in_one_rank"]
     share_stepped, by_hand = results["overflow_by_hand"]
 
@@ -113,7 +113,8 @@ def test_a_gradient_that_overflows_in_one_rank_is_skipped_by_all(results):
 @pytest.mark.parametrize("op", ["average", "sum"])
 @pytest.mark.parametrize("way", cases.WAYS)
 def test_a_step_by_hand_is_the_step(results, way, op):
-    """However zero_grad, backward and step are called, gradients are those of all ranks and sent once a backward."""
+    """Whatever the order of zero_grad, backward and step, gradients cover all ranks and are sent once per backward
+    pass."""
     model_weights, num_sent = results["by_hand"][way, op]
 
     expected = by_hand(lr=0.1 if op == "average" else 0.2)
@@ -122,7 +123,7 @@ def test_a_step_by_hand_is_the_step(results, way, op):
 
 
 def test_a_gan_trains_although_its_generator_leaves_gradients_in_the_discriminator(results):
-    """They are thrown away by zero_grad, as in one process."""
+    """zero_grad drops them, as in one process."""
     models, optimizers = cases.adversaries()
     for features, _ in loader(NUM_SAMPLES, JOINED):
         cases.step_of_adversaries(
@@ -133,7 +134,7 @@ def test_a_gan_trains_although_its_generator_leaves_gradients_in_the_discriminat
 
 
 def test_a_schedule_that_steps_with_the_optimizer_acts_on_horovods(results):
-    """OneCycleLR was made for the user's optimizer; it moves the rate of the one that trains, and is given back."""
+    """OneCycleLR, made for the user's optimizer, changes the rate of the wrapped one, and is restored afterwards."""
     model_weights, lr, is_given_back = results["batch_scheduler"]
     model = mlp()
     optimizer, scheduler = cases.one_cycle(model)
@@ -147,31 +148,31 @@ def test_a_schedule_that_steps_with_the_optimizer_acts_on_horovods(results):
 
 
 def test_a_plateau_lowers_the_rate(results):
-    """By a tenth after each of three epochs, since nothing reaches the threshold."""
+    """The learning rate falls to a tenth after each of three epochs, since no loss reaches the threshold."""
     assert results["plateau_scheduler"] == pytest.approx(0.1 * 0.1**3)
 
 
 def test_the_users_optimizer_keeps_its_state_and_its_hooks(results):
-    """Adam goes on with its moments in a second run; a hook of the user's runs once a step."""
+    """Adam keeps its moments for a second run, and a user's hook runs once per step."""
     model_weights, num_hooked = results["the_users_optimizer_goes_on"]
     model = mlp()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=0.1)
     for _ in range(2):
         train_by_hand(model, optimizer, loader(NUM_SAMPLES, JOINED))
 
-    # Adam divides by the root of a mean square: where that is small, the order of float sums shows more.
+    # Adam divides by the root of a mean square: where it is small, the order of float sums matters more.
     torch.testing.assert_close(model_weights, weights(model), rtol=0, atol=1e-4)
     assert num_hooked == 2 * NUM_STEPS
 
 
 def test_an_optimizer_that_cannot_be_wrapped_is_refused(results):
-    """With its class and what it lacks."""
+    """The error names the class and the missing argument."""
     assert "cannot wrap a NeedsTwo" in results["unwrappable"]
     assert "'lr'" in results["unwrappable"]
 
 
 def test_an_optimizers_own_attributes_are_carried(results):
-    """Horovod makes another object of it, from its groups alone."""
+    """Horovod makes another object from the optimizer's groups alone."""
     model = mlp()
     train_by_hand(model, torch.optim.SGD(model.parameters(), lr=0.1 / 4), loader(NUM_SAMPLES, JOINED))
 
@@ -179,7 +180,7 @@ def test_an_optimizers_own_attributes_are_carried(results):
 
 
 def test_training_starts_from_the_weights_of_rank_zero(results):
-    """Whatever types parameters and buffers have; after training the parameters are equal, to the bit."""
+    """Parameters and buffers may have any dtype; after training, the parameters are equal bit for bit."""
     (first, second), metrics, model, num_scored = results["models_that_differ"]
 
     untrained = cases.Odd(rank=0)
@@ -187,7 +188,7 @@ def test_training_starts_from_the_weights_of_rank_zero(results):
         assert torch.equal(second[name], untrained.state_dict()[name])
     for name, parameter in model.named_parameters():
         assert torch.equal(first[name], second[name]), name
-        if name != "layers.0.bias":  # a batch norm follows, which takes it out again: its gradient is zero
+        if name != "layers.0.bias":  # the batch norm after it cancels it, so its gradient is zero
             assert not torch.equal(parameter, untrained.get_parameter(name)), f"{name} was not trained"
     features, targets = classification(41).tensors
     with torch.no_grad():
@@ -198,7 +199,7 @@ def test_training_starts_from_the_weights_of_rank_zero(results):
 
 
 def test_collectives_keep_types_and_ranks(results):
-    """Sums in float64 stay so; an object may have another type on each rank."""
+    """float64 sums stay float64, and gathered objects may have different types."""
     reduced, gathered, received = results["collectives"]
 
     thirds = torch.tensor([1.0, 1e-12], dtype=torch.float64) / 3
@@ -212,7 +213,7 @@ def test_collectives_keep_types_and_ranks(results):
 
 
 def test_a_resumed_run_equals_the_uninterrupted_one(results):
-    """Interrupted within an epoch and gone on with from the newest checkpoint: not one bit differs."""
+    """Interrupted within an epoch and resumed from the newest checkpoint, weights and metrics are equal bit for bit."""
     (whole, whole_metrics), (parts, parts_metrics) = results["resumed"]
 
     assert torch.equal(whole, parts)
@@ -220,24 +221,24 @@ def test_a_resumed_run_equals_the_uninterrupted_one(results):
 
 
 def test_sync_bn_on_a_cpu_says_that_it_has_no_effect(results):
-    """It is not silently ignored."""
+    """The option is not silently ignored."""
     assert len(results["sync_bn_on_a_cpu"]) == 1
-    assert "sync_bn=True has no effect" in results["sync_bn_on_a_cpu"][0]
+    assert "sync_bn=True is ignored" in results["sync_bn_on_a_cpu"][0]
 
 
 def test_nothing_of_horovod_is_left_on_the_model(results):
-    """A backward pass after the run is the user's own."""
+    """A backward pass after the run sends nothing."""
     assert results["allreduces_are_left"] == []
 
 
 def forward_as_horovods(batch_norm):
-    """What a training forward pass, which needs a GPU, does to the module: in place, and one new tensor."""
+    """Change the module as a training forward pass on a GPU would: one buffer in place, one replaced."""
     batch_norm.running_mean.add_(1)
     batch_norm.num_batches_tracked = batch_norm.num_batches_tracked + 1
 
 
 class Shared(nn.Module):
-    """One batch norm by two names, and one that is frozen."""
+    """A module with one batch norm under two names, and a frozen one."""
 
     def __init__(self):
         super().__init__()
@@ -248,7 +249,7 @@ class Shared(nn.Module):
 
 @pytest.fixture
 def on_a_gpu(monkeypatch):
-    """An engine that swaps batch norms as on a GPU; there is one process and nothing is sent."""
+    """Return an engine that swaps batch norms as on a GPU, in one process and without communication."""
     from runnerkit.engines import horovod
 
     monkeypatch.setattr(horovod, "broadcast_tensors", lambda tensors: None)
@@ -259,7 +260,7 @@ def on_a_gpu(monkeypatch):
 
 @pytest.mark.parametrize("end", ["release", "cleanup"])
 def test_the_users_batch_norms_come_back_with_what_was_trained(on_a_gpu, end):
-    """When a stage went well and when it failed: their modules, the parameters that an optimizer holds, statistics."""
+    """After success and failure, the modules, the optimizer's parameters and the trained statistics are the user's."""
     import horovod.torch as hvd
 
     models = {"mlp": mlp(batch_norm=True), "shared": Shared(), "alone": nn.BatchNorm2d(2).eval()}

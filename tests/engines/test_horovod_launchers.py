@@ -1,4 +1,4 @@
-"""HorovodEngine's processes: whoever starts them, the same weights and logs."""
+"""HorovodEngine under each launcher: equal weights and logs."""
 
 import csv
 import os
@@ -49,7 +49,7 @@ SCRIPT = PRELUDE + 'dl.SupervisedRunner().train(**arguments(), engine=dl.Horovod
 
 
 def run(folder, command):
-    """Run a command to its end, as one who may run Open MPI as root; return what it printed."""
+    """Run a command, allowing Open MPI to run as root; return its output."""
     environment = {
         **os.environ,
         "PATH": os.pathsep.join([os.path.dirname(PYTHON), os.environ["PATH"]]),
@@ -67,7 +67,7 @@ def run(folder, command):
 
 @pytest.fixture(scope="module")
 def of_one_process(tmp_path_factory):
-    """Weights and logs of the same training by one process, on batches that are twice as large."""
+    """Return weights and logs of the same training by one process, with batches twice as large."""
     logdir = tmp_path_factory.mktemp("one")
     model = mlp()
     dl.SupervisedRunner().train(
@@ -89,7 +89,7 @@ def read_metrics(path):
 
 
 def test_the_pages_commands_are_those_of_the_parity_law():
-    """It holds of them that weights and logs are those of one process; `horovodrun --mpi` is left for the next test."""
+    """The parity law tests these commands; `horovodrun --mpi` is tested below."""
     for_root = {"--allow-run-as-root", "--oversubscribe"}
     parity_law = [" ".join(each for each in start if each not in for_root) for start in ([PYTHON], HOROVODRUN, MPIRUN)]
     plain, gloo, mpi = (
@@ -103,9 +103,9 @@ def test_the_pages_commands_are_those_of_the_parity_law():
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [HOROVODRUN_MPI, "horovod.run"])
 def test_other_starts_of_the_page_give_the_weights_and_logs_of_one_process(tmp_path, of_one_process, command):
-    """To the order of float sums, in every rank; files are written once.
+    """Weights agree in every rank up to the order of float sums, and files are written once.
 
-    `horovod.run` stands in a script with a main guard; the page's dots are the arguments.
+    `horovod.run` is called in a script with a main guard; the page's dots stand for the arguments.
     """
     if command == HOROVODRUN_MPI:
         needs_mpi()
@@ -148,7 +148,7 @@ OWN_LOGDIR = PRELUDE + textwrap.dedent(
 
 @pytest.mark.slow
 def test_rank_zero_decides_for_all_whether_there_is_a_checkpoint(tmp_path):
-    """Rank one sees no logdir, as on another machine: Horovod has no time-out, and waited for ever."""
+    """Rank one sees no logdir, as on another machine; without a timeout in Horovod, the job used to hang."""
     (tmp_path / "first.py").write_text(PRELUDE + "dl.SupervisedRunner().train(**arguments(), engine=dl.CPUEngine())")
     (tmp_path / "script.py").write_text(OWN_LOGDIR)
     run(tmp_path, [PYTHON, "first.py"])
@@ -156,7 +156,7 @@ def test_rank_zero_decides_for_all_whether_there_is_a_checkpoint(tmp_path):
 
     output = run(tmp_path, [*HOROVODRUN, "script.py"])
 
-    assert output.count("3 epochs, 20 steps") == 2  # twice 8 by one process, then 4 by two
+    assert output.count("3 epochs, 20 steps") == 2  # 2 x 8 steps by one process, then 4 by two
 
 
 ADASUM_SCRIPT = textwrap.dedent(
@@ -193,14 +193,14 @@ ADASUM_SCRIPT = textwrap.dedent(
 
 
 def adasum(first, second):
-    """Of two ranks' updates: what is orthogonal adds up, what is parallel is averaged (Maleki et al. 2020)."""
+    """Combine two ranks' updates: orthogonal parts add up, parallel parts are averaged (Maleki et al. 2020)."""
     product = (first * second).sum()
     return (1 - product / (2 * first.square().sum())) * first + (1 - product / (2 * second.square().sum())) * second
 
 
 @pytest.mark.slow
 def test_adasum_combines_what_each_rank_would_have_stepped(tmp_path):
-    """By the formula, for each tensor by itself, with each rank's own momentum; what it cannot do is refused."""
+    """Weights follow the formula per tensor with each rank's own momentum, and unsupported options are refused."""
     needs_mpi()
     (tmp_path / "script.py").write_text(ADASUM_SCRIPT)
 
@@ -238,7 +238,7 @@ def train(**kwargs):
 
 
 def test_adasum_needs_mpi():
-    """Said before processes are started that could not do it."""
+    """The error is raised before processes start."""
     with pytest.raises(ValueError, match=r"op='adasum' needs MPI.*mpirun -np 2 python"):
         train(engine=dl.HorovodEngine(2, device="cpu", op="adasum"))
 
@@ -264,7 +264,7 @@ def test_adasum_needs_mpi():
     ],
 )  # fmt: skip
 def test_a_launcher_that_horovod_does_not_know_is_named(monkeypatch, variables, message):
-    """By its variable, with the launchers that it knows; processes that nobody counts would each train alone."""
+    """The error names its variable and the known launchers; otherwise each process would train alone."""
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(hvd, "mpi_built", lambda: False)
@@ -288,6 +288,6 @@ def test_a_launcher_that_horovod_does_not_know_is_named(monkeypatch, variables, 
     ],
 )
 def test_wrong_arguments_are_named(arguments, message):
-    """By the constructor, with what is right."""
+    """The constructor raises the error, which gives the valid values."""
     with pytest.raises(ValueError, match=message):
         dl.HorovodEngine(**arguments)

@@ -1,4 +1,4 @@
-"""HorovodEngine where Horovod is not installed."""
+"""HorovodEngine without Horovod installed."""
 
 import sys
 
@@ -9,7 +9,7 @@ from tests.tiny import loader, mlp
 
 
 def test_without_horovod_the_engine_says_how_to_get_it(monkeypatch):
-    """Made it can be, and run it cannot."""
+    """The engine can be constructed, but not run."""
     monkeypatch.setitem(sys.modules, "horovod", None)
     monkeypatch.setitem(sys.modules, "horovod.torch", None)
 

@@ -1,4 +1,4 @@
-"""What the end of a loader costs in collectives, as torch's dispatcher sees them in real processes."""
+"""Collectives at the end of a loader, as torch's dispatcher sees them in real processes."""
 
 import json
 
@@ -9,11 +9,11 @@ from torch.utils.data import DataLoader
 from runnerkit import dl
 from tests.tiny import quiet
 
-NUM_COPIES = 3  # of each callback, under other names
+NUM_COPIES = 3  # of each callback, under different names
 
 
 class PassOn(dl.Runner):
-    """Nothing is computed: the callbacks read the batch as it came."""
+    """A runner without computation, so that callbacks read the batch unchanged."""
 
     def handle_batch(self, batch):
         self.batch = batch
@@ -22,7 +22,7 @@ class PassOn(dl.Runner):
 
 
 class CountCollectives(dl.Callback):
-    """Counts from the end of a loader's last batch to the start of the next loader, or the end of the epoch."""
+    """A callback that counts from the end of a loader's last batch to the next loader or the epoch's end."""
 
     def __init__(self, folder):
         super().__init__(order=10_000)
@@ -53,12 +53,15 @@ def rows(samples):
 
 
 def test_a_loader_end_is_one_collective(tmp_path):
-    """Of the loader's means, of all callbacks whose state adds up, several of each, and of whatever else happens there.
+    """One collective covers the loader's means and all callbacks with additive state, several of each kind.
 
-    That of training too, whose callbacks keep no samples here.
-    "one_more" has callbacks that keep samples too, which a gather of torch's carries for all of them together.
+    This includes the training loader, whose callbacks keep no samples here. In "one_more", callbacks that keep samples
+    share one more gather.
     """
-    from tests.callbacks.exact_metrics import CASES, make_samples  # not in the processes: scikit-learn costs a second
+    from tests.callbacks.exact_metrics import (
+        CASES,
+        make_samples,
+    )  # the processes need no scikit-learn: it takes a second
 
     add_up = [name for name in CASES if "auc" not in name and name != "cmc"]
     callbacks = {f"{name} {copy}": CASES[name][0]() for name in add_up for copy in range(NUM_COPIES)}

@@ -1,4 +1,4 @@
-"""What one rank of 4,096 costs: as many collectives as one of two, little time, little memory, and no files."""
+"""The cost of one rank of 4,096: as many collectives as one rank of two, little time and memory, and no files."""
 
 import json
 import os
@@ -39,18 +39,19 @@ def of_rank_zero(tmp_path_factory):
 
 @pytest.mark.slow
 def test_collectives_do_not_grow_with_the_number_of_ranks(of_two, of_many):
-    """Of a step: those of DDP. Of a loader's end with 21 metric callbacks: one. Of an evaluation step: none."""
+    """A training step has DDP's collectives, the end of a loader with 21 metric callbacks has one, an evaluation
+    step none."""
     assert of_many["collectives"] == of_two["collectives"]
     assert set(of_many["collectives"]["end of train"] + of_many["collectives"]["end of valid"]) == {1}
     assert set(of_many["collectives"]["step of valid"]) == {0}
-    assert max(of_many["collectives"]["step of train"]) <= 5  # one bucket, two kinds of buffers, DDP's own bookkeeping
+    assert max(of_many["collectives"]["step of train"]) <= 5  # one bucket, two kinds of buffers, DDP's bookkeeping
 
 
 @pytest.mark.slow
 def test_set_up_stays_cheap(of_two, of_many):
-    """A data set of 98,304 samples is ordered in under 5 s and 50 MiB more than one of 48; 0.2 s and 6 MiB were seen.
+    """A data set of 98,304 samples takes less than 5 s and 50 MiB more than one of 48; 0.2 s and 6 MiB were measured.
 
-    Checkpoints gather 10 KiB of random state from each rank: another 110 MiB at most were seen, for that moment.
+    Checkpoints gather 10 KiB of random state from each rank, which took at most 110 MiB temporarily.
     """
     assert of_many["setup_s"] < of_two["setup_s"] + 5
     assert of_many["setup_memory_mib"] < of_two["setup_memory_mib"] + 50
@@ -59,7 +60,7 @@ def test_set_up_stays_cheap(of_two, of_many):
 
 @pytest.mark.slow
 def test_only_rank_zero_touches_a_file(of_two, of_many, of_rank_zero):
-    """Whatever is opened to write, made, renamed or removed is rank zero's doing."""
+    """Only rank zero opens files for writing, and makes, renames or removes them."""
     assert of_two["written"] == of_many["written"] == []
     for folder in ("checkpoints", "csv", "tensorboard"):
         assert any(folder in path for path in of_rank_zero["written"])

@@ -1,4 +1,4 @@
-"""What the parity law leaves open: dropout and batch norm bit for bit, accumulation, clipping."""
+"""Parity beyond the parity law: dropout and batch norm bit for bit, accumulation, and clipping."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def supervised(model, optimizer, batches, **kwargs):
 
 
 def test_cpu_engine_is_bit_identical_to_the_hand_written_loop():
-    """Dropout, batch norm and momentum included: not one bit of 20 steps differs."""
+    """20 steps with dropout, batch norm and momentum are equal bit for bit."""
     mine, theirs = (mlp(dropout=0.3, batch_norm=True) for _ in range(2))
     batches = loader(NUM_STEPS * BATCH_SIZE, BATCH_SIZE)
 
@@ -36,7 +36,7 @@ def test_cpu_engine_is_bit_identical_to_the_hand_written_loop():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_amp_is_bit_identical_to_the_hand_written_autocast_loop(dtype):
-    """The same casts, the same scaling, the same skipped steps."""
+    """Casts, scaling and skipped steps are the same."""
     mine, theirs = mlp(), mlp()
     batches = loader(NUM_STEPS * BATCH_SIZE, BATCH_SIZE)
 
@@ -53,7 +53,7 @@ def test_amp_is_bit_identical_to_the_hand_written_autocast_loop(dtype):
 
 
 def test_amp_stays_near_full_precision():
-    """bf16 keeps 8 bits: the errors of 20 momentum steps of lr 0.1 add up to under 0.05 in weights of about 1."""
+    """bf16 keeps 8 bits: errors of 20 momentum steps with lr 0.1 add up to less than 0.05 in weights of about 1."""
     full, mixed = mlp(), mlp()
     batches = loader(NUM_STEPS * BATCH_SIZE, BATCH_SIZE)
 
@@ -66,7 +66,7 @@ def test_amp_stays_near_full_precision():
 
 @pytest.mark.parametrize("engine", [dl.CPUEngine(), dl.DistributedDataParallelEngine(2)])
 def test_accumulated_small_batches_equal_one_big_batch(engine):
-    """k batches of n are one step on k * n samples, also when processes hold back communication in between."""
+    """k batches of n samples equal one step on k * n, also if processes defer communication."""
     mine, theirs = mlp(), mlp()
     k = 4
     num_samples = 5 * k * BATCH_SIZE * (2 if engine.is_ddp else 1)
@@ -84,7 +84,7 @@ def test_accumulated_small_batches_equal_one_big_batch(engine):
 
 
 def test_clipping_acts_on_true_gradients_under_a_scaler():
-    """Gradients are unscaled once before they are clipped, as in the hand-written loop."""
+    """Gradients are unscaled once before clipping, as in the hand-written loop."""
     mine, theirs = mlp(), mlp()
     batches = loader(NUM_STEPS * BATCH_SIZE, BATCH_SIZE)
     clip = dl.BackwardCallback("loss", grad_clip_fn="clip_grad_norm_", grad_clip_params={"max_norm": 0.1})

@@ -1,4 +1,4 @@
-"""The law: whatever the engine, precision and launcher, weights, metrics and logs are those of plain PyTorch."""
+"""The law: with every engine, precision and launcher, weights, metrics and logs equal those of plain PyTorch."""
 
 import functools
 import importlib
@@ -41,12 +41,12 @@ def run(command, **variables):
 
 
 def python(folder, cases):
-    """Plain python: runnerkit starts the processes."""
+    """Run in plain python, where runnerkit starts the processes."""
     return run([PYTHON, "-m", JOB, str(folder), *cases])
 
 
 def notebook(folder, cases):
-    """A notebook's kernel: runnerkit starts the processes."""
+    """Run in a notebook's kernel, where runnerkit starts the processes."""
     nbformat = pytest.importorskip("nbformat")
     cell = f"from {JOB} import main\nmain({str(folder)!r}, *{list(cases)!r})"
     path = folder / "parity.ipynb"
@@ -55,12 +55,12 @@ def notebook(folder, cases):
 
 
 def torchrun(folder, cases):
-    """torchrun on one machine."""
+    """Run under torchrun on one machine."""
     return run([*TORCHRUN, "-m", JOB, str(folder), *cases])
 
 
 def srun(folder, cases):
-    """Slurm's srun, two tasks on one node."""
+    """Run under Slurm's srun, with two tasks on one node."""
     if slurm.why_not():
         pytest.skip(slurm.why_not())
     with slurm.Slurm() as cluster:
@@ -68,16 +68,16 @@ def srun(folder, cases):
 
 
 def mpirun(folder, cases):
-    """Open MPI's mpirun; for Horovod only if that was built with MPI."""
+    """Run under Open MPI's mpirun; Horovod must have been built with MPI."""
     if shutil.which("mpirun") is None:
-        pytest.skip("no mpirun here; Debian: apt-get install openmpi-bin")
+        pytest.skip("needs mpirun: apt-get install openmpi-bin")
     if cases[0].startswith("Horovod") and not importlib.import_module("horovod.torch").mpi_built():
         pytest.skip("Horovod was built without MPI")
     return run([*MPIRUN, "-m", JOB, str(folder), *cases])
 
 
 def horovodrun(folder, cases):
-    """Horovod's own launcher, over Gloo."""
+    """Run under Horovod's own launcher, with Gloo."""
     return run([*HOROVODRUN, "-m", JOB, str(folder), *cases])
 
 
@@ -87,7 +87,7 @@ LAW = [(case, launcher) for case in CASES for launcher in CASES[case].launchers]
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory):
-    """Run the cases that a launcher starts alike in one job, when the first of them is asked for."""
+    """Run the cases that a launcher starts in the same way in one job, when the first of them is requested."""
 
     @functools.cache
     def job(launcher, family):
@@ -104,7 +104,7 @@ def jobs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def seen():
-    """Differences from plain PyTorch; `make parity` has them written into the docs."""
+    """Collect the differences from plain PyTorch; `make parity` writes them into the docs."""
     results = {}
     yield results
     if "RUNNERKIT_WRITE_PARITY_TABLE" in os.environ:
@@ -113,7 +113,7 @@ def seen():
 
 @functools.cache
 def by_hand(dtype, scaled):
-    """Plain PyTorch on the same batches: (weights, loss of each epoch, loss and accuracy on the validation set)."""
+    """Run plain PyTorch on the same batches; return weights, each epoch's loss, validation loss and accuracy."""
     model = mlp()
     autocast = functools.partial(torch.autocast, "cpu", dtype=dtype, enabled=dtype is not None)
     losses = train_by_hand(
@@ -133,10 +133,10 @@ def by_hand(dtype, scaled):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # the first of a job's cases waits for all of them
+@pytest.mark.timeout(900)  # the first of a job's cases waits for all
 @pytest.mark.parametrize(("case", "launcher"), LAW, ids=lambda each: each.replace(" ", "-"))
 def test_every_engine_precision_and_launcher_gives_what_plain_pytorch_gives(jobs, seen, case, launcher):
-    """Same data, same seed: weights to the stated tolerance, metrics of all samples, the same log files."""
+    """With the same data and seed, weights agree to the stated tolerance, and metrics and log files are the same."""
     folder, output = jobs(launcher, CASES[case].launchers)
     logdir = logdir_of(case, folder)
     assert (logdir / "result.pth").exists(), output[-3000:]
@@ -147,7 +147,7 @@ def test_every_engine_precision_and_launcher_gives_what_plain_pytorch_gives(jobs
     model = mlp()
     model.load_state_dict(result["weights"])
     torch.testing.assert_close(weights(model), expected_weights, rtol=0, atol=tolerance)
-    # Batches of another size round otherwise in 16 bits; the loss is a mean over them.
+    # Batches of another size round differently in 16 bits, and the loss is a mean over them.
     loose = tolerance + {None: 1e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}[dtype]
     assert result["metrics"]["valid"]["loss"] == pytest.approx(expected_loss, abs=loose)
     assert result["metrics"]["valid"]["accuracy"] == expected_accuracy
@@ -159,12 +159,12 @@ def test_every_engine_precision_and_launcher_gives_what_plain_pytorch_gives(jobs
 
 
 def assert_same_logs(logdir, one_process, *, loose, is_full):
-    """The same files with the same values; in 16 bits one training sample may be on the other side of the border."""
+    """Compare files and their values; in 16 bits, one training sample may be classified differently."""
     assert _files(logdir) == FILES
     assert (logdir / "hparams.yml").read_text() == (one_process / "hparams.yml").read_text()
     for key in ("train", "valid"):
         rows, expected = (pd.read_csv(each / "csv" / f"{key}.csv") for each in (logdir, one_process))
-        for each in (rows, expected):  # a scaler's, none of which was; Apex has one where the reference has none
+        for each in (rows, expected):  # no scaler skipped a step; Apex has one where the reference does not
             assert "skipped_steps" not in each or not each.pop("skipped_steps").any()
         assert rows.columns.tolist() == expected.columns.tolist()
         for name in rows:
@@ -176,19 +176,19 @@ def assert_same_logs(logdir, one_process, *, loose, is_full):
 
 
 def _assert_tensorboard_has(rows, folder):
-    """What the CSV file has, in single precision."""
+    """Check that TensorBoard has the CSV file's values in single precision."""
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
     for name in rows.columns.drop(["stage", "epoch", "step"]):
         assert [event.value for event in events.Scalars(name)] == pytest.approx(rows[name].tolist(), rel=1e-6), name
 
 
 def test_the_table_in_the_docs_is_of_these_tests():
-    """What it marks as tested is, and nothing else."""
+    """Exactly the marked cells are tested."""
     assert parity_table.read() == set(LAW)
 
 
 def test_each_blank_cell_of_the_table_has_a_reason_below_it():
-    """For each family of engines, in the page; and so have launchers without a column, with a test that exists."""
+    """The page has a reason for each family of engines, and an existing test for each launcher without a column."""
     assert set(parity_table.WHY_BLANK) == {case.launchers for case in CASES.values()}
     assert parity_table.below() in parity_table.PAGE.read_text(encoding="utf-8")
     assert all((Path(__file__).parents[1] / path).exists() for path in parity_table.ELSEWHERE.values())

@@ -1,4 +1,4 @@
-"""Functions on their way to other processes: what cannot travel is named by the path that leads to it."""
+"""Functions sent to other processes: a part that cannot be sent is named by its path."""
 
 import os
 import threading
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from runnerkit import dl
-from runnerkit.engines.payload import pack, remove, unpack
+from runnerkit.engines.launch.payload import pack, remove_files, unpack
 from tests.tiny import loader, mlp, quiet, sgd
 
 LOCK = threading.Lock()
@@ -34,7 +34,7 @@ def with_a_global():
     return LOCK
 
 
-with_a_global.__module__ = "__main__"  # pickled by value, with the globals that it uses
+with_a_global.__module__ = "__main__"  # pickled by value, with the globals it uses
 
 
 @pytest.mark.parametrize(
@@ -49,8 +49,8 @@ with_a_global.__module__ = "__main__"  # pickled by value, with the globals that
     ids=["a partial's argument", "a partial's keyword", "a method's object", "a closure", "a global"],
 )
 def test_what_cannot_be_sent_is_named_by_its_path(tmp_path, value, path):
-    """In partials, methods and functions, with what to do about it."""
-    with pytest.raises(TypeError, match=rf"^{path} is a lock and cannot be sent .*make it where it is used"):
+    """Paths lead through partials, methods and functions, and the error says what to do."""
+    with pytest.raises(TypeError, match=rf"^{path} is a lock and cannot be sent .*create it where it is used"):
         pack(value, tmp_path / "payload")
 
 
@@ -60,7 +60,7 @@ def there_and_back(value, folder):
 
 
 def test_a_lambda_arrives_as_it_was(tmp_path):
-    """With what it refers to."""
+    """A lambda keeps the objects it refers to."""
     factor = 3
 
     assert there_and_back(lambda x: factor * x, tmp_path)(2) == 6
@@ -68,7 +68,7 @@ def test_a_lambda_arrives_as_it_was(tmp_path):
 
 @pytest.mark.parametrize("size", [10, 1_000_000], ids=["in the pickle", "beside it"])
 def test_tensors_and_arrays_arrive_as_they_were(tmp_path, size):
-    """Strided and of other types, read-only, parameters and subclasses; what is written there stays there."""
+    """Values of any layout and dtype, read-only ones and parameters are equal, and writing to a copy stays there."""
     tensor = torch.arange(2 * size, dtype=torch.float64).reshape(size, 2)
     frozen = np.arange(size)
     frozen.flags.writeable = False
@@ -92,7 +92,7 @@ def test_tensors_and_arrays_arrive_as_they_were(tmp_path, size):
 
 
 def test_what_shares_memory_is_written_once_and_shares_it_there(tmp_path):
-    """A tensor, views of it, and a tied parameter."""
+    """A tensor and its views, and tied parameters, keep sharing memory."""
     whole = torch.zeros(1_000_000)
     model = nn.ModuleList([nn.Linear(1000, 1000, bias=False) for _ in range(2)])
     model[1].weight = model[0].weight
@@ -106,17 +106,17 @@ def test_what_shares_memory_is_written_once_and_shares_it_there(tmp_path):
 
 
 def test_nothing_of_it_is_left_when_it_is_removed(tmp_path):
-    """Who has it keeps it."""
+    """Objects unpacked before stay usable."""
     back = there_and_back(torch.ones(1_000_000), tmp_path)
 
-    remove(tmp_path / "payload")
+    remove_files(tmp_path / "payload")
 
     assert not list(tmp_path.iterdir())
     assert back.sum() == 1_000_000
 
 
 class LookBehind(dl.Callback):
-    """Notes, in the middle of a run, what is left of the files by which the run came to this process."""
+    """A callback that records, during a run, the payload files that are left."""
 
     def __init__(self, path):
         super().__init__(order=dl.CallbackOrder.External)
@@ -130,7 +130,8 @@ class LookBehind(dl.Callback):
 
 
 def test_the_files_are_gone_once_all_processes_have_read_them(tmp_path):
-    """What a killed run would leave, and what a data set takes twice where temporary files lie in memory."""
+    """Otherwise a killed run would leave them, and with temporary files in memory, data sets would take twice the
+    space."""
     path, model = tmp_path / "note", mlp()
 
     dl.SupervisedRunner().train(
@@ -154,7 +155,7 @@ class Counting(torch.optim.SGD):
     ("make", "name"), [(torch.optim.LBFGS, "_params"), (Counting, "largest")], ids=["LBFGS", "a user's own"]
 )
 def test_an_optimizer_arrives_with_the_attributes_of_its_class(tmp_path, make, name):
-    """Parameters among them are still the model's; hooks and a scheduler's patch of `step` stay behind."""
+    """Parameters among them are the copied model's; hooks and a scheduler's patch of `step` are not sent."""
     model = nn.Linear(2, 1)
     optimizer = make(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
@@ -172,7 +173,7 @@ def test_an_optimizer_arrives_with_the_attributes_of_its_class(tmp_path, make, n
 
 
 def test_an_attribute_of_an_optimizer_that_cannot_travel_stays_behind(tmp_path, caplog):
-    """The optimizer still arrives, as it does by plain pickle, and a warning names the reason."""
+    """The optimizer is still sent, as by plain pickle, and a warning names the reason."""
     optimizer = Counting(nn.Linear(2, 1).parameters(), lr=0.1)
     optimizer.handle = threading.Lock()
 

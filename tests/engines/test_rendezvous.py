@@ -8,8 +8,8 @@ from datetime import timedelta
 import pytest
 from torch.distributed import TCPStore
 
+from runnerkit.engines.launch.rendezvous import Pauses, join_job
 from runnerkit.engines.process_environment import ProcessEnvironment
-from runnerkit.engines.rendezvous import Pauses, join_job
 
 LEADER = "runnerkit/leader"
 
@@ -22,7 +22,7 @@ def agents():
 
 @pytest.fixture
 def join(agents):
-    """Let a worker join in a thread; return its future store."""
+    """Return a function that lets a worker join in a thread and returns its future store."""
     threads = ThreadPoolExecutor(8)
 
     def start(rank, *, world_size=2, timeout_s=30.0):
@@ -53,7 +53,7 @@ def leader_of(agents):
 
 
 def test_workers_share_a_store_of_their_own(agents, join):
-    """It is not the agents'; and what a worker does there is gone with it."""
+    """The store is not the agents' store, and keys of dead workers are not in it."""
     first = [join(rank) for rank in range(2)]
     assert_share(*first)
     second = [join(rank) for rank in (1, 0)]
@@ -65,7 +65,7 @@ def test_workers_share_a_store_of_their_own(agents, join):
 
 
 def test_a_dead_leader_is_not_followed(agents, join):
-    """Its address still stands in the agents' store; the new one's will take its place."""
+    """Its address is still in the agents' store, until the new leader replaces it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         dead = free.getsockname()[1]
@@ -79,7 +79,7 @@ def test_a_dead_leader_is_not_followed(agents, join):
 
 
 def test_a_worker_that_died_and_came_again_counts_once(agents, join):
-    """Three are wanted: rank one twice is not enough."""
+    """Three workers are needed, and rank one joining twice is not enough."""
     leader = join(0, world_size=3)
     leader_of(agents)
     followers = [join(1, world_size=3), join(1, world_size=3)]
@@ -89,7 +89,7 @@ def test_a_worker_that_died_and_came_again_counts_once(agents, join):
 
 
 def test_a_worker_leaves_a_leader_whose_attempt_is_over(agents, join):
-    """The old leader is told; who had joined it follows the new one."""
+    """The old leader gets an error, and its followers join the new one."""
     old = join(0, world_size=3)
     before = leader_of(agents)
     follower = join(1, world_size=3)
@@ -105,16 +105,16 @@ def test_a_worker_leaves_a_leader_whose_attempt_is_over(agents, join):
 
 @pytest.mark.parametrize(("rank", "words"), [(0, "rank 0 waits for 1 others, such as rank 1"), (1, "rank 1 waits for")])
 def test_waiting_ends_after_the_time_out(join, rank, words):
-    """With who is missing, and what sets the time."""
-    with pytest.raises(TimeoutError, match=words + r".*timeout_s= of the engine"):
+    """The error names the missing rank and the setting of the timeout."""
+    with pytest.raises(TimeoutError, match=words + r".*the engine's timeout_s="):
         join(rank, timeout_s=0.5).result(30)
 
 
 def test_a_follower_finds_that_all_have_joined_before_it_finds_no_leader(join, monkeypatch):
-    """These stand in two stores, and `set` does not wait until its server has read it."""
+    """The two facts are in two stores, and `set` does not wait until its server has read the value."""
 
     class FarStore(TCPStore):
-        """What rank zero sets in its own store takes its time to get there; what it asks for then comes later still."""
+        """A store in which rank zero's `set` takes effect late, and its `get` still later."""
 
         def __init__(self, *args, is_master, **kwargs):
             super().__init__(*args, is_master=is_master, **kwargs)
@@ -128,20 +128,20 @@ def test_a_follower_finds_that_all_have_joined_before_it_finds_no_leader(join, m
         def get(self, key):
             return self._line.submit(super().get, key).result()
 
-    monkeypatch.setattr("runnerkit.engines.rendezvous.TCPStore", FarStore)
+    monkeypatch.setattr("runnerkit.engines.launch.rendezvous.TCPStore", FarStore)
 
     assert_share(*[join(rank, timeout_s=10) for rank in range(2)])
 
 
 def test_a_slow_name_server_fails_no_follower(join, monkeypatch):
-    """Torch asks it for the name of an address when it opens a store: 10 s if none answers, twice in ours."""
+    """When torch opens a store, it queries the name server: 10 s without an answer, twice in this code."""
     times = []
 
     def open_store(*args, **kwargs):
         times.append(kwargs.get("timeout", timedelta(minutes=5)))
         return TCPStore(*args, **kwargs)
 
-    monkeypatch.setattr("runnerkit.engines.rendezvous.TCPStore", open_store)
+    monkeypatch.setattr("runnerkit.engines.launch.rendezvous.TCPStore", open_store)
     assert_share(*[join(rank) for rank in range(2)])
 
     assert len(times) == 4
@@ -149,9 +149,9 @@ def test_a_slow_name_server_fails_no_follower(join, monkeypatch):
 
 
 def test_a_wait_ends_late_by_no_more_than_a_tenth_of_it(monkeypatch):
-    """Processes that start together meet within milliseconds; those that wait for long look twenty times a second."""
+    """Processes that start together meet within milliseconds; long waits poll twenty times a second."""
     slept = []
-    monkeypatch.setattr("runnerkit.engines.rendezvous.time.sleep", slept.append)
+    monkeypatch.setattr("runnerkit.engines.launch.rendezvous.time.sleep", slept.append)
     pauses = Pauses(time.monotonic() + 60)
 
     for _ in range(100):
@@ -164,7 +164,7 @@ def test_a_wait_ends_late_by_no_more_than_a_tenth_of_it(monkeypatch):
 
 
 def test_the_workers_of_torchs_switch_meet_at_a_port_of_their_own():
-    """TORCH_DISABLE_SHARE_RDZV_TCP_STORE: nobody listens there but rank zero."""
+    """With TORCH_DISABLE_SHARE_RDZV_TCP_STORE, only rank zero listens at that port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -178,7 +178,7 @@ def test_the_workers_of_torchs_switch_meet_at_a_port_of_their_own():
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_whose_torchrun_has_ended_does_not_wait_for_it(rank):
-    """One that is killed while its ranks import torch; they were there for up to timeout_s, and then tried again."""
+    """torchrun may be killed while its ranks import torch; they used to wait for timeout_s, then retry."""
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
     place = ProcessEnvironment("torchrun", rank, 0, 2, None, "127.0.0.1", port, is_store_shared=True)
@@ -191,12 +191,12 @@ def test_a_rank_whose_torchrun_has_ended_does_not_wait_for_it(rank):
 
 
 def test_rank_zero_says_that_another_never_came():
-    """It did come to the right place: nothing is said of MASTER_ADDR."""
+    """The other process had the right address, so the error does not mention MASTER_ADDR."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     place = ProcessEnvironment("the launcher", 0, 0, 2, None, "127.0.0.1", port)
 
-    with pytest.raises(ConnectionError, match=r"not all of the 2 processes came within 1 s; one has ended") as caught:
+    with pytest.raises(ConnectionError, match=r"not all of the 2 processes joined within 1 s; one was not") as caught:
         join_job(place, timedelta(seconds=1))
 
     assert "MASTER_ADDR" not in str(caught.value)

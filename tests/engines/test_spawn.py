@@ -1,4 +1,4 @@
-"""What a spawned process shares with the one that started it, and what it finishes before it ends."""
+"""The environment that a spawned process shares with its parent, and the work it finishes before it ends."""
 
 import os
 import signal
@@ -10,13 +10,13 @@ from functools import partial
 
 import pytest
 
-from runnerkit.engines.spawn import spawn
+from runnerkit.engines.launch.spawn import spawn
 
 PRINT_PATH = [sys.executable, "-c", "import sys; print(sys.path)"]
 
 
 def _seen():
-    import beside_the_script  # found by the caller's sys.path alone
+    import beside_the_script  # only on the caller's sys.path
 
     program = subprocess.run(PRINT_PATH, capture_output=True, text=True, check=True).stdout
     return beside_the_script.NAME, os.environ.get("PYTHONPATH"), sys.path, program
@@ -48,7 +48,7 @@ def _leave_work(path):
 
 
 def test_work_of_a_thread_pool_is_finished(tmp_path):
-    """As at the end of any Python process."""
+    """Threads finish their work, as at the end of any Python process."""
     path = tmp_path / "note"
 
     spawn(partial(_leave_work, path), num_processes=1, variables={})
@@ -68,6 +68,6 @@ def _fail():
 
 
 def test_a_rank_that_is_told_to_end_while_it_tells_why_it_failed_tells_it():
-    """A terminal that is closed sends SIGHUP to all, the calling process SIGTERM to the rest once one has failed."""
+    """A closed terminal sends SIGHUP to all, and the calling process sends SIGTERM to the rest once one has failed."""
     with pytest.raises(_SignalsWhileItIsPickled):
         spawn(_fail, num_processes=1, variables={})

@@ -1,4 +1,4 @@
-"""Another user of the machine, who reaches the sockets of a job, runs no code in it."""
+"""Another user of the machine who reaches a job's sockets cannot run code in it."""
 
 import os
 import pickle
@@ -44,7 +44,7 @@ dl.SupervisedRunner().train(
 
 
 class Attack:
-    """Writes a file as soon as it is unpickled."""
+    """An object that writes a file when it is unpickled."""
 
     def __init__(self, path):
         self.path = path
@@ -54,7 +54,7 @@ class Attack:
 
 
 def plant(host, port, path):
-    """In every key that a rank reads, and in those that earlier versions read."""
+    """Write the attack to every key that a rank reads, or that earlier versions read."""
     store = TCPStore(host, port)
     failure = "[1, 2, 0.0, 7, null]"
     for group in ("group 1/", ""):
@@ -70,7 +70,7 @@ def plant(host, port, path):
 
 
 def as_nobody(function, *arguments):
-    """Call it in a process of another user."""
+    """Call a function in a process of another user."""
     pid = os.fork()
     if pid == 0:
         signal.alarm(60)
@@ -86,8 +86,8 @@ def as_nobody(function, *arguments):
 
 
 def jobs(launcher, words):
-    """What to start, each with its variables."""
-    if launcher != "by hand":
+    """Yield the commands to start, each with its environment variables."""
+    if launcher != "manually":
         yield {"torchrun": TORCHRUN, "mpirun": MPIRUN}[launcher] + words, {}
         return
     with socket.create_server(("localhost", 0)) as free:
@@ -98,11 +98,11 @@ def jobs(launcher, words):
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="only root can become another user")
-@pytest.mark.parametrize("launcher", ["by hand", "torchrun", pytest.param("mpirun", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("launcher", ["manually", "torchrun", pytest.param("mpirun", marks=pytest.mark.slow)])
 def test_what_a_stranger_plants_in_the_store_is_not_run(tmp_path, launcher):
-    """It is reached at the loopback alone; the error of the rank that failed is told all the same."""
+    """The store listens only on the loopback interface, and the failed rank's error is still reported."""
     if launcher == "mpirun" and shutil.which("mpirun") is None:
-        pytest.skip("no mpirun here; Debian: apt-get install openmpi-bin")
+        pytest.skip("needs mpirun: apt-get install openmpi-bin")
     script, target = tmp_path / "script.py", tmp_path / "open to all"
     script.write_text(SCRIPT)
     target.mkdir()

@@ -1,14 +1,14 @@
-"""What may block for ever is given a limit."""
+"""Calls that may block forever get a time limit."""
 
 import threading
 
 import pytest
 
-from runnerkit.engines.time_limit import within
+from runnerkit.engines.failures.time_limit import within
 
 
 def test_its_value_or_exception_comes_back():
-    """As if it had been called."""
+    """The function's value is returned, or its exception raised, as without a limit."""
 
     def fail():
         raise LookupError("inside")
@@ -19,6 +19,6 @@ def test_its_value_or_exception_comes_back():
 
 
 def test_what_does_not_end_is_left_behind():
-    """The caller goes on."""
+    """The caller continues."""
     with pytest.raises(TimeoutError):
         within(0.05, threading.Event().wait)

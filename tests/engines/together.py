@@ -1,12 +1,12 @@
-"""One start of processes for many trainings: a test of several processes costs seconds, most of them imports."""
+"""One launch of processes for many trainings: launching takes seconds, most of them for imports."""
 
 import socket
 
-from runnerkit.engines.spawn import spawn
+from runnerkit.engines.launch.spawn import spawn
 
 
 def together(fn, *, num_processes=2):
-    """Call `fn` in processes that meet for each training of its own; return rank zero's result: one start for many."""
+    """Call `fn` in processes that reconnect for each of its trainings; return rank zero's result."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -1,4 +1,4 @@
-"""Start an example as its users do, from the root of a checkout: by plain python or by a launcher."""
+"""Start an example as its users do, from the root of a checkout, with plain python or a launcher."""
 
 import os
 import shlex
@@ -8,19 +8,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 TORCHRUN = "torchrun --standalone --nproc-per-node=2"
-# Programs as modules of this Python, whose processes are forked: see tests/warm_python.py.
+# Programs that are run as modules of this Python, whose processes are forked: see tests/warm_python.py.
 _MODULES = {"python": [], "torchrun": ["-m", "torch.distributed.run"], "horovodrun": ["-m", "horovod.runner.launch"]}
 
 
 def start(command: str, folder: Path, *options: object, timeout_s: float = 400, **variables: str) -> str:
-    """Run a command in `folder`, and return what it printed; fail if it fails.
+    """Run a command in `folder` and return its output; fail if the command fails.
 
     Args:
-        command: as a page has it, with scripts below ``examples/``.
-        folder: where the command leaves its files.
-        options: further words of the command.
-        timeout_s: after so long it has failed.
-        variables: of its environment.
+        command: the command as a page has it, with scripts below ``examples/``.
+        folder: the command's working directory.
+        options: further arguments of the command.
+        timeout_s: time limit, after which the command has failed.
+        variables: additional environment variables.
     """
     program, *words = [*shlex.split(command), *map(str, options)]
     start = [sys.executable, *_MODULES[program]] if program in _MODULES else [program]

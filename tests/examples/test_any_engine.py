@@ -1,4 +1,4 @@
-"""examples/any_engine.py trains on every engine that a machine without GPUs has, by the commands in its first lines."""
+"""examples/any_engine.py trains on every engine that works without GPUs, and its documented commands run."""
 
 import shlex
 
@@ -16,7 +16,8 @@ NEED_GPUS = {"GPUEngine", *(name for name in any_engine.ENGINES if "APEX" in nam
 
 
 def assert_learned(output, engine, folder):
-    """Digits are read right nine times of ten after five epochs; one line says so, however many processes."""
+    """Check that more than 90 % of digits are right after five epochs, and that one line says so for any number of
+    processes."""
     assert output.count(f"{engine}: valid accuracy") == 1
     metrics = read_metrics(folder / "logs" / "any_engine" / engine)
     valid = metrics[(metrics.loader == "valid") & (metrics.metric == "accuracy")]
@@ -32,7 +33,7 @@ def assert_learned(output, engine, folder):
     ],
 )
 def test_the_example_learns_on_each_engine(engine, tmp_path, monkeypatch, capfd):
-    """Also in bf16, where DataParallel finds no GPUs to share batches out to, and where it starts several processes."""
+    """This includes bf16, DataParallel without GPUs, and engines that start several processes."""
     if engine in HOROVOD:
         pytest.importorskip("horovod.torch", reason="Horovod is not installed: scripts/install_horovod.sh builds it")
     monkeypatch.chdir(tmp_path)
@@ -47,12 +48,12 @@ def test_the_example_learns_on_each_engine(engine, tmp_path, monkeypatch, capfd)
     "command", [pytest.param(each, marks=[pytest.mark.slow] if "torchrun" in each else []) for each in COMMANDS]
 )
 def test_the_commands_in_its_first_lines_run(command, tmp_path):
-    """With the Python and the launchers of the tests' environment."""
+    """The commands use the Python and the launchers of the tests' environment."""
     assert_learned(start(command, tmp_path), _engine(command), tmp_path)
 
 
 def test_no_engine_is_left_out():
-    """Each runs above, or needs GPUs."""
+    """Each engine runs above or needs GPUs."""
     ran = {*ONE_PROCESS, *SEVERAL, *HOROVOD, *map(_engine, COMMANDS)}
 
     assert ran | NEED_GPUS == set(any_engine.ENGINES)
@@ -65,7 +66,7 @@ def _engine(command):
 
 
 def test_an_engine_that_is_none_is_named(capsys):
-    """With those that there are."""
+    """The error lists the engines."""
     with pytest.raises(SystemExit, match="2"):
         any_engine.main(["--engine", "TPUEngine"])
 

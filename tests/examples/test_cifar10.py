@@ -1,4 +1,4 @@
-"""examples/cifar10: each model is what its paper says, learns when narrowed, resumes; any launcher, the same run."""
+"""examples/cifar10: models match their papers, learn when narrowed, resume, and run alike under any launcher."""
 
 import importlib
 import json
@@ -19,10 +19,10 @@ from tests.fashion_mnist_layout import write_fashion_mnist
 
 FOLDER = ROOT / "examples" / "cifar10"
 HOROVODRUN = "horovodrun --gloo -np 2 -H localhost:2 python"
-HOROVODRUN_MPI = "horovodrun --mpi -np 2 python"  # what `horovodrun -np 2 python` is to a Horovod built with MPI
+HOROVODRUN_MPI = "horovodrun --mpi -np 2 python"  # equals `horovodrun -np 2 python` if Horovod was built with MPI
 SMALL = ("--width", "0.125", "--batch-size", "20", "--lr", "0.05")
 
-# Parameters of the models of github.com/kuangliu/pytorch-cifar, and what ours have beyond them.
+# Parameters of the models of github.com/kuangliu/pytorch-cifar, and the additional ones of ours.
 REFERENCE = {
     "VGG16": (14_728_266, 0),
     "ResNet18": (11_173_962, 0),
@@ -36,15 +36,15 @@ REFERENCE = {
     "PreActResNet18": (11_171_146, 2 * 512),  # a norm before the pooling, as in the paper
     "DPN92": (34_236_634, 0),
 }
-# Parameters for ImageNet: torchvision publishes them; RegNetX-200MF's are those of timm's regnetx_002. Then the
-# channels that the classifier reads, of which a class has one weight each and a bias.
+# ImageNet models' parameters, as torchvision publishes them (RegNetX-200MF: timm's regnetx_002), and the number of
+# channels of the classifier, which has a weight for each channel and a bias per class.
 IMAGENET = {
     "RegNetX_200MF": (2_684_792, 368),
     "RegNetY_400MF": ("regnet_y_400mf", 440),
     "MobileNetV2": ("mobilenet_v2", 1280),
 }
 NAMES = [*REFERENCE, *IMAGENET]
-# Multiplications for one image, in millions, as thop counts them in the reference's models: a fork's README has them.
+# Multiplications for one image, in millions, as thop counts them in the reference's models (from a fork's README).
 MULTIPLICATIONS = {
     "VGG16": 314.03,
     "ResNet18": 556.65,
@@ -59,7 +59,7 @@ MULTIPLICATIONS = {
 
 @pytest.fixture
 def example(monkeypatch):
-    """examples/cifar10/main.py, which imports what is beside it."""
+    """Import examples/cifar10/main.py, which imports its neighbors."""
     monkeypatch.syspath_prepend(str(FOLDER))
     return importlib.import_module("examples.cifar10.main")
 
@@ -78,19 +78,20 @@ def expected_parameters(name):
 
 
 def logged(logdir):
-    """All metrics, without the logdir's own name."""
+    """Return all metrics, without the name of the logdir."""
     return read_metrics(logdir).drop(columns="run")
 
 
 def launch(launcher, folder, logdir):
-    """Train for one epoch on the CIFAR-10 in `folder`; return what was printed."""
+    """Train for one epoch on the CIFAR-10 files in `folder`; return the output."""
     options = [*SMALL, "--epochs", 1, "--logdir", logdir]
     return start(f"{launcher} examples/cifar10/main.py", folder, *options, CUDA_VISIBLE_DEVICES="")
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_model_has_its_parameters_and_uses_them_all(example, name):
-    """As many as the reference or the publisher counts; ten finite logits an image, a gradient for each parameter."""
+    """Counts match the reference or the publisher; logits are ten finite numbers per image; all parameters get
+    gradients."""
     model = example.MODELS[name]()
 
     logits = model(torch.randn(2, 3, 32, 32))
@@ -103,24 +104,25 @@ def test_each_model_has_its_parameters_and_uses_them_all(example, name):
 
 @pytest.mark.parametrize("name", MULTIPLICATIONS)
 def test_a_model_works_at_the_references_resolution(example, name):
-    """A stride too many costs a quarter, and no parameter tells. thop counts norms too: that is up to 1.1 %."""
+    """One stride too many costs a quarter and changes no parameter count. thop also counts norms, up to 1.1 %."""
     model = example.MODELS[name]().eval()
 
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(torch.zeros(1, 3, 32, 32))
 
-    ours = counter.get_total_flops() / 2e6  # a multiplication and an addition are two
+    ours = counter.get_total_flops() / 2e6  # a multiplication and an addition count as two
     assert 0.985 < ours / MULTIPLICATIONS[name] <= 1.003
 
 
 def test_all_models_are_counted(example):
-    """None was left out above."""
+    """Every model has an expected count above."""
     assert set(NAMES) == set(example.MODELS)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_quarter_of_the_channels_has_a_sixteenth_of_the_parameters(example, name):
-    """Nearly: groups and multiples of 8 round some channels up. It still classifies, into as many classes as asked."""
+    """The ratio is not exact, as groups and multiples of 8 round some channels up. Narrow models take any number of
+    classes."""
     narrow = example.MODELS[name](num_classes=4, width=0.25)
 
     assert narrow(torch.randn(2, 3, 32, 32)).shape == (2, 4)
@@ -129,12 +131,12 @@ def test_a_quarter_of_the_channels_has_a_sixteenth_of_the_parameters(example, na
 
 @pytest.mark.parametrize("name", ["ResNet18", "ResNet50"])
 def test_a_resnet_computes_what_torchvisions_does(example, name):
-    """With the same weights, and its stem changed by hand."""
+    """Given the same weights, outputs equal torchvision's with its stem replaced."""
     theirs = import_torchvision().models.get_model(name.lower(), num_classes=10).eval()
     theirs.conv1 = nn.Conv2d(3, 64, kernel_size=3, padding=1, bias=False)
     theirs.maxpool = nn.Identity()
     ours = example.MODELS[name]().eval()
-    weights = zip(ours.state_dict(), theirs.state_dict().values(), strict=True)  # both list them from stem to head
+    weights = zip(ours.state_dict(), theirs.state_dict().values(), strict=True)  # both are ordered from stem to head
     ours.load_state_dict(dict(weights))
     images = torch.randn(2, 3, 32, 32)
 
@@ -142,13 +144,13 @@ def test_a_resnet_computes_what_torchvisions_does(example, name):
 
 
 def test_a_group_without_channels_is_refused(example):
-    """With the least width that has one."""
-    with pytest.raises(ValueError, match=re.escape("width=0.05 leaves no channel in a group; the least here is 0.25")):
+    """The error gives the smallest valid width."""
+    with pytest.raises(ValueError, match=re.escape("width=0.05 leaves no channel in a group; it must be >= 0.25")):
         example.MODELS["ResNeXt29_32x4d"](width=0.05)
 
 
 def test_a_misspelt_model_is_refused_with_those_that_there_are(example, capsys):
-    """Before anything is read or downloaded."""
+    """The error is raised before any file is read or downloaded."""
     with pytest.raises(SystemExit):
         example.main(["--model", "ResNet19"])
 
@@ -167,7 +169,7 @@ def test_a_misspelt_model_is_refused_with_those_that_there_are(example, capsys):
     ],
 )
 def test_the_launcher_chooses_the_engine(example, monkeypatch, variables, engine):
-    """Plain python is one process; Horovod's launcher is the only one that wants Horovod."""
+    """Plain python uses one process, and only Horovod's launcher needs Horovod."""
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
@@ -179,7 +181,7 @@ def test_the_launcher_chooses_the_engine(example, monkeypatch, variables, engine
 
 @pytest.mark.slow
 def test_a_narrow_one_learns_and_resumes_as_if_it_had_never_stopped(example, monkeypatch, tmp_path, capsys):
-    """Bit for bit, crops and flips included, though it failed within the third epoch; ten classes, so chance is 0.1."""
+    """The run fails within the third epoch and resumes bit for bit, crops and flips included; chance is 0.1."""
     monkeypatch.chdir(tmp_path)
     write_cifar10("data", num_train=300, num_test=200)
     arguments = [*SMALL, "--engine", "CPUEngine", "--epochs", "4"]
@@ -205,7 +207,7 @@ def test_a_narrow_one_learns_and_resumes_as_if_it_had_never_stopped(example, mon
 
 @pytest.mark.slow
 def test_fashion_mnist_by_one_cycle_learns(example, monkeypatch, tmp_path, capsys):
-    """The README's command on small data; chance is 0.1. The cycle ends with the last batch, far below its start."""
+    """The README's command learns on small data (chance is 0.1), and the cycle ends with the last batch's low rate."""
     monkeypatch.chdir(tmp_path)
     write_fashion_mnist("data", num_train=500, num_test=200)
     arguments = ["--dataset", "fashion-mnist", "--schedule", "one-cycle", "--engine", "CPUEngine", "--epochs", "4"]
@@ -218,7 +220,7 @@ def test_fashion_mnist_by_one_cycle_learns(example, monkeypatch, tmp_path, capsy
 
 
 def test_grey_images_get_a_border_and_three_channels(example):
-    """32 x 32, as the models take them; nothing else is changed."""
+    """Images become 32 x 32, as the models need them, with unchanged pixels."""
     grey = torch.randint(1, 256, (5, 28, 28), dtype=torch.uint8)
 
     images = sys.modules["images"].for_cifar_stem(grey)
@@ -230,7 +232,7 @@ def test_grey_images_get_a_border_and_three_channels(example):
 
 @pytest.fixture(scope="module")
 def torchrun(tmp_path_factory):
-    """One epoch of two processes by torchrun: its folder and what it printed."""
+    """Train for one epoch with two processes under torchrun; return the folder and the output."""
     folder = tmp_path_factory.mktemp("torchrun")
     write_cifar10(folder / "data", num_train=81, num_test=41)
     return folder, launch(TORCHRUN, folder, "logdir")
@@ -238,7 +240,7 @@ def torchrun(tmp_path_factory):
 
 @pytest.mark.timeout(400)
 def test_two_processes_log_once_what_all_images_say(torchrun, example):
-    """The accuracy is that of 41 images, scored once each by plain PyTorch; the learning rate is twice as large."""
+    """Accuracy covers 41 images, each scored once by plain PyTorch, and the learning rate is doubled."""
     folder, output = torchrun
     table = logged(folder / "logdir")
     values = {(row.loader, row.metric): row.value for row in table.itertuples()}
@@ -260,7 +262,7 @@ def test_two_processes_log_once_what_all_images_say(torchrun, example):
 @pytest.mark.horovod
 @pytest.mark.parametrize("launcher", [HOROVODRUN, HOROVODRUN_MPI], ids=["gloo", "mpi"])
 def test_horovodrun_gives_the_same_run_by_horovod(torchrun, launcher):
-    """Two processes of Horovod average what two of DDP do: the same numbers, up to the order of a sum."""
+    """Two processes with Horovod give DDP's numbers, up to the order of float sums."""
     needs_mpi() if launcher == HOROVODRUN_MPI else needs_horovod()
     folder, _ = torchrun
     logdir = folder / f"by_{launcher.split()[1]}"
@@ -275,7 +277,7 @@ def test_horovodrun_gives_the_same_run_by_horovod(torchrun, launcher):
 
 
 def test_the_readme_lists_every_model_with_its_parameters():
-    """And an accuracy by its source; what was measured here is told apart."""
+    """Each has an accuracy with its source."""
     rows = re.findall(r"^\| (\w+) \| ([\d,]+) \| (\d\d\.\d\d) \|", (FOLDER / "README.md").read_text(), re.MULTILINE)
 
     assert {name: int(count.replace(",", "")) for name, count, _ in rows} == {

@@ -1,4 +1,4 @@
-"""The demo: one command from images to curves."""
+"""The demo: one command from images to learning curves."""
 
 import shlex
 import struct
@@ -16,7 +16,7 @@ HAS_FASHION_MNIST = DEBIAN_FASHION_MNIST.is_dir() or (FASHION_MNIST_ROOT / "Fash
 
 
 def write_digits_as_fashion_mnist(root):
-    """Put scikit-learn's digits where, and as, Fashion-MNIST's files are looked for."""
+    """Write scikit-learn's digits in the format and place of Fashion-MNIST's files."""
     folder = root / "FashionMNIST" / "raw"
     folder.mkdir(parents=True)
     for name, train in (("train", True), ("t10k", False)):
@@ -29,14 +29,14 @@ def write_digits_as_fashion_mnist(root):
 
 
 def valid_accuracy(logdir):
-    """By epoch, as logged."""
+    """Return the logged validation accuracy by epoch."""
     table = read_metrics(logdir)
     return table[(table["loader"] == "valid") & (table["metric"] == "accuracy")]["value"].tolist()
 
 
 @pytest.mark.slow
 def test_demo_learns_and_leaves_everything_it_speaks_of(tmp_path):
-    """Logs, curves and checkpoints are on the disk and listed; the last line is the command that shows them."""
+    """Logs, curves and checkpoints exist and are listed, and the last line is the command that displays them."""
     write_digits_as_fashion_mnist(tmp_path / "data")
     logdir = tmp_path / "logdir"
 
@@ -58,14 +58,14 @@ def test_demo_learns_and_leaves_everything_it_speaks_of(tmp_path):
 
 @pytest.mark.slow
 def test_demo_runs_under_torchrun_and_writes_once(tmp_path):
-    """Two processes that a launcher started, one set of files, one report."""
+    """Two processes started by a launcher write one set of files and one report."""
     write_digits_as_fashion_mnist(tmp_path / "data")
     options = "--data-root data --logdir logdir --limit 64 --epochs 1"
 
     output = start(f"{TORCHRUN} examples/demo.py {options}", tmp_path)
 
     assert len(valid_accuracy(tmp_path / "logdir")) == 1
-    assert len(list((tmp_path / "logdir").rglob("events*"))) == 3  # two loaders', and the hyperparameters'
+    assert len(list((tmp_path / "logdir").rglob("events*"))) == 3  # two loaders and the hyperparameters
     assert output.count("tensorboard --logdir") == 1
 
 
@@ -76,7 +76,7 @@ def test_demo_runs_under_torchrun_and_writes_once(tmp_path):
     reason="no Fashion-MNIST on this machine and tests use no network: apt-get install dataset-fashion-mnist",
 )
 def test_demo_is_right_for_nine_in_ten_clothes(tmp_path):
-    """The README's claim: Fashion-MNIST, 3 epochs, ddp=True, amp=True, seed 42, at least 90 % of the test images."""
+    """As in the README: Fashion-MNIST, 3 epochs, ddp=True, amp=True, seed 42, at least 90 % of the test images."""
     root = tmp_path / "data" if DEBIAN_FASHION_MNIST.is_dir() else FASHION_MNIST_ROOT
 
     start("python examples/demo.py --logdir logdir --data-root", tmp_path, root, timeout_s=1100)

@@ -1,4 +1,5 @@
-"""examples/imagenet: one script learns on every engine, as the recipe by hand; resumes; any launcher."""
+"""examples/imagenet: one script learns on every engine like a hand-written recipe, resumes, and runs under any
+launcher."""
 
 import importlib
 import math
@@ -23,26 +24,26 @@ STD = torch.tensor([0.229, 0.224, 0.225])[:, None, None]
 
 @pytest.fixture
 def example(monkeypatch):
-    """examples/imagenet/main.py, which imports what is beside it."""
+    """Import examples/imagenet/main.py, which imports its neighbors."""
     monkeypatch.syspath_prepend(str(FOLDER))
     return importlib.import_module("examples.imagenet.main")
 
 
 def arguments(engine, logdir, *, num_processes):
-    """For 320 images, of which all processes together take 16 in a step, at a rate that is one process's 0.006."""
+    """Return arguments for 320 images in steps of 16 over all processes, at a rate equal to one process's 0.006."""
     share = ("--batch-size", str(16 // num_processes), "--lr", str(0.006 / num_processes))
     return [*SMALL, "--synthetic", "320", *share, "--engine", engine, "--logdir", str(logdir)]
 
 
 def valid_metrics(logdir):
-    """The last epoch's, as logged."""
+    """Return the last epoch's validation metrics, as logged."""
     table = read_metrics(logdir)
     table = table[(table.loader == "valid") & (table.epoch == table.epoch.max())]
     return dict(zip(table.metric, table.value, strict=True))
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # mixed precision takes minutes on a CPU without instructions for bfloat16
+@pytest.mark.timeout(900)  # mixed precision takes minutes on a CPU without bfloat16 instructions
 @pytest.mark.parametrize(
     "engine",
     [
@@ -52,7 +53,7 @@ def valid_metrics(logdir):
     ],
 )
 def test_it_learns_on_each_engine_that_a_cpu_has(example, tmp_path, capsys, engine):
-    """Ten classes, so chance is 0.1 and 0.5; those of several processes are started by plain python."""
+    """With ten classes, chance is 0.1 and 0.5; plain python starts the processes of multi-process engines."""
     if engine == "HorovodEngine":
         pytest.importorskip("horovod.torch", reason="Horovod is not installed: scripts/install_horovod.sh builds it")
     num_processes = 2 if getattr(dl, engine).is_ddp else 1
@@ -67,7 +68,7 @@ def test_it_learns_on_each_engine_that_a_cpu_has(example, tmp_path, capsys, engi
 
 
 class Evidence(dl.Callback):
-    """Notes the weights to begin with, and each step's batch and rate."""
+    """A callback that records the initial weights, and each step's batch and learning rate."""
 
     def __init__(self):
         super().__init__(order=dl.CallbackOrder.Internal)
@@ -84,7 +85,8 @@ class Evidence(dl.Callback):
 
 
 def rate_by_hand(step, scheduler):
-    """Of 5 epochs of 5 steps: 2 of warm-up to 0.02; then drops after epochs 3 and 4, or a cosine to epoch 5's end."""
+    """Compute the rate for 5 epochs of 5 steps: 2 epochs of warm-up to 0.02, then drops after epochs 3 and 4, or a
+    cosine."""
     epoch = step // 5
     if epoch < 2:
         return 0.02 * step / 10
@@ -94,7 +96,7 @@ def rate_by_hand(step, scheduler):
 @pytest.mark.slow
 @pytest.mark.parametrize("scheduler", ["step", "cosine"])
 def test_every_step_is_that_of_the_recipe_by_hand(example, tmp_path, scheduler):
-    """Plain PyTorch on the same batches: rates by formula, SGD, label smoothing, normalized floats; to 1e-6."""
+    """Plain PyTorch on the same batches matches to 1e-6: rates by formula, SGD, label smoothing, normalized floats."""
     evidence = Evidence()
     options = example.parse(
         [
@@ -122,7 +124,7 @@ def test_every_step_is_that_of_the_recipe_by_hand(example, tmp_path, scheduler):
 
 @pytest.mark.slow
 def test_it_resumes_as_if_it_had_never_stopped(example, monkeypatch, tmp_path):
-    """Bit for bit, though it failed within the second epoch."""
+    """The run fails within the second epoch and resumes bit for bit."""
     few = [*SMALL, "--synthetic", "32", "--batch-size", "8", "--engine", "CPUEngine"]
     handle_batch = example.ImageNetRunner.handle_batch
 
@@ -143,7 +145,7 @@ def test_it_resumes_as_if_it_had_never_stopped(example, monkeypatch, tmp_path):
 
 
 def accuracies_by_hand(checkpoint, images, *, num_classes):
-    """Top-1 and top-5 of a checkpoint's weights on (image, class) pairs of normalized floats, by plain PyTorch."""
+    """Compute a checkpoint's top-1 and top-5 accuracy on pairs of normalized image and class with plain PyTorch."""
     state = utils.load_checkpoint(checkpoint)["model_state_dict"]
     model = import_torchvision().models.resnet18(num_classes=num_classes).eval()
     model.load_state_dict({name.removeprefix("1."): tensor for name, tensor in state.items()})
@@ -157,7 +159,8 @@ def accuracies_by_hand(checkpoint, images, *, num_classes):
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_two_processes_score_as_one_does(example, tmp_path):
-    """By torchrun: top-1 and top-5 of 21 images, each scored once by plain PyTorch; twice the rate; one line."""
+    """Under torchrun, 21 images are each scored once, as plain PyTorch does; the rate is doubled; one line is
+    printed."""
     few = ("--synthetic", "86", "--batch-size", "8", "--lr", "0.002", "--epochs", "1", "--logdir", "logdir")
 
     output = start(f"{TORCHRUN} examples/imagenet/main.py", tmp_path, *SMALL, *few, CUDA_VISIBLE_DEVICES="")
@@ -177,7 +180,7 @@ def test_two_processes_score_as_one_does(example, tmp_path):
 
 
 def write_folders(root):
-    """Six classes of noisy colours as PNG files: eight images of each to train on, three to evaluate."""
+    """Write six classes of noisy colors as PNG files: eight training and three validation images each."""
     image = import_torchvision().transforms.ToPILImage()
     for folder, count in (("train", 8), ("val", 3)):
         for number in range(6):
@@ -190,7 +193,8 @@ def write_folders(root):
 
 @pytest.mark.slow
 def test_it_reads_folders_of_images(example, tmp_path):
-    """Cropped and mirrored by a worker, normalized on the device; scored as torchvision's usual transforms do."""
+    """Images are cropped and flipped by a worker, normalized on the device, and scored as with torchvision's
+    transforms."""
     write_folders(tmp_path / "data")
     few = ["--model", "resnet18", "--batch-size", "8", "--lr", "0.003", "--epochs", "5", "--workers", "1"]
 
@@ -209,23 +213,23 @@ def test_it_reads_folders_of_images(example, tmp_path):
 
 
 def test_other_classes_to_evaluate_than_to_train_are_refused(example, tmp_path):
-    """By the names of the folders that are in one part only."""
+    """The error lists folders that are in one part only."""
     write_folders(tmp_path)
     (tmp_path / "val" / "color5").rename(tmp_path / "val" / "colour5")
 
-    with pytest.raises(ValueError, match=r"\['color5', 'colour5'\] are in one of them only"):
+    with pytest.raises(ValueError, match=r"\['color5', 'colour5'\] are only in one of them"):
         example.image_loaders(tmp_path, num_made_up=0, num_classes=0, image_size=16, batch_size=1, num_workers=0)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--warmup-epochs", "3", "--drops", "2", "4"], "the warm-up takes 3 epochs; drop after it"),
-        (["--classes", "3"], "top-5 needs 5"),
+        (["--warmup-epochs", "3", "--drops", "2", "4"], "must not be within the warm-up of 3 epochs"),
+        (["--classes", "3"], "must be at least 5 for top-5 accuracy"),
     ],
 )
 def test_what_no_training_could_follow_is_refused_at_once(example, capsys, arguments, message):
-    """By argparse: exit code 2, and a line."""
+    """argparse exits with code 2 and prints one line."""
     with pytest.raises(SystemExit, match="2"):
         example.parse(arguments)
 
@@ -260,7 +264,7 @@ def test_the_engine_is_that_of_the_option_or_of_the_launcher(example, monkeypatc
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
 def test_the_job_script_runs_on_two_nodes(tmp_path):
-    """Of a Slurm on this machine, without GPUs: a task on each, which train together."""
+    """Slurm on this machine runs one task on each of two nodes without GPUs, and these train together."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     script = (FOLDER / "slurm.sh").read_text()
     (tmp_path / "job.sh").write_text(script.replace("#SBATCH --gpus-per-node=8\n", ""))
@@ -271,11 +275,11 @@ def test_the_job_script_runs_on_two_nodes(tmp_path):
         start(command, tmp_path, *SMALL, *few, **{"CUDA_VISIBLE_DEVICES": "", **variables})
 
     table = read_metrics(tmp_path / "logdir")
-    assert table[table.metric == "lr"].value.tolist() == pytest.approx([0.004])  # of two processes
+    assert table[table.metric == "lr"].value.tolist() == pytest.approx([0.004])  # two processes
 
 
 def test_timing_has_a_row_for_each_engine_and_leaves_the_rest_of_the_page(monkeypatch, tmp_path):
-    """The loop by hand comes first; an engine that needs what is not there says so."""
+    """The hand-written loop comes first, and an engine with missing requirements has its reason."""
     monkeypatch.syspath_prepend(str(FOLDER))
     timing = importlib.import_module("examples.imagenet.timing")
     page = tmp_path / "page.md"
@@ -287,12 +291,12 @@ def test_timing_has_a_row_for_each_engine_and_leaves_the_rest_of_the_page(monkey
 
     assert page.read_text() == f"before\n\n{timing.BEGIN}{text}{timing.END}\n\nafter\n"
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
-    assert [row[0] for row in rows] == ["| engine", "| by hand, raw PyTorch", "| DeviceEngine", "| APEXEngine"]
+    assert [row[0] for row in rows] == ["| engine", "| raw PyTorch", "| DeviceEngine", "| APEXEngine"]
     assert float(rows[1][2]) > 0 and float(rows[2][2]) > 0 and "not run: APEXEngine needs" in text
 
 
 def test_the_readme_has_a_command_for_every_engine(example):
-    """Each parses; no command has an option that there is not."""
+    """Each command parses, so every option exists."""
     page = (FOLDER / "README.md").read_text()
 
     commands = [shlex.split(each) for each in re.findall(r"^\|.*main\.py([^`]*)`", page, re.MULTILINE)]

@@ -1,4 +1,4 @@
-"""`python -m torch.distributed.launch` gives scripts an option; each example that parses options takes it."""
+"""`python -m torch.distributed.launch` passes an option to scripts; each example that parses options accepts it."""
 
 import argparse
 import importlib
@@ -11,7 +11,7 @@ from runnerkit import read_metrics
 from tests.cifar10_layout import write_cifar10
 from tests.examples.start import ROOT, start
 
-# As guides print it, up to the script.
+# As printed in guides, up to the script.
 LAUNCH = "python -m torch.distributed.launch --nproc_per_node=2 --master_port=6666"
 PARSING = sorted(
     str(path.relative_to(ROOT)) for path in (ROOT / "examples").rglob("*.py") if "ArgumentParser(" in path.read_text()
@@ -19,12 +19,12 @@ PARSING = sorted(
 
 
 class Parsed(Exception):
-    """The example has read its command line."""
+    """Raised when the example has parsed its command line."""
 
 
 @pytest.mark.parametrize("script", PARSING)
 def test_each_example_takes_the_option_in_both_spellings(script, monkeypatch):
-    """torch 1 wrote --local_rank."""
+    """torch 1 used --local_rank."""
     monkeypatch.syspath_prepend(str((ROOT / script).parent))
     module = importlib.import_module(script.removesuffix(".py").replace("/", "."))
     parse_args = argparse.ArgumentParser.parse_args
@@ -43,7 +43,7 @@ def test_each_example_takes_the_option_in_both_spellings(script, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_guides_command_trains_an_example(tmp_path):
-    """Two processes that train together; the option is no hyperparameter."""
+    """Two processes train together, and the option is not logged as a hyperparameter."""
     write_cifar10(tmp_path / "data", num_train=81, num_test=41)
     options = ["--width", "0.125", "--batch-size", "20", "--epochs", "1", "--logdir", "logdir"]
 

@@ -1,4 +1,4 @@
-"""Each minimal example learns what it says: its numbers against a baseline that has learned nothing."""
+"""Each minimal example learns what it claims, compared with a baseline that learned nothing."""
 
 import ast
 import importlib
@@ -16,14 +16,14 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
 
 
 def run_script(name, capsys):
-    """Run an example as a script; return what it learned, its one line being printed."""
+    """Run an example as a script that prints one line; return its results."""
     learned = runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")["learned"]
     assert len(capsys.readouterr().out.splitlines()) == 1
     return learned
 
 
 def run_in_two_processes(name, _):
-    """Half the steps, each on twice the samples; return what it learned."""
+    """Make half the steps, each with twice the samples; return the results."""
     main = importlib.import_module(f"examples.minimal.{name}").main
     if name == "stages":
         return main(dl.DistributedDataParallelEngine(2, device="cpu"))
@@ -32,12 +32,12 @@ def run_in_two_processes(name, _):
 
 @pytest.fixture(params=[run_script, pytest.param(run_in_two_processes, marks=pytest.mark.slow)])
 def learn(request, capsys):
-    """Either way of running an example, which has to learn the same."""
+    """Return either way to run an example; both must learn the same."""
     return lambda name: request.param(name, capsys)
 
 
 def test_linear_regression_finds_the_weights_of_least_squares(learn):
-    """The error left is the noise's, 0.1 squared; 200 samples tell it to within a third."""
+    """The remaining error is the noise's, 0.1 squared, known from 200 samples to within a third."""
     learned = learn("linear_regression")
 
     assert learned["mse"] == pytest.approx(0.01, rel=1 / 3)
@@ -46,14 +46,14 @@ def test_linear_regression_finds_the_weights_of_least_squares(learn):
 
 
 def test_multiclass_reads_digits(learn):
-    """Of ten classes chance is 0.1, and 0.3 among the first three."""
+    """With ten classes, chance is 0.1, and 0.3 among the top three."""
     learned = learn("multiclass")
 
     assert learned["accuracy03"] >= learned["accuracy01"] > 0.9
 
 
 def test_multilabel_answers_better_than_the_commonest_answers(learn):
-    """An AUC without skill is 0.5."""
+    """The AUC without skill is 0.5."""
     learned = learn("multilabel")
 
     assert learned["accuracy"] > 0.9 > learned["accuracy_of_commonest"]
@@ -69,10 +69,11 @@ def test_multi_head_teaches_both_heads(learn):
 
 
 def test_multi_criterion_finds_both_quantiles(learn):
-    """10 % on either side, within three standard errors of 1,000 samples; the width grows with the noise.
+    """About 10 % of samples are on either side, within three standard errors of 1,000, and the width grows with the
+    noise.
 
-    Where x is uniform in [0, 0.2] and [0.8, 1] the noise is 0.1 and 0.9 on average: an interval that knows nothing of x
-    has the same width in both.
+    For x uniform in [0, 0.2] and [0.8, 1], the noise is 0.1 and 0.9 on average; an interval that ignores x has the same
+    width in both.
     """
     learned = learn("multi_criterion")
 
@@ -82,7 +83,7 @@ def test_multi_criterion_finds_both_quantiles(learn):
 
 
 def test_multi_optimizer_steps_both(learn):
-    """Weights of either have moved; chance is 0.1."""
+    """Both kinds of weights change; chance is 0.1."""
     learned = learn("multi_optimizer")
 
     assert learned["accuracy"] > 0.85
@@ -95,7 +96,7 @@ def test_multi_model_reads_digits(learn):
 
 
 def test_stages_finetuning_goes_beyond_the_frozen_body(learn):
-    """Of five digits chance is 0.2. The head alone has converged by then: 30 epochs more would give it nothing."""
+    """With five digits, chance is 0.2. The head alone has converged: 30 more epochs would not improve it."""
     learned = learn("stages")
 
     assert learned["pretrain"] > 0.95
@@ -104,14 +105,14 @@ def test_stages_finetuning_goes_beyond_the_frozen_body(learn):
 
 
 def test_autoencoder_restores_better_than_as_many_principal_components(learn):
-    """Which are the best that is linear."""
+    """Principal components are the best linear method."""
     learned = learn("autoencoder")
 
     assert learned["mse"] < 0.85 * learned["mse_of_pca"] < learned["mse_of_mean"]
 
 
 def test_vae_says_more_than_the_mean_image(learn):
-    """Also after paying for the code, which is in use: a collapsed one costs nothing."""
+    """The loss includes the cost of the code, which is used: a collapsed code costs nothing."""
     learned = learn("vae")
 
     assert learned["loss"] == pytest.approx(learned["reconstruction"] + learned["divergence"], rel=1e-6)
@@ -120,7 +121,7 @@ def test_vae_says_more_than_the_mean_image(learn):
 
 
 def test_gan_reaches_the_ring(learn):
-    """Points all over the square from -1 to 1 would lie near a mode in 8 * pi * 0.15**2 / 4 = 14 % of cases."""
+    """Uniform points in the square from -1 to 1 are near a mode in 8 * pi * 0.15**2 / 4 = 14 % of cases."""
     learned = learn("gan")
 
     assert learned["near"] > 2 * 0.14 > learned["near_before"]
@@ -128,7 +129,7 @@ def test_gan_reaches_the_ring(learn):
 
 
 def test_metric_learning_finds_kinds_it_was_never_shown(learn):
-    """Chance is 1 in 50; untrained it is hardly better."""
+    """Chance is 1 in 50, and the untrained model is hardly better."""
     learned = learn("metric_learning")
 
     assert learned["recall05"] >= learned["recall01"] > 0.8
@@ -136,7 +137,7 @@ def test_metric_learning_finds_kinds_it_was_never_shown(learn):
 
 
 def test_contrastive_finds_the_other_half(learn):
-    """Among 360; at ten the chance is ten times as large."""
+    """The other half is found among 360; with ten guesses, chance is ten times as large."""
     learned = learn("contrastive")
 
     assert learned["chance"] == 1 / 360
@@ -145,7 +146,7 @@ def test_contrastive_finds_the_other_half(learn):
 
 
 def test_self_supervision_helps_where_labels_are_few(learn):
-    """Chance is 0.1; of 360 images 0.1 is more than three standard errors of a share near a half."""
+    """Chance is 0.1; for 360 images, 0.1 is more than three standard errors of a fraction near one half."""
     learned = learn("self_supervised")
 
     assert learned["accuracy"] > max(learned["pixels"], learned["untrained"]) + 0.1
@@ -153,7 +154,7 @@ def test_self_supervision_helps_where_labels_are_few(learn):
 
 
 def test_knowledge_distillation_teaches_without_labels(learn):
-    """Chance is 0.1; the student is as good as the teacher but for a few images."""
+    """Chance is 0.1; the student equals the teacher except for a few images."""
     learned = learn("knowledge_distillation")
 
     assert learned["student"] > learned["teacher"] - 0.05
@@ -162,7 +163,7 @@ def test_knowledge_distillation_teaches_without_labels(learn):
 
 
 def test_reinforcement_keeps_the_pole_up(learn):
-    """500 steps are the most there are; a policy that knows nothing falls after some 20."""
+    """500 steps are the maximum; an untrained policy falls after about 20."""
     learned = learn("reinforcement")
 
     assert 10 < learned["return_at_random"] < 40
@@ -170,7 +171,7 @@ def test_reinforcement_keeps_the_pole_up(learn):
 
 
 def test_gpt_sees_more_than_the_byte_before(learn):
-    """No model of pairs of bytes can go below their entropy, not even one that has counted these very pages."""
+    """No model of byte pairs can go below their entropy, not even one fitted to these pages."""
     learned = learn("gpt")
 
     assert learned["bits"] < learned["bigram"] - 0.1 < learned["unigram"] - 1
@@ -178,7 +179,7 @@ def test_gpt_sees_more_than_the_byte_before(learn):
 
 
 def test_segmentation_tells_a_disc_from_a_square(learn):
-    """Brightness tells things from their ground, but not one from the other."""
+    """Brightness separates shapes from the background, but not from each other."""
     learned = learn("segmentation")
 
     assert learned["iou"] > learned["iou_of_brightness"] + 0.1
@@ -186,7 +187,7 @@ def test_segmentation_tells_a_disc_from_a_square(learn):
 
 
 def test_recommender_ranks_better_than_popularity(learn):
-    """By half again in each metric."""
+    """Each metric is better by half."""
     learned = learn("recommender")
 
     assert learned.keys() == {"hitrate10", "mrr10", "ndcg10"}
@@ -202,7 +203,7 @@ def test_kfold_learns_in_each_fold(capsys):
 
 
 def test_mixup_bears_wrong_labels_better(learn):
-    """By 2 of 100 images at least."""
+    """The accuracy improves by at least 2 of 100 images."""
     learned = learn("mixup")
 
     assert learned["accuracy"] > learned["without"] + 0.02
@@ -210,14 +211,14 @@ def test_mixup_bears_wrong_labels_better(learn):
 
 
 def test_averages_of_weights_are_nearer_than_the_last(learn):
-    """To the solution that the steps walk around: by half at least."""
+    """The distance to the optimum, which the steps circle, is at most half."""
     learned = learn("ema_swa")
 
     assert max(learned["ema"], learned["swa"]) < learned["last"] / 2
 
 
 def test_lr_finder_suggests_a_rate_that_learns(learn):
-    """Where the rate it began with moves nothing; chance is 0.1. It is not near the one that diverged."""
+    """The first rate of the sweep learns nothing (chance is 0.1), and the suggestion is far from the diverging rate."""
     learned = learn("lr_finder")
 
     assert learned["accuracy"] > 0.8 > learned["accuracy_of_first"] + 0.5
@@ -225,7 +226,7 @@ def test_lr_finder_suggests_a_rate_that_learns(learn):
 
 
 def test_optuna_search_gives_up_bad_trials(capsys):
-    """By what they had reached, all were worse than the best one; half of all trials were so by 2 of 100 images."""
+    """Pruned trials were worse than the best, and the median trial by 2 of 100 images."""
     learned = run_script("optuna_search", capsys)
 
     assert len(learned["pruned"] + learned["complete"]) == 15 and len(learned["pruned"]) >= 3
@@ -234,7 +235,7 @@ def test_optuna_search_gives_up_bad_trials(capsys):
 
 
 def test_export_keeps_the_answers(learn):
-    """Logits around 10: torch.export's to the bit, ONNX's to the rounding of float32 sums, 8 bits' to a few percent."""
+    """For logits around 10, torch.export is exact, ONNX differs by float32 rounding, and 8 bits by a few percent."""
     learned = learn("export")
     (_, of_program, _), (size, of_onnx, accuracy), (size_of_int8, of_int8, accuracy_of_int8) = learned.values()
 
@@ -244,7 +245,7 @@ def test_export_keeps_the_answers(learn):
 
 
 def test_the_table_names_each_example():
-    """A row for each file, and none for another."""
+    """Rows and files correspond one to one."""
     rows = re.findall(r"^\| \[(\w+)\]\((\w+)\.py\) \|", (FOLDER / "README.md").read_text(), flags=re.MULTILINE)
 
     assert rows == [(name, file) for name, file in rows if name == file]
@@ -253,7 +254,7 @@ def test_the_table_names_each_example():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_example_is_forty_lines_at_most(name):
-    """Ten to forty lines, less blank ones, imports and docstrings."""
+    """Examples have ten to forty lines, without blank lines, imports and docstrings."""
     source = (FOLDER / f"{name}.py").read_text()
     lines = {number for number, line in enumerate(source.splitlines(), start=1) if line.strip()}
     for node in ast.walk(ast.parse(source)):

@@ -1,4 +1,5 @@
-"""examples/mixed_precision.py learns; each way steps as the recipe by hand in benchmarks/mixed_precision/raw.py."""
+"""examples/mixed_precision.py learns, and its steps equal the hand-written ones in
+benchmarks/mixed_precision/raw.py."""
 
 import json
 from types import SimpleNamespace
@@ -17,12 +18,12 @@ from tests.tiny import weights
 
 CPU = torch.device("cpu")
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-TOO_LARGE = {"init_scale": 2.0**24}  # fp16's first steps overflow, and are skipped
-NUM_STEPS = 69  # 3 epochs of 1437 digits, 64 a step
+TOO_LARGE = {"init_scale": 2.0**24}  # fp16's first steps overflow and are skipped
+NUM_STEPS = 69  # 3 epochs of 1437 digits, 64 per step
 
 
 class Evidence(dl.Callback):
-    """Notes this rank's batch and loss of each step, and the weights after it."""
+    """A callback that records this rank's batch and loss in each step, and the weights after it."""
 
     def __init__(self):
         super().__init__(order=dl.CallbackOrder.External)
@@ -36,7 +37,7 @@ class Evidence(dl.Callback):
 
 
 def by_hand(way, batches, dtype):
-    """The same batches: (losses, weights after each step)."""
+    """Train on the same batches; return the losses and the weights after each step."""
     torch.manual_seed(0)
     model = mixed_precision.CNN()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -49,7 +50,8 @@ def by_hand(way, batches, dtype):
 
 
 def both(way, dtype, store=None):
-    """Train by the example, and by hand on the batches that it saw: ((losses, weights) of each, metrics)."""
+    """Train the example, then the hand-written loop on its batches; return (losses, weights) of each, and the
+    metrics."""
     precision, evidence = None if dtype is None else dl.AMP(dtype, scaler=TOO_LARGE), Evidence()
     runner = mixed_precision.train(mixed_precision.make_engine(way, precision, device="cpu"), [evidence])
     if way == "ddp":
@@ -62,7 +64,7 @@ def both(way, dtype, store=None):
 
 
 def assert_alike(mine, theirs):
-    """Every step's loss and weights, to 1e-6."""
+    """Check that each step's loss and weights agree to 1e-6."""
     for own, expected in zip(mine, theirs, strict=True):
         assert len(own) == len(expected) == NUM_STEPS
         torch.testing.assert_close(torch.stack(own), torch.stack(expected), rtol=0, atol=1e-6)
@@ -71,7 +73,8 @@ def assert_alike(mine, theirs):
 @pytest.mark.parametrize("precision", ["fp32", "bf16", pytest.param("fp16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("way", ["one", "dp"])
 def test_one_process_steps_as_by_hand(way, precision):
-    """Autocast and GradScaler, skipped steps included; DataParallel's replica enters autocast in its forward pass."""
+    """Autocast and GradScaler match, skipped steps included; DataParallel's replica enters autocast in its forward
+    pass."""
     mine, theirs, metrics = both(way, DTYPES[precision])
 
     assert_alike(mine, theirs)
@@ -81,7 +84,7 @@ def test_one_process_steps_as_by_hand(way, precision):
 
 @pytest.mark.slow
 def test_two_processes_step_as_by_hand(tmp_path):
-    """DDP that looks for unused parameters, rank zero's losses; batch norms of each its own, as a CPU has no others."""
+    """DDP finds unused parameters, and losses are rank zero's; batch norms are per process, as always on a CPU."""
     found = together(lambda: {name: both("ddp", dtype, tmp_path / name) for name, dtype in DTYPES.items()})
 
     for mine, theirs, metrics in found.values():
@@ -90,7 +93,7 @@ def test_two_processes_step_as_by_hand(tmp_path):
 
 
 def test_the_head_that_no_step_uses_is_why_ddp_looks_for_it(tmp_path):
-    """Without find_unused_parameters the second step fails; with it, it does not."""
+    """Without find_unused_parameters, the second step fails."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     images = torch.rand(8, 1, 8, 8)
 
@@ -106,7 +109,7 @@ def test_the_head_that_no_step_uses_is_why_ddp_looks_for_it(tmp_path):
 
 
 def test_on_gpus_batch_norms_are_synchronized(monkeypatch):
-    """What DDP is given there, as far as that can be seen without a GPU."""
+    """The arguments passed to DDP are checked without a GPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     given = []
 
@@ -128,7 +131,7 @@ def test_on_gpus_batch_norms_are_synchronized(monkeypatch):
 
 @pytest.mark.slow
 def test_each_way_learns_and_one_line_says_so(capsys):
-    """Chance is 0.1; two processes with batch norms of their own lose little."""
+    """Chance is 0.1; per-process batch norms lose little."""
     learned = mixed_precision.main([])
 
     assert capsys.readouterr().out.count("valid accuracy") == 1
@@ -138,7 +141,7 @@ def test_each_way_learns_and_one_line_says_so(capsys):
 
 @pytest.mark.parametrize(("way", "precision"), [("one", "fp32"), ("dp", "amp")])
 def test_the_rows_of_the_table_did_the_same_work(way, precision, monkeypatch, capsys):
-    """By hand and by the engine: the loss of all steps to 1e-6, the accuracy; time and memory are there."""
+    """The hand-written loop and the engine agree on the loss to 1e-6 and on accuracy, and report time and memory."""
     monkeypatch.setitem(work.SIZES, "cpu", work.Size(8, width=4, batch_size=128, num_epochs=2))
     monkeypatch.setattr(work, "_keep_memory", lambda: None)
     monkeypatch.setattr("sys.argv", ["raw", way, precision])

@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom, say what their words promise, and are kept without outputs."""
+"""The notebooks run from top to bottom, show what their text promises, and are stored without outputs."""
 
 import os
 import re
@@ -15,7 +15,7 @@ NOTEBOOKS = ROOT / "examples" / "notebooks"
 
 
 def outputs(name, folder):
-    """Execute a copy in `folder`; return the outputs of its code cells, in order."""
+    """Execute a copy in `folder`; return the outputs of its code cells in order."""
     shutil.copy(NOTEBOOKS / name, folder)
     own = {
         "IPYTHONDIR": str(folder),
@@ -23,7 +23,7 @@ def outputs(name, folder):
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
     }
-    # With this variable the kernel leaves to pytest what its processes print.
+    # With this variable set, the kernel leaves its processes' output to pytest.
     inherited = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
     done = subprocess.run(
         [Path(sys.executable).parent / "jupyter", "execute", "--inplace", name], cwd=folder, text=True,
@@ -40,7 +40,7 @@ def printed(outputs):
 
 @pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
 def test_a_notebook_is_kept_without_outputs(path):
-    """Outputs would be another machine's, and a change of each run: a reader runs it in half a minute."""
+    """Outputs would depend on the machine and change in every run; running the notebook takes half a minute."""
     cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
 
     assert cells and all(cell.outputs == [] and cell.execution_count is None for cell in cells)
@@ -48,7 +48,7 @@ def test_a_notebook_is_kept_without_outputs(path):
 
 @pytest.mark.slow
 def test_the_quick_start_trains_and_shows(tmp_path):
-    """Five epochs, a table, a picture; nine digits of ten are read right, and the two ways to count agree."""
+    """It shows five epochs, a table and a plot; more than 90 % of digits are right, and both counts agree."""
     _, training, [table], [picture], reading, [accuracy] = outputs("quick_start.ipynb", tmp_path)
 
     lines = printed(training).splitlines()
@@ -63,11 +63,11 @@ def test_the_quick_start_trains_and_shows(tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_train_in_a_notebook(tmp_path):
-    """They learn, each from its share; the notebook has model, metrics, callback; and the exception of one process."""
+    """Both learn from their shards; the notebook receives model, metrics and callback, and one process's exception."""
     _, training, result, failure = outputs("ddp_in_a_notebook.ipynb", tmp_path)
 
-    assert printed(training).count("epoch  3") == 2, "rank zero alone prints"
+    assert printed(training).count("epoch  3") == 2, "only rank zero prints"
     first, second = printed(result).splitlines()
     assert float(re.fullmatch(r"2 processes, accuracy (0\.\d+)", first)[1]) > 0.9
     assert second == "rank 0 trained on 2157 samples of 4311"  # 3 epochs of 22 x 32 + 15
-    assert printed(failure).splitlines()[-1] == "rank 1 of 2 said: rank one has had enough"
+    assert printed(failure).splitlines()[-1] == "rank 1 of 2 raised: rank one has had enough"

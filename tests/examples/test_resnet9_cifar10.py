@@ -1,4 +1,4 @@
-"""ResNet-9 on CIFAR-10, told three times: each script runs, learns, and leaves its logs and checkpoints."""
+"""Three versions of ResNet-9 on CIFAR-10: each script runs, learns, and writes logs and checkpoints."""
 
 import functools
 
@@ -17,7 +17,7 @@ FILES = {
 
 
 def run_example(launcher, name, folder, *options, num_train, num_test):
-    """Run a script on small CIFAR-10 files, narrow and on CPUs; return its logdir and the files that it left there."""
+    """Run a script on small CIFAR-10 files, narrow and on CPUs; return its logdir and the files in it."""
     write_cifar10(folder / "data", num_train=num_train, num_test=num_test)
     where = "--root data --logdir logdir --cpu --width 8 --batch-size 20"
     start(f"{launcher} examples/resnet9_cifar10/{name}.py {where}", folder, *options)
@@ -26,20 +26,20 @@ def run_example(launcher, name, folder, *options, num_train, num_test):
 
 
 def metrics_of(logdir, loader, *, epoch):
-    """By name."""
+    """Return one epoch's metrics by name."""
     table = read_metrics(logdir)
     table = table[(table["loader"] == loader) & (table["epoch"] == epoch)]
     return dict(zip(table["metric"], table["value"], strict=True))
 
 
 def run_again(name, folder, *options):
-    """Run what plain python has run; return its logdir and the files that are left there."""
+    """Run an example again with plain python; return its logdir and the files in it."""
     return run_example("python", name, folder, *options, num_train=NUM_TRAIN, num_test=NUM_TEST)
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """By name: the folder where plain python has run the example for three epochs, its logdir, and what is there."""
+    """Return a function that trains an example for three epochs and returns its folder, logdir and files."""
 
     @functools.cache
     def train(name):
@@ -51,7 +51,7 @@ def trained(tmp_path_factory):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_way_learns_and_leaves_logs_and_checkpoints(trained, name):
-    """Plain python: better than chance (0.1) by a margin on images it has not seen, files for each loader."""
+    """With plain python, accuracy on unseen images is well above chance (0.1), and each loader has its files."""
     _, logdir, left = trained(name)
 
     valid = metrics_of(logdir, "valid", epoch=3)
@@ -63,7 +63,7 @@ def test_each_way_learns_and_leaves_logs_and_checkpoints(trained, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_way_runs_under_torchrun_and_writes_once(tmp_path, name):
-    """Two processes, one row for each epoch and loader; of 81 images the odd one joins the second step of 2 x 20."""
+    """Two processes write one row per epoch and loader; the last of 81 images joins the second step of 2 x 20."""
     options = ("--epochs", 1, *(["--ddp"] if name == "one_call" else []))
 
     logdir, left = run_example(TORCHRUN, name, tmp_path, *options, num_train=81, num_test=21)
@@ -76,7 +76,7 @@ def test_each_way_runs_under_torchrun_and_writes_once(tmp_path, name):
 
 
 def test_one_call_started_again_goes_on(trained):
-    """The second start trains the epochs that are left, in the same logs."""
+    """The second run trains the remaining epochs into the same logs."""
     folder, _, _ = trained("one_call")
 
     logdir, _ = run_again("one_call", folder, "--epochs", 4)
@@ -86,13 +86,13 @@ def test_one_call_started_again_goes_on(trained):
 
 
 def test_whole_runner_goes_on_from_a_logdir(trained):
-    """What is finished stays as it is: nothing is trained again."""
+    """Finished epochs are not trained again, and their logs stay unchanged."""
     folder, logdir, before = trained("whole_runner")
     table = read_metrics(logdir)
 
     _, after = run_again("whole_runner", folder, "--epochs", 3, "--resume", logdir)
 
-    # The session of TensorBoard's HPARAMS tab is written anew, by a name with the time in it.
+    # TensorBoard's HPARAMS tab gets another file, whose name contains the time.
     assert [file for file in after ^ before if not file.endswith(".hparams")] == []
     assert len(after) == len(before)
     assert read_metrics(logdir).equals(table)

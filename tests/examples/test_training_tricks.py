@@ -1,4 +1,4 @@
-"""examples/training_tricks.py learns, and each trick does what it is there for, in one process and in two."""
+"""examples/training_tricks.py learns, and each trick has its effect, with one process and with two."""
 
 import math
 
@@ -11,11 +11,11 @@ from runnerkit import dl
 from tests.examples.start import start
 
 LR, WARMUP, PATIENCE = 0.03, 20, 2
-TRAIN_BATCHES = 23  # 1437 digits, 64 a step
+TRAIN_BATCHES = 23  # 1437 digits, 64 per step
 
 
 class Evidence(dl.Callback):
-    """Notes, of all ranks, the weights to begin with, the first epoch's batches and dropout, and each step's rate."""
+    """A callback that records all ranks' initial weights, first epoch's batches and dropout, and each step's rate."""
 
     def __init__(self):
         super().__init__(order=dl.CallbackOrder.Internal)
@@ -24,7 +24,7 @@ class Evidence(dl.Callback):
     def on_stage_start(self, runner):
         state = runner.engine.unwrap(runner.model).state_dict()
         self.initial = runner.engine.gather_object(torch.cat([each.flatten() for each in state.values()]))
-        # As dropout would, from the generator of this process; and put back.
+        # Draw as dropout would, from this process's generator, and restore it.
         before = torch.get_rng_state()
         self.draws = runner.engine.gather_object(torch.rand(4))
         torch.set_rng_state(before)
@@ -46,7 +46,7 @@ def train(logdir, *arguments):
 
 
 def samples(step):
-    """The samples of one step, of all ranks, in an order of their own."""
+    """Return the samples of one step over all ranks, sorted."""
     return sorted(
         (int(target), *row.tolist()) for rows, targets in step for row, target in zip(rows, targets, strict=True)
     )
@@ -54,7 +54,7 @@ def samples(step):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """By name: one process of 64 samples a batch, two of 32."""
+    """Train with one process and batches of 64, and with two and batches of 32."""
     folder = tmp_path_factory.mktemp("runs")
     few = ["--patience", str(PATIENCE), "--drop-patience", "0"]
     return {
@@ -66,7 +66,7 @@ def runs(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["one", "two"])
 def test_it_learns_and_stops_when_it_learns_no_more(runs, name):
-    """The epoch of the stop, counted from the logged losses by hand; nine digits of ten are read right."""
+    """The stopping epoch follows from the logged losses, and more than 93 % of digits are right."""
     runner, _ = runs[name]
     losses = [epoch["valid"]["loss"] for epoch in runner.experiment_metrics.values()]
 
@@ -85,7 +85,7 @@ def test_it_learns_and_stops_when_it_learns_no_more(runs, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["one", "two"])
 def test_the_rate_warms_up_and_drops_on_a_plateau(runs, name):
-    """Each step's, against the formula, and torch's own ReduceLROnPlateau given the logged losses."""
+    """Each step's rate equals the formula's and that of ReduceLROnPlateau for the logged losses."""
     runner, evidence = runs[name]
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=LR)
     plateau = lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.3, patience=0)
@@ -96,12 +96,12 @@ def test_the_rate_warms_up_and_drops_on_a_plateau(runs, name):
         expected += [optimizer.param_groups[0]["lr"]] * TRAIN_BATCHES
 
     assert evidence.rates == pytest.approx(expected, rel=0, abs=1e-9)
-    assert min(evidence.rates[WARMUP:]) < LR  # it did drop
+    assert min(evidence.rates[WARMUP:]) < LR  # the rate did drop
 
 
 @pytest.mark.slow
 def test_one_seed_gives_all_ranks_one_shuffle_and_one_model(runs):
-    """Each step's samples are those of one process with the same seed, augmentation included; so are the weights."""
+    """Weights, and each step's augmented samples, equal those of one process with the same seed."""
     (_, one), (_, two) = runs["one"], runs["two"]
 
     assert torch.equal(two.initial[0], two.initial[1]) and torch.equal(one.initial[0], two.initial[0])
@@ -112,7 +112,7 @@ def test_one_seed_gives_all_ranks_one_shuffle_and_one_model(runs):
 
 @pytest.mark.slow
 def test_each_rank_draws_augmentation_and_dropout_of_its_own(runs):
-    """No two ranks see the same batch or drop the same units; a shift is the sample's own, on whichever rank."""
+    """Ranks see different batches and drop different units; a shift depends on the sample, not on the rank."""
     _, two = runs["two"]
 
     assert not torch.equal(two.draws[0], two.draws[1])
@@ -121,7 +121,7 @@ def test_each_rank_draws_augmentation_and_dropout_of_its_own(runs):
 
 
 def test_shifts_are_drawn():
-    """All three of them, from torch's generator."""
+    """All three shifts occur, drawn from torch's generator."""
     image = torch.arange(64, dtype=torch.uint8).view(8, 8).numpy()
 
     shifted = {training_tricks.shift(image).tobytes() for _ in range(50)}
@@ -130,7 +130,8 @@ def test_shifts_are_drawn():
 
 
 def test_a_warm_up_by_epochs_and_a_cosine(tmp_path):
-    """From a value, as in its second command; in fp32. Lookahead's weights meet in the last of 115 steps."""
+    """The warm-up starts from a value, as in the second command, in fp32; Lookahead synchronizes in the last of 115
+    steps."""
     asked = ["--scheduler", "cosine", "--warmup-from", "0.001", "--epochs", "5", "--batch-size", "64", "--k", "5"]
     options = training_tricks.parse(
         ["--logdir", str(tmp_path), "--engine", "CPUEngine", "--lr", str(LR), "--warmup-epochs", "2", *asked]
@@ -148,7 +149,7 @@ def test_a_warm_up_by_epochs_and_a_cosine(tmp_path):
 
 @pytest.mark.timeout(450)
 def test_torchrun_runs_it_and_one_line_says_what_came_of_it(tmp_path):
-    """The third command, for one epoch."""
+    """The third command runs for one epoch."""
     command = next(line for line in training_tricks.__doc__.splitlines() if line.startswith("torchrun"))
 
     output = start(command, tmp_path, "--epochs", 1)

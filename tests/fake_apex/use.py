@@ -1,4 +1,4 @@
-"""Make `import apex` find the recording package beside this file."""
+"""Make `import apex` find the recording stand-in in this folder."""
 
 import importlib
 import sys
@@ -12,7 +12,7 @@ import pytest
 
 @contextmanager
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """Yield the package, importable here and in the processes that a test starts."""
+    """Yield the stand-in, importable here and in the processes that a test starts."""
     _forget()
     monkeypatch.syspath_prepend(Path(__file__).parent)
     yield importlib.import_module("apex")

@@ -1,4 +1,4 @@
-"""What several tests of faults need."""
+"""Fixtures of the fault tests."""
 
 import signal
 
@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture
 def sighup_as_in_a_terminal():
-    """The tests may run under nohup, which lets it be ignored, and so does a run then."""
+    """Restore the default action of SIGHUP: nohup ignores it, and so would the tested runs."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)

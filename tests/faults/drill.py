@@ -1,4 +1,4 @@
-"""Kill a training run again and again, at any point, until it is through; it has to equal the run that was not killed.
+"""Kill a training run repeatedly, at any point, until it completes; it must equal the run that was not killed.
 
 python -m tests.faults.drill --kills 100 --page docs/reliability.md
 """
@@ -27,14 +27,14 @@ from torch import nn
 
 from benchmarks.results import write_section
 from runnerkit import dl
+from runnerkit.checkpoints.file import load_checkpoint
+from runnerkit.checkpoints.folder import CheckpointFolder
 from runnerkit.engines.process_environment import STORE_VARIABLE
 from runnerkit.runner import IRunner
-from runnerkit.storage.checkpoint import CheckpointFolder
-from runnerkit.storage.checkpoint_file import load_checkpoint
 from tests.faults import job
 
 TIME = "any moment"
-# Where a kill strikes: whose function, its name, whether before or after the call, and the most calls to let pass.
+# Point of a kill: the function's owner, its name, before or after the call, and the maximum number of calls to skip.
 PLACES: dict[str, tuple[Any, str, str, int]] = {
     "before a step": (IRunner, "_run_batch", "before", 40),
     "in the forward pass": (nn.Linear, "forward", "before", 80),
@@ -50,13 +50,13 @@ PLACES: dict[str, tuple[Any, str, str, int]] = {
     "before CSV is flushed": (dl.CSVLogger, "flush", "before", 12),
     "before TensorBoard is flushed": (dl.TensorboardLogger, "flush", "before", 12),
 }
-LIMIT_S = 60.0  # for a process to end by itself after another was killed
-WORKERS_LIMIT_S = 10.0  # for its loader's workers after it
+LIMIT_S = 60.0  # time for a process to end by itself after another was killed
+WORKERS_LIMIT_S = 10.0  # further time for its loader's workers
 
 
 @dataclass(frozen=True)
 class Kill:
-    """One SIGKILL: at which place and call, or after how long, to which rank."""
+    """One SIGKILL: its place and call, or its delay, and its rank."""
 
     place: str
     rank: int
@@ -71,7 +71,7 @@ class Kill:
         return cls(place, rank, num_calls=chance.randint(1, PLACES[place][3]))
 
     def arm(self) -> None:
-        """Let this process be killed at its place."""
+        """Patch this process so that it is killed at the place."""
         if self.place == TIME:
             return
         owner, name, when, _ = PLACES[self.place]
@@ -92,11 +92,11 @@ class Kill:
 
 @dataclass
 class Tally:
-    """What a drill gave.
+    """Results of a drill.
 
     Attributes:
-        kills: by place; `num_runs` came through them, `different` are those that did not equal the run not killed.
-        longest_s: how long a process took at most to end after another one was killed.
+        kills: number of kills by place; `num_runs` runs completed, and `different` lists how runs deviated.
+        longest_s: longest time in seconds that a process took to end after another one was killed.
     """
 
     num_processes: int
@@ -107,7 +107,7 @@ class Tally:
 
     @property
     def num_different(self) -> int:
-        """How many runs did not equal the one not killed."""
+        """Number of runs that did not equal the one not killed."""
         return len({each.partition(":")[0] for each in self.different})
 
     @property
@@ -117,7 +117,7 @@ class Tally:
 
 
 def attempt(logdir: Path, num_processes: int, kill: Kill | None, tally: Tally) -> bool:
-    """Start the run's processes; return whether they came through. All are forked: torch is imported once."""
+    """Start the run's processes; return whether they completed. All are forked: torch is imported once."""
     store = logdir.with_suffix(".store")
     store.unlink(missing_ok=True)
     pids = [_start(logdir, rank, num_processes, store, kill) for rank in range(num_processes)]
@@ -157,7 +157,7 @@ def attempt(logdir: Path, num_processes: int, kill: Kill | None, tally: Tally) -
 
 
 def _wait_for_workers(group: int) -> int:
-    """Give a process group time to end by itself; return how many of it have not."""
+    """Give a process group time to end by itself; return how many of its processes have not ended."""
     until = time.monotonic() + WORKERS_LIMIT_S
     while (num_left := sum(map(partial(_is_in, group), psutil.process_iter()))) and time.monotonic() < until:
         time.sleep(0.05)
@@ -192,11 +192,11 @@ def _start(logdir: Path, rank: int, num_processes: int, store: Path, kill: Kill 
         job.run(logdir, num_processes=num_processes)
         code = 0
     finally:
-        os._exit(code)  # also after an exception, whose traceback nobody needs: a peer was killed
+        os._exit(code)  # also after an exception: it only reports that a peer was killed
 
 
 def drill(num_kills: int, num_processes: int, *, folder: Path, seed: int = 0) -> Tally:
-    """Kill runs until there were `num_kills`; each run goes on until it is through, and is then compared."""
+    """Kill runs `num_kills` times in total; each is resumed until it completes, and is then compared."""
     tally, chance = Tally(num_processes), random.Random(seed)
     whole = folder / f"whole-{num_processes}"
     assert attempt(whole, num_processes, None, tally), "the run fails by itself"
@@ -215,19 +215,19 @@ def drill(num_kills: int, num_processes: int, *, folder: Path, seed: int = 0) ->
 
 
 def fingerprint(logdir: Path) -> dict[str, Any]:
-    """Read what has to be equal: all that the last checkpoint holds, bit for bit, CSV files, TensorBoard's series."""
+    """Read what must be equal: the last checkpoint, bit for bit, CSV files, and TensorBoard's series."""
     state = load_checkpoint(logdir / "checkpoints" / "last.pth")
     files = {f"csv {path.name}": path.read_text() for path in sorted((logdir / "csv").iterdir())}
     return {**dict(leaves(state)), **files, "TensorBoard": dict(series(logdir / "tensorboard"))}
 
 
 def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """Name what only one fingerprint has, or each has another of."""
+    """Return the keys that only one fingerprint has, or whose values differ."""
     return sorted(key for key in one.keys() | other.keys() if (key in one) != (key in other) or one[key] != other[key])
 
 
 def leaves(state: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield what stands in a checkpoint with the path to it; two leaves are equal if all their bits are."""
+    """Yield a checkpoint's leaves with their paths; two leaves are equal if all their bits are."""
     if isinstance(state, dict):
         for key, value in state.items():
             yield from leaves(value, f"{path}/{key}")
@@ -238,7 +238,7 @@ def leaves(state: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         content = state.detach().contiguous().flatten().view(torch.uint8).tolist()
         yield path, (state.dtype, tuple(state.shape), bytes(content))
     else:
-        yield path, repr(state)  # a NaN equals a NaN so
+        yield path, repr(state)  # this way a NaN equals a NaN
 
 
 def series(folder: Path) -> Iterator[tuple[str, list[tuple[int, float]]]]:
@@ -252,12 +252,12 @@ def series(folder: Path) -> Iterator[tuple[str, list[tuple[int, float]]]]:
 
 
 def table(tallies: Sequence[Tally]) -> str:
-    """Write a row for each place, and what came of it."""
+    """Return a Markdown table with a row for each place and for the results."""
     rows = {place: [str(each.kills[place]) for each in tallies] for place in [*PLACES, TIME]} | {
         "all kills": [str(each.kills.total()) for each in tallies],
-        "runs that came through them": [str(each.num_runs) for each in tallies],
+        "runs that were resumed until they were complete": [str(each.num_runs) for each in tallies],
         "of these, equal to the run that was not killed": [str(each.num_runs - each.num_different) for each in tallies],
-        "longest until the other processes had ended": [
+        "longest time until the other processes had ended": [
             f"{each.longest_s:.1f} s" if each.num_processes > 1 else "-" for each in tallies
         ],
     }
@@ -273,7 +273,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=100, help="for each number of processes")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--page", type=Path, help="write the table there, too")
+    parser.add_argument("--page", type=Path, help="also write the table to this page")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         run = partial(drill, options.kills, folder=Path(folder), seed=options.seed)

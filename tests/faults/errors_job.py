@@ -1,4 +1,4 @@
-"""Trains once for each way to go wrong, in a process of a job; writes down what each time the run ended with.
+"""Train once for each kind of failure, in a process of a job, and record the error that each run ends with.
 
 usage: python -m tests.faults.errors_job FOLDER CASE...
 """
@@ -35,7 +35,7 @@ class Model(nn.Module):
 
 
 class Spoils(nn.Module):
-    """NaN from the third batch on, in rank 1."""
+    """A module that outputs NaN from the third batch on, in rank 1."""
 
     def __init__(self):
         super().__init__()
@@ -47,7 +47,7 @@ class Spoils(nn.Module):
 
 
 class Act(dl.Callback):
-    """Does something in rank 1, in the third step."""
+    """A callback that calls a function in rank 1, in the third step."""
 
     def __init__(self, act):
         super().__init__(order=dl.CallbackOrder.Metric)
@@ -73,7 +73,7 @@ class Samples(Dataset):
 
 
 class Stream:
-    """Gives each rank as many batches as it says, and tells nobody how many."""
+    """A stream with a given number of batches per rank and without a length."""
 
     def __init__(self, *counts):
         self.counts, self.num_batches = counts, 0
@@ -90,7 +90,7 @@ class Stream:
 
 class Sized(Stream):
     def __len__(self):
-        return self.num_batches or self.counts[0]  # whole, it is no empty loader
+        return self.num_batches or self.counts[0]  # the length before sharding must not be 0
 
 
 class Log(dl.ILogger):

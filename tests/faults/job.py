@@ -1,4 +1,4 @@
-"""The run that is killed: with all that a resume has to put back."""
+"""The run that is killed, with every kind of state that a resume must restore."""
 
 import random
 from pathlib import Path
@@ -16,7 +16,7 @@ NUM_SAMPLES, BATCH_SIZE, NUM_EPOCHS = 48, 4, 6
 
 
 class Augmented(Dataset[Any]):
-    """Each sample draws from all three generators."""
+    """A data set whose samples draw from all three random generators."""
 
     def __init__(self) -> None:
         self.data = classification(NUM_SAMPLES)
@@ -36,7 +36,7 @@ def engine(num_processes: int) -> dl.IEngine:
 
 
 def run(logdir: Path, *, num_processes: int) -> None:
-    """Train, or go on with, a small model; batches and epochs are logged, and every third step is saved in a thread."""
+    """Train a small model or resume it; batches and epochs are logged, and a thread saves every third step."""
     torch.manual_seed(0)
     model = mlp(dropout=0.3, batch_norm=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)

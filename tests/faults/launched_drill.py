@@ -28,7 +28,7 @@ from tests.faults.drill import differences, fingerprint
 ROOT = Path(__file__).parents[2]
 LAUNCHERS = {"plain python": [PYTHON], "torchrun": TORCHRUN, "mpirun": MPIRUN}
 VICTIMS = ("a data worker", "a rank", "the parent")
-LIMIT_S = 120.0  # for a job to start or to end, on a busy machine
+LIMIT_S = 120.0  # time for a job to start or to end, on a busy machine
 
 
 @dataclass
@@ -57,7 +57,7 @@ def attempt(launcher: str, logdir: Path, victim: str | None, delay_s: float, tal
     killed_at = None
     deadline = time.monotonic() + LIMIT_S
     while parent.is_running() and parent.status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline, f"{launcher}: no end within {LIMIT_S:g} s, see {log.name}"
+        assert time.monotonic() < deadline, f"{launcher}: did not end within {LIMIT_S:g} s, see {log.name}"
         found = _members(parent)
         family.update(*found.values())
         if killed_at is None and victim is not None and found[victim]:
@@ -111,7 +111,7 @@ def drill(launcher: str, num_kills: int, *, folder: Path, expected: dict[str, ob
         logdir = folder / f"{launcher.replace(' ', '-')}-{tally.num_runs}"
         num_attempts, is_complete = 0, False
         while not is_complete:
-            # Two kills a run: most of the time goes into starting it.
+            # Two kills per run: most of the time is spent on starting it.
             victim = chance.choice(wanted) if num_attempts < 2 else None
             is_complete = attempt(launcher, logdir, victim, chance.uniform(0.0, 2.0), tally)
             num_attempts += 1
@@ -123,7 +123,7 @@ def drill(launcher: str, num_kills: int, *, folder: Path, expected: dict[str, ob
 
 
 def table(tallies: dict[str, Tally]) -> str:
-    """Write a row for each victim, and a column for each launcher."""
+    """Return a Markdown table with a row for each victim and a column for each launcher."""
     each = tallies.values()
     rows = {f"kills of {victim}": [str(tally.kills[victim]) for tally in each] for victim in VICTIMS} | {
         "runs that were resumed until they were complete": [str(tally.num_runs) for tally in each],
@@ -141,7 +141,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=5, help="of each victim under each launcher")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--page", type=Path, help="write the table there, too")
+    parser.add_argument("--page", type=Path, help="also write the table to this page")
     options = parser.parse_args()
     tallies = {}
     with tempfile.TemporaryDirectory() as name:

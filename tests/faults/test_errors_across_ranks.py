@@ -1,4 +1,4 @@
-"""Whatever goes wrong in one rank, each rank ends in bounded time with its cause, and with where that was."""
+"""Whatever goes wrong in one rank, each rank ends in bounded time with the cause and its location."""
 
 import json
 import os
@@ -11,13 +11,13 @@ import pytest
 from tests.faults.errors_job import CASES
 
 pytestmark = pytest.mark.slow
-LIMIT_S = 30  # of a case, on a busy machine; the first has imports to make, too
-LENGTHS = "loader 'train' has not equally many batches on all ranks"
+LIMIT_S = 30  # per case, on a busy machine; the first includes imports
+LENGTHS = "loader 'train' must have equally many batches on all ranks"
 
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
-    """What both ranks said of each case, {rank: {case: ...}}: of processes as any launcher starts them."""
+    """Return both ranks' reports as {rank: {case: ...}}, from processes started as by any launcher."""
     folder = tmp_path_factory.mktemp("told")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -51,23 +51,23 @@ CAUSES = {
     "keys": ("ranks differ in batch_metrics", "rank 0: ['loss']; rank 1: ['loss', 'mine']"),
     "nan": ("FloatingPointError: batch_metrics['loss'] was not finite", "batch 3 of loader 'train', epoch 1, rank 1"),
     "nan in a module": ("epoch 1, step 3, rank 1: the first NaN is in the output of '1' (Spoils)", "rank 1: features"),
-    "fewer on rank 1": (LENGTHS, "rank 1 had 3, and rank 0 is in its batch 4"),
-    "fewer on rank 0": (LENGTHS, "rank 0 had 3, and rank 1 is in its batch 4"),
+    "fewer on rank 1": (LENGTHS, "rank 1 had 3, but rank 0 is at batch 4"),
+    "fewer on rank 0": (LENGTHS, "rank 0 had 3, but rank 1 is at batch 4"),
     "known to be fewer": ("loader 'train' has [5, 3] batches on the ranks", "before the first loader"),
     "no data": ("loader 'train' gave no batch", "after batch 0 of loader 'train', epoch 1, rank 1"),
-    "stopped early": (LENGTHS, "rank 1 had 3, and rank 0 is in its batch 4"),
+    "stopped early": (LENGTHS, "rank 1 had 3, but rank 0 is at batch 4"),
 }
 
 
 def test_each_case_is_expected_to_end_somehow():
-    """A new one too."""
+    """A new case needs an expectation."""
     assert CASES.keys() == {"warm up", *CAUSES, "no data to evaluate", "os._exit"}
 
 
 @pytest.mark.parametrize("case", CAUSES)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_each_rank_ends_with_the_cause(told, case, rank):
-    """With the culprit's own traceback, and never with what another rank made of it."""
+    """The error has the failing rank's own traceback, and not the resulting errors of other ranks."""
     words = told[rank][case]["words"]
 
     assert all(each in words for each in CAUSES[case])
@@ -78,16 +78,17 @@ def test_each_rank_ends_with_the_cause(told, case, rank):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_without_data_to_evaluate_is_no_error(told, rank):
-    """It waits for the others."""
+    """The rank waits for the others."""
     assert told[rank]["no data to evaluate"]["words"] == ""
 
 
 def test_a_rank_that_is_gone_is_named_by_those_that_are_left(told):
-    """Nobody but the launcher knows how it ended."""
+    """Only the launcher knows how it ended."""
     case = told[0]["os._exit"]
 
     assert (
-        "rank 1 of 2 left without a word: killed, by the system if memory ran out, or gone by os._exit" in case["words"]
+        "rank 1 of 2 ended without an error report: it was killed, by the system if memory ran out, or called os._exit"
+        in case["words"]
     )
     assert "a rank that waited for it was in batch 3 of loader 'train', epoch 1, rank 0" in case["words"]
     assert "closed by peer" not in case["words"].lower()
@@ -96,7 +97,7 @@ def test_a_rank_that_is_gone_is_named_by_those_that_are_left(told):
 
 @pytest.mark.cold
 def test_torchruns_report_shows_the_cause(tmp_path):
-    """Which of the ranks, and its traceback; not what the others made of it."""
+    """The report has the failing rank and its traceback, and not the resulting errors of the others."""
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     script = tmp_path / "script.py"
     script.write_text("from tests.faults.errors_job import CASES, train\ntrain(**CASES['callback']())\n")

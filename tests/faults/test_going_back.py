@@ -1,4 +1,4 @@
-"""A run that goes back to an earlier checkpoint, and is killed: it goes on from there, not from what it left."""
+"""A run that returned to an earlier checkpoint and was killed resumes from there, not from the abandoned branch."""
 
 import csv
 import math
@@ -11,19 +11,19 @@ import torch
 from torch import nn
 
 from runnerkit import dl
+from runnerkit.checkpoints.cleanup import clean_up, set_branch_aside
+from runnerkit.checkpoints.file import load_checkpoint
+from runnerkit.checkpoints.folder import CheckpointFolder, find_checkpoint
+from runnerkit.checkpoints.index import place_of
 from runnerkit.commands.doctor import examine
-from runnerkit.storage.checkpoint import CheckpointFolder, find_checkpoint
-from runnerkit.storage.checkpoint_cleanup import clean_up, leave_branch
-from runnerkit.storage.checkpoint_file import load_checkpoint
-from runnerkit.storage.checkpoint_index import place_of
 from tests.faults.test_storage import add, die_at
 from tests.tiny import loader, mlp, quiet, sgd, weights
 
-NUM_EPOCHS, NUM_STEPS = 5, 4  # steps of an epoch
+NUM_EPOCHS, NUM_STEPS = 5, 4  # steps per epoch
 
 
 class Kill(dl.Callback):
-    """SIGKILL after a training step."""
+    """A callback that sends SIGKILL after a training step."""
 
     def __init__(self, batch_step):
         super().__init__(order=dl.CallbackOrder.External)
@@ -35,7 +35,7 @@ class Kill(dl.Callback):
 
 
 def train(logdir, *, resume=None, callbacks=()):
-    """Every checkpoint is kept; the best is the worst, which is the first."""
+    """Train and keep every checkpoint; the "best" is the one with the largest loss, which is the first."""
     model = mlp(dropout=0.3)
     return dl.SupervisedRunner().train(
         model=model,
@@ -55,7 +55,7 @@ def train(logdir, *, resume=None, callbacks=()):
 
 
 def killed(function):
-    """Call in a process of its own, which has to be killed."""
+    """Call a function in a new process, which must be killed."""
     pid = os.fork()
     if not pid:
         try:
@@ -76,7 +76,7 @@ def epochs_in_csv(logdir):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A run through all epochs, its checkpoints of each; it is not written to."""
+    """Return the read-only folder of a run through all epochs, with a checkpoint of each."""
     logdir = tmp_path_factory.mktemp("going_back") / "whole"
     return logdir, train(logdir)
 
@@ -97,7 +97,7 @@ def logdir(whole, tmp_path):
     ids=["an epoch's end", "within an epoch", "the best"],
 )
 def test_auto_goes_on_from_where_a_killed_run_had_gone_back_to(whole, logdir, source, name, step):
-    """All epochs are logged once; what was left is no more the newest, nor the best, and its files are kept."""
+    """All epochs are logged once; the abandoned branch is neither newest nor best, and its files are kept."""
     folder = logdir / "checkpoints"
     left = [each for each in names(logdir) if place_of(each) > place_of(name)]
 
@@ -113,7 +113,7 @@ def test_auto_goes_on_from_where_a_killed_run_had_gone_back_to(whole, logdir, so
 
 
 def assert_goes_on(whole, logdir):
-    """As if it had never been elsewhere."""
+    """Check that the run resumes as if the abandoned branch had never existed."""
     resumed = train(logdir, resume="auto")
     assert torch.equal(weights(resumed.model), weights(whole[1].model))
     assert epochs_in_csv(logdir) == [1, 2, 3, 4, 5]
@@ -123,12 +123,12 @@ def assert_goes_on(whole, logdir):
 
 
 def test_a_kill_between_a_new_file_and_the_index_calls_nothing_damaged(whole, logdir, monkeypatch):
-    """The file has the name of one that was left, and other bytes."""
+    """The file has the name of one from the abandoned branch, but other contents."""
     num_writes, write = [0], CheckpointFolder._write_index
 
     def die(folder):
         num_writes[0] += 1
-        if num_writes[0] == 2:  # the first says what is left
+        if num_writes[0] == 2:  # the first write records the abandoned branch
             os.kill(os.getpid(), signal.SIGKILL)
         write(folder)
 
@@ -141,7 +141,7 @@ def test_a_kill_between_a_new_file_and_the_index_calls_nothing_damaged(whole, lo
 
 
 def test_a_kill_between_the_index_and_the_names_leaves_no_old_name(tmp_path, monkeypatch):
-    """Also where it was the last save, and the run that goes on has nothing left to do."""
+    """This includes the last save, after which the resumed run has nothing left to do."""
     point = CheckpointFolder.point
 
     def die(folder, alias, record):
@@ -162,7 +162,7 @@ def test_a_kill_between_the_index_and_the_names_leaves_no_old_name(tmp_path, mon
 
 @pytest.mark.parametrize("sharded", [False, True], ids=["files", "folders of shards"])
 def test_a_kill_between_any_two_operations_leaves_one_branch_or_the_other(tmp_path, sharded):
-    """And the names "last" and "best" are of whole checkpoints that count."""
+    """The names "last" and "best" lead to complete checkpoints of that branch."""
     start, ending = tmp_path / "start", "" if sharded else ".pth"
     start.mkdir()
     for epoch in range(1, 5):
@@ -186,7 +186,7 @@ def test_a_kill_between_any_two_operations_leaves_one_branch_or_the_other(tmp_pa
         source = find_checkpoint(folder)
         found.append(load_checkpoint(source, whole=False)["counters"]["epoch_step"])
         clean_up(CheckpointFolder(folder), resumed_from=source)
-        go_back(folder, source.name)  # nothing is after it
+        go_back(folder, source.name)  # no checkpoint follows it
         assert find_checkpoint(folder) == source
         assert not list(folder.glob("*.damaged"))
         operation += 1
@@ -199,12 +199,12 @@ def test_a_kill_between_any_two_operations_leaves_one_branch_or_the_other(tmp_pa
 
 def go_back(folder, name):
     checkpoints = CheckpointFolder(folder)
-    leave_branch(checkpoints, source=folder / name, place=place_of(name), best_first=checkpoints.records[::-1])
+    set_branch_aside(checkpoints, source=folder / name, place=place_of(name), best_first=checkpoints.records[::-1])
 
 
 @pytest.mark.parametrize("source", ["best.pth", "model.0002.pth"])
 def test_a_checkpoint_that_the_index_does_not_know_counts_once_a_run_goes_back_to_it(tmp_path, source):
-    """Else nothing whole would be left, where the ones before it are gone."""
+    """Otherwise no complete checkpoint would be left if the earlier ones are gone."""
     for epoch in (2, 3):
         add(tmp_path, epoch)
         if epoch == 2:
@@ -213,7 +213,7 @@ def test_a_checkpoint_that_the_index_does_not_know_counts_once_a_run_goes_back_t
     checkpoints.keep(checkpoints.records[1:])
     shutil.move(tmp_path / "kept", tmp_path / source)
 
-    leave_branch(CheckpointFolder(tmp_path), source=tmp_path / source, place=(2, math.inf), best_first=[])
+    set_branch_aside(CheckpointFolder(tmp_path), source=tmp_path / source, place=(2, math.inf), best_first=[])
 
     assert find_checkpoint(tmp_path) == tmp_path / "model.0002.pth"
     assert load_checkpoint(tmp_path / "model.0002.pth")["counters"]["epoch_step"] == 2
@@ -221,13 +221,13 @@ def test_a_checkpoint_that_the_index_does_not_know_counts_once_a_run_goes_back_t
 
 
 def test_another_folders_checkpoint_leaves_what_comes_after_its_place(tmp_path):
-    """Where a run goes on from a copy elsewhere; it is not brought here."""
+    """A run that resumes from a copy in another folder does not move that checkpoint here."""
     for epoch in (1, 2, 3):
         add(tmp_path / "run", epoch, num_kept=3)
     copy = shutil.copyfile(tmp_path / "run" / "model.0002.pth", tmp_path / "copy.pth")
     checkpoints = CheckpointFolder(tmp_path / "run")
 
-    leave_branch(checkpoints, source=copy, place=(2, math.inf), best_first=checkpoints.records)
+    set_branch_aside(checkpoints, source=copy, place=(2, math.inf), best_first=checkpoints.records)
 
     assert [record.epoch for record in CheckpointFolder(tmp_path / "run").records] == [1, 2]
     assert (tmp_path / "run" / "best.pth").samefile(tmp_path / "run" / "model.0001.pth")

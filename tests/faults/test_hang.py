@@ -1,4 +1,4 @@
-"""A run that stands still says where, in each process, and ends."""
+"""A hanging run reports the location in each process and ends."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from runnerkit import dl
-from runnerkit.callbacks import hang
+from runnerkit.callbacks.debug import hang
 from tests.tiny import classification, loader, mlp, quiet, sgd
 
 SCRIPT = textwrap.dedent(
@@ -89,16 +89,16 @@ def start_script(tmp_path, text):
 
 
 def test_it_tells_where_it_stands(tmp_path):
-    """The line, and what was trained on; exit code 70."""
+    """The output has the source line and the current batch; the exit code is 70."""
     done, _ = start(tmp_path, "threading.Event().wait()")
 
     assert done.returncode == 70, done.stderr
-    assert "rank 0 of 1 has stood still for 3 s in loader 'train', epoch 1, batch 3, and ends" in done.stderr
+    assert "rank 0 of 1 has made no progress for 3 s in loader 'train', epoch 1, batch 3; exiting" in done.stderr
     assert "in wait_for_ever" in done.stderr
 
 
 def test_also_while_the_interpreters_lock_is_held(tmp_path):
-    """By an extension that never gives it back: no thread of Python's runs any more."""
+    """An extension that never releases the GIL stops every Python thread."""
     done, _ = start(tmp_path, "ctypes.PyDLL(None).pause()")
 
     assert done.returncode == 1, done.stderr
@@ -106,18 +106,18 @@ def test_also_while_the_interpreters_lock_is_held(tmp_path):
 
 
 def test_each_process_tells_where_it_stands(tmp_path):
-    """One waits for the other, the other for nothing: its stack is the one to read."""
+    """One rank waits for the other, whose stack shows the cause."""
     engine = 'dl.DistributedDataParallelEngine(2, device="cpu")'
     done, _ = start(tmp_path, "time.sleep(1e6)", rank=1, engine=engine)
 
     assert done.returncode == 1
-    assert "rank 1 of 2 has stood still for 3 s" in done.stderr and "in wait_for_ever" in done.stderr
-    assert "stood still, and was ended by its HangCallback" in done.stderr.splitlines()[-1]
+    assert "rank 1 of 2 has made no progress for 3 s" in done.stderr and "in wait_for_ever" in done.stderr
+    assert "hung and was ended by its HangCallback" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("is_disk_full", [False, True])
 def test_stacks_of_several_processes_do_not_mix(is_disk_full, monkeypatch, capfd):
-    """Each is written at once, if it can be; in any case it is written, and the process ends."""
+    """Each is written in one call if possible; it is written in any case, and the process ends."""
 
     def end(code):
         raise SystemExit(code)
@@ -139,13 +139,13 @@ def test_stacks_of_several_processes_do_not_mix(is_disk_full, monkeypatch, capfd
     watch.stop()
 
     [text] = written
-    assert "has stood still for 1e+06 s" in text
+    assert "has made no progress for 1e+06 s" in text
     assert ("No space left" in text) is is_disk_full
     assert "in test_stacks_of_several_processes_do_not_mix" in (capfd.readouterr().err if is_disk_full else text)
 
 
 def test_a_run_that_moves_is_left_alone():
-    """Also one whose whole length is longer, and nobody watches after it."""
+    """A run may take longer in total than the limit, and the watch ends with it."""
 
     class Slow(dl.Callback):
         def on_batch_end(self, runner):
@@ -160,7 +160,7 @@ def test_a_run_that_moves_is_left_alone():
 
 
 def test_a_pass_over_a_loader_moves():
-    """SWACallback's, which renews batch norm's statistics when the last epoch is over, and of which no event tells."""
+    """SWACallback's pass, which updates batch norm statistics after the last epoch, does not emit events."""
 
     class Slow(Dataset):
         def __len__(self):
@@ -178,11 +178,11 @@ def test_a_pass_over_a_loader_moves():
 
 
 def test_the_making_of_a_stage_is_not_watched_but_its_end_is(tmp_path):
-    """Data may take long to come; a callback that waits for ever is as bad after the last epoch as within one."""
+    """Loading data may take long, but a callback that never returns is an error even after the last epoch."""
     done, _ = start_script(tmp_path, STAGES)
 
     assert done.returncode == 70, done.stderr
-    assert "has stood still for 2 s in loader 'train', epoch 2, batch 2, and ends" in done.stderr
+    assert "has made no progress for 2 s in loader 'train', epoch 2, batch 2; exiting" in done.stderr
     assert "in on_stage_end" in done.stderr
 
 

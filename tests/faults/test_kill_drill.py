@@ -1,9 +1,9 @@
-"""A run that is killed again and again comes out as if nothing had been; `make drills` is the long version."""
+"""A run that is killed repeatedly ends with the same results; `make drills` is the long version."""
 
 import pytest
 import torch
 
-from runnerkit.storage.checkpoint_file import load_checkpoint, save_checkpoint
+from runnerkit.checkpoints.file import load_checkpoint, save_checkpoint
 from tests.faults import drill as drills
 from tests.faults import launched_drill
 from tests.faults.drill import PLACES, TIME, Kill, Tally, attempt, differences, drill, fingerprint, leaves, table
@@ -12,7 +12,7 @@ from tests.faults.drill import PLACES, TIME, Kill, Tally, attempt, differences, 
 @pytest.mark.slow
 @pytest.mark.parametrize(("num_processes", "num_kills"), [(1, 5), (2, 2)])
 def test_a_killed_run_equals_the_run_that_was_not(tmp_path, num_processes, num_kills):
-    """All that the last checkpoint holds bit for bit, CSV files and TensorBoard's series."""
+    """The last checkpoint is equal bit for bit, and so are CSV files and TensorBoard's series."""
     tally = drill(num_kills, num_processes, folder=tmp_path, seed=num_processes)
 
     assert tally.different == [] and tally.kills.total() >= num_kills
@@ -20,7 +20,7 @@ def test_a_killed_run_equals_the_run_that_was_not(tmp_path, num_processes, num_k
 
 @pytest.mark.slow
 def test_the_drill_sees_what_differs(tmp_path):
-    """One number of one row, one bit of a weight, a learning rate, a count of early stopping, a draw."""
+    """One number in a row, one bit of a weight, a learning rate, a stopping count or a random state is enough."""
     run = tmp_path / "run"
     assert not attempt(run, 1, Kill("in the forward pass", 0, num_calls=70), tally := Tally(1))
     assert tally.kills == {"in the forward pass": 1}
@@ -46,7 +46,7 @@ def test_the_drill_sees_what_differs(tmp_path):
 
 
 def test_what_only_one_run_has_differs_too():
-    """And a NaN, in one place in both, does not."""
+    """A NaN at the same place in both counts as equal."""
     one = dict(leaves({"metrics": {"loss": float("nan")}, "scaler": torch.zeros(2)}))
     other = dict(leaves({"metrics": {"loss": float("nan")}, "callbacks": [1]}))
 
@@ -56,7 +56,7 @@ def test_what_only_one_run_has_differs_too():
 
 @pytest.mark.slow
 def test_the_drill_sees_a_worker_that_is_left(tmp_path, monkeypatch):
-    """One that does not notice that its process is gone."""
+    """Such a worker does not notice that its process is gone."""
     monkeypatch.setattr(drills, "WORKERS_LIMIT_S", 1.0)
     monkeypatch.setattr("torch.utils.data._utils.worker.ManagerWatchdog.is_alive", lambda self: True)
 
@@ -74,7 +74,7 @@ def test_the_table_counts_every_kill():
     assert [head.strip() for head, _ in rows[2:-4]] == [*PLACES, TIME]
     assert sum(int(number) for _, number in rows[2:-4]) == int(rows[-4][1])
     assert rows[-2][1].strip() == "2"
-    assert rows[-1][1].strip() == "-"  # one process has no others
+    assert rows[-1][1].strip() == "-"  # with one process there are no others
 
 
 @pytest.mark.slow

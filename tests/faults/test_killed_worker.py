@@ -1,4 +1,4 @@
-"""A data worker that is killed under a launcher: every rank ends with what killed it."""
+"""A data worker that is killed under a launcher: every rank ends with that as the cause."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 
 class Kills(Dataset):
-    """A sample of one rank kills the worker that reads it."""
+    """A data set in which a sample of one rank kills the worker that reads it."""
 
     def __init__(self, rank):
         self.data, self.rank = classification(64), rank
@@ -37,7 +37,7 @@ def test_a_data_worker_that_is_killed_is_the_cause_on_both_ranks(tmp_path, rank)
     for errors, code in told:
         assert code == 1
         assert "DataLoader worker (pid" in errors
-        assert "without a word" not in errors
+        assert "without an error report" not in errors
 
 
 KILLED_FROM_OUTSIDE = """
@@ -59,7 +59,7 @@ train(Kills(), data=LeavesItsNumber(folder))
 
 
 class LeavesItsNumber(Dataset):
-    """Writes the number of the process that reads into a file with its rank's name."""
+    """A data set that writes the reading process's id to a file named after its rank."""
 
     def __init__(self, folder):
         self.data, self.folder = classification(64), folder
@@ -73,18 +73,18 @@ class LeavesItsNumber(Dataset):
 
 
 def test_a_data_worker_of_rank_0_that_is_killed_while_rank_0_waits_for_rank_1_is_the_cause(tmp_path):
-    """The news reaches rank zero within the reduction of the gradients, where it waits in C++."""
+    """The signal reaches rank zero during the reduction of gradients, where it waits in C++."""
     told = launched(tmp_path, KILLED_FROM_OUTSIDE)
 
     for errors, code in told:
         assert code == 1
         assert "DataLoader worker (pid" in errors
-        assert "without a word" not in errors
+        assert "without an error report" not in errors
 
 
 INTERRUPTED = """
 import signal, threading
-from runnerkit.engines import process_group
+from runnerkit.engines.launch import process_group
 
 def raise_again(number, frame):
     raise RuntimeError("a worker of a loader has ended")
@@ -119,11 +119,11 @@ train(Fails(), timeout_s=30)
 
 
 def test_sigchld_does_not_cut_short_what_rank_zero_tells(tmp_path):
-    """Torch's handler raises in the main thread; rank zero, whose store the others read, would be gone too early."""
+    """Torch's handler raises in the main thread; rank zero, which holds the store, would otherwise exit too early."""
     told = launched(tmp_path, INTERRUPTED)
 
     for errors, code in told:
         assert code == 1
         assert "LookupError: the real error" in errors
         assert "a worker of a loader has ended" not in errors
-        assert "without a word" not in errors
+        assert "without an error report" not in errors

@@ -1,4 +1,4 @@
-"""Kill, stop or end one process of a run: all end within seconds, the cause is named, the checkpoints are whole."""
+"""After one process is killed, stopped or ended, all end within seconds, name the cause and leave valid checkpoints."""
 
 import contextlib
 import os
@@ -17,8 +17,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from runnerkit import dl
-from runnerkit.storage.checkpoint import CheckpointFolder
-from runnerkit.storage.checkpoint_fault import fault_of
+from runnerkit.checkpoints.fault import fault_of
+from runnerkit.checkpoints.folder import CheckpointFolder
 from tests.engines.launch_commands import MPIRUN, PYTHON, TORCHRUN
 from tests.tiny import mlp, sgd
 
@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc, which only Linux has"),
 ]
-MARK = "RUNNERKIT_KILLS_TEST"  # an environment variable, by which a job's processes are known
+MARK = "RUNNERKIT_KILLS_TEST"  # an environment variable that identifies a job's processes
 SCRIPT = textwrap.dedent(
     """
     import os, sys
@@ -53,7 +53,7 @@ DDP = 'dl.DistributedDataParallelEngine(2, device="cpu", timeout_s={timeout_s})'
 
 
 class Job:
-    """A run under way, and all processes that belong to it."""
+    """A running job and all processes that belong to it."""
 
     def __init__(self, folder, *, engine="dl.CPUEngine()", callbacks="[]", launcher=(PYTHON,), num_ranks=1):
         script, self.logdir, self.mark = folder / "script.py", folder / "log", str(folder)
@@ -73,12 +73,12 @@ class Job:
                 self.pids[int(line.split()[1])] = int(line.split()[2])
 
     def worker_of(self, rank):
-        """The process of a rank's loader."""
+        """Return the worker process of a rank's loader."""
         (worker,) = (pid for pid in self.left() if parent(pid) == self.pids[rank])
         return worker
 
     def left(self):
-        """Processes that are still there."""
+        """Return the processes that are still running."""
         found = []
         for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
@@ -95,7 +95,7 @@ class Job:
         self.process.wait()
 
     def assert_ends(self, *, within_s):
-        """All processes, those of its loaders too; what counts as a checkpoint is whole. Return what was printed."""
+        """Check that all processes end, loaders' workers too, and checkpoints are complete; return the output."""
         until = time.monotonic() + within_s
         while (left := self.left()) and time.monotonic() < until:
             self.process.poll()
@@ -130,7 +130,7 @@ def start(tmp_path):
 
 
 def test_a_loaders_worker_that_is_killed(start):
-    """Its loader is named, and the process."""
+    """The error names its loader and the process."""
     job = start()
     worker = job.worker_of(0)
 
@@ -143,7 +143,7 @@ def test_a_loaders_worker_that_is_killed(start):
 
 
 def test_a_worker_of_one_ranks_loader_that_is_killed(start):
-    """The rank too is named, and what the others say about it is not shown."""
+    """The error also names the rank, and the resulting errors of other ranks are not shown."""
     job = start(engine=DDP.format(timeout_s=60), num_ranks=2)
     worker = job.worker_of(1)
 
@@ -156,7 +156,7 @@ def test_a_worker_of_one_ranks_loader_that_is_killed(start):
 
 
 def assert_names(worker, errors):
-    """In one of torch's two sentences: which, depends on whether its signal or its exit code is seen first."""
+    """Check for one of torch's two messages, depending on whether the signal or the exit code is noticed first."""
     sentences = (
         f"DataLoader worker (pid {worker}) is killed by signal: Killed",
         f"DataLoader worker (pid(s) {worker}) exited unexpectedly",
@@ -165,7 +165,7 @@ def assert_names(worker, errors):
 
 
 def test_a_worker_whose_connection_breaks_before_its_death_is_known():
-    """Else that would be raised at any line later on, such as where the failure is written down for others."""
+    """Otherwise the error would be raised at any later line, such as while the failure is being reported."""
     runner, model = dl.SupervisedRunner(), mlp()
 
     with pytest.raises(RuntimeError, match="is killed by signal: Killed") as raised:
@@ -180,7 +180,7 @@ def test_a_worker_whose_connection_breaks_before_its_death_is_known():
 
 
 class BreaksWhenRead:
-    """A sample whose worker is killed as it is read by the loader's process, which sees the connection go first."""
+    """A sample whose worker is killed while the loader's process reads it and notices the lost connection first."""
 
     def __reduce__(self):
         return break_connection, (os.getpid(),)
@@ -192,7 +192,7 @@ def break_connection(worker):
 
 
 def test_a_worker_ends_whose_process_was_killed_before_it_began(tmp_path):
-    """Torch's own worker would take whoever is its parent by then for the loader's process."""
+    """Torch's own worker would mistake its new parent for the loader's process."""
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent(
@@ -223,7 +223,7 @@ def test_a_worker_ends_whose_process_was_killed_before_it_began(tmp_path):
 
 
 def test_a_rank_of_torchruns_that_is_killed(start):
-    """Torchrun names it, and ends the other."""
+    """Torchrun names the rank and ends the other."""
     job = start(engine=DDP.format(timeout_s=60), num_ranks=2, launcher=TORCHRUN)
 
     os.kill(job.pids[1], signal.SIGKILL)
@@ -235,9 +235,9 @@ def test_a_rank_of_torchruns_that_is_killed(start):
 
 @pytest.mark.parametrize("launcher", [TORCHRUN, MPIRUN], ids=["torchrun", "mpirun"])
 def test_a_launcher_that_is_killed(start, launcher):
-    """Its ranks end by themselves."""
+    """The ranks end by themselves."""
     if shutil.which(launcher[0]) is None:
-        pytest.skip("no mpirun here; Debian: apt-get install openmpi-bin")
+        pytest.skip("needs mpirun: apt-get install openmpi-bin")
     job = start(engine=DDP.format(timeout_s=60), num_ranks=2, launcher=launcher)
 
     job.process.kill()
@@ -247,29 +247,29 @@ def test_a_launcher_that_is_killed(start, launcher):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_the_whole_process_group(start, number, sighup_as_in_a_terminal):
-    """As a shell, a closed terminal or Slurm sends it, to loaders' workers too: the run saves and ends."""
+    """A shell, a closed terminal or Slurm signals loaders' workers too; the run saves and ends."""
     job = start()
 
     os.killpg(job.process.pid, number)
 
     errors = job.assert_ends(within_s=20)
     assert job.process.returncode == 75, errors
-    assert f"{number.name}: saved, and stopped after step" in errors
+    assert f"{number.name}: saved a checkpoint and stopped after step" in errors
 
 
 def test_a_rank_that_is_stopped_is_found_by_the_hang_callback(start):
-    """The others say where they wait; the stopped one, which cannot be asked, is ended too."""
+    """The other ranks report where they wait; the stopped one, which cannot report, is ended too."""
     job = start(engine=DDP.format(timeout_s=600), num_ranks=2, callbacks="[dl.HangCallback(timeout_s=4)]")
 
     os.kill(job.pids[1], signal.SIGSTOP)
 
     errors = job.assert_ends(within_s=40)
     assert job.process.returncode == 1
-    assert "rank 0 of 2 has stood still for 4 s in loader 'train'" in errors
+    assert "rank 0 of 2 has made no progress for 4 s in loader 'train'" in errors
 
 
 def test_a_rank_that_is_stopped_is_found_by_the_engines_time_limit(start):
-    """And named: it does not run."""
+    """The error names the rank and says that it is stopped."""
     job = start(engine=DDP.format(timeout_s=5), num_ranks=2)
 
     os.kill(job.pids[1], signal.SIGSTOP)

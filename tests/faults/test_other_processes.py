@@ -1,4 +1,4 @@
-"""A run that goes on with another number of processes, or another engine, sees each sample of the epoch once."""
+"""A run that resumes with another number of processes or another engine sees each sample of the epoch once."""
 
 import shutil
 from collections import Counter
@@ -14,7 +14,7 @@ NUM_SAMPLES, NUM_STEPS = 52, 3
 
 
 class Numbered(Dataset):
-    """Samples that are written down, by the process that fetches them for a step."""
+    """A data set whose samples include their index."""
 
     def __init__(self):
         self.data = classification(NUM_SAMPLES)
@@ -28,7 +28,7 @@ class Numbered(Dataset):
 
 
 class WriteDown(dl.Callback):
-    """Writes the epoch's samples of each step to a file of this rank; raises before a step."""
+    """A callback that writes the samples of each step to a file of this rank, and raises before a given step."""
 
     def __init__(self, folder, stop_before=None):
         super().__init__(order=dl.CallbackOrder.External)
@@ -36,7 +36,7 @@ class WriteDown(dl.Callback):
 
     def on_batch_start(self, runner):
         if runner.batch_step == self.stop_before:
-            runner.engine.barrier()  # what the others have seen is written down by then
+            runner.engine.barrier()  # by then the other ranks have written theirs
             raise KeyboardInterrupt
 
     def on_step_end(self, runner):
@@ -78,7 +78,7 @@ def engine(name):
 
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory):
-    """Return a copy of a run that an engine left after a few steps of the first epoch."""
+    """Return a copy of a run that was interrupted after a few steps of the first epoch."""
     folders = {}
 
     def copy(name, to):
@@ -98,7 +98,7 @@ def interrupted(tmp_path_factory):
     ids=lambda name: name,
 )
 def test_each_sample_of_the_interrupted_epoch_is_seen_once(interrupted, tmp_path, before, after):
-    """Half of the epoch by the one, half by the other; the next epoch is whole too."""
+    """Each engine sees half of the epoch, and the next epoch is complete too."""
     folder = interrupted(before, tmp_path / "run")
     num_before = engine(before).num_processes
     assert seen(folder, 1).total() == NUM_STEPS * 4 * num_before

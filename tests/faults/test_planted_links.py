@@ -1,4 +1,4 @@
-"""Symbolic links in a logdir, which whoever may write there can plant: nothing elsewhere is overwritten or deleted."""
+"""Symbolic links that another user plants in a logdir do not cause files elsewhere to be overwritten or deleted."""
 
 import os
 
@@ -21,7 +21,7 @@ def train(logdir, **options):
 
 @pytest.fixture
 def logdir(tmp_path):
-    """One that is there before the run."""
+    """Return a logdir that exists before the run."""
     path = tmp_path / "log"
     path.mkdir()
     return path
@@ -29,7 +29,7 @@ def logdir(tmp_path):
 
 @pytest.fixture
 def elsewhere(tmp_path):
-    """A folder with files that look like a run's."""
+    """Return a folder with files that look like a run's."""
     path = tmp_path / "elsewhere"
     path.mkdir()
     for name in (".model.0001.pth.7.tmp", "model.0001.pth", "events.out.tfevents.1.host", "train.csv", "notes"):
@@ -43,7 +43,7 @@ def content(folder):
 
 @pytest.mark.parametrize("is_there", [True, False], ids=["to a file", "to nothing"])
 def test_a_lock_that_is_a_link_is_refused_and_what_it_leads_to_is_left_alone(logdir, tmp_path, is_there):
-    """Neither emptied nor made; the sentence says what to do."""
+    """The target is neither emptied nor created; the error says what to do."""
     victim = tmp_path / "victim"
     if is_there:
         victim.write_text("precious")
@@ -59,7 +59,7 @@ def test_a_lock_that_is_a_link_is_refused_and_what_it_leads_to_is_left_alone(log
 
 @pytest.mark.parametrize("name", ["checkpoints", "csv", "tensorboard"])
 def test_a_folder_of_the_run_that_is_a_link_is_refused_and_nothing_there_is_deleted(logdir, elsewhere, name):
-    """Also when the run resumes, which deletes half files and cuts logs."""
+    """This includes a resumed run, which deletes partial files and truncates logs."""
     before = content(elsewhere)
     (logdir / name).symlink_to(elsewhere)
 
@@ -78,7 +78,7 @@ def test_a_folder_of_the_run_that_is_a_link_is_refused_and_nothing_there_is_dele
 
 @pytest.mark.parametrize("logger", [dl.TensorboardLogger, dl.JSONLLogger, dl.CSVLogger])
 def test_a_log_that_is_a_link_is_not_cut_when_the_run_resumes(logdir, tmp_path, logger):
-    """TensorBoard's events, JSON lines, a CSV table."""
+    """This covers TensorBoard's events, JSON lines and CSV tables."""
     alone = {"csv": None, "tensorboard": None, "mine": logger(logdir)}
     train(logdir, loggers=alone)
     log = next(path for path in logdir.rglob("*") if "tfevents" in path.name or path.suffix in (".csv", ".jsonl"))
@@ -93,7 +93,7 @@ def test_a_log_that_is_a_link_is_not_cut_when_the_run_resumes(logdir, tmp_path, 
 
 
 def test_the_name_a_file_is_written_under_first_cannot_be_foreseen(tmp_path):
-    """Else a link of that name would lead the writer elsewhere."""
+    """Otherwise a link of that name would redirect the writer."""
     victim = tmp_path / "victim"
     victim.write_text("precious")
     (tmp_path / f".file.{os.getpid()}.tmp").symlink_to(victim)
@@ -104,7 +104,7 @@ def test_the_name_a_file_is_written_under_first_cannot_be_foreseen(tmp_path):
 
 
 def test_a_logdir_that_is_itself_a_link_holds_a_run_and_its_continuation(tmp_path):
-    """To another disk, as its owner wants it."""
+    """Such a link, for example to another disk, is the owner's choice."""
     (tmp_path / "disk").mkdir()
     (tmp_path / "log").symlink_to(tmp_path / "disk")
 

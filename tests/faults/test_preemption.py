@@ -1,4 +1,4 @@
-"""A signal to any process saves and ends the run after a step; started again it goes on as if nothing had been."""
+"""A signal to any process saves and ends the run after a step; it then resumes as if never interrupted."""
 
 import json
 import os
@@ -16,20 +16,20 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
 from runnerkit import dl
-from runnerkit.preemption import Interrupted, Preempted, StopRequests
-from runnerkit.storage.checkpoint import CheckpointFolder
-from runnerkit.storage.checkpoint_fault import fault_of
+from runnerkit.checkpoints.fault import fault_of
+from runnerkit.checkpoints.folder import CheckpointFolder
+from runnerkit.loop.stop_signals import Interrupted, Preempted, StopRequests
 from tests.test_resume import Augmented, read_csv
 from tests.tiny import loader, mlp, quiet, weights
 
 
 class Send(dl.Callback):
-    """Sends this process a signal after so many training steps, or in the validation after them; rank -1 is all."""
+    """A callback that sends a signal after `step` training steps, or in the validation after them; rank -1 is all."""
 
     def __init__(self, number, *, step, rank=0, loader_key="train", times=1, pause_s=0.0):
         super().__init__(order=dl.CallbackOrder.External)
         self.number, self.step, self.at_rank, self.loader_key, self.times = number, step, rank, loader_key, times
-        self.pause_s = pause_s  # between one time and the next
+        self.pause_s = pause_s  # between two signals
 
     def on_batch_end(self, runner):
         is_mine = self.at_rank in (runner.engine.rank, -1)
@@ -41,7 +41,7 @@ class Send(dl.Callback):
 
 
 class OwnLoader:
-    """An iterable of batches: nobody but its class knows how to find a place in it again."""
+    """An iterable of batches without a position that can be restored."""
 
     def __init__(self, batches):
         self.batches = batches
@@ -63,7 +63,7 @@ def loader_with_its_own_distributed_sampler():
 
 
 def train(logdir, *callbacks, engine=None, optimizer=None, **options):
-    """Four epochs of ten steps in one process, of five in two, with all that a resume has to put back."""
+    """Train four epochs, of ten steps in one process or five in two, with all kinds of state to restore."""
     model = mlp(dropout=0.3, batch_norm=True)
     dl.SupervisedRunner().train(
         model=model,
@@ -88,7 +88,7 @@ def last(logdir):
 
 
 def assert_goes_on(broken, whole, **options):
-    """The rest of the run leaves the weights and the logs of the run that was never stopped."""
+    """Check that the resumed run ends with the weights and the logs of the run that was never stopped."""
     assert torch.equal(train(broken, **options), whole.result)
     for key in ("train", "valid"):
         assert read_csv(broken, key) == read_csv(whole.folder, key)
@@ -107,7 +107,7 @@ def whole(tmp_path_factory):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_saves_and_stops_after_the_step(tmp_path, whole, number, sighup_as_in_a_terminal):
-    """Also where epochs only are saved; the handlers are put back; exit code 75, or 130 for Ctrl-C."""
+    """This holds even if only epochs are saved; handlers are restored; exit code 75, or 130 for Ctrl-C."""
     before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)]
 
     with pytest.raises(Interrupted if number == signal.SIGINT else Preempted) as stopped:
@@ -121,7 +121,7 @@ def test_a_signal_saves_and_stops_after_the_step(tmp_path, whole, number, sighup
 
 
 def test_the_first_signal_is_answered_at_once(tmp_path, caplog):
-    """Else who presses Ctrl-C in a long evaluation does not know that it was heard."""
+    """Otherwise a user who presses Ctrl-C in a long evaluation would not know that it was received."""
 
     class Listen(dl.Callback):
         def on_batch_end(self, runner):
@@ -132,11 +132,11 @@ def test_the_first_signal_is_answered_at_once(tmp_path, caplog):
     with pytest.raises(Interrupted):
         train(tmp_path, Send(signal.SIGINT, step=17), Listen(order=dl.CallbackOrder.External + 1))
 
-    assert "SIGINT: the run ends after the step under way, or after the evaluation" in caplog.messages[0]
+    assert "SIGINT: the run stops after the current step or evaluation" in caplog.messages[0]
 
 
 def test_a_signal_in_the_evaluation_stops_after_the_epoch(tmp_path, whole):
-    """Its checkpoint is that of the epoch's end."""
+    """The checkpoint is that of the epoch's end."""
     with pytest.raises(Preempted):
         train(tmp_path, Send(signal.SIGTERM, step=20, loader_key="valid"))
 
@@ -162,7 +162,7 @@ def during_the_next_save(send):
 
 
 def test_a_signal_during_a_save_stops_after_the_step_that_follows(tmp_path, whole):
-    """The file under way is written to its end."""
+    """The file being written is completed."""
     with during_the_next_save(lambda: os.kill(os.getpid(), signal.SIGTERM)), pytest.raises(Preempted):
         train(tmp_path)
 
@@ -172,14 +172,14 @@ def test_a_signal_during_a_save_stops_after_the_step_that_follows(tmp_path, whol
 
 
 def test_a_signal_during_an_asynchronous_save_stops_soon(tmp_path, whole):
-    """While a thread writes: its file is whole, and so is the one that the stop asks for, before the run ends."""
+    """Before the run ends, the thread's file is complete, and so is the one that the stop requests."""
     steps_that_end, step, sent_at = threading.Event(), 0, 0
 
     def send():
         nonlocal sent_at
         sent_at = step  # a busy machine may start the thread some steps late
         os.kill(os.getpid(), signal.SIGTERM)
-        assert steps_that_end.wait(60)  # the training goes on meanwhile
+        assert steps_that_end.wait(60)  # training continues meanwhile
 
     class Tell(dl.Callback):
         def on_batch_end(self, runner):
@@ -200,7 +200,7 @@ def test_a_signal_during_an_asynchronous_save_stops_soon(tmp_path, whole):
 
 
 def test_a_callback_that_was_stopped_can_be_used_again(tmp_path):
-    """The request was for the run that it ended."""
+    """The stop request applies only to the run that it ended."""
     checkpoint = dl.CheckpointCallback(tmp_path, mode="runner")
     with pytest.raises(Preempted):
         train(tmp_path, checkpoint, Send(signal.SIGTERM, step=17))
@@ -211,7 +211,7 @@ def test_a_callback_that_was_stopped_can_be_used_again(tmp_path):
 
 
 def test_a_second_signal_stops_at_once(tmp_path):
-    """As Ctrl-C does without a runner: in the middle of the step, and nothing is saved."""
+    """It stops in the middle of the step without saving, as Ctrl-C does without a runner."""
     with pytest.raises(KeyboardInterrupt) as stopped:
         train(tmp_path, Send(signal.SIGINT, step=17, times=2))
 
@@ -220,7 +220,7 @@ def test_a_second_signal_stops_at_once(tmp_path):
 
 
 def test_a_second_sigterm_at_once_is_the_same_wish(tmp_path, whole):
-    """Slurm sends two, to a batch job's shell and to its steps."""
+    """Slurm sends two: one to a batch job's shell and one to its steps."""
     with pytest.raises(Preempted):
         train(tmp_path, Send(signal.SIGTERM, step=17, times=2))
 
@@ -230,7 +230,7 @@ def test_a_second_sigterm_at_once_is_the_same_wish(tmp_path, whole):
 
 @pytest.mark.slow
 def test_a_second_sigterm_later_ends_at_once(tmp_path, whole):
-    """More than a second later, in a step that does not end; as it would without a runner, and nothing is saved."""
+    """After more than a second, in a step that does not end, it acts as without a runner, and nothing is saved."""
     log = tmp_path / "log"
     done = start(tmp_path, log, text=IMPATIENT)
 
@@ -240,7 +240,7 @@ def test_a_second_sigterm_later_ends_at_once(tmp_path, whole):
 
 
 def test_gradients_that_wait_for_their_step_are_not_lost(tmp_path):
-    """Of three accumulated batches the signal comes in the second."""
+    """The signal arrives in the second of three accumulated batches."""
     with pytest.raises(Preempted):
         train(tmp_path, Send(signal.SIGTERM, step=5), dl.OptimizerCallback(accumulation_steps=3))
 
@@ -249,7 +249,7 @@ def test_gradients_that_wait_for_their_step_are_not_lost(tmp_path):
 
 @pytest.mark.parametrize("make_loader", [own_loader, loader_with_its_own_distributed_sampler])
 def test_without_a_position_to_save_a_signal_falls_back_to_the_last_epoch(tmp_path, caplog, make_loader):
-    """The exit code is 75 all the same, so that Slurm requeues; the run resumes at the interrupted epoch's start."""
+    """The exit code is still 75, so that Slurm requeues; the run resumes at the interrupted epoch's start."""
     loaders = {"train": make_loader(), "valid": loader(21, 4)}
     whole = Whole(tmp_path / "whole", loaders=loaders)
     for step, known in ((5, []), (17, ["model.0001.pth"])):
@@ -258,13 +258,13 @@ def test_without_a_position_to_save_a_signal_falls_back_to_the_last_epoch(tmp_pa
 
         assert stopped.value.code == 75
         assert [each.name for each in CheckpointFolder(tmp_path / "broken" / "checkpoints").records] == known
-        assert "loader 'train' has no position to save" in caplog.text
+        assert "the position of loader 'train' within an epoch cannot be saved" in caplog.text
     assert_goes_on(tmp_path / "broken", whole, loaders=loaders)
 
 
 @pytest.mark.parametrize("make_loader", [own_loader, loader_with_its_own_distributed_sampler])
 def test_saving_every_so_many_steps_without_a_position_is_refused_before_training(tmp_path, make_loader):
-    """The first batch is not read."""
+    """The error is raised before the first batch is read."""
     steps = []
 
     class Note(dl.Callback):
@@ -272,14 +272,14 @@ def test_saving_every_so_many_steps_without_a_position_is_refused_before_trainin
             steps.append(runner.batch_step)
 
     checkpoint = dl.CheckpointCallback(tmp_path, mode="runner", every_steps=500)
-    with pytest.raises(TypeError, match=r"loader 'train' has no position to save .*; leave out every_steps"):
+    with pytest.raises(TypeError, match=r"loader 'train' cannot save its position .*; leave out every_steps"):
         train(tmp_path, checkpoint, Note(), loaders={"train": make_loader(), "valid": loader(21, 4)})
 
     assert steps == []
 
 
 def test_the_users_own_handler_stays(tmp_path):
-    """Who handles a signal does not want it handled."""
+    """A signal that the user handles is left to that handler."""
     heard = []
     before = signal.signal(signal.SIGUSR1, lambda number, frame: heard.append(number))
     try:
@@ -290,7 +290,7 @@ def test_the_users_own_handler_stays(tmp_path):
 
 
 def test_weights_alone_are_no_reason_to_wait(tmp_path):
-    """Where nothing is saved that a run could go on from, Ctrl-C is Ctrl-C."""
+    """Without a checkpoint that a run could resume from, Ctrl-C acts at once."""
     checkpoint = dl.CheckpointCallback(tmp_path / "weights", mode="model")
     with pytest.raises(KeyboardInterrupt) as stopped:
         train(None, Send(signal.SIGINT, step=7), checkpoint, resume=None)
@@ -298,14 +298,14 @@ def test_weights_alone_are_no_reason_to_wait(tmp_path):
 
 
 class Clock:
-    """An engine's gather, as a clock that all ranks see."""
+    """A clock advanced by an engine's gather, which all ranks share."""
 
     num_processes = 2
 
     def __init__(self, monkeypatch, seconds_per_step):
         self.seconds_per_step, self.gathered = seconds_per_step, []
         self.now = 0.0
-        monkeypatch.setattr("runnerkit.preemption.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("runnerkit.loop.stop_signals.time.monotonic", lambda: self.now)
 
     def gather_object(self, value):
         self.gathered.append(self.now)
@@ -314,7 +314,7 @@ class Clock:
 
 @pytest.mark.parametrize(("seconds_per_step", "most"), [(0.001, 40), (0.1, 40), (3.0, 11)])
 def test_processes_tell_each_other_about_once_a_second(monkeypatch, seconds_per_step, most):
-    """However fast or slow the steps are."""
+    """The interval does not depend on how fast the steps are."""
     engine, stop = Clock(monkeypatch, seconds_per_step), StopRequests()
     step = 0
     while engine.now < 30:
@@ -394,20 +394,20 @@ def whole_of_two(tmp_path_factory):
     ids=["SIGTERM to rank 1", "SIGTERM to all ranks", "SIGTERM to the calling process", "SIGHUP", "Ctrl-C"],
 )
 def test_one_process_is_asked_and_all_stop_after_the_same_step(tmp_path, whole_of_two, how, code):
-    """Whoever got the signal; the calling process ends as it would by itself."""
+    """Any process may receive the signal; the calling process ends as it would by itself."""
     done = start(tmp_path, tmp_path / "log", step=7, **how)
 
     assert done.returncode == code, done.stderr
     assert 7 <= last(tmp_path / "log").batch <= 20
     name = signal.Signals(how.get("to_parent", signal.SIGTERM)).name
-    assert f"{name}: saved, and stopped after step" in done.stderr
-    assert f"{name}: the run ends after" in done.stderr
+    assert f"{name}: saved a checkpoint and stopped after step" in done.stderr
+    assert f"{name}: the run stops after" in done.stderr
     assert_goes_on(tmp_path / "log", whole_of_two, engine=dl.DistributedDataParallelEngine(2, device="cpu"))
 
 
 @pytest.mark.slow
 def test_torchrun_starts_again_what_was_stopped(tmp_path, whole_of_two):
-    """``--max-restarts`` and ``resume="auto"``: nobody has to do anything."""
+    """With ``--max-restarts`` and ``resume="auto"``, the run resumes automatically."""
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1")
     done = start(tmp_path, tmp_path / "log", step=7, rank=1, launcher=launcher)
 
@@ -416,14 +416,14 @@ def test_torchrun_starts_again_what_was_stopped(tmp_path, whole_of_two):
     assert read_csv(tmp_path / "log", "train") == read_csv(whole_of_two.folder, "train")
 
 
-# Each is stopped, and goes on in the same two processes.
+# Each run is stopped, and resumes in the same two processes.
 IN_TURNS = textwrap.dedent(
     """
     import json, os, signal, sys
     from contextlib import nullcontext
     from pathlib import Path
     from runnerkit import dl
-    from runnerkit.preemption import Preempted
+    from runnerkit.loop.stop_signals import Preempted
     from tests.faults.test_preemption import Send, during_the_next_save, last, train
 
     rank = int(os.environ["RANK"])
@@ -459,7 +459,7 @@ IN_TURNS = textwrap.dedent(
 
 @pytest.mark.slow
 def test_a_signal_to_one_rank_during_a_save_or_not_stops_both(tmp_path, whole_of_two):
-    """After the same step, with a checkpoint of it; each goes on to the weights and logs of the run never stopped."""
+    """Both stop after the same step with a checkpoint, and resume to the weights and logs of the run never stopped."""
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     done = start(tmp_path, tmp_path / "logs", launcher=launcher, text=IN_TURNS)
 

@@ -1,4 +1,4 @@
-"""Disks that are full, broken or read-only, and files that somebody damaged: a whole checkpoint is left, and found."""
+"""With full, broken or read-only disks and damaged files, a complete checkpoint is kept and found."""
 
 import errno
 import hashlib
@@ -24,29 +24,29 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from runnerkit import dl
+from runnerkit.checkpoints.cleanup import clean_up
+from runnerkit.checkpoints.file import load_checkpoint, save_checkpoint
+from runnerkit.checkpoints.folder import CheckpointFolder, find_checkpoint
 from runnerkit.logger import Step
-from runnerkit.storage.checkpoint import CheckpointFolder, find_checkpoint
-from runnerkit.storage.checkpoint_cleanup import clean_up
-from runnerkit.storage.checkpoint_file import load_checkpoint, save_checkpoint
-from runnerkit.storage.shards import sha256
+from runnerkit.storage.checksum import sha256_of
 from tests.tiny import loader, mlp, quiet, sgd
 
 
 def state(epoch):
-    """A checkpoint of a run, as far as a folder looks at it."""
+    """Return a checkpoint with the parts that a checkpoint folder reads."""
     counters = {"epoch_step": epoch, "batch_step": 10 * epoch, "epoch_metrics": {"valid": {"loss": 1.0 / epoch}}}
     return {"format_version": 1, "counters": counters, "weight": torch.full((1000,), float(epoch))}
 
 
 def add(folder, epoch, *, sharded=False, num_kept=2):
-    """Save as the callback does: the file, the index, the further names, then away with what is too old."""
+    """Save as the callback does: the file, the index, further names, and then the deletion of old files."""
     checkpoints = CheckpointFolder(folder)
     name, saved = f"model.{epoch:04d}", state(epoch)
     if sharded:
         shard = checkpoints.temporary(name) / "__0_0.distcp"
         shard.parent.mkdir()
         shard.write_bytes(b"shard" * epoch)
-        saved["shards"] = {"places": {}, "files": {shard.name: sha256(shard)}}
+        saved["shards"] = {"places": {}, "files": {shard.name: sha256_of(shard)}}
     else:
         name += ".pth"
     record = checkpoints.add(name, saved, kind="runner", epoch=epoch, batch=10 * epoch, score=None, metrics={})
@@ -68,7 +68,7 @@ def content(folder):
 
 
 def assert_whole(folder, *, epochs=(1, 2)):
-    """Every file that counts is good, and nothing half is beside them."""
+    """Check that every indexed file is complete and that no partial files are left."""
     records = CheckpointFolder(folder).records
     assert [record.epoch for record in records] == list(epochs)
     for record in records:
@@ -83,7 +83,7 @@ def half_files(folder):
 
 
 def train(logdir, **options):
-    """Two epochs of a small model, or as many as are left."""
+    """Train a small model for two epochs, or for those that are left."""
     model = mlp()
     return dl.SupervisedRunner().train(
         model=model,
@@ -100,7 +100,7 @@ def train(logdir, **options):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A tmpfs of 1 MB."""
+    """Yield a tmpfs of 1 MB."""
     disk = tmp_path / "disk"
     disk.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
@@ -111,12 +111,12 @@ def small_disk(tmp_path):
 
 
 def test_a_full_disk_leaves_the_checkpoints_before_and_says_so(small_disk):
-    """With the path, and what is free."""
+    """The error has the path and the free space."""
     for epoch in (1, 2):
         add(small_disk, epoch)
     fill(small_disk, free=40_960)
 
-    for size in (300_000, 10_000):  # of one tensor: the disk is full before its end, or just after
+    for size in (300_000, 10_000):  # one tensor: the disk is full before or just after its end
         with pytest.raises(OSError, match=r"model.0003.pth: No space left .* MB of 1.0 MB are free there") as full:
             save_checkpoint({"weight": torch.zeros(size)}, small_disk / "model.0003.pth")
         assert str(full.value).startswith(f"[Errno {errno.ENOSPC}] cannot write {small_disk}")
@@ -128,7 +128,7 @@ def fill(disk, *, free):
 
 
 def test_a_run_on_a_full_disk_ends_with_the_epoch_before(small_disk):
-    """And goes on when there is room again."""
+    """It resumes when there is space again."""
 
     class Fill(dl.Callback):
         def on_epoch_start(self, runner):
@@ -147,7 +147,7 @@ def test_a_run_on_a_full_disk_ends_with_the_epoch_before(small_disk):
 @pytest.mark.parametrize("logger", [dl.CSVLogger, dl.TensorboardLogger, dl.JSONLLogger])
 @pytest.mark.parametrize("is_begun", [True, False], ids=["", "before the first row"])
 def test_a_log_on_a_full_disk_says_which_and_what_room_there_is(small_disk, logger, is_begun):
-    """As a checkpoint does."""
+    """The error is like that of a checkpoint."""
     mine = logger(small_disk)
     mine.setup()
 
@@ -160,7 +160,7 @@ def test_a_log_on_a_full_disk_says_which_and_what_room_there_is(small_disk, logg
     fill(small_disk, free=0)
     words = rf"cannot write {small_disk}/.*: No space left on device; 0.0 MB of 1.0 MB are free there"
     try:
-        with pytest.raises(OSError, match=words):  # a page may have room for some more
+        with pytest.raises(OSError, match=words):  # a page may have room for a few more
             deque(map(log, range(2, 2000)))
     finally:
         with suppress(OSError):
@@ -168,7 +168,7 @@ def test_a_log_on_a_full_disk_says_which_and_what_room_there_is(small_disk, logg
 
 
 class Large(Dataset):
-    """Samples of 1 MB."""
+    """A data set with samples of 1 MB."""
 
     def __len__(self):
         return 64
@@ -178,7 +178,7 @@ class Large(Dataset):
 
 
 def test_a_shortage_of_shared_memory_says_where_and_what_needs_less(tmp_path):
-    """With a /dev/shm of 4 MB, of which the rest of the machine sees nothing."""
+    """The test mounts a private /dev/shm of 4 MB."""
     code = """
         from torch import nn
         from torch.utils.data import DataLoader
@@ -199,12 +199,12 @@ def test_a_shortage_of_shared_memory_says_where_and_what_needs_less(tmp_path):
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
     assert ended.returncode == 1
-    assert "no room in /dev/shm, through which workers hand over batches: " in ended.stderr
+    assert "no room in /dev/shm, through which workers send batches: " in ended.stderr
     assert "MB of 4.2 MB are free there now; this loader keeps up to 2 x 2 batches there" in ended.stderr
 
 
 class Delete(dl.Callback):
-    """Deletes the logdir in the second epoch, as somebody may who tidies up."""
+    """A callback that deletes the logdir in the second epoch, as a user may when cleaning up."""
 
     def __init__(self, logdir):
         super().__init__(dl.CallbackOrder.External)
@@ -227,7 +227,7 @@ class Delete(dl.Callback):
     ids=["all", "checkpoints", "tensorboard", "two processes"],
 )
 def test_a_logdir_that_is_deleted_during_the_run_ends_it_and_is_not_made_again(tmp_path, options):
-    """A folder with the last epochs only would look like a whole run."""
+    """A folder with only the last epochs would look like a complete run."""
     logdir = tmp_path / "log"
     with pytest.raises(
         OSError, match=rf"cannot write to {logdir}.*: it was deleted during the run; start the run again"
@@ -238,7 +238,7 @@ def test_a_logdir_that_is_deleted_during_the_run_ends_it_and_is_not_made_again(t
 
 
 def test_a_limit_on_the_size_of_files_is_a_full_disk(folder):
-    """A quota, or RLIMIT_FSIZE."""
+    """Such a limit may be a quota or RLIMIT_FSIZE."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
     try:
@@ -253,7 +253,7 @@ def test_a_limit_on_the_size_of_files_is_a_full_disk(folder):
 
 
 def num_calls(folder, monkeypatch, name):
-    """Count what a save calls."""
+    """Return how often a save calls an operation."""
     calls, function = [], getattr(os, name)
     with monkeypatch.context() as patch:
         patch.setattr(os, name, lambda *args, **kwargs: calls.append(args) or function(*args, **kwargs))
@@ -264,7 +264,7 @@ def num_calls(folder, monkeypatch, name):
 @pytest.mark.parametrize("name", ["fsync", "replace", "open", "link"])
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
 def test_an_error_of_the_disk_at_any_operation_leaves_a_whole_checkpoint(tmp_path, folder, monkeypatch, name, number):
-    """The error is named, nothing half stays behind, and the next save works again."""
+    """The error is named, no partial files are left, and the next save works again."""
     shutil.copytree(folder, tmp_path / "counted")
     count, function = num_calls(tmp_path / "counted", monkeypatch, name), getattr(os, name)
     assert count
@@ -280,7 +280,7 @@ def test_an_error_of_the_disk_at_any_operation_leaves_a_whole_checkpoint(tmp_pat
 
         with monkeypatch.context() as patch:
             patch.setattr(os, name, fail)
-            if name == "link":  # a disk that cannot have two names of a file: then it is copied
+            if name == "link":  # a disk without hard links: the file is copied instead
                 add(broken, 3)
             else:
                 with pytest.raises(OSError, match="cannot write") as failed:
@@ -295,7 +295,7 @@ def test_an_error_of_the_disk_at_any_operation_leaves_a_whole_checkpoint(tmp_pat
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP], ids=["CIFS", "9p"])
 def test_a_file_system_that_cannot_sync_a_folder_is_written_to_all_the_same(tmp_path, monkeypatch, number):
-    """The file has its name by then; one that a file cannot be synced on is an error as before."""
+    """The file already has its name by then; an error while syncing a file itself still counts."""
     fsync, refuses_files = os.fsync, []
 
     def picky(descriptor):
@@ -318,7 +318,7 @@ def test_a_file_system_that_cannot_sync_a_folder_is_written_to_all_the_same(tmp_
 
 
 def die_at(operation):
-    """Fork a save that ends like a killed one at its `operation`-th change of the disk; return whether it got there."""
+    """Fork a save that exits abruptly at its `operation`-th change of the disk; return whether it got there."""
     left = [operation]
 
     def deadly(function):
@@ -337,7 +337,7 @@ def die_at(operation):
 @pytest.mark.parametrize("sharded", [False, True], ids=["a file", "a folder of shards"])
 @pytest.mark.parametrize("before", [0, 3], ids=["the first", "the fourth"])
 def test_a_kill_between_any_two_operations_of_a_save_loses_nothing(tmp_path, before, sharded):
-    """A whole checkpoint is found, the next run clears away what was left, and goes on."""
+    """A complete checkpoint is found, and the next run deletes partial files and resumes."""
     start = tmp_path / "start"
     start.mkdir()
     for epoch in range(1, before + 1):
@@ -378,7 +378,7 @@ def test_a_kill_between_any_two_operations_of_a_save_loses_nothing(tmp_path, bef
 
 
 def test_a_logdir_that_cannot_be_written_to_ends_the_run_before_it_trains(tmp_path):
-    """Where there can be no folder at all: below a file, in /proc; with the path."""
+    """A folder cannot be created below a file or in /proc; the error has the path."""
     (tmp_path / "file").touch()
     steps = []
 
@@ -394,7 +394,7 @@ def test_a_logdir_that_cannot_be_written_to_ends_the_run_before_it_trains(tmp_pa
 
 
 def test_a_disk_that_is_read_only_is_named(small_disk):
-    """One that was not when the checkpoints before were written."""
+    """The disk was writable when the earlier checkpoints were written."""
     add(small_disk, 1)
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
 
@@ -408,7 +408,7 @@ def test_a_disk_that_is_read_only_is_named(small_disk):
 
 
 class Malicious:
-    """Makes a file when it is unpickled."""
+    """An object that creates a folder when it is unpickled."""
 
     def __init__(self, marker):
         self.marker = marker
@@ -432,7 +432,7 @@ def damage(path, how, marker):
 @pytest.mark.parametrize("how", ["torn", "flipped", "empty", "pickled", "pickled by torch"])
 @pytest.mark.parametrize("is_in_index", [False, True], ids=["", "as the index says"])
 def test_a_damaged_checkpoint_is_passed_over_and_not_run(folder, tmp_path, caplog, how, is_in_index):
-    """For the one before; the warning names it. Also where someone made the index fit."""
+    """The previous one is used, and a warning names the damaged one, even if its index entry was forged."""
     damage(folder / "model.0002.pth", how, tmp_path / "marker")
     if is_in_index and how.startswith("pickled"):
         index = json.loads((folder / "index.json").read_text())
@@ -441,9 +441,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_not_run(folder, tmp_path, caplo
         (folder / "index.json").write_text(json.dumps(index))
 
     assert find_checkpoint(folder.parent) == folder / "model.0001.pth"
-    fault = (
-        "holds posix.mkdir, which is not loaded" if how == "pickled by torch" else "is no whole checkpoint of tensors"
-    )
+    fault = "holds posix.mkdir, which is not loaded" if how == "pickled by torch" else "is not a complete checkpoint of"
     passed_over = fault if is_in_index and how.startswith("pickled") else "is damaged: "
     assert f"model.0002.pth {passed_over}" in caplog.text
     with pytest.raises(ValueError, match=f"model.0002.pth {fault}"):
@@ -453,17 +451,17 @@ def test_a_damaged_checkpoint_is_passed_over_and_not_run(folder, tmp_path, caplo
 
 @pytest.mark.parametrize("damaged", ["flipped", "gone", "elsewhere"])
 def test_a_damaged_shard_is_passed_over(tmp_path, caplog, damaged):
-    """Also one of which it is said that it is elsewhere: nothing there is read."""
+    """This includes a shard listed at a path elsewhere, which is not read."""
     for epoch in (1, 2):
         add(tmp_path, epoch, sharded=True)
     shard, rest = tmp_path / "model.0002" / "__0_0.distcp", tmp_path / "model.0002" / "rest.pth"
     if damaged == "elsewhere":
         saved = load_checkpoint(rest)
-        saved["shards"]["files"] = {"/dev/zero": ""}  # to read it takes for ever
+        saved["shards"]["files"] = {"/dev/zero": ""}  # reading it would never end
         save_checkpoint(saved, rest)
         index = json.loads((tmp_path / "index.json").read_text())
         size = rest.stat().st_size + shard.stat().st_size
-        index["checkpoints"][1] |= {"size_bytes": size, "sha256": sha256(rest)}
+        index["checkpoints"][1] |= {"size_bytes": size, "sha256": sha256_of(rest)}
         (tmp_path / "index.json").write_text(json.dumps(index))
     elif damaged == "flipped":
         damage(shard, damaged, None)
@@ -475,7 +473,7 @@ def test_a_damaged_shard_is_passed_over(tmp_path, caplog, damaged):
 
 
 def test_bits_flipped_anywhere_are_noticed_without_the_index_too(tmp_path):
-    """Where a file is asked for by name: what is loaded is what was saved, or refused with a ValueError."""
+    """A file requested by name is either loaded as it was saved or refused with a ValueError."""
     path, chance = save_checkpoint(state(1), tmp_path / "a.pth"), random.Random(0)
     data = path.read_bytes()
     for _ in range(300):
@@ -487,7 +485,7 @@ def test_bits_flipped_anywhere_are_noticed_without_the_index_too(tmp_path):
 
 
 def test_a_run_goes_on_from_the_one_before_and_sets_the_damaged_one_aside(tmp_path):
-    """It does not count as one of those that are kept."""
+    """The damaged one does not count as one of the checkpoints to keep."""
     train(tmp_path, num_epochs=3)
     damage(tmp_path / "checkpoints" / "model.0003.pth", "flipped", None)
 
@@ -501,7 +499,7 @@ def test_a_run_goes_on_from_the_one_before_and_sets_the_damaged_one_aside(tmp_pa
 
 @pytest.mark.parametrize("damaged", ["torn", "flipped"])
 def test_a_damaged_newest_one_does_not_push_out_a_good_one(folder, damaged):
-    """Of the last two, the damaged one would be one."""
+    """Otherwise the damaged one would be one of the two that are kept."""
     damage(folder / "model.0002.pth", damaged, None)
 
     source = find_checkpoint(folder)
@@ -520,7 +518,7 @@ def test_a_damaged_newest_one_does_not_push_out_a_good_one(folder, damaged):
     ids=["empty", "torn", "a list", "null", "an empty record", "no records", "nested", "zeros"],
 )
 def test_without_its_index_a_folder_is_read_from_its_files(folder, caplog, text):
-    """A warning says so; a file that is damaged is left out."""
+    """A warning says so, and damaged files are skipped."""
     add(folder, 3)
     damage(folder / "model.0003.pth", "flipped", None)
     (folder / "index.json").write_text(text)
@@ -535,7 +533,7 @@ def test_without_its_index_a_folder_is_read_from_its_files(folder, caplog, text)
 
 
 def test_an_index_cannot_make_a_run_delete_what_is_elsewhere(folder, tmp_path):
-    """A name is the name of a file in this folder."""
+    """Names in the index must be names of files in this folder."""
     victim = tmp_path / "victim"
     victim.touch()
     for name in ("../victim", str(victim), ".", "..", ""):
@@ -549,7 +547,7 @@ def test_an_index_cannot_make_a_run_delete_what_is_elsewhere(folder, tmp_path):
 
 
 def test_an_index_of_a_newer_version_is_refused_and_left_alone(folder):
-    """What it says is not understood here, and not lost."""
+    """This version cannot interpret it and must not overwrite it."""
     (folder / "index.json").write_text('{"format_version": 2}')
     before = content(folder)
 
@@ -562,7 +560,7 @@ def test_an_index_of_a_newer_version_is_refused_and_left_alone(folder):
 
 
 def test_nothing_goes_through_another_file_system(tmp_path, monkeypatch):
-    """A file is written beside its place: what is in TMPDIR would have to be copied over a live checkpoint."""
+    """A file is written in the same folder: one in TMPDIR would have to be copied over a live checkpoint."""
     monkeypatch.setattr(tempfile, "tempdir", "/proc/nothing can be made here")
     monkeypatch.setenv("TMPDIR", "/proc/nothing can be made here")
     places, replace = [], os.replace
@@ -575,7 +573,7 @@ def test_nothing_goes_through_another_file_system(tmp_path, monkeypatch):
 
 
 def test_a_clock_that_is_set_back_changes_nothing(tmp_path, monkeypatch, caplog):
-    """Neither which checkpoint is the newest, nor when the next is due, nor what is logged."""
+    """It affects neither the newest checkpoint, nor the time of the next one, nor the logs."""
     train(tmp_path / "expected", num_epochs=4)
     train(tmp_path / "log", num_epochs=2)
     for path in (tmp_path / "log" / "checkpoints").iterdir():

@@ -1,4 +1,4 @@
-"""A process that does not come to its end: the job ends all the same, and says who was stuck and why it failed."""
+"""If a process does not end, the job still ends and reports which one was stuck and why it failed."""
 
 import os
 import socket
@@ -11,22 +11,23 @@ import pytest
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from runnerkit import components, dl
-from runnerkit.engines import spawn
+from runnerkit import dl
+from runnerkit.engines.launch import spawn
+from runnerkit.loop import experiment
 from tests.tiny import classification, loader, mlp, quiet, sgd
 
-LIMIT_S = 40  # of a job, on a busy machine; a process that is stuck is so for 600 s
+LIMIT_S = 40  # per job, on a busy machine; a stuck process blocks for 600 s
 
 
 class HangsAfterAnError(dl.Callback):
-    """Raises in one rank, and does not come back from on_exception there."""
+    """A callback that raises in one rank and does not return from on_exception there."""
 
     def __init__(self, rank):
         super().__init__()
         self.rank = rank
 
     def on_experiment_start(self, runner):
-        components.EXCEPTION_HOOKS_S = 1.0
+        experiment.EXCEPTION_HOOKS_S = 1.0
 
     def on_batch_end(self, runner):
         if runner.engine.rank == self.rank:
@@ -38,7 +39,7 @@ class HangsAfterAnError(dl.Callback):
 
 
 class HangsAtExit(dl.Callback):
-    """Raises in rank 1, whose process then does not end."""
+    """A callback that raises in rank 1, whose process then does not end."""
 
     def on_batch_end(self, runner):
         if runner.engine.rank == 1:
@@ -49,7 +50,7 @@ class HangsAtExit(dl.Callback):
 
 
 class Slow(Dataset):
-    """One sample of rank 1 takes for ever."""
+    """A data set in which one sample of rank 1 never arrives."""
 
     def __init__(self):
         self.data = classification(64)
@@ -77,7 +78,7 @@ def train(*callbacks, timeout_s=600, data=None):
 
 
 def launched(folder, call, *, num_awaited=2):
-    """Both ranks' standard error and exit codes, started as any launcher does, which kills the others at the end."""
+    """Start both ranks like a launcher, which kills the rest in the end; return their standard error and exit codes."""
     script = folder / "script.py"
     script.write_text(textwrap.dedent(f"from tests.faults.test_stuck import *\n{call}\n"))
     with socket.socket() as free:
@@ -99,12 +100,12 @@ def launched(folder, call, *, num_awaited=2):
     finally:
         for rank in ranks:
             rank.kill()
-            rank.wait()  # upon which workers of its loader end too
+            rank.wait()  # then its loader's workers end too
     return [(rank.communicate()[1], rank.returncode) for rank in ranks]
 
 
 def test_a_hook_that_hangs_after_an_error_does_not_hide_it():
-    """The error is on record before the hook is called, which has a deadline; nobody waits for timeout_s."""
+    """The error is recorded before the hook is called, which has a deadline; no rank waits for timeout_s."""
     with pytest.raises(LookupError, match="the real error") as caught:
         train(HangsAfterAnError(1), timeout_s=LIMIT_S)
 
@@ -115,7 +116,7 @@ def test_a_hook_that_hangs_after_an_error_does_not_hide_it():
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_hook_that_hangs_under_a_launcher_does_not_hide_the_error(tmp_path, rank):
-    """The rank that failed ends after the deadline, with its traceback; the other one is told, if rank zero lives."""
+    """The failed rank ends after the deadline with its traceback; the other one gets it if rank zero is alive."""
     told = launched(tmp_path, f"train(HangsAfterAnError({rank}))")
 
     assert [code for _, code in told] == [1, 1]
@@ -126,27 +127,27 @@ def test_a_hook_that_hangs_under_a_launcher_does_not_hide_the_error(tmp_path, ra
 
 
 def test_a_rank_that_failed_and_does_not_end_is_ended(monkeypatch):
-    """A worker that cannot be ended keeps its process from exiting, for example."""
+    """For example, a worker that cannot be ended keeps its process from exiting."""
     monkeypatch.setattr(spawn, "AFTER_FAILURE_S", 1.0)
 
     with pytest.raises(LookupError, match="the real error"):
         train(HangsAtExit(), timeout_s=LIMIT_S)
 
 
-STUCK = "rank 1 of 2 is stuck: it waits for worker "
+STUCK = "rank 1 of 2 is stuck: it is waiting for worker "
 
 
 def test_a_data_worker_that_hangs_is_named():
-    """By the rank whose loader it serves; not only the time-out of the rank that waits for that one."""
+    """The rank whose loader it serves reports it, besides the timeout of the rank that waits for that one."""
     with pytest.raises(RuntimeError, match=STUCK):
         train(timeout_s=4, data=Slow())
 
 
 @pytest.mark.slow
 def test_a_data_worker_that_hangs_is_named_under_a_launcher(tmp_path):
-    """Its rank has not left without a word, and is ended by its launcher."""
+    """The error does not claim that the rank ended silently; its launcher ends it."""
     (errors, code), _ = launched(tmp_path, "train(timeout_s=4, data=Slow())", num_awaited=1)
 
     assert code == 1
     assert STUCK in errors
-    assert "without a word" not in errors
+    assert "without an error report" not in errors

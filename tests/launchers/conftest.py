@@ -1,4 +1,4 @@
-"""Fixtures of the launchers' tests."""
+"""Fixtures of the launcher tests."""
 
 import pandas as pd
 import pytest
@@ -11,7 +11,7 @@ from tests.tiny import loader, mlp, quiet, sgd, weights
 
 @pytest.fixture
 def jobs(tmp_path):
-    """A folder to start commands in; no process of them is left, and that is a law for each test."""
+    """Yield a folder in which to start commands; afterwards, none of their processes may be left."""
     jobs = Jobs(tmp_path)
     yield jobs
     try:
@@ -21,26 +21,26 @@ def jobs(tmp_path):
 
 
 class PlainPython:
-    """What the script ends with when plain python starts it, nobody interrupts it, and two processes train."""
+    """Reference results of the script under plain python, uninterrupted, with two processes."""
 
     def __init__(self, folder):
         self._folder = folder
         self._weights = {}
 
     def __call__(self, num_epochs):
-        """Weights after so many epochs."""
+        """Return the weights after a number of epochs."""
         if num_epochs not in self._weights:
             engine = dl.DistributedDataParallelEngine(2, device="cpu")
             self._weights[num_epochs] = self._train(engine, num_epochs, self._folder / str(num_epochs))
         return self._weights[num_epochs]
 
     def logs(self, num_epochs):
-        """Logged metrics, a frame for each loader."""
+        """Return the logged metrics, a frame for each loader."""
         self(num_epochs)
         return self._logs(self._folder / str(num_epochs))
 
     def alone_after(self, num_together, num_epochs):
-        """Weights and logs when one process goes on alone after `num_together` epochs; batch_size stays."""
+        """Return weights and logs if one process continues alone after `num_together` epochs; batch_size stays."""
         logdir = self._folder / f"{num_together} of {num_epochs}"
         self._train(dl.DistributedDataParallelEngine(2, device="cpu"), num_together, logdir)
         return self._train(dl.CPUEngine(), num_epochs, logdir), self._logs(logdir)
@@ -68,5 +68,5 @@ class PlainPython:
 
 @pytest.fixture(scope="session")
 def expected(tmp_path_factory):
-    """The reference of every launcher."""
+    """Return the reference results for every launcher."""
     return PlainPython(tmp_path_factory.mktemp("plain"))

@@ -1,4 +1,4 @@
-"""The launch commands as the docs have them, so that what is documented is what is tested."""
+"""The launch commands in the docs, so that exactly the documented commands are tested."""
 
 import re
 from pathlib import Path
@@ -12,12 +12,12 @@ def commands(heading, page=PAGE):
 
 
 def outputs(heading, page=PAGE):
-    """Return what the page says that the commands below a heading print, and other blocks of plain text."""
+    """Return the documented output of the commands below a heading, and other blocks of plain text."""
     return _blocks(page, "text")[heading]
 
 
 def scripts(heading, page=PAGE):
-    """Return the whole scripts below a heading of the page: those that must be files of their own."""
+    """Return the complete scripts below a heading of the page, which must be separate files."""
     return _blocks(page, "py")[heading]
 
 

@@ -1,4 +1,4 @@
-"""Two hosts on this machine: network namespaces joined by a switch, each with a host name of its own."""
+"""Two hosts on this machine: network namespaces joined by a switch, each with its own host name."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ PROGRAMS = ("ip", "nsenter", "unshare")
 
 
 def why_not():
-    """Tell what keeps this machine from having network namespaces; empty if nothing does."""
+    """Return the reason why this machine cannot create network namespaces, or an empty string."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
@@ -19,15 +19,15 @@ def why_not():
         return f"needs {', '.join(missing)}: apt-get install iproute2 util-linux"
     name = f"rk-{uuid.uuid4().hex[:8]}"
     if subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode != 0:
-        return "this kernel or container allows no network namespaces"
+        return "this kernel or container does not allow network namespaces"
     _run("ip", "netns", "del", name)
     return ""
 
 
 class Hosts:
-    """Context of two hosts, host0 and host1, at 10.77.0.1 and 10.77.0.2.
+    """Context manager for two hosts, host0 and host1, at 10.77.0.1 and 10.77.0.2.
 
-    As Debian sets hosts up, each finds its own name at 127.0.1.1, and only the other at its address.
+    As on Debian, each resolves its own name to 127.0.1.1, and only the other's name to its address.
     """
 
     def __init__(self, folder):
@@ -68,12 +68,12 @@ class Hosts:
     def kill(self, number):
         """Kill all processes on a host at once."""
         pids = self.pids(number)
-        for stop_first in (signal.SIGSTOP, signal.SIGKILL):  # so that none sees another die
+        for stop_first in (signal.SIGSTOP, signal.SIGKILL):  # so that no process notices another one's death
             for pid in pids:
                 os.kill(pid, stop_first)
 
     def cut(self, number):
-        """Take a host off the switch; nobody is told."""
+        """Disconnect a host from the switch silently."""
         _run("ip", "-n", self._switch, "link", "set", f"port{number}", "nomaster")
 
     def _plug_in(self, number, namespace):

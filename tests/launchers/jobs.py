@@ -1,4 +1,4 @@
-"""Start a launcher's command as a user would, follow what it prints, leave nothing of it behind."""
+"""Launch commands started as by a user, with access to their output and cleanup of their processes."""
 
 import os
 import re
@@ -17,7 +17,7 @@ import torch
 from tests.tiny import mlp, weights
 
 ROOT = Path(__file__).parents[2]
-MARK = "RUNNERKIT_TEST_JOB"  # whatever inherits it belongs to the test, whichever session it is in
+MARK = "RUNNERKIT_TEST_JOB"  # every process that inherits it belongs to the test, in any session
 
 
 class Jobs:
@@ -40,7 +40,7 @@ class Jobs:
 
     @staticmethod
     def _install(folder):
-        """Put the commands of this Python's environment where a shell finds them first."""
+        """Put the commands of this Python's environment first on the PATH."""
         folder.mkdir()
         programs = {"python": f'#!/bin/sh\nexec {sys.executable} "$@"\n'}
         for name, module in {"torchrun": "torch.distributed.run", "runnerkit": "runnerkit.commands.cli"}.items():
@@ -50,18 +50,18 @@ class Jobs:
             (folder / name).chmod(0o755)
 
     def with_arguments(self, command, *, num_epochs=2, held_epoch=0, timeout_s=60):
-        """Give train.py in a command its arguments; it holds in one epoch until :meth:`go`."""
+        """Add arguments to train.py in a command; the script pauses in one epoch until :meth:`go`."""
         return re.sub(r"\btrain\.py\b", f"train.py {self.logdir} {num_epochs} {held_epoch} {timeout_s}", command)
 
     def start(self, command, *, inside=(), variables=None, **arguments):
-        """Start a shell command, its train.py given arguments; `inside` is a command to run it in."""
+        """Start a shell command with arguments for its train.py; `inside` is a command that runs it."""
         command = [*inside, "bash", "-c", self.with_arguments(command, **arguments)]
         job = Job(command, self.folder, {**self.environment, **(variables or {})}, len(self._started))
         self._started.append(job)
         return job
 
     def go(self):
-        """Let processes go on that hold."""
+        """Let paused processes continue."""
         (self.folder / "go").touch()
 
     def left(self):
@@ -76,7 +76,7 @@ class Jobs:
         return found
 
     def end(self):
-        """Kill what is left."""
+        """Kill the remaining processes."""
         for process in self.left():
             try:
                 process.kill()
@@ -86,7 +86,7 @@ class Jobs:
             job.process.wait(10)
 
     def assert_weights(self, expected, *, num_ranks=2):
-        """Every rank has saved `expected`, up to the order of sums; the loggers wrote once."""
+        """Check that every rank saved `expected`, up to the order of sums, and that logs were written once."""
         for rank in range(num_ranks):
             model = mlp()
             model.load_state_dict(torch.load(self.logdir / f"rank{rank}.pth", weights_only=True))
@@ -94,12 +94,12 @@ class Jobs:
         assert sorted(path.name for path in (self.logdir / "csv").iterdir()) == ["train.csv", "valid.csv"]
 
     def logged_epochs(self):
-        """Epochs in train.csv, as they stand there."""
+        """Return the epochs in train.csv, in the file's order."""
         return pd.read_csv(self.logdir / "csv" / "train.csv")["epoch"].tolist()
 
 
 class Job:
-    """A command that runs, its output in a file: a pipe would wait for whoever holds it."""
+    """A running command with its output in a file: reading a pipe would wait for every process that holds it."""
 
     def __init__(self, command, folder, environment, number):
         self.output_path = folder / f"output{number}.txt"
@@ -111,18 +111,18 @@ class Job:
 
     @property
     def output(self):
-        """What it has printed so far."""
+        """Return the output so far."""
         return self.output_path.read_text()
 
     def wait(self, timeout_s=150):
-        """Return its exit code."""
+        """Wait for the command and return its exit code."""
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"it does not end within {timeout_s} s; it printed:\n{self.output}") from None
 
     def wait_for(self, pattern, timeout_s=120):
-        """Wait until it has printed `pattern`; return the match."""
+        """Wait until the output contains `pattern`; return the match."""
         return wait_until(
             lambda: re.search(pattern, self.output), timeout_s, lambda: f"no {pattern!r} in:\n{self.output}"
         )
@@ -133,7 +133,7 @@ class Job:
 
 
 def wait_until(condition, timeout_s, what):
-    """Return what `condition` returns once that is true."""
+    """Wait until `condition` returns a true value; return that."""
     deadline = time.monotonic() + timeout_s
     while not (found := condition()):
         if time.monotonic() > deadline:

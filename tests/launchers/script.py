@@ -1,4 +1,4 @@
-"""The user's script in the tests of launchers: train.py LOGDIR NUM_EPOCHS HELD_EPOCH TIMEOUT_S."""
+"""The user's script in the launcher tests: train.py LOGDIR NUM_EPOCHS HELD_EPOCH TIMEOUT_S."""
 
 import os
 import sys
@@ -13,13 +13,13 @@ from tests.tiny import loader, mlp, sgd
 
 
 def say(runner, words):
-    """Write one line at once: several processes share the output."""
+    """Write one line in one call: several processes share the output."""
     engine = runner.engine
     os.write(1, f"rank {engine.rank} of {engine.world_size} on {os.uname().nodename} {words}\n".encode())
 
 
 class Hold(dl.Callback):
-    """Wait within an epoch until there is a file `go`, so that a test can do something to the job meanwhile."""
+    """A callback that waits within an epoch until a file `go` exists, so that a test can act on the job meanwhile."""
 
     def __init__(self, epoch):
         super().__init__()

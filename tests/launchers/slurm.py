@@ -1,4 +1,4 @@
-"""A private Slurm cluster of two nodes on this machine: started by root, for one test, and stopped whole."""
+"""A private Slurm cluster of two nodes on this machine, started by root for one test and stopped completely."""
 
 import os
 import secrets
@@ -48,7 +48,7 @@ PartitionName=high Nodes=node1,node2 PriorityTier=10 GraceTime=0 State=UP
 
 
 def why_not():
-    """Tell what keeps this machine from running a cluster; empty if nothing does."""
+    """Return the reason why this machine cannot run a cluster, or an empty string."""
     if os.geteuid() != 0:
         return "a private Slurm cluster needs root"
     missing = [name for name in PROGRAMS if _program(name) is None]
@@ -56,10 +56,10 @@ def why_not():
 
 
 class Slurm:
-    """Context of a running cluster; `environment` is what commands such as srun need to find it."""
+    """Context manager for a running cluster; `environment` lets commands such as srun find it."""
 
     def __init__(self):
-        self.folder = Path(tempfile.mkdtemp(prefix="slurm-"))  # short: it holds a socket, whose path has 107 letters
+        self.folder = Path(tempfile.mkdtemp(prefix="slurm-"))  # short: a socket's path is limited to 107 bytes
         self.environment = {"SLURM_CONF": str(self.folder / "slurm.conf")}
         self._daemons = []
 
@@ -96,7 +96,7 @@ class Slurm:
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=30).stdout
 
     def facts_of(self, job_id):
-        """Return what the controller knows of a job: JobState, Restarts and more."""
+        """Return the controller's data on a job: JobState, Restarts and more."""
         shown = self.ask("scontrol", "show", "job", str(job_id))
         return dict(pair.partition("=")[::2] for pair in shown.split())
 
@@ -114,7 +114,7 @@ class Slurm:
     def _start(self, program, *options, host=None):
         command = [_program(program), *options]
         if host is not None:
-            # A host name of its own, and names of nodes that resolve, for the daemon and all that it starts.
+            # A separate host name and resolvable node names for the daemon and its child processes.
             prepare = f'mount --bind {self.folder}/hosts /etc/hosts && hostname {host} && exec "$@"'
             command = ["unshare", "--mount", "--uts", "sh", "-c", prepare, "sh", *command]
         with (self.folder / f"{program}-{host}.log").open("w") as log:
@@ -125,14 +125,14 @@ class Slurm:
         try:
             return self.ask("sinfo", "-h", "-N", "-p", "low", "-t", "idle", "-o", "%N").count("node")
         except subprocess.CalledProcessError:
-            return 0  # the controller is not there yet
+            return 0  # the controller is not running yet
 
     def _wait_until(self, condition, timeout_s=60):
         deadline = time.monotonic() + timeout_s
         while not condition():
             if time.monotonic() > deadline:
                 logs = "\n".join(f"{path.name}:\n{path.read_text()}" for path in self.folder.glob("*.log"))
-                raise AssertionError(f"the cluster does not come up:\n{logs}")
+                raise AssertionError(f"the cluster did not start:\n{logs}")
             time.sleep(0.1)
 
 

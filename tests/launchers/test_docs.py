@@ -1,4 +1,4 @@
-"""docs/launchers.md and the tests do not drift apart."""
+"""docs/launchers.md and the tests stay consistent."""
 
 from pathlib import Path
 
@@ -11,5 +11,5 @@ TESTS = "\n".join(path.read_text() for path in Path(__file__).parent.glob("test_
 
 @pytest.mark.parametrize("heading", headings())
 def test_every_command_of_the_page_is_run_by_a_test(heading):
-    """A test takes it from the page, by the heading above it; a renamed heading fails there."""
+    """A test finds a command by the heading above it on the page, so renaming a heading fails that test."""
     assert f'"{heading}"' in TESTS

@@ -1,4 +1,4 @@
-"""A notebook's kernel: a cell starts the processes, and classes defined in cells travel to them."""
+"""Training from a notebook: a cell starts the processes, which receive classes defined in cells."""
 
 import nbformat
 import pytest
@@ -51,7 +51,7 @@ except ArithmeticError as error:
 
 @pytest.mark.slow
 def test_a_notebook_trains_in_several_processes(jobs, expected):
-    """Model and callback are classes of a cell; weights and attributes come back; so does an exception."""
+    """Model and callback classes are defined in a cell; weights, attributes and exceptions are sent back."""
     path = jobs.folder / "train.ipynb"
     cells = [nbformat.v4.new_code_cell(text) for text in (DEFINITIONS, TRAINING, FAILURE)]
     nbformat.write(nbformat.v4.new_notebook(cells=cells), path)

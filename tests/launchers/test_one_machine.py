@@ -1,4 +1,4 @@
-"""Plain python, torchrun and mpirun on one machine: the same script, the same weights."""
+"""Plain python, torchrun and mpirun on one machine give the same weights for the same script."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ FAKE_SLURM = {
     "SLURM_STEP_NUM_TASKS": "2",
     "SLURM_STEP_NODELIST": "nowhere[1-2]",
 }
-# mpirun refuses root, and more processes than cores, unless told.
+# By default, mpirun refuses to run as root or with more processes than cores.
 AS_ROOT = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -27,7 +27,7 @@ AS_ROOT = {
 
 @pytest.mark.slow
 def test_plain_python(jobs, expected):
-    """The reference itself, as a command."""
+    """The command gives the reference results."""
     [command] = commands("Plain python")
 
     job = jobs.start(command)
@@ -39,7 +39,7 @@ def test_plain_python(jobs, expected):
 @pytest.mark.slow
 @pytest.mark.parametrize("heading", ["torchrun on one machine", "python -m torch.distributed.launch"])
 def test_torchrun(jobs, expected, heading):
-    """Two processes that torchrun started, under its present name and its former one."""
+    """Two processes train under torchrun's current and former name."""
     [command] = commands(heading)
 
     job = jobs.start(command)
@@ -50,7 +50,7 @@ def test_torchrun(jobs, expected, heading):
 
 @pytest.mark.slow
 def test_torchrun_without_a_shared_store(jobs, expected):
-    """With torch's switch MASTER_PORT is a free port, where rank zero itself listens."""
+    """With torch's switch, MASTER_PORT is a free port on which rank zero itself listens."""
     [command] = commands("torchrun on one machine")
 
     job = jobs.start(command, variables={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
@@ -63,7 +63,7 @@ def test_torchrun_without_a_shared_store(jobs, expected):
 @needs_mpirun
 @pytest.mark.parametrize("variables", [{}, FAKE_SLURM], ids=["alone", "within Slurm"])
 def test_mpirun(jobs, expected, variables):
-    """Two processes that mpirun started, also when mpirun itself runs in a job of Slurm."""
+    """Two processes train under mpirun, even if mpirun itself runs in a Slurm job."""
     [command] = commands("mpirun on one machine")
 
     job = jobs.start(command, variables={**AS_ROOT, **variables})
@@ -74,8 +74,8 @@ def test_mpirun(jobs, expected, variables):
 
 @pytest.mark.slow
 def test_env_prints_the_place_of_each_process(jobs):
-    """`runnerkit env` alone, and started as the script would be."""
-    alone, started = commands("What was detected")
+    """`runnerkit env` runs alone, and under the launcher like the script."""
+    alone, started = commands("Detected launcher")
 
     jobs_ = [jobs.start(alone), jobs.start(started)]
 
@@ -85,7 +85,7 @@ def test_env_prints_the_place_of_each_process(jobs):
 
 
 def reports(text):
-    """Decode JSON objects that follow one another."""
+    """Decode consecutive JSON objects."""
     while text := text.strip():
         report, end = json.JSONDecoder().raw_decode(text)
         yield report
@@ -98,8 +98,8 @@ def place(report):
 
 @pytest.mark.slow
 def test_a_wrong_environment_prints_what_the_page_says(jobs):
-    """Before anything is trained."""
-    [command], [output] = commands("A wrong environment"), outputs("A wrong environment")
+    """The error is raised before training."""
+    [command], [output] = commands("Invalid environment variables"), outputs("Invalid environment variables")
 
     job = jobs.start(command)
 
@@ -127,7 +127,7 @@ os.write(1, f"{sums}\\n".encode())
 @pytest.mark.slow
 @needs_mpirun
 def test_a_process_joins_a_second_group_with_another_timeout(jobs):
-    """Rank zero's server is one for the whole job: a second one could not have its port."""
+    """Rank zero has one server for the whole job, as a second one could not use the same port."""
     (jobs.folder / "twice.py").write_text(TWICE)
 
     job = jobs.start("mpirun -np 2 python twice.py", variables=AS_ROOT)

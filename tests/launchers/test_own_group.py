@@ -1,4 +1,4 @@
-"""Processes that the user's own code started, in a process group of its own: the code of torch's tutorials."""
+"""Processes and process groups created by the user's own code, as in torch's tutorials."""
 
 import os
 
@@ -37,7 +37,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_ddp_trains_in_the_group_that_the_user_made(jobs, expected):
-    """By `mp.spawn` and an address: two ranks, not two more below each, and the weights of any other launcher."""
+    """With `mp.spawn` and an address, two ranks train, without further processes, to every launcher's weights."""
     (jobs.folder / "spawn.py").write_text(SPAWN)
 
     job = jobs.start("python spawn.py train.py")
@@ -49,8 +49,8 @@ def test_ddp_trains_in_the_group_that_the_user_made(jobs, expected):
 
 @pytest.mark.slow
 def test_the_pages_script_trains_in_its_own_group(jobs):
-    """It asserts its rank and its number of steps itself."""
-    [script] = scripts("Processes and a group of your own")
+    """The script asserts its rank and its number of steps itself."""
+    [script] = scripts("Your own processes and process group")
     (jobs.folder / "own.py").write_text(script)
 
     job = jobs.start("python own.py")
@@ -60,7 +60,7 @@ def test_the_pages_script_trains_in_its_own_group(jobs):
 
 @pytest.fixture
 def lone_group(monkeypatch):
-    """A group of this process alone."""
+    """Yield a process group of this process alone."""
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -78,7 +78,7 @@ def train(engine):
 
 
 def test_a_group_of_one_process_is_one_process(lone_group):
-    """It trains here, as on the CPU, and the group outlives it."""
+    """It trains in this process, as on the CPU, and does not destroy the group."""
     engine = dl.DistributedDataParallelEngine(2, device="cpu")
 
     assert train(engine).equal(train(dl.CPUEngine()))
@@ -87,7 +87,7 @@ def test_a_group_of_one_process_is_one_process(lone_group):
 
 
 def test_a_launcher_is_asked_before_the_group(lone_group, monkeypatch):
-    """One that says something else is refused: the ranks of logs and of collectives would differ."""
+    """A contradiction is an error, as the ranks in logs and in collectives would differ."""
     for name, value in {
         "RANK": "1",
         "LOCAL_RANK": "1",
@@ -97,12 +97,12 @@ def test_a_launcher_is_asked_before_the_group(lone_group, monkeypatch):
     }.items():
         monkeypatch.setenv(name, value)
 
-    with pytest.raises(ValueError, match=r"made this process rank 0 of 1, and the launcher rank 1 of 2: unset RANK"):
+    with pytest.raises(ValueError, match=r"made this process rank 0 of 1, but the launcher rank 1 of 2: unset RANK"):
         train(dl.DistributedDataParallelEngine(device="cpu"))
 
 
 def test_a_world_size_alone_does_not_hide_the_group(lone_group, monkeypatch):
-    """Tutorials keep it in the environment, and give the rank to `init_process_group`."""
+    """Tutorials set it in the environment, and pass the rank to `init_process_group`."""
     monkeypatch.setitem(os.environ, "WORLD_SIZE", "1")
 
     assert ProcessEnvironment.read().launcher == "init_process_group"

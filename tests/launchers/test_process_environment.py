@@ -1,4 +1,4 @@
-"""What each launcher's variables tell, and what wrong ones get."""
+"""The launchers' environment variables, and errors for wrong ones."""
 
 import json
 import os
@@ -29,7 +29,7 @@ SRUN = {
     "SLURM_STEP_NODELIST": "gpu[07-08]",
 }
 HOROVODRUN = {"HOROVOD_RANK": "3", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_SIZE": "4"}
-# As Horovod 0.28.1 with --mpi leaves them on Open MPI: its options for mpirun, no variable of its own.
+# As set by Horovod 0.28.1 with --mpi on Open MPI: options for mpirun, but no Horovod variables.
 HOROVODRUN_MPI = {
     **MPIRUN,
     "OMPI_MCA_pml": "ob1",
@@ -41,7 +41,7 @@ PREFIXES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "TORCHELASTIC_", "SLU
 
 @pytest.fixture
 def environment(monkeypatch):
-    """Set these variables, and no other of any launcher."""
+    """Set these variables, and unset all others of any launcher."""
     for name in list(os.environ):
         if name.startswith(PREFIXES):
             monkeypatch.delenv(name)
@@ -74,7 +74,7 @@ def without(variables, *names):
     ],
 )
 def test_each_launcher_is_detected(environment, variables, launcher, address):
-    """The innermost one, this process's place, and where all meet: the same port in every process."""
+    """The innermost launcher counts; rank and meeting point are read, with the same port in every process."""
     environment(variables)
 
     place = ProcessEnvironment.read()
@@ -86,7 +86,7 @@ def test_each_launcher_is_detected(environment, variables, launcher, address):
 
 
 def test_processes_that_runnerkit_spawned_meet_in_a_file_or_at_an_address(environment):
-    """Who started them is known in both cases."""
+    """The launcher is known in both cases."""
     environment({**without(TORCH, "MASTER_ADDR", "MASTER_PORT"), STORE_VARIABLE: "/a/file"})
     by_file = ProcessEnvironment.read()
     environment({**TORCH, STORE_VARIABLE: ""})
@@ -97,7 +97,7 @@ def test_processes_that_runnerkit_spawned_meet_in_a_file_or_at_an_address(enviro
 
 
 def test_torchrun_within_a_job_of_our_own_has_its_own_meeting_point(environment):
-    """The file of the job around it is not taken."""
+    """The rendezvous file of the surrounding job is not used."""
     environment({**TORCHRUN, STORE_VARIABLE: "/a/file"})
 
     place = ProcessEnvironment.read()
@@ -117,14 +117,14 @@ def test_torchrun_within_a_job_of_our_own_has_its_own_meeting_point(environment)
     ids=["nothing", "an address only", "batch script without srun", "srun of one task", "shell of salloc"],
 )
 def test_a_plain_process_is_no_job(environment, variables):
-    """It starts its processes itself."""
+    """The engine starts its processes itself."""
     environment(variables)
 
     assert ProcessEnvironment.read() is None
 
 
 def test_a_requeued_job_meets_at_another_port(environment):
-    """What is left of its former life may hold the old one; all tasks of one life agree."""
+    """Remaining processes of its previous run may hold the old port; all tasks of one run agree on it."""
     environment(SRUN)
     first = ProcessEnvironment.read().port
     environment({"SLURM_PROCID": "0", "SLURM_LOCALID": "0"})
@@ -157,12 +157,12 @@ def test_a_requeued_job_meets_at_another_port(environment):
         ({**HOROVODRUN, "HOROVOD_SIZE": ""}, "HOROVOD_SIZE is ''; expected an integer, which horovodrun sets"),
         ({**SRUN, "SLURM_PROCID": "4"}, r"SLURM_PROCID=4 must be in \[0, SLURM_STEP_NUM_TASKS\), and SLURM_STEP_NUM"),
         (without(SRUN, "SLURM_STEP_NODELIST"), "SLURM_STEP_ID is '0' but SLURM_STEP_NODELIST is not set; expected the"),
-        ({**SRUN, "SLURM_STEP_NODELIST": "node["}, r"SLURM_STEP_NODELIST: 'node\[' is no Slurm node list; expected"),
-        ({**SRUN, "SLURM_STEP_NODELIST": ""}, "SLURM_STEP_NODELIST: '' is no Slurm node list; expected"),
+        ({**SRUN, "SLURM_STEP_NODELIST": "node["}, r"SLURM_STEP_NODELIST: 'node\[' is not a Slurm node list; expected"),
+        ({**SRUN, "SLURM_STEP_NODELIST": ""}, "SLURM_STEP_NODELIST: '' is not a Slurm node list; expected"),
     ],
 )
 def test_a_wrong_environment_names_variable_value_and_expectation(environment, variables, message):
-    """Whichever launcher it comes from."""
+    """This holds for every launcher."""
     environment(variables)
 
     with pytest.raises(ValueError, match=message):
@@ -170,27 +170,27 @@ def test_a_wrong_environment_names_variable_value_and_expectation(environment, v
 
 
 def test_mpirun_on_several_machines_must_say_where_they_meet(environment):
-    """Open MPI does not tell its processes an address; Horovod over MPI needs none."""
+    """Open MPI does not provide an address to its processes; Horovod over MPI does not need one."""
     environment({**MPIRUN, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"})
     engine = dl.DistributedDataParallelEngine(device="cpu")
 
     with pytest.raises(
-        ValueError, match=r"MASTER_ADDR or MASTER_PORT is not set, and mpirun .* -x MASTER_ADDR=HOST_OF"
+        ValueError, match=r"MASTER_ADDR or MASTER_PORT is not set, but mpirun .* -x MASTER_ADDR=HOST_OF"
     ):
         engine.setup()
 
 
 def test_horovodrun_tells_no_address_for_ddp(environment):
-    """Horovod's engine needs none; others say what to start with."""
+    """Horovod's engine does not need one; other engines say which launcher to use."""
     environment(HOROVODRUN)
     engine = dl.DistributedDataParallelEngine(device="cpu")
 
-    with pytest.raises(ValueError, match=r"horovodrun started this process and does not say where .* HorovodEngine"):
+    with pytest.raises(ValueError, match=r"horovodrun started this process without a meeting point.* HorovodEngine"):
         engine.setup()
 
 
 def test_an_address_that_does_not_resolve_is_told_at_once(environment):
-    """Not after the ten minutes that processes wait for one another."""
+    """The error does not wait for the ten minutes' timeout of the rendezvous."""
     environment({**TORCH, "MASTER_ADDR": "no-such-host.invalid"})
     engine = dl.DistributedDataParallelEngine(device="cpu")
 
@@ -210,7 +210,7 @@ def test_an_address_that_does_not_resolve_is_told_at_once(environment):
     ],
 )
 def test_the_first_host_of_a_node_list(nodelist, host):
-    """Brackets may stand anywhere, and hold ranges with leading zeros."""
+    """Brackets may occur anywhere, and contain ranges with leading zeros."""
     assert first_host(nodelist) == host
 
 
@@ -237,7 +237,7 @@ def test_the_first_host_of_a_node_list(nodelist, host):
     ids=["plain python", "torchrun", "mpirun", "horovodrun", "horovodrun in mpirun"],
 )  # fmt: skip
 def test_env_prints_the_launcher_and_the_place(environment, capsys, variables, launcher):
-    """Beside versions and hardware."""
+    """The output also has versions and hardware."""
     environment(variables)
 
     code = main(["env"])
@@ -249,7 +249,7 @@ def test_env_prints_the_launcher_and_the_place(environment, capsys, variables, l
 
 
 def test_env_reports_a_wrong_environment(environment, capsys):
-    """It is what the report is for, so it is no reason to end without one."""
+    """The error is part of the report, which is still printed."""
     environment({**TORCH, "WORLD_SIZE": "four"})
 
     code = main(["env"])

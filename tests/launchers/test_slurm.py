@@ -1,4 +1,4 @@
-"""A real Slurm on this machine: srun on one node and two, and jobs that are put back into the queue."""
+"""Training under a real Slurm on this machine: srun on one and two nodes, and requeued jobs."""
 
 import pandas as pd
 import pytest
@@ -8,21 +8,21 @@ from tests.launchers.jobs import wait_until
 from tests.launchers.slurm import Slurm, why_not
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not())]
-BATCH_JOB = "Slurm, a batch job that goes on after preemption"
-SAVING_JOB = "Slurm, a batch job that saves before its time is up"
+BATCH_JOB = "Slurm, a batch job that resumes after preemption"
+SAVING_JOB = "Slurm, a batch job that saves before its time limit"
 NUM_EPOCHS = 4
 
 
 @pytest.fixture
 def slurm():
-    """A cluster of its own for each test."""
+    """Yield a separate cluster for each test."""
     with Slurm() as slurm:
         yield slurm
 
 
 @pytest.mark.parametrize("heading", ["Slurm, one machine", "Slurm, several machines"])
 def test_srun_gives_the_weights_of_plain_python(jobs, slurm, expected, heading):
-    """Tasks of one node, or of two that find each other by the node list."""
+    """Tasks run on one node, or on two that find each other by the node list."""
     [command] = commands(heading)
 
     job = jobs.start(command, variables=slurm.environment)
@@ -32,7 +32,7 @@ def test_srun_gives_the_weights_of_plain_python(jobs, slurm, expected, heading):
 
 
 def test_a_step_is_smaller_than_its_allocation(jobs, slurm):
-    """The step's number of tasks counts; the batch script itself is a process of its own."""
+    """The step's number of tasks counts; the batch script itself is a separate process."""
     (jobs.folder / "job.sh").write_text(
         "#!/bin/bash\n#SBATCH --ntasks=4\n"
         "runnerkit env > batch.json\n"
@@ -66,7 +66,7 @@ def read(path):
 
 
 def assert_as_if_never_interrupted(jobs, expected, output):
-    """It was interrupted within the third epoch, started again, and logged each epoch once."""
+    """Check that the job was interrupted in the third epoch, restarted, and logged each epoch once."""
     assert output.count("is done") == 2, output
     jobs.assert_weights(expected(NUM_EPOCHS))
     for key in ("train", "valid"):
@@ -77,7 +77,7 @@ def assert_as_if_never_interrupted(jobs, expected, output):
 
 @pytest.mark.parametrize("how", ["requeue", "preemption"])
 def test_a_requeued_job_ends_as_if_it_had_never_been_interrupted(jobs, slurm, expected, how):
-    """By hand, or because a job of a higher partition needs the nodes."""
+    """It is requeued manually, or because a job of a higher partition needs the nodes."""
     job_id = submit(jobs, slurm, BATCH_JOB)
     output = jobs.folder / "job.txt"
     wait_until(lambda: read(output).count("holds") == 2, 60, lambda: read(output))
@@ -96,7 +96,7 @@ def test_a_requeued_job_ends_as_if_it_had_never_been_interrupted(jobs, slurm, ex
 
 
 def test_a_job_that_is_sent_a_signal_saves_and_puts_itself_back_into_the_queue(jobs, slurm, expected):
-    """SIGUSR1 reaches both tasks; both end with 75, and the second start goes on within the epoch."""
+    """SIGUSR1 reaches both tasks; both end with exit code 75, and the restart resumes within the epoch."""
     job_id = submit(jobs, slurm, SAVING_JOB)
     output = jobs.folder / "job.txt"
     wait_until(lambda: read(output).count("holds") == 2, 60, lambda: read(output))
@@ -107,5 +107,5 @@ def test_a_job_that_is_sent_a_signal_saves_and_puts_itself_back_into_the_queue(j
 
     wait_until(lambda: slurm.facts_of(job_id)["Restarts"] == "1", 60, lambda: read(output))
     wait_until(lambda: slurm.facts_of(job_id)["JobState"] == "COMPLETED", 90, lambda: read(output))
-    assert "SIGUSR1: saved, and stopped after step" in read(output)
+    assert "SIGUSR1: saved a checkpoint and stopped after step" in read(output)
     assert_as_if_never_interrupted(jobs, expected, read(output))

@@ -1,4 +1,4 @@
-"""Two hosts joined by a network: trained on together, killed, cut off from each other."""
+"""Training on two networked hosts, also when one is killed or cut off."""
 
 import os
 import shlex
@@ -16,7 +16,7 @@ from tests.launchers.jobs import wait_until
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 NUM_EPOCHS = 4
 HELD = {"num_epochs": NUM_EPOCHS, "held_epoch": 3}
-# What docs/launchers.md promises.
+# Limits that docs/launchers.md promises.
 KILLED_S = 30
 CUT_OFF_S = 75
 GO_ON_S = 60
@@ -31,7 +31,7 @@ def hosts(tmp_path):
 
 @pytest.fixture
 def start(jobs, hosts):
-    """Start a command on both hosts, as a user would: the same on each."""
+    """Start the same command on both hosts, as a user would."""
 
     def start_on_both(heading, *changes, **arguments):
         [command] = commands(heading)
@@ -44,12 +44,12 @@ def start(jobs, hosts):
 
 
 def wait_until_held(nodes, world_size=2):
-    """Return the pid of the worker of each node, once all are within the held epoch."""
+    """Wait until all workers are within the held epoch; return the pid of each node's worker."""
     return [int(node.wait_for(rf"rank \d of {world_size} on \w+ holds with pid (\d+)", 90)[1]) for node in nodes]
 
 
 def test_torchrun_on_two_hosts_gives_the_weights_of_plain_python(jobs, start, expected):
-    """Their own names lead to the loopback, as Debian sets hosts up: where to listen is found out."""
+    """Each host's own name resolves to its loopback, as on Debian, so the address to listen on is detected."""
     nodes = start("torchrun on several machines")
 
     assert [node.wait() for node in nodes] == [0, 0], nodes[0].output + nodes[1].output
@@ -61,7 +61,7 @@ def test_torchrun_on_two_hosts_gives_the_weights_of_plain_python(jobs, start, ex
 
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun: apt-get install openmpi-bin")
 def test_mpirun_on_two_hosts_gives_the_weights_of_plain_python(jobs, hosts, expected):
-    """One command on one host; the other is reached by what stands in for ssh."""
+    """One command runs on one host and reaches the other through a stand-in for ssh."""
     [command] = commands("mpirun on several machines")
     remote = jobs.folder / "remote"
     remote.write_text(f'#!/bin/sh\nshift\nexec {shlex.join(hosts.inside(1))} sh -c "$*"\n')
@@ -77,7 +77,7 @@ def test_mpirun_on_two_hosts_gives_the_weights_of_plain_python(jobs, hosts, expe
 
 @pytest.mark.parametrize("killed", [0, 1], ids=["of rank zero", "of rank one"])
 def test_killing_a_host_ends_the_job_and_a_new_start_resumes_it(jobs, hosts, start, expected, killed):
-    """Whichever host it is; what comes out in the end is as if nothing had happened."""
+    """Either host may be killed; the final results are as if nothing had happened."""
     nodes = start("torchrun on several machines", **HELD)
     wait_until_held(nodes)
 
@@ -94,7 +94,7 @@ def test_killing_a_host_ends_the_job_and_a_new_start_resumes_it(jobs, hosts, sta
 
 @pytest.mark.parametrize("failing", ["host0", "host1"])
 def test_an_exception_on_one_host_is_what_both_end_with(jobs, start, failing):
-    """Whichever has the store; with the rank, the batch and the traceback."""
+    """Either host may hold the store; the error has the rank, the batch and the traceback."""
     nodes = start("torchrun on several machines", **HELD, variables={"FAILS_ON": failing})
     wait_until_held(nodes)
 
@@ -109,7 +109,7 @@ def test_an_exception_on_one_host_is_what_both_end_with(jobs, start, failing):
 
 
 def test_a_silent_cut_ends_both_sides(jobs, hosts, start):
-    """Workers end after timeout_s, torchrun soon after, also where it waits for a store that it cannot reach."""
+    """Workers end after timeout_s and torchrun soon after, even if it waits for an unreachable store."""
     timeout_s = 5
     nodes = start("torchrun on several machines", **HELD, timeout_s=timeout_s)
     wait_until_held(nodes)
@@ -122,13 +122,13 @@ def test_a_silent_cut_ends_both_sides(jobs, hosts, start):
     assert codes[0] != 0
     assert codes[1] == -signal.SIGKILL
     assert "runnerkit: a worker has failed and torchrun" in nodes[1].output
-    assert "nobody answers at 10.77.0.1 port 29500" in nodes[1].output
+    assert "nothing answers at 10.77.0.1 port 29500" in nodes[1].output
     assert "rank 0 of 2 does not answer" in nodes[1].output
     wait_until(lambda: not jobs.left(), 10, jobs.left)
 
 
 def test_a_restarted_worker_meets_its_peer_anew(jobs, start, expected):
-    """Its peer's worker is restarted too; both forget the addresses of the dead, and go on from the checkpoint."""
+    """Its peer's worker is restarted too; both ignore the addresses of dead workers and resume from the checkpoint."""
     nodes = start("torchrun on several machines", ("--nnodes=2", "--nnodes=2 --max-restarts=3"), **HELD)
     pids = wait_until_held(nodes)
 
@@ -141,7 +141,7 @@ def test_a_restarted_worker_meets_its_peer_anew(jobs, start, expected):
 
 
 def test_an_elastic_job_goes_on_without_a_killed_host(jobs, hosts, start, expected):
-    """The other one resumes from the checkpoint within the promised time, alone, and finishes.
+    """The other one resumes from the checkpoint alone, within the promised time, and finishes.
 
     Weights and logs are those of two epochs by two processes and two more by one: each epoch is in the logs once.
     """
@@ -162,9 +162,9 @@ def test_an_elastic_job_goes_on_without_a_killed_host(jobs, hosts, start, expect
 
 
 def test_the_page_promises_what_is_tested_here():
-    """To the second."""
+    """The page's limits are those of this file, to the second."""
     text = " ".join(PAGE.read_text(encoding="utf-8").split())
 
     assert f"restarted by torchrun, within {KILLED_S} s" in text
     assert f"ends within {CUT_OFF_S} s more" in text
-    assert f"they go on within {GO_ON_S} s" in text
+    assert f"resume within {GO_ON_S} s" in text

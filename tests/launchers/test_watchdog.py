@@ -1,4 +1,4 @@
-"""The process that ends torchrun's agent when its machine is cut off: when it does, and above all when it does not."""
+"""The watchdog that kills torchrun's agent when its machine is cut off, and cases in which it must not."""
 
 import contextlib
 import socket
@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc, which only Linux has"),
 ]
 QUIET_S = 1.0
-# Stands in for torchrun: one connection, one worker in a session of its own, then what the test wants.
+# A stand-in for torchrun: one connection, one worker in a separate session, then the test's own code.
 AGENT = textwrap.dedent(
     """
     import os, socket, subprocess, sys, time
@@ -32,7 +32,7 @@ WORKER = textwrap.dedent(
     import os, sys, time
     time.sleep(0.5)  # until the other workers are there
     if sys.argv[1:] != ["sleeps"]:
-        sys.path.insert(0, {str(ROOT / "engines")!r})  # it imports no package: torch would take seconds
+        sys.path.insert(0, {str(ROOT / "engines" / "failures")!r})  # it imports no package: torch would take seconds
         from watchdog import AgentWatch
         watch = AgentWatch(quiet_s={QUIET_S})
         os.write(1, f"watched by {{watch._process.pid}}\\n".encode())
@@ -50,7 +50,7 @@ RUNS = "while True: time.sleep(0.1)"
 
 @pytest.fixture
 def server():
-    """A listener that accepts nobody: its queue takes the agent's connection, and some more."""
+    """Yield a listener that never accepts: its queue holds the agent's connection and a few more."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         yield server
@@ -58,7 +58,7 @@ def server():
 
 @pytest.fixture
 def start(jobs, server):
-    """Start the stand-in for an agent, and what is watching it; with `is_cut_off` nobody answers after it."""
+    """Return a function that starts a stand-in agent and its watchdog; `is_cut_off` stops further answers."""
 
     def start_agent(worker, then, *, is_cut_off=True):
         (jobs.folder / "worker.py").write_text(WORKER)
@@ -75,7 +75,7 @@ def start(jobs, server):
 
 
 def fill(server):
-    """Take the places that are left in the queue, so that the kernel drops whoever comes later."""
+    """Fill the remaining places in the queue, so that the kernel drops later connections."""
     for _ in range(3):
         with contextlib.suppress(TimeoutError), socket.socket() as client:
             client.settimeout(0.2)
@@ -90,16 +90,16 @@ def assert_lives(process, seconds):
 
 
 def test_an_agent_that_is_stuck_and_cut_off_is_ended_with_its_workers(jobs, start):
-    """Within the quiet time and one attempt to connect; it says why; nothing is left."""
+    """It ends within the quiet time plus one connection attempt, with the reason, and no process is left."""
     agent, _ = start("fails", f"start('sleeps'); {STUCK}")
 
     assert agent.wait(40) == -9
-    assert "nobody answers at 127.0.0.1 port" in agent.output
+    assert "nothing answers at 127.0.0.1 port" in agent.output
     wait_until(lambda: not jobs.left(), 10, jobs.left)
 
 
 def test_an_agent_that_waits_for_a_peer_who_answers_is_left_alone(start):
-    """It may wait long for others to come back."""
+    """It may wait long for other machines to return."""
     agent, watchdog = start("fails", STUCK, is_cut_off=False)
 
     assert_lives(watchdog, 5 * QUIET_S)
@@ -107,7 +107,7 @@ def test_an_agent_that_waits_for_a_peer_who_answers_is_left_alone(start):
 
 
 def test_an_agent_that_runs_is_left_alone(start):
-    """Whatever its connections are like: it will notice by itself."""
+    """It notices a lost connection by itself."""
     agent, watchdog = start("fails", RUNS)
 
     assert_lives(watchdog, 5 * QUIET_S)
@@ -124,7 +124,7 @@ def test_an_agent_that_runs_is_left_alone(start):
     ids=["the worker succeeded", "the agent started new workers", "the agent ended"],
 )
 def test_the_watchdog_goes_when_it_is_not_needed(start, worker, then, ends):
-    """It leaves the agent alone, and no process behind."""
+    """It does not touch the agent and does not stay behind."""
     agent, watchdog = start(worker, then)
 
     wait_until(lambda: not watchdog.is_running() or watchdog.status() == psutil.STATUS_ZOMBIE, 20, lambda: agent.output)

@@ -1,4 +1,4 @@
-"""TensorBoard as users start it, ended with all that it started."""
+"""A TensorBoard server, started as users start it and stopped with all of its processes."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from typing import Any
 
 @contextmanager
 def serve(logdir: Path) -> Iterator[str]:
-    """Run TensorBoard on a free port; give its address."""
+    """Run TensorBoard on a free port; yield its address."""
     command = [
         *(sys.executable, "-u", "-m", "tensorboard.main", "--logdir", str(logdir)),
         *("--host", "127.0.0.1", "--port", "0", "--samples_per_plugin", "scalars=999999"),
@@ -30,12 +30,12 @@ def serve(logdir: Path) -> Iterator[str]:
             addresses = (re.search(r"at (http://\S+) \(Press", line) for line in process.stdout)
             yield next(address[1] for address in addresses if address)
         finally:
-            os.killpg(process.pid, signal.SIGKILL)  # its data server is a process of its own
+            os.killpg(process.pid, signal.SIGKILL)  # its data server is a separate process
 
 
 def fetch(address: str, run: str, tag: str, *, num_points: int, timeout_s: float = 30) -> list[tuple[int, float]]:
-    """Ask the HTTP API until it has loaded that many points."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # local: never through a proxy
+    """Query the HTTP API until it has loaded this many points."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # local: never use a proxy
     points: list[Any] = []
     deadline = time.monotonic() + timeout_s
     while len(points) < num_points and time.monotonic() < deadline:

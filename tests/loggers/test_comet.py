@@ -1,4 +1,4 @@
-"""CometLogger, offline: what lies in the archives that `comet upload` sends is what was logged, each thing once."""
+"""CometLogger, offline: the archives that `comet upload` sends contain every logged value exactly once."""
 
 import io
 import json
@@ -14,24 +14,25 @@ import pytest
 
 from runnerkit import dl
 from runnerkit.logger import Histogram, PRCurve, Step
-from tests.loggers.training import Interrupt, train
+from tests.interrupt import Interrupt
+from tests.loggers.training import train
 
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch, tmp_path):
-    """Nothing leaves this machine; nothing of Comet's, on disk or in the process, outlives the test."""
+    """Keep Comet offline; check that nothing of it, on disk or in the process, outlives the test."""
     for name in [name for name in os.environ if name.startswith("COMET_")]:
         monkeypatch.delenv(name)
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    monkeypatch.setattr("tempfile.tempdir", None)  # it is read anew
+    monkeypatch.setattr("tempfile.tempdir", None)  # read again
     for name in ("ERROR_TRACKING_ENABLE", "AUTO_LOG_CODE", "AUTO_LOG_ENV_DETAILS", "AUTO_LOG_GIT_METADATA"):
         monkeypatch.setenv(f"COMET_{name}", "false")
     for name in ("AUTO_LOG_GIT_PATCH", "AUTO_LOG_CLI_ARGUMENTS"):
         monkeypatch.setenv(f"COMET_{name}", "false")
     monkeypatch.setenv("COMET_AUTO_LOG_OUTPUT_LOGGER", "")
     monkeypatch.setenv("COMET_LOGGING_CONSOLE", "ERROR")
-    monkeypatch.setenv("COMET_URL_OVERRIDE", "http://127.0.0.1:9/clientlib/")  # nobody is there
+    monkeypatch.setenv("COMET_URL_OVERRIDE", "http://127.0.0.1:9/clientlib/")  # no server listens there
     hook, finders, threads = sys.excepthook, list(sys.meta_path), set(threading.enumerate())
     yield
     assert sys.excepthook is hook
@@ -41,7 +42,7 @@ def offline(monkeypatch, tmp_path):
 
 
 def archives(logdir):
-    """In the order of their starts."""
+    """List the archives in the order in which they were started."""
     found = [ZipFile(path) for path in (logdir / "comet").glob("*.zip")]
     return sorted(found, key=lambda archive: about(archive)["start_time"])
 
@@ -51,7 +52,7 @@ def about(archive):
 
 
 def messages(logdir, kind):
-    """All of a kind that Comet keeps to send later."""
+    """Return all messages of a kind that Comet stores to send later."""
     for archive in archives(logdir):
         for line in archive.read("messages.json").splitlines():
             message = json.loads(line)
@@ -60,7 +61,7 @@ def messages(logdir, kind):
 
 
 def metrics(logdir):
-    """{name: [(epoch, step, value), ...]} of all but Comet's own."""
+    """Return {name: [(epoch, step, value), ...]} without Comet's own metrics."""
     found = {}
     for each in messages(logdir, "metric_msg"):
         metric = each["metric"]
@@ -75,7 +76,7 @@ def parameters(logdir):
 
 
 def uploads(logdir):
-    """Yield the kind, the description and the bytes of each file."""
+    """Yield the kind, the description and the bytes of each file in an archive."""
     for archive in archives(logdir):
         for line in archive.read("messages.json").splitlines():
             message = json.loads(line)
@@ -90,7 +91,7 @@ def uploads(logdir):
 
 @pytest.mark.parametrize("ddp", [False, True])
 def test_a_run_is_read_back_from_its_archive(tmp_path, ddp):
-    """Metrics with epoch and step, each once: one logger, on rank zero; parameters; the checkpoint."""
+    """It contains parameters, checkpoint, and each metric once, with epoch and step, from rank zero."""
     logger = dl.CometLogger(
         tmp_path,
         project_name="digits",
@@ -122,7 +123,7 @@ def test_a_run_is_read_back_from_its_archive(tmp_path, ddp):
 
 
 def test_a_resumed_run_is_the_same_experiment_and_repeats_nothing(tmp_path):
-    """Interrupted in step 8, resumed from the checkpoint of step 6; the points are those of a run that was not."""
+    """Interrupted in step 8 and resumed from the checkpoint of step 6, a run has the points of an unkilled one."""
 
     def run(logdir, *others, **kwargs):
         checkpoint = dl.CheckpointCallback(logdir, mode="runner", every_steps=3)
@@ -131,7 +132,7 @@ def test_a_resumed_run_is_the_same_experiment_and_repeats_nothing(tmp_path):
 
     run(tmp_path / "unkilled")
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "killed", Interrupt(8))
+        run(tmp_path / "killed", Interrupt(8, "on_step_end"))
     run(tmp_path / "killed", resume="auto")
 
     assert metrics(tmp_path / "killed") == metrics(tmp_path / "unkilled")
@@ -143,7 +144,7 @@ def test_a_resumed_run_is_the_same_experiment_and_repeats_nothing(tmp_path):
 
 
 def test_what_no_archive_holds_is_not_noted_as_sent(tmp_path):
-    """A run that is killed before its archive is written has sent nothing: the resumed one sends it."""
+    """A run that is killed before its archive is written has sent nothing, so the resumed run sends it."""
     step = Step("train", "train", 1, 3)
     killed = dl.CometLogger(tmp_path, online=False)
     killed.setup()
@@ -159,7 +160,7 @@ def test_what_no_archive_holds_is_not_noted_as_sent(tmp_path):
 
 
 def test_an_experiment_that_the_script_has_begun_is_used_and_left_open(tmp_path):
-    """With settings of its own."""
+    """The experiment keeps the settings of the script."""
     import comet_ml
 
     config = comet_ml.ExperimentConfig(offline_directory=str(tmp_path / "comet"))
@@ -177,7 +178,7 @@ def test_an_experiment_that_the_script_has_begun_is_used_and_left_open(tmp_path)
 
 
 def test_pictures_texts_distributions_and_files_are_comets_own_kinds(tmp_path):
-    """Each where its page shows it, with its place; once."""
+    """Each is logged once, with its epoch and step, under the kind that Comet's page displays."""
     import comet_ml
     from PIL import Image
 
@@ -189,7 +190,7 @@ def test_pictures_texts_distributions_and_files_are_comets_own_kinds(tmp_path):
     (tmp_path / "b.txt").write_text("a file")
     logger = dl.CometLogger(tmp_path / "log", online=False)
     logger.setup()
-    for _ in range(2):  # the second time is one too many
+    for _ in range(2):  # the second time it must be ignored
         logger.log_image("sample", image, step=step, scope="loader")
         logger.log_text("remark", "good", step=step, scope="loader")
         histogram = Histogram(np.array([1, 2]), np.array([-1.0, -0.5, 4.5]))
@@ -223,7 +224,7 @@ def test_pictures_texts_distributions_and_files_are_comets_own_kinds(tmp_path):
 
 
 def test_any_number_arrives(tmp_path):
-    """Every bit of a float, NaN and infinities, which JSON has no numbers for."""
+    """All bits of a float are kept, also NaN and infinities, which JSON cannot represent as numbers."""
     values = {"third": -1 / 3, "small": 1e-300, "nan": math.nan, "inf": math.inf}
     logger = dl.CometLogger(tmp_path, online=False)
     logger.setup()
@@ -236,7 +237,7 @@ def test_any_number_arrives(tmp_path):
 
 
 def test_the_import_leaves_the_process_alone(tmp_path):
-    """Comet draws random numbers, replaces sys.excepthook, hooks later imports, warns of earlier ones: not here."""
+    """Its random draws, sys.excepthook, import hooks and warnings about earlier imports do not affect the process."""
     script = f"""
 import os, random, sys
 import torch
@@ -257,17 +258,17 @@ assert "COMET_DISABLE_AUTO_LOGGING" not in os.environ
 
 
 def test_an_experiment_that_comet_refuses_is_said(tmp_path, monkeypatch):
-    """Comet itself goes on in silence, and nothing would arrive."""
+    """Comet itself continues silently, and no value would be sent."""
     monkeypatch.setenv("COMET_AUTO_LOG_DISABLE", "true")
 
     with pytest.raises(
-        RuntimeError, match=r"Comet logs nothing: see its message above, and whether COMET_AUTO_LOG_DIS"
+        RuntimeError, match=r"Comet started no live experiment: read its message above and check COMET_AUTO_LOG_DIS"
     ):
         dl.CometLogger(tmp_path, online=False).setup()
 
 
 def test_missing_comet_names_the_install_command(tmp_path, monkeypatch):
-    """It is optional: its absence is said before training, and nothing else of the process is changed."""
+    """Comet is optional: if it is missing, training does not start, and the environment does not change."""
     monkeypatch.setitem(sys.modules, "comet_ml", None)  # import raises ImportError
 
     with pytest.raises(ImportError, match=r"CometLogger needs Comet: pip install runnerkit\[comet\]"):
@@ -276,6 +277,8 @@ def test_missing_comet_names_the_install_command(tmp_path, monkeypatch):
 
 
 def test_what_the_logger_sets_itself_is_refused(tmp_path):
-    """The key and the folder come from the logdir."""
-    with pytest.raises(ValueError, match=r"CometLogger sets experiment_key, mode itself, by logdir and train\(resume="):
+    """The logger derives the key and the folder from the logdir."""
+    with pytest.raises(
+        ValueError, match=r"CometLogger sets experiment_key, mode itself: pass logdir and train\(resume="
+    ):
         dl.CometLogger(tmp_path, mode="get", experiment_key="mine")

@@ -11,7 +11,7 @@ from runnerkit.loggers import ConsoleLogger
 
 
 def test_lines_of_two_loaders_are_aligned(capsys: pytest.CaptureFixture[str]) -> None:
-    """A metric stands below itself, whatever the loader's name and the number's length."""
+    """The columns of the metrics are aligned, regardless of the loader's name and the length of the numbers."""
     logger = ConsoleLogger()
 
     logger.log_scalars(
@@ -28,21 +28,21 @@ def test_lines_of_two_loaders_are_aligned(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_loader_without_metrics_has_a_line_too(capsys: pytest.CaptureFixture[str]) -> None:
-    """An inference loader computes nothing, and yet the user sees that it was run."""
+    """The user sees that an inference loader has run, although it does not compute metrics."""
     ConsoleLogger().log_scalars({}, step=Step("infer", "infer", 12, 9), scope="loader")
 
     assert capsys.readouterr().out == "epoch 12  infer\n"
 
 
 def test_single_steps_are_not_written(capsys: pytest.CaptureFixture[str]) -> None:
-    """A line for each step would drown the others."""
+    """A line for each step would hide the others."""
     ConsoleLogger().log_scalars({"loss": 1.0}, step=Step("train", "train", 1, 9), scope="batch")
 
     assert capsys.readouterr().out == ""
 
 
 def test_standard_output_is_looked_up_when_writing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A logger made before the output was redirected follows it."""
+    """A logger created before the output is redirected writes to the new output."""
     logger = ConsoleLogger()
     redirected = io.StringIO()
     monkeypatch.setattr(sys, "stdout", redirected)
@@ -53,7 +53,7 @@ def test_standard_output_is_looked_up_when_writing(monkeypatch: pytest.MonkeyPat
 
 
 def test_lines_go_to_the_file_given(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """`file` takes the lines, and has them on the disk after flush()."""
+    """The lines are written to `file` and are on disk after flush()."""
     path = tmp_path_factory.mktemp("console") / "log.txt"
 
     with path.open("w") as file:

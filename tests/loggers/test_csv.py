@@ -59,7 +59,7 @@ def files(logdir: Path) -> dict[str, str]:
 
 
 def test_floats_read_back_exactly(tmp_path: Path) -> None:
-    """Every bit of a float survives, NaN and infinities too."""
+    """All bits of a float are kept, also NaN and infinities."""
     values = [0.1 + 0.2, 1e-300, -1 / 3, 5e-324, math.inf, -math.inf, math.nan]
 
     log(tmp_path, [("loader", "train", epoch, 10 * epoch, {"loss": value}) for epoch, value in enumerate(values, 1)])
@@ -73,7 +73,7 @@ def test_floats_read_back_exactly(tmp_path: Path) -> None:
 
 
 def test_each_loader_and_scope_has_a_file(tmp_path: Path) -> None:
-    """Passes over a loader and single steps are never mixed."""
+    """Passes over a loader and single steps are written to separate files."""
     log(tmp_path, RUN)
 
     assert set(files(tmp_path)) == {"train.csv", "valid.csv", "train.batch.csv"}
@@ -81,7 +81,7 @@ def test_each_loader_and_scope_has_a_file(tmp_path: Path) -> None:
 
 
 def test_rows_are_on_the_disk_before_close(tmp_path: Path) -> None:
-    """What was logged can be read while the run goes on."""
+    """Logged rows can be read during the run."""
     logger = CSVLogger(tmp_path)
     logger.setup()
 
@@ -105,7 +105,7 @@ def test_late_metric_adds_a_column(tmp_path: Path) -> None:
 
 
 def test_any_metric_name_is_kept_apart(tmp_path: Path) -> None:
-    """Names with commas and quotes, and names of the first columns, do no harm."""
+    """Names may contain commas and quotes, or equal the names of the first columns."""
     metrics = {"a,b": 1.0, 'quo"ted': 2.0, "epoch": 3.0, "größe": 4.0}
 
     log(tmp_path, [("loader", "train", 1, 1, metrics), ("loader", "train", 2, 2, metrics)])
@@ -118,7 +118,7 @@ def test_any_metric_name_is_kept_apart(tmp_path: Path) -> None:
 
 
 def test_one_place_has_one_row(tmp_path: Path) -> None:
-    """Measured again before another training step, a metric keeps its value, and new ones join the row."""
+    """A metric logged twice at one training step keeps its first value; new metrics are added to the row."""
     log(tmp_path, [
         ("loader", "valid", 1, 4, {"loss": 1.0, "time": 10.0}),
         ("loader", "valid", 2, 8, {"loss": 2.0}),
@@ -134,7 +134,7 @@ def test_one_place_has_one_row(tmp_path: Path) -> None:
 
 
 def test_loader_key_may_have_slashes(tmp_path: Path) -> None:
-    """A key such as valid/easy makes a folder, not a failure after the first epoch."""
+    """A key such as valid/easy creates a folder instead of failing after the first epoch."""
     log(tmp_path, [("loader", "valid/easy", 1, 4, {"loss": 1.0})])
 
     assert len(read(tmp_path / "csv" / "valid" / "easy.csv")) == 1
@@ -142,7 +142,7 @@ def test_loader_key_may_have_slashes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("killed_after", range(len(RUN) + 1))
 def test_killed_and_resumed_run_leaves_the_same_files(tmp_path: Path, killed_after: int) -> None:
-    """Wherever the checkpoint is and wherever the kill, resuming gives byte for byte the files of an unkilled run."""
+    """For any checkpoint and kill, the files of a resumed run are byte for byte those of an uninterrupted run."""
     log(tmp_path / "unkilled", RUN)
 
     for last in range(killed_after + 1):
@@ -158,7 +158,7 @@ def test_killed_and_resumed_run_leaves_the_same_files(tmp_path: Path, killed_aft
 
 
 def test_rows_after_the_checkpoint_are_dropped(tmp_path: Path) -> None:
-    """A run resumed at an epoch's end starts from the files of that moment, without columns that came later."""
+    """A run resumed from the end of an epoch starts with the files of that time, without columns added later."""
     log(tmp_path / "killed", RUN)
     log(tmp_path / "one_epoch", RUN[:8])
 
@@ -168,7 +168,7 @@ def test_rows_after_the_checkpoint_are_dropped(tmp_path: Path) -> None:
 
 
 def test_epochs_without_training_steps_are_told_apart(tmp_path: Path) -> None:
-    """Where nothing is trained the step stands still: the epoch decides what came after the checkpoint."""
+    """The step does not advance without training, so the epoch determines which rows are after the checkpoint."""
     log(tmp_path, [("loader", "valid", epoch, 0, {"loss": float(epoch)}) for epoch in (1, 2, 3)])
 
     log(tmp_path, [], resumed_at=Step("train", "", 2, 0))
@@ -177,7 +177,7 @@ def test_epochs_without_training_steps_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_row_torn_by_a_power_failure_is_dropped(tmp_path: Path) -> None:
-    """Half a row does not keep the run from going on."""
+    """An incomplete row does not prevent the run from resuming."""
     log(tmp_path, [("loader", "train", 1, 1, {"loss": 1.0, "lr": 0.1})])
     with (tmp_path / "csv" / "train.csv").open("a") as file:
         file.write("train,1")
@@ -191,7 +191,7 @@ def test_row_torn_by_a_power_failure_is_dropped(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("trace", ["csv/train.csv", "hparams.yml"])
 def test_logs_of_another_run_are_refused(tmp_path: Path, trace: str) -> None:
-    """The message names the folder and both ways out; the logs stay as they were."""
+    """The message names the folder and both solutions; the logs do not change."""
     (tmp_path / "csv").mkdir()
     (tmp_path / trace).write_text("theirs")
 
@@ -203,7 +203,7 @@ def test_logs_of_another_run_are_refused(tmp_path: Path, trace: str) -> None:
 
 
 def test_nothing_is_made_before_setup(tmp_path: Path) -> None:
-    """A logger that is built and not used leaves no folder."""
+    """A logger that is created but not used does not create a folder."""
     CSVLogger(tmp_path / "logs")
 
     assert not (tmp_path / "logs").exists()
@@ -218,10 +218,10 @@ def test_logdir_that_is_a_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_unwritable_logdir_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Refused before training, not after its first epoch."""
+    """The error is raised before training, not after the first epoch."""
     monkeypatch.setattr(
         os, "access", lambda path, mode: False
-    )  # root may write anywhere: a real folder would not refuse
+    )  # root may write anywhere, so a read-only folder would not raise
 
     with pytest.raises(PermissionError, match="pass another logdir") as caught:
         CSVLogger(tmp_path).setup()
@@ -234,7 +234,7 @@ class Color(Enum):
 
 
 def test_hparams_and_environment_read_back(tmp_path: Path) -> None:
-    """Plain values keep their type, others become strings; a resumed run writes them anew."""
+    """Plain values keep their type, others become strings; a resumed run writes them again."""
     logger = CSVLogger(tmp_path)
     logger.setup()
     hparams = {
@@ -262,7 +262,7 @@ def test_hparams_and_environment_read_back(tmp_path: Path) -> None:
 
 
 def test_what_a_kill_left_half_written_is_cleared_away(tmp_path: Path) -> None:
-    """By the run that goes on; files of others stay."""
+    """The resumed run deletes its own temporary files and keeps those of others."""
     logger = CSVLogger(tmp_path)
     logger.setup()
     logger.log_scalars({"loss": 0.5}, step=Step("train", "a[1]", epoch=1, batch=10), scope="loader")

@@ -1,4 +1,4 @@
-"""JSONLLogger: strict JSON, a line for each place, and the same file whether or not the run was killed."""
+"""JSONLLogger: strict JSON, one line per position, and the same file whether or not the run was killed."""
 
 import json
 import math
@@ -22,17 +22,17 @@ def log(logdir: Path, records: list[Record], *, resumed_at: Step | None = None) 
 
 
 def refuse(constant: str) -> None:
-    raise AssertionError(f"{constant} is no JSON")
+    raise AssertionError(f"{constant} is not JSON")
 
 
 def read(logdir: Path) -> list[dict[str, Any]]:
-    """Strictly: Python's own reader would take NaN."""
+    """Read strict JSON; Python's reader accepts NaN by default."""
     text = (logdir / "metrics.jsonl").read_text(encoding="utf-8")
     return [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
 
 
 def test_each_place_is_a_line_in_the_order_of_the_run(tmp_path: Path) -> None:
-    """With stage, loader, epoch and step; what was measured twice there is there once."""
+    """A line has stage, loader, epoch and step; metrics logged twice at one position are written once."""
     log(tmp_path, RUN)
 
     lines = read(tmp_path)
@@ -44,7 +44,7 @@ def test_each_place_is_a_line_in_the_order_of_the_run(tmp_path: Path) -> None:
 
 
 def test_floats_read_back_exactly(tmp_path: Path) -> None:
-    """Every bit; what JSON has no word for is a string that float() reads."""
+    """All bits are kept; values that JSON cannot represent are strings that float() parses."""
     values = [0.1 + 0.2, 1e-300, -1 / 3, 5e-324, math.inf, -math.inf, math.nan]
 
     log(tmp_path, [("loader", "train", 1, 10, {f"m{index}": value for index, value in enumerate(values)})])
@@ -56,7 +56,7 @@ def test_floats_read_back_exactly(tmp_path: Path) -> None:
 
 
 def test_pandas_reads_the_file(tmp_path: Path) -> None:
-    """As anything does that reads lines of JSON."""
+    """Any reader of JSON Lines can read the file."""
     log(tmp_path, [("loader", "valid", 1, 4, {"loss": 0.5, "größe": 1.0}), ("loader", "valid", 2, 8, {"loss": 0.25})])
 
     table = pd.json_normalize(pd.read_json(tmp_path / "metrics.jsonl", lines=True).to_dict("records"))
@@ -66,7 +66,7 @@ def test_pandas_reads_the_file(tmp_path: Path) -> None:
 
 
 def test_new_metrics_of_a_place_are_a_line_of_their_own(tmp_path: Path) -> None:
-    """Another loader's, or another scope's, are no repetition."""
+    """Metrics of another loader or scope are not treated as repetitions."""
     log(tmp_path, [
         ("loader", "valid", 1, 4, {"loss": 1.0}),
         ("loader", "valid", 1, 4, {"loss": 9.0, "auc": 0.5}),
@@ -79,7 +79,7 @@ def test_new_metrics_of_a_place_are_a_line_of_their_own(tmp_path: Path) -> None:
 
 
 def test_lines_are_on_the_disk_before_close(tmp_path: Path) -> None:
-    """What was logged can be read while the run goes on."""
+    """Logged lines can be read during the run."""
     logger = JSONLLogger(tmp_path)
     logger.setup()
 
@@ -92,7 +92,7 @@ def test_lines_are_on_the_disk_before_close(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("killed_after", range(len(RUN) + 1))
 def test_killed_and_resumed_run_leaves_the_same_file(tmp_path: Path, killed_after: int) -> None:
-    """Wherever the checkpoint is and wherever the kill, resuming gives byte for byte the file of an unkilled run."""
+    """For any checkpoint and kill, the file of a resumed run is byte for byte that of an uninterrupted run."""
     log(tmp_path / "unkilled", RUN)
     expected = (tmp_path / "unkilled" / "metrics.jsonl").read_bytes()
 
@@ -107,7 +107,7 @@ def test_killed_and_resumed_run_leaves_the_same_file(tmp_path: Path, killed_afte
 
 @pytest.mark.parametrize("torn", ['{"scope": "load', "\0\0\0\n", '{"scope": "loader"}\n', "[]\n"])
 def test_a_line_torn_by_a_power_failure_is_dropped(tmp_path: Path, torn: str) -> None:
-    """Half a line, or a block of zeros, does not keep the run from going on."""
+    """An incomplete line or a block of zeros does not prevent the run from resuming."""
     log(tmp_path, RUN[:1])
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write(torn)
@@ -118,7 +118,7 @@ def test_a_line_torn_by_a_power_failure_is_dropped(tmp_path: Path, torn: str) ->
 
 
 def test_logs_of_another_run_are_refused(tmp_path: Path) -> None:
-    """The message names the folder and both ways out; the file stays as it was."""
+    """The message names the folder and both solutions; the file does not change."""
     log(tmp_path, RUN[:1])
     before = (tmp_path / "metrics.jsonl").read_bytes()
 
@@ -138,7 +138,7 @@ def test_logdir_that_is_a_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_nothing_is_made_before_the_first_number(tmp_path: Path) -> None:
-    """A run that ends before leaves no empty file."""
+    """A run that ends before that does not leave an empty file."""
     logger = JSONLLogger(tmp_path / "logs")
     assert not (tmp_path / "logs").exists()
 

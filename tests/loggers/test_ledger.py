@@ -1,18 +1,18 @@
-"""Ledger: a resumed run goes on with the same run of a service, and sends nothing twice."""
+"""Ledger: a resumed run continues the same run of a service and sends nothing twice."""
 
 import pytest
 
 from runnerkit.logger import Step
-from runnerkit.loggers.ledger import Ledger
+from runnerkit.loggers.services.ledger import Ledger
 
-# What a run measures, in its order: names, epoch, step.
+# The metrics that a run logs, in order: names, epoch, step.
 RUN = [
     (["train/batch/loss"], 1, 2),
     (["valid/loss"], 1, 2),
     (["train/batch/loss"], 1, 4),
     (["train/loss"], 1, 4),
     (["valid/loss", "valid/auc"], 1, 4),
-    (["valid/loss", "valid/auc"], 1, 4),  # at the epoch's end, and after the last step before it
+    (["valid/loss", "valid/auc"], 1, 4),  # at the end of the epoch, and after its last step
     (["train/batch/loss"], 2, 6),
     (["infer/loss"], 3, 6),  # nothing is trained
     (["infer/loss"], 4, 6),
@@ -20,7 +20,7 @@ RUN = [
 
 
 def send(folder, records, *, is_resumed, service):
-    """As a logger does; `service` gets what is sent."""
+    """Send like a logger; `service` receives the sent values."""
     ledger = Ledger(folder)
     ledger.open(is_resumed=is_resumed)
     ledger.start(ledger.run_id or "first")
@@ -37,7 +37,7 @@ def send(folder, records, *, is_resumed, service):
 
 @pytest.mark.parametrize("killed_after", range(len(RUN) + 1))
 def test_killed_and_resumed_runs_send_what_an_unkilled_one_sends(tmp_path, killed_after):
-    """Wherever the checkpoint is and wherever the kills are, each thing once, in order."""
+    """For any checkpoint and kills, every value is sent once, in order."""
     unkilled = []
     send(tmp_path / "unkilled", RUN, is_resumed=False, service=unkilled)
 
@@ -52,7 +52,7 @@ def test_killed_and_resumed_runs_send_what_an_unkilled_one_sends(tmp_path, kille
 
 
 def test_one_place_is_sent_once_and_a_new_name_there_too(tmp_path):
-    """What is measured again before another step keeps its first value."""
+    """A metric logged twice at one step keeps its first value."""
     service = []
 
     send(tmp_path, [(["a"], 1, 1), (["a", "b"], 1, 1), (["a"], 1, 1)], is_resumed=False, service=service)
@@ -61,7 +61,7 @@ def test_one_place_is_sent_once_and_a_new_name_there_too(tmp_path):
 
 
 def test_what_was_not_sent_yet_is_not_written_down(tmp_path):
-    """A kill loses what waited to be sent; the resumed run sends it."""
+    """A kill loses the values that wait to be sent; the resumed run sends them."""
     ledger, step = Ledger(tmp_path), Step("train", "", 1, 1)
     ledger.open(is_resumed=False)
     ledger.start("first")
@@ -79,7 +79,7 @@ def test_what_was_not_sent_yet_is_not_written_down(tmp_path):
 
 
 def test_a_note_torn_by_a_kill_does_not_count(tmp_path):
-    """The run goes on; that one thing is sent again."""
+    """The run resumes; the value of the incomplete note is sent again."""
     service = []
     send(tmp_path, RUN[:2], is_resumed=False, service=service)
     with (tmp_path / "ledger.jsonl").open("a") as file:
@@ -91,7 +91,7 @@ def test_a_note_torn_by_a_kill_does_not_count(tmp_path):
 
 
 def test_the_file_does_not_grow_with_each_start(tmp_path):
-    """What was noted before is one line."""
+    """Each start summarizes the earlier notes in one line."""
     service = []
 
     for num in range(1, 6):
@@ -101,7 +101,7 @@ def test_the_file_does_not_grow_with_each_start(tmp_path):
 
 
 def test_notes_of_another_run_are_refused(tmp_path):
-    """Two runs never share one of a service by accident; the message names both ways out."""
+    """Two runs never share a service's run by accident; the message names both solutions."""
     send(tmp_path / "log" / "mlflow", RUN, is_resumed=False, service=[])
 
     with pytest.raises(FileExistsError, match=r'log holds the logs of another run.*resume="auto".*another logdir'):

@@ -1,4 +1,4 @@
-"""MLflowLogger: what MLflow's own client reads is what was logged, each thing once, also after a kill and a resume."""
+"""MLflowLogger: MLflow's client reads every logged value exactly once, even if the run was killed and resumed."""
 
 import json
 import math
@@ -9,13 +9,14 @@ import pytest
 
 from runnerkit import dl
 from runnerkit.logger import Histogram, PRCurve, Step
-from runnerkit.loggers import mlflow as mlflow_logger
-from tests.loggers.training import Interrupt, train
+from runnerkit.loggers.services import mlflow as mlflow_logger
+from tests.interrupt import Interrupt
+from tests.loggers.training import train
 
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch):
-    """No telemetry; a folder is store enough, which MLflow wants to be asked for."""
+    """Disable telemetry, and allow a folder as the store, which MLflow requires to be requested."""
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
@@ -33,7 +34,7 @@ def client(uri):
 
 
 def read(uri, run_id):
-    """Every point of every metric: {name: [(x, value)]}."""
+    """Return all points of all metrics: {name: [(x, value)]}."""
     names = client(uri).get_run(run_id).data.metrics
     return {
         name: [(point.step, point.value) for point in client(uri).get_metric_history(run_id, name)] for name in names
@@ -47,7 +48,7 @@ def runs(uri, experiment="Default"):
 
 @pytest.mark.parametrize("ddp", [False, True])
 def test_a_run_is_read_back_by_mlflows_client(tmp_path, uri, ddp):
-    """Metrics of loaders by epoch, of steps by step, each once: one logger, on rank zero; parameters; how it ended."""
+    """It has parameters, status and each metric once, from rank zero: loaders' metrics by epoch, steps' by step."""
     logger = dl.MLflowLogger(
         tmp_path / "log", experiment="digits", run_name="mine", tracking_uri=uri, tags={"who": "me"},
         log_batch_metrics=True, log_checkpoint=True,
@@ -76,7 +77,7 @@ def artifacts(uri, run, tmp_path):
 
 
 def test_a_resumed_run_is_the_same_run_and_repeats_nothing(tmp_path, uri, caplog):
-    """Interrupted in step 8, resumed from the checkpoint of step 6; the points are those of a run that was not."""
+    """Interrupted in step 8 and resumed from the checkpoint of step 6, a run has the points of an unkilled one."""
 
     def run(logdir, *others, **kwargs):
         logger = dl.MLflowLogger(tmp_path / logdir, experiment=logdir, tracking_uri=uri, log_batch_metrics=True)
@@ -85,18 +86,21 @@ def test_a_resumed_run_is_the_same_run_and_repeats_nothing(tmp_path, uri, caplog
 
     run("unkilled")
     with pytest.raises(KeyboardInterrupt):
-        run("killed", Interrupt(8))
+        run("killed", Interrupt(8, "on_step_end"))
     assert [each.info.status for each in runs(uri, "killed")] == ["KILLED"]
     run("killed", resume="auto")
 
     [unkilled], [resumed] = runs(uri, "unkilled"), runs(uri, "killed")
     assert read(uri, resumed.info.run_id) == read(uri, unkilled.info.run_id)
     assert resumed.info.status == "FINISHED"
-    assert f"has run {resumed.info.run_id} until epoch 2, step 8, and forgets nothing" in caplog.text
+    assert (
+        f"run {resumed.info.run_id} already holds values up to epoch 2, step 8, and they cannot be deleted"
+        in caplog.text
+    )
 
 
 def test_parameters_that_changed_stay_and_are_warned_of(tmp_path, uri, caplog):
-    """MLflow refuses to change one, which must not end a resumed run; new ones are added."""
+    """MLflow does not allow changed parameters, which must not end a resumed run; new ones are added."""
     train(tmp_path, dl.MLflowLogger(tmp_path, tracking_uri=uri))
 
     train(
@@ -109,12 +113,12 @@ def test_parameters_that_changed_stay_and_are_warned_of(tmp_path, uri, caplog):
 
     [run] = runs(uri)
     assert run.data.params == {"lr": "0.1", "model.depth": "2", "seed": "1"}
-    assert "MLflow's parameters cannot change, and stay as they were: lr" in caplog.text
+    assert "MLflow parameters cannot change; these keep their old values: lr" in caplog.text
     assert [x for x, _ in read(uri, run.info.run_id)["valid/loss"]] == [1, 2, 3]
 
 
 def test_a_failed_run_is_failed_there(tmp_path, uri):
-    """The exception comes out as it was."""
+    """The exception is raised unchanged."""
 
     class Fail(dl.Callback):
         def on_epoch_end(self, runner):
@@ -127,14 +131,14 @@ def test_a_failed_run_is_failed_there(tmp_path, uri):
 
 
 def logged(tmp_path, uri, **kwargs):
-    """A logger that is set up; the caller closes it."""
+    """Set up a logger; the caller closes it."""
     logger = dl.MLflowLogger(tmp_path / "log", tracking_uri=uri, **kwargs)
     logger.setup()
     return logger
 
 
 def test_whole_loaders_may_go_by_steps(tmp_path, uri):
-    """So that each validation within an epoch has a point of its own."""
+    """With x_axis="step", each validation within an epoch has its own point."""
     logger = logged(tmp_path, uri, x_axis="step")
     for batch in (50, 100):
         logger.log_scalars({"loss": 0.5}, step=Step("train", "valid", 1, batch), scope="loader")
@@ -145,7 +149,7 @@ def test_whole_loaders_may_go_by_steps(tmp_path, uri):
 
 
 def test_single_steps_are_sent_together_and_every_few_seconds(tmp_path, uri, monkeypatch):
-    """A call takes a database as long as many steps; what waits is sent before the checkpoint that flushes the logs."""
+    """A call takes as long as many steps, so values are sent together, at the latest when the logs are flushed."""
     now = [100.0]
     monkeypatch.setattr(mlflow_logger.time, "monotonic", lambda: now[0])
     logger = logged(tmp_path, uri)
@@ -165,7 +169,7 @@ def test_single_steps_are_sent_together_and_every_few_seconds(tmp_path, uri, mon
 
 
 def test_what_a_kill_kept_from_being_sent_is_sent_by_the_resumed_run(tmp_path, uri):
-    """It is not in the notes, although it was logged."""
+    """The ledger does not list values that were logged but not sent."""
     step = Step("train", "train", 1, 1)
     killed = logged(tmp_path, uri)
     killed.log_scalars({"loss": 0.5}, step=step, scope="batch")  # and no flush
@@ -182,7 +186,7 @@ def test_what_a_kill_kept_from_being_sent_is_sent_by_the_resumed_run(tmp_path, u
 
 
 def test_any_name_and_any_number_arrive(tmp_path, uri):
-    """NaN and infinities; names with what MLflow takes in no name; more of them than it takes at once."""
+    """NaN, infinities, names with characters that MLflow rejects, and more values than one call accepts are logged."""
     scalars = {
         "nan": math.nan,
         "inf": -math.inf,
@@ -204,7 +208,7 @@ def test_any_name_and_any_number_arrive(tmp_path, uri):
 
 
 def test_pictures_texts_distributions_and_files_are_artifacts(tmp_path, uri):
-    """Pictures where MLflow's page shows them by step, texts as such, what is made of numbers as JSON."""
+    """Images are stored where MLflow's page shows them by step, texts as text files, and numeric data as JSON."""
     from PIL import Image
 
     step = Step("train", "valid", 3, 12)
@@ -213,7 +217,7 @@ def test_pictures_texts_distributions_and_files_are_artifacts(tmp_path, uri):
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "a.txt").write_text("in a folder")
     logger = logged(tmp_path, uri)
-    for _ in range(2):  # the second time is one too many
+    for _ in range(2):  # the second time it must be ignored
         logger.log_image("sample", image, step=step, scope="loader")
         logger.log_text("remark", "good", step=step, scope="loader")
         logger.log_histogram(
@@ -225,7 +229,7 @@ def test_pictures_texts_distributions_and_files_are_artifacts(tmp_path, uri):
 
     folder = artifacts(uri, client(uri).get_run(logger.run_id), tmp_path)
     [png] = folder.glob("images/*.png")
-    assert png.name.startswith("valid~sample+step+3+")  # by which MLflow's page finds it
+    assert png.name.startswith("valid~sample+step+3+")  # MLflow's page uses it to find the image
     np.testing.assert_array_equal(np.asarray(Image.open(png)), image)
     assert (folder / "texts/valid/remark/3.txt").read_text() == "good"
     assert json.loads((folder / "histograms/valid/batch/weights/12.json").read_text()) == {
@@ -236,7 +240,7 @@ def test_pictures_texts_distributions_and_files_are_artifacts(tmp_path, uri):
 
 
 def test_missing_mlflow_names_the_install_command(tmp_path, monkeypatch):
-    """It is optional: its absence is said before training."""
+    """MLflow is optional: if it is missing, an error is raised before training."""
     monkeypatch.setitem(sys.modules, "mlflow", None)  # import raises ImportError
 
     with pytest.raises(ImportError, match=r"MLflowLogger needs MLflow: pip install runnerkit\[mlflow\]"):
@@ -244,6 +248,6 @@ def test_missing_mlflow_names_the_install_command(tmp_path, monkeypatch):
 
 
 def test_unknown_x_axis_is_refused(tmp_path):
-    """A misspelt axis is named before training."""
+    """An unknown axis raises before training."""
     with pytest.raises(ValueError, match='"epoch" or "step", got \'epochs\''):
         dl.MLflowLogger(tmp_path, x_axis="epochs")

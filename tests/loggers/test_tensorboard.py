@@ -1,4 +1,4 @@
-"""TensorboardLogger: what TensorBoard shows is what was logged, also after a kill and a resume."""
+"""TensorboardLogger: TensorBoard shows exactly the logged values, even if the run was killed and resumed."""
 
 import io
 import math
@@ -26,7 +26,7 @@ from tensorboard.util.tensor_util import make_ndarray  # type: ignore[import-unt
 
 from runnerkit.logger import Histogram, Scope, Step
 from runnerkit.loggers import CSVLogger, TensorboardLogger
-from runnerkit.media import pr_curve_of
+from runnerkit.loop.media import pr_curve_of
 from tests.loggers.served import fetch, serve
 
 Record = tuple[Scope, str, int, int, dict[str, float]]  # scope, loader, epoch, step, metrics
@@ -68,7 +68,7 @@ def load(folder: Path) -> EventAccumulator:
 
 
 def read(logdir: Path) -> Series:
-    """Read with TensorBoard's own reader."""
+    """Read events with TensorBoard's own reader."""
     series: Series = {}
     for folder in sorted({path.parent for path in logdir.rglob("*tfevents*")}):
         events = load(folder)
@@ -90,14 +90,14 @@ def test_loaders_share_tags_and_have_runs_of_their_own(tmp_path: Path) -> None:
 
 
 def test_single_steps_have_tags_of_their_own(tmp_path: Path) -> None:
-    """The number of training steps is the x of a step's metrics, whatever the x of whole loaders."""
+    """The x of a step's metrics is the number of training steps, regardless of `x_axis`."""
     log(tmp_path, [("batch", "train", 2, 30, {"loss": 0.5}), ("loader", "train", 2, 40, {"loss": 0.25})])
 
     assert read(tmp_path) == {("train", "batch/loss"): [(30, 0.5)], ("train", "loss"): [(2, 0.25)]}
 
 
 def test_x_axis_of_whole_loaders_is_chosen_by_the_user(tmp_path: Path) -> None:
-    """By step, evaluations within an epoch stand side by side."""
+    """With x_axis="step", each evaluation within an epoch has its own point."""
     log(
         tmp_path,
         [("loader", "valid", 1, 50, {"loss": 0.5}), ("loader", "valid", 1, 100, {"loss": 0.25})],
@@ -108,13 +108,13 @@ def test_x_axis_of_whole_loaders_is_chosen_by_the_user(tmp_path: Path) -> None:
 
 
 def test_unknown_x_axis_is_refused(tmp_path: Path) -> None:
-    """A misspelt axis is named before training."""
+    """An unknown axis raises before training."""
     with pytest.raises(ValueError, match='"epoch" or "step", got \'epochs\''):
-        TensorboardLogger(tmp_path, x_axis="epochs")  # type: ignore[arg-type]  # the mistake
+        TensorboardLogger(tmp_path, x_axis="epochs")  # type: ignore[arg-type]  # deliberately wrong
 
 
 def test_numbers_that_are_not_finite_arrive(tmp_path: Path) -> None:
-    """A diverged loss is seen, not swallowed."""
+    """A diverged loss is visible."""
     log(tmp_path, [("loader", "train", 1, 1, {"a": math.nan, "b": math.inf, "c": -math.inf})])
 
     values = [points[0][1] for points in read(tmp_path).values()]
@@ -122,7 +122,7 @@ def test_numbers_that_are_not_finite_arrive(tmp_path: Path) -> None:
 
 
 def test_metrics_of_one_call_are_one_event(tmp_path: Path) -> None:
-    """Ten metrics of a step cost one event, not ten."""
+    """Ten metrics of a step are one event, not ten."""
     log(tmp_path, [("loader", "train", 1, 1, {f"metric{number}": float(number) for number in range(10)})])
 
     events = load(tmp_path / "tensorboard" / "train")
@@ -130,7 +130,7 @@ def test_metrics_of_one_call_are_one_event(tmp_path: Path) -> None:
 
 
 def test_one_place_has_one_point(tmp_path: Path) -> None:
-    """Measured again before another training step, a metric keeps its value, and new ones are added."""
+    """A metric logged twice at one training step keeps its first value; new metrics are added."""
     log(tmp_path, [
         ("loader", "valid", 1, 4, {"loss": 0.5}),
         ("loader", "valid", 1, 4, {"loss": 0.75, "auc": 0.25}),
@@ -146,7 +146,7 @@ def test_one_place_has_one_point(tmp_path: Path) -> None:
 def test_killed_and_resumed_run_shows_the_same_curves(
     tmp_path: Path, killed_after: int, x_axis: Literal["epoch", "step"]
 ) -> None:
-    """Wherever the checkpoint is, resuming gives the points of an unkilled run, each once."""
+    """For any checkpoint, a resumed run has the points of an uninterrupted run, each once."""
     log(tmp_path / "unkilled", RUN, x_axis=x_axis)
     expected = read(tmp_path / "unkilled")
 
@@ -166,7 +166,7 @@ def test_killed_and_resumed_run_shows_the_same_curves(
 
 
 def test_torn_event_is_cut_off(tmp_path: Path) -> None:
-    """What a kill left of an event does not hide the events of the resumed run."""
+    """An incomplete event of a killed run does not hide the events of the resumed run."""
     log(tmp_path, RUN[:8])
     (path,) = (tmp_path / "tensorboard" / "valid").iterdir()
     os.truncate(path, path.stat().st_size - 5)
@@ -180,7 +180,7 @@ def test_torn_event_is_cut_off(tmp_path: Path) -> None:
 
 
 def test_a_clock_that_was_set_back_does_not_change_the_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files are read by their names, which begin with the time; that two runs begin in one second is no matter."""
+    """Files are sorted by name, which starts with the time; two runs may also start in the same second."""
     now = time.time()
     for last, seconds in ((0, 0), (6, -1e6), (8, -1e6), (13, -2e6)):
         monkeypatch.setattr(time, "time", lambda seconds=seconds: now + seconds)
@@ -193,7 +193,7 @@ def test_a_clock_that_was_set_back_does_not_change_the_order(tmp_path: Path, mon
 
 
 def test_epochs_without_training_steps_are_told_apart(tmp_path: Path) -> None:
-    """Where nothing is trained the step stands still: the epoch decides what came after the checkpoint."""
+    """The step does not advance without training, so the epoch determines which events are after the checkpoint."""
     log(tmp_path, [("loader", "valid", epoch, 0, {"loss": float(epoch)}) for epoch in (1, 2, 3)])
 
     log(tmp_path, [], resumed_at=Step("train", "", 2, 0))
@@ -202,7 +202,7 @@ def test_epochs_without_training_steps_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_logs_of_another_run_are_refused(tmp_path: Path) -> None:
-    """Two runs never share a curve by accident; the message names the folder and both ways out."""
+    """Two runs never share a curve by accident; the message names the folder and both solutions."""
     log(tmp_path, RUN[:1])
 
     with pytest.raises(FileExistsError, match=r'resume="auto".*another logdir') as caught:
@@ -220,8 +220,8 @@ def test_logdir_that_is_a_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_missing_tensorboard_names_the_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """TensorBoard is optional: its absence is said when the logger is opened, with the cure."""
-    monkeypatch.delitem(sys.modules, "runnerkit.loggers.event_files", raising=False)
+    """TensorBoard is optional: if it is missing, setup raises an error with the install command."""
+    monkeypatch.delitem(sys.modules, "runnerkit.loggers.files.event_files", raising=False)
     monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)  # import raises ImportError
 
     with pytest.raises(ImportError, match=r"pip install runnerkit\[tensorboard\]"):
@@ -229,7 +229,7 @@ def test_missing_tensorboard_names_the_install_command(tmp_path: Path, monkeypat
 
 
 def test_images_are_logged(tmp_path: Path) -> None:
-    """Gray and color pictures keep their size."""
+    """Gray and color images keep their size."""
     logger = TensorboardLogger(tmp_path)
     logger.setup()
 
@@ -246,7 +246,7 @@ def test_images_are_logged(tmp_path: Path) -> None:
 
 
 def test_pictures_come_back_level_by_level(tmp_path: Path) -> None:
-    """Gray, color, and color with transparency."""
+    """Gray, color and transparent images keep their pixel values."""
     generator = np.random.default_rng(0)
     images = {f"{shape}": generator.integers(0, 256, shape, dtype=np.uint8) for shape in [(4, 6), (5, 7, 3), (3, 2, 4)]}
     logger = TensorboardLogger(tmp_path)
@@ -273,7 +273,7 @@ def log_media(logdir: Path, steps: list[tuple[int, int]], *, resumed_at: Step | 
     logger.setup(resumed_at=resumed_at)
     for epoch, step in steps:
         place = Step("train", "train", epoch, step)
-        for _ in range(2):  # the second of a place is dropped
+        for _ in range(2):  # the second image at one step is dropped
             logger.log_image("image", np.full((2, 2), step, dtype=np.uint8), step=place, scope="batch")
             logger.log_text("text", f"at *{step}*", step=place, scope="batch")
             logger.log_histogram("values", HISTOGRAM, step=place, scope="loader")
@@ -283,7 +283,7 @@ def log_media(logdir: Path, steps: list[tuple[int, int]], *, resumed_at: Step | 
 
 
 def read_media(logdir: Path) -> dict[str, list[tuple[int, Any]]]:
-    """Read as TensorBoard's plugins do: by tag, (x, value)."""
+    """Read like TensorBoard's plugins: {tag: [(x, value)]}."""
     events = load(logdir / "tensorboard" / "train")
     tensors = {tag: [(each.step, make_ndarray(each.tensor_proto)) for each in events.Tensors(tag)]
                for tag in ("text/text_summary", "values", "curve")}  # fmt: skip
@@ -291,7 +291,7 @@ def read_media(logdir: Path) -> dict[str, list[tuple[int, Any]]]:
 
 
 def test_texts_histograms_and_curves_arrive_in_their_plugins(tmp_path: Path) -> None:
-    """At the training step where one logged them, else at the epoch."""
+    """Their x is the training step if they are logged within one, else the epoch."""
     log_media(tmp_path, MEDIA_STEPS)
 
     events, media = load(tmp_path / "tensorboard" / "train"), read_media(tmp_path)
@@ -312,7 +312,7 @@ def test_texts_histograms_and_curves_arrive_in_their_plugins(tmp_path: Path) -> 
 @pytest.mark.parametrize("killed_after", [2, 3, 4])
 @pytest.mark.parametrize("last", [0, 1, 2])
 def test_a_resumed_run_shows_each_picture_once(tmp_path: Path, killed_after: int, last: int) -> None:
-    """What was logged after the checkpoint is cut off, whatever it is."""
+    """Media logged after the checkpoint are removed, like scalars."""
     log_media(tmp_path / "unkilled", MEDIA_STEPS)
     log_media(tmp_path / "killed", MEDIA_STEPS[:killed_after])
 
@@ -330,13 +330,13 @@ def test_a_resumed_run_shows_each_picture_once(tmp_path: Path, killed_after: int
 
 
 class Kind(Enum):
-    """What is no plain value."""
+    """A value that is not plain."""
 
     BIG = 1
 
 
 def sessions(logdir: Path) -> dict[str, Any]:
-    """Ask the HPARAMS tab's own backend, which reads the files as TensorBoard does."""
+    """Query the backend of the HPARAMS tab, which reads the files as TensorBoard does."""
     multiplexer = plugin_event_multiplexer.EventMultiplexer().AddRunsFromDirectory(str(logdir))
     multiplexer.Reload()
     provider = data_provider.MultiplexerDataProvider(multiplexer, str(logdir))
@@ -365,7 +365,7 @@ def end(logger: TensorboardLogger, error: BaseException | None = None) -> None:
 
 
 def test_the_hparams_tab_compares_runs_with_their_last_metrics(tmp_path: Path) -> None:
-    """A row for each run: numbers, bools and strings as such, the rest as strings; and loss of train and of valid."""
+    """Each run has a row with its numbers, bools and strings, other values as strings, and the loss of each loader."""
     hparams = {
         "lr": 0.1, "layers": [64, 32], "amp": True, "name": "größe", "kind": Kind.BIG, "data": Path("data"),
         "size": np.int64(3), "none": None, "never": math.inf, "optimizer": {"betas": (0.9, 0.99), "fused": False},
@@ -399,7 +399,7 @@ def test_the_hparams_tab_compares_runs_with_their_last_metrics(tmp_path: Path) -
     ids=["well", "failed", "preempted", "stopped"],
 )
 def test_the_hparams_tab_says_how_the_run_ended(tmp_path: Path, error: BaseException | None, status: int) -> None:
-    """A run that was stopped may go on."""
+    """The status of a stopped run stays unknown, since it may be resumed."""
     logger = log_run(tmp_path, {"lr": 0.1}, [1.0])
     assert sessions(tmp_path)["tensorboard"].sessions[0].status == api_pb2.STATUS_UNKNOWN
 
@@ -409,7 +409,7 @@ def test_the_hparams_tab_says_how_the_run_ended(tmp_path: Path, error: BaseExcep
 
 
 def test_a_resumed_run_shows_the_hyperparameters_that_it_goes_on_with(tmp_path: Path) -> None:
-    """In one row, with the last metrics of all; not those that were changed."""
+    """One row has the last metrics and the current hyperparameters, without the earlier values."""
     log_run(tmp_path, {"lr": 0.1, "old": 1}, [4.0, 3.0]).close()  # killed
 
     end(log_run(tmp_path, {"lr": 0.2}, [2.0], resumed_at=Step("train", "", 1, 10)))
@@ -423,7 +423,7 @@ def test_a_resumed_run_shows_the_hyperparameters_that_it_goes_on_with(tmp_path: 
 
 
 def test_a_run_without_hyperparameters_has_no_run_of_its_own_for_them(tmp_path: Path) -> None:
-    """TensorBoard's list of runs is that of the loaders."""
+    """TensorBoard's list of runs contains the loaders only."""
     end(log_run(tmp_path, {}, [1.0]))
 
     assert sorted(path.name for path in (tmp_path / "tensorboard").iterdir()) == ["train", "valid"]
@@ -431,7 +431,7 @@ def test_a_run_without_hyperparameters_has_no_run_of_its_own_for_them(tmp_path: 
 
 @pytest.mark.slow
 def test_nothing_flushed_is_lost_when_killed(tmp_path: Path) -> None:
-    """A process ended by SIGKILL leaves all that was logged before flush(), in TensorBoard and in CSV."""
+    """All values logged before flush() survive SIGKILL, in TensorBoard and in CSV."""
     script = """
 import os, signal, sys
 from runnerkit.logger import Step
@@ -456,7 +456,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.mark.slow
 def test_tensorboard_serves_what_the_csv_holds(tmp_path: Path) -> None:
-    """The browser's numbers equal the CSV's, loader by loader, also where a run was killed and resumed."""
+    """The served numbers equal those in the CSV files for every loader, even if the run was killed and resumed."""
     losses = {"train": [1 / epoch for epoch in range(1, 1201)], "valid": [2 / epoch for epoch in range(1, 1201)]}
     for first, last, resumed_at in ((1, 900, None), (601, 1200, Step("train", "", 600, 6000))):
         for logger in (TensorboardLogger(tmp_path), CSVLogger(tmp_path)):

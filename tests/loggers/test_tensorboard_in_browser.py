@@ -1,4 +1,4 @@
-"""What a user sees of a run who opens TensorBoard in a browser."""
+"""The curves of a run in TensorBoard's page, opened in a browser."""
 
 import ctypes
 import os
@@ -30,7 +30,7 @@ NUM_EPOCHS = 12
 
 @pytest.fixture
 def adopts_orphans() -> Iterator[None]:
-    """A browser's processes outlive who started them, as others' children; here they are this process's, and found."""
+    """Adopt the browser's orphaned processes, so that this process can find and end them."""
     prctl = ctypes.CDLL(None).prctl
     assert prctl(PR_SET_CHILD_SUBREAPER, 1) == 0
     yield
@@ -39,7 +39,7 @@ def adopts_orphans() -> Iterator[None]:
 
 @contextmanager
 def browse(address: str) -> Iterator[Any]:
-    """Open a page in Chromium; closed whatever happens."""
+    """Open a page in Chromium, which is always closed at the end."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -75,7 +75,7 @@ def train(logdir: Path) -> dl.SupervisedRunner:
 @pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install --no-install-recommends chromium")
 @pytest.mark.usefixtures("adopts_orphans")
 def test_browser_shows_the_curves_of_every_loader(tmp_path: Path) -> None:
-    """Tags, runs and last values stand on the page; and where all that ends in an exception no process is left."""
+    """The page shows tags, runs and last values; even after an exception no process is left."""
     pytest.importorskip("playwright", reason="needs the Python package playwright")
     metrics = train(tmp_path).epoch_metrics
 
@@ -86,7 +86,7 @@ def test_browser_shows_the_curves_of_every_loader(tmp_path: Path) -> None:
             page.get_by_label("Toggle settings side pane").click()
             tags = page.get_by_role("combobox", name="Filter tags")
             tags.fill("^(accuracy|loss)$")
-            tags.press("Escape")  # no list of suggestions
+            tags.press("Escape")  # closes the list of suggestions
             for tag in ("accuracy", "loss"):
                 card = page.locator("metrics-filtered-view-component scalar-card", has_text=tag)
                 for loader, values in metrics.items():

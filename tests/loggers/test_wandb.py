@@ -1,4 +1,4 @@
-"""WandbLogger, offline: what wandb's own reader finds in its files is what was logged, each thing once."""
+"""WandbLogger, offline: wandb's files contain every logged value exactly once."""
 
 import json
 import math
@@ -12,12 +12,13 @@ import pytest
 
 from runnerkit import dl
 from runnerkit.logger import Histogram, PRCurve, Step
-from tests.loggers.training import Interrupt, train
+from tests.interrupt import Interrupt
+from tests.loggers.training import train
 
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch, tmp_path):
-    """Nothing leaves this machine or comes from the user's settings; wandb's own process ends with the test."""
+    """Keep wandb offline and independent of the user's settings, and end its process after the test."""
     for name in ("DATA", "CACHE", "CONFIG", "ARTIFACT"):
         monkeypatch.setenv(f"WANDB_{name}_DIR", str(tmp_path / "wandb_home"))
     monkeypatch.setenv("WANDB_SILENT", "true")
@@ -29,11 +30,11 @@ def offline(monkeypatch, tmp_path):
 
 
 def records(logdir):
-    """All that wandb keeps to send later: its messages, framed as LevelDB's log is."""
+    """Return the messages that wandb stores to send later, in the framing of LevelDB's log."""
     import wandb
     from wandb.proto.wandb_internal_pb2 import Record
 
-    wandb.teardown()  # its process writes after finish() has returned
+    wandb.teardown()  # wandb's process still writes after finish() returns
     block_bytes = 32_768
     for path in sorted(logdir.glob("wandb/offline-run-*/*.wandb")):
         data, place, message = path.read_bytes(), 7, b""  # after the file's own header
@@ -51,7 +52,7 @@ def records(logdir):
 
 
 def rows(logdir):
-    """What was logged, in order, as wandb will show it."""
+    """Return the logged rows in order, as wandb will show them."""
     found = []
     for record in records(logdir):
         if record.WhichOneof("record_type") == "history":
@@ -66,7 +67,7 @@ def curve(logdir, name, x):
 
 @pytest.mark.parametrize("ddp", [False, True])
 def test_a_run_is_read_back_from_wandbs_files(tmp_path, ddp):
-    """Metrics with epoch and step, each once: one logger, on rank zero; config; the checkpoint; how it ended."""
+    """They contain config, checkpoint, exit code, and each metric once, with epoch and step, from rank zero."""
     logger = dl.WandbLogger(tmp_path, project="digits", name="mine", log_batch_metrics=True, log_checkpoint=True)
 
     runner = train(tmp_path, logger, log_every=1, ddp=ddp, cpu=not ddp)
@@ -90,14 +91,14 @@ def test_a_run_is_read_back_from_wandbs_files(tmp_path, ddp):
 
 
 def artifacts(logdir):
-    """Those that were logged."""
+    """Return the logged artifacts."""
     for record in records(logdir):
         if record.WhichOneof("record_type") == "artifact":
             yield record.artifact
 
 
 def test_a_resumed_run_is_the_same_run_and_repeats_nothing(tmp_path):
-    """Interrupted in step 8, resumed from the checkpoint of step 6; the points are those of a run that was not."""
+    """Interrupted in step 8 and resumed from the checkpoint of step 6, a run has the points of an unkilled one."""
 
     def run(logdir, *others, **kwargs):
         checkpoint = dl.CheckpointCallback(logdir, mode="runner", every_steps=3)
@@ -106,14 +107,14 @@ def test_a_resumed_run_is_the_same_run_and_repeats_nothing(tmp_path):
 
     run(tmp_path / "unkilled")
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "killed", Interrupt(8))
+        run(tmp_path / "killed", Interrupt(8, "on_step_end"))
     run(tmp_path / "killed", resume="auto")
 
     assert len(list((tmp_path / "killed").glob("wandb/offline-run-*"))) == 2
     for name, x in (("train/loss", "epoch"), ("valid/loss", "epoch"), ("train/batch/loss", "step")):
         assert curve(tmp_path / "killed", name, x) == curve(tmp_path / "unkilled", name, x)
     numbers = [row["_step"] for row in rows(tmp_path / "killed")]
-    assert numbers == list(range(len(numbers)))  # one run's, to wandb: no row takes another's place
+    assert numbers == list(range(len(numbers)))  # the rows belong to one run, so no row may replace another
     starts = [record.run for record in records(tmp_path / "killed") if record.WhichOneof("record_type") == "run"]
     assert len({start.run_id for start in starts}) == 1
     exits = [record.exit.exit_code for record in records(tmp_path / "killed") if record.HasField("exit")]
@@ -121,7 +122,7 @@ def test_a_resumed_run_is_the_same_run_and_repeats_nothing(tmp_path):
 
 
 def test_a_run_that_the_script_has_begun_is_used_and_left_open(tmp_path):
-    """A sweep's, for instance."""
+    """This happens in a sweep, for example."""
     import wandb
 
     logdir = tmp_path / "log"
@@ -139,7 +140,7 @@ def test_a_run_that_the_script_has_begun_is_used_and_left_open(tmp_path):
 
 
 def test_pictures_texts_distributions_and_files_are_wandbs_own_kinds(tmp_path):
-    """Each where its page shows it; once."""
+    """Each is logged once, under the kind that wandb's page displays."""
     from PIL import Image
 
     step = Step("train", "valid", 3, 12)
@@ -149,7 +150,7 @@ def test_pictures_texts_distributions_and_files_are_wandbs_own_kinds(tmp_path):
     (tmp_path / "notes" / "a.txt").write_text("in a folder")
     logger = dl.WandbLogger(tmp_path / "log")
     logger.setup()
-    for _ in range(2):  # the second time is one too many
+    for _ in range(2):  # the second time it must be ignored
         logger.log_image("sample", image, step=step, scope="loader")
         logger.log_text("remark", "good", step=step, scope="loader")
         histogram = Histogram(np.array([1, 2]), np.array([0.0, 0.5, 1.0]))
@@ -177,7 +178,7 @@ def test_pictures_texts_distributions_and_files_are_wandbs_own_kinds(tmp_path):
 
 
 def test_any_number_arrives(tmp_path):
-    """Every bit of a float, NaN and infinities."""
+    """All bits of a float are kept, also NaN and infinities."""
     values = {"third": -1 / 3, "small": 1e-300, "nan": math.nan, "inf": math.inf}
     logger = dl.WandbLogger(tmp_path)
     logger.setup()
@@ -189,7 +190,7 @@ def test_any_number_arrives(tmp_path):
 
 
 def test_missing_wandb_names_the_install_command(tmp_path, monkeypatch):
-    """It is optional: its absence is said before training."""
+    """wandb is optional: if it is missing, an error is raised before training."""
     monkeypatch.setitem(sys.modules, "wandb", None)  # import raises ImportError
 
     with pytest.raises(ImportError, match=r"WandbLogger needs wandb: pip install runnerkit\[wandb\]"):
@@ -197,6 +198,6 @@ def test_missing_wandb_names_the_install_command(tmp_path, monkeypatch):
 
 
 def test_what_the_logger_sets_itself_is_refused(tmp_path):
-    """The run's id and folder come from the logdir."""
-    with pytest.raises(ValueError, match=r"sets dir, id of wandb\.init itself, by logdir and train\(resume=\.\.\.\)"):
+    """The logger derives the run's id and folder from the logdir."""
+    with pytest.raises(ValueError, match=r"sets dir, id of wandb\.init itself: pass logdir and train\(resume=\.\.\.\)"):
         dl.WandbLogger(tmp_path, id="mine", dir="elsewhere")

@@ -1,21 +1,9 @@
-"""A short training that logs to a service, and what ends it half-way."""
+"""A short training run for the tests of services."""
 
 from torch import nn
 
 from runnerkit import dl
 from tests.tiny import loader, mlp, sgd
-
-
-class Interrupt(dl.Callback):
-    """Ends the run as a kill would."""
-
-    def __init__(self, batch_step):
-        super().__init__(order=dl.CallbackOrder.External)
-        self.batch_step = batch_step
-
-    def on_step_end(self, runner):
-        if runner.batch_step == self.batch_step:
-            raise KeyboardInterrupt
 
 
 def train(logdir, logger, **kwargs):

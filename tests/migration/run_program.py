@@ -1,4 +1,4 @@
-"""Import `program.py` from the working directory, and save what its `train` returns in each way it is meant to run.
+"""Import `program.py` from the working directory, and save what its `train` returns for each run named.
 
 python tests/migration/run_program.py whole amp resumed
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-# The number of epochs of each call, one call after the other, and the arguments.
+# The number of epochs of each successive call, and the arguments of all calls.
 RUNS = {"whole": ([5], {}), "amp": ([5], {"amp": True}), "resumed": ([2, 5], {}), "processes": ([5], {"ddp": True})}
 
 
@@ -24,17 +24,17 @@ def run(name):
     rows = []
     for num_epochs in lengths:
         history, model = program.train(num_epochs, name, **{key: options[key] for key in options if key in takes})
-        rows += history[len(rows) - num_epochs :]  # some return all epochs after a resume, some only their own
+        rows += history[len(rows) - num_epochs :]  # some return all epochs after a resume, some only the new ones
     if os.environ.get("RANK", "0") == "0":
         torch.save({"rows": torch.tensor(rows, dtype=torch.float64), "weights": model.state_dict()}, f"{name}.pt")
 
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path.cwd()))
-    import program  # noqa: F401  # once; the children below have it then
+    import program  # noqa: F401  # imported once; the child processes below inherit it
 
     for each in sys.argv[1:]:
-        # A process for each: the settings of an Accelerator are its process's for good.
+        # One process per run, because an Accelerator's settings last as long as its process.
         child = multiprocessing.get_context("fork").Process(target=run, args=(each,))
         child.start()
         child.join()

@@ -1,4 +1,4 @@
-"""docs/migration: both programs of a page reach the same numbers, and the page names what there is."""
+"""docs/migration: both programs of a page reach the same numbers, and the names in its table exist."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from tests.peers import PEERS, needs_peers
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "migration"
-# Under which name pip knows them; the loop by hand needs nobody.
+# Each framework's name on PyPI; the hand-written loop needs no package.
 DISTRIBUTIONS = {
     "lightning": "lightning",
     "accelerate": "accelerate",
@@ -31,7 +31,7 @@ def text_of(name):
 
 
 def programs(name):
-    """The page's programs, each with what both begin with: theirs, ours."""
+    """Extract the page's two programs, "theirs" and "ours", each after the common beginning."""
     theirs, ours = (
         re.findall(rf"^```python{title}\n(.*?)^```", text_of(name), flags=re.MULTILINE | re.DOTALL)
         for title in (' title="theirs.py"', "")
@@ -41,7 +41,7 @@ def programs(name):
 
 
 def start(name, side, folder, runs, launcher=()):
-    """Run one program of a page in a folder of its own; return what each run came to."""
+    """Run one of a page's programs in its own folder and load the results of each run."""
     python = sys.executable
     if side == "theirs" and name in DISTRIBUTIONS:
         needs_peers()
@@ -59,7 +59,8 @@ def start(name, side, folder, runs, launcher=()):
 
 
 def assert_same(theirs, ours, *, tied=0):
-    """Losses and best weights to 1e-6, as float32 sums differ by their order; accuracy but for `tied` samples."""
+    """Compare losses and best weights to 1e-6, as float32 sums depend on their order, and accuracy up to `tied`
+    samples."""
     assert theirs["rows"].shape == ours["rows"].shape == (5, 3)
     torch.testing.assert_close(theirs["rows"][:, :2], ours["rows"][:, :2], rtol=1e-6, atol=0)
     torch.testing.assert_close(theirs["rows"][:, 2], ours["rows"][:, 2], rtol=0, atol=1e-6 + tied / NUM_VALID)
@@ -70,12 +71,13 @@ def assert_same(theirs, ours, *, tied=0):
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", NAMES)
 def test_both_programs_reach_the_same_numbers(name, tmp_path):
-    """Whole, in bf16, and stopped after two epochs and resumed; the best weights are not the last ones."""
+    """They agree over a full run, in bf16, and when resumed after two epochs; the best weights are not the last
+    ones."""
     runs = ("whole", "amp", "resumed")
     theirs, ours = (start(name, side, tmp_path, runs) for side in ("theirs", "ours"))
 
     for run in runs:
-        # bf16 makes logits the same now and then, and Catalyst's topk has its own choice among those.
+        # bf16 produces equal logits now and then, and Catalyst's topk orders these differently.
         assert_same(theirs[run], ours[run], tied=name == "catalyst" and run == "amp")
     torch.testing.assert_close(ours["resumed"], ours["whole"], rtol=0, atol=0)
     assert ours["whole"]["rows"][:, 1].argmin() == 2
@@ -93,17 +95,17 @@ def test_both_programs_reach_the_same_numbers(name, tmp_path):
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ["by_hand", "accelerate"])
 def test_both_programs_reach_the_same_numbers_in_two_processes(name, tmp_path):
-    """Under torchrun; 517 samples are no multiple of two, and each counts once."""
+    """Under torchrun, each of the 517 samples, an odd number, counts once."""
     theirs, ours = (start(name, side, tmp_path, ("processes",), TORCHRUN) for side in ("theirs", "ours"))
 
     assert_same(theirs["processes"], ours["processes"])
     hits = ours["processes"]["rows"][:, 2] * NUM_VALID
-    torch.testing.assert_close(hits, hits.round(), rtol=0, atol=1e-3)  # of so many samples, not of 518
+    torch.testing.assert_close(hits, hits.round(), rtol=0, atol=1e-3)  # a share of 517 samples, not of 518
 
 
 def test_all_pages_begin_with_the_same_data_and_model():
-    """So that what holds of one page's numbers holds of all; the overview lists each page."""
-    begins = {text_of(name).split("## The same for both")[1].split("## ")[0] for name in NAMES}
+    """Numbers can be compared across pages, and the overview lists each page."""
+    begins = {text_of(name).split("## Shared setup")[1].split("## ")[0] for name in NAMES}
 
     assert len(begins) == 1
     assert {path.stem for path in FOLDER.glob("*.md")} == {"index", *NAMES}
@@ -112,7 +114,7 @@ def test_all_pages_begin_with_the_same_data_and_model():
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_a_page_is_for_the_version_that_its_test_runs(name):
-    """Which benchmarks/peers/requirements.txt pins."""
+    """The page names the version that benchmarks/peers/requirements.txt pins."""
     pinned = (ROOT / "benchmarks" / "peers" / "requirements.txt").read_text()
     (version,) = re.findall(rf"^{DISTRIBUTIONS[name]}==(\S+)$", pinned, flags=re.MULTILINE)
 
@@ -120,22 +122,22 @@ def test_a_page_is_for_the_version_that_its_test_runs(name):
 
 
 def names_in(name, column):
-    """Names in a column of the page's table: those with a capital or an underscore, which are no plain words."""
-    table = text_of(name).split("## What becomes of what")[1].split("## ")[0]
+    """Return the names in a column of the page's table: words that contain a capital letter or an underscore."""
+    table = text_of(name).split("## Equivalents")[1].split("## ")[0]
     cells = [line.strip("|").split(" | ")[column] for line in table.splitlines() if line.startswith("| ")][1:]
     code = " ".join(re.findall(r"`([^`]+)`", " ".join(cells)))
     return set(re.findall(r"\b(?:[A-Z]\w+|\w+_\w+)", re.sub(r'"[^"]*"', "", code)))
 
 
 def words_of(*folders):
-    """All words in the sources below."""
+    """Return all words in the Python sources below the folders."""
     files = (path for folder in folders for path in folder.rglob("*.py"))
     return {word for path in files for word in re.findall(r"\w+", path.read_text(encoding="utf-8"))}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_pages_table_names_what_runnerkit_has(name):
-    """Each class, argument and attribute on the right stands in the sources."""
+    """Each class, argument and attribute in the right column occurs in the sources."""
     ours = words_of(*(ROOT / folder for folder in ("runnerkit", "engines", "callbacks", "loggers")))
 
     assert names_in(name, 1) - ours == set()
@@ -144,7 +146,8 @@ def test_a_pages_table_names_what_runnerkit_has(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_a_pages_table_names_what_they_have(name):
-    """Likewise on the left. Catalyst's engines hand their arguments to Accelerate."""
+    """Each name in the left column occurs in the framework's sources; Catalyst's engines pass arguments to
+    Accelerate."""
     needs_peers()
     (packages,) = PEERS.glob("lib/python*/site-packages")
     theirs = words_of(packages / name, packages / "accelerate") if name == "catalyst" else words_of(packages / name)
@@ -153,7 +156,7 @@ def test_a_pages_table_names_what_they_have(name):
 
 
 def test_what_catalysts_page_calls_missing_is_missing():
-    """What has come since is to be taken off the list."""
+    """Names that runnerkit has gained since must be removed from the list."""
     listed = text_of("catalyst").split("- Names: ")[1].split("\n- ")[0]
 
     assert set(re.findall(r"`(\w+)`", listed)) & set(dl.__all__) == set()

@@ -1,6 +1,6 @@
-"""What type checkers make of a user's code: `mypy --strict` and pyright read this file, nobody runs it.
+"""User code for type checkers: `mypy --strict` and pyright check this file, and it is never run.
 
-A wrong use carries an ignore, and an ignore that nothing needs is an error: who hides an argument's name gets two.
+Each wrong use has a `type: ignore`. An unused ignore is an error, so a change that hides an argument's name is caught.
 """
 
 from typing import assert_type
@@ -14,7 +14,7 @@ from runnerkit import dl
 
 
 class Net(nn.Module):
-    """A model with a method of its own."""
+    """A model with its own method."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Net(nn.Module):
 
 
 class Mine(dl.IRunner):
-    """Hooks may be narrower than the base's: the user's own model, batch, optimizer."""
+    """A runner whose hooks have narrower types than the base class: the user's own model, batch and optimizer."""
 
     model: Net
 
@@ -46,7 +46,7 @@ class Mine(dl.IRunner):
 
 
 class Watch(dl.Callback):
-    """A callback gets any runner, and asks for its own."""
+    """A callback that accepts any runner and checks for its own runner class."""
 
     def on_epoch_end(self, runner: dl.IRunner) -> None:
         assert isinstance(runner, Mine)
@@ -55,7 +55,7 @@ class Watch(dl.Callback):
 
 
 def right() -> None:
-    """What the examples do, and what a checker concludes."""
+    """Use the library as the examples do, and check the inferred types."""
     models = {"left": nn.Linear(4, 2), "right": nn.Sequential(nn.Linear(4, 2))}
     runner = dl.SupervisedRunner().train(
         model=models,
@@ -72,12 +72,12 @@ def right() -> None:
 
 
 def wrong() -> None:
-    """Misspelt, or of another type."""
+    """Misspell arguments and pass values of the wrong type."""
     runner = dl.SupervisedRunner()
     runner.train(num_epoch=3)  # type: ignore[call-arg]
     runner.train(num_epochs="3")  # type: ignore[arg-type]
     runner.train(lr_scale="cubic")  # type: ignore[arg-type]
-    runner.predict_loader(loader=[], ddpp=True)  # names of one's own predict_batch: no checker can know
+    runner.predict_loader(loader=[], ddpp=True)  # may be arguments of a custom predict_batch: no checker can know
     dl.DistributedDataParallelAMPEngine(2, sync_bm=True)  # type: ignore[call-arg]
     dl.FullyShardedDataParallelAMPEngine(2, replicas="2")  # type: ignore[arg-type]
     dl.HorovodAMPEngine(2, opp="sum")  # type: ignore[call-arg]

@@ -1,3 +1,3 @@
-"""The part of NVIDIA Apex (release 25.05) that runnerkit depends on; each call is recorded in `calls`."""
+"""A stand-in for the part of NVIDIA Apex (release 25.05) that runnerkit uses; `calls` records each call."""
 
 calls: list[str] = []

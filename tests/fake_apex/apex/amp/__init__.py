@@ -1,4 +1,4 @@
-"""Loss scaling and master weights, without O1's casts. Gradients may be unscaled once per step."""
+"""Loss scaling and master weights, without O1's casts; gradients can be unscaled once per step."""
 
 import functools
 from contextlib import contextmanager
@@ -40,7 +40,7 @@ def _cast(model, dtype, *, keeps_norms):
 
 def _patch(optimizer, opt_level):
     assert not hasattr(optimizer, "_amp_stash"), "an optimizer goes through amp.initialize once"
-    optimizer.load_state_dict(optimizer.state_dict())  # brings its state to the type of the weights
+    optimizer.load_state_dict(optimizer.state_dict())  # casts its state to the dtype of the weights
     masters = optimizer._amp_stash = []  # pairs of an fp16 weight and its fp32 master
     step, zero_grad = optimizer.step, optimizer.zero_grad
 
@@ -84,7 +84,7 @@ def scale_loss(loss, optimizers, loss_id=0, delay_unscale=False):
         if _scaler.is_dynamic and not all(each.isfinite().all() for each in gradients):
             _scaler.scales[loss_id] /= 2
             for optimizer in optimizers:
-                # Calling this skips the step and restores the real one.
+                # The call skips the step and restores the original method.
                 optimizer.step = functools.partial(setattr, optimizer, "step", optimizer.step)
 
 

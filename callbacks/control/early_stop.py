@@ -1,0 +1,92 @@
+"""Early stopping: end the stage when a metric no longer improves."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import TYPE_CHECKING
+
+from runnerkit.callback import CallbackOrder, IStoppingCallback
+from runnerkit.errors import UnknownKeyError
+from runnerkit.support.arguments import check_integers, check_numbers, check_strings
+from runnerkit.types import StateDict
+
+if TYPE_CHECKING:
+    from runnerkit.runner import IRunner
+
+__all__ = ["EarlyStoppingCallback"]
+
+logger = logging.getLogger(__name__)
+
+
+class EarlyStoppingCallback(IStoppingCallback):
+    """End the stage after `patience` consecutive epochs without improvement.
+
+    Epochs in which the loader did not run are not counted; NaN is never an improvement. To continue a run that was
+    stopped early, resume it with a larger `patience` or without this callback.
+
+    Args:
+        patience: number of epochs, >= 1.
+        loader_key, metric_key: the metric to watch.
+        minimize: whether smaller values are better.
+        min_delta: smallest change that counts as an improvement, >= 0.
+
+    >>> EarlyStoppingCallback(patience=3, loader_key="valid", metric_key="loss", minimize=True).requires
+    (('valid', 'loss'),)
+    """
+
+    def __init__(
+        self, patience: int, loader_key: str, metric_key: str, minimize: bool, min_delta: float = 1e-6
+    ) -> None:
+        # Before the checkpoint of the same epoch, whose saved count must include this epoch.
+        super().__init__(order=CallbackOrder.Scheduler + 5)
+        check_integers(self, patience=patience)
+        check_numbers(self, least=0, min_delta=min_delta)
+        check_strings(self, loader_key=loader_key, metric_key=metric_key)
+        self.patience = patience
+        self.loader_key, self.metric_key = loader_key, metric_key
+        self.minimize = minimize
+        self.min_delta = min_delta
+        self.requires = ((loader_key, metric_key),)
+        self.best_score: float | None = None
+        self.num_bad_epochs = 0
+
+    def on_stage_start(self, runner: IRunner) -> None:
+        self.best_score, self.num_bad_epochs = None, 0
+
+    def on_epoch_end(self, runner: IRunner) -> None:
+        metrics = runner.epoch_metrics.get(self.loader_key)
+        if metrics is None:
+            return
+        if self.metric_key not in metrics:
+            raise UnknownKeyError(
+                f"{type(self).__name__} watches metric {self.metric_key!r} of loader {self.loader_key!r}, which has "
+                f"only {sorted(metrics)}"
+            )
+        score = metrics[self.metric_key]
+        if self._is_better(score):
+            self.best_score, self.num_bad_epochs = score, 0
+        else:
+            self.num_bad_epochs += 1
+        if self.has_stopped:
+            logger.info(
+                "%s of %s has not improved on %s for %d epochs: ending the stage after epoch %d",
+                self.metric_key, self.loader_key, self.best_score, self.num_bad_epochs, runner.epoch_step,
+            )  # fmt: skip
+            runner.need_early_stop = True
+
+    @property
+    def has_stopped(self) -> bool:  # type: ignore[override]  # read only
+        return self.num_bad_epochs >= self.patience
+
+    def _is_better(self, score: float) -> bool:
+        if self.best_score is None:
+            return not math.isnan(score)
+        gain = self.best_score - score if self.minimize else score - self.best_score
+        return gain > self.min_delta
+
+    def state_dict(self) -> StateDict:
+        return {"best_score": self.best_score, "num_bad_epochs": self.num_bad_epochs}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        self.best_score, self.num_bad_epochs = state["best_score"], state["num_bad_epochs"]

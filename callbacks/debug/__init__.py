@@ -1,0 +1,1 @@
+"""Callbacks that find hangs, non-finite values and ranks that diverge."""

@@ -1,0 +1,1 @@
+"""Records that the debugging callbacks compare."""

@@ -1,0 +1,1 @@
+"""Callbacks that export the trained model."""

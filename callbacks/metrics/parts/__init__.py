@@ -1,0 +1,1 @@
+"""Accumulators and key handling for the metric callbacks."""

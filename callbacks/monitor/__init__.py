@@ -1,0 +1,1 @@
+"""Callbacks that show what a run does: progress, timings, memory and gradients."""

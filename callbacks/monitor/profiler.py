@@ -1,0 +1,86 @@
+"""Traces of a few training steps, for chrome://tracing, Perfetto, or TensorBoard's profiler plugin."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch.profiler import ProfilerActivity, profile
+
+from runnerkit.callback import Callback, CallbackNode, CallbackOrder
+from runnerkit.storage.atomic_file import AtomicFile
+from runnerkit.support.arguments import check_integers, check_paths
+
+if TYPE_CHECKING:
+    from runnerkit.runner import IRunner
+
+__all__ = ["ProfilerCallback"]
+
+
+class ProfilerCallback(Callback):
+    """Profile some steps of the first training loader, on rank zero, and write a Chrome trace.
+
+    The first step is skipped, since it allocates memory and compiles.
+
+    Args:
+        path: JSON file to write.
+        num_batches: number of steps to profile, >= 1; 5 profiles steps 2 to 6.
+        tensorboard: folder for a copy, named as by ``torch.profiler.tensorboard_trace_handler``, for the plugin of the
+            package torch-tb-profiler.
+
+    >>> ProfilerCallback("trace.json").num_batches
+    5
+    """
+
+    def __init__(self, path: str | Path, num_batches: int = 5, *, tensorboard: str | Path | None = None) -> None:
+        # Last of all: a step ends after the optimizer step.
+        super().__init__(order=CallbackOrder.External, node=CallbackNode.Master)
+        check_integers(self, num_batches=num_batches)
+        check_paths(self, path=path)
+        check_paths(self, or_none=True, tensorboard=tensorboard)
+        self.path = Path(path).absolute()
+        self.num_batches = num_batches
+        self.tensorboard = Path(tensorboard).absolute() if tensorboard is not None else None
+        self._profile: Any = None  # while it runs
+        self._num_profiled = 0
+        self._is_done = False
+
+    def on_batch_end(self, runner: IRunner) -> None:
+        if self._is_done or not runner.is_train_loader:
+            return
+        if self._profile is None:  # after the first step
+            activities = [ProfilerActivity.CPU]
+            if runner.engine.device.type == "cuda":
+                activities.append(ProfilerActivity.CUDA)
+            self._profile = profile(activities=activities, record_shapes=True, acc_events=True)
+            self._profile.start()
+            return
+        self._num_profiled += 1
+        if self._num_profiled == self.num_batches:
+            self._finish()
+
+    def on_loader_end(self, runner: IRunner) -> None:
+        if self._profile is not None and runner.is_train_loader:
+            self._finish()  # the loader ended early
+
+    def on_exception(self, runner: IRunner) -> None:
+        if self._profile is not None:
+            self._profile.stop()
+            self._profile = None
+
+    def _finish(self) -> None:
+        self._profile.stop()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with AtomicFile(self.path) as temporary:
+            self._profile.export_chrome_trace(str(temporary))
+        if self.tensorboard is not None:
+            self.tensorboard.mkdir(parents=True, exist_ok=True)
+            name = f"{socket.gethostname()}_{os.getpid()}.{time.time_ns()}.pt.trace.json"
+            with AtomicFile(self.tensorboard / name) as temporary:
+                shutil.copyfile(self.path, temporary)
+        self._profile = None
+        self._is_done = True

@@ -1,0 +1,1 @@
+"""Callbacks that train: loss, backward pass, optimizer, scheduler and weight averages."""

@@ -1,0 +1,123 @@
+"""The backward pass."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from runnerkit.callback import CallbackOrder, IBackwardCallback, innermost
+from runnerkit.callbacks.training.optimizer import OptimizerCallback
+from runnerkit.callbacks.training.parts.gradients import ClipFn, check_clip, gradient_norm, make_clip
+from runnerkit.errors import UnknownKeyError
+from runnerkit.support.arguments import check_strings
+from runnerkit.types import as_dict
+
+if TYPE_CHECKING:
+    from runnerkit.runner import IRunner
+
+__all__ = ["BackwardCallback"]
+
+
+class BackwardCallback(IBackwardCallback):
+    """Backpropagate a loss on training loaders; gradients are averaged over processes.
+
+    All losses are backpropagated before any optimizer steps. If one loss reaches parameters of another loss's optimizer
+    (a GAN), call ``self.engine.backward`` and ``self.engine.step`` in `handle_batch` instead.
+
+    Args:
+        metric_key: name of the loss in `batch_metrics`.
+        grad_clip_fn: clips the unscaled gradients after each backward pass: a function of parameters, or the name of
+            one in ``torch.nn.utils``. With accumulation_steps > 1, pass it to OptimizerCallback instead.
+        grad_clip_params: keyword arguments of `grad_clip_fn`.
+        log_gradient: put the gradient norm before clipping into `batch_metrics` as "gradient_norm".
+
+    >>> BackwardCallback("loss", grad_clip_fn="clip_grad_norm_", grad_clip_params={"max_norm": 1.0}).metric_key
+    'loss'
+    """
+
+    def __init__(
+        self,
+        metric_key: str = "loss",
+        grad_clip_fn: ClipFn = None,
+        grad_clip_params: dict[str, Any] | None = None,
+        log_gradient: bool = False,
+    ) -> None:
+        super().__init__(order=CallbackOrder.Backward)
+        check_strings(self, metric_key=metric_key)
+        self.metric_key = metric_key
+        self.grad_clip_fn = grad_clip_fn
+        self.grad_clip_params = grad_clip_params
+        self.log_gradient = log_gradient
+        check_clip(self, grad_clip_fn, grad_clip_params)  # raise here, not after the first batch
+        self._reads_gradients = grad_clip_fn is not None or log_gradient
+        self.gradient_readers: list[Callable[[list[Tensor]], None]] = []  # called before clipping
+        self._key: str | None = None  # of the optimizer that steps on this loss; None: the runner has one
+        self._is_for_one = False
+
+    def on_stage_start(self, runner: IRunner) -> None:
+        steppers = [innermost(each) for each in runner.callbacks.values()]
+        mine = [each for each in steppers if isinstance(each, OptimizerCallback) and each.metric_key == self.metric_key]
+        if self._reads_gradients and any(each.accumulation_steps > 1 for each in mine):
+            raise ValueError(
+                "BackwardCallback cannot clip accumulated gradients; pass grad_clip_fn to OptimizerCallback instead"
+            )
+        optimizer_key = (mine[0].optimizer_key if mine else None) or ""
+        self._key = optimizer_key if isinstance(runner.optimizer, dict) else None
+        self._is_for_one = len(mine) == 1  # else several optimizers or handle_batch step on them
+        if self._reads_gradients and optimizer_key not in as_dict(runner.optimizer):
+            raise UnknownKeyError(f"BackwardCallback: no OptimizerCallback steps on {self.metric_key!r}; add one")
+
+    def on_loader_start(self, runner: IRunner) -> None:
+        self._is_checked = False
+
+    def on_batch_end(self, runner: IRunner) -> None:
+        if not runner.is_train_loader:
+            return
+        if not self._is_checked:
+            self._check(runner.batch_metrics.get(self.metric_key), runner)
+        loss = runner.batch_metrics[self.metric_key]
+        optimizer: Any = None
+        if self._is_for_one or self._reads_gradients:
+            optimizer = runner.optimizer if self._key is None else runner.optimizer[self._key]
+        runner.engine.backward(loss, optimizer if self._is_for_one else None)
+        if self._reads_gradients:
+            runner.engine.clip_gradients(optimizer, lambda parameters: self._clip(parameters, runner))
+
+    def _clip(self, parameters: list[Tensor], runner: IRunner) -> None:
+        for read in self.gradient_readers:
+            read(parameters)
+        if self.log_gradient:
+            runner.batch_metrics["gradient_norm"] = gradient_norm(parameters)
+        clip = make_clip(self.grad_clip_fn, self.grad_clip_params)
+        if clip is not None:
+            clip(parameters)
+
+    def _check(self, loss: Any, runner: IRunner) -> None:
+        # Only in the first batch of each pass; a later bad loss shows in the loader's mean.
+        where = f"batch {runner.loader_batch_step} of loader {runner.loader_key!r}"
+        if loss is None:
+            raise UnknownKeyError(
+                f"batch_metrics of {where} lack {self.metric_key!r} to train on: {sorted(runner.batch_metrics)}"
+            )
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+            kind = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+            graph = " without a graph (detached?)" if isinstance(loss, Tensor) and not loss.requires_grad else ""
+            raise ValueError(f"{self.metric_key!r} in {where} must be a scalar tensor with a graph, got {kind}{graph}")
+        # A gradient scaler handles infinities; NaN is an error in any precision.
+        if torch.isnan(loss) or (torch.isinf(loss) and not runner.engine.precision.skips_steps):
+            raise ValueError(f"{self.metric_key!r} is {loss.item()} in {where}, rank {runner.engine.rank}")
+        self._is_checked = True
+
+    def on_loader_end(self, runner: IRunner) -> None:
+        mean = runner.loader_metrics.get(self.metric_key)
+        if not runner.is_train_loader or mean is None:
+            return
+        if math.isnan(mean) or (math.isinf(mean) and not runner.engine.precision.skips_steps):
+            raise ValueError(
+                f"{self.metric_key!r} became {mean} within epoch {runner.epoch_step} of loader {runner.loader_key!r}; "
+                "the last checkpoint predates it. Try a smaller learning rate or grad_clip_fn='clip_grad_norm_'"
+            )

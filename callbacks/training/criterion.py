@@ -1,0 +1,71 @@
+"""The loss of each batch."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from runnerkit.callback import CallbackOrder, ICriterionCallback
+from runnerkit.callbacks.metrics.parts.batch_keys import Keys, pick
+from runnerkit.errors import UnknownKeyError
+from runnerkit.support.arguments import check_keys, check_strings
+from runnerkit.types import as_dict
+
+if TYPE_CHECKING:
+    from runnerkit.runner import IRunner
+
+__all__ = ["CriterionCallback"]
+
+
+class CriterionCallback(ICriterionCallback):
+    """Call the runner's criterion on each batch and put the loss, a () tensor with its graph, into `batch_metrics`.
+
+    Args:
+        input_key, target_key: batch keys passed to the criterion: a str, a list of them in order, or
+            {batch key: argument name}.
+        metric_key: name of the loss.
+        criterion_key: which criterion, if the runner has several.
+        prefix, suffix: added to the name.
+    Raises:
+        KeyError: the criterion or a batch key does not exist; the message lists those that do.
+
+    >>> CriterionCallback("logits", "targets", metric_key="loss").provides
+    ('loss',)
+    """
+
+    def __init__(
+        self,
+        input_key: Keys,
+        target_key: Keys,
+        metric_key: str = "loss",
+        criterion_key: str | None = None,
+        prefix: str = "",
+        suffix: str = "",
+    ) -> None:
+        super().__init__(order=CallbackOrder.Internal)
+        check_keys(self, input_key=input_key, target_key=target_key)
+        check_strings(self, metric_key=metric_key, prefix=prefix, suffix=suffix)
+        check_strings(self, or_none=True, criterion_key=criterion_key)
+        self.input_key = input_key
+        self.target_key = target_key
+        self.criterion_key = criterion_key
+        self.metric_key = f"{prefix}{metric_key}{suffix}"
+        self.provides = (self.metric_key,)
+        self._key = criterion_key or None  # None: the runner has one
+        self._autocast: AbstractContextManager[Any] | None = None  # the engine's, while a loader runs
+
+    def on_stage_start(self, runner: IRunner) -> None:
+        criterions = as_dict(runner.criterion)
+        if (self.criterion_key or "") not in criterions:
+            have = sorted(criterions) if criterions else "none"
+            raise UnknownKeyError(f"CriterionCallback needs criterion {self.criterion_key!r}; the runner has {have}")
+        self._key = (self.criterion_key or "") if isinstance(runner.criterion, dict) else None
+
+    def on_loader_start(self, runner: IRunner) -> None:
+        self._autocast = runner.engine.autocast()
+
+    def on_batch_end(self, runner: IRunner) -> None:
+        criterion: Any = runner.criterion if self._key is None else runner.criterion[self._key]
+        arguments, keyword_arguments = pick(runner, self.input_key, self.target_key, reader="CriterionCallback")
+        with self._autocast or runner.engine.autocast():
+            runner.batch_metrics[self.metric_key] = criterion(*arguments, **keyword_arguments)

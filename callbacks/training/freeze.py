@@ -1,0 +1,136 @@
+"""Freezing of parameters for some epochs, such as a pretrained encoder's while a new head is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from runnerkit.callback import Callback, CallbackOrder
+from runnerkit.errors import UnknownKeyError
+from runnerkit.support.arguments import check_integers, check_names, check_strings
+from runnerkit.types import as_dict
+
+if TYPE_CHECKING:
+    from runnerkit.runner import IRunner
+
+__all__ = ["FreezeCallback"]
+
+_BATCH_NORMS = nn.modules.batchnorm._NormBase  # torch lacks a public name for all of them
+
+
+class FreezeCallback(Callback):
+    """Freeze parameters by name in some epochs of each stage; in the other epochs they are trained.
+
+    They stay in the optimizer: a frozen parameter's gradient is None, so neither momentum nor weight decay changes it.
+    A batch norm whose parameters are all frozen uses its running statistics and does not update them. Afterwards all
+    parameters require gradients again. DistributedDataParallelEngine needs ``find_unused_parameters=True`` for this.
+
+    Args:
+        patterns: names as in ``model.named_parameters()``, with wildcards: "encoder.*", "*.bias"; "encoder" matches
+            everything below it.
+        from_epoch, until_epoch: first and last epoch in which they are frozen, counted from 1 in each stage; None is
+            the stage's last.
+        model_key: which model, if the runner has several.
+
+    >>> FreezeCallback("encoder", until_epoch=2).patterns
+    ('encoder',)
+    """
+
+    shapes_training = True
+
+    def __init__(
+        self,
+        patterns: str | Sequence[str],
+        *,
+        from_epoch: int = 1,
+        until_epoch: int | None = None,
+        model_key: str | None = None,
+    ) -> None:
+        super().__init__(order=CallbackOrder.Internal)
+        patterns = (patterns,) if isinstance(patterns, str) else patterns
+        check_names(self, patterns=patterns)
+        check_integers(self, from_epoch=from_epoch)
+        check_integers(self, or_none=True, until_epoch=until_epoch)
+        check_strings(self, or_none=True, model_key=model_key)
+        if until_epoch is not None and until_epoch < from_epoch:
+            raise ValueError(
+                f"FreezeCallback: epochs are counted from 1, and until_epoch must be >= from_epoch; got "
+                f"from_epoch={from_epoch}, until_epoch={until_epoch}"
+            )
+        self.patterns = tuple(patterns)
+        self.from_epoch, self.until_epoch = from_epoch, until_epoch
+        self.model_key = model_key
+        self._parameters: list[nn.Parameter] = []
+        self._batch_norms: list[nn.Module] = []
+        self._is_frozen = False
+
+    def on_stage_start(self, runner: IRunner) -> None:
+        models = as_dict(runner.model)
+        if (self.model_key or "") not in models:
+            raise UnknownKeyError(f"FreezeCallback needs model {self.model_key!r}; the runner has {sorted(models)}")
+        module = runner.engine.unwrap(models[self.model_key or ""])
+        trained = {name: each for name, each in module.named_parameters() if each.requires_grad}
+        for pattern in self.patterns:
+            if not any(_matches(name, pattern) for name in trained):
+                raise ValueError(
+                    f"FreezeCallback: no trainable parameter matches {pattern!r}; the names are "
+                    f"{', '.join(list(trained)[:12])}"
+                )
+        names = {name for name in trained if any(_matches(name, pattern) for pattern in self.patterns)}
+        if len(names) == len(trained):
+            raise ValueError(f"FreezeCallback would freeze all parameters of the model, by {list(self.patterns)}")
+        self._check_unused(runner)
+        self._parameters = [trained[name] for name in names]
+        frozen = {id(each) for each in self._parameters}
+        self._batch_norms = [
+            each
+            for each in module.modules()
+            if isinstance(each, _BATCH_NORMS) and {id(own) for own in each.parameters()} & frozen
+            and all(id(own) in frozen or not own.requires_grad for own in each.parameters())
+        ]  # fmt: skip
+
+    def _check_unused(self, runner: IRunner) -> None:
+        wrapped = as_dict(runner._stage.training_model).get(self.model_key or "")
+        if isinstance(wrapped, DistributedDataParallel) and not wrapped.find_unused_parameters:
+            raise ValueError(
+                "DDP waits for gradients that frozen parameters never get: FreezeCallback needs "
+                f"{type(runner.engine).__name__}(find_unused_parameters=True)"
+            )
+
+    def on_epoch_start(self, runner: IRunner) -> None:
+        last = self.until_epoch or runner.stage_epoch_step
+        self._freeze(self.from_epoch <= runner.stage_epoch_step <= last)
+
+    def on_loader_start(self, runner: IRunner) -> None:
+        self._rest_batch_norms()
+
+    def on_validation_end(self, runner: IRunner) -> None:
+        self._rest_batch_norms()
+
+    def _rest_batch_norms(self) -> None:
+        if self._is_frozen:  # the runner has just set the mode of the whole model
+            for each in self._batch_norms:
+                each.eval()
+
+    def _freeze(self, is_frozen: bool) -> None:
+        if is_frozen == self._is_frozen:
+            return
+        self._is_frozen = is_frozen
+        for each in self._parameters:
+            each.requires_grad_(not is_frozen)
+            each.grad = None
+
+    def on_stage_end(self, runner: IRunner) -> None:
+        self._freeze(False)
+        self._parameters, self._batch_norms = [], []
+
+    def on_exception(self, runner: IRunner) -> None:
+        self.on_stage_end(runner)
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")

@@ -1,0 +1,159 @@
+"""The optimizer step: gradient accumulation, averaging and clipping."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from runnerkit.callback import CallbackOrder, IOptimizerCallback, innermost
+from runnerkit.callbacks.training.parts.gradients import ClipFn, check_clip, make_clip
+from runnerkit.errors import UnknownKeyError
+from runnerkit.support.arguments import check_integers, check_strings
+from runnerkit.types import as_dict
+
+if TYPE_CHECKING:
+    from runnerkit.runner import IRunner
+
+__all__ = ["OptimizerCallback"]
+
+
+class OptimizerCallback(IOptimizerCallback):
+    """Step an optimizer on training loaders; log its learning rate and momentum once per epoch.
+
+    Args:
+        metric_key: name of the loss whose gradients it steps on.
+        model_key: which model, if the runner has several; its gradients are not communicated while they accumulate.
+        optimizer_key: which optimizer, if the runner has several.
+        accumulation_steps: batches whose gradients are averaged into one step; the last step of a loader
+            averages the remaining ones, which are dropped if the loader is ended early.
+        grad_clip_fn: clips the unscaled gradients of the whole step: a function of parameters, or the name of one
+            in ``torch.nn.utils``.
+        grad_clip_params: keyword arguments of `grad_clip_fn`.
+
+    >>> OptimizerCallback("loss", accumulation_steps=4).accumulation_steps
+    4
+    """
+
+    def __init__(
+        self,
+        metric_key: str = "loss",
+        model_key: str | None = None,
+        optimizer_key: str | None = None,
+        accumulation_steps: int = 1,
+        grad_clip_fn: ClipFn = None,
+        grad_clip_params: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(order=CallbackOrder.Optimizer)
+        check_integers(self, accumulation_steps=accumulation_steps)
+        check_strings(self, metric_key=metric_key)
+        check_strings(self, or_none=True, model_key=model_key, optimizer_key=optimizer_key)
+        self.metric_key = metric_key
+        self.model_key = model_key
+        self.optimizer_key = optimizer_key
+        self.accumulation_steps = accumulation_steps
+        self.grad_clip_fn = grad_clip_fn
+        self.grad_clip_params = grad_clip_params
+        check_clip(self, grad_clip_fn, grad_clip_params)  # raise here, not after the first batch
+        self.gradient_readers: list[Callable[[list[Tensor]], None]] = []  # called before clipping
+        self.num_pending = 0  # batches since the last step
+        self.num_skipped = 0  # steps of this loader that the gradient scaler skipped
+        self._steps_now = self._may_be_silent = True
+        self._silence: ExitStack | None = None  # active while gradients are not communicated
+        self._checked: Any = None  # the optimizer known to have gradients
+        self._key = optimizer_key or None  # None: the runner has one
+
+    def on_stage_start(self, runner: IRunner) -> None:
+        optimizers = as_dict(runner.optimizer)
+        if (self.optimizer_key or "") not in optimizers:
+            have = sorted(optimizers) if optimizers else "none"
+            raise UnknownKeyError(f"OptimizerCallback needs optimizer {self.optimizer_key!r}; the runner has {have}")
+        self._key = (self.optimizer_key or "") if isinstance(runner.optimizer, dict) else None
+        self._checked = None
+        steppers = [innermost(each) for each in runner.callbacks.values()]
+        paces = {each.accumulation_steps for each in steppers if isinstance(each, OptimizerCallback)}
+        if len(paces) > 1 and runner.engine.precision.skips_steps:
+            raise ValueError(
+                f"OptimizerCallbacks accumulate {sorted(paces)} batches, but fp16 has one gradient scale for all "
+                "of them: pass the same accumulation_steps to each, or use bf16"
+            )
+        # With different intervals, a backward pass without communication may precede another optimizer's step.
+        self._may_be_silent = len(paces) == 1
+
+    def on_loader_start(self, runner: IRunner) -> None:
+        if runner.is_train_loader:
+            self.num_pending = self.num_skipped = 0
+
+    def on_batch_start(self, runner: IRunner) -> None:
+        if not runner.is_train_loader:
+            return
+        if self.num_pending == 0:
+            optimizer = runner.optimizer if self._key is None else runner.optimizer[self._key]
+            runner.engine.zero_grad(optimizer)
+        is_last = runner.loader_batch_step == runner.loader_batch_len
+        self._steps_now = is_last or self.num_pending + 1 >= self.accumulation_steps
+        # Any batch of a loader without a length may be the last.
+        if not self._steps_now and self._may_be_silent and runner.loader_batch_len is not None:
+            self._silence = ExitStack()
+            for key, model in as_dict(runner.model).items():
+                if self.model_key in (None, key):
+                    self._silence.enter_context(runner.engine.accumulate(model))
+
+    def on_batch_end(self, runner: IRunner) -> None:
+        if not runner.is_train_loader:
+            return
+        if self._silence is not None:
+            self._silence.close()
+            self._silence = None
+        self.num_pending += 1
+        if self._steps_now:
+            self._step(runner)
+
+    def _step(self, runner: IRunner) -> None:
+        optimizer = runner.optimizer if self._key is None else runner.optimizer[self._key]
+        runner.engine.synchronize(optimizer)
+        if self.num_pending > 1 or self._checked is not optimizer:
+            self._average(optimizer)
+        if self.grad_clip_fn is not None or self.gradient_readers:
+            runner.engine.clip_gradients(optimizer, self._clip)
+        self.num_skipped += not runner.engine.step(optimizer)
+        self.num_pending = 0
+
+    def _clip(self, parameters: list[Tensor]) -> None:
+        for read in self.gradient_readers:
+            read(parameters)
+        clip = make_clip(self.grad_clip_fn, self.grad_clip_params)
+        if clip is not None:
+            clip(parameters)
+
+    def _average(self, optimizer: Any) -> None:
+        gradients = [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
+        if self._checked is not optimizer and not gradients:
+            raise RuntimeError(
+                f"no parameter of the optimizer has a gradient: add BackwardCallback({self.metric_key!r}), or call "
+                "self.engine.backward(loss) in handle_batch"
+            )
+        self._checked = optimizer
+        if self.num_pending > 1:
+            torch._foreach_div_(gradients, self.num_pending)
+
+    def on_loader_end(self, runner: IRunner) -> None:
+        if not runner.is_train_loader:
+            return
+        # The loader ended at an unexpected batch. Gradients that were not communicated are dropped, even with a single
+        # process, so that all engines behave the same.
+        if self.num_pending and (runner.loader_batch_len is None or not self._may_be_silent):
+            self._step(runner)
+        self.num_pending = 0
+        suffix = f"_{self.optimizer_key}" if self.optimizer_key else ""
+        group = as_dict(runner.optimizer)[self.optimizer_key or ""].param_groups[0]
+        runner.loader_metrics[f"lr{suffix}"] = float(group["lr"])
+        if "betas" in group or "momentum" in group:
+            runner.loader_metrics[f"momentum{suffix}"] = float(
+                group["betas"][0] if "betas" in group else group["momentum"]
+            )
+        if runner.engine.precision.skips_steps:
+            runner.loader_metrics[f"skipped_steps{suffix}"] = float(self.num_skipped)

@@ -1,0 +1,88 @@
+"""Recomputation of batch norm statistics for averaged weights, by ``torch.optim.swa_utils.update_bn``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim.swa_utils import update_bn
+
+from runnerkit.callback import innermost
+from runnerkit.callbacks.training.batch_transform import BatchTransformCallback
+from runnerkit.loop import loader_run
+from runnerkit.sampling.sharding import start_epoch
+from runnerkit.seeding.generators import keep_rng
+from runnerkit.types import as_dict, like
+
+if TYPE_CHECKING:
+    from runnerkit.runner import IRunner
+
+
+def has_statistics(module: nn.Module) -> bool:
+    """Return whether a module has batch norm with running statistics.
+
+    >>> has_statistics(nn.Sequential(nn.BatchNorm1d(2))), has_statistics(nn.LayerNorm(2))
+    (True, False)
+    """
+    return any(map(_has_own, module.modules()))
+
+
+def _has_own(module: nn.Module) -> bool:
+    return isinstance(module, _BatchNorm) and module.running_mean is not None
+
+
+def renew_statistics(runner: IRunner, modules: Iterable[nn.Module], *, loader_key: str) -> None:
+    """Run the runner's ``handle_batch`` over a loader, without gradients, and set the statistics of `modules` to the
+    means over all batches of all processes; every rank must call this.
+
+    Batches pass through BatchTransformCallbacks first, as in evaluation; no other callbacks are called.
+    """
+    forward = _Forward(runner, modules)
+    with runner._loader_run.nested(runner):
+        runner.loader_key, runner.loader = loader_key, runner.loaders[loader_key]
+        runner.is_train_loader = runner.is_valid_loader = runner.is_infer_loader = False
+        runner.is_within_loader, runner.loader_batch_step = True, 0
+        start_epoch(runner.loader, runner.epoch_step)
+        _renew(runner, forward)
+    loader_run.use_model(runner)
+
+
+def _renew(runner: IRunner, forward: _Forward) -> None:
+    trained = runner._stage.training_model
+    models = as_dict(trained)
+    # The evaluation model keeps each rank's own statistics, while DDP's forward pass would broadcast rank zero's.
+    used = {key: runner.engine.evaluation_model(model).eval() for key, model in models.items()}
+    runner.model = like(trained, used)
+    with keep_rng():
+        update_bn(((batch,) for batch in loader_run.batches(runner)), forward)
+    for each in filter(_has_own, forward.modules()):
+        _reduce(runner, each.running_mean, "mean")
+        _reduce(runner, each.running_var, "mean")
+        _reduce(runner, each.num_batches_tracked, "sum")
+
+
+def _reduce(runner: IRunner, statistic: Any, op: Any) -> None:
+    assert isinstance(statistic, Tensor)
+    statistic.copy_(runner.engine.reduce(statistic, op))
+
+
+class _Forward(nn.Module):
+    """A module for update_bn that holds the batch norms and handles batches as the runner does."""
+
+    def __init__(self, runner: IRunner, modules: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.inner = nn.ModuleList(modules)
+        self.eval()
+        self._runner = runner
+        self._transforms = [
+            each for each in runner.callbacks.values() if isinstance(innermost(each), BatchTransformCallback)
+        ]
+
+    def forward(self, batch: Any) -> None:
+        loader_run.start_batch(self._runner, batch)
+        for each in self._transforms:
+            each.on_batch_start(self._runner)
+        with self._runner.engine.autocast():
+            self._runner.handle_batch(self._runner.batch)

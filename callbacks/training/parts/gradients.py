@@ -1,0 +1,51 @@
+"""Gradient clipping and gradient norms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runnerkit.support.arguments import check_mappings
+
+ClipFn = Callable[..., Any] | str | None
+
+
+def make_clip(clip_fn: ClipFn, params: dict[str, Any] | None) -> Callable[[list[Tensor]], Any] | None:
+    """Bind `params` to a clipping function, given as such or by its name in ``torch.nn.utils``.
+
+    Raises:
+        ValueError: the function does not exist, or `params` are given without a function.
+
+    >>> make_clip("clip_grad_value_", {"clip_value": 1.0}) is not None
+    True
+    """
+    if clip_fn is None:
+        if params:
+            raise ValueError(f"grad_clip_params={params} needs grad_clip_fn, such as 'clip_grad_norm_'")
+        return None
+    function = getattr(torch.nn.utils, clip_fn, None) if isinstance(clip_fn, str) else clip_fn
+    if not callable(function):
+        raise ValueError(f"grad_clip_fn={clip_fn!r} is not a function of torch.nn.utils; try 'clip_grad_norm_'")
+    return lambda parameters: function(parameters, **(params or {}))
+
+
+def check_clip(owner: object, clip_fn: ClipFn, params: dict[str, Any] | None) -> None:
+    """Raise the errors of :func:`make_clip` before the first step, prefixed with the class of `owner`."""
+    check_mappings(owner, grad_clip_params=params)
+    try:
+        make_clip(clip_fn, params)
+    except ValueError as error:
+        raise ValueError(f"{type(owner).__name__}: {error}") from None
+
+
+def gradient_norm(parameters: list[Tensor]) -> Tensor:
+    """Return the Euclidean norm of all gradients, a () tensor on their device; every rank must call this."""
+    return full_norm(torch.nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None]))
+
+
+def full_norm(norm: Tensor) -> Tensor:
+    """Return a norm as a plain tensor; a DTensor is sharded, so every rank must call this."""
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,0 +1,165 @@
+"""Learning-rate schedules, stepped once per epoch or after each optimizer step."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch.optim import Optimizer, lr_scheduler
+
+from runnerkit.callback import CallbackOrder, ISchedulerCallback
+from runnerkit.errors import UnknownKeyError
+from runnerkit.support.arguments import check_strings
+from runnerkit.types import as_dict
+from runnerkit.warmup import WarmupLR
+
+if TYPE_CHECKING:
+    from runnerkit.runner import IRunner
+
+__all__ = ["SchedulerCallback"]
+
+_PER_STEP = (lr_scheduler.OneCycleLR, lr_scheduler.CyclicLR)
+
+
+class SchedulerCallback(ISchedulerCallback):
+    """Step a scheduler: any object with ``step()``, or ``step(metric)`` as in ReduceLROnPlateau.
+
+    A WarmupLR is stepped in its own unit until it ends; the arguments then apply to the scheduler after it.
+
+    Args:
+        scheduler_key: which scheduler, if the runner has several.
+        mode: "epoch", or "batch": after each actual optimizer step (batches that only accumulate and steps that the
+            gradient scaler skips do not count). None is "batch" for OneCycleLR and CyclicLR, else "epoch".
+        loader_key, metric_key: the metric for a scheduler that needs one; None is the loss of "valid", or of "train".
+
+    >>> SchedulerCallback(mode="batch").mode
+    'batch'
+    """
+
+    def __init__(
+        self,
+        scheduler_key: str | None = None,
+        mode: Literal["epoch", "batch"] | None = None,
+        loader_key: str | None = None,
+        metric_key: str | None = None,
+    ) -> None:
+        # Before the checkpoint of the same epoch, so that a resumed run continues with the next epoch's learning rate.
+        super().__init__(order=CallbackOrder.Scheduler)
+        check_strings(self, or_none=True, scheduler_key=scheduler_key, loader_key=loader_key, metric_key=metric_key)
+        if mode not in (None, "epoch", "batch"):
+            raise ValueError(f"SchedulerCallback: mode must be 'epoch', 'batch' or None, got {mode!r}")
+        self.scheduler_key = scheduler_key
+        self.mode = mode
+        self.loader_key = loader_key
+        self.metric_key = metric_key
+        if loader_key is not None and metric_key is not None:
+            self.requires = ((loader_key, metric_key),)
+        self._steps_per_batch = self._is_ever_per_batch = False
+        self._optimizer_stepped = False
+        self._scheduler: Any = None
+        self._hook: Any = None
+        self._filter: Any = None
+        self._want_metric: dict[int, bool] = {}  # by id of the scheduler, or of the one after the warmup
+
+    def on_stage_start(self, runner: IRunner) -> None:
+        # torch marks the optimizer's `step` when a scheduler is constructed; pickling loses the mark. catch_warnings at
+        # each step would be slow and would reset which of the user's warnings were already shown.
+        warnings.filterwarnings("ignore", message="Seems like `optimizer.step")
+        self._filter = warnings.filters[0]
+        schedulers = as_dict(runner.scheduler)
+        if (self.scheduler_key or "") not in schedulers:
+            have = sorted(schedulers) if schedulers else "none"
+            raise UnknownKeyError(f"SchedulerCallback needs scheduler {self.scheduler_key!r}; the runner has {have}")
+        self._metric_loader = self.loader_key or ("valid" if "valid" in runner.loaders else "train")
+        self._follow(schedulers[self.scheduler_key or ""])
+
+    def on_loader_start(self, runner: IRunner) -> None:
+        scheduler = as_dict(runner.scheduler)[self.scheduler_key or ""]
+        if scheduler is not self._scheduler:  # replaced since the last loader
+            self._unfollow()
+            self._follow(scheduler)
+
+    def _follow(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+        after = scheduler.after if isinstance(scheduler, WarmupLR) else scheduler
+        self._steps_per_batch = self.mode == "batch" or (self.mode is None and isinstance(after, _PER_STEP))
+        warms_up_per_batch = isinstance(scheduler, WarmupLR) and scheduler.is_per_step
+        self._is_ever_per_batch = self._steps_per_batch or warms_up_per_batch
+        optimizer = getattr(scheduler, "optimizer", None)
+        if self._is_ever_per_batch and isinstance(optimizer, Optimizer):
+            self._hook = optimizer.register_step_post_hook(self._note_step)
+        self._follows_optimizer = self._hook is not None
+        self._want_metric.clear()
+
+    def _unfollow(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+        self._scheduler = self._hook = None
+
+    def _turn(self, runner: IRunner) -> tuple[Any, bool]:
+        """Return the scheduler to step now, and whether it steps after each optimizer step."""
+        scheduler = as_dict(runner.scheduler)[self.scheduler_key or ""]
+        if not isinstance(scheduler, WarmupLR):
+            return scheduler, self._steps_per_batch
+        return (scheduler.after, self._steps_per_batch) if scheduler.is_over else (scheduler, scheduler.is_per_step)
+
+    def _note_step(self, *_: Any) -> None:
+        self._optimizer_stepped = True
+
+    def on_batch_end(self, runner: IRunner) -> None:
+        if not self._is_ever_per_batch or not runner.is_train_loader:
+            return
+        stepped, self._optimizer_stepped = self._optimizer_stepped or not self._follows_optimizer, False
+        scheduler, is_per_batch = self._turn(runner)
+        if is_per_batch and stepped:
+            self._step(scheduler, runner, runner.batch_metrics.get(self.metric_key or "loss"))
+
+    def on_epoch_end(self, runner: IRunner) -> None:
+        scheduler, is_per_batch = self._turn(runner)
+        if is_per_batch or not any(key.startswith("train") for key in runner.epoch_metrics):
+            return
+        if not self._takes_metric(scheduler) or self._metric_loader in runner.epoch_metrics:  # else skip this epoch
+            self._step(scheduler, runner, None)
+
+    def on_stage_end(self, runner: IRunner) -> None:
+        self._leave()
+
+    def on_exception(self, runner: IRunner) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        self._unfollow()
+        if self._filter in warnings.filters:
+            warnings.filters.remove(self._filter)  # type: ignore[attr-defined]  # a list, typed as a sequence
+
+    def _step(self, scheduler: Any, runner: IRunner, metric: Any) -> None:
+        if scheduler is None:  # no scheduler after the warmup
+            return
+        if self._takes_metric(scheduler):
+            scheduler.step(self._epoch_metric(runner) if metric is None else metric)
+        else:
+            scheduler.step()
+
+    def _takes_metric(self, scheduler: Any) -> bool:
+        wants = self._want_metric.get(id(scheduler))
+        if wants is None:
+            wants = self._want_metric[id(scheduler)] = _wants_metric(scheduler)
+        return wants
+
+    def _epoch_metric(self, runner: IRunner) -> float:
+        metrics = runner.epoch_metrics.get(self._metric_loader, {})
+        metric_key = self.metric_key or "loss"
+        if metric_key not in metrics:
+            raise UnknownKeyError(
+                f"the scheduler needs metric {metric_key!r} of loader {self._metric_loader!r}, which has only "
+                f"{sorted(metrics)}: pass SchedulerCallback(loader_key=..., metric_key=...)"
+            )
+        return metrics[metric_key]
+
+
+def _wants_metric(scheduler: Any) -> bool:
+    if scheduler is None:
+        return False
+    parameters = list(inspect.signature(scheduler.step).parameters.values())
+    return any(each.name == "metrics" and each.default is inspect.Parameter.empty for each in parameters)

@@ -1,0 +1,1 @@
+"""Adapters to Apex, Horovod and DDP communication hooks."""

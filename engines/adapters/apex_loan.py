@@ -1,0 +1,81 @@
+"""Records of what ``amp.initialize`` changes in the user's models and optimizers, to restore them after a stage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+
+class Loan:
+    """The attributes that Apex sets on a model (its ``forward``) or on an optimizer (``step``, and more)."""
+
+    def __init__(self, owner: Any) -> None:
+        self._owner = owner
+        self._before = dict(vars(owner))
+        self._changed: set[str] = set()
+
+    def note_changes(self) -> None:
+        """Record which attributes Apex has set since this object was created."""
+        now = vars(self._owner)
+        self._changed = {name for name in now if now[name] is not self._before.get(name)}
+        self._changed -= {"state", "param_groups", "defaults"}  # an optimizer's data, which is kept
+        if isinstance(self._owner, Optimizer):
+            self._changed.add("step")  # Apex replaces it again before each step that it skips
+
+    def give_back(self) -> None:
+        """Restore those attributes; this also removes a scheduler's wrapper around Apex's ``step``."""
+        for name in self._changed:
+            vars(self._owner).pop(name, None)
+            if name in self._before:
+                setattr(self._owner, name, self._before[name])
+
+
+class MasterWeights:
+    """The fp32 master weights of an optimizer under O2, each paired with the model's fp16 weight; otherwise empty."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        weights = _parameters(optimizer)
+        # Apex creates the master weights in the first zero_grad(). Call it before a checkpoint's state is loaded:
+        # until then the optimizer holds the fp16 weights, and loading would round its state to fp16.
+        optimizer.zero_grad()
+        self._optimizer = optimizer
+        self._pairs = [(w, m) for w, m in zip(weights, _parameters(optimizer), strict=True) if m is not w]
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Copy the model's weights into the masters; otherwise Apex would restore the old ones in the next step."""
+        for weight, master in self._pairs:
+            master.copy_(weight)
+
+    def state(self) -> list[Tensor]:
+        """List the master weights in the optimizer's order."""
+        return [master.detach() for _, master in self._pairs]
+
+    def matches(self, state: list[Tensor]) -> bool:
+        """Return whether :meth:`load` accepts `state`."""
+        return [each.shape for each in state] == [master.shape for _, master in self._pairs]
+
+    @torch.no_grad()
+    def load(self, state: list[Tensor]) -> None:
+        """Load what :meth:`state` returned."""
+        for (_, master), saved in zip(self._pairs, state, strict=True):
+            master.copy_(saved)
+
+    def give_back(self) -> None:
+        """Move the master values into the model's weights, and point the optimizer at those weights again."""
+        weight_of = {}
+        for weight, master in self._pairs:
+            weight.grad, weight.data = None, master.data
+            weight_of[master] = weight
+        for group in self._optimizer.param_groups:
+            group["params"] = [weight_of.get(each, each) for each in group["params"]]
+        for master, weight in weight_of.items():
+            if master in self._optimizer.state:
+                self._optimizer.state[weight] = self._optimizer.state.pop(master)
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [each for group in optimizer.param_groups for each in group["params"]]

@@ -1,0 +1,1 @@
+"""Failures of one rank, reported to all others and to the parent."""

@@ -1,0 +1,1 @@
+"""Processes: started, connected, fed and ended."""

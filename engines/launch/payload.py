@@ -1,0 +1,150 @@
+"""Pickling of a function and all it refers to into files for other processes, which map large buffers into memory."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import pickle
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import UntypedStorage
+from torch.storage import TypedStorage
+
+from runnerkit.support import pickling
+
+_LARGE = 1 << 20  # size in bytes from which a tensor or array is mapped
+
+
+def pack(value: Any, path: Path) -> None:
+    """Pickle `value` to `path`, including classes and functions of ``__main__`` and lambdas; large buffers beside it.
+
+    torch.multiprocessing does not work here: it puts a CPU model's parameters in shared memory, so that all processes
+    would update the same weights.
+
+    Raises:
+        TypeError: something in it cannot be pickled; the message names its path of attributes.
+    """
+    try:
+        pickling.written_by(partial(_write, value, path))
+    except OSError:
+        raise
+    except Exception as error:
+        where, culprit = _culprit(value, path="runner") or ("runner", value)
+        raise TypeError(
+            f"{where} is a {type(culprit).__qualname__} and cannot be sent to the processes that train ({error}); "
+            "create it where it is used: in get_loaders, get_model or another hook, which run there"
+        ) from error
+
+
+def unpack(path: Path) -> Any:
+    """Load what :func:`pack` wrote; processes share its large buffers, except for pages that they write to."""
+    places = json.loads(path.with_suffix(".places").read_text())
+    buffers = []
+    if places:
+        with path.with_suffix(".buffers").open("rb") as file:
+            mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+        for begin, size, is_readonly in places:
+            view = mapped[begin : begin + size]
+            buffers.append(view.toreadonly() if is_readonly else view)
+    with path.open("rb") as file:
+        return pickle.load(file, buffers=buffers)
+
+
+def remove_files(path: Path) -> None:
+    """Delete the files of :func:`pack`; values that are already unpacked stay valid."""
+    for each in (path, path.with_suffix(".buffers"), path.with_suffix(".places")):
+        each.unlink(missing_ok=True)
+
+
+def _write(value: Any, path: Path, base: Any) -> None:
+    places: list[tuple[int, int, bool]] = []
+    with path.open("wb") as file, path.with_suffix(".buffers").open("wb") as buffers:
+
+        def is_within(buffer: pickle.PickleBuffer) -> bool:
+            view = buffer.raw()
+            if view.nbytes < _LARGE:
+                return True
+            buffers.seek(-buffers.tell() % mmap.PAGESIZE, os.SEEK_CUR)
+            places.append((buffers.tell(), view.nbytes, view.readonly))
+            buffers.write(view)
+            return False
+
+        storages: dict[int, UntypedStorage] = {}  # by address: tensors that share memory still share it after unpacking
+
+        class Pickler(base):  # type: ignore[misc]  # untyped
+            def reducer_override(self, obj: Any) -> Any:
+                # _untyped_storage, as the public untyped() warns the user.
+                if isinstance(obj, TypedStorage) and _is_large(untyped := obj._untyped_storage):
+                    return _typed, (storages.setdefault(untyped.data_ptr(), untyped), obj.dtype)
+                if isinstance(obj, UntypedStorage) and _is_large(obj):
+                    array = torch.empty(0, dtype=torch.uint8).set_(obj).numpy()
+                    return _untyped, (pickle.PickleBuffer(array),)  # type: ignore[arg-type]  # it is a buffer
+                return super().reducer_override(obj)
+
+        Pickler(file, protocol=5, buffer_callback=is_within).dump(value)
+    path.with_suffix(".places").write_text(json.dumps(places))
+
+
+def _is_large(storage: UntypedStorage) -> bool:
+    return storage.device.type == "cpu" and storage.nbytes() >= _LARGE
+
+
+def _untyped(buffer: memoryview) -> UntypedStorage:
+    return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+
+
+def _typed(untyped: UntypedStorage, dtype: torch.dtype) -> TypedStorage:
+    return TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)
+
+
+def _culprit(value: Any, *, path: str, seen: frozenset[int] = frozenset()) -> tuple[str, Any] | None:
+    """Find the innermost part that does not pickle, with its path; None if it is only reachable by another path.
+
+    Args:
+        seen: ids of the enclosing objects, as references may form a cycle.
+    """
+    refused = [(name, part) for name, part in _parts(value) if _is_refused(part)]
+    seen |= {id(value)}
+    for name, part in refused:
+        if id(part) not in seen and (found := _culprit(part, path=path + name, seen=seen)):
+            return found
+    return None if refused else (path, value)
+
+
+def _is_refused(value: Any) -> bool:
+    try:
+        pickling.dumps(value)
+    except Exception:  # a pickling failure may raise anything
+        return True
+    return False
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        yield from ((f"[{key!r}]", item) for key, item in value.items())
+    elif isinstance(value, list | tuple | set):
+        yield from ((f"[{index}]", item) for index, item in enumerate(value))
+    elif isinstance(value, partial):
+        yield from (("", item) for item in value.args)
+        yield from ((f" -> {name}", item) for name, item in value.keywords.items())
+    elif isinstance(getattr(value, "__self__", None), object) and isinstance(value, Callable):  # type: ignore[arg-type]
+        yield from _callable_parts(value)
+    else:
+        yield from ((f".{name}", item) for name, item in getattr(value, "__dict__", {}).items())
+
+
+def _callable_parts(function: Any) -> Iterator[tuple[str, Any]]:
+    owner = getattr(function, "__self__", None)
+    if owner is not None:
+        yield "", owner
+    code, cells = getattr(function, "__code__", None), getattr(function, "__closure__", None) or ()
+    if code is not None:
+        yield from ((f" -> {name}", cell.cell_contents) for name, cell in zip(code.co_freevars, cells, strict=True))
+        used = set(code.co_names) & set(function.__globals__)
+        yield from ((f" -> {name}", function.__globals__[name]) for name in sorted(used))
+    yield from ((f".{name}", item) for name, item in getattr(function, "__dict__", {}).items())

@@ -1,0 +1,78 @@
+"""Base of the engines that train in the calling process."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator
+from typing import TypeVar, Unpack
+
+import torch
+
+from runnerkit.engine import EngineOptions, OneProcessEngine
+from runnerkit.engines.process_environment import ProcessEnvironment
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class SingleProcessEngine(OneProcessEngine):
+    """Base of the engines that train in the calling process.
+
+    Args:
+        device: name of the device; None means the GPU if there is one, else the CPU.
+        options: as in IEngine.
+    """
+
+    def __init__(self, device: str | torch.device | None = None, **options: Unpack[EngineOptions]) -> None:
+        super().__init__(**options)
+        self._wanted_device = device
+        self._device_before: int | None = None
+
+    def check(self) -> None:
+        super().check()
+        self._choose_device()
+
+    def launch(self, fn: Callable[[], T]) -> T:
+        self._check_start()
+        try:
+            return fn()
+        finally:
+            self.cleanup()
+
+    def stream(self, fn: Callable[[], Generator[T, None, None]]) -> Generator[list[T], None, None]:
+        self._check_start()
+        try:
+            yield from self.gather_rounds(fn())
+        finally:
+            self.cleanup()
+
+    def _check_start(self) -> None:
+        self.check()
+        environment = ProcessEnvironment.read()
+        if environment is not None and environment.world_size > 1:
+            logger.warning(
+                "%s started %d processes, but %s uses one: each trains separately; pass ddp=True to train together",
+                environment.launcher, environment.world_size, type(self).__name__,
+            )  # fmt: skip
+
+    def _choose_device(self) -> torch.device:
+        wanted = self._wanted_device or ("cuda" if torch.cuda.is_available() else "cpu")
+        device = torch.device(wanted)
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise RuntimeError(f"{type(self).__name__} needs a GPU and torch sees none; use CPUEngine() or cpu=True")
+        return device
+
+    def setup(self) -> None:
+        device = self._choose_device()
+        if device.index is not None and device.type == "cuda":
+            # Tensors that users or libraries create on "cuda" without an index belong there too.
+            self._device_before = torch.cuda.current_device()
+            torch.cuda.set_device(device)
+        self.open_device(device)
+
+    def cleanup(self) -> None:
+        super().cleanup()
+        if self._device_before is not None:
+            torch.cuda.set_device(self._device_before)
+            self._device_before = None

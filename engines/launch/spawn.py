@@ -1,0 +1,214 @@
+"""Launching of a job's processes on this machine from plain python: start, wait, end together."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from runnerkit.engines.failures.failure import WorkerError, cause_of_end
+from runnerkit.engines.launch.exit_on_signal import ExitOnSignal
+from runnerkit.engines.launch.parent import is_stopped
+from runnerkit.engines.launch.payload import pack, unpack
+from runnerkit.engines.process_environment import STORE_VARIABLE
+from runnerkit.loop.stop_signals import FOLDER_VARIABLE, Stopped, heeded, pass_on, stopped_by
+
+T = TypeVar("T")
+Processes = list["subprocess.Popen[bytes]"]
+
+PAYLOAD, RESULT = "payload", "result"  # files in the folder of a job
+# Sets the module search path before any import: `sys` is built in, but a file in this folder may be named json.py.
+_RANK_CODE = """import sys
+with open(sys.argv[1] + "/path", encoding=sys.getfilesystemencoding(), errors="surrogateescape") as file:
+    sys.path[:] = file.read().split("\\0")
+from runnerkit.engines.launch.worker import run
+run()
+"""
+POLL_S = 0.02
+_LAST_WORDS_S = 0.3  # time to notice a process that died at the same moment, and for its report to be written
+_REPEAT_S = 0.1
+AFTER_FAILURE_S = 90.0  # time for a failed process to end, including its on_exception hooks
+_GRACE_S = 3.0  # from SIGTERM (close files) to SIGKILL; a process that waits for a dead peer does not handle SIGTERM
+
+
+def spawn(
+    fn: Callable[[], T],
+    *,
+    num_processes: int,
+    variables: dict[str, str],
+    variables_of: Callable[[int], dict[str, str]] = lambda rank: {},
+) -> T:
+    """Call `fn` in `num_processes` new processes; return rank zero's result.
+
+    The main script is not imported again, so it does not need ``if __name__ == "__main__":``.
+
+    Args:
+        fn: function to call; it is pickled with all it refers to.
+        variables: environment variables besides RANK and the like; without MASTER_ADDR processes meet in a file.
+        variables_of: returns further variables for a rank.
+    Raises:
+        TypeError: `fn` refers to something that cannot be pickled.
+        Exception: what the first failing process raised; the others are ended.
+        WorkerError: a process was killed.
+    """
+    asked: list[int] = []
+    with (
+        started(fn, num_processes=num_processes, variables=variables, variables_of=variables_of) as job,
+        heeded(asked.append),
+    ):
+        num_passed_on = 0
+        try:
+            while not job.is_over():
+                time.sleep(POLL_S)
+                if num_passed_on < len(asked):  # let them save and stop by themselves
+                    num_passed_on = len(asked)
+                    pass_on(asked[0], job.folder)
+                    for process in job.processes:
+                        process.terminate()
+        except BaseException as error:
+            raise (_as_asked(error, asked[0]) if asked else error) from error.__cause__
+        result = unpack(job.folder / RESULT)
+    if asked:  # the processes had already finished: the signal is for the caller
+        os.kill(os.getpid(), asked[0])
+    return result  # type: ignore[no-any-return]
+
+
+def _as_asked(error: BaseException, number: int) -> BaseException:
+    """Convert the error of processes that a signal ended into the calling process's response to that signal."""
+    if isinstance(error, Stopped):
+        return stopped_by(number)
+    if isinstance(error, WorkerError | SystemExit):
+        return KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
+    return error
+
+
+class Job:
+    """Running processes.
+
+    Attributes:
+        folder: folder of their result and failure reports.
+        processes: the processes by rank.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.processes: Processes = []
+        self._failed_at: float | None = None
+
+    def is_over(self) -> bool:
+        """Return whether all processes have ended successfully.
+
+        Raises:
+            Exception: what the first failing process raised.
+            WorkerError: a process was killed.
+        """
+        codes = [process.poll() for process in self.processes]
+        if self._is_overdue():
+            raise cause_of_end(self.folder, dict(enumerate(codes)))
+        if any(codes) or (all(code == 0 for code in codes) and _count_done(self.folder) < len(codes)):
+            time.sleep(_LAST_WORDS_S)
+            error = cause_of_end(self.folder, {rank: process.poll() for rank, process in enumerate(self.processes)})
+            stopped = [rank for rank, process in enumerate(self.processes) if is_stopped(process.pid)]
+            if stopped:
+                raise WorkerError(
+                    f"rank {stopped[0]} of {len(codes)} is stopped (by SIGSTOP or a debugger) while others wait for it"
+                ) from error
+            raise error
+        return all(code == 0 for code in codes)
+
+    def _is_overdue(self) -> bool:
+        """Return whether a failed process should have ended by now: a loader's worker or a hook may hang."""
+        if self._failed_at is None and any(self.folder.glob("failure.*")):
+            self._failed_at = time.monotonic()
+        return self._failed_at is not None and time.monotonic() - self._failed_at > AFTER_FAILURE_S
+
+
+@contextmanager
+def started(
+    fn: Callable[[], Any],
+    *,
+    num_processes: int,
+    variables: dict[str, str],
+    variables_of: Callable[[int], dict[str, str]] = lambda rank: {},
+    descriptors: Sequence[int] = (),
+) -> Iterator[Job]:
+    """Start the processes for :func:`spawn`, and end them all when the context exits.
+
+    Args:
+        descriptors: file descriptors that the processes inherit, one per rank.
+    """
+    with tempfile.TemporaryDirectory(prefix="runnerkit-") as name, _sigterm_as_exit():
+        job = Job(Path(name))
+        pack(fn, job.folder / PAYLOAD)
+        (job.folder / "argv").write_text(json.dumps(sys.argv))
+        # In a file: PYTHONPATH would also reach programs that the user's code starts, and break another Python.
+        (job.folder / "path").write_bytes(
+            os.fsencode("\0".join(path or os.getcwd() for path in sys.path if isinstance(path, str)))
+        )
+        # Always set, as it also identifies runnerkit as the launcher.
+        variables = {**variables, STORE_VARIABLE: "" if "MASTER_ADDR" in variables else str(job.folder / "store")}
+        try:
+            for rank in range(num_processes):
+                own = {**variables, **variables_of(rank)}
+                job.processes.append(_start(job.folder, rank, num_processes, own, descriptors[rank : rank + 1]))
+            yield job
+        finally:
+            _end(job.processes)
+
+
+def _start(
+    folder: Path, rank: int, num_processes: int, variables: dict[str, str], descriptors: Sequence[int]
+) -> subprocess.Popen[bytes]:
+    environment = {
+        **os.environ,
+        **variables,
+        FOLDER_VARIABLE: str(folder),
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(num_processes),
+        "LOCAL_WORLD_SIZE": str(num_processes),
+    }
+    # Ranks that all use every core would slow each other down.
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_processes)))
+    command = [sys.executable, "-c", _RANK_CODE, str(folder), str(os.getpid())]
+    # A separate process group: Ctrl-C reaches only the calling process, which then ends the others.
+    return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, process_group=0, pass_fds=descriptors)
+
+
+def _count_done(folder: Path) -> int:
+    return len(list(folder.glob("done.*")))
+
+
+def _end(processes: Processes) -> None:
+    deadline = time.monotonic() + _GRACE_S
+    while (left := [process for process in processes if process.poll() is None]) and time.monotonic() < deadline:
+        for process in left:
+            process.terminate()  # repeatedly: the first may be handled as a request to save
+        time.sleep(_REPEAT_S)
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # the rest of its group too: workers of its loaders
+        process.wait()
+
+
+@contextmanager
+def _sigterm_as_exit() -> Iterator[None]:
+    """Turn SIGTERM, unless the user handles it, into an exit that ends the other processes first."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    handler = ExitOnSignal()
+    handler.install()
+    try:
+        yield
+    finally:
+        handler.remove()

@@ -1,0 +1,1 @@
+"""Sharding of parameters for FSDP2."""

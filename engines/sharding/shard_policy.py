@@ -1,0 +1,96 @@
+"""Choice of the modules that are gathered and freed as one unit, by class or by size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from torch import nn
+
+
+class ShardPolicy:
+    """Rule for the units of a model, whose parameters are gathered before their forward pass and freed together.
+
+    Parameters outside all units belong to the model itself and stay gathered from forward to backward.
+
+    Args:
+        modules: classes whose instances are units, such as a transformer's blocks.
+        min_parameters: a module is a unit if it has at least this many parameters outside its inner units.
+    Raises:
+        TypeError, ValueError: an argument is invalid.
+    """
+
+    def __init__(self, modules: Sequence[type[nn.Module]] | None, min_parameters: int | None) -> None:
+        self.modules = tuple(modules or ())
+        self.min_parameters = min_parameters
+        for each in self.modules:
+            if not (isinstance(each, type) and issubclass(each, nn.Module)):
+                raise TypeError(f"shard_modules must hold classes of modules, such as [nn.Linear], got {each!r}")
+        if min_parameters is not None and min_parameters < 1:
+            raise ValueError(f"shard_min_parameters must be >= 1, got {min_parameters}; pass None to turn it off")
+
+    def units(self, model: nn.Module) -> list[nn.Module]:
+        """List the units of `model` without the model itself, inner units first."""
+        units: list[nn.Module] = []
+        self._collect(model, units, taken=set(), visited=set())
+        return [each for each in units if each is not model]
+
+    def _collect(self, module: nn.Module, units: list[nn.Module], *, taken: set[int], visited: set[int]) -> None:
+        visited.add(id(module))
+        for child in module.children():
+            if id(child) not in visited:
+                self._collect(child, units, taken=taken, visited=visited)
+        free = {id(each): each.numel() for each in module.parameters() if id(each) not in taken}
+        is_large = self.min_parameters is not None and sum(free.values()) >= self.min_parameters
+        if free and (isinstance(module, self.modules) or (is_large and _is_called(module))):
+            units.append(module)
+            taken.update(free)
+
+    def check(self, models: Iterable[nn.Module]) -> None:
+        """Raise if none of the models contains an instance of a class.
+
+        Raises:
+            ValueError: the message lists the classes that the models contain.
+        """
+        found = {type(module) for model in models for module in model.modules()}
+        for each in self.modules:
+            if not any(issubclass(kind, each) for kind in found):
+                names = ", ".join(sorted(kind.__name__ for kind in found))
+                raise ValueError(f"shard_modules contains {each.__name__}, but the model does not; it has {names}")
+
+
+def _is_called(module: nn.Module) -> bool:
+    return not isinstance(module, nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict)
+
+
+def check_parameters(models: dict[str, nn.Module], units: dict[str, list[nn.Module]]) -> None:
+    """Raise if a parameter cannot be sharded: a scalar, on the meta device, or shared across units or models.
+
+    Raises:
+        ValueError: the message names the parameter and the remedy.
+    """
+    owners: dict[int, tuple[str, int, str]] = {}
+    for key, model in models.items():
+        unit_of = _unit_of_modules(model, units[key])
+        for path, module in model.named_modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                full = ".".join(part for part in (key, path, name) if part)
+                if parameter.ndim == 0:
+                    raise ValueError(f"parameter {full} is a scalar, which cannot be sharded: give it the shape (1,)")
+                if parameter.is_meta:
+                    raise ValueError(f"parameter {full} is on the meta device: materialize the model's weights first")
+                owner, unit, other = owners.setdefault(id(parameter), (key, unit_of[id(module)], full))
+                if owner != key:
+                    raise ValueError(f"parameters {other} and {full} are shared by two models: merge them into one")
+                if unit != unit_of[id(module)]:
+                    raise ValueError(
+                        f"parameters {other} and {full} are shared, but would be gathered at different times: choose "
+                        "shard_modules or shard_min_parameters so that both are in the same unit, or in none"
+                    )
+
+
+def _unit_of_modules(model: nn.Module, units: list[nn.Module]) -> dict[int, int]:
+    """Map each module's id to the id of the unit that holds its parameters."""
+    unit_of = {id(each): id(model) for each in model.modules()}
+    for unit in reversed(units):  # outer ones first
+        unit_of.update({id(each): id(unit) for each in unit.modules()})
+    return unit_of

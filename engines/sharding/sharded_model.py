@@ -1,0 +1,222 @@
+"""Sharded copy of the user's model with ``fully_shard``, and optimizers moved to its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import Optimizer
+
+from runnerkit.engines.sharding.shard_policy import ShardPolicy
+
+
+class ShardedModel:
+    """The user's full module, which stays unchanged, and a sharded copy of it, which is trained.
+
+    Args:
+        own: the user's module; every rank gets rank zero's weights. Each process keeps it on its current device.
+        mesh: (shards,) or (replicas, shards) processes.
+        policy: the units to gather and free as one.
+        reshard_after_forward: whether a unit's parameters are freed until its backward pass gathers them again.
+        cpu_offload: keep shards, gradients and the optimizer's state in host memory.
+        compute_dtype: dtype of parameters and activations in forward and backward; None means the parameters' dtype.
+    """
+
+    def __init__(
+        self,
+        own: nn.Module,
+        *,
+        mesh: DeviceMesh,
+        policy: ShardPolicy,
+        reshard_after_forward: bool,
+        cpu_offload: bool,
+        compute_dtype: torch.dtype | None,
+    ) -> None:
+        self.own = own
+        self._device = torch.device(mesh.device_type)
+        self._reshard_after_forward = reshard_after_forward
+        self.has_held_gradients = False
+        for tensor in (*own.parameters(), *own.buffers()):
+            self._broadcast(tensor)
+        self.module = _copy(own)
+        offload: OffloadPolicy = CPUOffloadPolicy(pin_memory=self._device.type == "cuda")
+        offload = offload if cpu_offload else OffloadPolicy()
+        precision = _precision(compute_dtype)
+        batch_norms = _batch_norms(self.module) if compute_dtype else []
+        for unit in [*batch_norms, *(each for each in policy.units(self.module) if each not in batch_norms)]:
+            fully_shard(
+                unit,
+                mesh=mesh,
+                mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False) if unit in batch_norms else precision,
+                offload_policy=offload,
+                reshard_after_forward=reshard_after_forward,
+            )
+        # The criterion gets float32. The root unit is not freed, as its backward pass comes next.
+        precision = _precision(compute_dtype, output_dtype=torch.float32 if compute_dtype else None)
+        fully_shard(self.module, mesh=mesh, mp_policy=precision, offload_policy=offload, reshard_after_forward=False)
+        shards = dict(self.module.named_parameters(remove_duplicate=False))
+        # (the user's parameter, its shard). Stored, as the module holds full parameters while they are gathered.
+        self.pairs = [(parameter, shards[name]) for name, parameter in own.named_parameters()]
+
+    def unshard(self) -> None:
+        """Gather and keep all weights, so that forward passes do not communicate; every rank must call this."""
+        self.reshard()
+        for unit in self._units():
+            unit.set_reshard_after_forward(False, recurse=False)
+            unit.unshard()
+        for buffer in self.module.buffers():
+            self._broadcast(buffer)
+
+    def reshard(self) -> None:
+        """Free what :meth:`unshard` gathered."""
+        for unit in self._units():
+            is_freed = self._reshard_after_forward and unit is not cast(FSDPModule, self.module)
+            unit.set_reshard_after_forward(is_freed, recurse=False)
+            unit.reshard()
+
+    @torch.no_grad()
+    def gather(self) -> nn.Module:
+        """Copy the trained weights and rank zero's buffers into the user's module; every rank must call this."""
+        for parameter, shard in self.pairs:
+            parameter.copy_(whole(shard))
+        buffers = dict(self.module.named_buffers())
+        for name, buffer in self.own.named_buffers():
+            self._broadcast(buffers[name])
+            buffer.copy_(buffers[name])
+        for mine, theirs in zip(self.own.modules(), self.module.modules(), strict=True):
+            mine.training = theirs.training
+            if type(mine).get_extra_state is not nn.Module.get_extra_state:
+                mine.set_extra_state(theirs.get_extra_state())
+        return self.own
+
+    @torch.no_grad()
+    def scatter(self) -> None:
+        """Load the weights and buffers of the user's module, which must be the same on all ranks."""
+        self.reshard()  # gathered parameters would be out of date
+        for parameter, shard in self.pairs:
+            local(shard).copy_(_chunk(parameter, like=shard))
+        buffers = dict(self.own.named_buffers())
+        for name, buffer in self.module.named_buffers():
+            buffer.copy_(buffers[name])
+        for mine, theirs in zip(self.own.modules(), self.module.modules(), strict=True):
+            if type(mine).set_extra_state is not nn.Module.set_extra_state:
+                theirs.set_extra_state(mine.get_extra_state())
+
+    def hold_gradients(self, holds: bool) -> None:
+        """Turn on or off that backward passes keep full gradients in this process, for a later pass to reduce."""
+        self.has_held_gradients = self.has_held_gradients or holds
+        cast(FSDPModule, self.module).set_requires_gradient_sync(not holds)
+
+    def drop_held_gradients(self) -> None:
+        """Discard gradients that were held and never reduced."""
+        self.has_held_gradients = False
+        for unit in self._units():
+            # Private API: torch would add them to the next reduced gradients, and offers no way to drop them.
+            for group in _groups_of(unit._get_fsdp_state()):
+                for parameter in group.fsdp_params:
+                    if "unsharded_accumulated_grad" in vars(parameter):  # torch 2.15 keeps them in .grad only
+                        parameter.unsharded_accumulated_grad = None
+                    if hasattr(parameter, "_unsharded_param"):
+                        parameter._unsharded_param.grad = None
+
+    def _units(self) -> list[FSDPModule]:
+        return [each for each in self.module.modules() if isinstance(each, FSDPModule)]
+
+    @torch.no_grad()
+    def _broadcast(self, tensor: Tensor) -> None:
+        sent = tensor.detach().to(self._device).contiguous()
+        dist.broadcast(sent, src=0)
+        tensor.copy_(sent)
+
+
+def _precision(dtype: torch.dtype | None, *, output_dtype: torch.dtype | None = None) -> MixedPrecisionPolicy:
+    if dtype is None:
+        return MixedPrecisionPolicy()
+    return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, output_dtype=output_dtype)
+
+
+def _batch_norms(module: nn.Module) -> list[nn.Module]:
+    # Separate units in float32, like their running statistics: torch rejects weights of another dtype.
+    return [each for each in module.modules() if isinstance(each, _BatchNorm) and each.affine]
+
+
+def _copy(own: nn.Module) -> nn.Module:
+    try:
+        module = deepcopy(own)
+    except Exception as error:
+        raise TypeError(
+            f"{type(own).__name__} cannot be copied; sharding trains a copy and leaves your module whole: {error}"
+        ) from error
+    for parameter in module.parameters():
+        parameter.data = parameter.data.contiguous()  # channels_last weights cannot be sharded
+    return module
+
+
+def local(shard: Tensor) -> Tensor:
+    """Return this process's part of `shard`, sharing its memory."""
+    part: Tensor = cast(DTensor, shard.detach()).to_local()
+    return part
+
+
+def _chunk(value: Tensor, *, like: Tensor) -> Tensor:
+    """Return this process's rows of a full tensor, sharded in the same way as `like`."""
+    assert isinstance(like, DTensor)
+    coordinate = like.device_mesh.get_coordinate()
+    assert coordinate is not None, "this process has a place in the mesh"
+    index = coordinate[-1]
+    chunks = value.detach().chunk(like.device_mesh.shape[-1], dim=0)
+    return chunks[index] if index < len(chunks) else value.detach()[:0]
+
+
+def shard_like(value: Any, like: Tensor) -> Any:
+    """Shard `value` if it has a parameter's shape; other state, such as a counter, stays whole. No communication."""
+    if not isinstance(value, Tensor) or isinstance(value, DTensor) or value.shape != like.shape:
+        return value
+    shard = torch.empty_like(like, dtype=value.dtype, requires_grad=False)
+    local(shard).copy_(_chunk(value, like=like))
+    return shard
+
+
+def _groups_of(state: Any) -> list[Any]:
+    """Return the parameter groups of a unit; torch 2.11 had one or none."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [group for group in (state._fsdp_param_group,) if group is not None]
+
+
+def whole(value: Any) -> Any:
+    """Gather a sharded tensor on the compute device; return other values unchanged. Every rank must call this."""
+    if not isinstance(value, DTensor):
+        return value
+    on_device = value.detach().to(value.device_mesh.device_type)  # shards may be in host memory
+    return cast(DTensor, on_device).full_tensor()
+
+
+def follow(
+    optimizer: Optimizer,
+    parameters: dict[nn.Parameter, nn.Parameter],
+    convert: Callable[[Any, nn.Parameter], Any] | None,
+) -> None:
+    """Move `optimizer` and its state to other parameters.
+
+    Args:
+        parameters: maps old parameters to new ones.
+        convert: maps (a value of the state, the new parameter) to the new value; None discards the state.
+    """
+    state: dict[Tensor, Any] = {}
+    for group in optimizer.param_groups:
+        for old in group["params"]:
+            if convert is not None and old in optimizer.state:
+                new = parameters[old]
+                state[new] = {name: convert(value, new) for name, value in optimizer.state[old].items()}
+        group["params"] = [parameters[old] for old in group["params"]]
+    optimizer.state.clear()
+    optimizer.state.update(state)

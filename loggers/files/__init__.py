@@ -1,0 +1,1 @@
+"""File formats that the loggers write: event files, tables and folders."""

@@ -1,0 +1,1 @@
+"""Loggers for tracking services."""

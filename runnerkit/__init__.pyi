@@ -1,0 +1,21 @@
+from runnerkit import callbacks as callbacks
+from runnerkit import contrib as contrib
+from runnerkit import data as data
+from runnerkit import dl as dl
+from runnerkit import engines as engines
+from runnerkit import loggers as loggers
+from runnerkit import utils as utils
+from runnerkit.callback import Callback as Callback
+from runnerkit.callback import CallbackNode as CallbackNode
+from runnerkit.callback import CallbackOrder as CallbackOrder
+from runnerkit.engines import *
+from runnerkit.history.best_values import best_metrics as best_metrics
+from runnerkit.history.best_values import compare_runs as compare_runs
+from runnerkit.history.frame import read_metrics as read_metrics
+from runnerkit.history.plot import plot_metrics as plot_metrics
+from runnerkit.history.report import write_report as write_report
+from runnerkit.logger import ILogger as ILogger
+from runnerkit.runner import IRunner as IRunner
+from runnerkit.supervised import SupervisedRunner as SupervisedRunner
+from runnerkit.train import Runner as Runner
+from runnerkit.version import __version__ as __version__

@@ -1,0 +1,1 @@
+"""Checkpoint files: written atomically, verified, indexed and cleaned up."""

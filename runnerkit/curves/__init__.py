@@ -1,1 +1,0 @@
-"""What runs logged: read back, compared, drawn."""

@@ -1,0 +1,26 @@
+# Written by scripts/public_names.py from the __all__ of each file: run `make format`.
+from runnerkit.data.augmentation import BatchNormalize as BatchNormalize
+from runnerkit.data.augmentation import BatchRandomCrop as BatchRandomCrop
+from runnerkit.data.augmentation import BatchRandomHorizontalFlip as BatchRandomHorizontalFlip
+from runnerkit.data.balance import BalanceClassSampler as BalanceClassSampler
+from runnerkit.data.balance import BatchBalanceClassSampler as BatchBalanceClassSampler
+from runnerkit.data.distributed import DistributedSamplerWrapper as DistributedSamplerWrapper
+from runnerkit.data.dynamic_balance import DynamicBalanceClassSampler as DynamicBalanceClassSampler
+from runnerkit.data.limit import BatchLimitLoaderWrapper as BatchLimitLoaderWrapper
+from runnerkit.data.prefetch import BatchPrefetchLoaderWrapper as BatchPrefetchLoaderWrapper
+from runnerkit.data.tensor_loader import TensorLoader as TensorLoader
+from runnerkit.data.tensor_rows import TensorRows as TensorRows
+
+__all__ = [
+    "BalanceClassSampler",
+    "BatchBalanceClassSampler",
+    "BatchLimitLoaderWrapper",
+    "BatchNormalize",
+    "BatchPrefetchLoaderWrapper",
+    "BatchRandomCrop",
+    "BatchRandomHorizontalFlip",
+    "DistributedSamplerWrapper",
+    "DynamicBalanceClassSampler",
+    "TensorLoader",
+    "TensorRows",
+]

@@ -1,0 +1,1 @@
+"""Tools for the logs of past runs: tables, comparisons, plots and reports."""

@@ -1,0 +1,163 @@
+"""Logs of past runs as one tidy table."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runnerkit.errors import UnknownKeyError
+from runnerkit.history import json_lines
+from runnerkit.logger import Scope
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+COLUMNS = ("run", "stage", "loader", "epoch", "step", "metric", "value")
+_NUM_PLACE_COLUMNS = 3  # a file's first columns: stage, epoch, step; the others are metrics
+
+Logdirs = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+Row = tuple[str, str, str, int, int, str, float]
+
+
+def read_metrics(logdir: Logdirs, *, scope: Scope = "loader") -> pd.DataFrame:
+    """Read the logs of the CSV logger, or else of the JSONL logger: one row per number, in the order of logging.
+
+    Args:
+        logdir: the logdir of a run, a folder that contains several at any depth, or a list of such folders.
+        scope: "loader" for whole passes over a loader, "batch" for single training steps.
+    Returns:
+        Columns run (the logdir's name, or its path within the folder), stage, loader, metric: str; epoch, step:
+        int64; value: float64, exactly as logged, NaN included.
+    Raises:
+        FileNotFoundError: there are no logs of this scope.
+
+    >>> import tempfile
+    >>> from runnerkit.logger import Step
+    >>> from runnerkit.loggers import CSVLogger
+    >>> logger = CSVLogger(tempfile.mkdtemp())
+    >>> logger.setup()
+    >>> logger.log_scalars({"loss": 0.5, "lr": 0.1}, step=Step("train", "train", epoch=1, batch=9), scope="loader")
+    >>> logger.close()
+    >>> print(read_metrics(logger.logdir).drop(columns="run").to_string(index=False))
+    stage loader  epoch  step metric  value
+    train  train      1     9   loss    0.5
+    train  train      1     9     lr    0.1
+    """
+    if scope not in ("loader", "batch"):
+        raise ValueError(f'scope must be "loader" or "batch", got {scope!r}')
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise ImportError("read_metrics needs pandas: pip install runnerkit[metrics]") from error
+    rows = [row for run, folder in find_runs(logdir, scope=scope).items() for row in _read_run(run, folder, scope)]
+    types = {"epoch": "int64", "step": "int64", "value": "float64"}
+    return pd.DataFrame(rows, columns=list(COLUMNS)).astype(types)
+
+
+def select(
+    table: pd.DataFrame, *, metrics: Sequence[str] | None = None, loaders: Sequence[str] | None = None
+) -> pd.DataFrame:
+    """Select the rows of these metrics and loaders; None selects all.
+
+    Raises:
+        KeyError: the table does not contain one of them.
+    """
+    for column, wanted in {"loader": loaders, "metric": metrics}.items():
+        if wanted is not None:
+            known = list(table[column].unique())
+            unknown = [each for each in wanted if each not in known]
+            if unknown or not wanted:
+                of_loaders = f" by {loaders}" if column == "metric" and loaders is not None else ""
+                raise UnknownKeyError(f"{column}s {unknown} were not logged{of_loaders}; choose from {known}")
+            table = table[table[column].isin(wanted)]
+    return table
+
+
+def by_pass(table: pd.DataFrame) -> pd.DataFrame:
+    """Pivot one run's table from `read_metrics` to one row per pass over a loader, in time order, and one column per
+    metric, with NaN for values that were not logged."""
+    place = ["stage", "epoch", "step", "loader"]
+    in_time = table.sort_values("step", kind="stable")
+    order = in_time.set_index(place).index.unique()
+    by_metric = in_time.set_index([*place, "metric"])["value"].unstack("metric")  # sort=False mixes rows up in pandas 2
+    return by_metric.loc[order, list(table["metric"].unique())].reset_index(allow_duplicates=True)
+
+
+def find_runs(logdir: Logdirs, *, scope: Scope = "loader") -> dict[str, Path]:
+    """Return the logdirs of all runs by name, like `read_metrics`: each run once, in the given order.
+
+    Raises:
+        FileNotFoundError: there are none.
+    """
+    folders = [Path(each) for each in ([logdir] if isinstance(logdir, str | os.PathLike) else logdir)]
+    found: dict[Path, tuple[str, Path]] = {}
+    for folder in folders:
+        for path in _logdirs(folder, scope):
+            found.setdefault(path.resolve(), (_name(path, folder), path))
+    num_named = Counter(name for name, _ in found.values())
+    return {name if num_named[name] == 1 else path.as_posix(): path for name, path in found.values()}
+
+
+def find_run(logdir: str | os.PathLike[str]) -> tuple[str, Path]:
+    """Return the name and the logdir of the only run in a folder.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: there are several.
+    """
+    runs = find_runs(logdir)
+    if len(runs) > 1:
+        raise ValueError(f"{logdir} contains {len(runs)} runs; pass the logdir of one of them: {', '.join(runs)}")
+    [run] = runs.items()
+    return run
+
+
+def _logdirs(folder: Path, scope: Scope) -> list[Path]:
+    if not folder.is_dir():
+        raise FileNotFoundError(f"there is no folder {folder}")
+    tables = {each.parent for each in folder.rglob("csv") if next(_files(each, scope), None) is not None}
+    lines = {path.parent for path in folder.rglob(json_lines.FILE) if next(_lines(path, scope), None) is not None}
+    logdirs = sorted(tables | lines)
+    if not logdirs:
+        files = f"csv/<loader>.csv or {json_lines.FILE}"
+        raise FileNotFoundError(f"no logs of scope {scope!r} in {folder}: expected {files} there or below")
+    return logdirs
+
+
+def _name(logdir: Path, folder: Path) -> str:
+    return folder.resolve().name if logdir == folder else logdir.relative_to(folder).as_posix()
+
+
+def _files(folder: Path, scope: Scope) -> Iterator[Path]:
+    return (path for path in sorted(folder.rglob("*.csv")) if path.name.endswith(".batch.csv") == (scope == "batch"))
+
+
+def _lines(path: Path, scope: Scope) -> Iterator[json_lines.Line]:
+    return (line for line, _ in json_lines.read_lines(path) if line[0] == scope)
+
+
+def _read_lines(run: str, logdir: Path, scope: Scope) -> Iterator[Row]:
+    for _, step, metrics in sorted(_lines(logdir / json_lines.FILE, scope), key=lambda line: line[1].loader):
+        for metric, value in metrics.items():
+            yield run, step.stage, step.loader, step.epoch, step.batch, metric, value
+
+
+def _read_run(run: str, logdir: Path, scope: Scope) -> Iterator[Row]:
+    folder = logdir / "csv"
+    if next(_files(folder, scope), None) is None:
+        yield from _read_lines(run, logdir, scope)
+    for path in _files(folder, scope):
+        loader = path.relative_to(folder).as_posix().removesuffix(".csv").removesuffix(".batch")
+        content = path.read_bytes()
+        lines = content[: content.rfind(b"\n") + 1].decode()  # a run may be in the middle of the last one
+        reader = csv.reader(io.StringIO(lines, newline=""))
+        metrics = next(reader, [])[_NUM_PLACE_COLUMNS:]
+        for stage, epoch, step, *cells in reader:
+            for metric, cell in zip(metrics, cells, strict=True):
+                if cell:
+                    yield run, stage, loader, int(epoch), int(step), metric, float(cell)

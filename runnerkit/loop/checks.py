@@ -1,0 +1,329 @@
+"""Checks of the user's input, before bad input costs an epoch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from difflib import get_close_matches
+from itertools import chain, islice
+from numbers import Integral
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from runnerkit.callback import EVENTS, ICallback, ICheckpointCallback, IListener, innermost
+from runnerkit.sampling.sampler import ShardedBatchSampler
+from runnerkit.sampling.sharded_stream import ShardedStream
+from runnerkit.sampling.sharding import count_batches, share_of
+from runnerkit.sampling.stream_heads import differ
+from runnerkit.types import as_dict
+
+if TYPE_CHECKING:
+    from runnerkit.callback import IRunner
+    from runnerkit.engine import IEngine
+
+logger = logging.getLogger(__name__)
+
+
+def check_loaders(loaders: Any) -> dict[str, Any]:
+    """Raise unless `loaders` is a mapping of loaders, none of them empty.
+
+    Raises:
+        TypeError, ValueError: with the loader's key.
+    """
+    if not isinstance(loaders, Mapping):
+        raise TypeError(f"loaders must be a dict such as {{'train': ..., 'valid': ...}}, got {type(loaders).__name__}")
+    if not loaders:
+        raise ValueError("loaders is empty; pass at least one, such as {'train': ..., 'valid': ...}")
+    for key, loader in loaders.items():
+        path = Path(str(key))
+        if path.is_absolute() or ".." in path.parts or "\0" in str(path):
+            raise ValueError(
+                f"loader {key!r}: loggers name files after the key, and they would be outside the logdir; remove '..', "
+                "a leading '/' and NUL, as in 'valid/easy'"
+            )
+        if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+            raise TypeError(
+                f"loader {key!r} is a {type(loader).__name__}; expected a DataLoader or an iterable of batches"
+            )
+        if isinstance(loader, Dataset) and not hasattr(loader, "__iter__"):  # its samples would be mistaken for batches
+            raise TypeError(
+                f"loader {key!r} is a {type(loader).__name__}, a data set: pass DataLoader(dataset, batch_size=...), "
+                "with batch_size=None if its items are whole batches"
+            )
+        if count_batches(loader) == 0:
+            raise ValueError(f"loader {key!r} is empty: {_why_empty(loader)}")
+    return dict(loaders)
+
+
+def check_samplers(runner: IRunner, loaders: Mapping[str, Any]) -> None:
+    """Raise if a sampler was made for a longer data set than its loader's; warn if it was made for a shorter one.
+
+    The training loader's sampler in the validation loader raises IndexError only after an epoch, or skips samples.
+
+    Raises:
+        ValueError: with the loader's key and both lengths.
+    """
+    for key, loader in loaders.items():
+        dataset, sampler = getattr(loader, "dataset", None), _innermost_sampler(loader)
+        made_for = _length_made_for(sampler)
+        if made_for is None or not isinstance(dataset, Sized) or made_for == len(dataset):
+            continue
+        found = (
+            f"loader {key!r} has a data set of {len(dataset)} samples and a {type(sampler).__name__} made for "
+            f"{made_for}: make the sampler from the loader's own data set"
+        )
+        if made_for > len(dataset):
+            raise ValueError(found)
+        is_choice = isinstance(sampler, SubsetRandomSampler) or isinstance(getattr(sampler, "data_source", None), range)
+        if runner.engine.is_main_process and not is_choice:
+            logger.warning("%s; the samples behind the first %d are never read", found, made_for)
+
+
+def _innermost_sampler(loader: Any) -> Any:
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    sampler = batch_sampler.sampler if isinstance(batch_sampler, BatchSampler) else getattr(loader, "sampler", None)
+    return getattr(sampler, "sampler", sampler)  # of a DistributedSamplerWrapper
+
+
+def _length_made_for(sampler: Any) -> int | None:
+    """Return the length of the data set that a sampler needs; None if its class does not tell."""
+    if isinstance(sampler, SubsetRandomSampler):
+        largest: Any = max(sampler.indices, default=None)
+        return int(largest) + 1 if isinstance(largest, Integral | Tensor) else None
+    if isinstance(sampler, WeightedRandomSampler):
+        return len(sampler.weights)
+    if isinstance(sampler, RandomSampler | SequentialSampler):
+        source: Any = sampler.data_source
+    elif isinstance(sampler, DistributedSampler):
+        source = sampler.dataset
+    else:
+        return getattr(sampler, "num_labels", None)  # runnerkit's own
+    return len(source) if isinstance(source, Sized) else None
+
+
+def check_one_loader(loader: Any, *, reader: str) -> None:
+    """Raise if several loaders are passed instead of one: their keys would be mistaken for batches.
+
+    Raises:
+        TypeError: with what to pass instead.
+    """
+    if isinstance(loader, Mapping):
+        key = next(iter(loader), "valid")
+        raise TypeError(
+            f"{reader} takes one loader, got a {type(loader).__name__} of {list(loader)}: pass loaders[{key!r}]"
+        )
+
+
+def _why_empty(loader: Any, *, num_processes: int = 1) -> str:
+    if not isinstance(loader, DataLoader) or not isinstance(loader.dataset, Sized):
+        return "it yields no batches"
+    each = f" in each of {num_processes} processes" if num_processes > 1 else ""
+    return f"{len(loader.dataset)} samples, batch_size={loader.batch_size}{each}, drop_last={loader.drop_last}"
+
+
+def check_shares(runner: IRunner) -> None:
+    """Raise if no rank has a batch of a loader, or if ranks have different numbers of training batches.
+
+    Ranks with more batches would wait forever. The engine's shards are equal; those of a user's DistributedSampler or
+    of loaders created per rank may not be.
+
+    Raises:
+        ValueError: with the numbers. Every rank must call: this gathers.
+    """
+    num_processes = runner.engine.num_processes
+    if num_processes == 1:
+        return
+    mine = {key: count_batches(loader) for key, loader in runner.loaders.items()}
+    everyone = runner.engine.gather_object(mine)
+    for key, loader in runner.loaders.items():
+        counts = [each.get(key) for each in everyone]
+        if set(counts) == {0}:
+            raise ValueError(f"loader {key!r} is empty: {_why_empty(loader, num_processes=num_processes)}")
+        if not key.startswith("train"):
+            _warn_of_dropped(runner, key, loader)
+        elif runner.engine.is_ddp and len(set(counts)) > 1:
+            raise ValueError(
+                f"loader {key!r} has {counts} batches on the ranks, but training needs the same number on each; return "
+                "the whole loader on every rank, which the engine shards evenly, or use drop_last=True"
+            )
+
+
+def compare_streams(runner: IRunner, batches: Iterator[Any]) -> Iterator[Any]:
+    """Return `batches` after fetching the first one, to check that all processes read the same stream.
+
+    A stream that is split by rank would be split again; one whose order differs would repeat some samples.
+
+    Raises:
+        ValueError: on every rank, with the loader's key. Every rank must call: this gathers.
+    """
+    key, share = runner.loader_key, share_of(runner.loader)
+    if not isinstance(share, ShardedStream) or share.head is None or key in runner._stage.compared_streams:
+        return batches
+    first: list[Any] = []
+    error: Exception | None = None
+    try:
+        first = list(islice(batches, 1))
+    except Exception as raised:  # other ranks are in the collective, or will be
+        error = raised
+    heads = runner.engine.gather_object((error is None, share.head.fingerprints.clone()))
+    if error is not None:
+        raise error
+    if all(is_read for is_read, _ in heads) and differ([fingerprints for _, fingerprints in heads]):
+        raise ValueError(
+            f"loader {key!r}: the first samples of its stream are not the same in every process. Each process has to "
+            "read the whole stream, in the same order, since the engine takes a share of it. If the stream is already "
+            "split by rank, remove that: split_dataset_by_node, nodesplitter=wds.split_by_node, "
+            "range(rank, n, world_size). If it is shuffled, fix the seed: .shuffle(1000, rng=random.Random(42)), or "
+            "draw from the global functions of torch, numpy.random or random, which are seeded alike everywhere"
+        )
+    runner._stage.compared_streams.add(key)
+    return chain(first, batches)
+
+
+def _warn_of_dropped(runner: IRunner, key: str, loader: Any) -> None:
+    share, dataset = share_of(loader), getattr(loader, "dataset", None)
+    if not isinstance(share, ShardedBatchSampler | ShardedStream) or not share.drop_last:
+        return
+    if runner.engine.is_main_process and (not isinstance(dataset, Sized) or len(dataset) % share.stride):
+        logger.warning(
+            "loader %r: drop_last excludes a last batch of fewer than %d samples, %d in each of %d processes, from the "
+            "metrics; a single process excludes fewer samples; without drop_last, none are excluded",
+            key, share.stride, share.batch_size, runner.engine.num_processes,
+        )  # fmt: skip
+
+
+def check_not_empty(runner: IRunner, *, num_samples: int | None = None) -> None:
+    """Raise if this process got no batch of a training loader, or no process got one of another loader.
+
+    Args:
+        num_samples: the number that all processes saw, if already counted.
+    Raises:
+        ValueError: with the loader's key.
+    """
+    num_processes = runner.engine.num_processes
+    needs_batch = runner.is_train_loader or num_processes == 1
+    if num_samples == 0 or (needs_batch and runner.loader_batch_step == 0):
+        why = _why_empty(runner.loader, num_processes=num_processes)
+        raise ValueError(f"loader {runner.loader_key!r} gave no batch: {why}")
+
+
+def check_optimizer(optimizer: Any, model: Any, criterion: Any) -> None:
+    """Raise if no parameter of an optimizer belongs to model or criterion, or if a class is passed, not an instance.
+
+    Raises:
+        TypeError: with what to call.
+        ValueError: it would train nothing.
+    """
+    for name, given in (("model", model), ("criterion", criterion), ("optimizer", optimizer)):
+        for each in as_dict(given).values():
+            if isinstance(each, type):
+                raise TypeError(f"{name} is the class {each.__name__}; pass an instance of it: {each.__name__}(...)")
+    modules = [each for each in (*as_dict(model).values(), *as_dict(criterion).values()) if isinstance(each, nn.Module)]
+    known = {id(parameter) for module in modules for parameter in module.parameters()}
+    for key, each in as_dict(optimizer).items():
+        parameters = [parameter for group in getattr(each, "param_groups", []) for parameter in group["params"]]
+        if parameters and not any(id(parameter) in known for parameter in parameters):
+            name = f"optimizer {key!r}" if key else "the optimizer"
+            raise ValueError(
+                f"{name} holds {len(parameters)} parameters, none of which belongs to the model; create it from "
+                "model.parameters() of the model that is trained"
+            )
+
+
+def check_scheduler(scheduler: Any, optimizer: Any) -> None:
+    """Raise if a scheduler belongs to an optimizer that does not train: the learning rate would not change.
+
+    An optimizer that wraps another one, such as Lookahead, has the groups of the inner one.
+
+    Raises:
+        ValueError: with what to do.
+    """
+    groups = {id(group) for each in as_dict(optimizer).values() for group in getattr(each, "param_groups", [])}
+    for key, each in as_dict(scheduler).items():
+        own = getattr(each, "optimizer", None)
+        if groups and isinstance(own, Optimizer) and not any(id(group) in groups for group in own.param_groups):
+            name = f"scheduler {key!r}" if key else "the scheduler"
+            raise ValueError(f"{name} steps an optimizer other than the one that trains; create it from that one")
+
+
+def check_criterion(criterion: Any, engine: IEngine) -> None:
+    """Raise if a criterion has trainable parameters and several processes would train them independently.
+
+    Warn if it sums over the batch.
+
+    Raises:
+        ValueError: with what to do.
+    """
+    for each in as_dict(criterion).values():
+        if getattr(each, "reduction", None) == "sum" and engine.is_main_process:
+            logger.warning(
+                "%s(reduction='sum') sums over the batch: the logged loss is a mean of such sums, which depends on the "
+                "batch size, and in N processes gradients are 1/N of those of the combined batch; use "
+                "reduction='mean' and multiply the learning rate by the batch size", type(each).__name__,
+            )  # fmt: skip
+        if engine.is_ddp and isinstance(each, nn.Module) and any(p.requires_grad for p in each.parameters()):
+            raise ValueError(
+                f"{type(each).__name__} has trainable parameters, whose gradients are not averaged over processes; "
+                "make them part of the model"
+            )
+
+
+def check_callbacks(callbacks: Mapping[str, ICallback], loaders: Mapping[str, Any]) -> None:
+    """Raise unless all values are callbacks that read existing loaders and save to different folders.
+
+    Raises:
+        TypeError, ValueError: with the callback's key.
+    """
+    savers: dict[Path, str] = {}
+    for key, callback in callbacks.items():
+        if isinstance(callback, type):
+            raise TypeError(
+                f"callback {key!r} is the class {callback.__name__}; pass an instance of it: {callback.__name__}(...)"
+            )
+        if not isinstance(callback, ICallback):
+            raise TypeError(f"callback {key!r} is a {type(callback).__name__}; expected a runnerkit Callback")
+        for loader_key, _ in callback.requires:
+            check_loader_key(loader_key, loaders, reader=f"{type(callback).__name__} ({key!r})")
+        saver = innermost(callback)
+        if isinstance(saver, ICheckpointCallback) and saver.logdir is not None:
+            other = savers.setdefault(Path(saver.logdir).resolve(), key)
+            if other != key:
+                raise ValueError(
+                    f"callbacks {other!r} and {key!r} would overwrite each other's files in {saver.logdir}: give one "
+                    "another logdir, such as a folder inside it"
+                )
+
+
+def warn_of_misspelt(runner: IRunner, listeners: Iterable[IListener]) -> None:
+    """Warn about methods whose name resembles that of an event: they are never called."""
+    if not runner.engine.is_main_process:
+        return
+    for kind in dict.fromkeys(type(each) for each in listeners):
+        names = [name for name in dir(kind) if name.startswith("on_") and name not in EVENTS]
+        for name in names:
+            nearest = get_close_matches(name, EVENTS, n=1, cutoff=0.8)  # 1 is the same name
+            if nearest and callable(getattr(kind, name)):
+                logger.warning("%s.%s is never called; did you mean the event %s?", kind.__name__, name, nearest[0])
+
+
+def check_loader_key(loader_key: str, loaders: Mapping[str, Any], *, reader: str) -> None:
+    """Raise if a loader does not exist.
+
+    Raises:
+        ValueError: with the names of those that do.
+    """
+    if loader_key not in loaders:
+        raise ValueError(f"{reader} reads loader {loader_key!r}; the loaders are {sorted(loaders)}")

@@ -1,0 +1,99 @@
+"""Notes added to an exception that ends a run: its position in the run, and remedies if memory ran out."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from runnerkit.precision import FP32
+
+if TYPE_CHECKING:
+    from runnerkit.callback import IRunner
+
+# Messages of plain RuntimeErrors that torch raises for the CPU's allocator and CUDA's libraries.
+_MEMORY_ERRORS = ("out of memory", "can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
+
+
+def add_context(runner: IRunner, error: BaseException) -> None:
+    """Add the position in the run to an exception of the user's code, and remedies if memory ran out."""
+    place = f"loader {runner.loader_key!r}, epoch {runner.epoch_step}, rank {runner.engine.rank}"
+    if not runner.loader_key:
+        error.add_note(f"before the first loader, rank {runner.engine.rank}")
+    elif not runner.is_within_loader:
+        error.add_note(f"after batch {runner.loader_batch_step} of {place}")
+    elif runner.batch is None:
+        error.add_note(f"while batch {runner.loader_batch_step} of {place} was fetched")
+    else:
+        error.add_note(f"in batch {runner.loader_batch_step} of {place}: {_described(runner.batch)}")
+    if is_out_of_memory(error):
+        error.add_note(_what_needs_less(runner))
+    elif is_out_of_shared_memory(error):
+        error.add_note(_what_needs_less_shared_memory(runner))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether a GPU or the host ran out of memory.
+
+    >>> is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory")), is_out_of_memory(RuntimeError("another"))
+    (True, False)
+    """
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _MEMORY_ERRORS)
+
+
+def is_out_of_shared_memory(error: BaseException) -> bool:
+    """Return whether a loader's worker failed or was killed because /dev/shm is full.
+
+    >>> is_out_of_shared_memory(RuntimeError("unable to allocate shared memory(shm) for file </torch_1_2_0>: No space"))
+    True
+    """
+    words = ("shared memory(shm)", "out of shared memory", "unable to write to file </torch_")
+    return isinstance(error, RuntimeError) and any(each in str(error) for each in words)
+
+
+def _what_needs_less_shared_memory(runner: IRunner) -> str:
+    loader = runner.loader
+    kept = f"{getattr(loader, 'num_workers', None)} x {getattr(loader, 'prefetch_factor', None)}"
+    try:
+        usage = shutil.disk_usage("/dev/shm")  # where torch puts batches
+        room = f"{usage.free / 1e6:,.1f} MB of {usage.total / 1e6:,.1f} MB are free there now"
+    except OSError as error:
+        room = f"its size is unknown: {error.strerror}"
+    return (
+        f"no room in /dev/shm, through which workers send batches: {room}; this loader keeps up to {kept} batches "
+        "there (num_workers x prefetch_factor). Make it larger (docker run --shm-size=8g; mount -o remount,size=8g "
+        "/dev/shm), or use fewer workers, a smaller prefetch_factor or batch_size"
+    )
+
+
+def _what_needs_less(runner: IRunner) -> str:
+    of_batch = f" on a batch of {_described(runner.batch)}" if runner.batch is not None else ""
+    remedies = ["a smaller batch_size"]
+    if runner.is_train_loader:
+        remedies[0] += ", with OptimizerCallback(accumulation_steps=...) for the same effective batch size"
+        if isinstance(runner.engine.precision, FP32):
+            remedies.append("amp=True, which halves the size of activations")
+        remedies.append("torch.utils.checkpoint in the model, which recomputes activations instead of storing them")
+        if not runner.engine.sharded_checkpoints:
+            remedies.append("FullyShardedDataParallelEngine, if weights and optimizer state take most of it")
+    return f"out of memory on {runner.engine.device}{of_batch}. To use less: {'; '.join(remedies)}"
+
+
+def _described(batch: Any) -> str:
+    """Describe a batch: type and shape of each tensor, type of anything else; torch's message lacks them."""
+    if isinstance(batch, Mapping):
+        items = [*batch.items()]
+    else:
+        items = [*enumerate(batch)] if isinstance(batch, list | tuple) else [("batch", batch)]
+    return ", ".join(f"{key} {_kind(value)}" for key, value in items)
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype)[6:]}{list(value.shape)}"
+    return f"{type(value).__name__} of {len(value)}" if isinstance(value, list | tuple) else type(value).__name__

@@ -1,0 +1,79 @@
+"""The reduction of a loader's metrics over processes: batch metrics and callbacks' metrics together."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import torch
+
+from runnerkit.callback import CallbackNode, IMetricCallback, innermost
+from runnerkit.metrics.first_non_finite import FirstNonFinite, describe_first
+from runnerkit.metrics.means import LoaderMeans, means_of
+from runnerkit.metrics.reduction import Share, Shares, reduce_shares
+
+if TYPE_CHECKING:
+    from runnerkit.callback import IRunner
+
+
+def new_means(runner: IRunner) -> LoaderMeans:
+    """Return empty means for a loader, without the metrics that callbacks compute from their own sums."""
+    if runner.non_finite == "raise":
+        return LoaderMeans(first_non_finite=FirstNonFinite())  # checks every value
+    totals = [each.provides for each in _metric_callbacks(runner).values() if each is not None and each.totals_all]
+    return LoaderMeans(left_out=frozenset(chain.from_iterable(totals)))
+
+
+def reduce_metrics(runner: IRunner) -> int:
+    """Fill ``runner.loader_metrics``; every rank must call, even one that saw no batch, because this reduces.
+
+    Returns:
+        The number of samples that all processes saw.
+    Raises:
+        ValueError: processes have different metrics.
+        FloatingPointError: a metric was not finite, and ``runner.non_finite`` is "raise"; on every rank.
+    """
+    metrics = _metric_callbacks(runner)
+    first = runner._loader_run.means.first_non_finite
+    place = first.find(rank=runner.engine.rank) if first is not None else None
+    shares: Shares = {
+        "num_samples": Share({"": torch.tensor(runner._loader_run.means.num_samples)}),
+        "num_non_finite": Share({"": torch.tensor(int(place is not None))}),
+        "batch_metrics": runner._loader_run.means.share(),
+        **{owner: each.share(runner) if each is not None else None for owner, each in metrics.items()},
+    }
+    totals = reduce_shares(shares, processes=runner.engine, loader_key=runner.loader_key)
+    if _number(totals["num_non_finite"]):
+        places = runner.engine.gather_object(place)
+        raise FloatingPointError(describe_first(places, loader_key=runner.loader_key, epoch=runner.epoch_step))
+    runner.loader_metrics = {**means_of(totals["batch_metrics"]), **runner.loader_metrics}
+    for owner, each in metrics.items():
+        if each is not None:
+            each.take_total(runner, totals[owner])
+            _check_totals(runner, each)
+    return _number(totals["num_samples"])
+
+
+def _check_totals(runner: IRunner, callback: IMetricCallback) -> None:
+    lost = set(callback.provides) & runner.batch_metrics.keys() - runner.loader_metrics.keys()
+    if callback.totals_all and lost:
+        raise RuntimeError(
+            f"{type(callback).__name__} left {sorted(lost)} in runner.batch_metrics and summed nothing: call "
+            "super().on_batch_end(runner) in its on_batch_end, or set totals_all = False to let the runner average it"
+        )
+
+
+def _metric_callbacks(runner: IRunner) -> dict[str, IMetricCallback | None]:
+    """Return the metric callbacks by owner; None for one that acts in other processes only."""
+    metrics: dict[str, IMetricCallback | None] = {}
+    for key, callback in runner.callbacks.items():
+        inner = innermost(callback)
+        if isinstance(inner, IMetricCallback):
+            acts = CallbackNode(callback.node).includes(runner.engine.rank) and callback.acts_in_loader(runner)
+            metrics[f"callback {key!r}"] = inner if acts else None
+    return metrics
+
+
+def _number(total: Share | None) -> int:
+    assert total is not None
+    return int(total.sums[""])

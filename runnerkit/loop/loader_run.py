@@ -1,0 +1,159 @@
+"""One pass over one loader: the model's mode, batches and their counters, and the reduction of its metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Self
+
+from runnerkit.loop import batch_size, checks, step_watch
+from runnerkit.loop.attributes import LoaderAttributes, ProcessState
+from runnerkit.loop.loader_metrics import new_means, reduce_metrics
+from runnerkit.metrics.means import LoaderMeans
+from runnerkit.resume import resume_point
+from runnerkit.sampling.sharding import batches_of, count_batches, start_epoch
+from runnerkit.types import Batch, as_dict, like
+
+if TYPE_CHECKING:
+    from runnerkit.callback import IRunner
+
+
+class LoaderRun(ProcessState):
+    """State of the pass under way, in addition to the runner's public attributes.
+
+    Attributes:
+        means: sums of the batch metrics of this process.
+        ends_stage: whether the stage ends after this epoch; within a loader, `need_early_stop` concerns that loader.
+        num_skipped: batches that ran before the run was interrupted.
+    """
+
+    def __init__(self) -> None:
+        self.means = LoaderMeans()
+        self.ends_stage = False
+        self.num_skipped = 0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return type(self)()  # a copy of a runner starts its own pass
+
+    @contextmanager
+    def nested(self, runner: IRunner) -> Iterator[None]:
+        """Let other passes run within this one, and return to it afterwards.
+
+        After an exception nothing is restored: the runner shows where it failed.
+        """
+        attributes, mine = LoaderAttributes.of(runner), dict(vars(self))
+        yield
+        ends_stage = runner.need_early_stop
+        attributes.restore(runner)
+        vars(self).update(mine)
+        self.ends_stage = self.ends_stage or ends_stage
+
+
+def setup_loader(runner: IRunner, key: str) -> None:
+    """Start a pass: the order of its samples, the model's mode and empty sums."""
+    loader = runner.loaders[key]
+    runner.loader_key, runner.loader = key, loader
+    runner.is_train_loader = is_training(runner, key)
+    runner.is_infer_loader = key.startswith("infer") or runner.stage_key.startswith("infer")
+    runner.is_valid_loader = not runner.is_train_loader and not runner.is_infer_loader
+    runner.loader_batch_step = runner.loader_sample_step = 0
+    runner.loader_metrics = {}
+    run = runner._loader_run
+    run.ends_stage, runner.need_early_stop = runner.need_early_stop, False
+    run.means = new_means(runner)
+    start_epoch(loader, runner.epoch_step)
+    run.num_skipped = resume_point.setup_position(runner)
+    num_batches = count_batches(loader)
+    runner.loader_batch_len = num_batches + runner.loader_batch_step if num_batches is not None else None
+    runner.is_within_loader = True
+    use_model(runner)
+    if runner.is_train_loader:
+        step_watch.start_watch(runner)
+        before = runner.batch_step - runner.loader_batch_step
+        runner.engine.enter_training_loader(lambda: runner.batch_step - before)
+
+
+def is_training(runner: IRunner, key: str) -> bool:
+    """Return whether the loader with this key is for training."""
+    return key.startswith("train") and not runner.stage_key.startswith("infer")
+
+
+def use_model(runner: IRunner) -> None:
+    """Give the runner the model that its loader needs, in the mode that the loader needs."""
+    trained = runner._stage.training_model
+    choose = runner.engine.training_model if runner.is_train_loader else runner.engine.evaluation_model
+    models = {key: choose(model) for key, model in as_dict(trained).items()}
+    for model in models.values():
+        model.train(runner.is_train_loader)
+    runner.model = like(trained, models)
+
+
+def batches(runner: IRunner) -> Iterator[Batch]:
+    """Yield the loader's batches on the device; an error while one is fetched counts as that batch's."""
+    if getattr(runner.loader, "num_workers", 0):
+        runner.engine.settle()
+    iterator = batches_of(runner.loader)
+    resume_point.restore_rng(runner)  # after iter(), which draws the workers' seed
+    try:
+        if runner.engine.num_processes > 1:
+            iterator = checks.compare_streams(runner, iterator)
+        for batch in iterator:
+            yield runner.engine.to_device(batch)
+    except Exception:
+        runner.loader_batch_step, runner.batch = runner.loader_batch_step + 1, None  # the missing one
+        raise
+
+
+def start_batch(runner: IRunner, batch: Batch) -> None:
+    """Count a batch and make it the runner's current one."""
+    size = batch_size.batch_size_of(batch)
+    num_samples = size * runner.engine.num_processes
+    runner.batch, runner.batch_size, runner.batch_metrics = batch, size, {}
+    runner.loader_batch_step += 1
+    runner.loader_sample_step += num_samples
+    if runner.is_train_loader:
+        runner.batch_step += 1
+        runner.sample_step += num_samples
+        runner.stage_batch_step += 1
+        runner.stage_sample_step += num_samples
+
+
+def finish_batch(runner: IRunner) -> None:
+    """Add a batch's metrics to the loader's sums; queue those of every `log_every`-th training step for the loggers."""
+    if runner.loader_batch_step == 1:
+        batch_size.check(runner)
+    runner._loader_run.means.update(runner.batch_metrics, runner.batch_size, batch_step=runner.loader_batch_step)
+    logs = runner._logs
+    if logs.wants_batch_metrics and runner.is_train_loader and runner.batch_step % runner.log_every == 0:
+        logs.hand_over_steps(runner)  # earlier ones, long computed by now
+        logs.queue.put(runner.step, runner.batch_metrics)
+
+
+def finish_loader(runner: IRunner, key: str) -> None:
+    """End a pass: one reduction over processes, then the callbacks, then the loggers; every rank must call."""
+    runner.need_early_stop = runner._loader_run.ends_stage
+    runner.is_within_loader = False
+    checks.check_not_empty(runner)
+    if runner.is_train_loader:
+        step_watch.end_watch(runner)
+        runner.engine.leave_training_loader(runner.loader_batch_step, key=key)
+    num_samples = reduce_metrics(runner)
+    checks.check_not_empty(runner, num_samples=num_samples)
+    _count_exactly(runner, num_samples)
+    runner._stage.listeners.emit("on_loader_end", runner)
+    if not runner.is_train_loader:
+        for model in as_dict(runner._stage.training_model).values():
+            runner.engine.training_model(model)  # evaluation is over, whatever comes next
+    runner.loader_metrics = {name: float(value) for name, value in runner.loader_metrics.items()}
+    runner.epoch_metrics[key] = dict(runner.loader_metrics)
+    runner._logs.log_metrics(runner, runner.loader_metrics)
+    runner._logs.flush(runner)
+
+
+def _count_exactly(runner: IRunner, num_samples: int) -> None:
+    # Until here each process assumed that the others' batches are as large as its own.
+    surplus = runner.loader_sample_step - num_samples
+    runner.loader_sample_step -= surplus
+    if runner.is_train_loader:
+        runner.sample_step -= surplus
+        runner.stage_sample_step -= surplus

@@ -1,0 +1,132 @@
+"""The results of a run, transferred back to the calling process."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from runnerkit.engine import IEngine
+from runnerkit.loop.attributes import Components, ProcessAttributes, ProcessState
+from runnerkit.support import pickling
+from runnerkit.support.device_move import move
+from runnerkit.types import as_dict
+
+if TYPE_CHECKING:
+    from runnerkit.callback import ICallback, IRunner
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class RunResult:
+    """Attributes of the runner after its run: components, metrics, counters, callbacks and user-defined ones."""
+
+    attributes: dict[str, Any]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Prepare for transfer: move to the CPU, leave out user attributes that cannot be pickled."""
+        for name in ("model", "criterion"):
+            for component in as_dict(self.attributes[name]).values():
+                if isinstance(component, nn.Module):
+                    component.cpu()
+        for optimizer in as_dict(self.attributes["optimizer"]).values():
+            state = optimizer.state
+            for parameter in state:
+                state[parameter] = move(state[parameter], torch.device("cpu"), path="state")
+        try:
+            data = pickling.dumps(self.attributes)  # together, so that objects they share stay shared
+        except Exception:
+            data = pickling.dumps(self._travelling())
+        return {"data": data}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.attributes = pickling.loads(state["data"])
+
+    def _travelling(self) -> dict[str, Any]:
+        components = {name: self.attributes[name] for name in Components.names()}
+        callbacks = {
+            key: callback if _refusal(callback) is None else _stripped(callback, f"callbacks[{key!r}]")
+            for key, callback in self.attributes["callbacks"].items()
+        }
+        rest = {name: value for name, value in self.attributes.items() if name not in {*components, "callbacks"}}
+        return {**components, "callbacks": callbacks, **_travelling(rest, "")}
+
+
+def _stripped(callback: Any, name: str) -> Any:
+    """Copy a callback without attributes that cannot be pickled, such as a lock."""
+    copy = object.__new__(type(callback))
+    vars(copy).update(_travelling(vars(callback), f"{name}."))
+    return copy
+
+
+def _travelling(attributes: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """Leave out attributes that cannot be pickled, with a warning, so that the other results are not lost."""
+    refusals = {name: _refusal(value) for name, value in attributes.items()}
+    for name, error in refusals.items():
+        if error is not None:
+            logger.warning("runner.%s%s stays in the process that trained: %s", prefix, name, error)
+    return {name: value for name, value in attributes.items() if refusals[name] is None}
+
+
+def _refusal(value: Any) -> Exception | None:
+    try:
+        pickling.dumps(value)
+    except Exception as error:
+        return error
+    return None
+
+
+def data_of(runner: IRunner) -> dict[str, Any]:
+    """Return attributes that are data sets or loaders, or dicts of them; the calling process has them too."""
+    return {name: value for name, value in vars(runner).items() if _is_data(value)}
+
+
+def _is_data(value: Any) -> bool:
+    parts = list(value.values()) if isinstance(value, dict) else [value]
+    return bool(parts) and all(isinstance(each, Dataset | DataLoader) for each in parts)
+
+
+def result_of(runner: IRunner, *, had: Mapping[str, Any]) -> RunResult:
+    """Collect the result for :func:`adopt`.
+
+    Args:
+        had: the runner's :func:`data_of` at the start of the run; unchanged ones are not transferred.
+    """
+    stays = ProcessAttributes.names() | {name for name, value in had.items() if vars(runner).get(name) is value}
+    stays |= {name for name, value in vars(runner).items() if isinstance(value, ProcessState | IEngine)}
+    return RunResult({name: value for name, value in vars(runner).items() if name not in stays})
+
+
+def adopt(runner: IRunner, result: RunResult, *, given: Mapping[str, ICallback]) -> None:
+    """Store a run's result in the calling process's runner; objects passed in by the user are updated in place.
+
+    Args:
+        given: callbacks passed in by the user.
+    """
+    theirs = dict(result.attributes)
+    for name in Components.names():
+        _adopt_component(runner, name, theirs.pop(name))
+    for key, callback in theirs["callbacks"].items():
+        if key in given and given[key] is not callback:
+            vars(given[key]).update(vars(callback))
+            theirs["callbacks"][key] = given[key]
+    vars(runner).update(theirs)
+
+
+def _adopt_component(runner: IRunner, name: str, component: Any) -> None:
+    mine, theirs = as_dict(getattr(runner, name)), as_dict(component)
+    if mine.keys() != theirs.keys():
+        setattr(runner, name, component)
+        return
+    try:
+        for key, each in mine.items():
+            if each is not theirs[key] and hasattr(each, "load_state_dict"):
+                each.load_state_dict(theirs[key].state_dict())
+    except (RuntimeError, ValueError, KeyError):
+        setattr(runner, name, component)  # a hook replaced the one that was passed in

@@ -1,0 +1,114 @@
+"""A warning if the first training loader of a stage ends without an optimizer step."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
+
+from runnerkit.callback import IOptimizerCallback, innermost
+from runnerkit.types import as_dict
+
+if TYPE_CHECKING:
+    from runnerkit.callback import IRunner
+
+logger = logging.getLogger(__name__)
+
+
+class StepWatch:
+    """A hook that notices the first step of any torch optimizer in this process; after that it costs nothing.
+
+    >>> import torch
+    >>> watch = StepWatch()
+    >>> watch.open()
+    >>> torch.optim.SGD([torch.ones(1, requires_grad=True)]).step()
+    >>> watch.close()
+    >>> watch.has_stepped
+    True
+    """
+
+    def __init__(self) -> None:
+        self.has_stepped = False
+        self._hook: RemovableHandle | None = None
+
+    def open(self) -> None:
+        """Start to watch all optimizers of this process."""
+        self._hook = register_optimizer_step_post_hook(self._note)
+
+    def _note(self, *_: Any) -> None:
+        self.has_stepped = True
+
+    def close(self) -> None:
+        """Stop watching; safe to call twice."""
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+
+def watch_of_stage(runner: IRunner) -> StepWatch | None:
+    """Return a watch for a stage in which the user's code has to call the optimizer, otherwise None.
+
+    An OptimizerCallback steps, accumulates or raises. Optimizers from outside torch do not run hooks.
+    """
+    has_callback = any(isinstance(innermost(each), IOptimizerCallback) for each in runner.callbacks.values())
+    are_torchs = all(isinstance(each, Optimizer) for each in as_dict(runner.optimizer).values())
+    is_to_train = runner.optimizer is not None or runner.criterion is not None
+    return StepWatch() if is_to_train and are_torchs and not has_callback else None
+
+
+def start_watch(runner: IRunner) -> None:
+    """Start to watch in the first complete training loader of the stage, not in the rest of an interrupted one."""
+    if runner._stage.step_watch is not None and not runner._loader_run.num_skipped:
+        runner._stage.step_watch.open()
+        runner._stage.listeners["on_step_end"] += (_look,)
+
+
+def _look(runner: IRunner) -> None:
+    """Remove the hook after the first step, on ``on_step_end``: torch cannot remove a hook while it runs."""
+    watch = runner._stage.step_watch
+    if watch is None or watch.has_stepped:
+        close(runner)
+        others = tuple(each for each in runner._stage.listeners["on_step_end"] if each is not _look)
+        runner._stage.listeners["on_step_end"] = others
+
+
+def end_watch(runner: IRunner) -> None:
+    """Warn, once per stage, if a complete training loader ended without a step."""
+    watch = runner._stage.step_watch
+    if watch is None or runner._loader_run.num_skipped:
+        return
+    close(runner)
+    if watch.has_stepped or not runner.engine.is_main_process or _may_have_skipped(runner):
+        return
+    where = f"in the first pass over loader {runner.loader_key!r} ({runner.loader_batch_step} batches)"
+    if runner.optimizer is None:
+        logger.warning(
+            "there is a criterion but no optimizer, and no other optimizer stepped %s, so nothing was trained: pass "
+            "optimizer= or override get_optimizer; to evaluate, call evaluate_loader", where,
+        )  # fmt: skip
+        return
+    kinds = {key: type(each).__name__ for key, each in as_dict(runner.optimizer).items()}
+    names = ", ".join(f"{key!r} ({kind})" if key else kind for key, kind in kinds.items())
+    logger.warning(
+        "optimizer %s did not step %s, so nothing was trained: put the loss, a tensor, into "
+        "self.batch_metrics['loss'] and pass callbacks=[BackwardCallback('loss'), OptimizerCallback('loss')], or call "
+        "self.engine.backward(loss) and self.engine.step(self.optimizer) in handle_batch. Ignore this if your "
+        "optimizer steps after more batches than that", names, where,
+    )  # fmt: skip
+
+
+def _may_have_skipped(runner: IRunner) -> bool:
+    """Return whether a gradient scaler may have skipped the steps, as it does with the first ones of a run."""
+    groups = [group for each in as_dict(runner.optimizer).values() for group in each.param_groups]
+    has_gradients = any(parameter.grad is not None for group in groups for parameter in group["params"])
+    return runner.engine.precision.skips_steps and has_gradients
+
+
+def close(runner: IRunner) -> None:
+    """Stop watching, even after an error."""
+    if runner._stage.step_watch is not None:
+        runner._stage.step_watch.close()
+        runner._stage.step_watch = None

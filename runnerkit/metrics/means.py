@@ -1,0 +1,219 @@
+"""Accuracy, and means over a loader that are exact on any number of processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runnerkit.metrics.first_non_finite import FirstNonFinite
+from runnerkit.metrics.reduction import Share
+from runnerkit.types import Metrics, Scalar, StateDict, widest_float
+
+
+def topk_hits(logits: Tensor, targets: Tensor, topk: Sequence[int]) -> list[Tensor]:
+    """Count, for each k of `topk`, the rows whose target is among the k largest logits.
+
+    Args:
+        logits: (N, C) float, on any device.
+        targets: (N,) int64 in [0, C).
+        topk: each in [1, C].
+    Returns:
+        One () count for each k, on the device of `logits`: float64 if the device supports it, else int64; no host sync.
+    Raises:
+        ValueError: a k is outside [1, C], or a shape is wrong.
+
+    >>> logits = torch.tensor([[0.1, 0.9], [0.8, 0.2]])
+    >>> topk_hits(logits, torch.tensor([1, 1]), (1, 2))
+    [tensor(1., dtype=torch.float64), tensor(2., dtype=torch.float64)]
+    """
+    if logits.ndim != 2 or targets.shape != logits.shape[:1]:
+        raise ValueError(
+            f"expected logits (N, C) and targets (N,), got {tuple(logits.shape)} and {tuple(targets.shape)}; "
+            "accuracy is for one class index per row"
+        )
+    num_classes = logits.shape[1]
+    for k in topk:
+        if not 1 <= k <= num_classes:
+            raise ValueError(f"k must be in [1, {num_classes}] for {num_classes} classes, got {k}")
+    # For k = 1 the first of equal scores, frequent in half precision, always wins, regardless of the other k.
+    # float64 is exact up to 2^53 too, and a division takes one operation.
+    dtype = torch.int64 if logits.device.type == "mps" else torch.float64
+    hits = []
+    for k in topk:
+        is_hit = logits.argmax(1).eq(targets) if k == 1 else logits.topk(k, dim=1).indices.eq(targets.unsqueeze(1))
+        hits += [is_hit.sum(dtype=dtype)]
+    return hits
+
+
+def accuracy(logits: Tensor, targets: Tensor, topk: Sequence[int] = (1,)) -> list[Tensor]:
+    """Compute the fraction of rows whose target is among the k largest logits, for each k of `topk`.
+
+    Args:
+        logits: (N, C) float.
+        targets: (N,) int64 in [0, C).
+        topk: each in [1, C].
+    Returns:
+        One () tensor in [0, 1] for each k, on the device of `logits`; float64 if the device supports it, so that its
+        mean over a loader is the exact fraction of rows, without the rounding errors of float32.
+
+    >>> accuracy(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1]), topk=(1, 2))
+    [tensor(0.5000, dtype=torch.float64), tensor(1., dtype=torch.float64)]
+    """
+    return [hits / max(1, len(targets)) for hits in topk_hits(logits, targets, topk)]
+
+
+class AdditiveMetric:
+    """The running mean of the values of batches, weighted by their numbers of samples.
+
+    >>> metric = AdditiveMetric()
+    >>> values = metric.update(1.0, num_samples=3), metric.update(2.0, num_samples=1)
+    >>> metric.compute()[0]
+    1.25
+    """
+
+    def __init__(self, compute_on_call: bool = True) -> None:
+        self.compute_on_call = compute_on_call
+        self.reset()
+
+    def reset(self) -> None:
+        """Discard all values."""
+        self.mean, self.std, self.num_samples, self._m2 = 0.0, 0.0, 0, 0.0
+
+    def update(self, value: float, num_samples: int) -> float:
+        """Add `value`, the mean of `num_samples` samples (Chan, Golub & LeVeque 1979)."""
+        self.num_samples += num_samples
+        delta = value - self.mean
+        self.mean += delta * num_samples / self.num_samples
+        self._m2 += delta * (value - self.mean) * num_samples
+        self.std = (self._m2 / (self.num_samples - 1)) ** 0.5 if self.num_samples > 1 else 0.0
+        return value
+
+    def compute(self) -> tuple[float, float]:
+        """Return mean and standard deviation."""
+        return self.mean, self.std
+
+
+def means_of(total: Share | None) -> Metrics:
+    """Compute the means from the :meth:`LoaderMeans.share` of one process, or from the total of all."""
+    sums = {key: each.tolist() for key, each in total.sums.items()} if total is not None else {}
+    return {key: value / max(1, count) for key, (value, count) in sums.items()}
+
+
+class LoaderMeans:
+    """The mean of every metric of a loader: sum(value * batch_size) / sum(batch_size).
+
+    Sums stay on the device, in float64 if it supports that; :meth:`totals` copies them to the host once.
+
+    Args:
+        first_non_finite: receives the values of every batch, if given.
+        left_out: names of metrics that are not averaged.
+    """
+
+    def __init__(self, first_non_finite: FirstNonFinite | None = None, left_out: frozenset[str] = frozenset()) -> None:
+        # Batches that log the same keys share one vector, so that a step costs one stack and one add.
+        self._sums: dict[tuple[str, ...], tuple[Tensor, int]] = {}
+        self._host_sums: dict[str, tuple[float, int]] = {}
+        self.num_samples = 0
+        self.first_non_finite = first_non_finite
+        self.left_out = left_out
+
+    def update(self, metrics: dict[str, Scalar], batch_size: int, *, batch_step: int = 0) -> None:
+        """Add the values of one batch: () tensors or Python numbers.
+
+        Args:
+            batch_step: number of the batch, for `first_non_finite`.
+        Raises:
+            TypeError, ValueError: a value is neither; the message names it.
+        """
+        self.num_samples += batch_size
+        tensors: dict[str, Tensor] = {}
+        first, is_alike = None, True
+        for key, value in metrics.items():
+            if key in self.left_out:
+                continue
+            if not isinstance(value, Tensor):
+                self._add_number(key, _number(key, value), batch_size, batch_step)
+                continue
+            tensors[key] = value = value.detach() if value.ndim == 0 else _scalar(key, value)
+            if first is None:
+                first = value
+            elif value.device != first.device or (
+                value.dtype != first.dtype and not (value.dtype.is_floating_point and first.dtype.is_floating_point)
+            ):
+                is_alike = False
+        if first is None:
+            return
+        keys = tuple(tensors)
+        values = first if len(keys) == 1 else torch.stack(_alike(tensors) if not is_alike else [*tensors.values()])
+        known = self._sums.get(keys)
+        if known is None:
+            known = torch.zeros(len(keys), dtype=widest_float(values.device), device=values.device), 0
+        self._sums[keys] = known[0].add_(values, alpha=batch_size), known[1] + batch_size
+        if self.first_non_finite is not None:
+            self.first_non_finite.add(keys, values.reshape(-1), batch_step)
+
+    def _add_number(self, key: str, number: float, batch_size: int, batch_step: int) -> None:
+        known, count = self._host_sums.get(key, (0.0, 0))
+        self._host_sums[key] = known + number * batch_size, count + batch_size
+        if self.first_non_finite is not None:
+            self.first_non_finite.add_number(key, number, batch_step)
+
+    def totals(self) -> dict[str, tuple[float, int]]:
+        """Return {metric: (sum, count)} of this process, with one copy to the host."""
+        totals = dict(self._host_sums)
+        for keys, (sums, count) in self._sums.items():
+            for key, total in zip(keys, sums.tolist(), strict=True):
+                known, known_count = totals.get(key, (0.0, 0))
+                totals[key] = known + total, known_count + count
+        return totals
+
+    def share(self) -> Share | None:
+        """Return {metric: [sum, count]}; None if there was no batch."""
+        if not self.num_samples:
+            return None
+        return Share({key: torch.tensor(each, dtype=torch.float64) for key, each in self.totals().items()})
+
+    def state_dict(self) -> StateDict:
+        """Return the state for a checkpoint in the middle of an epoch."""
+        sums = [(list(keys), total.cpu(), count) for keys, (total, count) in self._sums.items()]
+        first = {} if self.first_non_finite is None else {"first_non_finite": self.first_non_finite.state_dict()}
+        return {"sums": sums, "host_sums": dict(self._host_sums), "num_samples": self.num_samples, **first}
+
+    def load_state_dicts(self, states: Sequence[StateDict], *, device: torch.device) -> None:
+        """Load the :meth:`state_dict` of one process, bit for bit, or the sum of several."""
+        self.num_samples = sum(state["num_samples"] for state in states)
+        for position, state in enumerate(states):
+            if self.first_non_finite is not None and "first_non_finite" in state:
+                self.first_non_finite.load_state_dict(state["first_non_finite"], device=device)
+            sums = {tuple(keys): (total.to(device), count) for keys, total, count in state["sums"]}
+            if position == 0:
+                self._sums, self._host_sums = sums, dict(state["host_sums"])
+                continue
+            for keys, (total, count) in sums.items():
+                known, known_count = self._sums.get(keys, (torch.zeros_like(total), 0))
+                self._sums[keys] = known + total, known_count + count
+            for key, (number, count) in state["host_sums"].items():
+                known_number, known_count = self._host_sums.get(key, (0.0, 0))
+                self._host_sums[key] = known_number + number, known_count + count
+
+
+def _scalar(key: str, value: Tensor) -> Tensor:
+    if value.numel() != 1:
+        raise ValueError(f"batch_metrics[{key!r}] must be a scalar, got shape {tuple(value.shape)}; take its mean()")
+    return value.detach().reshape(())
+
+
+def _alike(tensors: dict[str, Tensor]) -> list[Tensor]:
+    """Move tensors to one device, an accelerator if any of them is on one, in the dtype of the sums."""
+    device = next((value.device for value in tensors.values() if value.device.type != "cpu"), torch.device("cpu"))
+    return [value.to(device, widest_float(device)) for value in tensors.values()]
+
+
+def _number(key: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"batch_metrics[{key!r}] must be a () tensor or a number, got {type(value).__name__}") from None

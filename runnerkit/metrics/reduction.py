@@ -1,0 +1,183 @@
+"""The reduction of all metrics of a loader over processes, with a check that the processes agree."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from runnerkit.types import widest_float
+
+NUM_FUSED = 16_384  # numbers in the first reduction (128 KiB); further ones take a second reduction
+
+
+@dataclass(frozen=True)
+class Share:
+    """The data from which a metric is computed: the part of one process, or the total of all.
+
+    Attributes:
+        sums: float or integer tensors by name, which are summed over processes.
+        others: data that cannot be summed, of picklable types such as tensors; the lists of all processes are
+            concatenated in order of rank.
+    """
+
+    sums: dict[str, Tensor]
+    others: list[Any] = field(default_factory=list)
+
+
+Shares: TypeAlias = dict[str, Share | None]  # by owner; None if this process has seen nothing
+Entries: TypeAlias = dict[str, tuple[tuple[int, ...], torch.dtype]]  # {name: (shape, dtype)}
+Layout: TypeAlias = dict[str, Entries | None]
+
+
+class Processes(Protocol):
+    """The part of an engine that this module uses."""
+
+    device: torch.device
+    num_processes: int
+
+    @abstractmethod
+    def reduce(self, tensor: Tensor, op: Literal["sum"] = "sum") -> Tensor:
+        """Sum over processes."""
+
+    @abstractmethod
+    def gather_object(self, value: Any) -> list[Any]:
+        """Collect a value of every process."""
+
+
+def reduce_shares(shares: Shares, *, processes: Processes, loader_key: str) -> Shares:
+    """Reduce the share of each owner over all processes; every rank must call, even without a batch.
+
+    This takes one reduction, in float64 if the device supports it; integers stay exact and every sum keeps its dtype.
+    If any process has `others`, one gather for all of them follows. If a process lacks a share that another has, the
+    processes first exchange their layouts, which takes one more gather and one more reduction.
+
+    Args:
+        shares: by owner, whose name appears in error messages.
+        loader_key: for error messages.
+    Raises:
+        ValueError: processes have different sums of one owner: other names, shapes or dtypes.
+    """
+    if processes.num_processes == 1:
+        return shares
+    layout: Layout = {owner: _entries(share) for owner, share in shares.items()}
+    values = _flatten(shares, layout, processes.device)
+    mark = [*_fingerprint(layout), float(any(share.others for share in shares.values() if share is not None))]
+    header = torch.tensor(mark, dtype=values.dtype, device=values.device)
+    padding = values.new_zeros(max(0, NUM_FUSED - len(values)))
+    added = processes.reduce(torch.cat([header, values[:NUM_FUSED], padding]))
+    *marks, num_with_others = added[: len(mark)].tolist()
+    if not _is_one_fingerprint(marks, processes.num_processes):
+        layout = _agree(processes.gather_object(layout), loader_key=loader_key)
+        sums = processes.reduce(_flatten(shares, layout, processes.device))
+    else:
+        sums = added[len(mark) : len(mark) + len(values)]
+        if len(values) > NUM_FUSED:
+            sums = torch.cat([sums[:NUM_FUSED], processes.reduce(values[NUM_FUSED:])])
+    others = _gather(shares, processes) if num_with_others else {}
+    totals = _unflatten(sums, layout)
+    return {
+        owner: Share(totals[owner], others.get(owner, [])) if layout[owner] is not None else None for owner in layout
+    }
+
+
+def _entries(share: Share | None) -> Entries | None:
+    return None if share is None else {name: (tuple(each.shape), each.dtype) for name, each in share.sums.items()}
+
+
+def _slots(layout: Layout) -> Iterator[tuple[str, str, tuple[int, ...], torch.dtype]]:
+    """Yield (owner, name, shape, dtype) in an order that is the same on all processes."""
+    for owner in sorted(layout):
+        for name, (shape, dtype) in sorted((layout[owner] or {}).items()):
+            yield owner, name, shape, dtype
+
+
+def _flatten(shares: Shares, layout: Layout, device: torch.device) -> Tensor:
+    dtype = widest_float(device)
+    pieces = [torch.zeros(0, dtype=dtype, device=device)]
+    for owner, name, shape, of_sum in _slots(layout):
+        share = shares.get(owner)
+        value = torch.zeros(shape, dtype=of_sum) if share is None else share.sums[name]
+        value = value.detach().to(device).reshape(-1)
+        if of_sum.is_floating_point:
+            pieces.append(value.to(dtype))
+        else:  # two halves, whose sums over any number of processes are exact in float64
+            pieces += [(value.long() >> 32).to(dtype), (value.long() & (2**32 - 1)).to(dtype)]
+    return torch.cat(pieces)
+
+
+def _unflatten(values: Tensor, layout: Layout) -> dict[str, dict[str, Tensor]]:
+    found: dict[tuple[str, str], Tensor] = {}
+    start = 0
+    for owner, name, shape, dtype in _slots(layout):
+        size = math.prod(shape)
+        piece = values[start : start + size]
+        start += size
+        if not dtype.is_floating_point:
+            piece = (piece.long() << 32) + values[start : start + size].long()
+            start += size
+        found[owner, name] = piece.to(dtype).reshape(shape)
+    return {owner: {name: found[owner, name] for name in layout[owner] or {}} for owner in layout}
+
+
+def _gather(shares: Shares, processes: Processes) -> dict[str, list[Any]]:
+    others = {owner: on_cpu(share.others) for owner, share in shares.items() if share is not None}
+    ranks = processes.gather_object(others)
+    return {owner: [each for rank in ranks for each in rank.get(owner, [])] for rank in ranks for owner in rank}
+
+
+def on_cpu(value: Any) -> Any:
+    """Copy tensors in nested lists and dicts to the CPU."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {key: on_cpu(each) for key, each in value.items()}
+    return [on_cpu(each) for each in value] if isinstance(value, list) else value
+
+
+def _agree(layouts: list[Layout], *, loader_key: str) -> Layout:
+    """Return the common layout of all processes that have a share.
+
+    Raises:
+        ValueError: their layouts differ.
+    """
+    agreed: Layout = {}
+    for owner in dict.fromkeys(owner for layout in layouts for owner in layout):
+        of_ranks = [layout.get(owner) for layout in layouts]
+        agreed[owner] = next((entries for entries in of_ranks if entries is not None), None)
+        if any(entries is not None and entries != agreed[owner] for entries in of_ranks):
+            listing = "; ".join(f"rank {rank}: {_describe(each, of_ranks)}" for rank, each in enumerate(of_ranks))
+            raise ValueError(f"loader {loader_key!r}: ranks differ in {owner}, which cannot be reduced: {listing}")
+    return agreed
+
+
+def _describe(entries: Entries | None, of_ranks: list[Entries | None]) -> str:
+    if entries is None:
+        return "no batch"
+    if any(other is not None and other.keys() != entries.keys() for other in of_ranks):
+        return str(sorted(entries))
+    return ", ".join(f"{name} {str(dtype)[6:]}{list(shape)}" for name, (shape, dtype) in sorted(entries.items()))
+
+
+def _fingerprint(layout: Layout) -> list[float]:
+    """Return numbers whose sums over processes show if all have the same layout: hashes and their squares.
+
+    A hash has 18 bits, so that the sum of its squares over 131,072 processes is exact in float64. With two hashes, one
+    in 2^36 pairs of different layouts remains undetected.
+    """
+    slots = [*_slots(layout), *(owner for owner in sorted(layout) if layout[owner] is None)]
+    digest = hashlib.sha256(repr(slots).encode()).digest()
+    hashes = [int.from_bytes(digest[start : start + 4]) % 2**18 for start in (0, 4)]
+    return [float(part) for each in hashes for part in (each, each * each)]
+
+
+def _is_one_fingerprint(sums: list[float], num_processes: int) -> bool:
+    # n * sum(h^2) >= sum(h)^2, with equality only if all n hashes are equal (Cauchy-Schwarz inequality).
+    pairs = zip(sums[::2], sums[1::2], strict=True)
+    return all(num_processes * round(square) == round(each) ** 2 for each, square in pairs)

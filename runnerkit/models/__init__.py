@@ -1,0 +1,1 @@
+"""Tools for models: summary, pruning and export."""

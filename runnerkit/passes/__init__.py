@@ -1,0 +1,1 @@
+"""Passes over a loader outside the training loop: evaluation, prediction, recomputation."""

@@ -1,0 +1,206 @@
+"""Inference: a model, a loader, and predictions in the order of the data set."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import RandomSampler
+
+from runnerkit.checkpoints.folder import find_checkpoint
+from runnerkit.checkpoints.weights import load_weights
+from runnerkit.engine import IEngine
+from runnerkit.loop.checks import check_one_loader
+from runnerkit.sampling.sampler import ShardedBatchSampler, shortest_tail
+from runnerkit.sampling.sharding import batches_of, distributed_sampler_of, share_of
+from runnerkit.seeding.generators import derive_seed, set_global_seed
+from runnerkit.storage.prediction_file import check_path, prediction_file
+from runnerkit.storage.rows import interleave, take_off
+from runnerkit.types import Batch, Model, as_dict, like
+
+logger = logging.getLogger(__name__)
+
+KEY = "predict"  # of the loader, in messages
+
+
+class Predictor(Protocol):
+    """The part of a runner that inference needs."""
+
+    engine: IEngine
+    model: Any
+
+    def get_model(self, stage: str) -> Model:
+        """Return the model, or several by key."""
+        raise NotImplementedError
+
+    def predict_batch(self, batch: Batch, **kwargs: Any) -> Any:
+        """Run the model on a batch."""
+
+
+@dataclass
+class Prediction:
+    """The input of an inference run.
+
+    Attributes:
+        loader: not sharded; the engine gives each process its share.
+        seed: for all random numbers.
+        resume: checkpoint or logdir to take the weights from.
+        arguments: passed to `predict_batch`.
+        as_rows: move predictions to the CPU and check that they have one row per sample.
+    """
+
+    loader: Iterable[Any]
+    seed: int
+    resume: str | Path | None
+    arguments: dict[str, Any]
+    as_rows: bool
+
+    def check(self, engine: IEngine) -> bool:
+        """Validate the input before any process starts.
+
+        Returns:
+            Whether processes take turns by whole batches; otherwise by samples, whose rows are interleaved.
+        """
+        check_one_loader(self.loader, reader="a prediction")
+        if self.resume is not None:
+            find_checkpoint(self.resume)
+        share = share_of(self.share(engine))
+        return not engine.is_ddp or getattr(share, "shares_whole_batches", False)
+
+    def share(self, engine: IEngine) -> Any:
+        """Return this process's share of the loader, with drop_last unset if possible."""
+        if engine.num_processes > 1 and distributed_sampler_of(self.loader) is not None:
+            raise ValueError(
+                "the loader has its own DistributedSampler, which repeats samples to fill all processes: "
+                "remove it, because the engine gives each process its share"
+            )
+        loader = engine.prepare_loader(self.loader, key=KEY, training=False, seed=self.seed)
+        share = share_of(loader)
+        if hasattr(share, "drop_last"):
+            share.drop_last = False
+        return loader
+
+
+def stream(runner: Predictor, prediction: Prediction) -> Iterator[Any]:
+    """Yield the predictions of the engine's processes in each calling process."""
+    by_batches = prediction.check(runner.engine)
+    return _stream(runner, prediction, by_batches=by_batches)
+
+
+def _stream(runner: Predictor, prediction: Prediction, *, by_batches: bool) -> Iterator[Any]:
+    with closing(runner.engine.stream(partial(predict, runner, prediction=prediction))) as rounds:
+        yield from in_order(rounds, by_batches=by_batches)
+
+
+def write(runner: Predictor, prediction: Prediction, path: Path) -> Path:
+    """Write predictions to a file, from the engine's rank zero; return its path."""
+    check_path(path)
+    by_batches = prediction.check(runner.engine)
+    job = partial(write_share, runner, prediction=prediction, path=path, by_batches=by_batches)
+    runner.engine.launch(job)
+    return path
+
+
+def in_order(rounds: Iterable[list[Any]], *, by_batches: bool) -> Iterator[Any]:
+    """Yield predictions in the order of the loader.
+
+    Args:
+        rounds: predictions that the processes made at the same time, by rank.
+        by_batches: the result of :meth:`Prediction.check`.
+    """
+    for made in rounds:
+        yield from made if by_batches else [interleave(made)]
+
+
+def predict(runner: Predictor, prediction: Prediction) -> Generator[Any, None, None]:
+    """Yield the result of `predict_batch` for each batch of this process's share; every rank must consume all."""
+    engine = runner.engine
+    engine.setup()
+    set_global_seed(prediction.seed)
+    loader = prediction.share(engine)
+    if engine.is_main_process:
+        _warn_of_gaps(prediction.loader, share_of(loader))
+        _warn_of_shuffling(prediction.loader)
+    model = runner.model if runner.model is not None else runner.get_model("infer")
+    models = {key: engine.prepare_model(each) for key, each in as_dict(model).items()}
+    if prediction.resume is not None:
+        load_weights(like(model, models), find_checkpoint(prediction.resume))
+    models, _ = engine.prepare(models, {})
+    if engine.rank:
+        set_global_seed(derive_seed(prediction.seed, "rank", engine.rank))
+    # The evaluation model does not wait for processes that ran out of batches.
+    runner.model = like(model, {key: engine.evaluation_model(each).eval() for key, each in models.items()})
+    try:
+        yield from _batches(runner, loader, prediction)
+    finally:  # no collectives, as the generator may be closed early; the weights did not change
+        engine.precision.release()
+        runner.model = like(model, {key: engine.unwrap(each) for key, each in models.items()})
+
+
+def _batches(runner: Predictor, loader: Any, prediction: Prediction) -> Iterator[Any]:
+    engine = runner.engine
+    if getattr(loader, "num_workers", 0):
+        engine.settle()
+    for number, batch in enumerate(batches_of(loader), start=1):
+        try:
+            with torch.no_grad(), engine.autocast():  # not around the yield: the caller has its own gradient mode
+                made = runner.predict_batch(engine.to_device(batch), **prediction.arguments)
+            if prediction.as_rows:
+                made = take_off(made, batch, num_samples=_num_samples(share_of(loader), number))
+        except Exception as error:
+            error.add_note(f"in batch {number} of loader {KEY!r}, rank {engine.rank}")
+            raise
+        yield made
+
+
+def _warn_of_gaps(loader: Any, share: Any) -> None:
+    """Warn if a loader drops samples because drop_last cannot be unset in its share."""
+    said_by = (loader, getattr(loader, "batch_sampler", None))
+    if not hasattr(share, "drop_last") and any(getattr(each, "drop_last", False) for each in said_by):
+        logger.warning(
+            "loader %r: its sampler keeps drop_last=True, so the samples of a short last batch are not predicted; "
+            "use drop_last=False",
+            KEY,
+        )
+
+
+def _warn_of_shuffling(loader: Any) -> None:
+    """Warn that predictions will not be in the order of the data set."""
+    samplers = (getattr(each, "sampler", None) for each in (loader, getattr(loader, "batch_sampler", None)))
+    if any(isinstance(each, RandomSampler) or getattr(each, "shuffle", False) is True for each in samplers):
+        logger.warning(
+            "loader %r shuffles: predictions come in its order, not in the data set's; use shuffle=False, or "
+            "return an identifier of each sample from predict_batch",
+            KEY,
+        )
+
+
+def _num_samples(share: Any, number: int) -> int | None:
+    """Return the number of samples in this process's batch `number`, counted from 1; None if it is unknown."""
+    if not isinstance(share, ShardedBatchSampler):
+        return None
+    left = len(share.order) - (number - 1) * share.stride  # of all processes, including this batch
+    is_last = left - share.stride < max(1, shortest_tail(share.stride, share.world_size))
+    return len(range(share.rank, left if is_last else share.stride, share.world_size))
+
+
+def write_share(runner: Predictor, prediction: Prediction, path: Path, *, by_batches: bool) -> None:
+    """Write the predictions of all processes to one file, on rank zero; every rank must call."""
+    engine = runner.engine
+    with closing(engine.gather_rounds(predict(runner, prediction))) as rounds:
+        first = list(islice(rounds, 1))  # sets up the engine, after which the rank is known
+        if engine.is_main_process:
+            with prediction_file(path) as write_rows:
+                for made in in_order(chain(first, rounds), by_batches=by_batches):
+                    write_rows(made)
+        else:
+            deque(rounds, maxlen=0)
+    engine.barrier()  # the file exists when any rank returns

@@ -1,0 +1,1 @@
+"""The state of a run: captured, checked for compatibility and restored."""

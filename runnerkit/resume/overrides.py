@@ -1,0 +1,73 @@
+"""Optimizer options and schedules of a resumed run that come from its arguments instead of its checkpoint."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Literal, TypeAlias
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from runnerkit.types import StateDict
+from runnerkit.warmup import WarmupLR
+
+Source: TypeAlias = Literal["checkpoint", "arguments"]
+
+
+def check_source(resume_options: str) -> None:
+    """Raise unless `resume_options` is one of its two values.
+
+    Raises:
+        ValueError: with both values and their meaning.
+    """
+    if resume_options not in ("checkpoint", "arguments"):
+        raise ValueError(
+            "resume_options must be 'checkpoint' (the saved learning rate and schedule) or 'arguments' (the ones that "
+            f"are passed), got {resume_options!r}"
+        )
+
+
+def options_of(optimizer: Any) -> list[dict[str, Any]]:
+    """Copy the options of each parameter group, such as its learning rate, including those that a scheduler added."""
+    groups = optimizer.param_groups if isinstance(optimizer, Optimizer) else []
+    return [{name: value for name, value in group.items() if name != "params"} for group in groups]
+
+
+def put_options(optimizer: Any, options: list[dict[str, Any]]) -> None:
+    """Restore the options from :func:`options_of`; the optimizer's state, such as its momentum, is kept."""
+    for group, own in zip(getattr(optimizer, "param_groups", []), options, strict=False):
+        group.update(own)
+
+
+def advance(scheduler: Any, saved: StateDict) -> None:
+    """Step the scheduler that was passed to the position of the `saved` one.
+
+    One that cannot be stepped like this (it follows a metric, or does not count its steps) loads its saved state.
+    """
+    if isinstance(scheduler, WarmupLR) and "num_done" in saved:
+        is_over = saved["num_done"] >= saved["length"]
+        wanted = scheduler.length if is_over else min(saved["num_done"], scheduler.length)
+        _step(scheduler, wanted - scheduler.num_done)
+        if scheduler.after is not None and saved["after"] is not None:
+            advance(scheduler.after, saved["after"])
+        return
+    done, count = _num_steps(scheduler.state_dict()), _num_steps(saved)
+    if done is None or count is None or isinstance(scheduler, ReduceLROnPlateau):
+        scheduler.load_state_dict(saved)
+    else:
+        _step(scheduler, count - done)
+
+
+def _step(scheduler: Any, num_steps: int) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns that the optimizer did not step
+        for _ in range(num_steps):
+            scheduler.step()
+
+
+def _num_steps(state: StateDict) -> int | None:
+    """Return the number of steps of a scheduler from its state; None if unknown."""
+    if "last_epoch" in state:
+        return int(state["last_epoch"])
+    inner = state.get("_schedulers")  # torch's ChainedScheduler
+    return _num_steps(inner[0]) if inner else None

@@ -1,0 +1,151 @@
+"""The full state of a run, as a checkpoint holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from runnerkit.callback import ICallback, IStoppingCallback, IWeightAverageCallback, innermost
+from runnerkit.checkpoints.plain_state import as_plain
+from runnerkit.checkpoints.weights import under_names_of, without_compiled
+from runnerkit.loop.attributes import Progress
+from runnerkit.resume import compatibility
+from runnerkit.sampling.sharding import share_of
+from runnerkit.seeding.generators import rng_state
+from runnerkit.types import StateDict, as_dict
+from runnerkit.version import __version__
+
+if TYPE_CHECKING:
+    from runnerkit.callback import IRunner
+
+
+def model_state(runner: IRunner, *, whole: bool = True) -> StateDict:
+    """Return the weights of the user's module, or of each by key; every rank must call.
+
+    Raises:
+        TypeError: a module's extra state cannot be stored in a checkpoint.
+    """
+    states = {
+        key: as_plain(
+            without_compiled(runner.engine.model_state_dict(model, whole=whole)),
+            f"model_state_dict[{key!r}]" if key else "model_state_dict",
+        )
+        for key, model in _models(runner).items()
+    }
+    return states if isinstance(runner.model, dict) else states[""]
+
+
+def judged_state(runner: IRunner, trained: StateDict) -> StateDict:
+    """Return the weights used for evaluation: averages if a callback keeps them, otherwise `trained`."""
+    judged = [each.judged_weights() for each in _innermost(runner) if isinstance(each, IWeightAverageCallback)]
+    by_key = {key: without_compiled(state) for each in judged for key, state in each.items()}
+    if not by_key:
+        return trained
+    return {**trained, **by_key} if isinstance(runner.model, dict) else by_key[""]
+
+
+def _innermost(runner: IRunner) -> Iterator[ICallback]:
+    return map(innermost, runner.callbacks.values())
+
+
+def _models(runner: IRunner) -> dict[str, nn.Module]:
+    # Prepared by the engine, if possible: otherwise it cannot find the shards of each rank.
+    return as_dict(runner._stage.training_model if runner._stage.training_model is not None else runner.model)
+
+
+def state_of(runner: IRunner) -> StateDict:
+    """Return the full state, or this process's shard of it; every rank must call: this gathers generator states.
+
+    Raises:
+        TypeError: a value, such as a deque in a callback, cannot be stored; the message has its path.
+    """
+    engine, whole = runner.engine, not runner.engine.sharded_checkpoints
+    trained = model_state(runner, whole=whole)
+    judged = judged_state(runner, trained)  # loading the weights reproduces the metrics
+    # Converted here, not in a thread, so that each rank with a wrong value raises at the first save.
+    rest = as_plain({
+        "format_version": compatibility.FORMAT_VERSION,
+        "runnerkit_version": __version__,
+        "settings": compatibility.settings_of(runner),
+        "stage_key": runner.stage_key,
+        "counters": vars(Progress.of(runner)) | _early_stop(runner),
+        "stopped_by": stoppers(runner),
+        "within": _position(runner) if runner.is_within_loader else None,
+        "criterion_state_dict": _states(runner.criterion),
+        "optimizer_state_dict": {
+            key: engine.optimizer_state_dict(each, whole=whole) for key, each in as_dict(runner.optimizer).items()
+        },
+        "scheduler_state_dict": _states(runner.scheduler),
+        "engine_state_dict": engine.state_dict(),
+        "callbacks": {key: callback.state_dict() for key, callback in runner.callbacks.items()},
+        "rng": engine.gather_object(rng_state()),
+    })  # fmt: skip
+    averaged = {"trained_model_state_dict": trained} if judged is not trained else {}
+    return {**rest, "model_state_dict": judged, **averaged}
+
+
+def _early_stop(runner: IRunner) -> StateDict:
+    # Within a loader the flag ends that loader only; a resumed run must not end the stage because of it.
+    return {"need_early_stop": runner.need_early_stop and not runner.is_within_loader}
+
+
+def stoppers(runner: IRunner) -> list[str]:
+    """Return the keys of callbacks that have ended the stage."""
+    found = {key: innermost(callback) for key, callback in runner.callbacks.items()}
+    return [key for key, callback in found.items() if isinstance(callback, IStoppingCallback) and callback.has_stopped]
+
+
+def _states(components: Any) -> StateDict:
+    return {key: each.state_dict() for key, each in as_dict(components).items() if hasattr(each, "state_dict")}
+
+
+def check_positions(runner: IRunner, *, reason: str) -> None:
+    """Raise if the position within an epoch of a training loader cannot be saved.
+
+    Args:
+        reason: the argument that asks for it.
+    Raises:
+        TypeError: with the loader's key.
+    """
+    for key, loader in runner.loaders.items():
+        if key.startswith("train") and not has_position(loader):
+            raise TypeError(
+                f"loader {key!r} cannot save its position in the middle of an epoch; leave out {reason} to save at the "
+                "end of each epoch, or use a DataLoader whose sampler has a length and is not a DistributedSampler"
+            )
+
+
+def has_position(loader: Any) -> bool:
+    """Return whether the position within an epoch of `loader` can be saved and restored."""
+    return share_of(loader) is not None
+
+
+def _position(runner: IRunner) -> StateDict:
+    return {
+        "key": runner.loader_key,
+        "position": share_of(runner.loader).position_after(runner.loader_batch_step - runner._loader_run.num_skipped),
+        "loader_batch_step": runner.loader_batch_step,
+        "loader_sample_step": runner.loader_sample_step,
+        "means": runner.engine.gather_object(runner._loader_run.means.state_dict()),
+    }
+
+
+def load_model_state(runner: IRunner, state: StateDict, *, source: str) -> None:
+    """Load weights into the user's module, or into each by key.
+
+    Raises:
+        ValueError: they belong to another model.
+    """
+    by_key = state if isinstance(runner.model, dict) else {"": state}
+    models = _models(runner)
+    compatibility.check_model_keys(by_key, models, source)
+    for key, model in models.items():
+        module = runner.engine.unwrap(model)
+        named = under_names_of(module, by_key[key])
+        try:
+            runner.engine.load_model_state_dict(model, named)
+        except RuntimeError as error:
+            compatibility.check_weights(named, module.state_dict(), source)
+            raise ValueError(f"{source} holds another model's weights: {error}") from error

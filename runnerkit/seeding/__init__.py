@@ -1,0 +1,1 @@
+"""Seeds, generator states and deterministic algorithms."""

@@ -1,0 +1,1 @@
+"""Small independent parts: arguments, names, pickling, copies between devices, text."""

@@ -1,0 +1,68 @@
+"""Pickling for other processes, including lambdas and names from ``__main__``, which plain pickle cannot send."""
+
+from __future__ import annotations
+
+import io
+import logging
+import marshal
+import pickle
+from collections.abc import Callable
+from types import CodeType
+from typing import Any, TypeVar
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def dumps(value: Any) -> bytes:
+    """Pickle with cloudpickle; see :func:`written_by`."""
+
+    def write(pickler: Any) -> bytes:
+        file = io.BytesIO()
+        pickler(file).dump(value)
+        return file.getvalue()
+
+    return written_by(write)
+
+
+def written_by(write: Callable[[Any], T]) -> T:
+    """Return `write(pickler)` for a class of cloudpickle, which is only imported here.
+
+    Optimizers keep the attributes of their class, which ``torch.optim.Optimizer.__getstate__`` leaves out: the list of
+    parameters of LBFGS, for example. If that fails, `write` is called again with cloudpickle's own pickler.
+    """
+    import cloudpickle
+    from torch.optim import Optimizer
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is untyped
+        def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, Optimizer) and type(obj).__getstate__ is Optimizer.__getstate__:
+                constructor, arguments, state = tuple[Any, ...](obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL))[:3]
+                return constructor, arguments, {**_own_attributes(obj), **state}
+            if isinstance(obj, CodeType):  # cloudpickle >= 3.1.3 drops the file name, which tracebacks need
+                return marshal.loads, (marshal.dumps(obj),)
+            return super().reducer_override(obj)
+
+    try:
+        return write(Pickler)
+    except OSError:  # from the disk
+        raise
+    except Exception as error:
+        result = write(cloudpickle.Pickler)  # raises as well, unless such an attribute is the cause
+        logger.warning("attributes of an optimizer's class cannot be sent and are left out: %s", error)
+        return result
+
+
+def loads(data: bytes) -> Any:
+    """Unpickle the result of :func:`dumps`; trusted bytes only, as with any pickle."""
+    return pickle.loads(data)
+
+
+def _own_attributes(optimizer: Any) -> dict[str, Any]:
+    """Return attributes set by the optimizer's class or the user, without torch's hooks and a scheduler's `step`."""
+    return {
+        name: value
+        for name, value in vars(optimizer).items()
+        if name not in ("step", "_opt_called", "_zero_grad_profile_name") and not name.startswith("_optimizer_")
+    }

@@ -1,0 +1,41 @@
+"""Hyperparameters as plain values, which YAML, JSON and a checkpoint that runs no code can hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+
+def plain(value: Any) -> Any:
+    """Reduce `value` to numbers, strings, None, lists and dicts; any other object becomes its string.
+
+    >>> from pathlib import Path
+    >>> plain({"lr": np.float32(0.5), "layers": (64, 32), "data": Path("data"), "tags": {"b", "a"}})
+    {'lr': 0.5, 'layers': [64, 32], 'data': 'data', 'tags': ['a', 'b']}
+    """
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, np.generic):
+        return plain(value.item())
+    if isinstance(value, Mapping):
+        return {key if type(key) in (bool, int, float, str) else str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted((plain(each) for each in value), key=repr)  # a set's order differs between processes
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    return str(value)
+
+
+def flat(value: Any, name: str = "", *, separator: str = ".") -> Iterator[tuple[str, Any]]:
+    """Yield the values in nested dicts, with their keys joined by dots or another separator.
+
+    >>> list(flat({"lr": 0.5, "model": {"depth": 2}}))
+    [('lr', 0.5), ('model.depth', 2)]
+    """
+    if not isinstance(value, dict):
+        yield name, value
+        return
+    for key, each in value.items():
+        yield from flat(each, f"{name}{separator}{key}" if name else str(key), separator=separator)

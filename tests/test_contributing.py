@@ -1,0 +1,71 @@
+"""The recipes of CONTRIBUTING.md, followed in a copy of the checkout."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+RECIPE = re.compile(r"^```python\n# (\S+\.py)\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
+CHECKS = ["test_layers.py", "test_house.py", "test_public_names.py", "test_signatures.py", "test_docs.py"]
+USE = """
+from torch import nn
+from runnerkit import dl
+from tests.tiny import loader, mlp, sgd
+
+model, logger = mlp(), dl.InMemoryLogger()
+runner = dl.SupervisedRunner(output_key="logits").train(
+    model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), engine=dl.QuietEngine("cpu"),
+    loaders={"train": loader(10, 4)}, loggers={"console": None, "memory": logger},
+    callbacks=[dl.LargestBatchCallback(), dl.MeanAbsoluteErrorCallback("logits", "logits")],
+)
+[(epoch, key, metrics)] = logger.rows
+assert (epoch, key, metrics["largest_batch"], metrics["mae"]) == (1, "train", 4, 0), logger.rows
+"""
+
+
+def copy_of_checkout(folder: Path) -> Path:
+    """Copy what git would commit: tracked and new files, links included."""
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, names.split("\0")):
+        if os.path.lexists(ROOT / name):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.cold
+def test_the_recipes_add_a_callback_a_metric_an_engine_and_a_logger(tmp_path):
+    """Each takes its file and a line in the reference; the stubs are written, and the gates accept them."""
+    copy = copy_of_checkout(tmp_path / "checkout")
+    recipes = RECIPE.findall((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+
+    def run(*command):
+        done = subprocess.run(
+            [sys.executable, *command], cwd=copy, capture_output=True, text=True, check=False,
+            env={**os.environ, "PYTHONPATH": str(copy)},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    assert [Path(name).parts[0] for name, _ in recipes] == ["callbacks", "callbacks", "engines", "loggers"]
+    for name, text in recipes:
+        assert not (copy / name).exists()
+        (copy / name).write_text(text, encoding="utf-8")
+        with (copy / "docs" / "reference" / f"{Path(name).parts[0]}.md").open("a", encoding="utf-8") as page:
+            [part] = re.findall(r'^__all__ = \["(\w+)"\]', text, flags=re.MULTILINE)
+            page.write(f"\n::: runnerkit.dl.{part}\n")
+    run("scripts/public_names.py")
+
+    run("-c", USE)
+    run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *(f"tests/{name}" for name in CHECKS))
+    run("-m", "pytest", "-q", "-p", "no:cacheprovider", "--doctest-modules", *(name for name, _ in recipes))
+    run("-m", "ruff", "check", *(name for name, _ in recipes))
+    run("-m", "ruff", "format", "--check", *(name for name, _ in recipes))
+    run("-m", "mypy")

@@ -1,0 +1,104 @@
+"""The structure of the package: small folders, no import cycles, and one owner for each state."""
+
+import ast
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from runnerkit import dl
+from runnerkit.loop import attributes
+from runnerkit.runner import IRunner
+from tests.layers import modules
+
+ROOT = Path(__file__).parents[1]
+# The interface of callbacks imports the runner's type, and modules of the loop import the type from there.
+ALLOWED_EDGE = ("runnerkit.callback", "runnerkit.runner")
+
+
+def imports_by_module() -> dict[str, set[str]]:
+    """Return the modules of the package that each module imports, those under TYPE_CHECKING included."""
+    paths = dict(modules(ROOT))
+    graph: dict[str, set[str]] = {}
+    for name, path in paths.items():
+        found: set[str] = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                inner = {f"{node.module}.{alias.name}" for alias in node.names}
+                found |= inner & paths.keys() or {node.module}
+        graph[name] = (found & paths.keys()) - {name}
+    return graph
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Return the strongly connected components of more than one module."""
+    reach = {name: set(after) for name, after in graph.items()}
+    for middle in reach:
+        for name, after in reach.items():
+            if middle in after:
+                reach[name] = after | reach[middle]
+    parts = {frozenset(other for other in reach[name] if name in reach[other]) for name in reach if name in reach[name]}
+    return sorted(sorted(part) for part in parts)
+
+
+def test_imports_have_no_circle_but_the_one_of_the_callback_contract():
+    """Modules of the loop import only from modules that do not import them."""
+    graph = imports_by_module()
+    assert ALLOWED_EDGE[1] in graph[ALLOWED_EDGE[0]]
+    graph[ALLOWED_EDGE[0]].discard(ALLOWED_EDGE[1])
+
+    assert circles(graph) == []
+
+
+def test_a_circle_is_found():
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [["b", "c"]]
+
+
+@pytest.mark.parametrize("root", ["runnerkit", "engines", "callbacks", "loggers"])
+def test_a_folder_holds_at_most_16_modules(root):
+    """Small folders show their purpose at a glance."""
+    sizes = Counter(path.parent for path in (ROOT / root).rglob("*.py"))
+
+    assert {str(folder): size for folder, size in sizes.items() if size > 16} == {}
+
+
+def test_other_modules_use_only_the_owners_of_the_runners_state():
+    """They read at most five private members of a runner and assign none."""
+    found: set[str] = set()
+    for name, path in modules(ROOT):
+        text = path.read_text(encoding="utf-8")
+        if name != "runnerkit.runner":
+            found |= set(re.findall(r"\b(?:runner|alone|scratch)\.(_\w+)", text))
+            assert re.findall(r"\b(?:runner|alone|scratch)\._\w+ = ", text) == [], name
+
+    assert found == {"_stage", "_loader_run", "_logs", "_resume_point", "_run_batch"}
+
+
+def test_no_module_lists_attribute_names_in_a_tuple_of_strings():
+    """Groups of attributes are dataclasses, which a type checker and a reader can follow."""
+    of_runner = {name for name in vars(dl.SupervisedRunner()) if not name.startswith("_")}
+    lists = []
+    for name, path in modules(ROOT):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Tuple | ast.Set | ast.List):
+                words = {each.value for each in node.elts if isinstance(each, ast.Constant)}
+                if len(words & of_runner) >= 3:
+                    lists.append((name, node.lineno))
+
+    assert lists == []
+
+
+@pytest.mark.parametrize("group", [attributes.Progress, attributes.LoaderAttributes, attributes.Components])
+def test_a_group_of_attributes_is_read_and_restored(group):
+    """Each field names an attribute of the runner."""
+    runner: IRunner = dl.SupervisedRunner()
+
+    saved = group.of(runner)
+    for name in group.names():
+        setattr(runner, name, "changed")
+    saved.restore(runner)
+
+    assert group.of(runner) == saved

@@ -1,0 +1,42 @@
+"""Scripts that were written for runnerkit 0.1.0 keep running: no name and no argument is gone."""
+
+import pytest
+
+from tests.public_names_0_1_0 import RECORD, names, signatures
+
+
+def parameters(line: str) -> list[str]:
+    """Return the parameters of a line such as ``name(a; kw b=1)``."""
+    return line.partition("(")[2].removesuffix(")").split("; ")
+
+
+def taken_away(before: str, now: str) -> list[str]:
+    """Return the parameters of `before` that `now` lacks, has at another position or with another default."""
+    old, new = parameters(before), parameters(now)
+    positional = [each for each in old if not each.startswith(("kw ", "*"))]
+    moved = [each for place, each in enumerate(positional) if new[place : place + 1] != [each]]
+    return moved + [each for each in old if each not in positional and each not in new]
+
+
+def test_every_name_and_argument_of_0_1_0_still_exists():
+    """Arguments may be added behind those that there were."""
+    recorded = RECORD.read_text(encoding="utf-8").splitlines()
+    now = {line.partition("(")[0]: line for line in (*names(), *signatures())}
+
+    assert [line for line in recorded if line.partition("(")[0] not in now] == []
+    lost = {line: taken_away(line, now[line.partition("(")[0]]) for line in recorded if "(" in line}
+    assert {line: each for line, each in lost.items() if each} == {}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "lost"),
+    [
+        ("f(a; b=1; kw c)", "f(a; b=1; d=2; kw c; kw e=3)", []),
+        ("f(a; b=1)", "f(b=1; a)", ["a", "b=1"]),
+        ("f(a=1; kw b=1)", "f(a=2; kw b=2)", ["a=1", "kw b=1"]),
+        ("f(a; **options)", "f(a)", ["**options"]),
+        ("f()", "f()", []),
+    ],
+)
+def test_a_changed_argument_is_found(before, now, lost):
+    assert taken_away(before, now) == lost
