@@ -19,17 +19,17 @@ PACKAGES = (
 
 
 def write(case: Case, *, num_rounds: int, peers: str | None, path: Path) -> bool:
-    """Measure a case and write its section; tell whether all candidates came through.
+    """Measure a case and write its section; return whether all candidates succeeded.
 
-    What was measured before is not lost: it stays where nothing could be measured, and where the peers take no part
-    whose rows it has; then the table is printed.
+    Earlier results are kept if nothing could be measured, or if they contain rows of peers and no peers are measured
+    now; in the latter case the new table is printed.
     """
     heading = f"## {case.title}\n\n{case.text}\n"
     if case.needs_gpu and not torch.cuda.is_available():
-        _not_measured(case.key, heading, "this machine has no GPU", path)
+        _not_measured(case.key, heading, "no GPU is available", path)
         return True
     num_rounds = case.num_rounds or num_rounds
-    conditions = results.conditions(num_rounds)  # before, so that the load is that of others
+    conditions = results.conditions(num_rounds)  # read first, so that the load excludes the benchmark
     try:
         outcome = measure(case.candidates, num_rounds=num_rounds, tolerance=case.tolerance, in_turns=case.in_turns)
     except CandidateFailed as failure:
@@ -38,7 +38,7 @@ def write(case: Case, *, num_rounds: int, peers: str | None, path: Path) -> bool
     before = results.read_section(case.key, path)
     if not peers and any(f"| {name} |" in before for name in PEERS):
         print(
-            f"{case.key}: {path} is left as it is, for it has the rows of other frameworks: pass --peers, "
+            f"{case.key}: {path} is unchanged because it contains rows of other frameworks: pass --peers, "
             "or --results for another page",
             file=sys.stderr,
         )
@@ -56,19 +56,19 @@ def write(case: Case, *, num_rounds: int, peers: str | None, path: Path) -> bool
 def _not_measured(key: str, heading: str, reason: str, path: Path) -> None:
     before = results.read_section(key, path)
     if before and "\nNot measured: " not in before:
-        print(f"{key}: {reason}; {path} keeps what was measured before", file=sys.stderr)
+        print(f"{key}: {reason}; {path} keeps the earlier measurement", file=sys.stderr)
         return
     print(f"{key}: {reason}", file=sys.stderr)
     results.write_section(key, f"{heading}\nNot measured: {reason}.", path)
 
 
 def main() -> None:
-    """Measure what the arguments name; exit with 1 if somebody failed, after all sections are written."""
+    """Measure the selected cases; exit with 1 after writing all sections if a candidate failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", nargs="+", help="keys of cases, or what they begin with; all by default")
-    parser.add_argument("--rounds", type=int, default=10, help="even, so that no order is met oftener than its reverse")
-    parser.add_argument("--peers", metavar="PYTHON", help="interpreter of the environment that has the peers")
-    parser.add_argument("--num-batches", type=int, default=5000, help="of case steps (default: 5000)")
+    parser.add_argument("--cases", nargs="+", help="keys of cases, or prefixes of keys (default: all)")
+    parser.add_argument("--rounds", type=int, default=10, help="an even number balances the two orders (default: 10)")
+    parser.add_argument("--peers", metavar="PYTHON", help="interpreter of the environment with the peers")
+    parser.add_argument("--num-batches", type=int, default=5000, help="of the steps cases (default: 5000)")
     parser.add_argument("--results", type=Path, default=results.RESULTS)
     options = parser.parse_args()
     if options.rounds < 1:
@@ -77,7 +77,7 @@ def main() -> None:
     wanted = tuple(options.cases or ("",))
     unknown = [key for key in wanted if not any(case.key.startswith(key) for case in cases)]
     if unknown:
-        parser.error(f"no case begins with {unknown[0]!r}; there are {', '.join(case.key for case in cases)}")
+        parser.error(f"no case starts with {unknown[0]!r}; the cases are {', '.join(case.key for case in cases)}")
     came_through = True
     for case in cases:
         if case.key.startswith(wanted):

@@ -1,4 +1,4 @@
-"""How many functions a training step calls: a cost that no other load on the machine can blur."""
+"""Function calls per training step: a measure of cost that is independent of the machine's load."""
 
 import gc
 import sys
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def num_calls(work: Callable[[], object]) -> int:
-    """Count the calls of Python and of builtin functions in this thread while `work` runs."""
+    """Count the calls of Python and builtin functions in this thread while `work` runs."""
     count = 0
 
     def note(frame: FrameType, event: str, argument: Any) -> None:
@@ -16,7 +16,7 @@ def num_calls(work: Callable[[], object]) -> int:
         if event in ("call", "c_call"):
             count += 1
 
-    gc.disable()  # a collection calls finalizers whenever it happens to come
+    gc.disable()  # a collection calls finalizers at unpredictable times
     before = sys.getprofile()
     sys.setprofile(note)
     try:
@@ -28,16 +28,16 @@ def num_calls(work: Callable[[], object]) -> int:
 
 
 def calls_per_step(train: Callable[[int], object], *, few: int = 50, many: int = 150) -> float:
-    """Count the calls of one step of `train(num_steps)`; what comes once, before and after the steps, cancels.
+    """Count the calls in one step of `train(num_steps)`; one-time calls before and after the steps cancel out.
 
     Args:
-        train: called four times; the first two, which are not counted, import and fill caches.
-        few, many: numbers of steps whose counts are subtracted. Something that happens every n-th step is right on
-            average if n divides the difference.
+        train: called four times; the first two calls, which are not counted, do the imports and fill caches.
+        few, many: numbers of steps whose counts are subtracted. Calls in every n-th step are averaged correctly if n
+            divides the difference.
 
     >>> calls_per_step(lambda num_steps: [abs(-1) for _ in range(num_steps)])
     1.0
     """
-    for _ in range(2):  # what the first imports empties caches of isinstance
+    for _ in range(2):  # imports in the first call clear the caches of isinstance
         train(few)
     return (num_calls(lambda: train(many)) - num_calls(lambda: train(few))) / (many - few)

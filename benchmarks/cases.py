@@ -1,4 +1,4 @@
-"""What is measured: the cases, each with its candidates, of which the first is raw PyTorch."""
+"""The benchmark cases and their candidates; the first candidate of each case is raw PyTorch."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ class Case:
     """A table of RESULTS.md.
 
     Attributes:
-        key: its name on the command line, and of its section.
-        title, text: what was run.
-        candidates: the first is the measure of the others.
-        figures: what they print.
-        tolerance: relative, of the numbers that show that all did the same work.
-        num_rounds: overrides the command line: one for counts that are the same each time.
-        in_turns: the candidates of a round live at once and work in turns, which cancels the machine's noise.
-        needs_gpu: whether to skip it without one.
+        key: identifies the case on the command line and its section on the page.
+        title, text: heading and description of the section.
+        candidates: the first is the baseline.
+        figures: the numbers that the candidates print.
+        tolerance: relative, for the values that show that all candidates did the same work.
+        num_rounds: overrides the command line; 1 for counts, which are the same every time.
+        in_turns: run a round's candidates concurrently and let them work in turns, which cancels the machine's noise.
+        needs_gpu: skip the case if there is no GPU.
     """
 
     key: str
@@ -36,7 +36,7 @@ class Case:
     needs_gpu: bool = False
 
 
-# What a peer cannot do is left out: barebones reports nothing, Poutyne and Trainer always aggregate the loss.
+# The variants that each peer supports: barebones reports nothing. Poutyne and Trainer always aggregate the loss.
 PEERS = {
     "Lightning Fabric": ("lightning_fabric", VARIANTS),
     "Accelerate": ("accelerate_loop", VARIANTS),
@@ -52,23 +52,23 @@ VARIANT_WORDS = {
     "nothing": "nothing logged",
     "loss": "mean loss",
     "accuracy": "mean loss and accuracy",
-    "log": "loss and accuracy; each 10th step to CSV and TensorBoard",
-    "bar": "loss and accuracy, and a progress bar",
+    "log": "loss and accuracy; every 10th step to CSV and TensorBoard",
+    "bar": "loss, accuracy and a progress bar",
 }
-# What a variant's times hold that its title does not tell.
+# Details that a variant's title does not mention.
 VARIANT_NOTES = {
-    "log": " Not all log as much: Catalyst writes each step to TensorBoard, Poutyne each to CSV and only epochs to "
-    "TensorBoard, Accelerate no CSV, transformers' Trainer no accuracy of steps.",
-    "bar": " Bars that are redrawn by the clock, which runs on while others have their turn, are redrawn about once a "
-    "turn, oftener than alone.",
+    "log": " Candidates log different amounts: Catalyst writes every step to TensorBoard; Poutyne writes every step to "
+    "CSV and only epochs to TensorBoard; Accelerate writes no CSV; transformers' Trainer logs no accuracy per step.",
+    "bar": " Bars redraw at wall-clock intervals, which pass while other candidates have their turn, so they redraw "
+    "about once per turn, more often than alone.",
 }
 
 
 def all_cases(peers: str | None = None, *, num_batches: int = 5000) -> list[Case]:
-    """Return all cases; with the peers' scripts if the interpreter of their environment is given."""
+    """Return all cases, including the peers' scripts if `peers`, their environment's interpreter, is given."""
     return [
         *(_steps(variant, peers, num_batches) for variant in VARIANTS),
-        *(_calls(variant, peers) for variant in VARIANTS if variant != "bar"),  # a bar moves by the clock
+        *(_calls(variant, peers) for variant in VARIANTS if variant != "bar"),  # a bar redraws at wall-clock intervals
         _cnn(peers),
         CNN_TORCHVISION,
         *PROCESSES,
@@ -99,10 +99,10 @@ def _steps(variant: str, peers: str | None, num_batches: int) -> Case:
     return Case(
         key=f"steps-{variant}",
         title=f"A training step: {VARIANT_WORDS[variant]}",
-        text=f"MLP 64-64-10, SGD with momentum, {num_batches:,} ready batches of 32. In each round all live at once "
-        f"and take turns of {num_batches // NUM_TURNS} steps. Not timed are the first tenth of the turns, and of each "
-        "the first tenth, while caches hold what the one before left there. "
-        f"Poutyne and transformers' Trainer aggregate the loss in any case.{VARIANT_NOTES.get(variant, '')}",
+        text=f"MLP 64-64-10, SGD with momentum, {num_batches:,} prepared batches of 32. In each round, all candidates "
+        f"run concurrently and take turns of {num_batches // NUM_TURNS} steps. The first tenth of the turns is not "
+        "timed, nor is the first tenth of each turn, while the caches still hold the previous candidate's data. "
+        f"Poutyne and transformers' Trainer always aggregate the loss.{VARIANT_NOTES.get(variant, '')}",
         candidates=_step_candidates(variant, peers, "--num-batches", str(num_batches)),
         figures=(Figure("step_us", "µs a step"),),
         in_turns=True,
@@ -113,8 +113,8 @@ def _calls(variant: str, peers: str | None) -> Case:
     return Case(
         key=f"calls-{variant}",
         title=f"Function calls in a training step: {VARIANT_WORDS[variant]}",
-        text="Calls of Python and builtin functions, counted by sys.setprofile: 150 steps less 50, so that what comes "
-        f"once cancels. No load on the machine changes them.{VARIANT_NOTES.get(variant, '')}",
+        text="Calls of Python and builtin functions, counted by sys.setprofile: 150 steps minus 50, so that one-time "
+        f"calls cancel out. Other load on the machine does not change them.{VARIANT_NOTES.get(variant, '')}",
         candidates=_step_candidates(variant, peers, "--count-calls"),
         figures=(Figure("calls", "calls a step", digits=0),),
         num_rounds=1,
@@ -123,14 +123,14 @@ def _calls(variant: str, peers: str | None) -> Case:
 
 CNN_TORCHVISION = Case(
     key="torchvision-cnn",
-    title="The same with torchvision's transforms",
-    text="As users write it: RandomCrop, RandomHorizontalFlip, ToTensor, Normalize of torchvision, image by image.",
+    title="The small CNN with torchvision's transforms",
+    text="As users write it: torchvision's RandomCrop, RandomHorizontalFlip, ToTensor and Normalize, image by image.",
     candidates=(
         Candidate("raw PyTorch", "benchmarks.cnn.published_transforms", ("raw",)),
         Candidate("runnerkit, the same DataLoader", "benchmarks.cnn.published_transforms", ("ours",)),
     ),
     figures=(Figure("seconds", "seconds"),),
-    tolerance=0.1,  # each draws its own crops and order
+    tolerance=0.1,  # each candidate draws its own crops and order
     in_turns=True,
 )
 
@@ -148,21 +148,20 @@ def _cnn(peers: str | None) -> Case:
     return Case(
         key="cnn",
         title="A small CNN on Fashion-MNIST, from files to metrics",
-        text=f"One epoch of training with random crop and flip, then validation, of {NUM_TRAIN:,} and {NUM_VALID:,} "
-        "images; batches of 256; loss and accuracy. On scikit-learn's digits where Fashion-MNIST is missing. All but "
-        "TensorLoader: a DataLoader without workers, and torchvision's transforms image by image, by hand with PIL, "
-        "draw for draw, as some peers cannot be imported where PyPI's torchvision is beside a CPU-only torch; "
-        "they give the same numbers in about half of torchvision's time. Images seeded: torch's generator is seeded "
-        "before each image, by its index and the epoch, so that it draws the same crop and flip on any number of "
-        "processes and after any resume, as each sample does by runnerkit. TensorLoader: whole batches are cut, "
-        "flipped and normalized. Imports are not timed, that of torch._dynamo included, which an optimizer's "
-        "first step would do. All live at once and take turns of 3,000 samples, but TensorLoader, whose epoch is "
-        "one turn; the wait for a turn is not counted. "
-        "Lightning begins with two batches of validation, its default; Ignite computes the training loss of each batch "
-        "again, in its metric.",
+        text=f"One epoch of training on {NUM_TRAIN:,} images with random crops and flips, then validation on "
+        f"{NUM_VALID:,}; batches of 256; loss and accuracy. Uses scikit-learn's digits if Fashion-MNIST is missing. "
+        "All candidates except TensorLoader use a DataLoader without workers and transform single images. The "
+        "transforms are torchvision's, rewritten with PIL to give the same numbers in about half the time, because "
+        "some peers cannot be imported if PyPI's torchvision is installed beside a CPU-only torch. Images seeded: "
+        "torch's generator is seeded before each image from its index and the epoch, so that it gets the same crop and "
+        "flip on any number of processes and after any resume, as every sample does in runnerkit. TensorLoader: whole "
+        "batches are cropped, flipped and normalized. Imports are not timed, including that of torch._dynamo, which "
+        "an optimizer's first step would trigger. All candidates run concurrently and take turns of 3,000 samples, "
+        "except TensorLoader, whose epoch is one turn; the wait for a turn is not counted. Lightning starts with two "
+        "validation batches, its default; Ignite's metric computes the training loss of each batch a second time.",
         candidates=tuple(candidates),
         figures=(Figure("seconds", "seconds"),),
-        tolerance=0.1,  # each draws its own crops and order
+        tolerance=0.1,  # each candidate draws its own crops and order
         in_turns=True,
     )
 
@@ -177,30 +176,30 @@ DDP = (
 PROCESSES = (
     Case(
         key="ddp-steps",
-        title="Steps of two processes",
-        text="DistributedDataParallel over gloo, the model of the first case, 500 steps of 32 a process from a "
-        "DataLoader, mean loss. In each round all live at once and take turns of 25 steps, each process on a core of "
-        "its own. Of two like jobs the one that starts first is up to 5 % faster, so the order changes from round to "
-        "round.",
+        title="Steps with two processes",
+        text="DistributedDataParallel over gloo, the MLP of the step benchmarks, 500 steps of 32 samples per process "
+        "from a DataLoader, mean loss. In each round, all candidates run concurrently and take turns of 25 steps, with "
+        "each process on its own core. Of two identical jobs, the one that starts first is up to 5 % faster, so the "
+        "order alternates between rounds.",
         candidates=DDP,
         figures=(Figure("step_us", "µs a step"),),
-        tolerance=0.02,  # they share the samples differently
+        tolerance=0.02,  # the samples are sharded differently
         in_turns=True,
-        num_rounds=12,  # as many of either order
+        num_rounds=12,  # both orders equally often
     ),
     Case(
         key="ddp-start",
-        title="The start of two processes",
-        text="The same, one after the other: from the command to the end of the first step.",
+        title="Start-up of two processes",
+        text="The jobs of `ddp-steps`, one after the other: from the command to the end of the first step.",
         candidates=DDP,
         figures=(Figure("start_s", "start, s", digits=2),),
         tolerance=0.02,
     ),
     Case(
         key="loader-end",
-        title="The end of a loader in two processes",
-        text="The same with 30 metrics: from the last step to metrics that are floats. Raw PyTorch sums and reduces "
-        "each metric by itself.",
+        title="End of a loader with two processes",
+        text="The jobs of `ddp-steps` with 30 metrics: from the last step until the metrics are floats. Raw PyTorch "
+        "sums and reduces each metric separately.",
         candidates=(
             Candidate("raw PyTorch", "benchmarks.ddp.raw", ("30",), launcher=TORCHRUN),
             Candidate("runnerkit", "benchmarks.ddp.ours", ("30",), launcher=TORCHRUN),
@@ -214,10 +213,10 @@ PROCESSES = (
 )
 CHECKPOINT = Case(
     key="checkpoint",
-    title="What a checkpoint makes a step wait",
-    text="101 million weights with Adam's state, 1.2 GB, every 32nd step, into the folder of temporary files; what a "
-    "step that saves takes longer than others. Raw PyTorch: torch.save, fsync, os.replace. runnerkit also writes what "
-    "a resume needs of random generators and samplers, and a checksum; in a thread: a step waits for a copy in memory.",
+    title="Delay of a step that saves a checkpoint",
+    text="101 million weights with Adam's state, 1.2 GB, saved every 32nd step to the temporary folder: how much "
+    "longer such a step takes than others. Raw PyTorch: torch.save, fsync, os.replace. runnerkit also saves the states "
+    "of random generators and samplers, and a checksum. Asynchronous: the step waits only for a copy in memory.",
     candidates=(
         Candidate("raw PyTorch", "benchmarks.checkpoint_stall", ("raw",)),
         Candidate("runnerkit", "benchmarks.checkpoint_stall", ("sync",)),
@@ -230,14 +229,14 @@ LARGE_START = tuple(
     Case(
         key=f"large-{kind}",
         title=f"{words} for two processes",
-        text=f"{words} in the process that calls, until rank zero has done its first step: seconds, and what all "
-        "processes hold together at most, shared pages counted once, torch and gradients included (Linux). Raw "
-        "PyTorch: mp.spawn, which shares memory, and a copy of the weights for each process to step on.",
+        text=f"{words} in the calling process, until rank zero completes its first step: seconds, and the peak memory "
+        "of all processes together, with shared pages counted once, torch and gradients included (Linux). Raw PyTorch: "
+        "mp.spawn, which shares memory, with a copy of the weights in each process.",
         candidates=(
             Candidate("raw PyTorch", "benchmarks.large_start", ("raw", kind)),
             Candidate("runnerkit", "benchmarks.large_start", ("ours", kind)),
         ),
-        figures=(Figure("first_step_s", "s to the first step"), Figure("peak_mib", "together, MiB", digits=0)),
+        figures=(Figure("first_step_s", "s to the first step"), Figure("peak_mib", "total peak, MiB", digits=0)),
         num_rounds=4,
     )
     for kind, words in {"data": "A data set of 1 GiB", "model": "A model of 512 MiB"}.items()
@@ -245,14 +244,14 @@ LARGE_START = tuple(
 IMPORT = Case(
     key="import",
     title="Import",
-    text="CPU time of an import and of all names in its `__all__`, which runnerkit imports when they are asked for, in "
-    "a fresh interpreter; more rounds, as it is short. Runnerkit, torch's import included, takes so many times the CPU "
-    "time of torch's in the same process, which comes first. Torch leaves 160,000 objects and a full collection of "
-    "garbage, 0.08 s, that comes due 10,350 objects later; runnerkit makes 9,330.",
+    text="CPU time to import a module and all names in its `__all__`, which runnerkit imports on first access, in a "
+    "fresh interpreter; more rounds, since each is short. Torch is imported first and counted; the second figure is "
+    "the total relative to torch alone in the same process. Torch leaves 160,000 objects, and a full garbage "
+    "collection of 0.08 s that is due after 10,350 more; runnerkit creates 9,330.",
     candidates=tuple(Candidate(f"import {name}", "benchmarks.import_time", (name,)) for name in ("torch", "runnerkit")),
     figures=(
         Figure("cpu_s", "CPU seconds", digits=3),
-        Figure("of_torch", "in units of torch's in the same process", digits=3),
+        Figure("of_torch", "relative to torch in the same process", digits=3),
         Figure("modules", "modules", digits=0),
     ),
     num_rounds=25,
@@ -260,8 +259,8 @@ IMPORT = Case(
 MEMORY = Case(
     key="memory",
     title="Peak memory",
-    text="The run of 5,000 steps with mean loss and accuracy: the most resident memory of the whole process, and what "
-    "of it came after the batches were made, imports included (Linux).",
+    text="5,000 steps with mean loss and accuracy: the peak resident memory of the process, and how far it exceeds the "
+    "peak when the batches had been made, imports included (Linux).",
     candidates=(
         Candidate("raw PyTorch", "benchmarks.memory", ("raw",)),
         Candidate("runnerkit", "benchmarks.memory", ("ours",)),
@@ -275,7 +274,7 @@ def _growth(who: str, name: str, *arguments: str) -> Candidate:
 
 
 def _growing(what: str, numbers: Iterable[int]) -> tuple[Candidate, ...]:
-    """Both of each number, raw PyTorch before runnerkit."""
+    """Return both candidates for each number, raw PyTorch first."""
     both = (("raw", "raw PyTorch"), ("ours", "runnerkit"))
     return tuple(_growth(who, f"{name}, {n} {what}", f"--{what}", str(n)) for n in numbers for who, name in both)
 
@@ -288,7 +287,7 @@ GROWTH = (
     Case(
         key="growth-callbacks",
         title="More callbacks",
-        text="A step of case a; each callback overrides `on_batch_end`.",
+        text="A step of the MLP; each callback overrides `on_batch_end`.",
         candidates=(
             _growth("raw", "raw PyTorch"),
             *(_growth("ours", f"runnerkit, {n} callbacks", "--callbacks", str(n)) for n in (0, 10, 50)),
@@ -299,7 +298,7 @@ GROWTH = (
     Case(
         key="growth-metrics",
         title="More metrics",
-        text="A step of case a with numbers beside the loss, all averaged over the epoch.",
+        text="A step of the MLP with metrics beside the loss, all averaged over the epoch.",
         candidates=_growing("metrics", (1, 10, 100)),
         figures=STEP,
         in_turns=True,
@@ -307,7 +306,7 @@ GROWTH = (
     Case(
         key="growth-epochs",
         title="More epochs",
-        text="Epochs of 3 batches: the median epoch of the first tenth, and of the last.",
+        text="Epochs of 3 batches: the median over the first tenth of the epochs, and over the last tenth.",
         candidates=_growing("epochs", (10, 100, 1000)),
         figures=EPOCH,
     ),
@@ -315,7 +314,7 @@ GROWTH = (
         key="growth-workers",
         title="Workers between epochs",
         text="10 epochs of 3 batches from a DataLoader with 2 persistent workers: the first epoch, which starts them, "
-        "the last, and how many were started.",
+        "the last epoch, and the number of workers started.",
         candidates=(
             _growth("raw", "raw PyTorch", "--epochs", "10", "--workers", "2"),
             _growth("ours", "runnerkit", "--epochs", "10", "--workers", "2"),
@@ -340,13 +339,12 @@ def _mixed(who: str, name: str, way: str, precision: str) -> Candidate:
 MIXED_PRECISION = Case(
     key="mixed-precision",
     title="Mixed precision three ways",
-    text="The engines and the CNN of examples/mixed_precision.py on scikit-learn's digits, enlarged; DDP with "
-    "find_unused_parameters and cudnn_benchmark, one process a GPU, and SyncBatchNorm. Each step takes the same "
-    "images, shared out if there are several processes or GPUs. On GPUs: 64 x 64, 128 and 256 channels, fp16 with a "
-    "gradient scaler, samples by the wall clock, torch.cuda.max_memory_allocated. Without: 32 x 32, 16 and 32 "
-    "channels, bf16, DataParallel of one replica, DDP of two processes with batch norms of their own, samples by the "
-    "CPU time of all processes, peak of the resident memory above what was held before the first step (Linux). "
-    "Accuracy: of images not trained on.",
+    text="The engines and the CNN of examples/mixed_precision.py on enlarged images of scikit-learn's digits; DDP with "
+    "find_unused_parameters and cudnn_benchmark, one process per GPU, and SyncBatchNorm. Each step uses the same "
+    "images, split among processes or GPUs. On GPUs: 64 x 64 pixels, 128 and 256 channels, fp16 with a gradient "
+    "scaler, wall-clock time, torch.cuda.max_memory_allocated. Without GPUs: 32 x 32 pixels, 16 and 32 channels, bf16, "
+    "DataParallel with one replica, DDP with two processes and a batch norm per process, CPU time of all processes, "
+    "peak resident memory above that before the first step (Linux). Accuracy: on held-out images.",
     candidates=tuple(
         _mixed(who, name, way, precision)
         for way in WAYS
@@ -355,21 +353,21 @@ MIXED_PRECISION = Case(
     ),
     figures=(
         Figure("samples_per_s", "samples a second", digits=0),
-        Figure("fullest_mib", "peak of the fullest process or GPU, MiB", digits=0),
-        Figure("emptiest_mib", "of the emptiest, MiB", digits=0),
+        Figure("fullest_mib", "highest peak of a process or GPU, MiB", digits=0),
+        Figure("emptiest_mib", "lowest, MiB", digits=0),
         Figure("accuracy_percent", "accuracy, %"),
     ),
-    tolerance=0.05,  # DDP's batch norms see halves, AMP rounds
+    tolerance=0.05,  # DDP's batch norms see half a batch, and AMP rounds
 )
 
 GPU_VARIANTS = {"plain": "", "prefetch": ", prefetched", "compile": ", compiled", "graph": ", CUDA graphs"}
 GPU = Case(
     key="gpu",
     title="On a GPU",
-    text="A ResNet of 13 convolutions, 512 images of 32 x 32 in pinned memory, fp16 AMP, channels_last. Prefetched: "
-    "each batch is copied on a stream of its own. CUDA graphs: torch.compile(mode='reduce-overhead'). Host syncs are "
-    "what torch.cuda.set_sync_debug_mode warns of; GradScaler.step has one of its own. Idle: the share of the time in "
-    "which nothing runs on the GPU, by torch.profiler.",
+    text="A ResNet with 13 convolutions, 512 images of 32 x 32 in pinned memory, fp16 AMP, channels_last. Prefetched: "
+    "each batch is copied on a separate stream. CUDA graphs: torch.compile(mode='reduce-overhead'). Host syncs are "
+    "the calls that torch.cuda.set_sync_debug_mode warns about; GradScaler.step contains one. Idle: the share of time "
+    "in which nothing runs on the GPU, according to torch.profiler.",
     candidates=tuple(
         Candidate(f"{name}{words}", "benchmarks.gpu", (who, "--variant", variant))
         for variant, words in GPU_VARIANTS.items()

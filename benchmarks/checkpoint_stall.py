@@ -1,4 +1,4 @@
-"""Case e: how long a step waits when a checkpoint is due, for a model of 100 million weights with Adam's state."""
+"""Case e: delay of a step that saves a checkpoint of 100 million weights with Adam's state."""
 
 import itertools
 import json
@@ -22,7 +22,7 @@ NUM_LAYERS = 24
 
 
 class Clock(dl.Callback):
-    """Notes when each step begins."""
+    """A callback that records when each step begins."""
 
     def __init__(self) -> None:
         super().__init__(order=dl.CallbackOrder.Internal)
@@ -33,7 +33,7 @@ class Clock(dl.Callback):
 
 
 def stall_ms(times: list[float]) -> float:
-    """Return the median step that saves less the median of the others; the first, which warms up, does not count."""
+    """Return the median time of steps that save minus that of the others, without the first step, a warm-up."""
     steps = {number: after - before for number, (before, after) in enumerate(itertools.pairwise(times), start=1)}
     saving = [seconds for number, seconds in steps.items() if number % SAVE_EVERY == 0]
     others = [seconds for number, seconds in steps.items() if number % SAVE_EVERY and number > 1]
@@ -54,7 +54,7 @@ def make_model() -> nn.Sequential:
 
 
 def raw(folder: Path) -> tuple[list[float], float]:
-    """Save to a file beside, sync it, then move it: a crash leaves the one before whole."""
+    """Save to a temporary file, sync it, then rename it, so that a crash leaves the previous file intact."""
     model, times = make_model(), []
     optimizer, criterion, loss_sum = torch.optim.Adam(model.parameters(), lr=1e-4), nn.CrossEntropyLoss(), 0.0
     for step, (features, targets) in enumerate(make_loader(), start=1):
@@ -73,7 +73,7 @@ def raw(folder: Path) -> tuple[list[float], float]:
 
 
 def ours(folder: Path, *, asynchronous: bool = False) -> tuple[list[float], float]:
-    """Save by the callback, in the step or in a thread."""
+    """Save with the callback, in the step or in a thread."""
     checkpoint = dl.CheckpointCallback(folder, mode="runner", every_steps=SAVE_EVERY, asynchronous=asynchronous)
     model, clock = make_model(), Clock()
     runner = dl.SupervisedRunner().train(
@@ -92,7 +92,7 @@ CANDIDATES = {"raw": raw, "sync": ours, "async": partial(ours, asynchronous=True
 
 
 def main() -> None:
-    """Train and save by hand or by runnerkit."""
+    """Train and save with a hand-written loop or with runnerkit."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         times, loss = CANDIDATES[sys.argv[1]](Path(folder))

@@ -1,9 +1,9 @@
-"""How wrong the usual recipes of evaluation are, beside runnerkit, on one model and one data set.
+"""Errors of common evaluation recipes and of runnerkit, for one model and one data set.
 
 usage: python -m benchmarks.exactness        writes the tables into docs/exactness.md; takes two minutes
 
-The recipes are arithmetic on the model's outputs, so they need no processes. What runnerkit gives is measured by real
-runs: one process in this one, then 2, 3 and 4 under DistributedDataParallel.
+The recipes are arithmetic on the model's outputs, so they need no processes. runnerkit's results come from real runs
+in this process, and in 2, 3 and 4 processes with DistributedDataParallel.
 """
 
 import math
@@ -28,21 +28,21 @@ PAGE = Path(__file__).parents[1] / "docs" / "exactness.md"
 RECIPES_BEGIN, SUMS_BEGIN = "<!-- recipes: written by benchmarks/exactness.py -->\n", "<!-- sums: likewise -->\n"
 END = "<!-- end -->\n"
 
-NUM_SAMPLES, BATCH_SIZE = 353, 32  # a prime, so that nobody shares it evenly; 11 batches and one sample
+NUM_SAMPLES, BATCH_SIZE = 353, 32  # a prime, so that shards differ in size; 11 batches and one sample
 WORLD_SIZES = (1, 2, 3, 4)
-DIGIT = 8  # AUC and F1 are those of "is it an 8?", which 1 image in 10 is
+DIGIT = 8  # AUC and F1 are for "is it an 8?", true for 1 image in 10
 Indices = np.ndarray
 
 
 @dataclass(frozen=True)
 class Scored:
-    """What a model said of a data set: (N, 10) float64 probabilities, (N,) targets."""
+    """Predictions for a data set: (N, 10) float64 probabilities and (N,) targets."""
 
     probabilities: np.ndarray
     targets: np.ndarray
 
     def metric(self, name: str, rows: Indices | None = None) -> float:
-        """Give a metric of the rows, or of all, by scikit-learn; NaN where it is undefined."""
+        """Compute a metric of the rows, or of all rows, with scikit-learn; NaN if undefined."""
         picked = slice(None) if rows is None else rows
         probabilities, targets = self.probabilities[picked], self.targets[picked]
         is_digit, predicted = targets == DIGIT, probabilities.argmax(axis=1)
@@ -58,7 +58,7 @@ class Scored:
 
 
 class Images(Dataset[dict[str, torch.Tensor]]):
-    """Digits to evaluate on, in float64; by dict, so that a metric finds "is it an 8?"."""
+    """Digits to evaluate, in float64; a sample is a dict that includes the target of "is it an 8?"."""
 
     def __init__(self) -> None:
         digits = Digits(train=False)
@@ -75,7 +75,7 @@ class Images(Dataset[dict[str, torch.Tensor]]):
 
 @cache
 def trained_model() -> nn.Module:
-    """A small network, trained for a moment: 85 % right, so that there is something to get wrong."""
+    """Return a small network, trained briefly to 85 % accuracy, so that errors in its metrics are visible."""
     digits = Digits()
     features, targets = digits.images.flatten(1).double() / 255, digits.targets
     with torch.random.fork_rng():
@@ -91,7 +91,7 @@ def trained_model() -> nn.Module:
 
 @cache
 def scored() -> Scored:
-    """What the model says of the images."""
+    """Predict the images with the trained model."""
     images, model = Images(), trained_model()
     with torch.no_grad():
         probabilities = model(images.features).softmax(dim=1)
@@ -102,41 +102,41 @@ def scored() -> Scored:
 
 
 def batches(indices: Indices) -> list[Indices]:
-    """Cut as a loader does: the last batch is short."""
+    """Split into batches as a loader does; the last batch is smaller."""
     return [indices[start : start + BATCH_SIZE] for start in range(0, len(indices), BATCH_SIZE)]
 
 
 def strided(world_size: int) -> list[Indices]:
-    """Give rank r every world_size-th sample, unpadded."""
+    """Shard the samples without padding: rank r gets every world_size-th sample."""
     return [np.arange(rank, NUM_SAMPLES, world_size) for rank in range(world_size)]
 
 
 def padded(metric: str, world_size: int) -> float:
-    """Score what torch's DistributedSampler gives to all ranks together."""
+    """Compute the metric over all samples of all ranks, as sharded by torch's DistributedSampler."""
     data = Images()
     shares = [DistributedSampler(data, world_size, rank, shuffle=False) for rank in range(world_size)]
     return scored().metric(metric, np.concatenate([list(share) for share in shares]))
 
 
 def mean_of_batches(metric: str, world_size: int) -> float:
-    """Average the values of all batches of all ranks; those that have none are left out."""
+    """Average over all batches of all ranks, without those whose value is undefined."""
     return float(
         np.nanmean([scored().metric(metric, rows) for share in strided(world_size) for rows in batches(share)])
     )
 
 
 def mean_of_ranks(metric: str, world_size: int) -> float:
-    """Average the ranks' exact values, whole batches having been dealt out in turn."""
+    """Average the ranks' exact values, with whole batches distributed round-robin."""
     dealt = [batches(np.arange(NUM_SAMPLES))[rank::world_size] for rank in range(world_size)]
     return float(np.nanmean([scored().metric(metric, np.concatenate(share)) for share in dealt]))
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A way to evaluate that is often seen.
+    """A common way to evaluate.
 
     Attributes:
-        compute: called with the metric and the number of processes.
+        compute: called with the metric and the world size.
     """
 
     name: str
@@ -162,7 +162,7 @@ RECIPES = (
 
 
 class Evaluate(dl.SupervisedRunner):
-    """Keeps what the metrics of one digit read."""
+    """A runner that adds the inputs of the one-digit metrics to the batch."""
 
     def handle_batch(self, batch: dict[str, torch.Tensor]) -> None:
         super().handle_batch(batch)
@@ -174,7 +174,7 @@ class Evaluate(dl.SupervisedRunner):
 
 
 def ours(world_size: int) -> dict[str, float]:
-    """Evaluate by runnerkit, in `world_size` real processes."""
+    """Evaluate with runnerkit in `world_size` real processes."""
     engine = dl.CPUEngine() if world_size == 1 else dl.DistributedDataParallelEngine(world_size, device="cpu")
     found = Evaluate(trained_model()).evaluate_loader(
         DataLoader(Images(), batch_size=BATCH_SIZE),
@@ -193,7 +193,7 @@ def ours(world_size: int) -> dict[str, float]:
 
 
 def error_of_ours(world_sizes: Sequence[int]) -> dict[str, float]:
-    """The largest difference from scikit-learn, by metric."""
+    """Return the largest difference from scikit-learn for each metric."""
     runs = [ours(world_size) for world_size in world_sizes]
     return {name: max(abs(run[name] - scored().metric(name)) for run in runs) for name in runs[0]}
 
@@ -202,17 +202,17 @@ def error_of_ours(world_sizes: Sequence[int]) -> dict[str, float]:
 
 
 def float32_mean(num_batches: int) -> float:
-    """Add up losses in a float32, one after the other, as `total += loss * len(batch)` does."""
+    """Sum losses one by one in a float32, as `total += loss * len(batch)` does."""
     return float(np.cumsum(_losses(num_batches), dtype=np.float32)[-1]) / num_batches
 
 
 def our_mean(num_batches: int) -> float:
-    """Add them up in a float64, one after the other: see :func:`mean_of_loader_means`."""
+    """Sum losses one by one in a float64; see :func:`mean_of_loader_means`."""
     return float(np.cumsum(_losses(num_batches), dtype=np.float64)[-1]) / num_batches
 
 
 def mean_of_loader_means(num_batches: int) -> float:
-    """Hand them to what runnerkit keeps for a loader; slower than :func:`our_mean`, and the same number."""
+    """Sum losses with runnerkit's own LoaderMeans: the result of :func:`our_mean`, but slower."""
     means = LoaderMeans()
     for loss in torch.from_numpy(_losses(num_batches)):
         means.update({"loss": loss}, 1)
@@ -221,13 +221,13 @@ def mean_of_loader_means(num_batches: int) -> float:
 
 
 def exact_mean(num_batches: int) -> float:
-    """Add them up without any rounding (Shewchuk 1997)."""
+    """Sum losses without any rounding (Shewchuk 1997)."""
     return math.fsum(_losses(num_batches)) / num_batches
 
 
 @cache
 def _losses(num_batches: int) -> np.ndarray:
-    """Losses, float32, of batches of one image: those of the model, drawn again and again."""
+    """Draw float32 losses of one-image batches from the model's losses, with replacement."""
     of_images = -np.log(scored().probabilities[np.arange(NUM_SAMPLES), scored().targets])
     return np.random.default_rng(0).choice(of_images, size=num_batches).astype(np.float32)
 
@@ -236,7 +236,7 @@ def _losses(num_batches: int) -> np.ndarray:
 
 
 def recipe_rows(errors: dict[str, float]) -> list[list[str]]:
-    """Draw a row for each recipe; `errors` are ours."""
+    """Format a row for each recipe; `errors` are runnerkit's."""
     rows = []
     for recipe in RECIPES:
         exact = scored().metric(recipe.metric)
@@ -250,7 +250,7 @@ def recipe_rows(errors: dict[str, float]) -> list[list[str]]:
 
 
 def sum_rows(lengths: Sequence[int]) -> list[list[str]]:
-    """Draw a row for each length."""
+    """Format a row for each length."""
     rows = []
     for length in lengths:
         exact = exact_mean(length)
@@ -264,7 +264,7 @@ def _small(error: float) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Draw a table in Markdown."""
+    """Format a Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
@@ -277,7 +277,7 @@ def read(begin: str) -> list[list[str]]:
 
 
 def main() -> None:
-    """Measure, and write the page's tables."""
+    """Measure and write the page's tables."""
     processes = [f"{world_size} process{'es' * (world_size > 1)}" for world_size in WORLD_SIZES]
     header = ["recipe", "metric", "exact", *processes, "largest error", "runnerkit's"]
     recipes = table(header, recipe_rows(error_of_ours(WORLD_SIZES)))

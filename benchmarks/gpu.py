@@ -1,4 +1,4 @@
-"""Case i: a ResNet on CIFAR-shaped data on a GPU, with AMP and channels_last: by hand, and by runnerkit."""
+"""Case i: a ResNet on CIFAR-shaped data on a GPU, with AMP and channels_last, in raw PyTorch and in runnerkit."""
 
 import argparse
 import json
@@ -16,15 +16,18 @@ from torch.profiler import ProfilerActivity, profile
 
 from runnerkit import dl
 
-COMPILE: dict[str, dict[str, Any]] = {"compile": {}, "graph": {"mode": "reduce-overhead"}}  # which replays CUDA graphs
+COMPILE: dict[str, dict[str, Any]] = {
+    "compile": {},
+    "graph": {"mode": "reduce-overhead"},
+}  # graph: CUDA graphs
 VARIANTS = ("plain", "prefetch", *COMPILE)
 NUM_PASSES = 2
 
 
 class Batches:
-    """One batch over and over; the first pass is timed while torch warns of host syncs, the second is profiled.
+    """A loader that repeats one batch; the first pass is timed with warnings about host syncs, the second is profiled.
 
-    The first quarter of each pass, in which things are compiled and memory is found, does not count.
+    The first quarter of each pass, which compiles and allocates memory, does not count.
     """
 
     def __init__(self, device: torch.device, *, num_batches: int, batch_size: int) -> None:
@@ -74,7 +77,7 @@ class Batches:
 
 
 def idle_share(spans: list[tuple[float, float]]) -> float:
-    """Compute the share of the time from the first start to the last end in which nothing ran.
+    """Compute the share of idle time between the first start and the last end.
 
     >>> idle_share([(0, 4), (3, 5), (9, 10)])
     0.4
@@ -143,7 +146,7 @@ def sent(batches: Batches) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def prefetched(batches: Batches) -> Iterator[tuple[Tensor, Tensor]]:
-    """Copy each batch on a stream of its own while the one before is computed on."""
+    """Copy each batch on a separate stream while the previous one is processed."""
     stream, ahead = torch.cuda.Stream(), None
     on_the_way = sent(batches)
     while True:
@@ -175,7 +178,7 @@ def ours(batches: Batches, variant: str) -> float:
 
 
 def main() -> None:
-    """Train by hand or by runnerkit; count the warnings of host syncs."""
+    """Train in raw PyTorch or with runnerkit; count the warnings about host syncs."""
     parser = argparse.ArgumentParser()
     parser.add_argument("who", choices=("raw", "ours"))
     parser.add_argument("--variant", choices=VARIANTS, default="plain")

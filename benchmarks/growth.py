@@ -1,4 +1,4 @@
-"""Case h: what a step costs with many callbacks or metrics, and an epoch of 3 batches when there are many of them."""
+"""Case h: the cost of a step with many callbacks or metrics, and of an epoch of 3 batches in runs of many epochs."""
 
 import argparse
 import itertools
@@ -22,7 +22,7 @@ from runnerkit import dl
 
 
 class Listener(dl.Callback):
-    """A callback that does next to nothing at each batch."""
+    """A callback that does almost nothing for each batch."""
 
     def __init__(self) -> None:
         super().__init__(order=dl.CallbackOrder.External)
@@ -33,7 +33,7 @@ class Listener(dl.Callback):
 
 
 class ManyMetrics(dl.SupervisedRunner):
-    """Puts so many numbers beside the loss."""
+    """A runner that reports `num_metrics` metrics in addition to the loss."""
 
     num_metrics = 0
 
@@ -44,7 +44,7 @@ class ManyMetrics(dl.SupervisedRunner):
 
 
 class EpochClock(dl.Callback):
-    """Notes when epochs begin, and their losses."""
+    """A callback that records when epochs begin, and their losses."""
 
     def __init__(self) -> None:
         super().__init__(order=dl.CallbackOrder.External)
@@ -59,19 +59,19 @@ class EpochClock(dl.Callback):
 
 
 def epoch_us(times: list[float]) -> dict[str, float]:
-    """Return the median microseconds of an epoch, of the first tenth of them and of the last."""
+    """Return the median microseconds per epoch over the first tenth of the epochs and over the last."""
     lengths = [1e6 * (later - earlier) for earlier, later in itertools.pairwise(times)]
     tenth = max(1, len(lengths) // 10)
     return {"first_us": statistics.median(lengths[:tenth]), "last_us": statistics.median(lengths[-tenth:])}
 
 
 def note_worker(folder: str, worker: int) -> None:
-    """Leave a file for each worker process that is started."""
+    """Create a file for each worker process that starts."""
     Path(folder, str(os.getpid())).touch()
 
 
 def three_batches(num_workers: int, folder: str) -> Any:
-    """Return ready batches, or a DataLoader that keeps its workers."""
+    """Return prepared batches, or a DataLoader with persistent workers."""
     batches = work.make_batches(3)
     if not num_workers:
         return batches
@@ -86,7 +86,7 @@ def three_batches(num_workers: int, folder: str) -> Any:
 
 
 def raw_steps(batches: work.Batches, num_metrics: int) -> float:
-    """Train by hand, and add each number to a sum of its own; return the mean loss."""
+    """Train with a hand-written loop and a separate sum for each metric; return the mean loss."""
     model = work.make_model()
     optimizer, criterion = work.make_optimizer(model), nn.CrossEntropyLoss()
     sums, num_samples = [torch.zeros((), dtype=torch.float64) for _ in range(num_metrics + 1)], 0
@@ -104,7 +104,7 @@ def raw_steps(batches: work.Batches, num_metrics: int) -> float:
 
 
 def raw_epochs(loader: Any, num_epochs: int) -> tuple[list[float], list[float]]:
-    """Train by hand; return when each epoch began, and its mean loss."""
+    """Train with a hand-written loop; return each epoch's start time and mean loss."""
     model = work.make_model()
     optimizer, criterion = work.make_optimizer(model), nn.CrossEntropyLoss()
     times, losses = [], []
@@ -123,7 +123,7 @@ def raw_epochs(loader: Any, num_epochs: int) -> tuple[list[float], list[float]]:
 
 
 def ours(loader: Any, *, callbacks: list[dl.Callback], num_epochs: int = 1, num_metrics: int = 0) -> float:
-    """Return the last epoch's mean loss."""
+    """Train with runnerkit; return the last epoch's mean loss."""
     model = work.make_model()
     runner = ManyMetrics()
     runner.num_metrics = num_metrics
@@ -152,18 +152,18 @@ def epochs(options: argparse.Namespace) -> Report:
             clock = EpochClock()
             ours(loader, callbacks=[clock], num_epochs=options.epochs)
             times, losses = clock.times, clock.losses
-        # Of the tenth epoch, which all have.
+        # The tenth epoch exists in every variant.
         return {**epoch_us(times), "workers": len(os.listdir(folder)), "same": {"loss": losses[9]}}
 
 
 def main() -> None:
-    """Grow what the arguments tell, by hand or by runnerkit."""
+    """Run the selected variant in raw PyTorch or with runnerkit."""
     parser = argparse.ArgumentParser()
     parser.add_argument("who", choices=("raw", "ours"))
     parser.add_argument("--callbacks", type=int, default=0)
     parser.add_argument("--metrics", type=int, default=0)
-    parser.add_argument("--epochs", type=int, help="of 3 batches; instead of the steps of one epoch")
-    parser.add_argument("--workers", type=int, default=0, help="let a DataLoader with persistent workers give them")
+    parser.add_argument("--epochs", type=int, help="time epochs of 3 batches instead of the steps of one epoch")
+    parser.add_argument("--workers", type=int, default=0, help="use a DataLoader with persistent workers")
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(json.dumps(steps(options) if options.epochs is None else epochs(options)))

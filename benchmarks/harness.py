@@ -1,4 +1,4 @@
-"""Run candidates in rounds, each in a fresh process, and compare them with the first."""
+"""Runs of candidates in rounds, each in a fresh process, compared with the first candidate."""
 
 import json
 import math
@@ -26,14 +26,14 @@ Report = dict[str, Any]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A script, which prints its figures as one line of JSON, the last: ``{"step_us": 98.1, "same": {"loss": 1.99}}``.
+    """A script that prints its figures as JSON in its last line: ``{"step_us": 98.1, "same": {"loss": 1.99}}``.
 
     Attributes:
-        name: its row.
-        module: run by ``python -m`` from the root of the repository.
-        arguments: of the script.
+        name: heading of its row.
+        module: the script, run with ``python -m`` from the root of the repository.
+        arguments: passed to the script.
         python: the interpreter; peers have their own.
-        launcher: module that starts the script, and its arguments, such as ``("torch.distributed.run",)``.
+        launcher: the module that starts the script, and its arguments, such as ``("torch.distributed.run",)``.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Figure:
-    """A number that candidates print: its key, its column's heading, and how many digits follow the point."""
+    """A number that candidates print: its key, its column heading, and the number of decimals."""
 
     key: str
     heading: str
@@ -58,17 +58,17 @@ class Figure:
 
 @dataclass
 class Outcome:
-    """What all rounds gave, by the candidates' names; `failures` tells in words who is missing and why."""
+    """The reports of all rounds by candidate name, and the reason for each candidate that failed."""
 
     reports: dict[str, list[Report]] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
 
     def values(self, name: str, figure: Figure) -> list[float]:
-        """Return a figure of each round, or nothing if the candidate has no such figure."""
+        """Return a figure of each round, or an empty list if the candidate does not report it."""
         return [report[figure.key] for report in self.reports[name] if figure.key in report]
 
     def ratio(self, name: str, figure: Figure) -> float | None:
-        """Return the median of what the rounds give in units of the first candidate in the same round."""
+        """Return the median over the rounds of the ratio to the first candidate."""
         key, first = figure.key, next(iter(self.reports.values()))
         rounds = zip(self.reports[name], first, strict=True)
         ratios = [own[key] / its[key] for own, its in rounds if key in own and its.get(key)]
@@ -76,16 +76,16 @@ class Outcome:
 
 
 class CandidateFailed(Exception):
-    """A candidate ended with an error, took too long, or printed no figures."""
+    """Raised when a candidate fails, times out, or prints no figures."""
 
 
 def run(candidate: Candidate, *, timeout_s: float = 900, its_turns: str | None = None) -> Report:
-    """Run a candidate once; its stderr is a terminal, so that progress bars show what they would show.
+    """Run a candidate once; its stderr is a terminal, so that progress bars are drawn as usual.
 
     Args:
-        its_turns: the path of what it takes turns by.
+        its_turns: path of the socket through which it takes turns.
     Raises:
-        CandidateFailed: with the last line that it said.
+        CandidateFailed: with the last line of its stderr.
     """
     environment = {**os.environ, **ONE_THREAD, "BENCHMARK_STARTED_AT": str(time.time())}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # users' installs are compiled
@@ -108,7 +108,7 @@ def run(candidate: Candidate, *, timeout_s: float = 900, its_turns: str | None =
     try:
         output, _ = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, 9)  # with all processes that it started
+        os.killpg(process.pid, 9)  # including all child processes
         process.communicate()
         raise CandidateFailed(f"took more than {timeout_s:g} s") from None
     finally:
@@ -125,7 +125,7 @@ def _listen(terminal: int, said: list[bytes]) -> None:
         while chunk := os.read(terminal, 4096):
             said.append(chunk)
             del said[:-50]
-    except OSError:  # Linux's word for "the other side is closed"
+    except OSError:  # on Linux, the other side was closed
         pass
     finally:
         os.close(terminal)
@@ -135,13 +135,13 @@ Result = Report | CandidateFailed
 
 
 def run_all(candidates: Sequence[Candidate], *, timeout_s: float) -> Iterator[Result]:
-    """Run one after the other."""
+    """Run the candidates one after the other."""
     for each in candidates:
         yield _result(each, timeout_s)
 
 
 def run_in_turns(candidates: Sequence[Candidate], *, timeout_s: float) -> list[Result]:
-    """Start all at once, and wake one at a time: their scripts call `Turns.wait` before each stretch of work."""
+    """Start all candidates, and wake one at a time: their scripts call `Turns.wait` before each stretch of work."""
     timeout_s *= len(candidates)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(candidates)) as pool, ExitStack() as stack:
         paths = [f"{folder}/{number}" for number in range(len(candidates))]
@@ -169,13 +169,13 @@ def measure(
     timeout_s: float = 900,
     in_turns: bool = False,
 ) -> Outcome:
-    """Run A B C A B C ...; who fails, or did other work than the first, leaves the race and is reported.
+    """Run A B C A B C ...; drop and report candidates that fail or do different work than the first.
 
     Args:
-        tolerance: relative, of the numbers that stand in `same`.
-        in_turns: all of a round live at once and do their work in turns, stretch by stretch; each other round C B A.
+        tolerance: relative, for the values in `same`.
+        in_turns: run a round's candidates concurrently and let them work in turns; every other round is C B A.
     Raises:
-        CandidateFailed: the first candidate failed, which is the measure of the others.
+        CandidateFailed: the first candidate, which is the baseline, failed.
     """
     outcome = Outcome({each.name: [] for each in candidates})
     first = candidates[0].name
@@ -205,10 +205,10 @@ def measure(
 
 
 def check_same(report: Report, first: Report, *, tolerance: float) -> None:
-    """Raise CandidateFailed unless both did the same work, as far as what they print in `same` tells."""
+    """Raise CandidateFailed unless both did the same work, judged by the values in `same`."""
     own, others = report.get("same", {}), first.get("same", {})
     if own.keys() != others.keys():
-        raise CandidateFailed(f"did other work: reports {sorted(own)} instead of {sorted(others)}")
+        raise CandidateFailed(f"did different work: reports {sorted(own)} instead of {sorted(others)}")
     for key, value in own.items():
         if not math.isclose(value, others[key], rel_tol=tolerance):
-            raise CandidateFailed(f"did other work: {key} is {value:.6g} instead of {others[key]:.6g}")
+            raise CandidateFailed(f"did different work: {key} is {value:.6g} instead of {others[key]:.6g}")

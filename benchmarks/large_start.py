@@ -1,4 +1,4 @@
-"""Case j: what it takes to hand a large data set, or a large model, to two processes, until their first step."""
+"""Case j: time and memory to pass a large data set or model to two processes, up to their first step."""
 
 import json
 import os
@@ -20,12 +20,12 @@ from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDatas
 from runnerkit import dl
 
 BATCH_SIZE, LOOK_EVERY_S = 8, 0.05
-# Samples, numbers of a sample, outputs of the model: 1 GiB of data, or 512 MiB of weights.
+# Samples, features per sample, outputs of the model: 1 GiB of data, or 512 MiB of weights.
 SIZES = {"data": (4096, 65536, 2), "model": (16, 1024, 131072)}
 
 
 class Watch:
-    """Adds up, again and again, what this process and those that it started hold; a shared page counts once."""
+    """A thread that polls the total memory of this process and its children; shared pages count once."""
 
     def __init__(self) -> None:
         self.peak_mib = 0.0
@@ -61,7 +61,7 @@ def make_work(kind: str) -> tuple[nn.Module, TensorDataset]:
 
 
 def make_loader(data: TensorDataset, **kwargs: Any) -> DataLoader[Any]:
-    """One batch for each of two processes, of the whole data set."""
+    """Return a loader with one batch for each of two processes; its Subset holds the whole data set."""
     return DataLoader(Subset(data, range(2 * BATCH_SIZE)), batch_size=BATCH_SIZE, **kwargs)
 
 
@@ -79,7 +79,7 @@ def _raw_rank(rank: int, model: nn.Module, data: TensorDataset, path: str, port:
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     loader = make_loader(data)
     loader = make_loader(data, sampler=DistributedSampler(loader.dataset, shuffle=False))
-    # mp.spawn shares the weights too, and both would step on them: each needs its own.
+    # mp.spawn also shares the weights, and both processes would update them: each needs a copy.
     own = nn.Linear(model.in_features, model.out_features)  # type: ignore[arg-type]
     own.load_state_dict(model.state_dict())
     wrapped = DistributedDataParallel(own)
@@ -94,7 +94,7 @@ def _raw_rank(rank: int, model: nn.Module, data: TensorDataset, path: str, port:
 
 
 class Report(dl.Callback):
-    """Notes the first step of rank zero."""
+    """A callback that records the first step of rank zero."""
 
     def __init__(self, path: str) -> None:
         super().__init__(order=dl.CallbackOrder.External)
@@ -118,7 +118,7 @@ def ours(model: nn.Module, data: TensorDataset, path: str) -> None:
 
 
 def main() -> None:
-    """Hand over, by mp.spawn or by runnerkit."""
+    """Start the processes with mp.spawn or with runnerkit."""
     candidate, kind = sys.argv[1:]
     model, data = make_work(kind)
     watch = Watch()

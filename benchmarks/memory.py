@@ -1,4 +1,4 @@
-"""Case g: the largest resident memory of a training run, and what of it came after the batches were made."""
+"""Case g: the peak resident memory of a training run, and its growth after the batches were made."""
 
 import importlib
 import json
@@ -14,7 +14,7 @@ from benchmarks.turns import Turns
 
 
 def main() -> None:
-    """Train as benchmarks.steps.raw or ours does; importing it counts."""
+    """Train with benchmarks.steps.raw or ours; memory for its import is included."""
     torch.set_num_threads(1)
     batches = work.Batches(work.make_batches(5000), Turns())
     before = resident_mib("VmHWM")

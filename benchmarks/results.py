@@ -1,4 +1,4 @@
-"""The sections of RESULTS.md, each written anew by its own benchmark, the others left as they are."""
+"""Sections of RESULTS.md: each benchmark rewrites its own and leaves the others unchanged."""
 
 import datetime
 import importlib
@@ -17,9 +17,9 @@ RESULTS = ROOT / "benchmarks" / "RESULTS.md"
 
 
 def table(outcome: Outcome, figures: Sequence[Figure]) -> str:
-    """Write a row for each candidate: each figure's median, smallest to largest, and the ratio to the first row."""
+    """Format a row per candidate: each figure's median, its range, and the ratio to the first row."""
     lines = [
-        "| | " + " | ".join(f"{each.heading} | smallest to largest | ratio" for each in figures) + " |",
+        "| | " + " | ".join(f"{each.heading} | range | ratio" for each in figures) + " |",
         "|---|" + "---|" * (3 * len(figures)),
     ]
     for name in outcome.reports:
@@ -34,14 +34,14 @@ def _cells(outcome: Outcome, name: str, figure: Figure) -> list[str]:
     if not values:
         return ["", "", ""]
     low, middle, high = (f"{each:,.{figure.digits}f}" for each in (min(values), statistics.median(values), max(values)))
-    spread = "" if len(values) == 1 else "always" if low == high else f"{low} to {high}"
+    spread = "" if len(values) == 1 else "constant" if low == high else f"{low} to {high}"
     return [middle, spread, "" if ratio is None else f"{ratio:.2f}"]
 
 
 def conditions(num_rounds: int) -> str:
-    """Tell when, on what, and with which versions."""
+    """Describe the date, machine and versions of a measurement."""
     return (
-        f"{datetime.date.today()}; {_processor()}, {os.cpu_count()} cores, one thread a process, load "
+        f"{datetime.date.today()}; {_processor()}, {os.cpu_count()} cores, one thread per process, load "
         f"{os.getloadavg()[0]:.1f}; torch {version('torch')}, Python {platform.python_version()}; "
         f"{num_rounds} round{'s' * (num_rounds > 1)}."
     )
@@ -56,7 +56,7 @@ def _processor() -> str:
 
 
 def versions(python: str, packages: Sequence[str]) -> str:
-    """Tell the versions of packages in the environment of another interpreter."""
+    """Return the versions of packages in another interpreter's environment."""
     script = (
         "import importlib.metadata as m, sys\n"
         "for p in sys.argv[1:]:\n"
@@ -68,10 +68,10 @@ def versions(python: str, packages: Sequence[str]) -> str:
 
 
 def write_section(key: str, text: str, path: Path = RESULTS, *, command: str = "python -m benchmarks") -> None:
-    """Put `text`, which `command` makes, where the section `key` was, or at the end."""
+    """Replace the section `key` with `text`, which `command` generates, or append it."""
     begin, end = _marks(key, command)
     section = f"{begin}\n{text.strip()}\n{end}"
-    page = path.read_text(encoding="utf-8") if path.exists() else "# Measured\n"
+    page = path.read_text(encoding="utf-8") if path.exists() else "# Benchmark results\n"
     head, found, rest = page.partition(begin)
     if found:
         page = head + section + rest.partition(end)[2]
@@ -81,7 +81,7 @@ def write_section(key: str, text: str, path: Path = RESULTS, *, command: str = "
 
 
 def read_section(key: str, path: Path = RESULTS, *, command: str = "python -m benchmarks") -> str:
-    """Return what :func:`write_section` put there; empty if there is none."""
+    """Return the text that :func:`write_section` wrote, or an empty string."""
     begin, end = _marks(key, command)
     page = path.read_text(encoding="utf-8") if path.exists() else ""
     return page.partition(begin)[2].partition(end)[0].strip()
@@ -92,7 +92,7 @@ def _marks(key: str, command: str) -> tuple[str, str]:
 
 
 def plot(key: str, outcome: Outcome, figure: Figure, folder: Path = RESULTS.parent / "plots") -> str:
-    """Draw each candidate's rounds as points and the median as a bar; return Markdown, empty without matplotlib."""
+    """Plot each candidate's rounds as points and the median as a bar; return Markdown, empty without matplotlib."""
     try:
         version("matplotlib")
     except PackageNotFoundError:

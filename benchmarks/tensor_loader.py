@@ -1,10 +1,10 @@
-"""How long a shuffled pass over tensors in memory takes: TensorLoader, raw PyTorch, and slicing by hand.
+"""Time of a shuffled pass over tensors in memory with TensorLoader, raw PyTorch and hand-written slicing.
 
 python benchmarks/tensor_loader.py, or with --device cuda
 
-All contenders take their turn in each round, so that a machine that slows down slows all of them. Printed are the
-median of the rounds and their spread (smallest to largest), and the ratio to the first, taken in each round. What is
-measured is fetching alone: no model, no copy to another device. Results are in RESULTS.md.
+All contenders run in each round, so that a slowdown of the machine affects all of them. Prints the median and the range
+of the rounds, and the median of the ratios to the first contender within a round. Only fetching is measured: no model,
+no copy to another device. Results are in RESULTS.md.
 """
 
 import argparse
@@ -26,7 +26,7 @@ Contender = Callable[[], Iterator[Any]]
 
 
 def cases(device: torch.device) -> dict[str, tuple[Tensor, Tensor, int]]:
-    """Describe features, targets and batch size: few large samples, and many small ones."""
+    """Return features, targets and batch size for a few large samples and for many small ones."""
     images = torch.randint(0, 256, (50_000, 3, 32, 32), dtype=torch.uint8, device=device)
     rows = torch.randn(200_000, 20, device=device)
     return {
@@ -40,7 +40,7 @@ def _classes(features: Tensor) -> Tensor:
 
 
 def by_hand(features: Tensor, targets: Tensor, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Slice a permutation, as everybody writes it."""
+    """Index with slices of a permutation, as commonly written."""
     order = torch.randperm(len(features), device=features.device)
     for start in range(0, len(features), batch_size):
         batch = order[start : start + batch_size]
@@ -48,28 +48,28 @@ def by_hand(features: Tensor, targets: Tensor, batch_size: int) -> Iterator[tupl
 
 
 def by_hand_with_index_select(features: Tensor, targets: Tensor, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The same with the call that is faster than brackets for one index."""
+    """Index with `index_select`, which is faster than brackets for a single index."""
     order = torch.randperm(len(features), device=features.device)
     for batch in order.split(batch_size):
         yield features.index_select(0, batch), targets.index_select(0, batch)
 
 
 def contenders(features: Tensor, targets: Tensor, batch_size: int) -> dict[str, Contender]:
-    """Name what is measured; the first is the measure of the others."""
+    """Return the contenders by name; the first is the baseline."""
     ours = TensorLoader(features, targets, batch_size=batch_size, shuffle=True)
     shared = shard_loader(ours, key="train", training=True, rank=0, world_size=1, seed=42)
     raw = DataLoader(TensorDataset(features, targets), batch_size=batch_size, shuffle=True)
     return {
         "TensorLoader under an engine": lambda: iter(shared),
         "TensorLoader": lambda: iter(ours),
-        "by hand, index_select": lambda: by_hand_with_index_select(features, targets, batch_size),
-        "by hand, brackets": lambda: by_hand(features, targets, batch_size),
+        "hand-written, index_select": lambda: by_hand_with_index_select(features, targets, batch_size),
+        "hand-written, brackets": lambda: by_hand(features, targets, batch_size),
         "DataLoader(TensorDataset)": lambda: iter(raw),
     }
 
 
 def seconds(contender: Contender, device: torch.device) -> float:
-    """Time a whole pass."""
+    """Time one pass."""
     begin = time.perf_counter()
     for _ in contender():
         pass
@@ -79,10 +79,10 @@ def seconds(contender: Contender, device: torch.device) -> float:
 
 
 def table(fields: dict[str, Contender], *, num_rounds: int, device: torch.device) -> str:
-    """Measure in turns; the first round warms up and is not counted."""
+    """Measure the contenders in turns; the first round is a warm-up and is not counted."""
     rounds = [{name: seconds(each, device) for name, each in fields.items()} for _ in range(num_rounds + 1)][1:]
     first = next(iter(fields))
-    lines = ["| one pass | median, ms | smallest to largest | in units of the first |", "|---|---|---|---|"]
+    lines = ["| one pass | median, ms | range | ratio to the first |", "|---|---|---|---|"]
     for name in fields:
         times = [1000 * each[name] for each in rounds]
         ratio = statistics.median(each[name] / each[first] for each in rounds)
@@ -95,8 +95,8 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--device", type=torch.device, default="cpu", help="where the tensors are")
-    parser.add_argument("--threads", type=int, default=1, help="of torch (default: 1)")
+    parser.add_argument("--device", type=torch.device, default="cpu", help="device of the tensors (default: cpu)")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads (default: 1)")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(42)

@@ -1,4 +1,4 @@
-"""Let processes work in turns: all stand still but one, so that the same noise of the machine falls on everyone."""
+"""Turn-taking between processes: only one works at a time, so that the machine's noise affects all equally."""
 
 import os
 import socket
@@ -6,29 +6,29 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-PLACE = "BENCHMARK_TURNS"  # environment variable: the path of the socket by which the process takes turns
+PLACE = "BENCHMARK_TURNS"  # environment variable with the path of the socket through which the process takes turns
 
 
 class Turns:
-    """The end of a process that takes turns with others; a process that nobody started so never waits.
+    """A process's connection for taking turns with others; without the environment variable it never waits.
 
     Args:
-        one_core: whether all are to work on the same core, as others use the cores of a machine unequally.
+        one_core: run all processes on the same core, since other programs use the cores unequally.
 
     Attributes:
-        waited: seconds in `wait` so far, not to be counted as work.
+        waited: seconds spent in `wait` so far, to subtract from measured times.
     """
 
     def __init__(self, *, one_core: bool = True) -> None:
         place = os.environ.get(PLACE)
         self.socket = None if place is None else _connected(place)
         if self.socket is not None:
-            os.dup(self.socket.fileno())  # the exit of a process, up to a second, is its own turn's too
+            os.dup(self.socket.fileno())  # keeps the turn during the process's exit, which takes up to a second
         self.one_core = one_core and hasattr(os, "sched_setaffinity")
         self.waited = 0.0
 
     def wait(self) -> None:
-        """End the own turn and return at the begin of the next one."""
+        """End this turn and return when the next one begins."""
         if self.socket is None:
             return
         begin = time.perf_counter()
@@ -46,7 +46,7 @@ def _connected(path: str) -> socket.socket:
 
 
 def listen(path: str) -> socket.socket:
-    """Return a socket by which one process may take turns, one that others start included."""
+    """Return a socket through which one process can take turns, even if started by another program."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     listener.listen()
@@ -54,15 +54,15 @@ def listen(path: str) -> socket.socket:
 
 
 def has_ended(path: str) -> None:
-    """Let those who wait for the process at `path` know that it will not come."""
+    """Notify the listener at `path` that its process has ended."""
     _connected(path).close()
 
 
 def let_take_turns(listeners: Sequence[socket.socket], *, timeout_s: float) -> None:
-    """Wait until all are ready, then wake one after the other, until all have ended.
+    """Wait until all processes are ready, then wake them one after the other until all have ended.
 
-    A process that ends, in whatever way, closes its socket, which ends its last turn; one that works for more than
-    `timeout_s` seconds is left out from then on.
+    A process that ends for any reason closes its socket, which ends its last turn. A process whose turn takes more
+    than `timeout_s` seconds gets no further turns.
     """
     with ExitStack() as stack:
         processes = [stack.enter_context(each.accept()[0]) for each in listeners]
@@ -73,7 +73,7 @@ def let_take_turns(listeners: Sequence[socket.socket], *, timeout_s: float) -> N
             for each in [*working]:
                 try:
                     each.send(b".")
-                except OSError:  # it was killed while it waited
+                except OSError:  # killed while it waited
                     working.remove(each)
                     continue
                 if not _stands_still(each):
@@ -81,7 +81,7 @@ def let_take_turns(listeners: Sequence[socket.socket], *, timeout_s: float) -> N
 
 
 def _stands_still(process: socket.socket) -> bool:
-    """Return once it waits for its next turn, or False once it has ended."""
+    """Return True when the process waits for its next turn, or False when it has ended."""
     try:
         return bool(process.recv(1))
     except OSError:

@@ -1,4 +1,4 @@
-"""The same training on any engine, started by any launcher: only the command changes.
+"""One training script for any engine and launcher: only the command changes.
 
 python examples/any_engine.py --engine DistributedDataParallelAMPEngine
 torchrun --standalone --nproc-per-node=2 examples/any_engine.py --engine FullyShardedDataParallelEngine
@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from runnerkit import dl
 from runnerkit.contrib import Digits, ImageToTensor
 
-ENGINES = {name: getattr(dl, name) for name in dl.__all__ if name.endswith("Engine") and name != "IEngine"}
+ENGINES = {name: getattr(dl, name) for name in dir(dl) if name.endswith("Engine") and name != "IEngine"}
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -22,9 +22,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=sorted(ENGINES), default="DistributedDataParallelEngine")
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--batch-size", type=int, default=64, help="samples of one process in one batch")
-    parser.add_argument("--lr-scale", choices=("linear", "sqrt"), help="multiply the learning rate for N processes")
-    parser.add_argument("--logdir", help="by default logs/any_engine/ENGINE")
+    parser.add_argument("--batch-size", type=int, default=64, help="samples per batch and process")
+    parser.add_argument("--lr-scale", choices=("linear", "sqrt"), help="scale the learning rate for N processes")
+    parser.add_argument("--logdir", help="(default: logs/any_engine/ENGINE)")
     parser.add_argument("--local-rank", "--local_rank", help=argparse.SUPPRESS)  # torch.distributed.launch adds it
     options = parser.parse_args(arguments)
     options.logdir = options.logdir or f"logs/any_engine/{options.engine}"
@@ -32,7 +32,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train on scikit-learn's digits, and print what came of it, once."""
+    """Train on scikit-learn's digits; the main process prints the accuracy."""
     options = parse(arguments)
     digits = {key: Digits(train=key == "train", transform=ImageToTensor()) for key in ("train", "valid")}
     torch.manual_seed(42)

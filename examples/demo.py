@@ -1,4 +1,4 @@
-"""Train a small CNN on real images in several processes with mixed precision, then show what is left to look at.
+"""Train a small CNN on real images in several processes with mixed precision, then list its results.
 
 python examples/demo.py, or torchrun --nproc-per-node=2 examples/demo.py
 """
@@ -24,7 +24,7 @@ MAX_LR = 1e-2
 
 
 class Normalize(nn.Module):
-    """Turn (N, 1, H, W) uint8 pixels into float32 of mean 0 and deviation 1; bytes travel faster than floats."""
+    """A layer that maps (N, 1, H, W) uint8 to float32 of mean 0 and deviation 1; bytes are cheaper to transfer."""
 
     def __init__(self, mean: float, std: float) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Normalize(nn.Module):
 
 
 def cnn(train: TensorDataset, num_classes: int = 10) -> nn.Sequential:
-    """Build a CNN of 0.1 million weights for the images of `train`; small, as most CPUs only emulate bf16."""
+    """Build a CNN of 0.1 million weights for the images of `train`; small, because most CPUs only emulate bf16."""
     pixels = train.tensors[0]
     quarter = math.ceil(pixels.shape[-1] / 4)  # side of an image after two strides of 2
     return nn.Sequential(
@@ -47,15 +47,15 @@ def cnn(train: TensorDataset, num_classes: int = 10) -> nn.Sequential:
 
 
 def in_memory(root: Path, *, train: bool, limit: int | None) -> TensorDataset:
-    """Load Fashion-MNIST, or scikit-learn's digits where it cannot be had: (1, H, W) uint8 and a class."""
+    """Load Fashion-MNIST, or scikit-learn's digits if it is unavailable: (1, H, W) uint8 and a class."""
     data = real_images(root, train=train)
     return TensorDataset(data.images[:limit].unsqueeze(1), data.targets[:limit])
 
 
 def train(options: argparse.Namespace) -> dl.SupervisedRunner:
-    """Train; the whole of it is one call."""
+    """Train with a single call."""
     data = {key: in_memory(options.data_root, train=key == "train", limit=options.limit) for key in ("train", "valid")}
-    # DDP is one process a GPU, or 2 without GPUs, or as many as the launcher has started.
+    # DDP uses one process per GPU, 2 without GPUs, or those that the launcher has started.
     where: dict[str, Any] = {"ddp": True, "amp": True}
     if options.processes is not None:
         where = {"engine": dl.DistributedDataParallelAMPEngine(options.processes)}
@@ -64,7 +64,7 @@ def train(options: argparse.Namespace) -> dl.SupervisedRunner:
     torch.manual_seed(SEED)
     model = cnn(data["train"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=MAX_LR)
-    # A step takes batch_size samples in each process.
+    # A step uses batch_size samples in each process.
     num_steps = options.epochs * math.ceil(len(data["train"]) / (options.batch_size * num_processes))
     return dl.SupervisedRunner().train(
         model=model,
@@ -89,13 +89,13 @@ def train(options: argparse.Namespace) -> dl.SupervisedRunner:
 
 
 def show(logdir: Path) -> None:
-    """Print the metrics and the files of a run, the TensorBoard command last; draw the curves."""
+    """Print the metrics and files of a run, then the TensorBoard command; plot the curves."""
     metrics = read_metrics(logdir).pivot_table(index=["epoch", "loader"], columns="metric", values="value", sort=False)
     print("", metrics.to_string(float_format="{:.4g}".format, na_rep=""), "", sep="\n")
     plot_metrics(logdir)
     for path in sorted(path for path in logdir.rglob("*") if path.is_file()):
         print(f"{path.stat().st_size:>10,}  {path}")
-    # The one beside this python, which need not be on the PATH.
+    # TensorBoard of this Python environment, which may not be on the PATH.
     command = Path(sys.executable).parent / "tensorboard"
     if command.is_relative_to(Path.cwd()):
         command = command.relative_to(Path.cwd())
@@ -103,18 +103,18 @@ def show(logdir: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train and show."""
+    """Train and list the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--batch-size", type=int, default=64, help="of one process (default: 64)")
-    parser.add_argument("--data-root", type=Path, default=Path("data"), help="where the images are, or will be (data)")
+    parser.add_argument("--batch-size", type=int, default=64, help="per process (default: 64)")
+    parser.add_argument("--data-root", type=Path, default=Path("data"), help="folder of the images (default: data)")
     parser.add_argument("--logdir", type=Path, default=Path("logs", "demo", datetime.now().strftime("%Y%m%d-%H%M%S")))
-    parser.add_argument("--limit", type=int, help="use so many images of each part only")
-    parser.add_argument("--processes", type=int, help="by default one a GPU, or 2 without GPUs")
+    parser.add_argument("--limit", type=int, help="use only the first LIMIT images of each part")
+    parser.add_argument("--processes", type=int, help="(default: one per GPU, or 2 without GPUs)")
     parser.add_argument("--local-rank", "--local_rank", help=argparse.SUPPRESS)  # torch.distributed.launch adds it
     options = parser.parse_args(arguments)
     runner = train(options)
-    if runner.engine.is_main_process:  # under torchrun, each process comes here
+    if runner.engine.is_main_process:  # under torchrun, every process reaches this line
         show(options.logdir)
 
 

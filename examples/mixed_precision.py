@@ -1,4 +1,4 @@
-"""Mixed precision three ways: one device, DataParallel's replicas, DDP with SyncBatchNorm and unused parameters.
+"""Mixed precision in three ways: one device, DataParallel, DDP with SyncBatchNorm and unused parameters.
 
 python examples/mixed_precision.py
 python examples/mixed_precision.py --way ddp --fp32
@@ -23,15 +23,15 @@ WAYS: dict[str, type[dl.IEngine]] = {
 
 
 def make_engine(way: str, precision: dl.Precision | None, **options: Any) -> dl.IEngine:
-    """Make the engine of one way, in fp32 (None) or with ``dl.AMP()``: fp16 and a scaler on GPUs, else bf16."""
+    """Create the engine, in fp32 (None) or with ``dl.AMP()``: fp16 with a scaler on GPUs, bf16 on CPUs."""
     if way == "ddp":
-        # A CPU has no SyncBatchNorm; the head that no step uses would end DDP's second step.
+        # SyncBatchNorm needs GPUs; without find_unused_parameters the unused head fails DDP's second step.
         options |= {"sync_bn": torch.cuda.is_available(), "find_unused_parameters": True, "cudnn_benchmark": True}
     return WAYS[way](precision=precision, **options)
 
 
 class CNN(nn.Module):
-    """Tells digits apart; the head for rotations, of a pretraining say, is of no use here."""
+    """A digit classifier with an unused head, for example for predicting rotations in pretraining."""
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
@@ -48,13 +48,13 @@ class CNN(nn.Module):
 
 
 def loader(*, train: bool, batch_size: int) -> dl.TensorLoader:
-    """Load scikit-learn's digits as (N, 1, 8, 8) in [0, 1] and a class; the training part is shuffled."""
+    """Load scikit-learn's digits as (N, 1, 8, 8) in [0, 1] and classes; the training part is shuffled."""
     digits = Digits(train=train)
     return dl.TensorLoader(digits.images.unsqueeze(1) / 255, digits.targets, batch_size=batch_size, shuffle=train)
 
 
 def train(engine: dl.IEngine, callbacks: Sequence[dl.ICallback] = ()) -> dl.SupervisedRunner:
-    """Train for 3 epochs in steps of 64 images, of all processes together."""
+    """Train for 3 epochs in steps of 64 images over all processes."""
     torch.manual_seed(0)
     model = CNN()
     return dl.SupervisedRunner().train(
@@ -72,10 +72,10 @@ def train(engine: dl.IEngine, callbacks: Sequence[dl.ICallback] = ()) -> dl.Supe
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
-    """Train in each way, print the accuracies, once, and return them."""
+    """Train in each way; print the accuracies on the main process and return them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--way", choices=WAYS, nargs="+", default=list(WAYS))
-    parser.add_argument("--fp32", action="store_true", help="instead of mixed precision")
+    parser.add_argument("--fp32", action="store_true", help="disable mixed precision")
     parser.add_argument("--local-rank", "--local_rank", help=argparse.SUPPRESS)  # torch.distributed.launch adds it
     options = parser.parse_args(arguments)
     runners = {way: train(make_engine(way, None if options.fp32 else dl.AMP())) for way in options.way}

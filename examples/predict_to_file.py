@@ -1,4 +1,4 @@
-"""Predict a data set in several processes into one file: a row for each sample, in the order of the data set.
+"""Predict a data set in several processes and write one file, with a row per sample in the data set's order.
 
 python examples/predict_to_file.py --out predictions.parquet
 torchrun --standalone --nproc-per-node=2 examples/predict_to_file.py --out predictions.csv
@@ -17,7 +17,7 @@ from runnerkit.contrib import Digits, ImageToTensor
 
 
 class Classifier(dl.SupervisedRunner):
-    """Predicts a class and the probabilities of all."""
+    """A runner that predicts the class and all probabilities."""
 
     def predict_batch(self, batch: Any, **kwargs: Any) -> dict[str, Tensor]:
         images, targets = batch
@@ -26,7 +26,7 @@ class Classifier(dl.SupervisedRunner):
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train on scikit-learn's digits, then write what the model makes of those that it has not seen."""
+    """Train on scikit-learn's digits, then write predictions for unseen ones."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default="predictions.parquet", help="a .parquet, .csv or .pt file")
     parser.add_argument("--epochs", type=int, default=3)

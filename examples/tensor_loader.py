@@ -15,7 +15,7 @@ from runnerkit.contrib import Digits
 
 
 def digits_loader(*, train: bool, batch_size: int, device: str | None) -> dl.TensorLoader:
-    """Load scikit-learn's digits as (N, 1, 8, 8) uint8 and a class; the training part is shuffled."""
+    """Load scikit-learn's digits as (N, 1, 8, 8) uint8 and classes; the training part is shuffled."""
     digits = Digits(train=train)
     return dl.TensorLoader(
         {"features": digits.images.unsqueeze(1), "targets": digits.targets},
@@ -26,7 +26,7 @@ def digits_loader(*, train: bool, batch_size: int, device: str | None) -> dl.Ten
 
 
 def cnn(num_classes: int = 10) -> nn.Sequential:
-    """Build a CNN of 10 thousand weights that takes bytes: what normalizes them belongs to it, also in predictions."""
+    """Build a CNN of 10 thousand weights that takes bytes; it includes the normalization, also for predictions."""
     return nn.Sequential(
         dl.BatchNormalize(mean=[0.305], std=[0.376]),
         nn.Sequential(nn.Conv2d(1, 16, kernel_size=3, padding=1), nn.BatchNorm2d(16), nn.ReLU()),
@@ -39,17 +39,17 @@ def main(arguments: Sequence[str] | None = None) -> dl.SupervisedRunner:
     """Train, print the accuracy, and return the runner."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--batch-size", type=int, default=64, help="of one process (default: 64)")
-    parser.add_argument("--device", help='where the images are kept, such as "cuda"; by default in main memory')
+    parser.add_argument("--batch-size", type=int, default=64, help="per process (default: 64)")
+    parser.add_argument("--device", help='device that stores the images, such as "cuda" (default: main memory)')
     parser.add_argument("--logdir", type=Path, default=Path("logs/tensor_loader"))
-    parser.add_argument("--cpu", action="store_true", help="use no GPU")
+    parser.add_argument("--cpu", action="store_true", help="do not use GPUs")
     parser.add_argument("--ddp", action="store_true", help="train in several processes")
     parser.add_argument("--local-rank", "--local_rank", help=argparse.SUPPRESS)  # torch.distributed.launch adds it
     options = parser.parse_args(arguments)
 
     utils.set_global_seed(42)
     model = cnn()
-    # In evaluation it leaves the images alone. No flip: a mirrored digit is another sign.
+    # It does not change images in evaluation. No flips: a mirrored digit is a different symbol.
     augment = dl.BatchTransformCallback(dl.BatchRandomCrop(padding=1), input_key="features")
     runner = dl.SupervisedRunner().train(
         model=model,
@@ -65,8 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> dl.SupervisedRunner:
         cpu=options.cpu,
         ddp=options.ddp,
     )
-    if runner.engine.is_main_process:  # under torchrun, each process comes here
-        print(f"right: {runner.epoch_metrics['valid']['accuracy']:.1%} of images that it has not seen")
+    if runner.engine.is_main_process:  # under torchrun, every process reaches this line
+        print(f"accuracy on unseen images: {runner.epoch_metrics['valid']['accuracy']:.1%}")
     return runner
 
 

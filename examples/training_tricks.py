@@ -1,4 +1,4 @@
-"""DDP, mixed precision, warm-up, a plateau or a cosine, early stopping, Lookahead, and one seed for all of it.
+"""DDP, mixed precision, warm-up, a plateau or cosine schedule, early stopping, Lookahead, and one seed for all.
 
 python examples/training_tricks.py
 python examples/training_tricks.py --engine AMPEngine --scheduler cosine --warmup-epochs 2 --warmup-from 0.0005
@@ -19,27 +19,27 @@ from torch.utils.data import DataLoader
 from runnerkit import dl, utils
 from runnerkit.contrib import Compose, Digits, ImageToTensor, Lookahead
 
-ENGINES = {name: getattr(dl, name) for name in dl.__all__ if name.endswith("Engine") and name != "IEngine"}
+ENGINES = {name: getattr(dl, name) for name in dir(dl) if name.endswith("Engine") and name != "IEngine"}
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=sorted(ENGINES), default="DistributedDataParallelAMPEngine")
-    parser.add_argument("--epochs", type=int, default=30, help="at most")
-    parser.add_argument("--batch-size", type=int, default=32, help="samples of one process in one batch")
+    parser.add_argument("--epochs", type=int, default=30, help="maximum number of epochs")
+    parser.add_argument("--batch-size", type=int, default=32, help="samples per batch and process")
     parser.add_argument("--lr", type=float, default=0.01, help="after the warm-up")
     warmup = parser.add_mutually_exclusive_group()
     warmup.add_argument("--warmup-steps", type=int, default=50)
     warmup.add_argument("--warmup-epochs", type=int)
     parser.add_argument("--warmup-from", type=float, default=0.0, help="the learning rate of the first step or epoch")
     parser.add_argument("--scheduler", choices=("plateau", "cosine"), default="plateau")
-    parser.add_argument("--drop-patience", type=int, default=2, help="of the plateau: epochs without a better loss")
-    parser.add_argument("--patience", type=int, default=6, help="epochs without a better loss that end the training")
-    parser.add_argument("--k", type=int, default=5, help="Lookahead: steps between two meetings")
-    parser.add_argument("--alpha", type=float, default=0.5, help="Lookahead: how far the slow weights go")
+    parser.add_argument("--drop-patience", type=int, default=2, help="plateau: epochs without a better loss")
+    parser.add_argument("--patience", type=int, default=6, help="epochs without a better loss before training stops")
+    parser.add_argument("--k", type=int, default=5, help="Lookahead: steps between synchronizations")
+    parser.add_argument("--alpha", type=float, default=0.5, help="Lookahead: step size of the slow weights")
     parser.add_argument("--seed", type=int, default=42)
-    parser.add_argument("--logdir", help="by default logs/training_tricks/ENGINE")
+    parser.add_argument("--logdir", help="(default: logs/training_tricks/ENGINE)")
     parser.add_argument("--local-rank", "--local_rank", help=argparse.SUPPRESS)  # torch.distributed.launch adds it
     options = parser.parse_args(arguments)
     options.logdir = options.logdir or f"logs/training_tricks/{options.engine}"
@@ -47,12 +47,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def shift(image: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Move a digit to the left, to the right or not at all, as drawn from torch's generator."""
+    """Shift a digit randomly by one pixel to the left or right, or not at all, with torch's generator."""
     return np.roll(image, int(torch.randint(-1, 2, ())), axis=1)
 
 
 def make_scheduler(optimizer: Optimizer, options: argparse.Namespace) -> dl.WarmupLR:
-    """Warm up by steps or epochs; then, by epochs, what was asked for."""
+    """Create a warm-up by steps or epochs, followed by the selected schedule by epochs."""
     length: dict[str, Any] = (
         {"num_steps": options.warmup_steps} if options.warmup_epochs is None else {"num_epochs": options.warmup_epochs}
     )
@@ -65,7 +65,7 @@ def make_scheduler(optimizer: Optimizer, options: argparse.Namespace) -> dl.Warm
 
 
 def train(options: argparse.Namespace, callbacks: Iterable[dl.ICallback] = ()) -> dl.SupervisedRunner:
-    """Train on scikit-learn's digits with everything at once."""
+    """Train on scikit-learn's digits with all techniques combined."""
     utils.set_global_seed(options.seed)  # the same initial weights in every process
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 256), nn.ReLU(), nn.Dropout(0.2), nn.Linear(256, 10))
     optimizer = Lookahead(torch.optim.AdamW(model.parameters(), lr=options.lr), k=options.k, alpha=options.alpha)
@@ -84,7 +84,7 @@ def train(options: argparse.Namespace, callbacks: Iterable[dl.ICallback] = ()) -
             dl.EarlyStoppingCallback(options.patience, loader_key="valid", metric_key="loss", minimize=True),
             *callbacks,
         ],
-        # The same shuffle in every process; dropout of its own in each, and augmentation of its own for each sample.
+        # Every process shuffles alike; dropout differs between processes, and augmentation between samples.
         seed=options.seed,
         num_epochs=options.epochs,
         logdir=options.logdir,
@@ -94,7 +94,7 @@ def train(options: argparse.Namespace, callbacks: Iterable[dl.ICallback] = ()) -
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train, and print what came of it, once."""
+    """Train; the main process prints the accuracy."""
     options = parse(arguments)
     runner = train(options)
     if runner.engine.is_main_process:

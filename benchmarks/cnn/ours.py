@@ -1,4 +1,4 @@
-"""Case b by runnerkit: SupervisedRunner, with the DataLoaders that all have."""
+"""Case b in runnerkit: SupervisedRunner with the DataLoaders that all candidates use."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ def train(images: dict[str, work.Images]) -> work.Metrics:
 
 
 def fit(model: nn.Module, loaders: dict[str, Any], *more: dl.Callback) -> work.Metrics:
-    """Train and validate, with `more` callbacks."""
+    """Train and validate, with additional callbacks."""
     runner = dl.SupervisedRunner().train(
         model=model,
         criterion=nn.CrossEntropyLoss(),

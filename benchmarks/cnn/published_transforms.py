@@ -1,4 +1,4 @@
-"""Case b with torchvision's transforms: by hand with the argument "raw", by runnerkit with "ours"."""
+"""Case b with torchvision's transforms, in raw PyTorch (argument "raw") or in runnerkit (argument "ours")."""
 
 import sys
 
@@ -9,7 +9,7 @@ transforms = import_torchvision().transforms
 
 
 def published(images: dict[str, work.Images]) -> dict[str, work.Images]:
-    """Transform as torchvision's guides do."""
+    """Set the transforms as in torchvision's guides."""
     as_floats = [transforms.ToTensor(), transforms.Normalize([work.MEAN], [work.STD])]
     size = images["train"].pixels.shape[1]
     augment = [transforms.RandomCrop(size, padding=work.PADDING), transforms.RandomHorizontalFlip()]

@@ -1,4 +1,4 @@
-"""Case b by hand: what a careful user writes, with no copy from the device in a step."""
+"""Case b in raw PyTorch: a careful user's loop, without copies from the device in a step."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -21,7 +21,7 @@ def loop(
     optimizer: Any,
     backward: Callable[[Tensor], object] = Tensor.backward,
 ) -> work.Metrics:
-    """Train and validate by hand; also for those who have no loop of their own."""
+    """Train and validate; also used by frameworks that leave the loop to the user."""
     criterion, metrics = nn.CrossEntropyLoss(), {}
     for key, loader in loaders.items():
         model.train(key == "train")

@@ -1,4 +1,4 @@
-"""Case b by hand, where an image draws the same crop and flip on any number of processes, as it does by runnerkit."""
+"""Case b in raw PyTorch, with crops and flips that do not depend on the number of processes, as in runnerkit."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from benchmarks.cnn import raw, work
 
 
 class Seeded(Dataset[tuple[Tensor, int]]):
-    """Images, before each of which torch's generator is seeded; then it is put back, for it is the model's too."""
+    """Images that seed torch's generator before each sample, and restore it because the model uses it too."""
 
     def __init__(self, images: work.Images) -> None:
         self.images = images
@@ -18,7 +18,7 @@ class Seeded(Dataset[tuple[Tensor, int]]):
         return len(self.images)
 
     def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, int]]:
-        seed = torch.default_generator.manual_seed  # torch.manual_seed sees to GPUs too, and takes far longer
+        seed = torch.default_generator.manual_seed  # torch.manual_seed also seeds GPUs and takes far longer
         state, samples = torch.get_rng_state(), []
         for index in indices:
             seed(self.epoch * len(self) + index)

@@ -1,4 +1,4 @@
-"""Case b by runnerkit's own means: TensorLoader, and whole batches cut, flipped and normalized."""
+"""Case b in runnerkit with TensorLoader and batch augmentation: whole batches are cropped, flipped and normalized."""
 
 import torch
 from torch import nn

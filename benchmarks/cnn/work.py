@@ -1,6 +1,6 @@
-"""The work of case b, the same for all: Fashion-MNIST from files, image by image, into a small CNN.
+"""The work of case b, shared by all candidates: Fashion-MNIST from files, image by image, into a small CNN.
 
-The peers' environment has neither torchvision nor runnerkit's dependencies, so files are read and images cut by hand.
+The peers' environment has neither torchvision nor runnerkit's dependencies, so this file reads and crops the images.
 """
 
 import argparse
@@ -13,26 +13,26 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch._dynamo  # torch does so at the first step, for 2 s, unless a framework's import has: not what is timed
+import torch._dynamo  # otherwise the first step imports it, for 2 s, unless a framework already has
 from PIL import Image, ImageOps
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.turns import Turns
 
-# Of 60,000 and 10,000: image by image, one core needs minutes for all.
+# Both parts in full: image by image, one core needs minutes for them.
 NUM_TRAIN, NUM_VALID = 60_000, 10_000
 BATCH_SIZE, PADDING = 256, 2
 SAMPLES_A_TURN = 3000
 MEAN, STD = 0.286, 0.353
 PUBLISHED = Path("data/FashionMNIST/raw")
-DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # of the package dataset-fashion-mnist
+DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # from the package dataset-fashion-mnist
 
-Metrics = dict[str, dict[str, float]]  # of "train" and "valid": loss and accuracy
+Metrics = dict[str, dict[str, float]]  # keys "train" and "valid", then "loss" and "accuracy"
 
 
 class Images(Dataset[tuple[Tensor, int]]):
-    """Grey images, (N, H, W) uint8, with one class each, (N,) int64; a sample is what `transform` makes of PIL's."""
+    """Grey images, (N, H, W) uint8, and classes, (N,) int64; `transform` maps a PIL image to a sample."""
 
     def __init__(
         self, pixels: np.ndarray, targets: np.ndarray, *, transform: Callable[[Image.Image], Tensor], turns: Turns
@@ -51,12 +51,12 @@ class Images(Dataset[tuple[Tensor, int]]):
 
 
 def read(turns: Turns, *, num_train: int = NUM_TRAIN, num_valid: int = NUM_VALID) -> dict[str, Images]:
-    """Return the first images of both parts of Fashion-MNIST, or of scikit-learn's digits where it is missing."""
+    """Return the first images of both parts of Fashion-MNIST, or of scikit-learn's digits if it is missing."""
     try:
         train = _idx("train-images-idx3-ubyte", 16).reshape(-1, 28, 28), _idx("train-labels-idx1-ubyte", 8)
         valid = _idx("t10k-images-idx3-ubyte", 16).reshape(-1, 28, 28), _idx("t10k-labels-idx1-ubyte", 8)
     except FileNotFoundError:
-        from sklearn.datasets import load_digits  # imported by those who have nothing else
+        from sklearn.datasets import load_digits  # imported only if it is used
 
         digits = load_digits()
         pixels = (digits.images * 255 / 16).astype(np.uint8)
@@ -74,12 +74,12 @@ def _idx(name: str, header_bytes: int) -> np.ndarray:
 
 
 def as_floats(image: Image.Image) -> Tensor:
-    """Return (1, H, W): torchvision's ToTensor and Normalize."""
+    """Return (1, H, W) float32, as torchvision's ToTensor and Normalize do."""
     return torch.from_numpy(np.array(image)).unsqueeze(0).to(torch.float32).div(255).sub_(MEAN).div_(STD)
 
 
 def augmented(image: Image.Image) -> Tensor:
-    """Do as torchvision's RandomCrop and RandomHorizontalFlip, draw for draw, and `as_floats`."""
+    """Apply RandomCrop and RandomHorizontalFlip with the same draws as torchvision's, then `as_floats`."""
     width, height = image.size
     top, left = (torch.randint(2 * PADDING + 1, size=(1,)).item() for _ in range(2))
     image = ImageOps.expand(image, border=PADDING).crop((left, top, left + width, top + height))
@@ -87,7 +87,7 @@ def augmented(image: Image.Image) -> Tensor:
 
 
 def loaders(images: Mapping[str, Dataset[Any]]) -> dict[str, DataLoader[Any]]:
-    """Return DataLoaders that transform sample by sample, as everybody writes them."""
+    """Return DataLoaders that transform sample by sample, as commonly written."""
     return {key: DataLoader(each, batch_size=BATCH_SIZE, shuffle=key == "train") for key, each in images.items()}
 
 
@@ -106,7 +106,7 @@ def make_optimizer(model: nn.Module) -> torch.optim.AdamW:
 
 
 class Sums:
-    """Loss and hits of a loader, summed by those whose framework leaves it to the user; no copy in a step."""
+    """Sums of a loader's loss and hits, for frameworks that leave them to the user; steps copy nothing to the host."""
 
     def __init__(self) -> None:
         self.loss, self.hits = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.int64)
@@ -122,7 +122,7 @@ class Sums:
 
 
 def main(train: Callable[[dict[str, Images]], Metrics]) -> None:
-    """Read, train an epoch, validate, then print one line of JSON; `same` is alike for all candidates."""
+    """Read, train for an epoch and validate, then print one line of JSON; all candidates agree on `same`."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--num-train", type=int, default=NUM_TRAIN)
     parser.add_argument("--num-valid", type=int, default=NUM_VALID)

@@ -1,4 +1,4 @@
-"""Cases c and d by runnerkit, which starts its processes or joins those of torchrun."""
+"""Cases c and d in runnerkit, which starts its processes or joins those of torchrun."""
 
 import tempfile
 from typing import Any
@@ -13,7 +13,7 @@ from runnerkit import dl
 
 
 class Observer(dl.Callback):
-    """Takes notes of a run of runnerkit."""
+    """A callback that records the times of steps and of the loader's end."""
 
     def __init__(self, path: str) -> None:
         super().__init__(order=dl.CallbackOrder.Internal - 1)
@@ -37,7 +37,7 @@ class ManyNumbers(dl.SupervisedRunner):
         self.num_metrics = num_metrics
 
     def get_optimizer(self, stage: str, model: Any) -> torch.optim.Optimizer:
-        return work.make_optimizer(model)  # as by hand, in the processes that train: the first one costs torch 2 s
+        return work.make_optimizer(model)  # in the training processes, as in raw.py: the first one takes torch 2 s
 
     def handle_batch(self, batch: Any) -> None:
         super().handle_batch(batch)

@@ -1,4 +1,4 @@
-"""Cases c and d by hand; by itself it starts its processes by mp.spawn, under torchrun it is one of them."""
+"""Cases c and d in raw PyTorch: under torchrun this is one of the processes, otherwise mp.spawn starts them."""
 
 import gc
 import os
@@ -18,7 +18,7 @@ from benchmarks.steps import work
 
 
 def train(rank: int, port: int | None, path: str, num_metrics: int) -> None:
-    """Train by hand, each metric reduced by itself; under torchrun `port` is None."""
+    """Train, and reduce each metric separately; under torchrun `port` is None."""
     torch.set_num_threads(1)
     where: dict[str, Any] = {}
     if port is not None:
@@ -47,7 +47,7 @@ def train(rank: int, port: int | None, path: str, num_metrics: int) -> None:
         notes.loader_is_over()
         report(path, means["loss"])
     del model, optimizer, logits, loss
-    gc.collect()  # they hold the group in cycles; its threads must not outlive it to the exit, where torch aborts
+    gc.collect()  # cycles keep the group alive; if its threads run until the exit, torch aborts
     dist.destroy_process_group()
 
 

@@ -1,4 +1,4 @@
-"""Cases c and d, the same for all: two processes over gloo; the first step, the others, what a loader's end costs.
+"""The work of cases c and d, shared by all candidates: two processes over gloo; start-up, steps and loader end.
 
 usage: python -m benchmarks.ddp.raw NUM_METRICS
 """
@@ -20,12 +20,12 @@ from benchmarks.steps import work
 from benchmarks.turns import Turns
 
 WORLD_SIZE, NUM_STEPS, BATCH_SIZE = 2, 500, 32
-STEPS_A_TURN = 25  # where all live at once: the other process of a candidate stands still in the first one's all-reduce
+STEPS_A_TURN = 25  # while one process waits for its turn, the other waits in the all-reduce
 COLLECTIVES = ("all_reduce", "all_gather", "all_gather_object", "broadcast", "broadcast_object_list", "barrier")
 
 
 class Notes:
-    """When steps were done, by the clock that all processes share, and what the end of the loader took."""
+    """Times of the steps, by the clock that all processes share, and of the loader's end."""
 
     def __init__(self, path: str) -> None:
         self.path, self.times, self.num_collectives = path, [], 0
@@ -33,7 +33,7 @@ class Notes:
         self.turns: Turns | None = None
 
     def begin(self) -> None:
-        """Take turns from now on, if rank zero, and count collectives; one within another counts once."""
+        """Start taking turns, if rank zero, and counting collectives; nested ones count once."""
         if dist.get_rank() == 0:
             self.turns = Turns(one_core=False)
         depth = 0
@@ -74,7 +74,7 @@ class Notes:
 
 
 def _stay_on_core(number: int) -> None:
-    """Keep all threads of this process on a core of its own: where they wander differs from one start to the next."""
+    """Pin all threads of this process to its own core, since their placement differs between starts."""
     if hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
         for thread in os.listdir("/proc/self/task"):
@@ -86,7 +86,7 @@ def data() -> TensorDataset:
 
 
 def numbers(logits: Tensor, *, num_metrics: int) -> dict[str, Tensor]:
-    """Make metrics beside the loss."""
+    """Return `num_metrics - 1` metrics in addition to the loss."""
     if num_metrics == 1:
         return {}
     mean = logits.detach().mean()
@@ -94,7 +94,7 @@ def numbers(logits: Tensor, *, num_metrics: int) -> dict[str, Tensor]:
 
 
 def num_metrics_asked() -> int:
-    """Read the argument."""
+    """Read the number of metrics from the command line."""
     return int(sys.argv[1])
 
 

@@ -1,4 +1,4 @@
-"""Mixed precision three ways by runnerkit: the engines of examples/mixed_precision.py."""
+"""Mixed precision three ways in runnerkit, with the engines of examples/mixed_precision.py."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from runnerkit import dl
 
 
 class Observer(dl.Callback):
-    """Watches the processes of a run."""
+    """A callback that measures the processes of a run."""
 
     def __init__(self, way: str) -> None:
         super().__init__(order=dl.CallbackOrder.Internal - 1)

@@ -1,4 +1,4 @@
-"""Mixed precision three ways by hand, as guides write it."""
+"""Mixed precision three ways in raw PyTorch, as guides write it."""
 
 import gc
 from collections.abc import Iterable, Iterator
@@ -22,7 +22,7 @@ def one_device(
     dtype: torch.dtype | None,
     scaler: torch.amp.GradScaler,
 ) -> Iterator[Tensor]:
-    """Train in autocast, fp32 if `dtype` is None; yield the loss after each step."""
+    """Train under autocast, or in fp32 if `dtype` is None; yield the loss after each step."""
     model.train()
     for images, targets in batches:
         images, targets = images.to(device, non_blocking=True), targets.to(device, non_blocking=True)
@@ -36,7 +36,7 @@ def one_device(
 
 
 class InAutocast(nn.Module):
-    """Enters autocast in the thread of the replica, which does not see that of the main thread."""
+    """A module that enters autocast in each replica's thread, which does not inherit the main thread's."""
 
     def __init__(self, module: nn.Module, device: torch.device, dtype: torch.dtype | None) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class InAutocast(nn.Module):
 def data_parallel(
     model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[Batch], **precision: Any
 ) -> Iterator[Tensor]:
-    """The same from one process on all GPUs; without GPUs DataParallel calls its module as it is."""
+    """Train from one process on all GPUs; without GPUs, DataParallel calls its module directly."""
     replicated = nn.DataParallel(InAutocast(model, precision["device"], precision["dtype"]))
     return one_device(replicated, optimizer, batches, **precision)
 
@@ -58,7 +58,7 @@ def data_parallel(
 def ddp(
     model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[Batch], **precision: Any
 ) -> Iterator[Tensor]:
-    """The same in each process of a group, on its own batches; statistics of all processes together on GPUs."""
+    """Train in each process of a group on its own batches; GPUs synchronize batch norm statistics."""
     device_ids = None
     torch.backends.cudnn.benchmark = True
     if precision["device"].type == "cuda":
@@ -71,7 +71,7 @@ RECIPES = {"one": one_device, "dp": data_parallel, "ddp": ddp}
 
 
 def dealt(data: Batch, size: work.Size, *, rank: int, world_size: int) -> Iterator[Batch]:
-    """Deal each global batch to the processes; the digits lie in random order."""
+    """Distribute each global batch among the processes; the digits are in random order."""
     for _ in range(size.num_epochs):
         for images, targets in zip(*(each.split(size.batch_size) for each in data), strict=True):
             yield images[rank::world_size], targets[rank::world_size]
@@ -98,7 +98,7 @@ def train(way: str, dtype: torch.dtype | None) -> work.Trained:
     if way == "ddp":
         everyones = [own] * world_size
         dist.all_gather_object(everyones, own)
-        gc.collect()  # DDP's cycles hold the group; its threads must not outlive it to the exit, where torch aborts
+        gc.collect()  # DDP's cycles keep the group alive; if its threads run until the exit, torch aborts
         dist.destroy_process_group()
     return work.Trained(model, everyones, is_main_process=rank == 0)
 

@@ -1,4 +1,4 @@
-"""Mixed precision three ways, the same for both: the data, the clock, the peak of memory, the accuracy.
+"""The shared work of the mixed precision case: data, clock, peak memory and accuracy.
 
 usage: python -m benchmarks.mixed_precision.raw WAY PRECISION      (ddp under torchrun)
 """
@@ -20,17 +20,17 @@ from examples.mixed_precision import CNN, WAYS
 from runnerkit.contrib import Digits
 
 Batch = tuple[Tensor, Tensor]
-Measured = tuple[float, float, list[float]]  # of a process: mean loss, seconds, peaks in MiB
+Measured = tuple[float, float, list[float]]  # per process: mean loss, seconds, peaks in MiB
 PRECISIONS = ("fp32", "amp")
 
 
 @dataclass(frozen=True)
 class Size:
-    """Of the work, in which activations, not weights, fill the memory; the first epoch is not timed."""
+    """The size of the work; activations, not weights, fill the memory, and the first epoch is not timed."""
 
     side: int
     width: int
-    batch_size: int  # of all processes together
+    batch_size: int  # over all processes
     num_epochs: int
 
     @property
@@ -42,7 +42,7 @@ class Size:
         return self.num_steps // self.num_epochs
 
 
-NUM_TRAIN = 1408  # of the digits: whole batches in each epoch
+NUM_TRAIN = 1408  # a number of digits that makes every batch full
 SIZES = {
     "cpu": Size(32, width=16, batch_size=128, num_epochs=4),
     "cuda": Size(64, width=128, batch_size=352, num_epochs=20),
@@ -70,7 +70,7 @@ def make_optimizer(model: nn.Module) -> torch.optim.SGD:
 
 
 def accuracy(model: nn.Module, device: torch.device) -> float:
-    """Evaluate in fp32, whatever was trained in."""
+    """Evaluate in fp32, independently of the training precision."""
     images, targets = digits(device, train=False)
     model.to(device).eval()
     with torch.no_grad():
@@ -79,11 +79,11 @@ def accuracy(model: nn.Module, device: torch.device) -> float:
 
 
 class Watch:
-    """What a process's steps take.
+    """Time and peak memory of a process's steps.
 
-    On a CPU the clock is the process's CPU time, so that what else the machine does counts little, and the peak is
-    that of its resident memory, above what it held when training began. On GPUs it is the wall's, and what torch
-    allocates.
+    On a CPU, the time is the process's CPU time, so that other load on the machine matters little, and the peak is
+    that of its resident memory above the level at the start of training. On GPUs, they are the wall-clock time and
+    the memory that torch allocates.
     """
 
     def __init__(self, way: str, device: torch.device) -> None:
@@ -94,11 +94,11 @@ class Watch:
             for index in self._gpus:
                 torch.cuda.reset_peak_memory_stats(index)
         else:
-            Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew: proc(5)
+            Path("/proc/self/clear_refs").write_text("5")  # resets the peak: proc(5)
             self._held = resident_mib("VmRSS")
 
     def step(self) -> None:
-        """Note that a step was taken."""
+        """Count a step."""
         self._num_steps += 1
         if self._num_steps == self.size.num_warm:
             self._began = self._now()
@@ -112,14 +112,14 @@ class Watch:
         return time.perf_counter()
 
     def peaks_mib(self) -> list[float]:
-        """Return the peak of this process; under DataParallel of each GPU."""
+        """Return the peak of this process, or of each GPU under DataParallel."""
         if self.device.type == "cpu":
-            return [max(0.0, resident_mib("VmHWM") - self._held)]  # the system counts some pages late
+            return [max(0.0, resident_mib("VmHWM") - self._held)]  # the system counts some pages with a delay
         return [torch.cuda.max_memory_allocated(index) / 2**20 for index in self._gpus]
 
 
 def _keep_memory() -> None:
-    # Else glibc gives large tensors back in each step and fetches them anew: half of the time, or none of it, by luck.
+    # Otherwise glibc returns large tensors to the system and requests them again in each step: up to half of the time.
     libc = ctypes.CDLL(None)
     libc.mallopt(-3, 2**25)  # M_MMAP_THRESHOLD
     libc.mallopt(-1, 2**30)  # M_TRIM_THRESHOLD
@@ -127,7 +127,7 @@ def _keep_memory() -> None:
 
 @dataclass(frozen=True)
 class Trained:
-    """What came out, and what each process measured."""
+    """The trained model and the measurements of each process."""
 
     model: nn.Module
     everyones: Sequence[Measured]
@@ -135,7 +135,7 @@ class Trained:
 
 
 def main(train: Callable[[str, torch.dtype | None], Trained]) -> None:
-    """Train as the arguments say; print the figures, once."""
+    """Train as the arguments specify; print the figures on the main process."""
     parser = argparse.ArgumentParser()
     parser.add_argument("way", choices=WAYS)
     parser.add_argument("precision", choices=PRECISIONS)
@@ -149,7 +149,7 @@ def main(train: Callable[[str, torch.dtype | None], Trained]) -> None:
         return
     size = size_for(device)
     losses, seconds, peaks = zip(*trained.everyones, strict=True)
-    # CPU time is that of all processes, wall time that of the slowest.
+    # CPU time is the sum over all processes, wall-clock time that of the slowest.
     together = sum(seconds) if device.type == "cpu" else max(seconds)
     figures = {
         "samples_per_s": size.batch_size * (size.num_steps - size.num_warm) / together,

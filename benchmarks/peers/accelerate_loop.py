@@ -1,6 +1,6 @@
-"""Case a by Accelerate, which has no loop of its own: the one by hand with its model, optimizer and backward.
+"""Case a in Accelerate: the hand-written loop with Accelerate's model, optimizer and backward.
 
-It has no CSV tracker: only TensorBoard is written.
+Accelerate writes only TensorBoard, since it does not include a CSV tracker.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Case a by Catalyst: SupervisedRunner; without metrics, a runner whose `handle_batch` is written by hand."""
+"""Case a in Catalyst: SupervisedRunner or, without metrics, a runner with its own `handle_batch`."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ class Quiet(dl.Runner):
 
 
 class Loader(work.Batches):
-    """Ready batches with what Catalyst asks of a DataLoader."""
+    """Prepared batches with the DataLoader attributes that Catalyst reads."""
 
     batch_sampler = sampler = None
 
@@ -35,7 +35,7 @@ def train(batches: work.Batches, variant: str, folder: Path) -> work.Trained:
         more["callbacks"] = [dl.AccuracyCallback("logits", "targets", topk=(1,))]
     if variant == "log":
         more["loggers"] = {
-            "csv": dl.CSVLogger(str(folder)),  # of epochs; it has no steps
+            "csv": dl.CSVLogger(str(folder)),  # epochs only; it does not write steps
             "tensorboard": dl.TensorboardLogger(str(folder), log_batch_metrics=True),  # every step or none
         }
     runner = (Quiet if variant == "nothing" else dl.SupervisedRunner)()

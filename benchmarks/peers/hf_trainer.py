@@ -1,4 +1,4 @@
-"""Case a by transformers' Trainer, which always aggregates the loss; accuracy in training is up to the user."""
+"""Case a in transformers' Trainer, which always aggregates the loss; training accuracy is up to the user."""
 
 import csv
 from pathlib import Path
@@ -12,7 +12,7 @@ from benchmarks.steps import work
 
 
 class WithLoss(nn.Module):
-    """The form that Trainer expects of a model."""
+    """The model interface that Trainer expects."""
 
     def __init__(self, model: nn.Module, *, counts_hits: bool) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class ReadyBatches(Trainer):
 
 
 class WriteRows(TrainerCallback):
-    """Trainer writes TensorBoard; CSV is up to the user."""
+    """A callback that writes CSV; Trainer itself writes TensorBoard only."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""Case a by PyTorch-Ignite: its supervised trainer, metrics and handlers."""
+"""Case a in PyTorch-Ignite: its supervised trainer, metrics and handlers."""
 
 import csv
 from pathlib import Path
@@ -37,7 +37,7 @@ def train(batches: work.Batches, variant: str, folder: Path) -> work.Trained:
 
 
 def log_steps(trainer: Engine, folder: Path) -> None:
-    """Ignite writes TensorBoard; CSV is up to the user."""
+    """Log steps to CSV and TensorBoard; Ignite itself writes TensorBoard only."""
     file = (folder / "steps.csv").open("w", newline="")
     rows, events, every = csv.writer(file), TensorboardLogger(folder), Events.ITERATION_COMPLETED(every=work.LOG_EVERY)
 

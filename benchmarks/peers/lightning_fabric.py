@@ -1,4 +1,4 @@
-"""Case a by Lightning Fabric, which has no loop of its own: the one by hand with its model, optimizer and backward."""
+"""Case a in Lightning Fabric: the hand-written loop with Lightning Fabric's model, optimizer and backward."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Case a by Lightning's Trainer, as users use it, or with barebones=True, which measures nothing and logs nothing."""
+"""Case a in Lightning's Trainer, as commonly used, or with barebones=True, which logs nothing."""
 
 import sys
 import warnings
@@ -56,7 +56,7 @@ def train(batches: work.Batches, variant: str, folder: Path, *, barebones: bool 
 NAMES = ("loss", "accuracy")
 
 if __name__ == "__main__":
-    warnings.simplefilter("ignore")  # advice on workers of a DataLoader
+    warnings.simplefilter("ignore")  # advice about DataLoader workers
     if "--barebones" in sys.argv:
         sys.argv.remove("--barebones")
         work.main(lambda batches, variant, folder: train(batches, variant, folder, barebones=True))

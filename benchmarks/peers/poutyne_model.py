@@ -1,6 +1,6 @@
-"""Case a by Poutyne: Model.fit_generator, which always aggregates the loss.
+"""Case a in Poutyne: Model.fit_generator, which always aggregates the loss.
 
-With step logging, CSV gets every step and TensorBoard only the epoch: it has nothing between.
+With step logging, Poutyne writes every step to CSV and only epochs to TensorBoard; it has no other interval.
 """
 
 import sys
@@ -24,7 +24,7 @@ def train(batches: work.Batches, variant: str, folder: Path) -> work.Trained:
             CSVLogger(str(folder / "steps.csv"), batch_granularity=True),
             TensorBoardLogger(SummaryWriter(folder)),
         ]
-    with redirect_stdout(sys.stderr):  # the bar's place
+    with redirect_stdout(sys.stderr):  # keeps the bar off stdout
         (epoch,) = model.fit_generator(batches, epochs=1, verbose=variant == "bar", callbacks=callbacks)
     if variant == "nothing":
         return work.Trained(network)

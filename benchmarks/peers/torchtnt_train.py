@@ -1,4 +1,4 @@
-"""Case a by TorchTNT: an AutoUnit, its callbacks and loggers; means are up to the user."""
+"""Case a in TorchTNT: an AutoUnit, its callbacks and loggers; averaging is up to the user."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ class Unit(AutoUnit[work.Batch]):
         self.loss_sum, self.hits, self.num_samples = torch.zeros((), dtype=torch.float64), torch.zeros(()), 0
         self.loggers: list[Any] = []
         if variant == "log":
-            # Its default writes the whole file anew for each row.
+            # By default, it rewrites the whole file for each row.
             self.loggers = [
                 CSVLogger(str(folder / "steps.csv"), steps_before_flushing=1000),
                 TensorBoardLogger(str(folder)),

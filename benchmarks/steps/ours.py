@@ -1,4 +1,4 @@
-"""Case a by runnerkit: SupervisedRunner; without metrics, a runner whose `handle_batch` is written by hand."""
+"""Case a in runnerkit: SupervisedRunner or, without metrics, a runner with its own `handle_batch`."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from runnerkit import dl
 
 
 class Quiet(dl.Runner):
-    """Leaves nothing in `batch_metrics`: nothing is aggregated."""
+    """A runner without batch metrics, so that nothing is aggregated."""
 
     def handle_batch(self, batch: work.Batch) -> None:
         features, targets = batch

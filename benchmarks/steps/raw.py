@@ -1,4 +1,4 @@
-"""Case a by hand: what a careful user writes, with no copy from the device in a step that logs nothing."""
+"""Case a in raw PyTorch: a careful user's loop, without copies from the device in a step that logs nothing."""
 
 import csv
 from collections.abc import Callable
@@ -31,7 +31,7 @@ def loop(
     backward: Callable[[Tensor], object] = Tensor.backward,
     log: Log | None = None,
 ) -> work.Trained:
-    """Train by hand; also for those who have no loop of their own."""
+    """Train; also used by frameworks that leave the loop to the user."""
     criterion = nn.CrossEntropyLoss()
     model.train()
     if variant == "nothing":
@@ -65,13 +65,13 @@ def loop(
 
 
 def progress_bar(batches: work.Batches) -> Any:
-    from tqdm import tqdm  # imported by those who want it
+    from tqdm import tqdm  # imported only if it is used
 
     return tqdm(batches)
 
 
 def step_log(folder: Path) -> tuple[Log, Callable[[], None]]:
-    """Return what writes numbers of single steps to CSV and TensorBoard, and what closes the files."""
+    """Return functions that write a step's metrics to CSV and TensorBoard, and that close the files."""
     from torch.utils.tensorboard import SummaryWriter
 
     file = (folder / "steps.csv").open("w", newline="")

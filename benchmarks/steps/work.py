@@ -1,4 +1,4 @@
-"""The work of case a, the same for all: an MLP 64-64-10 and ready batches of 32, so that what is left is the step."""
+"""The work of case a, shared by all candidates: steps of an MLP 64-64-10 on prepared batches of 32."""
 
 import argparse
 import json
@@ -16,29 +16,29 @@ from torch import Tensor, nn
 from benchmarks.calls import calls_per_step
 from benchmarks.turns import Turns
 
-# "log" and "bar" are "accuracy" with numbers of single steps in CSV and TensorBoard, or with a progress bar.
+# "log" and "bar" are "accuracy" with step metrics in CSV and TensorBoard, or with a progress bar.
 VARIANTS = ("nothing", "loss", "accuracy", "log", "bar")
 LOG_EVERY = 10
-NUM_TURNS, NUM_WARM_TURNS = 50, 5  # of an epoch; the first ones are not timed
-COLD_SHARE = 10  # nor is the first tenth of a turn: who had the turn before has left the caches full of its own
+NUM_TURNS, NUM_WARM_TURNS = 50, 5  # per epoch; the warm-up turns are not timed
+COLD_SHARE = 10  # the first tenth of a turn is not timed, while the caches hold the previous candidate's data
 Batch = tuple[Tensor, Tensor]
 
 
 class Batches:
-    """Ready batches, handed out in turns, that note when a turn begins and ends: everybody's stop-watch.
+    """Prepared batches, served in turns, that record when a turn begins and ends: every candidate's stopwatch.
 
-    It costs no call in a step, and a framework that fetches batches ahead is timed over as many steps as the others.
+    It adds no call to a step, and a framework that prefetches batches is timed over as many steps as the others.
     """
 
-    batch_size = 32  # some frameworks ask
+    batch_size = 32  # some frameworks read it
 
     def __init__(self, batches: list[Any], turns: Turns) -> None:
         self.batches, self.turns = batches, turns
-        self.times: list[tuple[float, float]] = []  # the end of a turn, and the begin of what is timed of the next
+        self.times: list[tuple[float, float]] = []  # the end of a turn, and the start of timing in the next
         self._ended = 0.0
 
     def mapped(self, change: Callable[[Batch], Any]) -> "Batches":
-        """Return the batches in another form, made now, with the same stop-watch."""
+        """Return the converted batches, made in advance, with the same stopwatch."""
         other = Batches([change(each) for each in self.batches], self.turns)
         other.times = self.times
         return other
@@ -48,14 +48,14 @@ class Batches:
 
     def __iter__(self) -> Iterator[Any]:
         self.times.clear()
-        # The last turn that is timed ends before the last batch: some count batches and never ask for one more.
+        # The last timed turn ends before the last batch, since some frameworks never request a batch after it.
         return chain.from_iterable(
             self._turn(*each) for each in [*self._turns, (len(self) - 1, len(self) - 1, len(self))]
         )
 
     @property
     def _turns(self) -> list[tuple[int, int, int]]:
-        """Where each begins, is timed from, and ends, in batches."""
+        """The batch numbers at which each turn begins, starts to be timed, and ends."""
         ends = [number * (len(self) - 1) // NUM_TURNS for number in range(NUM_TURNS + 1)]
         return [(begin, begin + (end - begin) // COLD_SHARE, end) for begin, end in pairwise(ends)]
 
@@ -75,13 +75,13 @@ class Batches:
 
     @property
     def step_us(self) -> float:
-        """Microseconds of a step, the mean of all that are timed."""
+        """Mean microseconds per timed step."""
         seconds = sum(end - begin for (_, begin), (end, _) in pairwise(self.times[NUM_WARM_TURNS:]))
         return 1e6 * seconds / sum(end - timed_from for _, timed_from, end in self._turns[NUM_WARM_TURNS:])
 
 
 class Trained(NamedTuple):
-    """What a candidate's `train(batches, variant, folder)` returns: means over the epoch, as the variant has them."""
+    """The result of a candidate's `train(batches, variant, folder)`: the epoch's means that the variant computes."""
 
     model: nn.Module
     loss: float | None = None
@@ -92,7 +92,7 @@ Train = Callable[[Batches, str, Path], Trained]
 
 
 def make_batches(num_batches: int) -> list[Batch]:
-    """Draw (32, 64) float32 and (32,) int64, which depend on each other."""
+    """Draw features, (32, 64) float32, and targets that depend on them, (32,) int64."""
     generator = torch.Generator().manual_seed(0)
     teacher = torch.randn(64, 10, generator=generator)
     features = [torch.randn(32, 64, generator=generator) for _ in range(num_batches)]
@@ -113,7 +113,7 @@ def num_right(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def main(train: Train) -> None:
-    """Train as the arguments tell, then print one line of JSON; what stands in `same` is alike for all candidates."""
+    """Train as the arguments specify, then print one line of JSON; all candidates agree on `same`."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--variant", choices=VARIANTS, default="loss")
     parser.add_argument("--num-batches", type=int, default=5000)
@@ -136,7 +136,7 @@ def _train_some(train: Train, batches: list[Batch], variant: str, folder: str, n
 
 
 def _same(trained: Trained, batches: list[Batch]) -> dict[str, float]:
-    """Judge the weights too, which tell of all steps, also of a variant without metrics."""
+    """Include the trained model's loss, which depends on all steps, even in variants without metrics."""
     means = {name: value for name in ("loss", "accuracy") if (value := getattr(trained, name)) is not None}
     features, targets = (torch.cat(each) for each in zip(*batches[:50], strict=True))
     with torch.inference_mode():

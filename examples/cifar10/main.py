@@ -1,4 +1,4 @@
-"""Fourteen models on CIFAR-10 or Fashion-MNIST; the same script by plain python, torchrun and horovodrun.
+"""Fourteen models on CIFAR-10 or Fashion-MNIST: one script for plain python, torchrun and horovodrun.
 
 python examples/cifar10/main.py --model ResNet18
 torchrun --standalone --nproc-per-node=2 examples/cifar10/main.py --model ResNet18
@@ -19,14 +19,14 @@ from runnerkit.engines.process_environment import ProcessEnvironment
 from images import DATASETS, augmentation, image_loaders, with_normalization
 from zoo import MODELS
 
-ENGINES = {name: getattr(dl, name) for name in dl.__all__ if name.endswith("Engine") and name != "IEngine"}
+ENGINES = {name: getattr(dl, name) for name in dir(dl) if name.endswith("Engine") and name != "IEngine"}
 
 
 class ZooRunner(dl.SupervisedRunner):
-    """Makes data, model and optimizer in each of the processes that train.
+    """A runner that creates data, model and optimizer in each training process.
 
     Args:
-        options: what `parse` made of the command line.
+        options: the command line, as parsed by `parse`.
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -44,14 +44,14 @@ class ZooRunner(dl.SupervisedRunner):
         return SGD(model.parameters(), lr=self.options.lr, momentum=0.9, weight_decay=5e-4)
 
     def get_scheduler(self, stage: str, optimizer: Optimizer) -> CosineAnnealingLR | OneCycleLR:
-        if self.options.schedule == "one-cycle":  # steps with each batch
+        if self.options.schedule == "one-cycle":  # steps after each batch
             num_steps = self.options.epochs * len(self.loaders["train"])
             return OneCycleLR(optimizer, self.options.lr, total_steps=num_steps)
-        return CosineAnnealingLR(optimizer, T_max=self.options.epochs)  # steps once an epoch
+        return CosineAnnealingLR(optimizer, T_max=self.options.epochs)  # steps after each epoch
 
 
 def default_engine() -> dl.IEngine:
-    """Choose by who started this process: one process by plain python; Horovod by horovodrun; else DDP."""
+    """Choose an engine by launcher: one process for plain python, Horovod for horovodrun, otherwise DDP."""
     job = ProcessEnvironment.read()
     if job is None:
         return utils.get_available_engine()
@@ -65,18 +65,18 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dataset", choices=DATASETS, default="cifar10")
     parser.add_argument("--epochs", type=int, default=200)
     parser.add_argument(
-        "--schedule", choices=("cosine", "one-cycle"), default="cosine", help="one-cycle for few epochs"
+        "--schedule", choices=("cosine", "one-cycle"), default="cosine", help="one-cycle is for few epochs"
     )
-    parser.add_argument("--lr", type=float, default=0.1, help="of one process; N processes take N times as much")
-    parser.add_argument("--batch-size", type=int, default=128, help="of one process")
-    parser.add_argument("--width", type=float, default=1.0, help="multiply the channels, as by 0.25 for a try on a CPU")
-    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of the logdir")
-    parser.add_argument("--engine", choices=sorted(ENGINES), metavar="NAME", help="by default what the launcher wants")
-    parser.add_argument("--root", type=Path, default=Path("data"), help="where the images are, or will be")
-    parser.add_argument("--logdir", type=Path, help="by default logs/DATASET/MODEL")
+    parser.add_argument("--lr", type=float, default=0.1, help="for one process; N processes use N times as much")
+    parser.add_argument("--batch-size", type=int, default=128, help="per process")
+    parser.add_argument("--width", type=float, default=1.0, help="factor for the channels, for example 0.25 on a CPU")
+    parser.add_argument("--resume", action="store_true", help="resume from the newest checkpoint in the logdir")
+    parser.add_argument("--engine", choices=sorted(ENGINES), metavar="NAME", help="(default: by launcher)")
+    parser.add_argument("--root", type=Path, default=Path("data"), help="folder of the images, downloaded if missing")
+    parser.add_argument("--logdir", type=Path, help="(default: logs/DATASET/MODEL)")
     parser.add_argument("--local-rank", "--local_rank", help=argparse.SUPPRESS)  # torch.distributed.launch adds it
     options = parser.parse_args(arguments)
-    delattr(options, "local_rank")  # which differs between processes: it is no hyperparameter
+    delattr(options, "local_rank")  # differs between processes, so it is not a hyperparameter
     options.logdir = options.logdir or Path("logs", options.dataset, options.model)
     return options
 
@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> dl.SupervisedRunner:
         engine=ENGINES[options.engine]() if options.engine else default_engine(),
         logdir=options.logdir,
         resume="auto" if options.resume else None,
-        resume_options="arguments",  # --resume --lr 0.01 --epochs 300: with that rate, on the longer schedule
+        resume_options="arguments",  # --resume --lr 0.01 --epochs 300 uses that rate and the longer schedule
         valid_loader="valid",
         valid_metric="accuracy",
         minimize_valid_metric=False,

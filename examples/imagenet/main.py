@@ -1,9 +1,9 @@
-"""ImageNet: one script, on any engine; only `--engine` and what starts it change.
+"""ImageNet: one script for any engine; only `--engine` and the launcher change.
 
 python examples/imagenet/main.py
 python examples/imagenet/main.py --data /data/imagenet --engine DataParallelAMPEngine
 torchrun --standalone --nproc-per-node=8 examples/imagenet/main.py --data /data/imagenet
-The first makes its images up, few and small, for a machine without GPUs.
+The first command uses a few small synthetic images, for a machine without GPUs.
 """
 
 import argparse
@@ -22,8 +22,8 @@ from runnerkit.torchvision_cpu import import_torchvision
 
 from imagenet_data import image_loaders, with_normalization
 
-ENGINES = {name: getattr(dl, name) for name in dl.__all__ if name.endswith("Engine") and name != "IEngine"}
-# What is not given on the command line; with --data that of Goyal et al. 2017 (arXiv:1706.02677).
+ENGINES = {name: getattr(dl, name) for name in dir(dl) if name.endswith("Engine") and name != "IEngine"}
+# Defaults: with --data the recipe of Goyal et al. 2017 (arXiv:1706.02677), otherwise the trial.
 RECIPE = {
     "model": "resnet50",
     "epochs": 90,
@@ -45,10 +45,10 @@ TRIAL = {
 
 
 class ImageNetRunner(dl.SupervisedRunner):
-    """Makes data, model, optimizer and scheduler in each of the processes that train.
+    """A runner that creates data, model, optimizer and scheduler in each training process.
 
     Args:
-        options: what `parse` made of the command line.
+        options: the command line, as parsed by `parse`.
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -77,7 +77,7 @@ class ImageNetRunner(dl.SupervisedRunner):
 
     def get_scheduler(self, stage: str, optimizer: Optimizer) -> Any:
         warmup_epochs = self.options.warmup_epochs
-        # The warm-up's last step is the last of its last epoch, whose end is the first that counts for what follows.
+        # The warm-up ends with the last step of its last epoch; the next scheduler counts from the end of that epoch.
         num_before = max(0, warmup_epochs - 1)
         after: Any = CosineAnnealingLR(optimizer, T_max=self.options.epochs - num_before)
         if self.options.scheduler == "step":
@@ -88,13 +88,13 @@ class ImageNetRunner(dl.SupervisedRunner):
 
 
 def model_names() -> list[str]:
-    """Name torchvision's classification models; those whose outputs in training are several are none of them."""
+    """List torchvision's classification models, except those with several outputs in training."""
     models = import_torchvision().models
     return sorted({*models.list_models(module=models)} - {"googlenet", "inception_v3"})
 
 
 def make_engine(options: argparse.Namespace) -> dl.IEngine:
-    """Make the one that was asked for; else that of the launcher: Horovod by horovodrun, DDP by the others."""
+    """Create the requested engine, or the launcher's: Horovod for horovodrun, DDP for the others."""
     job, name = ProcessEnvironment.read(), options.engine
     if name is None and job is None and options.device is None:
         return utils.get_available_engine()
@@ -102,10 +102,10 @@ def make_engine(options: argparse.Namespace) -> dl.IEngine:
         launched = "HorovodEngine" if job and job.launcher == "horovodrun" else "DistributedDataParallelEngine"
         name = launched if job else "DeviceEngine"
     if options.device and name in ("CPUEngine", "GPUEngine"):
-        raise ValueError(f"--device {options.device}: {name} is of one device; take DeviceEngine")
+        raise ValueError(f"--device {options.device}: {name} does not take a device; use DeviceEngine")
     arguments = {"device": options.device} if options.device else {}
     if name.startswith("Horovod"):
-        arguments["compression"] = "fp16"  # gradients travel in half precision
+        arguments["compression"] = "fp16"  # sends gradients in half precision
     engine: dl.IEngine = ENGINES[name](**arguments)
     return engine
 
@@ -116,38 +116,38 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     data = parser.add_mutually_exclusive_group()
     data.add_argument("--data", type=Path, help="folder with train/CLASS/*.jpg and val/CLASS/*.jpg")
     data.add_argument(
-        "--synthetic", type=int, default=512, metavar="N", help="make up N images to train on, N/4 to test"
+        "--synthetic", type=int, default=512, metavar="N", help="generate N training and N/4 validation images"
     )
-    parser.add_argument("--classes", type=int, default=10, help="of made-up images")
+    parser.add_argument("--classes", type=int, default=10, help="of synthetic images")
     parser.add_argument(
-        "--model", choices=model_names(), metavar="NAME", help="torchvision's: " + ", ".join(model_names())
+        "--model", choices=model_names(), metavar="NAME", help="one of torchvision's: " + ", ".join(model_names())
     )
-    parser.add_argument("--engine", choices=sorted(ENGINES), metavar="NAME", help="by default what the launcher wants")
-    parser.add_argument("--device", help="as the engine's: cpu, cuda, or one GPU of several, such as cuda:1")
+    parser.add_argument("--engine", choices=sorted(ENGINES), metavar="NAME", help="(default: by launcher)")
+    parser.add_argument("--device", help="device of the engine: cpu, cuda, or a GPU such as cuda:1")
     parser.add_argument("--epochs", type=int)
-    parser.add_argument("--batch-size", type=int, help="images of one process in a batch")
+    parser.add_argument("--batch-size", type=int, help="images per batch and process")
     parser.add_argument("--image-size", type=int, help="height and width in pixels")
-    parser.add_argument("--workers", type=int, help="processes that load images, beside each that trains")
-    parser.add_argument("--lr", type=float, help="of one process; N processes take N times as much")
+    parser.add_argument("--workers", type=int, help="worker processes per training process")
+    parser.add_argument("--lr", type=float, help="for one process; N processes use N times as much")
     parser.add_argument("--weight-decay", type=float, default=1e-4)
     parser.add_argument("--label-smoothing", type=float, default=0.0)
-    parser.add_argument("--warmup-epochs", type=int, help="in which the rate grows from 0, step by step")
-    parser.add_argument("--scheduler", choices=("step", "cosine"), default="step", help="after the warm-up")
+    parser.add_argument("--warmup-epochs", type=int, help="epochs in which the rate grows from 0 in every step")
+    parser.add_argument("--scheduler", choices=("step", "cosine"), default="step", help="schedule after the warm-up")
     parser.add_argument(
-        "--drops", type=int, nargs="*", default=[30, 60, 80], help="step: epochs that divide the rate by 10"
+        "--drops", type=int, nargs="*", default=[30, 60, 80], help="step: epochs after which the rate is divided by 10"
     )
     parser.add_argument("--seed", type=int, default=42)
-    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of the logdir")
-    parser.add_argument("--logdir", type=Path, help="by default logs/imagenet/MODEL")
+    parser.add_argument("--resume", action="store_true", help="resume from the newest checkpoint in the logdir")
+    parser.add_argument("--logdir", type=Path, help="(default: logs/imagenet/MODEL)")
     parser.add_argument("--local-rank", "--local_rank", help=argparse.SUPPRESS)  # torch.distributed.launch adds it
     known, _ = parser.parse_known_args(arguments)
     parser.set_defaults(**(TRIAL if known.data is None else RECIPE))
     options = parser.parse_args(arguments)
-    delattr(options, "local_rank")  # which differs between processes: it is no hyperparameter
+    delattr(options, "local_rank")  # differs between processes, so it is not a hyperparameter
     if options.scheduler == "step" and min(options.drops, default=math.inf) < max(1, options.warmup_epochs):
-        parser.error(f"--drops {options.drops}: the warm-up takes {options.warmup_epochs} epochs; drop after it")
+        parser.error(f"--drops {options.drops}: must not be within the warm-up of {options.warmup_epochs} epochs")
     if options.data is None and options.classes < 5:
-        parser.error(f"--classes {options.classes}: top-5 needs 5")
+        parser.error(f"--classes {options.classes}: must be at least 5 for top-5 accuracy")
     options.logdir = options.logdir or Path("logs/imagenet", options.model)
     return options
 
@@ -172,7 +172,7 @@ def train(options: argparse.Namespace, callbacks: Iterable[dl.ICallback] = ()) -
 
 
 def main(arguments: Sequence[str] | None = None) -> dl.SupervisedRunner:
-    """Train, and print what came of it, once."""
+    """Train; the main process prints the accuracy."""
     options = parse(arguments)
     runner = train(options)
     if runner.engine.is_main_process:

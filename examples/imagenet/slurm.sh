@@ -1,7 +1,7 @@
 #!/bin/bash
-# ImageNet on several machines, a task for each GPU: sbatch examples/imagenet/slurm.sh --data /data/imagenet
-# They meet on the first host of the node list, at a port made from the job's number. Two minutes before its time is up the
-# job saves and goes back into the queue, where --resume goes on with the next step.
+# ImageNet on several machines, one task per GPU: sbatch examples/imagenet/slurm.sh --data /data/imagenet
+# The tasks connect to the first host of the node list, at a port derived from the job number. Two minutes before its time
+# limit the job saves a checkpoint and requeues itself, and --resume continues with the next step.
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=8
 #SBATCH --gpus-per-node=8

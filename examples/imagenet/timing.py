@@ -1,8 +1,8 @@
-"""Time passes over made-up images on every engine, beside the loop by hand, and write the table in README.md.
+"""Time passes over synthetic images on every engine and in raw PyTorch, and write the table in README.md.
 
 python examples/imagenet/timing.py
 python examples/imagenet/timing.py --synthetic 51200 --model resnet50 --image-size 224 --batch-size 256 --workers 8
-Takes what main.py takes. An engine that this machine cannot run is listed with the reason.
+Takes the options of main.py. Engines that this machine cannot run are listed with the reason.
 """
 
 import argparse
@@ -27,7 +27,7 @@ BEGIN, END = "<!-- timing: written by timing.py -->\n", "<!-- end of timing -->"
 
 
 def clock(device: torch.device) -> float:
-    """Tell the time for a GPU; on a CPU that of this process, which other work on the machine does not lengthen."""
+    """Return wall-clock time for a GPU, or this process's CPU time, which other load on the machine does not affect."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         return time.perf_counter()
@@ -35,7 +35,7 @@ def clock(device: torch.device) -> float:
 
 
 class Stopwatch(dl.Callback):
-    """Notes the seconds of each pass over the training images, of all processes together."""
+    """A callback that records the seconds of each training pass, summed over all processes."""
 
     def __init__(self) -> None:
         super().__init__(order=dl.CallbackOrder.External)
@@ -54,7 +54,7 @@ class Stopwatch(dl.Callback):
 
 
 def by_hand(options: argparse.Namespace) -> list[float]:
-    """Train by a plain loop on one device; return the seconds of each pass."""
+    """Train with a hand-written loop on one device; return the seconds of each pass."""
     device = torch.device(options.device) if options.device else utils.get_device()
     runner, seconds = ImageNetRunner(options), []
     loader = runner.get_loaders("train")["train"]
@@ -71,12 +71,12 @@ def by_hand(options: argparse.Namespace) -> list[float]:
 
 
 def count_images(options: argparse.Namespace) -> int:
-    """Count the images of a pass."""
+    """Count the images in a pass."""
     return len(ImageNetRunner(options).get_loaders("train")["train"].dataset)
 
 
 def measure(name: str, options: argparse.Namespace) -> tuple[list[float], int] | str:
-    """Return the seconds of each pass and the number of processes; or, in words, why `name` does not run here."""
+    """Return the seconds of each pass and the number of processes, or the reason why `name` cannot run here."""
     watch = Stopwatch()
     with tempfile.TemporaryDirectory() as folder:
         here = argparse.Namespace(**{**vars(options), "engine": name, "logdir": Path(folder, "logdir")})
@@ -88,11 +88,11 @@ def measure(name: str, options: argparse.Namespace) -> tuple[list[float], int] |
 
 
 def table(options: argparse.Namespace, names: Sequence[str], *, num_images: int) -> str:
-    """Measure the engines of `names`, and write a row for each."""
-    outcomes: dict[str, tuple[list[float], int] | str] = {"by hand, raw PyTorch": (by_hand(options), 1)}
+    """Measure the engines in `names` and format a row for each."""
+    outcomes: dict[str, tuple[list[float], int] | str] = {"raw PyTorch": (by_hand(options), 1)}
     outcomes |= {name: measure(name, options) for name in names}
     unit = "core" if utils.get_device().type == "cpu" or options.device == "cpu" else "GPU"
-    lines = [f"| engine | processes | images per second and {unit} | least to most | beside by hand |"]
+    lines = [f"| engine | processes | images per second and {unit} | range | ratio to raw PyTorch |"]
     lines.append("|---|---|---|---|---|")
     first = None
     for name, outcome in outcomes.items():
@@ -109,22 +109,22 @@ def table(options: argparse.Namespace, names: Sequence[str], *, num_images: int)
 
 
 def conditions(options: argparse.Namespace, *, num_images: int) -> str:
-    """Tell when, on what, and of which size."""
+    """Describe the date, machine and size of a measurement."""
     hardware = re.findall(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())[:1] or [platform.machine()]
     if torch.cuda.is_available():
         hardware = [torch.cuda.get_device_name()]
     size = f"{options.image_size} x {options.image_size}"
     return (
-        f"{datetime.date.today()}, {hardware[0]}, threads of a process: {torch.get_num_threads()}, torch "
-        f"{torch.__version__}: {options.model}, {num_images} images of {size}, {options.batch_size} a batch "
-        f"and process, median of {options.epochs - 1} passes."
+        f"{datetime.date.today()}, {hardware[0]}, threads: {torch.get_num_threads()}, torch "
+        f"{torch.__version__}: {options.model}, {num_images} images of {size}, batches of {options.batch_size} "
+        f"per process, median of {options.epochs - 1} passes."
     )
 
 
 def main(
     arguments: Sequence[str] | None = None, names: Sequence[str] = tuple(sorted(ENGINES)), page: Path = README
 ) -> str:
-    """Measure, and write the table into `page`."""
+    """Measure and write the table into `page`."""
     options = parse(arguments)
     options.epochs = max(options.epochs, 4)
     num_images = count_images(options)

@@ -1,4 +1,4 @@
-"""An autoencoder: the targets are the features."""
+"""Autoencoder: the features are their own targets."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ NUM_CODES = 8
 
 
 def main(**where: Any) -> dict[str, float]:
-    """Train; return the valid error, that of the mean image, and that of as many principal components."""
+    """Train; return the validation error, and those of the mean image and of equally many principal components."""
     torch.manual_seed(0)
     train, valid = (Digits(train=train).images.flatten(1) / 255 for train in (True, False))
     model = nn.Sequential(
@@ -42,4 +42,4 @@ def main(**where: Any) -> dict[str, float]:
 
 if __name__ == "__main__":
     learned = main()
-    print("mse {mse:.4f}; of the mean image {mse_of_mean:.4f}, of 8 components {mse_of_pca:.4f}".format(**learned))
+    print("mse {mse:.4f} (mean image {mse_of_mean:.4f}, 8 principal components {mse_of_pca:.4f})".format(**learned))

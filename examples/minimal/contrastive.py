@@ -1,4 +1,4 @@
-"""Contrastive learning: two encoders, trained so that the halves of an image find each other among all halves."""
+"""Contrastive learning: two encoders that match the halves of an image among all halves."""
 
 from typing import Any
 
@@ -11,13 +11,13 @@ from runnerkit.contrib import Digits
 
 
 class ContrastiveRunner(dl.Runner):
-    """Cross-entropy over the similarities of a batch, both ways (InfoNCE, arXiv:1807.03748, as in arXiv:2103.00020)."""
+    """Cross-entropy over a batch's similarities, both ways (InfoNCE, arXiv:1807.03748, as in arXiv:2103.00020)."""
 
     def handle_batch(self, batch: dict[str, Tensor]) -> None:
         left, right = (normalize(self.model[side](batch[side]), dim=1) for side in ("left", "right"))
         similarities, own = left @ right.T / 0.1, torch.arange(len(left), device=left.device)
         self.batch_metrics["loss"] = (cross_entropy(similarities, own) + cross_entropy(similarities.T, own)) / 2
-        # Lefts ask, rights are the gallery; the label is the image they are of.
+        # Left halves are queries, right halves the gallery; the label is the image index.
         self.batch = {
             "embeddings": torch.cat([left, right]),
             "images": batch["image"].repeat(2),
@@ -26,14 +26,14 @@ class ContrastiveRunner(dl.Runner):
 
 
 def loader(train: bool) -> dl.TensorLoader:
-    """Load the halves of digits, left and right, each 8 x 4 pixels."""
+    """Load the left and right halves of digits, each 8 x 4 pixels."""
     pixels = Digits(train=train).images / 255
     halves = {"left": pixels[:, :, :4].flatten(1), "right": pixels[:, :, 4:].flatten(1)}
     return dl.TensorLoader({**halves, "image": torch.arange(len(pixels))}, batch_size=120, shuffle=train)
 
 
 def main(**where: Any) -> dict[str, float]:
-    """Train; return recall at 1 and 10 among all valid images, and what chance is."""
+    """Train; return recall at 1 and 10 among all validation images, and the chance level."""
     torch.manual_seed(0)
     model = {side: nn.Sequential(nn.Linear(32, 128), nn.ReLU(), nn.Linear(128, 32)) for side in ("left", "right")}
     loaders = {"train": loader(train=True), "valid": loader(train=False)}

@@ -1,4 +1,4 @@
-"""Averages of the weights: of a walk that never settles, the mean is nearer to the goal than the last step."""
+"""Weight averages: if training never converges, the mean is closer to the optimum than the last weights."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from runnerkit import dl
 
 
 def train(callbacks: Sequence[dl.ICallback], **where: Any) -> float:
-    """Train by a learning rate so large that the weights never settle; return their distance from least squares."""
+    """Train at a rate too large to converge; return the distance of the weights from least squares."""
     torch.manual_seed(0)
     features = torch.randn(1000, 20)
     targets = features @ torch.randn(20, 1) + torch.randn(1000, 1)
@@ -29,7 +29,7 @@ def train(callbacks: Sequence[dl.ICallback], **where: Any) -> float:
 
 
 def main(**where: Any) -> dict[str, float]:
-    """Train three times, alike but for the average; the model that a stage ends with is the averaged one."""
+    """Train without and with each average; the model at the end of a stage is the averaged one."""
     return {
         "last": train([], **where),
         "ema": train([dl.EMACallback(decay=0.99)], **where),
@@ -39,4 +39,4 @@ def main(**where: Any) -> dict[str, float]:
 
 if __name__ == "__main__":
     learned = main()
-    print("from least squares: last weights {last:.3f}, EMA {ema:.3f}, SWA {swa:.3f}".format(**learned))
+    print("distance from least squares: last weights {last:.3f}, EMA {ema:.3f}, SWA {swa:.3f}".format(**learned))

@@ -1,4 +1,4 @@
-"""Export: the trained model as torch.export's program, as ONNX, and as ONNX of 8-bit weights, with the same answers."""
+"""Export of a trained model as a torch.export program, as ONNX, and as ONNX with 8-bit weights."""
 
 import tempfile
 import warnings
@@ -16,13 +16,13 @@ FILES = {"program": "model.pt2", "onnx": "model.onnx", "int8": "int8.onnx"}
 
 
 def loader(train: bool) -> dl.TensorLoader:
-    """Load digits: 64 pixels in [0, 1] and a class of ten."""
+    """Load digits: 64 pixels in [0, 1] and one of ten classes."""
     digits = Digits(train=train)
     return dl.TensorLoader(digits.images.flatten(1) / 255, digits.targets, batch_size=64, shuffle=train)
 
 
 def answer(path: Path, features: Tensor) -> Tensor:
-    """Run a file of either format, without the code of the model."""
+    """Run a file of either format without the model's code."""
     if path.suffix == ".pt2":
         logits: Tensor = torch.export.load(path).module()(features)
         return logits
@@ -30,7 +30,7 @@ def answer(path: Path, features: Tensor) -> Tensor:
 
 
 def main(**where: Any) -> dict[str, tuple[int, float, float]]:
-    """Train, export; return for each file its size in bytes, how far it is from the model, and its accuracy."""
+    """Train and export; return each file's size in bytes, largest difference from the model, and accuracy."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 10))
     runner = dl.SupervisedRunner().train(
@@ -44,7 +44,7 @@ def main(**where: Any) -> dict[str, tuple[int, float, float]]:
     )
     model, (features, targets), learned = runner.model.cpu().eval(), loader(train=False).dataset[:], {}
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # torch's own, of what its exporter to ONNX still uses
+        warnings.simplefilter("ignore", FutureWarning)  # raised by torch's own ONNX exporter
         paths = {name: Path(folder, file) for name, file in FILES.items()}
         program = torch.export.export(model, (features,), dynamic_shapes=({0: torch.export.Dim("batch")},))
         torch.export.save(program, paths["program"])

@@ -1,4 +1,4 @@
-"""A GAN: two models, two optimizers, and backward passes whose order `handle_batch` decides."""
+"""GAN: two models, two optimizers, and a custom order of backward passes in `handle_batch`."""
 
 import math
 from typing import Any
@@ -10,11 +10,11 @@ from torch.nn.functional import softplus
 from runnerkit import dl
 
 MODES = torch.view_as_real(torch.polar(torch.ones(8), torch.arange(8) * math.pi / 4))
-RADIUS = 0.15  # three standard deviations of what is around each mode
+RADIUS = 0.15  # three standard deviations of the points around each mode
 
 
 class GAN(dl.Runner):
-    """One step of the discriminator, then one of the generator, on the same fake points."""
+    """A runner that steps the discriminator, then the generator, on the same fake points."""
 
     def handle_batch(self, batch: dict[str, Tensor]) -> None:
         real, generator, discriminator = batch["points"], self.model["generator"], self.model["discriminator"]
@@ -26,7 +26,7 @@ class GAN(dl.Runner):
             self.learn("generator", softplus(-discriminator(fake)).mean())
 
     def learn(self, key: str, loss: Tensor) -> None:
-        """Step one optimizer; gradients that another's loss has left with it are forgotten first."""
+        """Step one optimizer, after clearing the gradients left by the other loss."""
         self.batch_metrics[f"{key}_loss"] = loss
         self.optimizer[key].zero_grad()
         self.engine.backward(loss, self.optimizer[key])
@@ -34,13 +34,13 @@ class GAN(dl.Runner):
 
 
 def mlp(num_inputs: int, num_outputs: int) -> nn.Sequential:
-    """Make a net of two hidden layers."""
+    """Build a network with two hidden layers."""
     hidden = [nn.Linear(num_inputs, 64), nn.LeakyReLU(0.2), nn.Linear(64, 64), nn.LeakyReLU(0.2)]
     return nn.Sequential(*hidden, nn.Linear(64, num_outputs))
 
 
 def main(**where: Any) -> dict[str, float]:
-    """Train on a ring of eight clouds; return the share of generated points in one of them, and how many they reach."""
+    """Train on a ring of eight modes; return the share of generated points near a mode, and the modes reached."""
     torch.manual_seed(0)
     points = MODES[torch.randint(8, (5_000,))] + RADIUS / 3 * torch.randn(5_000, 2)
     model = {"generator": mlp(8, 2), "discriminator": mlp(2, 1)}

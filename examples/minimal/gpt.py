@@ -1,4 +1,4 @@
-"""A small GPT: the next byte of what Python's `help()` says of the language, from 32 bytes before it."""
+"""A small GPT that predicts the next byte of Python's `help()` topics from the previous 32 bytes."""
 
 from functools import partial
 from math import log
@@ -14,7 +14,7 @@ CONTEXT, WIDTH, BATCH_SIZE = 32, 64, 16
 
 
 class GPT(nn.Module):
-    """Give logits (N, 256, CONTEXT) of the byte after each of (N, CONTEXT) bytes, which sees those up to itself."""
+    """A causal transformer that maps (N, CONTEXT) bytes to next-byte logits (N, 256, CONTEXT)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,20 +29,20 @@ class GPT(nn.Module):
 
 
 def entropy(symbols: Tensor) -> float:
-    """Return the bits a symbol that no code which knows only their counts can go below."""
+    """Return the entropy of the symbol distribution in bits, the lower bound of any code based on counts only."""
     shares = symbols.flatten().bincount() / symbols.numel()
     return float(torch.special.entr(shares).sum()) / log(2)
 
 
 def write(model: nn.Module, text: Tensor, num_bytes: int) -> str:
-    """Go on after `text`, each byte drawn by its probability; return what was added, on one line."""
+    """Continue `text` with sampled bytes; return the continuation on one line."""
     for _ in range(num_bytes):
         text = torch.cat([text, model(text[None, -CONTEXT:])[0, :, -1].softmax(dim=0).multinomial(1)])
     return " ".join(bytes(text[-num_bytes:].tolist()).decode(errors="replace").split())
 
 
 def main(**where: Any) -> dict[str, Any]:
-    """Train; return bits a byte on pages not seen, their entropies, alone and after a known byte, and a sample."""
+    """Train; return bits per byte on unseen pages, their unigram and bigram entropies, and a sample."""
     torch.manual_seed(0)
     rows = torch.tensor(list("".join(topics.values()).encode())).unfold(0, CONTEXT + 1, CONTEXT)
     train, valid = rows[:-2000:2], rows[-2000:]
@@ -65,4 +65,4 @@ def main(**where: Any) -> dict[str, Any]:
 
 if __name__ == "__main__":
     learned = main()
-    print("bits a byte {bits:.2f} (unigram {unigram:.2f}, bigram {bigram:.2f}): {sample}".format(**learned))
+    print("bits per byte {bits:.2f} (unigram {unigram:.2f}, bigram {bigram:.2f}): {sample}".format(**learned))

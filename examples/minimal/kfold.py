@@ -1,4 +1,4 @@
-"""K-fold cross-validation: a runner for each fold, and the spread of what they reach."""
+"""K-fold cross-validation: a runner per fold, and the mean and deviation of their accuracies."""
 
 from statistics import mean, stdev
 from typing import Any
@@ -12,7 +12,7 @@ from runnerkit.contrib import Digits
 
 
 def main(num_folds: int = 5, **where: Any) -> dict[str, list[float]]:
-    """Train once for each fold; return the accuracies on the folds left out."""
+    """Train once per fold; return the accuracies on the held-out folds."""
     digits = Digits(train=True)
     features = digits.images.flatten(1) / 255
     accuracies = []

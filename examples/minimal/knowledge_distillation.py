@@ -1,4 +1,4 @@
-"""Knowledge distillation: a small student imitates a teacher's probabilities, and is told no label."""
+"""Knowledge distillation: a small student learns a teacher's probabilities, without labels."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ TEMPERATURE = 2.0
 
 
 class Distillation(dl.Runner):
-    """Only the student has an optimizer; under DDP the teacher, which is frozen, is not wrapped."""
+    """A runner with an optimizer for the student only; DDP does not wrap the frozen teacher."""
 
     def handle_batch(self, batch: tuple[Tensor, Tensor]) -> None:
         features, targets = batch
@@ -27,13 +27,13 @@ class Distillation(dl.Runner):
 
 
 def loader(train: bool) -> dl.TensorLoader:
-    """Load digits: 64 pixels in [0, 1] and a class of ten."""
+    """Load digits: 64 pixels in [0, 1] and one of ten classes."""
     digits = Digits(train=train)
     return dl.TensorLoader(digits.images.flatten(1) / 255, digits.targets, batch_size=64, shuffle=train)
 
 
 def main(**where: Any) -> dict[str, float]:
-    """Train the teacher, then the student; return their accuracies, and how often they say the same."""
+    """Train the teacher, then the student; return their accuracies and how often they agree."""
     torch.manual_seed(0)
     loaders = {"train": loader(train=True), "valid": loader(train=False)}
     alike = {"loaders": loaders, "num_epochs": 10, "loggers": {"console": None}, **where}

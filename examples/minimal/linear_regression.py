@@ -1,4 +1,4 @@
-"""Linear regression: one call of `train`; its weights are those of the closed form."""
+"""Linear regression: one call of `train`, whose weights match the closed form."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from runnerkit import dl
 
 
 def main(**where: Any) -> dict[str, float]:
-    """Train; return the valid error, that of a guess of the mean, and the distance to least squares."""
+    """Train; return the validation error, that of predicting the mean, and the distance from least squares."""
     torch.manual_seed(0)
     features = torch.randn(1200, 8)
     targets = features @ torch.randn(8, 1) + 0.1 * torch.randn(1200, 1)
@@ -36,4 +36,4 @@ def main(**where: Any) -> dict[str, float]:
 
 if __name__ == "__main__":
     learned = main()
-    print("mse {mse:.4f} (of the mean {mse_of_mean:.2f}), {distance:.4f} from least squares".format(**learned))
+    print("mse {mse:.4f} (predicting the mean: {mse_of_mean:.2f}), {distance:.4f} from least squares".format(**learned))

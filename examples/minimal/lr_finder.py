@@ -1,4 +1,4 @@
-"""LR finder: a sweep over a model that is then thrown away tells the learning rate for the one that is trained."""
+"""LR finder: a sweep on a throwaway model suggests the learning rate for training."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,13 +11,13 @@ from runnerkit.contrib import Digits
 
 
 def loader(train: bool) -> dl.TensorLoader:
-    """Load digits: 64 pixels in [0, 1] and a class of ten."""
+    """Load digits: 64 pixels in [0, 1] and one of ten classes."""
     digits = Digits(train=train)
     return dl.TensorLoader(digits.images.flatten(1) / 255, digits.targets, batch_size=32, shuffle=train)
 
 
 def train(lr: float, callbacks: Sequence[dl.ICallback], **options: Any) -> dl.SupervisedRunner:
-    """Train a new model by plain SGD."""
+    """Train a new model with plain SGD."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     return dl.SupervisedRunner().train(
@@ -31,7 +31,7 @@ def train(lr: float, callbacks: Sequence[dl.ICallback], **options: Any) -> dl.Su
 
 
 def main(plot: str | None = None, **where: Any) -> dict[str, float]:
-    """Sweep, then train by the rate it suggests, and by the one it began with; `plot` is where to draw the losses."""
+    """Sweep, then train at the suggested rate and at the sweep's first rate; plot the losses to the path `plot`."""
     first_lr = 1e-4
     finder = dl.LRFinder(final_lr=100.0, num_steps=200)
     train(first_lr, [finder], loaders={"train": loader(train=True)}, num_epochs=10, **where)
@@ -48,6 +48,6 @@ def main(plot: str | None = None, **where: Any) -> dict[str, float]:
 if __name__ == "__main__":
     learned = main()
     told = (
-        "accuracy {accuracy:.1%} by lr {suggestion:.2g}, {accuracy_of_first:.1%} by 0.0001; diverges at {diverged:.2g}"
+        "accuracy {accuracy:.1%} at lr {suggestion:.2g}, {accuracy_of_first:.1%} at 0.0001; diverges at {diverged:.2g}"
     )
     print(told.format(**learned))

@@ -1,4 +1,4 @@
-"""Metric learning: triplets within balanced batches; judged by neighbours of kinds that it was never shown."""
+"""Metric learning: triplets within balanced batches, evaluated by nearest neighbors on unseen classes."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from runnerkit import dl
 
 
 class TripletRunner(dl.Runner):
-    """Embed; draw the farthest of a kind nearer than the nearest of another (arXiv:1703.07737)."""
+    """Triplet loss with the farthest sample of the class and the nearest of another (arXiv:1703.07737)."""
 
     def handle_batch(self, batch: tuple[Tensor, Tensor, Tensor]) -> None:
         features, labels, is_query = batch
@@ -25,16 +25,16 @@ class TripletRunner(dl.Runner):
 
 
 def main(**where: Any) -> dict[str, float]:
-    """Train on 50 kinds; return recall at 1 and 5 on 50 others, and at 1 before training.
+    """Train on 50 classes; return recall at 1 and 5 on 50 others, and at 1 before training.
 
-    Kinds differ in 4 of 32 directions; what they have in common is louder.
+    Classes differ in 4 of 32 directions; the variance in the others is larger.
     """
     torch.manual_seed(0)
     labels = torch.arange(100).repeat_interleave(20)
     features = 3 * torch.randn(2000, 32)
     features[:, :4] = 2 * torch.randn(100, 4)[labels] + 0.2 * torch.randn(2000, 4)
     features = features @ torch.linalg.qr(torch.randn(32, 32)).Q
-    data = TensorDataset(features, labels, torch.arange(2000) % 20 < 5)  # 5 queries of each kind, 15 in the gallery
+    data = TensorDataset(features, labels, torch.arange(2000) % 20 < 5)  # 5 queries and 15 gallery samples per class
     train, valid = (torch.utils.data.Subset(data, range(start, start + 1000)) for start in (0, 1000))
     loaders = {
         "train": DataLoader(train, batch_sampler=dl.BatchBalanceClassSampler(labels[:1000], 16, 4, num_batches=30)),

@@ -1,4 +1,4 @@
-"""Mixup: training batches are mixed with themselves on the device; evaluation sees them as they are."""
+"""Mixup: training batches are mixed on the device, and evaluation batches are unchanged."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from runnerkit.contrib import Digits
 
 
 class Mixup(nn.Module):
-    """Give a mean of each sample and another, and of their classes, weighted alike (arXiv:1710.09412)."""
+    """Weighted means of pairs of samples and of their targets, with the same weights (arXiv:1710.09412)."""
 
     def forward(self, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         targets = one_hot(targets, 10).float()
@@ -24,7 +24,7 @@ class Mixup(nn.Module):
 
 
 def loader(train: bool) -> dl.TensorLoader:
-    """Load digits: 64 pixels in [0, 1], a class of ten twice, one to mix; in training every fourth is wrong."""
+    """Load digits: 64 pixels, and the class as target to mix and as label; in training, every fourth is wrong."""
     digits = Digits(train=train)
     targets = digits.targets.clone()
     if train:
@@ -34,7 +34,7 @@ def loader(train: bool) -> dl.TensorLoader:
 
 
 def train(callbacks: Sequence[dl.ICallback], **where: Any) -> dict[str, float]:
-    """Train; return the metrics on images that it has not seen."""
+    """Train; return the metrics on unseen images."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
     runner = dl.SupervisedRunner().train(
@@ -51,7 +51,7 @@ def train(callbacks: Sequence[dl.ICallback], **where: Any) -> dict[str, float]:
 
 
 def main(**where: Any) -> dict[str, float]:
-    """Train with and without; return both accuracies."""
+    """Train with and without mixup; return both accuracies."""
     mixed = train([dl.BatchTransformCallback(Mixup(), input_key=["features", "targets"])], **where)
     plain = train([], **where)
     return {"accuracy": mixed["accuracy"], "without": plain["accuracy"]}
@@ -60,7 +60,5 @@ def main(**where: Any) -> dict[str, float]:
 if __name__ == "__main__":
     learned = main()
     print(
-        "accuracy {accuracy:.1%} (without mixup {without:.1%}), taught by labels of which 25 % are wrong".format(
-            **learned
-        )
+        "accuracy {accuracy:.1%} (without mixup {without:.1%}) after training with 25 % wrong labels".format(**learned)
     )

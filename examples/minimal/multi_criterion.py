@@ -1,4 +1,4 @@
-"""Two criteria by key: quantile losses, whose minima are the two ends of an interval that holds 80 % of the targets."""
+"""Two criteria by key: quantile losses for the ends of an interval that contains 80 % of the targets."""
 
 from functools import partial
 from typing import Any
@@ -10,12 +10,12 @@ from runnerkit import dl
 
 
 def pinball(output: Tensor, target: Tensor, quantile: float) -> Tensor:
-    """Give the loss whose minimum is the `quantile` of targets (N, 1)."""
+    """Compute the loss that is minimal at the `quantile` of the targets (N, 1)."""
     return torch.maximum(quantile * (target - output), (quantile - 1) * (target - output)).mean()
 
 
 class Interval(nn.Module):
-    """Give two ends for each feature."""
+    """A network that predicts both ends of the interval."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Interval(nn.Module):
 
 
 def main(**where: Any) -> dict[str, float]:
-    """Train; return the shares of valid targets below and above, and the widths where noise is small and large."""
+    """Train; return the shares of validation targets below and above, and the widths for small and large noise."""
     torch.manual_seed(0)
     features = torch.rand(6000, 1)
     targets = features + features * torch.randn(6000, 1)
@@ -58,4 +58,4 @@ def main(**where: Any) -> dict[str, float]:
 
 if __name__ == "__main__":
     learned = main()
-    print("{below:.1%} below, {above:.1%} above; width {narrow:.2f} to {wide:.2f}, as the noise".format(**learned))
+    print("{below:.1%} below, {above:.1%} above; width {narrow:.2f} (low noise), {wide:.2f} (high)".format(**learned))

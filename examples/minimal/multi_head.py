@@ -1,4 +1,4 @@
-"""Two heads on one body: what a model returns as a tuple gets names, each with a criterion callback of its own."""
+"""Two heads on one body: the outputs of a tuple get names, each with its own criterion callback."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from runnerkit.contrib import Digits
 
 
 class TwoHeads(nn.Module):
-    """Tell a digit, and whether it is odd."""
+    """A network that classifies a digit and its parity."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class TwoHeads(nn.Module):
 
 
 def loader(train: bool) -> dl.TensorLoader:
-    """Load digits: a batch is a dict, for there is more than one target."""
+    """Load digits; a batch is a dict because there are two targets."""
     digits = Digits(train=train)
     batch = {"pixels": digits.images.flatten(1) / 255, "digit": digits.targets, "parity": digits.targets % 2}
     return dl.TensorLoader(batch, batch_size=64, shuffle=train)
@@ -54,4 +54,4 @@ def main(**where: Any) -> dict[str, float]:
 
 if __name__ == "__main__":
     learned = main()
-    print("which digit {digit_accuracy:.1%}, odd or even {parity_accuracy:.1%}".format(**learned))
+    print("accuracy: digit {digit_accuracy:.1%}, parity {parity_accuracy:.1%}".format(**learned))

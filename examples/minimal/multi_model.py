@@ -1,4 +1,4 @@
-"""Two models by key, each with its optimizer: an encoder for either half of an image, one head on both."""
+"""Two models by key, each with its optimizer: an encoder for image halves, and a head on both codes."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from runnerkit.contrib import Digits
 
 
 class Halves(dl.Runner):
-    """Read an image by its halves."""
+    """A runner that encodes the halves of an image separately."""
 
     def handle_batch(self, batch: tuple[Tensor, Tensor]) -> None:
         pixels, targets = batch
@@ -21,7 +21,7 @@ class Halves(dl.Runner):
 
 
 def loader(train: bool) -> dl.TensorLoader:
-    """Load digits: (8, 8) pixels in [0, 1] and a class of ten."""
+    """Load digits: (8, 8) pixels in [0, 1] and one of ten classes."""
     digits = Digits(train=train)
     return dl.TensorLoader(digits.images / 255, digits.targets, batch_size=64, shuffle=train)
 

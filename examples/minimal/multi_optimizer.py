@@ -1,4 +1,4 @@
-"""Two optimizers on one model: Muon for the matrices, AdamW for all else; one loss, one backward pass."""
+"""Two optimizers on one model: Muon for the matrices, AdamW for the rest; one loss, one backward pass."""
 
 from typing import Any
 
@@ -10,13 +10,13 @@ from runnerkit.contrib import Digits
 
 
 def loader(train: bool) -> dl.TensorLoader:
-    """Load digits: 64 pixels in [0, 1] and a class of ten."""
+    """Load digits: 64 pixels in [0, 1] and one of ten classes."""
     digits = Digits(train=train)
     return dl.TensorLoader(digits.images.flatten(1) / 255, digits.targets, batch_size=64, shuffle=train)
 
 
 def main(**where: Any) -> dict[str, float]:
-    """Train; return the accuracy, and how far the weights of each optimizer have moved."""
+    """Train; return the accuracy, and how far each optimizer moved its weights."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     before = [each.clone() for each in model.parameters()]

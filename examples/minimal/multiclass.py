@@ -1,4 +1,4 @@
-"""Classification: `AccuracyCallback` counts hits among the first k."""
+"""Classification with top-k accuracy from `AccuracyCallback`."""
 
 from typing import Any
 
@@ -10,13 +10,13 @@ from runnerkit.contrib import Digits
 
 
 def loader(train: bool) -> dl.TensorLoader:
-    """Load scikit-learn's digits: 64 pixels in [0, 1] and a class of ten."""
+    """Load scikit-learn's digits: 64 pixels in [0, 1] and one of ten classes."""
     digits = Digits(train=train)
     return dl.TensorLoader(digits.images.flatten(1) / 255, digits.targets, batch_size=64, shuffle=train)
 
 
 def main(**where: Any) -> dict[str, float]:
-    """Train; return the accuracies on images that it has not seen."""
+    """Train; return the accuracies on unseen images."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     runner = dl.SupervisedRunner().train(
@@ -34,4 +34,4 @@ def main(**where: Any) -> dict[str, float]:
 
 if __name__ == "__main__":
     learned = main()
-    print("accuracy {accuracy01:.1%}, among the first three {accuracy03:.1%}".format(**learned))
+    print("accuracy {accuracy01:.1%}, top-3 {accuracy03:.1%}".format(**learned))

@@ -1,4 +1,4 @@
-"""Several labels a sample: is a digit odd, is it more than four, has it a hole?"""
+"""Several labels per sample: is a digit odd, is it greater than four, does it have a hole?"""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from runnerkit.contrib import Digits
 
 
 def loader(train: bool) -> dl.TensorLoader:
-    """Load digits: 64 pixels in [0, 1], and three answers of 0 or 1."""
+    """Load digits: 64 pixels in [0, 1] and three binary labels."""
     digits = Digits(train=train)
     answers = [digits.targets % 2 == 1, digits.targets > 4, torch.isin(digits.targets, torch.tensor([0, 6, 8, 9]))]
     targets = torch.stack(answers, dim=1).float()
@@ -18,7 +18,7 @@ def loader(train: bool) -> dl.TensorLoader:
 
 
 def main(**where: Any) -> dict[str, float]:
-    """Train; return the share of right answers, that of the commonest answers, and the mean AUC."""
+    """Train; return the accuracy, that of the most frequent labels, and the mean AUC."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3))
     loaders = {"train": loader(train=True), "valid": loader(train=False)}
@@ -28,7 +28,7 @@ def main(**where: Any) -> dict[str, float]:
         optimizer=torch.optim.Adam(model.parameters(), lr=0.01),
         loaders=loaders,
         callbacks=[
-            dl.MultilabelAccuracyCallback("logits", "targets", threshold=0),  # of a logit: a probability of 1/2
+            dl.MultilabelAccuracyCallback("logits", "targets", threshold=0),  # a logit of 0 is a probability of 1/2
             dl.AUCCallback("logits", "targets"),
         ],
         num_epochs=10,
@@ -46,4 +46,4 @@ def main(**where: Any) -> dict[str, float]:
 
 if __name__ == "__main__":
     learned = main()
-    print("right {accuracy:.1%} (the commonest answers {accuracy_of_commonest:.1%}), AUC {auc:.3f}".format(**learned))
+    print("accuracy {accuracy:.1%} (most frequent labels {accuracy_of_commonest:.1%}), AUC {auc:.3f}".format(**learned))

@@ -1,4 +1,4 @@
-"""Hyperparameter search by Optuna: trials that do worse than most others did by then are given up."""
+"""Hyperparameter search with Optuna, which prunes trials that are worse than the median at the same epoch."""
 
 from typing import Any
 
@@ -11,13 +11,13 @@ from runnerkit.contrib import Digits
 
 
 def loader(train: bool) -> dl.TensorLoader:
-    """Load digits: 64 pixels in [0, 1] and a class of ten."""
+    """Load digits: 64 pixels in [0, 1] and one of ten classes."""
     digits = Digits(train=train)
     return dl.TensorLoader(digits.images.flatten(1) / 255, digits.targets, batch_size=64, shuffle=train)
 
 
 def main(num_trials: int = 15, **where: Any) -> dict[str, Any]:
-    """Search; return the accuracies of all trials, of those given up the last, and what the best one had."""
+    """Search; return the accuracies of all trials (for pruned ones the last), and the best hyperparameters."""
     loaders = {"train": loader(train=True), "valid": loader(train=False)}
 
     def objective(trial: optuna.Trial) -> float:
@@ -51,6 +51,4 @@ def main(num_trials: int = 15, **where: Any) -> dict[str, Any]:
 if __name__ == "__main__":
     learned = main()
     pruned, num_trials = len(learned["pruned"]), len(learned["pruned"] + learned["complete"])
-    print(
-        "accuracy {best:.1%} by lr {lr:.2g}, width {width}; ".format(**learned) + f"{pruned} of {num_trials} given up"
-    )
+    print("accuracy {best:.1%} at lr {lr:.2g}, width {width}; ".format(**learned) + f"{pruned} of {num_trials} pruned")

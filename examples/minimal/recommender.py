@@ -1,4 +1,4 @@
-"""A recommender: from what somebody has bought to what they buy next, ranked among all items."""
+"""A recommender that ranks all items to predict a customer's next purchases."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ NUM_ITEMS = 100
 
 
 class Popularity(nn.Module):
-    """Recommend the same to all: what was bought most."""
+    """A baseline that recommends the most popular items to everyone."""
 
     def __init__(self, bought: Tensor) -> None:
         super().__init__()
@@ -22,17 +22,17 @@ class Popularity(nn.Module):
 
 
 def purchases(num_people: int) -> dict[str, Tensor]:
-    """Draw people, each of two tastes of ten; ten items are known, five are to be found: (N, 100) 0 and 1."""
+    """Draw customers with two of ten tastes; ten purchases are given, five are the targets: (N, 100) zeros and ones."""
     kinds = torch.arange(NUM_ITEMS) % 10
     tastes = torch.rand(num_people, 10).topk(2).indices
     liking = 0.05 + (kinds == tastes[:, :, None]).any(dim=1)
-    items = torch.multinomial(liking / (1 + torch.arange(NUM_ITEMS) // 10), 15)  # of each kind some please more
+    items = torch.multinomial(liking / (1 + torch.arange(NUM_ITEMS) // 10), 15)  # some items of a kind are more popular
     empty = torch.zeros(num_people, NUM_ITEMS)
     return {"bought": empty.scatter(1, items[:, :10], 1), "next": empty.scatter(1, items[:, 10:], 1)}
 
 
 def main(**where: Any) -> dict[str, tuple[float, float]]:
-    """Train; return ranking metrics on people that it has not seen, beside those of popularity."""
+    """Train; return retrieval metrics for unseen customers, with those of popularity."""
     torch.manual_seed(0)
     train, valid = purchases(2000), purchases(1000)
     loaders = {
@@ -45,7 +45,7 @@ def main(**where: Any) -> dict[str, tuple[float, float]]:
     model = nn.Sequential(nn.Dropout(0.5), nn.Linear(NUM_ITEMS, 32), nn.Tanh(), nn.Linear(32, NUM_ITEMS))
     runner.train(
         model=model,
-        criterion=nn.CrossEntropyLoss(),  # of scores against shares of the items to find
+        criterion=nn.CrossEntropyLoss(),  # the targets need not sum to 1
         optimizer=torch.optim.Adam(model.parameters(), lr=0.01),
         loaders=loaders,
         callbacks=ranking,

@@ -1,4 +1,4 @@
-"""Segmentation: which pixels are a disc's, which a square's? `IOUCallback` and `DiceCallback` on masks."""
+"""Segmentation of discs and squares, with `IOUCallback` and `DiceCallback` on masks."""
 
 from typing import Any
 
@@ -10,21 +10,21 @@ from runnerkit import dl
 
 
 def conv(num_inputs: int, num_outputs: int, stride: int = 1) -> nn.Sequential:
-    """Make a convolution, with what follows it."""
+    """Build a convolution with batch norm and ReLU."""
     conv = nn.Conv2d(num_inputs, num_outputs, 3, stride, padding=1)
     return nn.Sequential(conv, nn.BatchNorm2d(num_outputs), nn.ReLU())
 
 
 class Coarser(nn.Sequential):
-    """Put beside what is given what its layers make of it at half the size: a level of a U-Net (arXiv:1505.04597)."""
+    """A level of a U-Net (arXiv:1505.04597): concatenates the input and its layers' output at half the size."""
 
     def forward(self, input: Tensor) -> Tensor:
-        coarse = super().forward(input)  # type: ignore[no-untyped-call]  # torch has no types
+        coarse = super().forward(input)  # type: ignore[no-untyped-call]  # untyped in torch
         return torch.cat([input, interpolate(coarse, scale_factor=2)], dim=1)
 
 
 def shapes(num_images: int) -> dict[str, Tensor]:
-    """Draw noise, and on it a disc and a square, as bright as each other: (N, 1, 24, 24), and masks (N, 2, 24, 24)."""
+    """Draw a disc and a square of equal brightness on noise, (N, 1, 24, 24), and their masks, (N, 2, 24, 24)."""
     radius, centre = 3 + 3 * torch.rand(num_images, 2, 1, 1), 5 + 13 * torch.rand(2, num_images, 2, 1, 1)
     down, across = (torch.arange(24)[:, None] - centre[0]).abs(), (torch.arange(24) - centre[1]).abs()
     masks = torch.stack([torch.hypot(down, across)[:, 0], torch.maximum(down, across)[:, 1]], dim=1) < radius
@@ -33,7 +33,7 @@ def shapes(num_images: int) -> dict[str, Tensor]:
 
 
 def main(**where: Any) -> dict[str, float]:
-    """Train; return IoU and Dice on images that it has not seen, and the IoU of taking what is bright for both."""
+    """Train; return IoU and Dice on unseen images, and the IoU of predicting both shapes wherever it is bright."""
     torch.manual_seed(0)
     train, valid = shapes(1000), shapes(200)
     model = nn.Sequential(
@@ -60,4 +60,4 @@ def main(**where: Any) -> dict[str, float]:
 
 if __name__ == "__main__":
     learned = main()
-    print("IoU {iou:.3f} (of brightness alone {iou_of_brightness:.3f}), Dice {dice:.3f}".format(**learned))
+    print("IoU {iou:.3f} (brightness alone {iou_of_brightness:.3f}), Dice {dice:.3f}".format(**learned))

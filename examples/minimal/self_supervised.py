@@ -1,4 +1,4 @@
-"""Self-supervision: two views of an image find each other, without labels; a linear probe tells what that taught."""
+"""Self-supervised learning: matching two views of an image without labels, evaluated by a linear probe."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from runnerkit import dl
 from runnerkit.contrib import Digits
 
 NUM_LABELS = 200
-shift = dl.BatchRandomCrop(padding=2)  # each image by up to two pixels, to any side
+shift = dl.BatchRandomCrop(padding=2)  # each image by up to two pixels in any direction
 
 
 class SimCLR(dl.Runner):
@@ -28,21 +28,21 @@ class SimCLR(dl.Runner):
 
 
 def conv(num_inputs: int, num_outputs: int) -> nn.Sequential:
-    """Make a convolution that halves the image, with what follows it."""
+    """Build a convolution that halves the image, with batch norm and ReLU."""
     conv = nn.Conv2d(num_inputs, num_outputs, 3, stride=2, padding=1)
     return nn.Sequential(conv, nn.BatchNorm2d(num_outputs), nn.ReLU())
 
 
 @torch.no_grad()
 def probe(encoder: nn.Module, train: tuple[Tensor, Tensor], valid: tuple[Tensor, Tensor]) -> float:
-    """Return the accuracy of a linear classifier that learns from few labels what `encoder` makes of the images."""
+    """Return the accuracy of a linear classifier trained with few labels on the outputs of `encoder`."""
     seen, unseen = (encoder.eval()(images) for images, _ in (train, valid))
     classifier = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=1000))
     return float(classifier.fit(seen[:NUM_LABELS], train[1][:NUM_LABELS]).score(unseen, valid[1]))
 
 
 def main(**where: Any) -> dict[str, float]:
-    """Train on digits shifted at random; return a probe's accuracy on pixels, and on codes before and after."""
+    """Train on shifted digits; return a probe's accuracy on pixels, and on codes before and after training."""
     torch.manual_seed(0)
     parts = (Digits(train=True), Digits(train=False))
     train, valid = ((shift(pad(each.images[:, None] / 255, (2, 2, 2, 2))), each.targets) for each in parts)
@@ -63,4 +63,4 @@ def main(**where: Any) -> dict[str, float]:
 
 if __name__ == "__main__":
     learned = main()
-    print("by 200 labels {accuracy:.1%} (encoder untrained {untrained:.1%}, pixels {pixels:.1%})".format(**learned))
+    print("accuracy {accuracy:.1%} (untrained encoder {untrained:.1%}, pixels {pixels:.1%})".format(**learned))

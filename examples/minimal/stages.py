@@ -1,4 +1,4 @@
-"""Stages: learn the digits below five; then, of the others, from 100 images: first a new head alone, then all."""
+"""Stages: pretrain on digits below five, then on 100 images of the others train a new head, then all weights."""
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ from runnerkit.contrib import Digits
 
 
 class Transfer(dl.IRunner):
-    """Each stage has its data, its trainable part, its learning rate; the model goes on."""
+    """A runner whose stages have their own data, trainable weights and learning rates, but share the model."""
 
     model: nn.Sequential
 
@@ -53,7 +53,7 @@ class Transfer(dl.IRunner):
 
 
 def main(engine: dl.IEngine | None = None) -> dict[str, float]:
-    """Run; return the valid accuracy that each stage ended with."""
+    """Run; return the validation accuracy at the end of each stage."""
     runner = Transfer(engine=engine).run()
     last = {"pretrain": 10, "freeze": 40, "finetune": 70}
     return {stage: runner.experiment_metrics[epoch]["valid"]["accuracy"] for stage, epoch in last.items()}
@@ -61,4 +61,4 @@ def main(engine: dl.IEngine | None = None) -> dict[str, float]:
 
 if __name__ == "__main__":
     learned = main()
-    print("five digits {pretrain:.1%}; of the others, head {freeze:.1%}, then all {finetune:.1%}".format(**learned))
+    print("five digits {pretrain:.1%}; others: head only {freeze:.1%}, all weights {finetune:.1%}".format(**learned))

@@ -1,4 +1,4 @@
-"""A variational autoencoder: two losses made in `handle_batch`, trained on their sum, logged one by one."""
+"""Variational autoencoder: `handle_batch` computes two losses, logged separately, and trains on their sum."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from runnerkit.contrib import Digits
 
 
 class VAE(nn.Module):
-    """Give logits of the pixels, and mean and log variance of the codes."""
+    """A network that returns pixel logits, and mean and log variance of the codes."""
 
     def __init__(self, num_codes: int = 8) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class VAE(nn.Module):
 
 
 class VAERunner(dl.Runner):
-    """Minimize the negative evidence lower bound, in nats an image."""
+    """A runner that minimizes the negative evidence lower bound, in nats per image."""
 
     def handle_batch(self, batch: dict[str, Tensor]) -> None:
         logits, mean, log_variance = self.model(batch["pixels"])
@@ -36,7 +36,7 @@ class VAERunner(dl.Runner):
 
 
 def main(**where: Any) -> dict[str, float]:
-    """Train; return the valid losses, and that of the mean image, which needs no code."""
+    """Train; return the validation losses, and that of the mean image, which needs no code."""
     torch.manual_seed(0)
     train, valid = (Digits(train=train).images.flatten(1) / 255 for train in (True, False))
     model = VAE()

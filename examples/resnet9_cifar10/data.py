@@ -1,4 +1,4 @@
-"""CIFAR-10 as the two loaders that a runner takes."""
+"""Training and validation loaders for CIFAR-10."""
 
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,16 @@ STD = (0.2470, 0.2435, 0.2616)
 
 
 def cifar10_loaders(root: str | Path, batch_size: int, limit: int | None = None) -> dict[str, DataLoader[Any]]:
-    """Load CIFAR-10 from `root`, downloading it if need be.
+    """Load CIFAR-10 from `root`, and download it if missing.
 
     Args:
-        root: holds ``cifar-10-batches-py``, or will.
-        batch_size: images a batch.
-        limit: keep the first so many images of each part, for a quick try.
+        root: folder that contains ``cifar-10-batches-py``, or receives it.
+        batch_size: images per batch.
+        limit: use only the first `limit` images of each part, for a quick test.
     Returns:
         "train" (shuffled) and "valid" (the test part), yielding (N, 3, 32, 32) float32 and (N,) int64.
     Raises:
-        RuntimeError: the files are neither in `root` nor within reach.
+        RuntimeError: the files are not in `root` and cannot be downloaded.
     """
     transform = Compose([ImageToTensor(), NormalizeImage(MEAN, STD)])
     loaders: dict[str, DataLoader[Any]] = {}

@@ -1,4 +1,4 @@
-"""ResNet-9: small enough for a laptop, good for 90 % on CIFAR-10."""
+"""ResNet-9: small enough for a laptop, accurate enough for 90 % on CIFAR-10."""
 
 from torch import nn
 
@@ -18,12 +18,12 @@ def conv_block(in_channels: int, out_channels: int, pool: bool = False) -> nn.Se
 
 
 def resnet9(in_channels: int = 3, num_classes: int = 10, width: int = 64) -> nn.Sequential:
-    """Build ResNet-9: (N, in_channels, 32, 32) to (N, num_classes) logits.
+    """Build ResNet-9, which maps (N, in_channels, 32, 32) to (N, num_classes) logits.
 
     Args:
         in_channels: 3 for RGB.
-        num_classes: one logit each.
-        width: channels of the first layer; the last has 8 times as many (64: 6.6 million parameters, 8: 0.1 million).
+        num_classes: number of logits.
+        width: channels of the first layer; the last has 8 times as many (64: 6.6 million parameters; 8: 0.1 million).
 
     >>> import torch
     >>> resnet9(width=8)(torch.zeros(2, 3, 32, 32)).shape

@@ -1,4 +1,4 @@
-"""ResNet-9 on CIFAR-10, second way: several processes, mixed precision, and a sampler of one's own.
+"""ResNet-9 on CIFAR-10, second way: several processes, mixed precision, and a custom sampler.
 
 python examples/resnet9_cifar10/own_sampler.py, or torchrun --nproc-per-node=2 examples/resnet9_cifar10/own_sampler.py
 """
@@ -20,24 +20,24 @@ from model import resnet9
 
 
 class OwnSamplerRunner(dl.SupervisedRunner):
-    """Makes its own loaders, in each of the processes that train.
+    """A runner that creates its loaders in each training process.
 
     Args:
-        root: where CIFAR-10 is.
-        batch_size: of one process.
+        root: folder of CIFAR-10.
+        batch_size: samples per batch and process.
     """
 
     def __init__(self, root: Path, batch_size: int) -> None:
         super().__init__()
         self.root = root
-        self.images_per_batch = batch_size  # `batch_size` is the runner's: that of the batch under way
+        self.images_per_batch = batch_size  # `batch_size` is the runner's own: that of the current batch
 
     def get_loaders(self, stage: str) -> dict[str, DataLoader[Any]]:
-        """Shard the training images by hand; the engine, set up by now, knows this process's place.
+        """Shard the training images; the engine is already set up and has this process's rank.
 
-        A loader with a DistributedSampler is left as it is, but for `set_epoch`, which the runner calls. Such a sampler
-        repeats images until each process has equally many, so the validation images are left to the engine: it shares
-        them without repeating any, and the accuracy is that of 10,000 images, each scored once.
+        The engine does not change a loader with a DistributedSampler, and the runner calls its `set_epoch`. That
+        sampler repeats images until all shards have the same size. The engine therefore shards the validation images:
+        it repeats none, and the accuracy covers 10,000 images, each scored once.
         """
         loaders = cifar10_loaders(self.root, batch_size=self.images_per_batch)
         images = loaders["train"].dataset
@@ -48,20 +48,20 @@ class OwnSamplerRunner(dl.SupervisedRunner):
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train; logs and checkpoints go to the logdir. Started again, it goes on from there."""
+    """Train; logs and checkpoints go to the logdir, from which a second run resumes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", type=Path, default=Path("data"), help="where CIFAR-10 is, or will be")
+    parser.add_argument("--root", type=Path, default=Path("data"), help="folder of CIFAR-10, downloaded if missing")
     parser.add_argument("--logdir", type=Path, default=Path("logs/resnet9_cifar10/own_sampler"))
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--width", type=int, default=64, help="channels of the first layer")
-    parser.add_argument("--batch-size", type=int, default=128, help="of one process")
-    parser.add_argument("--cpu", action="store_true", help="use no GPU, but 2 processes or as many as torchrun started")
+    parser.add_argument("--batch-size", type=int, default=128, help="per process")
+    parser.add_argument("--cpu", action="store_true", help="do not use GPUs, but 2 processes or those of torchrun")
     parser.add_argument("--local-rank", "--local_rank", help=argparse.SUPPRESS)  # torch.distributed.launch adds it
     options = parser.parse_args(arguments)
-    delattr(options, "local_rank")  # which differs between processes: it is no hyperparameter
+    delattr(options, "local_rank")  # differs between processes, so it is not a hyperparameter
 
-    CIFAR10(options.root, download=True)  # fetch once, before there are several processes
-    utils.set_global_seed(42)  # train() seeds what comes after; the model is made before
+    CIFAR10(options.root, download=True)  # download once, before the processes start
+    utils.set_global_seed(42)  # train() sets the seed too, but only after the model is made
     model = resnet9(in_channels=3, num_classes=10, width=options.width)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=1e-2)
     OwnSamplerRunner(options.root, options.batch_size).train(

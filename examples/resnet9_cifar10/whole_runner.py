@@ -1,4 +1,4 @@
-"""ResNet-9 on CIFAR-10, third way: a runner of one's own, with every hook written out.
+"""ResNet-9 on CIFAR-10, third way: a custom runner with every hook written out.
 
 python examples/resnet9_cifar10/whole_runner.py, or torchrun --nproc-per-node=2 examples/resnet9_cifar10/whole_runner.py
 """
@@ -24,10 +24,10 @@ MAX_LR = 1e-2
 
 
 class ResNet9Runner(dl.IRunner):
-    """All of a run in one class; every hook but `get_engine` is called in the processes that train.
+    """A complete run in one class; every hook except `get_engine` is called in the training processes.
 
     Args:
-        options: what `main` parsed.
+        options: the command line, as parsed by `main`.
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -72,7 +72,7 @@ class ResNet9Runner(dl.IRunner):
         return torch.optim.AdamW(model.parameters(), lr=MAX_LR, weight_decay=1e-2)
 
     def get_scheduler(self, stage: str, optimizer: Optimizer) -> OneCycleLR:
-        # By now self.loaders holds this process's share: its length is the number of steps of an epoch.
+        # self.loaders holds this process's shard: its length is the number of steps per epoch.
         return OneCycleLR(optimizer, MAX_LR, total_steps=self.get_stage_len(stage) * len(self.loaders["train"]))
 
     def get_callbacks(self, stage: str) -> dict[str, dl.ICallback]:
@@ -93,7 +93,7 @@ class ResNet9Runner(dl.IRunner):
         }
 
     def handle_batch(self, batch: tuple[Tensor, Tensor]) -> None:
-        """Hand on what the callbacks read: (N, 10) logits and (N,) targets."""
+        """Compute the callbacks' inputs: (N, 10) logits and (N,) targets."""
         features, targets = batch
         self.batch = {"features": features, "targets": targets, "logits": self.model(features)}
 
@@ -101,19 +101,19 @@ class ResNet9Runner(dl.IRunner):
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train; logs and checkpoints go to the logdir."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", type=Path, default=Path("data"), help="where CIFAR-10 is, or will be")
+    parser.add_argument("--root", type=Path, default=Path("data"), help="folder of CIFAR-10, downloaded if missing")
     parser.add_argument("--logdir", type=Path, default=Path("logs/resnet9_cifar10/whole_runner"))
-    parser.add_argument("--resume", type=Path, help="checkpoint or logdir to go on from")
+    parser.add_argument("--resume", type=Path, help="checkpoint or logdir to resume from")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--width", type=int, default=64, help="channels of the first layer")
-    parser.add_argument("--batch-size", type=int, default=128, help="of one process")
-    parser.add_argument("--processes", type=int, help="by default one a GPU, or 2 without GPUs")
-    parser.add_argument("--cpu", action="store_true", help="use no GPU")
+    parser.add_argument("--batch-size", type=int, default=128, help="per process")
+    parser.add_argument("--processes", type=int, help="(default: one per GPU, or 2 without GPUs)")
+    parser.add_argument("--cpu", action="store_true", help="do not use GPUs")
     parser.add_argument("--local-rank", "--local_rank", help=argparse.SUPPRESS)  # torch.distributed.launch adds it
     options = parser.parse_args(arguments)
-    delattr(options, "local_rank")  # which differs between processes: it is no hyperparameter
+    delattr(options, "local_rank")  # differs between processes, so it is not a hyperparameter
 
-    CIFAR10(options.root, download=True)  # fetch once, before there are several processes
+    CIFAR10(options.root, download=True)  # download once, before the processes start
     ResNet9Runner(options).run()
 
 

@@ -1,4 +1,4 @@
-"""Case b by Accelerate, which has no loop of its own: the one by hand with its model, optimizer, loaders."""
+"""Case b in Accelerate: the hand-written loop with Accelerate's model, optimizer and loaders."""
 
 from accelerate import Accelerator
 

@@ -1,4 +1,4 @@
-"""Case b by Catalyst: SupervisedRunner."""
+"""Case b in Catalyst: SupervisedRunner."""
 
 from accelerate.state import DistributedType
 from catalyst import dl

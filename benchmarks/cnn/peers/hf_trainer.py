@@ -1,4 +1,4 @@
-"""Case b by transformers' Trainer, which makes DataLoaders of data sets; accuracy in training is up to the user."""
+"""Case b in transformers' Trainer, which creates the DataLoaders; training accuracy is up to the user."""
 
 import tempfile
 from typing import Any
@@ -12,7 +12,7 @@ from benchmarks.cnn import work
 
 
 class WithLoss(nn.Module):
-    """The form that Trainer expects of a model."""
+    """The model interface that Trainer expects."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Case b by PyTorch-Ignite: its supervised trainer and evaluator, with its metrics."""
+"""Case b in PyTorch-Ignite: its supervised trainer and evaluator, with its metrics."""
 
 from ignite.engine import Events, create_supervised_evaluator, create_supervised_trainer
 from ignite.metrics import Accuracy, Loss

@@ -1,4 +1,4 @@
-"""Case b by Lightning Fabric, which has no loop of its own: the one by hand with its model, optimizer, loaders."""
+"""Case b in Lightning Fabric: the hand-written loop with Lightning Fabric's model, optimizer and loaders."""
 
 from lightning.fabric import Fabric
 

@@ -1,4 +1,4 @@
-"""Case b by Lightning's Trainer."""
+"""Case b in Lightning's Trainer."""
 
 import warnings
 
@@ -48,5 +48,5 @@ def train(images: dict[str, work.Images]) -> work.Metrics:
 
 
 if __name__ == "__main__":
-    warnings.simplefilter("ignore")  # advice on workers of a DataLoader
+    warnings.simplefilter("ignore")  # advice about DataLoader workers
     work.main(train)

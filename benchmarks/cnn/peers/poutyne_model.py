@@ -1,4 +1,4 @@
-"""Case b by Poutyne: Model.fit_generator."""
+"""Case b in Poutyne: Model.fit_generator."""
 
 from poutyne import Model
 from torch import nn

@@ -1,4 +1,4 @@
-"""Case b by TorchTNT: `fit` with an AutoUnit; means are up to the user."""
+"""Case b in TorchTNT: `fit` with an AutoUnit; averaging is up to the user."""
 
 from typing import Any
 

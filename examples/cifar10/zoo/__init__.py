@@ -1,4 +1,4 @@
-"""Models for 32 x 32 images: each takes (N, 3, 32, 32) floats and makes (N, num_classes) logits."""
+"""Models for 32 x 32 images: each maps (N, 3, 32, 32) floats to (N, num_classes) logits."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from zoo.dpn import dpn92
 from zoo.preact import preact_resnet18
 from zoo.resnet import resnet18, resnet50, resnet101, resnext29_2x64d, resnext29_32x4d
 
-# Called with num_classes=10 and width=1.0, by which channels are multiplied.
+# Each takes num_classes=10 and width=1.0, a factor for the channels.
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "VGG16": vgg16,
     "ResNet18": resnet18,

@@ -9,12 +9,12 @@ from zoo.resnet import cifar_stem, head, residual_block, scaled
 
 
 class Tree(nn.Module):
-    """Run parts one after the other, and join what each of them made.
+    """A module that runs its parts in sequence and aggregates all their outputs.
 
     Args:
-        parts: each makes `channels` of what the one before made, all of one height and width.
-        channels: of each part, and of the result.
-        bypass: makes the same shape of the tree's input, to be joined too.
+        parts: each maps the previous part's output to `channels` channels; all outputs have the same height and width.
+        channels: output channels of each part and of the tree.
+        bypass: maps the tree's input to the same shape, to be aggregated too.
     """
 
     def __init__(self, parts: Sequence[nn.Module], channels: int, *, bypass: nn.Module | None = None) -> None:
@@ -29,7 +29,7 @@ class Tree(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map what the first part takes to (N, channels, H, W)."""
+        """Map the first part's input to (N, channels, H, W)."""
         results = [] if self.bypass is None else [self.bypass(x)]
         for part in self.parts:
             x = part(x)
@@ -39,7 +39,7 @@ class Tree(nn.Module):
 
 
 def binary_tree(in_channels: int, out_channels: int, depth: int, stride: int) -> Tree:
-    """Join two trees of one level less, down to two blocks: SimpleDLA's."""
+    """Build SimpleDLA's tree: two trees of one level less, down to two blocks."""
     if depth == 1:
         left, right = residual_block(in_channels, out_channels, stride), residual_block(out_channels, out_channels)
     else:
@@ -49,11 +49,11 @@ def binary_tree(in_channels: int, out_channels: int, depth: int, stride: int) ->
 
 
 def hierarchical_tree(in_channels: int, out_channels: int, depth: int, stride: int) -> Tree:
-    """Join a tree of each lower level and two blocks in one root, which so sees every level: the paper's figure 2 (f).
+    """Aggregate a tree of each lower level and two blocks in one root, as in the paper's figure 2 (f).
 
-    Where there are lower levels the root sees the tree's input as well, by a block of its own.
+    If there are lower levels, the root also receives the tree's input through a separate block.
     """
-    shape = (in_channels, out_channels, stride)  # of what reads the tree's input
+    shape = (in_channels, out_channels, stride)  # of the block that reads the tree's input
     if depth == 1:
         return Tree([residual_block(*shape), residual_block(out_channels, out_channels)], out_channels)
     parts: list[nn.Module] = [hierarchical_tree(in_channels, out_channels, depth - 1, stride)]
@@ -63,7 +63,7 @@ def hierarchical_tree(in_channels: int, out_channels: int, depth: int, stride: i
 
 
 def simple_dla(num_classes: int = 10, width: float = 1.0) -> nn.Sequential:
-    """Build the simplified DLA, of binary trees; `width` multiplies the channels."""
+    """Build the simplified DLA with binary trees; `width` multiplies the channels."""
     return _aggregated(binary_tree, num_classes, width)
 
 

@@ -1,6 +1,6 @@
-"""Dual path network: some channels are added to, as in ResNet, others joined on, as in DenseNet (arXiv:1707.01629).
+"""Dual path network: channels are added, as in ResNet, and concatenated, as in DenseNet (arXiv:1707.01629).
 
-Norm and ReLU follow a convolution, as in ResNet; the authors' own code has them before it.
+Norm and ReLU follow each convolution, as in ResNet; in the authors' code they precede it.
 """
 
 import torch
@@ -13,15 +13,15 @@ NUM_GROUPS = 32
 
 
 class DualPathBlock(nn.Module):
-    """A bottleneck of `added` + `joined` channels out: the former are added to the input's first, the latter joined on.
+    """A bottleneck whose first `added` channels are added to the input, and whose last `joined` are concatenated.
 
     Args:
-        in_channels: of the input: the residual path's first, then the dense path's.
-        bottleneck: channels of the grouped 3 x 3, a multiple of 32.
+        in_channels: input channels, first the residual path's, then the dense path's.
+        bottleneck: channels of the grouped 3 x 3 convolution, a multiple of 32.
         added: channels of the residual path.
         joined: channels by which the dense path grows.
         stride: 2 halves height and width.
-        is_first: of its stage: the input is brought to ``added + joined`` channels by a 1 x 1 convolution.
+        is_first: first of its stage: a 1 x 1 convolution maps the input to ``added + joined`` channels.
     """
 
     def __init__(
@@ -47,14 +47,14 @@ class DualPathBlock(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (N, in_channels, H, W) to (N, C + joined, H / stride, W / stride), C being those of the projection."""
+        """Map (N, in_channels, H, W) to (N, C + joined, H / stride, W / stride), for a projection of C channels."""
         old_sum, old_dense = self.projection(x).tensor_split([self.added], dim=1)
         new_sum, new_dense = self.bottleneck(x).tensor_split([self.added], dim=1)
         return F.relu(torch.cat([old_sum + new_sum, old_dense, new_dense], dim=1))
 
 
 def dpn92(num_classes: int = 10, width: float = 1.0) -> nn.Sequential:
-    """Build DPN-92; `width` multiplies the channels, of the bottleneck to a multiple of its 32 groups."""
+    """Build DPN-92; `width` multiplies the channels, rounded to a multiple of 32 in the bottleneck."""
     in_channels = scaled(64, width)
     layers: list[nn.Module] = [cifar_stem(in_channels)]
     for stage, (depth, growth) in enumerate(zip((3, 4, 20, 3), (16, 32, 24, 128), strict=True)):
@@ -64,5 +64,5 @@ def dpn92(num_classes: int = 10, width: float = 1.0) -> nn.Sequential:
             is_first = place == 0
             stride = 2 if is_first and stage > 0 else 1
             layers.append(DualPathBlock(in_channels, bottleneck, added, joined, stride=stride, is_first=is_first))
-            in_channels = added + (place + 2) * joined  # the projection has one share, and each block adds its own
+            in_channels = added + (place + 2) * joined  # one from the projection, and one from each block
     return nn.Sequential(*layers, head(in_channels, num_classes))

@@ -1,4 +1,4 @@
-"""ResNet with pre-activation: norm and ReLU come before each convolution (He et al. 2016, arXiv:1603.05027)."""
+"""ResNet with pre-activation: norm and ReLU precede each convolution (He et al. 2016, arXiv:1603.05027)."""
 
 from torch import Tensor, nn
 
@@ -6,16 +6,16 @@ from zoo.resnet import head, scaled
 
 
 class PreActBlock(nn.Module):
-    """Two 3 x 3 convolutions whose sum with the shortcut is left as it is: no ReLU between blocks.
+    """Two 3 x 3 convolutions added to a shortcut, without a ReLU after the sum.
 
     Args:
-        in_channels, out_channels: of the block.
+        in_channels, out_channels: channels of the input and output.
         stride: 2 halves height and width.
     """
 
     def __init__(self, in_channels: int, out_channels: int, stride: int = 1) -> None:
         super().__init__()
-        # Not in place: an identity shortcut reads the block's input after this.
+        # Not in place: an identity shortcut reads the block's input afterwards.
         self.activation = nn.Sequential(nn.BatchNorm2d(in_channels), nn.ReLU())
         self.convolutions = nn.Sequential(
             nn.Conv2d(in_channels, out_channels, kernel_size=3, stride=stride, padding=1, bias=False),
@@ -30,7 +30,7 @@ class PreActBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map (N, in_channels, H, W) to (N, out_channels, H / stride, W / stride).
 
-        A projection takes the activated input, as in the authors' code; the identity takes the input itself.
+        A projection uses the activated input, as in the authors' code; an identity shortcut uses the input itself.
         """
         activated = self.activation(x)
         shortcut = x if self.projection is None else self.projection(activated)
