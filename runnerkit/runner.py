@@ -107,7 +107,7 @@ class IRunner(IListener):
         self.need_early_stop = False
         self.exception: BaseException | None = None
         # The owners of all other state. Other modules use these and _run_batch, but no other private member.
-        self._stage = Stage(self._given_hooks or self)
+        self._stage = Stage(self._given_hooks)
         self._loader_run = LoaderRun()
         self._logs = RunLogs()
         self._resume_point.reset()
@@ -239,7 +239,7 @@ class IRunner(IListener):
         from runnerkit.engines.by_name import commanded_engine  # `runnerkit run SCRIPT.py --engine ...`
 
         self._reset()
-        self.engine = (None if self._given_hooks else commanded_engine()) or self._stage.hooks.get_engine()
+        self.engine = (None if self._given_hooks else commanded_engine()) or self._stage.hooks_of(self).get_engine()
         from runnerkit.loop import run_result
 
         result = self.engine.launch(self._run_experiment)
@@ -252,7 +252,7 @@ class IRunner(IListener):
         data = run_result.data_of(self)
         with experiment.experiment(self):  # sets up; closes even after an error, on_exception included
             self._emit("on_experiment_start")
-            for stage in self._stage.hooks.stages:
+            for stage in self._stage.hooks_of(self).stages:
                 self._run_stage(stage)
             experiment.end_experiment(self)
         self.engine.cleanup()  # after a failure, launch() does this once it is recorded: then other ranks fail too

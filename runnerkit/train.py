@@ -384,8 +384,11 @@ class Runner(IRunner):
         evaluator = copy.copy(self)  # this runner keeps its attributes
         evaluator.model = model if model is not None else self.model
         evaluator.valid_every_steps, evaluator._seed, evaluator._resume_point = None, seed, ResumePoint()
-        evaluator._given_hooks = EvaluationHooks(evaluator, loader, criterion, chosen, given, bar)
-        return evaluate(evaluator)
+        hooks = evaluator._given_hooks = EvaluationHooks(evaluator, loader, criterion, chosen, given, bar)
+        try:
+            return evaluate(evaluator)
+        finally:
+            del hooks.runner  # they refer to each other, which would keep the loader's workers
 
 
 def _check_best(valid_metric: str | None, minimize: bool | None, *, load_best_on_end: bool) -> None:

@@ -1,5 +1,8 @@
 """Tests of the loop: order of events, counters, stages, evaluation, prediction and flags."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -763,3 +766,38 @@ def test_plateau_rests_in_epochs_without_its_loader():
     )
 
     assert seen == [runner.experiment_metrics[epoch]["valid"]["loss"] for epoch in (2, 4)]
+
+
+class Meters(dl.SupervisedRunner):
+    """Runner that overrides an event, whose bound method refers to it."""
+
+    def on_epoch_end(self, runner):
+        super().on_epoch_end(runner)
+
+
+@pytest.mark.parametrize("kind", [dl.SupervisedRunner, Meters])
+@pytest.mark.parametrize("evaluates", [False, True], ids=["trained", "evaluated"])
+def test_loaders_are_freed_with_the_last_reference(kind, evaluates):
+    """No circle of references keeps them, because persistent workers live as long as their loader."""
+    kept = []
+
+    def run():
+        model, runner, its_loader = mlp(), kind(), loader(8, 4)
+        options = {"criterion": nn.CrossEntropyLoss(), "engine": dl.CPUEngine()}
+        if evaluates:
+            runner.evaluate_loader(its_loader, model=model, **options)
+            kept.append(runner)
+        else:
+            runner.train(model=model, optimizer=sgd(model), loaders={"train": its_loader}, **options, **quiet())
+        return weakref.ref(its_loader.dataset)
+
+    run()  # torch's first optimizer leaves a traceback that holds this frame
+    gc.collect()
+    gc.disable()
+    try:
+        reference = run()
+        left = reference()
+    finally:
+        gc.enable()
+
+    assert left is None

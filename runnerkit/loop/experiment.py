@@ -62,6 +62,7 @@ def end_experiment(runner: IRunner) -> None:
 
 def _close(runner: IRunner) -> None:
     with ExitStack() as closing:  # a failure does not keep the others open
+        closing.callback(runner._stage.listeners.release)
         closing.callback(runner._logs.unlock)  # last, when nothing is written anymore
         closing.callback(stage.leave_stage, runner)
         closing.callback(runner._logs.close, runner)

@@ -35,6 +35,10 @@ class Listeners(dict[str, tuple[Callable[[Any], None], ...]]):
                 bound.insert(0 if event.endswith("_start") else len(bound), getattr(runner, event))
             self[event] = tuple(bound)
 
+    def release(self) -> None:
+        """Forget all methods: those of the runner refer to it, which would keep its loaders' workers."""
+        self.update(dict.fromkeys(EVENTS, ()))
+
     def emit(self, event: str, runner: IRunner) -> None:
         """Call the methods that act on `event`."""
         for listener in self[event]:
@@ -45,7 +49,8 @@ class Stage(ProcessState):
     """The stage under way, as the engine prepared it.
 
     Attributes:
-        hooks: the object whose ``get_*`` methods make the components: the runner, or those of an evaluation.
+        given_hooks: an object whose ``get_*`` methods make the components in place of the runner's; None outside an
+            evaluation.
         training_model: the model as the engine prepared it, or several by key; None outside a stage.
         autocast: the engine's context for the forward pass.
         listeners: methods that act on events.
@@ -54,8 +59,8 @@ class Stage(ProcessState):
         checked_batch_sizes, compared_streams: keys of loaders whose first batch was checked.
     """
 
-    def __init__(self, hooks: Any) -> None:
-        self.hooks = hooks
+    def __init__(self, given_hooks: Any = None) -> None:
+        self.given_hooks = given_hooks
         self.training_model: Any = None
         self.autocast: AbstractContextManager[Any] = nullcontext()
         self.listeners = Listeners()
@@ -64,9 +69,17 @@ class Stage(ProcessState):
         self.checked_batch_sizes: set[str] = set()
         self.compared_streams: set[str] = set()
 
+    def hooks_of(self, runner: IRunner) -> Any:
+        """Return the object whose hooks make the components.
+
+        The runner is passed in: if its stage referred to it, its loaders and their workers would outlive it until
+        garbage is collected.
+        """
+        return self.given_hooks or runner
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return a stage for a copy of the runner: the same model, with listeners to be bound to the copy."""
-        copied = type(self)(self.hooks)
+        copied = type(self)(self.given_hooks)
         copied.training_model, copied.autocast = self.training_model, self.autocast
         copied.checked_batch_sizes, copied.compared_streams = self.checked_batch_sizes, self.compared_streams
         return copied
@@ -82,12 +95,12 @@ def setup_stage(runner: IRunner, stage: str) -> bool:
     """Make and check the components of a stage; return False if the run resumes in a later stage."""
     leave_stage(runner)
     runner.stage_key = stage
-    runner.stage_epoch_len = runner._stage.hooks.get_stage_len(stage)
+    runner.stage_epoch_len = runner._stage.hooks_of(runner).get_stage_len(stage)
     runner.stage_epoch_step = runner.stage_batch_step = runner.stage_sample_step = 0
     runner.need_early_stop = False
     _make_loaders(runner, stage)
     _make_model(runner, stage)
-    runner.callbacks = dict(runner._stage.hooks.get_callbacks(stage))
+    runner.callbacks = dict(runner._stage.hooks_of(runner).get_callbacks(stage))
     checks.check_callbacks(runner.callbacks, runner.loaders)
     runner._logs.claim(runner, map(innermost, runner.callbacks.values()))  # before anything in the logdir is read
     if not resume_point.find(runner, stage):
@@ -107,7 +120,7 @@ def setup_stage(runner: IRunner, stage: str) -> bool:
 
 
 def _make_loaders(runner: IRunner, stage: str) -> None:
-    loaders = checks.check_loaders(runner._stage.hooks.get_loaders(stage))
+    loaders = checks.check_loaders(runner._stage.hooks_of(runner).get_loaders(stage))
     checks.check_samplers(runner, loaders)
     runner.loaders = {
         key: runner.engine.prepare_loader(loader, key=key, training=is_training(runner, key), seed=runner.seed)
@@ -118,20 +131,20 @@ def _make_loaders(runner: IRunner, stage: str) -> None:
 
 def _make_model(runner: IRunner, stage: str) -> None:
     engine = runner.engine
-    model = runner._stage.hooks.get_model(stage)
+    model = runner._stage.hooks_of(runner).get_model(stage)
     runner.model = like(model, {key: engine.prepare_model(each) for key, each in as_dict(model).items()})
-    runner.criterion = runner._stage.hooks.get_criterion(stage)
+    runner.criterion = runner._stage.hooks_of(runner).get_criterion(stage)
     for criterion in as_dict(runner.criterion).values():
         if isinstance(criterion, nn.Module):
             criterion.to(engine.device)
     is_infer = stage.startswith("infer")
-    runner.optimizer = None if is_infer else runner._stage.hooks.get_optimizer(stage, runner.model)
+    runner.optimizer = None if is_infer else runner._stage.hooks_of(runner).get_optimizer(stage, runner.model)
     checks.check_optimizer(runner.optimizer, runner.model, runner.criterion)
     checks.check_criterion(runner.criterion, engine)
     bare = as_dict(runner.optimizer)
     models, optimizers = engine.prepare(as_dict(runner.model), bare)
     runner._stage.training_model, runner.optimizer = like(model, models), like(runner.optimizer, optimizers)
-    runner.scheduler = None if is_infer else runner._stage.hooks.get_scheduler(stage, runner.optimizer)
+    runner.scheduler = None if is_infer else runner._stage.hooks_of(runner).get_scheduler(stage, runner.optimizer)
     _bind_schedulers(runner, {id(each): optimizers[key] for key, each in bare.items()})
     for optimizer in optimizers.values():
         engine.precision.watch(optimizer)
@@ -155,7 +168,7 @@ def open_loggers(runner: IRunner) -> None:
     if not runner.engine.is_main_process:
         return
     resume_point.leave_branch(runner)
-    runner.loggers = dict(runner._stage.hooks.get_loggers())
+    runner.loggers = dict(runner._stage.hooks_of(runner).get_loggers())
     runner._logs.open(runner, resumed_at=runner._resume_point.logged_step)
 
 
