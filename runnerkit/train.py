@@ -8,21 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from runnerkit import callbacks as parts  # each is imported when it is first used
 from runnerkit.callback import (
     ICallback,
     ICheckpointCallback,
     innermost,
-)
-from runnerkit.callbacks import (
-    BatchOverfitCallback,
-    CheckpointCallback,
-    CheckRunCallback,
-    HangCallback,
-    LRScaleCallback,
-    NonFiniteCallback,
-    ProfilerCallback,
-    TimerCallback,
-    TqdmCallback,
 )
 from runnerkit.checkpoints.folder import as_path, find_checkpoint
 from runnerkit.engine import IEngine
@@ -191,9 +181,9 @@ class Runner(IRunner):
             **_by_key(callbacks),
             **(_shown_by(_by_key(callbacks)) if verbose else {}),
             **_flag_callbacks(folder, timeit=timeit, check=check, overfit=overfit, profile=profile),
-            **({"_non_finite": NonFiniteCallback()} if non_finite == "locate" else {}),
-            **({"_lr_scale": LRScaleCallback(lr_scale)} if lr_scale is not None else {}),
-            **({"_hang": HangCallback(hang_timeout_s)} if hang_timeout_s is not None else {}),
+            **({"_non_finite": parts.NonFiniteCallback()} if non_finite == "locate" else {}),
+            **({"_lr_scale": parts.LRScaleCallback(lr_scale)} if lr_scale is not None else {}),
+            **({"_hang": parts.HangCallback(hang_timeout_s)} if hang_timeout_s is not None else {}),
         }
         if valid_loader is not None or valid_metric is not None:
             valid_loader, valid_metric = valid_loader or "valid", valid_metric or "loss"
@@ -201,7 +191,7 @@ class Runner(IRunner):
                 minimize_valid_metric = True
         if folder is not None and not holds(self._given.callbacks, ICheckpointCallback):
             _check_best(valid_metric, minimize_valid_metric, load_best_on_end=load_best_on_end)
-            self._given.callbacks["_checkpoint"] = CheckpointCallback(
+            self._given.callbacks["_checkpoint"] = parts.CheckpointCallback(
                 folder,
                 loader_key=valid_loader,
                 metric_key=valid_metric,
@@ -379,7 +369,7 @@ class Runner(IRunner):
             {metric: value}; empty, with a warning, if no metric is computed.
         """
         given = None if callbacks is None else _by_key(callbacks)
-        bar: dict[str, ICallback] = {"_tqdm": TqdmCallback()} if verbose else {}
+        bar: dict[str, ICallback] = {"_tqdm": parts.TqdmCallback()} if verbose else {}
         chosen = choose_engine(engine, cpu=cpu, fp16=fp16, amp=amp, apex=apex, ddp=ddp) or self._given_engine
         evaluator = copy.copy(self)  # this runner keeps its attributes
         evaluator.model = model if model is not None else self.model
@@ -410,11 +400,12 @@ def _by_key(callbacks: Sequence[ICallback] | Mapping[str, ICallback] | None) -> 
 
 
 def _shown_by(callbacks: Mapping[str, ICallback]) -> dict[str, ICallback]:
-    from runnerkit.callbacks import ModelSummaryCallback, RichDashboardCallback, RunSummaryCallback
-
-    shown: dict[str, ICallback] = {"_model_summary": ModelSummaryCallback(), "_run_summary": RunSummaryCallback()}
-    if not holds(callbacks, RichDashboardCallback):
-        shown["_tqdm"] = TqdmCallback()
+    shown: dict[str, ICallback] = {
+        "_model_summary": parts.ModelSummaryCallback(),
+        "_run_summary": parts.RunSummaryCallback(),
+    }
+    if not holds(callbacks, parts.RichDashboardCallback):
+        shown["_tqdm"] = parts.TqdmCallback()
     return {key: each for key, each in shown.items() if not holds(callbacks, type(each))}
 
 
@@ -423,16 +414,14 @@ def _flag_callbacks(
 ) -> dict[str, ICallback]:
     callbacks: dict[str, ICallback] = {}
     if timeit:
-        callbacks["_timer"] = TimerCallback()
+        callbacks["_timer"] = parts.TimerCallback()
     if check:
-        from runnerkit.callbacks import VerifyRanksCallback  # slow to import, rarely needed
-
-        callbacks |= {"_check": CheckRunCallback(), "_verify_ranks": VerifyRanksCallback()}
+        callbacks |= {"_check": parts.CheckRunCallback(), "_verify_ranks": parts.VerifyRanksCallback()}
     if overfit:
-        callbacks["_overfit"] = BatchOverfitCallback()
+        callbacks["_overfit"] = parts.BatchOverfitCallback()
     if profile:
         assert folder is not None
-        callbacks["_profiler"] = ProfilerCallback(folder / "trace.json")
+        callbacks["_profiler"] = parts.ProfilerCallback(folder / "trace.json")
     return callbacks
 
 

@@ -5,6 +5,7 @@ import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 RECORD = Path(__file__).with_suffix(".txt")
@@ -24,7 +25,7 @@ def signatures() -> Iterator[str]:
     for name, value in sorted(public.items()):
         yield f"{name}{_parameters(value)}"
         for method, function in sorted(vars(value).items()) if inspect.isclass(value) else []:
-            if not method.startswith("_") and inspect.isfunction(function):
+            if not method.startswith("_") and isinstance(function, FunctionType | staticmethod):
                 yield f"{name}.{method}{_parameters(function)}"
 
 
@@ -35,6 +36,8 @@ def _parameters(value: Any) -> str:
         return ""
     shown = []
     for each in given:
+        if each.name == "self":
+            continue
         star = {each.VAR_POSITIONAL: "*", each.VAR_KEYWORD: "**", each.KEYWORD_ONLY: "kw "}.get(each.kind, "")
         default = "" if each.default is each.empty else "=" + re.sub(r" at 0x\w+", "", repr(each.default))
         shown.append(f"{star}{each.name}{default}")
