@@ -129,7 +129,7 @@ class ILogger(ABC):
         """Log the end of the run, with `error` or None if it succeeded; :meth:`close` follows."""
 
     def flush(self) -> None:
-        """Write everything to the disk or the service; called at the end of every epoch."""
+        """Write everything to the disk or the service; called after each pass over a loader."""
 
     def close(self) -> None:
         """Flush and release all resources; called once, also after an exception."""

@@ -112,8 +112,8 @@ class IRunner(IListener):
         self._logs = RunLogs()
         self._resume_point.reset()
 
-    # Hooks for users to override. All except `stages`, `get_engine` and the properties are called in the processes that
-    # train, after the engine was set up there.
+    # Hooks for users to override. All methods except `get_engine` are called in the processes that train, after the
+    # engine was set up there; properties may be read anywhere.
 
     @property
     def seed(self) -> int:
@@ -172,7 +172,7 @@ class IRunner(IListener):
 
     @abstractmethod
     def handle_batch(self, batch: Batch) -> None:
-        """Run the model on `batch`; fill `self.batch` and `self.batch_metrics`."""
+        """Run the model on `batch`; fill `self.batch_metrics`, and `self.batch` with what callbacks read."""
 
     def load(
         self,

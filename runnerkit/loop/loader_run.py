@@ -22,7 +22,7 @@ class LoaderRun(ProcessState):
     """State of the pass under way, in addition to the runner's public attributes.
 
     Attributes:
-        means: sums of the batch metrics of this process.
+        means: the batch metrics of this process, kept as weighted sums until the loader ends.
         ends_stage: whether the stage ends after this epoch; within a loader, `need_early_stop` concerns that loader.
         num_skipped: batches that ran before the run was interrupted.
     """

@@ -98,12 +98,12 @@ class ResumePoint(ProcessState):
 
     @property
     def is_used(self) -> bool:
-        """True if the run continues with the content of its logdir."""
+        """True if a checkpoint was found, or the logs in the logdir belong to this run."""
         return self.is_found or self.continues_logs
 
     @property
     def logged_step(self) -> Step | None:
-        """The last step whose logs are kept; None if the run starts new logs."""
+        """The last step whose logs are kept, step 0 without a checkpoint; None if the run starts new logs."""
         if not self.continues_logs:
             return None
         return self.found.step if self.found is not None else Step("", "", 0, 0)
