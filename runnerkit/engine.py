@@ -267,7 +267,7 @@ class IEngine(ABC):
         return move(batch, self.device, path="batch", channels_last=self.channels_last)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Return the context of ``handle_batch``; called after :meth:`setup`, once per run or loader, and entered per batch."""
+        """Return the context of ``handle_batch``; called after :meth:`setup` and entered for each batch."""
         return self.precision.autocast()
 
     def backward(self, loss: Tensor, optimizer: Optimizer | None = None) -> None:
