@@ -110,7 +110,7 @@ class IRunner(IListener):
         self._stage = Stage(self._given_hooks)
         self._loader_run = LoaderRun()
         self._logs = RunLogs()
-        self._resume_point.reset()
+        self._resume_point = self._resume_point.renewed()
 
     # Hooks for users to override. All methods except `get_engine` are called in the processes that train, after the
     # engine was set up there; properties may be read anywhere.

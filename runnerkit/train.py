@@ -23,7 +23,7 @@ from runnerkit.loggers import ConsoleLogger, CSVLogger, TensorboardLogger
 from runnerkit.loop import checks, run_logs
 from runnerkit.loop.attributes import ProcessState
 from runnerkit.metrics.first_non_finite import check_policy
-from runnerkit.passes.evaluation import EvaluationHooks, evaluate
+from runnerkit.passes.evaluation import EvaluationHooks, evaluate, unchanged
 from runnerkit.passes.prediction import Prediction, stream, write
 from runnerkit.resume.overrides import Source, check_source
 from runnerkit.resume.resume_point import ResumePoint
@@ -36,15 +36,14 @@ from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Schedu
 class _Given(ProcessState):
     """Components passed to :meth:`Runner.train`."""
 
+    is_shared_by_scratch_copies = True
+
     loaders: Mapping[str, Any] | None = None
     criterion: Criterion | None = None
     optimizer: Optimizers | None = None
     scheduler: Scheduler | None = None
     callbacks: dict[str, ICallback] = field(default_factory=dict)
     loggers: dict[str, ILogger] = field(default_factory=dict)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self  # a copy of a runner shares them
 
 
 class Runner(IRunner):
@@ -371,14 +370,12 @@ class Runner(IRunner):
         given = None if callbacks is None else _by_key(callbacks)
         bar: dict[str, ICallback] = {"_tqdm": parts.TqdmCallback()} if verbose else {}
         chosen = choose_engine(engine, cpu=cpu, fp16=fp16, amp=amp, apex=apex, ddp=ddp) or self._given_engine
-        evaluator = copy.copy(self)  # this runner keeps its attributes
-        evaluator.model = model if model is not None else self.model
-        evaluator.valid_every_steps, evaluator._seed, evaluator._resume_point = None, seed, ResumePoint()
-        hooks = evaluator._given_hooks = EvaluationHooks(evaluator, loader, criterion, chosen, given, bar)
-        try:
-            return evaluate(evaluator)
-        finally:
-            del hooks.runner  # they refer to each other, which would keep the loader's workers
+        hooks = EvaluationHooks(self, loader, criterion, chosen, given, bar)
+        with unchanged(self):  # not a copy: bound methods and callbacks that the user kept refer to this runner
+            self.model = model if model is not None else self.model
+            self.valid_every_steps, self._seed, self._resume_point = None, seed, ResumePoint()
+            self._given_hooks = hooks
+            return evaluate(self)
 
 
 def _check_best(valid_metric: str | None, minimize: bool | None, *, load_best_on_end: bool) -> None:

@@ -141,6 +141,7 @@ def test_ddp_resumes_within_an_epoch(tmp_path):
 
     resumed = run(broken, resume="auto", every_steps=3, ddp=True)
 
+    assert resumed.is_resumed and not expected.is_resumed
     assert torch.equal(weights(resumed.model), weights(expected.model))
     assert resumed.experiment_metrics == expected.experiment_metrics
 

@@ -1,6 +1,8 @@
 """Tests of the loop: order of events, counters, stages, evaluation, prediction and flags."""
 
+import copy
 import gc
+import threading
 import weakref
 
 import pytest
@@ -801,3 +803,61 @@ def test_loaders_are_freed_with_the_last_reference(kind, evaluates):
         gc.enable()
 
     assert left is None
+
+
+class Dispatches(dl.Runner):
+    """Runner that keeps bound methods and a lock, which pickles leave out."""
+
+    def __init__(self):
+        super().__init__()
+        self.steps = {"train": self.step, "valid": self.step}
+        self.lock = threading.Lock()
+
+    def __getstate__(self):
+        return {name: value for name, value in vars(self).items() if name != "lock"}
+
+    def step(self, batch):
+        features, targets = batch
+        self.batch_metrics["loss"] = self.criterion(self.model(features), targets)
+
+    def handle_batch(self, batch):
+        with self.lock:
+            self.steps[self.loader_key](batch)
+
+
+class Keeper(dl.Callback):
+    """Callback that keeps the runner it was called with."""
+
+    def on_experiment_start(self, runner):
+        self.runner = runner
+
+
+def test_an_evaluation_runs_on_the_runner_itself():
+    """Bound methods and callbacks refer to the runner, which has all its attributes again afterwards."""
+    keeper, runner = Keeper(), Dispatches()
+    model, criterion = mlp(), nn.CrossEntropyLoss()
+    before = dict(vars(runner))
+
+    metrics = runner.evaluate_loader(
+        loader(8, 4), callbacks=[keeper], model=model, criterion=criterion, engine=dl.CPUEngine()
+    )
+
+    assert metrics.keys() == {"loss"} and keeper.runner is runner
+    assert vars(runner) == before
+
+
+def test_a_copy_of_a_runner_trains_its_own_model():
+    """The copy has its own model, optimizer and callbacks, and its run leaves the original's place alone."""
+    model, runner = mlp(), dl.SupervisedRunner()
+    runner.train(
+        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), engine=dl.CPUEngine(),
+        loaders={"train": loader(8, 4)}, **quiet(),
+    )  # fmt: skip
+    before = weights(model)
+
+    runner.batch, runner.batch_metrics = None, {}  # torch does not copy tensors that are parts of a graph
+    copied = copy.deepcopy(runner)
+    copied.run()
+
+    assert torch.equal(weights(model), before) and not torch.equal(weights(copied.model), before)
+    assert copied._resume_point is not runner._resume_point

@@ -34,7 +34,7 @@ def pack(value: Any, path: Path) -> None:
     except OSError:
         raise
     except Exception as error:
-        where, culprit = _culprit(value, path="runner") or ("runner", value)
+        where, culprit = _culprit(value, path="runner", seen=set()) or ("runner", value)
         raise TypeError(
             f"{where} is a {type(culprit).__qualname__} and cannot be sent to the processes that train ({error}); "
             "create it where it is used: in get_loaders, get_model or another hook, which run there"
@@ -102,14 +102,14 @@ def _typed(untyped: UntypedStorage, dtype: torch.dtype) -> TypedStorage:
     return TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)
 
 
-def _culprit(value: Any, *, path: str, seen: frozenset[int] = frozenset()) -> tuple[str, Any] | None:
+def _culprit(value: Any, *, path: str, seen: set[int]) -> tuple[str, Any] | None:
     """Find the innermost part that does not pickle, with its path; None if it is only reachable by another path.
 
     Args:
-        seen: ids of the enclosing objects, as references may form a cycle.
+        seen: ids of the objects visited so far, as references may form cycles.
     """
     refused = [(name, part) for name, part in _parts(value) if _is_refused(part)]
-    seen |= {id(value)}
+    seen.add(id(value))
     for name, part in refused:
         if id(part) not in seen and (found := _culprit(part, path=path + name, seen=seen)):
             return found

@@ -83,8 +83,8 @@ def _refusal(value: Any) -> Exception | None:
 
 
 def data_of(runner: IRunner) -> dict[str, Any]:
-    """Return attributes that are data sets or loaders, or dicts of them; the calling process has them too."""
-    return {name: value for name, value in vars(runner).items() if _is_data(value)}
+    """Return attributes that are engines, data sets or loaders, or dicts of data; the calling process has them too."""
+    return {name: value for name, value in vars(runner).items() if _is_data(value) or isinstance(value, IEngine)}
 
 
 def _is_data(value: Any) -> bool:
@@ -99,7 +99,7 @@ def result_of(runner: IRunner, *, had: Mapping[str, Any]) -> RunResult:
         had: the runner's :func:`data_of` at the start of the run; unchanged ones are not transferred.
     """
     stays = ProcessAttributes.names() | {name for name, value in had.items() if vars(runner).get(name) is value}
-    stays |= {name for name, value in vars(runner).items() if isinstance(value, ProcessState | IEngine)}
+    stays |= {name for name, value in vars(runner).items() if isinstance(value, ProcessState)}
     return RunResult({name: value for name, value in vars(runner).items() if name not in stays})
 
 

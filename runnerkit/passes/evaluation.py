@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from runnerkit.callback import (
@@ -27,8 +28,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+@contextmanager
+def unchanged(runner: IRunner) -> Iterator[None]:
+    """Give the runner back all attributes that it had, user-defined ones too, after the body or its error."""
+    kept = dict(vars(runner))
+    try:
+        yield
+    finally:
+        vars(runner).clear()
+        vars(runner).update(kept)
+
+
 def evaluate(runner: IRunner) -> Metrics:
-    """Run `runner`, a copy whose hooks are :class:`EvaluationHooks`, and return its loader's metrics."""
+    """Run `runner`, whose hooks are :class:`EvaluationHooks`, and return its loader's metrics."""
     metrics = dict(runner.run().loader_metrics)
     if not metrics and runner.engine.is_main_process:
         logger.warning(

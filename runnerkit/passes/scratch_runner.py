@@ -42,6 +42,7 @@ def scratch_copy(runner: IRunner, *, callbacks: Collection[ICallback]) -> IRunne
 
 def _shared(runner: IRunner, callbacks: Collection[ICallback]) -> Iterator[Any]:
     yield from (runner.engine, runner.loader, runner.batch)
+    yield from (each for each in vars(runner).values() if getattr(each, "is_shared_by_scratch_copies", False))
     for components in (runner.loaders, runner.loggers, as_dict(runner.scheduler)):
         yield from components.values()
     for modules in (runner.model, runner._stage.training_model, runner.criterion):

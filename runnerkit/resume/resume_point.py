@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 
@@ -15,7 +15,7 @@ from runnerkit.callback import ICheckpointCallback, innermost
 from runnerkit.checkpoints.file import load_checkpoint
 from runnerkit.checkpoints.folder import find_checkpoint, holds_checkpoint
 from runnerkit.logger import Step
-from runnerkit.loop.attributes import ProcessState, Progress
+from runnerkit.loop.attributes import Progress
 from runnerkit.resume import compatibility, overrides
 from runnerkit.resume.run_state import load_model_state, stoppers
 from runnerkit.sampling.sharding import count_batches, share_of
@@ -59,7 +59,7 @@ class Snapshot:
         return step.epoch, step.batch if self.state["within"] is not None else math.inf
 
 
-class ResumePoint(ProcessState):
+class ResumePoint:
     """The checkpoint that a run continues from, if there is one.
 
     Args:
@@ -71,6 +71,8 @@ class ResumePoint(ProcessState):
         found: the checkpoint's state, on all ranks.
     """
 
+    is_shared_by_scratch_copies = True  # they belong to the same run
+
     def __init__(
         self, wanted: str | Path | None = None, *, may_be_missing: bool = False, continues_logs: bool = False
     ) -> None:
@@ -79,12 +81,9 @@ class ResumePoint(ProcessState):
         self.wants_logs = self.continues_logs = continues_logs
         self.found: Snapshot | None = None
 
-    def reset(self) -> None:
-        """Forget the checkpoint of an earlier run of the same runner."""
-        self.found, self.continues_logs = None, self.wants_logs
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self  # a copy of a runner belongs to the same run
+    def renewed(self) -> Self:
+        """Return a point for another run of the same runner, without the checkpoint that this one found."""
+        return type(self)(self.wanted, may_be_missing=self.may_be_missing, continues_logs=self.wants_logs)
 
     @property
     def is_found(self) -> bool:

@@ -4,6 +4,7 @@ import os
 import threading
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from runnerkit import dl
+from runnerkit.engines.launch import payload
 from runnerkit.engines.launch.payload import pack, remove_files, unpack
 from tests.tiny import loader, mlp, quiet, sgd
 
@@ -52,6 +54,24 @@ def test_what_cannot_be_sent_is_named_by_its_path(tmp_path, value, path):
     """Paths lead through partials, methods and functions, and the error says what to do."""
     with pytest.raises(TypeError, match=rf"^{path} is a lock and cannot be sent .*create it where it is used"):
         pack(value, tmp_path / "payload")
+
+
+def test_objects_that_refer_to_each_other_are_searched_once(tmp_path, monkeypatch):
+    """The search for the culprit takes one attempt for each reference, not for each path of references."""
+    agents = [SimpleNamespace(number=number) for number in range(9)]
+    for each in agents:
+        each.peers = agents
+    owner = SimpleNamespace(agents=agents, lock=threading.Lock())
+    for each in agents:
+        each.owner = owner
+    attempts = []
+    refused = payload._is_refused
+    monkeypatch.setattr(payload, "_is_refused", lambda value: attempts.append(value) or refused(value))
+
+    with pytest.raises(TypeError, match=r"^runner\.lock is a lock"):
+        pack(owner, tmp_path / "payload")
+
+    assert len(attempts) < 100
 
 
 def there_and_back(value, folder):
