@@ -65,7 +65,15 @@ def test_the_recipes_add_a_callback_a_metric_an_engine_and_a_logger(tmp_path):
 
     run("-c", USE)
     run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *(f"tests/{name}" for name in CHECKS))
-    run("-m", "pytest", "-q", "-p", "no:cacheprovider", "--doctest-modules", *(f"runnerkit/{name}" for name, _ in recipes))
+    run(
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--doctest-modules",
+        *(f"runnerkit/{name}" for name, _ in recipes),
+    )
     run("-m", "ruff", "check", *(name for name, _ in recipes))
     run("-m", "ruff", "format", "--check", *(name for name, _ in recipes))
     run("-m", "mypy")

@@ -3,6 +3,7 @@
 python tests/migration/run_program.py whole amp resumed
 """
 
+import faulthandler
 import inspect
 import multiprocessing
 import os
@@ -10,6 +11,8 @@ import sys
 from pathlib import Path
 
 import torch
+
+HANGS_AFTER_S = 200  # a run takes ten seconds
 
 # The number of epochs of each successive call, and the arguments of all calls.
 RUNS = {"whole": ([5], {}), "amp": ([5], {"amp": True}), "resumed": ([2, 5], {}), "processes": ([5], {"ddp": True})}
@@ -19,6 +22,7 @@ def run(name):
     """Save the rows of five epochs and the best weights."""
     import program
 
+    faulthandler.dump_traceback_later(HANGS_AFTER_S, exit=True)
     lengths, options = RUNS[name]
     takes = inspect.signature(program.train).parameters
     rows = []
