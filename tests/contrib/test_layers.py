@@ -41,7 +41,7 @@ def test_module_that_changes_the_shape_is_refused_with_both_shapes(module, shape
     assert str(shape) in str(caught.value)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.trace.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace.*:DeprecationWarning", "ignore:.*torch.jit.trace.*:FutureWarning")
 def test_residual_block_traces_without_a_warning():
     """The shape check neither causes a TracerWarning, which is an error here, nor fixes the batch size."""
     block = ResidualBlock(nn.Conv2d(3, 3, kernel_size=1))
