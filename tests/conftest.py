@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -17,6 +18,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
 # Garbage that owns threads, such as a process group, would wait in a fork for threads that do not exist there.
 os.register_at_fork(after_in_child=gc.freeze)
+# The tests send both; a shell's `&` starts commands with SIGINT ignored, nohup with SIGHUP ignored.
+for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 _GRACE_S = 10  # DataLoader workers check every 5 s that their parent is alive
 _WARM = WarmPython()
