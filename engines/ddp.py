@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from runnerkit.engine import uncompiled
 from runnerkit.engines.adapters import comm_hooks
 from runnerkit.engines.launch.process_group import ProcessGroupEngine, ProcessGroupOptions
+from runnerkit.support.torch_internals import has_gradient_hooks, has_no_buckets
 
 __all__ = ["DistributedDataParallelEngine"]
 
@@ -142,10 +143,4 @@ def _has_special_gradients(model: DistributedDataParallel) -> bool:
     """Return whether buckets are never rebuilt, or zeros would mislead a static graph or reach the user's hooks."""
     learns = model.find_unused_parameters or model.static_graph or model.mixed_precision is not None
     is_sparse = any(getattr(module, "sparse", False) for module in model.modules())
-    has_no_buckets = getattr(model, "_use_python_reducer", False)  # torch.compile sends gradients by hooks
-    return learns or is_sparse or has_no_buckets or any(map(_has_hooks, model.parameters()))
-
-
-def _has_hooks(parameter: nn.Parameter) -> bool:
-    steps_within = hasattr(parameter, "_in_backward_optimizers")
-    return bool(steps_within or parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
+    return learns or is_sparse or has_no_buckets(model) or any(map(has_gradient_hooks, model.parameters()))

@@ -18,6 +18,7 @@ from runnerkit.sampling.sampler import Uneven
 from runnerkit.sampling.sharding import shard_loader
 from runnerkit.support.backend_switches import BackendSwitches
 from runnerkit.support.device_move import move
+from runnerkit.support.torch_internals import COMPILED
 from runnerkit.types import Batch, StateDict
 
 __all__ = ["IEngine"]
@@ -380,4 +381,4 @@ class OneProcessEngine(IEngine):
 
 def uncompiled(module: nn.Module) -> nn.Module:
     """Return the module inside a ``torch.compile`` wrapper, or `module` itself."""
-    return getattr(module, "_orig_mod", module)
+    return getattr(module, COMPILED, module)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from runnerkit.support.torch_internals import SKIPS_ITSELF
 from runnerkit.types import StateDict
 
 
@@ -107,11 +108,6 @@ class FP32(Precision):
         return True
 
 
-# Fused optimizers set this attribute, which the scaler reads, to unscale and skip within their kernel. A skipped step
-# could then not be detected.
-_SKIPS_ITSELF = "_step_supports_amp_scaling"
-
-
 class AMP(Precision):
     """Automatic mixed precision (``torch.autocast``), with a gradient scaler when it is fp16.
 
@@ -168,9 +164,9 @@ class AMP(Precision):
         if self._scaler is None:
             return
         self._undo.callback(optimizer.register_step_pre_hook(self._refuse_scaled_step).remove)
-        if getattr(optimizer, _SKIPS_ITSELF, False):
-            setattr(optimizer, _SKIPS_ITSELF, False)
-            self._undo.callback(setattr, optimizer, _SKIPS_ITSELF, True)
+        if getattr(optimizer, SKIPS_ITSELF, False):  # a skipped step could not be detected
+            setattr(optimizer, SKIPS_ITSELF, False)
+            self._undo.callback(setattr, optimizer, SKIPS_ITSELF, True)
 
     def release(self) -> None:
         self.cleanup()

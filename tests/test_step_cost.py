@@ -9,7 +9,6 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
-from torch.torch_version import TorchVersion
 from torch.utils.data import DataLoader
 
 from benchmarks.calls import calls_per_step
@@ -17,9 +16,9 @@ from runnerkit import dl
 from tests.tiny import classification, mlp, sgd
 
 BATCHES = list(DataLoader(classification(150 * 4), batch_size=4))
-# The allowance above the budgets, which were counted with torch 2.13. From 2.14 on, `zero_grad`, which only the
-# hand-written loop calls, makes eight calls fewer, and what both loops call, two.
-MARGIN = 2 if TorchVersion(torch.__version__) < (2, 14) else 8
+# The allowance above the budgets, which were counted with torch 2.13. In other versions `zero_grad`, which only the
+# hand-written loop calls, makes up to eight calls fewer.
+MARGIN = 2 if torch.__version__.startswith("2.13.") else 8
 
 
 def by_hand(num_steps, accuracy=False):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from runnerkit.callback import Callback, CallbackOrder, innermost
@@ -13,6 +12,7 @@ from runnerkit.callbacks.training.optimizer import OptimizerCallback
 from runnerkit.callbacks.training.parts.gradients import full_norm, gradient_norm
 from runnerkit.errors import UnknownKeyError
 from runnerkit.support.arguments import check_strings
+from runnerkit.support.torch_internals import norm_of_each
 from runnerkit.types import as_dict
 
 if TYPE_CHECKING:
@@ -109,6 +109,6 @@ class GradNormCallback(Callback):
                 f"per_parameter=True needs the model's parameters, but the optimizer holds {len(unknown)} copies of "
                 "them (such as Apex's float32 copies): leave it out, or use amp=True"
             )
-        norms = torch._foreach_norm([each.grad for each in held if each.grad is not None])
+        norms = norm_of_each([each.grad for each in held if each.grad is not None])
         for parameter, norm in zip(held, norms, strict=True):
             self._norms[f"{self.key}/{self._names[id(parameter)]}"] = full_norm(norm)

@@ -12,14 +12,13 @@ from torch.nn.parallel import DistributedDataParallel
 from runnerkit.callback import Callback, CallbackOrder
 from runnerkit.errors import UnknownKeyError
 from runnerkit.support.arguments import check_integers, check_names, check_strings
+from runnerkit.support.torch_internals import BatchOrInstanceNorm
 from runnerkit.types import as_dict
 
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner
 
 __all__ = ["FreezeCallback"]
-
-_BATCH_NORMS = nn.modules.batchnorm._NormBase  # torch lacks a public name for all of them
 
 
 class FreezeCallback(Callback):
@@ -89,7 +88,7 @@ class FreezeCallback(Callback):
         self._batch_norms = [
             each
             for each in module.modules()
-            if isinstance(each, _BATCH_NORMS) and {id(own) for own in each.parameters()} & frozen
+            if isinstance(each, BatchOrInstanceNorm) and {id(own) for own in each.parameters()} & frozen
             and all(id(own) in frozen or not own.requires_grad for own in each.parameters())
         ]  # fmt: skip
 

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from runnerkit.callback import CallbackOrder, IOptimizerCallback, innermost
 from runnerkit.callbacks.training.parts.gradients import ClipFn, check_clip, make_clip
 from runnerkit.errors import UnknownKeyError
 from runnerkit.support.arguments import check_integers, check_strings
+from runnerkit.support.torch_internals import divide_each_
 from runnerkit.types import as_dict
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class OptimizerCallback(IOptimizerCallback):
             )
         self._checked = optimizer
         if self.num_pending > 1:
-            torch._foreach_div_(gradients, self.num_pending)
+            divide_each_(gradients, self.num_pending)
 
     def on_loader_end(self, runner: IRunner) -> None:
         if not runner.is_train_loader:

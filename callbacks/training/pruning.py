@@ -13,6 +13,7 @@ from runnerkit.callback import Callback, CallbackOrder
 from runnerkit.errors import UnknownKeyError
 from runnerkit.models.magnitude_pruning import PruningFn, new_mask, prunable, pruning_function, sparsity
 from runnerkit.support.arguments import check_integers, check_names, check_numbers, check_strings
+from runnerkit.support.torch_internals import multiply_each_
 from runnerkit.types import StateDict, as_dict
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ class PruningCallback(Callback):
     @torch.no_grad()
     def _apply(self, *_: Any) -> None:
         if self.masks:
-            torch._foreach_mul_(list(self._parameters.values()), [self.masks[name] for name in self._parameters])
+            multiply_each_(list(self._parameters.values()), [self.masks[name] for name in self._parameters])
 
     def on_loader_end(self, runner: IRunner) -> None:
         if not runner.is_train_loader:

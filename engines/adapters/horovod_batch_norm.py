@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from runnerkit.engines.adapters.horovod_tensors import import_horovod
+from runnerkit.support.torch_internals import BatchNorm, children
 
 
 class SynchronizedBatchNorms:
@@ -23,15 +23,15 @@ class SynchronizedBatchNorms:
 
     def put_in(self, module: nn.Module) -> nn.Module:
         """Swap the batch norms in `module` and return it; if it is a batch norm itself, return Horovod's."""
-        if isinstance(module, _BatchNorm):
+        if isinstance(module, BatchNorm):
             return self._synchronized(module)
-        for name, child in list(module._modules.items()):  # named_children() omits a child's second name
+        for name, child in children(module):
             if child is not None and (swapped := self.put_in(child)) is not child:
                 setattr(module, name, swapped)
                 self._places.append((module, name, child))
         return module
 
-    def _synchronized(self, own: _BatchNorm) -> nn.Module:
+    def _synchronized(self, own: BatchNorm) -> nn.Module:
         if id(own) not in self._swapped:  # a batch norm that two modules share stays shared
             hvd = import_horovod()
             synchronized: nn.Module = hvd.SyncBatchNorm(

@@ -9,7 +9,8 @@ import traceback
 from types import FrameType
 
 from torch.distributed import Store  # type: ignore[attr-defined]  # public, though not in torch's __all__
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+from runnerkit.support.torch_internals import awaited_worker
 
 _QUESTION = "runnerkit/what do you wait for"
 _ANSWERS_S = 3.0  # a process looks for the question once a second
@@ -56,9 +57,8 @@ def _describe_wait() -> str:
     stack = "".join(traceback.format_stack(top, limit=_NUM_FRAMES))
     frame = top
     while frame is not None:
-        if isinstance(loader := frame.f_locals.get("self"), _MultiProcessingDataLoaderIter):
-            number = loader._task_info[loader._rcvd_idx][0]
-            return f"it is waiting for worker {number} (process {loader._workers[number].pid}) of its data loader"
+        if (worker := awaited_worker(frame.f_locals.get("self"))) is not None:
+            return f"it is waiting for worker {worker[0]} (process {worker[1]}) of its data loader"
         frame = frame.f_back
     if top is not None and any(place in top.f_code.co_filename for place in _IN_COLLECTIVES):
         return ""

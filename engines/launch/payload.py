@@ -16,6 +16,7 @@ from torch import UntypedStorage
 from torch.storage import TypedStorage
 
 from runnerkit.support import pickling
+from runnerkit.support.torch_internals import untyped
 
 _LARGE = 1 << 20  # size in bytes from which a tensor or array is mapped
 
@@ -78,9 +79,8 @@ def _write(value: Any, path: Path, base: Any) -> None:
 
         class Pickler(base):  # type: ignore[misc]  # untyped
             def reducer_override(self, obj: Any) -> Any:
-                # _untyped_storage, as the public untyped() warns the user.
-                if isinstance(obj, TypedStorage) and _is_large(untyped := obj._untyped_storage):
-                    return _typed, (storages.setdefault(untyped.data_ptr(), untyped), obj.dtype)
+                if isinstance(obj, TypedStorage) and _is_large(whole := untyped(obj)):
+                    return _typed, (storages.setdefault(whole.data_ptr(), whole), obj.dtype)
                 if isinstance(obj, UntypedStorage) and _is_large(obj):
                     array = torch.empty(0, dtype=torch.uint8).set_(obj).numpy()
                     return _untyped, (pickle.PickleBuffer(array),)  # type: ignore[arg-type]  # it is a buffer

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from runnerkit.engines.sharding.shard_policy import ShardPolicy
+from runnerkit.support.torch_internals import BatchNorm, drop_held_gradients
 
 
 class ShardedModel:
@@ -119,13 +119,7 @@ class ShardedModel:
         """Discard gradients that were held and never reduced."""
         self.has_held_gradients = False
         for unit in self._units():
-            # Private API: torch would add them to the next reduced gradients, and offers no way to drop them.
-            for group in _groups_of(unit._get_fsdp_state()):
-                for parameter in group.fsdp_params:
-                    if "unsharded_accumulated_grad" in vars(parameter):  # torch 2.15 keeps them in .grad only
-                        parameter.unsharded_accumulated_grad = None
-                    if hasattr(parameter, "_unsharded_param"):
-                        parameter._unsharded_param.grad = None
+            drop_held_gradients(unit)
 
     def _units(self) -> list[FSDPModule]:
         return [each for each in self.module.modules() if isinstance(each, FSDPModule)]
@@ -145,7 +139,7 @@ def _precision(dtype: torch.dtype | None, *, output_dtype: torch.dtype | None = 
 
 def _batch_norms(module: nn.Module) -> list[nn.Module]:
     # Separate units in float32, like their running statistics: torch rejects weights of another dtype.
-    return [each for each in module.modules() if isinstance(each, _BatchNorm) and each.affine]
+    return [each for each in module.modules() if isinstance(each, BatchNorm) and each.affine]
 
 
 def _copy(own: nn.Module) -> nn.Module:
@@ -183,13 +177,6 @@ def shard_like(value: Any, like: Tensor) -> Any:
     shard = torch.empty_like(like, dtype=value.dtype, requires_grad=False)
     local(shard).copy_(_chunk(value, like=like))
     return shard
-
-
-def _groups_of(state: Any) -> list[Any]:
-    """Return the parameter groups of a unit; torch 2.11 had one or none."""
-    if hasattr(state, "_fsdp_param_groups"):
-        return list(state._fsdp_param_groups)
-    return [group for group in (state._fsdp_param_group,) if group is not None]
 
 
 def whole(value: Any) -> Any:

@@ -27,19 +27,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, empty
 
 from runnerkit.checkpoints.plain_state import copied
 from runnerkit.storage.checksum import sha256_of
+from runnerkit.support.torch_internals import TYPES_OF_SHARDED_CHECKPOINTS
 from runnerkit.types import StateDict
-
-# Types in the list of tensors; see _PlainUnpickler.
-_KNOWN = {
-    *(("torch.distributed.checkpoint.metadata", name) for name in (
-        "Metadata", "TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata", "MetadataIndex", "StorageMeta",
-        "_MEM_FORMAT_ENCODING",
-    )),
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-    ("torch.serialization", "_get_layout"),
-    ("torch", "Size"),
-    ("pathlib", "PosixPath"),
-}  # fmt: skip
 
 
 def save(state: StateDict, folder: Path, *, rank: int, group: ProcessGroup | None) -> Callable[[], StateDict]:
@@ -149,6 +138,8 @@ class _PlainUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         module = {"pathlib._local": "pathlib"}.get(module, module)  # Python 3.13's name for it
-        if (module, name) in _KNOWN or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
+        if (module, name) in TYPES_OF_SHARDED_CHECKPOINTS or (
+            module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        ):
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"the list of tensors must not contain {module}.{name}")

@@ -16,13 +16,13 @@ from runnerkit.checkpoints.file import is_checkpoint, load_checkpoint
 from runnerkit.checkpoints.folder import CheckpointFolder
 from runnerkit.checkpoints.plain_state import copied
 from runnerkit.checkpoints.safetensors_file import SUFFIX, read_safetensors, write_safetensors
+from runnerkit.support.torch_internals import COMPILED, METADATA
 from runnerkit.types import Model, StateDict
 
 logger = logging.getLogger(__name__)
 
 Which = Literal["best", "last"]
 
-_COMPILED = "_orig_mod"  # inserted into names by torch.compile
 _WRAPPED = "module."  # prepended by DataParallel and DistributedDataParallel
 _NUM_LISTED = 12
 
@@ -122,14 +122,14 @@ def without_compiled(state: StateDict) -> StateDict:
     >>> without_compiled({"0._orig_mod.weight": 1.0})
     {'0.weight': 1.0}
     """
-    if not any(_COMPILED in name.split(".") for name in state):
+    if not any(COMPILED in name.split(".") for name in state):
         return state
     bare = shallow_copy(state)  # with the module versions, an attribute of a model's state dict
     bare.clear()
     bare.update(zip(_without_compiled(state), state.values(), strict=True))
-    metadata = getattr(state, "_metadata", None)
+    metadata = getattr(state, METADATA, None)
     if metadata is not None:
-        bare._metadata = dict(zip(_without_compiled(metadata), metadata.values(), strict=True))  # type: ignore[attr-defined]  # torch's own
+        setattr(bare, METADATA, dict(zip(_without_compiled(metadata), metadata.values(), strict=True)))
     return bare
 
 
@@ -152,7 +152,7 @@ def _bare(names: list[str]) -> list[str]:
 
 
 def _without_compiled(names: Iterable[str]) -> list[str]:
-    return [".".join(part for part in name.split(".") if part != _COMPILED) for name in names]
+    return [".".join(part for part in name.split(".") if part != COMPILED) for name in names]
 
 
 def _by_key(state: StateDict, models: dict[str, nn.Module]) -> dict[str, StateDict]:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from runnerkit.support.torch_internals import interpolate_each_
+
 __all__ = ["Lookahead"]
 
 _SLOW = "slow_param"
@@ -115,9 +117,8 @@ class Lookahead(Optimizer):
         fast = [weight for weight in group["params"] if _SLOW in self.state.get(weight, {})]
         if fast:
             slow = [self.state[weight][_SLOW] for weight in fast]
-            lerp_ = torch._foreach_lerp_  # pyright: ignore[reportPrivateImportUsage]  # used by torch's optimizers
-            lerp_(slow, fast, group["lookahead_alpha"])
-            lerp_(fast, slow, 1.0)  # an exact copy; _foreach_copy_ does not support sharded tensors
+            interpolate_each_(slow, fast, group["lookahead_alpha"])
+            interpolate_each_(fast, slow, 1.0)  # an exact copy; torch's copy of many does not support sharded tensors
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state dict of the wrapped optimizer, which includes the slow weights."""

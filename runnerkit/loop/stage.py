@@ -14,6 +14,7 @@ from runnerkit.loop.attributes import ProcessState
 from runnerkit.loop.loader_run import is_training
 from runnerkit.resume import resume_point
 from runnerkit.seeding.generators import derive_seed, set_global_seed
+from runnerkit.support.torch_internals import inner_schedulers
 from runnerkit.types import as_dict, like
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ def _bind_schedulers(runner: IRunner, prepared: dict[int, Any]) -> None:
     """Let schedulers created for the user's optimizer act on the one that the engine prepared."""
     schedulers = list(as_dict(runner.scheduler).values())
     for scheduler in schedulers:  # and nested ones: torch's SequentialLR and ChainedScheduler, WarmupLR
-        schedulers += getattr(scheduler, "_schedulers", ())
+        schedulers += inner_schedulers(scheduler)
         optimizer = getattr(scheduler, "optimizer", None)
         if id(optimizer) in prepared and prepared[id(optimizer)] is not optimizer:
             scheduler.optimizer = prepared[id(optimizer)]

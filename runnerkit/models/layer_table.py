@@ -16,6 +16,7 @@ from tqdm import tqdm
 from runnerkit.seeding.generators import keep_rng
 from runnerkit.support.device_move import move
 from runnerkit.support.text_table import text_table
+from runnerkit.support.torch_internals import clear_forward_hooks
 from runnerkit.types import Model, as_dict
 
 Models = dict[str, nn.Module]
@@ -179,8 +180,7 @@ def _without_values(models: Models) -> Models:
             memo[id(tensor)] = nn.Parameter(empty, requires_grad=tensor.requires_grad) if is_parameter else empty
     copies = copy.deepcopy(models, memo)
     for _, module in _named_modules(copies):
-        module._forward_hooks.clear()
-        module._forward_pre_hooks.clear()
+        clear_forward_hooks(module)
     return copies
 
 

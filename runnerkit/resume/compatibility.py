@@ -21,6 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 from runnerkit.checkpoints.weights import listed
 from runnerkit.support.plain_values import flat, plain
 from runnerkit.support.redaction import redacted
+from runnerkit.support.torch_internals import inner_schedulers
 from runnerkit.types import StateDict, as_dict
 from runnerkit.version import __version__
 from runnerkit.warmup import WarmupLR
@@ -178,7 +179,7 @@ def _schedulers(runner: IRunner) -> Iterator[tuple[str, Any]]:
         if isinstance(scheduler, WarmupLR):
             inner = {"after": scheduler.after}
         else:  # torch's SequentialLR and ChainedScheduler
-            inner = {str(place): each for place, each in enumerate(getattr(scheduler, "_schedulers", ()))}
+            inner = {str(place): each for place, each in enumerate(inner_schedulers(scheduler))}
         found = [(f"{name}.{key}", each) for key, each in inner.items()] + found
 
 

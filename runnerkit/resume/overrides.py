@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from runnerkit.support.torch_internals import INNER_SCHEDULERS
 from runnerkit.types import StateDict
 from runnerkit.warmup import WarmupLR
 
@@ -69,5 +70,5 @@ def _num_steps(state: StateDict) -> int | None:
     """Return the number of steps of a scheduler from its state; None if unknown."""
     if "last_epoch" in state:
         return int(state["last_epoch"])
-    inner = state.get("_schedulers")  # torch's ChainedScheduler
+    inner = state.get(INNER_SCHEDULERS)  # torch's ChainedScheduler
     return _num_steps(inner[0]) if inner else None

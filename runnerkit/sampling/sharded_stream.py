@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
-from torch.utils.data._utils import worker as torch_worker
 
 from runnerkit.sampling.sampler import Uneven, set_epoch, shortest_tail
 from runnerkit.sampling.seeded_dataset import seed_collate
 from runnerkit.sampling.stream_heads import NUM_SAMPLES, StreamHead
 from runnerkit.seeding.generators import SEED_STRIDE, derive_seed, keep_cpu_rng, seed_generators
+from runnerkit.support.torch_internals import become_only_worker
 
 
 class ShardedStream(IterableDataset[Any]):
@@ -193,7 +193,5 @@ class ShardedStream(IterableDataset[Any]):
         if self._worker is None:
             self._worker = info.id, info.num_workers
             # A stream that splits itself by worker would yield only a part of the samples that are split here.
-            torch_worker._worker_info = torch_worker.WorkerInfo(
-                id=0, num_workers=1, seed=info.seed, dataset=info.dataset
-            )
+            become_only_worker()
         return self._worker

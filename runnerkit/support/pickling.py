@@ -10,6 +10,8 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any, TypeVar
 
+from runnerkit.support.torch_internals import is_set_by_torch
+
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -61,8 +63,4 @@ def loads(data: bytes) -> Any:
 
 def _own_attributes(optimizer: Any) -> dict[str, Any]:
     """Return attributes set by the optimizer's class or the user, without torch's hooks and a scheduler's `step`."""
-    return {
-        name: value
-        for name, value in vars(optimizer).items()
-        if name not in ("step", "_opt_called", "_zero_grad_profile_name") and not name.startswith("_optimizer_")
-    }
+    return {name: value for name, value in vars(optimizer).items() if not is_set_by_torch(name)}

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from runnerkit.support.torch_internals import COMPILED
 from runnerkit.types import OneOrMany, as_dict
 
 Hashes = dict[str, str]
@@ -19,7 +20,7 @@ def tensors_of(model: OneOrMany[nn.Module], *, with_buffers: bool) -> dict[str, 
     for key, module in as_dict(model).items():
         named = [*module.named_parameters(), *(module.named_buffers() if with_buffers else ())]
         for name, tensor in named:
-            name = name.removeprefix("_orig_mod.").removeprefix("module.")  # added by torch.compile and DDP
+            name = name.removeprefix(f"{COMPILED}.").removeprefix("module.")  # added by torch.compile and DDP
             if not hasattr(tensor, "full_tensor"):  # a DTensor is sharded
                 found[f"{key}.{name}" if key else name] = tensor.detach()
     return found

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import update_bn
 
 from runnerkit.callback import innermost
@@ -14,6 +13,7 @@ from runnerkit.callbacks.training.batch_transform import BatchTransformCallback
 from runnerkit.loop import loader_run
 from runnerkit.sampling.sharding import start_epoch
 from runnerkit.seeding.generators import keep_rng
+from runnerkit.support.torch_internals import BatchNorm
 from runnerkit.types import as_dict, like
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def has_statistics(module: nn.Module) -> bool:
 
 
 def _has_own(module: nn.Module) -> bool:
-    return isinstance(module, _BatchNorm) and module.running_mean is not None
+    return isinstance(module, BatchNorm) and module.running_mean is not None
 
 
 def renew_statistics(runner: IRunner, modules: Iterable[nn.Module], *, loader_key: str) -> None:

@@ -1,0 +1,114 @@
+"""Everything that runnerkit uses of torch without torch promising to keep it, tested with each supported version."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.utils.data import get_worker_info
+from torch.utils.data._utils import worker as torch_worker
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+BatchNorm = _BatchNorm  # base class of batch norms of any dimension, SyncBatchNorm included
+BatchOrInstanceNorm = _NormBase
+COMPILED = "_orig_mod"  # where torch.compile's wrapper holds its module, and in the names of its weights
+INNER_SCHEDULERS = "_schedulers"  # of SequentialLR and ChainedScheduler, and of their state
+METADATA = "_metadata"  # where a state dict holds the versions of its modules
+# Fused optimizers set this attribute, which the scaler reads, to unscale and skip within their kernel.
+SKIPS_ITSELF = "_step_supports_amp_scaling"
+
+# What the list of tensors of a checkpoint by torch.distributed.checkpoint is made of, by module and name.
+TYPES_OF_SHARDED_CHECKPOINTS = {
+    *(("torch.distributed.checkpoint.metadata", name) for name in (
+        "Metadata", "TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata", "MetadataIndex", "StorageMeta",
+        "_MEM_FORMAT_ENCODING",
+    )),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("torch.serialization", "_get_layout"),
+    ("torch", "Size"),
+    ("pathlib", "PosixPath"),
+}  # fmt: skip
+
+# One kernel for many tensors; torch's optimizers use them.
+divide_each_ = torch._foreach_div_  # pyright: ignore[reportPrivateImportUsage]
+multiply_each_ = torch._foreach_mul_  # pyright: ignore[reportPrivateImportUsage]
+interpolate_each_ = torch._foreach_lerp_  # pyright: ignore[reportPrivateImportUsage]
+norm_of_each = torch._foreach_norm  # pyright: ignore[reportPrivateImportUsage]
+
+
+def inner_schedulers(scheduler: Any) -> list[Any]:
+    """Return the schedulers inside torch's SequentialLR or ChainedScheduler; none in others.
+
+    >>> inner_schedulers(None)
+    []
+    """
+    return list(getattr(scheduler, INNER_SCHEDULERS, ()))
+
+
+def is_set_by_torch(name: str) -> bool:
+    """Return whether torch's hooks, or a scheduler, set the attribute `name` on an optimizer.
+
+    >>> is_set_by_torch("_optimizer_step_pre_hooks"), is_set_by_torch("defaults")
+    (True, False)
+    """
+    return name in ("step", "_opt_called", "_zero_grad_profile_name") or name.startswith("_optimizer_")
+
+
+def clear_forward_hooks(module: nn.Module) -> None:
+    """Remove all hooks of a module's forward pass, but not those of its children."""
+    module._forward_hooks.clear()
+    module._forward_pre_hooks.clear()
+
+
+def has_gradient_hooks(parameter: Tensor) -> bool:
+    """Return whether something runs when the gradient of `parameter` is computed: a hook, or a step within backward."""
+    steps_within = hasattr(parameter, "_in_backward_optimizers")
+    return bool(steps_within or parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
+
+
+def children(module: nn.Module) -> list[tuple[str, nn.Module | None]]:
+    """Return the children with their names, a child with two names twice, unlike ``named_children()``."""
+    return list(module._modules.items())
+
+
+def untyped(storage: torch.TypedStorage) -> torch.UntypedStorage:
+    """Return the bytes of a storage without the warning of torch's public method."""
+    return storage._untyped_storage
+
+
+def has_no_buckets(model: nn.Module) -> bool:
+    """Return whether a DistributedDataParallel sends gradients by hooks, as it does for torch.compile."""
+    return getattr(model, "_use_python_reducer", False)
+
+
+def become_only_worker() -> None:
+    """Let ``get_worker_info()`` return worker 0 of 1 in this worker of a data loader."""
+    info = get_worker_info()
+    assert info is not None, "called in a worker"
+    # By keyword: torch 2.11 takes no positional arguments.
+    torch_worker._worker_info = torch_worker.WorkerInfo(id=0, num_workers=1, seed=info.seed, dataset=info.dataset)
+
+
+def awaited_worker(iterator: Any) -> tuple[int, int] | None:
+    """Return number and process id of the worker that a data loader's iterator waits for; None for other objects."""
+    if not isinstance(iterator, _MultiProcessingDataLoaderIter):
+        return None
+    number = iterator._task_info[iterator._rcvd_idx][0]
+    return number, iterator._workers[number].pid
+
+
+def drop_held_gradients(unit: Any) -> None:
+    """Discard the gradients that an FSDPModule held instead of reducing them.
+
+    Torch would add them to the next reduced gradients, and offers no way to drop them.
+    """
+    state = unit._get_fsdp_state()
+    # A unit of torch 2.11 has one group of parameters or none.
+    groups = state._fsdp_param_groups if hasattr(state, "_fsdp_param_groups") else [state._fsdp_param_group]
+    for parameter in (each for group in groups if group is not None for each in group.fsdp_params):
+        if "unsharded_accumulated_grad" in vars(parameter):  # torch 2.15 holds them in .grad only
+            parameter.unsharded_accumulated_grad = None
+        if hasattr(parameter, "_unsharded_param"):
+            parameter._unsharded_param.grad = None

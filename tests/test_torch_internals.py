@@ -1,0 +1,163 @@
+"""Tests of what runnerkit uses of torch's internals, to be run with each supported version."""
+
+import ast
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import ChainedScheduler, ConstantLR, SequentialLR
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from runnerkit.support import torch_internals as internals
+from tests.layers import modules
+from tests.tiny import sgd
+
+ROOT = Path(__file__).parents[1]
+MODULE = "runnerkit.support.torch_internals"
+
+
+def private_names(tree: ast.AST) -> set[str]:
+    """Return the private names of torch that a module imports or reads from ``torch``."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "torch":
+            found |= {*str(node.module).split("."), *(alias.name for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            found |= {part for alias in node.names if alias.name.startswith("torch.") for part in alias.name.split(".")}
+        elif isinstance(node, ast.Attribute) and re.match(r"(torch|nn)\b", ast.unparse(node)):
+            found.add(node.attr)
+    return {name for name in found if re.match(r"_[a-zA-Z]", name)}
+
+
+def test_one_module_holds_all_internals_of_torch():
+    """No other module imports a private name of torch, and the names used there are used nowhere else."""
+    sources = {name: path.read_text(encoding="utf-8") for name, path in modules(ROOT)}
+    used = set(re.findall(r"[.\"](_[a-z]\w+)", sources[MODULE])) - {"_metadata", "_utils"}
+    others = {name: source for name, source in sources.items() if name != MODULE}
+
+    assert {name: found for name, source in others.items() if (found := private_names(ast.parse(source)))} == {}
+    assert {"_orig_mod", "_fsdp_param_group", "_worker_info"} <= used
+    code = {name: re.sub(r'"""(.|\n)*?"""', "", source) for name, source in others.items()}
+    assert {
+        name: found for name, source in code.items() if (found := used & set(re.findall(r"[.\"](_[a-z]\w+)", source)))
+    } == {}
+
+
+@pytest.mark.parametrize(
+    "source", ["from torch._x import y", "from torch.x import _y", "import torch._x", "torch.x._y(1)", "nn.x._Y"]
+)
+def test_a_private_name_is_found(source):
+    assert len(private_names(ast.parse(source))) == 1
+
+
+def test_classes_of_normalization_are_base_classes_of_all():
+    norms = [nn.BatchNorm1d(2), nn.BatchNorm3d(2), nn.SyncBatchNorm(2)]
+
+    assert all(isinstance(each, internals.BatchNorm | internals.BatchOrInstanceNorm) for each in norms)
+    assert isinstance(nn.InstanceNorm2d(2), internals.BatchOrInstanceNorm)
+    assert not isinstance(nn.LayerNorm(2), internals.BatchOrInstanceNorm)
+
+
+def test_names_that_torch_gives_are_those_of_its_objects():
+    """The attributes exist where torch is said to keep them."""
+    compiled = torch.compile(nn.Linear(1, 1), backend="eager")
+    model = nn.Linear(1, 1)
+    optimizer = sgd(model)
+    schedulers = [ConstantLR(optimizer), ConstantLR(optimizer)]
+
+    assert getattr(compiled, internals.COMPILED) is not compiled
+    assert list(compiled.state_dict()) == [f"{internals.COMPILED}.weight", f"{internals.COMPILED}.bias"]
+    assert "" in getattr(model.state_dict(), internals.METADATA)
+    assert getattr(torch.optim.AdamW(model.parameters(), fused=True), internals.SKIPS_ITSELF)
+    for outer in (ChainedScheduler(schedulers), SequentialLR(optimizer, schedulers, milestones=[1])):
+        assert internals.inner_schedulers(outer) == schedulers
+        assert len(outer.state_dict()[internals.INNER_SCHEDULERS]) == 2
+
+
+def test_attributes_that_torch_sets_on_an_optimizer_are_known():
+    """A stepped optimizer with a scheduler has the attributes of its class and those in the list."""
+    optimizer = sgd(nn.Linear(1, 1))
+    own = {"defaults", "state", "param_groups"}
+    scheduler = ConstantLR(optimizer)
+    optimizer.step()
+    scheduler.step()
+
+    others = {name for name in vars(optimizer) if not internals.is_set_by_torch(name)}
+    assert own <= others
+    assert others - own <= {"_warned_capturable_if_run_uncaptured", "_patch_step_function"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_functions_on_many_tensors_are_those_on_each(dtype):
+    def tensors():
+        return [torch.full((2,), 3.0, dtype=dtype), torch.full((3, 1), 5.0, dtype=dtype)]
+
+    def results(change):
+        change(values := tensors())
+        return values
+
+    for change, expected in (
+        (lambda each: internals.divide_each_(each, 4), [value / 4 for value in tensors()]),
+        (lambda each: internals.multiply_each_(each, tensors()), [value * value for value in tensors()]),
+        (lambda each: internals.interpolate_each_(each, [2 * v for v in tensors()], 0.5), [1.5 * v for v in tensors()]),
+    ):
+        torch.testing.assert_close(results(change), expected)
+    torch.testing.assert_close(internals.norm_of_each(tensors()), [value.norm() for value in tensors()])
+
+
+def test_hooks_are_found_and_cleared():
+    """Hooks of a module's forward pass are removed; hooks of gradients are found."""
+    model, calls = nn.Linear(1, 1), []
+    model.register_forward_hook(lambda *_: calls.append("after"))
+    model.register_forward_pre_hook(lambda *_: calls.append("before"))
+    internals.clear_forward_hooks(model)
+    model(torch.ones(1, 1))
+    model.weight.register_hook(lambda gradient: gradient)
+    model.bias.register_post_accumulate_grad_hook(lambda parameter: None)
+
+    assert calls == []
+    assert internals.has_gradient_hooks(model.weight) and internals.has_gradient_hooks(model.bias)
+    assert not internals.has_gradient_hooks(nn.Linear(1, 1).weight)
+    assert not internals.has_no_buckets(nn.Linear(1, 1))
+    assert "self._use_python_reducer" in inspect.getsource(DistributedDataParallel)
+
+
+def test_a_child_with_two_names_has_both():
+    model = nn.Sequential()
+    model.a = model.b = nn.ReLU()
+
+    assert [name for name, _ in internals.children(model)] == ["a", "b"]
+
+
+class Alone(IterableDataset):
+    def __iter__(self):
+        internals.become_only_worker()
+        info = get_worker_info()
+        yield torch.tensor([info.id, info.num_workers])
+
+
+def test_a_worker_becomes_the_only_one():
+    found = torch.cat(list(DataLoader(Alone(), batch_size=None, num_workers=2)))
+
+    assert found.tolist() == [0, 1] * 2
+
+
+def test_the_awaited_worker_is_the_one_of_the_next_batch():
+    iterator = iter(DataLoader(range(4), num_workers=2))
+    first = internals.awaited_worker(iterator)
+    next(iterator)
+    second = internals.awaited_worker(iterator)
+
+    assert (first[0], second[0]) == (0, 1) and first[1] != second[1]
+    assert internals.awaited_worker(iter([1])) is None
+
+
+def test_a_storage_gives_its_bytes_without_a_warning():
+    with pytest.warns(UserWarning, match="TypedStorage is deprecated"):
+        storage = torch.ones(3).storage()
+
+    assert internals.untyped(storage).nbytes() == 12
