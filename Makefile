@@ -9,6 +9,8 @@ ROUNDS ?= 10
 KILLS ?= 100
 # Kills of data workers, of ranks and of the parent process, for each launcher.
 LAUNCHED_KILLS ?= 5
+# Pythons for smoke runs with the newest torch, by name or path.
+PYTHONS ?= python3.12 python3.13 python3.14
 # Parallel test workers; most slow tests start two more processes.
 JOBS ?= 2
 # An idle worker takes half of another's remaining tests, so that all finish at about the same time.
@@ -18,7 +20,7 @@ PYTEST := -m pytest -n $(JOBS) --dist worksteal
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-all coverage parity screenshots bench bench-peers drills docs lint check format clean
+.PHONY: help demo test test-slow test-all test-versions coverage parity screenshots bench bench-peers drills docs lint check format clean
 
 help:  ## print this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -34,6 +36,9 @@ test-slow: $(VENV)/installed  ## run the tests marked slow: launchers, examples,
 	$(BIN)/python $(PYTEST) -m slow
 
 test-all: test test-slow  ## run all tests (25 minutes)
+
+test-versions:  ## run the quick tests with the oldest and the newest torch, smoke runs with PYTHONS; downloads 7 GB for each
+	JOBS=$(JOBS) scripts/test_versions.sh $(PYTHON) $(PYTHONS)
 
 coverage: $(VENV)/installed  ## measure line and branch coverage of all tests, including child processes
 	$(BIN)/coverage erase
@@ -89,4 +94,4 @@ $(PEERS)/installed: benchmarks/peers/requirements.txt constraints.txt
 	touch $@
 
 clean:  ## remove virtual environments and generated files
-	rm -rf $(VENV) .venv-dev $(PEERS) .coverage* horovod.log build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis site
+	rm -rf $(VENV) .venv-dev .venv-versions $(PEERS) .coverage* horovod.log build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis site
