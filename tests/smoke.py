@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from runnerkit import dl
-from tests.tiny import classification, loader, mlp, quiet, sgd, train_by_hand, weights
+from tests.tiny import classification, loader, mlp, sgd, train_by_hand, weights
 
 NUM_SAMPLES, BATCH_SIZE, NUM_EPOCHS = 48, 8, 2
 LIMIT_S = 300
@@ -49,7 +49,7 @@ def trained(*, data=None, num_processes=1, **options):
     dl.SupervisedRunner().train(
         model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), num_epochs=NUM_EPOCHS,
         loaders={"train": loader(NUM_SAMPLES, BATCH_SIZE // num_processes) if data is None else data},
-        **quiet(), **options,
+        loggers={"console": None, "tensorboard": None}, **options,
     )  # fmt: skip
     return weights(model)
 
