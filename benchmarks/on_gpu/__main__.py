@@ -25,6 +25,7 @@ PARTS = {
     "peers": "Time of a step of other frameworks",
     "apex_levels": "Apex",
     "memory": "Memory",
+    "compiled_step_time": "Time of a step, compiled",  # last, because it takes longest
 }
 LIMIT_S = 540.0
 
