@@ -9,6 +9,9 @@ ROUNDS ?= 10
 KILLS ?= 100
 # Kills of data workers, of ranks and of the parent process, for each launcher.
 LAUNCHED_KILLS ?= 5
+# Of `make gpu`: cuda, or cpu for a dry run at tiny sizes; path of its report, without a suffix.
+DEVICE ?= cuda
+GPU_REPORT ?= gpu_report
 # Parallel test workers; most slow tests start two more processes.
 JOBS ?= 2
 # An idle worker takes half of another's remaining tests, so that all finish at about the same time.
@@ -18,7 +21,7 @@ PYTEST := -m pytest -n $(JOBS) --dist worksteal
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-all coverage parity screenshots bench bench-peers drills docs lint check format clean
+.PHONY: help demo test test-slow test-all coverage parity screenshots bench bench-peers gpu drills docs lint check format clean
 
 help:  ## print this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -52,6 +55,10 @@ bench: $(VENV)/installed  ## benchmark runnerkit and raw PyTorch; write benchmar
 
 bench-peers: $(VENV)/installed $(PEERS)/installed  ## also benchmark eight other frameworks, in a separate environment
 	$(BIN)/python -m benchmarks --rounds $(ROUNDS) --peers $(PEERS)/bin/python
+
+# Installs nothing: a machine with a GPU may lack a network, and its packages belong to its torch.
+gpu:  ## check numbers, speed and memory on a GPU, in 9 minutes, with the installed packages (DEVICE=cpu: dry run)
+	$(PYTHON) -m benchmarks.on_gpu --device $(DEVICE) --report $(GPU_REPORT)
 
 drills: $(VENV)/installed  ## kill and resume runs 245 times; write the tables in docs/reliability.md (KILLS=100)
 	$(BIN)/python -m tests.faults.drill --kills $(KILLS) --page docs/reliability.md

@@ -120,9 +120,10 @@ def _require_apex(setting: Setting) -> None:
     if not source:
         raise Skipped(f"{VARIABLE} is not set: it names the folder that holds Apex's package `apex`, release 25.05")
     if not (Path(source) / "apex" / "amp").is_dir():
-        raise Skipped(f"{VARIABLE}={source} has no folder apex/amp, which release 25.05 has")
+        raise Skipped(f"{VARIABLE}={source} lacks the folder apex/amp, which release 25.05 has")
     if not setting.is_gpu and (Path(source) / "apex" / "optimizers").is_dir():
         raise Skipped("needs CUDA: NVIDIA's Apex computes on GPUs only")
+    source = str(Path(source).resolve())
     sys.path.insert(0, source)
     os.environ["PYTHONPATH"] = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
 

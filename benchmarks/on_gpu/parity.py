@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -260,8 +260,3 @@ CHECKS = (
     *(_check(name, case) for name, case in CASES.items()),
     Check("DDP, two processes on one device over gloo", in_ranks_on_one_gpu),
 )
-
-
-def wrong_engine(setting: Setting) -> Figures:
-    """Compare a hand-written loop in fp32 with an engine in bf16, which must fail."""
-    return compare(replace(CASES["GPUEngine"], make=partial(_amp, dtype=BF16)), setting)

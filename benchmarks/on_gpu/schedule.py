@@ -18,6 +18,7 @@ from benchmarks.on_gpu.check import Check, Outcome, Setting
 POLL_S = 0.02
 LEAST_S = 5.0  # with less time left, no check starts
 NUM_LAST_LINES = 15
+STACK_STARTS = ("Timeout (", "Fatal Python error")  # written by faulthandler, the innermost call first
 NO_TIME = "no time left"
 
 
@@ -47,7 +48,7 @@ class Running:
             outcome = Outcome(self.part, self.check.name, "failed", reason)
         outcome.seconds = seconds
         if outcome.status == "failed" and self.output.exists():
-            outcome.last_lines = self.output.read_text(errors="replace").strip().splitlines()[-NUM_LAST_LINES:]
+            outcome.last_lines = telling_lines(self.output.read_text(errors="replace"))
         return outcome
 
     def kill(self) -> None:
@@ -56,6 +57,13 @@ class Running:
             os.killpg(self.process.pid or 0, signal.SIGKILL)
         self.process.kill()  # it may have been killed before it had a group
         self.process.join()
+
+
+def telling_lines(output: str) -> list[str]:
+    """Return the last lines of an output, or the first lines of the stack that a hang or a crash left in it."""
+    lines = output.strip().splitlines()
+    stacks = [number for number, line in enumerate(lines) if line.startswith(STACK_STARTS)]
+    return lines[stacks[0] :][:NUM_LAST_LINES] if stacks else lines[-NUM_LAST_LINES:]
 
 
 def _end(exit_code: int | None) -> str:
