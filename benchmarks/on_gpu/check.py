@@ -20,7 +20,7 @@ class Setting:
         device_type: "cuda", or "cpu" for a dry run at tiny sizes.
     """
 
-    device_type: str
+    device_type: Literal["cuda", "cpu"]
 
     @property
     def is_gpu(self) -> bool:

@@ -26,7 +26,7 @@ class Images(Dataset[tuple[Tensor, int]]):
     """Random images in memory, normalized one by one as data sets of files do: (3, size, size) float32, class."""
 
     def __init__(self, setting: Setting) -> None:
-        size, number = setting.size(gpu=64, cpu=8), setting.size(gpu=10240, cpu=64)
+        size, number = setting.size(gpu=32, cpu=8), setting.size(gpu=10240, cpu=64)
         generator = torch.Generator().manual_seed(0)
         self.pixels = torch.randint(256, (number, 3, size, size), dtype=torch.uint8, generator=generator)
         self.classes = torch.randint(NUM_CLASSES, (number,), generator=generator).tolist()
@@ -168,7 +168,7 @@ class Indexed:
 
 
 def _batch_size(setting: Setting) -> int:
-    return setting.size(gpu=256, cpu=16)
+    return setting.size(gpu=128, cpu=16)  # batches of workers must fit into a small /dev/shm
 
 
 def from_workers(setting: Setting) -> Figures:
@@ -180,7 +180,7 @@ def from_workers(setting: Setting) -> Figures:
             data,
             batch_size=_batch_size(setting),
             shuffle=True,
-            num_workers=setting.size(gpu=min(6, max(1, (os.cpu_count() or 2) // 2)), cpu=1),
+            num_workers=setting.size(gpu=min(4, max(1, (os.cpu_count() or 2) // 2)), cpu=1),
             persistent_workers=True,
             pin_memory=setting.is_gpu,
         )

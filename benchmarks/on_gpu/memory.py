@@ -118,15 +118,15 @@ def fsdp(options: Options, setting: Setting) -> Figures:
             model.to(setting.device)
         options.shard(model, setting)
         their_peak = train_by_hand(model, setting, dtype=None)
-        theirs = torch.cat([_full(each).cpu().double().flatten() for each in model.state_dict().values()])
+        theirs = torch.cat([_whole(each).cpu().double().flatten() for each in model.state_dict().values()])
     finally:
         dist.destroy_process_group()
     figures = require_close(ours, theirs, tolerance=TOLERANCE, start=start)
     return {**figures, **compare_peaks(peak, their_peak, setting)}
 
 
-def _full(value: Tensor) -> Tensor:
-    return value.full_tensor() if isinstance(value, DTensor) else value
+def _whole(value: Tensor) -> Tensor:
+    return value.to_local() if isinstance(value, DTensor) else value  # the shard of the only process
 
 
 def recomputed(setting: Setting) -> Figures:

@@ -31,8 +31,9 @@ class Case:
     Attributes:
         make: creates the engine.
         dtype: autocast's dtype in the hand-written loop; None is fp32.
-        has_shares: whether several processes or GPUs share a batch.
-        tolerance: absolute, of the weights; None chooses by `has_shares` and `dtype`.
+        has_shares: whether several processes share a batch.
+        splits: whether all GPUs of one process share a batch.
+        tolerance: absolute, of the weights; None chooses by the shares and `dtype`.
         needs: why the case needs CUDA; empty if a CPU has an equivalent.
     """
 
@@ -40,14 +41,19 @@ class Case:
     dtype: torch.dtype | None = None
     channels_last: bool = False
     has_shares: bool = False
+    splits: bool = False
     tolerance: float | None = None
     needs: str = ""
+
+    def shares_a_batch(self, setting: Setting) -> bool:
+        """Return whether no device computes a whole batch."""
+        return self.has_shares or (self.splits and setting.is_gpu and setting.num_devices > 1)
 
     def allowed(self, setting: Setting) -> float:
         """Return the tolerance of the weights."""
         if self.tolerance is not None:
             return self.tolerance
-        if self.has_shares:
+        if self.shares_a_batch(setting):
             return ROUNDING[self.dtype]
         return EXACT_ON_GPU if setting.is_gpu else 0.0
 
@@ -118,19 +124,24 @@ def compare(case: Case, setting: Setting, train: Callable[[], tuple[Tensor, floa
         ours, loss = train() if train is not None else with_runnerkit(case.make(setting))
         theirs, their_loss = by_hand(setting, dtype=case.dtype, channels_last=case.channels_last)
         figures = require_close(ours, theirs, tolerance=case.allowed(setting), start=weights(make_model()))
-        if case.dtype is not None and not case.has_shares:
-            require_precision(ours, theirs, by_hand(setting, dtype=None)[0], figures)
+        if case.dtype is not None:
+            in_fp32, _ = by_hand(setting, dtype=None)
+            require_precision(ours, theirs, in_fp32, figures, has_shares=case.shares_a_batch(setting))
     return require_same_loss(loss, their_loss, figures, tolerance=LOSS_TOLERANCE)
 
 
-def require_precision(ours: Tensor, theirs: Tensor, in_fp32: Tensor, figures: Figures) -> None:
+def require_precision(ours: Tensor, theirs: Tensor, in_fp32: Tensor, figures: Figures, *, has_shares: bool) -> None:
     """Check that an engine computed in 16 bits, by the distance of its weights to those of fp32.
 
+    Args:
+        has_shares: shares of a batch differ from the whole as much as 16 bits from 32; then they must only differ from
+            fp32 by more than the order of sums explains.
     Raises:
-        Failed: the weights are nearer to those of fp32.
+        Failed: the weights are those of fp32.
     """
-    figures["difference from fp32"] = largest_difference(ours, in_fp32)
-    if not largest_difference(ours, theirs) < figures["difference from fp32"] / 2:
+    from_fp32 = figures["difference from fp32"] = largest_difference(ours, in_fp32)
+    least = SUMS if has_shares else 2 * largest_difference(ours, theirs)
+    if not from_fp32 > least:
         raise Failed("weights are nearer to those of fp32 than to those of mixed precision", figures)
 
 
@@ -212,9 +223,9 @@ CASES = {
     "AMPEngine bf16, channels_last": _case(
         _amp, {"dtype": BF16, "channels_last": True}, dtype=BF16, channels_last=True
     ),
-    "DataParallelEngine": _case(_dp),
-    "DataParallelAMPEngine bf16": _case(_dp, {"dtype": BF16}, dtype=BF16),
-    "DataParallelAMPEngine fp16": _case(_dp, {"dtype": FP16}, dtype=FP16),
+    "DataParallelEngine": _case(_dp, splits=True),
+    "DataParallelAMPEngine bf16": _case(_dp, {"dtype": BF16}, dtype=BF16, splits=True),
+    "DataParallelAMPEngine fp16": _case(_dp, {"dtype": FP16}, dtype=FP16, splits=True),
     "DDP, one process over nccl": _case(partial(_several, DDP), ONE, has_shares=True),
     "DDP, one process per GPU over nccl": _case(partial(_several, DDP), has_shares=True),
     "DDP bf16": _case(partial(_several, DDP_AMP), {**ONE, "dtype": BF16}, dtype=BF16, has_shares=True),

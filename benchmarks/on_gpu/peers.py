@@ -121,7 +121,8 @@ def measure(train: Train, setting: Setting) -> Figures:
     """Time a framework's steps of the tiny model beside the hand-written loop, then runnerkit's in the same way."""
     warnings.simplefilter("ignore")  # advice about data loaders
     job = work.tiny(setting)
-    batch, figures = job.make_batch(), {}
+    batch = job.make_batch()
+    figures: Figures = {}
     for name in ("framework", "runnerkit"):
         reference = ByHand(job, batch, setting, compile=None)
         turns = Turns(batch, reference.run, setting, num_steps=job.num_steps, num_pairs=setting.size(gpu=10, cpu=2))

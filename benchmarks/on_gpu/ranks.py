@@ -7,7 +7,7 @@ import sys
 import tempfile
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -37,7 +37,7 @@ def run_ranks(module: str, num_processes: int, setting: Setting) -> dict[str, An
         return result
 
 
-def main(module: str, device_type: str, path: str) -> None:
+def main(module: str, device_type: Literal["cuda", "cpu"], path: str) -> None:
     """Run one rank."""
     result = import_module(module).rank_main(Setting(device_type))
     if os.environ["RANK"] == "0":
@@ -45,4 +45,4 @@ def main(module: str, device_type: str, path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*sys.argv[1:])  # type: ignore[arg-type]  # run_ranks passes a device type

@@ -7,6 +7,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from benchmarks.on_gpu import child, machine
 from benchmarks.on_gpu.check import Check, Outcome, Setting
@@ -19,7 +20,13 @@ CORES_PER_JOB, MOST_JOBS = 2, 5
 
 
 def run(
-    device: str, parts: dict[str, str], *, path: Path, limit_s: float, num_jobs: int | None, began: float | None = None
+    device: Literal["cuda", "cpu"],
+    parts: dict[str, str],
+    *,
+    path: Path,
+    limit_s: float,
+    num_jobs: int | None,
+    began: float | None = None,
 ) -> int:
     """Run the parts, print a line for each check, and return the exit code.
 

@@ -266,9 +266,12 @@ def test_an_engine_of_another_precision_breaks_the_parity_law(case, make):
         parity.compare(replace(right, make=lambda setting: make()), CPU)
 
 
-def test_a_tolerance_wider_than_the_effect_of_autocast_is_noticed():
-    """With any tolerance, weights must be nearer to those of mixed precision than to those of fp32."""
-    case = replace(parity.CASES["AMPEngine bf16"], make=lambda setting: dl.CPUEngine(), tolerance=5e-3)
+@pytest.mark.parametrize("has_shares", [False, True])
+def test_fp32_is_noticed_where_mixed_precision_is_claimed(has_shares):
+    """Whatever the tolerance, weights must not be those of fp32."""
+    case = replace(
+        parity.CASES["AMPEngine bf16"], make=lambda setting: dl.CPUEngine(), tolerance=5e-3, has_shares=has_shares
+    )
 
     with pytest.raises(Failed, match="nearer to those of fp32"):
         parity.compare(case, CPU)
