@@ -102,6 +102,7 @@ def compare(level: str, setting: Setting) -> Figures:
     figures = require_close(ours, theirs, tolerance=EXACT_ON_GPU, start=start)
     of_native = require_close(ours, native, tolerance=NATIVE_TOLERANCE, start=start)
     return {
+        "package": "NVIDIA's" if (Path(os.environ[VARIABLE]) / "apex" / "optimizers").is_dir() else "a stand-in",
         **figures,
         "difference from native AMP": of_native["difference"],
         "µs a step": ours_us,
