@@ -11,6 +11,9 @@ KILLS ?= 100
 LAUNCHED_KILLS ?= 5
 # Pythons for smoke runs with the newest torch, by name or path.
 PYTHONS ?= python3.12 python3.13 python3.14
+# Of `make gpu`: cuda, or cpu for a dry run at tiny sizes; path of its report, without a suffix.
+DEVICE ?= cuda
+GPU_REPORT ?= gpu_report
 # Parallel test workers; most slow tests start two more processes.
 JOBS ?= 2
 # An idle worker takes half of another's remaining tests, so that all finish at about the same time.
@@ -20,7 +23,7 @@ PYTEST := -m pytest -n $(JOBS) --dist worksteal
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-all test-versions coverage parity screenshots bench bench-peers drills docs lint check format clean
+.PHONY: help demo test test-slow test-all test-versions coverage parity screenshots bench bench-peers gpu drills docs lint check format clean
 
 help:  ## print this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -57,6 +60,10 @@ bench: $(VENV)/installed  ## benchmark runnerkit and raw PyTorch; write benchmar
 
 bench-peers: $(VENV)/installed $(PEERS)/installed  ## also benchmark eight other frameworks, in a separate environment
 	$(BIN)/python -m benchmarks --rounds $(ROUNDS) --peers $(PEERS)/bin/python
+
+# Installs nothing: a machine with a GPU may lack a network, and its packages belong to its torch.
+gpu:  ## check numbers, speed and memory on a GPU, in 9 minutes, with the installed packages (DEVICE=cpu: dry run)
+	$(PYTHON) -m benchmarks.on_gpu --device $(DEVICE) --report $(GPU_REPORT)
 
 drills: $(VENV)/installed  ## kill and resume runs 245 times; write the tables in docs/reliability.md (KILLS=100)
 	$(BIN)/python -m tests.faults.drill --kills $(KILLS) --page docs/reliability.md

@@ -7,8 +7,6 @@ import argparse
 import sys
 from pathlib import Path
 
-import torch
-
 from benchmarks import results
 from benchmarks.cases import PEERS, Case, all_cases
 from benchmarks.harness import CandidateFailed, measure
@@ -25,9 +23,6 @@ def write(case: Case, *, num_rounds: int, peers: str | None, path: Path) -> bool
     now; in the latter case the new table is printed.
     """
     heading = f"## {case.title}\n\n{case.text}\n"
-    if case.needs_gpu and not torch.cuda.is_available():
-        _not_measured(case.key, heading, "no GPU is available", path)
-        return True
     num_rounds = case.num_rounds or num_rounds
     conditions = results.conditions(num_rounds)  # read first, so that the load excludes the benchmark
     try:

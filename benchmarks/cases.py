@@ -22,7 +22,6 @@ class Case:
         tolerance: relative, for the values that show that all candidates did the same work.
         num_rounds: overrides the command line; 1 for counts, which are the same every time.
         in_turns: run a round's candidates concurrently and let them work in turns, which cancels the machine's noise.
-        needs_gpu: skip the case if there is no GPU.
     """
 
     key: str
@@ -33,7 +32,6 @@ class Case:
     tolerance: float = 1e-4
     num_rounds: int | None = None
     in_turns: bool = False
-    needs_gpu: bool = False
 
 
 # The variants that each peer supports: barebones reports nothing. Poutyne and Trainer always aggregate the loss.
@@ -78,7 +76,6 @@ def all_cases(peers: str | None = None, *, num_batches: int = 5000) -> list[Case
         MEMORY,
         *GROWTH,
         MIXED_PRECISION,
-        GPU,
     ]
 
 
@@ -358,26 +355,4 @@ MIXED_PRECISION = Case(
         Figure("accuracy_percent", "accuracy, %"),
     ),
     tolerance=0.05,  # DDP's batch norms see half a batch, and AMP rounds
-)
-
-GPU_VARIANTS = {"plain": "", "prefetch": ", prefetched", "compile": ", compiled", "graph": ", CUDA graphs"}
-GPU = Case(
-    key="gpu",
-    title="On a GPU",
-    text="A ResNet with 13 convolutions, 512 images of 32 x 32 in pinned memory, fp16 AMP, channels_last. Prefetched: "
-    "each batch is copied on a separate stream. CUDA graphs: torch.compile(mode='reduce-overhead'). Host syncs are "
-    "the calls that torch.cuda.set_sync_debug_mode warns about; GradScaler.step contains one. Idle: the share of time "
-    "in which nothing runs on the GPU, according to torch.profiler.",
-    candidates=tuple(
-        Candidate(f"{name}{words}", "benchmarks.gpu", (who, "--variant", variant))
-        for variant, words in GPU_VARIANTS.items()
-        for who, name in (("raw", "raw PyTorch"), ("ours", "runnerkit"))
-    ),
-    figures=(
-        Figure("step_us", "µs a step"),
-        Figure("syncs", "host syncs a step"),
-        Figure("idle_percent", "idle, %"),
-    ),
-    tolerance=0.05,
-    needs_gpu=True,
 )
