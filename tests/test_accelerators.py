@@ -124,7 +124,7 @@ def test_checkpoints_hold_the_generators_of_the_accelerator(monkeypatch, kind, c
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda", "mps", "xpu"])
 def test_metrics_use_float64_only_where_it_exists(monkeypatch, kind):
-    """MPS has no float64, nor have some XPUs: sums are float32 there, and counts integers."""
+    """MPS and some XPUs lack float64: sums are float32 there, and counts integers."""
     monkeypatch.setattr(torch.xpu, "get_device_properties", lambda _: type("", (), {"has_fp64": False}))
     means = LoaderMeans()
     with FakeTensorMode():
