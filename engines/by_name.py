@@ -32,6 +32,7 @@ from runnerkit.engines.device import CPUEngine, DeviceEngine, GPUEngine
 from runnerkit.engines.fsdp import FullyShardedDataParallelEngine
 from runnerkit.engines.horovod import HorovodEngine
 from runnerkit.precision import AMP, FP32, Precision
+from runnerkit.support.accelerator import default_device
 
 VARIABLE = "RUNNERKIT_ENGINE"  # arguments of :func:`engine_by_name` as JSON, for a script that another process starts
 
@@ -76,7 +77,7 @@ def engine_by_name(name: str | None, *, num_processes: int | None = None, precis
     if name not in ENGINES:
         raise ValueError(f"unknown engine {name!r}; expected one of {', '.join(ENGINES)}")
     engine, options = ENGINES[name], dict[str, Any]()
-    if engine is GPUEngine and not torch.cuda.is_available():
+    if engine is GPUEngine and default_device().type == "cpu":
         raise ValueError(f"engine {name!r} needs a GPU and torch sees none; use 'cpu'")
     if num_processes is not None:
         if "num_processes" not in inspect.signature(engine).parameters:

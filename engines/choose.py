@@ -10,6 +10,7 @@ from runnerkit.engines.data_parallel import DataParallelEngine
 from runnerkit.engines.ddp import DistributedDataParallelEngine
 from runnerkit.engines.device import CPUEngine, GPUEngine
 from runnerkit.precision import AMP, Precision
+from runnerkit.support.accelerator import default_device
 
 __all__ = ["choose_engine", "get_available_engine"]
 
@@ -17,14 +18,15 @@ __all__ = ["choose_engine", "get_available_engine"]
 def get_available_engine(
     *, cpu: bool = False, fp16: bool = False, amp: bool = False, apex: bool = False, ddp: bool = False
 ) -> IEngine:
-    """Choose DataParallel for several GPUs, the GPU if there is one, else the CPU; DDP and precision by flag.
+    """Choose DataParallel for several CUDA GPUs, the GPU (CUDA, MPS or XPU) if there is one, else the CPU; DDP and
+    precision by flag.
 
     Args:
         cpu: do not use a GPU.
         fp16: mixed precision in float16 with a gradient scaler, on any device.
-        amp: mixed precision in the dtype that suits the device: fp16 on CUDA, bf16 on CPU.
+        amp: mixed precision in the dtype that suits the device: fp16 on CUDA, bf16 elsewhere.
         apex: mixed precision with NVIDIA Apex at opt_level O1; needs a GPU.
-        ddp: one process per GPU, or 2 processes on a machine without GPUs.
+        ddp: one process per CUDA GPU, or 2 processes on the CPU of a machine without them.
     Raises:
         ValueError: flags that contradict each other.
 
@@ -42,7 +44,7 @@ def get_available_engine(
     precision: Precision | None = AMP(torch.float16) if fp16 else AMP() if amp else None
     if ddp:
         return DistributedDataParallelEngine(device="cpu" if cpu else None, precision=precision)
-    if cpu or not torch.cuda.is_available():
+    if cpu or default_device().type == "cpu":
         return CPUEngine(precision=precision)
     if torch.cuda.device_count() > 1:
         return DataParallelEngine(precision=precision)

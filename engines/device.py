@@ -8,6 +8,7 @@ from torch import nn
 
 from runnerkit.engine import EngineOptions, uncompiled
 from runnerkit.engines.launch.single_process import SingleProcessEngine
+from runnerkit.support.accelerator import gpu_type
 
 __all__ = ["CPUEngine", "DeviceEngine", "GPUEngine"]
 
@@ -40,7 +41,7 @@ class CPUEngine(DeviceEngine):
 
 
 class GPUEngine(DeviceEngine):
-    """One GPU.
+    """One GPU of the type that torch is built for: CUDA (also ROCm), MPS or XPU.
 
     Args:
         index: index of the GPU; defaults to torch's current one.
@@ -50,4 +51,4 @@ class GPUEngine(DeviceEngine):
     """
 
     def __init__(self, index: int | None = None, **options: Unpack[EngineOptions]) -> None:
-        super().__init__("cuda" if index is None else f"cuda:{index}", **options)
+        super().__init__(gpu_type() if index is None else f"{gpu_type()}:{index}", **options)

@@ -25,6 +25,7 @@ from runnerkit.engines.failures.failure import no_silent_exit, record
 from runnerkit.engines.launch.message_stream import spawn_rounds
 from runnerkit.engines.launch.spawn import spawn
 from runnerkit.engines.process_environment import ProcessEnvironment
+from runnerkit.support.platform import refuse_windows
 
 __all__ = ["HorovodEngine"]
 
@@ -109,6 +110,7 @@ class HorovodEngine(IEngine):
         self._batch_norms = SynchronizedBatchNorms()
 
     def check(self) -> None:
+        refuse_windows("processes that train together")
         super().check()
         import_horovod()
 

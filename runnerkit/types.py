@@ -69,4 +69,6 @@ def widest_float(device: torch.device) -> torch.dtype:
     >>> widest_float(torch.device("cpu")), widest_float(torch.device("mps"))
     (torch.float64, torch.float32)
     """
-    return torch.float32 if device.type == "mps" else torch.float64
+    if device.type == "mps" or (device.type == "xpu" and not torch.xpu.get_device_properties(device).has_fp64):
+        return torch.float32
+    return torch.float64

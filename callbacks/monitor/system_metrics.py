@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ __all__ = ["SystemMetricsCallback"]
 logger = logging.getLogger(__name__)
 
 _GIB = 2**30
+_COUNTED = ("cuda", "xpu")  # GPUs whose peak memory torch counts
 
 
 class SystemMetricsCallback(LoaderStateCallback["_Times"]):
@@ -34,7 +36,8 @@ class SystemMetricsCallback(LoaderStateCallback["_Times"]):
     - ``_system/step_s``: time of a batch, from the wait for it to the optimizer step; mean over processes.
     - ``_system/data_wait_share``: fraction of that time spent waiting for the loader, in [0, 1].
     - ``_system/memory_gib``: peak resident memory of a process; on a GPU ``_system/gpu_memory_gib``, the peak that
-      torch allocated there. Since the start of the process; the maximum over processes.
+      torch allocated there. Since the start of the process; the maximum over processes. Not available on Windows, where
+      a warning says so; MPS counts as the process's memory.
     - ``_system/gpu_utilization``: fraction of the time in which the GPU was busy, in [0, 1], by NVML's latest sample;
       mean over log points and processes. Needs nvidia-ml-py.
     - ``_system/mfu``: model FLOPs utilization, relative to the peak FLOPS of all devices; training only.
@@ -70,6 +73,11 @@ class SystemMetricsCallback(LoaderStateCallback["_Times"]):
             self.provides += ("_system/mfu",)
         self._counter: Any = None  # counts FLOPs in the first training batch
         self._has_utilization = True  # until reading it fails
+
+    def on_experiment_start(self, runner: IRunner) -> None:
+        super().on_experiment_start(runner)
+        if sys.platform == "win32" and runner.engine.device.type not in _COUNTED:
+            logger.warning("_system/memory_gib is not available: the peak memory of a process needs Linux or macOS")
 
     def new_state(self, runner: IRunner) -> _Times:
         return _Times()
@@ -134,13 +142,14 @@ class SystemMetricsCallback(LoaderStateCallback["_Times"]):
     def _metrics(self, runner: IRunner, sums: Sequence[float], *, memory_gib: float) -> Metrics:
         """Compute the metrics from sums over all processes."""
         num_batches, num_samples, waiting_s, batch_s = sums
-        where = "gpu_memory_gib" if runner.engine.device.type == "cuda" else "memory_gib"
+        where = "gpu_memory_gib" if runner.engine.device.type in _COUNTED else "memory_gib"
         metrics = {
             "_system/samples_per_s": num_samples / (batch_s / runner.engine.num_processes),
             "_system/step_s": batch_s / num_batches,
             "_system/data_wait_share": waiting_s / batch_s,
-            f"_system/{where}": memory_gib,
         }
+        if not math.isnan(memory_gib):
+            metrics[f"_system/{where}"] = memory_gib
         if runner.is_train_loader and self.peak_flops is not None and self.flops_per_sample is not None:
             metrics["_system/mfu"] = num_samples * self.flops_per_sample / (batch_s * self.peak_flops)
         return metrics
@@ -211,9 +220,11 @@ class _Times:
 
 
 def _peak_memory_gib(device: torch.device) -> float:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / _GIB
-    import resource  # not available on Windows
+    if device.type in _COUNTED:
+        return float(torch.get_device_module(device.type).max_memory_allocated(device) / _GIB)
+    if sys.platform == "win32":
+        return math.nan
+    import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / _GIB if sys.platform == "darwin" else peak * 1024 / _GIB

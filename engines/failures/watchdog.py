@@ -49,9 +49,20 @@ class AgentWatch:
 
 
 def is_needed() -> bool:
-    """Return whether torchrun started this process as the first of its machine, in a job of several machines."""
+    """Return whether torchrun started this process as the first of its machine, in a job of several machines.
+
+    Where it cannot be watched, that is on other systems than Linux, a warning says so.
+    """
     is_agent_far = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("GROUP_WORLD_SIZE", "1") != "1"
-    return is_agent_far and os.environ.get("LOCAL_RANK") == "0" and sys.platform == "linux"
+    is_needed = is_agent_far and os.environ.get("LOCAL_RANK") == "0"
+    if is_needed and sys.platform != "linux":
+        import logging  # the watchdog process itself does without it
+
+        logging.getLogger(__name__).warning(
+            "torchrun is not watched, which needs Linux: if this machine is cut off from the others, end it yourself"
+        )
+        return False
+    return is_needed
 
 
 def main(agent: int, quiet_s: float) -> None:

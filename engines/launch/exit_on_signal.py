@@ -9,6 +9,8 @@ import threading
 from types import FrameType
 from typing import Any
 
+from runnerkit.support.platform import signals
+
 _AGAIN_S = 0.02
 
 
@@ -29,8 +31,9 @@ class ExitOnSignal:
     def install(self) -> None:
         """Handle SIGTERM, and SIGHUP unless it is ignored (nohup) or already handled; call it in the main thread."""
         signal.signal(signal.SIGTERM, self)
-        if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
-            signal.signal(signal.SIGHUP, self)
+        for number in signals("SIGHUP"):
+            if signal.getsignal(number) == signal.SIG_DFL:
+                signal.signal(number, self)
         sys.unraisablehook = self._ask_again
 
     def remove(self) -> None:
@@ -39,14 +42,14 @@ class ExitOnSignal:
             sys.unraisablehook = self._hook_before
         # A generator may be closed in another thread than the one that started it.
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGHUP):
+            for number in signals("SIGTERM", "SIGHUP"):
                 if signal.getsignal(number) is self:
                     signal.signal(number, signal.SIG_DFL)
 
     @staticmethod
     def ignore() -> None:
         """Ignore signals while the process ends or reports its failure."""
-        for number in (signal.SIGTERM, signal.SIGHUP):
+        for number in signals("SIGTERM", "SIGHUP"):
             signal.signal(number, signal.SIG_IGN)
 
     def __call__(self, number: int, _: FrameType | None) -> None:

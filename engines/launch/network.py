@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import struct
+import sys
 from ipaddress import ip_address
 
 from torch.distributed import Store  # type: ignore[attr-defined]  # public, though not in torch's __all__
 
+logger = logging.getLogger(__name__)
+
 INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"  # read by gloo: the interface on which it listens
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR of netdevice(7)
 _SOME_PORT = 9  # nothing is sent there
+_LOOPBACK_OF_MACOS = "lo0"
 
 
 def route_to(host: str, port: int = _SOME_PORT) -> str:
@@ -41,6 +46,12 @@ def tell_gloo_the_interface(store: Store, *, rank: int, world_size: int, host: s
     elsewhere = sorted(address for address in addresses - {own} if not is_loopback(address))
     if INTERFACE_VARIABLE in os.environ or not elsewhere:
         return
+    if sys.platform != "linux":
+        logger.warning(
+            "gloo listens where this machine's host name resolves to; finding the network interface that reaches %s "
+            "needs Linux: if the processes do not connect, set %s to its name", elsewhere[0], INTERFACE_VARIABLE,
+        )  # fmt: skip
+        return
     interface = interface_of(route_to(elsewhere[0]) if is_loopback(own) else own)
     if interface is not None:
         os.environ[INTERFACE_VARIABLE] = interface
@@ -48,13 +59,13 @@ def tell_gloo_the_interface(store: Store, *, rank: int, world_size: int, host: s
 
 def keep_gloo_on_this_machine() -> None:
     """Make gloo listen on the loopback only, unless the user chose an interface; every rank must call this."""
-    interface = interface_of("127.0.0.1")
+    interface = interface_of("127.0.0.1") if sys.platform == "linux" else _LOOPBACK_OF_MACOS
     if interface is not None:
         os.environ.setdefault(INTERFACE_VARIABLE, interface)
 
 
 def interface_of(address: str) -> str | None:
-    """Return the name of the network interface that has an IP address; None if it is not found.
+    """Return the name of the network interface that has an IP address, on Linux; None if it is not found.
 
     >>> interface_of("127.0.0.1")
     'lo'
@@ -75,7 +86,7 @@ def is_loopback(address: str) -> bool:
 
 
 def _ipv4_of(interface: str) -> str | None:
-    import fcntl  # missing on Windows, where only this function is unavailable
+    import fcntl  # missing on Windows
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

@@ -6,14 +6,26 @@ import ctypes
 import os
 import signal
 import sys
+import threading
+import time
 from pathlib import Path
+
+_LOOK_EVERY_S = 0.5
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to end this process when its parent dies, however it dies (Linux)."""
+    """End this process when its parent dies, however it dies: at once on Linux, elsewhere within a second."""
     if sys.platform == "linux":
         set_parent_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
         ctypes.CDLL(None, use_errno=True).prctl(set_parent_death_signal, signal.SIGKILL)
+    else:
+        threading.Thread(target=_end_without, args=(os.getppid(),), name="runnerkit-parent", daemon=True).start()
+
+
+def _end_without(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_LOOK_EVERY_S)
+    os._exit(128 + signal.SIGTERM)
 
 
 def is_torchruns() -> bool:

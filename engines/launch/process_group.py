@@ -28,6 +28,8 @@ from runnerkit.engines.launch.rendezvous import open_store
 from runnerkit.engines.launch.spawn import spawn
 from runnerkit.engines.process_environment import ProcessEnvironment
 from runnerkit.loop.stop_signals import Stopped
+from runnerkit.support.accelerator import default_device
+from runnerkit.support.platform import refuse_windows
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +60,7 @@ class ProcessGroupEngine(IEngine, ABC):
         num_processes: None means one per GPU, or 2 without GPUs; a launcher's number overrides it.
         address, port: rendezvous of spawned processes; None means a file on this machine, without a port.
         backend: None means nccl for GPU tensors and gloo for all others, including objects and checkpoints.
-        device: "cuda" or "cpu"; None means GPUs if there are any.
+        device: "cuda" or "cpu"; None means CUDA GPUs if there are any, else the CPU, also beside other accelerators.
         devices: indices of the GPUs to use, in the order of a machine's processes; None means all, starting at 0.
         timeout_s: seconds after which a process stops waiting for another and fails.
         options: as in IEngine.
@@ -98,7 +100,14 @@ class ProcessGroupEngine(IEngine, ABC):
         self._lockstep: Lockstep | None = None
 
     def check(self) -> None:
+        refuse_windows("processes that train together")
         super().check()
+        device = default_device()
+        if self._wanted_device is None and device.type not in ("cpu", "cuda"):
+            logger.warning(
+                "%s uses the CPU, as training in several processes on %s was never tried: without ddp=True, one "
+                'process trains on it; device="cpu" turns this warning off', type(self).__name__, device.type,
+            )  # fmt: skip
         if self.devices is not None and not torch.cuda.is_available():
             raise RuntimeError(f"devices={list(self.devices)} are GPUs, but torch sees none; omit devices")
         if self.backend is not None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Generator
-from typing import TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
 
 import torch
 
 from runnerkit.engine import EngineOptions, OneProcessEngine
 from runnerkit.engines.process_environment import ProcessEnvironment
+from runnerkit.support.accelerator import default_device, is_missing
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +21,7 @@ class SingleProcessEngine(OneProcessEngine):
     """Base of the engines that train in the calling process.
 
     Args:
-        device: name of the device; None means the GPU if there is one, else the CPU.
+        device: name of the device; None means the GPU (CUDA, MPS or XPU) if there is one, else the CPU.
         options: as in IEngine.
     """
 
@@ -28,6 +29,7 @@ class SingleProcessEngine(OneProcessEngine):
         super().__init__(**options)
         self._wanted_device = device
         self._device_before: int | None = None
+        self._switched: Any = None  # the module of torch, such as torch.cuda, that has another current device
 
     def check(self) -> None:
         super().check()
@@ -57,22 +59,25 @@ class SingleProcessEngine(OneProcessEngine):
             )  # fmt: skip
 
     def _choose_device(self) -> torch.device:
-        wanted = self._wanted_device or ("cuda" if torch.cuda.is_available() else "cpu")
-        device = torch.device(wanted)
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise RuntimeError(f"{type(self).__name__} needs a GPU and torch sees none; use CPUEngine() or cpu=True")
+        device = default_device() if self._wanted_device is None else torch.device(self._wanted_device)
+        if is_missing(device):
+            of_type = "" if device.type == "cuda" else f" of type {device.type!r}"
+            raise RuntimeError(
+                f"{type(self).__name__} needs a GPU{of_type} and torch sees none; use CPUEngine() or cpu=True"
+            )
         return device
 
     def setup(self) -> None:
         device = self._choose_device()
-        if device.index is not None and device.type == "cuda":
+        if device.index is not None and device.type in ("cuda", "xpu"):
             # Tensors that users or libraries create on "cuda" without an index belong there too.
-            self._device_before = torch.cuda.current_device()
-            torch.cuda.set_device(device)
+            self._switched = torch.get_device_module(device)
+            self._device_before = self._switched.current_device()
+            self._switched.set_device(device)
         self.open_device(device)
 
     def cleanup(self) -> None:
         super().cleanup()
         if self._device_before is not None:
-            torch.cuda.set_device(self._device_before)
+            self._switched.set_device(self._device_before)
             self._device_before = None

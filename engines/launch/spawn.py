@@ -78,7 +78,7 @@ def spawn(
             raise (_as_asked(error, asked[0]) if asked else error) from error.__cause__
         result = unpack(job.folder / RESULT)
     if asked:  # the processes had already finished: the signal is for the caller
-        os.kill(os.getpid(), asked[0])
+        signal.raise_signal(asked[0])
     return result  # type: ignore[no-any-return]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from runnerkit.engine import IEngine
+from runnerkit.support.accelerator import default_device, gpu_names
 from runnerkit.support.redaction import redacted_command
 from runnerkit.version import __version__
 
@@ -34,7 +35,7 @@ def describe_environment(engine: IEngine | None = None, *, seed: int | None = No
         "versions": versions,
         "platform": platform.platform(),
         "cuda": torch.version.cuda,
-        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+        "gpus": gpu_names(),
         "command": redacted_command(sys.argv),
     }
     if engine is not None:
@@ -50,9 +51,9 @@ def describe_environment(engine: IEngine | None = None, *, seed: int | None = No
 
 
 def get_device() -> torch.device:
-    """Return torch's current GPU if there is one, otherwise the CPU.
+    """Return torch's accelerator (CUDA, MPS or XPU) if there is one, otherwise the CPU.
 
-    >>> get_device().type in ("cpu", "cuda")
+    >>> get_device().type in ("cpu", "cuda", "mps", "xpu")
     True
     """
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return default_device()

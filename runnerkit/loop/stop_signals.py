@@ -14,6 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from runnerkit.support.exit_codes import INTERRUPTED, PREEMPTED
+from runnerkit.support.platform import signals
 
 if TYPE_CHECKING:
     from runnerkit.engine import IEngine
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FOLDER_VARIABLE = "RUNNERKIT_FOLDER"  # where the processes that runnerkit started record failures
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)  # SIGHUP: the terminal was closed
+SIGNALS = signals("SIGTERM", "SIGUSR1", "SIGINT", "SIGHUP")  # SIGHUP: the terminal was closed
 _PASSED_ON = "passed on"  # file in the job's folder: the signal that the calling process received
 _AGREE_EVERY_S = 1.0
 _SAME_S = 1.0  # Slurm sends SIGTERM twice for one request
@@ -107,7 +108,7 @@ def heeded(ask: Callable[[int], None]) -> Iterator[None]:
             ask(original or number)
         elif number == signal.SIGINT or time.monotonic() - asked_at > _SAME_S:
             signal.signal(number, before[signal.Signals(number)])
-            os.kill(owner, number)
+            signal.raise_signal(number)  # os.kill would end the process on Windows, whatever the handler
 
     for number in before:
         signal.signal(number, handle)

@@ -21,7 +21,7 @@ def topk_hits(logits: Tensor, targets: Tensor, topk: Sequence[int]) -> list[Tens
         targets: (N,) int64 in [0, C).
         topk: each in [1, C].
     Returns:
-        One () count for each k, on the device of `logits`: float64 if the device supports it, else int64; no host sync.
+        One () count for each k, on the device of `logits`: float64 on CPUs and CUDA, else int64; no host sync.
     Raises:
         ValueError: a k is outside [1, C], or a shape is wrong.
 
@@ -40,7 +40,7 @@ def topk_hits(logits: Tensor, targets: Tensor, topk: Sequence[int]) -> list[Tens
             raise ValueError(f"k must be in [1, {num_classes}] for {num_classes} classes, got {k}")
     # For k = 1 the first of equal scores, frequent in half precision, always wins, regardless of the other k.
     # float64 is exact up to 2^53 too, and a division takes one operation.
-    dtype = torch.int64 if logits.device.type == "mps" else torch.float64
+    dtype = torch.float64 if logits.device.type in ("cpu", "cuda") else torch.int64  # MPS and some XPUs lack float64
     hits = []
     for k in topk:
         is_hit = logits.argmax(1).eq(targets) if k == 1 else logits.topk(k, dim=1).indices.eq(targets.unsqueeze(1))
@@ -56,7 +56,7 @@ def accuracy(logits: Tensor, targets: Tensor, topk: Sequence[int] = (1,)) -> lis
         targets: (N,) int64 in [0, C).
         topk: each in [1, C].
     Returns:
-        One () tensor in [0, 1] for each k, on the device of `logits`; float64 if the device supports it, so that its
+        One () tensor in [0, 1] for each k, on the device of `logits`; float64 on CPUs and CUDA, so that its
         mean over a loader is the exact fraction of rows, without the rounding errors of float32.
 
     >>> accuracy(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1]), topk=(1, 2))

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from runnerkit.support.accelerator import gpu_rng_states, set_gpu_rng_states
+
 
 def set_global_seed(seed: int) -> None:
     """Seed Python, NumPy and torch (every device) in this process with `seed`.
@@ -73,7 +75,7 @@ def rng_state() -> dict[str, Any]:
         "python": (version, _as_tensor(words), python_gaussian),
         "numpy": (kind, _as_tensor(keys), position, has_gauss, numpy_gaussian),
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        **gpu_rng_states(),
     }
 
 
@@ -84,8 +86,7 @@ def set_rng_state(state: dict[str, Any]) -> None:
     random.setstate((version, tuple(_as_words(words).tolist()), python_gaussian))
     _set_numpy_state((kind, _as_words(keys), *rest))
     torch.set_rng_state(state["torch"])
-    for index, of_gpu in enumerate(state["cuda"][: torch.cuda.device_count()]):
-        torch.cuda.set_rng_state(of_gpu, index)
+    set_gpu_rng_states(state)
 
 
 def _as_tensor(words: Any) -> torch.Tensor:

@@ -7,9 +7,12 @@ import glob
 import os
 import shutil
 import stat
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from runnerkit.support.platform import replace
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}  # for a folder, on CIFS, 9p and some FUSE file systems
@@ -35,7 +38,7 @@ class AtomicFile:
         try:
             if error is None:
                 sync(self.temporary)
-                os.replace(self.temporary, self.path)
+                replace(self.temporary, self.path)
                 sync(self.path.parent)
         except OSError as this:
             error = failure = this
@@ -55,7 +58,7 @@ def remove_leftovers(path: Path) -> None:
 def write_text(path: Path, text: str) -> None:
     """Replace a text file atomically."""
     with AtomicFile(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", newline="\n")  # the same bytes on Windows
 
 
 @contextmanager
@@ -81,7 +84,12 @@ def new_file(path: Path) -> Iterator[None]:
 
 def sync(path: Path) -> None:
     """Wait until a file is on the disk, or a folder's list of names if the file system supports that."""
-    descriptor = os.open(path, os.O_RDONLY)
+    if sys.platform == "win32":
+        if path.is_dir():  # Windows does not open folders
+            return
+        descriptor = os.open(path, os.O_RDWR)  # it syncs only files that are open for writing
+    else:
+        descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:

@@ -12,6 +12,8 @@ reason. The choice of lock:
 The trap: the lock ends when its process closes any descriptor of the file, so nothing else in the process of the run
 may open the file; copying the logdir in that process loses the lock, but no data. Two runs in one process are not
 separated by the lock; they run one after the other.
+
+Windows has neither kind of lock, so runs there are not locked.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import logging
 import os
 import socket
 import stat
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -40,7 +43,7 @@ _TAKEN = (errno.EACCES, errno.EAGAIN)  # errors of lockf if another process hold
 def lock(logdir: Path) -> Callable[[], None]:
     """Lock `logdir`, created if needed, for this process; return a function that releases it.
 
-    If files cannot be locked there, a warning is logged instead.
+    If files cannot be locked there, and on Windows, a warning is logged instead.
 
     Raises:
         FileExistsError: another process holds the lock.
@@ -51,13 +54,20 @@ def lock(logdir: Path) -> Callable[[], None]:
     >>> unlock()
     """
     is_new = not logdir.exists()
+    if sys.platform == "win32":
+        try:
+            _make(logdir)
+        except OSError as error:
+            raise _unwritable(logdir, error) from error
+        logger.warning("%s is not locked, which needs Linux or macOS: make sure that no other run writes there", logdir)
+        return lambda: None
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         try:
             descriptor = _try(logdir)
-        except (OSError, ImportError) as error:
+        except OSError as error:
             refuse_link(logdir / FILE)
-            if isinstance(error, OSError) and not (logdir / FILE).exists():
+            if not (logdir / FILE).exists():
                 raise _unwritable(logdir, error) from error
             logger.warning("%s cannot be locked (%s): make sure that no other run writes there", logdir, error)
             return lambda: None
@@ -87,11 +97,11 @@ def holder(logdir: Path) -> str | None:
 
 
 def is_held(logdir: Path) -> bool:
-    """Return whether another process holds the lock."""
+    """Return whether another process holds the lock; False on Windows, where runs do not lock."""
+    if sys.platform == "win32" or (logdir / FILE).is_symlink():
+        return False
     import fcntl
 
-    if (logdir / FILE).is_symlink():
-        return False
     with suppress(FileNotFoundError), (logdir / FILE).open("r+b") as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until it is closed

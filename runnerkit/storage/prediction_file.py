@@ -196,6 +196,7 @@ def _pt(path: Path) -> Iterator[Write]:
         yield write
         whole = map_parts(lambda _, keys: parts[keys].mapped() if keys in parts else None, [form])
         torch.save(whole, path)
+        del whole  # Windows does not delete files that are mapped into memory
 
 
 class _TensorFile:

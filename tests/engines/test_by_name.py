@@ -77,16 +77,3 @@ def test_the_command_line_has_the_last_word(monkeypatch):
 
     assert isinstance(commanded, dl.DataParallelEngine) and commanded.precision.dtype == torch.bfloat16
     assert isinstance(own, dl.CPUEngine)
-
-
-@pytest.mark.parametrize(
-    ("num_gpus", "expected"), [(0, dl.CPUEngine), (1, dl.GPUEngine), (4, dl.DataParallelEngine)], ids=["0", "1", "4"]
-)
-def test_without_flags_the_engine_takes_the_gpus_there_are(monkeypatch, num_gpus, expected):
-    """All GPUs are used from one process, or none with cpu=True."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: num_gpus > 0)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
-
-    assert type(dl.get_available_engine()) is expected
-    assert type(dl.get_available_engine(cpu=True)) is dl.CPUEngine
-    assert type(dl.get_available_engine(ddp=True)) is dl.DistributedDataParallelEngine
