@@ -21,7 +21,7 @@ from runnerkit import dl
 from tests.tiny import classification, loader, mlp, sgd, train_by_hand, weights
 
 NUM_SAMPLES, BATCH_SIZE, NUM_EPOCHS = 48, 8, 2
-LIMIT_S = 300
+LIMIT_S = 800
 TOLERANCE = {"atol": 1e-6, "rtol": 0.0}  # of another order of additions
 
 

@@ -41,6 +41,7 @@ def copy_of_checkout(folder: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.cold
+@pytest.mark.timeout(900)  # it took 369 s beside other test suites
 def test_the_recipes_add_a_callback_a_metric_an_engine_and_a_logger(tmp_path):
     """Each takes its file and a line in the reference; the stubs are written, and the gates accept them."""
     copy = copy_of_checkout(tmp_path / "checkout")
