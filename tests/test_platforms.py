@@ -163,7 +163,8 @@ def test_torchrun_is_watched_on_linux_only(monkeypatch, caplog, system, expected
 def test_only_linux_finds_the_network_interface(monkeypatch, caplog):
     """Between machines a warning names the variable; on one machine gloo gets the loopback of macOS."""
     monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.delenv(network.INTERFACE_VARIABLE, raising=False)
+    monkeypatch.setenv(network.INTERFACE_VARIABLE, "")  # so that it is restored, whatever the code sets
+    monkeypatch.delenv(network.INTERFACE_VARIABLE)
     store = SimpleNamespace(set=lambda key, value: None, multi_get=lambda keys: [b"192.0.2.1", b"192.0.2.2"])
 
     with caplog.at_level(logging.WARNING):
@@ -173,7 +174,6 @@ def test_only_linux_finds_the_network_interface(monkeypatch, caplog):
 
     assert told is None and "set GLOO_SOCKET_IFNAME to its name" in caplog.text
     assert os.environ[network.INTERFACE_VARIABLE] == "lo0"
-    monkeypatch.delenv(network.INTERFACE_VARIABLE)
 
 
 _CHILD = """
