@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -103,6 +104,7 @@ def test_one_process_gives_the_same_results(system, num_workers, tmp_path, resul
 )
 def test_several_processes_are_refused_on_windows(monkeypatch, engine):
     """The error comes before any process starts, and names the alternatives."""
+    sysconfig.get_config_vars()  # looks for a module that is named after the platform
     monkeypatch.setattr(sys, "platform", "win32")
     model = mlp()
 
