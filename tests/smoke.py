@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from runnerkit import dl
+from tests.interrupt import Interrupt
 from tests.tiny import classification, loader, mlp, sgd, train_by_hand, weights
 
 NUM_SAMPLES, BATCH_SIZE, NUM_EPOCHS = 48, 8, 2
@@ -30,17 +31,6 @@ class Stream(IterableDataset):
 
     def __iter__(self):
         return iter(classification(NUM_SAMPLES))
-
-
-class Interrupt(dl.Callback):
-    """Interrupt the run within the second epoch."""
-
-    def __init__(self):
-        super().__init__(order=dl.CallbackOrder.External)
-
-    def on_batch_end(self, runner):
-        if runner.is_train_loader and runner.batch_step == NUM_SAMPLES // BATCH_SIZE + 2:
-            raise KeyboardInterrupt
 
 
 def trained(*, data=None, num_processes=1, **options):
@@ -96,7 +86,7 @@ def resumed(*, num_processes=1, **options):
             return dl.CheckpointCallback(Path(folder, "checkpoints"), mode="runner", every_steps=1)
 
         try:
-            trained(callbacks=[checkpoints(), Interrupt()], **options)
+            trained(callbacks=[checkpoints(), Interrupt(NUM_SAMPLES // BATCH_SIZE + 2)], **options)
         except KeyboardInterrupt:
             assert torch.equal(trained(callbacks=[checkpoints()], **options), whole)
         else:

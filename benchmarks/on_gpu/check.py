@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 import torch
 
+_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+
 Figures = dict[str, Any]  # numbers, booleans and strings by their heading in the report
 Status = Literal["passed", "failed", "skipped", "not run"]
 
@@ -104,7 +106,8 @@ class Failed(Exception):
 @contextlib.contextmanager
 def exact_arithmetic() -> Iterator[None]:
     """Use deterministic algorithms and full float32 precision; enter before the first CUDA operation of a process."""
-    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # read when cuBLAS starts; required by the next line
+    workspace = os.environ.get(_WORKSPACE)
+    os.environ[_WORKSPACE] = ":4096:8"  # read when cuBLAS starts; deterministic algorithms require it
     cudnn, allow_tf32 = torch.backends.cudnn, torch.backends.cudnn.allow_tf32
     torch.use_deterministic_algorithms(True)
     cudnn.allow_tf32 = False
@@ -113,3 +116,6 @@ def exact_arithmetic() -> Iterator[None]:
     finally:
         torch.use_deterministic_algorithms(False)
         cudnn.allow_tf32 = allow_tf32
+        del os.environ[_WORKSPACE]
+        if workspace is not None:
+            os.environ[_WORKSPACE] = workspace

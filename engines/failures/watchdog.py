@@ -54,15 +54,15 @@ def is_needed() -> bool:
     Where it cannot be watched, that is on other systems than Linux, a warning says so.
     """
     is_agent_far = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("GROUP_WORLD_SIZE", "1") != "1"
-    is_needed = is_agent_far and os.environ.get("LOCAL_RANK") == "0"
-    if is_needed and sys.platform != "linux":
+    is_first = is_agent_far and os.environ.get("LOCAL_RANK") == "0"
+    if is_first and sys.platform != "linux":
         import logging  # the watchdog process itself does without it
 
         logging.getLogger(__name__).warning(
             "torchrun is not watched, which needs Linux: if this machine is cut off from the others, end it yourself"
         )
         return False
-    return is_needed
+    return is_first
 
 
 def main(agent: int, quiet_s: float) -> None:
