@@ -43,8 +43,11 @@ class ProcessEnvironment:
         """Return whether all processes of the job are known to run on this machine."""
         if self.store is not None or self.address in ("localhost", "127.0.0.1", "::1"):
             return True
-        counts = (os.environ.get(name) for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"))
-        return str(self.world_size) in counts or os.environ.get("SLURM_STEP_NUM_NODES") == "1"
+        if self.launcher == "srun":
+            return os.environ.get("SLURM_STEP_NUM_NODES") == "1"
+        is_mpi = self.launcher in ("mpirun", "horovodrun")  # an inner launcher's job may be larger than the outer's
+        count = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE" if is_mpi else "LOCAL_WORLD_SIZE")
+        return count == str(self.world_size)
 
     @classmethod
     def read(cls) -> Self | None:

@@ -11,6 +11,7 @@ from runnerkit.logger import Scope, Step
 from runnerkit.loggers.files.log_folder import FolderLogger, claim_folder
 from runnerkit.loggers.files.table import Table, drop_rows_after
 from runnerkit.storage.atomic_file import check_folder, remove_leftovers, write_text
+from runnerkit.storage.links import refuse_links
 from runnerkit.support.plain_values import plain
 
 __all__ = ["CSVLogger"]
@@ -61,6 +62,7 @@ class CSVLogger(FolderLogger):
             check_folder(self._folder)
         name = f"{step.loader}.csv" if scope == "loader" else f"{step.loader}.batch.csv"
         if name not in self._tables:
+            refuse_links(self._folder / name, below=self.logdir)
             self._tables[name] = Table(self._folder / name)
         self._tables[name].add(scalars, step=step)
 

@@ -10,6 +10,7 @@ from runnerkit.history.json_lines import FILE, format_line, read_lines
 from runnerkit.logger import Scope, Step
 from runnerkit.loggers.files.log_folder import FolderLogger, claim_folder
 from runnerkit.storage.atomic_file import appending, check_folder
+from runnerkit.storage.links import refuse_link
 
 __all__ = ["JSONLLogger"]
 
@@ -60,6 +61,7 @@ class JSONLLogger(FolderLogger):
         check_folder(self.logdir)
         with appending(self._path):
             if self._file is None:
+                refuse_link(self._path)
                 self._file = self._path.open("ab")
             self._file.write(format_line(scope, step, new))
             self._file.flush()  # one line at a time, so that a killed run leaves complete lines

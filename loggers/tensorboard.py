@@ -12,6 +12,7 @@ import numpy as np
 from runnerkit.logger import Histogram, PRCurve, Scope, Step
 from runnerkit.loggers.files.log_folder import FolderLogger, claim_folder
 from runnerkit.storage.atomic_file import check_folder
+from runnerkit.storage.links import refuse_links
 
 if TYPE_CHECKING:
     from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]  # untyped
@@ -141,6 +142,7 @@ class TensorboardLogger(FolderLogger):
         if loader not in self._runs:
             from runnerkit.loggers.files.event_files import EventFiles
 
+            refuse_links(self._folder / loader, below=self.logdir)
             self._runs[loader] = EventFiles(self._folder / loader)
         return self._runs[loader]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from runnerkit.logger import ILogger
-from runnerkit.storage.links import refuse_link
+from runnerkit.storage.links import refuse_links
 from runnerkit.support.arguments import check_paths
 
 
@@ -44,7 +44,7 @@ def claim_folder(folder: Path, *, logdir: Path, earlier_logs: Iterable[Path], is
     """
     logs = list(earlier_logs)
     for path in [*({folder} - {logdir}), *logs]:
-        refuse_link(path)
+        refuse_links(path, below=logdir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

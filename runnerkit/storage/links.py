@@ -21,3 +21,15 @@ def refuse_link(path: Path) -> None:
             f"{path} is a symbolic link to {os.readlink(path)}: a run would overwrite and delete files there; delete "
             "the link (to keep a run on another disk, pass a logdir there, or make the logdir itself the link)",
         )
+
+
+def refuse_links(path: Path, *, below: Path) -> None:
+    """Raise if `path`, or a folder between it and the folder `below`, is a symbolic link.
+
+    Raises:
+        OSError: it is a symbolic link.
+    """
+    for each in (path, *path.parents):
+        if each == below:
+            return
+        refuse_link(each)

@@ -14,8 +14,8 @@ from tests.tiny import loader, mlp, quiet, sgd
 def train(logdir, **options):
     model = mlp()
     return dl.SupervisedRunner().train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), loaders={"train": loader(16, 4)},
-        logdir=logdir, cpu=True, **{"num_epochs": 1, **quiet(), **options},
+        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), logdir=logdir, cpu=True,
+        **{"loaders": {"train": loader(16, 4)}, "num_epochs": 1, **quiet(), **options},
     )  # fmt: skip
 
 
@@ -90,6 +90,31 @@ def test_a_log_that_is_a_link_is_not_cut_when_the_run_resumes(logdir, tmp_path, 
         train(logdir, loggers=alone, resume="auto", num_epochs=2)
 
     assert victim.read_bytes() == before
+
+
+@pytest.mark.parametrize("path", ["csv/valid", "tensorboard/valid", "csv/valid/easy.csv", "metrics.jsonl"])
+@pytest.mark.parametrize("moment", ["before the run", "during the run"])
+def test_a_link_below_the_folders_of_the_run_is_not_followed(logdir, elsewhere, path, moment):
+    """A key such as "valid/easy" has its logs in a folder of their own."""
+    before = content(elsewhere)
+
+    class Plants(dl.Callback):
+        def on_loader_start(self, runner):
+            if moment == "during the run" and not (logdir / path).is_symlink():
+                plant()
+
+    def plant():
+        (logdir / path).parent.mkdir(exist_ok=True, parents=True)
+        (logdir / path).symlink_to(elsewhere / "train.csv" if "." in path else elsewhere)
+
+    if moment == "before the run":
+        plant()
+    loaders = {"train": loader(16, 4), "valid/easy": loader(16, 4)}
+    loggers = {} if path.startswith(("csv", "tensorboard")) else {"mine": dl.JSONLLogger(logdir)}
+    with pytest.raises(OSError, match=rf"{path} is a symbolic link to .*elsewhere"):
+        train(logdir, loaders=loaders, loggers=loggers, callbacks=[Plants()])
+
+    assert content(elsewhere) == before
 
 
 def test_the_name_a_file_is_written_under_first_cannot_be_foreseen(tmp_path):

@@ -36,7 +36,9 @@ HOROVODRUN_MPI = {
     "OMPI_MCA_btl": "^openib",
     "OMPI_MCA_orte_tag_output": "1",
 }
-PREFIXES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMIX_", "HOROVOD_")
+PREFIXES = (
+    "RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMIX_", "HOROVOD_",
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -83,6 +85,37 @@ def test_each_launcher_is_detected(environment, variables, launcher, address):
     assert place.address == address
     assert 0 < place.port < 32768
     assert place.store is None
+
+
+ONE_NODE = {"SLURM_STEP_NUM_NODES": "1"}
+ELSEWHERE = {"MASTER_ADDR": "host0", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "is_on_one_machine"),
+    [
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "4"}, True),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "2"}, False),
+        ({**SRUN, **ONE_NODE, **TORCHRUN, "LOCAL_WORLD_SIZE": "2"}, False),
+        ({**SRUN, **ONE_NODE, **TORCH}, False),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, False),
+        ({**SRUN, **ONE_NODE}, True),
+        ({**SRUN, "SLURM_STEP_NUM_NODES": "2"}, False),
+        ({**SRUN, **ONE_NODE, **MPIRUN}, True),
+        ({**SRUN, **ONE_NODE, **MPIRUN, **ELSEWHERE, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, False),
+    ],
+    ids=[
+        "torchrun", "torchrun on two machines", "two torchruns in a step each", "variables of torch in a step each",
+        "torchrun within mpirun", "srun", "srun on two machines", "mpirun in a step", "mpirun across steps",
+    ],
+)  # fmt: skip
+def test_only_the_launchers_own_variables_tell_that_the_job_is_on_one_machine(
+    environment, variables, is_on_one_machine
+):
+    """`srun -N1 torchrun --nnodes=2`, once per machine, is a job on two machines in steps of one."""
+    environment(variables)
+
+    assert ProcessEnvironment.read().is_on_one_machine is is_on_one_machine
 
 
 def test_processes_that_runnerkit_spawned_meet_in_a_file_or_at_an_address(environment):
