@@ -1,6 +1,8 @@
 """Tests that a stream that differs between processes is refused at its first batch."""
 
 import random
+from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from runnerkit import dl
 from runnerkit.engines import WorkerError
 from runnerkit.sampling.sharding import batches_of, shard_loader, share_of, start_epoch
-from runnerkit.sampling.stream_heads import StreamHead, differ
+from runnerkit.sampling.stream_heads import StreamHead, compare
 from tests.tiny import NUM_FEATURES, mlp, quiet, sgd
 
 NUM_SAMPLES, WORLD_SIZE = 96, 2
@@ -68,7 +70,7 @@ def heads(order, *, num_workers=0, is_noisy=False):
 @pytest.mark.parametrize("order", [split_by_rank, split_in_halves, shuffled_otherwise])
 def test_streams_that_differ_are_seen(order, num_workers):
     """Different streams are detected with and without workers, even if their targets are equal."""
-    assert differ(heads(order, num_workers=num_workers))
+    assert compare(heads(order, num_workers=num_workers)) == "different"
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -76,16 +78,85 @@ def test_streams_that_differ_are_seen(order, num_workers):
 @pytest.mark.parametrize("order", [whole, shuffled_alike])
 def test_streams_that_are_alike_are_not_refused(order, is_noisy, num_workers):
     """Equal streams are accepted, even if an augmentation with its own generator changes the features."""
-    assert not differ(heads(order, num_workers=num_workers, is_noisy=is_noisy))
+    assert compare(heads(order, num_workers=num_workers, is_noisy=is_noisy)) == "same"
 
 
 def test_short_streams_and_unknown_objects_are_not_refused():
     """Streams with one sample per rank or with unknown objects are accepted."""
-    assert not differ(heads(lambda rank: range(2)))
+    assert compare(heads(lambda rank: range(2))) == "same"
     head = [StreamHead(0) for _ in range(2)]
     for each in head:
         each.note(0, 0, object())
-    assert not differ([each.fingerprints for each in head])
+    assert compare([each.fingerprints for each in head]) == "same"
+
+
+@dataclass
+class Record:
+    value: int
+
+
+class Slotted:
+    __slots__ = ("value",)
+
+    def __init__(self, value):
+        self.value = value
+
+
+def object_array(value):
+    array = np.empty(2, dtype=object)
+    array[:] = ["text", value]
+    return array
+
+
+def read_by(*streams):
+    """Return the fingerprints of one process for each stream."""
+    found = []
+    for stream in streams:
+        head = StreamHead(0)
+        for position, sample in enumerate(stream):
+            head.note(0, position, sample)
+        found.append(head.fingerprints)
+    return found
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Record,
+        Slotted,
+        lambda value: SimpleNamespace(record=Record(value)),
+        lambda value: {"text", str(value)},
+        object_array,
+        lambda value: torch.sparse_coo_tensor([[value]], [1.0], (NUM_SAMPLES,)),
+        lambda value: {str(number): 0 for number in range(40)} | {"value": value},
+        lambda value: {str(number): np.arange(9) for number in range(31)} | {"value": value},
+    ],
+    ids=["dataclass", "slots", "objects", "set", "object array", "sparse", "last of 41", "last of 32"],
+)
+def test_samples_of_any_type_are_compared(make):
+    """Their content counts, not only their type, and all of their parts."""
+    whole, half = range(NUM_SAMPLES), range(1, NUM_SAMPLES, 2)
+
+    assert compare(read_by(map(make, half), map(make, whole))) == "different"
+    assert compare(read_by(map(make, whole), map(make, whole))) == "same"
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("as_type", [int, torch.tensor, np.int64])
+def test_samples_that_are_numbered_in_each_process_are_seen(first, as_type):
+    """A number that only counts does not show that the rest is the same; a target that agrees does."""
+    noise = [[random.random() for _ in range(NUM_SAMPLES)] for _ in range(2)]
+
+    def numbered(values):
+        return [(as_type(number), value) for number, value in enumerate(values, first)]
+
+    def with_target(values):
+        return [(*sample, int(sample[0]) % 3) for sample in numbered(values)]
+
+    assert compare(read_by(numbered(range(0, 32, 2)), numbered(range(1, 32, 2)))) == "only numbered alike"
+    assert compare(read_by(*map(numbered, noise))) == "only numbered alike"
+    assert compare(read_by(*map(with_target, noise))) == "same"
+    assert compare(read_by(numbered([7] * 16), numbered([7] * 16))) == "same"
 
 
 class SplitByRank(IterableDataset):
@@ -105,3 +176,25 @@ def test_a_stream_that_is_split_by_rank_is_refused_on_two_processes():
             model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), ddp=True, cpu=True,
             loaders={"train": DataLoader(SplitByRank(), batch_size=4)}, **quiet(),
         )  # fmt: skip
+
+
+class NumberedSplitByRank(IterableDataset):
+    """Stream that splits itself by rank and numbers its own samples."""
+
+    def __iter__(self):
+        for number, index in enumerate(range(dist.get_rank(), NUM_SAMPLES, dist.get_world_size())):
+            yield {"features": torch.full((NUM_FEATURES,), float(index)), "targets": 0, "number": number}
+
+
+def test_a_stream_that_may_be_split_by_rank_is_reported(capfd):
+    """If noise could be the reason as well, rank zero warns, and the run goes on."""
+    model = mlp()
+
+    dl.SupervisedRunner().train(
+        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), ddp=True, cpu=True,
+        loaders={"train": DataLoader(NumberedSplitByRank(), batch_size=4)}, **quiet(),
+    )  # fmt: skip
+
+    error = capfd.readouterr().err
+    assert error.count("loader 'train': the first samples of its stream have the same numbers in every process") == 1
+    assert "remove that: split_dataset_by_node" in error

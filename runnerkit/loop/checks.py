@@ -27,7 +27,7 @@ from runnerkit.callback import EVENTS, ICallback, ICheckpointCallback, IListener
 from runnerkit.sampling.sampler import ShardedBatchSampler
 from runnerkit.sampling.sharded_stream import ShardedStream
 from runnerkit.sampling.sharding import count_batches, share_of
-from runnerkit.sampling.stream_heads import differ
+from runnerkit.sampling.stream_heads import compare
 from runnerkit.types import as_dict
 
 if TYPE_CHECKING:
@@ -35,6 +35,13 @@ if TYPE_CHECKING:
     from runnerkit.engine import IEngine
 
 logger = logging.getLogger(__name__)
+
+_SAME_STREAM = (
+    "Each process has to read the whole stream, in the same order, since the engine takes a share of it. If the stream "
+    "is already split by rank, remove that: split_dataset_by_node, nodesplitter=wds.split_by_node, "
+    "range(rank, n, world_size). If it is shuffled, fix the seed: .shuffle(1000, rng=random.Random(42)), or draw from "
+    "the global functions of torch, numpy.random or random, which are seeded alike everywhere"
+)
 
 
 def check_loaders(loaders: Any) -> dict[str, Any]:
@@ -181,14 +188,16 @@ def compare_streams(runner: IRunner, batches: Iterator[Any]) -> Iterator[Any]:
     heads = runner.engine.gather_object((error is None, share.head.fingerprints.clone()))
     if error is not None:
         raise error
-    if all(is_read for is_read, _ in heads) and differ([fingerprints for _, fingerprints in heads]):
+    found = compare([fingerprints for _, fingerprints in heads]) if all(is_read for is_read, _ in heads) else "same"
+    if found == "different":
         raise ValueError(
-            f"loader {key!r}: the first samples of its stream are not the same in every process. Each process has to "
-            "read the whole stream, in the same order, since the engine takes a share of it. If the stream is already "
-            "split by rank, remove that: split_dataset_by_node, nodesplitter=wds.split_by_node, "
-            "range(rank, n, world_size). If it is shuffled, fix the seed: .shuffle(1000, rng=random.Random(42)), or "
-            "draw from the global functions of torch, numpy.random or random, which are seeded alike everywhere"
+            f"loader {key!r}: the first samples of its stream are not the same in every process. {_SAME_STREAM}"
         )
+    if found == "only numbered alike" and runner.engine.is_main_process:
+        logger.warning(
+            "loader %r: the first samples of its stream have the same numbers in every process, but other content. "
+            "Ignore this if the content contains random noise. %s", key, _SAME_STREAM,
+        )  # fmt: skip
     runner._stage.compared_streams.add(key)
     return chain(first, batches)
 

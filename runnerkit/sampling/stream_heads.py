@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Set as AbstractSet
+from itertools import islice
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 NUM_SAMPLES = 16
-_NUM_LEAVES = 8  # per sample
+_NUM_LEAVES = 32  # per sample; the last one stands for all further ones
+_MOST_LEAVES = 1024  # that are read
 _NUM_ELEMENTS = 1024  # per tensor, approximately
+_DEPTH = 8  # of nested containers and objects
 _READ = 1 << 32  # added to each fingerprint; 0 marks a leaf that was not read
+_NUMBER = 1 << 33  # added where the value is the sample's position, counted from 0 or 1
 
 
 class StreamHead:
@@ -30,15 +35,15 @@ class StreamHead:
     def note(self, worker: int, position: int, sample: Any) -> None:
         """Record the sample that `worker` read at `position` of the stream, if it is among the first."""
         if position < NUM_SAMPLES and worker < len(self.fingerprints):
-            for leaf, value in zip(range(_NUM_LEAVES), _leaves(sample), strict=False):
-                self.fingerprints[worker, position, leaf] = _READ + _checksum(value)
+            self.fingerprints[worker, position] = torch.tensor(_fingerprints(sample, position))
 
 
-def differ(heads: Sequence[Tensor]) -> bool:
-    """Return whether the first samples of a stream differ between readers.
+def compare(heads: Sequence[Tensor]) -> Literal["same", "different", "only numbered alike"]:
+    """Compare the first samples of a stream between readers.
 
     The parts of the samples that differ most from sample to sample decide (an index, a key, an image); if one of them
-    is the same everywhere, so is the order, and the others may contain noise.
+    is the same everywhere, so is the order, and the others may contain noise. If it is only the number of the sample,
+    either the others contain noise, or each reader numbers samples of its own.
 
     Args:
         heads: the `fingerprints` of each process, (workers, samples, leaves).
@@ -46,36 +51,74 @@ def differ(heads: Sequence[Tensor]) -> bool:
     readers = torch.cat(list(heads))
     readers = readers[(readers[:, 0] != 0).any(dim=1)]  # a worker may not have started
     if len(readers) < 2:
-        return False
+        return "same"
     num_common = int((readers != 0).any(dim=2).sum(dim=1).min())
-    common = readers[:, :num_common]
-    num_distinct = torch.tensor(
-        [max(len(each[:, leaf].unique()) for each in common) for leaf in range(common.shape[2])]
-    )
-    is_same = (common == common[0]).all(dim=1).all(dim=0)
-    return not bool(is_same[num_distinct == num_distinct.max()].any())
+    is_number = (readers[:, :num_common] & _NUMBER != 0).all(dim=1).all(dim=0)
+    values = readers[:, :num_common] & ~_NUMBER
+    num_distinct = torch.tensor([max(len(each[:, leaf].unique()) for each in values) for leaf in range(_NUM_LEAVES)])
+    is_same = (values == values[0]).all(dim=1).all(dim=0)
+    if not is_same[num_distinct == num_distinct.max()].any():
+        return "different"
+    is_content = (num_distinct > 1) & ~is_number
+    return "only numbered alike" if is_content.any() and not is_same[is_content].any() else "same"
 
 
-def _leaves(sample: Any) -> Iterator[Any]:
-    if isinstance(sample, Mapping):
-        sample = tuple(sample.values())
-    if isinstance(sample, list | tuple):
-        for each in sample:
-            yield from _leaves(each)
-    else:
+def _fingerprints(sample: Any, position: int) -> list[int]:
+    found = [0] * _NUM_LEAVES
+    for number, value in enumerate(islice(_leaves(sample), _MOST_LEAVES)):
+        leaf = min(number, _NUM_LEAVES - 1)
+        mark = _NUMBER if leaf == number and _is_number(value, position) else 0
+        found[leaf] = _READ + mark + zlib.crc32(_bytes(value), found[leaf] % _READ)
+    return found
+
+
+def _leaves(sample: Any, depth: int = 0) -> Iterator[Any]:
+    parts = _parts(sample)
+    if parts is None or depth == _DEPTH:
         yield sample
+    else:
+        for each in parts:
+            yield from _leaves(each, depth + 1)
 
 
-def _checksum(value: Any) -> int:
-    if isinstance(value, Tensor) and value.layout == torch.strided:
+def _parts(sample: Any) -> Sequence[Any] | None:
+    """Return the parts of a container, an object array, a sparse tensor or an object with attributes, else None."""
+    if isinstance(sample, Mapping):
+        return tuple(sample.values())
+    if isinstance(sample, list | tuple):
+        return sample
+    if isinstance(sample, AbstractSet):
+        return sorted(sample, key=repr)
+    if isinstance(sample, np.ndarray):
+        return sample.ravel().tolist() if sample.dtype.hasobject else None
+    if isinstance(sample, Tensor):
+        if sample.layout == torch.strided:
+            return None
+        sparse = sample.to_sparse_coo().coalesce()
+        return sparse.indices(), sparse.values()
+    if hasattr(sample, "tobytes") or isinstance(sample, type) or callable(sample):
+        return None
+    attributes = getattr(sample, "__dict__", None) or {
+        name: getattr(sample, name, None) for name in getattr(type(sample), "__slots__", ())
+    }
+    return tuple(attributes.values()) or None
+
+
+def _is_number(value: Any, position: int) -> bool:
+    if isinstance(value, Tensor | np.ndarray | np.generic):
+        value = value.item() if np.prod(value.shape) == 1 else None
+    return isinstance(value, int) and value - position in (0, 1)
+
+
+def _bytes(value: Any) -> bytes:
+    """Return the content of a leaf, or the name of its type if the content is unknown."""
+    if isinstance(value, Tensor):
         flat = value.detach().flatten()
         few = flat[:: 1 + len(flat) // _NUM_ELEMENTS].contiguous().cpu()
-        return zlib.crc32(few.view(torch.uint8).numpy().tobytes())
-    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-        return zlib.crc32(value.ravel()[:: 1 + value.size // _NUM_ELEMENTS].tobytes())
+        return few.view(torch.uint8).numpy().tobytes()
+    if isinstance(value, np.ndarray):
+        return value.ravel()[:: 1 + value.size // _NUM_ELEMENTS].tobytes()
     if isinstance(value, str | bytes | int | float | np.generic):
-        return zlib.crc32(repr(value).encode())
-    to_bytes: Any = getattr(value, "tobytes", None)
-    if to_bytes is not None and not isinstance(value, np.ndarray):  # a PIL image
-        return zlib.crc32(to_bytes())
-    return zlib.crc32(type(value).__name__.encode())  # its content is unknown
+        return repr(value).encode()
+    to_bytes: Any = getattr(value, "tobytes", None)  # of a PIL image
+    return to_bytes() if to_bytes is not None else type(value).__name__.encode()
