@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from types import FunctionType
+from typing import Any, Self
 
 from runnerkit.engines.launch.parent import is_torchruns
 from runnerkit.loop.stop_signals import FOLDER_VARIABLE
@@ -109,8 +110,8 @@ class Failure:
     def as_exception(self) -> BaseException:
         """Rebuild the exception, or a WorkerError that describes it; the original traceback is its cause."""
         try:
-            error = pickling.loads(self.pickled) if self.pickled is not None else None
-        except Exception:  # an exception class whose __init__ does not accept its args
+            error = _rebuilt(self.pickled) if self.pickled is not None else None
+        except Exception:  # an exception class whose __new__ does not accept its args
             error = None
         if not isinstance(error, BaseException):
             error = WorkerError(f"rank {self.rank} of {self.world_size} failed: {self.summary}")
@@ -120,14 +121,34 @@ class Failure:
 
 def describe(error: BaseException, *, rank: int, world_size: int) -> Failure:
     """Create the report of a caught exception; very long texts keep their beginning and end."""
-    summary = _shortened("".join(traceback.format_exception_only(error)).strip(), _LONGEST_SUMMARY)
+    message = "".join(traceback.format_exception_only(error)).strip()
     text = _shortened("".join(traceback.format_exception(error)), _LONGEST_TEXT)
     try:
-        pickled = pickling.dumps(error)
+        pickled = _pickled(error)
     except Exception:  # it holds something unpicklable
         pickled = b""
-    is_fit = 0 < len(pickled) <= _LARGEST_PICKLE
+    is_fit = 0 < len(pickled) <= _LARGEST_PICKLE and len(message) <= _LONGEST_TEXT
+    summary = _shortened(message, _LONGEST_SUMMARY)
     return Failure(rank, world_size, time.monotonic(), summary, text, pickled if is_fit else None)
+
+
+def _pickled(error: BaseException) -> bytes:
+    kind = type(error)
+    if kind.__reduce__ is BaseException.__reduce__:  # its pickle calls the class with args, which may not fit
+        return pickling.dumps((kind, error.args, vars(error)))
+    return pickling.dumps(error)
+
+
+def _rebuilt(pickled: bytes) -> Any:
+    value = pickling.loads(pickled)
+    if not isinstance(value, tuple):
+        return value
+    kind, args, attributes = value
+    error = kind.__new__(kind, *args)
+    built_in = next(each for each in kind.__mro__ if not isinstance(vars(each).get("__init__"), FunctionType | None))
+    built_in.__init__(error, *args)  # sets the fields of classes such as SystemExit
+    vars(error).update(attributes)
+    return error
 
 
 def record(error: BaseException, *, rank: int, world_size: int) -> None:

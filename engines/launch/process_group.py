@@ -204,13 +204,7 @@ class ProcessGroupEngine(IEngine, ABC):
                 tell_gloo_the_interface(
                     store, rank=environment.rank, world_size=environment.world_size, host=environment.address
                 )
-            dist.init_process_group(
-                backend,
-                store=store,
-                rank=environment.rank,
-                world_size=environment.world_size,
-                timeout=timeout,
-            )
+            self._open_group(backend, store, timeout)
             self._owns_group = True
             self._store = store
             if environment.is_on_one_machine:  # across machines, the store may become unreachable
@@ -220,6 +214,29 @@ class ProcessGroupEngine(IEngine, ABC):
             self._watch = AgentWatch() if is_needed() else None  # now, as all workers of this machine have started
         elif not self._owns_group:
             _check_given_group(environment)
+
+    def _open_group(self, backend: str, store: Store, timeout: timedelta) -> None:
+        """Make the process group; every rank must call this.
+
+        Raises:
+            ConnectionError: a rank has ended since it joined the store, or did not call this within `timeout`.
+        """
+        rank, world_size = self.process_index, self.num_processes
+        store.set(_here(rank), "")
+        try:
+            dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+        except RuntimeError as error:
+            where = f"rank {rank} of {world_size} cannot make the process group"
+            try:
+                missing = [str(each) for each in range(world_size) if not store.check([_here(each)])]
+            except RuntimeError:
+                raise ConnectionError(f"{where}: rank 0, which serves the job's store, has ended") from error
+            if not missing:
+                raise
+            raise ConnectionError(
+                f"{where}: rank {', '.join(missing)} is missing after {timeout.total_seconds():g} s; it has ended, and "
+                "its output says why, or it is slow: the engine's timeout_s= sets this limit"
+            ) from error
 
     def _choose_device(self, environment: ProcessEnvironment) -> torch.device:
         if not self._uses_cuda():
@@ -294,6 +311,10 @@ class ProcessGroupEngine(IEngine, ABC):
         # A gloo thread briefly holds an interpreter lock while it frees the last collective's tensors. A worker forked
         # at that moment inherits the lock but not the thread, and hangs (CPython 3.11, 1 fork in thousands).
         time.sleep(_SETTLE_S)
+
+
+def _here(rank: int) -> str:
+    return f"runnerkit/here/{rank}"
 
 
 def _check_given_group(environment: ProcessEnvironment) -> None:

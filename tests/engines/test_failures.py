@@ -6,6 +6,7 @@ import re
 import signal
 import socket
 import threading
+from dataclasses import dataclass
 
 import pytest
 from torch import nn
@@ -208,14 +209,63 @@ def test_an_exception_that_cannot_travel_arrives_as_text(tmp_path):
     assert "raise Unpicklable" in str(caught.value.__cause__)
 
 
-def test_a_message_of_megabytes_is_cut():
+@pytest.mark.parametrize("length", [30_000, 900_000, 10_000_000])
+def test_a_long_message_is_cut(length):
     """It would be printed twice; its beginning and end are kept."""
-    failure = describe(ValueError("begin" + 10_000_000 * "x" + "end"), rank=1, world_size=2)
+    failure = describe(ValueError("begin" + length * "x" + "end"), rank=1, world_size=2)
 
     error = failure.as_exception()
 
     assert re.fullmatch(r"rank 1 of 2 failed: ValueError: beginx+ \[... \d+ characters ...\] x+end", str(error))
     assert len(str(error)) < 3_000 and len(str(error.__cause__)) < 30_000
+
+
+class WithDefault(Exception):
+    """An exception whose message is made from its arguments."""
+
+    def __init__(self, code=0, *, hint="none"):
+        super().__init__(f"code {code}, hint {hint}")
+        self.code = code
+
+
+class WithRequired(WithDefault):
+    """An exception whose ``__init__`` does not accept its ``args``."""
+
+    def __init__(self, *, code):
+        super().__init__(code)
+
+
+@dataclass
+class WithFields(LookupError):
+    """An exception whose ``args`` hold only what was passed by position."""
+
+    code: int
+    hint: str = ""
+
+
+class WithErrno(OSError):
+    """A subclass of an exception that is pickled in its own way."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        WithDefault(5, hint="a"), WithRequired(code=5), WithFields(5, hint="a"), WithErrno(2, "not here", "a file"),
+        SystemError("a"), KeyError("a"), UnicodeDecodeError("utf-8", b"a", 0, 1, "b"), ImportError("a", name="b"),
+    ],
+    ids=lambda error: type(error).__name__,
+)  # fmt: skip
+def test_an_exception_arrives_with_its_type_message_and_attributes(error):
+    """Its ``__init__`` is not called again, as it may not accept ``args``, or make another message of them."""
+    error.add_note("in batch 1")
+
+    arrived = describe(error, rank=1, world_size=2).as_exception()
+
+    assert type(arrived) is type(error)
+    assert (str(arrived), arrived.args, vars(arrived)) == (str(error), error.args, vars(error))
+    assert [getattr(arrived, name, None) for name in ("errno", "filename", "name", "reason")] == [
+        getattr(error, name, None) for name in ("errno", "filename", "name", "reason")
+    ]
 
 
 def test_what_cannot_be_sent_is_named_by_its_path():

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from runnerkit import dl
-from runnerkit.engines.launch import spawn
+from runnerkit.engines.launch import process_group, spawn
 from runnerkit.loop import experiment
 from tests.tiny import classification, loader, mlp, quiet, sgd
 
@@ -132,6 +132,23 @@ def test_a_rank_that_failed_and_does_not_end_is_ended(monkeypatch):
 
     with pytest.raises(LookupError, match="the real error"):
         train(HangsAtExit(), timeout_s=LIMIT_S)
+
+
+def end_before_the_group(rank):
+    """Let a rank end after it has joined the others' store."""
+    if os.environ["RANK"] == str(rank):
+        process_group.ProcessGroupEngine._open_group = lambda *_, **__: os._exit(3)
+    train(timeout_s=4)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_ends_before_the_group_is_made_is_named(tmp_path, rank):
+    """The other one does not wait for longer than timeout_s."""
+    told = launched(tmp_path, f"end_before_the_group({rank})")
+
+    assert [code for _, code in told] == [3, 1][:: 1 if rank == 0 else -1]
+    ended = "rank 0, which serves the job's store, has ended" if rank == 0 else "rank 1 is missing after 4 s"
+    assert f"rank {1 - rank} of 2 cannot make the process group: {ended}" in told[1 - rank][0]
 
 
 STUCK = "rank 1 of 2 is stuck: it is waiting for worker "
