@@ -1,7 +1,10 @@
 """Tests that credentials from any source are not written to the files of a run."""
 
 import sys
+from argparse import Namespace
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from torch import nn
@@ -23,7 +26,8 @@ def files_with(text, folder):
 @pytest.mark.parametrize(
     "words",
     [["--api-key", SECRET], [f"--password={SECRET}"], [f"loggers.comet.api_key={SECRET}"], ["--hf-token", SECRET],
-     [f"--store=s3://me:{SECRET}@host/x"], ["--apiKey", SECRET], [f"AWS_SECRET_ACCESS_KEY={SECRET}"]],
+     [f"--store=s3://me:{SECRET}@host/x"], ["--apiKey", SECRET], [f"AWS_SECRET_ACCESS_KEY={SECRET}"],
+     ["--header", f"Authorization: Bearer {SECRET}"]],
 )  # fmt: skip
 def test_a_credential_on_the_command_line_is_not_in_environment_json_nor_in_the_report(tmp_path, monkeypatch, words):
     """Credentials on the command line and in hparams are in no file of the logdir; the other arguments are kept."""
@@ -41,6 +45,41 @@ def test_a_credential_on_the_command_line_is_not_in_environment_json_nor_in_the_
     assert "[PAD]" in (tmp_path / "hparams.yml").read_text()
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        *[[f"--{name}", SECRET] for name in ("user-token", "openai-key", "wandb-key", "db-pass", "pwd", "passwords")],
+        [f"--slack-token={SECRET}"], ["--api-keys", SECRET], ["--password", f"-{SECRET}"], ["-password", SECRET],
+        ["--header", f"X-Api-Key: {SECRET}"], ["--config", f'{{"lr": 1, "api_key": "{SECRET}"}}'],
+        [f"--url=https://host/x?a=1&api_key={SECRET}"], ["--url", f"https://host/x?api_key={SECRET}&a=1"],
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_credential_in_a_word_of_the_command_is_hidden(words):
+    """Names of services, plurals, short forms, headers, JSON and queries of a URL are recognized."""
+    command = redacted_command([*words, "--lr", "1"])
+
+    assert SECRET not in str(command) and "***" in str(command)
+    assert command[-2:] == ["--lr", "1"]
+
+
+@dataclass
+class Service:
+    """A user's settings."""
+
+    url: str
+    api_key: str
+
+
+@pytest.mark.parametrize("kind", [Service, Namespace, SimpleNamespace])
+def test_credentials_in_namespaces_and_dataclasses_are_hidden(kind):
+    """Their fields become a dict; otherwise they would be written as a string."""
+    values = {"service": kind(url=f"https://host?token={SECRET}", api_key=SECRET), "header": f"api-key: {SECRET}"}
+
+    expected = {"service": {"url": "https://host?token=***", "api_key": "***"}, "header": "api-key: ***"}
+    assert redacted(values) == expected
+
+
 def test_what_names_no_credential_stays():
     """Names that resemble credentials, such as `num_tokens`, are not redacted."""
     values = {
@@ -48,6 +87,10 @@ def test_what_names_no_credential_stays():
         "mask_token": "[M]",
         "loader_key": "train",
         "tokenizer": "bpe",
+        "pass": 2,
+        "sort_key": "a",
+        "text": "https://host/x?page=2, num_tokens: 3, key: a",
+        "bos_token": "[B]",
         "secret": None,
         "key": "a",
     }

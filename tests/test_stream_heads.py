@@ -187,7 +187,7 @@ class NumberedSplitByRank(IterableDataset):
 
 
 def test_a_stream_that_may_be_split_by_rank_is_reported(capfd):
-    """If noise could be the reason as well, rank zero warns, and the run goes on."""
+    """If noise could be the reason as well, rank zero warns, and the run continues."""
     model = mlp()
 
     dl.SupervisedRunner().train(
