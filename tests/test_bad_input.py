@@ -8,6 +8,7 @@ from torch.utils.data import (
     DataLoader,
     DistributedSampler,
     RandomSampler,
+    Sampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
@@ -85,6 +86,30 @@ def test_a_sampler_that_never_reads_the_last_samples_is_warned_of(caplog, sample
     train(loaders={"train": loader(16, 4, sampler=sampler)}, callbacks=[])
 
     assert caplog.text.count("loader 'train' has a data set of 16 samples") == num_warnings
+
+
+class OwnSampler(Sampler):
+    """A user's own sampler, which torch does not know."""
+
+    def __init__(self, data_source):
+        self.data_source = data_source
+
+    def __iter__(self):
+        return iter(range(len(self.data_source)))
+
+    def __len__(self):
+        return len(self.data_source)
+
+
+def test_a_sampler_of_the_users_own_for_another_data_set_is_warned_of_before_training(caplog):
+    """What its `data_source` means is a guess, so the IndexError after the epoch is kept."""
+    valid = loader(8, 4, sampler=OwnSampler(classification(16)))
+
+    with pytest.raises(IndexError):
+        train(loaders={"train": loader(16, 4), "valid": valid}, callbacks=[])
+
+    expected = "a data set of 8 samples and a OwnSampler made for 16: make the sampler from the loader's own data set"
+    assert f"loader 'valid' has {expected}; it may read samples that do not exist" in caplog.text
 
 
 class Thing:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_OF_TORCH = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
 _SAME_STREAM = (
     "Each process has to read the whole stream, in the same order, since the engine takes a share of it. If the stream "
     "is already split by rank, remove that: split_dataset_by_node, nodesplitter=wds.split_by_node, "
@@ -92,11 +93,14 @@ def check_samplers(runner: IRunner, loaders: Mapping[str, Any]) -> None:
             f"loader {key!r} has a data set of {len(dataset)} samples and a {type(sampler).__name__} made for "
             f"{made_for}: make the sampler from the loader's own data set"
         )
-        if made_for > len(dataset):
+        if made_for > len(dataset) and (isinstance(sampler, _OF_TORCH) or hasattr(sampler, "num_labels")):
             raise ValueError(found)
         is_choice = isinstance(sampler, SubsetRandomSampler) or isinstance(getattr(sampler, "data_source", None), range)
         if runner.engine.is_main_process and not is_choice:
-            logger.warning("%s; the samples behind the first %d are never read", found, made_for)
+            ends = "it may read samples that do not exist"  # of a user's own class, whose meaning is a guess
+            if made_for < len(dataset):
+                ends = f"the samples behind the first {made_for} are never read"
+            logger.warning("%s; %s", found, ends)
 
 
 def _innermost_sampler(loader: Any) -> Any:
@@ -112,13 +116,9 @@ def _length_made_for(sampler: Any) -> int | None:
         return int(largest) + 1 if isinstance(largest, Integral | Tensor) else None
     if isinstance(sampler, WeightedRandomSampler):
         return len(sampler.weights)
-    if isinstance(sampler, RandomSampler | SequentialSampler):
-        source: Any = sampler.data_source
-    elif isinstance(sampler, DistributedSampler):
-        source = sampler.dataset
-    else:
-        return getattr(sampler, "num_labels", None)  # runnerkit's own
-    return len(source) if isinstance(source, Sized) else None
+    num_labels = getattr(sampler, "num_labels", None)  # of runnerkit's own
+    source = getattr(sampler, "data_source", getattr(sampler, "dataset", None))
+    return len(source) if num_labels is None and isinstance(source, Sized) else num_labels
 
 
 def check_one_loader(loader: Any, *, reader: str) -> None:

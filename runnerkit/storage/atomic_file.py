@@ -89,7 +89,12 @@ def sync(path: Path) -> None:
             return
         descriptor = os.open(path, os.O_RDWR)  # it syncs only files that are open for writing
     else:
-        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            descriptor = os.open(path, os.O_RDONLY)
+        except PermissionError:
+            if not path.is_dir():
+                raise
+            return  # one may write to a folder without being allowed to list it
     try:
         os.fsync(descriptor)
     except OSError as error:

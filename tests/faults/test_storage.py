@@ -28,6 +28,7 @@ from runnerkit.checkpoints.cleanup import clean_up
 from runnerkit.checkpoints.file import load_checkpoint, save_checkpoint
 from runnerkit.checkpoints.folder import CheckpointFolder, find_checkpoint
 from runnerkit.logger import Step
+from runnerkit.storage.atomic_file import write_text
 from runnerkit.storage.checksum import sha256_of
 from tests.tiny import loader, mlp, quiet, sgd
 
@@ -312,6 +313,22 @@ def test_a_file_system_that_cannot_sync_a_folder_is_written_to_all_the_same(tmp_
     refuses_files.append(True)
     with pytest.raises(OSError, match=r"cannot write .*model.0003.pth"):
         add(tmp_path, 3)
+
+
+def test_a_folder_that_may_be_written_to_but_not_listed_is_written_to(tmp_path, monkeypatch):
+    """It cannot be opened for a sync; root can open any folder, so the error is simulated."""
+    real = os.open
+
+    def refusing(path, *args, **kwargs):
+        if os.path.isdir(path):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", refusing)
+
+    write_text(tmp_path / "file", "new")
+
+    assert (tmp_path / "file").read_text() == "new"
 
 
 # A kill between any two operations.
