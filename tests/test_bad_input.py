@@ -102,7 +102,7 @@ class OwnSampler(Sampler):
 
 
 def test_a_sampler_of_the_users_own_for_another_data_set_is_warned_of_before_training(caplog):
-    """What its `data_source` means is a guess, so the IndexError after the epoch is kept."""
+    """The meaning of its `data_source` is a guess, so it is not refused: the IndexError after the epoch is kept."""
     valid = loader(8, 4, sampler=OwnSampler(classification(16)))
 
     with pytest.raises(IndexError):

@@ -97,7 +97,7 @@ def check_samplers(runner: IRunner, loaders: Mapping[str, Any]) -> None:
             raise ValueError(found)
         is_choice = isinstance(sampler, SubsetRandomSampler) or isinstance(getattr(sampler, "data_source", None), range)
         if runner.engine.is_main_process and not is_choice:
-            ends = "it may read samples that do not exist"  # of a user's own class, whose meaning is a guess
+            ends = "it may read samples that do not exist"  # a custom class: the meaning of its length is a guess
             if made_for < len(dataset):
                 ends = f"the samples behind the first {made_for} are never read"
             logger.warning("%s; %s", found, ends)
