@@ -8,6 +8,7 @@ from runnerkit.data.distributed import DistributedSamplerWrapper as DistributedS
 from runnerkit.data.dynamic_balance import DynamicBalanceClassSampler as DynamicBalanceClassSampler
 from runnerkit.data.limit import BatchLimitLoaderWrapper as BatchLimitLoaderWrapper
 from runnerkit.data.prefetch import BatchPrefetchLoaderWrapper as BatchPrefetchLoaderWrapper
+from runnerkit.data.sharded_files import ShardedFiles as ShardedFiles
 from runnerkit.data.tensor_loader import TensorLoader as TensorLoader
 from runnerkit.data.tensor_rows import TensorRows as TensorRows
 
@@ -21,6 +22,7 @@ __all__ = [
     "BatchRandomHorizontalFlip",
     "DistributedSamplerWrapper",
     "DynamicBalanceClassSampler",
+    "ShardedFiles",
     "TensorLoader",
     "TensorRows",
 ]

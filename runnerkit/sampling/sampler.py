@@ -8,6 +8,7 @@ processes together see, batch by batch, what one process with an N times larger 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sized
+from itertools import chain
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -76,9 +77,10 @@ class ShardedBatchSampler(Sampler[list[int]]):
     def position_after(self, num_batches: int) -> int:
         """Return how many samples of the epoch all processes have consumed after `num_batches` of this one."""
         assert isinstance(self.sampler, Sized)
-        batches = self._global_batches(len(self.sampler))
-        # Not a product: the last batch may be longer than the others.
-        return batches[num_batches - 1][1] if 0 < num_batches <= len(batches) else self.num_consumed
+        starts, stop = self._global_batches(len(self.sampler))
+        if not 0 < num_batches <= len(starts):
+            return self.num_consumed
+        return starts[num_batches] if num_batches < len(starts) else stop  # the last batch may be longer
 
     def skip(self, position: int) -> None:
         """Skip what was consumed before an interruption; valid until the next epoch."""
@@ -97,24 +99,30 @@ class ShardedBatchSampler(Sampler[list[int]]):
 
     def __len__(self) -> int:
         assert isinstance(self.sampler, Sized)
-        batches = self._global_batches(len(self.sampler))
-        return sum(stop - start > self.rank for start, stop in batches)
+        starts, stop = self._global_batches(len(self.sampler))
+        return len(starts) - (len(starts) > 0 and stop - starts[-1] <= self.rank)
 
     def _start_pass(self) -> tuple[list[int], Iterator[range]]:
         """Return the order of the epoch, and the positions in it of each batch's samples."""
-        self.order = order = seeded_order(self.sampler, derive_seed(self.seed, "order", self.epoch))
-        shares = (range(*batch)[self.rank :: self.world_size] for batch in self._global_batches(len(order)))
+        self.order = order = self._order_of_epoch()
+        starts, stop = self._global_batches(len(order))
+        batches = zip(starts, chain(starts[1:], (stop,)), strict=False)  # without starts, there is still a stop
+        shares = (range(*batch)[self.rank :: self.world_size] for batch in batches)
         return order, filter(None, shares)
 
-    def _global_batches(self, num_samples: int) -> list[tuple[int, int]]:
+    def _order_of_epoch(self) -> Any:
+        return seeded_order(self.sampler, derive_seed(self.seed, "order", self.epoch))
+
+    def _global_batches(self, num_samples: int) -> tuple[range, int]:
+        """Return the first position of each global batch, and the end of the last one."""
         size = self.batch_size * self.world_size
-        starts = list(range(self.num_consumed, num_samples, size))
-        stops = [min(start + size, num_samples) for start in starts]
-        if starts and self.drop_last and stops[-1] - starts[-1] < size:
-            starts, stops = starts[:-1], stops[:-1]
-        if len(starts) > 1 and stops[-1] - starts[-1] < shortest_tail(size, self.world_size):
-            del starts[-1], stops[-2]
-        return list(zip(starts, stops, strict=True))
+        starts = range(self.num_consumed, num_samples, size)
+        tail = num_samples - starts[-1] if starts else 0
+        if starts and self.drop_last and tail < size:
+            return starts[:-1], starts[-1]
+        if len(starts) > 1 and tail < shortest_tail(size, self.world_size):
+            return starts[:-1], num_samples
+        return starts, num_samples
 
 
 class ShardedBatches(Sampler[Any]):

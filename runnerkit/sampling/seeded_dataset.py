@@ -147,7 +147,8 @@ def _in_worker() -> bool:
 
 def _draws_nothing(dataset: Any) -> bool:
     kind = _innermost_type(dataset)
-    return kind in _DRAW_NOTHING or vars(kind).get("draws_nothing") is True
+    own = {**vars(kind), **getattr(dataset, "__dict__", {})}
+    return kind in _DRAW_NOTHING or own.get("draws_nothing") is True
 
 
 def _innermost_type(dataset: Any) -> type:

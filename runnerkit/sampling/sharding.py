@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Iterator
+from types import NoneType
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, SequentialSampler
 
+from runnerkit.sampling.lanes import LaneBatches, LaneBatchSampler
 from runnerkit.sampling.loader_worker import WorkerStart, naming_the_dead
 from runnerkit.sampling.sampler import Places, ShardedBatches, ShardedBatchSampler, Uneven, set_epoch
 from runnerkit.sampling.seeded_dataset import SeededDataset, is_seeded
@@ -85,7 +87,8 @@ def shard_loader(
                 "IterableDataset"
             )
         return loader
-    return _share_indices(loader, key=key, training=training, uneven=uneven, **place)
+    share_samples = _share_files if hasattr(loader.dataset, "lane_order") else _share_indices
+    return share_samples(loader, key=key, training=training, uneven=uneven, **place)
 
 
 def loader_seed(seed: int, key: str) -> int:
@@ -132,7 +135,33 @@ def _share_indices(
         share = ShardedBatches(
             whole, is_batch_sampler=batches is not None, training=training, uneven=uneven, **place
         )  # fmt: skip
-    name = "sampler" if batches is None else "batch_sampler"
+    return _with_order(loader, share, training=training, seed=seed)
+
+
+def _share_files(loader: DataLoader[Any], *, key: str, training: bool, uneven: Uneven, **place: Any) -> DataLoader[Any]:
+    """Distribute the samples, or whole batches, of a data set that has an order of its own."""
+    batches: Any = loader.batch_sampler
+    sampler = loader.sampler if batches is None else getattr(batches, "sampler", None)
+    if type(sampler) is not SequentialSampler or type(batches) not in (BatchSampler, NoneType):
+        raise TypeError(
+            f"loader {key!r}: {type(loader.dataset).__name__} has its own order; a {_sampler_name(loader)} would open "
+            "a file for each sample: omit it (and shuffle=True), and pass shuffle=1000 to the data set"
+        )
+    place |= {"key": key, "num_workers": loader.num_workers}
+    share: LaneBatchSampler | LaneBatches
+    if batches is None:
+        share = LaneBatches(loader.dataset, is_batch_sampler=False, training=training, uneven=uneven, **place)
+    else:
+        place |= {"batch_size": batches.batch_size, "drop_last": batches.drop_last}
+        share = LaneBatchSampler(loader.dataset, **place)
+    return _with_order(loader, share, training=training, seed=place["seed"])
+
+
+def _with_order(
+    loader: DataLoader[Any], share: ShardedBatchSampler | ShardedBatches, *, training: bool, seed: int
+) -> DataLoader[Any]:
+    """Return a copy of `loader` that fetches the samples, or batches, of `share`."""
+    name = "sampler" if loader.batch_sampler is None else "batch_sampler"
     shard = copy.copy(loader)
     vars(shard)[name] = share
     if not is_seeded(loader.dataset, loader.collate_fn):

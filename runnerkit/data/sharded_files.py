@@ -1,0 +1,207 @@
+"""A data set of files that are read from start to end, each sample once by the whole job."""
+
+from __future__ import annotations
+
+import glob
+import inspect
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from runnerkit.sampling.lanes import LaneOrder, Spot
+from runnerkit.seeding.generators import CPUState
+
+__all__ = ["ShardedFiles"]
+
+logger = logging.getLogger(__name__)
+
+_SLOW_S = 10.0
+_END = object()
+
+
+class ShardedFiles(Dataset[Any]):
+    """A data set of samples in files, such as shards of JSON lines or tar archives, which a ``DataLoader`` reads.
+
+    A job of any number of processes and data workers reads each sample once and sees the same global batches. The
+    samples are cut into ``lanes`` of equal length, which the processes and workers divide; docs/streams.md explains
+    the order. A run resumes within an epoch by opening each file where it was left.
+
+    Args:
+        files: paths, URLs or whatever else `read` takes; or a pattern for ``glob``.
+        read: function that yields the samples of one file, in a fixed order: ``read(path)``, or
+            ``read(path, start=0)``, which skips the first `start` samples without decoding them. It must not draw
+            random numbers.
+        sizes: number of samples of each file, or a function of its path; None reads all files to count.
+        transform: applied to each sample when it is needed; it may draw random numbers (augmentation).
+        shuffle: shuffle the files in each epoch, and their samples in blocks of this many; a worker keeps one block
+            for each of its lanes in memory. 0 keeps both orders.
+        lanes: (processes, workers): any divisors of these two can share the reading exactly. None chooses at most one
+            lane for each file; (1, 1) reads the files one after another.
+    Raises:
+        ValueError: there are no files or no samples, or `sizes` has another length; while reading, if a file has
+            another number of samples.
+
+    >>> pages = {"a": "abcd", "b": "efgh"}
+    >>> letters = ShardedFiles(["a", "b"], read=pages.__getitem__, lanes=(2, 1))
+    >>> from torch.utils.data import DataLoader
+    >>> from runnerkit.sampling.sharding import batches_of, shard_loader
+    >>> loader = DataLoader(letters, batch_size=2, collate_fn="".join)
+    >>> place = {"key": "train", "training": True, "world_size": 2, "seed": 42}
+    >>> [list(batches_of(shard_loader(loader, rank=rank, **place))) for rank in (0, 1)]
+    [['ab', 'cd'], ['ef', 'gh']]
+    """
+
+    def __init__(
+        self,
+        files: str | Iterable[Any],
+        read: Callable[..., Iterable[Any]],
+        *,
+        sizes: Sequence[int] | Callable[[Any], int] | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        shuffle: int = 0,
+        lanes: tuple[int, int] | None = None,
+    ) -> None:
+        self.files: list[Any] = sorted(glob.glob(files)) if isinstance(files, str) else list(files)
+        if not self.files:
+            raise ValueError(f"ShardedFiles needs files, got {files!r}, which names none")
+        if shuffle < 0:
+            raise ValueError(f"shuffle must be >= 0 (the number of samples that are shuffled together), got {shuffle}")
+        if lanes is not None and (len(lanes) != 2 or min(lanes) < 1):
+            raise ValueError(f"lanes must be (processes, workers), two numbers >= 1, got {lanes!r}")
+        self.read, self.transform = read, transform
+        self.shuffle = shuffle
+        self.lanes = lanes
+        self._can_seek = _takes_start(read)
+        self.sizes = self._checked_sizes(sizes)
+        self._stops = np.cumsum(self.sizes)
+        self._cursors: dict[int, _Cursor] = {}
+        self._is_checked = False  # whether `read` draws
+        if type(self) is ShardedFiles:  # a subclass may draw
+            self.draws_nothing = transform is None
+
+    def __len__(self) -> int:
+        return int(self._stops[-1])
+
+    def __getitem__(self, spot: Spot | int) -> Any:
+        """Read the sample at a spot of :meth:`lane_order`, or the sample with a number, counted over all files."""
+        if not isinstance(spot, Spot):
+            spot = self._spot_of(spot)
+        cursor = self._cursors.get(spot.lane)
+        if cursor is None:
+            cursor = self._cursors[spot.lane] = _Cursor(self)
+        sample = cursor.sample(spot)
+        return sample if self.transform is None else self.transform(sample)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_cursors": {}}  # open files do not travel to workers
+
+    def lane_order(self, *, stride: int | None, seed: int) -> LaneOrder:
+        """Return the order of an epoch.
+
+        Args:
+            stride: samples in a step of the job; None if each sample is a batch.
+            seed: of the epoch.
+        Raises:
+            ValueError: the lanes for processes do not divide `stride`.
+        """
+        lanes, turns = self.lanes or _default_lanes(len(self.files), stride)
+        if stride is None:
+            lanes, turns, stride = lanes * turns, 1, lanes * turns
+        if stride % lanes:
+            raise ValueError(
+                f"lanes=({lanes}, {turns}): {lanes} does not divide the {stride} samples of a step (batch_size x "
+                "processes); choose lanes, or a batch size, so that it does"
+            )
+        return LaneOrder(self.sizes, lanes=lanes, turns=turns, stride=stride, shuffle=self.shuffle, seed=seed)
+
+    def _spot_of(self, number: int) -> Spot:
+        number = range(len(self))[number]
+        file = int(np.searchsorted(self._stops, number, side="right"))
+        offset = number - int(self._stops[file]) + int(self.sizes[file])
+        return Spot(-1, file, offset, offset, offset + 1)
+
+    def _checked_sizes(self, sizes: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
+        began = time.monotonic()
+        if sizes is None:
+            sizes = [sum(1 for _ in self.read(path)) for path in self.files]
+            if time.monotonic() - began > _SLOW_S:
+                logger.warning(
+                    "counting the samples of %d files took %.0f s, in each process: pass sizes= to ShardedFiles",
+                    len(self.files), time.monotonic() - began,
+                )  # fmt: skip
+        elif callable(sizes):
+            sizes = [sizes(path) for path in self.files]
+        counts = np.asarray(sizes, dtype=np.int64)
+        if counts.shape != (len(self.files),):
+            raise ValueError(f"sizes must have one number for each of {len(self.files)} files, got {counts.size}")
+        if counts.min() < 0 or not counts.any():
+            raise ValueError(f"sizes must be numbers >= 0, and not all 0, got {counts.tolist()[:10]}")
+        return counts
+
+
+class _Cursor:
+    """The open file of one lane, and the samples of it that were read last."""
+
+    def __init__(self, dataset: ShardedFiles) -> None:
+        self._dataset = dataset
+        self._samples: Iterator[Any] = iter(())
+        self._next = -1, -1  # file and offset of the next sample
+        self._run = -1, -1  # file and offset of the first one in memory
+        self._kept: list[Any] = []
+
+    def sample(self, spot: Spot) -> Any:
+        """Return the sample at a spot, after reading those that are to be read together with it."""
+        if (spot.file, spot.start) != self._run:
+            if (spot.file, spot.start) != self._next:
+                self._open(spot.file, spot.start)
+            self._run, self._kept = (-1, -1), []
+            kept = self._read(spot.stop - spot.start)
+            self._check(spot, len(kept))
+            self._run, self._kept, self._next = (spot.file, spot.start), kept, (spot.file, spot.stop)
+        return self._kept[spot.offset - spot.start]
+
+    def _read(self, count: int) -> list[Any]:
+        if self._dataset._is_checked:
+            return list(islice(self._samples, count))
+        self._dataset._is_checked, before = True, CPUState()
+        kept = list(islice(self._samples, count))
+        if moved := before.moved():
+            raise TypeError(
+                f"read= of ShardedFiles draws random numbers ({', '.join(sorted(moved))}), which would differ after a "
+                "resume: draw them in transform=, which is seeded for each sample"
+            )
+        return kept
+
+    def _open(self, file: int, start: int) -> None:
+        read, path = self._dataset.read, self._dataset.files[file]
+        if self._dataset._can_seek:
+            self._samples = iter(read(path, start=start))
+        else:
+            self._samples = islice(iter(read(path)), start, None)
+
+    def _check(self, spot: Spot, num_read: int) -> None:
+        path, size = self._dataset.files[spot.file], int(self._dataset.sizes[spot.file])
+        if num_read < spot.stop - spot.start:
+            self._next = -1, -1
+            raise ValueError(f"{path} ended after {spot.start + num_read} samples, but sizes= says that it has {size}")
+        if spot.stop == size and next(self._samples, _END) is not _END:
+            raise ValueError(f"{path} has more than the {size} samples that sizes= says it has")
+
+
+def _takes_start(read: Callable[..., Any]) -> bool:
+    try:
+        return "start" in inspect.signature(read).parameters
+    except ValueError:  # a built-in function that does not tell
+        return False
+
+
+def _default_lanes(num_files: int, stride: int | None) -> tuple[int, int]:
+    """Choose at most one lane for each file: turns for up to 8 workers, and the most lanes that divide a step."""
+    turns = next(number for number in (8, 4, 2, 1) if number**2 <= num_files)
+    most = num_files // turns
+    return (most if stride is None else next(each for each in range(most, 0, -1) if stride % each == 0)), turns

@@ -1,0 +1,210 @@
+"""The order in which a job reads files: lanes, which processes and workers divide, so that each sample is read once.
+
+The samples of all files, one file after another, are cut into lanes of equal length. Step k of the job takes its
+samples in rotation from the lanes of turn k % turns. So a lane belongs to one process, if the number of processes
+divides the lanes of a turn, and to one data worker, if the number of workers divides the turns: worker w of a
+DataLoader makes batches w, w + num_workers, and so on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from math import gcd
+from typing import Any, NamedTuple, TypeAlias, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runnerkit.sampling.sampler import ShardedBatches, ShardedBatchSampler
+from runnerkit.seeding.generators import derive_seed
+
+logger = logging.getLogger(__name__)
+
+Ints: TypeAlias = NDArray[np.int64]
+_AHEAD = 1024  # positions that are computed at once
+
+
+class Spot(NamedTuple):
+    """Where a sample is: `offset` in a file, among the samples from `start` to `stop`, which are read together."""
+
+    lane: int
+    file: int
+    offset: int
+    start: int
+    stop: int
+
+
+class LaneOrder(Sequence[Spot]):
+    """The order of an epoch as a sequence of spots that are computed when needed.
+
+    Args:
+        sizes: samples of each file.
+        lanes: per turn.
+        turns: after which the lanes of the first turn are read on.
+        stride: samples in a step of the job; a multiple of `lanes`.
+        shuffle: samples of a file that are read and shuffled together; the files are shuffled too. 0 keeps both orders.
+        seed: of the epoch.
+
+    Attributes:
+        ahead: positions from one batch of a process to its next.
+    """
+
+    def __init__(self, sizes: Ints, *, lanes: int, turns: int, stride: int, shuffle: int, seed: int) -> None:
+        self.num_samples = int(sizes.sum())
+        self.lanes, self.turns, self.stride = lanes, turns, stride
+        self.ahead = stride  # distance of the batches that are computed at once
+        self.shuffle = shuffle
+        self.seed = seed
+        draw = np.random.default_rng(derive_seed(seed, "files"))
+        self._files = draw.permutation(len(sizes)) if shuffle else np.arange(len(sizes))
+        self._file_stops = np.cumsum(sizes[self._files])
+        self._file_starts = self._file_stops - sizes[self._files]
+        self._share = stride // lanes  # of a lane, in one step of its turn
+        self._num_rounds = self.num_samples // (stride * turns)
+        self._permutations: dict[int, tuple[int, Ints]] = {}  # by lane: the first sample of its last run, and the order
+        self._computed: dict[tuple[int, int, int], list[Spot]] = {}
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    @overload
+    def __getitem__(self, place: int) -> Spot: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Spot]: ...
+    def __getitem__(self, place: int | slice) -> Spot | list[Spot]:
+        if isinstance(place, int):
+            return self._spots(np.array([range(self.num_samples)[place]]))[0]
+        start, stop, step = place.indices(self.num_samples)
+        if (start, stop, step) not in self._computed:
+            self._compute(start, stop, step)
+        return self._computed.pop((start, stop, step))
+
+    def _compute(self, start: int, stop: int, step: int) -> None:
+        """Compute this batch and the following ones of the same process: each call of NumPy costs a microsecond."""
+        size = max(1, len(range(start, stop, step)))
+        steps = [min(stop, self.num_samples)]
+        while len(steps) * size < _AHEAD and steps[-1] + self.ahead <= self.num_samples:
+            steps.append(steps[-1] + self.ahead)
+        ranges = [(start + number * self.ahead, end, step) for number, end in enumerate(steps)]
+        spots = iter(self._spots(np.concatenate([np.arange(*each) for each in ranges])))
+        self._computed = {each: [next(spots) for _ in range(*each)] for each in ranges}
+
+    def _spots(self, positions: Ints) -> list[Spot]:
+        lane, number, low, high = self._places(positions)
+        at = np.searchsorted(self._file_stops, number, side="right")
+        begins = self._file_starts[at]
+        if not self.shuffle:
+            offset = number - begins
+            columns = (lane, self._files[at], offset, offset, offset + 1)
+        else:
+            block = begins + (number - begins) // self.shuffle * self.shuffle
+            first = np.maximum(block, low)
+            last = np.minimum(np.minimum(block + self.shuffle, self._file_stops[at]), high)
+            offset = first - begins + self._shuffled(lane, first, last, number)
+            columns = (lane, self._files[at], offset, first - begins, last - begins)
+        return list(map(Spot._make, zip(*(column.tolist() for column in columns), strict=True)))
+
+    def _places(self, positions: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+        """Return the lane of each position of the epoch, the number of its sample, and the lane's first and last one.
+
+        The steps after the last whole round, which would leave lanes of unequal length, have short lanes of their own.
+        """
+        lanes, turns, share = self.lanes, self.turns, self._share
+        step, within = np.divmod(positions, self.stride)
+        place, column = np.divmod(within, lanes)
+        lane = step % turns * lanes + column
+        length = self._num_rounds * share
+        low = lane * length
+        number = low + step // turns * share + place
+        high = low + length
+        if positions[-1] >= self._num_rounds * turns * self.stride:
+            begin = step * self.stride
+            size, num_longer = np.divmod(np.minimum(self.stride, self.num_samples - begin), lanes)
+            is_late = step >= self._num_rounds * turns
+            low = np.where(is_late, begin + column * size + np.minimum(column, num_longer), low)
+            number = np.where(is_late, low + place, number)
+            high = np.where(is_late, low + size + (column < num_longer), high)
+        return lane, number, low, high
+
+    def _shuffled(self, lane: Ints, first: Ints, last: Ints, number: Ints) -> Ints:
+        shuffled = np.empty_like(number)
+        for index, (at, begin, end, each) in enumerate(
+            zip(lane.tolist(), first.tolist(), last.tolist(), number.tolist(), strict=True)
+        ):
+            known = self._permutations.get(at)
+            if known is None or known[0] != begin:
+                draw = np.random.default_rng(derive_seed(self.seed, "run", begin))
+                known = self._permutations[at] = begin, draw.permutation(end - begin)
+            shuffled[index] = known[1][each - begin]
+        return shuffled
+
+
+class LaneBatchSampler(ShardedBatchSampler):
+    """Batches of one process from a data set of files, in the order of its lanes.
+
+    Args:
+        dataset: has ``lane_order(stride=..., seed=...)``, which returns a :class:`LaneOrder`.
+        key, num_workers: the loader's, for a warning.
+        options: as in the base class.
+    """
+
+    def __init__(self, dataset: Any, *, key: str, num_workers: int, **options: Any) -> None:
+        super().__init__(dataset, **options)
+        self.dataset = dataset
+        self.key, self.num_workers = key, num_workers
+        self._order_stride = self.stride
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        self._order_stride = self.stride
+
+    def position_after(self, num_batches: int) -> list[int]:  # type: ignore[override]  # whatever `skip` takes
+        """Return how many samples all processes have consumed, and the step size that determines their order."""
+        return [super().position_after(num_batches), self._order_stride]
+
+    def skip(self, position: list[int]) -> None:  # type: ignore[override]
+        """Skip what was consumed before an interruption; the epoch keeps its order, whatever the step size is now."""
+        self.num_consumed, self._order_stride = position
+
+    def _order_of_epoch(self) -> LaneOrder:
+        seed = derive_seed(self.seed, "order", self.epoch)
+        order: LaneOrder = self.dataset.lane_order(stride=self._order_stride, seed=seed)
+        order.ahead = self.stride
+        num_readers = _num_readers(order.lanes, self.world_size) * _num_readers(order.turns, self.num_workers)
+        _warn_of_repeated_reads(order, num_readers, self)
+        return order
+
+
+class LaneBatches(ShardedBatches):
+    """Every world_size-th item of a data set of files whose items are batches, in the order of its lanes.
+
+    Args:
+        dataset, key, num_workers: as in :class:`LaneBatchSampler`.
+        options: as in the base class.
+    """
+
+    def __init__(self, dataset: Any, *, key: str, num_workers: int, **options: Any) -> None:
+        super().__init__(dataset, **options)
+        self.dataset = dataset
+        self.key, self.num_workers = key, num_workers
+
+    def _order(self) -> Any:
+        self.order = order = self.dataset.lane_order(stride=None, seed=derive_seed(self.seed, "order", self.epoch))
+        num_readers = _num_readers(order.lanes, self.world_size * max(1, self.num_workers))
+        _warn_of_repeated_reads(order, num_readers, self)
+        return order
+
+
+def _num_readers(num_parts: int, num_takers: int) -> int:
+    """Return how many of the processes, or workers, read each part, if they take its samples in turns."""
+    return max(1, num_takers) // gcd(num_parts, max(1, num_takers))
+
+
+def _warn_of_repeated_reads(order: LaneOrder, num_readers: int, share: LaneBatchSampler | LaneBatches) -> None:
+    if num_readers > 1 and share.rank == 0 and share.epoch <= 1:
+        logger.warning(
+            "loader %r: its data set has %d lanes x %d turns, which %d processes with %d workers cannot divide, so "
+            "each file is read %d times; pass lanes=(a multiple of the processes, a multiple of the workers)",
+            share.key, order.lanes, order.turns, share.world_size, share.num_workers, num_readers,
+        )  # fmt: skip

@@ -1,0 +1,386 @@
+"""Files are read once by the whole job, in one order for any number of processes and workers, and resume anywhere."""
+
+import logging
+import os
+import random
+import tracemalloc
+from itertools import accumulate, zip_longest
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+
+from runnerkit import dl
+from runnerkit.sampling.sharding import batches_of, shard_loader, share_of, start_epoch
+from tests.tiny import NUM_CLASSES, NUM_FEATURES, mlp, quiet, sgd
+
+SEED = 42
+
+
+class Files:
+    """Files of consecutive numbers that note in `log` what is read from them.
+
+    Args:
+        sizes: numbers in each file.
+        log: path of a file to which worker processes append; None notes in this process.
+    """
+
+    def __init__(self, sizes, log=None):
+        self.names = [f"file {index}" for index in range(len(sizes))]
+        self.sizes = list(sizes)
+        self.first = dict(zip(self.names, accumulate([0, *sizes]), strict=False))
+        self.log = log
+        self.noted = []
+
+    def read(self, path, start=0):
+        for number in range(self.first[path] + start, self.first[path] + self.sizes[self.names.index(path)]):
+            if self.log is None:
+                self.noted.append(number)
+            else:
+                with open(self.log, "a") as file:
+                    file.write(f"{number}\n")
+            yield number
+
+    def read_from_the_start(self, path):
+        return self.read(path)
+
+    def dataset(self, **options):
+        return dl.ShardedFiles(self.names, self.read, **{"sizes": self.sizes, **options})
+
+    @property
+    def num_read(self):
+        return len(self.noted if self.log is None else self.log.read_text().split())
+
+
+def shards_of(loader, world_size, *, epoch=1, training=True):
+    place = {"key": "train", "training": training, "world_size": world_size, "seed": SEED}
+    shards = [shard_loader(loader, rank=rank, **place) for rank in range(world_size)]
+    for shard in shards:
+        start_epoch(shard, epoch)
+    return shards
+
+
+def in_order(ranks):
+    """Join the batches of all ranks as one process with larger batches would see them."""
+    steps = zip_longest(*ranks, fillvalue=[])
+    return [each for step in steps for group in zip_longest(*step) for each in group if each is not None]
+
+
+def simulated(files, *, batch_size, world_size=1, num_workers=0, epoch=1, after=None, **options):
+    """Return each rank's batches, with a copy of the data set for each worker, in this process."""
+    loader = DataLoader(files.dataset(**options), batch_size=batch_size, collate_fn=list)
+    ranks = []
+    for shard in shards_of(loader, world_size, epoch=epoch):
+        share, copies = share_of(shard), [files.dataset(**options) for _ in range(max(1, num_workers))]
+        if after is not None:
+            share.skip(after)
+        batches = enumerate(list(share))
+        ranks.append([[copies[number % len(copies)][spot] for spot in batch] for number, batch in batches])
+    return ranks
+
+
+SHAPES = {
+    "sizes": st.lists(st.integers(0, 40), min_size=1, max_size=12),
+    "lanes": st.sampled_from([(1, 1), (2, 1), (2, 2), (4, 2), (4, 4), (8, 3)]),
+    "share": st.integers(1, 3),
+    "shuffle": st.sampled_from([0, 1, 5, 100]),
+}
+
+
+@settings(max_examples=60, deadline=None)
+@given(**SHAPES)
+def test_any_job_that_divides_the_lanes_reads_each_sample_once_in_one_order(sizes, lanes, share, shuffle):
+    """This holds for files of any sizes, empty ones too."""
+    step = lanes[0] * share
+    assume(sum(sizes) >= step)
+    orders = set()
+    for world_size in (each for each in (1, 2, 4, 8) if lanes[0] % each == 0):
+        for num_workers in (each for each in (0, 1, 2, 3, 4) if lanes[1] % max(1, each) == 0):
+            files, job = Files(sizes), {"world_size": world_size, "num_workers": num_workers}
+
+            ranks = simulated(files, batch_size=step // world_size, lanes=lanes, shuffle=shuffle, **job)
+
+            assert sorted(files.noted) == list(range(sum(sizes)))
+            orders.add(tuple(in_order(ranks)))
+    assert len(orders) == 1 and sorted(*orders) == list(range(sum(sizes)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(**SHAPES, world_size=st.integers(1, 5), num_workers=st.integers(0, 5), taken=st.integers(0, 9))
+def test_the_rest_of_an_epoch_is_the_same_for_any_job(sizes, lanes, share, shuffle, world_size, num_workers, taken):
+    """This includes jobs that do not divide the lanes, and those with another step size."""
+    step = lanes[0] * share
+    assume(sum(sizes) >= (taken + 1) * step)
+    options = {"lanes": lanes, "shuffle": shuffle}
+    whole = in_order(simulated(Files(sizes), batch_size=step, **options))
+    consumed = taken * step
+
+    loader = DataLoader(Files(sizes).dataset(**options), batch_size=step)
+    position = share_of(shards_of(loader, 1)[0]).position_after(taken)
+    job = {"world_size": world_size, "num_workers": num_workers, "batch_size": lanes[0]}  # lanes divide its step
+    rest = in_order(simulated(Files(sizes), after=position, **job, **options))
+
+    assert position == [consumed, step]
+    assert rest == whole[consumed:]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_real_workers_read_each_sample_once(tmp_path, world_size, num_workers):
+    """Each process has its own workers; nothing is missed or repeated, and the order is that of one process."""
+    files = Files([13, 40, 7, 21, 30, 1, 16, 25], log=tmp_path / "log")
+    step = {"shuffle": 8, "lanes": (4, 2)}
+    [expected] = simulated(Files(files.sizes), batch_size=8, **step)
+    dataset = files.dataset(**step)
+    loader = DataLoader(dataset, batch_size=8 // world_size, num_workers=num_workers, collate_fn=list)
+
+    ranks = [list(batches_of(shard)) for shard in shards_of(loader, world_size)]
+
+    assert in_order(ranks) == [number for batch in expected for number in batch]
+    assert files.num_read == sum(files.sizes) == len(set((tmp_path / "log").read_text().split()))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_items_that_are_batches_are_read_once(tmp_path, world_size, num_workers):
+    """With `batch_size=None`, processes take turns by items."""
+    files = Files([6, 10, 3, 9], log=tmp_path / "log")
+    loader = DataLoader(files.dataset(lanes=(2, 2), shuffle=4), batch_size=None, num_workers=num_workers)
+    [one] = [list(batches_of(shard)) for shard in shards_of(DataLoader(Files(files.sizes).dataset(
+        lanes=(2, 2), shuffle=4), batch_size=None), 1)]  # fmt: skip
+
+    ranks = [list(batches_of(shard)) for shard in shards_of(loader, world_size)]
+
+    assert [each for step in zip(*ranks, strict=True) for each in step] == one
+    assert files.num_read == len(set(one)) == 28
+
+
+def test_each_epoch_has_another_order():
+    """`shuffle=0` keeps the order of the files and of their samples in every lane."""
+    sizes = [10] * 8
+    shuffled = [in_order(simulated(Files(sizes), batch_size=8, shuffle=4, epoch=epoch)) for epoch in (1, 2, 1)]
+    plain = [in_order(simulated(Files(sizes), batch_size=8, lanes=(1, 1), epoch=epoch)) for epoch in (1, 2)]
+
+    assert shuffled[0] == shuffled[2] != shuffled[1] != sorted(shuffled[1])
+    assert plain == [list(range(80))] * 2
+
+
+def test_a_block_is_shuffled_well():
+    """Each sample of a block is as likely at each place; the file's samples stay within their block."""
+    orders = [in_order(simulated(Files([8]), batch_size=8, shuffle=4, lanes=(1, 1), epoch=each)) for each in range(800)]
+
+    counts = np.zeros((8, 8))
+    for order in orders:
+        counts[range(8), order] += 1
+    assert counts[:4, 4:].sum() == counts[4:, :4].sum() == 0
+    assert abs(counts[:4, :4] - 200).max() < 60  # five standard deviations
+
+
+def test_a_reader_that_cannot_skip_reads_up_to_a_file_more_for_each_lane():
+    """Samples before a lane's first one are read again; a reader with `start` skips them."""
+    files = Files([31] * 8)
+    options = {"sizes": files.sizes, "lanes": (4, 2)}
+    loader = DataLoader(dl.ShardedFiles(files.names, files.read_from_the_start, **options), 8, collate_fn=list)
+
+    [shard] = shards_of(loader, 1)
+
+    assert sorted(number for batch in batches_of(shard) for number in batch) == list(range(248))
+    num_lanes = 8 + 4  # the last step, which does not fill all lanes, has its own
+    assert 248 < files.num_read < 248 + num_lanes * 31
+
+
+def jittered(number):
+    return number, random.random(), float(np.random.rand()), float(torch.rand(()))
+
+
+def test_a_transform_draws_the_same_for_any_job():
+    """Its generators are seeded for each sample by its place in the epoch."""
+    found = []
+    for world_size, num_workers in ((1, 0), (2, 0), (2, 2)):
+        loader = DataLoader(
+            Files([9, 14, 5, 12]).dataset(shuffle=3, lanes=(2, 2), transform=jittered),
+            batch_size=4 // world_size, num_workers=num_workers, collate_fn=list,
+        )  # fmt: skip
+        found.append(in_order([list(batches_of(shard)) for shard in shards_of(loader, world_size)]))
+
+    assert found[0] == found[1] == found[2]
+    assert len({each[1] for each in found[0]}) == 40
+
+
+def test_the_sizes_are_counted_or_asked_for():
+    """All three ways give the same data set; a pattern names files."""
+    files = Files([3, 5])
+
+    counted = dl.ShardedFiles(files.names, files.read)
+    asked = dl.ShardedFiles(files.names, files.read, sizes=lambda path: files.sizes[files.names.index(path)])
+
+    assert counted.sizes.tolist() == asked.sizes.tolist() == [3, 5]
+    assert files.noted == list(range(8))
+    assert [counted[index] for index in (0, 4, 7, -1)] == [0, 4, 7, 7]
+
+
+def test_a_pattern_names_the_files(tmp_path):
+    """They are sorted by name."""
+    for name in ("b", "a", "c"):
+        (tmp_path / f"{name}.txt").write_text(name * 2)
+
+    letters = dl.ShardedFiles(str(tmp_path / "*.txt"), lambda path: Path(path).read_text())
+
+    assert [os.path.basename(path) for path in letters.files] == ["a.txt", "b.txt", "c.txt"]
+    assert [letters[index] for index in range(6)] == list("aabbcc")
+
+
+def draws(path):
+    yield random.random()
+
+
+def numbers(path):
+    yield from range(4)
+
+
+BAD = {
+    "no files": (lambda: dl.ShardedFiles("/nowhere/*", numbers), ValueError, r"'/nowhere/\*', which names none"),
+    "negative shuffle": (lambda: dl.ShardedFiles("ab", numbers, shuffle=-1), ValueError, "names none"),
+    "shuffle": (lambda: dl.ShardedFiles(["a"], numbers, shuffle=-1), ValueError, "shuffle must be >= 0"),
+    "lanes": (lambda: dl.ShardedFiles(["a"], numbers, lanes=(2,)), ValueError, r"lanes must be \(processes, workers\)"),
+    "too few sizes": (lambda: dl.ShardedFiles(["a", "b"], numbers, sizes=[4]), ValueError, "each of 2 files, got 1"),
+    "no samples": (lambda: dl.ShardedFiles(["a"], lambda path: []), ValueError, r"not all 0, got \[0\]"),
+    "too short": (
+        lambda: dl.ShardedFiles(["a"], numbers, sizes=[5])[4],
+        ValueError,
+        r"a ended after 4 samples, but sizes= says that it has 5",
+    ),
+    "too long": (
+        lambda: dl.ShardedFiles(["a"], numbers, sizes=[3])[2],
+        ValueError,
+        r"a has more than the 3 samples that sizes= says",
+    ),
+    "draws": (
+        lambda: dl.ShardedFiles(["a"], draws, sizes=[1])[0],
+        TypeError,
+        r"read= of ShardedFiles draws random numbers \(python\), .* draw them in transform=",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_wrong_files_are_named(name):
+    """Errors name the argument or the file, and say what was found."""
+    make, kind, message = BAD[name]
+
+    with pytest.raises(kind, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"shuffle": True, "batch_size": 4},
+        {"sampler": RandomSampler(range(8)), "batch_size": 4},
+        {"batch_sampler": BatchSampler(RandomSampler(range(8)), 4, drop_last=False)},
+        {"batch_sampler": type("Own", (BatchSampler,), {})(SequentialSampler(range(8)), 4, drop_last=False)},
+    ],
+    ids=["shuffle", "sampler", "batch sampler", "own class"],
+)
+def test_a_sampler_is_refused(options):
+    """It would open a file for each sample."""
+    loader = DataLoader(Files([4, 4]).dataset(), **options)
+
+    with pytest.raises(TypeError, match=r"'train': ShardedFiles has its own order; a .* pass shuffle=1000 to the data"):
+        shards_of(loader, 1)
+
+
+def test_lanes_that_do_not_divide_a_step_are_refused():
+    """The error says which numbers."""
+    with pytest.raises(ValueError, match=r"lanes=\(4, 1\): 4 does not divide the 6 samples of a step"):
+        simulated(Files([40]), batch_size=3, world_size=2, lanes=(4, 1))
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize(
+    ("world_size", "num_workers", "factor"), [(4, 2, 1), (3, 2, 3), (4, 3, 3), (2, 8, 4), (8, 4, 4)]
+)
+def test_a_job_that_does_not_divide_the_lanes_is_warned(caplog, world_size, num_workers, factor):
+    """The warning says how often each file is read, which is counted here, and what to write instead."""
+    files = Files([48] * 8)
+    loader = DataLoader(files.dataset(lanes=(4, 2)), batch_size=24 // world_size, num_workers=num_workers)
+
+    with caplog.at_level(logging.WARNING):
+        for shard in shards_of(loader, world_size):
+            list(share_of(shard))
+
+    assert caplog.text.count("loader 'train': its data set has 4 lanes x 2 turns") == (factor > 1)
+    assert (f"so each file is read {factor} times; pass lanes=" in caplog.text) == (factor > 1)
+    opened = set()
+    for rank, shard in enumerate(shards_of(loader, world_size)):
+        for number, batch in enumerate(share_of(shard)):
+            opened |= {(rank, number % num_workers, spot.lane) for spot in batch}
+    assert len(opened) == 8 * factor
+
+
+@pytest.mark.parametrize("world_size", [1, 64, 4096])
+def test_a_rank_of_thousands_needs_no_more_memory(world_size):
+    """A job with 100,000 files a rank: the order is computed when needed."""
+    files, step = 100_000, 32 * 4096
+    sizes = np.full(files, 1000)
+    tracemalloc.start()
+    dataset = dl.ShardedFiles(range(files), iter, sizes=sizes, shuffle=100, lanes=(4096, 4))
+    place = {"key": "train", "training": True, "world_size": world_size, "seed": SEED}
+    tracemalloc.reset_peak()
+    before = tracemalloc.get_traced_memory()[0]
+    loader = DataLoader(dataset, batch_size=step // world_size)
+    [share] = map(share_of, [shard_loader(loader, rank=world_size - 1, **place)])
+
+    batches = iter(share)
+    first = [next(batches) for _ in range(3)]
+
+    assert [len(batch) for batch in first] == [step // world_size] * 3
+    assert len(share) == -(-files * 1000 // step)
+    assert tracemalloc.get_traced_memory()[1] - before < 20e6 + 300 * step // world_size * 4
+    tracemalloc.stop()
+
+
+def labelled(number):
+    features = torch.linspace(0, 1, NUM_FEATURES) * (number % 7) + torch.rand(NUM_FEATURES)
+    return features, number % NUM_CLASSES
+
+
+class Stops(dl.Callback):
+    """A callback that interrupts the run after a step."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.step = step
+
+    def on_batch_end(self, runner):
+        if runner.is_train_loader and runner.batch_step == self.step:
+            raise KeyboardInterrupt
+
+
+def train(logdir, *callbacks, num_workers, **options):
+    files = Files([13, 40, 7, 21, 30, 1, 16, 25])
+    dataset = files.dataset(shuffle=8, lanes=(4, 2), transform=labelled)
+    model = mlp()
+    runner = dl.SupervisedRunner().train(
+        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), num_epochs=2, logdir=logdir, cpu=True,
+        loaders={"train": DataLoader(dataset, batch_size=8, num_workers=num_workers), "valid": DataLoader(dataset, 8)},
+        callbacks=[dl.CheckpointCallback(logdir, mode="runner", every_steps=1), *callbacks], **{**quiet(), **options},
+    )  # fmt: skip
+    return {**model.state_dict(), **runner.epoch_metrics["valid"]}
+
+
+@pytest.mark.parametrize(("step", "workers"), [(5, (0, 0)), (11, (2, 2)), (20, (2, 0)), (33, (0, 2))])
+def test_an_interrupted_run_ends_with_the_same_weights(tmp_path, step, workers):
+    """The run resumes within an epoch, with as many workers or others, and what they had prefetched is not lost."""
+    expected = train(tmp_path / "whole", num_workers=0)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "log", Stops(step), num_workers=workers[0])
+    resumed = train(tmp_path / "log", num_workers=workers[1], resume="auto")
+
+    assert all(np.array_equal(np.asarray(resumed[name]), np.asarray(value)) for name, value in expected.items())
