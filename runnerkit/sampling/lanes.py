@@ -26,7 +26,7 @@ _AHEAD = 1024  # positions that are computed at once
 
 
 class Spot(NamedTuple):
-    """Where a sample is: `offset` in a file, among the samples from `start` to `stop`, which are read together."""
+    """Place of a sample: `offset` in a file, among the samples from `start` to `stop`, which are read together."""
 
     lane: int
     file: int
