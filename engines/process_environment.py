@@ -44,10 +44,20 @@ class ProcessEnvironment:
         if self.store is not None or self.address in ("localhost", "127.0.0.1", "::1"):
             return True
         if self.launcher == "srun":
-            return os.environ.get("SLURM_STEP_NUM_NODES") == "1"
-        is_mpi = self.launcher in ("mpirun", "horovodrun")  # an inner launcher's job may be larger than the outer's
-        count = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE" if is_mpi else "LOCAL_WORLD_SIZE")
-        return count == str(self.world_size)
+            return self._is_step_on_one_machine()
+        if self.launcher in ("mpirun", "horovodrun"):
+            return self._is_mpirun_on_one_machine()
+        # Variables such as RANK may have been set from those of an outer launcher, whose job is then as large.
+        of_torch = os.environ.get("LOCAL_WORLD_SIZE") == str(self.world_size)
+        return of_torch or self._is_mpirun_on_one_machine() or self._is_step_on_one_machine()
+
+    def _is_mpirun_on_one_machine(self) -> bool:
+        counts = {os.environ.get(f"OMPI_COMM_WORLD_{name}") for name in ("SIZE", "LOCAL_SIZE")}
+        return counts == {str(self.world_size)}
+
+    def _is_step_on_one_machine(self) -> bool:
+        is_whole_job = os.environ.get(_num_slurm_tasks()) == str(self.world_size)
+        return is_whole_job and os.environ.get("SLURM_STEP_NUM_NODES") == "1"
 
     @classmethod
     def read(cls) -> Self | None:

@@ -5,6 +5,7 @@ from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 from torch import nn
@@ -51,6 +52,11 @@ def test_a_credential_on_the_command_line_is_not_in_environment_json_nor_in_the_
         *[[f"--{name}", SECRET] for name in ("user-token", "openai-key", "wandb-key", "db-pass", "pwd", "passwords")],
         [f"--slack-token={SECRET}"], ["--api-keys", SECRET], ["--password", f"-{SECRET}"], ["-password", SECRET],
         ["--header", f"X-Api-Key: {SECRET}"], ["--config", f'{{"lr": 1, "api_key": "{SECRET}"}}'],
+        ["--authtoken", SECRET], [f"PGPASSWORD={SECRET}"], ["--signing-key", SECRET],
+        ["--header", f"Authorization: Token {SECRET}"],
+        [f'{{"password": "my {SECRET} phrase"}}'], [f'{{\\"password\\": \\"{SECRET}\\"}}'],
+        [f"${{oc.env:USER}} --password={SECRET}"],
+        [f"postgres://me:p@{SECRET}@host/x"], [f"glpat-{SECRET}-{SECRET}"], ["train.py --lr=1 --password=" + SECRET],
         [f"--url=https://host/x?a=1&api_key={SECRET}"], ["--url", f"https://host/x?api_key={SECRET}&a=1"],
     ],
     ids=str,
@@ -71,13 +77,36 @@ class Service:
     api_key: str
 
 
-@pytest.mark.parametrize("kind", [Service, Namespace, SimpleNamespace])
+class Tuple(NamedTuple):
+    """A user's settings."""
+
+    url: str
+    api_key: str
+
+
+@dataclass(slots=True)
+class Slots:
+    """A user's settings, without a ``__dict__``."""
+
+    url: str
+    api_key: str
+
+
+@pytest.mark.parametrize("kind", [Service, Slots, Tuple, Namespace, SimpleNamespace])
 def test_credentials_in_namespaces_and_dataclasses_are_hidden(kind):
     """Their fields become a dict; otherwise they would be written as a string."""
     values = {"service": kind(url=f"https://host?token={SECRET}", api_key=SECRET), "header": f"api-key: {SECRET}"}
 
     expected = {"service": {"url": "https://host?token=***", "api_key": "***"}, "header": "api-key: ***"}
     assert redacted(values) == expected
+
+
+def test_an_object_that_contains_itself_ends():
+    """Nesting is cut at a depth that no hyperparameters have."""
+    namespace = Namespace(lr=0.1)
+    namespace.itself = namespace
+
+    assert redacted({"args": namespace})["args"]["itself"]["lr"] == 0.1
 
 
 def test_what_names_no_credential_stays():
@@ -91,6 +120,12 @@ def test_what_names_no_credential_stays():
         "sort_key": "a",
         "text": "https://host/x?page=2, num_tokens: 3, key: a",
         "bos_token": "[B]",
+        "max_token": 512,
+        "cost_per_token": 0.1,
+        "class_token": "[C]",
+        "user_key": "user_id",
+        "session_tokens": 50,
+        "prose": "Each token: one word; the secret: none",
         "secret": None,
         "key": "a",
     }

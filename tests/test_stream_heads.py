@@ -141,8 +141,8 @@ def test_samples_of_any_type_are_compared(make):
     assert compare(read_by(map(make, whole), map(make, whole))) == "same"
 
 
-@pytest.mark.parametrize("first", [0, 1])
-@pytest.mark.parametrize("as_type", [int, torch.tensor, np.int64])
+@pytest.mark.parametrize("first", [0, 1, 10])
+@pytest.mark.parametrize("as_type", [int, torch.tensor, np.int64, "sample-{:06d}.txt".format])
 def test_samples_that_are_numbered_in_each_process_are_seen(first, as_type):
     """A number that only counts does not show that the rest is the same; a target that agrees does."""
     noise = [[random.random() for _ in range(NUM_SAMPLES)] for _ in range(2)]
@@ -151,12 +151,49 @@ def test_samples_that_are_numbered_in_each_process_are_seen(first, as_type):
         return [(as_type(number), value) for number, value in enumerate(values, first)]
 
     def with_target(values):
-        return [(*sample, int(sample[0]) % 3) for sample in numbered(values)]
+        return [(*sample, place % 3) for place, sample in enumerate(numbered(values))]
 
     assert compare(read_by(numbered(range(0, 32, 2)), numbered(range(1, 32, 2)))) == "only numbered alike"
     assert compare(read_by(*map(numbered, noise))) == "only numbered alike"
     assert compare(read_by(*map(with_target, noise))) == "same"
     assert compare(read_by(numbered([7] * 16), numbered([7] * 16))) == "same"
+
+
+class Odd:
+    """An object that raises in every way that is tried."""
+
+    def __getattr__(self, name):
+        raise KeyError(name)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+        lambda: torch.ones(3).to_mkldnn(),
+        lambda: torch.ones(3, dtype=torch.complex64).conj(),
+        lambda: torch.ones(3, device="meta"),
+        Odd,
+        SimpleNamespace,
+        lambda: SimpleNamespace(tobytes=lambda order: b""),
+    ],
+    ids=["jagged", "nested", "mkldnn", "conjugate", "meta", "raises", "empty", "tobytes with an argument"],
+)
+def test_a_sample_that_cannot_be_read_is_taken_as_it_is(make):
+    """Only the name of its type counts; nothing raises."""
+    samples = [(number, make()) for number in range(4)]
+
+    assert compare(read_by(samples, samples)) == "same"
+
+
+def test_the_order_of_keys_does_not_count():
+    """A dict made from a set has another order in each process."""
+    there = [{"a": number, "b": "x"} for number in range(NUM_SAMPLES)]
+    back = [{"b": "x", "a": number} for number in range(NUM_SAMPLES)]
+
+    assert compare(read_by(there, back)) == "same"
 
 
 class SplitByRank(IterableDataset):

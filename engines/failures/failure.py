@@ -22,7 +22,7 @@ from runnerkit.support.exit_codes import STOOD_STILL
 __all__ = ["RankTraceback", "WorkerError"]
 
 FAILED = "runnerkit/failed"  # key in the process group's store: a rank that has reported a cause
-_LONGEST_SUMMARY, _LONGEST_TEXT = 2_000, 20_000  # characters
+_LONGEST_SUMMARY, _LONGEST_TEXT, _LONGEST_MESSAGE = 2_000, 20_000, 100_000  # characters
 _LARGEST_PICKLE = 1_000_000  # bytes
 
 
@@ -127,27 +127,30 @@ def describe(error: BaseException, *, rank: int, world_size: int) -> Failure:
         pickled = _pickled(error)
     except Exception:  # it holds something unpicklable
         pickled = b""
-    is_fit = 0 < len(pickled) <= _LARGEST_PICKLE and len(message) <= _LONGEST_TEXT
+    is_fit = 0 < len(pickled) <= _LARGEST_PICKLE and len(message) <= _LONGEST_MESSAGE
     summary = _shortened(message, _LONGEST_SUMMARY)
     return Failure(rank, world_size, time.monotonic(), summary, text, pickled if is_fit else None)
 
 
 def _pickled(error: BaseException) -> bytes:
     kind = type(error)
-    if kind.__reduce__ is BaseException.__reduce__:  # its pickle calls the class with args, which may not fit
-        return pickling.dumps((kind, error.args, vars(error)))
-    return pickling.dumps(error)
+    if isinstance(kind.__reduce__, FunctionType):  # it says itself how to pickle it
+        return pickling.dumps(error)
+    # Otherwise pickle would call the class with args, which its __init__ may not accept.
+    _, args, *attributes = tuple[Any, ...](error.__reduce__())
+    return pickling.dumps((kind, args, *attributes))
 
 
 def _rebuilt(pickled: bytes) -> Any:
     value = pickling.loads(pickled)
     if not isinstance(value, tuple):
         return value
-    kind, args, attributes = value
+    kind, args, *attributes = value
     error = kind.__new__(kind, *args)
     built_in = next(each for each in kind.__mro__ if not isinstance(vars(each).get("__init__"), FunctionType | None))
     built_in.__init__(error, *args)  # sets the fields of classes such as SystemExit
-    vars(error).update(attributes)
+    for each in attributes:
+        error.__setstate__(each)
     return error
 
 

@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _SETTLE_S = 0.005
+_MOST_OF = 0.9  # a timeout has passed
 _OPERATIONS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
 
 
@@ -221,7 +222,7 @@ class ProcessGroupEngine(IEngine, ABC):
         Raises:
             ConnectionError: a rank has ended since it joined the store, or did not call this within `timeout`.
         """
-        rank, world_size = self.process_index, self.num_processes
+        rank, world_size, began = self.process_index, self.num_processes, time.monotonic()
         store.set(_here(rank), "")
         try:
             dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
@@ -231,8 +232,8 @@ class ProcessGroupEngine(IEngine, ABC):
                 missing = [str(each) for each in range(world_size) if not store.check([_here(each)])]
             except RuntimeError:
                 raise ConnectionError(f"{where}: rank 0, which serves the job's store, has ended") from error
-            if not missing:
-                raise
+            if not missing or time.monotonic() - began < _MOST_OF * timeout.total_seconds():
+                raise  # not for a rank that is late
             raise ConnectionError(
                 f"{where}: rank {', '.join(missing)} is missing after {timeout.total_seconds():g} s; it has ended, and "
                 "its output says why, or it is slow: the engine's timeout_s= sets this limit"

@@ -59,7 +59,8 @@ class EventFiles:
         summary.value[0].node_name = f"{step.epoch}:{step.batch}"
         with appending(self.folder):
             if self._writer is None:
-                self._writer = EventFileWriter(str(self.folder))
+                # Unpredictable, so that no one can plant a symbolic link there.
+                self._writer = EventFileWriter(str(self.folder), filename_suffix=f".{os.urandom(8).hex()}")
             self._writer.add_event(Event(wall_time=time.time(), step=x, summary=summary))
         self._remember(_place_of(summary), [value.tag for value in summary.value])
 

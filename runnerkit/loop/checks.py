@@ -93,14 +93,16 @@ def check_samplers(runner: IRunner, loaders: Mapping[str, Any]) -> None:
             f"loader {key!r} has a data set of {len(dataset)} samples and a {type(sampler).__name__} made for "
             f"{made_for}: make the sampler from the loader's own data set"
         )
-        if made_for > len(dataset) and (isinstance(sampler, _OF_TORCH) or hasattr(sampler, "num_labels")):
+        is_guess = not isinstance(sampler, _OF_TORCH) and not _is_ours(sampler)  # what a custom class means by it
+        if made_for > len(dataset) and not is_guess:
             raise ValueError(found)
         is_choice = isinstance(sampler, SubsetRandomSampler) or isinstance(getattr(sampler, "data_source", None), range)
-        if runner.engine.is_main_process and not is_choice:
-            ends = "it may read samples that do not exist"  # a custom class: the meaning of its length is a guess
-            if made_for < len(dataset):
-                ends = f"the samples behind the first {made_for} are never read"
-            logger.warning("%s; %s", found, ends)
+        if not runner.engine.is_main_process or is_choice or (is_guess and made_for < len(dataset)):
+            continue
+        ends = (
+            "it may read samples that do not exist" if is_guess else f"samples behind the first {made_for} are unread"
+        )
+        logger.warning("%s; %s", found, ends)
 
 
 def _innermost_sampler(loader: Any) -> Any:
@@ -116,9 +118,14 @@ def _length_made_for(sampler: Any) -> int | None:
         return int(largest) + 1 if isinstance(largest, Integral | Tensor) else None
     if isinstance(sampler, WeightedRandomSampler):
         return len(sampler.weights)
-    num_labels = getattr(sampler, "num_labels", None)  # of runnerkit's own
+    if _is_ours(sampler):
+        return getattr(sampler, "num_labels", None)
     source = getattr(sampler, "data_source", getattr(sampler, "dataset", None))
-    return len(source) if num_labels is None and isinstance(source, Sized) else num_labels
+    return len(source) if isinstance(source, Sized) and not isinstance(source, str) else None
+
+
+def _is_ours(sampler: Any) -> bool:
+    return type(sampler).__module__.startswith("runnerkit.")
 
 
 def check_one_loader(loader: Any, *, reader: str) -> None:

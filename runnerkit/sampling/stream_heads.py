@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from decimal import Decimal
 from itertools import islice
+from pathlib import PurePath
 from typing import Any, Literal
 
 import numpy as np
@@ -17,19 +21,21 @@ _NUM_LEAVES = 32  # per sample; the last one stands for all further ones
 _MOST_LEAVES = 1024  # that are read
 _NUM_ELEMENTS = 1024  # per tensor, approximately
 _DEPTH = 8  # of nested containers and objects
+_LONGEST_KEY = 18  # characters that are searched for a number
 _READ = 1 << 32  # added to each fingerprint; 0 marks a leaf that was not read
-_NUMBER = 1 << 33  # added where the value is the sample's position, counted from 0 or 1
 
 
 class StreamHead:
     """Fingerprints of the first samples that each worker of this process read, in shared memory.
+
+    For each leaf there are two: one of its value, and the distance of a number in it from the sample's position.
 
     Args:
         num_workers: the loader's.
     """
 
     def __init__(self, num_workers: int) -> None:
-        shape = (max(1, num_workers), NUM_SAMPLES, _NUM_LEAVES)
+        shape = (max(1, num_workers), NUM_SAMPLES, _NUM_LEAVES, 2)
         self.fingerprints = torch.zeros(shape, dtype=torch.int64).share_memory_()
 
     def note(self, worker: int, position: int, sample: Any) -> None:
@@ -46,15 +52,15 @@ def compare(heads: Sequence[Tensor]) -> Literal["same", "different", "only numbe
     either the others contain noise, or each reader numbers samples of its own.
 
     Args:
-        heads: the `fingerprints` of each process, (workers, samples, leaves).
+        heads: the `fingerprints` of each process, (workers, samples, leaves, 2).
     """
     readers = torch.cat(list(heads))
-    readers = readers[(readers[:, 0] != 0).any(dim=1)]  # a worker may not have started
+    readers = readers[(readers[:, 0, :, 0] != 0).any(dim=1)]  # a worker may not have started
     if len(readers) < 2:
         return "same"
-    num_common = int((readers != 0).any(dim=2).sum(dim=1).min())
-    is_number = (readers[:, :num_common] & _NUMBER != 0).all(dim=1).all(dim=0)
-    values = readers[:, :num_common] & ~_NUMBER
+    num_common = int((readers[..., 0] != 0).any(dim=2).sum(dim=1).min())
+    values, distances = readers[:, :num_common].unbind(-1)
+    is_number = (distances == distances[:1, :1]).all(dim=1).all(dim=0) & (distances[0, 0] != 0)  # it only counts
     num_distinct = torch.tensor([max(len(each[:, leaf].unique()) for each in values) for leaf in range(_NUM_LEAVES)])
     is_same = (values == values[0]).all(dim=1).all(dim=0)
     if not is_same[num_distinct == num_distinct.max()].any():
@@ -63,29 +69,36 @@ def compare(heads: Sequence[Tensor]) -> Literal["same", "different", "only numbe
     return "only numbered alike" if is_content.any() and not is_same[is_content].any() else "same"
 
 
-def _fingerprints(sample: Any, position: int) -> list[int]:
-    found = [0] * _NUM_LEAVES
+def _fingerprints(sample: Any, position: int) -> list[tuple[int, int]]:
+    found = [(0, 0)] * _NUM_LEAVES
     for number, value in enumerate(islice(_leaves(sample), _MOST_LEAVES)):
         leaf = min(number, _NUM_LEAVES - 1)
-        mark = _NUMBER if leaf == number and _is_number(value, position) else 0
-        found[leaf] = _READ + mark + zlib.crc32(_bytes(value), found[leaf] % _READ)
+        try:
+            content, counter = _bytes(value), _number(value) if leaf == number else None
+        except Exception:  # any object of the user
+            content, counter = _name_of_type(value), None
+        distance = 0 if counter is None else _READ + counter - position
+        found[leaf] = _READ + zlib.crc32(content, found[leaf][0] % _READ), distance
     return found
 
 
 def _leaves(sample: Any, depth: int = 0) -> Iterator[Any]:
-    parts = _parts(sample)
-    if parts is None or depth == _DEPTH:
+    try:
+        parts = _parts(sample) if depth < _DEPTH else None
+    except Exception:  # any object of the user
+        parts = None
+    if parts is None:
         yield sample
     else:
         for each in parts:
             yield from _leaves(each, depth + 1)
 
 
-def _parts(sample: Any) -> Sequence[Any] | None:
+def _parts(sample: Any) -> Iterable[Any] | None:
     """Return the parts of a container, an object array, a sparse tensor or an object with attributes, else None."""
     if isinstance(sample, Mapping):
-        return tuple(sample.values())
-    if isinstance(sample, list | tuple):
+        return [sample[key] for key in sorted(sample, key=repr)]  # a key's place may differ between processes
+    if isinstance(sample, list | tuple | deque):
         return sample
     if isinstance(sample, AbstractSet):
         return sorted(sample, key=repr)
@@ -93,32 +106,42 @@ def _parts(sample: Any) -> Sequence[Any] | None:
         return sample.ravel().tolist() if sample.dtype.hasobject else None
     if isinstance(sample, Tensor):
         if sample.layout == torch.strided:
-            return None
+            return sample.unbind() if sample.is_nested else None
         sparse = sample.to_sparse_coo().coalesce()
         return sparse.indices(), sparse.values()
-    if hasattr(sample, "tobytes") or isinstance(sample, type) or callable(sample):
+    if hasattr(sample, "tobytes") or isinstance(sample, type | PurePath) or callable(sample):
         return None
-    attributes = getattr(sample, "__dict__", None) or {
-        name: getattr(sample, name, None) for name in getattr(type(sample), "__slots__", ())
-    }
+    attributes = dict(getattr(sample, "__dict__", {}))
+    for each in type(sample).__mro__:
+        slots = vars(each).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            attributes[name] = getattr(sample, name, None)
     return tuple(attributes.values()) or None
 
 
-def _is_number(value: Any, position: int) -> bool:
+def _number(value: Any) -> int | None:
+    """Return a whole number, or the last one in a text, such as 12 of "sample-0012"."""
     if isinstance(value, Tensor | np.ndarray | np.generic):
         value = value.item() if np.prod(value.shape) == 1 else None
-    return isinstance(value, int) and value - position in (0, 1)
+    if isinstance(value, str):
+        digits = re.findall(r"\d+", value[-_LONGEST_KEY:])
+        return int(digits[-1]) if digits else None
+    return value if isinstance(value, int) and abs(value) < _READ else None
 
 
 def _bytes(value: Any) -> bytes:
     """Return the content of a leaf, or the name of its type if the content is unknown."""
     if isinstance(value, Tensor):
-        flat = value.detach().flatten()
+        flat = value.detach().resolve_conj().resolve_neg().flatten()
         few = flat[:: 1 + len(flat) // _NUM_ELEMENTS].contiguous().cpu()
         return few.view(torch.uint8).numpy().tobytes()
     if isinstance(value, np.ndarray):
         return value.ravel()[:: 1 + value.size // _NUM_ELEMENTS].tobytes()
-    if isinstance(value, str | bytes | int | float | np.generic):
+    if isinstance(value, str | bytes | bytearray | int | float | complex | np.generic | Decimal | PurePath | range):
         return repr(value).encode()
     to_bytes: Any = getattr(value, "tobytes", None)  # of a PIL image
-    return to_bytes() if to_bytes is not None else type(value).__name__.encode()
+    return to_bytes() if to_bytes is not None else _name_of_type(value)
+
+
+def _name_of_type(value: Any) -> bytes:
+    return type(value).__name__.encode()

@@ -39,9 +39,9 @@ def written_by(write: Callable[[Any], T]) -> T:
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is untyped
         def reducer_override(self, obj: Any) -> Any:
-            if isinstance(obj, Optimizer) and type(obj).__reduce_ex__ is object.__reduce_ex__:
+            if isinstance(obj, Optimizer) and type(obj).__getstate__ is Optimizer.__getstate__:
                 constructor, arguments, state = tuple[Any, ...](obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL))[:3]
-                return constructor, arguments, {**_own_attributes(obj), **state} if isinstance(state, dict) else state
+                return constructor, arguments, {**_own_attributes(obj), **state}
             if isinstance(obj, CodeType):  # cloudpickle >= 3.1.3 drops the file name, which tracebacks need
                 return marshal.loads, (marshal.dumps(obj),)
             return super().reducer_override(obj)

@@ -5,47 +5,63 @@ from __future__ import annotations
 import re
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from types import SimpleNamespace
 from typing import Any
 
 HIDDEN = "***"
 _NAME = re.compile(
-    r"(^|_)(api_?keys?|(access|account|auth|encryption|license|private|secret|ssh)_?keys?(_id)?"
-    r"|(anthropic|aws|azure|clearml|comet|hf|huggingface|mlflow|neptune|openai|service|slack|user|wandb)_?keys?"
-    r"|passw(or)?ds?|pwd|passphrases?|(admin|auth|db|login|root|smtp|user)_?pass|authorization|secrets?|credentials?)$"
-    r"|(^|_)(access|api|auth|bearer|id|refresh|secret|session)_?tokens$"
-)
-# A hyperparameter, not a credential, if this stands before "_token".
-_MARKER = re.compile(
-    r"(^|_)(bos|cls|control|decoder|end|eos|fake|first|image|last|mask|new|pad|padding|prompt|sep|special|start|stop"
-    r"|target|text|time|unk|word)_token$"
+    r"passw(or)?ds?\d*$|(^|_)passcode$|(^|_)((admin|auth|db|login|root|smtp)_?pass|pwd|passphrases?)$"
+    r"|(^|_)(authorization|cookie|credentials?|secrets?|amz_signature)$"
+    r"|(^|_)(access|account|api|app|auth|encryption|license|master|private|secret|signing|ssh|subscription)_?keys?(_id)?$"
+    r"|(^|_)(anthropic|aws|azure|clearml|comet|hf|huggingface|mlflow|neptune|openai|slack|wandb)_?keys?$"
+    # Not pad_token, max_token or mask_token, which are hyperparameters.
+    r"|^token$|(^|_)(access|api|auth|bearer|bot|csrf|discord|git(hub|lab)|hf|hub|huggingface|id|jwt|oauth|personal"
+    r"|refresh|secret|security|session|slack|telegram|user|wandb)_?token$|(^|_)(access|api|auth|bearer|refresh)_?tokens$"
 )
 _TEXT = re.compile(
-    r"(?<=://)[^/\s@]*:[^/\s@]+(?=@)"  # user and password of a URL
-    r"|\b(hf_[A-Za-z0-9]{20,}|gh[opsur]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|sk-[\w-]{20,}|AKIA[0-9A-Z]{16}"
-    r"|xox[abprs]-[\w-]{10,}|eyJ[\w-]+\.eyJ[\w-]+\.[\w-]+)"
+    r"(?<=://)[^/\s@]*:[^/\s]+(?=@)"  # user and password of a URL
+    r"|\b(hf_[A-Za-z0-9]{20,}|gh[opsur]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{20,}|sk-[\w-]{20,}"
+    r"|AKIA[0-9A-Z]{16}|xox[abprs]-[\w-]{10,}|eyJ[\w-]+\.eyJ[\w-]+\.[\w-]+)"
 )
-# A name and its value within a text: of JSON, of a header, of a URL's query.
-_PAIR = re.compile(r"""([\w-]+)(["']?\s*[:=](?!//)\s*(?:(?:basic|bearer)\s+)?["']?)([^\s"'&,;{}]+)""", re.IGNORECASE)
+# A name and its value within a text: of JSON, a header, a URL's query, an option. In prose, words stand before a name.
+_PAIR = re.compile(
+    r"""(?:^|(?<=["'?&{,;(\[])|(?<=--)|(?<=[,{] ))([\w-]+)(\\*["']?\s*[:=](?!//)\s*"""
+    r"""(?:(?:apikey|basic|bearer|digest|token)\s+)?)(?!\$\{oc\.env:)("[^"]+"|'[^']+'|\\*["']?[^\s"'&,;{}\\]+)""",
+    re.IGNORECASE,
+)
 _FROM_ENVIRONMENT = "${oc.env:"
+_DEEPEST = 50  # levels of nested containers
 
 
-def redacted(value: Any) -> Any:
+def redacted(value: Any, _depth: int = 0) -> Any:
     """Copy nested dicts and lists; values of names such as ``api_key`` and tokens in strings become "***".
 
-    Namespaces and dataclasses become dicts.
+    Namespaces, dataclasses and named tuples become dicts.
 
     >>> redacted({"lr": 0.1, "service": {"api_key": "abc", "url": "https://me:abc@host/x"}, "pad_token": "[PAD]"})
     {'lr': 0.1, 'service': {'api_key': '***', 'url': 'https://***@host/x'}, 'pad_token': '[PAD]'}
     """
+    if isinstance(value, str):
+        return _redacted_text(value)
+    parts = _fields_of(value)
+    if parts is None and not isinstance(value, list | tuple):
+        return value
+    if _depth == _DEEPEST:  # it may contain itself
+        return HIDDEN
+    if parts is None:
+        return [redacted(each, _depth + 1) for each in value]
+    return {key: _redacted_at(str(key), each, _depth + 1) for key, each in parts.items()}
+
+
+def _fields_of(value: Any) -> Mapping[Any, Any] | None:
     if isinstance(value, Mapping):
-        return {key: _redacted_at(str(key), each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [redacted(each) for each in value]
-    if isinstance(value, Namespace | SimpleNamespace) or (is_dataclass(value) and not isinstance(value, type)):
-        return redacted(vars(value))
-    return _redacted_text(value) if isinstance(value, str) else value
+        return value
+    if isinstance(value, Namespace | SimpleNamespace):
+        return vars(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return {each.name: getattr(value, each.name, None) for each in fields(value)}
+    return value._asdict() if isinstance(value, tuple) and hasattr(value, "_asdict") else None
 
 
 def redacted_command(words: Iterable[str]) -> list[str]:
@@ -66,22 +82,22 @@ def redacted_command(words: Iterable[str]) -> list[str]:
     return copy
 
 
-def _redacted_at(name: str, value: Any) -> Any:
+def _redacted_at(name: str, value: Any, depth: int = 0) -> Any:
     is_safe = value is None or isinstance(value, bool) or (isinstance(value, str) and _FROM_ENVIRONMENT in value)
-    return HIDDEN if _is_credential(name) and not is_safe else redacted(value)
+    return HIDDEN if _is_credential(name) and not is_safe else redacted(value, depth)
 
 
 def _redacted_text(text: str) -> str:
     def hide(pair: re.Match[str]) -> str:
-        name, between, _ = pair.groups()
-        return f"{name}{between}{HIDDEN}" if _is_credential(name) else pair[0]
+        name, between, value = pair.groups()
+        if not _is_credential(name):
+            return pair[0]
+        quote = value[: len(value) - len(value.lstrip("\\'\""))]
+        return f"{name}{between}{quote}{HIDDEN}{value[-1] if value[-1] in quote else ''}"
 
-    text = _TEXT.sub(HIDDEN, text)
-    return text if _FROM_ENVIRONMENT in text else _PAIR.sub(hide, text)
+    return _PAIR.sub(hide, _TEXT.sub(HIDDEN, text))
 
 
 def _is_credential(name: str) -> bool:
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().replace("-", "_").strip("_")
-    last = re.split(r"[./]", words)[-1]
-    is_token = re.search(r"(^|_)token$", last) is not None and _MARKER.search(last) is None
-    return is_token or _NAME.search(last) is not None
+    return _NAME.search(re.split(r"[./]", words)[-1]) is not None

@@ -96,17 +96,20 @@ ELSEWHERE = {"MASTER_ADDR": "host0", "MASTER_PORT": "29500"}
     [
         ({**TORCHRUN, "LOCAL_WORLD_SIZE": "4"}, True),
         ({**TORCHRUN, "LOCAL_WORLD_SIZE": "2"}, False),
-        ({**SRUN, **ONE_NODE, **TORCHRUN, "LOCAL_WORLD_SIZE": "2"}, False),
-        ({**SRUN, **ONE_NODE, **TORCH}, False),
-        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, False),
+        ({**SRUN, **ONE_NODE, "SLURM_STEP_NUM_TASKS": "1", **TORCHRUN, "LOCAL_WORLD_SIZE": "2"}, False),
+        ({**SRUN, **ONE_NODE, "SLURM_STEP_NUM_TASKS": "2", **TORCH}, False),
+        ({**SRUN, **ONE_NODE, **TORCH}, True),
+        ({**MPIRUN, "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "1", **TORCHRUN}, False),
+        ({**MPIRUN, **TORCH}, True),
         ({**SRUN, **ONE_NODE}, True),
         ({**SRUN, "SLURM_STEP_NUM_NODES": "2"}, False),
         ({**SRUN, **ONE_NODE, **MPIRUN}, True),
         ({**SRUN, **ONE_NODE, **MPIRUN, **ELSEWHERE, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, False),
     ],
     ids=[
-        "torchrun", "torchrun on two machines", "two torchruns in a step each", "variables of torch in a step each",
-        "torchrun within mpirun", "srun", "srun on two machines", "mpirun in a step", "mpirun across steps",
+        "torchrun", "torchrun on two machines", "two torchruns in a step each", "variables of torch in two steps",
+        "variables of torch in a step", "torchruns within an mpirun each", "variables of torch within mpirun",
+        "srun", "srun on two machines", "mpirun in a step", "mpirun across steps",
     ],
 )  # fmt: skip
 def test_only_the_launchers_own_variables_tell_that_the_job_is_on_one_machine(
