@@ -39,9 +39,10 @@ class ShardedFiles(Dataset[Any]):
         sizes: number of samples of each file, or a function of its path; None reads all files to count.
         transform: applied to each sample when it is needed; it may draw random numbers (augmentation).
         shuffle: shuffle the files in each epoch, and their samples in blocks of this many; a worker keeps one block
-            for each of its lanes in memory. 0 keeps both orders.
-        lanes: (processes, workers): any divisors of these two can share the reading exactly. None chooses at most one
-            lane for each file; (1, 1) reads the files one after another.
+            for each of its lanes in memory. 0 keeps the samples' order within each lane.
+        lanes: (processes, workers): any divisors of these two can share the reading exactly. (1, 1) reads the files one
+            after another, which each process and worker then does. None means (1, 1) without `shuffle`, and at most one
+            lane for each file with it.
     Raises:
         ValueError: there are no files or no samples, or `sizes` has another length; while reading, if a file has
             another number of samples.
@@ -97,6 +98,11 @@ class ShardedFiles(Dataset[Any]):
         sample = cursor.sample(spot)
         return sample if self.transform is None else self.transform(sample)
 
+    @property
+    def keeps_order(self) -> bool:
+        """Whether the samples come in the order of the files."""
+        return self.shuffle == 0 and self.lanes in (None, (1, 1))
+
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_cursors": {}}  # open files do not travel to workers
 
@@ -109,7 +115,7 @@ class ShardedFiles(Dataset[Any]):
         Raises:
             ValueError: the lanes for processes do not divide `stride`.
         """
-        lanes, turns = self.lanes or _default_lanes(len(self.files), stride)
+        lanes, turns = self.lanes or (_default_lanes(len(self.files), stride) if self.shuffle else (1, 1))
         if stride is None:
             lanes, turns, stride = lanes * turns, 1, lanes * turns
         if stride % lanes:

@@ -175,7 +175,8 @@ def _warn_of_gaps(loader: Any, share: Any) -> None:
 def _warn_of_shuffling(loader: Any) -> None:
     """Warn that predictions will not be in the order of the data set."""
     samplers = (getattr(each, "sampler", None) for each in (loader, getattr(loader, "batch_sampler", None)))
-    if any(isinstance(each, RandomSampler) or getattr(each, "shuffle", False) is True for each in samplers):
+    is_shuffled = any(isinstance(each, RandomSampler) or getattr(each, "shuffle", False) is True for each in samplers)
+    if is_shuffled or not getattr(getattr(loader, "dataset", None), "keeps_order", True):
         logger.warning(
             "loader %r shuffles: predictions come in its order, not in the data set's; use shuffle=False, or "
             "return an identifier of each sample from predict_batch",

@@ -63,6 +63,7 @@ class LaneOrder(Sequence[Spot]):
         self._share = stride // lanes  # of a lane, in one step of its turn
         self._num_rounds = self.num_samples // (stride * turns)
         self._permutations: dict[int, tuple[int, Ints]] = {}  # by lane: the first sample of its last run, and the order
+        self._single: dict[int, Spot] = {}
         self._computed: dict[tuple[int, int, int], list[Spot]] = {}
 
     def __len__(self) -> int:
@@ -74,15 +75,21 @@ class LaneOrder(Sequence[Spot]):
     def __getitem__(self, place: slice) -> list[Spot]: ...
     def __getitem__(self, place: int | slice) -> Spot | list[Spot]:
         if isinstance(place, int):
-            return self._spots(np.array([range(self.num_samples)[place]]))[0]
+            place = range(self.num_samples)[place]
+            if place not in self._single:
+                ahead = range(place, self.num_samples, self.ahead)[:_AHEAD]
+                self._single = dict(zip(ahead, self._spots(np.asarray(ahead)), strict=True))
+            return self._single.pop(place)
         start, stop, step = place.indices(self.num_samples)
+        if not range(start, stop, step):
+            return []
         if (start, stop, step) not in self._computed:
             self._compute(start, stop, step)
         return self._computed.pop((start, stop, step))
 
     def _compute(self, start: int, stop: int, step: int) -> None:
         """Compute this batch and the following ones of the same process: each call of NumPy costs a microsecond."""
-        size = max(1, len(range(start, stop, step)))
+        size = len(range(start, stop, step))
         steps = [min(stop, self.num_samples)]
         while len(steps) * size < _AHEAD and steps[-1] + self.ahead <= self.num_samples:
             steps.append(steps[-1] + self.ahead)
@@ -134,7 +141,7 @@ class LaneOrder(Sequence[Spot]):
         ):
             known = self._permutations.get(at)
             if known is None or known[0] != begin:
-                draw = np.random.default_rng(derive_seed(self.seed, "run", begin))
+                draw = np.random.default_rng((self.seed, begin))
                 known = self._permutations[at] = begin, draw.permutation(end - begin)
             shuffled[index] = known[1][each - begin]
         return shuffled
@@ -191,6 +198,7 @@ class LaneBatches(ShardedBatches):
 
     def _order(self) -> Any:
         self.order = order = self.dataset.lane_order(stride=None, seed=derive_seed(self.seed, "order", self.epoch))
+        order.ahead = self.world_size
         num_readers = _num_readers(order.lanes, self.world_size * max(1, self.num_workers))
         _warn_of_repeated_reads(order, num_readers, self)
         return order

@@ -170,6 +170,23 @@ def test_each_epoch_has_another_order():
     assert plain == [list(range(80))] * 2
 
 
+class Features(dl.SupervisedRunner):
+    def predict_batch(self, batch):
+        return batch
+
+
+@pytest.mark.parametrize(("options", "is_kept"), [({}, True), ({"lanes": (2, 2)}, False), ({"shuffle": 4}, False)])
+def test_predictions_come_in_the_order_of_the_files_unless_they_are_shuffled_or_have_lanes(caplog, options, is_kept):
+    """In that case a warning says so, as for a shuffled loader."""
+    files = Files([5, 9, 2])
+    loader = DataLoader(files.dataset(**options), batch_size=4)
+
+    made = list(Features(model=nn.Identity()).predict_loader(loader=loader, cpu=True))
+
+    assert (torch.cat(made).tolist() == list(range(16))) == is_kept
+    assert ("shuffles: predictions come in its order" in caplog.text) != is_kept
+
+
 def test_a_block_is_shuffled_well():
     """Each sample of a block is as likely at each place; the file's samples stay within their block."""
     orders = [in_order(simulated(Files([8]), batch_size=8, shuffle=4, lanes=(1, 1), epoch=each)) for each in range(800)]
