@@ -188,7 +188,7 @@ class CheckpointCallback(ICheckpointCallback):
             for each in map(innermost, runner.callbacks.values())
             if isinstance(each, IOptimizerCallback)
         ):
-            can_save = self._stop_for is None or run_state.has_position(runner.loader)
+            can_save = self._stop_for is None or run_state.knows_position(runner.loader)
             if can_save:
                 self._save(runner, score=self._score(runner) if self._is_validated else None)
             if self._stop_for is not None:

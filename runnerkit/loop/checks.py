@@ -209,6 +209,21 @@ def compare_streams(runner: IRunner, batches: Iterator[Any]) -> Iterator[Any]:
     return chain(first, batches)
 
 
+def check_order_is_used(runner: IRunner) -> None:
+    """Raise if, in one of several processes, a loader has yielded a batch without asking its sampler for indices.
+
+    Raises:
+        TypeError: with the loader's key: each process would read all samples.
+    """
+    share = share_of(runner.loader)
+    if runner.engine.num_processes > 1 and not getattr(share, "order", True):
+        raise TypeError(
+            f"loader {runner.loader_key!r}: the __iter__ of {type(runner.loader).__name__} does not use its "
+            "batch_sampler, which holds the samples of this process, so each process would read all samples; iterate "
+            "over super().__iter__(), or give the loader a method shard(...) that returns a share (docs/loaders.md)"
+        )
+
+
 def _warn_of_dropped(runner: IRunner, key: str, loader: Any) -> None:
     share, dataset = share_of(loader), getattr(loader, "dataset", None)
     if not isinstance(share, ShardedBatchSampler | ShardedStream) or not share.drop_last:

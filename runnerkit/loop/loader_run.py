@@ -122,6 +122,7 @@ def finish_batch(runner: IRunner) -> None:
     """Add a batch's metrics to the loader's sums; queue those of every `log_every`-th training step for the loggers."""
     if runner.loader_batch_step == 1:
         batch_size.check(runner)
+        checks.check_order_is_used(runner)
     runner._loader_run.means.update(runner.batch_metrics, runner.batch_size, batch_step=runner.loader_batch_step)
     logs = runner._logs
     if logs.wants_batch_metrics and runner.is_train_loader and runner.batch_step % runner.log_every == 0:

@@ -122,7 +122,17 @@ def has_position(loader: Any) -> bool:
     return share_of(loader) is not None
 
 
+def knows_position(loader: Any) -> bool:
+    """Return whether the position of a loader under way is known: a subclass may iterate without its sampler."""
+    return has_position(loader) and bool(getattr(share_of(loader), "order", True))
+
+
 def _position(runner: IRunner) -> StateDict:
+    if not knows_position(runner.loader):
+        raise TypeError(
+            f"loader {runner.loader_key!r} cannot save its position in the middle of an epoch, because the __iter__ of "
+            f"{type(runner.loader).__name__} does not use its batch_sampler; save at the end of each epoch"
+        )
     return {
         "key": runner.loader_key,
         "position": share_of(runner.loader).position_after(runner.loader_batch_step - runner._loader_run.num_skipped),

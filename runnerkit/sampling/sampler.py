@@ -67,12 +67,13 @@ class ShardedBatchSampler(Sampler[list[int]]):
         self.stride = batch_size * world_size  # samples from one batch of this process to its next
         self.epoch = 0
         self.num_consumed = 0
-        self.order: list[int] = []  # of the current pass, for all processes
+        self.order: list[int] = []  # of the current pass, for all processes; empty until it begins
 
     def set_epoch(self, epoch: int) -> None:
         """Use the order of `epoch`, starting with its first sample."""
         self.epoch = epoch
         self.num_consumed = 0
+        self.order = []
 
     def position_after(self, num_batches: int) -> int:
         """Return how many samples of the epoch all processes have consumed after `num_batches` of this one."""
@@ -155,12 +156,13 @@ class ShardedBatches(Sampler[Any]):
         self.stride = world_size  # batches from one of this process to its next
         self.epoch = 0
         self.num_consumed = 0
-        self.order: list[Any] = []  # of the current pass, for all processes
+        self.order: list[Any] = []  # of the current pass, for all processes; empty until it begins
 
     def set_epoch(self, epoch: int) -> None:
         """Use the order of `epoch`, starting with its first batch."""
         self.epoch = epoch
         self.num_consumed = 0
+        self.order = []
 
     def position_after(self, num_batches: int) -> int:
         """Return how many batches all processes have consumed after `num_batches` of this one."""

@@ -62,6 +62,17 @@ def loader_with_its_own_distributed_sampler():
     return DataLoader(data, batch_size=4, sampler=DistributedSampler(data, num_replicas=1, rank=0))
 
 
+class WithoutSampler(DataLoader):
+    """A user's loader that makes its batches itself, so its position is unknown; only iterating shows this."""
+
+    def __iter__(self):
+        return iter(list(loader(40, 4)))
+
+
+def loader_that_ignores_its_sampler():
+    return WithoutSampler(Augmented(40), batch_size=4)
+
+
 def train(logdir, *callbacks, engine=None, optimizer=None, **options):
     """Train four epochs, of ten steps in one process or five in two, with all kinds of state to restore."""
     model = mlp(dropout=0.3, batch_norm=True)
@@ -247,7 +258,9 @@ def test_gradients_that_wait_for_their_step_are_not_lost(tmp_path):
     assert last(tmp_path).batch == 6
 
 
-@pytest.mark.parametrize("make_loader", [own_loader, loader_with_its_own_distributed_sampler])
+@pytest.mark.parametrize(
+    "make_loader", [own_loader, loader_with_its_own_distributed_sampler, loader_that_ignores_its_sampler]
+)
 def test_without_a_position_to_save_a_signal_falls_back_to_the_last_epoch(tmp_path, caplog, make_loader):
     """The exit code is still 75, so that Slurm requeues; the run resumes at the interrupted epoch's start."""
     loaders = {"train": make_loader(), "valid": loader(21, 4)}
@@ -276,6 +289,22 @@ def test_saving_every_so_many_steps_without_a_position_is_refused_before_trainin
         train(tmp_path, checkpoint, Note(), loaders={"train": make_loader(), "valid": loader(21, 4)})
 
     assert steps == []
+
+
+def test_a_loader_that_ignores_its_sampler_cannot_save_its_position(tmp_path):
+    """Only its first batch shows this, so the first save within an epoch raises."""
+    loaders = {"train": loader_that_ignores_its_sampler(), "valid": loader(21, 4)}
+
+    with pytest.raises(TypeError, match=r"position .* the __iter__ of WithoutSampler does not use its batch_sampler"):
+        train(tmp_path, dl.CheckpointCallback(tmp_path, mode="runner", every_steps=3), loaders=loaders)
+
+
+def test_a_loader_that_ignores_its_sampler_is_refused_by_several_processes(tmp_path):
+    """Each would train on all samples."""
+    loaders = {"train": loader_that_ignores_its_sampler(), "valid": loader(21, 4)}
+
+    with pytest.raises(TypeError, match="WithoutSampler does not use its batch_sampler, which holds the samples of"):
+        train(tmp_path, loaders=loaders, engine=dl.DistributedDataParallelEngine(2, device="cpu"))
 
 
 def test_the_users_own_handler_stays(tmp_path):
