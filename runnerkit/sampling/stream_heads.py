@@ -7,7 +7,6 @@ import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from decimal import Decimal
 from itertools import islice
 from pathlib import PurePath
 from typing import Any, Literal
@@ -137,7 +136,7 @@ def _bytes(value: Any) -> bytes:
         return few.view(torch.uint8).numpy().tobytes()
     if isinstance(value, np.ndarray):
         return value.ravel()[:: 1 + value.size // _NUM_ELEMENTS].tobytes()
-    if isinstance(value, str | bytes | bytearray | int | float | complex | np.generic | Decimal | PurePath | range):
+    if isinstance(value, str | bytes | bytearray | int | float | complex | np.generic | PurePath | range):
         return repr(value).encode()
     to_bytes: Any = getattr(value, "tobytes", None)  # of a PIL image
     return to_bytes() if to_bytes is not None else _name_of_type(value)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from argparse import Namespace
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from types import SimpleNamespace
 from typing import Any
 
 HIDDEN = "***"
-_NAME = re.compile(
+# Patterns are compiled when first used.
+_NAME = (
     r"passw(or)?ds?\d*$|(^|_)passcode$|(^|_)((admin|auth|db|login|root|smtp)_?pass|pwd|passphrases?)$"
     r"|(^|_)(authorization|cookie|credentials?|secrets?|amz_signature)$"
     r"|(^|_)(access|account|api|app|auth|encryption|license|master|private|secret|signing|ssh|subscription)_?keys?(_id)?$"
@@ -19,16 +19,15 @@ _NAME = re.compile(
     r"|^token$|(^|_)(access|api|auth|bearer|bot|csrf|discord|git(hub|lab)|hf|hub|huggingface|id|jwt|oauth|personal"
     r"|refresh|secret|security|session|slack|telegram|user|wandb)_?token$|(^|_)(access|api|auth|bearer|refresh)_?tokens$"
 )
-_TEXT = re.compile(
+_TEXT = (
     r"(?<=://)[^/\s@]*:[^/\s]+(?=@)"  # user and password of a URL
     r"|\b(hf_[A-Za-z0-9]{20,}|gh[opsur]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{20,}|sk-[\w-]{20,}"
     r"|AKIA[0-9A-Z]{16}|xox[abprs]-[\w-]{10,}|eyJ[\w-]+\.eyJ[\w-]+\.[\w-]+)"
 )
 # A name and its value within a text: of JSON, a header, a URL's query, an option. In prose, words stand before a name.
-_PAIR = re.compile(
+_PAIR = (
     r"""(?:^|(?<=["'?&{,;(\[])|(?<=--)|(?<=[,{] ))([\w-]+)(\\*["']?\s*[:=](?!//)\s*"""
-    r"""(?:(?:apikey|basic|bearer|digest|token)\s+)?)(?!\$\{oc\.env:)("[^"]+"|'[^']+'|\\*["']?[^\s"'&,;{}\\]+)""",
-    re.IGNORECASE,
+    r"""(?:(?:apikey|basic|bearer|digest|token)\s+)?)(?!\$\{oc\.env:)("[^"]+"|'[^']+'|\\*["']?[^\s"'&,;{}\\]+)"""
 )
 _FROM_ENVIRONMENT = "${oc.env:"
 _DEEPEST = 50  # levels of nested containers
@@ -57,11 +56,12 @@ def redacted(value: Any, _depth: int = 0) -> Any:
 def _fields_of(value: Any) -> Mapping[Any, Any] | None:
     if isinstance(value, Mapping):
         return value
-    if isinstance(value, Namespace | SimpleNamespace):
+    if isinstance(value, SimpleNamespace) or type(value).__name__ == "Namespace":  # argparse's, which loads slowly
         return vars(value)
     if is_dataclass(value) and not isinstance(value, type):
         return {each.name: getattr(value, each.name, None) for each in fields(value)}
-    return value._asdict() if isinstance(value, tuple) and hasattr(value, "_asdict") else None
+    as_dict: Any = getattr(value, "_asdict", None) if isinstance(value, tuple) else None  # a named tuple's
+    return dict(as_dict()) if as_dict is not None else None
 
 
 def redacted_command(words: Iterable[str]) -> list[str]:
@@ -95,9 +95,9 @@ def _redacted_text(text: str) -> str:
         quote = value[: len(value) - len(value.lstrip("\\'\""))]
         return f"{name}{between}{quote}{HIDDEN}{value[-1] if value[-1] in quote else ''}"
 
-    return _PAIR.sub(hide, _TEXT.sub(HIDDEN, text))
+    return re.sub(_PAIR, hide, re.sub(_TEXT, HIDDEN, text), flags=re.IGNORECASE)
 
 
 def _is_credential(name: str) -> bool:
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().replace("-", "_").strip("_")
-    return _NAME.search(re.split(r"[./]", words)[-1]) is not None
+    return re.search(_NAME, re.split(r"[./]", words)[-1]) is not None

@@ -113,8 +113,9 @@ def test_checks_for_which_no_time_is_left_are_reported():
     assert [(each.status, each.reason) for each in found] == 2 * [("not run", "no time left")]
 
 
-def test_timed_checks_run_alone():
+def test_timed_checks_run_alone(tmp_path, monkeypatch):
     """Others run at the same time, but none beside a timed one."""
+    monkeypatch.setenv(on_gpu_checks.MARKS, str(tmp_path))
     found = outcomes("beside", "beside too", "alone", "after", num_jobs=2)
 
     times = {name: (each.figures["began"], each.figures["ended"]) for name, each in found.items()}
