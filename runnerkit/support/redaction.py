@@ -57,7 +57,7 @@ def _fields_of(value: Any) -> Mapping[Any, Any] | None:
     if isinstance(value, Mapping):
         return value
     if isinstance(value, SimpleNamespace) or type(value).__name__ == "Namespace":  # argparse's, which loads slowly
-        return vars(value)
+        return dict(vars(value))
     if is_dataclass(value) and not isinstance(value, type):
         return {each.name: getattr(value, each.name, None) for each in fields(value)}
     as_dict: Any = getattr(value, "_asdict", None) if isinstance(value, tuple) else None  # a named tuple's
