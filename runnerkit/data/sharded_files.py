@@ -100,7 +100,7 @@ class ShardedFiles(Dataset[Any]):
 
     @property
     def keeps_order(self) -> bool:
-        """Whether the samples come in the order of the files."""
+        """Return whether the samples come in the order of the files."""
         return self.shuffle == 0 and self.lanes in (None, (1, 1))
 
     def __getstate__(self) -> dict[str, Any]:
