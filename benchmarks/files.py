@@ -5,8 +5,8 @@ python -m benchmarks.files
 All contenders run in each round, so that a slowdown of the machine affects all of them. Prints the median and the range
 of the rounds, and the median of the ratios to the first contender within a round. A pass is 64 files of 1,024 samples
 of 64 float32, with a step of the MLP of the step benchmarks on each batch of 32. The hand-written data set divides the
-files among the workers and shuffles blocks of 256 samples, as ShardedFiles does, but lacks an order that other numbers of
-workers share and no position to resume from. Results are in RESULTS.md.
+files among the workers and shuffles blocks of 256 samples, as ShardedFiles does, but lacks an order that is shared by
+other numbers of workers, and a position to resume from. Results are in RESULTS.md.
 """
 
 import argparse
