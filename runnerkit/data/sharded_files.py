@@ -157,18 +157,18 @@ class _Cursor:
         self._dataset = dataset
         self._samples: Iterator[Any] = iter(())
         self._next = -1, -1  # file and offset of the next sample
-        self._run = -1, -1  # file and offset of the first one in memory
+        self._run = -1, -1, -1  # file, and offsets of the first one in memory and behind the last
         self._kept: list[Any] = []
 
     def sample(self, spot: Spot) -> Any:
         """Return the sample at a spot, after reading those that are to be read together with it."""
-        if (spot.file, spot.start) != self._run:
+        if (spot.file, spot.start, spot.stop) != self._run:
             if (spot.file, spot.start) != self._next:
                 self._open(spot.file, spot.start)
-            self._run, self._kept = (-1, -1), []
+            self._run, self._kept = (-1, -1, -1), []
             kept = self._read(spot.stop - spot.start)
             self._check(spot, len(kept))
-            self._run, self._kept, self._next = (spot.file, spot.start), kept, (spot.file, spot.stop)
+            self._run, self._kept, self._next = (spot.file, spot.start, spot.stop), kept, (spot.file, spot.stop)
         return self._kept[spot.offset - spot.start]
 
     def _read(self, count: int) -> list[Any]:

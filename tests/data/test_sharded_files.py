@@ -160,6 +160,17 @@ def test_items_that_are_batches_are_read_once(tmp_path, world_size, num_workers)
     assert files.num_read == len(set(one)) == 28
 
 
+def test_open_files_of_an_epoch_serve_the_next():
+    """A block of the last epoch that begins where one of this epoch begins may have another end."""
+    files = Files([7, 3, 5])
+    loader = DataLoader(files.dataset(shuffle=4, lanes=(2, 1)), batch_size=2, collate_fn=list)
+    [shard] = shards_of(loader, 1)
+
+    for epoch in range(1, 60):
+        start_epoch(shard, epoch)
+        assert sorted(each for batch in batches_of(shard) for each in batch) == list(range(15))
+
+
 def test_each_epoch_has_another_order():
     """`shuffle=0` keeps the order of the files and of their samples in every lane."""
     sizes = [10] * 8
