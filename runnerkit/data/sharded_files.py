@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import inspect
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
@@ -80,6 +81,7 @@ class ShardedFiles(Dataset[Any]):
         self._can_seek = _takes_start(read)
         self.sizes = self._checked_sizes(sizes)
         self._stops = np.cumsum(self.sizes)
+        self._owner = os.getpid()
         self._cursors: dict[int, _Cursor] = {}
         self._is_checked = False  # whether `read` draws
         if type(self) is ShardedFiles:  # a subclass may draw
@@ -92,6 +94,8 @@ class ShardedFiles(Dataset[Any]):
         """Read the sample at a spot of :meth:`lane_order`, or the sample with a number, counted over all files."""
         if not isinstance(spot, Spot):
             spot = self._spot_of(spot)
+        if self._owner != os.getpid():  # a forked worker shares its parent's places in open files
+            self._owner, self._cursors = os.getpid(), {}
         cursor = self._cursors.get(spot.lane)
         if cursor is None:
             cursor = self._cursors[spot.lane] = _Cursor(self)

@@ -4,7 +4,7 @@ import logging
 import os
 import random
 import tracemalloc
-from itertools import accumulate, zip_longest
+from itertools import accumulate, islice, zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -169,6 +169,25 @@ def test_open_files_of_an_epoch_serve_the_next():
     for epoch in range(1, 60):
         start_epoch(shard, epoch)
         assert sorted(each for batch in batches_of(shard) for each in batch) == list(range(15))
+
+
+def lines(path, start=0):
+    with open(path) as file:
+        yield from islice(map(int, file), start, None)
+
+
+def test_workers_open_files_of_their_own(tmp_path):
+    """A forked worker inherits the open files of its parent, and would move the parent's place in them."""
+    (tmp_path / "numbers").write_text("\n".join(map(str, range(20_000))))
+    dataset = dl.ShardedFiles([tmp_path / "numbers"], lines, sizes=[20_000])
+
+    first = [dataset[index] for index in range(10)]
+    loader = DataLoader(dataset, 1000, num_workers=1, collate_fn=list, sampler=range(10, 20_000))
+    in_worker = [each for batch in loader for each in batch]
+    rest = [dataset[index] for index in range(10, 20_000)]
+
+    assert first == list(range(10))
+    assert in_worker == rest == list(range(10, 20_000))
 
 
 def test_each_epoch_has_another_order():
