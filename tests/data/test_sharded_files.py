@@ -409,14 +409,18 @@ class Stops(dl.Callback):
             raise KeyboardInterrupt
 
 
-def train(logdir, *callbacks, num_workers, **options):
-    files = Files([13, 40, 7, 21, 30, 1, 16, 25])
+def train(logdir, *callbacks, num_workers, batch_size=8, **options):
+    files = Files([13, 40, 7, 21, 30, 1, 16, 24])  # 19 steps: a tail has other steps in two processes
     dataset = files.dataset(shuffle=8, lanes=(4, 2), transform=labelled)
     model = mlp()
     runner = dl.SupervisedRunner().train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), num_epochs=2, logdir=logdir, cpu=True,
-        loaders={"train": DataLoader(dataset, batch_size=8, num_workers=num_workers), "valid": DataLoader(dataset, 8)},
-        callbacks=[dl.CheckpointCallback(logdir, mode="runner", every_steps=1), *callbacks], **{**quiet(), **options},
+        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), num_epochs=2, logdir=logdir,
+        loaders={
+            "train": DataLoader(dataset, batch_size, num_workers=num_workers),
+            "valid": DataLoader(dataset, batch_size),
+        },
+        callbacks=[dl.CheckpointCallback(logdir, mode="runner", every_steps=1), *callbacks],
+        **{"cpu": True, **quiet(), **options},
     )  # fmt: skip
     return {**model.state_dict(), **runner.epoch_metrics["valid"]}
 
@@ -431,3 +435,12 @@ def test_an_interrupted_run_ends_with_the_same_weights(tmp_path, step, workers):
     resumed = train(tmp_path / "log", num_workers=workers[1], resume="auto")
 
     assert all(np.array_equal(np.asarray(resumed[name]), np.asarray(value)) for name, value in expected.items())
+
+
+def test_two_processes_train_like_one(tmp_path):
+    """Augmentation, evaluation and a data worker in each process are included."""
+    one = train(tmp_path / "one", num_workers=0)
+
+    two = train(tmp_path / "two", num_workers=1, batch_size=4, ddp=True)
+
+    assert all(np.allclose(np.asarray(two[name]), np.asarray(value), atol=1e-6) for name, value in one.items())
