@@ -74,6 +74,7 @@ class Runner(IRunner):
         seed: int = 42,
         hparams: Mapping[str, Any] | None = None,
         num_epochs: int = 1,
+        epoch_steps: int | None = None,
         lr_scale: Literal["linear", "sqrt"] | None = None,
         logdir: str | Path | None = None,
         resume: str | Path | None = None,
@@ -111,6 +112,8 @@ class Runner(IRunner):
             seed: for all random numbers.
             hparams: hyperparameters to log.
             num_epochs: number of epochs.
+            epoch_steps: training batches per process in an epoch, which goes on where the one before ended; None is a
+                pass over the data. See EpochStepsLoaderWrapper.
             lr_scale: multiply the learning rate by the number of processes, or by its square root; None keeps it. For a
                 warm-up pass an LRScaleCallback instead.
             logdir: folder of logs and checkpoints; without it no files are written.
@@ -145,7 +148,7 @@ class Runner(IRunner):
             ValueError, TypeError, KeyError, OSError: an argument is invalid; raised before training.
         """
         check_integers(self, num_epochs=num_epochs, log_every=log_every)
-        check_integers(self, or_none=True, valid_every_steps=valid_every_steps)
+        check_integers(self, or_none=True, valid_every_steps=valid_every_steps, epoch_steps=epoch_steps)
         check_policy(non_finite)
         check_source(resume_options)
         flags = {"cpu": cpu, "fp16": fp16, "amp": amp, "apex": apex, "ddp": ddp}
@@ -155,6 +158,7 @@ class Runner(IRunner):
         self._given = _Given(loaders, criterion, optimizer, scheduler)
         self._seed, self._hparams, self._num_epochs = seed, dict(hparams or {}), num_epochs
         self.valid_every_steps, self.log_every, self.non_finite = valid_every_steps, log_every, "keep"
+        self.epoch_steps = epoch_steps
         if non_finite != "keep":
             self.non_finite = "raise"
         self.detect_anomaly, self.deterministic = detect_anomaly, deterministic

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset
 
-from runnerkit.sampling.lanes import LaneOrder, Spot
+from runnerkit.sampling.lanes import LaneOrder, Spot, check_lanes, check_step, default_lanes
 from runnerkit.seeding.generators import CPUState
 
 __all__ = ["ShardedFiles"]
@@ -73,8 +73,7 @@ class ShardedFiles(Dataset[Any]):
             raise ValueError(f"ShardedFiles needs files, got {files!r}, which names none")
         if shuffle < 0:
             raise ValueError(f"shuffle must be >= 0 (the number of samples that are shuffled together), got {shuffle}")
-        if lanes is not None and (len(lanes) != 2 or min(lanes) < 1):
-            raise ValueError(f"lanes must be (processes, workers), two numbers >= 1, got {lanes!r}")
+        check_lanes(lanes)
         self.read, self.transform = read, transform
         self.shuffle = shuffle
         self.lanes = lanes
@@ -119,14 +118,10 @@ class ShardedFiles(Dataset[Any]):
         Raises:
             ValueError: the lanes for processes do not divide `stride`.
         """
-        lanes, turns = self.lanes or (_default_lanes(len(self.files), stride) if self.shuffle else (1, 1))
+        lanes, turns = self.lanes or (default_lanes(len(self.files), stride) if self.shuffle else (1, 1))
         if stride is None:
             lanes, turns, stride = lanes * turns, 1, lanes * turns
-        if stride % lanes:
-            raise ValueError(
-                f"lanes=({lanes}, {turns}): {lanes} does not divide the {stride} samples of a step (batch_size x "
-                "processes); choose lanes, or a batch size, so that it does"
-            )
+        check_step(stride, lanes, turns)
         return LaneOrder(self.sizes, lanes=lanes, turns=turns, stride=stride, shuffle=self.shuffle, seed=seed)
 
     def _spot_of(self, number: int) -> Spot:
@@ -208,10 +203,3 @@ def _takes_start(read: Callable[..., Any]) -> bool:
         return "start" in inspect.signature(read).parameters
     except ValueError:  # a built-in function that does not tell
         return False
-
-
-def _default_lanes(num_files: int, stride: int | None) -> tuple[int, int]:
-    """Choose at most one lane for each file: turns for up to 8 workers, and the most lanes that divide a step."""
-    turns = next(number for number in (8, 4, 2, 1) if number**2 <= num_files)
-    most = num_files // turns
-    return (most if stride is None else next(each for each in range(most, 0, -1) if stride % each == 0)), turns

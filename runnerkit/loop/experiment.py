@@ -67,6 +67,9 @@ def _close(runner: IRunner) -> None:
         closing.callback(stage.leave_stage, runner)
         closing.callback(runner._logs.close, runner)
         closing.callback(step_watch.close, runner)
+        for loader in runner.loaders.values():
+            if callable(close := getattr(share_of(loader), "close", None)):
+                closing.callback(close)
 
 
 def _emit_exception(runner: IRunner, error: BaseException) -> None:

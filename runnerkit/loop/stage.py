@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from torch import nn
 
 from runnerkit.callback import EVENTS, CallbackNode, ICallback, innermost
+from runnerkit.data.epoch_steps import EpochStepsLoaderWrapper
 from runnerkit.loop import checks, step_watch
 from runnerkit.loop.attributes import ProcessState
 from runnerkit.loop.loader_run import is_training
@@ -123,6 +124,9 @@ def setup_stage(runner: IRunner, stage: str) -> bool:
 def _make_loaders(runner: IRunner, stage: str) -> None:
     loaders = checks.check_loaders(runner._stage.hooks_of(runner).get_loaders(stage))
     checks.check_samplers(runner, loaders)
+    if runner.epoch_steps is not None:
+        for key in (each for each in loaders if is_training(runner, each)):
+            loaders[key] = EpochStepsLoaderWrapper(loaders[key], runner.epoch_steps)
     runner.loaders = {
         key: runner.engine.prepare_loader(loader, key=key, training=is_training(runner, key), seed=runner.seed)
         for key, loader in loaders.items()

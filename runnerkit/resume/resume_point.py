@@ -162,6 +162,9 @@ def restore(runner: IRunner) -> None:
     compatibility.check_one_cycle(runner, passed, snapshot.source)
     runner.need_early_stop = was_stopped and _stops_again(runner, state)
     snapshot.within = state["within"]
+    for key, position in state.get("streams", {}).items():  # absent before 0.2
+        if getattr(share := share_of(runner.loaders.get(key)), "goes_on", False):
+            share.skip(position)
     rng = state["rng"]
     if len(rng) == runner.engine.num_processes:
         snapshot.rng = rng[runner.engine.rank]

@@ -73,6 +73,7 @@ def state_of(runner: IRunner) -> StateDict:
         "counters": vars(Progress.of(runner)) | _early_stop(runner),
         "stopped_by": stoppers(runner),
         "within": _position(runner) if runner.is_within_loader else None,
+        "streams": _streams(runner),
         "criterion_state_dict": _states(runner.criterion),
         "optimizer_state_dict": {
             key: engine.optimizer_state_dict(each, whole=whole) for key, each in as_dict(runner.optimizer).items()
@@ -133,13 +134,29 @@ def _position(runner: IRunner) -> StateDict:
             f"loader {runner.loader_key!r} cannot save its position in the middle of an epoch, because the __iter__ of "
             f"{type(runner.loader).__name__} does not use its batch_sampler; save at the end of each epoch"
         )
+    share, num_skipped = share_of(runner.loader), runner._loader_run.num_skipped
     return {
         "key": runner.loader_key,
-        "position": share_of(runner.loader).position_after(runner.loader_batch_step - runner._loader_run.num_skipped),
+        "position": _joined(runner, share, share.position_after(runner.loader_batch_step - num_skipped)),
         "loader_batch_step": runner.loader_batch_step,
         "loader_sample_step": runner.loader_sample_step,
         "means": runner.engine.gather_object(runner._loader_run.means.state_dict()),
     }
+
+
+def _streams(runner: IRunner) -> StateDict:
+    """Return the positions of loaders that go on from epoch to epoch, except of the one that is under way."""
+    within = runner.loader_key if runner.is_within_loader else None
+    shares = {key: share_of(loader) for key, loader in runner.loaders.items() if key != within}
+    return {
+        key: _joined(runner, share, share.position) for key, share in shares.items() if getattr(share, "goes_on", False)
+    }
+
+
+def _joined(runner: IRunner, share: Any, position: Any) -> Any:
+    """Return the position of all processes, of which each may know only its part; every rank must call."""
+    join = getattr(share, "join", None)
+    return position if join is None else join(runner.engine.gather_object(position))
 
 
 def load_model_state(runner: IRunner, state: StateDict, *, source: str) -> None:

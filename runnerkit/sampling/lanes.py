@@ -204,6 +204,36 @@ class LaneBatches(ShardedBatches):
         return order
 
 
+def check_lanes(lanes: Any) -> None:
+    """Raise unless `lanes` is None or two numbers.
+
+    Raises:
+        ValueError: with what was passed.
+    """
+    if lanes is not None and (len(lanes) != 2 or min(lanes) < 1):
+        raise ValueError(f"lanes must be (processes, workers), two numbers >= 1, got {lanes!r}")
+
+
+def check_step(stride: int, lanes: int, turns: int) -> None:
+    """Raise unless each lane of a turn gives a step equally many samples.
+
+    Raises:
+        ValueError: with the numbers.
+    """
+    if stride % lanes:
+        raise ValueError(
+            f"lanes=({lanes}, {turns}): {lanes} does not divide the {stride} samples of a step (batch_size x "
+            "processes); choose lanes, or a batch size, so that it does"
+        )
+
+
+def default_lanes(num_parts: int, stride: int | None) -> tuple[int, int]:
+    """Choose at most one lane for each part: turns for up to 8 workers, and the most lanes that divide a step."""
+    turns = next(number for number in (8, 4, 2, 1) if number**2 <= num_parts)
+    most = num_parts // turns
+    return (most if stride is None else next(each for each in range(most, 0, -1) if stride % each == 0)), turns
+
+
 def _num_readers(num_parts: int, num_takers: int) -> int:
     """Return how many of the processes, or workers, read each part, if they take its samples in turns."""
     return max(1, num_takers) // gcd(num_parts, max(1, num_takers))

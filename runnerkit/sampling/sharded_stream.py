@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from itertools import count, islice
 from typing import Any
 
@@ -14,7 +13,7 @@ from runnerkit.sampling.sampler import Uneven, set_epoch, shortest_tail
 from runnerkit.sampling.seeded_dataset import seed_collate
 from runnerkit.sampling.stream_heads import NUM_SAMPLES, StreamHead
 from runnerkit.seeding.generators import SEED_STRIDE, derive_seed, keep_cpu_rng, seed_generators
-from runnerkit.support.torch_internals import become_only_worker
+from runnerkit.support.torch_internals import without_worker_info
 
 
 class ShardedStream(IterableDataset[Any]):
@@ -26,8 +25,8 @@ class ShardedStream(IterableDataset[Any]):
     only. Each sample is read with generators seeded by (seed, epoch, i), so a stream shuffles identically everywhere.
 
     Args:
-        dataset: must be the same stream in every process. If it splits itself by ``get_worker_info()``, it sees a
-            single worker.
+        dataset: must be the same stream in every process. ``get_worker_info()`` returns None while it is read,
+            as in a process without workers.
         batch_size: samples per batch and process; None if the stream yields batches, which are distributed whole.
         drop_last: drop the last global batch if it is short.
         training: all processes get the same number of batches.
@@ -151,8 +150,9 @@ class ShardedStream(IterableDataset[Any]):
     def _read(self, samples: Iterator[Any]) -> tuple[list[Any], int, Any]:
         """Read one chunk; return this process's samples, the number of all samples, and the first one."""
         part, size, spare = [], 0, None
-        # In the process that trains, the model uses the generators too; in a worker, nothing else does.
-        with nullcontext() if get_worker_info() is not None else keep_cpu_rng():
+        # In the process that trains, the model uses the generators too; in a worker, nothing else does. A stream that
+        # splits itself by worker would yield only a part of the samples that are split here.
+        with keep_cpu_rng() if self._worker is None else without_worker_info():
             for offset, sample in enumerate(islice(samples, self.stride)):
                 size += 1
                 if offset == 0:
@@ -170,7 +170,7 @@ class ShardedStream(IterableDataset[Any]):
 
     def _samples(self) -> Iterator[Any]:
         epoch, num_consumed, _ = self._start.tolist()
-        if get_worker_info() is not None:  # it has its own stream
+        if self._worker is not None:  # it has its own stream
             set_epoch(epoch, self.dataset, self.collate_fn)
         seed_generators(derive_seed(self.seed, "stream", epoch))
         iterator = iter(self.dataset)
@@ -188,10 +188,5 @@ class ShardedStream(IterableDataset[Any]):
 
     def _enter_worker(self) -> tuple[int, int]:
         info = get_worker_info()
-        if info is None:
-            return 0, 1
-        if self._worker is None:
-            self._worker = info.id, info.num_workers
-            # A stream that splits itself by worker would yield only a part of the samples that are split here.
-            become_only_worker()
-        return self._worker
+        self._worker = None if info is None else (info.id, info.num_workers)
+        return self._worker or (0, 1)

@@ -11,19 +11,29 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, SequentialSampler
 
-from runnerkit.sampling.lanes import LaneBatches, LaneBatchSampler
+from runnerkit.sampling.lane_stream import LaneStream
+from runnerkit.sampling.lanes import LaneBatches, LaneBatchSampler, check_lanes, check_step, default_lanes
 from runnerkit.sampling.loader_worker import WorkerStart, naming_the_dead
 from runnerkit.sampling.sampler import Places, ShardedBatches, ShardedBatchSampler, Uneven, set_epoch
 from runnerkit.sampling.seeded_dataset import SeededDataset, is_seeded
 from runnerkit.sampling.sharded_stream import ShardedStream
+from runnerkit.sampling.shards import (
+    Shards,
+    WholePipeline,
+    is_endless_webdataset,
+    is_webdataset,
+    shards_of,
+    splits_itself,
+)
 from runnerkit.seeding.generators import derive_seed
 
 logger = logging.getLogger(__name__)
 
 
 def shard_loader(
-    loader: Any, *, key: str, training: bool, rank: int, world_size: int, seed: int, uneven: Uneven = "drop"
-) -> Any:
+    loader: Any, *, key: str, training: bool, rank: int, world_size: int, seed: int, uneven: Uneven = "drop",
+    endless: bool = False,
+) -> Any:  # fmt: skip
     """Return this process's share of `loader`, keeping every attribute that the user set.
 
     A DistributedSampler set by the user is kept. Any loader other than a DataLoader must have a method
@@ -38,11 +48,13 @@ def shard_loader(
         seed: determines order and random numbers, together with the key and the epoch.
         uneven: whether, in training, whole batches (of a batch sampler, of ``batch_size=None``) that are too few for
             all processes are dropped or repeated. Loaders that are shared by samples need neither.
+        endless: whether a stream of shards may start again where it ends, as its epochs are cut by `epoch_steps`.
     Raises:
         TypeError: with several processes, a loader that cannot be sharded exactly.
         ValueError: fewer samples to train on than processes.
     """
     place = {"rank": rank, "world_size": world_size, "seed": seed}
+    loader = loader_in(loader)
     if callable(getattr(loader, "shard", None)):
         return loader.shard(key=key, training=training, uneven=uneven, **place)
     if not isinstance(loader, DataLoader):
@@ -64,11 +76,7 @@ def shard_loader(
             )
         return loader
     if isinstance(loader.dataset, IterableDataset):
-        stream = ShardedStream(
-            loader.dataset, batch_size=loader.batch_size, drop_last=loader.drop_last, training=training, uneven=uneven,
-            key=key, collate_fn=loader.collate_fn, num_workers=loader.num_workers, **place,
-        )  # fmt: skip
-        return _with_feed(copy.copy(loader), stream, dataset=stream, batch_sampler=None, batch_size=None)
+        return _share_stream(loader, key=key, training=training, uneven=uneven, endless=endless, **place)
     own = distributed_sampler_of(loader)
     if own is not None:
         if not training and len(loader.dataset) % world_size:  # type: ignore[arg-type]  # map-style: it has a length
@@ -89,6 +97,89 @@ def shard_loader(
         return loader
     share_samples = _share_files if hasattr(loader.dataset, "lane_order") else _share_indices
     return share_samples(loader, key=key, training=training, uneven=uneven, **place)
+
+
+def _share_stream(
+    loader: DataLoader[Any], *, key: str, training: bool, uneven: Uneven, endless: bool, rank: int, world_size: int,
+    seed: int,
+) -> DataLoader[Any]:  # fmt: skip
+    """Distribute the lanes of a stream of shards, or the samples of any other stream."""
+    if splits_itself(loader.dataset):
+        return loader
+    try:
+        shards = shards_of(loader.dataset)
+    except ValueError as error:
+        raise ValueError(f"loader {key!r}: {error}") from error
+    place = {
+        "training": training, "key": key, "collate_fn": loader.collate_fn, "num_workers": loader.num_workers,
+        "batch_size": loader.batch_size, "rank": rank, "world_size": world_size, "seed": seed,
+    }  # fmt: skip
+    lanes, why_none = _lanes_of(shards, loader, key=key, training=training, endless=endless, world_size=world_size)
+    if shards is not None and lanes is not None:
+        of_lanes = LaneStream(shards, lanes=lanes[0], turns=lanes[1], **place)
+        replaced = {"dataset": of_lanes, "collate_fn": of_lanes.collate}
+        return _with_feed(copy.copy(loader), of_lanes, batch_sampler=None, batch_size=None, **replaced)
+    num_readers = world_size * max(1, loader.num_workers)
+    if num_readers > 1 and rank == 0:
+        logger.warning(
+            "loader %r: each of %d readers (%d processes x %d workers) reads the whole stream; %s",
+            key, num_readers, world_size, loader.num_workers, why_none,
+        )  # fmt: skip
+    if is_endless_webdataset(loader.dataset):
+        if world_size > 1:
+            raise TypeError(
+                f"loader {key!r}: its WebDataset pipeline repeats its shards in an order of its own in each process "
+                "(resampled=True, .repeat(), .with_epoch()); pass epoch_steps= to train() instead"
+            )
+        stream_of = loader.dataset
+    elif shards is not None and is_webdataset(loader.dataset):
+        stream_of = WholePipeline(loader.dataset, seed=seed)
+    else:
+        stream_of = loader.dataset
+    stream = ShardedStream(stream_of, drop_last=loader.drop_last, uneven=uneven, **place)
+    return _with_feed(copy.copy(loader), stream, dataset=stream, batch_sampler=None, batch_size=None)
+
+
+def _lanes_of(
+    shards: Shards | None, loader: DataLoader[Any], *, key: str, training: bool, endless: bool, world_size: int
+) -> tuple[tuple[int, int] | None, str]:
+    """Return the lanes of a stream; None if it cannot be divided, and what would have to be done."""
+    if shards is None or shards.num_shards < 2:
+        return None, "if its data are in files, use ShardedFiles, which reads each sample once (docs/streams.md)"
+    if training and not endless:
+        return None, "pass epoch_steps= to train(), and the job reads each sample once (docs/streams.md)"
+    if not training and shards.lanes is None:
+        return None, "set lanes = (processes, workers) on the data set to read each sample once (docs/streams.md)"
+    if not training and loader.drop_last:
+        return None, "leave out drop_last to read each sample once (docs/streams.md)"
+    stride = None if loader.batch_size is None else loader.batch_size * world_size
+    check_lanes(shards.lanes)
+    lanes, turns = shards.lanes or default_lanes(shards.num_shards, stride)
+    if lanes * turns > shards.num_shards:
+        raise ValueError(
+            f"loader {key!r}: lanes=({lanes}, {turns}) need {lanes * turns} shards, and its stream has "
+            f"{shards.num_shards}; choose fewer lanes"
+        )
+    if stride is not None:
+        check_step(stride, lanes, turns)
+    num_workers = max(1, loader.num_workers)
+    num_in_turn = lanes * turns if stride is None else lanes
+    divides = not num_in_turn % (world_size * num_workers) if stride is None else not (
+        lanes % world_size or turns % num_workers
+    )
+    if not divides:
+        return None, (
+            f"they cannot divide its {lanes} x {turns} lanes: set lanes = (a multiple of the processes, a multiple of "
+            "the workers) on the data set"
+        )
+    return (lanes, turns), ""
+
+
+def loader_in(loader: Any) -> Any:
+    """Return the DataLoader in a WebLoader without stages of its own; any other loader unchanged."""
+    if is_webdataset(loader) and len(loader.pipeline) == 1 and isinstance(loader.pipeline[0], DataLoader):
+        return loader.pipeline[0]
+    return loader
 
 
 def loader_seed(seed: int, key: str) -> int:
@@ -195,6 +286,8 @@ def batches_of(loader: Any) -> Iterator[Any]:
         # the same with both, and in a resumed run, which restarts the workers.
         torch.empty((), dtype=torch.int64).random_()
     batches = iter(feed)
+    if isinstance(share := getattr(loader, "_share", None), LaneStream) and feed is not loader:
+        batches = share.unpacked(batches)
     has_workers = isinstance(feed, DataLoader) and feed.num_workers > 0  # its own: wrappers iterate through here too
     return naming_the_dead(batches) if has_workers else batches
 
@@ -207,7 +300,11 @@ def share_of(loader: Any) -> Any:
 
 def start_epoch(loader: Any, epoch: int) -> None:
     """Call ``set_epoch`` once on each part of a loader; see :func:`runnerkit.sampling.sampler.set_epoch`."""
-    set_epoch(epoch, loader, share_of(loader))
+    share = share_of(loader)
+    if getattr(share, "goes_on", False):  # into the next epoch, with the same pass
+        share.set_epoch(epoch)
+    else:
+        set_epoch(epoch, loader, share)
 
 
 def count_batches(loader: Any) -> int | None:

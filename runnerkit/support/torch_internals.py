@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
-from torch.utils.data import get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
@@ -83,12 +84,14 @@ def has_no_buckets(model: nn.Module) -> bool:
     return getattr(model, "_use_python_reducer", False)
 
 
-def become_only_worker() -> None:
-    """Let ``get_worker_info()`` return worker 0 of 1 in this worker of a data loader."""
-    info = get_worker_info()
-    assert info is not None, "called in a worker"
-    # By keyword: torch 2.11 takes no positional arguments.
-    torch_worker._worker_info = torch_worker.WorkerInfo(id=0, num_workers=1, seed=info.seed, dataset=info.dataset)
+@contextmanager
+def without_worker_info() -> Iterator[None]:
+    """Let ``get_worker_info()`` return None in the body, as if this worker of a data loader were not one."""
+    info, torch_worker._worker_info = torch_worker._worker_info, None
+    try:
+        yield
+    finally:
+        torch_worker._worker_info = info
 
 
 def awaited_worker(iterator: Any) -> tuple[int, int] | None:

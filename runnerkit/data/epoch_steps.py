@@ -1,0 +1,188 @@
+"""A loader whose epochs have a given number of batches, whatever the length of its data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, Self
+
+from runnerkit.data.loader_wrapper import LoaderWrapper
+from runnerkit.sampling.sampler import Uneven
+from runnerkit.sampling.sharding import batches_of, shard_loader, share_of, start_epoch
+from runnerkit.types import Batch
+
+__all__ = ["EpochStepsLoaderWrapper"]
+
+_END = object()
+
+
+class EpochStepsLoaderWrapper(LoaderWrapper):
+    """A loader that is cut into epochs of equal length: a stream without end, or data that take too long for an epoch.
+
+    Each epoch goes on where the one before ended; data that end start again, in another order. The job reads each
+    sample of a stream of shards once (docs/streams.md). A run resumes at the same place.
+
+    Args:
+        loader: any loader; wrap it last, outside of other wrappers.
+        epoch_steps: batches per process in an epoch.
+        restart: start each epoch at the beginning, in the order of that epoch, instead of going on.
+
+    >>> loader = EpochStepsLoaderWrapper("abcde", epoch_steps=3)
+    >>> [list(loader) for epoch in (1, 2, 3)]
+    [['a', 'b', 'c'], ['d', 'e', 'a'], ['b', 'c', 'd']]
+    """
+
+    def __init__(self, loader: Any, epoch_steps: int, *, restart: bool = False) -> None:
+        super().__init__(loader)
+        if isinstance(epoch_steps, bool) or not isinstance(epoch_steps, int):
+            raise TypeError(f"epoch_steps must be an int, got {type(epoch_steps).__name__}")
+        if epoch_steps < 1:
+            raise ValueError(f"epoch_steps must be >= 1, got {epoch_steps}")
+        self.epoch_steps = epoch_steps
+        self.restart = restart
+        self._continued = _Continued(loader, epoch_steps)
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self.restart:
+            return islice(batches_of(self.origin), self._num_left())
+        return self._continued.epoch()
+
+    def __len__(self) -> int:
+        return self._num_left()
+
+    @property
+    def _share(self) -> Any:
+        inner = share_of(self.origin)
+        return inner if self.restart or inner is None else self._continued
+
+    def shard(
+        self, *, key: str, training: bool, rank: int, world_size: int, seed: int, uneven: Uneven = "drop"
+    ) -> Self:
+        place = {"rank": rank, "world_size": world_size, "seed": seed, "uneven": uneven}
+        if callable(getattr(self.origin, "shard", None)):
+            return self._around(shard_loader(self.origin, key=key, training=training, **place))
+        return self._around(shard_loader(self.origin, key=key, training=training, endless=training, **place))
+
+    def close(self) -> None:
+        """Release the iterator that outlives an epoch, and with it the workers."""
+        self._continued.close()
+
+    def _around(self, loader: Any) -> Self:
+        wrapper = super()._around(loader)
+        wrapper._continued = _Continued(loader, self.epoch_steps)
+        return wrapper
+
+    def _num_left(self) -> int:
+        """Count the batches left in this epoch, without those that ran before an interruption."""
+        if not self.restart:
+            return self.epoch_steps - self._continued.num_before
+        share = share_of(self.origin)
+        return self.epoch_steps if share is None else max(0, self.epoch_steps - share.num_consumed // share.stride)
+
+
+class _Continued:
+    """The pass over a loader that continues from epoch to epoch, and its position.
+
+    Attributes:
+        share: the loader's, of the current pass.
+        num_before: batches of this epoch that ran before an interruption.
+    """
+
+    goes_on = True
+
+    def __init__(self, loader: Any, epoch_steps: int) -> None:
+        self.loader, self.epoch_steps = loader, epoch_steps
+        self.num_before = 0
+        self._num_yielded = 0  # in this epoch, since then
+        self._pass = 0
+        self._num_in_pass = 0  # batches of this pass before this epoch, since its iterator was made
+        self._batches: Iterator[Batch] | None = None
+
+    @property
+    def share(self) -> Any:
+        return share_of(self.loader)
+
+    @property
+    def stride(self) -> int:
+        """Samples, or batches, from one batch of this process to its next."""
+        return int(self.share.stride)
+
+    @property
+    def num_consumed(self) -> int:
+        """Samples, or batches, of this epoch that ran before an interruption."""
+        return self.num_before * self.stride
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin an epoch where the one before ended."""
+        self.num_before = 0
+
+    def position_after(self, num_batches: int) -> dict[str, Any]:
+        """Return the position in the pass; `num_batches` must be those that were yielded in this epoch."""
+        num_in_pass = self._num_in_pass + num_batches
+        return {
+            "pass": max(1, self._pass),
+            "within": self.share.position_after(num_in_pass),
+            "num_done": self.num_before + num_batches,
+        }
+
+    @property
+    def position(self) -> dict[str, Any]:
+        """The position between two epochs."""
+        return {**self.position_after(self._num_yielded), "num_done": 0}
+
+    def join(self, positions: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return the position of the job from those of all processes."""
+        join = getattr(self.share, "join", None)
+        within = [each["within"] for each in positions]
+        return {**positions[0], "within": within[0] if join is None else join(within)}
+
+    def skip(self, position: Any) -> None:
+        """Continue at a position.
+
+        Raises:
+            ValueError: the run was saved without `epoch_steps`.
+        """
+        if not isinstance(position, dict) or "pass" not in position:
+            raise ValueError(
+                "the run was interrupted in an epoch without epoch_steps and cannot resume within it with "
+                f"epoch_steps={self.epoch_steps}: leave it out, or resume from an epoch's end"
+            )
+        self.close()
+        self._pass = position["pass"]
+        start_epoch(self.loader, self._pass)
+        self.share.skip(position["within"])
+        self.num_before = min(position["num_done"], self.epoch_steps)
+        self._num_in_pass = self._num_yielded = 0
+
+    def epoch(self) -> Iterator[Batch]:
+        """Yield the batches of an epoch; starts the pass now, if none is under way."""
+        self._num_in_pass += self._num_yielded
+        self._num_yielded = 0
+        if self._batches is None:
+            if self._pass == 0:
+                self._start_pass()
+            else:
+                self._batches = batches_of(self.loader)
+        return self._rest_of_epoch()
+
+    def close(self) -> None:
+        """Release the iterator."""
+        self._batches = None
+
+    def _rest_of_epoch(self) -> Iterator[Batch]:
+        while self.num_before + self._num_yielded < self.epoch_steps:
+            assert self._batches is not None
+            batch = next(self._batches, _END)
+            if batch is _END:
+                self._start_pass()
+                batch = next(self._batches, _END)
+                if batch is _END:
+                    raise ValueError(f"the loader gave no batch in pass {self._pass}")
+            self._num_yielded += 1
+            yield batch
+
+    def _start_pass(self) -> None:
+        self._pass += 1
+        self._num_in_pass = -self._num_yielded
+        start_epoch(self.loader, self._pass)
+        self._batches = batches_of(self.loader)

@@ -1,0 +1,317 @@
+"""A process's share of a stream of shards, of which the whole job reads each once.
+
+The shards are dealt to lanes, and step k of the job takes its samples in rotation from the lanes of turn k % turns, as
+in :mod:`runnerkit.sampling.lanes`. The number of samples in a shard is not known in advance, so lanes end at different
+times. A training stream never ends: a lane that has read its shards reads them again, in another order. In evaluation,
+a lane that has ended leaves its places in the batches empty. Neither takes an agreement between processes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from runnerkit.sampling.seeded_dataset import seed_collate
+from runnerkit.sampling.shards import Shards
+from runnerkit.seeding.generators import GENERATORS, SEED_STRIDE, CPUState, derive_seed
+from runnerkit.support.torch_internals import without_worker_info
+
+_KEPT_PLACES = 64  # per lane; more shards than this in batches that are prefetched would be read again
+_END = object()
+
+
+class Place(NamedTuple):
+    """Place of a lane: it has yielded `num_samples`, and shard `number` of pass `lap` began after `first` of them."""
+
+    num_samples: int = 0
+    lap: int = 0
+    number: int = 0
+    first: int = 0
+
+
+class LaneStream(IterableDataset[Any]):
+    """Batches of one process from its lanes of a stream, without end in training.
+
+    Args:
+        shards: of the stream.
+        lanes, turns: lanes in each turn, and turns; a multiple of the processes, and of the workers.
+        batch_size: samples per batch and process; None if the stream yields batches, which are distributed whole.
+        training: whether the stream is endless and its lanes read their shards in random order.
+        rank, world_size: of the share.
+        seed: determines the order and random numbers, together with the epoch.
+        key: the loader's, for messages.
+        collate_fn: the loader's.
+        num_workers: the loader's.
+    """
+
+    def __init__(
+        self, shards: Shards, *, lanes: int, turns: int, batch_size: int | None, training: bool, rank: int,
+        world_size: int, seed: int, key: str, collate_fn: Callable[[Any], Any], num_workers: int,
+    ) -> None:  # fmt: skip
+        if batch_size is None:  # item n belongs to lane n % (lanes * turns), whatever the number of processes
+            lanes, turns = world_size, lanes * turns // world_size
+        self.shards, self.lanes, self.turns = shards, lanes, turns
+        self.batch_size, self.training = batch_size, training
+        self.rank, self.world_size = rank, world_size
+        self.seed, self.key = seed, key
+        self.collate_fn, self.num_workers = collate_fn, num_workers
+        self.stride = (batch_size or 1) * world_size  # samples from one batch of this process to its next
+        self.samples_per_lane = self.stride // lanes  # in a step
+        self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()  # persistent workers read it
+        self._start = _Start(0, 0, [Place()] * (lanes * turns))
+        self._ahead: dict[int, deque[Place]] = {}
+        self._num_empty = 0
+
+    @property
+    def shares_whole_batches(self) -> bool:
+        """True if processes take turns by batches, not by samples."""
+        return self.batch_size is None
+
+    @property
+    def num_consumed(self) -> int:
+        """Samples that all processes took before the epoch was interrupted."""
+        return sum(place.num_samples for place in self._start.places)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Start `epoch` at the first shard of every lane."""
+        self._epoch[0] = epoch
+        self._start = _Start(epoch, 0, [Place()] * (self.lanes * self.turns))
+        self._ahead, self._num_empty = {}, 0
+
+    def position_after(self, num_batches: int) -> dict[str, Any]:
+        """Return the place of each lane after `num_batches` of this process; shards of other processes are not known."""
+        num_steps = num_batches + self._num_empty
+        places = [self._place_after(num_steps, lane) for lane in range(self.lanes * self.turns)]
+        return {
+            "epoch": int(self._epoch[0]),
+            "turn": (self._start.turn + num_steps) % self.turns,
+            "lanes": [self.lanes, self.turns] if self.batch_size is not None else [1, self.lanes * self.turns],
+            "places": [list(place) for place in places],
+        }
+
+    def join(self, positions: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return the position of the job from those of all processes: each knows the shards of its own lanes."""
+        places = [positions[lane % self.world_size]["places"][lane] for lane in range(self.lanes * self.turns)]
+        return {**positions[0], "places": places}
+
+    def skip(self, position: Any) -> None:
+        """Continue at a position, with any number of processes and any batch size.
+
+        Raises:
+            ValueError: the position is that of a stream with other lanes.
+        """
+        saved = position.get("lanes") if isinstance(position, dict) else None
+        mine = [self.lanes, self.turns] if self.batch_size is not None else [1, self.lanes * self.turns]
+        if saved != mine:
+            was = f"with lanes={tuple(saved)}" if saved else "before it had lanes"
+            raise ValueError(
+                f"loader {self.key!r}: its position was saved {was}, and now it has lanes={tuple(mine)}; set "
+                "dataset.lanes, or batch_size x processes, as before"
+            )
+        self._epoch[0] = position["epoch"]
+        places = [Place(*place) for place in position["places"]]
+        self._start = _Start(position["epoch"], position["turn"], places)
+
+    def unpacked(self, parts: Iterator[Any]) -> Iterator[Any]:
+        """Yield the batches of parts from :meth:`__iter__`, and note which shards were opened for them."""
+        for batch, is_empty, opened in parts:
+            for lane, *place in opened:
+                self._ahead.setdefault(lane, deque(maxlen=_KEPT_PLACES)).append(Place(0, *place))
+            if is_empty:
+                self._num_empty += 1
+            else:
+                yield batch
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield a part for each step of this reader; without workers, it is the only one."""
+        info = get_worker_info()
+        worker, num_workers = (0, 1) if info is None else (info.id, info.num_workers)
+        epoch = int(self._epoch[0])
+        start = self._start
+        if start.epoch != epoch:  # a persistent worker
+            start = _Start(epoch, 0, [Place()] * (self.lanes * self.turns))
+        readers = _Readers(self, start, in_worker=info is not None)
+        turns = [(start.turn + worker + number * num_workers) % self.turns for number in range(self.turns)]
+        own = [
+            [turn * self.lanes + column for column in range(self.rank, self.lanes, self.world_size)]
+            for turn in dict.fromkeys(turns)
+        ]
+        while not all(readers.has_ended(lane) for lanes in own for lane in lanes):
+            for lanes in own:
+                yield readers.part(lanes)
+
+    def collate(self, part: tuple[list[Any], list[list[int]]]) -> tuple[Any, bool, list[list[int]]]:
+        """Collate the samples of a part; the loader's ``collate_fn``."""
+        samples, opened = part
+        if not samples:
+            return None, True, opened
+        return self.collate_fn(samples[0] if self.batch_size is None else samples), False, opened
+
+    def shards_of_lane(self, lane: int, *, epoch: int, lap: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Return the numbers of a lane's shards, in the order in which a pass reads them."""
+        own = np.arange(lane, self.shards.num_shards, self.lanes * self.turns)
+        if not self.training:
+            return own
+        return np.random.default_rng(derive_seed(self.seed, "shards", epoch, lap, lane)).permutation(own)
+
+    def _place_after(self, num_steps: int, lane: int) -> Place:
+        start = self._start.places[lane]
+        delay = (lane // self.lanes - self._start.turn) % self.turns  # steps until its turn
+        num_samples = start.num_samples + self.samples_per_lane * max(0, -((delay - num_steps) // self.turns))
+        known = [place for place in self._ahead.get(lane, ()) if place.first <= num_samples]
+        return (known[-1] if known else start)._replace(num_samples=num_samples)
+
+
+class _Start(NamedTuple):
+    """Where a pass begins: epoch, turn of the first step, and the place of each lane."""
+
+    epoch: int
+    turn: int
+    places: list[Place]
+
+
+class _Readers:
+    """The open lanes of one reader, which is a process or one of its workers.
+
+    If reading a part moves a generator that has not been seeded for it, the part is read again from its shards, and
+    from then on that generator is seeded before each sample, by the sample's place in its lane.
+    """
+
+    def __init__(self, stream: LaneStream, start: _Start, *, in_worker: bool) -> None:
+        self.stream, self.start, self.in_worker = stream, start, in_worker
+        self.lanes: dict[int, _Lane] = {}
+        self.drawn_from: set[str] = set()
+        self.opened: list[list[int]] = []
+
+    def part(self, lanes: list[int]) -> tuple[list[Any], list[list[int]]]:
+        """Read this reader's samples of one step: one of each lane in turn."""
+        with without_worker_info():  # a shard that splits itself by worker would yield only a part
+            samples = self._drawn(lanes)
+        if self.in_worker and samples:
+            stream = self.stream
+            first = self.lanes[lanes[0]].place.num_samples * stream.lanes * stream.turns + lanes[0]
+            seed_collate(stream.collate_fn, seed=stream.seed, epoch=self.start.epoch, position=first)
+        opened = [[each, *self.lanes[each].place[1:]] for each in lanes if self.lanes[each].has_moved_on()]
+        return samples, opened
+
+    def has_ended(self, lane: int) -> bool:
+        """Return whether a lane has no samples left."""
+        return lane in self.lanes and self.lanes[lane].has_ended
+
+    def _drawn(self, lanes: list[int]) -> list[Any]:
+        stream = self.stream
+        if stream.shards.draws_nothing:
+            return self._read(lanes, seeded=())
+        before = CPUState()
+        places = [self._lane(lane).place for lane in lanes]
+        samples = self._read(lanes, seeded=self.drawn_from)
+        while moved := before.moved(apart_from=self.drawn_from):
+            self.drawn_from |= moved
+            for lane, place in zip(lanes, places, strict=True):
+                self.lanes[lane] = _Lane(stream, lane, place, epoch=self.start.epoch)
+            samples = self._read(lanes, seeded=self.drawn_from)
+        if not self.in_worker:  # the model uses these generators too
+            before.restore(self.drawn_from)
+        return samples
+
+    def _lane(self, lane: int) -> _Lane:
+        if lane not in self.lanes:
+            self.lanes[lane] = _Lane(self.stream, lane, self.start.places[lane], epoch=self.start.epoch)
+        return self.lanes[lane]
+
+    def _read(self, lanes: list[int], *, seeded: Any) -> list[Any]:
+        seeders = [GENERATORS[name] for name in seeded]
+        rows = [self._lane(lane).take(self.stream.samples_per_lane, seeders) for lane in lanes]
+        if len(rows) == 1:
+            return rows[0]
+        longest = max(map(len, rows))
+        return [row[number] for number in range(longest) for row in rows if number < len(row)]
+
+
+class _Lane:
+    """The shards of a lane, one after another."""
+
+    def __init__(self, stream: LaneStream, lane: int, place: Place, *, epoch: int) -> None:
+        self.stream, self.lane, self.epoch = stream, lane, epoch
+        self.place = place
+        self.has_ended = False
+        self._seed = derive_seed(stream.seed, "sample", epoch, lane)
+        self._shards = stream.shards_of_lane(lane, epoch=epoch, lap=place.lap)
+        self._samples: Iterator[Any] | None = None
+        self._has_moved_on = False
+
+    def has_moved_on(self) -> bool:
+        """Return whether another shard was opened since the last call."""
+        moved, self._has_moved_on = self._has_moved_on, False
+        return moved
+
+    def take(self, count: int, seeders: list[Callable[[int], object]]) -> list[Any]:
+        """Read the next samples, fewer only at the lane's end."""
+        if self.has_ended:
+            return []
+        if self._samples is None:
+            self._open(seeders)
+        assert self._samples is not None
+        begin = self.place.num_samples
+        samples = self._some(count, begin, seeders)
+        while len(samples) < count and self._next_shard(begin + len(samples), seeders):
+            samples += self._some(count - len(samples), begin + len(samples), seeders)
+        self.place = self.place._replace(num_samples=begin + len(samples))
+        return samples
+
+    def _some(self, count: int, begin: int, seeders: list[Callable[[int], object]]) -> list[Any]:
+        """Read samples of the open shard, seeding the generators before each."""
+        assert self._samples is not None
+        if not seeders:
+            return list(islice(self._samples, count))
+        samples: list[Any] = []
+        for number in range(begin, begin + count):
+            for seed in seeders:
+                seed(self._seed + SEED_STRIDE * number)
+            sample = next(self._samples, _END)
+            if sample is _END:
+                break
+            samples.append(sample)
+        return samples
+
+    def _open(self, seeders: list[Callable[[int], object]]) -> None:
+        """Open the shard of the lane's place, and read again what was taken from it."""
+        if self.place.number >= len(self._shards):
+            self._samples = iter(())
+            return
+        self._iterate_shard(self.place.first, seeders)
+        self._some(self.place.num_samples - self.place.first, self.place.first, seeders)
+
+    def _next_shard(self, num_samples: int, seeders: list[Callable[[int], object]]) -> bool:
+        """Open the shard after the current one, which begins after `num_samples`; return False at the lane's end."""
+        lap, number = self.place.lap, self.place.number + 1
+        if number >= len(self._shards):
+            if not self.stream.training:
+                self.has_ended = True
+                return False
+            lap, number = lap + 1, 0
+            self._check_not_empty(num_samples)
+            self._shards = self.stream.shards_of_lane(self.lane, epoch=self.epoch, lap=lap)
+        self.place = Place(num_samples, lap, number, num_samples)
+        self._has_moved_on = True
+        self._iterate_shard(num_samples, seeders)
+        return True
+
+    def _iterate_shard(self, first: int, seeders: list[Callable[[int], object]]) -> None:
+        for seed in seeders:
+            seed(self._seed + SEED_STRIDE * first)
+        index, epoch = int(self._shards[self.place.number]), self.epoch + self.place.lap
+        self._samples = iter(self.stream.shards.open(index, epoch=epoch, seed=self.stream.seed))
+
+    def _check_not_empty(self, num_samples: int) -> None:
+        if num_samples == 0:
+            raise ValueError(
+                f"loader {self.stream.key!r}: the {len(self._shards)} shards of lane {self.lane} of "
+                f"{self.stream.lanes * self.stream.turns} are empty; set dataset.lanes to fewer lanes"
+            )

@@ -1,0 +1,182 @@
+"""Streams that consist of shards: Hugging Face's and WebDataset's data sets, and any with the same two members.
+
+A stream has shards if it has ``num_shards`` and ``shard(num_shards=..., index=...)``, which returns an iterable of one
+of them. This is the interface of ``datasets.IterableDataset``.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+from torch.utils.data import IterableDataset
+
+from runnerkit.sampling.sampler import set_epoch
+from runnerkit.seeding.generators import derive_seed
+
+_SHARD_STAGES = ("single_node_only", "split_by_node", "split_by_worker", "non_empty", "_shuffle", "detshuffle")
+_OPENERS = ("StreamingOpen", "FileCache", "tarfile_samples")
+
+
+class Shards(Protocol):
+    """The shards of a stream.
+
+    Attributes:
+        num_shards: their number.
+        lanes: (processes, workers) that can divide them exactly, if the user chose it.
+        draws_nothing: whether reading draws no random numbers, if the user declared it.
+    """
+
+    num_shards: int
+    lanes: tuple[int, int] | None
+    draws_nothing: bool
+
+    def open(self, index: int, *, epoch: int, seed: int) -> Iterable[Any]:
+        """Return the samples of a shard, the same ones in the same order for the same arguments."""
+
+
+def shards_of(dataset: Any) -> Shards | None:
+    """Return the shards of a stream; None if it cannot be divided.
+
+    Raises:
+        ValueError: it has been split by rank, or would lose samples.
+    """
+    _check_not_split(dataset)
+    if is_webdataset(dataset):
+        return _WebDatasetShards(dataset) if _WebDatasetShards.can_divide(dataset) else None
+    if hasattr(dataset, "num_shards") and callable(getattr(dataset, "shard", None)):
+        return _DatasetShards(dataset)
+    return None
+
+
+def is_webdataset(dataset: Any) -> bool:
+    """Return whether `dataset` is a pipeline of WebDataset, which its loaders are as well."""
+    return any(each.__module__.startswith("webdataset.") for each in type(dataset).__mro__) and hasattr(
+        dataset, "pipeline"
+    )
+
+
+def splits_itself(dataset: Any) -> bool:
+    """Return whether a stream gives each process its share: MosaicML's, or one that declares ``splits_itself = True``.
+
+    Such a stream is used unchanged.
+    """
+    return getattr(dataset, "splits_itself", False) is True or any(
+        each.__name__ == "StreamingDataset" and each.__module__.startswith("streaming.")
+        for each in type(dataset).__mro__
+    )
+
+
+def _check_not_split(dataset: Any) -> None:
+    split = getattr(dataset, "_distributed", None)  # of datasets.distributed.split_dataset_by_node
+    if getattr(split, "world_size", 1) > 1:
+        raise ValueError(
+            f"the data set was split for {split.world_size} processes by split_dataset_by_node, and would be split "
+            "again; pass the whole data set, which the runner splits"
+        )
+
+
+class _DatasetShards:
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+        self.num_shards = int(dataset.num_shards)
+        self.lanes = getattr(dataset, "lanes", None)
+        self.draws_nothing = getattr(dataset, "draws_nothing", False) is True
+
+    def open(self, index: int, *, epoch: int, seed: int) -> Iterable[Any]:
+        shard: Iterable[Any] = self.dataset.shard(num_shards=self.num_shards, index=index)
+        set_epoch(epoch, shard)
+        return shard
+
+
+class _WebDatasetShards:
+    """The shards of a pipeline, each of which passes through all stages on its own.
+
+    Stages that split or shuffle the shards are left out. A buffer of ``.shuffle(n)`` is seeded by epoch and shard.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+        self.urls, self.stages = dataset.pipeline[0].urls, _stages_of_samples(dataset)
+        self.num_shards = len(self.urls)
+        self.lanes = getattr(dataset, "lanes", None)
+        self.draws_nothing = getattr(dataset, "draws_nothing", False) is True
+        if any(_name(stage) == "_batched" and stage.kw.get("partial") is False for stage in self.stages):
+            raise ValueError(
+                "a pipeline with .batched(partial=False) would lose the last samples of each shard; leave out partial, "
+                "or pass batch_size to the DataLoader instead"
+            )
+
+    @staticmethod
+    def can_divide(dataset: Any) -> bool:
+        """Return whether it begins with a list of URLs, and no unknown stage comes before the one that opens them."""
+        stages = dataset.pipeline
+        if len(stages) < 2 or not hasattr(stages[0], "urls"):
+            return False
+        rest = _stages_of_samples(dataset)
+        return bool(rest) and _name(rest[0]) in _OPENERS
+
+    def open(self, index: int, *, epoch: int, seed: int) -> Iterable[Any]:
+        stages = [
+            _seeded(stage, epoch=epoch, seed=derive_seed(seed, "webdataset", epoch, index, number))
+            for number, stage in enumerate(self.stages)
+        ]
+        pipeline = copy.copy(self.dataset)
+        pipeline.repetitions, pipeline.nsamples = 1, -1
+        pipeline.pipeline = [[{"url": self.urls[index]}], *stages]
+        return pipeline  # type: ignore[no-any-return]
+
+
+def _stages_of_samples(dataset: Any) -> list[Any]:
+    stages = list(dataset.pipeline[1:])
+    while stages and _name(stages[0]) in _SHARD_STAGES:
+        stages.pop(0)
+    return [stage for stage in stages if _name(stage) != "check_empty"]  # a shard may be
+
+
+def _name(stage: Any) -> str:
+    stage = getattr(stage, "f", stage)  # of a curried function
+    return getattr(stage, "__name__", type(stage).__name__)
+
+
+def _seeded(stage: Any, *, epoch: int, seed: int) -> Any:
+    """Return a copy of a stage that shuffles alike in every process; any other stage unchanged."""
+    stage = copy.copy(stage)
+    if _name(stage) == "_shuffle" and stage.kw.get("seed") is None:
+        stage.kw = {**stage.kw, "rng": random.Random(seed)}
+    elif _name(stage) == "detshuffle":
+        stage.epoch = epoch - 1  # it counts before it shuffles
+    return stage
+
+
+class WholePipeline(IterableDataset[Any]):
+    """All shards of a WebDataset pipeline, one after another: the same samples in the same order in every process.
+
+    Args:
+        dataset: the pipeline.
+        seed: determines what the pipeline shuffles, together with the epoch.
+    """
+
+    def __init__(self, dataset: Any, *, seed: int) -> None:
+        self.shards, self.seed = _WebDatasetShards(dataset), seed
+        stages = dataset.pipeline[1:]
+        self._is_shuffled = any(_name(stage) in ("_shuffle", "detshuffle") for stage in stages[: -len(self.shards.stages)])
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Shuffle in another order."""
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        order = list(range(self.shards.num_shards))
+        if self._is_shuffled:
+            random.Random(derive_seed(self.seed, "webdataset", self._epoch)).shuffle(order)
+        for index in order:
+            yield from self.shards.open(index, epoch=self._epoch, seed=self.seed)
+
+
+def is_endless_webdataset(dataset: Any) -> bool:
+    """Return whether a pipeline of WebDataset repeats its shards (``resampled=True``, ``.repeat()``, ``.with_epoch(n)``)."""
+    return is_webdataset(dataset) and (hasattr(dataset.pipeline[0], "worker_seed") or dataset.repetitions != 1)
