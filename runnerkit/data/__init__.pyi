@@ -6,6 +6,7 @@ from runnerkit.data.balance import BalanceClassSampler as BalanceClassSampler
 from runnerkit.data.balance import BatchBalanceClassSampler as BatchBalanceClassSampler
 from runnerkit.data.distributed import DistributedSamplerWrapper as DistributedSamplerWrapper
 from runnerkit.data.dynamic_balance import DynamicBalanceClassSampler as DynamicBalanceClassSampler
+from runnerkit.data.epoch_steps import EpochStepsLoaderWrapper as EpochStepsLoaderWrapper
 from runnerkit.data.limit import BatchLimitLoaderWrapper as BatchLimitLoaderWrapper
 from runnerkit.data.prefetch import BatchPrefetchLoaderWrapper as BatchPrefetchLoaderWrapper
 from runnerkit.data.sharded_files import ShardedFiles as ShardedFiles
@@ -22,6 +23,7 @@ __all__ = [
     "BatchRandomHorizontalFlip",
     "DistributedSamplerWrapper",
     "DynamicBalanceClassSampler",
+    "EpochStepsLoaderWrapper",
     "ShardedFiles",
     "TensorLoader",
     "TensorRows",

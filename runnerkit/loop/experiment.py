@@ -16,6 +16,7 @@ import torch
 from runnerkit.loop import checks, stage, step_watch
 from runnerkit.loop.determinism import deterministic_algorithms
 from runnerkit.loop.error_context import add_context
+from runnerkit.sampling.sharding import share_of
 from runnerkit.seeding.generators import set_global_seed
 
 if TYPE_CHECKING:

@@ -164,8 +164,10 @@ def _lanes_of(
         check_step(stride, lanes, turns)
     num_workers = max(1, loader.num_workers)
     num_in_turn = lanes * turns if stride is None else lanes
-    divides = not num_in_turn % (world_size * num_workers) if stride is None else not (
-        lanes % world_size or turns % num_workers
+    divides = (
+        not num_in_turn % (world_size * num_workers)
+        if stride is None
+        else not (lanes % world_size or turns % num_workers)
     )
     if not divides:
         return None, (

@@ -162,7 +162,9 @@ class WholePipeline(IterableDataset[Any]):
     def __init__(self, dataset: Any, *, seed: int) -> None:
         self.shards, self.seed = _WebDatasetShards(dataset), seed
         stages = dataset.pipeline[1:]
-        self._is_shuffled = any(_name(stage) in ("_shuffle", "detshuffle") for stage in stages[: -len(self.shards.stages)])
+        self._is_shuffled = any(
+            _name(stage) in ("_shuffle", "detshuffle") for stage in stages[: -len(self.shards.stages)]
+        )
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
