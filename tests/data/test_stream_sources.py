@@ -55,7 +55,10 @@ def job(source, folder, change, *, world_size, num_workers, training):
 
 def in_order(ranks):
     """Join the batches of all ranks as one process with larger batches would see them."""
-    return [[each for group in zip_longest(*step) for each in group if each is not None] for step in zip(*ranks)]
+    return [
+        [each for group in zip_longest(*step) for each in group if each is not None]
+        for step in zip(*ranks, strict=True)
+    ]
 
 
 def row(source, folder, tmp_path, *, world_size, num_workers):
@@ -74,7 +77,12 @@ def row(source, folder, tmp_path, *, world_size, num_workers):
     return (reads, NUM_SAMPLES - len(seen), seen.total() - len(seen)), trained
 
 
-@pytest.mark.parametrize("source", SOURCES)
+SLOW = ("Hugging Face in a StatefulDataLoader", "WebDataset in its WebLoader")
+
+
+@pytest.mark.parametrize(
+    "source", [pytest.param(each, marks=pytest.mark.slow) if each in SLOW else each for each in SOURCES]
+)
 def test_the_job_reads_each_sample_once_in_one_order(source, folder, tmp_path):
     """Only a stream that cannot be divided is read by each worker of each process; the page has the same numbers."""
     rows = {each: row(source, folder, tmp_path, world_size=each[0], num_workers=each[1]) for each in JOBS}
@@ -91,8 +99,8 @@ def test_the_job_reads_each_sample_once_in_one_order(source, folder, tmp_path):
 
 COMMAND = "RUNNERKIT_WRITE_STREAM_TABLE=1 pytest tests/data/test_stream_sources.py -k reads_each"
 lines = [
-    "| reads of each sample, processes × workers | "
-    + " | ".join(f"{each} × {workers}" for each, workers in JOBS)
+    "| reads of each sample, processes x workers | "
+    + " | ".join(f"{each} x {workers}" for each, workers in JOBS)
     + " | missed | repeated | order of one process |",
     "|---|" + "---:|" * (len(JOBS) + 2) + "---|",
 ]

@@ -31,6 +31,7 @@ from runnerkit.checkpoints.file import load_checkpoint
 from runnerkit.checkpoints.folder import CheckpointFolder
 from runnerkit.engines.process_environment import STORE_VARIABLE
 from runnerkit.runner import IRunner
+from tests.data.stream_sources import write_files
 from tests.faults import job
 
 TIME = "any moment"
@@ -116,11 +117,11 @@ class Tally:
         return "one process" if self.num_processes == 1 else f"{self.num_processes} processes"
 
 
-def attempt(logdir: Path, num_processes: int, kill: Kill | None, tally: Tally) -> bool:
+def attempt(logdir: Path, num_processes: int, kill: Kill | None, tally: Tally, *, source: str | None = None) -> bool:
     """Start the run's processes; return whether they completed. All are forked: torch is imported once."""
     store = logdir.with_suffix(".store")
     store.unlink(missing_ok=True)
-    pids = [_start(logdir, rank, num_processes, store, kill) for rank in range(num_processes)]
+    pids = [_start(logdir, rank, num_processes, store, kill, source) for rank in range(num_processes)]
     if kill is not None and kill.place == TIME:
         time.sleep(kill.seconds)
         with suppress(ProcessLookupError):
@@ -170,7 +171,7 @@ def _is_in(group: int, process: psutil.Process) -> bool:
     return False
 
 
-def _start(logdir: Path, rank: int, num_processes: int, store: Path, kill: Kill | None) -> int:
+def _start(logdir: Path, rank: int, num_processes: int, store: Path, kill: Kill | None, source: str | None) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -189,23 +190,24 @@ def _start(logdir: Path, rank: int, num_processes: int, store: Path, kill: Kill 
             if kill.rank == rank:
                 kill.arm()
         torch.set_num_threads(1)
-        job.run(logdir, num_processes=num_processes)
+        job.run(logdir, num_processes=num_processes, source=source)
         code = 0
     finally:
         os._exit(code)  # also after an exception: it only reports that a peer was killed
 
 
-def drill(num_kills: int, num_processes: int, *, folder: Path, seed: int = 0) -> Tally:
+def drill(num_kills: int, num_processes: int, *, folder: Path, seed: int = 0, source: str | None = None) -> Tally:
     """Kill runs `num_kills` times in total; each is resumed until it completes, and is then compared."""
     tally, chance = Tally(num_processes), random.Random(seed)
     whole = folder / f"whole-{num_processes}"
-    assert attempt(whole, num_processes, None, tally), "the run fails by itself"
+    write_files(folder / "shards")
+    assert attempt(whole, num_processes, None, tally, source=source), "the run fails by itself"
     expected = fingerprint(whole)
     while tally.kills.total() < num_kills:
         tally.num_runs += 1
         broken = folder / f"broken-{num_processes}-{tally.num_runs}"
         struck = []
-        while not attempt(broken, num_processes, kill := Kill.draw(chance, num_processes), tally):
+        while not attempt(broken, num_processes, kill := Kill.draw(chance, num_processes), tally, source=source):
             struck.append(kill)
         for key in differences(expected, fingerprint(broken)):
             tally.different.append(f"{broken.name}: {key} differs after {struck}")
@@ -273,10 +275,11 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=100, help="for each number of processes")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--source", choices=[*job.STREAMS], help="train on a stream")
     parser.add_argument("--page", type=Path, help="also write the table to this page")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        run = partial(drill, options.kills, folder=Path(folder), seed=options.seed)
+        run = partial(drill, options.kills, folder=Path(folder), seed=options.seed, source=options.source)
         tallies = [run(num_processes=number) for number in options.processes]
     print(table(tallies))
     for tally in tallies:

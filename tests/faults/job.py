@@ -1,15 +1,18 @@
 """The run that is killed, with every kind of state that a resume must restore."""
 
 import random
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from runnerkit import dl
+from tests.data.stream_sources import Divisible, Numbers, files, hugging_face, number_of, webdataset
 from tests.tiny import classification, loader, mlp
 
 NUM_SAMPLES, BATCH_SIZE, NUM_EPOCHS = 48, 4, 6
@@ -35,19 +38,55 @@ def engine(num_processes: int) -> dl.IEngine:
     return dl.DistributedDataParallelAMPEngine(num_processes, device="cpu", dtype=torch.bfloat16, timeout_s=30)
 
 
-def run(logdir: Path, *, num_processes: int) -> None:
-    """Train a small model or resume it; batches and epochs are logged, and a thread saves every third step."""
+def labelled(sample: Any) -> tuple[Tensor, Tensor]:
+    """Return the features and the target of a stream's sample, with random numbers from all generators."""
+    number = number_of(sample)
+    features = torch.linspace(0, 1, 6) * (number % 7) * (1 + 0.2 * random.random())
+    return features + 0.1 * torch.randn(6) * float(np.random.rand()), torch.tensor(number % 3)
+
+
+def paired(sample: Any) -> dict[str, Any]:
+    return {"pair": labelled(sample)}
+
+
+def collate(samples: list[Any]) -> Any:
+    return default_collate([each["pair"] if isinstance(each, dict) else each for each in samples])
+
+
+# By the name of a source of streams, what makes its data set of a folder of shards.
+STREAMS: dict[str, Callable[[Path], Any]] = {
+    "ShardedFiles": partial(files, change=labelled),
+    "Hugging Face": partial(hugging_face, change=paired),
+    "WebDataset": partial(webdataset, change=labelled),
+    "IterableDataset with shards": partial(Divisible, change=labelled),
+    "any other IterableDataset": partial(Numbers, change=labelled),
+}
+
+
+def run(logdir: Path, *, num_processes: int, source: str | None = None) -> None:
+    """Train a small model or resume it; batches and epochs are logged, and a thread saves every third step.
+
+    Args:
+        logdir: of the run; for a stream, its parent has a folder "shards".
+        num_processes: of the job.
+        source: key of `STREAMS`; None is a map-style data set.
+    """
     torch.manual_seed(0)
     model = mlp(dropout=0.3, batch_norm=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    steps = NUM_EPOCHS * NUM_SAMPLES // (BATCH_SIZE * num_processes)
+    epoch_steps = NUM_SAMPLES // (BATCH_SIZE * num_processes)
+    if source is None:
+        train_loader = DataLoader(Augmented(), batch_size=BATCH_SIZE, shuffle=True, num_workers=1)
+    else:
+        stream = STREAMS[source](logdir.parent / "shards")
+        train_loader = DataLoader(stream, batch_size=BATCH_SIZE, num_workers=2, collate_fn=collate)
     dl.SupervisedRunner().train(
         model=model,
         criterion=nn.CrossEntropyLoss(),
         optimizer=optimizer,
-        scheduler=torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.02, total_steps=steps),
+        scheduler=torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.02, total_steps=NUM_EPOCHS * epoch_steps),
         loaders={
-            "train": DataLoader(Augmented(), batch_size=BATCH_SIZE, shuffle=True, num_workers=1),
+            "train": train_loader,
             "valid": loader(21, 4),
         },
         callbacks={
@@ -59,6 +98,7 @@ def run(logdir: Path, *, num_processes: int) -> None:
             ),
         },
         num_epochs=NUM_EPOCHS,
+        epoch_steps=None if source is None else epoch_steps,
         loggers={
             "console": None,
             "csv": dl.CSVLogger(logdir, log_batch_metrics=True),

@@ -1,0 +1,210 @@
+"""Epochs of a given number of batches go on where the one before ended, also in a resumed run."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from runnerkit import dl
+from tests.data.stream_sources import Divisible, hugging_face, webdataset, write_files
+from tests.tiny import NUM_CLASSES, NUM_FEATURES, mlp, quiet, sgd
+
+STEPS, EPOCHS = 5, 4
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+
+def labelled(sample):
+    """Return features with noise, and a class; the sample is a number or a dict with one."""
+    number = int(sample if isinstance(sample, int) else sample["n"] if "n" in sample else sample["txt"])
+    return torch.linspace(0, 1, NUM_FEATURES) * (number % 7) + torch.rand(NUM_FEATURES), number % NUM_CLASSES
+
+
+def collate(samples):
+    features, targets = zip(*[each if isinstance(each, tuple) else each["pair"] for each in samples], strict=True)
+    return torch.stack(features), torch.tensor(targets)
+
+
+def paired(sample):
+    return {"pair": labelled(sample)}
+
+
+class Samples:
+    """Map-style; 44 samples are 5.5 batches, so a pass ends within an epoch."""
+
+    def __len__(self):
+        return 44
+
+    def __getitem__(self, index):
+        return labelled(index)
+
+
+class Endless(IterableDataset):
+    """Cannot be divided, and never ends."""
+
+    def __iter__(self):
+        number = 0
+        while True:
+            yield labelled(number)
+            number += 1
+
+
+SOURCES = {
+    "map-style": lambda folder: Samples(),
+    "endless": lambda folder: Endless(),
+    "shards": lambda folder: Divisible(folder, labelled),
+    "Hugging Face": lambda folder: hugging_face(folder, paired),
+    "WebDataset": lambda folder: webdataset(folder, labelled),
+}
+
+
+class Stops(dl.Callback):
+    """A callback that interrupts the run after a step."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.step = step
+
+    def on_batch_end(self, runner):
+        if runner.is_train_loader and runner.batch_step == self.step:
+            raise KeyboardInterrupt
+
+
+def train(folder, logdir, source, *callbacks, num_workers=0, batch_size=8, num_epochs=EPOCHS, **options):
+    model = mlp()
+    arguments = {"shuffle": True, "drop_last": True} if source == "map-style" else {}
+    loader = DataLoader(SOURCES[source](folder), batch_size, num_workers=num_workers, collate_fn=collate, **arguments)
+    dl.SupervisedRunner().train(
+        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), num_epochs=num_epochs,
+        loaders={"train": loader}, logdir=logdir,
+        callbacks=[dl.CheckpointCallback(logdir, mode="runner", every_steps=1), *callbacks],
+        **{"cpu": True, "epoch_steps": STEPS, **quiet(), **options},
+    )  # fmt: skip
+    return model.state_dict()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shards")
+    write_files(folder)
+    return folder
+
+
+def is_same(one, other, atol=0.0):
+    return all(np.allclose(other[name], value, rtol=0, atol=atol) for name, value in one.items())
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_an_interrupted_run_ends_with_the_same_weights(folder, tmp_path, source):
+    """It resumes within an epoch, and between two, with other workers."""
+    expected = train(folder, tmp_path / "whole", source, num_workers=1)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(folder, tmp_path / "log", source, Stops(2 * STEPS + 3), num_workers=1)
+    resumed = train(folder, tmp_path / "log", source, num_workers=2, resume="auto")
+    train(folder, tmp_path / "half", source, num_epochs=2)
+    continued = train(folder, tmp_path / "half", source, num_workers=1, resume="auto")
+
+    assert is_same(expected, resumed)
+    assert is_same(expected, continued)
+
+
+SLOW = [pytest.param(each, marks=pytest.mark.slow) for each in ("map-style", "endless", "Hugging Face", "WebDataset")]
+
+
+@pytest.mark.parametrize("source", ["shards", *SLOW])
+def test_two_processes_train_like_one(folder, tmp_path, source):
+    """A run of two processes continues one of one process, and the other way round."""
+    one = train(folder, tmp_path / "one", source)
+    train(folder, tmp_path / "more", source, num_epochs=2)
+
+    more = train(folder, tmp_path / "more", source, batch_size=4, ddp=True, resume="auto")
+    train(folder, tmp_path / "less", source, num_epochs=2, batch_size=4, ddp=True)
+    less = train(folder, tmp_path / "less", source, num_workers=1, resume="auto")
+
+    assert is_same(one, more, atol=1e-6)
+    assert is_same(one, less, atol=1e-6)
+
+
+def test_no_worker_outlives_the_run(folder, tmp_path):
+    """The iterator lives from epoch to epoch, and ends with the run."""
+    train(folder, tmp_path / "log", "shards", num_workers=1)
+
+    assert not torch.multiprocessing.active_children()
+
+
+def test_a_pass_may_be_shorter_than_an_epoch():
+    """Short data are read several times in an epoch, in another order each time."""
+    loader = dl.EpochStepsLoaderWrapper(DataLoader(range(4), 2, shuffle=True), 5)
+    share = loader.shard(key="train", training=True, rank=0, world_size=1, seed=0)
+
+    seen = [sorted(torch.cat(list(share)[:4]).tolist()) for _ in range(2)]
+
+    assert seen[0] == sorted([*range(4), *range(4)])
+    assert len(list(share)) == len(share) == 5
+
+
+def test_each_epoch_may_restart():
+    """Then epoch e has the first batches of the order of epoch e."""
+    data = DataLoader(range(40), 4, shuffle=True)
+    place = {"key": "train", "training": True, "rank": 0, "world_size": 1, "seed": 0}
+    whole, cut = data, dl.EpochStepsLoaderWrapper(data, 3, restart=True)
+    from runnerkit.sampling.sharding import batches_of, shard_loader, start_epoch
+
+    whole, cut = shard_loader(whole, **place), cut.shard(**place)
+    for epoch in (1, 2):
+        start_epoch(whole, epoch)
+        start_epoch(cut, epoch)
+        expected = list(batches_of(whole))[:3]
+        assert all(torch.equal(*each) for each in zip(cut, expected, strict=True))
+
+
+BAD = {
+    "zero": (0, ValueError, "epoch_steps must be >= 1, got 0"),
+    "a float": (2.5, TypeError, "epoch_steps must be an int, got float"),
+    "a bool": (True, TypeError, "epoch_steps must be an int, got bool"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_wrong_numbers_are_refused(name):
+    """The error names the argument."""
+    steps, kind, message = BAD[name]
+
+    with pytest.raises(kind, match=message):
+        dl.EpochStepsLoaderWrapper([1], steps)
+
+
+def test_an_empty_loader_is_named():
+    """It would be read for ever."""
+    with pytest.raises(ValueError, match="the loader gave no batch in pass 2"):
+        list(dl.EpochStepsLoaderWrapper([], 3))
+
+
+def test_a_run_without_epoch_steps_cannot_resume_with_them(folder, tmp_path):
+    """Its position within an epoch means something else."""
+    with pytest.raises(KeyboardInterrupt):
+        train(folder, tmp_path / "log", "map-style", Stops(3), epoch_steps=None)
+
+    with pytest.raises(
+        ValueError, match="in an epoch without epoch_steps and cannot resume within it with epoch_steps=5"
+    ):
+        train(folder, tmp_path / "log", "map-style", resume="auto")
+
+
+def test_a_stream_with_other_lanes_is_named(folder, tmp_path):
+    """Their places would be mixed up."""
+    with pytest.raises(KeyboardInterrupt):
+        train(folder, tmp_path / "log", "shards", Stops(3))
+    SOURCES["others"] = lambda folder: OtherLanes(folder, labelled)
+
+    with pytest.raises(ValueError, match=r"loader 'train': its position was saved with lanes=\(4, 2\), and now it has"):
+        train(folder, tmp_path / "log", "others", resume="auto")
+
+
+class OtherLanes(Divisible):
+    lanes = (2, 2)

@@ -1,0 +1,235 @@
+"""A stream of shards is read once by the whole job, and resumes with any number of processes and workers."""
+
+import logging
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, IterableDataset
+
+from runnerkit.data import EpochStepsLoaderWrapper
+from runnerkit.sampling.sharding import batches_of, shard_loader, share_of, start_epoch
+
+SEED = 42
+
+
+class Numbers(IterableDataset):
+    """Shards of consecutive numbers; `opened` notes which were read, and from where."""
+
+    def __init__(self, sizes, lanes, draw=None):
+        self.sizes, self.lanes, self.draw = sizes, lanes, draw
+        self.num_shards = len(sizes)
+        self.opened = []
+
+    def shard(self, num_shards, index):
+        self.opened.append(index)
+        first = sum(self.sizes[:index])
+        for number in range(first, first + self.sizes[index]):
+            yield number if self.draw is None else (number, self.draw())
+
+    def __iter__(self):
+        for index in range(self.num_shards):
+            yield from self.shard(self.num_shards, index)
+
+
+class Late(Numbers):
+    """Shards that draw only after their 20th sample."""
+
+    def shard(self, num_shards, index):
+        for place, number in enumerate(super().shard(num_shards, index)):
+            yield number, random.random() if place > 20 else 0.0
+
+
+def shares(dataset, world_size, *, batch_size, num_workers=0, steps=5):
+    """Return the loader of each rank, with epochs of `steps`."""
+    place = {"key": "train", "training": True, "world_size": world_size, "seed": SEED}
+    loader = DataLoader(dataset, batch_size, num_workers=num_workers, collate_fn=list)
+    if batch_size is None:
+        loader = DataLoader(dataset, None, num_workers=num_workers, collate_fn=lambda item: [item])
+    return [EpochStepsLoaderWrapper(loader, steps).shard(rank=rank, **place) for rank in range(world_size)]
+
+
+def trained(loaders, epochs):
+    """Return the global batches of some epochs, in the order of one process."""
+    steps = []
+    for epoch in epochs:
+        for loader in loaders:
+            start_epoch(loader, epoch)
+        for parts in zip(*map(batches_of, loaders), strict=True):
+            steps.append([each for group in zip(*parts, strict=True) for each in group])
+    return steps
+
+
+def saved(loaders):
+    """Return the position of the job between two epochs."""
+    positions = [share_of(loader).position for loader in loaders]
+    return share_of(loaders[0]).join(positions)
+
+
+SHAPES = {
+    "sizes": st.lists(st.integers(0, 30), min_size=8, max_size=20),
+    "lanes": st.sampled_from([(1, 1), (2, 1), (4, 1), (2, 2), (4, 2)]),
+}
+
+
+def has_empty_lane(sizes, lanes):
+    num_lanes = lanes[0] * lanes[1]
+    return any(sum(sizes[lane::num_lanes]) == 0 for lane in range(num_lanes))
+
+
+@settings(max_examples=40, deadline=None)
+@given(**SHAPES, whole_batches=st.booleans(), draws=st.booleans())
+def test_any_job_that_divides_the_lanes_sees_one_order(sizes, lanes, whole_batches, draws):
+    """Each lane repeats its shards, each pass in an order of its own."""
+    if has_empty_lane(sizes, lanes):
+        return
+    draw = random.random if draws else None
+    orders = []
+    for world_size in (each for each in (1, 2, 4) if lanes[0] % each == 0):
+        batch_size = None if whole_batches else 8 // world_size
+        orders.append(trained(shares(Numbers(sizes, lanes, draw), world_size, batch_size=batch_size, steps=8), [1, 2]))
+    if whole_batches:  # steps of more processes have more batches
+        orders = [[each for step in order for each in step][:16] for order in orders]
+
+    assert all(order == orders[0] for order in orders)
+    num_lanes = lanes[0] * lanes[1]
+    for lane in range(num_lanes):
+        own = {number for index in range(lane, len(sizes), num_lanes) for number in _numbers_of(sizes, index)}
+        flat = orders[0] if whole_batches else [each for step in orders[0] for each in step]
+        seen = [number for number in (each[0] if draws else each for each in flat) if number in own]
+        for begin in range(0, len(seen) - len(own) + 1, len(own)):
+            assert sorted(seen[begin : begin + len(own)]) == sorted(own)  # each pass has every sample once
+
+
+def _numbers_of(sizes, index):
+    return range(sum(sizes[:index]), sum(sizes[: index + 1]))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    **SHAPES, draws=st.sampled_from([None, random.random, np.random.rand]), first=st.sampled_from([1, 2]),
+    second=st.sampled_from([1, 2]), half=st.booleans(), steps=st.integers(1, 9),
+)  # fmt: skip
+def test_a_job_of_another_size_continues_with_the_same_batches(sizes, lanes, draws, first, second, half, steps):
+    """Other processes, and another batch size; only shards that are needed are opened."""
+    if has_empty_lane(sizes, lanes) or lanes[0] % first or lanes[0] % second:
+        return
+    whole = trained(shares(Numbers(sizes, lanes, draws), 1, batch_size=8, steps=steps), range(1, 5))
+    loaders = shares(Numbers(sizes, lanes, draws), first, batch_size=8 // first, steps=steps)
+    assert trained(loaders, [1, 2]) == whole[: 2 * steps]
+
+    stream = Numbers(sizes, lanes, draws)
+    loaders = shares(stream, second, batch_size=(4 if half else 8) // second, steps=steps * (2 if half else 1))
+    position = saved(shares_after(sizes, lanes, draws, first, steps))
+    for loader in loaders:
+        share_of(loader).skip(position)
+    rest = trained(loaders, [3, 4])
+
+    if half and lanes[1] > 1:  # turns alternate after half as many samples
+        assert sorted(map(str, _flat(rest)[:4])) == sorted(map(str, whole[2 * steps][:4]))
+    else:
+        assert _flat(rest) == _flat(whole[2 * steps :])
+
+
+def shares_after(sizes, lanes, draws, world_size, steps):
+    loaders = shares(Numbers(sizes, lanes, draws), world_size, batch_size=8 // world_size, steps=steps)
+    trained(loaders, [1, 2])
+    return loaders
+
+
+def _flat(steps):
+    return [each for step in steps for each in step]
+
+
+def test_a_resume_opens_only_the_shard_it_needs():
+    """The shards before are not read again."""
+    sizes = [20] * 16
+    loaders = shares(Numbers(sizes, (2, 1)), 1, batch_size=4, steps=72)
+    trained(loaders, [1])
+    stream = Numbers(sizes, (2, 1))
+    again = shares(stream, 1, batch_size=4, steps=1)
+    share_of(again[0]).skip(saved(loaders))
+
+    trained(again, [2])
+
+    assert len(stream.opened) == 2  # one in each lane; 14 were read before
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_workers_that_have_read_ahead_lose_nothing(num_workers):
+    """The position is that of the batches that were trained on, not of those that were prefetched."""
+    sizes, lanes = [5, 9, 3, 7, 6, 8, 4, 5], (2, 2)
+    whole = trained(shares(Numbers(sizes, lanes), 1, batch_size=4), range(1, 5))
+    loaders = shares(Numbers(sizes, lanes), 1, batch_size=4, num_workers=num_workers)
+    assert trained(loaders, [1, 2]) == whole[:10]
+
+    again = shares(Numbers(sizes, lanes), 1, batch_size=4, num_workers=2 - num_workers)
+    share_of(again[0]).skip(saved(loaders))
+
+    assert trained(again, [3, 4]) == whole[10:]
+
+
+def test_a_shard_that_starts_to_draw_is_found():
+    """The part in which a sample first draws is read again, with seeded generators, in any job."""
+    orders = [trained(shares(Late([40] * 4, (2, 1)), size, batch_size=4 // size), [1, 2, 3]) for size in (1, 2)]
+
+    assert orders[0] == orders[1]
+    assert {each for _, each in _flat(orders[0])} > {0.0}
+
+
+def test_training_numbers_are_untouched_by_a_stream_that_draws():
+    """Without workers, the model's dropout uses the same generators."""
+    [loader] = shares(Numbers([40] * 4, (2, 1), random.random), 1, batch_size=4)
+    random.seed(7)
+    expected = random.Random(7).random()
+
+    trained([loader], [1])
+
+    assert random.random() == expected
+
+
+def test_an_evaluation_takes_no_agreement():
+    """Lanes end at different times; each process reads until its own have ended."""
+    alone, sizes, place = [], [13, 2, 7, 1, 30, 5, 3, 9], {"key": "valid", "training": False, "seed": SEED}
+    for world_size in (1, 2, 4):
+        for num_workers in (0, 1, 2):
+            loader = DataLoader(Numbers(sizes, (4, 2)), 8 // world_size, num_workers=num_workers, collate_fn=list)
+            loaders = [shard_loader(loader, rank=rank, world_size=world_size, **place) for rank in range(world_size)]
+            batches = [list(batches_of(each)) for each in loaders]
+            assert sorted(_flat(_flat(batches))) == list(range(sum(sizes)))
+            if world_size == 1:
+                alone.append(batches)
+    assert alone[0] == alone[1] == alone[2]  # whatever the number of workers
+
+
+MESSAGES = {
+    "in training": ({"training": True}, "pass epoch_steps= to train"),
+    "without lanes": ({"lanes": None}, "set lanes = (processes, workers) on the data set"),
+    "drop_last": ({"drop_last": True}, "leave out drop_last"),
+    "workers do not divide": ({"num_workers": 3}, "cannot divide its 2 x 2 lanes: set lanes = "),
+    "processes do not divide": ({"world_size": 3, "batch_size": 2}, "cannot divide its 2 x 2 lanes: set lanes = "),
+    "one shard": ({"sizes": [9]}, "use ShardedFiles"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("name", MESSAGES)
+def test_a_stream_that_is_read_by_all_is_warned_about(caplog, name):
+    """The warning says how often it is read, and what to write instead."""
+    options, message = MESSAGES[name]
+    options = {"training": False, "sizes": [9] * 8, "lanes": (2, 2), "num_workers": 2, "world_size": 2, **options}
+    loader = DataLoader(
+        Numbers(options["sizes"], options["lanes"]), options.get("batch_size", 4), num_workers=options["num_workers"],
+        drop_last=options.get("drop_last", False),
+    )  # fmt: skip
+
+    with caplog.at_level(logging.WARNING):
+        place = {"key": "k", "training": options["training"], "world_size": options["world_size"], "seed": SEED}
+        shard_loader(loader, rank=0, **place)
+
+    readers = options["world_size"] * options["num_workers"]
+    [text] = [record.getMessage() for record in caplog.records]
+    assert text.startswith(f"loader 'k': each of {readers} readers ({options['world_size']} processes x ")
+    assert message in text
