@@ -212,3 +212,43 @@ def test_a_resumed_stream_with_too_few_samples_left_is_refused_on_all_ranks():
         share_of(shard).skip([8, 0])
         with pytest.raises(ValueError, match=r"1 samples left, .* resume with as many as before, or use drop_last"):
             list(batches_of(shard))
+
+
+class Late(Stream):
+    """Stream that draws only from its 100th sample on."""
+
+    def __iter__(self):
+        for number in range(self.num_samples):
+            yield number, np.random.rand() if number >= 100 else 0.0
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_stream_that_starts_to_draw_is_read_again(num_workers):
+    """From then on the generator is seeded before each sample, in any number of processes."""
+    whole, halves = (
+        [
+            [list(zip(*(each.tolist() for each in batch), strict=True)) for batch in batches_of(shard)]
+            for shard in shards(DataLoader(Late(160), batch_size, num_workers=num_workers), world_size)
+        ]
+        for world_size, batch_size in ((1, 8), (2, 4))
+    )
+
+    joined = [[each for pair in zip(*batches, strict=True) for each in pair] for batches in zip(*halves, strict=True)]
+    assert joined == whole[0]
+    assert len({noise for batch in whole[0] for _, noise in batch}) == 61
+
+
+@pytest.mark.parametrize("stream", [Stream(160), Late(160), Shuffled(160)])
+def test_generators_of_the_model_are_left_alone(stream):
+    """Without workers, the model draws between the batches; where a stream does not draw, its numbers are unchanged."""
+    [shard] = shards(DataLoader(stream, 8), 1)
+    batches = batches_of(shard)  # draws a seed for workers, as DataLoader does
+    torch.manual_seed(1)
+    random.seed(1)
+    expected = [(float(torch.rand(())), random.random()) for _ in range(20)]
+    torch.manual_seed(1)
+    random.seed(1)
+
+    drawn = [(float(torch.rand(())), random.random()) for _ in batches]
+
+    assert drawn == expected

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import count, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,7 +85,7 @@ class LaneStream(IterableDataset[Any]):
         self._ahead, self._num_empty = {}, 0
 
     def position_after(self, num_batches: int) -> dict[str, Any]:
-        """Return the place of each lane after `num_batches` of this process; shards of other processes are not known."""
+        """Return the place of each lane after `num_batches`; the shards of other processes are not known."""
         num_steps = num_batches + self._num_empty
         places = [self._place_after(num_steps, lane) for lane in range(self.lanes * self.turns)]
         return {
@@ -187,7 +187,6 @@ class _Readers:
         self.stream, self.start, self.in_worker = stream, start, in_worker
         self.lanes: dict[int, _Lane] = {}
         self.drawn_from: set[str] = set()
-        self.opened: list[list[int]] = []
 
     def part(self, lanes: list[int]) -> tuple[list[Any], list[list[int]]]:
         """Read this reader's samples of one step: one of each lane in turn."""
@@ -195,26 +194,33 @@ class _Readers:
             samples = self._drawn(lanes)
         if self.in_worker and samples:
             stream = self.stream
-            first = self.lanes[lanes[0]].place.num_samples * stream.lanes * stream.turns + lanes[0]
+            first = self.lanes[lanes[0]].num_samples * stream.lanes * stream.turns + lanes[0]
             seed_collate(stream.collate_fn, seed=stream.seed, epoch=self.start.epoch, position=first)
-        opened = [[each, *self.lanes[each].place[1:]] for each in lanes if self.lanes[each].has_moved_on()]
-        return samples, opened
+        return samples, self._opened(lanes)
 
     def has_ended(self, lane: int) -> bool:
         """Return whether a lane has no samples left."""
         return lane in self.lanes and self.lanes[lane].has_ended
+
+    def _opened(self, lanes: list[int]) -> list[list[int]]:
+        opened = []
+        for number in lanes:
+            lane = self.lanes[number]
+            if lane.has_moved_on:
+                lane.has_moved_on = False
+                opened.append([number, lane.lap, lane.number, lane.first])
+        return opened
 
     def _drawn(self, lanes: list[int]) -> list[Any]:
         stream = self.stream
         if stream.shards.draws_nothing:
             return self._read(lanes, seeded=())
         before = CPUState()
-        places = [self._lane(lane).place for lane in lanes]
         samples = self._read(lanes, seeded=self.drawn_from)
         while moved := before.moved(apart_from=self.drawn_from):
             self.drawn_from |= moved
-            for lane, place in zip(lanes, places, strict=True):
-                self.lanes[lane] = _Lane(stream, lane, place, epoch=self.start.epoch)
+            for lane in lanes:
+                self.lanes[lane] = _Lane(stream, lane, self.lanes[lane].before, epoch=self.start.epoch)
             samples = self._read(lanes, seeded=self.drawn_from)
         if not self.in_worker:  # the model uses these generators too
             before.restore(self.drawn_from)
@@ -227,90 +233,90 @@ class _Readers:
 
     def _read(self, lanes: list[int], *, seeded: Any) -> list[Any]:
         seeders = [GENERATORS[name] for name in seeded]
-        rows = [self._lane(lane).take(self.stream.samples_per_lane, seeders) for lane in lanes]
-        if len(rows) == 1:
-            return rows[0]
-        longest = max(map(len, rows))
-        return [row[number] for number in range(longest) for row in rows if number < len(row)]
+        num_samples = self.stream.samples_per_lane
+        rows = [self._lane(lane).take(num_samples, seeders) for lane in lanes]
+        if all(len(row) == num_samples for row in rows):
+            return [sample for samples in zip(*rows, strict=True) for sample in samples]
+        return [row[number] for number in range(num_samples) for row in rows if number < len(row)]
 
 
 class _Lane:
-    """The shards of a lane, one after another."""
+    """The shards of a lane, one after another.
+
+    Attributes:
+        num_samples, lap, number, first: as in :class:`Place`.
+        before: the place before the last call of `take`.
+        has_ended: whether no sample is left.
+        has_moved_on: whether a shard was opened that the process does not know of.
+    """
 
     def __init__(self, stream: LaneStream, lane: int, place: Place, *, epoch: int) -> None:
         self.stream, self.lane, self.epoch = stream, lane, epoch
-        self.place = place
-        self.has_ended = False
+        self.num_samples, self.lap, self.number, self.first = self.before = place
+        self.has_ended = self.has_moved_on = False
         self._seed = derive_seed(stream.seed, "sample", epoch, lane)
-        self._shards = stream.shards_of_lane(lane, epoch=epoch, lap=place.lap)
+        self._shards = stream.shards_of_lane(lane, epoch=epoch, lap=self.lap)
         self._samples: Iterator[Any] | None = None
-        self._has_moved_on = False
 
-    def has_moved_on(self) -> bool:
-        """Return whether another shard was opened since the last call."""
-        moved, self._has_moved_on = self._has_moved_on, False
-        return moved
-
-    def take(self, count: int, seeders: list[Callable[[int], object]]) -> list[Any]:
+    def take(self, num_samples: int, seeders: list[Callable[[int], object]]) -> list[Any]:
         """Read the next samples, fewer only at the lane's end."""
-        if self.has_ended:
-            return []
+        self.before = Place(self.num_samples, self.lap, self.number, self.first)
         if self._samples is None:
             self._open(seeders)
-        assert self._samples is not None
-        begin = self.place.num_samples
-        samples = self._some(count, begin, seeders)
-        while len(samples) < count and self._next_shard(begin + len(samples), seeders):
-            samples += self._some(count - len(samples), begin + len(samples), seeders)
-        self.place = self.place._replace(num_samples=begin + len(samples))
+        samples = self._some(num_samples, seeders)
+        while len(samples) < num_samples and not self.has_ended:
+            self._open_next(seeders)
+            samples += self._some(num_samples - len(samples), seeders)
         return samples
 
-    def _some(self, count: int, begin: int, seeders: list[Callable[[int], object]]) -> list[Any]:
+    def _some(self, num_samples: int, seeders: list[Callable[[int], object]]) -> list[Any]:
         """Read samples of the open shard, seeding the generators before each."""
         assert self._samples is not None
-        if not seeders:
-            return list(islice(self._samples, count))
-        samples: list[Any] = []
-        for number in range(begin, begin + count):
+        if seeders:
+            samples = list(islice(self._seeded(seeders), num_samples))
+        else:
+            samples = list(islice(self._samples, num_samples))
+        self.num_samples += len(samples)
+        return samples
+
+    def _seeded(self, seeders: list[Callable[[int], object]]) -> Iterator[Any]:
+        assert self._samples is not None
+        for number in count(self.num_samples):
             for seed in seeders:
                 seed(self._seed + SEED_STRIDE * number)
             sample = next(self._samples, _END)
             if sample is _END:
-                break
-            samples.append(sample)
-        return samples
+                return
+            yield sample
 
     def _open(self, seeders: list[Callable[[int], object]]) -> None:
         """Open the shard of the lane's place, and read again what was taken from it."""
-        if self.place.number >= len(self._shards):
-            self._samples = iter(())
+        num_taken, self.num_samples = self.num_samples - self.first, self.first
+        self._iterate_shard(seeders)
+        self._some(num_taken, seeders)
+
+    def _open_next(self, seeders: list[Callable[[int], object]]) -> None:
+        """Open the shard after the current one; in evaluation, the lane ends with its last."""
+        if self.number + 1 < len(self._shards):
+            self.number += 1
+        elif self.stream.training:
+            self._check_not_empty()
+            self.lap, self.number = self.lap + 1, 0
+            self._shards = self.stream.shards_of_lane(self.lane, epoch=self.epoch, lap=self.lap)
+        else:
+            self.has_ended = True
             return
-        self._iterate_shard(self.place.first, seeders)
-        self._some(self.place.num_samples - self.place.first, self.place.first, seeders)
+        self.first, self.has_moved_on = self.num_samples, True
+        self._iterate_shard(seeders)
 
-    def _next_shard(self, num_samples: int, seeders: list[Callable[[int], object]]) -> bool:
-        """Open the shard after the current one, which begins after `num_samples`; return False at the lane's end."""
-        lap, number = self.place.lap, self.place.number + 1
-        if number >= len(self._shards):
-            if not self.stream.training:
-                self.has_ended = True
-                return False
-            lap, number = lap + 1, 0
-            self._check_not_empty(num_samples)
-            self._shards = self.stream.shards_of_lane(self.lane, epoch=self.epoch, lap=lap)
-        self.place = Place(num_samples, lap, number, num_samples)
-        self._has_moved_on = True
-        self._iterate_shard(num_samples, seeders)
-        return True
-
-    def _iterate_shard(self, first: int, seeders: list[Callable[[int], object]]) -> None:
+    def _iterate_shard(self, seeders: list[Callable[[int], object]]) -> None:
         for seed in seeders:
-            seed(self._seed + SEED_STRIDE * first)
-        index, epoch = int(self._shards[self.place.number]), self.epoch + self.place.lap
+            seed(self._seed + SEED_STRIDE * self.first)
+        index, epoch = int(self._shards[self.number]), self.epoch + self.lap
         self._samples = iter(self.stream.shards.open(index, epoch=epoch, seed=self.stream.seed))
 
-    def _check_not_empty(self, num_samples: int) -> None:
-        if num_samples == 0:
+    def _check_not_empty(self) -> None:
+        if self.num_samples == 0:
             raise ValueError(
                 f"loader {self.stream.key!r}: the {len(self._shards)} shards of lane {self.lane} of "
                 f"{self.stream.lanes * self.stream.turns} are empty; set dataset.lanes to fewer lanes"

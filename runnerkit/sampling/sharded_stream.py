@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from itertools import count, islice
 from typing import Any
 
@@ -12,8 +13,11 @@ from torch.utils.data import IterableDataset, get_worker_info
 from runnerkit.sampling.sampler import Uneven, set_epoch, shortest_tail
 from runnerkit.sampling.seeded_dataset import seed_collate
 from runnerkit.sampling.stream_heads import NUM_SAMPLES, StreamHead
-from runnerkit.seeding.generators import SEED_STRIDE, derive_seed, keep_cpu_rng, seed_generators
+from runnerkit.seeding.generators import GENERATORS, SEED_STRIDE, CPUState, derive_seed, keep_cpu_rng, seed_generators
 from runnerkit.support.torch_internals import without_worker_info
+
+_NUM_WATCHED = 64  # samples before which all generators are seeded, to see which are used
+_END = object()
 
 
 class ShardedStream(IterableDataset[Any]):
@@ -22,7 +26,8 @@ class ShardedStream(IterableDataset[Any]):
     Sample i of the stream belongs to the process and the batch that sample i of a map-style data set would belong to.
     Samples of other processes and workers are read and discarded, so the stream should yield cheap items (a line, a
     record, a reference); expensive work such as decoding belongs in ``collate_fn``, which gets this worker's samples
-    only. Each sample is read with generators seeded by (seed, epoch, i), so a stream shuffles identically everywhere.
+    only. The generators that the stream draws from are seeded by (seed, epoch, i) before sample i is read, so a stream
+    shuffles identically everywhere.
 
     Args:
         dataset: must be the same stream in every process. ``get_worker_info()`` returns None while it is read,
@@ -61,6 +66,7 @@ class ShardedStream(IterableDataset[Any]):
         self._start.share_memory_()
         self.stride = (batch_size or 1) * world_size  # samples from one batch of this process to its next
         self._worker: tuple[int, int] | None = None
+        self._drawn_from: set[str] = set()  # generators that the stream draws from
         self.head = StreamHead(num_workers) if world_size > 1 else None
 
     def set_epoch(self, epoch: int) -> None:
@@ -107,7 +113,7 @@ class ShardedStream(IterableDataset[Any]):
         samples = self._left(self._samples())
         held: list[Any] = []
         for number in count():
-            part, size, spare = self._read(samples)
+            part, size, spare, samples = self._read(samples, number * self.stride)
             if number and size < self._shortest_tail:
                 held = held and held + part
                 size = 0
@@ -147,18 +153,35 @@ class ShardedStream(IterableDataset[Any]):
             return [] if self.uneven == "drop" else part or [spare]
         return part
 
-    def _read(self, samples: Iterator[Any]) -> tuple[list[Any], int, Any]:
-        """Read one chunk; return this process's samples, the number of all samples, and the first one."""
+    def _read(self, samples: Iterator[Any], begin: int) -> tuple[list[Any], int, Any, Iterator[Any]]:
+        """Read one chunk, after `begin` samples of this pass.
+
+        If it moves a generator that was not seeded, the stream is read again, with that generator seeded.
+
+        Returns:
+            This process's samples, the number of all samples, the first one, and the samples behind.
+        """
+        before = CPUState()
+        # A stream that splits itself by worker would yield only a part of the samples that are split here.
+        with without_worker_info() if self._worker is not None else nullcontext():
+            part, size, spare = self._chunk(samples)
+            while moved := before.moved(apart_from=self._drawn_from):
+                self._drawn_from |= moved
+                samples = self._left(self._samples())
+                next(islice(samples, begin, begin), None)  # skips them
+                part, size, spare = self._chunk(samples)
+        if self._worker is None:  # the model uses the generators too; in a worker, nothing else does
+            before.restore(self._drawn_from)
+        return part, size, spare, samples
+
+    def _chunk(self, samples: Iterator[Any]) -> tuple[list[Any], int, Any]:
         part, size, spare = [], 0, None
-        # In the process that trains, the model uses the generators too; in a worker, nothing else does. A stream that
-        # splits itself by worker would yield only a part of the samples that are split here.
-        with keep_cpu_rng() if self._worker is None else without_worker_info():
-            for offset, sample in enumerate(islice(samples, self.stride)):
-                size += 1
-                if offset == 0:
-                    spare = sample
-                if offset % self.world_size == self.rank:
-                    part.append(sample)
+        for offset, sample in enumerate(islice(samples, self.stride)):
+            size += 1
+            if offset == 0:
+                spare = sample
+            if offset % self.world_size == self.rank:
+                part.append(sample)
         return part, size, spare
 
     def _left(self, samples: Iterator[Any]) -> Iterator[Any]:
@@ -172,19 +195,35 @@ class ShardedStream(IterableDataset[Any]):
         epoch, num_consumed, _ = self._start.tolist()
         if self._worker is not None:  # it has its own stream
             set_epoch(epoch, self.dataset, self.collate_fn)
-        seed_generators(derive_seed(self.seed, "stream", epoch))
-        iterator = iter(self.dataset)
+        drawn_from = self._drawn_from
+        with keep_cpu_rng():
+            seed_generators(derive_seed(self.seed, "stream", epoch))
+            iterator = iter(self.dataset)
         base = derive_seed(self.seed, "sample", epoch)
         for position in count():
-            seed_generators(base + SEED_STRIDE * position)
-            try:
-                sample = next(iterator)
-            except StopIteration:
+            seed = base + SEED_STRIDE * position
+            if position < _NUM_WATCHED:  # find out here, as reading again may be expensive
+                sample = self._watched(iterator, seed)
+            else:
+                for name in drawn_from:
+                    GENERATORS[name](seed)
+                sample = next(iterator, _END)
+            if sample is _END:
                 return
             if self.head is not None and position < NUM_SAMPLES:
                 self.head.note(self._worker[0] if self._worker is not None else 0, position, sample)
             if position >= num_consumed:
                 yield sample
+
+    def _watched(self, iterator: Iterator[Any], seed: int) -> Any:
+        """Return the next sample, after seeding all generators, and note which of them it draws from."""
+        before = CPUState()
+        seed_generators(seed)
+        seeded = CPUState()
+        sample = next(iterator, _END)
+        self._drawn_from |= seeded.moved(apart_from=self._drawn_from)
+        before.restore(GENERATORS.keys() - self._drawn_from)
+        return sample
 
     def _enter_worker(self) -> tuple[int, int]:
         info = get_worker_info()

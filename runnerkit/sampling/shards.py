@@ -180,5 +180,5 @@ class WholePipeline(IterableDataset[Any]):
 
 
 def is_endless_webdataset(dataset: Any) -> bool:
-    """Return whether a pipeline of WebDataset repeats its shards (``resampled=True``, ``.repeat()``, ``.with_epoch(n)``)."""
+    """Return whether a WebDataset pipeline repeats its shards (``resampled=True``, ``repeat()``, ``with_epoch(n)``)."""
     return is_webdataset(dataset) and (hasattr(dataset.pipeline[0], "worker_seed") or dataset.repetitions != 1)

@@ -118,7 +118,7 @@ class CPUState:
     def moved(self, apart_from: Collection[str] = ()) -> set[str]:
         """Return the names of generators that have changed; those in `apart_from` are not checked."""
         moved = set()
-        if "torch" not in apart_from and not torch.equal(self._torch, torch.default_generator.get_state()):
+        if "torch" not in apart_from and _bytes(self._torch) != _bytes(torch.default_generator.get_state()):
             moved.add("torch")
         if "python" not in apart_from and not _is_same(self._python, _python_state()):
             moved.add("python")
@@ -225,6 +225,10 @@ def _numpy_words() -> memoryview:
         )
     _numpy_generator_and_words = generator, _words_at(generator.ctypes.state_address)
     return _numpy_generator_and_words[1]
+
+
+def _bytes(state: torch.Tensor) -> bytes:
+    return state.numpy().tobytes()  # to compare them: torch.equal takes 18 microseconds
 
 
 def _is_same(one: Any, other: Any) -> bool:
