@@ -246,7 +246,7 @@ class IEngine(ABC):
 
         If the loader has a method ``for_device(device)``, its result for the engine's device is returned.
         """
-        place = {"rank": self.rank, "world_size": self.world_size, "seed": seed}
+        place: dict[str, Any] = {"rank": self.rank, "world_size": self.world_size, "seed": seed}
         share = shard_loader(loader, key=key, training=training, uneven=self.uneven_batches, **place)
         for_device = getattr(share, "for_device", None)
         return for_device(self.device) if callable(for_device) else share

@@ -55,7 +55,8 @@ class IRunner(IListener):
         need_early_stop: ends the loader if set in a batch event; in another event, it ends the stage after the epoch.
         exception: the exception that ended the run, if any.
         valid_every_steps: also evaluate each time this many training steps have run; None evaluates once per epoch.
-        epoch_steps: training batches per process in an epoch, which goes on where the one before ended; None is a pass.
+        epoch_steps: training batches per process in an epoch, which continues where the previous one ended; None is a
+            pass over the data.
         log_every: number of training steps between logs of batch metrics, for loggers that take them.
         non_finite: "raise" ends a loader with an error if a value of `batch_metrics` was NaN or infinite, and names the
             first batch, rank and key; "keep" ignores it.

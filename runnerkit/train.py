@@ -112,8 +112,8 @@ class Runner(IRunner):
             seed: for all random numbers.
             hparams: hyperparameters to log.
             num_epochs: number of epochs.
-            epoch_steps: training batches per process in an epoch, which goes on where the one before ended; None is a
-                pass over the data. See EpochStepsLoaderWrapper.
+            epoch_steps: training batches per process in an epoch, which continues where the previous one ended; None is
+                a pass over the data. See EpochStepsLoaderWrapper.
             lr_scale: multiply the learning rate by the number of processes, or by its square root; None keeps it. For a
                 warm-up pass an LRScaleCallback instead.
             logdir: folder of logs and checkpoints; without it no files are written.

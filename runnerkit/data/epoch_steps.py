@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from runnerkit.data.loader_wrapper import LoaderWrapper
 from runnerkit.sampling.sampler import Uneven
-from runnerkit.sampling.sharding import batches_of, shard_loader, share_of, start_epoch
+from runnerkit.sampling.sharding import batches_of, share_of, start_epoch
 from runnerkit.types import Batch
 
 __all__ = ["EpochStepsLoaderWrapper"]
@@ -19,13 +19,13 @@ _END = object()
 class EpochStepsLoaderWrapper(LoaderWrapper):
     """A loader that is cut into epochs of equal length: a stream without end, or data that take too long for an epoch.
 
-    Each epoch goes on where the one before ended; data that end start again, in another order. The job reads each
+    Each epoch continues where the previous one ended; data that end start again, in another order. The job reads each
     sample of a stream of shards once (docs/streams.md). A run resumes at the same place.
 
     Args:
         loader: any loader; wrap it last, outside of other wrappers.
         epoch_steps: batches per process in an epoch.
-        restart: start each epoch at the beginning, in the order of that epoch, instead of going on.
+        restart: start each epoch at the beginning, in the order of that epoch, instead of continuing.
 
     >>> loader = EpochStepsLoaderWrapper("abcde", epoch_steps=3)
     >>> [list(loader) for epoch in (1, 2, 3)]
@@ -56,12 +56,11 @@ class EpochStepsLoaderWrapper(LoaderWrapper):
         return inner if self.restart or inner is None else self._continued
 
     def shard(
-        self, *, key: str, training: bool, rank: int, world_size: int, seed: int, uneven: Uneven = "drop"
-    ) -> Self:
-        place = {"rank": rank, "world_size": world_size, "seed": seed, "uneven": uneven}
-        if callable(getattr(self.origin, "shard", None)):
-            return self._around(shard_loader(self.origin, key=key, training=training, **place))
-        return self._around(shard_loader(self.origin, key=key, training=training, endless=training, **place))
+        self, *, key: str, training: bool, rank: int, world_size: int, seed: int, uneven: Uneven = "drop",
+        endless: bool = True,
+    ) -> Self:  # fmt: skip
+        place: dict[str, Any] = {"rank": rank, "world_size": world_size, "seed": seed, "uneven": uneven}
+        return super().shard(key=key, training=training, endless=endless and training, **place)
 
     def close(self) -> None:
         """Release the iterator that outlives an epoch, and with it the workers."""
@@ -88,7 +87,7 @@ class _Continued:
         num_before: batches of this epoch that ran before an interruption.
     """
 
-    goes_on = True
+    continues = True
 
     def __init__(self, loader: Any, epoch_steps: int) -> None:
         self.loader, self.epoch_steps = loader, epoch_steps

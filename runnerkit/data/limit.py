@@ -56,9 +56,11 @@ class BatchLimitLoaderWrapper(LoaderWrapper):
         return min(self._num_left(), super().__len__())
 
     def shard(
-        self, *, key: str, training: bool, rank: int, world_size: int, seed: int, uneven: Uneven = "drop"
-    ) -> Self:
-        limited = super().shard(key=key, training=training, rank=rank, world_size=world_size, seed=seed, uneven=uneven)
+        self, *, key: str, training: bool, rank: int, world_size: int, seed: int, uneven: Uneven = "drop",
+        endless: bool = False,
+    ) -> Self:  # fmt: skip
+        place: dict[str, Any] = {"rank": rank, "world_size": world_size, "seed": seed, "uneven": uneven}
+        limited = super().shard(key=key, training=training, endless=endless, **place)
         if self._part is not None:  # the same number on all ranks, even if one has an extra batch
             limited.num_batches = self._part_of(math.ceil(super().__len__() / world_size))
         return limited

@@ -67,12 +67,14 @@ class LoaderWrapper(ABC):
         return share_of(self.origin)
 
     def shard(
-        self, *, key: str, training: bool, rank: int, world_size: int, seed: int, uneven: Uneven = "drop"
-    ) -> Self:
+        self, *, key: str, training: bool, rank: int, world_size: int, seed: int, uneven: Uneven = "drop",
+        endless: bool = False,
+    ) -> Self:  # fmt: skip
         """Return a copy around one process's shard; see :func:`runnerkit.sampling.sharding.shard_loader`."""
         share = shard_loader(
-            self.origin, key=key, training=training, rank=rank, world_size=world_size, seed=seed, uneven=uneven
-        )
+            self.origin, key=key, training=training, rank=rank, world_size=world_size, seed=seed, uneven=uneven,
+            endless=endless,
+        )  # fmt: skip
         return self._around(share)
 
     def for_device(self, device: torch.device) -> Self:

@@ -184,7 +184,7 @@ def compare_streams(runner: IRunner, batches: Iterator[Any]) -> Iterator[Any]:
         ValueError: on every rank, with the loader's key. Every rank must call: this gathers.
     """
     key, share = runner.loader_key, share_of(runner.loader)
-    share = getattr(share, "share", share)  # of loaders that go on from epoch to epoch
+    share = getattr(share, "share", share)  # of a pass that continues from epoch to epoch
     if not isinstance(share, ShardedStream) or share.head is None or key in runner._stage.compared_streams:
         return batches
     first: list[Any] = []

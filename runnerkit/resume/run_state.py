@@ -145,11 +145,13 @@ def _position(runner: IRunner) -> StateDict:
 
 
 def _streams(runner: IRunner) -> StateDict:
-    """Return the positions of loaders that go on from epoch to epoch, except of the one that is under way."""
+    """Return the positions of loaders whose pass continues from epoch to epoch, except of the one that is under way."""
     within = runner.loader_key if runner.is_within_loader else None
     shares = {key: share_of(loader) for key, loader in runner.loaders.items() if key != within}
     return {
-        key: _joined(runner, share, share.position) for key, share in shares.items() if getattr(share, "goes_on", False)
+        key: _joined(runner, share, share.position)
+        for key, share in shares.items()
+        if getattr(share, "continues", False)
     }
 
 

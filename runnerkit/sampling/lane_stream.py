@@ -169,7 +169,7 @@ class LaneStream(IterableDataset[Any]):
 
 
 class _Start(NamedTuple):
-    """Where a pass begins: epoch, turn of the first step, and the place of each lane."""
+    """The start of a pass: epoch, turn of the first step, and the place of each lane."""
 
     epoch: int
     turn: int
@@ -199,7 +199,7 @@ class _Readers:
         return samples, self._opened(lanes)
 
     def has_ended(self, lane: int) -> bool:
-        """Return whether a lane has no samples left."""
+        """Return whether all samples of a lane were read."""
         return lane in self.lanes and self.lanes[lane].has_ended
 
     def _opened(self, lanes: list[int]) -> list[list[int]]:

@@ -53,10 +53,11 @@ def shard_loader(
         TypeError: with several processes, a loader that cannot be sharded exactly.
         ValueError: fewer samples to train on than processes.
     """
-    place = {"rank": rank, "world_size": world_size, "seed": seed}
+    place: dict[str, Any] = {"rank": rank, "world_size": world_size, "seed": seed}
     loader = loader_in(loader)
     if callable(getattr(loader, "shard", None)):
-        return loader.shard(key=key, training=training, uneven=uneven, **place)
+        of_wrapper = {"endless": True} if endless and hasattr(loader, "origin") else {}
+        return loader.shard(key=key, training=training, uneven=uneven, **place, **of_wrapper)
     if not isinstance(loader, DataLoader):
         if world_size > 1:
             raise TypeError(
@@ -110,7 +111,7 @@ def _share_stream(
         shards = shards_of(loader.dataset)
     except ValueError as error:
         raise ValueError(f"loader {key!r}: {error}") from error
-    place = {
+    place: dict[str, Any] = {
         "training": training, "key": key, "collate_fn": loader.collate_fn, "num_workers": loader.num_workers,
         "batch_size": loader.batch_size, "rank": rank, "world_size": world_size, "seed": seed,
     }  # fmt: skip
@@ -303,7 +304,7 @@ def share_of(loader: Any) -> Any:
 def start_epoch(loader: Any, epoch: int) -> None:
     """Call ``set_epoch`` once on each part of a loader; see :func:`runnerkit.sampling.sampler.set_epoch`."""
     share = share_of(loader)
-    if getattr(share, "goes_on", False):  # into the next epoch, with the same pass
+    if getattr(share, "continues", False):  # the pass, in the next epoch
         share.set_epoch(epoch)
     else:
         set_epoch(epoch, loader, share)

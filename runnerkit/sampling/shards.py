@@ -35,6 +35,7 @@ class Shards(Protocol):
 
     def open(self, index: int, *, epoch: int, seed: int) -> Iterable[Any]:
         """Return the samples of a shard, the same ones in the same order for the same arguments."""
+        ...
 
 
 def shards_of(dataset: Any) -> Shards | None:
@@ -71,9 +72,10 @@ def splits_itself(dataset: Any) -> bool:
 
 def _check_not_split(dataset: Any) -> None:
     split = getattr(dataset, "_distributed", None)  # of datasets.distributed.split_dataset_by_node
-    if getattr(split, "world_size", 1) > 1:
+    num_parts = getattr(split, "world_size", 1)
+    if num_parts > 1:
         raise ValueError(
-            f"the data set was split for {split.world_size} processes by split_dataset_by_node, and would be split "
+            f"the data set was split for {num_parts} processes by split_dataset_by_node, and would be split "
             "again; pass the whole data set, which the runner splits"
         )
 

@@ -1,4 +1,4 @@
-"""Epochs of a given number of batches go on where the one before ended, also in a resumed run."""
+"""Epochs of a given number of batches continue where the previous one ended, also in a resumed run."""
 
 import numpy as np
 import pytest
