@@ -9,6 +9,7 @@ from typing import Any, Self
 from runnerkit.data.loader_wrapper import LoaderWrapper
 from runnerkit.sampling.sampler import Uneven
 from runnerkit.sampling.sharding import batches_of, share_of, start_epoch
+from runnerkit.seeding.generators import keep_cpu_rng
 from runnerkit.types import Batch
 
 __all__ = ["EpochStepsLoaderWrapper"]
@@ -160,8 +161,9 @@ class _Continued:
         if self._batches is None:
             if self._pass == 0:
                 self._start_pass()
-            else:
-                self._batches = batches_of(self.loader)
+            else:  # a resumed pass: without the interruption, no seed for workers would have been drawn here
+                with keep_cpu_rng():
+                    self._batches = batches_of(self.loader)
         return self._rest_of_epoch()
 
     def close(self) -> None:

@@ -74,8 +74,10 @@ class Stops(dl.Callback):
             raise KeyboardInterrupt
 
 
-def train(folder, logdir, source, *callbacks, num_workers=0, batch_size=8, num_epochs=EPOCHS, **options):
-    model = mlp()
+def train(
+    folder, logdir, source, *, callbacks=(), num_workers=0, batch_size=8, num_epochs=EPOCHS, dropout=0.0, **options
+):
+    model = mlp(dropout=dropout)
     arguments = {"shuffle": True, "drop_last": True} if source == "map-style" else {}
     loader = DataLoader(SOURCES[source](folder), batch_size, num_workers=num_workers, collate_fn=collate, **arguments)
     dl.SupervisedRunner().train(
@@ -101,13 +103,14 @@ def is_same(one, other, atol=0.0):
 @pytest.mark.parametrize("source", SOURCES)
 def test_an_interrupted_run_ends_with_the_same_weights(folder, tmp_path, source):
     """It resumes within an epoch, and between two, with other workers."""
-    expected = train(folder, tmp_path / "whole", source, num_workers=1)
+    kind = {"source": source, "dropout": 0.3}
+    expected = train(folder, tmp_path / "whole", num_workers=1, **kind)
 
     with pytest.raises(KeyboardInterrupt):
-        train(folder, tmp_path / "log", source, Stops(2 * STEPS + 3), num_workers=1)
-    resumed = train(folder, tmp_path / "log", source, num_workers=2, resume="auto")
-    train(folder, tmp_path / "half", source, num_epochs=2)
-    continued = train(folder, tmp_path / "half", source, num_workers=1, resume="auto")
+        train(folder, tmp_path / "log", callbacks=[Stops(2 * STEPS + 3)], num_workers=1, **kind)
+    resumed = train(folder, tmp_path / "log", num_workers=2, resume="auto", **kind)
+    train(folder, tmp_path / "half", num_epochs=2, **kind)
+    continued = train(folder, tmp_path / "half", num_workers=1, resume="auto", **kind)
 
     assert is_same(expected, resumed)
     assert is_same(expected, continued)
@@ -188,7 +191,7 @@ def test_an_empty_loader_is_named():
 def test_a_run_without_epoch_steps_cannot_resume_with_them(folder, tmp_path):
     """Its position within an epoch means something else."""
     with pytest.raises(KeyboardInterrupt):
-        train(folder, tmp_path / "log", "map-style", Stops(3), epoch_steps=None)
+        train(folder, tmp_path / "log", "map-style", callbacks=[Stops(3)], epoch_steps=None)
 
     with pytest.raises(
         ValueError, match="in an epoch without epoch_steps and cannot resume within it with epoch_steps=5"
@@ -199,7 +202,7 @@ def test_a_run_without_epoch_steps_cannot_resume_with_them(folder, tmp_path):
 def test_a_stream_with_other_lanes_is_named(folder, tmp_path):
     """Their places would be mixed up."""
     with pytest.raises(KeyboardInterrupt):
-        train(folder, tmp_path / "log", "shards", Stops(3))
+        train(folder, tmp_path / "log", "shards", callbacks=[Stops(3)])
     SOURCES["others"] = lambda folder: OtherLanes(folder, labelled)
 
     with pytest.raises(ValueError, match=r"loader 'train': its position was saved with lanes=\(4, 2\), and now it has"):
