@@ -1,4 +1,4 @@
-"""Time of training steps on data in files: ShardedFiles beside a hand-written IterableDataset.
+"""Time of training steps on data in files: runnerkit's streams beside a hand-written IterableDataset.
 
 python -m benchmarks.files
 
@@ -6,15 +6,16 @@ All contenders run in each round, so that a slowdown of the machine affects all 
 of the rounds, and the median of the ratios to the first contender within a round. A pass is 64 files of 1,024 samples
 of 64 float32, with a step of the MLP of the step benchmarks on each batch of 32. The hand-written data set divides the
 files among the workers and shuffles blocks of 256 samples, as ShardedFiles does, but lacks an order that is shared by
-other numbers of workers, and a position to resume from. Results are in RESULTS.md.
+other numbers of workers, and a position to resume from. Without workers the function calls of a step are counted too,
+those of the model included. `--write` writes the tables to RESULTS.md.
 """
 
 import argparse
-import os
-import platform
 import random
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from benchmarks.results import conditions, write_section
 from benchmarks.steps.work import make_model, make_optimizer
 from benchmarks.tensor_loader import Contender, table
-from runnerkit.data import ShardedFiles
+from runnerkit.data import EpochStepsLoaderWrapper, ShardedFiles
 from runnerkit.sampling.sharding import batches_of, shard_loader, start_epoch
 
 NUM_FILES, FILE_SIZE, BATCH_SIZE, BLOCK = 64, 1024, 32, 256
@@ -63,20 +65,66 @@ class ByHand(IterableDataset[Any]):
                 yield from block
 
 
+class Shards(IterableDataset[Any]):
+    """A stream that can be divided."""
+
+    draws_nothing = True
+
+    def __init__(self, files: list[str], read_file: Callable[[str], Iterator[Any]]) -> None:
+        self.files, self.read_file, self.num_shards = files, read_file, len(files)
+
+    def shard(self, num_shards: int, index: int) -> Iterator[Any]:
+        return self.read_file(self.files[index])
+
+    def __iter__(self) -> Iterator[Any]:
+        for index in range(self.num_shards):
+            yield from self.shard(self.num_shards, index)
+
+
 def contenders(files: list[str], *, whole_batches: bool, num_workers: int) -> dict[str, Contender]:
     """Return the contenders by name; the first is the baseline."""
     read_file, size, block = (read_batches, FILE_SIZE // BATCH_SIZE, 8) if whole_batches else (read, FILE_SIZE, BLOCK)
     options: dict[str, Any] = {"batch_size": None if whole_batches else BATCH_SIZE, "num_workers": num_workers}
     raw = DataLoader(ByHand(files, read_file, block), **options)
     dataset = ShardedFiles(files, read_file, sizes=[size] * len(files), shuffle=block)
-    place = {"key": "train", "training": True, "rank": 0, "world_size": 1, "seed": 42}
-    ours = shard_loader(DataLoader(dataset, **options), **place)
+    place: dict[str, Any] = {"key": "train", "training": True, "rank": 0, "world_size": 1, "seed": 42}
+    stream = Shards(files, read_file)
+    num_steps = len(files) * FILE_SIZE // BATCH_SIZE
+    undivided: Any = ByHand(files, read_file, block)
+    ours = {
+        "ShardedFiles": shard_loader(DataLoader(dataset, **options), **place),
+        "a stream with shards": EpochStepsLoaderWrapper(DataLoader(stream, **options), num_steps).shard(**place),
+        "any other stream": shard_loader(DataLoader(undivided, **options), **place),
+    }
+    if num_workers:
+        del ours["any other stream"]  # each worker reads it whole
 
-    def of_ours() -> Iterator[Any]:
-        start_epoch(ours, 1)
-        return batches_of(ours)
+    def of_ours(loader: Any) -> Iterator[Any]:
+        start_epoch(loader, 1)
+        return batches_of(loader)
 
-    return {"hand-written": lambda: steps(iter(raw)), "ShardedFiles": lambda: steps(of_ours())}
+    return {
+        "hand-written": lambda: steps(iter(raw)),
+        **{name: partial(lambda loader: steps(of_ours(loader)), loader) for name, loader in ours.items()},
+    }
+
+
+def calls_per_step(contender: Contender) -> float:
+    """Count the function calls, those of C included, from the 20th to the 120th step."""
+    run = iter(contender())
+    for _ in range(20):
+        next(run)
+    calls = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    for _ in range(100):
+        next(run)
+    sys.setprofile(None)
+    return calls / 100
 
 
 def steps(batches: Iterator[tuple[Tensor, Tensor]]) -> Iterator[None]:
@@ -94,10 +142,10 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--write", action="store_true", help="write the tables to RESULTS.md")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, 1 thread"
-    print(f"{machine}; torch {torch.__version__}, python {platform.python_version()}; {options.rounds} rounds")
+    parts = []
     with tempfile.TemporaryDirectory() as folder:
         files = [str(Path(folder, f"{number:03d}.npy")) for number in range(NUM_FILES)]
         for path in files:
@@ -106,8 +154,16 @@ def main() -> None:
             for num_workers in (0, 2):
                 what = "batches" if whole_batches else f"samples, {BATCH_SIZE} a batch"
                 fields = contenders(files, whole_batches=whole_batches, num_workers=num_workers)
-                print(f"\nA stream of {what}, {num_workers} workers\n")
-                print(table(fields, num_rounds=options.rounds, device=torch.device("cpu")))
+                parts.append(f"A stream of {what}, {num_workers} workers:")
+                parts.append(table(fields, num_rounds=options.rounds, device=torch.device("cpu")))
+                if num_workers == 0:
+                    calls = {name: calls_per_step(each) for name, each in fields.items()}
+                    counts = ", ".join(f"{name} {number:.0f}" for name, number in calls.items())
+                    parts.append(f"Function calls per step: {counts}.")
+    text = "\n\n".join([conditions(options.rounds), *parts])
+    print(text)
+    if options.write:
+        write_section("streams", text, command="python -m benchmarks.files --write")
 
 
 if __name__ == "__main__":
