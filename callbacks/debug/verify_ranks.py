@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from runnerkit.callback import Callback, CallbackOrder
-from runnerkit.callbacks.debug.parts import rank_metrics, rank_samples, rank_weights
+from runnerkit.callbacks.debug.parts import rank_metrics, rank_samples, rank_weights, stream_samples
 from runnerkit.callbacks.debug.parts.rank_samples import SeenSamples
 from runnerkit.callbacks.debug.parts.recorded_loader import (
     Passes,
@@ -20,6 +20,7 @@ from runnerkit.callbacks.debug.parts.recorded_loader import (
 from runnerkit.engine import IEngine
 from runnerkit.passes.recomputation import evaluate_alone
 from runnerkit.precision import FP32
+from runnerkit.sampling.stream_heads import fingerprint_of
 from runnerkit.types import Metrics
 
 if TYPE_CHECKING:
@@ -68,6 +69,10 @@ class VerifyRanksCallback(Callback):
         if not runner.is_train_loader:
             self._check_weights(runner, f"before loader {runner.loader_key!r}")
 
+    def on_batch_start(self, runner: IRunner) -> None:
+        if self._is_within_epoch and (current := self._passes[runner.loader_key]).is_stream:
+            current.fingerprints.append(fingerprint_of(runner.batch))
+
     def on_batch_end(self, runner: IRunner) -> None:
         if self._is_within_epoch:
             self._passes[runner.loader_key].num_batches += 1
@@ -83,12 +88,29 @@ class VerifyRanksCallback(Callback):
         if current.recorded is not None and tells:
             order = current.recorded.order
             words = rank_samples.samples_in_words(shares, loader=runner.loader, key=runner.loader_key, order=order)
+        elif current.is_stream and current.is_from_start:
+            words = self._check_stream(runner, current)
         else:
             why = rank_samples.why_unknown(runner.loader)
             words = f"{why}, so those seen of loader {runner.loader_key!r} are unknown"
         self._tell(runner, words)
         if not runner.is_train_loader:
             self._check_evaluation(runner, shares, why_not=self._why_not_again(runner, current, tells=tells))
+
+    def _check_stream(self, runner: IRunner, current: _Pass) -> str:
+        engine, key = runner.engine, runner.loader_key
+        seen = engine.gather_object(current.fingerprints)
+        found = stream_samples.first_difference(runner.loader, seen) if engine.is_main_process else None
+        difference = engine.gather_object(found)[0]
+        if difference is not None:
+            rank, batch = difference
+            raise ValueError(
+                f"loader {key!r}: rank {rank} saw other samples in its batch {batch} than its share of the stream that "
+                "rank 0 reads, so some samples are repeated and others left out. The stream is split or shuffled by "
+                "process, or differs each time it is read"
+            )
+        num_batches, who = sum(map(len, seen)), f"{len(seen)} ranks" if len(seen) > 1 else "1 process"
+        return f"{who} saw {num_batches} batches of loader {key!r}, which are shares of one common stream"
 
     def _why_not_again(self, runner: IRunner, current: _Pass, *, tells: bool) -> str | None:
         """Return why one process cannot evaluate the batches of all ranks again; None if it can."""
@@ -204,7 +226,9 @@ class _Pass:
         self.loader = runner.loader
         self.recorded = record_loader(runner.loader)
         self.is_from_start = runner.loader_batch_step == 0  # else metrics include batches before a resume
+        self.is_stream = is_stream(runner.loader) and stream_samples.is_from_start(runner.loader)
         self.num_batches = 0
+        self.fingerprints: list[int] = []  # of each batch of a stream
 
     def share(self, runner: IRunner) -> SeenSamples:
         is_complete = runner.loader_batch_step == runner.loader_batch_len

@@ -41,7 +41,13 @@ class EpochStepsLoaderWrapper(LoaderWrapper):
             raise ValueError(f"epoch_steps must be >= 1, got {epoch_steps}")
         self.epoch_steps = epoch_steps
         self.restart = restart
-        self._continued = _Continued(loader, epoch_steps)
+        self._continuing = _Continued(loader, epoch_steps)
+
+    @property
+    def _continued(self) -> _Continued:
+        if self._continuing.loader is not self.origin:  # this is a copy around another loader
+            self._continuing = _Continued(self.origin, self.epoch_steps)
+        return self._continuing
 
     def __iter__(self) -> Iterator[Batch]:
         if self.restart:
@@ -66,11 +72,6 @@ class EpochStepsLoaderWrapper(LoaderWrapper):
     def close(self) -> None:
         """Release the iterator that outlives an epoch, and with it the workers."""
         self._continued.close()
-
-    def _around(self, loader: Any) -> Self:
-        wrapper = super()._around(loader)
-        wrapper._continued = _Continued(loader, self.epoch_steps)
-        return wrapper
 
     def _num_left(self) -> int:
         """Count the batches left in this epoch, without those that ran before an interruption."""
@@ -101,6 +102,11 @@ class _Continued:
     @property
     def share(self) -> Any:
         return share_of(self.loader)
+
+    @property
+    def is_at_start(self) -> bool:
+        """True if no batch of the pass was yielded yet."""
+        return self._num_in_pass + self._num_yielded == 0 and int(self.share.num_consumed) == 0
 
     @property
     def stride(self) -> int:

@@ -108,7 +108,7 @@ def test_every_kind_of_loader_is_verified_as_far_as_it_can_be(said):
     def same(num_samples):
         return SOUND[-1].replace("'valid'", "{!r}").replace("21 samples", f"{num_samples} samples")
 
-    stream = "the samples of a Stream, an IterableDataset, are not numbered, so those seen of loader {!r} are unknown"
+    stream = "2 ranks saw {} batches of loader {{!r}}, which are shares of one common stream"
     own = "a OwnLoader does not report the samples in its batches"
     expected = {
         "tensors": ["2 ranks saw all 21 samples of loader {!r}, each once", same(21)],
@@ -118,9 +118,9 @@ def test_every_kind_of_loader_is_verified_as_far_as_it_can_be(said):
         "own_batches": ["2 ranks saw all 21 samples of loader {!r}, each once", same(21)],
         "lists": ["2 ranks saw all 21 samples of loader {!r}, each once", same(21)],
         "rows": ["2 ranks saw all 6 batches of the data set's own of loader {!r}, each once", same(21)],
-        "stream": [stream, same(21)],
-        "stream_workers": [stream, same(21)],
-        "limited_stream": [stream, same(16)],
+        "stream": [stream.format(6), same(21)],
+        "stream_workers": [stream.format(6), same(21)],
+        "limited_stream": [stream.format(4), same(16)],
         "own": [
             f"{own}, so those seen of loader {{!r}} are unknown",
             f"metrics of loader {{!r}} were not recomputed by one process: {own}",

@@ -144,10 +144,8 @@ def _replayed(loader: Any, given: list[Any] | None, *, rank: int) -> Any:
     feed = feed_of(loader)
     replaced: dict[str, Any] = {}
     if is_stream(feed):
-        dataset = copy.copy(feed.dataset)
-        dataset.rank = rank
-        replaced["dataset"] = dataset
-    elif given is not None:
+        return _of_rank(loader, feed, rank)
+    if given is not None:
         replaced[str(_sampler_name(feed))] = given
     if not replaced:
         return loader
@@ -156,6 +154,19 @@ def _replayed(loader: Any, given: list[Any] | None, *, rank: int) -> Any:
     if isinstance(feed, DataLoader):
         feed._iterator = None
     return feed
+
+
+def _of_rank(loader: Any, feed: Any, rank: int) -> Any:
+    """Return a copy of a shard of a stream that reads another rank's shard."""
+    stream = copy.copy(feed.dataset)
+    stream.rank = rank
+    replaced = {"dataset": stream, "_iterator": None}
+    if hasattr(stream, "collate"):
+        replaced["collate_fn"] = stream.collate
+    feed, shard = copy.copy(feed), copy.copy(loader)
+    vars(feed).update(replaced)
+    vars(shard).update(_feed=feed, _share=stream)
+    return shard
 
 
 def in_pieces(passes: Passes) -> Passes | None:
