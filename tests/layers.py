@@ -10,15 +10,16 @@ LAYERS = [
     {"precision", "metrics", "warmup"},
     {"storage"},
     {"checkpoints", "sampling"},
+    {"data"},
     {"engine", "callback", "logger", "models"},
     {"history"},
     {"runner", "loop", "resume", "passes"},
-    {"engines", "callbacks", "loggers", "contrib", "data"},  # but these do not import from one another
+    {"engines", "callbacks", "loggers", "contrib"},  # but these do not import from one another
     {"train", "supervised"},
     {"commands"},
     {"__main__"},
 ]
-SIDES = {"engines", "callbacks", "loggers", "contrib", "data"}
+SIDES = {"engines", "callbacks", "loggers", "contrib"}
 AT_ROOT = {"engines", "callbacks", "loggers"}  # sub-packages whose folder is not in runnerkit/
 FACADES = {"", "dl", "utils"}  # `""` is runnerkit/__init__.py; no other module imports them
 OPTIONAL = {
@@ -45,6 +46,8 @@ OPTIONAL = {
     "mlflow",
     "wandb",
     "comet_ml",
+    "datasets",
+    "webdataset",
 }
 # With their reasons: the default of IRunner.get_engine must name some engine, and the command line may name another.
 ALLOWED = {("runnerkit.runner", "runnerkit.engines.choose"), ("runnerkit.runner", "runnerkit.engines.by_name")}

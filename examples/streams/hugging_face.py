@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> dl.SupervisedRunner:
         write_files(options.data)
     files = {split: sorted(map(str, options.data.glob(f"{split}-*.parquet"))) for split in ("train", "valid")}
     cache = str(options.data / "cache")
-    streams = datasets.load_dataset("parquet", data_files=files, streaming=True, cache_dir=cache)
+    streams: Any = datasets.load_dataset("parquet", data_files=files, streaming=True, cache_dir=cache)
     train, valid = streams["train"].shuffle(seed=0, buffer_size=50).map(augmented), streams["valid"]
     train.lanes, valid.lanes = (4, 2), (2, 2)
     utils.set_global_seed(42)

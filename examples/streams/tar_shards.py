@@ -72,7 +72,8 @@ def webdataset(paths: list[Path]) -> Any:
     """Return a pipeline that shuffles within each archive."""
     import webdataset as wds
 
-    return wds.WebDataset([str(path) for path in paths], shardshuffle=100).shuffle(50).map(decode)
+    pipeline = wds.WebDataset([str(path) for path in paths], shardshuffle=100)  # pyright: ignore[reportAttributeAccessIssue]
+    return pipeline.shuffle(50).map(decode)
 
 
 def main(arguments: Sequence[str] | None = None) -> dl.SupervisedRunner:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Self
 from torch import nn
 
 from runnerkit.callback import EVENTS, CallbackNode, ICallback, innermost
-from runnerkit.data.epoch_steps import EpochStepsLoaderWrapper
 from runnerkit.loop import checks, step_watch
 from runnerkit.loop.attributes import ProcessState
 from runnerkit.loop.loader_run import is_training
@@ -125,6 +124,8 @@ def _make_loaders(runner: IRunner, stage: str) -> None:
     loaders = checks.check_loaders(runner._stage.hooks_of(runner).get_loaders(stage))
     checks.check_samplers(runner, loaders)
     if runner.epoch_steps is not None:
+        from runnerkit.data.epoch_steps import EpochStepsLoaderWrapper  # late, as few runs need it
+
         for key in (each for each in loaders if is_training(runner, each)):
             loaders[key] = EpochStepsLoaderWrapper(loaders[key], runner.epoch_steps)
     runner.loaders = {

@@ -11,20 +11,11 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, SequentialSampler
 
-from runnerkit.sampling.lane_stream import LaneStream
-from runnerkit.sampling.lanes import LaneBatches, LaneBatchSampler, check_lanes, check_step, default_lanes
-from runnerkit.sampling.loader_worker import WorkerStart, naming_the_dead
+from runnerkit.sampling.feed import feed_of, with_feed
+from runnerkit.sampling.lanes import LaneBatches, LaneBatchSampler
+from runnerkit.sampling.loader_worker import naming_the_dead
 from runnerkit.sampling.sampler import Places, ShardedBatches, ShardedBatchSampler, Uneven, set_epoch
 from runnerkit.sampling.seeded_dataset import SeededDataset, is_seeded
-from runnerkit.sampling.sharded_stream import ShardedStream
-from runnerkit.sampling.shards import (
-    Shards,
-    WholePipeline,
-    is_endless_webdataset,
-    is_webdataset,
-    shards_of,
-    splits_itself,
-)
 from runnerkit.seeding.generators import derive_seed
 
 logger = logging.getLogger(__name__)
@@ -54,7 +45,10 @@ def shard_loader(
         ValueError: fewer samples to train on than processes.
     """
     place: dict[str, Any] = {"rank": rank, "world_size": world_size, "seed": seed}
-    loader = loader_in(loader)
+    if hasattr(loader, "pipeline"):  # of WebDataset, whose loaders are pipelines too
+        from runnerkit.sampling.stream_sharding import loader_in
+
+        loader = loader_in(loader)
     if callable(getattr(loader, "shard", None)):
         of_wrapper = {"endless": True} if endless and hasattr(loader, "origin") else {}
         return loader.shard(key=key, training=training, uneven=uneven, **place, **of_wrapper)
@@ -77,7 +71,9 @@ def shard_loader(
             )
         return loader
     if isinstance(loader.dataset, IterableDataset):
-        return _share_stream(loader, key=key, training=training, uneven=uneven, endless=endless, **place)
+        from runnerkit.sampling.stream_sharding import share_stream  # late, as few runs need it
+
+        return share_stream(loader, key=key, training=training, uneven=uneven, endless=endless, **place)
     own = distributed_sampler_of(loader)
     if own is not None:
         if not training and len(loader.dataset) % world_size:  # type: ignore[arg-type]  # map-style: it has a length
@@ -98,91 +94,6 @@ def shard_loader(
         return loader
     share_samples = _share_files if hasattr(loader.dataset, "lane_order") else _share_indices
     return share_samples(loader, key=key, training=training, uneven=uneven, **place)
-
-
-def _share_stream(
-    loader: DataLoader[Any], *, key: str, training: bool, uneven: Uneven, endless: bool, rank: int, world_size: int,
-    seed: int,
-) -> DataLoader[Any]:  # fmt: skip
-    """Distribute the lanes of a stream of shards, or the samples of any other stream."""
-    if splits_itself(loader.dataset):
-        return loader
-    try:
-        shards = shards_of(loader.dataset)
-    except ValueError as error:
-        raise ValueError(f"loader {key!r}: {error}") from error
-    place: dict[str, Any] = {
-        "training": training, "key": key, "collate_fn": loader.collate_fn, "num_workers": loader.num_workers,
-        "batch_size": loader.batch_size, "rank": rank, "world_size": world_size, "seed": seed,
-    }  # fmt: skip
-    lanes, why_none = _lanes_of(shards, loader, key=key, training=training, endless=endless, world_size=world_size)
-    if shards is not None and lanes is not None:
-        of_lanes = LaneStream(shards, lanes=lanes[0], turns=lanes[1], **place)
-        replaced = {"dataset": of_lanes, "collate_fn": of_lanes.collate}
-        return _with_feed(copy.copy(loader), of_lanes, batch_sampler=None, batch_size=None, **replaced)
-    num_readers = world_size * max(1, loader.num_workers)
-    if num_readers > 1 and rank == 0:
-        logger.warning(
-            "loader %r: each of %d readers (%d processes x %d workers) reads the whole stream; %s",
-            key, num_readers, world_size, loader.num_workers, why_none,
-        )  # fmt: skip
-    if is_endless_webdataset(loader.dataset):
-        if world_size > 1:
-            raise TypeError(
-                f"loader {key!r}: its WebDataset pipeline repeats its shards in an order of its own in each process "
-                "(resampled=True, .repeat(), .with_epoch()); pass epoch_steps= to train() instead"
-            )
-        stream_of = loader.dataset
-    elif shards is not None and is_webdataset(loader.dataset):
-        stream_of = WholePipeline(loader.dataset, seed=seed)
-    else:
-        stream_of = loader.dataset
-    stream = ShardedStream(stream_of, drop_last=loader.drop_last, uneven=uneven, **place)
-    return _with_feed(copy.copy(loader), stream, dataset=stream, batch_sampler=None, batch_size=None)
-
-
-def _lanes_of(
-    shards: Shards | None, loader: DataLoader[Any], *, key: str, training: bool, endless: bool, world_size: int
-) -> tuple[tuple[int, int] | None, str]:
-    """Return the lanes of a stream; None if it cannot be divided, and what would have to be done."""
-    if shards is None or shards.num_shards < 2:
-        return None, "if its data are in files, use ShardedFiles, which reads each sample once (docs/streams.md)"
-    if training and not endless:
-        return None, "pass epoch_steps= to train(), and the job reads each sample once (docs/streams.md)"
-    if not training and shards.lanes is None:
-        return None, "set lanes = (processes, workers) on the data set to read each sample once (docs/streams.md)"
-    if not training and loader.drop_last:
-        return None, "leave out drop_last to read each sample once (docs/streams.md)"
-    stride = None if loader.batch_size is None else loader.batch_size * world_size
-    check_lanes(shards.lanes)
-    lanes, turns = shards.lanes or default_lanes(shards.num_shards, stride)
-    if lanes * turns > shards.num_shards:
-        raise ValueError(
-            f"loader {key!r}: lanes=({lanes}, {turns}) need {lanes * turns} shards, and its stream has "
-            f"{shards.num_shards}; choose fewer lanes"
-        )
-    if stride is not None:
-        check_step(stride, lanes, turns)
-    num_workers = max(1, loader.num_workers)
-    num_in_turn = lanes * turns if stride is None else lanes
-    divides = (
-        not num_in_turn % (world_size * num_workers)
-        if stride is None
-        else not (lanes % world_size or turns % num_workers)
-    )
-    if not divides:
-        return None, (
-            f"they cannot divide its {lanes} x {turns} lanes: set lanes = (a multiple of the processes, a multiple of "
-            "the workers) on the data set"
-        )
-    return (lanes, turns), ""
-
-
-def loader_in(loader: Any) -> Any:
-    """Return the DataLoader in a WebLoader without stages of its own; any other loader unchanged."""
-    if is_webdataset(loader) and len(loader.pipeline) == 1 and isinstance(loader.pipeline[0], DataLoader):
-        return loader.pipeline[0]
-    return loader
 
 
 def loader_seed(seed: int, key: str) -> int:
@@ -259,26 +170,9 @@ def _with_order(
     shard = copy.copy(loader)
     vars(shard)[name] = share
     if not is_seeded(loader.dataset, loader.collate_fn):
-        return _with_feed(shard, share)  # without places, which cost a tuple per sample
+        return with_feed(shard, share)  # without places, which cost a tuple per sample
     dataset = SeededDataset(loader.dataset, training=training, seed=seed, collate_fn=loader.collate_fn)
-    return _with_feed(shard, share, dataset=dataset, **{name: Places(share)})
-
-
-def _with_feed(shard: DataLoader[Any], share: Any, **replaced: Any) -> DataLoader[Any]:
-    """Give `shard`, which shows the user's data set, the loader that its batches really come from."""
-    # DataLoader cannot be changed after __init__, and calling __init__ again would lose what a subclass or the
-    # user set. A copy of its attributes keeps workers, collate_fn, generator and everything else.
-    feed = copy.copy(shard)
-    vars(feed).update(replaced)
-    feed._iterator = shard._iterator = None  # persistent workers belong to one loader
-    feed.worker_init_fn = WorkerStart(shard.worker_init_fn)
-    vars(shard).update(_feed=feed, _share=share)
-    return shard
-
-
-def feed_of(loader: Any) -> Any:
-    """Return the loader that yields the batches of one from :func:`shard_loader`; any other loader unchanged."""
-    return getattr(loader, "_feed", loader)
+    return with_feed(shard, share, dataset=dataset, **{name: Places(share)})
 
 
 def batches_of(loader: Any) -> Iterator[Any]:
@@ -289,7 +183,7 @@ def batches_of(loader: Any) -> Iterator[Any]:
         # the same with both, and in a resumed run, which restarts the workers.
         torch.empty((), dtype=torch.int64).random_()
     batches = iter(feed)
-    if isinstance(share := getattr(loader, "_share", None), LaneStream) and feed is not loader:
+    if feed is not loader and hasattr(share := loader._share, "unpacked"):
         batches = share.unpacked(batches)
     has_workers = isinstance(feed, DataLoader) and feed.num_workers > 0  # its own: wrappers iterate through here too
     return naming_the_dead(batches) if has_workers else batches

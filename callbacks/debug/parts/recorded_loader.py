@@ -9,8 +9,9 @@ from typing import Any, TypeAlias
 
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
+from runnerkit.sampling.feed import feed_of
 from runnerkit.sampling.sampler import Place, PlacedBatch
-from runnerkit.sampling.sharding import batches_of, feed_of
+from runnerkit.sampling.sharding import batches_of
 from runnerkit.types import Batch
 
 # By rank: the number of batches that ran, and the indices in each; None if the loader does not report them.

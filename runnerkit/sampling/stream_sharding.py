@@ -1,0 +1,118 @@
+"""The share of a process of a stream: its lanes if the stream has shards, otherwise its samples."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from runnerkit.sampling.feed import with_feed
+from runnerkit.sampling.lane_stream import LaneStream
+from runnerkit.sampling.lanes import check_lanes, check_step, default_lanes
+from runnerkit.sampling.sampler import Uneven
+from runnerkit.sampling.sharded_stream import ShardedStream
+from runnerkit.sampling.shards import (
+    Shards,
+    WholePipeline,
+    is_endless_webdataset,
+    is_webdataset,
+    shards_of,
+    splits_itself,
+)
+
+logger = logging.getLogger(__name__)
+
+
+def share_stream(
+    loader: DataLoader[Any], *, key: str, training: bool, uneven: Uneven, endless: bool, rank: int, world_size: int,
+    seed: int,
+) -> DataLoader[Any]:  # fmt: skip
+    """Distribute the lanes of a stream of shards, or the samples of any other stream.
+
+    Args:
+        loader: has an IterableDataset; the other arguments are those of
+            :func:`runnerkit.sampling.sharding.shard_loader`, with the loader's own seed.
+    Raises:
+        ValueError: the stream has been split by rank, or its lanes do not fit.
+        TypeError: with several processes, a pipeline that never ends.
+    """
+    if splits_itself(loader.dataset):
+        return loader
+    try:
+        shards = shards_of(loader.dataset)
+    except ValueError as error:
+        raise ValueError(f"loader {key!r}: {error}") from error
+    place: dict[str, Any] = {
+        "training": training, "key": key, "collate_fn": loader.collate_fn, "num_workers": loader.num_workers,
+        "batch_size": loader.batch_size, "rank": rank, "world_size": world_size, "seed": seed,
+    }  # fmt: skip
+    lanes, why_none = _lanes_of(shards, loader, key=key, training=training, endless=endless, world_size=world_size)
+    if shards is not None and lanes is not None:
+        of_lanes = LaneStream(shards, lanes=lanes[0], turns=lanes[1], **place)
+        replaced = {"dataset": of_lanes, "collate_fn": of_lanes.collate}
+        return with_feed(copy.copy(loader), of_lanes, batch_sampler=None, batch_size=None, **replaced)
+    num_readers = world_size * max(1, loader.num_workers)
+    if num_readers > 1 and rank == 0:
+        logger.warning(
+            "loader %r: each of %d readers (%d processes x %d workers) reads the whole stream; %s",
+            key, num_readers, world_size, loader.num_workers, why_none,
+        )  # fmt: skip
+    if is_endless_webdataset(loader.dataset):
+        if world_size > 1:
+            raise TypeError(
+                f"loader {key!r}: its WebDataset pipeline repeats its shards in an order of its own in each process "
+                "(resampled=True, .repeat(), .with_epoch()); pass epoch_steps= to train() instead"
+            )
+        stream_of = loader.dataset
+    elif shards is not None and is_webdataset(loader.dataset):
+        stream_of = WholePipeline(loader.dataset, seed=seed)
+    else:
+        stream_of = loader.dataset
+    stream = ShardedStream(stream_of, drop_last=loader.drop_last, uneven=uneven, **place)
+    return with_feed(copy.copy(loader), stream, dataset=stream, batch_sampler=None, batch_size=None)
+
+
+def _lanes_of(
+    shards: Shards | None, loader: DataLoader[Any], *, key: str, training: bool, endless: bool, world_size: int
+) -> tuple[tuple[int, int] | None, str]:
+    """Return the lanes of a stream; None if it cannot be divided, and what would have to be done."""
+    if shards is None or shards.num_shards < 2:
+        return None, "if its data are in files, use ShardedFiles, which reads each sample once (docs/streams.md)"
+    if training and not endless:
+        return None, "pass epoch_steps= to train(), and the job reads each sample once (docs/streams.md)"
+    if not training and shards.lanes is None:
+        return None, "set lanes = (processes, workers) on the data set to read each sample once (docs/streams.md)"
+    if not training and loader.drop_last:
+        return None, "leave out drop_last to read each sample once (docs/streams.md)"
+    stride = None if loader.batch_size is None else loader.batch_size * world_size
+    check_lanes(shards.lanes)
+    lanes, turns = shards.lanes or default_lanes(shards.num_shards, stride)
+    if lanes * turns > shards.num_shards:
+        raise ValueError(
+            f"loader {key!r}: lanes=({lanes}, {turns}) need {lanes * turns} shards, and its stream has "
+            f"{shards.num_shards}; choose fewer lanes"
+        )
+    if stride is not None:
+        check_step(stride, lanes, turns)
+    num_workers = max(1, loader.num_workers)
+    num_in_turn = lanes * turns if stride is None else lanes
+    divides = (
+        not num_in_turn % (world_size * num_workers)
+        if stride is None
+        else not (lanes % world_size or turns % num_workers)
+    )
+    if not divides:
+        return None, (
+            f"they cannot divide its {lanes} x {turns} lanes: set lanes = (a multiple of the processes, a multiple of "
+            "the workers) on the data set"
+        )
+    return (lanes, turns), ""
+
+
+def loader_in(loader: Any) -> Any:
+    """Return the DataLoader in a WebLoader without stages of its own; any other loader unchanged."""
+    if is_webdataset(loader) and len(loader.pipeline) == 1 and isinstance(loader.pipeline[0], DataLoader):
+        return loader.pipeline[0]
+    return loader

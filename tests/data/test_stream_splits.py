@@ -1,0 +1,177 @@
+"""No stream is split twice, and none loses samples silently."""
+
+import logging
+import tracemalloc
+
+import pytest
+from torch.utils.data import DataLoader, IterableDataset
+
+from runnerkit.data import BatchLimitLoaderWrapper, EpochStepsLoaderWrapper
+from runnerkit.sampling.sharding import batches_of, shard_loader, share_of, start_epoch
+from tests.data.stream_sources import NUM_SAMPLES, augmented, hugging_face, noted, webdataset, write_files
+
+SEED = 42
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:WebDataset"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shards")
+    write_files(folder)
+    return folder
+
+
+def shards_of(loader, world_size, *, training=True):
+    place = {"key": "train", "training": training, "world_size": world_size, "seed": SEED}
+    shards = [shard_loader(loader, rank=rank, **place) for rank in range(world_size)]
+    for shard in shards:
+        start_epoch(shard, 1)
+    return shards
+
+
+def numbers(shards):
+    return sorted(sample["n"] for shard in shards for batch in batches_of(shard) for sample in batch)
+
+
+def test_a_data_set_that_was_split_by_node_is_refused(folder):
+    """Split again, it would train on 48 of its 96 samples, as in version 0.1.0."""
+    from datasets.distributed import split_dataset_by_node
+
+    half = split_dataset_by_node(hugging_face(folder, augmented), rank=1, world_size=2)
+
+    with pytest.raises(ValueError, match="'train': the data set was split for 2 processes by split_dataset_by_node"):
+        shards_of(DataLoader(half, 4, collate_fn=list), 2)
+
+
+@pytest.mark.parametrize("options", [{}, {"shardshuffle": False}, {"nodesplitter": None}], ids=str)
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_shuffled_pipeline_trains_on_each_sample_once(folder, options, num_workers):
+    """In version 0.1.0 the shuffle drew differently in each process: 71 different samples, 25 of them twice."""
+    pipeline = webdataset(folder, augmented, **options)
+
+    shards = shards_of(DataLoader(pipeline, 4, num_workers=num_workers, collate_fn=list), 2)
+
+    assert numbers(shards) == list(range(NUM_SAMPLES))
+
+
+def test_a_pipeline_that_splits_by_node_is_split_once(folder, tmp_path):
+    """Its splitter is left out, since lanes split."""
+    import webdataset as wds
+
+    pipeline = webdataset(folder, lambda sample: noted(sample, tmp_path / "log"), nodesplitter=wds.split_by_node)
+
+    assert numbers(shards_of(DataLoader(pipeline, 4, collate_fn=list), 2, training=False)) == list(range(NUM_SAMPLES))
+    assert len((tmp_path / "log").read_text().split()) == NUM_SAMPLES
+
+
+def test_a_web_loader_with_stages_of_its_own_is_refused(folder):
+    """They would run on the batches of one process."""
+    import webdataset as wds
+
+    loader = wds.WebLoader(webdataset(folder, augmented), batch_size=4).unbatched().shuffle(10).batched(4)
+
+    with pytest.raises(TypeError, match="'train' is a WebLoader and cannot be shared among 2 processes"):
+        shards_of(loader, 2)
+
+
+def test_a_resampled_pipeline_needs_epoch_steps(folder):
+    """It draws archives in an order of its own in each process."""
+    pipeline = webdataset(folder, augmented, resampled=True, shardshuffle=False)
+    loader = DataLoader(pipeline, 4, collate_fn=list)
+
+    with pytest.raises(TypeError, match=r"'train': its WebDataset pipeline repeats its shards .* pass epoch_steps= to"):
+        shards_of(loader, 2)
+    place = {"key": "train", "training": True, "world_size": 2, "seed": SEED}
+    cut = [EpochStepsLoaderWrapper(loader, 12).shard(rank=rank, **place) for rank in (0, 1)]
+    assert len(set(numbers(cut))) > 60  # lanes of unequal length repeat some sooner
+
+
+def test_a_pipeline_that_drops_samples_of_each_shard_is_refused(folder):
+    """Each archive passes through the pipeline by itself."""
+    pipeline = webdataset(folder, augmented).batched(4, partial=False)
+
+    with pytest.raises(ValueError, match=r"'train': a pipeline with .batched\(partial=False\) would lose the last"):
+        shards_of(DataLoader(pipeline, None), 2)
+
+
+def test_a_pipeline_with_an_unknown_splitter_is_not_divided(folder, caplog):
+    """Whatever it selects from the list of archives, it would select from one archive."""
+    pipeline = webdataset(folder, augmented, nodesplitter=every_second)
+
+    with caplog.at_level(logging.WARNING):
+        shards = shards_of(DataLoader(pipeline, 4, collate_fn=list), 1)
+
+    assert len(numbers(shards)) < NUM_SAMPLES
+
+
+def every_second(urls):
+    return (url for number, url in enumerate(urls) if number % 2)
+
+
+class SplitsItself(IterableDataset):
+    splits_itself = True
+
+    def __init__(self, rank):
+        self.rank = rank
+
+    def __iter__(self):
+        return iter(range(self.rank, 8, 2))
+
+
+def test_a_stream_that_declares_it_splits_itself_is_left_alone():
+    """MosaicML's StreamingDataset is recognized by its class."""
+    streaming = type(
+        "StreamingDataset", (SplitsItself,), {"__module__": "streaming.base.dataset", "splits_itself": False}
+    )(0)
+    own = DataLoader(SplitsItself(1), 2)
+
+    assert shard_loader(own, key="train", training=True, rank=1, world_size=2, seed=SEED) is own
+    other = DataLoader(streaming, 2)
+    assert shard_loader(other, key="train", training=True, rank=1, world_size=2, seed=SEED) is other
+
+
+def test_wrappers_pass_on_that_a_stream_may_be_endless(folder, caplog):
+    """A limited or prefetched stream has lanes too."""
+    loader = EpochStepsLoaderWrapper(BatchLimitLoaderWrapper(DataLoader(hugging_face(folder, augmented), 4), 100), 5)
+
+    with caplog.at_level(logging.WARNING):
+        loader.shard(key="train", training=True, rank=0, world_size=2, seed=SEED)
+
+    assert not caplog.records
+
+
+class ManyShards(IterableDataset):
+    """A hundred thousand shards for each of the processes."""
+
+    draws_nothing = True
+
+    def __init__(self, world_size, lanes):
+        self.num_shards, self.lanes = 100_000 * world_size, lanes
+
+    def shard(self, num_shards, index):
+        return iter([index] * 4)
+
+    def __iter__(self):
+        raise AssertionError("it would be read whole")
+
+
+@pytest.mark.parametrize("world_size", [1, 64, 4096])
+def test_a_rank_of_thousands_needs_no_more_memory(world_size):
+    """With 100,000 shards a rank; without cost in the number of ranks' shards."""
+    loader = DataLoader(ManyShards(world_size, (world_size, 4)), 32, collate_fn=list)
+    tracemalloc.start()
+    place = {"key": "train", "training": True, "rank": world_size - 1, "world_size": world_size, "seed": SEED}
+    shard = EpochStepsLoaderWrapper(loader, 8).shard(**place)
+    start_epoch(shard, 1)
+
+    batches = list(batches_of(shard))
+
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [len(batch) for batch in batches] == [32] * 8
+    assert peak < 8e6
+    assert share_of(shard).position["within"]["lanes"] == [world_size, 4]
