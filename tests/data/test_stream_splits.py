@@ -1,6 +1,7 @@
 """No stream is split twice, and none loses samples silently."""
 
 import logging
+import time
 import tracemalloc
 
 import pytest
@@ -142,6 +143,28 @@ def test_wrappers_pass_on_that_a_stream_may_be_endless(folder, caplog):
         loader.shard(key="train", training=True, rank=0, world_size=2, seed=SEED)
 
     assert not caplog.records
+
+
+def test_parquet_shards_are_closed_without_a_long_wait(tmp_path):
+    """The library of the data set would wait 5 s at the end of each shard."""
+    datasets = pytest.importorskip("datasets")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow as pa
+
+    paths = [str(tmp_path / f"{number}.parquet") for number in range(4)]
+    for number, path in enumerate(paths):
+        parquet.write_table(pa.table({"n": [number]}), path)
+    stream = datasets.load_dataset(
+        "parquet", data_files=paths, split="train", streaming=True, cache_dir=str(tmp_path / "cache")
+    ).shuffle(seed=0, buffer_size=2)  # fmt: skip
+    place = {"key": "train", "training": True, "rank": 0, "world_size": 1, "seed": SEED}
+    loader = EpochStepsLoaderWrapper(DataLoader(stream, 2, collate_fn=list), 4).shard(**place)
+    began = time.perf_counter()
+
+    batches = list(batches_of(loader))
+
+    assert sorted(sample["n"] for batch in batches for sample in batch) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert time.perf_counter() - began < 5
 
 
 class ManyShards(IterableDataset):
