@@ -7,7 +7,8 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from runnerkit import dl
-from tests.data.stream_sources import Divisible, hugging_face, webdataset, write_files
+from tests.data.stream_sources import Divisible, hugging_face, webdataset
+from tests.interrupt import Interrupt
 from tests.tiny import NUM_CLASSES, NUM_FEATURES, mlp, quiet, sgd
 
 STEPS, EPOCHS = 5, 4
@@ -62,18 +63,6 @@ SOURCES = {
 }
 
 
-class Stops(dl.Callback):
-    """A callback that interrupts the run after a step."""
-
-    def __init__(self, step):
-        super().__init__()
-        self.step = step
-
-    def on_batch_end(self, runner):
-        if runner.is_train_loader and runner.batch_step == self.step:
-            raise KeyboardInterrupt
-
-
 def train(
     folder, logdir, source, *, callbacks=(), num_workers=0, batch_size=8, num_epochs=EPOCHS, dropout=0.0, **options
 ):
@@ -89,13 +78,6 @@ def train(
     return model.state_dict()
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("shards")
-    write_files(folder)
-    return folder
-
-
 def is_same(one, other, atol=0.0):
     return all(np.allclose(other[name], value, rtol=0, atol=atol) for name, value in one.items())
 
@@ -107,7 +89,7 @@ def test_an_interrupted_run_ends_with_the_same_weights(folder, tmp_path, source)
     expected = train(folder, tmp_path / "whole", num_workers=1, **kind)
 
     with pytest.raises(KeyboardInterrupt):
-        train(folder, tmp_path / "log", callbacks=[Stops(2 * STEPS + 3)], num_workers=1, **kind)
+        train(folder, tmp_path / "log", callbacks=[Interrupt(2 * STEPS + 3)], num_workers=1, **kind)
     resumed = train(folder, tmp_path / "log", num_workers=2, resume="auto", **kind)
     train(folder, tmp_path / "half", num_epochs=2, **kind)
     continued = train(folder, tmp_path / "half", num_workers=1, resume="auto", **kind)
@@ -191,7 +173,7 @@ def test_an_empty_loader_is_named():
 def test_a_run_without_epoch_steps_cannot_resume_with_them(folder, tmp_path):
     """Its position within an epoch means something else."""
     with pytest.raises(KeyboardInterrupt):
-        train(folder, tmp_path / "log", "map-style", callbacks=[Stops(3)], epoch_steps=None)
+        train(folder, tmp_path / "log", "map-style", callbacks=[Interrupt(3)], epoch_steps=None)
 
     with pytest.raises(
         ValueError, match="in an epoch without epoch_steps and cannot resume within it with epoch_steps=5"
@@ -202,7 +184,7 @@ def test_a_run_without_epoch_steps_cannot_resume_with_them(folder, tmp_path):
 def test_a_stream_with_other_lanes_is_named(folder, tmp_path):
     """Their places would be mixed up."""
     with pytest.raises(KeyboardInterrupt):
-        train(folder, tmp_path / "log", "shards", callbacks=[Stops(3)])
+        train(folder, tmp_path / "log", "shards", callbacks=[Interrupt(3)])
     SOURCES["others"] = lambda folder: OtherLanes(folder, labelled)
 
     with pytest.raises(ValueError, match=r"loader 'train': its position was saved with lanes=\(4, 2\), and now it has"):

@@ -17,6 +17,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 
 from runnerkit import dl
 from runnerkit.sampling.sharding import batches_of, shard_loader, share_of, start_epoch
+from tests.interrupt import Interrupt
 from tests.tiny import NUM_CLASSES, NUM_FEATURES, mlp, quiet, sgd
 
 SEED = 42
@@ -397,18 +398,6 @@ def labelled(number):
     return features, number % NUM_CLASSES
 
 
-class Stops(dl.Callback):
-    """A callback that interrupts the run after a step."""
-
-    def __init__(self, step):
-        super().__init__()
-        self.step = step
-
-    def on_batch_end(self, runner):
-        if runner.is_train_loader and runner.batch_step == self.step:
-            raise KeyboardInterrupt
-
-
 def train(logdir, *callbacks, num_workers, batch_size=8, **options):
     files = Files([13, 40, 7, 21, 30, 1, 16, 24])  # 19 steps: a tail has other steps in two processes
     dataset = files.dataset(shuffle=8, lanes=(4, 2), transform=labelled)
@@ -431,7 +420,7 @@ def test_an_interrupted_run_ends_with_the_same_weights(tmp_path, step, workers):
     expected = train(tmp_path / "whole", num_workers=0)
 
     with pytest.raises(KeyboardInterrupt):
-        train(tmp_path / "log", Stops(step), num_workers=workers[0])
+        train(tmp_path / "log", Interrupt(step), num_workers=workers[0])
     resumed = train(tmp_path / "log", num_workers=workers[1], resume="auto")
 
     assert all(np.array_equal(np.asarray(resumed[name]), np.asarray(value)) for name, value in expected.items())

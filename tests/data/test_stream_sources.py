@@ -14,7 +14,7 @@ import pytest
 from benchmarks.results import write_section
 from runnerkit.data import EpochStepsLoaderWrapper
 from runnerkit.sampling.sharding import batches_of, shard_loader, start_epoch
-from tests.data.stream_sources import NUM_SAMPLES, SOURCES, augmented, noted, write_files
+from tests.data.stream_sources import NUM_SAMPLES, SOURCES, augmented, noted
 
 PAGE = Path(__file__).parents[2] / "docs" / "streams.md"
 SEED, STEP = 42, 8
@@ -27,13 +27,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.set_vital. is deprecated"),
 ]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("shards")
-    write_files(folder)
-    return folder
 
 
 def job(source, folder, change, *, world_size, num_workers, training):

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from runnerkit.data import BatchLimitLoaderWrapper, EpochStepsLoaderWrapper
 from runnerkit.sampling.sharding import batches_of, shard_loader, share_of, start_epoch
-from tests.data.stream_sources import NUM_SAMPLES, augmented, hugging_face, noted, webdataset, write_files
+from tests.data.stream_sources import NUM_SAMPLES, augmented, hugging_face, noted, webdataset
 
 SEED = 42
 
@@ -17,13 +17,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:WebDataset"),
 ]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("shards")
-    write_files(folder)
-    return folder
 
 
 def shards_of(loader, world_size, *, training=True):
