@@ -87,6 +87,7 @@ def _lanes_of(
     if not training and loader.drop_last:
         return None, "leave out drop_last to read each sample once (docs/streams.md)"
     stride = None if loader.batch_size is None else loader.batch_size * world_size
+    num_workers = max(1, loader.num_workers)
     check_lanes(shards.lanes)
     lanes, turns = shards.lanes or default_lanes(shards.num_shards, stride)
     if lanes * turns > shards.num_shards:
@@ -94,15 +95,11 @@ def _lanes_of(
             f"loader {key!r}: lanes=({lanes}, {turns}) need {lanes * turns} shards, and its stream has "
             f"{shards.num_shards}; choose fewer lanes"
         )
-    if stride is not None:
+    if stride is None:
+        divides = lanes * turns % (world_size * num_workers) == 0
+    else:
         check_step(stride, lanes, turns)
-    num_workers = max(1, loader.num_workers)
-    num_in_turn = lanes * turns if stride is None else lanes
-    divides = (
-        not num_in_turn % (world_size * num_workers)
-        if stride is None
-        else not (lanes % world_size or turns % num_workers)
-    )
+        divides = lanes % world_size == 0 and turns % num_workers == 0
     if not divides:
         return None, (
             f"they cannot divide its {lanes} x {turns} lanes: set lanes = (a multiple of the processes, a multiple of "
