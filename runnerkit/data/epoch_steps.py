@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any, Self
@@ -13,6 +14,8 @@ from runnerkit.seeding.generators import keep_cpu_rng
 from runnerkit.types import Batch
 
 __all__ = ["EpochStepsLoaderWrapper"]
+
+logger = logging.getLogger(__name__)
 
 _END = object()
 
@@ -67,7 +70,10 @@ class EpochStepsLoaderWrapper(LoaderWrapper):
         endless: bool = True,
     ) -> Self:  # fmt: skip
         place: dict[str, Any] = {"rank": rank, "world_size": world_size, "seed": seed, "uneven": uneven}
-        return super().shard(key=key, training=training, endless=endless and training, **place)
+        wrapper = super().shard(key=key, training=training, endless=endless and training, **place)
+        if not self.restart and share_of(wrapper.origin) is None and rank == 0:
+            logger.warning("loader %r has no position: a resumed run would read its data from the start again", key)
+        return wrapper
 
     def close(self) -> None:
         """Release the iterator that outlives an epoch, and with it the workers."""
@@ -95,7 +101,8 @@ class _Continued:
         self.loader, self.epoch_steps = loader, epoch_steps
         self.num_before = 0
         self._num_yielded = 0  # in this epoch, since then
-        self._pass = 0
+        self._epoch = 1
+        self._pass = 0  # in another stage, the first one has another number
         self._num_in_pass = 0  # batches of this pass before this epoch, since its iterator was made
         self._batches: Iterator[Batch] | None = None
 
@@ -121,12 +128,13 @@ class _Continued:
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch where the one before ended."""
         self.num_before = 0
+        self._epoch = epoch
 
     def position_after(self, num_batches: int) -> dict[str, Any]:
         """Return the position in the pass; `num_batches` must be those that were yielded in this epoch."""
         num_in_pass = self._num_in_pass + num_batches
         return {
-            "pass": max(1, self._pass),
+            "pass": self._pass,
             "within": self.share.position_after(num_in_pass),
             "num_done": self.num_before + num_batches,
         }
@@ -155,8 +163,9 @@ class _Continued:
             )
         self.close()
         self._pass = position["pass"]
-        start_epoch(self.loader, self._pass)
-        self.share.skip(position["within"])
+        if self._pass > 0:
+            start_epoch(self.loader, self._pass)
+            self.share.skip(position["within"])
         self.num_before = min(position["num_done"], self.epoch_steps)
         self._num_in_pass = self._num_yielded = 0
 
@@ -189,7 +198,7 @@ class _Continued:
             yield batch
 
     def _start_pass(self) -> None:
-        self._pass += 1
+        self._pass = self._pass + 1 if self._pass else self._epoch
         self._num_in_pass = -self._num_yielded
         start_epoch(self.loader, self._pass)
         self._batches = batches_of(self.loader)

@@ -90,7 +90,7 @@ class LaneStream(IterableDataset[Any]):
         places = [self._place_after(num_steps, lane) for lane in range(self.lanes * self.turns)]
         return {
             "epoch": int(self._epoch[0]),
-            "turn": (self._start.turn + num_steps) % self.turns,
+            "turn": (self._start.turn + num_steps) % self.turns * (1 if self.batch_size is not None else self.lanes),
             "lanes": [self.lanes, self.turns] if self.batch_size is not None else [1, self.lanes * self.turns],
             "places": [list(place) for place in places],
         }
@@ -115,8 +115,15 @@ class LaneStream(IterableDataset[Any]):
                 "dataset.lanes, or batch_size x processes, as before"
             )
         self._epoch[0] = position["epoch"]
-        places = [Place(*place) for place in position["places"]]
-        self._start = _Start(position["epoch"], position["turn"], places)
+        places, turn = [Place(*place) for place in position["places"]], position["turn"]
+        if self.batch_size is None:  # the lane of the next batch
+            if turn % self.lanes:
+                raise ValueError(
+                    f"loader {self.key!r}: it was interrupted after a number of batches that {self.world_size} "
+                    "processes cannot continue; resume with as many processes as before"
+                )
+            turn //= self.lanes
+        self._start = _Start(position["epoch"], turn, places)
 
     def unpacked(self, parts: Iterator[Any]) -> Iterator[Any]:
         """Yield the batches of parts from :meth:`__iter__`, and note which shards were opened for them."""

@@ -210,7 +210,10 @@ def check_lanes(lanes: Any) -> None:
     Raises:
         ValueError: with what was passed.
     """
-    if lanes is not None and (len(lanes) != 2 or min(lanes) < 1):
+    if lanes is None:
+        return
+    is_pair = isinstance(lanes, tuple | list) and len(lanes) == 2 and all(type(each) is int for each in lanes)
+    if not is_pair or min(lanes) < 1:
         raise ValueError(f"lanes must be (processes, workers), two numbers >= 1, got {lanes!r}")
 
 

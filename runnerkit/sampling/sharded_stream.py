@@ -81,7 +81,17 @@ class ShardedStream(IterableDataset[Any]):
         return [self.num_consumed + num_batches * self.stride, self._shortest_tail]
 
     def skip(self, position: list[int]) -> None:
-        """Skip what was consumed before an interruption: it is read again and discarded."""
+        """Skip what was consumed before an interruption: it is read again and discarded.
+
+        Raises:
+            ValueError: the position is that of a stream with lanes.
+        """
+        if isinstance(position, dict):
+            saved = tuple(position["lanes"])
+            raise ValueError(
+                f"loader {self.key!r}: its position was saved with lanes={saved}, but now its stream is not divided; "
+                "resume with processes and workers that divide the lanes, and with epoch_steps"
+            )
         self._start[1:] = torch.tensor(position)
 
     @property

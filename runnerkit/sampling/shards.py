@@ -19,6 +19,15 @@ from runnerkit.seeding.generators import derive_seed
 
 _SHARD_STAGES = ("single_node_only", "split_by_node", "split_by_worker", "non_empty", "_shuffle", "detshuffle")
 _WAIT_S = 0.1
+_WHOLE_STAGES = ("_slice", "slice", "islice")
+# Of datasets: classes in the chain of a data set, and what makes them.
+_WHOLE_OPERATIONS = {
+    "TakeExamplesIterable": "take",
+    "SkipExamplesIterable": "skip",
+    "RepeatExamplesIterable": "repeat",
+    "CyclingMultiSourcesExamplesIterable": "interleave_datasets",
+    "RandomlyCyclingMultiSourcesExamplesIterable": "interleave_datasets",
+}
 _OPENERS = ("StreamingOpen", "FileCache", "tarfile_samples")
 
 
@@ -49,9 +58,24 @@ def shards_of(dataset: Any) -> Shards | None:
     _check_not_split(dataset)
     if is_webdataset(dataset):
         return _WebDatasetShards(dataset) if _WebDatasetShards.can_divide(dataset) else None
+    if whole_operations(dataset):
+        return None
     if hasattr(dataset, "num_shards") and callable(getattr(dataset, "shard", None)):
         return _DatasetShards(dataset)
     return None
+
+
+def whole_operations(dataset: Any) -> list[str]:
+    """Return the operations of a Hugging Face data set that would act on each shard, but mean the whole stream."""
+    found: list[str] = []
+    parts = [getattr(dataset, "_ex_iterable", None)] if type(dataset).__module__.startswith("datasets.") else []
+    for part in parts:  # grows in the loop
+        name = type(part).__name__
+        if name in _WHOLE_OPERATIONS:
+            found.append(_WHOLE_OPERATIONS[name])
+        found += [each for each in ("with_indices", "drop_last_batch") if getattr(part, each, False)]
+        parts += [each for each in (getattr(part, "ex_iterable", None), *getattr(part, "ex_iterables", ())) if each]
+    return found
 
 
 def is_webdataset(dataset: Any) -> bool:
@@ -132,7 +156,7 @@ class _WebDatasetShards:
         if len(stages) < 2 or not hasattr(stages[0], "urls"):
             return False
         rest = _stages_of_samples(dataset)
-        return bool(rest) and _name(rest[0]) in _OPENERS
+        return bool(rest) and _name(rest[0]) in _OPENERS and not any(_name(stage) in _WHOLE_STAGES for stage in rest)
 
     def open(self, index: int, *, epoch: int, seed: int) -> Iterable[Any]:
         stages = [

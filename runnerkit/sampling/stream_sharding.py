@@ -20,6 +20,7 @@ from runnerkit.sampling.shards import (
     is_webdataset,
     shards_of,
     splits_itself,
+    whole_operations,
 )
 
 logger = logging.getLogger(__name__)
@@ -78,6 +79,10 @@ def _lanes_of(
     shards: Shards | None, loader: DataLoader[Any], *, key: str, training: bool, endless: bool, world_size: int
 ) -> tuple[tuple[int, int] | None, str]:
     """Return the lanes of a stream; None if it cannot be divided, and what would have to be done."""
+    if whole := whole_operations(loader.dataset):
+        return None, f"its {whole[0]} acts on the whole stream, so it cannot be divided (docs/streams.md)"
+    if not training and is_endless_webdataset(loader.dataset):
+        return None, "leave out with_epoch and repeat to read each sample once (docs/streams.md)"
     if shards is None or shards.num_shards < 2:
         return None, "if its data are in files, use ShardedFiles, which reads each sample once (docs/streams.md)"
     if training and not endless:

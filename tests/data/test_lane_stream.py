@@ -133,6 +133,58 @@ def test_a_job_of_another_size_continues_with_the_same_batches(sizes, lanes, dra
         assert _flat(rest) == _flat(whole[2 * steps :])
 
 
+@pytest.mark.parametrize(("first", "second"), [(1, 2), (2, 1), (1, 4), (4, 1), (4, 2)])
+def test_whole_batches_continue_with_other_processes(first, second):
+    """The next batch belongs to the next lane, whatever the number of processes."""
+    sizes, lanes = [20] * 8, (4, 2)
+    whole = _flat(trained(shares(Numbers(sizes, lanes), 1, batch_size=None, steps=40), [1]))
+    loaders = shares(Numbers(sizes, lanes), first, batch_size=None, steps=12 // first)
+    assert _flat(trained(loaders, [1])) == whole[:12]
+
+    others = shares(Numbers(sizes, lanes), second, batch_size=None, steps=12 // second)
+    for loader in others:
+        share_of(loader).skip(saved(loaders))
+
+    assert _flat(trained(others, [2])) == whole[12:24]
+
+
+def test_a_number_of_batches_that_cannot_be_continued_is_named():
+    """Two processes cannot begin with the second batch of a pair."""
+    loaders = shares(Numbers([20] * 8, (4, 2)), 1, batch_size=None, steps=3)
+    trained(loaders, [1])
+
+    with pytest.raises(ValueError, match="after a number of batches that 2 processes cannot continue"):
+        share_of(shares(Numbers([20] * 8, (4, 2)), 2, batch_size=None)[0]).skip(saved(loaders))
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_a_position_with_lanes_is_refused_by_a_stream_that_is_not_divided():
+    """For example, if the number of workers was changed to one that does not divide the lanes."""
+    loaders = shares(Numbers([20] * 8, (2, 2)), 1, batch_size=4)
+    trained(loaders, [1])
+
+    with pytest.raises(ValueError, match=r"'train': its position was saved with lanes=\(2, 2\), but now its stream is"):
+        share_of(shares(Numbers([20] * 8, (2, 2)), 1, batch_size=4, num_workers=3)[0]).skip(saved(loaders))
+
+
+def test_a_pass_that_was_not_begun_is_resumed_as_such():
+    """A run of two loaders may be interrupted within the first one."""
+    expected = trained(shares(Numbers([20] * 8, (2, 2)), 1, batch_size=4), [1])
+    before = shares(Numbers([20] * 8, (2, 2)), 1, batch_size=4)
+    again = shares(Numbers([20] * 8, (2, 2)), 1, batch_size=4)
+
+    share_of(again[0]).skip(saved(before))
+
+    assert trained(again, [1]) == expected
+
+
+def test_another_stage_has_another_order():
+    """Epochs are counted over all stages."""
+    stages = [trained(shares(Numbers([20] * 8, (2, 2)), 1, batch_size=4), [epoch]) for epoch in (1, 2)]
+
+    assert stages[0] != stages[1]
+
+
 def shares_after(sizes, lanes, draws, world_size, steps):
     loaders = shares(Numbers(sizes, lanes, draws), world_size, batch_size=8 // world_size, steps=steps)
     trained(loaders, [1, 2])

@@ -106,6 +106,50 @@ def every_second(urls):
     return (url for number, url in enumerate(urls) if number % 2)
 
 
+WHOLE = {
+    "take": lambda stream: stream.take(20),
+    "skip": lambda stream: stream.skip(20),
+    "repeat": lambda stream: stream.repeat(2),
+    "with_indices": lambda stream: stream.filter(lambda sample, index: index % 10 != 0, with_indices=True),
+    "drop_last_batch": lambda stream: stream.batch(4, drop_last_batch=True),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_what_acts_on_the_whole_stream_is_not_done_per_shard(folder, caplog, name):
+    """take(20) of each shard would be other samples than take(20) of the stream."""
+    stream = WHOLE[name](hugging_face(folder, augmented))
+    expected = sorted(str(sample["n"]) for sample in stream)
+    stream.lanes = (2, 2)
+
+    with caplog.at_level(logging.WARNING):
+        shards = shards_of(DataLoader(stream, 4, collate_fn=list), 2, training=False)
+
+    assert f"its {name} acts on the whole stream, so it cannot be divided" in caplog.text
+    if name in ("with_indices", "repeat"):  # start_epoch shuffles the shards, and so what the others choose
+        found = sorted(str(sample["n"]) for shard in shards for batch in batches_of(shard) for sample in batch)
+        assert len(found) == len(expected)
+
+
+@pytest.mark.parametrize("change", [lambda pipeline: pipeline.slice(20), lambda pipeline: pipeline.with_epoch(20)])
+def test_a_part_of_a_pipeline_is_not_cut_per_archive(folder, change):
+    """An evaluation of 20 samples has 20 samples."""
+    pipeline = change(webdataset(folder, augmented))
+    pipeline.lanes = (2, 2)
+
+    assert len(numbers(shards_of(DataLoader(pipeline, 4, collate_fn=list), 1, training=False))) == 20
+
+
+@pytest.mark.parametrize("lanes", [4, (2.0, 2), "ab", (2, 0), (1, 2, 3)], ids=str)
+def test_wrong_lanes_are_named(folder, lanes):
+    """Whatever their type."""
+    stream = hugging_face(folder, augmented)
+    stream.lanes = lanes
+
+    with pytest.raises(ValueError, match=r"lanes must be \(processes, workers\), two numbers >= 1, got"):
+        shards_of(DataLoader(stream, 4), 1, training=False)
+
+
 class SplitsItself(IterableDataset):
     splits_itself = True
 
@@ -116,7 +160,7 @@ class SplitsItself(IterableDataset):
         return iter(range(self.rank, 8, 2))
 
 
-def test_a_stream_that_declares_it_splits_itself_is_left_alone():
+def test_a_stream_that_declares_it_splits_itself_is_left_alone(caplog):
     """MosaicML's StreamingDataset is recognized by its class."""
     streaming = type(
         "StreamingDataset", (SplitsItself,), {"__module__": "streaming.base.dataset", "splits_itself": False}
@@ -124,6 +168,9 @@ def test_a_stream_that_declares_it_splits_itself_is_left_alone():
     own = DataLoader(SplitsItself(1), 2)
 
     assert shard_loader(own, key="train", training=True, rank=1, world_size=2, seed=SEED) is own
+    place = {"key": "train", "training": True, "rank": 0, "world_size": 2, "seed": SEED}
+    EpochStepsLoaderWrapper(own, 2).shard(**place)
+    assert "loader 'train' has no position: a resumed run would read its data from the start" in caplog.text
     other = DataLoader(streaming, 2)
     assert shard_loader(other, key="train", training=True, rank=1, world_size=2, seed=SEED) is other
 
