@@ -72,7 +72,9 @@ class EpochStepsLoaderWrapper(LoaderWrapper):
         place: dict[str, Any] = {"rank": rank, "world_size": world_size, "seed": seed, "uneven": uneven}
         wrapper = super().shard(key=key, training=training, endless=endless and training, **place)
         if not self.restart and share_of(wrapper.origin) is None and rank == 0:
-            logger.warning("loader %r has no position: a resumed run would read its data from the start again", key)
+            logger.warning(
+                "loader %r does not have a position: a resumed run would read its data from the start again", key
+            )
         return wrapper
 
     def close(self) -> None:

@@ -170,7 +170,7 @@ def test_a_stream_that_declares_it_splits_itself_is_left_alone(caplog):
     assert shard_loader(own, key="train", training=True, rank=1, world_size=2, seed=SEED) is own
     place = {"key": "train", "training": True, "rank": 0, "world_size": 2, "seed": SEED}
     EpochStepsLoaderWrapper(own, 2).shard(**place)
-    assert "loader 'train' has no position: a resumed run would read its data from the start" in caplog.text
+    assert "loader 'train' does not have a position: a resumed run would read its data from the start" in caplog.text
     other = DataLoader(streaming, 2)
     assert shard_loader(other, key="train", training=True, rank=1, world_size=2, seed=SEED) is other
 
