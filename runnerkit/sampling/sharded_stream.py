@@ -80,7 +80,7 @@ class ShardedStream(IterableDataset[Any]):
         """
         return [self.num_consumed + num_batches * self.stride, self._shortest_tail]
 
-    def skip(self, position: list[int]) -> None:
+    def skip(self, position: Any) -> None:
         """Skip what was consumed before an interruption: it is read again and discarded.
 
         Raises:
