@@ -24,6 +24,8 @@ class LoaderWrapper(ABC):
         origin: the wrapped loader.
     """
 
+    passes_endless = True  # `shard` takes `endless`, which that of a user's loader may not
+
     def __init__(self, loader: Any) -> None:
         self.origin = loader
 

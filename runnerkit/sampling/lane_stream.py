@@ -47,12 +47,11 @@ class LaneStream(IterableDataset[Any]):
         seed: determines the order and random numbers, together with the epoch.
         key: the loader's, for messages.
         collate_fn: the loader's.
-        num_workers: the loader's.
     """
 
     def __init__(
         self, shards: Shards, *, lanes: int, turns: int, batch_size: int | None, training: bool, rank: int,
-        world_size: int, seed: int, key: str, collate_fn: Callable[[Any], Any], num_workers: int,
+        world_size: int, seed: int, key: str, collate_fn: Callable[[Any], Any],
     ) -> None:  # fmt: skip
         if batch_size is None:  # item n belongs to lane n % (lanes * turns), whatever the number of processes
             lanes, turns = world_size, lanes * turns // world_size
@@ -60,11 +59,11 @@ class LaneStream(IterableDataset[Any]):
         self.batch_size, self.training = batch_size, training
         self.rank, self.world_size = rank, world_size
         self.seed, self.key = seed, key
-        self.collate_fn, self.num_workers = collate_fn, num_workers
+        self.collate_fn = collate_fn
         self.stride = (batch_size or 1) * world_size  # samples from one batch of this process to its next
         self.samples_per_lane = self.stride // lanes  # in a step
         self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()  # persistent workers read it
-        self._start = _Start(0, 0, [Place()] * (lanes * turns))
+        self._start = self._beginning(0)
         self._ahead: dict[int, deque[Place]] = {}
         self._num_empty = 0
 
@@ -81,7 +80,7 @@ class LaneStream(IterableDataset[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Start `epoch` at the first shard of every lane."""
         self._epoch[0] = epoch
-        self._start = _Start(epoch, 0, [Place()] * (self.lanes * self.turns))
+        self._start = self._beginning(epoch)
         self._ahead, self._num_empty = {}, 0
 
     def position_after(self, num_batches: int) -> dict[str, Any]:
@@ -91,7 +90,7 @@ class LaneStream(IterableDataset[Any]):
         return {
             "epoch": int(self._epoch[0]),
             "turn": (self._start.turn + num_steps) % self.turns * (1 if self.batch_size is not None else self.lanes),
-            "lanes": [self.lanes, self.turns] if self.batch_size is not None else [1, self.lanes * self.turns],
+            "lanes": self._layout,
             "places": [list(place) for place in places],
         }
 
@@ -107,11 +106,10 @@ class LaneStream(IterableDataset[Any]):
             ValueError: the position is that of a stream with other lanes.
         """
         saved = position.get("lanes") if isinstance(position, dict) else None
-        mine = [self.lanes, self.turns] if self.batch_size is not None else [1, self.lanes * self.turns]
-        if saved != mine:
+        if saved != self._layout:
             was = f"with lanes={tuple(saved)}" if saved else "before it had lanes"
             raise ValueError(
-                f"loader {self.key!r}: its position was saved {was}, and now it has lanes={tuple(mine)}; set "
+                f"loader {self.key!r}: its position was saved {was}, and now it has lanes={tuple(self._layout)}; set "
                 "dataset.lanes, or batch_size x processes, as before"
             )
         self._epoch[0] = position["epoch"]
@@ -142,7 +140,7 @@ class LaneStream(IterableDataset[Any]):
         epoch = int(self._epoch[0])
         start = self._start
         if start.epoch != epoch:  # a persistent worker
-            start = _Start(epoch, 0, [Place()] * (self.lanes * self.turns))
+            start = self._beginning(epoch)
         readers = _Readers(self, start, in_worker=info is not None)
         turns = [(start.turn + worker + number * num_workers) % self.turns for number in range(self.turns)]
         own = [
@@ -166,6 +164,14 @@ class LaneStream(IterableDataset[Any]):
         if not self.training:
             return own
         return np.random.default_rng(derive_seed(self.seed, "shards", epoch, lap, lane)).permutation(own)
+
+    @property
+    def _layout(self) -> list[int]:
+        """The lanes as a position names them: those of whole batches do not depend on the number of processes."""
+        return [self.lanes, self.turns] if self.batch_size is not None else [1, self.lanes * self.turns]
+
+    def _beginning(self, epoch: int) -> _Start:
+        return _Start(epoch, 0, [Place()] * (self.lanes * self.turns))
 
     def _place_after(self, num_steps: int, lane: int) -> Place:
         start = self._start.places[lane]

@@ -50,7 +50,7 @@ def shard_loader(
 
         loader = loader_in(loader)
     if callable(getattr(loader, "shard", None)):
-        of_wrapper = {"endless": True} if endless and hasattr(loader, "origin") else {}
+        of_wrapper = {"endless": True} if endless and getattr(loader, "passes_endless", False) else {}
         return loader.shard(key=key, training=training, uneven=uneven, **place, **of_wrapper)
     if not isinstance(loader, DataLoader):
         if world_size > 1:

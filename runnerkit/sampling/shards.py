@@ -10,6 +10,7 @@ import copy
 import random
 import sys
 from collections.abc import Iterable, Iterator
+from itertools import takewhile
 from typing import Any, Protocol
 
 from torch.utils.data import IterableDataset
@@ -139,7 +140,7 @@ class _WebDatasetShards:
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
-        self.urls, self.stages = dataset.pipeline[0].urls, _stages_of_samples(dataset)
+        self.urls, (_, self.stages) = dataset.pipeline[0].urls, _split(dataset)
         self.num_shards = len(self.urls)
         self.lanes = getattr(dataset, "lanes", None)
         self.draws_nothing = getattr(dataset, "draws_nothing", False) is True
@@ -155,7 +156,7 @@ class _WebDatasetShards:
         stages = dataset.pipeline
         if len(stages) < 2 or not hasattr(stages[0], "urls"):
             return False
-        rest = _stages_of_samples(dataset)
+        _, rest = _split(dataset)
         return bool(rest) and _name(rest[0]) in _OPENERS and not any(_name(stage) in _WHOLE_STAGES for stage in rest)
 
     def open(self, index: int, *, epoch: int, seed: int) -> Iterable[Any]:
@@ -169,11 +170,12 @@ class _WebDatasetShards:
         return pipeline  # type: ignore[no-any-return]
 
 
-def _stages_of_samples(dataset: Any) -> list[Any]:
-    stages = list(dataset.pipeline[1:])
-    while stages and _name(stages[0]) in _SHARD_STAGES:
-        stages.pop(0)
-    return [stage for stage in stages if _name(stage) != "check_empty"]  # a shard may be
+def _split(dataset: Any) -> tuple[list[Any], list[Any]]:
+    """Return the stages of a pipeline behind its first one that act on shards, and those that act on samples."""
+    stages = dataset.pipeline[1:]
+    of_shards = list(takewhile(lambda stage: _name(stage) in _SHARD_STAGES, stages))
+    of_samples = stages[len(of_shards) :]
+    return of_shards, [stage for stage in of_samples if _name(stage) != "check_empty"]  # a shard may be
 
 
 def _name(stage: Any) -> str:
@@ -201,10 +203,8 @@ class WholePipeline(IterableDataset[Any]):
 
     def __init__(self, dataset: Any, *, seed: int) -> None:
         self.shards, self.seed = _WebDatasetShards(dataset), seed
-        stages = dataset.pipeline[1:]
-        self._is_shuffled = any(
-            _name(stage) in ("_shuffle", "detshuffle") for stage in stages[: -len(self.shards.stages)]
-        )
+        of_shards, _ = _split(dataset)
+        self._is_shuffled = any(_name(stage) in ("_shuffle", "detshuffle") for stage in of_shards)
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:

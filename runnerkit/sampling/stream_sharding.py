@@ -46,8 +46,8 @@ def share_stream(
     except ValueError as error:
         raise ValueError(f"loader {key!r}: {error}") from error
     place: dict[str, Any] = {
-        "training": training, "key": key, "collate_fn": loader.collate_fn, "num_workers": loader.num_workers,
-        "batch_size": loader.batch_size, "rank": rank, "world_size": world_size, "seed": seed,
+        "training": training, "key": key, "collate_fn": loader.collate_fn, "batch_size": loader.batch_size,
+        "rank": rank, "world_size": world_size, "seed": seed,
     }  # fmt: skip
     lanes, why_none = _lanes_of(shards, loader, key=key, training=training, endless=endless, world_size=world_size)
     if shards is not None and lanes is not None:
@@ -60,18 +60,17 @@ def share_stream(
             "loader %r: each of %d readers (%d processes x %d workers) reads the whole stream; %s",
             key, num_readers, world_size, loader.num_workers, why_none,
         )  # fmt: skip
-    if is_endless_webdataset(loader.dataset):
+    dataset: Any = loader.dataset
+    if is_endless_webdataset(dataset):
         if world_size > 1:
             raise TypeError(
                 f"loader {key!r}: its WebDataset pipeline repeats its shards in an order of its own in each process "
                 "(resampled=True, .repeat(), .with_epoch()); pass epoch_steps= to train() instead"
             )
-        stream_of = loader.dataset
-    elif shards is not None and is_webdataset(loader.dataset):
-        stream_of = WholePipeline(loader.dataset, seed=seed)
-    else:
-        stream_of = loader.dataset
-    stream = ShardedStream(stream_of, drop_last=loader.drop_last, uneven=uneven, **place)
+    elif shards is not None and is_webdataset(dataset):
+        dataset = WholePipeline(dataset, seed=seed)
+    options: dict[str, Any] = {"drop_last": loader.drop_last, "uneven": uneven, "num_workers": loader.num_workers}
+    stream = ShardedStream(dataset, **options, **place)
     return with_feed(copy.copy(loader), stream, dataset=stream, batch_sampler=None, batch_size=None)
 
 
