@@ -49,6 +49,8 @@ class IRunner(IListener):
             processes) so far; `global_*` are the same numbers, `stage_*` and `loader_*` count within stage or loader.
         batch, batch_size: the batch on the device, and its number of samples, which weights its metrics. The default is
             the length of the first tensor; `handle_batch` may set another number.
+        batch_weight: set in `handle_batch`, the weight of the batch in gradients and logged means, for example its number
+            of tokens: a number, or a () tensor on the device. None is its number of samples.
         batch_metrics: () tensors or numbers of this batch on this rank; their means become `loader_metrics`.
         loader_metrics, epoch_metrics, experiment_metrics: Python floats over all processes: {metric: value},
             {loader: {metric: value}}, {epoch: {loader: {metric: value}}}.
@@ -61,6 +63,8 @@ class IRunner(IListener):
         non_finite: "raise" ends a loader with an error if a value of `batch_metrics` was NaN or infinite, and names the
             first batch, rank and key; "keep" ignores it.
         detect_anomaly: make autograd raise at the operation whose gradient becomes NaN; slow.
+        loss_reduction: "mean" if losses are means over a batch, which processes and accumulated batches average; "sum" if
+            they are sums, which they add up.
         deterministic: make torch use deterministic algorithms only; an operation without one raises.
         resume_options: "checkpoint", or "arguments" to resume with the learning rate, other optimizer options and
             schedule that are passed.
@@ -86,6 +90,7 @@ class IRunner(IListener):
         self.non_finite: Literal["raise", "keep"] = "keep"
         self.detect_anomaly = False
         self.deterministic = False
+        self.loss_reduction: Literal["mean", "sum"] = "mean"
         self.resume_options: Source = "checkpoint"
         self._reset()
 
@@ -103,6 +108,7 @@ class IRunner(IListener):
         self.loader_batch_len: int | None = None
         self.batch: Batch = None
         self.batch_size = 0
+        self.batch_weight: Any = None
         self.batch_metrics: dict[str, Any] = {}
         self.loader_metrics: Metrics = {}
         self.epoch_metrics: dict[str, Metrics] = {}
@@ -300,7 +306,7 @@ class IRunner(IListener):
             listener(self)
         with stage.autocast:
             self.handle_batch(self.batch)
-        for listener in stage.listeners["on_batch_end"]:
+        for listener in stage.listeners[self._loader_run.steps.batch_end]:
             listener(self)
         loader_run.finish_batch(self)
 

@@ -75,6 +75,7 @@ class Runner(IRunner):
         hparams: Mapping[str, Any] | None = None,
         num_epochs: int = 1,
         epoch_steps: int | None = None,
+        loss_reduction: Literal["mean", "sum"] = "mean",
         lr_scale: Literal["linear", "sqrt"] | None = None,
         logdir: str | Path | None = None,
         resume: str | Path | None = None,
@@ -114,6 +115,8 @@ class Runner(IRunner):
             num_epochs: number of epochs.
             epoch_steps: training batches per process in an epoch, which continues where the previous one ended; None is
                 a pass over the data. See EpochStepsLoaderWrapper.
+            loss_reduction: whether a loss is the "mean" over its batch or the "sum": processes and accumulated batches
+                average means, weighted by their samples, and add up sums.
             lr_scale: multiply the learning rate by the number of processes, or by its square root; None keeps it. For a
                 warm-up pass an LRScaleCallback instead.
             logdir: folder of logs and checkpoints; without it no files are written.
@@ -151,6 +154,8 @@ class Runner(IRunner):
         check_integers(self, or_none=True, valid_every_steps=valid_every_steps, epoch_steps=epoch_steps)
         check_policy(non_finite)
         check_source(resume_options)
+        if loss_reduction not in ("mean", "sum"):
+            raise ValueError(f"loss_reduction must be 'mean' or 'sum', got {loss_reduction!r}")
         flags = {"cpu": cpu, "fp16": fp16, "amp": amp, "apex": apex, "ddp": ddp}
         self._given_engine = choose_engine(engine or self._own_engine, **flags)
         self.model = model if model is not None else self.model
@@ -158,7 +163,7 @@ class Runner(IRunner):
         self._given = _Given(loaders, criterion, optimizer, scheduler)
         self._seed, self._hparams, self._num_epochs = seed, dict(hparams or {}), num_epochs
         self.valid_every_steps, self.log_every, self.non_finite = valid_every_steps, log_every, "keep"
-        self.epoch_steps = epoch_steps
+        self.epoch_steps, self.loss_reduction = epoch_steps, loss_reduction
         if non_finite != "keep":
             self.non_finite = "raise"
         self.detect_anomaly, self.deterministic = detect_anomaly, deterministic

@@ -6,14 +6,16 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from runnerkit.callback import CallbackOrder, IOptimizerCallback, innermost
 from runnerkit.callbacks.training.parts.gradients import ClipFn, check_clip, make_clip
 from runnerkit.errors import UnknownKeyError
+from runnerkit.loop.step_sizes import WeightUnits, total_share
 from runnerkit.support.arguments import check_integers, check_strings
-from runnerkit.support.torch_internals import divide_each_
-from runnerkit.types import as_dict
+from runnerkit.support.torch_internals import divide_each_, local
+from runnerkit.types import StateDict, as_dict
 
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner
@@ -28,8 +30,9 @@ class OptimizerCallback(IOptimizerCallback):
         metric_key: name of the loss whose gradients it steps on.
         model_key: which model, if the runner has several; its gradients are not communicated while they accumulate.
         optimizer_key: which optimizer, if the runner has several.
-        accumulation_steps: batches whose gradients are averaged into one step; the last step of a loader
-            averages the remaining ones, which are dropped if the loader is ended early.
+        accumulation_steps: batches whose gradients are averaged into one step, weighted by their numbers of samples or
+            by ``runner.batch_weight``; the last step of a loader averages the remaining ones, which are dropped if the
+            loader is ended early.
         grad_clip_fn: clips the unscaled gradients of the whole step: a function of parameters, or the name of one
             in ``torch.nn.utils``.
         grad_clip_params: keyword arguments of `grad_clip_fn`.
@@ -62,6 +65,12 @@ class OptimizerCallback(IOptimizerCallback):
         self.num_pending = 0  # batches since the last step
         self.num_skipped = 0  # steps of this loader that the gradient scaler skipped
         self._steps_now = self._may_be_silent = True
+        self._surplus: Any = 0.0  # what the shares of the pending batches add to their number
+        self._asked: Any = 0.0  # sum of those shares whose mean over processes has to be asked for
+        self._num_asked = 0
+        self._mean_share: Callable[[], Any] | None = None  # of the asked ones; waits for it
+        self._is_weighted = self._is_averaged = False
+        self._units = WeightUnits()
         self._silence: ExitStack | None = None  # active while gradients are not communicated
         self._checked: Any = None  # the optimizer known to have gradients
         self._key = optimizer_key or None  # None: the runner has one
@@ -73,6 +82,7 @@ class OptimizerCallback(IOptimizerCallback):
             raise UnknownKeyError(f"OptimizerCallback needs optimizer {self.optimizer_key!r}; the runner has {have}")
         self._key = (self.optimizer_key or "") if isinstance(runner.optimizer, dict) else None
         self._checked = None
+        self._units = runner._stage.weight_units
         steppers = [innermost(each) for each in runner.callbacks.values()]
         paces = {each.accumulation_steps for each in steppers if isinstance(each, OptimizerCallback)}
         if len(paces) > 1 and runner.engine.precision.skips_steps:
@@ -93,6 +103,9 @@ class OptimizerCallback(IOptimizerCallback):
         if self.num_pending == 0:
             optimizer = runner.optimizer if self._key is None else runner.optimizer[self._key]
             runner.engine.zero_grad(optimizer)
+            self._surplus = self._asked = 0.0
+            self._num_asked, self._mean_share = 0, None
+            self._is_weighted = self._is_averaged = False
         is_last = runner.loader_batch_step == runner.loader_batch_len
         self._steps_now = is_last or self.num_pending + 1 >= self.accumulation_steps
         # Any batch of a loader without a length may be the last.
@@ -112,11 +125,34 @@ class OptimizerCallback(IOptimizerCallback):
         if self._steps_now:
             self._step(runner)
 
+    def add_share(self, share: float | Tensor | None, runner: IRunner, *, is_asked: bool) -> None:
+        """Note the weight of the current batch, in the step's unit, before its backward pass; every rank must call.
+
+        Args:
+            share: None is 1.
+            is_asked: whether it is that of this process only.
+        """
+        self._is_weighted = True
+        if not is_asked:
+            self._surplus += 0.0 if share is None else share - 1.0
+            return
+        self._asked += share
+        self._num_asked += 1
+        if self._steps_now:
+            self._mean_share = total_share(runner, self._asked)  # while the backward pass runs
+
+    def average(self, runner: IRunner) -> None:
+        """Make the gradients of a step that accumulates one batch its mean, once, before they are read."""
+        optimizer = runner.optimizer if self._key is None else runner.optimizer[self._key]
+        runner.engine.synchronize(optimizer)
+        self._average(optimizer, runner, num_batches=self.num_pending + 1)
+
     def _step(self, runner: IRunner) -> None:
         optimizer = runner.optimizer if self._key is None else runner.optimizer[self._key]
         runner.engine.synchronize(optimizer)
-        if self.num_pending > 1 or self._checked is not optimizer:
-            self._average(optimizer)
+        is_mean = self.num_pending == 1 and not self._is_weighted and self._checked is optimizer
+        if not is_mean and not self._is_averaged:
+            self._average(optimizer, runner, num_batches=self.num_pending)
         if self.grad_clip_fn is not None or self.gradient_readers:
             runner.engine.clip_gradients(optimizer, self._clip)
         self.num_skipped += not runner.engine.step(optimizer)
@@ -129,7 +165,9 @@ class OptimizerCallback(IOptimizerCallback):
         if clip is not None:
             clip(parameters)
 
-    def _average(self, optimizer: Any) -> None:
+    def _average(self, optimizer: Any, runner: IRunner, *, num_batches: int) -> None:
+        self._is_averaged = True
+        divisor = self._total_share(runner, num_batches)
         gradients = [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
         if self._checked is not optimizer and not gradients:
             raise RuntimeError(
@@ -137,8 +175,33 @@ class OptimizerCallback(IOptimizerCallback):
                 "self.engine.backward(loss) in handle_batch"
             )
         self._checked = optimizer
-        if self.num_pending > 1:
-            divide_each_(gradients, self.num_pending)
+        if isinstance(divisor, Tensor) or divisor != 1:
+            divide_each_(list(map(local, gradients)), divisor)
+
+    def _total_share(self, runner: IRunner, num_batches: int) -> Any:
+        """Return the sum of the shares of the step's batches, a mean over processes."""
+        if runner.loss_reduction == "sum":
+            return 1
+        if not self._num_asked:
+            total = num_batches + self._surplus
+        elif self._num_asked != num_batches:
+            raise ValueError(
+                f"batch_weight was set in {self._num_asked} of the {num_batches} batches of a step: set it in every "
+                "batch, on all ranks, or in none"
+            )
+        else:
+            total = (self._mean_share or total_share(runner, self._asked))()
+            self._mean_share = None
+        if isinstance(total, Tensor) and total.device.type != "cpu":  # without waiting for it
+            return torch.where(total == 0, 1.0, total).float()
+        return float(total) or 1.0  # no batch weighs anything: its gradients are zero
+
+    def state_dict(self) -> StateDict:
+        units = {"size_unit": self._units.size, "weight_unit": self._units.weight}
+        return {name: unit for name, unit in units.items() if unit is not None}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        self._units.size, self._units.weight = state.get("size_unit"), state.get("weight_unit")  # absent before 0.2
 
     def on_loader_end(self, runner: IRunner) -> None:
         if not runner.is_train_loader:

@@ -276,6 +276,16 @@ class ProcessGroupEngine(IEngine, ABC):
         dist.all_reduce(reduced, op=_OPERATIONS[op])
         return reduced / self.num_processes if op == "mean" else reduced
 
+    def start_sum(self, value: Tensor) -> Callable[[], Tensor]:
+        total = value.clone()
+        work = dist.all_reduce(total, async_op=True)
+
+        def wait() -> Tensor:
+            work.wait()
+            return total
+
+        return wait
+
     def gather_object(self, value: T) -> list[T]:
         gathered: list[Any] = [None] * self.num_processes
         dist.all_gather_object(gathered, value)

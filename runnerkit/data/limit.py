@@ -8,7 +8,6 @@ from itertools import islice
 from typing import Any, Self
 
 from runnerkit.data.loader_wrapper import LoaderWrapper
-from runnerkit.sampling.sampler import Uneven
 from runnerkit.sampling.sharding import batches_of, count_batches, share_of
 from runnerkit.types import Batch
 
@@ -56,10 +55,10 @@ class BatchLimitLoaderWrapper(LoaderWrapper):
         return min(self._num_left(), super().__len__())
 
     def shard(
-        self, *, key: str, training: bool, rank: int, world_size: int, seed: int, uneven: Uneven = "drop",
+        self, *, key: str, training: bool, rank: int, world_size: int, seed: int,
         endless: bool = False,
     ) -> Self:  # fmt: skip
-        place: dict[str, Any] = {"rank": rank, "world_size": world_size, "seed": seed, "uneven": uneven}
+        place: dict[str, Any] = {"rank": rank, "world_size": world_size, "seed": seed}
         limited = super().shard(key=key, training=training, endless=endless, **place)
         if self._part is not None:  # the same number on all ranks, even if one has an extra batch
             limited.num_batches = self._part_of(math.ceil(super().__len__() / world_size))

@@ -9,7 +9,6 @@ from typing import Any, Self
 
 import torch
 
-from runnerkit.sampling.sampler import Uneven
 from runnerkit.sampling.sharding import count_batches, shard_loader, share_of
 from runnerkit.types import Batch
 
@@ -69,12 +68,12 @@ class LoaderWrapper(ABC):
         return share_of(self.origin)
 
     def shard(
-        self, *, key: str, training: bool, rank: int, world_size: int, seed: int, uneven: Uneven = "drop",
+        self, *, key: str, training: bool, rank: int, world_size: int, seed: int,
         endless: bool = False,
     ) -> Self:  # fmt: skip
         """Return a copy around one process's shard; see :func:`runnerkit.sampling.sharding.shard_loader`."""
         share = shard_loader(
-            self.origin, key=key, training=training, rank=rank, world_size=world_size, seed=seed, uneven=uneven,
+            self.origin, key=key, training=training, rank=rank, world_size=world_size, seed=seed,
             endless=endless,
         )  # fmt: skip
         return self._around(share)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, Sampler, SequentialSampler
 
 from runnerkit.data.tensor_rows import Rows, TensorRows
-from runnerkit.sampling.sampler import ShardedBatchSampler, Uneven
+from runnerkit.sampling.sampler import ShardedBatchSampler
 from runnerkit.sampling.sharding import loader_seed
 
 __all__ = ["TensorLoader"]
@@ -73,18 +73,13 @@ class TensorLoader:
         return map(self.dataset.__getitems__, parts)
 
     def shard(
-        self, *, key: str, training: bool, rank: int, world_size: int, seed: int, uneven: Uneven = "drop"
+        self, *, key: str, training: bool, rank: int, world_size: int, seed: int
     ) -> Self:
-        """Return one process's shard; samples are sharded, so `uneven` is ignored.
-
-        See :func:`runnerkit.sampling.sharding.shard_loader`.
-        """
-        if training and len(self.dataset) < world_size:
-            raise ValueError(f"loader {key!r} has {len(self.dataset)} samples, too few to train {world_size} processes")
+        """Return one process's shard; see :func:`runnerkit.sampling.sharding.shard_loader`."""
         share = copy.copy(self)
         share.batch_sampler = ShardedBatchSampler(
             self.sampler, batch_size=self.batch_size, drop_last=self.drop_last, rank=rank, world_size=world_size,
-            seed=loader_seed(seed, key),
+            seed=loader_seed(seed, key), training=training,
         )  # fmt: skip
         return share
 

@@ -61,6 +61,7 @@ class LoaderAttributes(Attributes):
     loader_batch_len: int | None
     batch: Batch
     batch_size: int
+    batch_weight: Any
     batch_metrics: dict[str, Any]
     loader_metrics: Metrics
     need_early_stop: bool

@@ -291,20 +291,19 @@ def check_scheduler(scheduler: Any, optimizer: Any) -> None:
             raise ValueError(f"{name} steps an optimizer other than the one that trains; create it from that one")
 
 
-def check_criterion(criterion: Any, engine: IEngine) -> None:
+def check_criterion(criterion: Any, engine: IEngine, *, loss_reduction: str) -> None:
     """Raise if a criterion has trainable parameters and several processes would train them independently.
 
-    Warn if it sums over the batch.
+    Warn if it sums over the batch and `loss_reduction` does not say so.
 
     Raises:
         ValueError: with what to do.
     """
     for each in as_dict(criterion).values():
-        if getattr(each, "reduction", None) == "sum" and engine.is_main_process:
+        if getattr(each, "reduction", None) == "sum" and loss_reduction != "sum" and engine.is_main_process:
             logger.warning(
-                "%s(reduction='sum') sums over the batch: the logged loss is a mean of such sums, which depends on the "
-                "batch size, and in N processes gradients are 1/N of those of the combined batch; use "
-                "reduction='mean' and multiply the learning rate by the batch size", type(each).__name__,
+                "%s(reduction='sum') sums over the batch, but gradients are averaged over processes and accumulated "
+                "batches: pass loss_reduction='sum' to train(), which adds them up", type(each).__name__,
             )  # fmt: skip
         if engine.is_ddp and isinstance(each, nn.Module) and any(p.requires_grad for p in each.parameters()):
             raise ValueError(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from runnerkit.loop import batch_size, checks, step_watch
 from runnerkit.loop.attributes import LoaderAttributes, ProcessState
 from runnerkit.loop.loader_metrics import new_means, reduce_metrics
+from runnerkit.loop.step_sizes import StepSizes, sizes_of_pass, weigh_step
 from runnerkit.metrics.means import LoaderMeans
 from runnerkit.resume import resume_point
 from runnerkit.sampling.sharding import batches_of, count_batches, start_epoch
@@ -25,12 +26,14 @@ class LoaderRun(ProcessState):
         means: the batch metrics of this process, kept as weighted sums until the loader ends.
         ends_stage: whether the stage ends after this epoch; within a loader, `need_early_stop` concerns that loader.
         num_skipped: batches that ran before the run was interrupted.
+        steps: the samples of each process in a training step.
     """
 
     def __init__(self) -> None:
         self.means = LoaderMeans()
         self.ends_stage = False
         self.num_skipped = 0
+        self.steps = StepSizes()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return type(self)()  # a copy of a runner starts its own pass
@@ -67,7 +70,9 @@ def setup_loader(runner: IRunner, key: str) -> None:
     runner.loader_batch_len = num_batches + runner.loader_batch_step if num_batches is not None else None
     runner.is_within_loader = True
     use_model(runner)
+    run.steps = StepSizes()
     if runner.is_train_loader:
+        run.steps = sizes_of_pass(runner, num_before=run.num_skipped)
         step_watch.start_watch(runner)
         before = runner.batch_step - runner.loader_batch_step
         runner.engine.enter_training_loader(lambda: runner.batch_step - before)
@@ -108,8 +113,11 @@ def start_batch(runner: IRunner, batch: Batch) -> None:
     """Count a batch and make it the runner's current one."""
     size = batch_size.batch_size_of(batch)
     num_samples = size * runner.engine.num_processes
-    runner.batch, runner.batch_size, runner.batch_metrics = batch, size, {}
+    runner.batch, runner.batch_size, runner.batch_weight, runner.batch_metrics = batch, size, None, {}
     runner.loader_batch_step += 1
+    steps = runner._loader_run.steps
+    if runner.loader_batch_step >= steps.first_uneven:
+        weigh_step(runner, steps, number=runner.loader_batch_step - 1 - runner._loader_run.num_skipped)
     runner.loader_sample_step += num_samples
     if runner.is_train_loader:
         runner.batch_step += 1
@@ -123,7 +131,11 @@ def finish_batch(runner: IRunner) -> None:
     if runner.loader_batch_step == 1:
         batch_size.check(runner)
         checks.check_order_is_used(runner)
-    runner._loader_run.means.update(runner.batch_metrics, runner.batch_size, batch_step=runner.loader_batch_step)
+    run = runner._loader_run
+    if not run.steps.is_idle:
+        run.means.update(
+            runner.batch_metrics, runner.batch_size, weight=runner.batch_weight, batch_step=runner.loader_batch_step
+        )
     logs = runner._logs
     if logs.wants_batch_metrics and runner.is_train_loader and runner.batch_step % runner.log_every == 0:
         logs.hand_over_steps(runner)  # earlier ones, long computed by now

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from torch import nn
 
-from runnerkit.callback import EVENTS, CallbackNode, ICallback, innermost
+from runnerkit.callback import EVENTS, CallbackNode, ICallback, IMetricCallback, innermost
 from runnerkit.loop import checks, step_watch
 from runnerkit.loop.attributes import ProcessState
 from runnerkit.loop.loader_run import is_training
+from runnerkit.loop.step_sizes import WeightUnits, without_weight
 from runnerkit.resume import resume_point
 from runnerkit.seeding.generators import derive_seed, set_global_seed
 from runnerkit.support.torch_internals import inner_schedulers
@@ -21,11 +22,14 @@ if TYPE_CHECKING:
     from runnerkit.callback import IRunner
 
 
+_IDLE = "on_idle_batch_end"  # in place of on_batch_end, for a batch whose samples belong to another process
+
+
 class Listeners(dict[str, tuple[Callable[[Any], None], ...]]):
     """Methods that act on each event, in order; an event without overrides costs nothing."""
 
     def __init__(self) -> None:
-        super().__init__(dict.fromkeys(EVENTS, ()))
+        super().__init__(dict.fromkeys((*EVENTS, _IDLE), ()))
 
     def bind(self, runner: IRunner, callbacks: Iterable[ICallback] = ()) -> None:
         """Find the methods of `callbacks` that run in this process, and of the runner, once for all events."""
@@ -35,15 +39,22 @@ class Listeners(dict[str, tuple[Callable[[Any], None], ...]]):
             if runner.listens_to(event):
                 bound.insert(0 if event.endswith("_start") else len(bound), getattr(runner, event))
             self[event] = tuple(bound)
+        counting = {each.on_batch_end for each in acting if _counts_samples(each)}
+        self[_IDLE] = without_weight, *(each for each in self["on_batch_end"] if each not in counting)
 
     def release(self) -> None:
         """Forget all methods: those of the runner refer to it, which would keep its loaders' workers."""
-        self.update(dict.fromkeys(EVENTS, ()))
+        self.update(dict.fromkeys(self, ()))
 
     def emit(self, event: str, runner: IRunner) -> None:
         """Call the methods that act on `event`."""
         for listener in self[event]:
             listener(runner)
+
+
+def _counts_samples(callback: ICallback) -> bool:
+    inner = innermost(callback)
+    return isinstance(inner, IMetricCallback) and inner.counts_samples
 
 
 class Stage(ProcessState):
@@ -57,6 +68,7 @@ class Stage(ProcessState):
         listeners: methods that act on events.
         known_callbacks: callbacks of this stage and of earlier ones that act in this process.
         step_watch: present until the first training loader of the stage has ended.
+        weight_units: of the batches' weights.
         checked_batch_sizes, compared_streams: keys of loaders whose first batch was checked.
     """
 
@@ -67,6 +79,7 @@ class Stage(ProcessState):
         self.listeners = Listeners()
         self.known_callbacks: list[ICallback] = []
         self.step_watch: step_watch.StepWatch | None = None
+        self.weight_units = WeightUnits()
         self.checked_batch_sizes: set[str] = set()
         self.compared_streams: set[str] = set()
 
@@ -99,6 +112,7 @@ def setup_stage(runner: IRunner, stage: str) -> bool:
     runner.stage_epoch_len = runner._stage.hooks_of(runner).get_stage_len(stage)
     runner.stage_epoch_step = runner.stage_batch_step = runner.stage_sample_step = 0
     runner.need_early_stop = False
+    runner._stage.weight_units = WeightUnits()
     _make_loaders(runner, stage)
     _make_model(runner, stage)
     runner.callbacks = dict(runner._stage.hooks_of(runner).get_callbacks(stage))
@@ -146,7 +160,7 @@ def _make_model(runner: IRunner, stage: str) -> None:
     is_infer = stage.startswith("infer")
     runner.optimizer = None if is_infer else runner._stage.hooks_of(runner).get_optimizer(stage, runner.model)
     checks.check_optimizer(runner.optimizer, runner.model, runner.criterion)
-    checks.check_criterion(runner.criterion, engine)
+    checks.check_criterion(runner.criterion, engine, loss_reduction=runner.loss_reduction)
     bare = as_dict(runner.optimizer)
     models, optimizers = engine.prepare(as_dict(runner.model), bare)
     runner._stage.training_model, runner.optimizer = like(model, models), like(runner.optimizer, optimizers)
