@@ -16,6 +16,7 @@ from runnerkit.checkpoints.weights import load_weights
 from runnerkit.engine import IEngine
 from runnerkit.logger import ILogger, Step
 from runnerkit.loop import experiment, loader_run, media
+from runnerkit.loop.budget import Budget, is_over
 from runnerkit.loop.loader_run import LoaderRun
 from runnerkit.loop.run_logs import RunLogs
 from runnerkit.loop.stage import Stage, open_loggers, setup_stage
@@ -45,8 +46,12 @@ class IRunner(IListener):
         stage_key, loader_key: keys of the current stage and loader; `loader` is the current loader.
         is_train_loader, is_valid_loader, is_infer_loader: loaders whose key starts with "train" are trained on, all
             others are evaluated.
-        epoch_step, batch_step, sample_step: current epoch (1, 2, ...), training steps and training samples (of all
-            processes) so far; `global_*` are the same numbers, `stage_*` and `loader_*` count within stage or loader.
+        epoch_step, batch_step, sample_step: current epoch (1, 2, ...), training batches (per process) and training samples
+            (of all processes) so far; `global_*` are the same numbers, `stage_*` and `loader_*` count within stage or
+            loader.
+        optimizer_step: optimizer steps so far: batches, or groups of accumulated batches.
+        num_steps: optimizer steps of the stage, for schedules; None if a loader has no length and no limit is set.
+        stage_epoch_len: epochs of the stage; None if unknown.
         batch, batch_size: the batch on the device, and its number of samples, which weights its metrics. The default is
             the length of the first tensor; `handle_batch` may set another number.
         batch_weight: set in `handle_batch`, the weight of the batch in gradients and logged means, for example its number
@@ -56,10 +61,12 @@ class IRunner(IListener):
             {loader: {metric: value}}, {epoch: {loader: {metric: value}}}.
         need_early_stop: ends the loader if set in a batch event; in another event, it ends the stage after the epoch.
         exception: the exception that ended the run, if any.
-        valid_every_steps: also evaluate each time this many training steps have run; None evaluates once per epoch.
+        valid_every_steps: also evaluate each time this many optimizer steps were taken; None evaluates once per epoch.
         epoch_steps: training batches per process in an epoch, which continues where the previous one ended; None is a
             pass over the data.
-        log_every: number of training steps between logs of batch metrics, for loggers that take them.
+        accumulation_steps: batches whose gradients an OptimizerCallback without a number of its own averages into a step.
+        gradient_clip: largest norm of a step's gradients, for an OptimizerCallback without clipping of its own.
+        log_every: number of optimizer steps between logs of batch metrics, for loggers that take them.
         non_finite: "raise" ends a loader with an error if a value of `batch_metrics` was NaN or infinite, and names the
             first batch, rank and key; "keep" ignores it.
         detect_anomaly: make autograd raise at the operation whose gradient becomes NaN; slow.
@@ -86,6 +93,8 @@ class IRunner(IListener):
         self.loggers: dict[str, ILogger]
         self.valid_every_steps: int | None = None
         self.epoch_steps: int | None = None
+        self.accumulation_steps = 1
+        self.gradient_clip: float | None = None
         self.log_every = 10
         self.non_finite: Literal["raise", "keep"] = "keep"
         self.detect_anomaly = False
@@ -102,8 +111,9 @@ class IRunner(IListener):
         self.loader: Any = None
         self.is_train_loader = self.is_valid_loader = self.is_infer_loader = False
         self.is_within_loader = False
-        self.epoch_step = self.batch_step = self.sample_step = 0
-        self.stage_epoch_step = self.stage_batch_step = self.stage_sample_step = self.stage_epoch_len = 0
+        self.epoch_step = self.batch_step = self.optimizer_step = self.sample_step = 0
+        self.stage_epoch_step = self.stage_batch_step = self.stage_optimizer_step = self.stage_sample_step = 0
+        self.stage_epoch_len: int | None = None
         self.loader_batch_step = self.loader_sample_step = 0
         self.loader_batch_len: int | None = None
         self.batch: Batch = None
@@ -139,8 +149,8 @@ class IRunner(IListener):
         """Names of the stages, in order; one that starts with "infer" runs without optimizer."""
         return ["train"]
 
-    def get_stage_len(self, stage: str) -> int:
-        """Return the number of epochs of a stage."""
+    def get_stage_len(self, stage: str) -> int | Budget:
+        """Return the number of epochs of a stage, or a Budget of epochs, optimizer steps and samples."""
         return 1
 
     def get_engine(self) -> IEngine:
@@ -282,7 +292,8 @@ class IRunner(IListener):
         resume_point.setup_epoch(self)
         self._emit("on_epoch_start")
         for key in resume_point.loaders_left(self):
-            self._run_loader(key)
+            if resume_point.is_within_epoch(self) or not (is_over(self) and loader_run.is_training(self, key)):
+                self._run_loader(key)
         self.experiment_metrics[self.epoch_step] = self.epoch_metrics
         self._emit("on_epoch_end")
 
@@ -316,10 +327,14 @@ class IRunner(IListener):
         self._stage.listeners.emit(event, self)
 
     def _finish_step(self) -> None:
-        if self.valid_every_steps is not None and self.batch_step % self.valid_every_steps == 0:
+        if self._loader_run.steps.stepped_at != self.batch_step:
+            return  # gradients accumulate
+        if self.valid_every_steps is not None and self.optimizer_step % self.valid_every_steps == 0:
             self._run_validation()
         for listener in self._stage.listeners["on_step_end"]:
             listener(self)
+        if self._stage.budget.is_in_steps and is_over(self):
+            self.need_early_stop = True
 
     def _run_validation(self) -> None:
         """Run the evaluation loaders in the middle of a training loader, which then continues unchanged."""
@@ -339,6 +354,12 @@ class IRunner(IListener):
     def step(self) -> Step:
         """The current position of the run, for loggers."""
         return Step(stage=self.stage_key, loader=self.loader_key, epoch=self.epoch_step, batch=self.batch_step)
+
+    @property
+    def num_steps(self) -> int | None:
+        """Optimizer steps of the current stage, known before its scheduler is made."""
+        self._stage.has_told_steps = True
+        return self._stage.num_steps
 
     @property
     def is_resumed(self) -> bool:

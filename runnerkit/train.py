@@ -22,13 +22,14 @@ from runnerkit.logger import ILogger
 from runnerkit.loggers import ConsoleLogger, CSVLogger, TensorboardLogger
 from runnerkit.loop import checks, run_logs
 from runnerkit.loop.attributes import ProcessState
+from runnerkit.loop.budget import Budget
 from runnerkit.metrics.first_non_finite import check_policy
 from runnerkit.passes.evaluation import EvaluationHooks, evaluate, unchanged
 from runnerkit.passes.prediction import Prediction, stream, write
 from runnerkit.resume.overrides import Source, check_source
 from runnerkit.resume.resume_point import ResumePoint
 from runnerkit.runner import IRunner
-from runnerkit.support.arguments import check_integers
+from runnerkit.support.arguments import check_integers, check_numbers
 from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler
 
 
@@ -58,7 +59,7 @@ class Runner(IRunner):
         super().__init__(model, engine)
         self._own_engine = engine
         self._given = _Given()
-        self._num_epochs = 1
+        self._budget = Budget(num_epochs=1)
 
     def train(
         self,
@@ -73,7 +74,12 @@ class Runner(IRunner):
         loggers: Mapping[str, ILogger | None] | None = None,
         seed: int = 42,
         hparams: Mapping[str, Any] | None = None,
-        num_epochs: int = 1,
+        num_epochs: int | None = None,
+        num_steps: int | None = None,
+        num_samples: int | None = None,
+        max_hours: float | None = None,
+        accumulation_steps: int = 1,
+        gradient_clip: float | None = None,
         epoch_steps: int | None = None,
         loss_reduction: Literal["mean", "sum"] = "mean",
         lr_scale: Literal["linear", "sqrt"] | None = None,
@@ -112,7 +118,11 @@ class Runner(IRunner):
                 "tensorboard" replace these; None disables a logger.
             seed: for all random numbers.
             hparams: hyperparameters to log.
-            num_epochs: number of epochs.
+            num_epochs, num_steps, num_samples: length of the training in epochs, in optimizer steps, in training samples of
+                all processes; the first limit ends it. Without any, it is one epoch. A resumed run counts what was done.
+            max_hours: save a checkpoint and exit with code 75 after this many hours of this process; needs `logdir`.
+            accumulation_steps: batches whose gradients are averaged into one optimizer step.
+            gradient_clip: largest norm of the gradients of a step.
             epoch_steps: training batches per process in an epoch, which continues where the previous one ended; None is
                 a pass over the data. See EpochStepsLoaderWrapper.
             loss_reduction: whether a loss is the "mean" over its batch or the "sum": processes and accumulated batches
@@ -125,8 +135,8 @@ class Runner(IRunner):
                 resumed run: the "checkpoint", or the "arguments", whose schedule is stepped to the same position.
             valid_loader, valid_metric, minimize_valid_metric: select the best checkpoint; given one of the first two,
                 the other is "valid" or "loss". Without both, no best checkpoint is kept.
-            valid_every_steps: also evaluate, and update the best checkpoint, each time this many training steps passed.
-            log_every: training steps between two step logs, for loggers with ``log_batch_metrics``.
+            valid_every_steps: also evaluate, and update the best checkpoint, each time this many optimizer steps passed.
+            log_every: optimizer steps between two step logs, for loggers with ``log_batch_metrics``.
             non_finite: "raise" raises at the end of a loader if one of its ``batch_metrics`` was NaN or infinite;
                 "locate" raises within the batch and names the module, see NonFiniteCallback; "keep" ignores it.
             detect_anomaly: make autograd raise when a gradient becomes NaN, and print the traceback of the operation's
@@ -150,8 +160,12 @@ class Runner(IRunner):
         Raises:
             ValueError, TypeError, KeyError, OSError: an argument is invalid; raised before training.
         """
-        check_integers(self, num_epochs=num_epochs, log_every=log_every)
+        check_integers(self, log_every=log_every, accumulation_steps=accumulation_steps)
         check_integers(self, or_none=True, valid_every_steps=valid_every_steps, epoch_steps=epoch_steps)
+        check_numbers(self, above=0, or_none=True, max_hours=max_hours, gradient_clip=gradient_clip)
+        if num_epochs is None and num_steps is None and num_samples is None:
+            num_epochs = 1
+        self._budget = Budget(num_epochs, num_steps, num_samples)
         check_policy(non_finite)
         check_source(resume_options)
         if loss_reduction not in ("mean", "sum"):
@@ -161,7 +175,8 @@ class Runner(IRunner):
         self.model = model if model is not None else self.model
         self.criterion, self.optimizer, self.scheduler = criterion, optimizer, scheduler
         self._given = _Given(loaders, criterion, optimizer, scheduler)
-        self._seed, self._hparams, self._num_epochs = seed, dict(hparams or {}), num_epochs
+        self._seed, self._hparams = seed, dict(hparams or {})
+        self.accumulation_steps, self.gradient_clip = accumulation_steps, gradient_clip
         self.valid_every_steps, self.log_every, self.non_finite = valid_every_steps, log_every, "keep"
         self.epoch_steps, self.loss_reduction = epoch_steps, loss_reduction
         if non_finite != "keep":
@@ -176,10 +191,12 @@ class Runner(IRunner):
             resume = as_path(resume).absolute()
             if ProcessEnvironment.read() is None:  # else rank zero looks for all: others may not see the files
                 find_checkpoint(resume)
-        if folder is None and (profile or load_best_on_end):
-            raise ValueError("profile=True and load_best_on_end=True write files: pass logdir=")
-        if load_best_on_end and holds(_by_key(callbacks), ICheckpointCallback):
-            raise ValueError("train(load_best_on_end=True) does not reach your CheckpointCallback: pass it there")
+        if folder is None and (profile or load_best_on_end or max_hours is not None):
+            raise ValueError("profile=True, load_best_on_end=True and max_hours write files: pass logdir=")
+        if (load_best_on_end or max_hours is not None) and holds(_by_key(callbacks), ICheckpointCallback):
+            raise ValueError(
+                "train(load_best_on_end=True) and train(max_hours=...) do not reach your CheckpointCallback: pass them there"
+            )
         self._resume_point = ResumePoint(
             folder if resume == "auto" else resume,
             may_be_missing=resume == "auto",
@@ -206,6 +223,7 @@ class Runner(IRunner):
                 minimize=minimize_valid_metric,
                 mode="runner",
                 load_best_on_end=load_best_on_end,
+                max_hours=max_hours,
             )
         self._given.loggers = _loggers(loggers, folder)
         self._check(loaders, valid_loader)
@@ -229,8 +247,8 @@ class Runner(IRunner):
     def get_loggers(self) -> dict[str, ILogger]:
         return dict(self._given.loggers)
 
-    def get_stage_len(self, stage: str) -> int:
-        return self._num_epochs
+    def get_stage_len(self, stage: str) -> int | Budget:
+        return self._budget
 
     def get_loaders(self, stage: str) -> dict[str, Any]:
         if self._given.loaders is None:

@@ -13,7 +13,7 @@ from runnerkit.callback import CallbackOrder, IOptimizerCallback, innermost
 from runnerkit.callbacks.training.parts.gradients import ClipFn, check_clip, make_clip
 from runnerkit.errors import UnknownKeyError
 from runnerkit.loop.step_sizes import WeightUnits, total_share
-from runnerkit.support.arguments import check_integers, check_strings
+from runnerkit.support.arguments import check_integers, check_numbers, check_strings
 from runnerkit.support.torch_internals import divide_each_, local
 from runnerkit.types import StateDict, as_dict
 
@@ -32,10 +32,12 @@ class OptimizerCallback(IOptimizerCallback):
         optimizer_key: which optimizer, if the runner has several.
         accumulation_steps: batches whose gradients are averaged into one step, weighted by their numbers of samples or
             by ``runner.batch_weight``; the last step of a loader averages the remaining ones, which are dropped if the
-            loader is ended early.
+            loader is ended early. None is that of the runner.
         grad_clip_fn: clips the unscaled gradients of the whole step: a function of parameters, or the name of one
             in ``torch.nn.utils``.
         grad_clip_params: keyword arguments of `grad_clip_fn`.
+        grad_clip_norm, grad_clip_value: largest norm of all gradients together, largest magnitude of each; pass one of
+            them, or `grad_clip_fn`. Without any, the norm is ``runner.gradient_clip``.
 
     >>> OptimizerCallback("loss", accumulation_steps=4).accumulation_steps
     4
@@ -46,18 +48,28 @@ class OptimizerCallback(IOptimizerCallback):
         metric_key: str = "loss",
         model_key: str | None = None,
         optimizer_key: str | None = None,
-        accumulation_steps: int = 1,
+        accumulation_steps: int | None = None,
         grad_clip_fn: ClipFn = None,
         grad_clip_params: dict[str, Any] | None = None,
+        grad_clip_norm: float | None = None,
+        grad_clip_value: float | None = None,
     ) -> None:
         super().__init__(order=CallbackOrder.Optimizer)
-        check_integers(self, accumulation_steps=accumulation_steps)
+        check_numbers(self, above=0, or_none=True, grad_clip_norm=grad_clip_norm, grad_clip_value=grad_clip_value)
+        if sum(each is not None for each in (grad_clip_fn, grad_clip_norm, grad_clip_value)) > 1:
+            raise ValueError(f"{type(self).__name__}: pass one of grad_clip_fn, grad_clip_norm and grad_clip_value")
+        if grad_clip_norm is not None:
+            grad_clip_fn, grad_clip_params = "clip_grad_norm_", {"max_norm": grad_clip_norm}
+        if grad_clip_value is not None:
+            grad_clip_fn, grad_clip_params = "clip_grad_value_", {"clip_value": grad_clip_value}
+        check_integers(self, or_none=True, accumulation_steps=accumulation_steps)
         check_strings(self, metric_key=metric_key)
         check_strings(self, or_none=True, model_key=model_key, optimizer_key=optimizer_key)
         self.metric_key = metric_key
         self.model_key = model_key
         self.optimizer_key = optimizer_key
-        self.accumulation_steps = accumulation_steps
+        self.own_accumulation_steps = accumulation_steps
+        self.accumulation_steps = accumulation_steps or 1
         self.grad_clip_fn = grad_clip_fn
         self.grad_clip_params = grad_clip_params
         check_clip(self, grad_clip_fn, grad_clip_params)  # raise here, not after the first batch
@@ -71,6 +83,7 @@ class OptimizerCallback(IOptimizerCallback):
         self._mean_share: Callable[[], Any] | None = None  # of the asked ones; waits for it
         self._is_weighted = self._is_averaged = False
         self._units = WeightUnits()
+        self._clip_fn: Callable[[list[Tensor]], Any] | None = None
         self._silence: ExitStack | None = None  # active while gradients are not communicated
         self._checked: Any = None  # the optimizer known to have gradients
         self._key = optimizer_key or None  # None: the runner has one
@@ -83,6 +96,11 @@ class OptimizerCallback(IOptimizerCallback):
         self._key = (self.optimizer_key or "") if isinstance(runner.optimizer, dict) else None
         self._checked = None
         self._units = runner._stage.weight_units
+        of_runner = {"max_norm": runner.gradient_clip} if runner.gradient_clip is not None else None
+        if self.grad_clip_fn is not None or of_runner is None:
+            self._clip_fn = make_clip(self.grad_clip_fn, self.grad_clip_params)
+        else:
+            self._clip_fn = make_clip("clip_grad_norm_", of_runner)
         steppers = [innermost(each) for each in runner.callbacks.values()]
         paces = {each.accumulation_steps for each in steppers if isinstance(each, OptimizerCallback)}
         if len(paces) > 1 and runner.engine.precision.skips_steps:
@@ -153,17 +171,21 @@ class OptimizerCallback(IOptimizerCallback):
         is_mean = self.num_pending == 1 and not self._is_weighted and self._checked is optimizer
         if not is_mean and not self._is_averaged:
             self._average(optimizer, runner, num_batches=self.num_pending)
-        if self.grad_clip_fn is not None or self.gradient_readers:
+        if self._clip_fn is not None or self.gradient_readers:
             runner.engine.clip_gradients(optimizer, self._clip)
         self.num_skipped += not runner.engine.step(optimizer)
         self.num_pending = 0
+        steps = runner._loader_run.steps
+        if steps.stepped_at != runner.batch_step:  # the first of several optimizers
+            steps.stepped_at = runner.batch_step
+            runner.optimizer_step += 1
+            runner.stage_optimizer_step += 1
 
     def _clip(self, parameters: list[Tensor]) -> None:
         for read in self.gradient_readers:
             read(parameters)
-        clip = make_clip(self.grad_clip_fn, self.grad_clip_params)
-        if clip is not None:
-            clip(parameters)
+        if self._clip_fn is not None:
+            self._clip_fn(parameters)
 
     def _average(self, optimizer: Any, runner: IRunner, *, num_batches: int) -> None:
         self._is_averaged = True

@@ -38,9 +38,11 @@ class Progress(Attributes):
 
     epoch_step: int
     batch_step: int
+    optimizer_step: int
     sample_step: int
     stage_epoch_step: int
     stage_batch_step: int
+    stage_optimizer_step: int
     stage_sample_step: int
     epoch_metrics: dict[str, Metrics]
     experiment_metrics: dict[int, dict[str, Metrics]]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from runnerkit.loop import batch_size, checks, step_watch
 from runnerkit.loop.attributes import LoaderAttributes, ProcessState
+from runnerkit.loop.budget import is_over, limit_samples
 from runnerkit.loop.loader_metrics import new_means, reduce_metrics
 from runnerkit.loop.step_sizes import StepSizes, sizes_of_pass, weigh_step
 from runnerkit.metrics.means import LoaderMeans
@@ -66,6 +67,8 @@ def setup_loader(runner: IRunner, key: str) -> None:
     run.means = new_means(runner)
     start_epoch(loader, runner.epoch_step)
     run.num_skipped = resume_point.setup_position(runner)
+    if runner.is_train_loader:
+        limit_samples(runner)
     num_batches = count_batches(loader)
     runner.loader_batch_len = num_batches + runner.loader_batch_step if num_batches is not None else None
     runner.is_within_loader = True
@@ -95,6 +98,8 @@ def use_model(runner: IRunner) -> None:
 
 def batches(runner: IRunner) -> Iterator[Batch]:
     """Yield the loader's batches on the device; an error while one is fetched counts as that batch's."""
+    if runner.is_train_loader and is_over(runner):
+        return
     if getattr(runner.loader, "num_workers", 0):
         runner.engine.settle()
     iterator = batches_of(runner.loader)
@@ -112,12 +117,13 @@ def batches(runner: IRunner) -> Iterator[Batch]:
 def start_batch(runner: IRunner, batch: Batch) -> None:
     """Count a batch and make it the runner's current one."""
     size = batch_size.batch_size_of(batch)
-    num_samples = size * runner.engine.num_processes
     runner.batch, runner.batch_size, runner.batch_weight, runner.batch_metrics = batch, size, None, {}
     runner.loader_batch_step += 1
     steps = runner._loader_run.steps
+    num_samples = steps.num_samples or size * runner.engine.num_processes
     if runner.loader_batch_step >= steps.first_uneven:
         weigh_step(runner, steps, number=runner.loader_batch_step - 1 - runner._loader_run.num_skipped)
+        num_samples = steps.total or num_samples
     runner.loader_sample_step += num_samples
     if runner.is_train_loader:
         runner.batch_step += 1
@@ -132,12 +138,18 @@ def finish_batch(runner: IRunner) -> None:
         batch_size.check(runner)
         checks.check_order_is_used(runner)
     run = runner._loader_run
-    if not run.steps.is_idle:
+    steps = run.steps
+    if runner.is_train_loader and not steps.has_steppers:
+        steps.stepped_at = runner.batch_step
+        runner.optimizer_step += 1
+        runner.stage_optimizer_step += 1
+    if not steps.is_idle:
         run.means.update(
             runner.batch_metrics, runner.batch_size, weight=runner.batch_weight, batch_step=runner.loader_batch_step
         )
     logs = runner._logs
-    if logs.wants_batch_metrics and runner.is_train_loader and runner.batch_step % runner.log_every == 0:
+    is_step = runner.is_train_loader and steps.stepped_at == runner.batch_step
+    if logs.wants_batch_metrics and is_step and runner.optimizer_step % runner.log_every == 0:
         logs.hand_over_steps(runner)  # earlier ones, long computed by now
         logs.queue.put(runner.step, runner.batch_metrics)
 

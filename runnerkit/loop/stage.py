@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from torch import nn
 
-from runnerkit.callback import EVENTS, CallbackNode, ICallback, IMetricCallback, innermost
+from runnerkit.callback import EVENTS, CallbackNode, ICallback, IMetricCallback, IOptimizerCallback, innermost
 from runnerkit.loop import checks, step_watch
 from runnerkit.loop.attributes import ProcessState
+from runnerkit.loop.budget import Budget, accumulation_of, budget_of, count_steps
 from runnerkit.loop.loader_run import is_training
 from runnerkit.loop.step_sizes import WeightUnits, without_weight
 from runnerkit.resume import resume_point
@@ -68,6 +69,9 @@ class Stage(ProcessState):
         listeners: methods that act on events.
         known_callbacks: callbacks of this stage and of earlier ones that act in this process.
         step_watch: present until the first training loader of the stage has ended.
+        budget: when the stage ends.
+        num_steps: optimizer steps until then; None if the loaders do not tell.
+        has_told_steps: whether somebody asked for that number.
         weight_units: of the batches' weights.
         checked_batch_sizes, compared_streams: keys of loaders whose first batch was checked.
     """
@@ -79,6 +83,9 @@ class Stage(ProcessState):
         self.listeners = Listeners()
         self.known_callbacks: list[ICallback] = []
         self.step_watch: step_watch.StepWatch | None = None
+        self.budget = Budget(num_epochs=1)
+        self.num_steps: int | None = None
+        self.has_told_steps = False
         self.weight_units = WeightUnits()
         self.checked_batch_sizes: set[str] = set()
         self.compared_streams: set[str] = set()
@@ -109,14 +116,17 @@ def setup_stage(runner: IRunner, stage: str) -> bool:
     """Make and check the components of a stage; return False if the run resumes in a later stage."""
     leave_stage(runner)
     runner.stage_key = stage
-    runner.stage_epoch_len = runner._stage.hooks_of(runner).get_stage_len(stage)
-    runner.stage_epoch_step = runner.stage_batch_step = runner.stage_sample_step = 0
+    runner._stage.budget = budget_of(runner._stage.hooks_of(runner).get_stage_len(stage))
+    runner.stage_epoch_len = runner._stage.budget.num_epochs
+    runner.stage_epoch_step = runner.stage_batch_step = runner.stage_optimizer_step = runner.stage_sample_step = 0
     runner.need_early_stop = False
     runner._stage.weight_units = WeightUnits()
+    runner._stage.has_told_steps = False
     _make_loaders(runner, stage)
     _make_model(runner, stage)
     runner.callbacks = dict(runner._stage.hooks_of(runner).get_callbacks(stage))
     checks.check_callbacks(runner.callbacks, runner.loaders)
+    _recount_steps(runner)
     runner._logs.claim(runner, map(innermost, runner.callbacks.values()))  # before anything in the logdir is read
     if not resume_point.find(runner, stage):
         return False
@@ -147,6 +157,26 @@ def _make_loaders(runner: IRunner, stage: str) -> None:
         for key, loader in loaders.items()
     }
     checks.check_shares(runner)
+    runner._stage.num_steps = count_steps(runner, runner.accumulation_steps)
+
+
+def _recount_steps(runner: IRunner) -> None:
+    """Tell the callbacks how many batches to accumulate, and count the stage's steps with what they do.
+
+    Raises:
+        ValueError: they take other steps than the scheduler was made for.
+    """
+    for each in map(innermost, runner.callbacks.values()):
+        if isinstance(each, IOptimizerCallback):
+            each.accumulation_steps = each.own_accumulation_steps or runner.accumulation_steps
+    told = runner._stage.num_steps
+    runner._stage.num_steps = count_steps(runner, accumulation_of(runner))
+    if runner._stage.has_told_steps and told != runner._stage.num_steps:
+        raise ValueError(
+            f"num_steps was {told} when the scheduler was made, but the OptimizerCallback accumulates "
+            f"{accumulation_of(runner)} batches, which gives {runner._stage.num_steps} steps: set "
+            f"accumulation_steps = {accumulation_of(runner)} on the runner, or pass it to train(), not to the callback"
+        )
 
 
 def _make_model(runner: IRunner, stage: str) -> None:

@@ -37,20 +37,33 @@ class StepSizes:
 
     Attributes:
         first_uneven: batch of the loader, from 1, from which on a step may weight the processes differently.
+        num_samples: samples of all ranks in a step that is not uneven; None if it is unknown.
         sizes: samples of each rank in the current step, None for an unknown number; None if all have a full batch.
         is_idle: whether this process has no sample in the current step, and runs others with weight zero.
         batch_end: the event after ``handle_batch``.
         is_asked: whether the weights of all ranks have to be summed.
         matter: whether weights can change a gradient.
+        has_steppers: whether an OptimizerCallback steps, and not ``handle_batch``.
+        stepped_at: `batch_step` of the last optimizer step.
     """
 
     def __init__(self) -> None:
         self.first_uneven = sys.maxsize
+        self.num_samples: int | None = None
         self.sizes: Sequence[int | None] | None = None
         self.is_idle = False
         self.batch_end = "on_batch_end"
         self.is_asked = False
         self.matter = True
+        self.has_steppers = False
+        self.stepped_at = -1
+
+
+    @property
+    def total(self) -> int | None:
+        """Samples of all ranks in the current step, if it is uneven and they are known."""
+        known = [size for size in self.sizes or () if size is not None]
+        return sum(known) if self.sizes is not None and len(known) == len(self.sizes) else None
 
 
 def sizes_of_pass(runner: IRunner, *, num_before: int) -> StepSizes:
@@ -62,11 +75,14 @@ def sizes_of_pass(runner: IRunner, *, num_before: int) -> StepSizes:
     engine, steps = runner.engine, StepSizes()
     engine.loss_factor = _base_factor(runner)
     steppers = [each for each in map(innermost, runner.callbacks.values()) if isinstance(each, IOptimizerCallback)]
+    steps.has_steppers = bool(steppers)
     accumulates = any(each.accumulation_steps > 1 for each in steppers)
     steps.matter = engine.num_processes > 1 or accumulates
     if not steps.matter or distributed_sampler_of(runner.loader) is not None:  # which gives each rank as many
         return steps
     share = share_of(runner.loader)
+    if _full_size(runner) is not None:
+        steps.num_samples = share.stride
     if hasattr(share, "first_uneven"):
         steps.first_uneven = num_before + share.first_uneven() + 1
     elif engine.num_processes > 1:

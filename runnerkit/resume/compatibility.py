@@ -234,13 +234,13 @@ def check_one_cycle(runner: IRunner, passed: Mapping[str, Any], source: str) -> 
     Raises:
         ValueError: with the steps of both.
     """
-    has_epoch_left = runner.stage_epoch_step < runner.stage_epoch_len
+    has_epoch_left = is_epoch_left(runner)
     for name, scheduler in _schedulers(runner):
         if not isinstance(scheduler, OneCycleLR):
             continue
         total, wanted = scheduler.total_steps, passed[f"{name}.total_steps"]
         if has_epoch_left and (wanted > total or scheduler.last_epoch >= total):
-            left = f"epochs {runner.stage_epoch_step + 1} to {runner.stage_epoch_len} are left"
+            left = f"the stage continues after epoch {runner.stage_epoch_step}"
             raise ValueError(
                 f"{source} has taken {scheduler.last_epoch} of the {total} steps of its one-cycle schedule, which "
                 f"cannot be extended: {name}.total_steps is {total}, {wanted} was passed, and {left}. Train to the "

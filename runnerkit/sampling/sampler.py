@@ -7,6 +7,7 @@ processes together see, batch by batch, what one process with an N times larger 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from itertools import chain
 from typing import Any, NamedTuple
@@ -69,12 +70,14 @@ class ShardedBatchSampler(Sampler[list[int]]):
         self.stride = batch_size * world_size  # samples from one batch of this process to its next
         self.epoch = 0
         self.num_consumed = 0
+        self._stop = sys.maxsize  # of the pass, in samples
         self.order: list[int] = []  # of the current pass, for all processes; empty until it begins
 
     def set_epoch(self, epoch: int) -> None:
         """Use the order of `epoch`, starting with its first sample."""
         self.epoch = epoch
         self.num_consumed = 0
+        self._stop = sys.maxsize
         self.order = []
 
     def position_after(self, num_batches: int) -> int:
@@ -88,17 +91,27 @@ class ShardedBatchSampler(Sampler[list[int]]):
     def sizes_of(self, number: int) -> Sequence[int | None] | None:
         """Return the samples of each rank in training step `number`, from 0; None if all have a full batch."""
         assert isinstance(self.sampler, Sized)
-        size = len(self.sampler) - self.num_consumed - number * self.stride
+        size = min(len(self.sampler), self._stop) - self.num_consumed - number * self.stride
         return tail_sizes(size, batch_size=self.batch_size, world_size=self.world_size) if size < self.stride else None
 
     def first_uneven(self) -> int:
         """Return the first step whose sizes may differ."""
         assert isinstance(self.sampler, Sized)
-        return max(0, len(self.sampler) - self.num_consumed) // self.stride
+        return max(0, min(len(self.sampler), self._stop) - self.num_consumed) // self.stride
 
     def skip(self, position: int) -> None:
         """Skip what was consumed before an interruption; valid until the next epoch."""
         self.num_consumed = position
+
+    def end_after(self, num_samples: int) -> None:
+        """End the pass after `num_samples` more samples of all processes; valid until the next epoch."""
+        self._stop = self.num_consumed + num_samples
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of an epoch, of all processes."""
+        assert isinstance(self.sampler, Sized)
+        return len(self.sampler) - (len(self.sampler) % self.stride if self.drop_last else 0)
 
     def __iter__(self) -> Iterator[list[int]]:
         order, shares = self._start_pass()
@@ -135,10 +148,11 @@ class ShardedBatchSampler(Sampler[list[int]]):
 
     def _global_batches(self, num_samples: int) -> tuple[range, int]:
         """Return the first position of each global batch, and the end of the last one."""
-        starts = range(self.num_consumed, num_samples, self.stride)
-        if starts and self.drop_last and num_samples - starts[-1] < self.stride:
+        stop = min(num_samples, self._stop)
+        starts = range(self.num_consumed, stop, self.stride)
+        if starts and self.drop_last and stop == num_samples and stop - starts[-1] < self.stride:
             return starts[:-1], starts[-1]
-        return starts, num_samples
+        return starts, stop
 
 
 class ShardedBatches(Sampler[Any]):
