@@ -62,13 +62,13 @@ class CheckpointCallback(ICheckpointCallback):
         every_epochs: save every `every_epochs` epochs of a stage and after its last one; only these can be the best.
         every_steps: also save every `every_steps` optimizer steps.
         every_minutes: also save every `every_minutes` minutes, by rank zero's clock.
-        max_hours: save and end the run like a signal, with exit code 75, this many hours after this process started it, by
-            rank zero's clock; mode "runner" only. A resumed run has as many hours again.
         asynchronous: write checkpoints in a thread, so that a step waits only for a copy in memory. A save waits for
             the previous one, and the end of the run for the last one.
         resume_model: checkpoint or file of weights (also ``.safetensors``) to start the run with.
         resume_runner: checkpoint or logdir to resume from.
         load_best_on_end: end a stage with the weights of its best checkpoint.
+        max_hours: save and end the run like a signal, with exit code 75, this many hours after this process started it, by
+            rank zero's clock; mode "runner" only. A resumed run has as many hours again.
     Raises:
         ValueError: only one of `loader_key` and `metric_key` is given, or both without `minimize`.
         FileExistsError: at the start of the run, the folder holds checkpoints of another run.
@@ -91,11 +91,11 @@ class CheckpointCallback(ICheckpointCallback):
         every_epochs: int = 1,
         every_steps: int | None = None,
         every_minutes: float | None = None,
-        max_hours: float | None = None,
         asynchronous: bool = False,
         resume_model: str | Path | None = None,
         resume_runner: str | Path | None = None,
         load_best_on_end: bool = False,
+        max_hours: float | None = None,
     ) -> None:
         super().__init__(order=CallbackOrder.Checkpoint)
         check_paths(self, logdir=logdir)

@@ -189,12 +189,12 @@ class IOptimizerCallback(Callback):
     """A callback that steps an optimizer.
 
     Attributes:
-        own_accumulation_steps: batches whose gradients are averaged into one step; None is the runner's number.
-        accumulation_steps: that number, once a stage has started.
+        own_accumulation_steps: batches whose gradients are averaged into one step; 1 leaves it to the runner.
+        accumulation_steps: the resulting number, once a stage has started.
         num_pending: batches whose gradients are accumulated for the next step.
     """
 
-    own_accumulation_steps: int | None = None
+    own_accumulation_steps: int = 1
     accumulation_steps: int = 1
     num_pending: int = 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
@@ -33,6 +34,7 @@ class EngineOptions(TypedDict, total=False):
     channels_last: bool
     tf32: bool | None
     cudnn_benchmark: bool | None
+    uneven_batches: Literal["drop", "pad"]
 
 
 class IEngine(ABC):
@@ -44,6 +46,8 @@ class IEngine(ABC):
             ``{"mode": "max-autotune"}``.
         channels_last: store images, (N, C, H, W), and the weights of their convolutions in memory as (N, H, W, C).
         tf32, cudnn_benchmark: see :class:`.support.backend_switches.BackendSwitches`; None keeps torch's setting.
+
+        uneven_batches: without effect, and deprecated: no whole batch is dropped or repeated (docs/data.md).
 
     Attributes:
         device: device of this process's model and batches; known after :meth:`setup`.
@@ -74,6 +78,11 @@ class IEngine(ABC):
         self.compile_arguments = compile if isinstance(compile, dict) else {} if compile else None
         self.channels_last = options.get("channels_last", False)
         self.switches = BackendSwitches(tf32=options.get("tf32"), cudnn_benchmark=options.get("cudnn_benchmark"))
+        if "uneven_batches" in options:
+            warnings.warn(
+                "uneven_batches is deprecated since 0.2.0, has no effect, and will be removed in 1.0.0: leave it out; no "
+                "whole batch is dropped or repeated any more", FutureWarning, stacklevel=2,
+            )  # fmt: skip
         self.device = torch.device("cpu")
         self.loss_factor: float | None = None
         self._compiled: dict[int, nn.Module] = {}

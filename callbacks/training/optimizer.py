@@ -32,7 +32,7 @@ class OptimizerCallback(IOptimizerCallback):
         optimizer_key: which optimizer, if the runner has several.
         accumulation_steps: batches whose gradients are averaged into one step, weighted by their numbers of samples or
             by ``runner.batch_weight``; the last step of a loader averages the remaining ones, which are dropped if the
-            loader is ended early. None is that of the runner.
+            loader is ended early. With 1 it is the runner's `accumulation_steps`.
         grad_clip_fn: clips the unscaled gradients of the whole step: a function of parameters, or the name of one
             in ``torch.nn.utils``.
         grad_clip_params: keyword arguments of `grad_clip_fn`.
@@ -48,7 +48,7 @@ class OptimizerCallback(IOptimizerCallback):
         metric_key: str = "loss",
         model_key: str | None = None,
         optimizer_key: str | None = None,
-        accumulation_steps: int | None = None,
+        accumulation_steps: int = 1,
         grad_clip_fn: ClipFn = None,
         grad_clip_params: dict[str, Any] | None = None,
         grad_clip_norm: float | None = None,
@@ -62,14 +62,13 @@ class OptimizerCallback(IOptimizerCallback):
             grad_clip_fn, grad_clip_params = "clip_grad_norm_", {"max_norm": grad_clip_norm}
         if grad_clip_value is not None:
             grad_clip_fn, grad_clip_params = "clip_grad_value_", {"clip_value": grad_clip_value}
-        check_integers(self, or_none=True, accumulation_steps=accumulation_steps)
+        check_integers(self, accumulation_steps=accumulation_steps)
         check_strings(self, metric_key=metric_key)
         check_strings(self, or_none=True, model_key=model_key, optimizer_key=optimizer_key)
         self.metric_key = metric_key
         self.model_key = model_key
         self.optimizer_key = optimizer_key
-        self.own_accumulation_steps = accumulation_steps
-        self.accumulation_steps = accumulation_steps or 1
+        self.own_accumulation_steps = self.accumulation_steps = accumulation_steps
         self.grad_clip_fn = grad_clip_fn
         self.grad_clip_params = grad_clip_params
         check_clip(self, grad_clip_fn, grad_clip_params)  # raise here, not after the first batch

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any, Self
 
 from runnerkit.data.loader_wrapper import LoaderWrapper
+from runnerkit.sampling.sampler import Uneven
 from runnerkit.sampling.sharding import batches_of, share_of, start_epoch
 from runnerkit.seeding.generators import keep_cpu_rng
 from runnerkit.types import Batch
@@ -65,7 +66,7 @@ class EpochStepsLoaderWrapper(LoaderWrapper):
         return inner if self.restart or inner is None else self._continued
 
     def shard(
-        self, *, key: str, training: bool, rank: int, world_size: int, seed: int,
+        self, *, key: str, training: bool, rank: int, world_size: int, seed: int, uneven: Uneven = "drop",
         endless: bool = True,
     ) -> Self:  # fmt: skip
         place: dict[str, Any] = {"rank": rank, "world_size": world_size, "seed": seed}

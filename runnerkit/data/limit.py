@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any, Self
 
 from runnerkit.data.loader_wrapper import LoaderWrapper
+from runnerkit.sampling.sampler import Uneven
 from runnerkit.sampling.sharding import batches_of, count_batches, share_of
 from runnerkit.types import Batch
 
@@ -55,7 +56,7 @@ class BatchLimitLoaderWrapper(LoaderWrapper):
         return min(self._num_left(), super().__len__())
 
     def shard(
-        self, *, key: str, training: bool, rank: int, world_size: int, seed: int,
+        self, *, key: str, training: bool, rank: int, world_size: int, seed: int, uneven: Uneven = "drop",
         endless: bool = False,
     ) -> Self:  # fmt: skip
         place: dict[str, Any] = {"rank": rank, "world_size": world_size, "seed": seed}

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import torch
 
+from runnerkit.sampling.sampler import Uneven
 from runnerkit.sampling.sharding import count_batches, shard_loader, share_of
 from runnerkit.types import Batch
 
@@ -23,7 +24,7 @@ class LoaderWrapper(ABC):
         origin: the wrapped loader.
     """
 
-    passes_endless = True  # `shard` takes `endless`, which that of a user's loader may not
+    wraps_loader = True
 
     def __init__(self, loader: Any) -> None:
         self.origin = loader
@@ -68,14 +69,12 @@ class LoaderWrapper(ABC):
         return share_of(self.origin)
 
     def shard(
-        self, *, key: str, training: bool, rank: int, world_size: int, seed: int,
+        self, *, key: str, training: bool, rank: int, world_size: int, seed: int, uneven: Uneven = "drop",
         endless: bool = False,
     ) -> Self:  # fmt: skip
         """Return a copy around one process's shard; see :func:`runnerkit.sampling.sharding.shard_loader`."""
-        share = shard_loader(
-            self.origin, key=key, training=training, rank=rank, world_size=world_size, seed=seed,
-            endless=endless,
-        )  # fmt: skip
+        place: dict[str, Any] = {"rank": rank, "world_size": world_size, "seed": seed}
+        share = shard_loader(self.origin, key=key, training=training, endless=endless, **place)
         return self._around(share)
 
     def for_device(self, device: torch.device) -> Self:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, Sampler, SequentialSampler
 
 from runnerkit.data.tensor_rows import Rows, TensorRows
-from runnerkit.sampling.sampler import ShardedBatchSampler
+from runnerkit.sampling.sampler import ShardedBatchSampler, Uneven
 from runnerkit.sampling.sharding import loader_seed
 
 __all__ = ["TensorLoader"]
@@ -73,7 +73,7 @@ class TensorLoader:
         return map(self.dataset.__getitems__, parts)
 
     def shard(
-        self, *, key: str, training: bool, rank: int, world_size: int, seed: int
+        self, *, key: str, training: bool, rank: int, world_size: int, seed: int, uneven: Uneven = "drop"
     ) -> Self:
         """Return one process's shard; see :func:`runnerkit.sampling.sharding.shard_loader`."""
         share = copy.copy(self)

@@ -93,9 +93,11 @@ def count_steps(runner: IRunner, accumulation_steps: int) -> int | None:
     Called before the first epoch.
     """
     budget = runner._stage.budget
-    loaders = [] if runner.stage_key.startswith("infer") else [
-        loader for key, loader in runner.loaders.items() if key.startswith("train")
-    ]
+    loaders = (
+        []
+        if runner.stage_key.startswith("infer")
+        else [loader for key, loader in runner.loaders.items() if key.startswith("train")]
+    )
     lengths = [count_batches(loader) for loader in loaders]
     limits = [budget.num_steps]
     if None not in lengths:

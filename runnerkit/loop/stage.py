@@ -168,7 +168,8 @@ def _recount_steps(runner: IRunner) -> None:
     """
     for each in map(innermost, runner.callbacks.values()):
         if isinstance(each, IOptimizerCallback):
-            each.accumulation_steps = each.own_accumulation_steps or runner.accumulation_steps
+            own = each.own_accumulation_steps
+            each.accumulation_steps = own if own > 1 else runner.accumulation_steps
     told = runner._stage.num_steps
     runner._stage.num_steps = count_steps(runner, accumulation_of(runner))
     if runner._stage.has_told_steps and told != runner._stage.num_steps:

@@ -58,7 +58,6 @@ class StepSizes:
         self.has_steppers = False
         self.stepped_at = -1
 
-
     @property
     def total(self) -> int | None:
         """Samples of all ranks in the current step, if it is uneven and they are known."""

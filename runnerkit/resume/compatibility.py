@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 from runnerkit.checkpoints.weights import listed
+from runnerkit.loop.budget import is_epoch_left
 from runnerkit.support.plain_values import flat, plain
 from runnerkit.support.redaction import redacted
 from runnerkit.support.torch_internals import inner_schedulers

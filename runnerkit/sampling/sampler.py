@@ -10,12 +10,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch.utils.data import Sampler
 
 from runnerkit.seeding.generators import derive_seed, keep_rng, seed_generators
+
+
+Uneven: TypeAlias = Literal["drop", "pad"]  # an argument of 0.1, without effect
 
 
 class Place(NamedTuple):
@@ -50,8 +53,8 @@ class ShardedBatchSampler(Sampler[list[int]]):
         sampler: gives the order of the whole data set; iterated with every generator seeded by (seed, epoch).
         batch_size: samples per batch and process.
         drop_last: drop the last global batch if it is short.
-        training: all processes get the same number of batches. In a short last step, processes without a sample get
-            those of rank zero, and :meth:`sizes_of` says that they have none.
+        training: all processes take the same number of steps. In a short last step, a process without a sample gets some of
+            its step before, or rank zero's if that is its first step; :meth:`sizes_of` says that it has none.
         rank, world_size: of the share.
         seed: determines the order, together with the epoch.
     """
@@ -92,7 +95,10 @@ class ShardedBatchSampler(Sampler[list[int]]):
         """Return the samples of each rank in training step `number`, from 0; None if all have a full batch."""
         assert isinstance(self.sampler, Sized)
         size = min(len(self.sampler), self._stop) - self.num_consumed - number * self.stride
-        return tail_sizes(size, batch_size=self.batch_size, world_size=self.world_size) if size < self.stride else None
+        if size >= self.stride:
+            return None
+        num_takers = self._num_takers(size)
+        return [len(range(rank, size, num_takers)) if rank < num_takers else 0 for rank in range(self.world_size)]
 
     def first_uneven(self) -> int:
         """Return the first step whose sizes may differ."""
@@ -138,10 +144,19 @@ class ShardedBatchSampler(Sampler[list[int]]):
 
     def _share_of(self, positions: range) -> range:
         """Return this process's positions among those of a global batch."""
-        num_takers = self.world_size
-        if self.training and len(positions) < self.stride:
-            num_takers = num_tail_takers(len(positions), batch_size=self.batch_size, world_size=self.world_size)
-        return positions[self.rank if self.rank < num_takers else 0 :: num_takers]
+        if not self.training or len(positions) == self.stride:
+            return positions[self.rank :: self.world_size]
+        num_takers = self._num_takers(len(positions))
+        if self.rank < num_takers:
+            return positions[self.rank :: num_takers]
+        of_first = positions[::num_takers]
+        if positions.start == self.num_consumed:
+            return of_first
+        before = range(positions.start - self.stride + self.rank, positions.start, self.world_size)
+        return before[: len(of_first)]
+
+    def _num_takers(self, size: int) -> int:
+        return num_tail_takers(size, batch_size=self.batch_size, world_size=self.world_size)
 
     def _order_of_epoch(self) -> Any:
         return seeded_order(self.sampler, derive_seed(self.seed, "order", self.epoch))
@@ -162,8 +177,9 @@ class ShardedBatches(Sampler[Any]):
         batches: a batch sampler, which yields iterables of indices; or a sampler (``batch_size=None``), whose indices
             each give a batch of the data set. Iterated with every generator seeded by (seed, epoch).
         is_batch_sampler: whether `batches` is a batch sampler.
-        training: all processes get the same number of batches. If the last ones are too few for all processes, the
-            others get the first of them, and :meth:`sizes_of` says that they have none.
+        training: all processes take the same number of steps. If the last batches are too few for all processes, the others
+            get their own last one again, or rank zero's if that is their first step; :meth:`sizes_of` says that they have
+            none.
         rank, world_size: of the share.
         seed: determines the order, together with the epoch.
     """
@@ -226,6 +242,8 @@ class ShardedBatches(Sampler[Any]):
 
     def __len__(self) -> int:
         assert isinstance(self.batches, Sized)
+        if self.training:
+            return -((self.num_consumed - len(self.batches)) // self.world_size)
         return len(self._share(len(self.batches)))
 
     def _order(self) -> list[Any]:
@@ -235,8 +253,8 @@ class ShardedBatches(Sampler[Any]):
     def _share(self, num_batches: int) -> list[int]:
         numbers = list(range(self.num_consumed + self.rank, num_batches, self.world_size))
         tail = (num_batches - self.num_consumed) % self.world_size
-        if self.training and self.rank >= tail > 0:
-            numbers.append(num_batches - tail)
+        if self.training and 0 < tail <= self.rank:
+            numbers.append(numbers[-1] if numbers else self.num_consumed)
         return numbers
 
 
@@ -256,12 +274,6 @@ class Places(Sampler[Any]):
 def num_tail_takers(size: int, *, batch_size: int, world_size: int) -> int:
     """Return how many of the ranks share the `size` samples of a short last step: two or more each, if there are."""
     return min(world_size, max(1, size // min(2, batch_size)))
-
-
-def tail_sizes(size: int, *, batch_size: int, world_size: int) -> list[int]:
-    """Return the samples of each rank in a last training step of `size` samples."""
-    num_takers = num_tail_takers(size, batch_size=batch_size, world_size=world_size)
-    return [len(range(rank, size, num_takers)) if rank < num_takers else 0 for rank in range(world_size)]
 
 
 def _length(batch: Any) -> int | None:

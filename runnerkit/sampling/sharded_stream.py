@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from runnerkit.sampling.sampler import num_tail_takers, set_epoch, tail_sizes
+from runnerkit.sampling.sampler import num_tail_takers, set_epoch
 from runnerkit.sampling.seeded_dataset import seed_collate
 from runnerkit.sampling.stream_heads import NUM_SAMPLES, StreamHead
 from runnerkit.seeding.generators import GENERATORS, SEED_STRIDE, CPUState, derive_seed, keep_cpu_rng, seed_generators
@@ -37,17 +37,6 @@ class Tail(NamedTuple):
     def pin_memory(self) -> Tail:
         """Pin the batch; called by a loader with ``pin_memory``."""
         return Tail(pinned(self.content), self.sizes)
-
-
-class CollateTail(NamedTuple):
-    """A ``collate_fn`` that keeps the sizes of a :class:`Tail`."""
-
-    collate_fn: Any
-
-    def __call__(self, samples: Any) -> Any:
-        if type(samples) is Tail:
-            return Tail(self.collate_fn(samples.content), samples.sizes)
-        return self.collate_fn(samples)
 
 
 class ShardedStream(IterableDataset[Any]):
@@ -152,7 +141,7 @@ class ShardedStream(IterableDataset[Any]):
         for number in count():
             chunk, samples = self._read(samples, number * self.stride)
             is_whole = chunk.size == self.stride
-            part, sizes = (chunk.part, None) if is_whole or not self._evens_out else self._tail(chunk)
+            part, sizes = (chunk.part, None) if is_whole or not self.evens_out else self._tail(chunk)
             if part and number % num_workers == worker and (is_whole or not self.drop_last):
                 self._seed_collate(number)
                 content = part if self.batch_size is not None else part[0]
@@ -160,13 +149,15 @@ class ShardedStream(IterableDataset[Any]):
             if not is_whole:
                 return
 
-    def collate(self) -> Any:
-        """Return the ``collate_fn`` of a loader of this stream."""
-        return CollateTail(self.collate_fn) if self._evens_out else self.collate_fn
+    def collate(self, samples: Any) -> Any:
+        """Collate samples, with the sizes of all ranks in a short last step; the ``collate_fn`` if `evens_out`."""
+        if type(samples) is Tail:
+            return Tail(self.collate_fn(samples.content), samples.sizes)
+        return self.collate_fn(samples)
 
     def unpacked(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Return the batches, and note the sizes of the last step."""
-        return self._noted(batches) if self._evens_out else batches
+        return self._noted(batches) if self.evens_out else batches
 
     def _noted(self, batches: Iterator[Any]) -> Iterator[Any]:
         for number, batch in enumerate(batches):
@@ -177,7 +168,7 @@ class ShardedStream(IterableDataset[Any]):
                 yield batch
 
     @property
-    def _evens_out(self) -> bool:
+    def evens_out(self) -> bool:
         """True if processes without a sample in a short last step take part in it."""
         return self.training and self.world_size > 1 and not self.drop_last
 
@@ -193,7 +184,8 @@ class ShardedStream(IterableDataset[Any]):
         num_takers = num_tail_takers(size, batch_size=self.batch_size, world_size=self.world_size)
         if num_takers < self.world_size:
             part = first[self.rank if self.rank < num_takers else 0 :: num_takers]
-        return part, tail_sizes(size, batch_size=self.batch_size, world_size=self.world_size)
+        sizes = [len(range(rank, size, num_takers)) if rank < num_takers else 0 for rank in range(self.world_size)]
+        return part, sizes
 
     def _read(self, samples: Iterator[Any], begin: int) -> tuple[Chunk, Iterator[Any]]:
         """Read one chunk, after `begin` samples of this pass.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Iterator
+from inspect import signature
 from types import NoneType
 from typing import Any
 
@@ -46,8 +47,12 @@ def shard_loader(
 
         loader = loader_in(loader)
     if callable(getattr(loader, "shard", None)):
-        of_wrapper = {"endless": True} if endless and getattr(loader, "passes_endless", False) else {}
-        return loader.shard(key=key, training=training, **place, **of_wrapper)
+        known = signature(loader.shard).parameters
+        if endless and "endless" in known:  # a wrapper
+            place["endless"] = True
+        if "uneven" in known:  # an argument of 0.1, without effect
+            place["uneven"] = "drop"
+        return loader.shard(key=key, training=training, **place)
     if not isinstance(loader, DataLoader):
         if world_size > 1:
             raise TypeError(
@@ -128,7 +133,9 @@ def _share_indices(
     is_plain = isinstance(batches, BatchSampler) and (loader.batch_size is not None or type(batches) is BatchSampler)
     if is_plain:
         sampler: Any = batches.sampler
-        share = ShardedBatchSampler(sampler, batch_size=batches.batch_size, drop_last=batches.drop_last, training=training, **place)
+        share = ShardedBatchSampler(
+            sampler, batch_size=batches.batch_size, drop_last=batches.drop_last, training=training, **place
+        )
     else:
         whole = loader.sampler if batches is None else batches
         share = ShardedBatches(
@@ -177,10 +184,21 @@ def batches_of(loader: Any) -> Iterator[Any]:
         # the same with both, and in a resumed run, which restarts the workers.
         torch.empty((), dtype=torch.int64).random_()
     batches = iter(feed)
-    if feed is not loader and hasattr(share := loader._share, "unpacked"):
+    if getattr(loader, "wraps_loader", False):
+        return batches  # the wrapped loader's, which came through here
+    share = share_of(loader)
+    if hasattr(share, "unpacked"):
         batches = share.unpacked(batches)
-    has_workers = isinstance(feed, DataLoader) and feed.num_workers > 0  # its own: wrappers iterate through here too
-    return naming_the_dead(batches) if has_workers else batches
+    if isinstance(feed, DataLoader) and feed.num_workers > 0:
+        batches = naming_the_dead(batches)
+    return _and_the_last_again(batches) if hasattr(share, "repeats_last") and share.repeats_last() else batches
+
+
+def _and_the_last_again(batches: Iterator[Any]) -> Iterator[Any]:
+    batch = None
+    for batch in batches:  # noqa: UP028, B007 (used after the loop)
+        yield batch
+    yield batch
 
 
 def share_of(loader: Any) -> Any:

@@ -70,7 +70,7 @@ def share_stream(
         dataset = WholePipeline(dataset, seed=seed)
     options: dict[str, Any] = {"drop_last": loader.drop_last, "num_workers": loader.num_workers}
     stream = ShardedStream(dataset, **options, **place)
-    replaced = {"dataset": stream, "collate_fn": stream.collate()}
+    replaced = {"dataset": stream, "collate_fn": stream.collate if stream.evens_out else loader.collate_fn}
     return with_feed(copy.copy(loader), stream, batch_sampler=None, batch_size=None, **replaced)
 
 

@@ -52,7 +52,9 @@ def data(precision: str) -> TensorDataset:
 
 def loss_of(logits: Tensor, targets: Tensor, num_tokens: Tensor) -> Tensor:
     """Return the mean over the tokens of a batch."""
-    losses = nn.functional.cross_entropy(logits.float() if logits.dtype == torch.bfloat16 else logits, targets, reduction="none")
+    losses = nn.functional.cross_entropy(
+        logits.float() if logits.dtype == torch.bfloat16 else logits, targets, reduction="none"
+    )
     return (losses * num_tokens).sum() / num_tokens.sum().clamp(min=1)
 
 
@@ -70,7 +72,9 @@ class TokenRunner(dl.Runner):
         self.batch_metrics["loss"] = loss_of(self.model(features), targets, num_tokens)
 
 
-def train(engine: Any, case: Case, *, num_processes: int, batches: Any = None, **kwargs: Any) -> tuple[Tensor, dict[str, float]]:
+def train(
+    engine: Any, case: Case, *, num_processes: int, batches: Any = None, **kwargs: Any
+) -> tuple[Tensor, dict[str, float]]:
     """Train with the engine; return the weights and the metrics of the last epoch."""
     model = mlp().to(_dtype(case.precision))
     runner = TokenRunner()
@@ -82,7 +86,10 @@ def train(engine: Any, case: Case, *, num_processes: int, batches: Any = None, *
         optimizer=sgd(model, lr=0.05),
         loaders={"train": batches},
         engine=engine,
-        callbacks=[dl.BackwardCallback("loss"), dl.OptimizerCallback("loss", accumulation_steps=case.accumulated, **clip)],
+        callbacks=[
+            dl.BackwardCallback("loss"),
+            dl.OptimizerCallback("loss", accumulation_steps=case.accumulated, **clip),
+        ],
         **{"num_steps": NUM_STEPS, **kwargs},
         **quiet(),
     )

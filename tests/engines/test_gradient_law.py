@@ -42,7 +42,9 @@ def render(results):
     header = ["engine", "processes", *(f"{name}, bound {BOUNDS[name]:.0e}" for name in cases.PRECISIONS)]
     lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
     for (name, number), differences in results.items():
-        lines.append(f"| {name} | {number} | " + " | ".join(f"{differences[each]:.0e}" for each in cases.PRECISIONS) + " |")
+        lines.append(
+            f"| {name} | {number} | " + " | ".join(f"{differences[each]:.0e}" for each in cases.PRECISIONS) + " |"
+        )
     return "\n".join(lines) + "\n"
 
 
