@@ -265,10 +265,13 @@ class ProcessGroupEngine(IEngine, ABC):
         if self._lockstep is not None:
             self._lockstep.close()
         self._lockstep = self._store = None
-        if self._owns_group and dist.is_initialized():
+        if dist.is_initialized():
             self._compiled.clear()
             gc.collect()  # wrapped models hold the group in cycles; its threads must not live until exit
-            dist.destroy_process_group()
+            if self._owns_group:
+                dist.destroy_process_group()
+            else:
+                self.settle()  # the user's script may end next, and a thread that waits for its lock would abort it
         self._owns_group = False
 
     def reduce(self, tensor: Tensor, op: Literal["sum", "mean", "min", "max"] = "sum") -> Tensor:
