@@ -67,8 +67,8 @@ class CheckpointCallback(ICheckpointCallback):
         resume_model: checkpoint or file of weights (also ``.safetensors``) to start the run with.
         resume_runner: checkpoint or logdir to resume from.
         load_best_on_end: end a stage with the weights of its best checkpoint.
-        max_hours: save and end the run like a signal, with exit code 75, this many hours after this process started it, by
-            rank zero's clock; mode "runner" only. A resumed run has as many hours again.
+        max_hours: save and end the run like a signal, with exit code 75, this many hours after this process started it,
+            by rank zero's clock; mode "runner" only. A resumed run has as many hours again.
     Raises:
         ValueError: only one of `loader_key` and `metric_key` is given, or both without `minimize`.
         FileExistsError: at the start of the run, the folder holds checkpoints of another run.

@@ -46,16 +46,16 @@ class IRunner(IListener):
         stage_key, loader_key: keys of the current stage and loader; `loader` is the current loader.
         is_train_loader, is_valid_loader, is_infer_loader: loaders whose key starts with "train" are trained on, all
             others are evaluated.
-        epoch_step, batch_step, sample_step: current epoch (1, 2, ...), training batches (per process) and training samples
-            (of all processes) so far; `global_*` are the same numbers, `stage_*` and `loader_*` count within stage or
-            loader.
+        epoch_step, batch_step, sample_step: current epoch (1, 2, ...), training batches (per process) and training
+            samples (of all processes) so far; `global_*` are the same numbers, `stage_*` and `loader_*` count within
+            stage or loader.
         optimizer_step: optimizer steps so far: batches, or groups of accumulated batches.
         num_steps: optimizer steps of the stage, for schedules; None if a loader has no length and no limit is set.
         stage_epoch_len: epochs of the stage; None if unknown.
         batch, batch_size: the batch on the device, and its number of samples, which weights its metrics. The default is
             the length of the first tensor; `handle_batch` may set another number.
-        batch_weight: set in `handle_batch`, the weight of the batch in gradients and logged means, for example its number
-            of tokens: a number, or a () tensor on the device. None is its number of samples.
+        batch_weight: set in `handle_batch`, the weight of the batch in gradients and logged means, for example its
+            number of tokens: a number, or a () tensor on the device. None is its number of samples.
         batch_metrics: () tensors or numbers of this batch on this rank; their means become `loader_metrics`.
         loader_metrics, epoch_metrics, experiment_metrics: Python floats over all processes: {metric: value},
             {loader: {metric: value}}, {epoch: {loader: {metric: value}}}.
@@ -64,14 +64,15 @@ class IRunner(IListener):
         valid_every_steps: also evaluate each time this many optimizer steps were taken; None evaluates once per epoch.
         epoch_steps: training batches per process in an epoch, which continues where the previous one ended; None is a
             pass over the data.
-        accumulation_steps: batches whose gradients an OptimizerCallback without a number of its own averages into a step.
+        accumulation_steps: batches whose gradients an OptimizerCallback without a number of its own averages into a
+            step.
         gradient_clip: largest norm of a step's gradients, for an OptimizerCallback without clipping of its own.
         log_every: number of optimizer steps between logs of batch metrics, for loggers that take them.
         non_finite: "raise" ends a loader with an error if a value of `batch_metrics` was NaN or infinite, and names the
             first batch, rank and key; "keep" ignores it.
         detect_anomaly: make autograd raise at the operation whose gradient becomes NaN; slow.
-        loss_reduction: "mean" if losses are means over a batch, which processes and accumulated batches average; "sum" if
-            they are sums, which they add up.
+        loss_reduction: "mean" if losses are means over a batch, which processes and accumulated batches average; "sum"
+            if they are sums, which they add up.
         deterministic: make torch use deterministic algorithms only; an operation without one raises.
         resume_options: "checkpoint", or "arguments" to resume with the learning rate, other optimizer options and
             schedule that are passed.

@@ -15,10 +15,11 @@ from runnerkit.callback import (
     ISchedulerCallback,
 )
 from runnerkit.callbacks import BackwardCallback, CriterionCallback, OptimizerCallback, SchedulerCallback
+from runnerkit.callbacks.training.scheduler import wants_metric
 from runnerkit.engine import IEngine
 from runnerkit.errors import UnknownKeyError
 from runnerkit.train import Runner, holds
-from runnerkit.types import Batch, Model
+from runnerkit.types import Batch, Model, is_maker
 
 Keys: TypeAlias = str | list[str] | dict[str, str]
 
@@ -82,7 +83,8 @@ class SupervisedRunner(Runner):
                 callbacks["_optimizer"] = OptimizerCallback(self.loss_key)
         # A scheduler of any class is stepped.
         if self.scheduler is not None and not holds(callbacks, ISchedulerCallback):
-            callbacks["_scheduler"] = SchedulerCallback()
+            counts_steps = is_maker(self._given.scheduler) and not wants_metric(self.scheduler)
+            callbacks["_scheduler"] = SchedulerCallback(mode="batch" if counts_steps else None)
         return callbacks
 
     def handle_batch(self, batch: Batch) -> None:

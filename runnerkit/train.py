@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -18,6 +18,7 @@ from runnerkit.checkpoints.folder import as_path, find_checkpoint
 from runnerkit.engine import IEngine
 from runnerkit.engines import choose_engine, get_available_engine
 from runnerkit.engines.process_environment import ProcessEnvironment
+from runnerkit.errors import UnknownKeyError
 from runnerkit.logger import ILogger
 from runnerkit.loggers import ConsoleLogger, CSVLogger, TensorboardLogger
 from runnerkit.loop import checks, run_logs
@@ -30,7 +31,7 @@ from runnerkit.resume.overrides import Source, check_source
 from runnerkit.resume.resume_point import ResumePoint
 from runnerkit.runner import IRunner
 from runnerkit.support.arguments import check_integers, check_numbers
-from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler
+from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler, as_dict, is_maker, like
 
 
 @dataclass
@@ -67,8 +68,8 @@ class Runner(IRunner):
         loaders: Mapping[str, Any] | None = None,
         model: Model | None = None,
         criterion: Criterion | None = None,
-        optimizer: Optimizers | None = None,
-        scheduler: Scheduler | None = None,
+        optimizer: Optimizers | Callable[[list[Any]], Any] | None = None,
+        scheduler: Scheduler | Callable[[Any, int | None], Any] | None = None,
         engine: IEngine | None = None,
         callbacks: Sequence[ICallback] | Mapping[str, ICallback] | None = None,
         loggers: Mapping[str, ILogger | None] | None = None,
@@ -111,15 +112,18 @@ class Runner(IRunner):
 
         Args:
             loaders: {"train": ..., "valid": ...}; None if `get_loaders` is overridden.
-            model, criterion, optimizer, scheduler: one each, or dicts of several.
+            model, criterion, optimizer, scheduler: one each, or dicts of several. `optimizer` may be a function of a list
+                of the model's parameters, `scheduler` one of the optimizer and the number of steps (None if a loader has
+                no length and `num_steps` is not given); both are called in the processes that train.
             engine: the engine to run on; or choose one with the flags `cpu`, `fp16`, `amp`, `apex`, `ddp`.
             callbacks: additional callbacks.
             loggers: in addition to the console and, with `logdir`, CSV and TensorBoard. The keys "console", "csv" and
                 "tensorboard" replace these; None disables a logger.
             seed: for all random numbers.
             hparams: hyperparameters to log.
-            num_epochs, num_steps, num_samples: length of the training in epochs, in optimizer steps, in training samples of
-                all processes; the first limit ends it. Without any, it is one epoch. A resumed run counts what was done.
+            num_epochs, num_steps, num_samples: length of the training in epochs, in optimizer steps, in training
+                samples of all processes; the first limit ends it. Without any, it is one epoch. A resumed run counts
+                what was done.
             max_hours: save a checkpoint and exit with code 75 after this many hours of this process; needs `logdir`.
             accumulation_steps: batches whose gradients are averaged into one optimizer step.
             gradient_clip: largest norm of the gradients of a step.
@@ -135,7 +139,8 @@ class Runner(IRunner):
                 resumed run: the "checkpoint", or the "arguments", whose schedule is stepped to the same position.
             valid_loader, valid_metric, minimize_valid_metric: select the best checkpoint; given one of the first two,
                 the other is "valid" or "loss". Without both, no best checkpoint is kept.
-            valid_every_steps: also evaluate, and update the best checkpoint, each time this many optimizer steps passed.
+            valid_every_steps: also evaluate, and update the best checkpoint, each time this many optimizer steps
+                passed.
             log_every: optimizer steps between two step logs, for loggers with ``log_batch_metrics``.
             non_finite: "raise" raises at the end of a loader if one of its ``batch_metrics`` was NaN or infinite;
                 "locate" raises within the batch and names the module, see NonFiniteCallback; "keep" ignores it.
@@ -195,7 +200,8 @@ class Runner(IRunner):
             raise ValueError("profile=True, load_best_on_end=True and max_hours write files: pass logdir=")
         if (load_best_on_end or max_hours is not None) and holds(_by_key(callbacks), ICheckpointCallback):
             raise ValueError(
-                "train(load_best_on_end=True) and train(max_hours=...) do not reach your CheckpointCallback: pass them there"
+                "train(load_best_on_end=True) and train(max_hours=...) do not reach your CheckpointCallback: pass them "
+                "there"
             )
         self._resume_point = ResumePoint(
             folder if resume == "auto" else resume,
@@ -259,10 +265,26 @@ class Runner(IRunner):
         return self._given.criterion
 
     def get_optimizer(self, stage: str, model: Any) -> Optimizers | None:
-        return self._given.optimizer
+        given = as_dict(self._given.optimizer)
+        models = as_dict(model)
+
+        def parameters(key: str) -> list[Any]:
+            own = [models[key]] if key in models else models.values()  # one optimizer may train several models
+            return [parameter for each in own for parameter in each.parameters()]
+
+        made = {key: each(parameters(key)) if is_maker(each) else each for key, each in given.items()}
+        return like(self._given.optimizer, made)
 
     def get_scheduler(self, stage: str, optimizer: Any) -> Scheduler | None:
-        return self._given.scheduler
+        given = as_dict(self._given.scheduler)
+        if not any(map(is_maker, given.values())):
+            return self._given.scheduler
+        optimizers = as_dict(optimizer)
+        missing = sorted(given.keys() - optimizers.keys())
+        if missing:
+            raise UnknownKeyError(f"scheduler {missing[0]!r} is a function of an optimizer; there are {sorted(optimizers)}")
+        made = {key: each(optimizers[key], self.num_steps) if is_maker(each) else each for key, each in given.items()}
+        return like(self._given.scheduler, made)
 
     def get_callbacks(self, stage: str) -> dict[str, ICallback]:
         return dict(self._given.callbacks)

@@ -4,7 +4,6 @@ import pytest
 
 from tests.public_names_0_1_0 import RECORD, names, signatures
 
-
 # Defaults that changed without changing what a script does: None is one epoch, unless there is another limit.
 SAME = {"kw num_epochs=1": "kw num_epochs=None"}
 

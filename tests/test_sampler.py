@@ -85,9 +85,9 @@ def test_every_rank_knows_the_sizes_of_all(num_samples, batch_size, world_size):
         real = [len(each[number][0]) for each in batches]
         for size, length in zip(stated[0] or [batch_size] * world_size, real, strict=True):
             assert size in (length, 0)
-    assert sum(sum(share_of(ranks[0]).sizes_of(each) or [batch_size * world_size]) for each in range(len(batches[0]))) == (
-        num_samples
-    )
+    assert sum(
+        sum(share_of(ranks[0]).sizes_of(each) or [batch_size * world_size]) for each in range(len(batches[0]))
+    ) == (num_samples)
 
 
 @settings(deadline=None, max_examples=50)
@@ -420,7 +420,7 @@ def test_an_endless_sampler_trains_a_limited_epoch():
     [(5, False, [[0, 2, 4], [1, 3]]), (5, True, [[0, 2, 4], [1, 3, 3]]), (1, True, [[0], [0]])],
 )
 def test_samples_that_are_whole_batches_are_shared_whole(num_samples, training, expected):
-    """With batch_size=None, whole samples are sharded; in training, a rank without one repeats its last, or the first."""
+    """With batch_size=None, whole samples are sharded; in training, a rank without one repeats its last or the first."""
     loader = DataLoader([torch.tensor([each]) for each in range(num_samples)], batch_size=None)
 
     for rank in range(2):
@@ -447,7 +447,7 @@ def test_fewer_samples_than_processes_are_trained_on_once():
     drop_last=st.booleans(), limit=st.integers(1, 70),
 )  # fmt: skip
 def test_a_pass_may_end_after_a_number_of_samples(num_samples, batch_size, world_size, drop_last, limit):
-    """The ranks together see the first `limit` samples of the order; if it does not end the pass early, all as usual."""
+    """The ranks together see the first `limit` samples of the order, and all of a shorter one."""
     loader = DataLoader(indices(num_samples), batch_size=batch_size, drop_last=drop_last)
     stride, seen = batch_size * world_size, []
     for rank in range(world_size):

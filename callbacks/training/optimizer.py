@@ -12,6 +12,7 @@ from torch import Tensor
 from runnerkit.callback import CallbackOrder, IOptimizerCallback, innermost
 from runnerkit.callbacks.training.parts.gradients import ClipFn, check_clip, make_clip
 from runnerkit.errors import UnknownKeyError
+from runnerkit.loop.learning_rates import rates_of
 from runnerkit.loop.step_sizes import WeightUnits, total_share
 from runnerkit.support.arguments import check_integers, check_numbers, check_strings
 from runnerkit.support.torch_internals import divide_each_, local
@@ -24,7 +25,7 @@ __all__ = ["OptimizerCallback"]
 
 
 class OptimizerCallback(IOptimizerCallback):
-    """Step an optimizer on training loaders; log its learning rate and momentum once per epoch.
+    """Step an optimizer on training loaders; log the learning rates of its groups, and the momentum, once per epoch.
 
     Args:
         metric_key: name of the loss whose gradients it steps on.
@@ -233,8 +234,9 @@ class OptimizerCallback(IOptimizerCallback):
             self._step(runner)
         self.num_pending = 0
         suffix = f"_{self.optimizer_key}" if self.optimizer_key else ""
-        group = as_dict(runner.optimizer)[self.optimizer_key or ""].param_groups[0]
-        runner.loader_metrics[f"lr{suffix}"] = float(group["lr"])
+        optimizer = as_dict(runner.optimizer)[self.optimizer_key or ""]
+        runner.loader_metrics.update(rates_of(optimizer, key=self.optimizer_key or ""))
+        group = optimizer.param_groups[0]
         if "betas" in group or "momentum" in group:
             runner.loader_metrics[f"momentum{suffix}"] = float(
                 group["betas"][0] if "betas" in group else group["momentum"]

@@ -111,7 +111,7 @@ def count_steps(runner: IRunner, accumulation_steps: int) -> int | None:
 
 
 def _steps_of_samples(num_samples: int, loader: Any, *, per_epoch: int, per_step: int) -> int | None:
-    size = getattr(share_of(loader), "num_samples", None)
+    size: int | None = getattr(share_of(loader), "num_samples", None)
     if not size or not per_step:
         return None
     epochs, rest = divmod(num_samples, size)

@@ -124,6 +124,9 @@ def _adopt_component(runner: IRunner, name: str, component: Any) -> None:
     if mine.keys() != theirs.keys():
         setattr(runner, name, component)
         return
+    if any(map(is_maker, mine.values())):
+        setattr(runner, name, component)
+        return
     try:
         for key, each in mine.items():
             if each is not theirs[key] and hasattr(each, "load_state_dict"):

@@ -101,9 +101,9 @@ def weigh_step(runner: IRunner, steps: StepSizes, *, number: int) -> None:
     engine.loss_factor = _base_factor(runner)
     if steps.is_idle:
         engine.loss_factor = 0.0
-    elif own is not None and runner.loss_reduction == "mean":
+    elif sizes is not None and own is not None and runner.loss_reduction == "mean":
         mean = _mean(sizes)
-        engine.loss_factor = None if mean in (None, own) else own / mean
+        engine.loss_factor = None if mean is None or mean == own else own / mean
 
 
 def weigh_batch(runner: IRunner, steps: StepSizes, units: WeightUnits) -> float | Tensor | None:
@@ -119,8 +119,9 @@ def weigh_batch(runner: IRunner, steps: StepSizes, units: WeightUnits) -> float 
     mean = _mean(steps.sizes) if steps.sizes is not None else full or runner.batch_size
     steps.is_asked = engine.num_processes > 1 and (given is not None or mean is None)
     if not steps.is_asked and given is None:
-        units.size = full or units.size or mean
-        return None if mean is None or mean == units.size else mean / units.size
+        size = mean if mean is not None else runner.batch_size
+        units.size = full or units.size or size
+        return None if size == units.size else size / units.size
     weight = 0 if steps.is_idle else runner.batch_size if given is None else given
     if units.weight is None:
         first = engine.start_sum(_on_device(weight, engine.device))().item() / engine.num_processes

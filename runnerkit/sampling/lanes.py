@@ -167,9 +167,9 @@ class LaneBatchSampler(ShardedBatchSampler):
         self._order_stride = self.stride
 
     def repeats_last(self) -> bool:
-        """Return whether this process repeats its last batch, as it has no sample in the last step, but had some before.
+        """Return whether this process repeats its last batch: it has no sample in the last step, but had some before.
 
-        Reading some again would open a file.
+        Reading others again would open a file.
         """
         last = len(self) - 1
         sizes = self.sizes_of(last) if self.training and last > 0 else None
@@ -217,7 +217,7 @@ class LaneBatches(ShardedBatches):
 
     def repeats_last(self) -> bool:
         """Return whether this process repeats its last item, as it has none in the last step, but had some before."""
-        num_left = len(self.batches) - self.num_consumed  # type: ignore[arg-type]  # as long as the data set
+        num_left = len(self.dataset) - self.num_consumed
         return self.training and num_left > self.world_size and 0 < num_left % self.world_size <= self.rank
 
     def _share(self, num_batches: int) -> list[int]:

@@ -17,7 +17,6 @@ from torch.utils.data import Sampler
 
 from runnerkit.seeding.generators import derive_seed, keep_rng, seed_generators
 
-
 Uneven: TypeAlias = Literal["drop", "pad"]  # an argument of 0.1, without effect
 
 
@@ -53,8 +52,8 @@ class ShardedBatchSampler(Sampler[list[int]]):
         sampler: gives the order of the whole data set; iterated with every generator seeded by (seed, epoch).
         batch_size: samples per batch and process.
         drop_last: drop the last global batch if it is short.
-        training: all processes take the same number of steps. In a short last step, a process without a sample gets some of
-            its step before, or rank zero's if that is its first step; :meth:`sizes_of` says that it has none.
+        training: all processes take the same number of steps. In a short last step, a process without a sample gets
+            some of its step before, or rank zero's if that is its first step; :meth:`sizes_of` says that it has none.
         rank, world_size: of the share.
         seed: determines the order, together with the epoch.
     """
@@ -177,9 +176,9 @@ class ShardedBatches(Sampler[Any]):
         batches: a batch sampler, which yields iterables of indices; or a sampler (``batch_size=None``), whose indices
             each give a batch of the data set. Iterated with every generator seeded by (seed, epoch).
         is_batch_sampler: whether `batches` is a batch sampler.
-        training: all processes take the same number of steps. If the last batches are too few for all processes, the others
-            get their own last one again, or rank zero's if that is their first step; :meth:`sizes_of` says that they have
-            none.
+        training: all processes take the same number of steps. If the last batches are too few for all processes, the
+            others get their own last one again, or rank zero's if that is their first step; :meth:`sizes_of` says that
+            they have none.
         rank, world_size: of the share.
         seed: determines the order, together with the epoch.
     """

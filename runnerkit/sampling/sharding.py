@@ -196,7 +196,7 @@ def batches_of(loader: Any) -> Iterator[Any]:
 
 def _and_the_last_again(batches: Iterator[Any]) -> Iterator[Any]:
     batch = None
-    for batch in batches:  # noqa: UP028, B007 (used after the loop)
+    for batch in batches:
         yield batch
     yield batch
 
