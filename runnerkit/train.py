@@ -12,6 +12,7 @@ from runnerkit import callbacks as parts  # each is imported when it is first us
 from runnerkit.callback import (
     ICallback,
     ICheckpointCallback,
+    IOptimizerCallback,
     innermost,
 )
 from runnerkit.checkpoints.folder import as_path, find_checkpoint
@@ -42,8 +43,8 @@ class _Given(ProcessState):
 
     loaders: Mapping[str, Any] | None = None
     criterion: Criterion | None = None
-    optimizer: Optimizers | None = None
-    scheduler: Scheduler | None = None
+    optimizer: Any = None
+    scheduler: Any = None
     callbacks: dict[str, ICallback] = field(default_factory=dict)
     loggers: dict[str, ILogger] = field(default_factory=dict)
 
@@ -112,9 +113,9 @@ class Runner(IRunner):
 
         Args:
             loaders: {"train": ..., "valid": ...}; None if `get_loaders` is overridden.
-            model, criterion, optimizer, scheduler: one each, or dicts of several. `optimizer` may be a function of a list
-                of the model's parameters, `scheduler` one of the optimizer and the number of steps (None if a loader has
-                no length and `num_steps` is not given); both are called in the processes that train.
+            model, criterion, optimizer, scheduler: one each, or dicts of several. `optimizer` may be a function of a
+                list of the model's parameters, `scheduler` one of the optimizer and the number of steps (None if a
+                loader has no length and `num_steps` is not given); both are called in the processes that train.
             engine: the engine to run on; or choose one with the flags `cpu`, `fp16`, `amp`, `apex`, `ddp`.
             callbacks: additional callbacks.
             loggers: in addition to the console and, with `logdir`, CSV and TensorBoard. The keys "console", "csv" and
@@ -231,6 +232,9 @@ class Runner(IRunner):
                 load_best_on_end=load_best_on_end,
                 max_hours=max_hours,
             )
+        steppers = [each for each in map(innermost, self._given.callbacks.values()) if isinstance(each, IOptimizerCallback)]
+        if accumulation_steps == 1 and steppers:
+            self.accumulation_steps = min(each.own_accumulation_steps for each in steppers)
         self._given.loggers = _loggers(loggers, folder)
         self._check(loaders, valid_loader)
         return self.run()
@@ -265,7 +269,7 @@ class Runner(IRunner):
         return self._given.criterion
 
     def get_optimizer(self, stage: str, model: Any) -> Optimizers | None:
-        given = as_dict(self._given.optimizer)
+        given: dict[str, Any] = as_dict(self._given.optimizer)
         models = as_dict(model)
 
         def parameters(key: str) -> list[Any]:
@@ -273,7 +277,8 @@ class Runner(IRunner):
             return [parameter for each in own for parameter in each.parameters()]
 
         made = {key: each(parameters(key)) if is_maker(each) else each for key, each in given.items()}
-        return like(self._given.optimizer, made)
+        optimizers: Optimizers | None = like(self._given.optimizer, made)
+        return optimizers
 
     def get_scheduler(self, stage: str, optimizer: Any) -> Scheduler | None:
         given = as_dict(self._given.scheduler)
@@ -282,7 +287,9 @@ class Runner(IRunner):
         optimizers = as_dict(optimizer)
         missing = sorted(given.keys() - optimizers.keys())
         if missing:
-            raise UnknownKeyError(f"scheduler {missing[0]!r} is a function of an optimizer; there are {sorted(optimizers)}")
+            raise UnknownKeyError(
+                f"scheduler {missing[0]!r} is a function of an optimizer; there are {sorted(optimizers)}"
+            )
         made = {key: each(optimizers[key], self.num_steps) if is_maker(each) else each for key, each in given.items()}
         return like(self._given.scheduler, made)
 

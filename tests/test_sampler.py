@@ -420,7 +420,7 @@ def test_an_endless_sampler_trains_a_limited_epoch():
     [(5, False, [[0, 2, 4], [1, 3]]), (5, True, [[0, 2, 4], [1, 3, 3]]), (1, True, [[0], [0]])],
 )
 def test_samples_that_are_whole_batches_are_shared_whole(num_samples, training, expected):
-    """With batch_size=None, whole samples are sharded; in training, a rank without one repeats its last or the first."""
+    """With batch_size=None, whole samples are sharded; in training, a rank without one repeats one."""
     loader = DataLoader([torch.tensor([each]) for each in range(num_samples)], batch_size=None)
 
     for rank in range(2):

@@ -15,7 +15,7 @@ from runnerkit.engine import IEngine
 from runnerkit.loop.attributes import Components, ProcessAttributes, ProcessState
 from runnerkit.support import pickling
 from runnerkit.support.device_move import move
-from runnerkit.types import as_dict
+from runnerkit.types import as_dict, is_maker
 
 if TYPE_CHECKING:
     from runnerkit.callback import ICallback, IRunner
@@ -124,7 +124,7 @@ def _adopt_component(runner: IRunner, name: str, component: Any) -> None:
     if mine.keys() != theirs.keys():
         setattr(runner, name, component)
         return
-    if any(map(is_maker, mine.values())):
+    if name in ("optimizer", "scheduler") and any(map(is_maker, mine.values())):
         setattr(runner, name, component)
         return
     try:

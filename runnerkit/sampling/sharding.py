@@ -183,7 +183,7 @@ def batches_of(loader: Any) -> Iterator[Any]:
         # Other workers draw a seed in each epoch, persistent ones only in the first. Draw it here, so that dropout is
         # the same with both, and in a resumed run, which restarts the workers.
         torch.empty((), dtype=torch.int64).random_()
-    batches = iter(feed)
+    batches: Iterator[Any] = iter(feed)
     if getattr(loader, "wraps_loader", False):
         return batches  # the wrapped loader's, which came through here
     share = share_of(loader)
