@@ -80,7 +80,7 @@ class IEngine(ABC):
         self.switches = BackendSwitches(tf32=options.get("tf32"), cudnn_benchmark=options.get("cudnn_benchmark"))
         if "uneven_batches" in options:
             warnings.warn(
-                "uneven_batches is deprecated since 0.2.0, has no effect, and will be removed in 1.0.0: leave it out; "
+                "uneven_batches is deprecated since 0.2.0 and will be removed in 1.0.0: leave it out, it is ignored; "
                 "no whole batch is dropped or repeated any more", FutureWarning, stacklevel=2,
             )  # fmt: skip
         self.device = torch.device("cpu")

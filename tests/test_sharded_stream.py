@@ -197,7 +197,7 @@ def test_a_stream_of_batches_is_shared_by_whole_batches(num_samples, training, e
 
 
 def test_a_stream_shorter_than_the_processes_is_trained_on_once():
-    """One sample for two processes, at the start and after a resume, is rank zero's; the other has no weight."""
+    """One sample for two processes, at the start and after a resume, is rank zero's; the other's weight is zero."""
     for num_samples, position in ((1, 0), (9, 8), (9, [8, 0])):  # 0.1 saved a list
         ranks = shards(DataLoader(Stream(num_samples), batch_size=2), 2, training=True)
         for shard in ranks:

@@ -33,13 +33,13 @@ class WeightUnits:
 
 
 class StepSizes:
-    """What is known about the steps of a pass over a training loader.
+    """Weights in the steps of a pass over a training loader, as far as they are known.
 
     Attributes:
         first_uneven: batch of the loader, from 1, from which on a step may weight the processes differently.
         num_samples: samples of all ranks in a step that is not uneven; None if it is unknown.
         sizes: samples of each rank in the current step, None for an unknown number; None if all have a full batch.
-        is_idle: whether this process has no sample in the current step, and runs others with weight zero.
+        is_idle: whether all samples of the current step belong to other processes; this one runs some with weight zero.
         batch_end: the event after ``handle_batch``.
         is_asked: whether the weights of all ranks have to be summed.
         matter: whether weights can change a gradient.

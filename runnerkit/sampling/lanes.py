@@ -167,7 +167,7 @@ class LaneBatchSampler(ShardedBatchSampler):
         self._order_stride = self.stride
 
     def repeats_last(self) -> bool:
-        """Return whether this process repeats its last batch: it has no sample in the last step, but had some before.
+        """Return whether this process repeats its last batch, as all samples of the last step belong to others.
 
         Reading others again would open a file.
         """
@@ -216,7 +216,7 @@ class LaneBatches(ShardedBatches):
         self.key, self.num_workers = key, num_workers
 
     def repeats_last(self) -> bool:
-        """Return whether this process repeats its last item, as it has none in the last step, but had some before."""
+        """Return whether this process repeats its last item, as all items of the last step belong to others."""
         num_left = len(self.dataset) - self.num_consumed
         return self.training and num_left > self.world_size and 0 < num_left % self.world_size <= self.rank
 

@@ -21,7 +21,7 @@ _END = object()
 
 
 class Chunk(NamedTuple):
-    """What a process keeps of the samples of one step: `first` ones, its own `part`, and the `size` of the chunk."""
+    """Samples of one step that a process keeps: the `first` ones and its own `part`; `size` counts those of all."""
 
     first: list[Any]
     part: list[Any]
@@ -29,7 +29,7 @@ class Chunk(NamedTuple):
 
 
 class Tail(NamedTuple):
-    """What a process gets of a short last step, samples or their batch, and the sizes of all ranks."""
+    """Samples of a process in a short last step, or their batch, and the sizes of all ranks."""
 
     content: Any
     sizes: Sequence[int | None]

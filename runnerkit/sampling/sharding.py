@@ -52,7 +52,10 @@ def shard_loader(
             place["endless"] = True
         if "uneven" in known:  # an argument of 0.1, without effect
             place["uneven"] = "drop"
-        return loader.shard(key=key, training=training, **place)
+        share = loader.shard(key=key, training=training, **place)
+        if isinstance(sampler := share_of(share), ShardedBatchSampler):
+            sampler.training = training  # the loader may have made it without this argument, as in 0.1
+        return share
     if not isinstance(loader, DataLoader):
         if world_size > 1:
             raise TypeError(

@@ -1,4 +1,4 @@
-"""Trainings whose batches weigh differently, and the same by hand over global batches."""
+"""Trainings whose batches weigh differently, and hand-written ones over global batches."""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
