@@ -115,7 +115,7 @@ class Runner(IRunner):
             loaders: {"train": ..., "valid": ...}; None if `get_loaders` is overridden.
             model, criterion, optimizer, scheduler: one each, or dicts of several. `optimizer` may be a function of a
                 list of the model's parameters, `scheduler` one of the optimizer and the number of steps (None if a
-                loader has lacks a length and `num_steps` is not given); both are called in the processes that train.
+                loader lacks a length and `num_steps` is not given); both are called in the processes that train.
             engine: the engine to run on; or choose one with the flags `cpu`, `fp16`, `amp`, `apex`, `ddp`.
             callbacks: additional callbacks.
             loggers: in addition to the console and, with `logdir`, CSV and TensorBoard. The keys "console", "csv" and
@@ -232,9 +232,10 @@ class Runner(IRunner):
                 load_best_on_end=load_best_on_end,
                 max_hours=max_hours,
             )
-        steppers = [each for each in map(innermost, self._given.callbacks.values()) if isinstance(each,
-        IOptimizerCallback)] if accumulation_steps == 1 and steppers:
-            self.accumulation_steps = min(each.own_accumulation_steps for each in steppers)
+        given = map(innermost, self._given.callbacks.values())
+        own = [each.own_accumulation_steps for each in given if isinstance(each, IOptimizerCallback)]
+        if accumulation_steps == 1 and own:
+            self.accumulation_steps = min(own)
         self._given.loggers = _loggers(loggers, folder)
         self._check(loaders, valid_loader)
         return self.run()

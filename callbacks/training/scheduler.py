@@ -125,9 +125,7 @@ class SchedulerCallback(ISchedulerCallback):
         scheduler, is_per_batch = self._turn(runner)
         if is_per_batch or not any(key.startswith("train") for key in runner.epoch_metrics):
             return
-        if (
-            self._wants_of(scheduler) != "metrics" or self._metric_loader in runner.epoch_metrics
-        ):
+        if self._wants_of(scheduler) != "metrics" or self._metric_loader in runner.epoch_metrics:
             self._step(scheduler, runner, None)
 
     def on_stage_end(self, runner: IRunner) -> None:
