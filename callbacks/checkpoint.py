@@ -21,9 +21,9 @@ from runnerkit.checkpoints.index import Record, name_at
 from runnerkit.checkpoints.plain_state import copied
 from runnerkit.checkpoints.weights import read_weights
 from runnerkit.errors import UnknownKeyError
-from runnerkit.loop.budget import is_epoch_left
 from runnerkit.loop.stop_signals import TIME_IS_UP, StopRequests, heeded, stopped_by
 from runnerkit.resume import run_state
+from runnerkit.steps.budget import is_epoch_left
 from runnerkit.storage.atomic_file import check_folder
 from runnerkit.support.arguments import check_integers, check_numbers, check_paths, check_strings
 from runnerkit.support.background import Background

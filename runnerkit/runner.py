@@ -16,7 +16,6 @@ from runnerkit.checkpoints.weights import load_weights
 from runnerkit.engine import IEngine
 from runnerkit.logger import ILogger, Step
 from runnerkit.loop import experiment, loader_run, media
-from runnerkit.loop.budget import Budget, is_over
 from runnerkit.loop.loader_run import LoaderRun
 from runnerkit.loop.run_logs import RunLogs
 from runnerkit.loop.stage import Stage, open_loggers, setup_stage
@@ -25,6 +24,7 @@ from runnerkit.resume import resume_point
 from runnerkit.resume.overrides import Source
 from runnerkit.resume.resume_point import ResumePoint
 from runnerkit.seeding.generators import keep_rng
+from runnerkit.steps.budget import Budget, is_over
 from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler
 
 if TYPE_CHECKING:
@@ -334,7 +334,7 @@ class IRunner(IListener):
             self._run_validation()
         for listener in self._stage.listeners["on_step_end"]:
             listener(self)
-        if self._stage.budget.is_in_steps and is_over(self):
+        if self._stage.may_end_early and is_over(self):
             self.need_early_stop = True
 
     def _run_validation(self) -> None:

@@ -34,7 +34,8 @@ class SupervisedRunner(Runner):
         model: may also be passed to `train`.
         engine: may also be passed to `train`.
         input_key: batch keys passed to the model: one, a list in order, or {batch key: argument name}.
-        output_key: name of the model's output; a list of names for a tuple, {key: new name} for a dict.
+        output_key: name of the model's output; a list of names for a tuple, {key: new name} for a dict. The outputs of
+            a ``ModelOutput`` of transformers keep their names, and without a criterion its "loss" is the loss.
         target_key: batch keys passed to the criterion in addition to the output.
         loss_key: name of the loss among the metrics.
 
@@ -90,7 +91,10 @@ class SupervisedRunner(Runner):
     def handle_batch(self, batch: Batch) -> None:
         """Run the model; `self.batch` becomes a dict of the batch and the model's outputs."""
         named = self._named(batch)
-        self.batch = {**named, **self._forward(named)}
+        outputs = self._forward(named)
+        self.batch = {**named, **outputs}
+        if self.criterion is None and self.loss_key in outputs:
+            self.batch_metrics[self.loss_key] = outputs[self.loss_key]
 
     def predict_batch(self, batch: Batch, **kwargs: Any) -> dict[str, Any]:
         """Return the model's outputs for `batch`, named by `output_key`."""
@@ -129,10 +133,16 @@ class SupervisedRunner(Runner):
         else:
             output = self.model(*inputs, **kwargs)
         if isinstance(self.output_key, str):
-            return {self.output_key: output}
+            is_named = type(output) is not Tensor and _is_model_output(output)  # most are tensors; a check takes calls
+            return dict(output) if is_named else {self.output_key: output}
         if isinstance(self.output_key, dict):
             return {name: output[key] for key, name in self.output_key.items()}
         return dict(zip(self.output_key, output, strict=True))
+
+
+def _is_model_output(output: Any) -> bool:
+    """Return whether `output` is a ``ModelOutput`` of transformers, whose values have names of their own."""
+    return isinstance(output, Mapping) and hasattr(output, "to_tuple")
 
 
 def _names(keys: Keys) -> list[str]:

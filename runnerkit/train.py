@@ -24,13 +24,13 @@ from runnerkit.logger import ILogger
 from runnerkit.loggers import ConsoleLogger, CSVLogger, TensorboardLogger
 from runnerkit.loop import checks, run_logs
 from runnerkit.loop.attributes import ProcessState
-from runnerkit.loop.budget import Budget
 from runnerkit.metrics.first_non_finite import check_policy
 from runnerkit.passes.evaluation import EvaluationHooks, evaluate, unchanged
 from runnerkit.passes.prediction import Prediction, stream, write
 from runnerkit.resume.overrides import Source, check_source
 from runnerkit.resume.resume_point import ResumePoint
 from runnerkit.runner import IRunner
+from runnerkit.steps.budget import Budget
 from runnerkit.support.arguments import check_integers, check_numbers
 from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler, as_dict, is_maker, like
 
@@ -83,6 +83,7 @@ class Runner(IRunner):
         accumulation_steps: int = 1,
         gradient_clip: float | None = None,
         epoch_steps: int | None = None,
+        precision: Literal["fp32", "fp16", "bf16"] | None = None,
         loss_reduction: Literal["mean", "sum"] = "mean",
         lr_scale: Literal["linear", "sqrt"] | None = None,
         logdir: str | Path | None = None,
@@ -160,13 +161,16 @@ class Runner(IRunner):
             profile: trace a few steps to `logdir`/trace.json.
             load_best_on_end: load the best weights at the end.
             cpu: run on the CPU.
-            fp16, amp: mixed precision: `fp16` in float16, `amp` in a dtype chosen by device.
+            fp16, amp: mixed precision: `fp16` in float16, `amp` in a dtype chosen by device, bf16 if it computes in it.
+            precision: "bf16", "fp16" or "fp32", instead of a flag; an engine takes its own.
             apex: mixed precision with NVIDIA Apex.
             ddp: one process per GPU, or 2 processes without GPUs; under torchrun, the processes it started.
         Raises:
             ValueError, TypeError, KeyError, OSError: an argument is invalid; raised before training.
         """
         check_integers(self, log_every=log_every, accumulation_steps=accumulation_steps)
+        limits: dict[str, Any] = {"num_epochs": num_epochs, "num_steps": num_steps, "num_samples": num_samples}
+        check_integers(self, **{name: limit for name, limit in limits.items() if limit is not None})
         check_integers(self, or_none=True, valid_every_steps=valid_every_steps, epoch_steps=epoch_steps)
         check_numbers(self, above=0, or_none=True, max_hours=max_hours, gradient_clip=gradient_clip)
         if num_epochs is None and num_steps is None and num_samples is None:
@@ -177,7 +181,7 @@ class Runner(IRunner):
         if loss_reduction not in ("mean", "sum"):
             raise ValueError(f"loss_reduction must be 'mean' or 'sum', got {loss_reduction!r}")
         flags = {"cpu": cpu, "fp16": fp16, "amp": amp, "apex": apex, "ddp": ddp}
-        self._given_engine = choose_engine(engine or self._own_engine, **flags)
+        self._given_engine = choose_engine(engine or self._own_engine, **flags, precision=precision)
         self.model = model if model is not None else self.model
         self.criterion, self.optimizer, self.scheduler = criterion, optimizer, scheduler
         self._given = _Given(loaders, criterion, optimizer, scheduler)
@@ -199,11 +203,9 @@ class Runner(IRunner):
                 find_checkpoint(resume)
         if folder is None and (profile or load_best_on_end or max_hours is not None):
             raise ValueError("profile=True, load_best_on_end=True and max_hours write files: pass logdir=")
-        if (load_best_on_end or max_hours is not None) and holds(_by_key(callbacks), ICheckpointCallback):
-            raise ValueError(
-                "train(load_best_on_end=True) and train(max_hours=...) do not reach your CheckpointCallback: pass them "
-                "there"
-            )
+        for name, value in {"load_best_on_end": load_best_on_end, "max_hours": max_hours}.items():
+            if value and holds(_by_key(callbacks), ICheckpointCallback):
+                raise ValueError(f"train({name}={value}) does not reach your CheckpointCallback: pass it there")
         self._resume_point = ResumePoint(
             folder if resume == "auto" else resume,
             may_be_missing=resume == "auto",
@@ -377,7 +379,7 @@ class Runner(IRunner):
             Path(path),
         )
 
-    def _use(self, model: Model | None, engine: IEngine | None, **flags: bool) -> None:
+    def _use(self, model: Model | None, engine: IEngine | None, **flags: Any) -> None:
         self.engine = choose_engine(engine or self._own_engine, **flags) or get_available_engine()
         self.model = model if model is not None else self.model
 

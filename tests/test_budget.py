@@ -144,7 +144,7 @@ def test_a_finished_run_says_what_to_raise(tmp_path, caplog):
 
     train(num_steps=3, logdir=tmp_path, resume="auto")
 
-    assert "nothing is left to do after 1 epochs, 3 steps and 12 samples: raise num_steps to continue" in caplog.text
+    assert "3 of 3 steps are done; raise num_steps to continue" in caplog.text
 
 
 def test_hours_save_and_end_the_process(tmp_path):
@@ -309,7 +309,7 @@ def test_intervals_count_optimizer_steps(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"num_steps": 0}, "num_steps must be >= 1 or None, got 0"),
+        ({"num_steps": 0}, "num_steps must be >= 1, got 0"),
         ({"num_samples": 1.5}, "num_samples must be an int"),
         ({"max_hours": -1, "logdir": "x"}, "max_hours must be > 0 or None, got -1"),
         ({"max_hours": 1}, "max_hours write files: pass logdir="),

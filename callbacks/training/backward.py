@@ -13,7 +13,7 @@ from runnerkit.callback import CallbackOrder, IBackwardCallback, innermost
 from runnerkit.callbacks.training.optimizer import OptimizerCallback
 from runnerkit.callbacks.training.parts.gradients import ClipFn, check_clip, gradient_norm, make_clip
 from runnerkit.errors import UnknownKeyError
-from runnerkit.loop.step_sizes import StepSizes, WeightUnits, weigh_batch
+from runnerkit.steps.weights import StepSizes, WeightUnits, weigh_batch
 from runnerkit.support.arguments import check_strings
 from runnerkit.types import as_dict
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from runnerkit.callback import CallbackOrder, IOptimizerCallback, innermost
 from runnerkit.callbacks.training.parts.gradients import ClipFn, check_clip, make_clip
 from runnerkit.errors import UnknownKeyError
-from runnerkit.loop.learning_rates import rates_of
-from runnerkit.loop.step_sizes import WeightUnits, total_share
+from runnerkit.steps.learning_rates import rates_of
+from runnerkit.steps.weights import WeightUnits, total_share
 from runnerkit.support.arguments import check_integers, check_numbers, check_strings
 from runnerkit.support.torch_internals import divide_each_, local
 from runnerkit.types import StateDict, as_dict

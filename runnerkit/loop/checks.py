@@ -24,10 +24,7 @@ from torch.utils.data import (
 )
 
 from runnerkit.callback import EVENTS, ICallback, ICheckpointCallback, IListener, innermost
-from runnerkit.sampling.sampler import ShardedBatchSampler
-from runnerkit.sampling.sharded_stream import ShardedStream
 from runnerkit.sampling.sharding import count_batches, share_of
-from runnerkit.sampling.stream_heads import compare
 from runnerkit.types import as_dict
 
 if TYPE_CHECKING:
@@ -185,8 +182,10 @@ def compare_streams(runner: IRunner, batches: Iterator[Any]) -> Iterator[Any]:
     """
     key, share = runner.loader_key, share_of(runner.loader)
     share = getattr(share, "share", share)  # of a pass that continues from epoch to epoch
-    if not isinstance(share, ShardedStream) or share.head is None or key in runner._stage.compared_streams:
+    if getattr(share, "head", None) is None or key in runner._stage.compared_streams:  # not of a ShardedStream
         return batches
+    from runnerkit.sampling.stream_heads import compare  # late, as few runs need it
+
     first: list[Any] = []
     error: Exception | None = None
     try:
@@ -227,7 +226,7 @@ def check_order_is_used(runner: IRunner) -> None:
 
 def _warn_of_dropped(runner: IRunner, key: str, loader: Any) -> None:
     share, dataset = share_of(loader), getattr(loader, "dataset", None)
-    if not isinstance(share, ShardedBatchSampler | ShardedStream) or not share.drop_last:
+    if not getattr(share, "drop_last", False):
         return
     if runner.engine.is_main_process and (not isinstance(dataset, Sized) or len(dataset) % share.stride):
         logger.warning(

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 from runnerkit.loop import batch_size, checks, step_watch
 from runnerkit.loop.attributes import LoaderAttributes, ProcessState
-from runnerkit.loop.budget import is_over, limit_samples
-from runnerkit.loop.learning_rates import rates_of_all
 from runnerkit.loop.loader_metrics import new_means, reduce_metrics
-from runnerkit.loop.step_sizes import StepSizes, sizes_of_pass, weigh_step
 from runnerkit.metrics.means import LoaderMeans
 from runnerkit.resume import resume_point
 from runnerkit.sampling.sharding import batches_of, count_batches, start_epoch
+from runnerkit.steps.budget import is_over, limit_samples
+from runnerkit.steps.learning_rates import rates_of_all
+from runnerkit.steps.weights import StepSizes, sizes_of_pass, weigh_step
 from runnerkit.types import Batch, as_dict, like
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def finish_batch(runner: IRunner) -> None:
     is_step = runner.is_train_loader and steps.stepped_at == runner.batch_step
     if logs.wants_batch_metrics and is_step and runner.optimizer_step % runner.log_every == 0:
         logs.hand_over_steps(runner)  # earlier ones, long computed by now
-        logs.queue.put(runner.step, {**rates_of_all(runner.optimizer), **runner.batch_metrics})
+        logs.queue.put(runner.step, {**runner.batch_metrics, **rates_of_all(runner.optimizer)})
 
 
 def finish_loader(runner: IRunner, key: str) -> None:

@@ -11,11 +11,11 @@ from torch import nn
 from runnerkit.callback import EVENTS, CallbackNode, ICallback, IMetricCallback, IOptimizerCallback, innermost
 from runnerkit.loop import checks, step_watch
 from runnerkit.loop.attributes import ProcessState
-from runnerkit.loop.budget import Budget, accumulation_of, budget_of, count_steps
 from runnerkit.loop.loader_run import is_training
-from runnerkit.loop.step_sizes import WeightUnits, without_weight
 from runnerkit.resume import resume_point
 from runnerkit.seeding.generators import derive_seed, set_global_seed
+from runnerkit.steps.budget import Budget, accumulation_of, budget_of, count_steps
+from runnerkit.steps.weights import WeightUnits, without_weight
 from runnerkit.support.torch_internals import inner_schedulers
 from runnerkit.types import as_dict, like
 
@@ -69,7 +69,7 @@ class Stage(ProcessState):
         listeners: methods that act on events.
         known_callbacks: callbacks of this stage and of earlier ones that act in this process.
         step_watch: present until the first training loader of the stage has ended.
-        budget: when the stage ends.
+        budget: when the stage ends; `may_end_early`, within an epoch.
         num_steps: optimizer steps until then; None if the loaders do not tell.
         has_told_steps: whether somebody asked for that number.
         weight_units: of the batches' weights.
@@ -84,6 +84,7 @@ class Stage(ProcessState):
         self.known_callbacks: list[ICallback] = []
         self.step_watch: step_watch.StepWatch | None = None
         self.budget = Budget(num_epochs=1)
+        self.may_end_early = False
         self.num_steps: int | None = None
         self.has_told_steps = False
         self.weight_units = WeightUnits()
@@ -118,6 +119,7 @@ def setup_stage(runner: IRunner, stage: str) -> bool:
     runner.stage_key = stage
     runner._stage.budget = budget_of(runner._stage.hooks_of(runner).get_stage_len(stage))
     runner.stage_epoch_len = runner._stage.budget.num_epochs
+    runner._stage.may_end_early = runner._stage.budget.limits != ["num_epochs"]
     runner.stage_epoch_step = runner.stage_batch_step = runner.stage_optimizer_step = runner.stage_sample_step = 0
     runner.need_early_stop = False
     runner._stage.weight_units = WeightUnits()

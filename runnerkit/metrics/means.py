@@ -133,15 +133,13 @@ class LoaderMeans:
             TypeError, ValueError: a value is neither; the message names it.
         """
         self.num_samples += batch_size
-        if weight is None:
-            weight = batch_size
         tensors: dict[str, Tensor] = {}
         first, is_alike = None, True
         for key, value in metrics.items():
             if key in self.left_out:
                 continue
             if not isinstance(value, Tensor):
-                self._add_number(key, _number(key, value), weight, batch_step)
+                self._add_number(key, _number(key, value), batch_size if weight is None else weight, batch_step)
                 continue
             tensors[key] = value = value.detach() if value.ndim == 0 else _scalar(key, value)
             if first is None:
@@ -157,10 +155,10 @@ class LoaderMeans:
         known = self._sums.get(keys)
         if known is None:
             known = torch.zeros(len(keys), dtype=widest_float(values.device), device=values.device), 0
-        if isinstance(weight, Tensor):
-            self._sums[keys] = known[0].add_(values * weight.to(known[0])), known[1] + weight
+        if weight is None:
+            self._sums[keys] = known[0].add_(values, alpha=batch_size), known[1] + batch_size
         else:
-            self._sums[keys] = known[0].add_(values, alpha=weight), known[1] + weight
+            self._sums[keys] = known[0].add_(values * torch.as_tensor(weight).to(known[0])), known[1] + weight
         if self.first_non_finite is not None:
             self.first_non_finite.add(keys, values.reshape(-1), batch_step)
 

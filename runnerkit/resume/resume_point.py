@@ -15,12 +15,12 @@ from runnerkit.callback import ICheckpointCallback, innermost
 from runnerkit.checkpoints.file import load_checkpoint
 from runnerkit.checkpoints.folder import find_checkpoint, holds_checkpoint
 from runnerkit.logger import Step
-from runnerkit.loop import budget
 from runnerkit.loop.attributes import Progress
 from runnerkit.resume import compatibility, overrides
 from runnerkit.resume.run_state import load_model_state, stoppers
 from runnerkit.sampling.sharding import count_batches, share_of
 from runnerkit.seeding.generators import set_rng_state
+from runnerkit.steps import budget
 from runnerkit.types import StateDict, as_dict
 
 if TYPE_CHECKING:
@@ -183,11 +183,7 @@ def restore(runner: IRunner) -> None:
     is_last = runner.stage_key == [*runner.stages][-1]
     if is_last and not is_epoch_left(runner) and not runner.need_early_stop and runner.engine.is_main_process:
         # A warning, because it is shown without logging.basicConfig(); a run that does nothing looks broken.
-        logger.warning(
-            "nothing is left to do after %d epochs, %d steps and %d samples: raise %s to continue",
-            runner.stage_epoch_step, runner.stage_optimizer_step, runner.stage_sample_step,
-            " or ".join(runner._stage.budget.limits),
-        )  # fmt: skip
+        logger.warning("%s", budget.words_of_end(runner))
 
 
 def _restore_components(runner: IRunner, state: StateDict, source: str) -> None:

@@ -13,7 +13,6 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, SequentialSampler
 
 from runnerkit.sampling.feed import feed_of, with_feed
-from runnerkit.sampling.lanes import LaneBatches, LaneBatchSampler
 from runnerkit.sampling.loader_worker import naming_the_dead
 from runnerkit.sampling.sampler import Places, ShardedBatches, ShardedBatchSampler, set_epoch
 from runnerkit.sampling.seeded_dataset import SeededDataset, is_seeded
@@ -149,6 +148,8 @@ def _share_indices(
 
 def _share_files(loader: DataLoader[Any], *, key: str, training: bool, **place: Any) -> DataLoader[Any]:
     """Distribute the samples, or whole batches, of a data set that has an order of its own."""
+    from runnerkit.sampling.lanes import LaneBatches, LaneBatchSampler  # late, as few runs need it
+
     batches: Any = loader.batch_sampler
     sampler = loader.sampler if batches is None else getattr(batches, "sampler", None)
     if type(sampler) is not SequentialSampler or type(batches) not in (BatchSampler, NoneType):

@@ -45,11 +45,6 @@ class Budget:
         """Names of the limits that are set."""
         return [name for name, limit in vars(self).items() if limit is not None]
 
-    @property
-    def is_in_steps(self) -> bool:
-        """True if it may end an epoch early."""
-        return self.num_steps is not None or self.num_samples is not None
-
 
 def budget_of(length: int | Budget) -> Budget:
     """Return what ``get_stage_len`` returned as a budget; a number counts epochs."""
@@ -67,6 +62,19 @@ def is_over(runner: IRunner) -> bool:
 def is_epoch_left(runner: IRunner) -> bool:
     """Return whether the stage may start another epoch."""
     return runner.stage_epoch_step < _or_infinite(runner.stage_epoch_len) and not is_over(runner)
+
+
+def words_of_end(runner: IRunner) -> str:
+    """Return what was done of each limit, and what to raise."""
+    done = {
+        "num_epochs": runner.stage_epoch_step,
+        "num_steps": runner.stage_optimizer_step,
+        "num_samples": runner.stage_sample_step,
+    }
+    limits = vars(runner._stage.budget)
+    names = runner._stage.budget.limits
+    parts = [f"{done[name]} of {limits[name]} {name.removeprefix('num_')}" for name in names]
+    return f"{', '.join(parts)} are done; raise {' or '.join(names)} to continue"
 
 
 def limit_samples(runner: IRunner) -> None:
