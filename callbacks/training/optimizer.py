@@ -128,9 +128,12 @@ class OptimizerCallback(IOptimizerCallback):
         self._steps_now = is_last or self.num_pending + 1 >= self.accumulation_steps
         # Any batch of a loader without a length may be the last.
         if not self._steps_now and self._may_be_silent and runner.loader_batch_len is not None:
+            silent = runner._loader_run.steps.silent
             self._silence = ExitStack()
             for key, model in as_dict(runner.model).items():
-                if self.model_key in (None, key):
+                if self.model_key in (None, key) and key not in silent:  # not by another optimizer of the same model
+                    silent.add(key)
+                    self._silence.callback(silent.discard, key)
                     self._silence.enter_context(runner.engine.accumulate(model))
 
     def on_batch_end(self, runner: IRunner) -> None:

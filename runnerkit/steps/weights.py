@@ -44,6 +44,7 @@ class StepSizes:
         is_asked: whether the weights of all ranks have to be summed.
         matter: whether weights can change a gradient.
         has_steppers: whether an OptimizerCallback steps, and not ``handle_batch``.
+        silent: keys of models whose gradients are not communicated in this batch.
         stepped_at: `batch_step` of the last optimizer step.
     """
 
@@ -56,6 +57,7 @@ class StepSizes:
         self.is_asked = False
         self.matter = True
         self.has_steppers = False
+        self.silent: set[str] = set()
         self.stepped_at = -1
 
     @property
