@@ -230,7 +230,7 @@ class Tokens(dl.SupervisedRunner):
 
 
 def tokens_by_hand(parts):
-    """Take a step for each list of batches, weighted by hand; return the weights and the weighted mean loss."""
+    """Take a step for each list of batches in a hand-written loop; return the weights and the weighted mean loss."""
     model = mlp().double()
     optimizer, total, sum_of_weights = sgd(model), 0.0, 0.0
     for batches in parts:
