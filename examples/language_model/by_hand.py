@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader
 
-from gpt import Options, loss_of, make_model, padded, paragraphs
+from small_gpt import Options, loss_of, make_model, padded, paragraphs
 
 
 def train(options: Options, *, dtype: torch.dtype | None = None) -> list[float]:

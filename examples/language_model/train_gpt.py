@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from runnerkit import dl
 
-from gpt import LONGEST, Options, loss_of, make_model, padded, paragraphs
+from small_gpt import LONGEST, Options, loss_of, make_model, padded, paragraphs
 
 
 class LanguageModel(dl.Runner):

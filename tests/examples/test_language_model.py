@@ -15,7 +15,7 @@ FOLDER = ROOT / "examples" / "language_model"
 def example(monkeypatch):
     """Import the example's modules, which import their neighbors."""
     monkeypatch.syspath_prepend(str(FOLDER))
-    return tuple(importlib.import_module(name) for name in ("gpt", "train_gpt", "by_hand"))
+    return tuple(importlib.import_module(name) for name in ("small_gpt", "train_gpt", "by_hand"))
 
 
 class Losses(dl.Callback):
