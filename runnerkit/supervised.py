@@ -133,8 +133,9 @@ class SupervisedRunner(Runner):
         else:
             output = self.model(*inputs, **kwargs)
         if isinstance(self.output_key, str):
-            is_named = type(output) is not Tensor and _is_model_output(output)  # most are tensors; a check takes calls
-            return dict(output) if is_named else {self.output_key: output}
+            if type(output) is not Tensor and _is_model_output(output):  # most are tensors; the check takes calls
+                return {**output}
+            return {self.output_key: output}
         if isinstance(self.output_key, dict):
             return {name: output[key] for key, name in self.output_key.items()}
         return dict(zip(self.output_key, output, strict=True))

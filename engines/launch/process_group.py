@@ -281,7 +281,7 @@ class ProcessGroupEngine(IEngine, ABC):
 
     def start_sum(self, value: Tensor) -> Callable[[], Tensor]:
         total = value.clone()
-        work = dist.all_reduce(total, async_op=True)
+        work: Any = dist.all_reduce(total, async_op=True)  # typed as an optional, which it is without async_op
 
         def wait() -> Tensor:
             work.wait()

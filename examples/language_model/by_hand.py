@@ -42,7 +42,7 @@ def train(options: Options, *, dtype: torch.dtype | None = None) -> list[float]:
 
 def steps(options: Options) -> Iterator[list[Tensor]]:
     """Yield the batches of each step, epoch after epoch; the last step of an epoch may be short."""
-    loader = DataLoader(paragraphs(train=True), batch_size=options.batch_size, collate_fn=padded)
+    loader: DataLoader[Tensor] = DataLoader(paragraphs(train=True), batch_size=options.batch_size, collate_fn=padded)
     while True:
         batches = iter(loader)
         while step := list(islice(batches, options.accumulation_steps)):

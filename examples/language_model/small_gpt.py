@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pydoc_data.topics import topics
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +26,8 @@ class Options(NamedTuple):
     max_norm: float = 1.0
 
 
-def paragraphs(*, train: bool) -> list[Tensor]:
-    """Return paragraphs of Python's `help()` topics as int64 tensors (SHORTEST to LONGEST,); every tenth validates."""
+def paragraphs(*, train: bool) -> Any:
+    """Return paragraphs of Python's `help()` topics: a list of int64 (SHORTEST to LONGEST,); every tenth validates."""
     texts = [each for text in topics.values() for each in text.split("\n\n")]
     encoded = [torch.tensor(list(each.strip().encode()[:LONGEST])) for each in texts]
     long_enough = [each for each in encoded if len(each) >= SHORTEST]
@@ -69,7 +69,8 @@ class Block(nn.Module):
         )
         mixed = scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2).flatten(2)
         x = x + self.out(mixed)
-        return x + self.perceptron(self.second(x))
+        mixed_twice: Tensor = x + self.perceptron(self.second(x))
+        return mixed_twice
 
 
 def make_model(options: Options) -> GPT:

@@ -22,7 +22,8 @@ def rates_of(optimizer: Any, *, key: str = "") -> dict[str, float]:
 
 def rates_of_all(optimizers: Any) -> dict[str, float]:
     """Return the rates of one optimizer, of several by key, or of none."""
-    if type(optimizers) is not dict and len(groups := getattr(optimizers, "param_groups", ())) == 1:
+    groups: Any = getattr(optimizers, "param_groups", ())
+    if len(groups) == 1:
         return {"lr": float(groups[0]["lr"])}  # the most common; each step log calls this
     found: dict[str, float] = {}
     for key, each in as_dict(optimizers).items():
