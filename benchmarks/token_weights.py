@@ -198,8 +198,8 @@ def main() -> None:
         names = ("torch", "transformers", "accelerate", "lightning")
         text = "\n".join([
             "Eight steps of two accumulated batches whose numbers of tokens differ, with a loss that is a mean over "
-            "tokens, beside steps on the mean over all tokens of each step, in float32. transformers' Trainer passes the "
-            "number of tokens of a step to models that take it, as this one does.\n",
+            "tokens, beside steps on the mean over all tokens of each step, in float32. transformers' Trainer passes "
+            "the number of tokens of a step to models that take it, as this one does.\n",
             *(f"{versions(options.peers, names)}.\n" for _ in range(bool(options.peers))),
             *lines,
         ])  # fmt: skip

@@ -159,8 +159,10 @@ def finish_loader(runner: IRunner, key: str) -> None:
     """End a pass: one reduction over processes, then the callbacks, then the loggers; every rank must call."""
     runner.need_early_stop = runner._loader_run.ends_stage
     runner.is_within_loader = False
+    runner.batch_weight = None
     checks.check_not_empty(runner)
     if runner.is_train_loader:
+        runner.engine.loss_factor = None
         step_watch.end_watch(runner)
         runner.engine.leave_training_loader(runner.loader_batch_step, key=key)
     num_samples = reduce_metrics(runner)
