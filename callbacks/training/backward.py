@@ -88,8 +88,8 @@ class BackwardCallback(IBackwardCallback):
         if self._is_for_one or self._reads_gradients:
             optimizer = runner.optimizer if self._key is None else runner.optimizer[self._key]
         steps = runner._loader_run.steps
-        is_plain = runner.batch_weight is None and steps.sizes is None and runner.batch_size == self._units.size
-        if steps.matter and not is_plain:
+        is_usual = not steps.accumulate or runner.batch_size == self._units.size
+        if steps.matter and not (is_usual and runner.batch_weight is None and steps.sizes is None):
             loss = self._weighted(loss, runner, steps)
         runner.engine.backward(loss, optimizer if self._is_for_one else None)
         if self._reads_gradients:

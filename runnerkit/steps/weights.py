@@ -43,6 +43,7 @@ class StepSizes:
         batch_end: the event after ``handle_batch``.
         is_asked: whether the weights of all ranks have to be summed.
         matter: whether weights can change a gradient.
+        accumulate: whether a step may have several batches.
         has_steppers: whether an OptimizerCallback steps, and not ``handle_batch``.
         silent: keys of models whose gradients are not communicated in this batch.
         stepped_at: `batch_step` of the last optimizer step.
@@ -56,6 +57,7 @@ class StepSizes:
         self.batch_end = "on_batch_end"
         self.is_asked = False
         self.matter = True
+        self.accumulate = False
         self.has_steppers = False
         self.silent: set[str] = set()
         self.stepped_at = -1
@@ -77,8 +79,8 @@ def sizes_of_pass(runner: IRunner, *, num_before: int) -> StepSizes:
     engine.loss_factor = _base_factor(runner)
     steppers = [each for each in map(innermost, runner.callbacks.values()) if isinstance(each, IOptimizerCallback)]
     steps.has_steppers = bool(steppers)
-    accumulates = any(each.accumulation_steps > 1 for each in steppers)
-    steps.matter = engine.num_processes > 1 or accumulates
+    steps.accumulate = any(each.accumulation_steps > 1 for each in steppers)
+    steps.matter = engine.num_processes > 1 or steps.accumulate
     if not steps.matter or distributed_sampler_of(runner.loader) is not None:  # which gives each rank as many
         return steps
     share = share_of(runner.loader)
@@ -120,6 +122,8 @@ def weigh_batch(runner: IRunner, steps: StepSizes, units: WeightUnits) -> float 
     full = _full_size(runner)
     mean = _mean(steps.sizes) if steps.sizes is not None else full or runner.batch_size
     steps.is_asked = engine.num_processes > 1 and (given is not None or mean is None)
+    if not steps.is_asked and not steps.accumulate:
+        return None  # `loss_factor` weights the processes
     if not steps.is_asked and given is None:
         size = mean if mean is not None else runner.batch_size
         units.size = full or units.size or size
