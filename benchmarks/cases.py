@@ -1,7 +1,7 @@
 """The benchmark cases and their candidates; the first candidate of each case is raw PyTorch."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -183,6 +183,17 @@ PROCESSES = (
         tolerance=0.02,  # the samples are sharded differently
         in_turns=True,
         num_rounds=12,  # both orders equally often
+    ),
+    Case(
+        key="ddp-weights",
+        title="Steps with two processes and weighted batches",
+        text="The jobs of `ddp-steps`, whose batches have different weights, such as numbers of tokens. Each sums the "
+        "weights of both processes while its backward pass runs, and divides the gradients by the sum.",
+        candidates=tuple(replace(each, arguments=("1", "weighted")) for each in DDP),
+        figures=(Figure("step_us", "µs a step"),),
+        tolerance=0.02,  # the samples are sharded differently
+        in_turns=True,
+        num_rounds=12,
     ),
     Case(
         key="ddp-start",

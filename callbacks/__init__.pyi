@@ -59,6 +59,7 @@ from runnerkit.callbacks.search.lr_finder import LRFinder as LRFinder
 from runnerkit.callbacks.search.optuna_pruning import OptunaPruningCallback as OptunaPruningCallback
 from runnerkit.callbacks.training.backward import BackwardCallback as BackwardCallback
 from runnerkit.callbacks.training.batch_transform import BatchTransformCallback as BatchTransformCallback
+from runnerkit.callbacks.training.carried_state import CarriedStateCallback as CarriedStateCallback
 from runnerkit.callbacks.training.criterion import CriterionCallback as CriterionCallback
 from runnerkit.callbacks.training.ema import EMACallback as EMACallback
 from runnerkit.callbacks.training.freeze import FreezeCallback as FreezeCallback
@@ -81,6 +82,7 @@ __all__ = [
     "CallbackNode",
     "CallbackOrder",
     "CallbackWrapper",
+    "CarriedStateCallback",
     "CheckRunCallback",
     "CheckpointCallback",
     "ConfusionMatrixCallback",

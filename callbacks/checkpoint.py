@@ -21,8 +21,9 @@ from runnerkit.checkpoints.index import Record, name_at
 from runnerkit.checkpoints.plain_state import copied
 from runnerkit.checkpoints.weights import read_weights
 from runnerkit.errors import UnknownKeyError
-from runnerkit.loop.stop_signals import StopRequests, heeded, stopped_by
+from runnerkit.loop.stop_signals import TIME_IS_UP, StopRequests, heeded, stopped_by
 from runnerkit.resume import run_state
+from runnerkit.steps.budget import is_epoch_left
 from runnerkit.storage.atomic_file import check_folder
 from runnerkit.support.arguments import check_integers, check_numbers, check_paths, check_strings
 from runnerkit.support.background import Background
@@ -59,13 +60,15 @@ class CheckpointCallback(ICheckpointCallback):
         mode: "runner" saves all state, to resume from; "model" saves a plain ``state_dict``.
         save_last, save_best: which of the two names to create.
         every_epochs: save every `every_epochs` epochs of a stage and after its last one; only these can be the best.
-        every_steps: also save every `every_steps` training steps.
+        every_steps: also save every `every_steps` optimizer steps.
         every_minutes: also save every `every_minutes` minutes, by rank zero's clock.
         asynchronous: write checkpoints in a thread, so that a step waits only for a copy in memory. A save waits for
             the previous one, and the end of the run for the last one.
         resume_model: checkpoint or file of weights (also ``.safetensors``) to start the run with.
         resume_runner: checkpoint or logdir to resume from.
         load_best_on_end: end a stage with the weights of its best checkpoint.
+        max_hours: save and end the run like a signal, with exit code 75, this many hours after this process started it,
+            by rank zero's clock; mode "runner" only. A resumed run has as many hours again.
     Raises:
         ValueError: only one of `loader_key` and `metric_key` is given, or both without `minimize`.
         FileExistsError: at the start of the run, the folder holds checkpoints of another run.
@@ -92,6 +95,7 @@ class CheckpointCallback(ICheckpointCallback):
         resume_model: str | Path | None = None,
         resume_runner: str | Path | None = None,
         load_best_on_end: bool = False,
+        max_hours: float | None = None,
     ) -> None:
         super().__init__(order=CallbackOrder.Checkpoint)
         check_paths(self, logdir=logdir)
@@ -99,7 +103,7 @@ class CheckpointCallback(ICheckpointCallback):
         check_strings(self, or_none=True, loader_key=loader_key, metric_key=metric_key)
         check_integers(self, topk=topk, every_epochs=every_epochs)
         check_integers(self, or_none=True, every_steps=every_steps)
-        check_numbers(self, above=0, or_none=True, every_minutes=every_minutes)
+        check_numbers(self, above=0, or_none=True, every_minutes=every_minutes, max_hours=max_hours)
         if (loader_key is None) != (metric_key is None):
             raise ValueError(
                 "CheckpointCallback: pass both loader_key and metric_key, or neither; got "
@@ -107,6 +111,8 @@ class CheckpointCallback(ICheckpointCallback):
             )
         if mode not in ("model", "runner"):
             raise ValueError(f"CheckpointCallback: mode must be 'model' or 'runner', got {mode!r}")
+        if max_hours is not None and mode != "runner":
+            raise ValueError("CheckpointCallback: max_hours saves the full state, to resume from: pass mode='runner'")
         if load_best_on_end and metric_key is None:
             raise ValueError(
                 "CheckpointCallback: load_best_on_end=True needs loader_key and metric_key to select a checkpoint"
@@ -128,6 +134,7 @@ class CheckpointCallback(ICheckpointCallback):
         self.every_epochs = every_epochs
         self.every_steps = every_steps
         self.every_minutes = every_minutes
+        self.max_hours = max_hours
         self.asynchronous = asynchronous
         self.resume_model = resume_model
         self.resume_runner = str(resume_runner) if resume_runner is not None else None
@@ -135,13 +142,14 @@ class CheckpointCallback(ICheckpointCallback):
         if loader_key is not None and metric_key is not None:
             self.requires = ((loader_key, metric_key),)
         self._is_due = self._is_validated = False
-        self._saved_at = 0.0
+        self._saved_at = self._began_at = 0.0
         self._background = Background()
         self._stop = StopRequests()
         self._stop_for: int | None = None  # the signal that all processes agreed to stop for
         self._signals = ExitStack()
 
     def on_experiment_start(self, runner: IRunner) -> None:
+        self._began_at = time.monotonic()
         if runner.engine.is_main_process:
             self._open_folder(runner)
 
@@ -164,7 +172,7 @@ class CheckpointCallback(ICheckpointCallback):
         self._stop, self._stop_for = StopRequests(), None
         if self.mode == "runner":
             self._signals.enter_context(heeded(self._stop.ask))
-        often = {"every_steps": self.every_steps, "every_minutes": self.every_minutes}
+        often = {name: getattr(self, name) for name in ("every_steps", "every_minutes", "max_hours")}
         if self.loader_key is not None:
             often["valid_every_steps"] = runner.valid_every_steps
         reason = next((name for name, interval in often.items() if interval), None)
@@ -180,6 +188,7 @@ class CheckpointCallback(ICheckpointCallback):
 
     def on_step_end(self, runner: IRunner) -> None:
         if self.mode == "runner" and self._stop_for is None:
+            self._ask_in_time(runner)
             self._stop_for = self._stop.due(runner.batch_step, runner.engine)
         self._is_due = self._is_due or self._stop_for is not None or self._is_time(runner)
         # Checkpoints hold no gradients: wait until an accumulated step is complete.
@@ -194,8 +203,13 @@ class CheckpointCallback(ICheckpointCallback):
             if self._stop_for is not None:
                 self._stop_run(runner, self._stop_for, is_saved=can_save)
 
+    def _ask_in_time(self, runner: IRunner) -> None:
+        is_up = self.max_hours is not None and time.monotonic() - self._began_at >= 3600 * self.max_hours
+        if is_up and runner.engine.is_main_process:
+            self._stop.ask(TIME_IS_UP)
+
     def _is_time(self, runner: IRunner) -> bool:
-        if self.every_steps is not None and runner.batch_step % self.every_steps == 0:
+        if self.every_steps is not None and runner.optimizer_step % self.every_steps == 0:
             return True
         if self.every_minutes is None or runner.batch_step % _CLOCK_STEPS:
             return False
@@ -205,8 +219,9 @@ class CheckpointCallback(ICheckpointCallback):
     def on_epoch_end(self, runner: IRunner) -> None:
         stop = self._stop_for
         if self.mode == "runner" and stop is None:
+            self._ask_in_time(runner)
             stop = self._stop.agree(runner.batch_step, runner.engine)
-        is_last = runner.need_early_stop or runner.stage_epoch_step == runner.stage_epoch_len
+        is_last = runner.need_early_stop or not is_epoch_left(runner)
         if stop is not None or is_last or runner.stage_epoch_step % self.every_epochs == 0:
             self._save(runner, score=self._score(runner))
         if stop is not None and not is_last:
@@ -215,7 +230,7 @@ class CheckpointCallback(ICheckpointCallback):
     def _stop_run(self, runner: IRunner, number: int, *, is_saved: bool = True) -> None:
         self._background.wait()
         runner.engine.barrier()  # the first rank to exit ends the others: wait until rank zero has written
-        name = signal.Signals(number).name
+        name = f"max_hours={self.max_hours:g}" if number == TIME_IS_UP else signal.Signals(number).name
         if runner.engine.is_main_process and is_saved:
             logger.warning("%s: saved a checkpoint and stopped after step %d", name, runner.batch_step)
         elif runner.engine.is_main_process:

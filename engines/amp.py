@@ -41,7 +41,8 @@ class AMPEngine(DeviceEngine):
 
     Args:
         device: defaults to the GPU if there is one.
-        dtype: fp16 (with a gradient scaler) or bf16; None means fp16 on CUDA and bf16 elsewhere.
+        dtype: fp16 (with a gradient scaler) or bf16; None means bf16, or fp16 on CUDA GPUs that only
+            emulate it.
 
     >>> AMPEngine("cpu").precision.dtype is None
     True

@@ -5,11 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
-from collections.abc import Callable
-from functools import partial
 from typing import Any
-
-import torch
 
 from runnerkit.engine import IEngine
 from runnerkit.engines.amp import (
@@ -31,7 +27,7 @@ from runnerkit.engines.ddp import DistributedDataParallelEngine
 from runnerkit.engines.device import CPUEngine, DeviceEngine, GPUEngine
 from runnerkit.engines.fsdp import FullyShardedDataParallelEngine
 from runnerkit.engines.horovod import HorovodEngine
-from runnerkit.precision import AMP, FP32, Precision
+from runnerkit.precision import PRECISIONS
 from runnerkit.support.accelerator import default_device
 
 VARIABLE = "RUNNERKIT_ENGINE"  # arguments of :func:`engine_by_name` as JSON, for a script that another process starts
@@ -51,12 +47,6 @@ ENGINES: dict[str, type[IEngine]] = {
     "horovod": HorovodEngine,
     **{each.__name__: each for each in _CLASSES},
 }
-PRECISIONS: dict[str, Callable[[], Precision]] = {
-    "fp32": FP32,
-    "amp": AMP,
-    "fp16": partial(AMP, torch.float16),
-    "bf16": partial(AMP, torch.bfloat16),
-}
 
 
 def engine_by_name(name: str | None, *, num_processes: int | None = None, precision: str | None = None) -> IEngine:
@@ -65,7 +55,7 @@ def engine_by_name(name: str | None, *, num_processes: int | None = None, precis
     Args:
         name: a short name or a class name; None means DDP if `num_processes` is given, else what suits this machine.
         num_processes: for multi-process engines; None means their default.
-        precision: "fp32", "fp16", "bf16", or "amp", which is fp16 on CUDA and bf16 elsewhere.
+        precision: "fp32", "fp16", "bf16", or "amp", which is bf16, or fp16 on GPUs that only emulate it.
     Raises:
         ValueError: an unknown name, or arguments that the engine does not accept; the message lists the valid ones.
 

@@ -9,46 +9,51 @@ from runnerkit.engines.apex import APEXEngine, DataParallelAPEXEngine, Distribut
 from runnerkit.engines.data_parallel import DataParallelEngine
 from runnerkit.engines.ddp import DistributedDataParallelEngine
 from runnerkit.engines.device import CPUEngine, GPUEngine
-from runnerkit.precision import AMP, Precision
+from runnerkit.precision import PRECISIONS, Precision
 from runnerkit.support.accelerator import default_device
 
 __all__ = ["choose_engine", "get_available_engine"]
 
 
 def get_available_engine(
-    *, cpu: bool = False, fp16: bool = False, amp: bool = False, apex: bool = False, ddp: bool = False
-) -> IEngine:
+    *, cpu: bool = False, fp16: bool = False, amp: bool = False, apex: bool = False, ddp: bool = False,
+    precision: str | None = None,
+) -> IEngine:  # fmt: skip
     """Choose DataParallel for several CUDA GPUs, the GPU (CUDA, MPS or XPU) if there is one, else the CPU; DDP and
     precision by flag.
 
     Args:
         cpu: do not use a GPU.
         fp16: mixed precision in float16 with a gradient scaler, on any device.
-        amp: mixed precision in the dtype that suits the device: fp16 on CUDA, bf16 elsewhere.
+        amp: mixed precision in the dtype that suits the device: bf16, or fp16 on CUDA GPUs that only emulate bf16.
         apex: mixed precision with NVIDIA Apex at opt_level O1; needs a GPU.
         ddp: one process per CUDA GPU, or 2 processes on the CPU of a machine without them.
+        precision: "fp32", "fp16" or "bf16", instead of a flag.
     Raises:
-        ValueError: flags that contradict each other.
+        ValueError: flags that contradict each other, or an unknown precision.
 
     >>> get_available_engine(cpu=True, amp=True)
     CPUEngine(device='cpu', rank=0, world_size=1)
     """
-    if sum((fp16, amp, apex)) > 1:
-        raise ValueError(f"fp16={fp16}, amp={amp}, apex={apex}: choose one precision")
+    if precision not in (None, *PRECISIONS):
+        raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
+    if sum((fp16, amp, apex, precision is not None)) > 1:
+        raise ValueError(f"fp16={fp16}, amp={amp}, apex={apex}, precision={precision!r}: choose one precision")
     if apex:
         if cpu:
             raise ValueError("cpu=True, apex=True: Apex needs a GPU; amp=True is torch's own mixed precision, anywhere")
         if ddp:
             return DistributedDataParallelAPEXEngine()
         return DataParallelAPEXEngine() if torch.cuda.device_count() > 1 else APEXEngine()
-    precision: Precision | None = AMP(torch.float16) if fp16 else AMP() if amp else None
+    name = "fp16" if fp16 else "amp" if amp else precision
+    chosen: Precision | None = PRECISIONS[name]() if name is not None else None
     if ddp:
-        return DistributedDataParallelEngine(device="cpu" if cpu else None, precision=precision)
+        return DistributedDataParallelEngine(device="cpu" if cpu else None, precision=chosen)
     if cpu or default_device().type == "cpu":
-        return CPUEngine(precision=precision)
+        return CPUEngine(precision=chosen)
     if torch.cuda.device_count() > 1:
-        return DataParallelEngine(precision=precision)
-    return GPUEngine(precision=precision)
+        return DataParallelEngine(precision=chosen)
+    return GPUEngine(precision=chosen)
 
 
 def choose_engine(
@@ -59,12 +64,13 @@ def choose_engine(
     amp: bool = False,
     apex: bool = False,
     ddp: bool = False,
+    precision: str | None = None,
 ) -> IEngine | None:
     """Return `engine`, or the engine that the flags ask for, or None without either.
 
     Args:
         engine: the user's engine, if any.
-        cpu, fp16, amp, apex, ddp: as in :func:`get_available_engine`.
+        cpu, fp16, amp, apex, ddp, precision: as in :func:`get_available_engine`.
 
     Raises:
         TypeError: `engine` is not an engine.
@@ -77,8 +83,10 @@ def choose_engine(
         )
     flags = {"cpu": cpu, "fp16": fp16, "amp": amp, "apex": apex, "ddp": ddp}
     raised = [f"{name}=True" for name, flag in flags.items() if flag]
+    if precision is not None:
+        raised.append(f"precision={precision!r}")
     if engine is None:
-        return get_available_engine(**flags) if raised else None
+        return get_available_engine(**flags, precision=precision) if raised else None
     if raised:
         raise ValueError(
             f"engine={type(engine).__name__} and {', '.join(raised)} contradict each other; give either engine or flags"

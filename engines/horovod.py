@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _SETTLE_S = 0.005
+_MOST_SUMS = 64  # under way at a time
 
 
 class HorovodOptions(EngineOptions, total=False):
@@ -97,6 +98,7 @@ class HorovodEngine(IEngine):
         self._uses_cuda = device == "cuda" or (device is None and torch.cuda.is_available())
         self.compression: Literal["fp16"] | None = compression
         self.op: Operation = op
+        self._num_sums = 0
         self.gradient_predivide_factor = gradient_predivide_factor
         self.sync_bn = sync_bn
         environment = ProcessEnvironment.read()
@@ -282,6 +284,13 @@ class HorovodEngine(IEngine):
 
     def reduce(self, tensor: Tensor, op: Literal["sum", "mean", "min", "max"] = "sum") -> Tensor:
         return reduce(tensor, op)
+
+    def start_sum(self, value: Tensor) -> Callable[[], Tensor]:
+        horovod = import_horovod()
+        self._num_sums += 1  # names of sums under way must differ
+        name = f"runnerkit.start_sum.{self._num_sums % _MOST_SUMS}"
+        handle = horovod.allreduce_async(value, op=horovod.Sum, name=name)
+        return lambda: cast(Tensor, horovod.synchronize(handle))
 
     def gather_object(self, value: T) -> list[T]:
         # Without a name Horovod uses the value's type as one, and ranks with different types never match.

@@ -5,15 +5,16 @@ python examples/demo.py, or torchrun --nproc-per-node=2 examples/demo.py
 
 import argparse
 import math
-import os
 import sys
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from runnerkit import dl, plot_metrics, read_metrics
@@ -59,18 +60,14 @@ def train(options: argparse.Namespace) -> dl.SupervisedRunner:
     where: dict[str, Any] = {"ddp": True, "amp": True}
     if options.processes is not None:
         where = {"engine": dl.DistributedDataParallelAMPEngine(options.processes)}
-    num_processes = int(os.environ.get("WORLD_SIZE", options.processes or torch.cuda.device_count() or 2))
 
     torch.manual_seed(SEED)
-    model = cnn(data["train"])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=MAX_LR)
-    # A step uses batch_size samples in each process.
-    num_steps = options.epochs * math.ceil(len(data["train"]) / (options.batch_size * num_processes))
     return dl.SupervisedRunner().train(
-        model=model,
+        model=cnn(data["train"]),
         criterion=nn.CrossEntropyLoss(),
-        optimizer=optimizer,
-        scheduler=torch.optim.lr_scheduler.OneCycleLR(optimizer, MAX_LR, total_steps=num_steps),
+        # Both are made in the processes that train, which know the number of steps.
+        optimizer=partial(torch.optim.AdamW, lr=MAX_LR),
+        scheduler=lambda optimizer, num_steps: OneCycleLR(optimizer, MAX_LR, total_steps=num_steps),
         loaders={
             "train": DataLoader(data["train"], batch_size=options.batch_size, shuffle=True),
             "valid": DataLoader(data["valid"], batch_size=4 * options.batch_size),
@@ -81,7 +78,7 @@ def train(options: argparse.Namespace) -> dl.SupervisedRunner:
         valid_loader="valid",
         valid_metric="accuracy",
         minimize_valid_metric=False,
-        hparams={"batch_size": options.batch_size, "num_processes": num_processes, "max_lr": MAX_LR},
+        hparams={"batch_size": options.batch_size, "max_lr": MAX_LR},
         seed=SEED,
         verbose=True,
         **where,

@@ -189,9 +189,13 @@ class IOptimizerCallback(Callback):
     """A callback that steps an optimizer.
 
     Attributes:
+        own_accumulation_steps: batches whose gradients are averaged into one step; 1 leaves it to the runner.
+        accumulation_steps: the resulting number, once a stage has started.
         num_pending: batches whose gradients are accumulated for the next step.
     """
 
+    own_accumulation_steps: int = 1
+    accumulation_steps: int = 1
     num_pending: int = 0
 
 
@@ -209,9 +213,12 @@ class IMetricCallback(Callback):
     Attributes:
         totals_all: True if the total gives the loader's values of all metrics that it `provides`, so the runner does
             not average their values in ``runner.batch_metrics``.
+        counts_samples: True if it adds up the samples of batches. It then gets no ``on_batch_end`` of a batch whose
+            samples belong to another process (docs/data.md).
     """
 
     totals_all: bool = False
+    counts_samples: bool = True
 
     def share(self, runner: IRunner) -> Share | None:
         """Return the sums of this process over the finished loader; None if it has seen nothing."""

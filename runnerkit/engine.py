@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
@@ -14,7 +15,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from runnerkit.precision import FP32, Precision
-from runnerkit.sampling.sampler import Uneven
 from runnerkit.sampling.sharding import shard_loader
 from runnerkit.support.backend_switches import BackendSwitches
 from runnerkit.support.device_move import move
@@ -34,7 +34,7 @@ class EngineOptions(TypedDict, total=False):
     channels_last: bool
     tf32: bool | None
     cudnn_benchmark: bool | None
-    uneven_batches: Uneven
+    uneven_batches: Literal["drop", "pad"]
 
 
 class IEngine(ABC):
@@ -46,8 +46,8 @@ class IEngine(ABC):
             ``{"mode": "max-autotune"}``.
         channels_last: store images, (N, C, H, W), and the weights of their convolutions in memory as (N, H, W, C).
         tf32, cudnn_benchmark: see :class:`.support.backend_switches.BackendSwitches`; None keeps torch's setting.
-        uneven_batches: handling of the last whole batches in training when there are too few for all processes (with a
-            custom batch sampler, or ``batch_size=None``): "drop" drops them, "pad" repeats the first batches.
+
+        uneven_batches: without effect, and deprecated: no whole batch is dropped or repeated (docs/data.md).
 
     Attributes:
         device: device of this process's model and batches; known after :meth:`setup`.
@@ -56,6 +56,8 @@ class IEngine(ABC):
         num_processes: number of processes of the job; also `world_size`.
         is_ddp: True if processes train together.
         sharded_checkpoints: True if each process saves its own shard with :meth:`save_shards`.
+        loss_factor: what :meth:`backward` multiplies a loss by, as the mean over processes weights all equally: the
+            share of this process in the samples of the step, times the number of processes. None is 1.
     """
 
     is_ddp: bool = False
@@ -76,10 +78,13 @@ class IEngine(ABC):
         self.compile_arguments = compile if isinstance(compile, dict) else {} if compile else None
         self.channels_last = options.get("channels_last", False)
         self.switches = BackendSwitches(tf32=options.get("tf32"), cudnn_benchmark=options.get("cudnn_benchmark"))
-        self.uneven_batches: Uneven = options.get("uneven_batches", "drop")
-        if self.uneven_batches not in ("drop", "pad"):
-            raise ValueError(f"uneven_batches must be 'drop' or 'pad', got {self.uneven_batches!r}")
+        if "uneven_batches" in options:
+            warnings.warn(
+                "uneven_batches is deprecated since 0.2.0 and will be removed in 1.0.0: leave it out, it is ignored; "
+                "no whole batch is dropped or repeated any more", FutureWarning, stacklevel=2,
+            )  # fmt: skip
         self.device = torch.device("cpu")
+        self.loss_factor: float | None = None
         self._compiled: dict[int, nn.Module] = {}
 
     def __repr__(self) -> str:
@@ -148,6 +153,14 @@ class IEngine(ABC):
     @abstractmethod
     def reduce(self, tensor: Tensor, op: Literal["sum", "mean", "min", "max"] = "sum") -> Tensor:
         """Reduce over processes into a new tensor; every rank must call."""
+
+    @abstractmethod
+    def start_sum(self, value: Tensor) -> Callable[[], Tensor]:
+        """Start to sum `value`, a () tensor on the device, over processes; every rank must call.
+
+        Returns:
+            A function that waits for the sum, without a host synchronization on GPUs.
+        """
 
     @abstractmethod
     def gather_object(self, value: T) -> list[T]:
@@ -247,7 +260,7 @@ class IEngine(ABC):
         If the loader has a method ``for_device(device)``, its result for the engine's device is returned.
         """
         place: dict[str, Any] = {"rank": self.rank, "world_size": self.world_size, "seed": seed}
-        share = shard_loader(loader, key=key, training=training, uneven=self.uneven_batches, **place)
+        share = shard_loader(loader, key=key, training=training, **place)
         for_device = getattr(share, "for_device", None)
         return for_device(self.device) if callable(for_device) else share
 
@@ -272,11 +285,13 @@ class IEngine(ABC):
         return self.precision.autocast()
 
     def backward(self, loss: Tensor, optimizer: Optimizer | None = None) -> None:
-        """Accumulate gradients of `loss`, a () tensor, and average them over processes.
+        """Accumulate gradients of `loss`, a () tensor, and average them over processes, weighted by `loss_factor`.
 
         Args:
             optimizer: the one that will step on them; needed only by Apex with several optimizers.
         """
+        if self.loss_factor is not None:
+            loss = loss * self.loss_factor
         self.precision.backward(loss, optimizer)
 
     def zero_grad(self, optimizer: Optimizer) -> None:
@@ -365,6 +380,9 @@ class OneProcessEngine(IEngine):
 
     def reduce(self, tensor: Tensor, op: Literal["sum", "mean", "min", "max"] = "sum") -> Tensor:
         return tensor.clone()
+
+    def start_sum(self, value: Tensor) -> Callable[[], Tensor]:
+        return lambda: value
 
     def gather_object(self, value: T) -> list[T]:
         return [value]

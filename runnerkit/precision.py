@@ -6,7 +6,9 @@ An engine *has* a precision object, so that combining engines and precisions doe
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -108,12 +110,17 @@ class FP32(Precision):
         return True
 
 
+def computes_bf16(device: torch.device) -> bool:
+    """Return whether `device` computes in bf16 itself; CUDA GPUs before Ampere emulate it, several times slower."""
+    return device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
+
+
 class AMP(Precision):
     """Automatic mixed precision (``torch.autocast``), with a gradient scaler when it is fp16.
 
     Args:
-        dtype: torch.float16 or torch.bfloat16; None uses fp16 on CUDA and bf16 elsewhere
-            (bf16 has the range of fp32 and does not need a scaler; fp16 is slow on CPUs).
+        dtype: torch.float16 or torch.bfloat16; None uses bf16, which has the range of fp32 and does not need a scaler,
+            but fp16 on CUDA GPUs that only emulate bf16 (older than Ampere).
         scaler: arguments of ``torch.amp.GradScaler``, such as ``{"init_scale": 2.0**10}``.
     """
 
@@ -135,7 +142,7 @@ class AMP(Precision):
         self._update_is_due = self._holds_scaled_gradients = False
         self._device_type = device.type
         # Not stored in `dtype`: a later setup may use another type of device.
-        self._compute_dtype = self.dtype or (torch.float16 if device.type == "cuda" else torch.bfloat16)
+        self._compute_dtype = self.dtype or (torch.bfloat16 if computes_bf16(device) else torch.float16)
         needs_scaler = self._compute_dtype == torch.float16
         self._scaler = torch.amp.GradScaler(device.type, **self._scaler_arguments) if needs_scaler else None
 
@@ -219,3 +226,11 @@ class AMP(Precision):
     def load_state_dict(self, state: StateDict) -> None:
         if self._scaler is not None and "scaler" in state:
             self._scaler.load_state_dict(state["scaler"])
+
+
+PRECISIONS: dict[str, Callable[[], Precision]] = {
+    "fp32": FP32,
+    "amp": AMP,
+    "fp16": partial(AMP, torch.float16),
+    "bf16": partial(AMP, torch.bfloat16),
+}

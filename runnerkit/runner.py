@@ -24,6 +24,7 @@ from runnerkit.resume import resume_point
 from runnerkit.resume.overrides import Source
 from runnerkit.resume.resume_point import ResumePoint
 from runnerkit.seeding.generators import keep_rng
+from runnerkit.steps.budget import Budget, is_over
 from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler
 
 if TYPE_CHECKING:
@@ -45,22 +46,33 @@ class IRunner(IListener):
         stage_key, loader_key: keys of the current stage and loader; `loader` is the current loader.
         is_train_loader, is_valid_loader, is_infer_loader: loaders whose key starts with "train" are trained on, all
             others are evaluated.
-        epoch_step, batch_step, sample_step: current epoch (1, 2, ...), training steps and training samples (of all
-            processes) so far; `global_*` are the same numbers, `stage_*` and `loader_*` count within stage or loader.
+        epoch_step, batch_step, sample_step: current epoch (1, 2, ...), training batches (per process) and training
+            samples (of all processes) so far; `global_*` are the same numbers, `stage_*` and `loader_*` count within
+            stage or loader.
+        optimizer_step: optimizer steps so far: batches, or groups of accumulated batches.
+        num_steps: optimizer steps of the stage, for schedules; None without a limit if a loader lacks a length.
+        stage_epoch_len: epochs of the stage; None if unknown.
         batch, batch_size: the batch on the device, and its number of samples, which weights its metrics. The default is
             the length of the first tensor; `handle_batch` may set another number.
+        batch_weight: set in `handle_batch`, the weight of the batch in gradients and logged means, for example its
+            number of tokens: a number, or a () tensor on the device. None is its number of samples.
         batch_metrics: () tensors or numbers of this batch on this rank; their means become `loader_metrics`.
         loader_metrics, epoch_metrics, experiment_metrics: Python floats over all processes: {metric: value},
             {loader: {metric: value}}, {epoch: {loader: {metric: value}}}.
         need_early_stop: ends the loader if set in a batch event; in another event, it ends the stage after the epoch.
         exception: the exception that ended the run, if any.
-        valid_every_steps: also evaluate each time this many training steps have run; None evaluates once per epoch.
+        valid_every_steps: also evaluate each time this many optimizer steps were taken; None evaluates once per epoch.
         epoch_steps: training batches per process in an epoch, which continues where the previous one ended; None is a
             pass over the data.
-        log_every: number of training steps between logs of batch metrics, for loggers that take them.
+        accumulation_steps: batches whose gradients an OptimizerCallback without a number of its own averages into a
+            step.
+        gradient_clip: largest norm of a step's gradients, for an OptimizerCallback without clipping of its own.
+        log_every: number of optimizer steps between logs of batch metrics, for loggers that take them.
         non_finite: "raise" ends a loader with an error if a value of `batch_metrics` was NaN or infinite, and names the
             first batch, rank and key; "keep" ignores it.
         detect_anomaly: make autograd raise at the operation whose gradient becomes NaN; slow.
+        loss_reduction: "mean" if losses are means over a batch, which processes and accumulated batches average; "sum"
+            if they are sums, which they add up.
         deterministic: make torch use deterministic algorithms only; an operation without one raises.
         resume_options: "checkpoint", or "arguments" to resume with the learning rate, other optimizer options and
             schedule that are passed.
@@ -82,10 +94,13 @@ class IRunner(IListener):
         self.loggers: dict[str, ILogger]
         self.valid_every_steps: int | None = None
         self.epoch_steps: int | None = None
+        self.accumulation_steps = 1
+        self.gradient_clip: float | None = None
         self.log_every = 10
         self.non_finite: Literal["raise", "keep"] = "keep"
         self.detect_anomaly = False
         self.deterministic = False
+        self.loss_reduction: Literal["mean", "sum"] = "mean"
         self.resume_options: Source = "checkpoint"
         self._reset()
 
@@ -97,12 +112,14 @@ class IRunner(IListener):
         self.loader: Any = None
         self.is_train_loader = self.is_valid_loader = self.is_infer_loader = False
         self.is_within_loader = False
-        self.epoch_step = self.batch_step = self.sample_step = 0
-        self.stage_epoch_step = self.stage_batch_step = self.stage_sample_step = self.stage_epoch_len = 0
+        self.epoch_step = self.batch_step = self.optimizer_step = self.sample_step = 0
+        self.stage_epoch_step = self.stage_batch_step = self.stage_optimizer_step = self.stage_sample_step = 0
+        self.stage_epoch_len: int | None = None
         self.loader_batch_step = self.loader_sample_step = 0
         self.loader_batch_len: int | None = None
         self.batch: Batch = None
         self.batch_size = 0
+        self.batch_weight: Any = None
         self.batch_metrics: dict[str, Any] = {}
         self.loader_metrics: Metrics = {}
         self.epoch_metrics: dict[str, Metrics] = {}
@@ -133,8 +150,8 @@ class IRunner(IListener):
         """Names of the stages, in order; one that starts with "infer" runs without optimizer."""
         return ["train"]
 
-    def get_stage_len(self, stage: str) -> int:
-        """Return the number of epochs of a stage."""
+    def get_stage_len(self, stage: str) -> int | Budget:
+        """Return the number of epochs of a stage, or a Budget of epochs, optimizer steps and samples."""
         return 1
 
     def get_engine(self) -> IEngine:
@@ -276,7 +293,8 @@ class IRunner(IListener):
         resume_point.setup_epoch(self)
         self._emit("on_epoch_start")
         for key in resume_point.loaders_left(self):
-            self._run_loader(key)
+            if resume_point.is_within_epoch(self) or not (is_over(self) and loader_run.is_training(self, key)):
+                self._run_loader(key)
         self.experiment_metrics[self.epoch_step] = self.epoch_metrics
         self._emit("on_epoch_end")
 
@@ -300,7 +318,7 @@ class IRunner(IListener):
             listener(self)
         with stage.autocast:
             self.handle_batch(self.batch)
-        for listener in stage.listeners["on_batch_end"]:
+        for listener in stage.listeners[self._loader_run.steps.batch_end]:
             listener(self)
         loader_run.finish_batch(self)
 
@@ -310,10 +328,14 @@ class IRunner(IListener):
         self._stage.listeners.emit(event, self)
 
     def _finish_step(self) -> None:
-        if self.valid_every_steps is not None and self.batch_step % self.valid_every_steps == 0:
+        if self._loader_run.steps.stepped_at != self.batch_step:
+            return  # gradients accumulate
+        if self.valid_every_steps is not None and self.optimizer_step % self.valid_every_steps == 0:
             self._run_validation()
         for listener in self._stage.listeners["on_step_end"]:
             listener(self)
+        if self._stage.may_end_early and is_over(self):
+            self.need_early_stop = True
 
     def _run_validation(self) -> None:
         """Run the evaluation loaders in the middle of a training loader, which then continues unchanged."""
@@ -333,6 +355,12 @@ class IRunner(IListener):
     def step(self) -> Step:
         """The current position of the run, for loggers."""
         return Step(stage=self.stage_key, loader=self.loader_key, epoch=self.epoch_step, batch=self.batch_step)
+
+    @property
+    def num_steps(self) -> int | None:
+        """Optimizer steps of the current stage, known before its scheduler is made."""
+        self._stage.has_told_steps = True
+        return self._stage.num_steps
 
     @property
     def is_resumed(self) -> bool:

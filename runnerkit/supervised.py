@@ -15,10 +15,11 @@ from runnerkit.callback import (
     ISchedulerCallback,
 )
 from runnerkit.callbacks import BackwardCallback, CriterionCallback, OptimizerCallback, SchedulerCallback
+from runnerkit.callbacks.training.scheduler import wants_metric
 from runnerkit.engine import IEngine
 from runnerkit.errors import UnknownKeyError
 from runnerkit.train import Runner, holds
-from runnerkit.types import Batch, Model
+from runnerkit.types import Batch, Model, is_maker
 
 Keys: TypeAlias = str | list[str] | dict[str, str]
 
@@ -33,7 +34,8 @@ class SupervisedRunner(Runner):
         model: may also be passed to `train`.
         engine: may also be passed to `train`.
         input_key: batch keys passed to the model: one, a list in order, or {batch key: argument name}.
-        output_key: name of the model's output; a list of names for a tuple, {key: new name} for a dict.
+        output_key: name of the model's output; a list of names for a tuple, {key: new name} for a dict. The outputs of
+            a ``ModelOutput`` of transformers keep their names, and without a criterion its "loss" is the loss.
         target_key: batch keys passed to the criterion in addition to the output.
         loss_key: name of the loss among the metrics.
 
@@ -82,13 +84,17 @@ class SupervisedRunner(Runner):
                 callbacks["_optimizer"] = OptimizerCallback(self.loss_key)
         # A scheduler of any class is stepped.
         if self.scheduler is not None and not holds(callbacks, ISchedulerCallback):
-            callbacks["_scheduler"] = SchedulerCallback()
+            counts_steps = is_maker(self._given.scheduler) and not wants_metric(self.scheduler)
+            callbacks["_scheduler"] = SchedulerCallback(mode="batch" if counts_steps else None)
         return callbacks
 
     def handle_batch(self, batch: Batch) -> None:
         """Run the model; `self.batch` becomes a dict of the batch and the model's outputs."""
         named = self._named(batch)
-        self.batch = {**named, **self._forward(named)}
+        outputs = self._forward(named)
+        self.batch = {**named, **outputs}
+        if self.criterion is None and self.loss_key in outputs:
+            self.batch_metrics[self.loss_key] = outputs[self.loss_key]
 
     def predict_batch(self, batch: Batch, **kwargs: Any) -> dict[str, Any]:
         """Return the model's outputs for `batch`, named by `output_key`."""
@@ -127,10 +133,17 @@ class SupervisedRunner(Runner):
         else:
             output = self.model(*inputs, **kwargs)
         if isinstance(self.output_key, str):
+            if type(output) is not Tensor and _is_model_output(output):  # most are tensors; the check takes calls
+                return {**output}
             return {self.output_key: output}
         if isinstance(self.output_key, dict):
             return {name: output[key] for key, name in self.output_key.items()}
         return dict(zip(self.output_key, output, strict=True))
+
+
+def _is_model_output(output: Any) -> bool:
+    """Return whether `output` is a ``ModelOutput`` of transformers, whose values have names of their own."""
+    return isinstance(output, Mapping) and hasattr(output, "to_tuple")
 
 
 def _names(keys: Keys) -> list[str]:

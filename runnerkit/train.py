@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -12,12 +12,14 @@ from runnerkit import callbacks as parts  # each is imported when it is first us
 from runnerkit.callback import (
     ICallback,
     ICheckpointCallback,
+    IOptimizerCallback,
     innermost,
 )
 from runnerkit.checkpoints.folder import as_path, find_checkpoint
 from runnerkit.engine import IEngine
 from runnerkit.engines import choose_engine, get_available_engine
 from runnerkit.engines.process_environment import ProcessEnvironment
+from runnerkit.errors import UnknownKeyError
 from runnerkit.logger import ILogger
 from runnerkit.loggers import ConsoleLogger, CSVLogger, TensorboardLogger
 from runnerkit.loop import checks, run_logs
@@ -28,8 +30,9 @@ from runnerkit.passes.prediction import Prediction, stream, write
 from runnerkit.resume.overrides import Source, check_source
 from runnerkit.resume.resume_point import ResumePoint
 from runnerkit.runner import IRunner
-from runnerkit.support.arguments import check_integers
-from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler
+from runnerkit.steps.budget import Budget
+from runnerkit.support.arguments import check_integers, check_numbers
+from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler, as_dict, is_maker, like
 
 
 @dataclass
@@ -40,8 +43,8 @@ class _Given(ProcessState):
 
     loaders: Mapping[str, Any] | None = None
     criterion: Criterion | None = None
-    optimizer: Optimizers | None = None
-    scheduler: Scheduler | None = None
+    optimizer: Any = None
+    scheduler: Any = None
     callbacks: dict[str, ICallback] = field(default_factory=dict)
     loggers: dict[str, ILogger] = field(default_factory=dict)
 
@@ -58,7 +61,7 @@ class Runner(IRunner):
         super().__init__(model, engine)
         self._own_engine = engine
         self._given = _Given()
-        self._num_epochs = 1
+        self._budget = Budget(num_epochs=1)
 
     def train(
         self,
@@ -66,15 +69,22 @@ class Runner(IRunner):
         loaders: Mapping[str, Any] | None = None,
         model: Model | None = None,
         criterion: Criterion | None = None,
-        optimizer: Optimizers | None = None,
-        scheduler: Scheduler | None = None,
+        optimizer: Optimizers | Callable[[list[Any]], Any] | None = None,
+        scheduler: Scheduler | Callable[[Any, int | None], Any] | None = None,
         engine: IEngine | None = None,
         callbacks: Sequence[ICallback] | Mapping[str, ICallback] | None = None,
         loggers: Mapping[str, ILogger | None] | None = None,
         seed: int = 42,
         hparams: Mapping[str, Any] | None = None,
-        num_epochs: int = 1,
+        num_epochs: int | None = None,
+        num_steps: int | None = None,
+        num_samples: int | None = None,
+        max_hours: float | None = None,
+        accumulation_steps: int = 1,
+        gradient_clip: float | None = None,
         epoch_steps: int | None = None,
+        precision: Literal["fp32", "fp16", "bf16"] | None = None,
+        loss_reduction: Literal["mean", "sum"] = "mean",
         lr_scale: Literal["linear", "sqrt"] | None = None,
         logdir: str | Path | None = None,
         resume: str | Path | None = None,
@@ -104,16 +114,25 @@ class Runner(IRunner):
 
         Args:
             loaders: {"train": ..., "valid": ...}; None if `get_loaders` is overridden.
-            model, criterion, optimizer, scheduler: one each, or dicts of several.
+            model, criterion, optimizer, scheduler: one each, or dicts of several. `optimizer` may be a function of a
+                list of the model's parameters, `scheduler` one of the optimizer and the number of steps (None if a
+                loader lacks a length and `num_steps` is not given); both are called in the processes that train.
             engine: the engine to run on; or choose one with the flags `cpu`, `fp16`, `amp`, `apex`, `ddp`.
             callbacks: additional callbacks.
             loggers: in addition to the console and, with `logdir`, CSV and TensorBoard. The keys "console", "csv" and
                 "tensorboard" replace these; None disables a logger.
             seed: for all random numbers.
             hparams: hyperparameters to log.
-            num_epochs: number of epochs.
+            num_epochs, num_steps, num_samples: length of the training in epochs, in optimizer steps, in training
+                samples of all processes; the first limit ends it. Without any, it is one epoch. A resumed run counts
+                what was done.
+            max_hours: save a checkpoint and exit with code 75 after this many hours of this process; needs `logdir`.
+            accumulation_steps: batches whose gradients are averaged into one optimizer step.
+            gradient_clip: largest norm of the gradients of a step.
             epoch_steps: training batches per process in an epoch, which continues where the previous one ended; None is
                 a pass over the data. See EpochStepsLoaderWrapper.
+            loss_reduction: whether a loss is the "mean" over its batch or the "sum": processes and accumulated batches
+                average means, weighted by their samples, and add up sums.
             lr_scale: multiply the learning rate by the number of processes, or by its square root; None keeps it. For a
                 warm-up pass an LRScaleCallback instead.
             logdir: folder of logs and checkpoints; without it no files are written.
@@ -122,8 +141,9 @@ class Runner(IRunner):
                 resumed run: the "checkpoint", or the "arguments", whose schedule is stepped to the same position.
             valid_loader, valid_metric, minimize_valid_metric: select the best checkpoint; given one of the first two,
                 the other is "valid" or "loss". Without both, no best checkpoint is kept.
-            valid_every_steps: also evaluate, and update the best checkpoint, each time this many training steps passed.
-            log_every: training steps between two step logs, for loggers with ``log_batch_metrics``.
+            valid_every_steps: also evaluate, and update the best checkpoint, each time this many optimizer steps
+                passed.
+            log_every: optimizer steps between two step logs, for loggers with ``log_batch_metrics``.
             non_finite: "raise" raises at the end of a loader if one of its ``batch_metrics`` was NaN or infinite;
                 "locate" raises within the batch and names the module, see NonFiniteCallback; "keep" ignores it.
             detect_anomaly: make autograd raise when a gradient becomes NaN, and print the traceback of the operation's
@@ -141,24 +161,34 @@ class Runner(IRunner):
             profile: trace a few steps to `logdir`/trace.json.
             load_best_on_end: load the best weights at the end.
             cpu: run on the CPU.
-            fp16, amp: mixed precision: `fp16` in float16, `amp` in a dtype chosen by device.
+            fp16, amp: mixed precision: `fp16` in float16, `amp` in a dtype chosen by device, bf16 if it computes in it.
+            precision: "bf16", "fp16" or "fp32", instead of a flag; an engine takes its own.
             apex: mixed precision with NVIDIA Apex.
             ddp: one process per GPU, or 2 processes without GPUs; under torchrun, the processes it started.
         Raises:
             ValueError, TypeError, KeyError, OSError: an argument is invalid; raised before training.
         """
-        check_integers(self, num_epochs=num_epochs, log_every=log_every)
+        check_integers(self, log_every=log_every, accumulation_steps=accumulation_steps)
+        limits: dict[str, Any] = {"num_epochs": num_epochs, "num_steps": num_steps, "num_samples": num_samples}
+        check_integers(self, **{name: limit for name, limit in limits.items() if limit is not None})
         check_integers(self, or_none=True, valid_every_steps=valid_every_steps, epoch_steps=epoch_steps)
+        check_numbers(self, above=0, or_none=True, max_hours=max_hours, gradient_clip=gradient_clip)
+        if num_epochs is None and num_steps is None and num_samples is None:
+            num_epochs = 1
+        self._budget = Budget(num_epochs, num_steps, num_samples)
         check_policy(non_finite)
         check_source(resume_options)
+        if loss_reduction not in ("mean", "sum"):
+            raise ValueError(f"loss_reduction must be 'mean' or 'sum', got {loss_reduction!r}")
         flags = {"cpu": cpu, "fp16": fp16, "amp": amp, "apex": apex, "ddp": ddp}
-        self._given_engine = choose_engine(engine or self._own_engine, **flags)
+        self._given_engine = choose_engine(engine or self._own_engine, **flags, precision=precision)
         self.model = model if model is not None else self.model
         self.criterion, self.optimizer, self.scheduler = criterion, optimizer, scheduler
         self._given = _Given(loaders, criterion, optimizer, scheduler)
-        self._seed, self._hparams, self._num_epochs = seed, dict(hparams or {}), num_epochs
+        self._seed, self._hparams = seed, dict(hparams or {})
+        self.accumulation_steps, self.gradient_clip = accumulation_steps, gradient_clip
         self.valid_every_steps, self.log_every, self.non_finite = valid_every_steps, log_every, "keep"
-        self.epoch_steps = epoch_steps
+        self.epoch_steps, self.loss_reduction = epoch_steps, loss_reduction
         if non_finite != "keep":
             self.non_finite = "raise"
         self.detect_anomaly, self.deterministic = detect_anomaly, deterministic
@@ -171,10 +201,11 @@ class Runner(IRunner):
             resume = as_path(resume).absolute()
             if ProcessEnvironment.read() is None:  # else rank zero looks for all: others may not see the files
                 find_checkpoint(resume)
-        if folder is None and (profile or load_best_on_end):
-            raise ValueError("profile=True and load_best_on_end=True write files: pass logdir=")
-        if load_best_on_end and holds(_by_key(callbacks), ICheckpointCallback):
-            raise ValueError("train(load_best_on_end=True) does not reach your CheckpointCallback: pass it there")
+        if folder is None and (profile or load_best_on_end or max_hours is not None):
+            raise ValueError("profile=True, load_best_on_end=True and max_hours write files: pass logdir=")
+        for name, value in {"load_best_on_end": load_best_on_end, "max_hours": max_hours}.items():
+            if value and holds(_by_key(callbacks), ICheckpointCallback):
+                raise ValueError(f"train({name}={value}) does not reach your CheckpointCallback: pass it there")
         self._resume_point = ResumePoint(
             folder if resume == "auto" else resume,
             may_be_missing=resume == "auto",
@@ -201,7 +232,12 @@ class Runner(IRunner):
                 minimize=minimize_valid_metric,
                 mode="runner",
                 load_best_on_end=load_best_on_end,
+                max_hours=max_hours,
             )
+        given = map(innermost, self._given.callbacks.values())
+        own = [each.own_accumulation_steps for each in given if isinstance(each, IOptimizerCallback)]
+        if accumulation_steps == 1 and own:
+            self.accumulation_steps = min(own)
         self._given.loggers = _loggers(loggers, folder)
         self._check(loaders, valid_loader)
         return self.run()
@@ -224,8 +260,8 @@ class Runner(IRunner):
     def get_loggers(self) -> dict[str, ILogger]:
         return dict(self._given.loggers)
 
-    def get_stage_len(self, stage: str) -> int:
-        return self._num_epochs
+    def get_stage_len(self, stage: str) -> int | Budget:
+        return self._budget
 
     def get_loaders(self, stage: str) -> dict[str, Any]:
         if self._given.loaders is None:
@@ -236,10 +272,29 @@ class Runner(IRunner):
         return self._given.criterion
 
     def get_optimizer(self, stage: str, model: Any) -> Optimizers | None:
-        return self._given.optimizer
+        given: dict[str, Any] = as_dict(self._given.optimizer)
+        models = as_dict(model)
+
+        def parameters(key: str) -> list[Any]:
+            own = [models[key]] if key in models else models.values()  # one optimizer may train several models
+            return [parameter for each in own for parameter in each.parameters()]
+
+        made = {key: each(parameters(key)) if is_maker(each) else each for key, each in given.items()}
+        optimizers: Optimizers | None = like(self._given.optimizer, made)
+        return optimizers
 
     def get_scheduler(self, stage: str, optimizer: Any) -> Scheduler | None:
-        return self._given.scheduler
+        given = as_dict(self._given.scheduler)
+        if not any(map(is_maker, given.values())):
+            return self._given.scheduler
+        optimizers = as_dict(optimizer)
+        missing = sorted(given.keys() - optimizers.keys())
+        if missing:
+            raise UnknownKeyError(
+                f"scheduler {missing[0]!r} is a function of an optimizer; there are {sorted(optimizers)}"
+            )
+        made = {key: each(optimizers[key], self.num_steps) if is_maker(each) else each for key, each in given.items()}
+        return like(self._given.scheduler, made)
 
     def get_callbacks(self, stage: str) -> dict[str, ICallback]:
         return dict(self._given.callbacks)
@@ -324,7 +379,7 @@ class Runner(IRunner):
             Path(path),
         )
 
-    def _use(self, model: Model | None, engine: IEngine | None, **flags: bool) -> None:
+    def _use(self, model: Model | None, engine: IEngine | None, **flags: Any) -> None:
         self.engine = choose_engine(engine or self._own_engine, **flags) or get_available_engine()
         self.model = model if model is not None else self.model
 

@@ -63,6 +63,15 @@ def each_tensor(value: Any, function: Callable[[Tensor], Any], *, others: Any = 
     return value if others is ... else others
 
 
+def is_maker(component: Any) -> bool:
+    """Return whether `component` is a function that makes an optimizer or a scheduler, not one of them.
+
+    >>> is_maker(lambda parameters: None), is_maker(torch.optim.SGD([torch.zeros(1)], lr=0.1)), is_maker(None)
+    (True, False, False)
+    """
+    return callable(component) and not hasattr(component, "step")
+
+
 def widest_float(device: torch.device) -> torch.dtype:
     """Return the dtype for sums on `device`: float64 if supported, else float32.
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from runnerkit.types import StateDict
 
@@ -141,6 +142,42 @@ class WarmupLR:
         self.full_lrs = list(state["full_lrs"])
         if state["after"] is not None and hasattr(self.after, "load_state_dict"):
             self.after.load_state_dict(state["after"])
+
+
+def cosine_with_warmup(
+    optimizer: Optimizer, num_steps: int | None, *, warmup_steps: int = 0, final_lr: float = 0.0
+) -> Any:
+    """Return a scheduler per optimizer step: a linear warm-up from 0, then half a cosine down to `final_lr`.
+
+    Pass it to ``train(scheduler=...)`` as it is, or as ``functools.partial(cosine_with_warmup, warmup_steps=100)``.
+
+    Args:
+        optimizer: optimizer to schedule.
+        num_steps: all steps, those of the warm-up included.
+        warmup_steps: < `num_steps`.
+        final_lr: learning rate of the last step, of every group.
+    Raises:
+        ValueError: `num_steps` is None, as a loader lacks a length, or not above `warmup_steps`.
+
+    >>> import torch
+    >>> optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.4)
+    >>> scheduler = cosine_with_warmup(optimizer, num_steps=6, warmup_steps=2)
+    >>> rates = scheduler.get_last_lr()
+    >>> for _ in range(6):
+    ...     optimizer.step()
+    ...     scheduler.step()
+    ...     rates += scheduler.get_last_lr()
+    >>> [round(rate, 3) for rate in rates]
+    [0.0, 0.2, 0.4, 0.341, 0.2, 0.059, 0.0]
+    """
+    if num_steps is None:
+        raise ValueError(
+            "the number of steps is not known, because a training loader lacks a length: pass num_steps= to train()"
+        )
+    if not 0 <= warmup_steps < num_steps:
+        raise ValueError(f"warmup_steps must be >= 0 and < num_steps={num_steps}, got {warmup_steps}")
+    after = CosineAnnealingLR(optimizer, num_steps - warmup_steps, eta_min=final_lr)
+    return WarmupLR(optimizer, num_steps=warmup_steps, after=after) if warmup_steps else after
 
 
 def set_lr(group: dict[str, Any], lr: float) -> None:

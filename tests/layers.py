@@ -13,7 +13,7 @@ LAYERS = [
     {"data"},
     {"engine", "callback", "logger", "models"},
     {"history"},
-    {"runner", "loop", "resume", "passes"},
+    {"runner", "loop", "resume", "passes", "steps"},
     {"engines", "callbacks", "loggers", "contrib"},  # but these do not import from one another
     {"train", "supervised"},
     {"commands"},

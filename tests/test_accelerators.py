@@ -89,12 +89,20 @@ def test_several_processes_use_the_cpu_beside_another_accelerator(monkeypatch, c
 
 
 @pytest.mark.parametrize(
-    ("kind", "dtype", "has_scaler"),
-    [("cuda", torch.float16, True), ("mps", torch.bfloat16, False), ("xpu", torch.bfloat16, False)],
+    ("kind", "is_native", "dtype", "has_scaler"),
+    [
+        ("cuda", False, torch.float16, True),
+        ("cuda", True, torch.bfloat16, False),
+        ("mps", False, torch.bfloat16, False),
+        ("xpu", False, torch.bfloat16, False),
+    ],
 )
-def test_amp_is_fp16_on_cuda_only(monkeypatch, kind, dtype, has_scaler):
+def test_amp_is_fp16_where_bf16_is_only_emulated(monkeypatch, kind, is_native, dtype, has_scaler):
     """bf16 has the range of float32 and needs no scaler."""
     show(monkeypatch, kind)
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation=True: is_native or including_emulation
+    )
     monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
     precision = AMP()
 

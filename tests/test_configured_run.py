@@ -223,7 +223,7 @@ WRONG = {
         ["optimizer.lrate=0.1"],
         "config.yaml: optimizer: torch.optim.sgd.SGD does not accept 'lrate'; it accepts params, lr, momentum,",
     ),
-    "wrong type": (["num_epochs=three"], "config.yaml: num_epochs: expected int, got 'three'"),
+    "wrong type": (["num_epochs=three"], "config.yaml: num_epochs: expected int | None, got 'three'"),
     "wrong type of an argument": (
         ["loaders.valid.batch_size=many"],
         "config.yaml: loaders.valid.batch_size: expected int | None, got 'many'",

@@ -172,7 +172,9 @@ def test_step_metrics_are_logged_every_so_many_steps(tmp_path):
     expected = [(step, losses[step]) for step in range(5, 31, 5)]
     assert scalars(tmp_path / "tensorboard" / "train")["batch/loss"] == expected
     frame = read_metrics(tmp_path, scope="batch")
-    assert list(zip(frame.step, frame.value, strict=True)) == expected
+    losses, rates = (frame[frame.metric == name] for name in ("loss", "lr"))
+    assert list(zip(losses.step, losses.value, strict=True)) == expected
+    assert rates.step.tolist() == [step for step, _ in expected] and len(losses) + len(rates) == len(frame)
 
 
 def test_mid_epoch_validation_is_logged_with_its_step(tmp_path):

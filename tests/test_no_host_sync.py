@@ -118,7 +118,7 @@ class Arm(dl.Callback):
         self.watch = watch
 
     def on_batch_end(self, runner):
-        if not runner.is_train_loader:
+        if not runner.is_train_loader or runner.loader_batch_step < runner.loader_batch_len:
             self.watch.is_armed = runner.loader_batch_step < runner.loader_batch_len
 
     def on_step_end(self, runner):
@@ -193,7 +193,7 @@ def metric_callbacks():
     }
 
 
-def train(*, engine, callbacks, loggers=None, **options):
+def train(*, engine, callbacks, loggers=None, log_every=LOG_EVERY, **options):
     model = mlp(dropout=0.1, batch_norm=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     log = StepLog()
@@ -206,7 +206,7 @@ def train(*, engine, callbacks, loggers=None, **options):
         callbacks=callbacks,
         engine=engine,
         loggers={"console": None, "steps": log, **(loggers or {})},
-        log_every=LOG_EVERY,
+        log_every=log_every,
         timeit=True,
         **options,
     )
@@ -234,7 +234,8 @@ def test_steps_read_from_the_device_once_in_log_every(make_engine, step):
     with watching() as watch:
         norm = dl.GradNormCallback(per_parameter=True)
         callbacks = {**metric_callbacks(), **step, "average": dl.EMACallback(), "norm": norm, "arm": Arm(watch)}
-        log = train(engine=make_engine(), callbacks=callbacks)
+        in_steps = LOG_EVERY // 2 if "optimizer" in step else LOG_EVERY
+        log = train(engine=make_engine(), callbacks=callbacks, log_every=in_steps)
 
     assert [step for step, _ in log.steps] == [4, 8, 12]
     assert {"loss", "accuracy01", "multiclass_accuracy", "again", "both"} <= log.steps[0][1].keys()

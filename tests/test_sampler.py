@@ -18,6 +18,7 @@ from torch.utils.data import (
 
 from runnerkit import dl
 from runnerkit.sampling.sharding import batches_of, count_batches, shard_loader, share_of, start_epoch
+from tests.shares import counted
 from tests.tiny import classification, quiet
 
 
@@ -26,14 +27,18 @@ def indices(num_samples):
 
 
 def shards(loader, world_size, *, training=False, epoch=1, seed=42):
-    """Return the batches of each rank as lists of indices."""
-    ranks = []
+    """Return the batches of each rank that count, as lists of indices; check that the ranks' sizes are known."""
+    ranks, num_steps = [], set()
     for rank in range(world_size):
         shard = shard_loader(loader, key="k", training=training, rank=rank, world_size=world_size, seed=seed)
         start_epoch(shard, epoch)
-        batches = [batch[0].tolist() for batch in batches_of(shard)]
-        assert count_batches(shard) == len(batches)
+        batches = [batch[0].tolist() for batch in counted(shard)]
+        num_batches = len(list(batches_of(shard)))
+        assert count_batches(shard) == num_batches
+        assert len(batches) == num_batches or (training and len(batches) == num_batches - 1)
         ranks.append(batches)
+        num_steps.add(num_batches)
+    assert not training or len(num_steps) == 1
     return ranks
 
 
@@ -51,16 +56,38 @@ def flat(ranks):
 )
 def test_every_sample_is_seen_exactly_once(num_samples, batch_size, world_size, shuffle, training):
     """Each sample is in exactly one shard, and in training all ranks have the same number of batches."""
-    if training and num_samples < world_size:
-        return
-
     ranks = shards(
         DataLoader(indices(num_samples), batch_size=batch_size, shuffle=shuffle), world_size, training=training
     )
 
     assert sorted(flat(ranks)) == list(range(num_samples))
-    if training:
-        assert len({len(batches) for batches in ranks}) == 1
+    if training and batch_size > 1:
+        tail = [len(batches[-1]) for batches in ranks if len(batches) == len(ranks[0])]
+        assert min(tail) > 1 or sum(tail) == 1, "batch norm needs two samples"
+
+
+@settings(deadline=None, max_examples=150)
+@given(num_samples=st.integers(1, 100), batch_size=st.integers(1, 9), world_size=st.integers(1, 5))
+def test_every_rank_knows_the_sizes_of_all(num_samples, batch_size, world_size):
+    """From the first uneven step on, the sizes that a rank states are those that the ranks have."""
+    loader = DataLoader(indices(num_samples), batch_size=batch_size)
+    ranks = [
+        shard_loader(loader, key="k", training=True, rank=rank, world_size=world_size, seed=42)
+        for rank in range(world_size)
+    ]
+    batches = [list(batches_of(rank)) for rank in ranks]
+
+    for number in range(len(batches[0])):
+        stated = [share_of(rank).sizes_of(number) for rank in ranks]
+        assert all(each == stated[0] for each in stated)
+        if number < share_of(ranks[0]).first_uneven():
+            assert stated[0] is None
+        real = [len(each[number][0]) for each in batches]
+        for size, length in zip(stated[0] or [batch_size] * world_size, real, strict=True):
+            assert size in (length, 0)
+    assert sum(
+        sum(share_of(ranks[0]).sizes_of(each) or [batch_size * world_size]) for each in range(len(batches[0]))
+    ) == (num_samples)
 
 
 @settings(deadline=None, max_examples=50)
@@ -158,14 +185,15 @@ def test_a_batch_sampler_of_the_users_own_is_shared_by_whole_batches():
     loader = DataLoader(indices(10), batch_sampler=Pairs(SequentialSampler(range(10)), 2, False))
 
     assert shards(loader, 2) == [[[0, 1], [4, 5], [8, 9]], [[2, 3], [6, 7]]]
-    assert shards(loader, 2, training=True) == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
+    assert shards(loader, 2, training=True) == [[[0, 1], [4, 5], [8, 9]], [[2, 3], [6, 7]]]
 
 
 def test_a_plain_batch_sampler_passed_by_hand_is_shared_by_samples():
     """A plain BatchSampler is sharded by samples, in the order of its sampler."""
     loader = DataLoader(indices(6), batch_sampler=BatchSampler([5, 4, 3, 2, 1, 0], 2, False))
 
-    assert shards(loader, 2) == [[[5, 3, 1]], [[4, 2, 0]]]
+    assert shards(loader, 2) == [[[5, 3], [1]], [[4, 2], [0]]]
+    assert shards(loader, 2, training=True) == [[[5, 3], [1, 0]], [[4, 2]]], "batch norm needs two samples"
 
 
 def test_a_distributed_sampler_of_the_users_own_is_left_alone(caplog):
@@ -224,12 +252,16 @@ def test_a_loader_may_know_its_own_share():
     """A loader's own `shard` method is called if it has one."""
 
     class Mine:
+        def shard(self, *, key, training, rank, world_size, seed):
+            return key, training, rank, world_size, seed
+
+    class OfVersion01(Mine):
         def shard(self, *, key, training, rank, world_size, seed, uneven):
             return key, training, rank, world_size, seed, uneven
 
-    share = shard_loader(Mine(), key="train", training=True, rank=1, world_size=2, seed=3, uneven="pad")
-
-    assert share == ("train", True, 1, 2, 3, "pad")
+    place = {"key": "train", "training": True, "rank": 1, "world_size": 2, "seed": 3}
+    assert shard_loader(Mine(), **place) == ("train", True, 1, 2, 3)
+    assert shard_loader(OfVersion01(), **place) == ("train", True, 1, 2, 3, "drop")
 
 
 class Fast(DataLoader):
@@ -384,27 +416,48 @@ def test_an_endless_sampler_trains_a_limited_epoch():
 
 
 @pytest.mark.parametrize(
-    ("training", "uneven", "expected"),
-    [
-        (False, "drop", [[0, 2, 4], [1, 3]]),
-        (True, "drop", [[0, 2], [1, 3]]),
-        (True, "pad", [[0, 2, 4], [1, 3, 0]]),
-    ],
+    ("num_samples", "training", "expected"),
+    [(5, False, [[0, 2, 4], [1, 3]]), (5, True, [[0, 2, 4], [1, 3, 3]]), (1, True, [[0], [0]])],
 )
-def test_samples_that_are_whole_batches_are_shared_whole(training, uneven, expected):
-    """With batch_size=None, whole samples are sharded; in training, `uneven` drops the last or repeats the first."""
-    loader = DataLoader([torch.tensor([each]) for each in range(5)], batch_size=None)
+def test_samples_that_are_whole_batches_are_shared_whole(num_samples, training, expected):
+    """With batch_size=None, whole samples are sharded; in training, a rank without one repeats one."""
+    loader = DataLoader([torch.tensor([each]) for each in range(num_samples)], batch_size=None)
 
     for rank in range(2):
-        shard = shard_loader(loader, key="k", training=training, uneven=uneven, rank=rank, world_size=2, seed=42)
+        shard = shard_loader(loader, key="k", training=training, rank=rank, world_size=2, seed=42)
         assert [int(batch) for batch in batches_of(shard)] == expected[rank]
         assert count_batches(shard) == len(expected[rank])
+        assert share_of(shard).sizes_of(len(expected[0]) - 1) == [None, 0]
 
 
-def test_too_few_samples_to_train_all_processes_are_refused():
-    """Fewer training samples than processes raise an error."""
-    with pytest.raises(ValueError, match="has 3 samples, too few to train 4 processes"):
-        shard_loader(DataLoader(indices(3)), key="train", training=True, rank=0, world_size=4, seed=42)
+def test_fewer_samples_than_processes_are_trained_on_once():
+    """Ranks without a sample get those of rank zero, which count for it alone."""
+    ranks = [
+        shard_loader(DataLoader(indices(3), batch_size=1), key="train", training=True, rank=rank, world_size=4, seed=42)
+        for rank in range(4)
+    ]
+
+    assert [[batch[0].tolist() for batch in batches_of(rank)] for rank in ranks] == [[[0]], [[1]], [[2]], [[0]]]
+    assert {tuple(share_of(rank).sizes_of(0)) for rank in ranks} == {(1, 1, 1, 0)}
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    num_samples=st.integers(1, 60), batch_size=st.integers(1, 9), world_size=st.integers(1, 4),
+    drop_last=st.booleans(), limit=st.integers(1, 70),
+)  # fmt: skip
+def test_a_pass_may_end_after_a_number_of_samples(num_samples, batch_size, world_size, drop_last, limit):
+    """The ranks together see the first `limit` samples of the order, and all of a shorter one."""
+    loader = DataLoader(indices(num_samples), batch_size=batch_size, drop_last=drop_last)
+    stride, seen = batch_size * world_size, []
+    for rank in range(world_size):
+        shard = shard_loader(loader, key="k", training=True, rank=rank, world_size=world_size, seed=42)
+        start_epoch(shard, 1)
+        share_of(shard).end_after(limit)
+        seen += [each for batch in counted(shard) for each in batch[0].tolist()]
+
+    whole = num_samples // stride * stride if drop_last else num_samples
+    assert sorted(seen) == list(range(min(limit, whole) if limit >= num_samples else limit))
 
 
 @settings(deadline=None, max_examples=100)
@@ -417,12 +470,12 @@ def test_whatever_was_seen_before_an_interruption_is_not_seen_after_it(num_sampl
         for rank in range(world_size)
     ]
     num_batches = data.draw(st.integers(1, count_batches(ranks[0])))
-    seen = [each for rank in ranks for batch in list(batches_of(rank))[:num_batches] for each in batch[0].tolist()]
+    seen = [each for rank in ranks for batch in list(counted(rank))[:num_batches] for each in batch[0].tolist()]
     [position] = {rank.batch_sampler.position_after(num_batches) for rank in ranks}
 
     for rank in ranks:
         rank.batch_sampler.skip(position)
-        seen += [each for batch in batches_of(rank) for each in batch[0].tolist()]
+        seen += [each for batch in counted(rank) for each in batch[0].tolist()]
 
     assert sorted(seen) == list(range(num_samples))
 
@@ -432,10 +485,10 @@ def test_whatever_was_seen_before_an_interruption_is_not_seen_after_it(num_sampl
     num_samples=st.integers(8, 100), batch_size=st.integers(1, 9), drop_last=st.booleans(),
     before=st.integers(1, 4), after=st.integers(1, 8), data=st.data(),
 )  # fmt: skip
-def test_ranks_that_go_on_with_an_epoch_have_equally_many_batches_or_too_few_samples(
+def test_ranks_that_go_on_with_an_epoch_have_equally_many_batches(
     num_samples, batch_size, drop_last, before, after, data
 ):
-    """After a resume, ranks have equally many batches unless fewer samples than processes are left."""
+    """After a resume, ranks have equally many batches, even with fewer samples left than processes."""
     loader = DataLoader(indices(num_samples), batch_size=batch_size, drop_last=drop_last)
     place = {"key": "train", "training": True, "seed": 42}
     share = shard_loader(loader, rank=0, world_size=before, **place).batch_sampler
@@ -447,8 +500,8 @@ def test_ranks_that_go_on_with_an_epoch_have_equally_many_batches_or_too_few_sam
     for rank in ranks:
         share_of(rank).skip(position)
 
-    is_equal = len({count_batches(rank) for rank in ranks}) == 1
-    assert is_equal != (0 < num_samples - position < after and not drop_last)
+    assert len({count_batches(rank) for rank in ranks}) == 1
+    assert {len(list(batches_of(rank))) for rank in ranks} == {count_batches(ranks[0])}
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 3), (2, 3), (3, 3)])
@@ -470,6 +523,6 @@ def test_an_interrupted_epoch_goes_on_with_another_number_of_processes(before, a
         shard = shard_loader(loader, key="train", training=True, rank=rank, world_size=after, seed=42)
         start_epoch(shard, 5)
         share_of(shard).skip(position)
-        seen += [index for batch in batches_of(shard) for index in batch[0].tolist()]
+        seen += [index for batch in counted(shard) for index in batch[0].tolist()]
 
     assert sorted(seen) == list(range(97))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from runnerkit.sampling.sharding import batches_of, count_batches, shard_loader, share_of, start_epoch
+from tests.shares import counted
 
 
 class Stream(IterableDataset):
@@ -52,10 +53,10 @@ class OfEpoch(Stream):
         return iter(range(100 * self.epoch, 100 * self.epoch + self.num_samples))
 
 
-def shards(loader, world_size, *, training=False, uneven="drop"):
+def shards(loader, world_size, *, training=False):
     return [
         shard_loader(
-            loader, key="k", training=training, uneven=uneven, rank=rank, world_size=world_size, seed=42
+            loader, key="k", training=training, rank=rank, world_size=world_size, seed=42
         )
         for rank in range(world_size)
     ]  # fmt: skip
@@ -63,7 +64,7 @@ def shards(loader, world_size, *, training=False, uneven="drop"):
 
 def samples(shard, epoch=1):
     start_epoch(shard, epoch)
-    return [batch.tolist() for batch in batches_of(shard)]
+    return [batch.tolist() for batch in counted(shard)]
 
 
 def flat(ranks):
@@ -82,8 +83,6 @@ def test_a_stream_is_shared_like_a_data_set_of_the_same_samples(
     num_samples, batch_size, world_size, training, drop_last
 ):
     """On every rank, a stream gives the batches and length of an indexed data set with the same samples."""
-    if training and num_samples < world_size:
-        return
     stream, indexed = (
         shards(DataLoader(data, batch_size=batch_size, drop_last=drop_last), world_size, training=training)
         for data in (SizedStream(num_samples), range(num_samples))
@@ -91,7 +90,9 @@ def test_a_stream_is_shared_like_a_data_set_of_the_same_samples(
 
     for mine, theirs in zip(stream, indexed, strict=True):
         assert samples(mine) == samples(theirs)
-        assert count_batches(mine) == len(samples(mine))
+        assert count_batches(mine) == count_batches(theirs) == len(list(batches_of(mine)))
+        last = count_batches(mine) - 1
+        assert not training or world_size == 1 or share_of(mine).sizes_of(last) == share_of(theirs).sizes_of(last)
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
@@ -152,7 +153,7 @@ def test_an_interrupted_stream_goes_on_with_another_number_of_processes(before, 
     for shard in shards(loader, after, training=True):
         start_epoch(shard, 3)
         share_of(shard).skip(position)
-        seen += flat([[batch.tolist() for batch in batches_of(shard)]])
+        seen += flat([[batch.tolist() for batch in counted(shard)]])
 
     assert sorted(seen) == list(range(50))
 
@@ -169,49 +170,41 @@ def test_whatever_was_seen_before_an_interruption_is_not_seen_after_it(num_sampl
     num_batches = data.draw(st.integers(1, count_batches(ranks[0])))
     seen = flat([samples(rank)[:num_batches] for rank in ranks])
     position = share_of(ranks[0]).position_after(num_batches)
-    if num_samples - position[0] < after:
-        after = before  # too few samples are left for more processes
 
     for rank in shards(loader, after, training=True):
         start_epoch(rank, 1)
         share_of(rank).skip(position)
-        rest = [batch.tolist() for batch in batches_of(rank)]
-        assert count_batches(rank) == len(rest)
-        seen += flat([rest])
+        assert count_batches(rank) == len(list(batches_of(rank)))
+        seen += flat([[batch.tolist() for batch in counted(rank)]])
 
     assert sorted(seen) == list(range(num_samples))
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize(
-    ("training", "uneven", "expected"),
-    [
-        (False, "drop", [[0, 2, 4], [1, 3]]),
-        (True, "drop", [[0, 2], [1, 3]]),
-        (True, "pad", [[0, 2, 4], [1, 3, 4]]),
-    ],
+    ("num_samples", "training", "expected"),
+    [(5, False, [[0, 2, 4], [1, 3]]), (5, True, [[0, 2, 4], [1, 3, 4]]), (1, True, [[0], [0]])],
 )
-def test_a_stream_of_batches_is_shared_by_whole_batches(training, uneven, expected):
-    """Whole batches are sharded; in training, `uneven` drops the last batches or repeats one."""
-    ranks = shards(DataLoader(SizedStream(5), batch_size=None), 2, training=training, uneven=uneven)
+def test_a_stream_of_batches_is_shared_by_whole_batches(num_samples, training, expected, num_workers):
+    """Whole batches are sharded; in training, a rank without one gets the last, which counts for another rank."""
+    loader = DataLoader(SizedStream(num_samples), batch_size=None, num_workers=num_workers)
+    ranks = shards(loader, 2, training=training)
 
     assert [[int(each) for each in batches_of(rank)] for rank in ranks] == expected
     assert [count_batches(rank) for rank in ranks] == [len(each) for each in expected]
+    if training:
+        assert [share_of(rank).sizes_of(len(expected[0]) - 1) for rank in ranks] == [[None, 0]] * 2
 
 
-def test_a_stream_too_short_to_train_all_processes_is_refused():
-    """A stream with fewer training samples than processes raises an error that says what to do."""
-    [_, shard] = shards(DataLoader(Stream(1), batch_size=4), 2, training=True)
+def test_a_stream_shorter_than_the_processes_is_trained_on_once():
+    """One sample for two processes, at the start and after a resume, is rank zero's; the other's weight is zero."""
+    for num_samples, position in ((1, 0), (9, 8), (9, [8, 0])):  # 0.1 saved a list
+        ranks = shards(DataLoader(Stream(num_samples), batch_size=2), 2, training=True)
+        for shard in ranks:
+            share_of(shard).skip(position)
 
-    with pytest.raises(ValueError, match="'k': its stream had 1 samples left, too few to train 2 processes; use drop_"):
-        list(batches_of(shard))
-
-
-def test_a_resumed_stream_with_too_few_samples_left_is_refused_on_all_ranks():
-    """If fewer samples than processes are left, all ranks raise an error that recommends the earlier number."""
-    for shard in shards(DataLoader(Stream(9), batch_size=2), 2, training=True):
-        share_of(shard).skip([8, 0])
-        with pytest.raises(ValueError, match=r"1 samples left, .* resume with as many as before, or use drop_last"):
-            list(batches_of(shard))
+        assert [[batch.tolist() for batch in batches_of(shard)] for shard in ranks] == [[[num_samples - 1]]] * 2
+        assert [share_of(shard).sizes_of(0) for shard in ranks] == [[1, 0]] * 2
 
 
 class Late(Stream):

@@ -141,7 +141,7 @@ def test_logs_of_steps_and_a_progress_bar_keep_to_theirs(tmp_path, monkeypatch):
     def with_bar(num_steps):
         ours(num_steps, verbose=True)
 
-    assert calls_per_step(logged) - calls_per_step(by_hand) <= 24 + MARGIN
+    assert calls_per_step(logged) - calls_per_step(by_hand) <= 26 + MARGIN
     monkeypatch.setattr("sys.stderr", terminal := Terminal())
     monkeypatch.setattr("runnerkit.callbacks.monitor.progress.REFRESH_S", 1e9)
     assert calls_per_step(with_bar) - calls_per_step(by_hand) <= 2 + MARGIN

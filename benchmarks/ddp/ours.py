@@ -7,7 +7,16 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from benchmarks.ddp.work import BATCH_SIZE, WORLD_SIZE, Notes, data, num_metrics_asked, numbers, report
+from benchmarks.ddp.work import (
+    BATCH_SIZE,
+    WORLD_SIZE,
+    Notes,
+    data,
+    is_weighted,
+    num_metrics_asked,
+    numbers,
+    report,
+)
 from benchmarks.steps import work
 from runnerkit import dl
 
@@ -32,20 +41,22 @@ class Observer(dl.Callback):
 
 
 class ManyNumbers(dl.SupervisedRunner):
-    def __init__(self, num_metrics: int) -> None:
+    def __init__(self, num_metrics: int, *, is_weighted: bool) -> None:
         super().__init__()
-        self.num_metrics = num_metrics
+        self.num_metrics, self.is_weighted = num_metrics, is_weighted
 
     def get_optimizer(self, stage: str, model: Any) -> torch.optim.Optimizer:
         return work.make_optimizer(model)  # in the training processes, as in raw.py: the first one takes torch 2 s
 
     def handle_batch(self, batch: Any) -> None:
         super().handle_batch(batch)
+        if self.is_weighted:
+            self.batch_weight = batch[1].sum()
         self.batch_metrics.update(numbers(self.batch["logits"], num_metrics=self.num_metrics))
 
 
 def train(path: str) -> None:
-    runner = ManyNumbers(num_metrics_asked()).train(
+    runner = ManyNumbers(num_metrics_asked(), is_weighted=is_weighted()).train(
         model=work.make_model(), criterion=nn.CrossEntropyLoss(), callbacks=[Observer(path)],
         loaders={"train": DataLoader(data(), batch_size=BATCH_SIZE)}, loggers={"console": None},
         engine=dl.DistributedDataParallelEngine(num_processes=WORLD_SIZE, backend="gloo", device="cpu"),

@@ -4,6 +4,7 @@ import gc
 import os
 import socket
 import tempfile
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,11 +14,20 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-from benchmarks.ddp.work import BATCH_SIZE, WORLD_SIZE, Notes, data, num_metrics_asked, numbers, report
+from benchmarks.ddp.work import (
+    BATCH_SIZE,
+    WORLD_SIZE,
+    Notes,
+    data,
+    is_weighted,
+    num_metrics_asked,
+    numbers,
+    report,
+)
 from benchmarks.steps import work
 
 
-def train(rank: int, port: int | None, path: str, num_metrics: int) -> None:
+def train(rank: int, port: int | None, path: str, num_metrics: int, *, weighted: bool) -> None:
     """Train, and reduce each metric separately; under torchrun `port` is None."""
     torch.set_num_threads(1)
     where: dict[str, Any] = {}
@@ -31,18 +41,30 @@ def train(rank: int, port: int | None, path: str, num_metrics: int) -> None:
     loader = DataLoader(dataset, batch_size=BATCH_SIZE, sampler=DistributedSampler(dataset, shuffle=False))
     notes.begin()
     sums: dict[str, Tensor] = {}
+    weight_of_all: Any = 0
     for features, targets in loader:
         optimizer.zero_grad()
         logits = model(features)
         loss = criterion(logits, targets)
-        loss.backward()
+        weight: Any = len(targets)
+        if weighted:
+            weight = targets.sum()
+            total = weight.double()
+            sent = dist.all_reduce(total, async_op=True)  # while the backward pass runs
+            (loss * weight).backward()
+            sent.wait()
+            weight_of_all = weight_of_all + total
+            gradients = [parameter.grad for parameter in model.parameters()]
+            torch._foreach_div_(gradients, total.item() / WORLD_SIZE)
+        else:
+            loss.backward()
         optimizer.step()
         for name, value in {"loss": loss.detach(), **numbers(logits, num_metrics=num_metrics)}.items():
-            sums[name] = sums.get(name, 0) + value.double() * len(targets)
+            sums[name] = sums.get(name, 0) + value.double() * weight
         notes.step()
-    for total in sums.values():
-        dist.all_reduce(total)
-    means = {name: total.item() / len(dataset) for name, total in sums.items()}
+    for summed in sums.values():
+        dist.all_reduce(summed)
+    means = {name: summed.item() / float(weight_of_all or len(dataset)) for name, summed in sums.items()}
     if dist.get_rank() == 0:
         notes.loader_is_over()
         report(path, means["loss"])
@@ -55,12 +77,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/notes.json"
         if "RANK" in os.environ:
-            train(int(os.environ["RANK"]), None, path, num_metrics_asked())
+            train(int(os.environ["RANK"]), None, path, num_metrics_asked(), weighted=is_weighted())
             return
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        mp.spawn(train, args=(port, path, num_metrics_asked()), nprocs=WORLD_SIZE)
+        job = partial(train, weighted=is_weighted())
+        mp.spawn(job, args=(port, path, num_metrics_asked()), nprocs=WORLD_SIZE)
 
 
 if __name__ == "__main__":

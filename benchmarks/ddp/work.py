@@ -1,6 +1,8 @@
 """The work of cases c and d, shared by all candidates: two processes over gloo; start-up, steps and loader end.
 
-usage: python -m benchmarks.ddp.raw NUM_METRICS
+usage: python -m benchmarks.ddp.raw NUM_METRICS [weighted]
+
+With "weighted", each batch weighs as much as the sum of its targets, which the other process does not know.
 """
 
 import json
@@ -96,6 +98,11 @@ def numbers(logits: Tensor, *, num_metrics: int) -> dict[str, Tensor]:
 def num_metrics_asked() -> int:
     """Read the number of metrics from the command line."""
     return int(sys.argv[1])
+
+
+def is_weighted() -> bool:
+    """Read from the command line whether batches have weights."""
+    return sys.argv[2:] == ["weighted"]
 
 
 def report(path: str, loss: float) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from benchmarks.resident import resident_mib
 from examples.mixed_precision import CNN, WAYS
 from runnerkit.contrib import Digits
+from runnerkit.precision import computes_bf16
 
 Batch = tuple[Tensor, Tensor]
 Measured = tuple[float, float, list[float]]  # per process: mean loss, seconds, peaks in MiB
@@ -143,7 +144,7 @@ def main(train: Callable[[str, torch.dtype | None], Trained]) -> None:
     torch.set_num_threads(1)
     _keep_memory()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    amp = torch.float16 if device.type == "cuda" else torch.bfloat16
+    amp = torch.bfloat16 if computes_bf16(device) else torch.float16
     trained = train(options.way, amp if options.precision == "amp" else None)
     if not trained.is_main_process:
         return

@@ -34,6 +34,8 @@ class MetricAggregationCallback(IMetricCallback):
     ('loss',)
     """
 
+    counts_samples = False
+
     def __init__(
         self,
         metric_key: str,

@@ -24,7 +24,7 @@ class LiveMetrics:
     """
 
     def __init__(self) -> None:
-        self._totals: dict[str, tuple[float, int]] = {}
+        self._totals: dict[str, tuple[float, float]] = {}
         self._num_batches = 0  # included in the totals
         self._means: dict[str, tuple[float, float]] = {}  # sum of weighted values, and of weights
 

@@ -40,7 +40,7 @@ class TqdmCallback(Callback):
         self._shown_at = 0.0
 
     def on_epoch_start(self, runner: IRunner) -> None:
-        if self._epochs is None and runner.stage_epoch_len > 1:
+        if self._epochs is None and runner.stage_epoch_len != 1:
             self._epochs = _bar("Epochs", total=runner.stage_epoch_len, initial=runner.stage_epoch_step - 1)
 
     def on_loader_start(self, runner: IRunner) -> None:
@@ -48,7 +48,7 @@ class TqdmCallback(Callback):
             return  # the batch evaluated before training, to find the metrics
         self._metrics[runner.loader_key] = LiveMetrics()
         self._bars[runner.loader_key] = _bar(
-            f"{runner.stage_epoch_step}/{runner.stage_epoch_len} * Epoch ({runner.loader_key})",
+            f"{runner.stage_epoch_step}/{runner.stage_epoch_len or '?'} * Epoch ({runner.loader_key})",
             total=runner.loader_batch_len,
             initial=runner.loader_batch_step,
         )

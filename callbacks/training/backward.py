@@ -13,6 +13,7 @@ from runnerkit.callback import CallbackOrder, IBackwardCallback, innermost
 from runnerkit.callbacks.training.optimizer import OptimizerCallback
 from runnerkit.callbacks.training.parts.gradients import ClipFn, check_clip, gradient_norm, make_clip
 from runnerkit.errors import UnknownKeyError
+from runnerkit.steps.weights import StepSizes, WeightUnits, weigh_batch
 from runnerkit.support.arguments import check_strings
 from runnerkit.types import as_dict
 
@@ -57,6 +58,8 @@ class BackwardCallback(IBackwardCallback):
         self.gradient_readers: list[Callable[[list[Tensor]], None]] = []  # called before clipping
         self._key: str | None = None  # of the optimizer that steps on this loss; None: the runner has one
         self._is_for_one = False
+        self._steppers: list[OptimizerCallback] = []
+        self._units = WeightUnits()
 
     def on_stage_start(self, runner: IRunner) -> None:
         steppers = [innermost(each) for each in runner.callbacks.values()]
@@ -65,6 +68,7 @@ class BackwardCallback(IBackwardCallback):
             raise ValueError(
                 "BackwardCallback cannot clip accumulated gradients; pass grad_clip_fn to OptimizerCallback instead"
             )
+        self._steppers, self._units = mine, runner._stage.weight_units
         optimizer_key = (mine[0].optimizer_key if mine else None) or ""
         self._key = optimizer_key if isinstance(runner.optimizer, dict) else None
         self._is_for_one = len(mine) == 1  # else several optimizers or handle_batch step on them
@@ -83,9 +87,21 @@ class BackwardCallback(IBackwardCallback):
         optimizer: Any = None
         if self._is_for_one or self._reads_gradients:
             optimizer = runner.optimizer if self._key is None else runner.optimizer[self._key]
+        steps = runner._loader_run.steps
+        is_usual = not steps.accumulate or runner.batch_size == self._units.size
+        if steps.matter and not (is_usual and runner.batch_weight is None and steps.sizes is None):
+            loss = self._weighted(loss, runner, steps)
         runner.engine.backward(loss, optimizer if self._is_for_one else None)
         if self._reads_gradients:
+            for each in self._steppers if steps.matter else ():
+                each.average(runner)
             runner.engine.clip_gradients(optimizer, lambda parameters: self._clip(parameters, runner))
+
+    def _weighted(self, loss: Tensor, runner: IRunner, steps: StepSizes) -> Tensor:
+        share = weigh_batch(runner, steps, self._units)
+        for each in self._steppers:
+            each.add_share(share, runner, is_asked=steps.is_asked)
+        return loss if share is None or not self._steppers else loss * share
 
     def _clip(self, parameters: list[Tensor], runner: IRunner) -> None:
         for read in self.gradient_readers:
@@ -111,6 +127,9 @@ class BackwardCallback(IBackwardCallback):
         if torch.isnan(loss) or (torch.isinf(loss) and not runner.engine.precision.skips_steps):
             raise ValueError(f"{self.metric_key!r} is {loss.item()} in {where}, rank {runner.engine.rank}")
         self._is_checked = True
+
+    def on_stage_end(self, runner: IRunner) -> None:
+        self._steppers = []
 
     def on_loader_end(self, runner: IRunner) -> None:
         mean = runner.loader_metrics.get(self.metric_key)

@@ -6,14 +6,17 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from runnerkit.callback import CallbackOrder, IOptimizerCallback, innermost
 from runnerkit.callbacks.training.parts.gradients import ClipFn, check_clip, make_clip
 from runnerkit.errors import UnknownKeyError
-from runnerkit.support.arguments import check_integers, check_strings
-from runnerkit.support.torch_internals import divide_each_
-from runnerkit.types import as_dict
+from runnerkit.steps.learning_rates import rates_of
+from runnerkit.steps.weights import WeightUnits, total_share
+from runnerkit.support.arguments import check_integers, check_numbers, check_strings
+from runnerkit.support.torch_internals import divide_each_, local
+from runnerkit.types import StateDict, as_dict
 
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner
@@ -22,17 +25,20 @@ __all__ = ["OptimizerCallback"]
 
 
 class OptimizerCallback(IOptimizerCallback):
-    """Step an optimizer on training loaders; log its learning rate and momentum once per epoch.
+    """Step an optimizer on training loaders; log the learning rates of its groups, and the momentum, once per epoch.
 
     Args:
         metric_key: name of the loss whose gradients it steps on.
         model_key: which model, if the runner has several; its gradients are not communicated while they accumulate.
         optimizer_key: which optimizer, if the runner has several.
-        accumulation_steps: batches whose gradients are averaged into one step; the last step of a loader
-            averages the remaining ones, which are dropped if the loader is ended early.
+        accumulation_steps: batches whose gradients are averaged into one step, weighted by their numbers of samples or
+            by ``runner.batch_weight``; the last step of a loader averages the remaining ones, which are dropped if the
+            loader is ended early. With 1 it is the runner's `accumulation_steps`.
         grad_clip_fn: clips the unscaled gradients of the whole step: a function of parameters, or the name of one
             in ``torch.nn.utils``.
         grad_clip_params: keyword arguments of `grad_clip_fn`.
+        grad_clip_norm, grad_clip_value: largest norm of all gradients together, largest magnitude of each; pass one of
+            them, or `grad_clip_fn`. Without any, the norm is ``runner.gradient_clip``.
 
     >>> OptimizerCallback("loss", accumulation_steps=4).accumulation_steps
     4
@@ -46,15 +52,24 @@ class OptimizerCallback(IOptimizerCallback):
         accumulation_steps: int = 1,
         grad_clip_fn: ClipFn = None,
         grad_clip_params: dict[str, Any] | None = None,
+        grad_clip_norm: float | None = None,
+        grad_clip_value: float | None = None,
     ) -> None:
         super().__init__(order=CallbackOrder.Optimizer)
+        check_numbers(self, above=0, or_none=True, grad_clip_norm=grad_clip_norm, grad_clip_value=grad_clip_value)
+        if sum(each is not None for each in (grad_clip_fn, grad_clip_norm, grad_clip_value)) > 1:
+            raise ValueError(f"{type(self).__name__}: pass one of grad_clip_fn, grad_clip_norm and grad_clip_value")
+        if grad_clip_norm is not None:
+            grad_clip_fn, grad_clip_params = "clip_grad_norm_", {"max_norm": grad_clip_norm}
+        if grad_clip_value is not None:
+            grad_clip_fn, grad_clip_params = "clip_grad_value_", {"clip_value": grad_clip_value}
         check_integers(self, accumulation_steps=accumulation_steps)
         check_strings(self, metric_key=metric_key)
         check_strings(self, or_none=True, model_key=model_key, optimizer_key=optimizer_key)
         self.metric_key = metric_key
         self.model_key = model_key
         self.optimizer_key = optimizer_key
-        self.accumulation_steps = accumulation_steps
+        self.own_accumulation_steps = self.accumulation_steps = accumulation_steps
         self.grad_clip_fn = grad_clip_fn
         self.grad_clip_params = grad_clip_params
         check_clip(self, grad_clip_fn, grad_clip_params)  # raise here, not after the first batch
@@ -62,6 +77,13 @@ class OptimizerCallback(IOptimizerCallback):
         self.num_pending = 0  # batches since the last step
         self.num_skipped = 0  # steps of this loader that the gradient scaler skipped
         self._steps_now = self._may_be_silent = True
+        self._surplus: Any = 0.0  # what the shares of the pending batches add to their number
+        self._asked: Any = 0.0  # sum of those shares whose mean over processes has to be asked for
+        self._num_asked = 0
+        self._mean_share: Callable[[], Any] | None = None  # of the asked ones; waits for it
+        self._is_weighted = self._is_averaged = False
+        self._units = WeightUnits()
+        self._clip_fn: Callable[[list[Tensor]], Any] | None = None
         self._silence: ExitStack | None = None  # active while gradients are not communicated
         self._checked: Any = None  # the optimizer known to have gradients
         self._key = optimizer_key or None  # None: the runner has one
@@ -73,6 +95,12 @@ class OptimizerCallback(IOptimizerCallback):
             raise UnknownKeyError(f"OptimizerCallback needs optimizer {self.optimizer_key!r}; the runner has {have}")
         self._key = (self.optimizer_key or "") if isinstance(runner.optimizer, dict) else None
         self._checked = None
+        self._units = runner._stage.weight_units
+        of_runner = {"max_norm": runner.gradient_clip} if runner.gradient_clip is not None else None
+        if self.grad_clip_fn is not None or of_runner is None:
+            self._clip_fn = make_clip(self.grad_clip_fn, self.grad_clip_params)
+        else:
+            self._clip_fn = make_clip("clip_grad_norm_", of_runner)
         steppers = [innermost(each) for each in runner.callbacks.values()]
         paces = {each.accumulation_steps for each in steppers if isinstance(each, OptimizerCallback)}
         if len(paces) > 1 and runner.engine.precision.skips_steps:
@@ -93,13 +121,19 @@ class OptimizerCallback(IOptimizerCallback):
         if self.num_pending == 0:
             optimizer = runner.optimizer if self._key is None else runner.optimizer[self._key]
             runner.engine.zero_grad(optimizer)
+            self._surplus = self._asked = 0.0
+            self._num_asked, self._mean_share = 0, None
+            self._is_weighted = self._is_averaged = False
         is_last = runner.loader_batch_step == runner.loader_batch_len
         self._steps_now = is_last or self.num_pending + 1 >= self.accumulation_steps
         # Any batch of a loader without a length may be the last.
         if not self._steps_now and self._may_be_silent and runner.loader_batch_len is not None:
+            silent = runner._loader_run.steps.silent
             self._silence = ExitStack()
             for key, model in as_dict(runner.model).items():
-                if self.model_key in (None, key):
+                if self.model_key in (None, key) and key not in silent:  # not by another optimizer of the same model
+                    silent.add(key)
+                    self._silence.callback(silent.discard, key)
                     self._silence.enter_context(runner.engine.accumulate(model))
 
     def on_batch_end(self, runner: IRunner) -> None:
@@ -112,24 +146,53 @@ class OptimizerCallback(IOptimizerCallback):
         if self._steps_now:
             self._step(runner)
 
+    def add_share(self, share: float | Tensor | None, runner: IRunner, *, is_asked: bool) -> None:
+        """Note the weight of the current batch, in the step's unit, before its backward pass; every rank must call.
+
+        Args:
+            share: None is 1.
+            is_asked: whether it is that of this process only.
+        """
+        self._is_weighted = True
+        if not is_asked:
+            self._surplus += 0.0 if share is None else share - 1.0
+            return
+        self._asked += share
+        self._num_asked += 1
+        if self._steps_now:
+            self._mean_share = total_share(runner, self._asked)  # while the backward pass runs
+
+    def average(self, runner: IRunner) -> None:
+        """Make the gradients of a step that accumulates one batch its mean, once, before they are read."""
+        optimizer = runner.optimizer if self._key is None else runner.optimizer[self._key]
+        runner.engine.synchronize(optimizer)
+        self._average(optimizer, runner, num_batches=self.num_pending + 1)
+
     def _step(self, runner: IRunner) -> None:
         optimizer = runner.optimizer if self._key is None else runner.optimizer[self._key]
         runner.engine.synchronize(optimizer)
-        if self.num_pending > 1 or self._checked is not optimizer:
-            self._average(optimizer)
-        if self.grad_clip_fn is not None or self.gradient_readers:
+        is_mean = self.num_pending == 1 and not self._is_weighted and self._checked is optimizer
+        if not is_mean and not self._is_averaged:
+            self._average(optimizer, runner, num_batches=self.num_pending)
+        if self._clip_fn is not None or self.gradient_readers:
             runner.engine.clip_gradients(optimizer, self._clip)
         self.num_skipped += not runner.engine.step(optimizer)
         self.num_pending = 0
+        steps = runner._loader_run.steps
+        if steps.stepped_at != runner.batch_step:  # the first of several optimizers
+            steps.stepped_at = runner.batch_step
+            runner.optimizer_step += 1
+            runner.stage_optimizer_step += 1
 
     def _clip(self, parameters: list[Tensor]) -> None:
         for read in self.gradient_readers:
             read(parameters)
-        clip = make_clip(self.grad_clip_fn, self.grad_clip_params)
-        if clip is not None:
-            clip(parameters)
+        if self._clip_fn is not None:
+            self._clip_fn(parameters)
 
-    def _average(self, optimizer: Any) -> None:
+    def _average(self, optimizer: Any, runner: IRunner, *, num_batches: int) -> None:
+        self._is_averaged = True
+        divisor = self._total_share(runner, num_batches)
         gradients = [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
         if self._checked is not optimizer and not gradients:
             raise RuntimeError(
@@ -137,8 +200,33 @@ class OptimizerCallback(IOptimizerCallback):
                 "self.engine.backward(loss) in handle_batch"
             )
         self._checked = optimizer
-        if self.num_pending > 1:
-            divide_each_(gradients, self.num_pending)
+        if isinstance(divisor, Tensor) or divisor != 1:
+            divide_each_(list(map(local, gradients)), divisor)
+
+    def _total_share(self, runner: IRunner, num_batches: int) -> Any:
+        """Return the sum of the shares of the step's batches, a mean over processes."""
+        if runner.loss_reduction == "sum":
+            return 1
+        if not self._num_asked:
+            total = num_batches + self._surplus
+        elif self._num_asked != num_batches:
+            raise ValueError(
+                f"batch_weight was set in {self._num_asked} of the {num_batches} batches of a step: set it in every "
+                "batch, on all ranks, or in none"
+            )
+        else:
+            total = (self._mean_share or total_share(runner, self._asked))()
+            self._mean_share = None
+        if isinstance(total, Tensor) and total.device.type != "cpu":  # without waiting for it
+            return torch.where(total == 0, 1.0, total).float()
+        return float(total) or 1.0  # no batch weighs anything: its gradients are zero
+
+    def state_dict(self) -> StateDict:
+        units = {"size_unit": self._units.size, "weight_unit": self._units.weight}
+        return {name: unit for name, unit in units.items() if unit is not None}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        self._units.size, self._units.weight = state.get("size_unit"), state.get("weight_unit")  # absent before 0.2
 
     def on_loader_end(self, runner: IRunner) -> None:
         if not runner.is_train_loader:
@@ -149,8 +237,9 @@ class OptimizerCallback(IOptimizerCallback):
             self._step(runner)
         self.num_pending = 0
         suffix = f"_{self.optimizer_key}" if self.optimizer_key else ""
-        group = as_dict(runner.optimizer)[self.optimizer_key or ""].param_groups[0]
-        runner.loader_metrics[f"lr{suffix}"] = float(group["lr"])
+        optimizer = as_dict(runner.optimizer)[self.optimizer_key or ""]
+        runner.loader_metrics.update(rates_of(optimizer, key=self.optimizer_key or ""))
+        group = optimizer.param_groups[0]
         if "betas" in group or "momentum" in group:
             runner.loader_metrics[f"momentum{suffix}"] = float(
                 group["betas"][0] if "betas" in group else group["momentum"]

@@ -23,7 +23,10 @@ _PER_STEP = (lr_scheduler.OneCycleLR, lr_scheduler.CyclicLR)
 
 
 class SchedulerCallback(ISchedulerCallback):
-    """Step a scheduler: any object with ``step()``, or ``step(metric)`` as in ReduceLROnPlateau.
+    """Step a scheduler: any object with ``step()``, ``step(metric)`` as in ReduceLROnPlateau, or ``step(epoch)``.
+
+    One with ``step_update(num_updates)``, as in timm, is told the number of optimizer steps after each of them, and
+    ``step`` the number of epochs after each of them.
 
     A WarmupLR is stepped in its own unit until it ends; the arguments then apply to the scheduler after it.
 
@@ -56,11 +59,11 @@ class SchedulerCallback(ISchedulerCallback):
         if loader_key is not None and metric_key is not None:
             self.requires = ((loader_key, metric_key),)
         self._steps_per_batch = self._is_ever_per_batch = False
-        self._optimizer_stepped = False
+        self._optimizer_stepped = self._updates = False
         self._scheduler: Any = None
         self._hook: Any = None
         self._filter: Any = None
-        self._want_metric: dict[int, bool] = {}  # by id of the scheduler, or of the one after the warmup
+        self._wants: dict[int, str | None] = {}  # by id of the scheduler, or of the one after the warmup
 
     def on_stage_start(self, runner: IRunner) -> None:
         # torch marks the optimizer's `step` when a scheduler is constructed; pickling loses the mark. catch_warnings at
@@ -85,12 +88,13 @@ class SchedulerCallback(ISchedulerCallback):
         after = scheduler.after if isinstance(scheduler, WarmupLR) else scheduler
         self._steps_per_batch = self.mode == "batch" or (self.mode is None and isinstance(after, _PER_STEP))
         warms_up_per_batch = isinstance(scheduler, WarmupLR) and scheduler.is_per_step
-        self._is_ever_per_batch = self._steps_per_batch or warms_up_per_batch
+        self._updates = hasattr(scheduler, "step_update")
+        self._is_ever_per_batch = self._steps_per_batch or warms_up_per_batch or self._updates
         optimizer = getattr(scheduler, "optimizer", None)
         if self._is_ever_per_batch and isinstance(optimizer, Optimizer):
             self._hook = optimizer.register_step_post_hook(self._note_step)
         self._follows_optimizer = self._hook is not None
-        self._want_metric.clear()
+        self._wants.clear()
 
     def _unfollow(self) -> None:
         if self._hook is not None:
@@ -112,6 +116,8 @@ class SchedulerCallback(ISchedulerCallback):
             return
         stepped, self._optimizer_stepped = self._optimizer_stepped or not self._follows_optimizer, False
         scheduler, is_per_batch = self._turn(runner)
+        if self._updates and stepped:
+            scheduler.step_update(num_updates=runner.stage_optimizer_step)
         if is_per_batch and stepped:
             self._step(scheduler, runner, runner.batch_metrics.get(self.metric_key or "loss"))
 
@@ -119,7 +125,7 @@ class SchedulerCallback(ISchedulerCallback):
         scheduler, is_per_batch = self._turn(runner)
         if is_per_batch or not any(key.startswith("train") for key in runner.epoch_metrics):
             return
-        if not self._takes_metric(scheduler) or self._metric_loader in runner.epoch_metrics:  # else skip this epoch
+        if self._wants_of(scheduler) != "metrics" or self._metric_loader in runner.epoch_metrics:
             self._step(scheduler, runner, None)
 
     def on_stage_end(self, runner: IRunner) -> None:
@@ -136,16 +142,18 @@ class SchedulerCallback(ISchedulerCallback):
     def _step(self, scheduler: Any, runner: IRunner, metric: Any) -> None:
         if scheduler is None:  # no scheduler after the warmup
             return
-        if self._takes_metric(scheduler):
+        wants = self._wants_of(scheduler)
+        if wants == "metrics":
             scheduler.step(self._epoch_metric(runner) if metric is None else metric)
+        elif wants == "epoch":
+            scheduler.step(runner.stage_epoch_step)
         else:
             scheduler.step()
 
-    def _takes_metric(self, scheduler: Any) -> bool:
-        wants = self._want_metric.get(id(scheduler))
-        if wants is None:
-            wants = self._want_metric[id(scheduler)] = _wants_metric(scheduler)
-        return wants
+    def _wants_of(self, scheduler: Any) -> str | None:
+        if id(scheduler) not in self._wants:
+            self._wants[id(scheduler)] = _wants(scheduler)
+        return self._wants[id(scheduler)]
 
     def _epoch_metric(self, runner: IRunner) -> float:
         metrics = runner.epoch_metrics.get(self._metric_loader, {})
@@ -158,8 +166,15 @@ class SchedulerCallback(ISchedulerCallback):
         return metrics[metric_key]
 
 
-def _wants_metric(scheduler: Any) -> bool:
+def wants_metric(scheduler: Any) -> bool:
+    """Return whether ``step`` needs a metric, as that of ReduceLROnPlateau does, and so is not for each step."""
+    return not isinstance(scheduler, dict | WarmupLR) and _wants(scheduler) == "metrics"
+
+
+def _wants(scheduler: Any) -> str | None:
+    """Return the argument that ``step`` needs: "metrics", "epoch" or None."""
     if scheduler is None:
-        return False
-    parameters = list(inspect.signature(scheduler.step).parameters.values())
-    return any(each.name == "metrics" and each.default is inspect.Parameter.empty for each in parameters)
+        return None
+    parameters = inspect.signature(scheduler.step).parameters.values()
+    needed = [each.name for each in parameters if each.default is inspect.Parameter.empty]
+    return next((name for name in ("metrics", "epoch") if name in needed), None)

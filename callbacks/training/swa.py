@@ -46,7 +46,7 @@ class SWACallback(WeightAverageCallback):
 
     def on_stage_start(self, runner: IRunner) -> None:
         super().on_stage_start(runner)
-        if self.averages and self.start_epoch > runner.stage_epoch_len:
+        if self.averages and runner.stage_epoch_len is not None and self.start_epoch > runner.stage_epoch_len:
             raise ValueError(f"start_epoch={self.start_epoch} exceeds the stage's {runner.stage_epoch_len} epochs")
         if self.validate and any(has_statistics(each.module) for each in self.averages.values()):
             raise ValueError(

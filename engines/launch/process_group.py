@@ -279,6 +279,16 @@ class ProcessGroupEngine(IEngine, ABC):
         dist.all_reduce(reduced, op=_OPERATIONS[op])
         return reduced / self.num_processes if op == "mean" else reduced
 
+    def start_sum(self, value: Tensor) -> Callable[[], Tensor]:
+        total = value.clone()
+        work: Any = dist.all_reduce(total, async_op=True)  # typed as an optional, which it is without async_op
+
+        def wait() -> Tensor:
+            work.wait()
+            return total
+
+        return wait
+
     def gather_object(self, value: T) -> list[T]:
         gathered: list[Any] = [None] * self.num_processes
         dist.all_gather_object(gathered, value)

@@ -9,6 +9,7 @@ from runnerkit.data.dynamic_balance import DynamicBalanceClassSampler as Dynamic
 from runnerkit.data.epoch_steps import EpochStepsLoaderWrapper as EpochStepsLoaderWrapper
 from runnerkit.data.limit import BatchLimitLoaderWrapper as BatchLimitLoaderWrapper
 from runnerkit.data.prefetch import BatchPrefetchLoaderWrapper as BatchPrefetchLoaderWrapper
+from runnerkit.data.sequence_rows import SequenceRows as SequenceRows
 from runnerkit.data.sharded_files import ShardedFiles as ShardedFiles
 from runnerkit.data.tensor_loader import TensorLoader as TensorLoader
 from runnerkit.data.tensor_rows import TensorRows as TensorRows
@@ -24,6 +25,7 @@ __all__ = [
     "DistributedSamplerWrapper",
     "DynamicBalanceClassSampler",
     "EpochStepsLoaderWrapper",
+    "SequenceRows",
     "ShardedFiles",
     "TensorLoader",
     "TensorRows",

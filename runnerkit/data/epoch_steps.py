@@ -69,7 +69,7 @@ class EpochStepsLoaderWrapper(LoaderWrapper):
         self, *, key: str, training: bool, rank: int, world_size: int, seed: int, uneven: Uneven = "drop",
         endless: bool = True,
     ) -> Self:  # fmt: skip
-        place: dict[str, Any] = {"rank": rank, "world_size": world_size, "seed": seed, "uneven": uneven}
+        place: dict[str, Any] = {"rank": rank, "world_size": world_size, "seed": seed}
         wrapper = super().shard(key=key, training=training, endless=endless and training, **place)
         if not self.restart and share_of(wrapper.origin) is None and rank == 0:
             logger.warning(
@@ -140,6 +140,20 @@ class _Continued:
             "within": self.share.position_after(num_in_pass),
             "num_done": self.num_before + num_batches,
         }
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples per batch and process; None if the loader shares whole batches."""
+        size: int | None = getattr(self.share, "batch_size", None)
+        return size
+
+    def sizes_of(self, number: int) -> Any:
+        """Return the sizes of step `number` of this epoch; see ShardedBatchSampler."""
+        return self.share.sizes_of(self._num_in_pass + number)
+
+    def first_uneven(self) -> int:
+        """Return the first step of this epoch whose sizes may differ."""
+        return max(0, int(self.share.first_uneven()) - self._num_in_pass - self._num_yielded)
 
     @property
     def position(self) -> dict[str, Any]:

@@ -59,7 +59,7 @@ class BatchLimitLoaderWrapper(LoaderWrapper):
         self, *, key: str, training: bool, rank: int, world_size: int, seed: int, uneven: Uneven = "drop",
         endless: bool = False,
     ) -> Self:  # fmt: skip
-        place: dict[str, Any] = {"rank": rank, "world_size": world_size, "seed": seed, "uneven": uneven}
+        place: dict[str, Any] = {"rank": rank, "world_size": world_size, "seed": seed}
         limited = super().shard(key=key, training=training, endless=endless, **place)
         if self._part is not None:  # the same number on all ranks, even if one has an extra batch
             limited.num_batches = self._part_of(math.ceil(super().__len__() / world_size))

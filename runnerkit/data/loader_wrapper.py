@@ -24,7 +24,7 @@ class LoaderWrapper(ABC):
         origin: the wrapped loader.
     """
 
-    passes_endless = True  # `shard` takes `endless`, which that of a user's loader may not
+    wraps_loader = True
 
     def __init__(self, loader: Any) -> None:
         self.origin = loader
@@ -73,10 +73,8 @@ class LoaderWrapper(ABC):
         endless: bool = False,
     ) -> Self:  # fmt: skip
         """Return a copy around one process's shard; see :func:`runnerkit.sampling.sharding.shard_loader`."""
-        share = shard_loader(
-            self.origin, key=key, training=training, rank=rank, world_size=world_size, seed=seed, uneven=uneven,
-            endless=endless,
-        )  # fmt: skip
+        place: dict[str, Any] = {"rank": rank, "world_size": world_size, "seed": seed}
+        share = shard_loader(self.origin, key=key, training=training, endless=endless, **place)
         return self._around(share)
 
     def for_device(self, device: torch.device) -> Self:

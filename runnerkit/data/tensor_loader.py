@@ -75,16 +75,11 @@ class TensorLoader:
     def shard(
         self, *, key: str, training: bool, rank: int, world_size: int, seed: int, uneven: Uneven = "drop"
     ) -> Self:
-        """Return one process's shard; samples are sharded, so `uneven` is ignored.
-
-        See :func:`runnerkit.sampling.sharding.shard_loader`.
-        """
-        if training and len(self.dataset) < world_size:
-            raise ValueError(f"loader {key!r} has {len(self.dataset)} samples, too few to train {world_size} processes")
+        """Return one process's shard; see :func:`runnerkit.sampling.sharding.shard_loader`."""
         share = copy.copy(self)
         share.batch_sampler = ShardedBatchSampler(
             self.sampler, batch_size=self.batch_size, drop_last=self.drop_last, rank=rank, world_size=world_size,
-            seed=loader_seed(seed, key),
+            seed=loader_seed(seed, key), training=training,
         )  # fmt: skip
         return share
 

@@ -38,9 +38,11 @@ class Progress(Attributes):
 
     epoch_step: int
     batch_step: int
+    optimizer_step: int
     sample_step: int
     stage_epoch_step: int
     stage_batch_step: int
+    stage_optimizer_step: int
     stage_sample_step: int
     epoch_metrics: dict[str, Metrics]
     experiment_metrics: dict[int, dict[str, Metrics]]
@@ -61,6 +63,7 @@ class LoaderAttributes(Attributes):
     loader_batch_len: int | None
     batch: Batch
     batch_size: int
+    batch_weight: Any
     batch_metrics: dict[str, Any]
     loader_metrics: Metrics
     need_early_stop: bool

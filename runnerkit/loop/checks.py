@@ -24,10 +24,7 @@ from torch.utils.data import (
 )
 
 from runnerkit.callback import EVENTS, ICallback, ICheckpointCallback, IListener, innermost
-from runnerkit.sampling.sampler import ShardedBatchSampler
-from runnerkit.sampling.sharded_stream import ShardedStream
 from runnerkit.sampling.sharding import count_batches, share_of
-from runnerkit.sampling.stream_heads import compare
 from runnerkit.types import as_dict
 
 if TYPE_CHECKING:
@@ -185,8 +182,10 @@ def compare_streams(runner: IRunner, batches: Iterator[Any]) -> Iterator[Any]:
     """
     key, share = runner.loader_key, share_of(runner.loader)
     share = getattr(share, "share", share)  # of a pass that continues from epoch to epoch
-    if not isinstance(share, ShardedStream) or share.head is None or key in runner._stage.compared_streams:
+    if getattr(share, "head", None) is None or key in runner._stage.compared_streams:  # not of a ShardedStream
         return batches
+    from runnerkit.sampling.stream_heads import compare  # late, as few runs need it
+
     first: list[Any] = []
     error: Exception | None = None
     try:
@@ -227,7 +226,7 @@ def check_order_is_used(runner: IRunner) -> None:
 
 def _warn_of_dropped(runner: IRunner, key: str, loader: Any) -> None:
     share, dataset = share_of(loader), getattr(loader, "dataset", None)
-    if not isinstance(share, ShardedBatchSampler | ShardedStream) or not share.drop_last:
+    if not getattr(share, "drop_last", False):
         return
     if runner.engine.is_main_process and (not isinstance(dataset, Sized) or len(dataset) % share.stride):
         logger.warning(
@@ -291,20 +290,19 @@ def check_scheduler(scheduler: Any, optimizer: Any) -> None:
             raise ValueError(f"{name} steps an optimizer other than the one that trains; create it from that one")
 
 
-def check_criterion(criterion: Any, engine: IEngine) -> None:
+def check_criterion(criterion: Any, engine: IEngine, *, loss_reduction: str) -> None:
     """Raise if a criterion has trainable parameters and several processes would train them independently.
 
-    Warn if it sums over the batch.
+    Warn if it sums over the batch and `loss_reduction` does not say so.
 
     Raises:
         ValueError: with what to do.
     """
     for each in as_dict(criterion).values():
-        if getattr(each, "reduction", None) == "sum" and engine.is_main_process:
+        if getattr(each, "reduction", None) == "sum" and loss_reduction != "sum" and engine.is_main_process:
             logger.warning(
-                "%s(reduction='sum') sums over the batch: the logged loss is a mean of such sums, which depends on the "
-                "batch size, and in N processes gradients are 1/N of those of the combined batch; use "
-                "reduction='mean' and multiply the learning rate by the batch size", type(each).__name__,
+                "%s(reduction='sum') sums over the batch, but gradients are averaged over processes and accumulated "
+                "batches: pass loss_reduction='sum' to train(), which adds them up", type(each).__name__,
             )  # fmt: skip
         if engine.is_ddp and isinstance(each, nn.Module) and any(p.requires_grad for p in each.parameters()):
             raise ValueError(

@@ -12,6 +12,9 @@ from runnerkit.loop.loader_metrics import new_means, reduce_metrics
 from runnerkit.metrics.means import LoaderMeans
 from runnerkit.resume import resume_point
 from runnerkit.sampling.sharding import batches_of, count_batches, start_epoch
+from runnerkit.steps.budget import is_over, limit_samples
+from runnerkit.steps.learning_rates import rates_of_all
+from runnerkit.steps.weights import StepSizes, sizes_of_pass, weigh_step
 from runnerkit.types import Batch, as_dict, like
 
 if TYPE_CHECKING:
@@ -25,12 +28,14 @@ class LoaderRun(ProcessState):
         means: the batch metrics of this process, kept as weighted sums until the loader ends.
         ends_stage: whether the stage ends after this epoch; within a loader, `need_early_stop` concerns that loader.
         num_skipped: batches that ran before the run was interrupted.
+        steps: the samples of each process in a training step.
     """
 
     def __init__(self) -> None:
         self.means = LoaderMeans()
         self.ends_stage = False
         self.num_skipped = 0
+        self.steps = StepSizes()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return type(self)()  # a copy of a runner starts its own pass
@@ -63,11 +68,15 @@ def setup_loader(runner: IRunner, key: str) -> None:
     run.means = new_means(runner)
     start_epoch(loader, runner.epoch_step)
     run.num_skipped = resume_point.setup_position(runner)
+    if runner.is_train_loader:
+        limit_samples(runner)
     num_batches = count_batches(loader)
     runner.loader_batch_len = num_batches + runner.loader_batch_step if num_batches is not None else None
     runner.is_within_loader = True
     use_model(runner)
+    run.steps = StepSizes()
     if runner.is_train_loader:
+        run.steps = sizes_of_pass(runner, num_before=run.num_skipped)
         step_watch.start_watch(runner)
         before = runner.batch_step - runner.loader_batch_step
         runner.engine.enter_training_loader(lambda: runner.batch_step - before)
@@ -90,6 +99,8 @@ def use_model(runner: IRunner) -> None:
 
 def batches(runner: IRunner) -> Iterator[Batch]:
     """Yield the loader's batches on the device; an error while one is fetched counts as that batch's."""
+    if runner.is_train_loader and is_over(runner):
+        return
     if getattr(runner.loader, "num_workers", 0):
         runner.engine.settle()
     iterator = batches_of(runner.loader)
@@ -107,9 +118,13 @@ def batches(runner: IRunner) -> Iterator[Batch]:
 def start_batch(runner: IRunner, batch: Batch) -> None:
     """Count a batch and make it the runner's current one."""
     size = batch_size.batch_size_of(batch)
-    num_samples = size * runner.engine.num_processes
-    runner.batch, runner.batch_size, runner.batch_metrics = batch, size, {}
+    runner.batch, runner.batch_size, runner.batch_weight, runner.batch_metrics = batch, size, None, {}
     runner.loader_batch_step += 1
+    steps = runner._loader_run.steps
+    num_samples = steps.num_samples or size * runner.engine.num_processes
+    if runner.loader_batch_step >= steps.first_uneven:
+        weigh_step(runner, steps, number=runner.loader_batch_step - 1 - runner._loader_run.num_skipped)
+        num_samples = steps.total or num_samples
     runner.loader_sample_step += num_samples
     if runner.is_train_loader:
         runner.batch_step += 1
@@ -123,19 +138,31 @@ def finish_batch(runner: IRunner) -> None:
     if runner.loader_batch_step == 1:
         batch_size.check(runner)
         checks.check_order_is_used(runner)
-    runner._loader_run.means.update(runner.batch_metrics, runner.batch_size, batch_step=runner.loader_batch_step)
+    run = runner._loader_run
+    steps = run.steps
+    if runner.is_train_loader and not steps.has_steppers:
+        steps.stepped_at = runner.batch_step
+        runner.optimizer_step += 1
+        runner.stage_optimizer_step += 1
+    if not steps.is_idle:
+        run.means.update(
+            runner.batch_metrics, runner.batch_size, weight=runner.batch_weight, batch_step=runner.loader_batch_step
+        )
     logs = runner._logs
-    if logs.wants_batch_metrics and runner.is_train_loader and runner.batch_step % runner.log_every == 0:
+    is_step = runner.is_train_loader and steps.stepped_at == runner.batch_step
+    if logs.wants_batch_metrics and is_step and runner.optimizer_step % runner.log_every == 0:
         logs.hand_over_steps(runner)  # earlier ones, long computed by now
-        logs.queue.put(runner.step, runner.batch_metrics)
+        logs.queue.put(runner.step, {**runner.batch_metrics, **rates_of_all(runner.optimizer)})
 
 
 def finish_loader(runner: IRunner, key: str) -> None:
     """End a pass: one reduction over processes, then the callbacks, then the loggers; every rank must call."""
     runner.need_early_stop = runner._loader_run.ends_stage
     runner.is_within_loader = False
+    runner.batch_weight = None
     checks.check_not_empty(runner)
     if runner.is_train_loader:
+        runner.engine.loss_factor = None
         step_watch.end_watch(runner)
         runner.engine.leave_training_loader(runner.loader_batch_step, key=key)
     num_samples = reduce_metrics(runner)

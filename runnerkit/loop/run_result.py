@@ -15,7 +15,7 @@ from runnerkit.engine import IEngine
 from runnerkit.loop.attributes import Components, ProcessAttributes, ProcessState
 from runnerkit.support import pickling
 from runnerkit.support.device_move import move
-from runnerkit.types import as_dict
+from runnerkit.types import as_dict, is_maker
 
 if TYPE_CHECKING:
     from runnerkit.callback import ICallback, IRunner
@@ -122,6 +122,9 @@ def adopt(runner: IRunner, result: RunResult, *, given: Mapping[str, ICallback])
 def _adopt_component(runner: IRunner, name: str, component: Any) -> None:
     mine, theirs = as_dict(getattr(runner, name)), as_dict(component)
     if mine.keys() != theirs.keys():
+        setattr(runner, name, component)
+        return
+    if name in ("optimizer", "scheduler") and any(map(is_maker, mine.values())):
         setattr(runner, name, component)
         return
     try:

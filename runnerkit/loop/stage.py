@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 from torch import nn
 
-from runnerkit.callback import EVENTS, CallbackNode, ICallback, innermost
+from runnerkit.callback import EVENTS, CallbackNode, ICallback, IMetricCallback, IOptimizerCallback, innermost
 from runnerkit.loop import checks, step_watch
 from runnerkit.loop.attributes import ProcessState
 from runnerkit.loop.loader_run import is_training
 from runnerkit.resume import resume_point
 from runnerkit.seeding.generators import derive_seed, set_global_seed
+from runnerkit.steps.budget import Budget, accumulation_of, budget_of, count_steps
+from runnerkit.steps.weights import WeightUnits, without_weight
 from runnerkit.support.torch_internals import inner_schedulers
 from runnerkit.types import as_dict, like
 
@@ -21,11 +23,14 @@ if TYPE_CHECKING:
     from runnerkit.callback import IRunner
 
 
+_IDLE = "on_idle_batch_end"  # in place of on_batch_end, for a batch whose samples belong to another process
+
+
 class Listeners(dict[str, tuple[Callable[[Any], None], ...]]):
     """Methods that act on each event, in order; an event without overrides costs nothing."""
 
     def __init__(self) -> None:
-        super().__init__(dict.fromkeys(EVENTS, ()))
+        super().__init__(dict.fromkeys((*EVENTS, _IDLE), ()))
 
     def bind(self, runner: IRunner, callbacks: Iterable[ICallback] = ()) -> None:
         """Find the methods of `callbacks` that run in this process, and of the runner, once for all events."""
@@ -35,15 +40,22 @@ class Listeners(dict[str, tuple[Callable[[Any], None], ...]]):
             if runner.listens_to(event):
                 bound.insert(0 if event.endswith("_start") else len(bound), getattr(runner, event))
             self[event] = tuple(bound)
+        counting = {each.on_batch_end for each in acting if _counts_samples(each)}
+        self[_IDLE] = without_weight, *(each for each in self["on_batch_end"] if each not in counting)
 
     def release(self) -> None:
         """Forget all methods: those of the runner refer to it, which would keep its loaders' workers."""
-        self.update(dict.fromkeys(EVENTS, ()))
+        self.update(dict.fromkeys(self, ()))
 
     def emit(self, event: str, runner: IRunner) -> None:
         """Call the methods that act on `event`."""
         for listener in self[event]:
             listener(runner)
+
+
+def _counts_samples(callback: ICallback) -> bool:
+    inner = innermost(callback)
+    return isinstance(inner, IMetricCallback) and inner.counts_samples
 
 
 class Stage(ProcessState):
@@ -57,6 +69,10 @@ class Stage(ProcessState):
         listeners: methods that act on events.
         known_callbacks: callbacks of this stage and of earlier ones that act in this process.
         step_watch: present until the first training loader of the stage has ended.
+        budget: when the stage ends; `may_end_early`, within an epoch.
+        num_steps: optimizer steps until then; None if the loaders do not tell.
+        has_told_steps: whether somebody asked for that number.
+        weight_units: of the batches' weights.
         checked_batch_sizes, compared_streams: keys of loaders whose first batch was checked.
     """
 
@@ -67,6 +83,11 @@ class Stage(ProcessState):
         self.listeners = Listeners()
         self.known_callbacks: list[ICallback] = []
         self.step_watch: step_watch.StepWatch | None = None
+        self.budget = Budget(num_epochs=1)
+        self.may_end_early = False
+        self.num_steps: int | None = None
+        self.has_told_steps = False
+        self.weight_units = WeightUnits()
         self.checked_batch_sizes: set[str] = set()
         self.compared_streams: set[str] = set()
 
@@ -96,13 +117,18 @@ def setup_stage(runner: IRunner, stage: str) -> bool:
     """Make and check the components of a stage; return False if the run resumes in a later stage."""
     leave_stage(runner)
     runner.stage_key = stage
-    runner.stage_epoch_len = runner._stage.hooks_of(runner).get_stage_len(stage)
-    runner.stage_epoch_step = runner.stage_batch_step = runner.stage_sample_step = 0
+    runner._stage.budget = budget_of(runner._stage.hooks_of(runner).get_stage_len(stage))
+    runner.stage_epoch_len = runner._stage.budget.num_epochs
+    runner._stage.may_end_early = runner._stage.budget.limits != ["num_epochs"]
+    runner.stage_epoch_step = runner.stage_batch_step = runner.stage_optimizer_step = runner.stage_sample_step = 0
     runner.need_early_stop = False
+    runner._stage.weight_units = WeightUnits()
+    runner._stage.has_told_steps = False
     _make_loaders(runner, stage)
     _make_model(runner, stage)
     runner.callbacks = dict(runner._stage.hooks_of(runner).get_callbacks(stage))
     checks.check_callbacks(runner.callbacks, runner.loaders)
+    _recount_steps(runner)
     runner._logs.claim(runner, map(innermost, runner.callbacks.values()))  # before anything in the logdir is read
     if not resume_point.find(runner, stage):
         return False
@@ -133,6 +159,27 @@ def _make_loaders(runner: IRunner, stage: str) -> None:
         for key, loader in loaders.items()
     }
     checks.check_shares(runner)
+    runner._stage.num_steps = count_steps(runner, runner.accumulation_steps)
+
+
+def _recount_steps(runner: IRunner) -> None:
+    """Tell the callbacks how many batches to accumulate, and count the stage's steps with what they do.
+
+    Raises:
+        ValueError: they take other steps than the scheduler was made for.
+    """
+    for each in map(innermost, runner.callbacks.values()):
+        if isinstance(each, IOptimizerCallback):
+            own = each.own_accumulation_steps
+            each.accumulation_steps = own if own > 1 else runner.accumulation_steps
+    told = runner._stage.num_steps
+    runner._stage.num_steps = count_steps(runner, accumulation_of(runner))
+    if runner._stage.has_told_steps and told != runner._stage.num_steps:
+        raise ValueError(
+            f"num_steps was {told} when the scheduler was made, but the OptimizerCallback accumulates "
+            f"{accumulation_of(runner)} batches, which gives {runner._stage.num_steps} steps: set "
+            f"accumulation_steps = {accumulation_of(runner)} on the runner, or pass it to train(), not to the callback"
+        )
 
 
 def _make_model(runner: IRunner, stage: str) -> None:
@@ -146,7 +193,7 @@ def _make_model(runner: IRunner, stage: str) -> None:
     is_infer = stage.startswith("infer")
     runner.optimizer = None if is_infer else runner._stage.hooks_of(runner).get_optimizer(stage, runner.model)
     checks.check_optimizer(runner.optimizer, runner.model, runner.criterion)
-    checks.check_criterion(runner.criterion, engine)
+    checks.check_criterion(runner.criterion, engine, loss_reduction=runner.loss_reduction)
     bare = as_dict(runner.optimizer)
     models, optimizers = engine.prepare(as_dict(runner.model), bare)
     runner._stage.training_model, runner.optimizer = like(model, models), like(runner.optimizer, optimizers)

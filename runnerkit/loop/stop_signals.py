@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 FOLDER_VARIABLE = "RUNNERKIT_FOLDER"  # where the processes that runnerkit started record failures
 SIGNALS = signals("SIGTERM", "SIGUSR1", "SIGINT", "SIGHUP")  # SIGHUP: the terminal was closed
+TIME_IS_UP = 0  # in place of a signal's number
 _PASSED_ON = "passed on"  # file in the job's folder: the signal that the calling process received
 _AGREE_EVERY_S = 1.0
 _SAME_S = 1.0  # Slurm sends SIGTERM twice for one request
@@ -53,7 +54,7 @@ class StopRequests:
     """
 
     def __init__(self) -> None:
-        self.number: int | None = None  # of the signal that this process received
+        self.number: int | None = None  # of the signal that this process received, or TIME_IS_UP
         self._next = 1
         self._told_at = 0, 0.0  # step, and rank zero's clock
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -99,11 +100,11 @@ class AdditiveMetric:
 def means_of(total: Share | None) -> Metrics:
     """Compute the means from the :meth:`LoaderMeans.share` of one process, or from the total of all."""
     sums = {key: each.tolist() for key, each in total.sums.items()} if total is not None else {}
-    return {key: value / max(1, count) for key, (value, count) in sums.items()}
+    return {key: value / count if count else math.nan for key, (value, count) in sums.items()}
 
 
 class LoaderMeans:
-    """The mean of every metric of a loader: sum(value * batch_size) / sum(batch_size).
+    """The mean of every metric of a loader: sum(value * weight) / sum(weight), by default weighted by batch size.
 
     Sums stay on the device, in float64 if it supports that; :meth:`totals` copies them to the host once.
 
@@ -114,16 +115,19 @@ class LoaderMeans:
 
     def __init__(self, first_non_finite: FirstNonFinite | None = None, left_out: frozenset[str] = frozenset()) -> None:
         # Batches that log the same keys share one vector, so that a step costs one stack and one add.
-        self._sums: dict[tuple[str, ...], tuple[Tensor, int]] = {}
-        self._host_sums: dict[str, tuple[float, int]] = {}
+        self._sums: dict[tuple[str, ...], tuple[Tensor, Any]] = {}
+        self._host_sums: dict[str, tuple[Any, Any]] = {}
         self.num_samples = 0
         self.first_non_finite = first_non_finite
         self.left_out = left_out
 
-    def update(self, metrics: dict[str, Scalar], batch_size: int, *, batch_step: int = 0) -> None:
+    def update(
+        self, metrics: dict[str, Scalar], batch_size: int, *, weight: Scalar | None = None, batch_step: int = 0
+    ) -> None:
         """Add the values of one batch: () tensors or Python numbers.
 
         Args:
+            weight: of the batch, a number or a () tensor; None is `batch_size`.
             batch_step: number of the batch, for `first_non_finite`.
         Raises:
             TypeError, ValueError: a value is neither; the message names it.
@@ -135,7 +139,7 @@ class LoaderMeans:
             if key in self.left_out:
                 continue
             if not isinstance(value, Tensor):
-                self._add_number(key, _number(key, value), batch_size, batch_step)
+                self._add_number(key, _number(key, value), batch_size if weight is None else weight, batch_step)
                 continue
             tensors[key] = value = value.detach() if value.ndim == 0 else _scalar(key, value)
             if first is None:
@@ -151,23 +155,27 @@ class LoaderMeans:
         known = self._sums.get(keys)
         if known is None:
             known = torch.zeros(len(keys), dtype=widest_float(values.device), device=values.device), 0
-        self._sums[keys] = known[0].add_(values, alpha=batch_size), known[1] + batch_size
+        if weight is None:
+            self._sums[keys] = known[0].add_(values, alpha=batch_size), known[1] + batch_size
+        else:
+            self._sums[keys] = known[0].add_(values * torch.as_tensor(weight).to(known[0])), known[1] + weight
         if self.first_non_finite is not None:
             self.first_non_finite.add(keys, values.reshape(-1), batch_step)
 
-    def _add_number(self, key: str, number: float, batch_size: int, batch_step: int) -> None:
+    def _add_number(self, key: str, number: float, weight: Scalar, batch_step: int) -> None:
         known, count = self._host_sums.get(key, (0.0, 0))
-        self._host_sums[key] = known + number * batch_size, count + batch_size
+        self._host_sums[key] = known + number * weight, count + weight
         if self.first_non_finite is not None:
             self.first_non_finite.add_number(key, number, batch_step)
 
-    def totals(self) -> dict[str, tuple[float, int]]:
-        """Return {metric: (sum, count)} of this process, with one copy to the host."""
-        totals = dict(self._host_sums)
+    def totals(self) -> dict[str, tuple[float, float]]:
+        """Return {metric: (sum, sum of weights)} of this process, with one copy to the host."""
+        totals = {key: (_plain(total), _plain(count)) for key, (total, count) in self._host_sums.items()}
         for keys, (sums, count) in self._sums.items():
+            number = _plain(count)
             for key, total in zip(keys, sums.tolist(), strict=True):
                 known, known_count = totals.get(key, (0.0, 0))
-                totals[key] = known + total, known_count + count
+                totals[key] = known + total, known_count + number
         return totals
 
     def share(self) -> Share | None:
@@ -178,9 +186,10 @@ class LoaderMeans:
 
     def state_dict(self) -> StateDict:
         """Return the state for a checkpoint in the middle of an epoch."""
-        sums = [(list(keys), total.cpu(), count) for keys, (total, count) in self._sums.items()]
+        sums = [(list(keys), total.cpu(), _plain(count)) for keys, (total, count) in self._sums.items()]
+        host_sums = {key: (_plain(total), _plain(count)) for key, (total, count) in self._host_sums.items()}
         first = {} if self.first_non_finite is None else {"first_non_finite": self.first_non_finite.state_dict()}
-        return {"sums": sums, "host_sums": dict(self._host_sums), "num_samples": self.num_samples, **first}
+        return {"sums": sums, "host_sums": host_sums, "num_samples": self.num_samples, **first}
 
     def load_state_dicts(self, states: Sequence[StateDict], *, device: torch.device) -> None:
         """Load the :meth:`state_dict` of one process, bit for bit, or the sum of several."""
@@ -198,6 +207,10 @@ class LoaderMeans:
             for key, (number, count) in state["host_sums"].items():
                 known_number, known_count = self._host_sums.get(key, (0.0, 0))
                 self._host_sums[key] = known_number + number, known_count + count
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, Tensor) else value
 
 
 def _scalar(key: str, value: Tensor) -> Tensor:

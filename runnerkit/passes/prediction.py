@@ -19,7 +19,7 @@ from runnerkit.checkpoints.folder import find_checkpoint
 from runnerkit.checkpoints.weights import load_weights
 from runnerkit.engine import IEngine
 from runnerkit.loop.checks import check_one_loader
-from runnerkit.sampling.sampler import ShardedBatchSampler, shortest_tail
+from runnerkit.sampling.sampler import ShardedBatchSampler
 from runnerkit.sampling.sharding import batches_of, distributed_sampler_of, share_of
 from runnerkit.seeding.generators import derive_seed, set_global_seed
 from runnerkit.storage.prediction_file import check_path, prediction_file
@@ -189,8 +189,7 @@ def _num_samples(share: Any, number: int) -> int | None:
     if not isinstance(share, ShardedBatchSampler):
         return None
     left = len(share.order) - (number - 1) * share.stride  # of all processes, including this batch
-    is_last = left - share.stride < max(1, shortest_tail(share.stride, share.world_size))
-    return len(range(share.rank, left if is_last else share.stride, share.world_size))
+    return len(range(share.rank, min(left, share.stride), share.world_size))
 
 
 def write_share(runner: Predictor, prediction: Prediction, path: Path, *, by_batches: bool) -> None:

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 from runnerkit.checkpoints.weights import listed
+from runnerkit.steps.budget import is_epoch_left
 from runnerkit.support.plain_values import flat, plain
 from runnerkit.support.redaction import redacted
 from runnerkit.support.torch_internals import inner_schedulers
@@ -234,13 +235,14 @@ def check_one_cycle(runner: IRunner, passed: Mapping[str, Any], source: str) -> 
     Raises:
         ValueError: with the steps of both.
     """
-    has_epoch_left = runner.stage_epoch_step < runner.stage_epoch_len
+    has_epoch_left = is_epoch_left(runner)
     for name, scheduler in _schedulers(runner):
         if not isinstance(scheduler, OneCycleLR):
             continue
         total, wanted = scheduler.total_steps, passed[f"{name}.total_steps"]
         if has_epoch_left and (wanted > total or scheduler.last_epoch >= total):
-            left = f"epochs {runner.stage_epoch_step + 1} to {runner.stage_epoch_len} are left"
+            last = "the last" if runner.stage_epoch_len is None else runner.stage_epoch_len
+            left = f"epochs {runner.stage_epoch_step + 1} to {last} are left"
             raise ValueError(
                 f"{source} has taken {scheduler.last_epoch} of the {total} steps of its one-cycle schedule, which "
                 f"cannot be extended: {name}.total_steps is {total}, {wanted} was passed, and {left}. Train to the "

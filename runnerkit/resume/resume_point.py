@@ -20,6 +20,7 @@ from runnerkit.resume import compatibility, overrides
 from runnerkit.resume.run_state import load_model_state, stoppers
 from runnerkit.sampling.sharding import count_batches, share_of
 from runnerkit.seeding.generators import set_rng_state
+from runnerkit.steps import budget
 from runnerkit.types import StateDict, as_dict
 
 if TYPE_CHECKING:
@@ -158,6 +159,8 @@ def restore(runner: IRunner) -> None:
         compatibility.warn_of_changes(state["settings"], passed, now, snapshot.source, takes_passed=takes_passed)
     counters = dict(state["counters"])
     was_stopped = counters.pop("need_early_stop")
+    for name in ("optimizer_step", "stage_optimizer_step"):  # absent before 0.2, where nothing was counted in them
+        counters.setdefault(name, counters[name.replace("optimizer", "batch")])
     Progress(**counters).restore(runner)
     compatibility.check_one_cycle(runner, passed, snapshot.source)
     runner.need_early_stop = was_stopped and _stops_again(runner, state)
@@ -180,8 +183,7 @@ def restore(runner: IRunner) -> None:
     is_last = runner.stage_key == [*runner.stages][-1]
     if is_last and not is_epoch_left(runner) and not runner.need_early_stop and runner.engine.is_main_process:
         # A warning, because it is shown without logging.basicConfig(); a run that does nothing looks broken.
-        done, wanted = runner.stage_epoch_step, runner.stage_epoch_len
-        logger.warning("%d of %d epochs are done; raise num_epochs to continue", done, wanted)
+        logger.warning("%s", budget.words_of_end(runner))
 
 
 def _restore_components(runner: IRunner, state: StateDict, source: str) -> None:
@@ -256,7 +258,7 @@ def is_within_epoch(runner: IRunner) -> bool:
 
 def is_epoch_left(runner: IRunner) -> bool:
     """Return whether the stage has an epoch to start or to finish."""
-    return runner.stage_epoch_step < runner.stage_epoch_len or is_within_epoch(runner)
+    return is_within_epoch(runner) or budget.is_epoch_left(runner)
 
 
 def setup_epoch(runner: IRunner) -> None:

@@ -8,6 +8,7 @@ a lane that has ended leaves its places in the batches empty. Neither takes an a
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import count, islice
@@ -93,6 +94,14 @@ class LaneStream(IterableDataset[Any]):
             "lanes": self._layout,
             "places": [list(place) for place in places],
         }
+
+    def sizes_of(self, number: int) -> list[None] | None:
+        """Return None, as all ranks have a full batch in every training step; for whole batches, that it is unknown."""
+        return None if self.batch_size is not None else [None] * self.world_size
+
+    def first_uneven(self) -> int:
+        """Return the first step whose sizes may differ."""
+        return sys.maxsize if self.batch_size is not None else 0
 
     def join(self, positions: list[dict[str, Any]]) -> dict[str, Any]:
         """Return the position of the job from those of all processes: each knows the shards of its own lanes."""

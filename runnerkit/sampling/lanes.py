@@ -166,6 +166,25 @@ class LaneBatchSampler(ShardedBatchSampler):
         super().set_epoch(epoch)
         self._order_stride = self.stride
 
+    def repeats_last(self) -> bool:
+        """Return whether this process repeats its last batch, as all samples of the last step belong to others.
+
+        Reading others again would open a file.
+        """
+        last = len(self) - 1
+        sizes = self.sizes_of(last) if self.training and last > 0 else None
+        return sizes is not None and sizes[self.rank] == 0
+
+    def _share_of(self, positions: range) -> range:
+        if len(positions) < self.stride and self.repeats_last():
+            return range(0)
+        return super()._share_of(positions)
+
+    def _num_takers(self, size: int) -> int:
+        # A divisor of the processes, which usually divide the lanes: then each lane has one reader in this step too.
+        most = super()._num_takers(size)
+        return next(number for number in range(most, 0, -1) if self.world_size % number == 0)
+
     def position_after(self, num_batches: int) -> list[int]:  # type: ignore[override]  # whatever `skip` takes
         """Return how many samples all processes have consumed, and the step size that determines their order."""
         return [super().position_after(num_batches), self._order_stride]
@@ -195,6 +214,15 @@ class LaneBatches(ShardedBatches):
         super().__init__(dataset, **options)
         self.dataset = dataset
         self.key, self.num_workers = key, num_workers
+
+    def repeats_last(self) -> bool:
+        """Return whether this process repeats its last item, as all items of the last step belong to others."""
+        num_left = len(self.dataset) - self.num_consumed
+        return self.training and num_left > self.world_size and 0 < num_left % self.world_size <= self.rank
+
+    def _share(self, num_batches: int) -> list[int]:
+        numbers = super()._share(num_batches)
+        return numbers[:-1] if self.repeats_last() else numbers
 
     def _order(self) -> Any:
         self.order = order = self.dataset.lane_order(stride=None, seed=derive_seed(self.seed, "order", self.epoch))

@@ -7,7 +7,8 @@ processes together see, batch by batch, what one process with an N times larger 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sized
+import sys
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from itertools import chain
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -16,7 +17,7 @@ from torch.utils.data import Sampler
 
 from runnerkit.seeding.generators import derive_seed, keep_rng, seed_generators
 
-Uneven: TypeAlias = Literal["drop", "pad"]
+Uneven: TypeAlias = Literal["drop", "pad"]  # an argument of 0.1, without effect
 
 
 class Place(NamedTuple):
@@ -51,28 +52,34 @@ class ShardedBatchSampler(Sampler[list[int]]):
         sampler: gives the order of the whole data set; iterated with every generator seeded by (seed, epoch).
         batch_size: samples per batch and process.
         drop_last: drop the last global batch if it is short.
+        training: all processes take the same number of steps. In a short last step, a process without a sample gets
+            some of its step before, or rank zero's if that is its first step; :meth:`sizes_of` says that it has none.
         rank, world_size: of the share.
         seed: determines the order, together with the epoch.
     """
 
     def __init__(
-        self, sampler: Iterable[int], *, batch_size: int, drop_last: bool, rank: int, world_size: int, seed: int
-    ) -> None:
+        self, sampler: Iterable[int], *, batch_size: int, drop_last: bool, rank: int, world_size: int, seed: int,
+        training: bool = False,
+    ) -> None:  # fmt: skip
         self.sampler = sampler
         self.batch_size = batch_size
         self.drop_last = drop_last
+        self.training = training
         self.rank = rank
         self.world_size = world_size
         self.seed = seed
         self.stride = batch_size * world_size  # samples from one batch of this process to its next
         self.epoch = 0
         self.num_consumed = 0
+        self._stop = sys.maxsize  # of the pass, in samples
         self.order: list[int] = []  # of the current pass, for all processes; empty until it begins
 
     def set_epoch(self, epoch: int) -> None:
         """Use the order of `epoch`, starting with its first sample."""
         self.epoch = epoch
         self.num_consumed = 0
+        self._stop = sys.maxsize
         self.order = []
 
     def position_after(self, num_batches: int) -> int:
@@ -81,11 +88,35 @@ class ShardedBatchSampler(Sampler[list[int]]):
         starts, stop = self._global_batches(len(self.sampler))
         if not 0 < num_batches <= len(starts):
             return self.num_consumed
-        return starts[num_batches] if num_batches < len(starts) else stop  # the last batch may be longer
+        return starts[num_batches] if num_batches < len(starts) else stop  # the last batch may be shorter
+
+    def sizes_of(self, number: int) -> Sequence[int | None] | None:
+        """Return the samples of each rank in training step `number`, from 0; None if all have a full batch."""
+        assert isinstance(self.sampler, Sized)
+        size = min(len(self.sampler), self._stop) - self.num_consumed - number * self.stride
+        if size >= self.stride:
+            return None
+        num_takers = self._num_takers(size)
+        return [len(range(rank, size, num_takers)) if rank < num_takers else 0 for rank in range(self.world_size)]
+
+    def first_uneven(self) -> int:
+        """Return the first step whose sizes may differ."""
+        assert isinstance(self.sampler, Sized)
+        return max(0, min(len(self.sampler), self._stop) - self.num_consumed) // self.stride
 
     def skip(self, position: int) -> None:
         """Skip what was consumed before an interruption; valid until the next epoch."""
         self.num_consumed = position
+
+    def end_after(self, num_samples: int) -> None:
+        """End the pass after `num_samples` more samples of all processes; valid until the next epoch."""
+        self._stop = self.num_consumed + num_samples
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of an epoch, of all processes."""
+        assert isinstance(self.sampler, Sized)
+        return len(self.sampler) - (len(self.sampler) % self.stride if self.drop_last else 0)
 
     def __iter__(self) -> Iterator[list[int]]:
         order, shares = self._start_pass()
@@ -101,29 +132,41 @@ class ShardedBatchSampler(Sampler[list[int]]):
     def __len__(self) -> int:
         assert isinstance(self.sampler, Sized)
         starts, stop = self._global_batches(len(self.sampler))
-        return len(starts) - (len(starts) > 0 and stop - starts[-1] <= self.rank)
+        return len(starts) - (not self.training and len(starts) > 0 and stop - starts[-1] <= self.rank)
 
     def _start_pass(self) -> tuple[list[int], Iterator[range]]:
         """Return the order of the epoch, and the positions in it of each batch's samples."""
         self.order = order = self._order_of_epoch()
         starts, stop = self._global_batches(len(order))
         batches = zip(starts, chain(starts[1:], (stop,)), strict=False)  # without starts, there is still a stop
-        shares = (range(*batch)[self.rank :: self.world_size] for batch in batches)
-        return order, filter(None, shares)
+        return order, filter(None, (self._share_of(range(*batch)) for batch in batches))
+
+    def _share_of(self, positions: range) -> range:
+        """Return this process's positions among those of a global batch."""
+        if not self.training or len(positions) == self.stride:
+            return positions[self.rank :: self.world_size]
+        num_takers = self._num_takers(len(positions))
+        if self.rank < num_takers:
+            return positions[self.rank :: num_takers]
+        of_first = positions[::num_takers]
+        if positions.start == self.num_consumed:
+            return of_first
+        before = range(positions.start - self.stride + self.rank, positions.start, self.world_size)
+        return before[: len(of_first)]
+
+    def _num_takers(self, size: int) -> int:
+        return num_tail_takers(size, batch_size=self.batch_size, world_size=self.world_size)
 
     def _order_of_epoch(self) -> Any:
         return seeded_order(self.sampler, derive_seed(self.seed, "order", self.epoch))
 
     def _global_batches(self, num_samples: int) -> tuple[range, int]:
         """Return the first position of each global batch, and the end of the last one."""
-        size = self.batch_size * self.world_size
-        starts = range(self.num_consumed, num_samples, size)
-        tail = num_samples - starts[-1] if starts else 0
-        if starts and self.drop_last and tail < size:
+        stop = min(num_samples, self._stop)
+        starts = range(self.num_consumed, stop, self.stride)
+        if starts and self.drop_last and stop == num_samples and stop - starts[-1] < self.stride:
             return starts[:-1], starts[-1]
-        if len(starts) > 1 and tail < shortest_tail(size, self.world_size):
-            return starts[:-1], num_samples
-        return starts, num_samples
+        return starts, stop
 
 
 class ShardedBatches(Sampler[Any]):
@@ -133,9 +176,9 @@ class ShardedBatches(Sampler[Any]):
         batches: a batch sampler, which yields iterables of indices; or a sampler (``batch_size=None``), whose indices
             each give a batch of the data set. Iterated with every generator seeded by (seed, epoch).
         is_batch_sampler: whether `batches` is a batch sampler.
-        training: all processes get the same number of batches.
-        uneven: in training, if the last batches are too few for all processes, "drop" drops them, and "pad" repeats
-            the first ones.
+        training: all processes take the same number of steps. If the last batches are too few for all processes, the
+            others get their own last one again, or rank zero's if that is their first step; :meth:`sizes_of` says that
+            they have none.
         rank, world_size: of the share.
         seed: determines the order, together with the epoch.
     """
@@ -143,13 +186,11 @@ class ShardedBatches(Sampler[Any]):
     shares_whole_batches = True
 
     def __init__(
-        self, batches: Iterable[Any], *, is_batch_sampler: bool, training: bool, uneven: Uneven, rank: int,
-        world_size: int, seed: int,
-    ) -> None:  # fmt: skip
+        self, batches: Iterable[Any], *, is_batch_sampler: bool, training: bool, rank: int, world_size: int, seed: int
+    ) -> None:
         self.batches = batches
         self.is_batch_sampler = is_batch_sampler
         self.training = training
-        self.uneven = uneven
         self.rank = rank
         self.world_size = world_size
         self.seed = seed
@@ -172,15 +213,26 @@ class ShardedBatches(Sampler[Any]):
         """Skip what was consumed before an interruption; valid until the next epoch."""
         self.num_consumed = position
 
+    def sizes_of(self, number: int) -> Sequence[int | None]:
+        """Return the samples of each rank in training step `number`, from 0; None for a batch of unknown length."""
+        first = self.num_consumed + number * self.world_size
+        of_step = range(first, min(first + self.world_size, len(self.order)))
+        sizes = [_length(self.order[each]) if self.is_batch_sampler else None for each in of_step]
+        return sizes + [0] * (self.world_size - len(sizes))
+
+    def first_uneven(self) -> int:
+        """Return the first step whose sizes may differ."""
+        return 0
+
     def __iter__(self) -> Iterator[Any]:
         batches = self._order()
-        yield from (batches[number % len(batches)] for number in self._share(len(batches)))
+        yield from (batches[number] for number in self._share(len(batches)))
 
     def places(self) -> Iterator[PlacedBatch | Place]:
         """Yield the same, with the place of each sample in the epoch."""
         batches = self._order()
         for number in self._share(len(batches)):
-            batch = batches[number % len(batches)]
+            batch = batches[number]
             if self.is_batch_sampler:
                 indices, first = list(batch), number * _LARGEST_BATCH
                 yield PlacedBatch(self.epoch, range(first, first + len(indices)), indices)
@@ -189,18 +241,20 @@ class ShardedBatches(Sampler[Any]):
 
     def __len__(self) -> int:
         assert isinstance(self.batches, Sized)
+        if self.training:
+            return -((self.num_consumed - len(self.batches)) // self.world_size)
         return len(self._share(len(self.batches)))
 
     def _order(self) -> list[Any]:
         self.order = seeded_order(self.batches, derive_seed(self.seed, "order", self.epoch))
         return self.order
 
-    def _share(self, num_batches: int) -> range:
-        stop = num_batches
-        if self.training:
-            surplus = (num_batches - self.num_consumed) % self.world_size
-            stop += self.world_size - surplus if surplus and self.uneven == "pad" else -surplus
-        return range(self.num_consumed + self.rank, stop, self.world_size)
+    def _share(self, num_batches: int) -> list[int]:
+        numbers = list(range(self.num_consumed + self.rank, num_batches, self.world_size))
+        tail = (num_batches - self.num_consumed) % self.world_size
+        if self.training and 0 < tail <= self.rank:
+            numbers.append(numbers[-1] if numbers else self.num_consumed)
+        return numbers
 
 
 class Places(Sampler[Any]):
@@ -216,13 +270,13 @@ class Places(Sampler[Any]):
         return len(self.share)
 
 
-def shortest_tail(size: int, world_size: int) -> int:
-    """Return how many samples the last global batch needs, at most `size`; fewer join the batch before.
+def num_tail_takers(size: int, *, batch_size: int, world_size: int) -> int:
+    """Return how many of the ranks share the `size` samples of a short last step: two or more each, if there are."""
+    return min(world_size, max(1, size // min(2, batch_size)))
 
-    So no process lacks a batch that the others wait for, batch norm has a variance, and nothing is padded or
-    dropped.
-    """
-    return min(size, 2 * world_size) if world_size > 1 else 0
+
+def _length(batch: Any) -> int | None:
+    return len(batch) if isinstance(batch, Sized) else None
 
 
 def seeded_order(sampler: Any, seed: int) -> list[Any]:

@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from itertools import count, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from runnerkit.sampling.sampler import Uneven, set_epoch, shortest_tail
+from runnerkit.sampling.sampler import num_tail_takers, set_epoch
 from runnerkit.sampling.seeded_dataset import seed_collate
 from runnerkit.sampling.stream_heads import NUM_SAMPLES, StreamHead
 from runnerkit.seeding.generators import GENERATORS, SEED_STRIDE, CPUState, derive_seed, keep_cpu_rng, seed_generators
-from runnerkit.support.torch_internals import without_worker_info
+from runnerkit.support.torch_internals import pinned, without_worker_info
 
 _NUM_WATCHED = 64  # samples before which all generators are seeded, to see which are used
 _END = object()
+
+
+class Chunk(NamedTuple):
+    """Samples of one step that a process keeps: the `first` ones and its own `part`; `size` counts those of all."""
+
+    first: list[Any]
+    part: list[Any]
+    size: int
+
+
+class Tail(NamedTuple):
+    """Samples of a process in a short last step, or their batch, and the sizes of all ranks."""
+
+    content: Any
+    sizes: Sequence[int | None]
+
+    def pin_memory(self) -> Tail:
+        """Pin the batch; called by a loader with ``pin_memory``."""
+        return Tail(pinned(self.content), self.sizes)
 
 
 class ShardedStream(IterableDataset[Any]):
@@ -34,8 +53,8 @@ class ShardedStream(IterableDataset[Any]):
             as in a process without workers.
         batch_size: samples per batch and process; None if the stream yields batches, which are distributed whole.
         drop_last: drop the last global batch if it is short.
-        training: all processes get the same number of batches.
-        uneven: whether, in training, whole batches that are too few for all processes are dropped or repeated.
+        training: all processes get the same number of batches. In a short last step, processes without a sample get
+            those of rank zero, and :meth:`sizes_of` says that they have none.
         rank, world_size: of the share.
         seed: determines the random numbers, together with the epoch.
         key: the loader's, for messages.
@@ -47,38 +66,44 @@ class ShardedStream(IterableDataset[Any]):
     """
 
     def __init__(
-        self, dataset: Any, *, batch_size: int | None, drop_last: bool, training: bool, uneven: Uneven,
+        self, dataset: Any, *, batch_size: int | None, drop_last: bool, training: bool,
         rank: int, world_size: int, seed: int, key: str, collate_fn: Any = None, num_workers: int = 0,
     ) -> None:  # fmt: skip
         self.dataset = dataset
         self.batch_size = batch_size
         self.drop_last = drop_last
         self.training = training
-        self.uneven = uneven
         self.rank = rank
         self.world_size = world_size
         self.seed = seed
         self.key = key
         self.collate_fn = collate_fn
-        # Epoch; samples consumed before; length below which a tail joined them. In shared memory, for persistent
-        # workers.
-        self._start = torch.zeros(3, dtype=torch.int64)
-        self._start.share_memory_()
+        self._start = torch.zeros(2, dtype=torch.int64).share_memory_()  # epoch; samples consumed before it resumed
         self.stride = (batch_size or 1) * world_size  # samples from one batch of this process to its next
         self._worker: tuple[int, int] | None = None
         self._drawn_from: set[str] = set()  # generators that the stream draws from
         self.head = StreamHead(num_workers) if world_size > 1 else None
+        self._sizes: dict[int, Sequence[int | None]] = {}  # of the last step, by its number
 
     def set_epoch(self, epoch: int) -> None:
         """Start `epoch` at the stream's first sample."""
-        self._start.copy_(torch.tensor([epoch, 0, 0]))
+        self._start.copy_(torch.tensor([epoch, 0]))
+        self._sizes = {}
 
-    def position_after(self, num_batches: int) -> list[int]:
-        """Return how many samples all processes have consumed after `num_batches` of this one.
+    def position_after(self, num_batches: int) -> int:
+        """Return how many samples all processes have consumed after `num_batches` of this one."""
+        return self.num_consumed + num_batches * self.stride
 
-        The second number is the length below which a tail joined the last batch; only further reading shows if it did.
+    def sizes_of(self, number: int) -> Sequence[int | None] | None:
+        """Return the samples of each rank in training step `number`, from 0; None in place of an unknown length.
+
+        None if all have a full batch. A step is known once its batch was yielded.
         """
-        return [self.num_consumed + num_batches * self.stride, self._shortest_tail]
+        return self._sizes.get(number, None if self.batch_size is not None else [None] * self.world_size)
+
+    def first_uneven(self) -> int:
+        """Return the first step whose sizes may differ."""
+        return 0
 
     def skip(self, position: Any) -> None:
         """Skip what was consumed before an interruption: it is read again and discarded.
@@ -92,7 +117,7 @@ class ShardedStream(IterableDataset[Any]):
                 f"loader {self.key!r}: its position was saved with lanes={saved}, but now its stream is not divided; "
                 "resume with processes and workers that divide the lanes, and with epoch_steps"
             )
-        self._start[1:] = torch.tensor(position)
+        self._start[1] = position[0] if isinstance(position, list) else position  # 0.1 saved a list
 
     @property
     def shares_whole_batches(self) -> bool:
@@ -106,103 +131,95 @@ class ShardedStream(IterableDataset[Any]):
 
     def __len__(self) -> int:
         """Return the number of this process's batches; TypeError if the stream does not have a length."""
-        num_left = max(0, len(self.dataset) - self.num_consumed)
-        if num_left < int(self._start[2]):
-            return 0
-        num_whole, tail = divmod(num_left, self.stride)
-        if num_whole and tail < self._shortest_tail:
-            return num_whole
-        return num_whole + bool(self._part(list(range(self.rank, tail, self.world_size)), tail, spare=0))
+        num_whole, tail = divmod(max(0, len(self.dataset) - self.num_consumed), self.stride)
+        return num_whole + (not self.drop_last and tail > (0 if self.training else self.rank))
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield this process's part of each chunk of ``batch_size * world_size`` samples; a worker yields its share.
-
-        One part is held back, because a tail too short to give every process a batch joins the chunk before.
-        """
+        """Yield this process's part of each chunk of ``batch_size * world_size`` samples; a worker yields its share."""
         worker, num_workers = self._enter_worker()
-        samples = self._left(self._samples())
-        held: list[Any] = []
+        samples = self._samples()
         for number in count():
-            part, size, spare, samples = self._read(samples, number * self.stride)
-            if number and size < self._shortest_tail:
-                held = held and held + part
-                size = 0
-            if held:
-                self._seed_collate(number - 1)
-            yield from self._batches(held)
-            if not size:
+            chunk, samples = self._read(samples, number * self.stride)
+            is_whole = chunk.size == self.stride
+            part, sizes = (chunk.part, None) if is_whole or not self.evens_out else self._tail(chunk)
+            if part and number % num_workers == worker and (is_whole or not self.drop_last):
+                self._seed_collate(number)
+                content = part if self.batch_size is not None else part[0]
+                yield content if sizes is None else Tail(content, sizes)
+            if not is_whole:
                 return
-            part = self._part(part, size, spare)
-            held = part if number % num_workers == worker else []
+
+    def collate(self, samples: Any) -> Any:
+        """Collate samples, with the sizes of all ranks in a short last step; the ``collate_fn`` if `evens_out`."""
+        if type(samples) is Tail:
+            return Tail(self.collate_fn(samples.content), samples.sizes)
+        return self.collate_fn(samples)
+
+    def unpacked(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Return the batches, and note the sizes of the last step."""
+        return self._noted(batches) if self.evens_out else batches
+
+    def _noted(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for number, batch in enumerate(batches):
+            if type(batch) is Tail:
+                self._sizes[number] = batch.sizes
+                yield batch.content
+            else:
+                yield batch
+
+    @property
+    def evens_out(self) -> bool:
+        """True if processes without a sample in a short last step take part in it."""
+        return self.training and self.world_size > 1 and not self.drop_last
 
     def _seed_collate(self, number: int) -> None:
         position = self.num_consumed + number * self.stride + self.rank
         seed_collate(self.collate_fn, seed=self.seed, epoch=int(self._start[0]), position=position)
 
-    def _batches(self, part: list[Any]) -> list[Any]:
-        return part if self.batch_size is None else [part] if part else []
+    def _tail(self, chunk: Chunk) -> tuple[list[Any], Sequence[int | None] | None]:
+        """Return this process's part of a short last step, and the sizes of all ranks."""
+        first, part, size = chunk
+        if self.batch_size is None or size == 0:
+            return part or first[:1], [*[None] * size, *[0] * (self.world_size - size)]
+        num_takers = num_tail_takers(size, batch_size=self.batch_size, world_size=self.world_size)
+        if num_takers < self.world_size:
+            part = first[self.rank if self.rank < num_takers else 0 :: num_takers]
+        sizes = [len(range(rank, size, num_takers)) if rank < num_takers else 0 for rank in range(self.world_size)]
+        return part, sizes
 
-    @property
-    def _shortest_tail(self) -> int:
-        if self.batch_size is None or self.drop_last:
-            return 0
-        return shortest_tail(self.stride, self.world_size)
-
-    def _part(self, part: list[Any], size: int, spare: Any) -> list[Any]:
-        """Return this process's part of a chunk of `size` samples, which is short at the stream's end."""
-        if size == self.stride or size == 0:
-            return part
-        if self.drop_last:
-            return []
-        if self.training and size < self.world_size:
-            if self.batch_size is not None:
-                raise ValueError(
-                    f"loader {self.key!r}: its stream had {size} samples left, too few to train {self.world_size} "
-                    f"processes; {'resume with as many as before, or ' if self.num_consumed else ''}use drop_last=True"
-                )
-            return [] if self.uneven == "drop" else part or [spare]
-        return part
-
-    def _read(self, samples: Iterator[Any], begin: int) -> tuple[list[Any], int, Any, Iterator[Any]]:
+    def _read(self, samples: Iterator[Any], begin: int) -> tuple[Chunk, Iterator[Any]]:
         """Read one chunk, after `begin` samples of this pass.
 
         If it moves a generator that was not seeded, the stream is read again, with that generator seeded.
 
         Returns:
-            This process's samples, the number of all samples, the first one, and the samples behind.
+            The chunk, and the samples behind it.
         """
         before = CPUState()
         # A stream that splits itself by worker would yield only a part of the samples that are split here.
         with without_worker_info() if self._worker is not None else nullcontext():
-            part, size, spare = self._chunk(samples)
+            chunk = self._chunk(samples)
             while moved := before.moved(apart_from=self._drawn_from):
                 self._drawn_from |= moved
-                samples = self._left(self._samples())
+                samples = self._samples()
                 next(islice(samples, begin, begin), None)  # skips them
-                part, size, spare = self._chunk(samples)
+                chunk = self._chunk(samples)
         if self._worker is None:  # the model uses the generators too; in a worker, nothing else does
             before.restore(self._drawn_from)
-        return part, size, spare, samples
+        return chunk, samples
 
-    def _chunk(self, samples: Iterator[Any]) -> tuple[list[Any], int, Any]:
-        part, size, spare = [], 0, None
+    def _chunk(self, samples: Iterator[Any]) -> Chunk:
+        first, part, size = [], [], 0
         for offset, sample in enumerate(islice(samples, self.stride)):
             size += 1
-            if offset == 0:
-                spare = sample
+            if offset < 2 * self.world_size:
+                first.append(sample)
             if offset % self.world_size == self.rank:
                 part.append(sample)
-        return part, size, spare
-
-    def _left(self, samples: Iterator[Any]) -> Iterator[Any]:
-        """Yield the rest of an interrupted epoch, without a tail that had joined the last batch."""
-        first = list(islice(samples, int(self._start[2])))
-        if len(first) == self._start[2]:
-            yield from first
-            yield from samples
+        return Chunk(first, part, size)
 
     def _samples(self) -> Iterator[Any]:
-        epoch, num_consumed, _ = self._start.tolist()
+        epoch, num_consumed = self._start.tolist()
         if self._worker is not None:  # it has its own stream
             set_epoch(epoch, self.dataset, self.collate_fn)
         drawn_from = self._drawn_from

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Iterator
+from inspect import signature
 from types import NoneType
 from typing import Any
 
@@ -12,9 +13,8 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, SequentialSampler
 
 from runnerkit.sampling.feed import feed_of, with_feed
-from runnerkit.sampling.lanes import LaneBatches, LaneBatchSampler
 from runnerkit.sampling.loader_worker import naming_the_dead
-from runnerkit.sampling.sampler import Places, ShardedBatches, ShardedBatchSampler, Uneven, set_epoch
+from runnerkit.sampling.sampler import Places, ShardedBatches, ShardedBatchSampler, set_epoch
 from runnerkit.sampling.seeded_dataset import SeededDataset, is_seeded
 from runnerkit.seeding.generators import derive_seed
 
@@ -22,13 +22,12 @@ logger = logging.getLogger(__name__)
 
 
 def shard_loader(
-    loader: Any, *, key: str, training: bool, rank: int, world_size: int, seed: int, uneven: Uneven = "drop",
-    endless: bool = False,
-) -> Any:  # fmt: skip
+    loader: Any, *, key: str, training: bool, rank: int, world_size: int, seed: int, endless: bool = False
+) -> Any:
     """Return this process's share of `loader`, keeping every attribute that the user set.
 
     A DistributedSampler set by the user is kept. Any loader other than a DataLoader must have a method
-    ``shard(*, key, training, rank, world_size, seed, uneven)`` that returns its share; one process does not need it.
+    ``shard(*, key, training, rank, world_size, seed)`` that returns its share; one process does not need it.
     A sampler without length may be endless: it is never exhausted, and a single process uses its loader unchanged,
     like that of a subclass that keeps an iterator.
 
@@ -37,12 +36,9 @@ def shard_loader(
         key: the loader's.
         training: whether the batches are for training, so that all processes need the same number.
         seed: determines order and random numbers, together with the key and the epoch.
-        uneven: whether, in training, whole batches (of a batch sampler, of ``batch_size=None``) that are too few for
-            all processes are dropped or repeated. Loaders that are shared by samples need neither.
         endless: whether a stream of shards may start again where it ends, as its epochs are cut by `epoch_steps`.
     Raises:
         TypeError: with several processes, a loader that cannot be sharded exactly.
-        ValueError: fewer samples to train on than processes.
     """
     place: dict[str, Any] = {"rank": rank, "world_size": world_size, "seed": seed}
     if hasattr(loader, "pipeline"):  # of WebDataset, whose loaders are pipelines too
@@ -50,13 +46,20 @@ def shard_loader(
 
         loader = loader_in(loader)
     if callable(getattr(loader, "shard", None)):
-        of_wrapper = {"endless": True} if endless and getattr(loader, "passes_endless", False) else {}
-        return loader.shard(key=key, training=training, uneven=uneven, **place, **of_wrapper)
+        known = signature(loader.shard).parameters
+        if endless and "endless" in known:  # a wrapper
+            place["endless"] = True
+        if "uneven" in known:  # an argument of 0.1, without effect
+            place["uneven"] = "drop"
+        share = loader.shard(key=key, training=training, **place)
+        if isinstance(sampler := share_of(share), ShardedBatchSampler):
+            sampler.training = training  # the loader may have made it without this argument, as in 0.1
+        return share
     if not isinstance(loader, DataLoader):
         if world_size > 1:
             raise TypeError(
                 f"loader {key!r} is a {type(loader).__name__} and cannot be shared among {world_size} processes; use a "
-                "DataLoader, or give it a method shard(*, key, training, rank, world_size, seed, uneven) that returns "
+                "DataLoader, or give it a method shard(*, key, training, rank, world_size, seed) that returns "
                 "a share"
             )
         return loader
@@ -73,7 +76,7 @@ def shard_loader(
     if isinstance(loader.dataset, IterableDataset):
         from runnerkit.sampling.stream_sharding import share_stream  # late, as few runs need it
 
-        return share_stream(loader, key=key, training=training, uneven=uneven, endless=endless, **place)
+        return share_stream(loader, key=key, training=training, endless=endless, **place)
     own = distributed_sampler_of(loader)
     if own is not None:
         if not training and len(loader.dataset) % world_size:  # type: ignore[arg-type]  # map-style: it has a length
@@ -93,7 +96,7 @@ def shard_loader(
             )
         return loader
     share_samples = _share_files if hasattr(loader.dataset, "lane_order") else _share_indices
-    return share_samples(loader, key=key, training=training, uneven=uneven, **place)
+    return share_samples(loader, key=key, training=training, **place)
 
 
 def loader_seed(seed: int, key: str) -> int:
@@ -122,7 +125,7 @@ def _sampler_name(loader: DataLoader[Any]) -> str:
 
 
 def _share_indices(
-    loader: DataLoader[Any], *, key: str, training: bool, uneven: Uneven, rank: int, world_size: int, seed: int
+    loader: DataLoader[Any], *, key: str, training: bool, rank: int, world_size: int, seed: int
 ) -> DataLoader[Any]:
     """Distribute samples, or whole batches of a custom batch sampler."""
     place = {"rank": rank, "world_size": world_size, "seed": seed}
@@ -132,19 +135,21 @@ def _share_indices(
     is_plain = isinstance(batches, BatchSampler) and (loader.batch_size is not None or type(batches) is BatchSampler)
     if is_plain:
         sampler: Any = batches.sampler
-        if training and len(sampler) < world_size:
-            raise ValueError(f"loader {key!r} has {len(sampler)} samples, too few to train {world_size} processes")
-        share = ShardedBatchSampler(sampler, batch_size=batches.batch_size, drop_last=batches.drop_last, **place)
+        share = ShardedBatchSampler(
+            sampler, batch_size=batches.batch_size, drop_last=batches.drop_last, training=training, **place
+        )
     else:
         whole = loader.sampler if batches is None else batches
         share = ShardedBatches(
-            whole, is_batch_sampler=batches is not None, training=training, uneven=uneven, **place
+            whole, is_batch_sampler=batches is not None, training=training, **place
         )  # fmt: skip
     return _with_order(loader, share, training=training, seed=seed)
 
 
-def _share_files(loader: DataLoader[Any], *, key: str, training: bool, uneven: Uneven, **place: Any) -> DataLoader[Any]:
+def _share_files(loader: DataLoader[Any], *, key: str, training: bool, **place: Any) -> DataLoader[Any]:
     """Distribute the samples, or whole batches, of a data set that has an order of its own."""
+    from runnerkit.sampling.lanes import LaneBatches, LaneBatchSampler  # late, as few runs need it
+
     batches: Any = loader.batch_sampler
     sampler = loader.sampler if batches is None else getattr(batches, "sampler", None)
     if type(sampler) is not SequentialSampler or type(batches) not in (BatchSampler, NoneType):
@@ -155,9 +160,9 @@ def _share_files(loader: DataLoader[Any], *, key: str, training: bool, uneven: U
     place |= {"key": key, "num_workers": loader.num_workers}
     share: LaneBatchSampler | LaneBatches
     if batches is None:
-        share = LaneBatches(loader.dataset, is_batch_sampler=False, training=training, uneven=uneven, **place)
+        share = LaneBatches(loader.dataset, is_batch_sampler=False, training=training, **place)
     else:
-        place |= {"batch_size": batches.batch_size, "drop_last": batches.drop_last}
+        place |= {"batch_size": batches.batch_size, "drop_last": batches.drop_last, "training": training}
         share = LaneBatchSampler(loader.dataset, **place)
     return _with_order(loader, share, training=training, seed=place["seed"])
 
@@ -182,11 +187,22 @@ def batches_of(loader: Any) -> Iterator[Any]:
         # Other workers draw a seed in each epoch, persistent ones only in the first. Draw it here, so that dropout is
         # the same with both, and in a resumed run, which restarts the workers.
         torch.empty((), dtype=torch.int64).random_()
-    batches = iter(feed)
-    if feed is not loader and hasattr(share := loader._share, "unpacked"):
+    batches: Iterator[Any] = iter(feed)
+    if getattr(loader, "wraps_loader", False):
+        return batches  # the wrapped loader's, which came through here
+    share = share_of(loader)
+    if hasattr(share, "unpacked"):
         batches = share.unpacked(batches)
-    has_workers = isinstance(feed, DataLoader) and feed.num_workers > 0  # its own: wrappers iterate through here too
-    return naming_the_dead(batches) if has_workers else batches
+    if isinstance(feed, DataLoader) and feed.num_workers > 0:
+        batches = naming_the_dead(batches)
+    return _and_the_last_again(batches) if hasattr(share, "repeats_last") and share.repeats_last() else batches
+
+
+def _and_the_last_again(batches: Iterator[Any]) -> Iterator[Any]:
+    batch = None
+    for batch in batches:
+        yield batch
+    yield batch
 
 
 def share_of(loader: Any) -> Any:

@@ -11,7 +11,6 @@ from torch.utils.data import DataLoader
 from runnerkit.sampling.feed import with_feed
 from runnerkit.sampling.lane_stream import LaneStream
 from runnerkit.sampling.lanes import check_lanes, check_step, default_lanes
-from runnerkit.sampling.sampler import Uneven
 from runnerkit.sampling.sharded_stream import ShardedStream
 from runnerkit.sampling.shards import (
     Shards,
@@ -27,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 def share_stream(
-    loader: DataLoader[Any], *, key: str, training: bool, uneven: Uneven, endless: bool, rank: int, world_size: int,
+    loader: DataLoader[Any], *, key: str, training: bool, endless: bool, rank: int, world_size: int,
     seed: int,
 ) -> DataLoader[Any]:  # fmt: skip
     """Distribute the lanes of a stream of shards, or the samples of any other stream.
@@ -69,9 +68,10 @@ def share_stream(
             )
     elif shards is not None and is_webdataset(dataset):
         dataset = WholePipeline(dataset, seed=seed)
-    options: dict[str, Any] = {"drop_last": loader.drop_last, "uneven": uneven, "num_workers": loader.num_workers}
+    options: dict[str, Any] = {"drop_last": loader.drop_last, "num_workers": loader.num_workers}
     stream = ShardedStream(dataset, **options, **place)
-    return with_feed(copy.copy(loader), stream, dataset=stream, batch_sampler=None, batch_size=None)
+    replaced = {"dataset": stream, "collate_fn": stream.collate if stream.evens_out else loader.collate_fn}
+    return with_feed(copy.copy(loader), stream, batch_sampler=None, batch_size=None, **replaced)
 
 
 def _lanes_of(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.utils.data._utils import worker as torch_worker
+from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 BatchNorm = _BatchNorm  # base class of batch norms of any dimension, SyncBatchNorm included
@@ -82,6 +83,16 @@ def untyped(storage: torch.TypedStorage) -> torch.UntypedStorage:
 def has_no_buckets(model: nn.Module) -> bool:
     """Return whether a DistributedDataParallel sends gradients by hooks, as it does for torch.compile."""
     return getattr(model, "_use_python_reducer", False)
+
+
+def local(tensor: Any) -> Any:
+    """Return this process's part of a DTensor, sharing its memory; any other tensor unchanged."""
+    return tensor._local_tensor if hasattr(tensor, "_local_tensor") else tensor
+
+
+def pinned(batch: Any) -> Any:
+    """Copy the tensors of a batch to page-locked memory, as a loader does."""
+    return pin_memory(batch)
 
 
 @contextmanager

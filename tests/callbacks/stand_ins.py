@@ -33,6 +33,7 @@ def make_runner(*, means: LoaderMeans | None = None, **attributes: Any) -> Any:
         "loaders": {},
         "batch": {},
         "batch_size": 1,
+        "batch_weight": None,
         "batch_metrics": {},
         "loader_metrics": {},
         "_loader_run": loader_run,

@@ -312,14 +312,6 @@ def test_ranks_in_words():
     )
 
 
-def test_batches_repeated_by_choice_are_no_mistake():
-    """With four user-defined batches for three ranks, "pad" runs two of them twice."""
-    assert samples_in_words(**shares(20, 5, 3, num_batches=2, uneven="pad")) == (
-        "3 ranks saw all 20 positions in the order of loader 'train', and 10 samples (0, 1, 2, 3, 4, ...) again: "
-        'uneven_batches="pad" repeats batches to give each rank the same number'
-    )
-
-
 def test_one_sample_given_twice_and_one_left_out_are_found():
     """A single mistake among 90 samples is found."""
 

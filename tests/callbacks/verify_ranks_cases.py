@@ -175,7 +175,7 @@ class OwnLoader:
     def __iter__(self):
         return iter(self.batches)
 
-    def shard(self, *, key, training, rank, world_size, seed, uneven):
+    def shard(self, *, key, training, rank, world_size, seed):
         return OwnLoader(self.batches[rank::world_size])
 
 

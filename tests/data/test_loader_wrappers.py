@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 
 from runnerkit import dl
 from runnerkit.data import BatchLimitLoaderWrapper, BatchPrefetchLoaderWrapper, TensorLoader
-from runnerkit.sampling.sharding import batches_of, shard_loader
+from runnerkit.sampling.sharding import batches_of, shard_loader, share_of
 from tests.interrupt import Interrupt
 from tests.tiny import classification, loader, mlp, quiet, weights
 
@@ -333,18 +333,15 @@ def test_memory_is_pinned_for_a_gpu_however_deep_the_data_loader_is(name):
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
-def test_uneven_batches_of_the_loader_inside_are_padded_if_the_engine_says_so(name):
-    """As without the wrapper, three batches on two ranks become two each, the first one repeated, or one each."""
+def test_a_rank_without_a_last_batch_repeats_its_own(name):
+    """As without the wrapper, three batches on two ranks become two each; the second rank's last counts nothing."""
     whole = DataLoader(TensorDataset(torch.arange(6)), batch_sampler=[[0, 1], [2, 3], [4, 5]])
     place = {"key": "train", "training": True, "world_size": 2, "seed": 5}
 
-    padded, dropped = (
-        [batches(shard_loader(WRAPPERS[name](whole), rank=rank, uneven=uneven, **place)) for rank in range(2)]
-        for uneven in ("pad", "drop")
-    )
+    ranks = [shard_loader(WRAPPERS[name](whole), rank=rank, **place) for rank in range(2)]
 
-    assert padded == [[[0, 1], [4, 5]], [[2, 3], [0, 1]]]
-    assert dropped == [[[0, 1]], [[2, 3]]]
+    assert [batches(rank) for rank in ranks] == [[[0, 1], [4, 5]], [[2, 3], [2, 3]]]
+    assert [share_of(rank).sizes_of(1) for rank in ranks] == [[2, 0]] * 2
 
 
 def test_a_distributed_sampler_inside_gets_its_epoch():

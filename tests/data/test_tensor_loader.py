@@ -33,8 +33,6 @@ def share(loader, rank, world_size, *, training, epoch=1):
 )
 def test_its_batches_are_those_of_a_data_loader(num_samples, batch_size, world_size, shuffle, drop_last, training):
     """Batches agree bit for bit on every rank and in every epoch."""
-    if training and num_samples < world_size:
-        return
     features, targets = torch.randn(num_samples, 2, 3), torch.arange(num_samples)
     arguments = {"batch_size": batch_size, "shuffle": shuffle, "drop_last": drop_last}
     ours, torchs = (
@@ -210,11 +208,6 @@ def test_batches_come_at_the_price_of_indexing():
         ),
         (lambda: TensorLoader(torch.zeros(2), batch_size=0), ValueError, "batch_size"),
         (lambda: TensorLoader(torch.zeros(2), batch_size=1, device="no such"), RuntimeError, "no such"),
-        (
-            lambda: share(TensorLoader(torch.zeros(2), batch_size=1), 0, 3, training=True),
-            ValueError,
-            "loader 'k' has 2 samples, too few to train 3 processes",
-        ),
     ],
 )
 def test_bad_input_is_refused(make, error, message):

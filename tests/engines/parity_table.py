@@ -7,7 +7,7 @@ from tests.engines.parity_job import ALONE, CASES, HOROVOD, TORCH
 PAGE = Path(__file__).parents[2] / "docs" / "engines.md"
 BEGIN, END = "<!-- the parity law: written by `make parity` -->\n", "<!-- end of the parity law -->\n"
 UNTESTED = {
-    "the same on GPUs (nccl, fp16 by default, sync_bn)": "these cases run on CPUs",
+    "the same on GPUs (nccl, sync_bn)": "these cases run on CPUs",
     "Apex itself": "it needs CUDA; its calls are tested against a stand-in",
 }
 WHY_BLANK = {

@@ -63,7 +63,7 @@ def test_each_way_learns_and_leaves_logs_and_checkpoints(trained, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_way_runs_under_torchrun_and_writes_once(tmp_path, name):
-    """Two processes write one row per epoch and loader; the last of 81 images joins the second step of 2 x 20."""
+    """Two processes write one row per epoch and loader; the last of 81 images is a step after two of 2 x 20."""
     options = ("--epochs", 1, *(["--ddp"] if name == "one_call" else []))
 
     logdir, left = run_example(TORCHRUN, name, tmp_path, *options, num_train=81, num_test=21)
@@ -72,7 +72,7 @@ def test_each_way_runs_under_torchrun_and_writes_once(tmp_path, name):
     assert left >= FILES
     assert len([file for file in left if file.startswith("tensorboard/")]) == 3  # two loaders, and the hyperparameters
     assert not table.duplicated(["loader", "epoch", "metric"]).any()
-    assert (table["step"] == (3 if name == "own_sampler" else 2)).all()  # torch's sampler repeats an image instead
+    assert (table["step"] == 3).all()
 
 
 def test_one_call_started_again_goes_on(trained):

@@ -40,6 +40,8 @@ class WriteDown(dl.Callback):
             raise KeyboardInterrupt
 
     def on_step_end(self, runner):
+        if runner.batch_size == 0:
+            return  # its samples belong to another rank
         with (self.folder / f"epoch{runner.epoch_step}.{runner.engine.num_processes}.{runner.engine.rank}").open(
             "a"
         ) as file:

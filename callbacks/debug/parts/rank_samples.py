@@ -93,12 +93,6 @@ def samples_in_words(shares: Sequence[SeenSamples], *, loader: Any, key: str, or
             "set, which the engine shards, or DistributedSampler(data, num_replicas=self.engine.num_processes, "
             "rank=self.engine.process_index)"
         )
-    if order is not None and seen.total() > len(order):
-        again = _named(seen - Counter(order))
-        return (
-            f"{who} saw all {len(order)} positions in the order of loader {key!r}, and {again} again: "
-            'uneven_batches="pad" repeats batches to give each rank the same number'
-        )
     nouns = "samples" if all(is_list_of_samples(batch) for batch in batches) else "batches of the data set's own"
     if seen.total() > len(seen):
         return (

@@ -40,7 +40,7 @@ class BatchMeanCallback(LoaderStateCallback[LoaderMeans]):
         if self.log_on_batch:
             runner.batch_metrics.update(values)
         else:
-            self.state(runner).update(values, runner.batch_size)
+            self.state(runner).update(values, runner.batch_size, weight=runner.batch_weight)
 
     def finish(self, runner: IRunner, state: LoaderMeans, total: Share) -> None:
         runner.loader_metrics.update(means_of(total))

@@ -1,0 +1,136 @@
+"""The length of a stage in epochs, optimizer steps or samples; the first limit that is reached ends it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from runnerkit.callback import IOptimizerCallback, innermost
+from runnerkit.sampling.sharding import count_batches, share_of
+from runnerkit.support.arguments import check_integers
+
+if TYPE_CHECKING:
+    from runnerkit.callback import IRunner
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Limits of a stage: it ends when the first of them is reached.
+
+    A limit in steps or samples may end an epoch early; its evaluation loaders still run. A resumed run counts what was
+    done before.
+
+    Args:
+        num_epochs: epochs.
+        num_steps: optimizer steps: batches, or groups of accumulated batches.
+        num_samples: training samples of all processes. If the loader is shared by samples, the last step takes exactly
+            the rest; otherwise the stage ends after the step that reaches the limit.
+
+    >>> Budget(num_epochs=3, num_steps=1000).num_steps
+    1000
+    """
+
+    num_epochs: int | None = None
+    num_steps: int | None = None
+    num_samples: int | None = None
+
+    def __post_init__(self) -> None:
+        check_integers(self, or_none=True, **vars(self))
+        if not self.limits:
+            raise ValueError("a stage without num_epochs, num_steps or num_samples would never end: pass one of them")
+
+    @property
+    def limits(self) -> list[str]:
+        """Names of the limits that are set."""
+        return [name for name, limit in vars(self).items() if limit is not None]
+
+
+def budget_of(length: int | Budget) -> Budget:
+    """Return what ``get_stage_len`` returned as a budget; a number counts epochs."""
+    return length if isinstance(length, Budget) else Budget(num_epochs=length)
+
+
+def is_over(runner: IRunner) -> bool:
+    """Return whether the stage has reached a limit in steps or samples."""
+    budget = runner._stage.budget
+    return runner.stage_optimizer_step >= _or_infinite(budget.num_steps) or (
+        runner.stage_sample_step >= _or_infinite(budget.num_samples)
+    )
+
+
+def is_epoch_left(runner: IRunner) -> bool:
+    """Return whether the stage may start another epoch."""
+    return runner.stage_epoch_step < _or_infinite(runner.stage_epoch_len) and not is_over(runner)
+
+
+def words_of_end(runner: IRunner) -> str:
+    """Return what was done of each limit, and what to raise."""
+    done = {
+        "num_epochs": runner.stage_epoch_step,
+        "num_steps": runner.stage_optimizer_step,
+        "num_samples": runner.stage_sample_step,
+    }
+    limits = vars(runner._stage.budget)
+    names = runner._stage.budget.limits
+    parts = [f"{done[name]} of {limits[name]} {name.removeprefix('num_')}" for name in names]
+    return f"{', '.join(parts)} are done; raise {' or '.join(names)} to continue"
+
+
+def limit_samples(runner: IRunner) -> None:
+    """Let the pass over a training loader, which is about to start, end with the last sample of the stage.
+
+    Raises:
+        ValueError: processes may count differently, as they do not know the sizes of one another's batches.
+    """
+    num_samples, share = runner._stage.budget.num_samples, share_of(runner.loader)
+    if num_samples is None:
+        return
+    if hasattr(share, "end_after"):
+        share.end_after(max(0, num_samples - runner.stage_sample_step))
+    elif runner.engine.num_processes > 1 and getattr(share, "batch_size", None) is None:
+        raise ValueError(
+            f"num_samples: the processes do not know the sizes of one another's batches of loader "
+            f"{runner.loader_key!r}; pass num_steps instead"
+        )
+
+
+def count_steps(runner: IRunner, accumulation_steps: int) -> int | None:
+    """Return how many optimizer steps the stage has; None if no limit and no loader's length tells.
+
+    Called before the first epoch.
+    """
+    budget = runner._stage.budget
+    loaders = (
+        []
+        if runner.stage_key.startswith("infer")
+        else [loader for key, loader in runner.loaders.items() if key.startswith("train")]
+    )
+    lengths = [count_batches(loader) for loader in loaders]
+    limits = [budget.num_steps]
+    if None not in lengths:
+        per_epoch = sum(math.ceil((length or 0) / accumulation_steps) for length in lengths)
+        if budget.num_epochs is not None:
+            limits.append(budget.num_epochs * per_epoch)
+        if budget.num_samples is not None and len(loaders) == 1:
+            per_step = accumulation_steps * (getattr(share_of(loaders[0]), "stride", None) or 0)
+            limits.append(_steps_of_samples(budget.num_samples, loaders[0], per_epoch=per_epoch, per_step=per_step))
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _steps_of_samples(num_samples: int, loader: Any, *, per_epoch: int, per_step: int) -> int | None:
+    size: int | None = getattr(share_of(loader), "num_samples", None)
+    if not size or not per_step:
+        return None
+    epochs, rest = divmod(num_samples, size)
+    return epochs * per_epoch + math.ceil(rest / per_step)
+
+
+def accumulation_of(runner: IRunner) -> int:
+    """Return how many batches the stage's optimizer callbacks accumulate, the fewest if they differ."""
+    found = [each for each in map(innermost, runner.callbacks.values()) if isinstance(each, IOptimizerCallback)]
+    return min((each.accumulation_steps for each in found), default=1)
+
+
+def _or_infinite(limit: int | None) -> float:
+    return math.inf if limit is None else limit

@@ -1,0 +1,32 @@
+"""The learning rates of all parameter groups, as they are logged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from runnerkit.types import as_dict
+
+
+def rates_of(optimizer: Any, *, key: str = "") -> dict[str, float]:
+    """Return {"lr": of the first group, "lr/1": of the second, ...} of an optimizer; `key` is appended to "lr".
+
+    >>> import torch
+    >>> first, second = ({"params": [torch.zeros(1)], "lr": lr} for lr in (0.1, 0.2))
+    >>> rates_of(torch.optim.SGD([first, second]), key="D")
+    {'lr_D': 0.1, 'lr_D/1': 0.2}
+    """
+    name = f"lr_{key}" if key else "lr"
+    rates = [float(group["lr"]) for group in optimizer.param_groups]
+    return {f"{name}/{number}" if number else name: rate for number, rate in enumerate(rates)}
+
+
+def rates_of_all(optimizers: Any) -> dict[str, float]:
+    """Return the rates of one optimizer, of several by key, or of none."""
+    groups: Any = getattr(optimizers, "param_groups", ())
+    if len(groups) == 1:
+        return {"lr": float(groups[0]["lr"])}  # the most common; each step log calls this
+    found: dict[str, float] = {}
+    for key, each in as_dict(optimizers).items():
+        if hasattr(each, "param_groups"):
+            found |= rates_of(each, key=key)
+    return found

@@ -1,0 +1,176 @@
+"""Weights in a training step: those of its processes, and those of the batches that are accumulated for it."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from runnerkit.callback import IOptimizerCallback, innermost
+from runnerkit.sampling.sharding import distributed_sampler_of, share_of
+from runnerkit.types import widest_float
+
+if TYPE_CHECKING:
+    from runnerkit.callback import IRunner
+
+
+@dataclass
+class WeightUnits:
+    """Weights that count as 1 within a stage, so that losses keep their scale; the same on all ranks.
+
+    Attributes:
+        size: samples of a batch; None until the first batch.
+        weight: of batches whose weight other processes do not know; a power of two, so that it changes no digit.
+    """
+
+    size: float | None = None
+    weight: float | None = None
+
+
+class StepSizes:
+    """Weights in the steps of a pass over a training loader, as far as they are known.
+
+    Attributes:
+        first_uneven: batch of the loader, from 1, from which on a step may weight the processes differently.
+        num_samples: samples of all ranks in a step that is not uneven; None if it is unknown.
+        sizes: samples of each rank in the current step, None for an unknown number; None if all have a full batch.
+        is_idle: whether all samples of the current step belong to other processes; this one runs some with weight zero.
+        batch_end: the event after ``handle_batch``.
+        is_asked: whether the weights of all ranks have to be summed.
+        matter: whether weights can change a gradient.
+        accumulate: whether a step may have several batches.
+        has_steppers: whether an OptimizerCallback steps, and not ``handle_batch``.
+        silent: keys of models whose gradients are not communicated in this batch.
+        stepped_at: `batch_step` of the last optimizer step.
+    """
+
+    def __init__(self) -> None:
+        self.first_uneven = sys.maxsize
+        self.num_samples: int | None = None
+        self.sizes: Sequence[int | None] | None = None
+        self.is_idle = False
+        self.batch_end = "on_batch_end"
+        self.is_asked = False
+        self.matter = True
+        self.accumulate = False
+        self.has_steppers = False
+        self.silent: set[str] = set()
+        self.stepped_at = -1
+
+    @property
+    def total(self) -> int | None:
+        """Samples of all ranks in the current step, if it is uneven and they are known."""
+        known = [size for size in self.sizes or () if size is not None]
+        return sum(known) if self.sizes is not None and len(known) == len(self.sizes) else None
+
+
+def sizes_of_pass(runner: IRunner, *, num_before: int) -> StepSizes:
+    """Start a pass over a training loader.
+
+    Args:
+        num_before: batches that ran before the run was interrupted.
+    """
+    engine, steps = runner.engine, StepSizes()
+    engine.loss_factor = _base_factor(runner)
+    steppers = [each for each in map(innermost, runner.callbacks.values()) if isinstance(each, IOptimizerCallback)]
+    steps.has_steppers = bool(steppers)
+    steps.accumulate = any(each.accumulation_steps > 1 for each in steppers)
+    steps.matter = engine.num_processes > 1 or steps.accumulate
+    if not steps.matter or distributed_sampler_of(runner.loader) is not None:  # which gives each rank as many
+        return steps
+    share = share_of(runner.loader)
+    if _full_size(runner) is not None:
+        steps.num_samples = share.stride
+    if hasattr(share, "first_uneven"):
+        steps.first_uneven = num_before + share.first_uneven() + 1
+    elif engine.num_processes > 1:
+        steps.first_uneven = 1
+    return steps
+
+
+def weigh_step(runner: IRunner, steps: StepSizes, *, number: int) -> None:
+    """Find out the samples of each rank in step `number` of this pass, from 0, and weight the losses of this rank."""
+    engine = runner.engine
+    share = share_of(runner.loader)
+    sizes = share.sizes_of(number) if hasattr(share, "sizes_of") else [None] * engine.num_processes
+    own = None if sizes is None else sizes[engine.rank]
+    steps.sizes = sizes
+    steps.is_idle = own == 0
+    steps.batch_end = "on_idle_batch_end" if steps.is_idle else "on_batch_end"
+    engine.loss_factor = _base_factor(runner)
+    if steps.is_idle:
+        engine.loss_factor = 0.0
+    elif sizes is not None and own is not None and runner.loss_reduction == "mean":
+        mean = _mean(sizes)
+        engine.loss_factor = None if mean is None or mean == own else own / mean
+
+
+def weigh_batch(runner: IRunner, steps: StepSizes, units: WeightUnits) -> float | Tensor | None:
+    """Return the weight of the current batch in the step that it is accumulated for, in its unit; None is 1.
+
+    Every rank must call, after ``handle_batch``, with `batch_weight` set on all ranks or on none.
+    """
+    steps.is_asked = False
+    if runner.loss_reduction == "sum":
+        return None
+    engine, given = runner.engine, runner.batch_weight
+    full = _full_size(runner)
+    mean = _mean(steps.sizes) if steps.sizes is not None else full or runner.batch_size
+    steps.is_asked = engine.num_processes > 1 and (given is not None or mean is None)
+    if not steps.is_asked and not steps.accumulate:
+        return None  # `loss_factor` weights the processes
+    if not steps.is_asked and given is None:
+        size = mean if mean is not None else runner.batch_size
+        units.size = full or units.size or size
+        return None if size == units.size else size / units.size
+    weight = 0 if steps.is_idle else runner.batch_size if given is None else given
+    if units.weight is None:
+        first = engine.start_sum(_on_device(weight, engine.device))().item() / engine.num_processes
+        units.weight = 2.0 ** round(math.log2(first)) if first > 0 else 1.0
+    if steps.is_asked:
+        engine.loss_factor = None
+    share: float | Tensor = weight / units.weight
+    return share
+
+
+def total_share(runner: IRunner, share: float | Tensor) -> Any:
+    """Start to sum the shares of all ranks; return a function that waits for their mean, a number or a () tensor."""
+    engine = runner.engine
+    total = engine.start_sum(_on_device(share, engine.device))
+    return lambda: total() / engine.num_processes
+
+
+def _on_device(value: float | Tensor, device: torch.device) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.detach().to(device, widest_float(device))
+    return torch.full((), value, dtype=widest_float(device), device=device)  # without a copy from the host
+
+
+def _mean(sizes: Sequence[int | None]) -> float | None:
+    """Return the mean size of all ranks; None if one is unknown."""
+    known = [size for size in sizes if size is not None]
+    return sum(known) / len(sizes) if len(known) == len(sizes) else None
+
+
+def _full_size(runner: IRunner) -> float | None:
+    """Return the samples per process in a step that is not uneven, if they are known."""
+    share = share_of(runner.loader)
+    size: int | None = getattr(share, "batch_size", None)
+    return size if hasattr(share, "sizes_of") else None
+
+
+def _base_factor(runner: IRunner) -> float | None:
+    """Return the factor of a process with a full batch: engines average losses, also those that sum over a batch."""
+    num_processes = runner.engine.num_processes
+    return float(num_processes) if runner.loss_reduction == "sum" and num_processes > 1 else None
+
+
+def without_weight(runner: IRunner) -> None:
+    """Let the batch of a process without a sample count nothing; the first listener after its ``handle_batch``."""
+    runner.batch_size = 0
+    runner.batch_weight = None if runner.batch_weight is None else 0

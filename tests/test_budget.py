@@ -1,0 +1,349 @@
+"""A run's length in epochs, optimizer steps, samples or hours: the first limit ends it, also after a resume."""
+
+import math
+from functools import partial
+
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, ReduceLROnPlateau
+from torch.utils.data import DataLoader, IterableDataset
+
+from runnerkit import dl
+from runnerkit.loop.stop_signals import Preempted
+from tests.engines.together import together
+from tests.interrupt import Interrupt
+from tests.tiny import classification, loader, mlp, quiet, sgd, weights
+
+NUM_SAMPLES, BATCH = 26, 4  # seven batches in an epoch, the last of two samples
+
+
+def train(*, batches=None, model=None, callbacks=(), **kwargs):
+    model = model or mlp(dropout=0.2)
+    runner = dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        loaders=batches or {"train": loader(NUM_SAMPLES, BATCH, shuffle=True), "valid": loader(6, 3)},
+        callbacks=list(callbacks),
+        **{"optimizer": sgd(model), "cpu": True, **quiet(), **kwargs},
+    )
+    return runner, weights(model)
+
+
+def counts(runner):
+    return runner.epoch_step, runner.batch_step, runner.optimizer_step, runner.sample_step
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(classification(NUM_SAMPLES))
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({}, (1, 7, 7, 26)),
+        ({"num_steps": 10}, (2, 10, 10, 38)),
+        ({"num_steps": 7}, (1, 7, 7, 26)),
+        ({"num_steps": 5, "accumulation_steps": 3}, (2, 13, 5, 50)),  # steps of 3, 3 and 1 batches in an epoch
+        ({"num_samples": 33}, (2, 9, 9, 33)),
+        ({"num_samples": 26}, (1, 7, 7, 26)),
+        ({"num_samples": 30, "accumulation_steps": 3}, (2, 8, 4, 30)),
+        ({"num_epochs": 2, "num_steps": 100}, (2, 14, 14, 52)),
+        ({"num_epochs": 9, "num_steps": 8, "num_samples": 31}, (2, 8, 8, 30)),
+        ({"num_epochs": 9, "num_steps": 9, "num_samples": 31}, (2, 9, 9, 31)),
+        ({"num_samples": 31, "batches": {"train": DataLoader(Stream(), BATCH)}}, (2, 9, 9, 34)),
+    ],
+)
+def test_the_first_limit_ends_the_run(limits, expected):
+    """Samples are exact if the loader is shared by samples; a stream ends with the step that reaches the limit."""
+    runner, _ = train(**limits)
+
+    assert counts(runner) == expected
+    if "batches" not in limits:
+        assert set(runner.epoch_metrics) == {"train", "valid"}, "an epoch that ends early is evaluated"
+        assert runner.num_steps == expected[2]
+
+
+def test_two_processes_end_at_the_same_sample():
+    """The last step is cut to what is left, and shared."""
+    found = together(
+        lambda: counts(train(num_samples=33, cpu=False, engine=dl.DistributedDataParallelEngine(2, device="cpu"))[0])
+    )
+
+    assert found == (2, 5, 5, 33)  # steps of 8, 8, 8 and 2 samples, and one of 7
+
+
+def test_a_cut_step_is_the_gradient_of_its_samples():
+    """33 samples are an epoch and 7 more, as in a hand-written loop over the same batches."""
+    model = mlp()
+    batches = {"train": loader(NUM_SAMPLES, 8)}
+    runner, found = train(model=model, batches=batches, num_samples=33)
+
+    reference = mlp()
+    optimizer = sgd(reference)
+    features, targets = classification(NUM_SAMPLES).tensors
+    for start, stop in ((0, 8), (8, 16), (16, 24), (24, 26), (0, 7)):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(reference(features[start:stop]), targets[start:stop]).backward()
+        optimizer.step()
+    assert torch.equal(found, weights(reference))
+    assert counts(runner) == (2, 5, 5, 33)
+
+
+LIMITS = [
+    {"num_steps": 17},
+    {"num_samples": 61},
+    {"num_steps": 8, "accumulation_steps": 3},
+    {"num_epochs": 3, "accumulation_steps": 2},
+]
+
+
+@pytest.mark.parametrize("limits", LIMITS, ids=str)
+@pytest.mark.parametrize("at", [3, 7, 8, 13, 14])
+def test_a_resumed_run_counts_what_was_done(tmp_path, limits, at):
+    """Interrupted within a step, at a step's end or an epoch's, it ends with the same weights, counters and logs."""
+    whole, expected = train(logdir=tmp_path / "whole", valid_every_steps=2, log_every=1, **limits)
+    save = partial(dl.CheckpointCallback, tmp_path / "log", mode="runner", every_steps=1)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(logdir=tmp_path / "log", valid_every_steps=2, log_every=1, callbacks=[save(), Interrupt(at)], **limits)
+    resumed, found = train(
+        logdir=tmp_path / "log", valid_every_steps=2, log_every=1, callbacks=[save()], resume="auto", **limits
+    )
+
+    assert torch.equal(found, expected)
+    assert counts(resumed) == counts(whole)
+    for name in ("train", "valid"):
+        one, other = (pd.read_csv(tmp_path / each / "csv" / f"{name}.csv") for each in ("whole", "log"))
+        pd.testing.assert_frame_equal(one, other)
+
+
+@pytest.mark.parametrize("limits", [{"num_steps": 5}, {"num_samples": 18}], ids=str)
+def test_a_checkpoint_of_the_last_step_has_nothing_left(tmp_path, limits):
+    """Killed between the last step and the epoch's end, a run trains no further when it resumes."""
+    save = partial(dl.CheckpointCallback, tmp_path, mode="runner", every_steps=1)
+
+    class Killed(dl.Callback):
+        def on_loader_end(self, runner):
+            if runner.is_train_loader:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(callbacks=[save(), Killed()], logdir=tmp_path, **limits)
+    resumed, found = train(callbacks=[save()], logdir=tmp_path, resume="auto", **limits)
+
+    whole, expected = train(**limits)
+    assert counts(resumed) == counts(whole)
+    assert torch.equal(found, expected)
+
+
+def test_a_finished_run_says_what_to_raise(tmp_path, caplog):
+    train(num_steps=3, logdir=tmp_path)
+
+    train(num_steps=3, logdir=tmp_path, resume="auto")
+
+    assert "3 of 3 steps are done; raise num_steps to continue" in caplog.text
+
+
+def test_hours_save_and_end_the_process(tmp_path):
+    """The run exits with code 75, as after SIGTERM, and resumes to the weights of an uninterrupted one."""
+    _, expected = train(num_epochs=2, logdir=tmp_path / "whole")
+
+    with pytest.raises(Preempted) as ended:
+        train(num_epochs=2, logdir=tmp_path / "log", max_hours=1e-9)
+    resumed, found = train(num_epochs=2, logdir=tmp_path / "log", resume="auto", max_hours=1)
+
+    assert ended.value.code == 75
+    assert torch.equal(found, expected)
+    assert counts(resumed) == (2, 14, 14, 52)
+
+
+def test_hours_end_all_processes(tmp_path):
+    """Rank zero's clock decides; both ranks save after the same step."""
+
+    def job():
+        engine = dl.DistributedDataParallelEngine(2, device="cpu")
+        try:
+            train(num_epochs=1000, logdir=tmp_path, max_hours=1e-9, cpu=False, engine=engine)
+        except Preempted as error:
+            return error.code
+
+    assert together(job) == 75
+    assert (tmp_path / "checkpoints" / "last.pth").exists()
+
+
+class Told:
+    """Makes a scheduler, and remembers how many steps it is for."""
+
+    def __init__(self, make):
+        self.make, self.num_steps = make, None
+
+    def __call__(self, optimizer, num_steps):
+        self.num_steps = num_steps
+        return self.make(optimizer, num_steps)
+
+
+@pytest.mark.parametrize(
+    ("limits", "num_steps"),
+    [
+        ({"num_epochs": 3}, 21),
+        ({"num_epochs": 3, "accumulation_steps": 2}, 12),
+        ({"num_epochs": 3, "callbacks": [dl.OptimizerCallback(accumulation_steps=2)]}, 12),
+        ({"num_epochs": 3, "num_steps": 8}, 8),
+        ({"num_samples": 40}, 11),
+        ({"num_samples": 40, "accumulation_steps": 2}, 6),
+        ({"num_steps": 9, "batches": {"train": DataLoader(Stream(), BATCH)}}, 9),
+        ({"num_epochs": 2, "epoch_steps": 5}, 10),
+    ],
+)
+def test_a_scheduler_is_told_the_number_of_steps(limits, num_steps):
+    """It is stepped after each of them, so that a one-cycle schedule ends where it has to."""
+    scheduler = Told(lambda optimizer, steps: OneCycleLR(optimizer, 0.4, total_steps=steps + 1))
+
+    runner, _ = train(scheduler=scheduler, **limits)
+
+    assert scheduler.num_steps == num_steps == runner.optimizer_step
+    assert runner.scheduler.last_epoch == num_steps
+
+
+def test_a_stream_without_a_limit_has_no_number_of_steps():
+    scheduler = Told(lambda optimizer, steps: ReduceLROnPlateau(optimizer))
+
+    train(scheduler=scheduler, batches={"train": DataLoader(Stream(), BATCH)})
+
+    assert scheduler.num_steps is None
+    with pytest.raises(ValueError, match=r"number of steps is not known.*: pass num_steps= to train\(\)"):
+        train(scheduler=dl.cosine_with_warmup, batches={"train": DataLoader(Stream(), BATCH)})
+
+
+def test_functions_make_what_objects_would_be():
+    """Optimizer and scheduler made in the processes that train give the weights of those that are passed."""
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    _, expected = train(model=model, optimizer=optimizer, scheduler=CosineAnnealingLR(optimizer, 2), num_epochs=2)
+
+    made = {"optimizer": partial(torch.optim.AdamW, lr=0.1), "num_epochs": 2}
+    scheduler = {
+        "callbacks": [dl.SchedulerCallback(mode="epoch")],
+        "scheduler": lambda each, _: CosineAnnealingLR(each, 2),
+    }
+    runner, found = train(model=mlp(), **made, **scheduler)
+
+    assert torch.equal(found, expected)
+    assert isinstance(runner.optimizer, torch.optim.AdamW) and isinstance(runner.scheduler, CosineAnnealingLR)
+
+
+def test_two_processes_make_their_own():
+    """The caller gets the trained optimizer back."""
+    runner, found = train(
+        model=mlp(), optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9), cpu=False,
+        engine=dl.DistributedDataParallelEngine(2, device="cpu"), scheduler=partial(dl.cosine_with_warmup,
+        warmup_steps=2), num_steps=6, batches={"train": loader(48, 4)},
+    )  # fmt: skip
+    model = mlp()
+    _, expected = train(
+        model=model,
+        num_steps=6,
+        scheduler=partial(dl.cosine_with_warmup, warmup_steps=2),
+        batches={"train": loader(48, 8)},
+    )
+
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+    assert runner.optimizer.param_groups[0]["lr"] == pytest.approx(0, abs=1e-9)
+
+
+def test_an_optimizer_for_each_model_is_made_from_its_own_parameters():
+    runner = dl.SupervisedRunner()
+    models = {"one": nn.Linear(1, 1), "two": nn.Linear(2, 1)}
+    runner._given.optimizer = dict.fromkeys(models, lambda parameters: torch.optim.SGD(parameters, lr=1))
+
+    made = runner.get_optimizer("train", models)
+
+    assert [made[key].param_groups[0]["params"][0].shape[1] for key in models] == [1, 2]
+
+
+def test_a_schedule_for_another_accumulation_is_refused():
+    """A runner whose hooks make the scheduler before its callbacks are known has to say how many batches they take."""
+
+    class Own(dl.SupervisedRunner):
+        def get_scheduler(self, stage, optimizer):
+            return OneCycleLR(optimizer, 0.1, total_steps=self.num_steps)
+
+        def get_callbacks(self, stage):
+            return {**super().get_callbacks(stage), "_optimizer": dl.OptimizerCallback("loss", accumulation_steps=2)}
+
+    model = mlp()
+    arguments = {"model": model, "criterion": nn.CrossEntropyLoss(), "loaders": {"train": loader(16, 4)}, **quiet()}
+
+    with pytest.raises(
+        ValueError, match=r"num_steps was 4 .* accumulates 2 batches, which gives 2 .* accumulation_steps"
+    ):
+        Own().train(optimizer=sgd(model), cpu=True, **arguments)
+
+    Own().train(optimizer=sgd(model), cpu=True, accumulation_steps=2, **arguments)
+
+
+def test_intervals_count_optimizer_steps(tmp_path):
+    """`valid_every_steps`, `every_steps` and step events are per optimizer step, not per batch."""
+    told = []
+
+    class Steps(dl.Callback):
+        def on_step_end(self, runner):
+            told.append((runner.batch_step, runner.optimizer_step))
+
+        def on_validation_end(self, runner):
+            told.append("valid")
+
+    train(
+        accumulation_steps=3,
+        valid_every_steps=2,
+        callbacks=[Steps()],
+        batches={"train": loader(28, 4), "valid": loader(4, 4)},
+    )
+
+    assert told == [(3, 1), "valid", (6, 2), (7, 3)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_steps": 0}, "num_steps must be >= 1, got 0"),
+        ({"num_samples": 1.5}, "num_samples must be an int"),
+        ({"max_hours": -1, "logdir": "x"}, "max_hours must be > 0 or None, got -1"),
+        ({"max_hours": 1}, "max_hours write files: pass logdir="),
+        ({"accumulation_steps": 0}, "accumulation_steps must be >= 1, got 0"),
+        ({"gradient_clip": 0}, "gradient_clip must be > 0 or None, got 0"),
+        ({"loss_reduction": "max"}, "loss_reduction must be 'mean' or 'sum', got 'max'"),
+    ],
+)
+def test_bad_limits_are_named(arguments, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        train(**arguments)
+
+
+def test_a_stage_needs_a_limit():
+    with pytest.raises(ValueError, match="would never end: pass one of them"):
+        dl.Budget()
+    with pytest.raises(ValueError, match="max_hours saves the full state, to resume from: pass mode='runner'"):
+        dl.CheckpointCallback("x", max_hours=1)
+
+
+def test_stages_have_budgets_too():
+    """Each counts from its own start."""
+
+    class Staged(dl.SupervisedRunner):
+        stages = ("train_head", "train_all")
+
+        def get_stage_len(self, stage):
+            return dl.Budget(num_steps=3) if stage == "train_head" else 2
+
+    model = mlp()
+    runner = Staged().train(
+        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), loaders={"train": loader(16, 4)}, cpu=True,
+        **quiet(),
+    )  # fmt: skip
+
+    assert runner.optimizer_step == 3 + 2 * 4 and runner.stage_optimizer_step == 8
+    assert math.isfinite(runner.epoch_metrics["train"]["loss"])

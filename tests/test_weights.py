@@ -1,0 +1,420 @@
+"""Weights of batches: every kind of loader, sums, metrics, several optimizers, and what is refused."""
+
+import copy
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from runnerkit import dl
+from tests.engines.together import together
+from tests.tiny import NUM_CLASSES, NUM_FEATURES, classification, mlp, quiet, sgd, weights
+
+NUM_SAMPLES = 23
+EXACT = {"rtol": 0, "atol": 1e-12}
+
+
+def data(num_samples=NUM_SAMPLES):
+    features, targets = classification(NUM_SAMPLES).tensors
+    return TensorDataset(features[:num_samples].double(), targets[:num_samples])
+
+
+class Stream(IterableDataset):
+    def __init__(self, num_samples=NUM_SAMPLES):
+        self.samples = data(num_samples)
+
+    def __iter__(self):
+        return iter(self.samples)
+
+
+class Batches(Stream):
+    """Whole batches of 1 to 5 samples, as a stream or by index."""
+
+    def __iter__(self):
+        return iter([self[number] for number in range(len(self))])
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, number):
+        starts = [0, 1, 6, 8, 11, 15, 16, 20, NUM_SAMPLES]
+        return self.samples[starts[number] : starts[number + 1]]
+
+
+class ByIndex(Batches, torch.utils.data.Dataset):
+    """The same batches; not a stream for the loader, which asks for indices."""
+
+
+def by_hand(batches, *, reduction="mean", clip=None):
+    """Take one step for each tuple (features, targets), in float64."""
+    model = mlp().double()
+    optimizer = sgd(model)
+    for features, targets in batches:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(features), targets, reduction=reduction).backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+    return weights(model)
+
+
+def train(batches, *, num_processes=2, callbacks=(), model=None, criterion=None, runner=None, **kwargs):
+    model = model or mlp().double()
+    engine = dl.DistributedDataParallelEngine(num_processes, device="cpu") if num_processes > 1 else dl.CPUEngine()
+    runner = (runner or dl.SupervisedRunner()).train(
+        model=model, criterion=criterion or nn.CrossEntropyLoss(), loaders={"train": batches}, engine=engine,
+        callbacks=list(callbacks), **{"optimizer": sgd(model), **quiet(), **kwargs},
+    )  # fmt: skip
+    return weights(model), runner.epoch_metrics["train"], runner.sample_step
+
+
+def steps(size, *, of=NUM_SAMPLES):
+    whole = data()
+    return [whole[start : min(start + size, of)] for start in range(0, of, size)]
+
+
+def joined(numbers):
+    """Return steps of the whole batches with these numbers."""
+    whole = Batches()
+    return [tuple(map(torch.cat, zip(*(whole[each] for each in step), strict=True))) for step in numbers]
+
+
+PAIRS = [[0, 1], [2, 3], [4, 5], [6, 7]]
+LOADERS = {
+    "by samples": (lambda: DataLoader(data(), batch_size=4), lambda: steps(8)),
+    "tensor loader": (lambda: dl.TensorLoader(*data().tensors, batch_size=4), lambda: steps(8)),
+    "prefetched": (lambda: dl.BatchPrefetchLoaderWrapper(DataLoader(data(), batch_size=4)), lambda: steps(8)),
+    "a stream": (lambda: DataLoader(Stream(), batch_size=4), lambda: steps(8)),
+    "a stream with workers": (lambda: DataLoader(Stream(), batch_size=4, num_workers=2), lambda: steps(8)),
+    "a stream that ends with one sample": (lambda: DataLoader(Stream(17), batch_size=4), lambda: steps(8, of=17)),
+    "whole batches of a stream": (lambda: DataLoader(Batches(), batch_size=None), lambda: joined(PAIRS)),
+    "batches by index": (
+        lambda: DataLoader([Batches()[number] for number in range(8)], batch_size=None), lambda: joined(PAIRS),
+    ),
+    "batches of a batch sampler": (
+        lambda: DataLoader(data(), batch_sampler=[[0], [1, 2, 3], [4, 5], [6, 7, 8, 9, 10], [11, 12]]),
+        lambda: [data()[:4], data()[4:11], data()[11:13]],
+    ),
+    "accumulated": (lambda: DataLoader(data(), batch_size=2), lambda: steps(12)),
+}  # fmt: skip
+
+
+def run_loaders():
+    found = {}
+    for name, (make, _) in LOADERS.items():
+        found[name] = train(make(), accumulation_steps=3 if name == "accumulated" else 1)
+    return found
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return together(run_loaders)
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_two_processes_take_the_steps_of_one(trained, name):
+    """However samples are shared, an uneven step has the gradient of all of them, and the logged loss is their mean."""
+    found, metrics, num_samples = trained[name]
+    expected = LOADERS[name][1]()
+
+    torch.testing.assert_close(found, by_hand(expected), **EXACT)
+    assert num_samples == sum(len(targets) for _, targets in expected)
+    model, losses = mlp().double(), []
+    optimizer = sgd(model)
+    for features, targets in expected:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(features), targets)
+        loss.backward()
+        optimizer.step()
+        losses.append((loss.item(), len(targets)))
+    mean = sum(loss * size for loss, size in losses) / num_samples
+    assert metrics["loss"] == pytest.approx(mean, abs=1e-12)
+
+
+class Sums(dl.SupervisedRunner):
+    """Accuracy by its own callback and a metric of the batch; both ignore repeated samples."""
+
+    def handle_batch(self, batch):
+        super().handle_batch(batch)
+        self.batch_metrics["size"] = float(len(batch[1]))
+
+
+def count_metrics():
+    accuracy = dl.AccuracyCallback("logits", "targets")
+    return train(DataLoader(data(17), batch_size=4), runner=Sums(), callbacks=[accuracy])
+
+
+def test_a_process_without_a_sample_adds_nothing_to_the_metrics():
+    """The last of 17 samples is one process's; the other's repeated batch is in no metric."""
+    _, metrics, num_samples = together(count_metrics)
+    _, alone, _ = train(DataLoader(data(17), batch_size=8), num_processes=1, runner=Sums(),
+                        callbacks=[dl.AccuracyCallback("logits", "targets")])  # fmt: skip
+
+    assert num_samples == 17
+    assert metrics["accuracy"] == alone["accuracy"]
+    assert metrics["size"] == pytest.approx((16 * 4 + 1) / 17)
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_a_sum_is_the_sum_of_the_global_batch(num_processes):
+    """Also over accumulated batches, with tails, and clipped."""
+    job = partial(
+        train, DataLoader(data(), batch_size=4 // num_processes), num_processes=num_processes, accumulation_steps=2,
+        criterion=nn.CrossEntropyLoss(reduction="sum"), loss_reduction="sum", gradient_clip=0.5,
+    )  # fmt: skip
+    found, _, _ = job() if num_processes == 1 else together(job)
+
+    torch.testing.assert_close(found, by_hand(steps(8), reduction="sum", clip=0.5), **EXACT)
+
+
+def test_an_undeclared_sum_is_named(caplog):
+    train(DataLoader(data(), 8), num_processes=1, criterion=nn.CrossEntropyLoss(reduction="sum"))
+
+    assert "CrossEntropyLoss(reduction='sum') sums over the batch" in caplog.text
+    assert "pass loss_reduction='sum' to train()" in caplog.text
+
+
+class Own(dl.SupervisedRunner):
+    """Steps by itself; the shares of processes count, as they are known in advance."""
+
+    def handle_batch(self, batch):
+        super().handle_batch(batch)
+        loss = self.criterion(self.batch["logits"], self.batch["targets"])
+        self.optimizer.zero_grad()
+        self.engine.backward(loss)
+        self.engine.step(self.optimizer)
+        self.batch_metrics["loss"] = loss
+
+    def get_callbacks(self, stage):
+        return {}
+
+
+def test_an_own_backward_pass_is_weighted_too():
+    found, _, num_samples = together(lambda: train(DataLoader(data(17), batch_size=4), runner=Own()))
+
+    torch.testing.assert_close(found, by_hand(steps(8, of=17)), **EXACT)
+    assert num_samples == 17
+
+
+class Sometimes(dl.SupervisedRunner):
+    """Sets a weight in every other batch."""
+
+    def handle_batch(self, batch):
+        super().handle_batch(batch)
+        if self.batch_step % 2:
+            self.batch_weight = 3
+
+
+def test_a_weight_in_some_batches_of_a_step_is_refused():
+    job = partial(train, DataLoader(data(), batch_size=2), runner=Sometimes(), accumulation_steps=2)
+
+    with pytest.raises(
+        ValueError, match=r"batch_weight was set in 1 of the 2 batches of a step: set it in every batch"
+    ):
+        together(job)
+
+
+class Tokens(dl.SupervisedRunner):
+    """Weights each batch by a number in its targets, as a number or as a tensor."""
+
+    kind = "tensor"
+
+    def handle_batch(self, batch):
+        super().handle_batch(batch)
+        num_tokens = batch[1].sum() + 1
+        self.batch_weight = int(num_tokens) if self.kind == "number" else num_tokens
+        self.batch_metrics["loss"] = self.criterion(self.batch["logits"], batch[1])
+
+
+def tokens_by_hand(parts):
+    """Take a step for each list of batches in a hand-written loop; return the weights and the weighted mean loss."""
+    model = mlp().double()
+    optimizer, total, sum_of_weights = sgd(model), 0.0, 0.0
+    for batches in parts:
+        optimizer.zero_grad()
+        step, step_weights = 0.0, 0.0
+        for features, targets in batches:
+            weight = targets.sum() + 1
+            loss = nn.functional.cross_entropy(model(features), targets)
+            step, step_weights = step + weight * loss, step_weights + weight
+        (step / step_weights).backward()
+        optimizer.step()
+        total, sum_of_weights = total + step.item(), sum_of_weights + step_weights.item()
+    return weights(model), total / sum_of_weights
+
+
+@pytest.mark.parametrize("kind", ["number", "tensor"])
+def test_accumulated_batches_of_one_process_are_weighted(kind):
+    runner = Tokens()
+    runner.kind = kind
+    found, metrics, _ = train(DataLoader(data(), batch_size=4), num_processes=1, runner=runner, accumulation_steps=3)
+
+    expected, loss = tokens_by_hand([steps(4)[:3], steps(4)[3:]])
+    torch.testing.assert_close(found, expected, **EXACT)
+    assert metrics["loss"] == pytest.approx(loss, abs=1e-12)
+
+
+def train_resumed(folder):
+    options = {"runner": Tokens(), "accumulation_steps": 2, "num_epochs": 3}
+    batches = partial(DataLoader, data(), batch_size=2, shuffle=True)
+    whole = train(batches(), logdir=folder / "whole", **copy.copy(options))
+    first = train(batches(), logdir=folder / "log", **{**options, "num_epochs": 1})
+    rest = train(batches(), logdir=folder / "log", resume="auto", **options)
+    return whole, first, rest
+
+
+def test_a_resumed_run_weights_alike(tmp_path):
+    """The unit of the weights is in the checkpoint, so that no digit differs."""
+    whole, _, rest = together(lambda: train_resumed(tmp_path))
+
+    assert torch.equal(whole[0], rest[0])
+    assert whole[1:] == rest[1:]
+
+
+def train_two_optimizers():
+    """Two optimizers step on the same loss, one of them with clipping in the backward pass."""
+    model = mlp().double()
+    halves = {"head": sgd(model[0]), "rest": sgd(model[3])}
+    callbacks = [
+        dl.BackwardCallback("loss"),
+        *(dl.OptimizerCallback("loss", optimizer_key=key, accumulation_steps=2) for key in halves),
+    ]
+    return train(DataLoader(data(), batch_size=2), runner=Tokens(), model=model, optimizer=halves, callbacks=callbacks)
+
+
+def test_two_optimizers_step_on_one_weighted_loss():
+    found, _, _ = together(train_two_optimizers)
+
+    parts = []
+    for start in range(0, NUM_SAMPLES, 8):
+        micro = [data()[at : min(at + 4, NUM_SAMPLES)] for at in range(start, min(start + 8, NUM_SAMPLES), 4)]
+        # Rank zero takes the last three samples, so that no process has only one.
+        takers = [(batch, 1 if len(batch[1]) == 3 else 2) for batch in micro]
+        parts.append(
+            [tuple(each[rank::number] for each in batch) for batch, number in takers for rank in range(number)]
+        )
+    expected, _ = tokens_by_hand(parts)
+    torch.testing.assert_close(found, expected, **EXACT)
+
+
+def train_clipped():
+    backward = dl.BackwardCallback("loss", grad_clip_fn="clip_grad_norm_", grad_clip_params={"max_norm": 0.05})
+    return train(DataLoader(data(), batch_size=4), callbacks=[backward], runner=Tokens())[0]
+
+
+def test_clipping_in_the_backward_pass_sees_the_weighted_mean():
+    found = together(train_clipped)
+
+    model = mlp().double()
+    optimizer = sgd(model)
+    for features, targets in steps(8):
+        halves = [(features[rank::2], targets[rank::2]) for rank in range(2)]
+        sizes = [each[1].sum() + 1 for each in halves]
+        optimizer.zero_grad()
+        losses = [nn.functional.cross_entropy(model(each), own) for each, own in halves]
+        (sum(loss * size for loss, size in zip(losses, sizes, strict=True)) / sum(sizes)).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        optimizer.step()
+    torch.testing.assert_close(found, weights(model), **EXACT)
+
+
+class Empty(dl.SupervisedRunner):
+    """A batch without any weight: its gradients are zero, and the weights stay finite."""
+
+    def handle_batch(self, batch):
+        super().handle_batch(batch)
+        self.batch_weight = torch.tensor(0 if self.batch_step == 2 else 1)
+
+
+def test_a_step_that_weighs_nothing_changes_nothing():
+    model = mlp().double()
+    found, _, _ = together(
+        lambda: train(
+            DataLoader(data(16), 4), runner=Empty(), model=model, optimizer=torch.optim.SGD(model.parameters(), 0.1)
+        )
+    )
+
+    reference = mlp().double()
+    optimizer = torch.optim.SGD(reference.parameters(), 0.1)
+    features, targets = data(16)[:8]
+    nn.functional.cross_entropy(reference(features), targets).backward()
+    optimizer.step()
+    torch.testing.assert_close(found, weights(reference), **EXACT)
+
+
+def test_learning_rates_of_all_groups_are_logged(tmp_path):
+    model = mlp()
+    groups = [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[3].parameters(), "lr": 0.02}]
+    log = dl.JSONLLogger(tmp_path, log_batch_metrics=True)
+    runner = dl.SupervisedRunner().train(
+        model=model, criterion=nn.CrossEntropyLoss(), optimizer=torch.optim.SGD(groups), cpu=True, log_every=2,
+        loaders={"train": DataLoader(classification(16), 4)}, loggers={"console": None, "jsonl": log},
+    )  # fmt: skip
+
+    assert (runner.epoch_metrics["train"]["lr"], runner.epoch_metrics["train"]["lr/1"]) == (0.1, 0.02)
+    text = (tmp_path / "metrics.jsonl").read_text()
+    assert text.count('"lr/1"') == 3  # two steps and the epoch
+
+
+class ModelOutput(dict):
+    """Named outputs with the interface of transformers'."""
+
+    def to_tuple(self):
+        return tuple(self.values())
+
+
+class WithLoss(nn.Linear):
+    def forward(self, features, targets):
+        logits = super().forward(features)
+        return ModelOutput(loss=nn.functional.cross_entropy(logits, targets), logits=logits)
+
+
+def test_a_model_output_with_a_loss_needs_no_criterion():
+    """Its other outputs keep their names, so that callbacks read them."""
+    model = WithLoss(NUM_FEATURES, NUM_CLASSES)
+    runner = dl.SupervisedRunner(input_key={"features": "features", "targets": "targets"}).train(
+        model=model, optimizer=sgd(model), loaders={"train": DataLoader(classification(64), 8)}, cpu=True, num_epochs=3,
+        callbacks=[dl.AccuracyCallback("logits", "targets")], **quiet(),
+    )  # fmt: skip
+
+    losses = [epoch["train"]["loss"] for epoch in runner.experiment_metrics.values()]
+    assert losses == sorted(losses, reverse=True) and np.isfinite(losses).all()
+    assert runner.epoch_metrics["train"]["accuracy"] > 0.4
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16), ("fp32", None)])
+def test_precision_in_one_word(precision, dtype):
+    seen = []
+
+    class Look(dl.Callback):
+        def on_batch_end(self, runner):
+            seen.append(runner.batch["logits"].dtype)
+
+    model = mlp()
+    dl.SupervisedRunner().train(
+        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), cpu=True, precision=precision,
+        loaders={"train": DataLoader(classification(8), 8)}, callbacks=[Look()], **quiet(),
+    )  # fmt: skip
+
+    assert seen == [dtype or torch.float32]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"precision": "fp8"}, "precision must be one of fp32, amp, fp16, bf16, got 'fp8'"),
+        ({"precision": "bf16", "amp": True}, "amp=True, apex=False, precision='bf16': choose one precision"),
+        (
+            {"precision": "bf16", "engine": dl.CPUEngine()},
+            "engine=CPUEngine and precision='bf16' contradict",
+        ),
+    ],
+)
+def test_contradictory_precisions_are_refused(arguments, message):
+    model = mlp()
+
+    with pytest.raises(ValueError, match=message):
+        dl.SupervisedRunner().train(model=model, optimizer=sgd(model), loaders={"train": [1]}, **arguments)
