@@ -122,6 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--ddp", action="store_true", help="one process per GPU, or 2 on a CPU")
     parser.add_argument("--precision", choices=("bf16", "fp16", "fp32"), default="bf16")
     parser.add_argument("--peak-flops", type=float, help="of one device in this precision, for the utilization")
+    parser.add_argument("--local-rank", "--local_rank", help=argparse.SUPPRESS)  # torch.distributed.launch adds it
     asked = parser.parse_args(arguments)
     num_processes = dl.get_available_engine(ddp=True).num_processes if asked.ddp else 1
     runner = train(
