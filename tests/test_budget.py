@@ -196,6 +196,7 @@ class Told:
         ({"num_samples": 40, "accumulation_steps": 2}, 6),
         ({"num_steps": 9, "batches": {"train": DataLoader(Stream(), BATCH)}}, 9),
         ({"num_epochs": 2, "epoch_steps": 5}, 10),
+        ({"num_samples": 40, "batches": {"train": dl.BatchLimitLoaderWrapper(loader(NUM_SAMPLES, BATCH), 3)}}, 10),
     ],
 )
 def test_a_scheduler_is_told_the_number_of_steps(limits, num_steps):
@@ -206,6 +207,11 @@ def test_a_scheduler_is_told_the_number_of_steps(limits, num_steps):
 
     assert scheduler.num_steps == num_steps == runner.optimizer_step
     assert runner.scheduler.last_epoch == num_steps
+
+
+def test_a_class_is_no_scheduler():
+    with pytest.raises(TypeError, match="scheduler is the class CosineAnnealingLR; pass an instance of it"):
+        train(scheduler=CosineAnnealingLR)
 
 
 def test_a_stream_without_a_limit_has_no_number_of_steps():

@@ -208,6 +208,56 @@ class Sometimes(dl.SupervisedRunner):
             self.batch_weight = 3
 
 
+def test_a_short_batch_of_a_stream_is_weighted_in_one_process():
+    found, _, _ = train(DataLoader(Stream(), batch_size=4), num_processes=1, accumulation_steps=2)
+
+    torch.testing.assert_close(found, by_hand(steps(8)), **EXACT)
+
+
+class TwoLosses(dl.SupervisedRunner):
+    def handle_batch(self, batch):
+        super().handle_batch(batch)
+        self.batch_metrics["loss"] = self.criterion(self.batch["logits"], batch[1])
+        self.batch_metrics["size"] = self.model(batch[0]).square().mean()
+
+
+@pytest.mark.parametrize("stepped", ["loss", "another"])
+def test_all_losses_of_an_optimizer_are_weighted(stepped):
+    """Also one that no OptimizerCallback names."""
+    callbacks = [
+        dl.BackwardCallback("loss"), dl.BackwardCallback("size"), dl.OptimizerCallback(stepped, accumulation_steps=2),
+    ]  # fmt: skip
+    found, _, _ = train(DataLoader(data(), 4), num_processes=1, runner=TwoLosses(), callbacks=callbacks)
+
+    model = mlp().double()
+    optimizer = sgd(model)
+    for features, targets in steps(8):
+        optimizer.zero_grad()
+        logits = model(features)
+        (nn.functional.cross_entropy(logits, targets) + logits.square().mean()).backward()
+        optimizer.step()
+    torch.testing.assert_close(found, weights(model), **EXACT)
+
+
+class WithGraph(dl.SupervisedRunner):
+    """The weight depends on the model's parameters, through which no gradient flows."""
+
+    def handle_batch(self, batch):
+        super().handle_batch(batch)
+        self.batch_weight = self.batch["logits"].square().sum() * 0 + len(batch[1])
+
+
+def test_a_weight_is_a_number_without_a_graph():
+    found, _, _ = train(DataLoader(data(), 4), num_processes=1, runner=WithGraph(), accumulation_steps=2)
+
+    torch.testing.assert_close(found, by_hand(steps(8)), **EXACT)
+
+
+def test_a_weight_in_some_batches_is_refused_in_one_process_too():
+    with pytest.raises(ValueError, match=r"batch_weight was set in 1 of the 2 batches of a step"):
+        train(DataLoader(data(), 2), num_processes=1, runner=Sometimes(), accumulation_steps=2)
+
+
 def test_a_weight_in_some_batches_of_a_step_is_refused():
     job = partial(train, DataLoader(data(), batch_size=2), runner=Sometimes(), accumulation_steps=2)
 

@@ -69,6 +69,13 @@ class BackwardCallback(IBackwardCallback):
                 "BackwardCallback cannot clip accumulated gradients; pass grad_clip_fn to OptimizerCallback instead"
             )
         self._steppers, self._units = mine, runner._stage.weight_units
+        others = [
+            innermost(each) for each in runner.callbacks.values() if isinstance(innermost(each), BackwardCallback)
+        ]
+        if others[0] is self:  # and those that step on the gradients of no loss of their own
+            keys = {each.metric_key for each in others if isinstance(each, BackwardCallback)}
+            optimizers = [each for each in steppers if isinstance(each, OptimizerCallback)]
+            self._steppers = [*mine, *(each for each in optimizers if each.metric_key not in keys)]
         optimizer_key = (mine[0].optimizer_key if mine else None) or ""
         self._key = optimizer_key if isinstance(runner.optimizer, dict) else None
         self._is_for_one = len(mine) == 1  # else several optimizers or handle_batch step on them
@@ -101,7 +108,7 @@ class BackwardCallback(IBackwardCallback):
         share = weigh_batch(runner, steps, self._units)
         for each in self._steppers:
             each.add_share(share, runner, is_asked=steps.is_asked)
-        return loss if share is None or not self._steppers else loss * share
+        return loss if share is None or not steps.has_steppers else loss * share
 
     def _clip(self, parameters: list[Tensor], runner: IRunner) -> None:
         for read in self.gradient_readers:

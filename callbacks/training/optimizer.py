@@ -79,7 +79,7 @@ class OptimizerCallback(IOptimizerCallback):
         self._steps_now = self._may_be_silent = True
         self._surplus: Any = 0.0  # what the shares of the pending batches add to their number
         self._asked: Any = 0.0  # sum of those shares whose mean over processes has to be asked for
-        self._num_asked = 0
+        self._num_asked = self._num_given = 0
         self._mean_share: Callable[[], Any] | None = None  # of the asked ones; waits for it
         self._is_weighted = self._is_averaged = False
         self._units = WeightUnits()
@@ -122,7 +122,8 @@ class OptimizerCallback(IOptimizerCallback):
             optimizer = runner.optimizer if self._key is None else runner.optimizer[self._key]
             runner.engine.zero_grad(optimizer)
             self._surplus = self._asked = 0.0
-            self._num_asked, self._mean_share = 0, None
+            self._num_asked = self._num_given = 0
+            self._mean_share = None
             self._is_weighted = self._is_averaged = False
         is_last = runner.loader_batch_step == runner.loader_batch_len
         self._steps_now = is_last or self.num_pending + 1 >= self.accumulation_steps
@@ -154,6 +155,7 @@ class OptimizerCallback(IOptimizerCallback):
             is_asked: whether it is that of this process only.
         """
         self._is_weighted = True
+        self._num_given += runner.batch_weight is not None
         if not is_asked:
             self._surplus += 0.0 if share is None else share - 1.0
             return
@@ -207,13 +209,13 @@ class OptimizerCallback(IOptimizerCallback):
         """Return the sum of the shares of the step's batches, a mean over processes."""
         if runner.loss_reduction == "sum":
             return 1
-        if not self._num_asked:
-            total = num_batches + self._surplus
-        elif self._num_asked != num_batches:
+        if self._num_given not in (0, num_batches) or self._num_asked not in (0, num_batches):
             raise ValueError(
-                f"batch_weight was set in {self._num_asked} of the {num_batches} batches of a step: set it in every "
+                f"batch_weight was set in {self._num_given} of the {num_batches} batches of a step: set it in every "
                 "batch, on all ranks, or in none"
             )
+        if not self._num_asked:
+            total = num_batches + self._surplus
         else:
             total = (self._mean_share or total_share(runner, self._asked))()
             self._mean_share = None

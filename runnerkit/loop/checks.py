@@ -282,6 +282,12 @@ def check_scheduler(scheduler: Any, optimizer: Any) -> None:
     Raises:
         ValueError: with what to do.
     """
+    for each in as_dict(scheduler).values():
+        if isinstance(each, type):
+            raise TypeError(
+                f"scheduler is the class {each.__name__}; pass an instance of it, or a function of the optimizer and "
+                "the number of steps"
+            )
     groups = {id(group) for each in as_dict(optimizer).values() for group in getattr(each, "param_groups", [])}
     for key, each in as_dict(scheduler).items():
         own = getattr(each, "optimizer", None)

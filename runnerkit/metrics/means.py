@@ -158,7 +158,8 @@ class LoaderMeans:
         if weight is None:
             self._sums[keys] = known[0].add_(values, alpha=batch_size), known[1] + batch_size
         else:
-            self._sums[keys] = known[0].add_(values * torch.as_tensor(weight).to(known[0])), known[1] + weight
+            number = torch.as_tensor(weight).detach()
+            self._sums[keys] = known[0].add_(values * number.to(known[0])), known[1] + number
         if self.first_non_finite is not None:
             self.first_non_finite.add(keys, values.reshape(-1), batch_step)
 

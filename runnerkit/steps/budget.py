@@ -24,8 +24,8 @@ class Budget:
     Args:
         num_epochs: epochs.
         num_steps: optimizer steps: batches, or groups of accumulated batches.
-        num_samples: training samples of all processes. If the loader is shared by samples, the last step takes exactly
-            the rest; otherwise the stage ends after the step that reaches the limit.
+        num_samples: training samples of all processes. The last step takes exactly the rest of a map-style data set;
+            with a stream, whole batches or `epoch_steps`, the stage ends after the step that reaches the limit.
 
     >>> Budget(num_epochs=3, num_steps=1000).num_steps
     1000
@@ -119,9 +119,11 @@ def count_steps(runner: IRunner, accumulation_steps: int) -> int | None:
 
 
 def _steps_of_samples(num_samples: int, loader: Any, *, per_epoch: int, per_step: int) -> int | None:
-    size: int | None = getattr(share_of(loader), "num_samples", None)
+    share = share_of(loader)
+    size: int | None = getattr(share, "num_samples", None)
     if not size or not per_step:
         return None
+    size = min(size, (count_batches(loader) or 0) * share.stride)  # fewer if the loader is limited in batches
     epochs, rest = divmod(num_samples, size)
     return epochs * per_epoch + math.ceil(rest / per_step)
 

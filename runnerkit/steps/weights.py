@@ -119,6 +119,8 @@ def weigh_batch(runner: IRunner, steps: StepSizes, units: WeightUnits) -> float 
     if runner.loss_reduction == "sum":
         return None
     engine, given = runner.engine, runner.batch_weight
+    if isinstance(given, Tensor):
+        given = given.detach()
     full = _full_size(runner)
     mean = _mean(steps.sizes) if steps.sizes is not None else full or runner.batch_size
     steps.is_asked = engine.num_processes > 1 and (given is not None or mean is None)
@@ -161,7 +163,8 @@ def _full_size(runner: IRunner) -> float | None:
     """Return the samples per process in a step that is not uneven, if they are known."""
     share = share_of(runner.loader)
     size: int | None = getattr(share, "batch_size", None)
-    return size if hasattr(share, "sizes_of") else None
+    tells = hasattr(share, "sizes_of") and getattr(share, "evens_out", True)  # a stream in one process does not
+    return size if tells else None
 
 
 def _base_factor(runner: IRunner) -> float | None:
