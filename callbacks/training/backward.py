@@ -69,11 +69,9 @@ class BackwardCallback(IBackwardCallback):
                 "BackwardCallback cannot clip accumulated gradients; pass grad_clip_fn to OptimizerCallback instead"
             )
         self._steppers, self._units = mine, runner._stage.weight_units
-        others = [
-            innermost(each) for each in runner.callbacks.values() if isinstance(innermost(each), BackwardCallback)
-        ]
-        if others[0] is self:  # and those that step on the gradients of no loss of their own
-            keys = {each.metric_key for each in others if isinstance(each, BackwardCallback)}
+        others = [each for each in steppers if isinstance(each, BackwardCallback)]
+        if others and others[0] is self:  # and those that step on the gradients of no loss of their own
+            keys = {each.metric_key for each in others}
             optimizers = [each for each in steppers if isinstance(each, OptimizerCallback)]
             self._steppers = [*mine, *(each for each in optimizers if each.metric_key not in keys)]
         optimizer_key = (mine[0].optimizer_key if mine else None) or ""
