@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
+from collections.abc import Mapping
 from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -197,6 +198,11 @@ class IOptimizerCallback(Callback):
     own_accumulation_steps: int = 1
     accumulation_steps: int = 1
     num_pending: int = 0
+
+
+def optimizer_callbacks(callbacks: Mapping[str, ICallback]) -> list[IOptimizerCallback]:
+    """Return those that step an optimizer, without their wrappers."""
+    return [each for each in map(innermost, callbacks.values()) if isinstance(each, IOptimizerCallback)]
 
 
 class ISchedulerCallback(Callback):

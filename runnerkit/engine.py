@@ -46,7 +46,6 @@ class IEngine(ABC):
             ``{"mode": "max-autotune"}``.
         channels_last: store images, (N, C, H, W), and the weights of their convolutions in memory as (N, H, W, C).
         tf32, cudnn_benchmark: see :class:`.support.backend_switches.BackendSwitches`; None keeps torch's setting.
-
         uneven_batches: without effect, and deprecated: no whole batch is dropped or repeated (docs/data.md).
 
     Attributes:

@@ -12,8 +12,8 @@ from runnerkit import callbacks as parts  # each is imported when it is first us
 from runnerkit.callback import (
     ICallback,
     ICheckpointCallback,
-    IOptimizerCallback,
     innermost,
+    optimizer_callbacks,
 )
 from runnerkit.checkpoints.folder import as_path, find_checkpoint
 from runnerkit.engine import IEngine
@@ -234,8 +234,7 @@ class Runner(IRunner):
                 load_best_on_end=load_best_on_end,
                 max_hours=max_hours,
             )
-        given = map(innermost, self._given.callbacks.values())
-        own = [each.own_accumulation_steps for each in given if isinstance(each, IOptimizerCallback)]
+        own = [each.own_accumulation_steps for each in optimizer_callbacks(self._given.callbacks)]
         if accumulation_steps == 1 and own:
             self.accumulation_steps = min(own)
         self._given.loggers = _loggers(loggers, folder)

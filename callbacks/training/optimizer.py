@@ -96,11 +96,10 @@ class OptimizerCallback(IOptimizerCallback):
         self._key = (self.optimizer_key or "") if isinstance(runner.optimizer, dict) else None
         self._checked = None
         self._units = runner._stage.weight_units
-        of_runner = {"max_norm": runner.gradient_clip} if runner.gradient_clip is not None else None
-        if self.grad_clip_fn is not None or of_runner is None:
-            self._clip_fn = make_clip(self.grad_clip_fn, self.grad_clip_params)
-        else:
-            self._clip_fn = make_clip("clip_grad_norm_", of_runner)
+        clip_fn, clip_params = self.grad_clip_fn, self.grad_clip_params
+        if clip_fn is None and runner.gradient_clip is not None:
+            clip_fn, clip_params = "clip_grad_norm_", {"max_norm": runner.gradient_clip}
+        self._clip_fn = make_clip(clip_fn, clip_params)
         steppers = [innermost(each) for each in runner.callbacks.values()]
         paces = {each.accumulation_steps for each in steppers if isinstance(each, OptimizerCallback)}
         if len(paces) > 1 and runner.engine.precision.skips_steps:

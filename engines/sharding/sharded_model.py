@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from runnerkit.engines.sharding.shard_policy import ShardPolicy
+from runnerkit.support import torch_internals
 from runnerkit.support.torch_internals import BatchNorm, drop_held_gradients
 
 
@@ -156,7 +157,7 @@ def _copy(own: nn.Module) -> nn.Module:
 
 def local(shard: Tensor) -> Tensor:
     """Return this process's part of `shard`, sharing its memory."""
-    part: Tensor = cast(DTensor, shard.detach()).to_local()
+    part: Tensor = torch_internals.local(shard.detach())
     return part
 
 

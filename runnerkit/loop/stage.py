@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 from torch import nn
 
-from runnerkit.callback import EVENTS, CallbackNode, ICallback, IMetricCallback, IOptimizerCallback, innermost
+from runnerkit.callback import EVENTS, CallbackNode, ICallback, IMetricCallback, innermost, optimizer_callbacks
 from runnerkit.loop import checks, step_watch
 from runnerkit.loop.attributes import ProcessState
 from runnerkit.loop.loader_run import is_training
 from runnerkit.resume import resume_point
 from runnerkit.seeding.generators import derive_seed, set_global_seed
 from runnerkit.steps.budget import Budget, accumulation_of, budget_of, count_steps
-from runnerkit.steps.weights import WeightUnits, without_weight
+from runnerkit.steps.weights import IDLE, WeightUnits, without_weight
 from runnerkit.support.torch_internals import inner_schedulers
 from runnerkit.types import as_dict, like
 
@@ -23,14 +23,11 @@ if TYPE_CHECKING:
     from runnerkit.callback import IRunner
 
 
-_IDLE = "on_idle_batch_end"  # in place of on_batch_end, for a batch whose samples belong to another process
-
-
 class Listeners(dict[str, tuple[Callable[[Any], None], ...]]):
     """Methods that act on each event, in order; an event without overrides costs nothing."""
 
     def __init__(self) -> None:
-        super().__init__(dict.fromkeys((*EVENTS, _IDLE), ()))
+        super().__init__(dict.fromkeys((*EVENTS, IDLE), ()))
 
     def bind(self, runner: IRunner, callbacks: Iterable[ICallback] = ()) -> None:
         """Find the methods of `callbacks` that run in this process, and of the runner, once for all events."""
@@ -41,7 +38,7 @@ class Listeners(dict[str, tuple[Callable[[Any], None], ...]]):
                 bound.insert(0 if event.endswith("_start") else len(bound), getattr(runner, event))
             self[event] = tuple(bound)
         counting = {each.on_batch_end for each in acting if _counts_samples(each)}
-        self[_IDLE] = without_weight, *(each for each in self["on_batch_end"] if each not in counting)
+        self[IDLE] = without_weight, *(each for each in self["on_batch_end"] if each not in counting)
 
     def release(self) -> None:
         """Forget all methods: those of the runner refer to it, which would keep its loaders' workers."""
@@ -168,10 +165,9 @@ def _recount_steps(runner: IRunner) -> None:
     Raises:
         ValueError: they take other steps than the scheduler was made for.
     """
-    for each in map(innermost, runner.callbacks.values()):
-        if isinstance(each, IOptimizerCallback):
-            own = each.own_accumulation_steps
-            each.accumulation_steps = own if own > 1 else runner.accumulation_steps
+    for each in optimizer_callbacks(runner.callbacks):
+        own = each.own_accumulation_steps
+        each.accumulation_steps = own if own > 1 else runner.accumulation_steps
     told = runner._stage.num_steps
     runner._stage.num_steps = count_steps(runner, accumulation_of(runner))
     if runner._stage.has_told_steps and told != runner._stage.num_steps:

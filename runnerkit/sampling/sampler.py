@@ -96,8 +96,7 @@ class ShardedBatchSampler(Sampler[list[int]]):
         size = min(len(self.sampler), self._stop) - self.num_consumed - number * self.stride
         if size >= self.stride:
             return None
-        num_takers = self._num_takers(size)
-        return [len(range(rank, size, num_takers)) if rank < num_takers else 0 for rank in range(self.world_size)]
+        return sizes_of_takers(size, num_takers=self._num_takers(size), world_size=self.world_size)
 
     def first_uneven(self) -> int:
         """Return the first step whose sizes may differ."""
@@ -273,6 +272,11 @@ class Places(Sampler[Any]):
 def num_tail_takers(size: int, *, batch_size: int, world_size: int) -> int:
     """Return how many of the ranks share the `size` samples of a short last step: two or more each, if there are."""
     return min(world_size, max(1, size // min(2, batch_size)))
+
+
+def sizes_of_takers(size: int, *, num_takers: int, world_size: int) -> list[int]:
+    """Return the samples of each rank if the first `num_takers` share `size` samples in turns."""
+    return [len(range(rank, size, num_takers)) if rank < num_takers else 0 for rank in range(world_size)]
 
 
 def _length(batch: Any) -> int | None:

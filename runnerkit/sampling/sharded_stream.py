@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from runnerkit.sampling.sampler import num_tail_takers, set_epoch
+from runnerkit.sampling.sampler import num_tail_takers, set_epoch, sizes_of_takers
 from runnerkit.sampling.seeded_dataset import seed_collate
 from runnerkit.sampling.stream_heads import NUM_SAMPLES, StreamHead
 from runnerkit.seeding.generators import GENERATORS, SEED_STRIDE, CPUState, derive_seed, keep_cpu_rng, seed_generators
@@ -184,8 +184,7 @@ class ShardedStream(IterableDataset[Any]):
         num_takers = num_tail_takers(size, batch_size=self.batch_size, world_size=self.world_size)
         if num_takers < self.world_size:
             part = first[self.rank if self.rank < num_takers else 0 :: num_takers]
-        sizes = [len(range(rank, size, num_takers)) if rank < num_takers else 0 for rank in range(self.world_size)]
-        return part, sizes
+        return part, sizes_of_takers(size, num_takers=num_takers, world_size=self.world_size)
 
     def _read(self, samples: Iterator[Any], begin: int) -> tuple[Chunk, Iterator[Any]]:
         """Read one chunk, after `begin` samples of this pass.

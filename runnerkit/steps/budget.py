@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from runnerkit.callback import IOptimizerCallback, innermost
+from runnerkit.callback import optimizer_callbacks
 from runnerkit.sampling.sharding import count_batches, share_of
 from runnerkit.support.arguments import check_integers
 
@@ -130,8 +130,7 @@ def _steps_of_samples(num_samples: int, loader: Any, *, per_epoch: int, per_step
 
 def accumulation_of(runner: IRunner) -> int:
     """Return how many batches the stage's optimizer callbacks accumulate, the fewest if they differ."""
-    found = [each for each in map(innermost, runner.callbacks.values()) if isinstance(each, IOptimizerCallback)]
-    return min((each.accumulation_steps for each in found), default=1)
+    return min((each.accumulation_steps for each in optimizer_callbacks(runner.callbacks)), default=1)
 
 
 def _or_infinite(limit: int | None) -> float:

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from runnerkit.callback import IOptimizerCallback, innermost
+from runnerkit.callback import optimizer_callbacks
 from runnerkit.sampling.sharding import distributed_sampler_of, share_of
 from runnerkit.types import widest_float
 
 if TYPE_CHECKING:
     from runnerkit.callback import IRunner
+
+IDLE = "on_idle_batch_end"  # in place of on_batch_end, for a batch whose samples belong to another process
 
 
 @dataclass
@@ -65,8 +67,7 @@ class StepSizes:
     @property
     def total(self) -> int | None:
         """Samples of all ranks in the current step, if it is uneven and they are known."""
-        known = [size for size in self.sizes or () if size is not None]
-        return sum(known) if self.sizes is not None and len(known) == len(self.sizes) else None
+        return None if self.sizes is None else _total(self.sizes)
 
 
 def sizes_of_pass(runner: IRunner, *, num_before: int) -> StepSizes:
@@ -77,7 +78,7 @@ def sizes_of_pass(runner: IRunner, *, num_before: int) -> StepSizes:
     """
     engine, steps = runner.engine, StepSizes()
     engine.loss_factor = _base_factor(runner)
-    steppers = [each for each in map(innermost, runner.callbacks.values()) if isinstance(each, IOptimizerCallback)]
+    steppers = optimizer_callbacks(runner.callbacks)
     steps.has_steppers = bool(steppers)
     steps.accumulate = any(each.accumulation_steps > 1 for each in steppers)
     steps.matter = engine.num_processes > 1 or steps.accumulate
@@ -101,7 +102,7 @@ def weigh_step(runner: IRunner, steps: StepSizes, *, number: int) -> None:
     own = None if sizes is None else sizes[engine.rank]
     steps.sizes = sizes
     steps.is_idle = own == 0
-    steps.batch_end = "on_idle_batch_end" if steps.is_idle else "on_batch_end"
+    steps.batch_end = IDLE if steps.is_idle else "on_batch_end"
     engine.loss_factor = _base_factor(runner)
     if steps.is_idle:
         engine.loss_factor = 0.0
@@ -153,10 +154,16 @@ def _on_device(value: float | Tensor, device: torch.device) -> Tensor:
     return torch.full((), value, dtype=widest_float(device), device=device)  # without a copy from the host
 
 
-def _mean(sizes: Sequence[int | None]) -> float | None:
-    """Return the mean size of all ranks; None if one is unknown."""
+def _total(sizes: Sequence[int | None]) -> int | None:
+    """Return the samples of all ranks; None if a size is unknown."""
     known = [size for size in sizes if size is not None]
-    return sum(known) / len(sizes) if len(known) == len(sizes) else None
+    return sum(known) if len(known) == len(sizes) else None
+
+
+def _mean(sizes: Sequence[int | None]) -> float | None:
+    """Return the mean size of all ranks; None if a size is unknown."""
+    total = _total(sizes)
+    return None if total is None else total / len(sizes)
 
 
 def _full_size(runner: IRunner) -> float | None:

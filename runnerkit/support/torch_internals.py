@@ -87,7 +87,7 @@ def has_no_buckets(model: nn.Module) -> bool:
 
 def local(tensor: Any) -> Any:
     """Return this process's part of a DTensor, sharing its memory; any other tensor unchanged."""
-    return tensor._local_tensor if hasattr(tensor, "_local_tensor") else tensor
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def pinned(batch: Any) -> Any:
