@@ -5,9 +5,11 @@ python -m benchmarks.files
 All contenders run in each round, so that a slowdown of the machine affects all of them. Prints the median and the range
 of the rounds, and the median of the ratios to the first contender within a round. A pass is 64 files of 1,024 samples
 of 64 float32, with a step of the MLP of the step benchmarks on each batch of 32. The hand-written data set divides the
-files among the workers and shuffles blocks of 256 samples, as ShardedFiles does, but lacks an order that is shared by
-other numbers of workers, and a position to resume from. Without workers the function calls of a step are counted too,
-those of the model included. `--write` writes the tables to RESULTS.md.
+files among the workers and shuffles blocks of 256 samples, as ShardedFiles does within a lane. By default ShardedFiles
+has a lane for each file and so mixes 64 blocks; a hand-written shuffle buffer of as many samples is its equal. Neither
+hand-written data set has an order that is shared by other numbers of workers, nor a position to resume from. Without
+workers the function calls of a step are counted too, those of the model included. `--write` writes the tables to
+RESULTS.md.
 """
 
 import argparse
@@ -15,7 +17,6 @@ import random
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,28 @@ class ByHand(IterableDataset[Any]):
                 yield from block
 
 
+class Buffered(ByHand):
+    """Files divided among the workers, with a shuffle buffer of 64 blocks."""
+
+    def __iter__(self) -> Iterator[Any]:
+        samples = super().__iter__()
+        buffer = list(islice(samples, NUM_FILES * self.block))
+        for sample in samples:
+            place = random.randrange(len(buffer))
+            yield buffer[place]
+            buffer[place] = sample
+        random.shuffle(buffer)
+        yield from buffer
+
+
+class InOrder(ByHand):
+    """Files divided among the workers, without random numbers."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for path in self.files:
+            yield from self.read_file(path)
+
+
 class Shards(IterableDataset[Any]):
     """A stream that can be divided."""
 
@@ -85,28 +108,39 @@ def contenders(files: list[str], *, whole_batches: bool, num_workers: int) -> di
     """Return the contenders by name; the first is the baseline."""
     read_file, size, block = (read_batches, FILE_SIZE // BATCH_SIZE, 8) if whole_batches else (read, FILE_SIZE, BLOCK)
     options: dict[str, Any] = {"batch_size": None if whole_batches else BATCH_SIZE, "num_workers": num_workers}
-    raw = DataLoader(ByHand(files, read_file, block), **options)
-    dataset = ShardedFiles(files, read_file, sizes=[size] * len(files), shuffle=block)
+    sizes = [size] * len(files)
     place: dict[str, Any] = {"key": "train", "training": True, "rank": 0, "world_size": 1, "seed": 42}
-    stream = Shards(files, read_file)
     num_steps = len(files) * FILE_SIZE // BATCH_SIZE
-    undivided: Any = ByHand(files, read_file, block)
-    ours = {
-        "ShardedFiles": shard_loader(DataLoader(dataset, **options), **place),
-        "a stream with shards": EpochStepsLoaderWrapper(DataLoader(stream, **options), num_steps).shard(**place),
-        "any other stream": shard_loader(DataLoader(undivided, **options), **place),
-    }
-    if num_workers:
-        del ours["any other stream"]  # each worker reads it whole
 
-    def of_ours(loader: Any) -> Iterator[Any]:
-        start_epoch(loader, 1)
-        return batches_of(loader)
+    def ours(dataset: Any) -> Contender:
+        loader = DataLoader(dataset, **options)
+        share = (
+            EpochStepsLoaderWrapper(loader, num_steps).shard(**place)
+            if isinstance(dataset, Shards)
+            else shard_loader(loader, **place)
+        )
 
-    return {
-        "hand-written": lambda: steps(iter(raw)),
-        **{name: partial(lambda loader: steps(of_ours(loader)), loader) for name, loader in ours.items()},
+        def epoch() -> Iterator[None]:
+            start_epoch(share, 1)
+            return steps(batches_of(share))
+
+        return epoch
+
+    def by_hand(kind: type[ByHand]) -> Contender:
+        return lambda: steps(iter(DataLoader(kind(files, read_file, block), **options)))
+
+    one = (1, max(1, num_workers))
+    fields = {
+        "hand-written": by_hand(ByHand),
+        "ShardedFiles, a lane per reader": ours(ShardedFiles(files, read_file, sizes=sizes, shuffle=block, lanes=one)),
+        "a stream with shards": ours(Shards(files, read_file)),
+        "hand-written, with a buffer": by_hand(Buffered),
+        "ShardedFiles, a lane per file": ours(ShardedFiles(files, read_file, sizes=sizes, shuffle=block)),
     }
+    if num_workers == 0:  # each worker would read the whole stream
+        fields["any other stream, in order"] = ours(InOrder(files, read_file, block))
+        fields["any other stream, shuffled"] = ours(ByHand(files, read_file, block))
+    return fields
 
 
 def calls_per_step(contender: Contender) -> float:

@@ -155,10 +155,10 @@ class IEngine(ABC):
 
     @abstractmethod
     def start_sum(self, value: Tensor) -> Callable[[], Tensor]:
-        """Start to sum `value`, a () tensor on the device, over processes; every rank must call.
+        """Start to sum `value`, a small tensor on the device or in host memory, over processes; every rank must call.
 
         Returns:
-            A function that waits for the sum, without a host synchronization on GPUs.
+            A function that waits for the sum; for one on a GPU, without a host synchronization.
         """
 
     @abstractmethod

@@ -280,7 +280,7 @@ class ProcessGroupEngine(IEngine, ABC):
         return reduced / self.num_processes if op == "mean" else reduced
 
     def start_sum(self, value: Tensor) -> Callable[[], Tensor]:
-        total = value.clone()
+        total = value.to(self.device, copy=True) if self.backend == "nccl" else value.clone()
         work: Any = dist.all_reduce(total, async_op=True)  # typed as an optional, which it is without async_op
 
         def wait() -> Tensor:

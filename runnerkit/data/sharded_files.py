@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset
 
-from runnerkit.sampling.lanes import LaneOrder, Spot, check_lanes, check_step, default_lanes
+from runnerkit.sampling.lanes import LaneOrder, Run, Spot, check_lanes, check_step, default_lanes
 from runnerkit.seeding.generators import CPUState
 
 __all__ = ["ShardedFiles"]
@@ -91,15 +91,27 @@ class ShardedFiles(Dataset[Any]):
 
     def __getitem__(self, spot: Spot | int) -> Any:
         """Read the sample at a spot of :meth:`lane_order`, or the sample with a number, counted over all files."""
-        if not isinstance(spot, Spot):
-            spot = self._spot_of(spot)
+        [sample] = self._read([spot])
+        return sample if self.transform is None else self.transform(sample)
+
+    @property
+    def __getitems__(self) -> Callable[[Sequence[Spot | int]], list[Any]] | None:
+        """The reader of a batch; None if each sample is transformed, with random numbers of its own."""
+        return self._read if self.transform is None and type(self) is ShardedFiles else None
+
+    def _read(self, spots: Sequence[Spot | int]) -> list[Any]:
         if self._owner != os.getpid():  # a forked worker shares its parent's places in open files
             self._owner, self._cursors = os.getpid(), {}
-        cursor = self._cursors.get(spot.lane)
-        if cursor is None:
-            cursor = self._cursors[spot.lane] = _Cursor(self)
-        sample = cursor.sample(spot)
-        return sample if self.transform is None else self.transform(sample)
+        samples, cursors = [], self._cursors
+        for spot in spots:
+            lane, place, run = spot if isinstance(spot, tuple) else self._spot_of(spot)
+            cursor = cursors.get(lane)
+            if cursor is None:
+                cursor = cursors[lane] = _Cursor(self)
+            if cursor.run != run:
+                cursor.read(run)
+            samples.append(cursor.samples[place])
+        return samples
 
     @property
     def keeps_order(self) -> bool:
@@ -128,7 +140,7 @@ class ShardedFiles(Dataset[Any]):
         number = range(len(self))[number]
         file = int(np.searchsorted(self._stops, number, side="right"))
         offset = number - int(self._stops[file]) + int(self.sizes[file])
-        return Spot(-1, file, offset, offset, offset + 1)
+        return -1, 0, (file, offset, offset + 1)
 
     def _checked_sizes(self, sizes: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
         began = time.monotonic()
@@ -150,31 +162,35 @@ class ShardedFiles(Dataset[Any]):
 
 
 class _Cursor:
-    """The open file of one lane, and the samples of it that were read last."""
+    """The open file of one lane, and the samples of it that were read last.
+
+    Attributes:
+        run: that of the samples in memory.
+        samples: those.
+    """
 
     def __init__(self, dataset: ShardedFiles) -> None:
         self._dataset = dataset
-        self._samples: Iterator[Any] = iter(())
+        self._iterator: Iterator[Any] = iter(())
         self._next = -1, -1  # file and offset of the next sample
-        self._run = -1, -1, -1  # file, and offsets of the first one in memory and behind the last
-        self._kept: list[Any] = []
+        self.run: Run = (-1, -1, -1)
+        self.samples: list[Any] = []
 
-    def sample(self, spot: Spot) -> Any:
-        """Return the sample at a spot, after reading those that are to be read together with it."""
-        if (spot.file, spot.start, spot.stop) != self._run:
-            if (spot.file, spot.start) != self._next:
-                self._open(spot.file, spot.start)
-            self._run, self._kept = (-1, -1, -1), []
-            kept = self._read(spot.stop - spot.start)
-            self._check(spot, len(kept))
-            self._run, self._kept, self._next = (spot.file, spot.start, spot.stop), kept, (spot.file, spot.stop)
-        return self._kept[spot.offset - spot.start]
+    def read(self, run: Run) -> None:
+        """Read the samples of a run."""
+        file, start, stop = run
+        if (file, start) != self._next:
+            self._open(file, start)
+        self.run, self.samples = (-1, -1, -1), []
+        samples = self._read(stop - start)
+        self._check(run, len(samples))
+        self.run, self.samples, self._next = run, samples, (file, stop)
 
     def _read(self, count: int) -> list[Any]:
         if self._dataset._is_checked:
-            return list(islice(self._samples, count))
+            return list(islice(self._iterator, count))
         self._dataset._is_checked, before = True, CPUState()
-        kept = list(islice(self._samples, count))
+        kept = list(islice(self._iterator, count))
         if moved := before.moved():
             raise TypeError(
                 f"read= of ShardedFiles draws random numbers ({', '.join(sorted(moved))}), which would differ after a "
@@ -185,16 +201,17 @@ class _Cursor:
     def _open(self, file: int, start: int) -> None:
         read, path = self._dataset.read, self._dataset.files[file]
         if self._dataset._can_seek:
-            self._samples = iter(read(path, start=start))
+            self._iterator = iter(read(path, start=start))
         else:
-            self._samples = islice(iter(read(path)), start, None)
+            self._iterator = islice(iter(read(path)), start, None)
 
-    def _check(self, spot: Spot, num_read: int) -> None:
-        path, size = self._dataset.files[spot.file], int(self._dataset.sizes[spot.file])
-        if num_read < spot.stop - spot.start:
+    def _check(self, run: Run, num_read: int) -> None:
+        file, start, stop = run
+        path, size = self._dataset.files[file], int(self._dataset.sizes[file])
+        if num_read < stop - start:
             self._next = -1, -1
-            raise ValueError(f"{path} ended after {spot.start + num_read} samples, but sizes= says that it has {size}")
-        if spot.stop == size and next(self._samples, _END) is not _END:
+            raise ValueError(f"{path} ended after {start + num_read} samples, but sizes= says that it has {size}")
+        if stop == size and next(self._iterator, _END) is not _END:
             raise ValueError(f"{path} has more than the {size} samples that sizes= says it has")
 
 

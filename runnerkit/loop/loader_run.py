@@ -14,7 +14,7 @@ from runnerkit.resume import resume_point
 from runnerkit.sampling.sharding import batches_of, count_batches, start_epoch
 from runnerkit.steps.budget import is_over, limit_samples
 from runnerkit.steps.learning_rates import rates_of_all
-from runnerkit.steps.weights import StepSizes, sizes_of_pass, weigh_step
+from runnerkit.steps.weights import StepSizes, keep_in_step, sizes_of_pass, weigh_step
 from runnerkit.types import Batch, as_dict, like
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ def setup_loader(runner: IRunner, key: str) -> None:
     use_model(runner)
     run.steps = StepSizes()
     if runner.is_train_loader:
+        keep_in_step(runner)
         run.steps = sizes_of_pass(runner, num_before=run.num_skipped)
         step_watch.start_watch(runner)
         before = runner.batch_step - runner.loader_batch_step

@@ -2,8 +2,9 @@
 
 The shards are dealt to lanes, and step k of the job takes its samples in rotation from the lanes of turn k % turns, as
 in :mod:`runnerkit.sampling.lanes`. The number of samples in a shard is not known in advance, so lanes end at different
-times. A training stream never ends: a lane that has read its shards reads them again, in another order. In evaluation,
-a lane that has ended leaves its places in the batches empty. Neither takes an agreement between processes.
+times. An endless stream starts a lane again, in another order. Otherwise a lane that has ended leaves its places in the
+batches empty. Neither takes an agreement between processes, except in a training that is not endless: there all
+processes take a step if one of them has samples for it, and sum the sizes of each step while the one before runs.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from torch.utils.data import IterableDataset, get_worker_info
 from runnerkit.sampling.seeded_dataset import seed_collate
 from runnerkit.sampling.shards import Shards
 from runnerkit.seeding.generators import GENERATORS, SEED_STRIDE, CPUState, derive_seed
-from runnerkit.support.torch_internals import without_worker_info
+from runnerkit.support.torch_internals import pinned, without_worker_info
 
 _KEPT_PLACES = 64  # per lane; more shards than this in batches that are prefetched would be read again
+_KEPT_STEPS = 64  # a loader may fetch as many ahead
 _END = object()
 
 
@@ -36,28 +38,46 @@ class Place(NamedTuple):
     first: int = 0
 
 
+class Part(NamedTuple):
+    """Samples of a process in step `number` of a pass, or their batch; and the shards that were opened for it."""
+
+    content: Any
+    size: int
+    number: int
+    opened: list[list[int]]
+
+    def pin_memory(self) -> Part:
+        """Pin the batch; called by a loader with ``pin_memory``."""
+        return self._replace(content=pinned(self.content))
+
+
 class LaneStream(IterableDataset[Any]):
-    """Batches of one process from its lanes of a stream, without end in training.
+    """Batches of one process from its lanes of a stream.
 
     Args:
         shards: of the stream.
         lanes, turns: lanes in each turn, and turns; a multiple of the processes, and of the workers.
         batch_size: samples per batch and process; None if the stream yields batches, which are distributed whole.
-        training: whether the stream is endless and its lanes read their shards in random order.
+        training: whether lanes read their shards in random order, and all processes need the same number of batches.
+        endless: whether a lane that has ended starts again.
         rank, world_size: of the share.
         seed: determines the order and random numbers, together with the epoch.
         key: the loader's, for messages.
         collate_fn: the loader's.
+
+    Attributes:
+        start_sum: starts to sum a tensor over processes and returns a function that waits for it, so that all processes
+            take the same number of steps; without it, each yields its own batches.
     """
 
     def __init__(
-        self, shards: Shards, *, lanes: int, turns: int, batch_size: int | None, training: bool, rank: int,
-        world_size: int, seed: int, key: str, collate_fn: Callable[[Any], Any],
+        self, shards: Shards, *, lanes: int, turns: int, batch_size: int | None, training: bool, endless: bool,
+        rank: int, world_size: int, seed: int, key: str, collate_fn: Callable[[Any], Any],
     ) -> None:  # fmt: skip
         if batch_size is None:  # item n belongs to lane n % (lanes * turns), whatever the number of processes
             lanes, turns = world_size, lanes * turns // world_size
         self.shards, self.lanes, self.turns = shards, lanes, turns
-        self.batch_size, self.training = batch_size, training
+        self.batch_size, self.training, self.endless = batch_size, training, endless
         self.rank, self.world_size = rank, world_size
         self.seed, self.key = seed, key
         self.collate_fn = collate_fn
@@ -67,6 +87,11 @@ class LaneStream(IterableDataset[Any]):
         self._start = self._beginning(0)
         self._ahead: dict[int, deque[Place]] = {}
         self._num_empty = 0
+        self._sizes: dict[int, tuple[int, list[int]]] = {}  # by step: empty ones before it, and samples of each rank
+        self.start_sum: Callable[[torch.Tensor], Callable[[], torch.Tensor]] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "start_sum": None}  # workers do not sum
 
     @property
     def shares_whole_batches(self) -> bool:
@@ -82,11 +107,12 @@ class LaneStream(IterableDataset[Any]):
         """Start `epoch` at the first shard of every lane."""
         self._epoch[0] = epoch
         self._start = self._beginning(epoch)
-        self._ahead, self._num_empty = {}, 0
+        self._ahead, self._num_empty, self._sizes = {}, 0, {}
 
     def position_after(self, num_batches: int) -> dict[str, Any]:
         """Return the place of each lane after `num_batches`; the shards of other processes are not known."""
-        num_steps = num_batches + self._num_empty
+        num_empty, _ = self._sizes.get(num_batches - 1, (self._num_empty, []))
+        num_steps = num_batches + num_empty
         places = [self._place_after(num_steps, lane) for lane in range(self.lanes * self.turns)]
         return {
             "epoch": int(self._epoch[0]),
@@ -95,13 +121,24 @@ class LaneStream(IterableDataset[Any]):
             "places": [list(place) for place in places],
         }
 
-    def sizes_of(self, number: int) -> list[None] | None:
-        """Return None, as all ranks have a full batch in every training step; for whole batches, that it is unknown."""
-        return None if self.batch_size is not None else [None] * self.world_size
+    @property
+    def knows_sizes(self) -> bool:
+        """True if the sizes of all ranks are known in each training step."""
+        return self.endless or self.world_size > 1
+
+    def sizes_of(self, number: int) -> list[int | None] | None:
+        """Return the samples of each rank in training step `number`, from 0; None in place of an unknown length.
+
+        None if all have a full batch.
+        """
+        _, sizes = self._sizes.get(number, (0, [1 if self.batch_size is None else self.batch_size] * self.world_size))
+        if self.batch_size is None:
+            return [None if size else 0 for size in sizes]
+        return None if all(size == self.batch_size for size in sizes) else [*sizes]
 
     def first_uneven(self) -> int:
         """Return the first step whose sizes may differ."""
-        return sys.maxsize if self.batch_size is not None else 0
+        return sys.maxsize if self.batch_size is not None and self.endless else 0
 
     def join(self, positions: list[dict[str, Any]]) -> dict[str, Any]:
         """Return the position of the job from those of all processes: each knows the shards of its own lanes."""
@@ -132,15 +169,59 @@ class LaneStream(IterableDataset[Any]):
             turn //= self.lanes
         self._start = _Start(position["epoch"], turn, places)
 
-    def unpacked(self, parts: Iterator[Any]) -> Iterator[Any]:
+    def unpacked(self, parts: Iterator[Part]) -> Iterator[Any]:
         """Yield the batches of parts from :meth:`__iter__`, and note which shards were opened for them."""
-        for batch, is_empty, opened in parts:
-            for lane, *place in opened:
-                self._ahead.setdefault(lane, deque(maxlen=_KEPT_PLACES)).append(Place(0, *place))
-            if is_empty:
-                self._num_empty += 1
+        if self.start_sum is not None and self.training and not self.endless:
+            yield from self._in_step(self._without_gaps(parts), self.start_sum)
+            return
+        for part in parts:
+            self._note(part)
+            if part.size:
+                yield part.content
             else:
+                self._num_empty += 1
+
+    def _note(self, part: Part) -> None:
+        for lane, *place in part.opened:
+            self._ahead.setdefault(lane, deque(maxlen=_KEPT_PLACES)).append(Place(0, *place))
+
+    def _without_gaps(self, parts: Iterator[Part]) -> Iterator[Part]:
+        """Yield a part for each step, empty ones for the steps of workers that have ended."""
+        number = 0
+        for part in parts:
+            yield from (Part(None, 0, missing, []) for missing in range(number, part.number))
+            number = part.number + 1
+            self._note(part)
+            yield part
+
+    def _in_step(self, parts: Iterator[Part], start_sum: Callable[[torch.Tensor], Any]) -> Iterator[Any]:
+        """Yield a batch for each step in which a process has samples; without own samples, repeat the last batch."""
+        batch, number, num_empty = _END, 0, 0
+        part, sizes_there = self._next(parts, start_sum)
+        while max(sizes := sizes_there().tolist()) >= 0:
+            following = self._next(parts, start_sum)
+            if part is not None and part.size:
+                batch = part.content
+            if max(sizes) == 0:
+                num_empty += 1
+            elif batch is _END:
+                raise ValueError(
+                    f"loader {self.key!r}: the shards of process {self.rank} have no samples for its first step; set "
+                    "dataset.lanes to fewer lanes"
+                )
+            else:
+                self._sizes[number] = num_empty, [max(0, size) for size in sizes]
+                self._sizes.pop(number - _KEPT_STEPS, None)
+                number += 1
                 yield batch
+            part, sizes_there = following
+
+    def _next(self, parts: Iterator[Part], start_sum: Callable[[torch.Tensor], Any]) -> tuple[Part | None, Any]:
+        """Fetch a part, and start to tell all processes its size; -1 if there is none."""
+        part = next(parts, None)
+        sizes = torch.zeros(self.world_size, dtype=torch.int64)
+        sizes[self.rank] = -1 if part is None else part.size
+        return part, start_sum(sizes)
 
     def __iter__(self) -> Iterator[Any]:
         """Yield a part for each step of this reader; without workers, it is the only one."""
@@ -156,16 +237,20 @@ class LaneStream(IterableDataset[Any]):
             [turn * self.lanes + column for column in range(self.rank, self.lanes, self.world_size)]
             for turn in dict.fromkeys(turns)
         ]
+        number = worker
         while not all(readers.has_ended(lane) for lanes in own for lane in lanes):
             for lanes in own:
-                yield readers.part(lanes)
+                samples, opened = readers.part(lanes)
+                yield Part(samples, len(samples), number, opened)
+                number += num_workers
 
-    def collate(self, part: tuple[list[Any], list[list[int]]]) -> tuple[Any, bool, list[list[int]]]:
+    def collate(self, part: Part) -> Part:
         """Collate the samples of a part; the loader's ``collate_fn``."""
-        samples, opened = part
-        if not samples:
-            return None, True, opened
-        return self.collate_fn(samples[0] if self.batch_size is None else samples), False, opened
+        samples, size, number, opened = part
+        content = None
+        if size:
+            content = self.collate_fn(samples[0] if self.batch_size is None else samples)
+        return Part(content, size, number, opened)
 
     def shards_of_lane(self, lane: int, *, epoch: int, lap: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Return the numbers of a lane's shards, in the order in which a pass reads them."""
@@ -212,9 +297,11 @@ class _Readers:
 
     def part(self, lanes: list[int]) -> tuple[list[Any], list[list[int]]]:
         """Read this reader's samples of one step: one of each lane in turn."""
+        if not self.in_worker:
+            return self._drawn(lanes), self._opened(lanes)
         with without_worker_info():  # a shard that splits itself by worker would yield only a part
             samples = self._drawn(lanes)
-        if self.in_worker and samples:
+        if samples:
             stream = self.stream
             first = self.lanes[lanes[0]].num_samples * stream.lanes * stream.turns + lanes[0]
             seed_collate(stream.collate_fn, seed=stream.seed, epoch=self.start.epoch, position=first)
@@ -237,12 +324,12 @@ class _Readers:
         stream = self.stream
         if stream.shards.draws_nothing:
             return self._read(lanes, seeded=())
-        before = CPUState()
+        before, places = CPUState(), [self._lane(lane).place for lane in lanes]
         samples = self._read(lanes, seeded=self.drawn_from)
         while moved := before.moved(apart_from=self.drawn_from):
             self.drawn_from |= moved
-            for lane in lanes:
-                self.lanes[lane] = _Lane(stream, lane, self.lanes[lane].before, epoch=self.start.epoch)
+            for lane, place in zip(lanes, places, strict=True):
+                self.lanes[lane] = _Lane(stream, lane, place, epoch=self.start.epoch)
             samples = self._read(lanes, seeded=self.drawn_from)
         if not self.in_worker:  # the model uses these generators too
             before.restore(self.drawn_from)
@@ -257,6 +344,8 @@ class _Readers:
         seeders = [GENERATORS[name] for name in seeded]
         num_samples = self.stream.samples_per_lane
         rows = [self._lane(lane).take(num_samples, seeders) for lane in lanes]
+        if len(rows) == 1:
+            return rows[0]
         if all(len(row) == num_samples for row in rows):
             return [sample for samples in zip(*rows, strict=True) for sample in samples]
         return [row[number] for number in range(num_samples) for row in rows if number < len(row)]
@@ -267,22 +356,25 @@ class _Lane:
 
     Attributes:
         num_samples, lap, number, first: as in :class:`Place`.
-        before: the place before the last call of `take`.
         has_ended: whether no sample is left.
         has_moved_on: whether a shard was opened that the process does not know of.
     """
 
     def __init__(self, stream: LaneStream, lane: int, place: Place, *, epoch: int) -> None:
         self.stream, self.lane, self.epoch = stream, lane, epoch
-        self.num_samples, self.lap, self.number, self.first = self.before = place
+        self.num_samples, self.lap, self.number, self.first = place
         self.has_ended = self.has_moved_on = False
         self._seed = derive_seed(stream.seed, "sample", epoch, lane)
         self._shards = stream.shards_of_lane(lane, epoch=epoch, lap=self.lap)
         self._samples: Iterator[Any] | None = None
 
+    @property
+    def place(self) -> Place:
+        """The place behind what was read."""
+        return Place(self.num_samples, self.lap, self.number, self.first)
+
     def take(self, num_samples: int, seeders: list[Callable[[int], object]]) -> list[Any]:
         """Read the next samples, fewer only at the lane's end."""
-        self.before = Place(self.num_samples, self.lap, self.number, self.first)
         if self._samples is None:
             self._open(seeders)
         samples = self._some(num_samples, seeders)
@@ -321,7 +413,7 @@ class _Lane:
         """Open the shard after the current one; in evaluation, the lane ends with its last."""
         if self.number + 1 < len(self._shards):
             self.number += 1
-        elif self.stream.training:
+        elif self.stream.endless:
             self._check_not_empty()
             self.lap, self.number = self.lap + 1, 0
             self._shards = self.stream.shards_of_lane(self.lane, epoch=self.epoch, lap=self.lap)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from itertools import islice
 from math import gcd
-from typing import Any, NamedTuple, TypeAlias, overload
+from typing import Any, TypeAlias, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,17 +23,10 @@ from runnerkit.seeding.generators import derive_seed
 logger = logging.getLogger(__name__)
 
 Ints: TypeAlias = NDArray[np.int64]
+Run: TypeAlias = tuple[int, int, int]  # samples read together: file, and offsets of the first and behind the last
+Spot: TypeAlias = tuple[int, int, Run]  # of a sample: lane, place in its run, run
 _AHEAD = 1024  # positions that are computed at once
-
-
-class Spot(NamedTuple):
-    """Place of a sample: `offset` in a file, among the samples from `start` to `stop`, which are read together."""
-
-    lane: int
-    file: int
-    offset: int
-    start: int
-    stop: int
+_TOGETHER = 16  # samples of a file that are read together if they are not shuffled
 
 
 class LaneOrder(Sequence[Spot]):
@@ -95,22 +89,21 @@ class LaneOrder(Sequence[Spot]):
             steps.append(steps[-1] + self.ahead)
         ranges = [(start + number * self.ahead, end, step) for number, end in enumerate(steps)]
         spots = iter(self._spots(np.concatenate([np.arange(*each) for each in ranges])))
-        self._computed = {each: [next(spots) for _ in range(*each)] for each in ranges}
+        self._computed = {each: list(islice(spots, len(range(*each)))) for each in ranges}
 
     def _spots(self, positions: Ints) -> list[Spot]:
         lane, number, low, high = self._places(positions)
-        at = np.searchsorted(self._file_stops, number, side="right")
-        begins = self._file_starts[at]
-        if not self.shuffle:
-            offset = number - begins
-            columns = (lane, self._files[at], offset, offset, offset + 1)
-        else:
-            block = begins + (number - begins) // self.shuffle * self.shuffle
-            first = np.maximum(block, low)
-            last = np.minimum(np.minimum(block + self.shuffle, self._file_stops[at]), high)
-            offset = first - begins + self._shuffled(lane, first, last, number)
-            columns = (lane, self._files[at], offset, first - begins, last - begins)
-        return list(map(Spot._make, zip(*(column.tolist() for column in columns), strict=True)))
+        file = np.searchsorted(self._file_stops, number, side="right")
+        begin = self._file_starts[file]
+        together = self.shuffle or _TOGETHER
+        block = begin + (number - begin) // together * together
+        first = np.maximum(block, low)
+        last = np.minimum(np.minimum(block + together, self._file_stops[file]), high)
+        _, samples, run = np.unique(first, return_index=True, return_inverse=True)
+        columns = (self._files[file], first - begin, last - begin)
+        runs = list(zip(*(column[samples].tolist() for column in columns), strict=True))
+        place = self._shuffled(lane, first, last, number, run) if self.shuffle else number - first
+        return list(zip(lane.tolist(), place.tolist(), map(runs.__getitem__, run.tolist()), strict=True))
 
     def _places(self, positions: Ints) -> tuple[Ints, Ints, Ints, Ints]:
         """Return the lane of each position of the epoch, the number of its sample, and the lane's first and last one.
@@ -134,17 +127,22 @@ class LaneOrder(Sequence[Spot]):
             high = np.where(is_late, low + size + (column < num_longer), high)
         return lane, number, low, high
 
-    def _shuffled(self, lane: Ints, first: Ints, last: Ints, number: Ints) -> Ints:
+    def _shuffled(self, lane: Ints, first: Ints, last: Ints, number: Ints, run: Ints) -> Ints:
+        """Return the place of each sample in its run, which is shuffled and begins with sample `first` of the epoch."""
+        by_run = np.argsort(run, kind="stable")
         shuffled = np.empty_like(number)
-        for index, (at, begin, end, each) in enumerate(
-            zip(lane.tolist(), first.tolist(), last.tolist(), number.tolist(), strict=True)
-        ):
-            known = self._permutations.get(at)
-            if known is None or known[0] != begin:
-                draw = np.random.default_rng((self.seed, begin))
-                known = self._permutations[at] = begin, draw.permutation(end - begin)
-            shuffled[index] = known[1][each - begin]
+        for samples in np.split(by_run, np.cumsum(np.bincount(run))[:-1]):
+            at, begin = samples[0], int(first[samples[0]])
+            order = self._permutation(int(lane[at]), begin, int(last[at]))
+            shuffled[samples] = order[number[samples] - begin]
         return shuffled
+
+    def _permutation(self, lane: int, begin: int, end: int) -> Ints:
+        known = self._permutations.get(lane)
+        if known is None or known[0] != begin:
+            draw = np.random.default_rng((self.seed, begin))
+            known = self._permutations[lane] = begin, draw.permutation(end - begin)
+        return known[1]
 
 
 class LaneBatchSampler(ShardedBatchSampler):

@@ -130,8 +130,11 @@ class SeededDataset(Dataset[Any]):
 
 
 def is_seeded(dataset: Any, collate_fn: Any) -> bool:
-    """Return whether seeds can affect fetching or collating: not if classes of torch or Python do both."""
-    return _innermost_type(dataset) not in _DRAW_NOTHING or collate_fn not in _DRAW_NOTHING_EITHER
+    """Return whether seeds, or the epoch in a worker, can affect fetching or collating."""
+    fetches_alike = _innermost_type(dataset) in _DRAW_NOTHING or (
+        _draws_nothing(dataset) and not isinstance(dataset, Subset) and not hasattr(dataset, "set_epoch")
+    )
+    return not fetches_alike or collate_fn not in _DRAW_NOTHING_EITHER
 
 
 def seed_collate(collate_fn: Any, *, seed: int, epoch: int, position: int) -> None:
@@ -147,8 +150,8 @@ def _in_worker() -> bool:
 
 def _draws_nothing(dataset: Any) -> bool:
     kind = _innermost_type(dataset)
-    own = {**vars(kind), **getattr(dataset, "__dict__", {})}
-    return kind in _DRAW_NOTHING or own.get("draws_nothing") is True
+    declared = vars(kind).get("draws_nothing")  # not what a base class declares
+    return kind in _DRAW_NOTHING or getattr(dataset, "__dict__", {}).get("draws_nothing", declared) is True
 
 
 def _innermost_type(dataset: Any) -> type:

@@ -141,23 +141,24 @@ class ShardedStream(IterableDataset[Any]):
         for number in count():
             chunk, samples = self._read(samples, number * self.stride)
             is_whole = chunk.size == self.stride
-            part, sizes = (chunk.part, None) if is_whole or not self.evens_out else self._tail(chunk)
+            part, sizes = (chunk.part, None) if is_whole or not self.knows_sizes else self._tail(chunk)
             if part and number % num_workers == worker and (is_whole or not self.drop_last):
-                self._seed_collate(number)
+                if self._worker is not None:
+                    self._seed_collate(number)
                 content = part if self.batch_size is not None else part[0]
                 yield content if sizes is None else Tail(content, sizes)
             if not is_whole:
                 return
 
     def collate(self, samples: Any) -> Any:
-        """Collate samples, with the sizes of all ranks in a short last step; the ``collate_fn`` if `evens_out`."""
+        """Collate samples, with the sizes of all ranks in a short last step; the ``collate_fn`` if `knows_sizes`."""
         if type(samples) is Tail:
             return Tail(self.collate_fn(samples.content), samples.sizes)
         return self.collate_fn(samples)
 
     def unpacked(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Return the batches, and note the sizes of the last step."""
-        return self._noted(batches) if self.evens_out else batches
+        return self._noted(batches) if self.knows_sizes else batches
 
     def _noted(self, batches: Iterator[Any]) -> Iterator[Any]:
         for number, batch in enumerate(batches):
@@ -168,8 +169,8 @@ class ShardedStream(IterableDataset[Any]):
                 yield batch
 
     @property
-    def evens_out(self) -> bool:
-        """True if processes without a sample in a short last step take part in it."""
+    def knows_sizes(self) -> bool:
+        """True if the sizes of all ranks are known: processes without a sample take part in a short last step."""
         return self.training and self.world_size > 1 and not self.drop_last
 
     def _seed_collate(self, number: int) -> None:
@@ -208,6 +209,9 @@ class ShardedStream(IterableDataset[Any]):
         return chunk, samples
 
     def _chunk(self, samples: Iterator[Any]) -> Chunk:
+        if self.world_size == 1:
+            part = list(islice(samples, self.stride))
+            return Chunk(part[:2], part, len(part))
         first, part, size = [], [], 0
         for offset, sample in enumerate(islice(samples, self.stride)):
             size += 1
@@ -227,6 +231,9 @@ class ShardedStream(IterableDataset[Any]):
             iterator = iter(self.dataset)
         base = derive_seed(self.seed, "sample", epoch)
         for position in count():
+            if not drawn_from and position >= max(_NUM_WATCHED, NUM_SAMPLES, num_consumed):
+                yield from iterator  # `_read` reads again with seeds if one of these draws
+                return
             seed = base + SEED_STRIDE * position
             if position < _NUM_WATCHED:  # find out here, as reading again may be expensive
                 sample = self._watched(iterator, seed)

@@ -50,7 +50,7 @@ def share_stream(
     }  # fmt: skip
     lanes, why_none = _lanes_of(shards, loader, key=key, training=training, endless=endless, world_size=world_size)
     if shards is not None and lanes is not None:
-        of_lanes = LaneStream(shards, lanes=lanes[0], turns=lanes[1], **place)
+        of_lanes = LaneStream(shards, lanes=lanes[0], turns=lanes[1], endless=endless, **place)
         replaced = {"dataset": of_lanes, "collate_fn": of_lanes.collate}
         return with_feed(copy.copy(loader), of_lanes, batch_sampler=None, batch_size=None, **replaced)
     num_readers = world_size * max(1, loader.num_workers)
@@ -70,7 +70,7 @@ def share_stream(
         dataset = WholePipeline(dataset, seed=seed)
     options: dict[str, Any] = {"drop_last": loader.drop_last, "num_workers": loader.num_workers}
     stream = ShardedStream(dataset, **options, **place)
-    replaced = {"dataset": stream, "collate_fn": stream.collate if stream.evens_out else loader.collate_fn}
+    replaced = {"dataset": stream, "collate_fn": stream.collate if stream.knows_sizes else loader.collate_fn}
     return with_feed(copy.copy(loader), stream, batch_sampler=None, batch_size=None, **replaced)
 
 
@@ -80,15 +80,16 @@ def _lanes_of(
     """Return the lanes of a stream; None if it cannot be divided, and what would have to be done."""
     if whole := whole_operations(loader.dataset):
         return None, f"its {whole[0]} acts on the whole stream, so it cannot be divided (docs/streams.md)"
-    if not training and is_endless_webdataset(loader.dataset):
+    if not endless and is_endless_webdataset(loader.dataset):
         return None, "leave out with_epoch and repeat to read each sample once (docs/streams.md)"
     if shards is None or shards.num_shards < 2:
         return None, "if its data are in files, use ShardedFiles, which reads each sample once (docs/streams.md)"
-    if training and not endless:
-        return None, "pass epoch_steps= to train(), and the job reads each sample once (docs/streams.md)"
-    if not training and shards.lanes is None:
-        return None, "set lanes = (processes, workers) on the data set to read each sample once (docs/streams.md)"
-    if not training and loader.drop_last:
+    if not endless and shards.lanes is None:
+        choice = "pass epoch_steps= to train(), or " if training else ""
+        return None, (
+            f"{choice}set lanes = (processes, workers) on the data set to read each sample once (docs/streams.md)"
+        )
+    if not endless and loader.drop_last:
         return None, "leave out drop_last to read each sample once (docs/streams.md)"
     stride = None if loader.batch_size is None else loader.batch_size * world_size
     num_workers = max(1, loader.num_workers)

@@ -141,11 +141,7 @@ _python_generator: Any = random.random.__self__  # type: ignore[attr-defined]  #
 
 def _words_at(address: int) -> memoryview:
     """Return a view of a Mersenne Twister in memory: 624 words and the position in them, first or last."""
-    return memoryview((ctypes.c_uint32 * 625).from_address(address)).cast("B").cast("I")
-
-
-def _copied(words: memoryview) -> memoryview:
-    return memoryview(words.tobytes()).cast("I")
+    return memoryview((ctypes.c_uint32 * 625).from_address(address)).cast("B")
 
 
 _NO_WORDS = memoryview(b"")
@@ -158,11 +154,11 @@ def _find_python_words() -> memoryview | None:
         return None
     _, (*words, position), _ = random.getstate()
     words_there = _words_at(address)
-    return words_there if words_there.tolist() == [position, *words] else None
+    return words_there if words_there.cast("I").tolist() == [position, *words] else None
 
 
 _python_words = _find_python_words()
-_last_python_state: tuple[memoryview, Any] = _NO_WORDS, None
+_last_python_state: tuple[bytes, Any] = b"", None
 
 
 def _python_state() -> Any:
@@ -175,14 +171,14 @@ def _python_state() -> Any:
     if _python_words is None:
         return random.getstate()
     last_words, state = _last_python_state
-    if _python_words != last_words or state[2] != _python_generator.gauss_next:
-        words = _copied(_python_words)  # before the state: a signal's handler may draw in between
+    words = bytes(_python_words)  # before the state: a signal's handler may draw in between
+    if words != last_words or state[2] != _python_generator.gauss_next:
         state = random.getstate()
         _last_python_state = words, state
     return state
 
 
-_last_numpy_state: tuple[memoryview, Any] = _NO_WORDS, None
+_last_numpy_state: tuple[bytes, Any] = b"", None
 
 
 def _numpy_state() -> Any:
@@ -193,10 +189,9 @@ def _numpy_state() -> Any:
     If ``np.random.set_state`` restores the words compared last, along with a cached Gaussian, that Gaussian is lost.
     """
     global _last_numpy_state
-    words = _numpy_words()
+    words = bytes(_numpy_words())
     last_words, state = _last_numpy_state
     if words != last_words or state[3]:
-        words = _copied(words)
         state = np.random.get_state()
         _last_numpy_state = words, state
     return state
@@ -205,7 +200,7 @@ def _numpy_state() -> Any:
 def _set_numpy_state(state: Any) -> None:
     global _last_numpy_state
     np.random.set_state(state)
-    _last_numpy_state = _NO_WORDS, None  # the same words may come with another cached Gaussian
+    _last_numpy_state = b"", None  # the same words may come with another cached Gaussian
 
 
 _numpy_generator_and_words: tuple[Any, memoryview] = None, _NO_WORDS

@@ -70,6 +70,13 @@ class StepSizes:
         return None if self.sizes is None else _total(self.sizes)
 
 
+def keep_in_step(runner: IRunner) -> None:
+    """Let a loader whose processes end at different times find out when all have ended."""
+    share = share_of(runner.loader)
+    if hasattr(share, "start_sum") and runner.engine.num_processes > 1:
+        share.start_sum = runner.engine.start_sum
+
+
 def sizes_of_pass(runner: IRunner, *, num_before: int) -> StepSizes:
     """Start a pass over a training loader.
 
@@ -170,7 +177,7 @@ def _full_size(runner: IRunner) -> float | None:
     """Return the samples per process in a step that is not uneven, if they are known."""
     share = share_of(runner.loader)
     size: int | None = getattr(share, "batch_size", None)
-    tells = hasattr(share, "sizes_of") and getattr(share, "evens_out", True)  # a stream in one process does not
+    tells = hasattr(share, "sizes_of") and getattr(share, "knows_sizes", True)  # a stream in one process does not
     return size if tells else None
 
 

@@ -257,7 +257,8 @@ def test_an_evaluation_takes_no_agreement():
 
 
 MESSAGES = {
-    "in training": ({"training": True}, "pass epoch_steps= to train"),
+    "in training": ({"training": True, "lanes": None}, "pass epoch_steps= to train(), or set lanes = (processes, "),
+    "in training, drop_last": ({"training": True, "drop_last": True}, "leave out drop_last"),
     "without lanes": ({"lanes": None}, "set lanes = (processes, workers) on the data set"),
     "drop_last": ({"drop_last": True}, "leave out drop_last"),
     "workers do not divide": ({"num_workers": 3}, "cannot divide its 2 x 2 lanes: set lanes = "),

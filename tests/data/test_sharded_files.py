@@ -374,7 +374,7 @@ def test_a_job_that_does_not_divide_the_lanes_is_warned(caplog, world_size, num_
     opened = set()
     for rank, shard in enumerate(shards_of(loader, world_size)):
         for number, batch in enumerate(share_of(shard)):
-            opened |= {(rank, number % num_workers, spot.lane) for spot in batch}
+            opened |= {(rank, number % num_workers, lane) for lane, _, _ in batch}
     assert len(opened) == 8 * factor
 
 

@@ -1,0 +1,219 @@
+"""A training without epoch_steps ends with its stream: all processes take a step if one of them has samples for it."""
+
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import DataLoader
+
+from runnerkit import dl
+from runnerkit.sampling.sharding import batches_of, shard_loader, share_of, start_epoch
+from tests.data.test_lane_stream import SEED, SHAPES, Numbers, has_empty_lane
+from tests.engines.together import together
+from tests.interrupt import Interrupt
+from tests.tiny import quiet
+
+
+class Sums:
+    """Sums of ranks that are threads: the n-th of each rank belong together."""
+
+    def __init__(self, world_size):
+        self.world_size, self.values, self.changed = world_size, {}, threading.Condition()
+        self.has_failed = False
+
+    def fail(self):
+        with self.changed:
+            self.has_failed = True
+            self.changed.notify_all()
+
+    def _is_whole(self, number):
+        return self.has_failed or len(self.values[number]) == self.world_size
+
+    def of_rank(self):
+        numbers = iter(range(10**9))
+
+        def start_sum(value):
+            number = next(numbers)
+            with self.changed:
+                self.values.setdefault(number, []).append(value.clone())
+                self.changed.notify_all()
+
+            def wait():
+                with self.changed:
+                    assert self.changed.wait_for(lambda: self._is_whole(number), timeout=30)
+                    if self.has_failed:
+                        raise RuntimeError("another process has failed")
+                return sum(self.values[number])
+
+            return wait
+
+        return start_sum
+
+
+def steps_of(loaders):
+    """Return the steps of each rank as (batch, sizes of all ranks), and the positions after each of them."""
+    sums = Sums(len(loaders))
+
+    def run(loader):
+        share, found, positions = share_of(loader), [], []
+        share.start_sum = sums.of_rank()
+        start_epoch(loader, 1)
+        try:
+            for number, batch in enumerate(batches_of(loader)):
+                found.append((batch, share.sizes_of(number) or [share.batch_size] * len(loaders)))
+                positions.append(share.position_after(number + 1))
+        except ValueError:
+            sums.fail()
+            raise
+        return found, positions
+
+    with ThreadPoolExecutor(len(loaders)) as pool:
+        return list(pool.map(run, loaders))
+
+
+def loaders_of(dataset, world_size, *, batch_size, num_workers=0):
+    loader = DataLoader(
+        dataset, batch_size, num_workers=num_workers, collate_fn=list if batch_size else lambda item: item
+    )
+    place = {"key": "train", "training": True, "world_size": world_size, "seed": SEED}
+    return [shard_loader(loader, rank=rank, **place) for rank in range(world_size)]
+
+
+def global_batches(loaders):
+    """Return the samples of each step, and check that all ranks took it and knew its sizes."""
+    ranks = [found for found, _ in steps_of(loaders)]
+    assert len({len(found) for found in ranks}) == 1
+    steps = []
+    for parts in zip(*ranks, strict=True):
+        sizes = parts[0][1]
+        assert all(each == sizes for _, each in parts)
+        own = [batch if sizes[rank] else [] for rank, (batch, _) in enumerate(parts)]
+        assert [len(each) for each in own] == sizes
+        steps.append(sorted(sample for each in own for sample in each))
+    return steps
+
+
+@settings(max_examples=40, deadline=None)
+@given(**SHAPES)
+def test_any_job_takes_the_steps_of_one_process(sizes, lanes):
+    """Shards of any length, empty ones too: each sample once, in the same global batches."""
+    [alone] = loaders_of(Numbers(sizes, lanes), 1, batch_size=8)
+    start_epoch(alone, 1)
+    one = [sorted(batch) for batch in batches_of(alone)]
+    assert sorted(sample for batch in one for sample in batch) == list(range(sum(sizes)))
+    for world_size in (each for each in (2, 4) if lanes[0] % each == 0):
+        if has_empty_lane(sizes, lanes):  # a process may be without a sample in its first step
+            continue
+        assert global_batches(loaders_of(Numbers(sizes, lanes), world_size, batch_size=8 // world_size)) == one
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_workers_that_end_early_change_nothing(world_size):
+    """The lanes of one worker end long before those of the other."""
+    sizes, lanes = [3, 40, 5, 40, 2, 40, 3, 40], (2, 2)
+    dataset = Numbers([sizes[index // 2 % 2 + 2 * (index % 2)] for index in range(8)], lanes)
+    alone = global_batches(loaders_of(dataset, 1, batch_size=8))
+
+    assert global_batches(loaders_of(dataset, world_size, batch_size=8 // world_size, num_workers=2)) == alone
+
+
+@settings(max_examples=30, deadline=None)
+@given(sizes=st.lists(st.integers(1, 30), min_size=8, max_size=16), share=st.floats(0, 1))
+def test_a_job_of_another_size_continues_with_the_batches_that_are_left(sizes, share):
+    """Positions count the steps without any sample, and the ranks that took part without one."""
+    lanes = (2, 4)
+    one = global_batches(loaders_of(Numbers(sizes, lanes), 1, batch_size=4))
+    saved = loaders_of(Numbers(sizes, lanes), 2, batch_size=2)
+    ranks = steps_of(saved)
+    number = int(share * (len(one) - 1))
+    loaders = loaders_of(Numbers(sizes, lanes), 1, batch_size=4)
+    position = share_of(saved[0]).join([positions[number] for _, positions in ranks])
+    start_epoch(loaders[0], 1)
+    share_of(loaders[0]).skip(position)
+
+    assert [sorted(batch) for batch in batches_of(loaders[0])] == one[number + 1 :]
+
+
+def test_whole_batches_are_taken_in_turns():
+    """With batch_size=None each item is a batch; a rank without one takes part with none."""
+    ranks = [found for found, _ in steps_of(loaders_of(Numbers([5, 1, 1, 1], (2, 2)), 2, batch_size=None))]
+
+    assert [sizes for _, sizes in ranks[0]] == [sizes for _, sizes in ranks[1]]
+    taken = [batch for rank, found in enumerate(ranks) for batch, sizes in found if sizes[rank] is None]
+    assert sorted(taken) == list(range(8))
+
+
+def test_a_process_without_a_sample_for_its_first_step_says_so():
+    """It has no batch to take part with."""
+    with pytest.raises(ValueError, match=r"'train': the shards of process 0 have no samples for its first step; set"):
+        steps_of(loaders_of(Numbers([0, 5, 0, 5], (2, 1)), 2, batch_size=2))
+
+
+def test_without_lanes_the_stream_keeps_its_order_and_a_warning_says_what_to_do(caplog):
+    """As one process of plain PyTorch reads it."""
+    with caplog.at_level(logging.WARNING):
+        loader = loaders_of(Numbers([3, 3, 3], None), 2, batch_size=3)[0]
+
+    assert "pass epoch_steps= to train(), or set lanes = (processes, workers) on the data set" in caplog.text
+    assert list(batches_of(loader)) == [[0, 2, 4], [6, 7, 8]]
+
+
+class Rows(Numbers):
+    """Shards of rows of features and targets, as functions of their numbers."""
+
+    def shard(self, num_shards, index):
+        for number in super().shard(num_shards, index):
+            x = torch.sin(torch.arange(4, dtype=torch.float64) + number)
+            yield x, x.sum()
+
+
+def train(logdir, num_processes, *, accumulation_steps=1, num_workers=0, interrupt_at=None, **options):
+    """Return the weights after two epochs, the counters and the mean loss; nothing after an interruption."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1, dtype=torch.float64)
+    loader = DataLoader(Rows([7, 31, 12, 3, 9, 22, 1, 5], (2, 2)), 8 // num_processes, num_workers=num_workers)
+    callbacks = [dl.OptimizerCallback(metric_key="loss", accumulation_steps=accumulation_steps)]
+    callbacks += [Interrupt(interrupt_at)] if interrupt_at else []
+    try:
+        runner = dl.SupervisedRunner().train(
+            model=model, criterion=lambda out, y: (out[:, 0] - y).square().mean(), logdir=logdir,
+            engine=dl.DistributedDataParallelEngine(2, device="cpu") if num_processes > 1 else dl.CPUEngine(),
+            optimizer=lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9), callbacks=callbacks,
+            loaders={"train": loader}, num_epochs=2, **options, **quiet(),
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        return None
+    counters = runner.sample_step, runner.batch_step, runner.optimizer_step
+    return model.weight.detach(), counters, runner.epoch_metrics["train"]["loss"]
+
+
+def of_two_processes(folder):
+    found = [
+        train(folder / "plain", 2),
+        train(folder / "workers", 2, num_workers=2),
+        train(folder / "accumulated", 2, accumulation_steps=3),
+    ]
+    train(folder / "again", 2, interrupt_at=21)
+    train(folder / "alone", 2, interrupt_at=9)
+    return [*found, train(folder / "again", 2, resume="auto")]
+
+
+def test_two_processes_train_the_weights_of_one(tmp_path):
+    """The gradient of each step is that of its samples, whoever has how many of them, also after a resume."""
+    plain, workers, accumulated, again = together(lambda: of_two_processes(tmp_path))
+    alone = train(tmp_path / "alone", 1, resume="auto")
+    expected = train(tmp_path / "one", 1)
+
+    assert expected[1][0] == 2 * 90
+    for found, wanted in [
+        (plain, expected), (workers, expected), (again, expected), (alone, expected),
+        (accumulated, train(tmp_path / "accumulated alone", 1, accumulation_steps=3)),
+    ]:  # fmt: skip
+        torch.testing.assert_close(found[0], wanted[0], rtol=0, atol=1e-13)
+        assert found[1] == wanted[1]
+        assert found[2] == pytest.approx(wanted[2], abs=1e-12)
