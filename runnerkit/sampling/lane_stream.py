@@ -312,13 +312,10 @@ class _Readers:
         return lane in self.lanes and self.lanes[lane].has_ended
 
     def _opened(self, lanes: list[int]) -> list[list[int]]:
-        opened = []
-        for number in lanes:
-            lane = self.lanes[number]
-            if lane.has_moved_on:
-                lane.has_moved_on = False
-                opened.append([number, lane.lap, lane.number, lane.first])
-        return opened
+        moved_on = [number for number in lanes if self.lanes[number].has_moved_on]
+        for number in moved_on:
+            self.lanes[number].has_moved_on = False
+        return [[number, *self.lanes[number].place[1:]] for number in moved_on]
 
     def _drawn(self, lanes: list[int]) -> list[Any]:
         stream = self.stream
@@ -343,7 +340,7 @@ class _Readers:
     def _read(self, lanes: list[int], *, seeded: Any) -> list[Any]:
         seeders = [GENERATORS[name] for name in seeded]
         num_samples = self.stream.samples_per_lane
-        rows = [self._lane(lane).take(num_samples, seeders) for lane in lanes]
+        rows = [(self.lanes.get(lane) or self._lane(lane)).take(num_samples, seeders) for lane in lanes]
         if len(rows) == 1:
             return rows[0]
         if all(len(row) == num_samples for row in rows):
