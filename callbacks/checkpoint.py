@@ -23,7 +23,7 @@ from runnerkit.checkpoints.weights import read_weights
 from runnerkit.errors import UnknownKeyError
 from runnerkit.loop.stop_signals import TIME_IS_UP, StopRequests, heeded, stopped_by
 from runnerkit.resume import run_state
-from runnerkit.steps.budget import is_epoch_left
+from runnerkit.steps.budget import ends_within_epoch, is_epoch_left
 from runnerkit.storage.atomic_file import check_folder
 from runnerkit.support.arguments import check_integers, check_numbers, check_paths, check_strings
 from runnerkit.support.background import Background
@@ -145,6 +145,7 @@ class CheckpointCallback(ICheckpointCallback):
         self._saved_at = self._began_at = 0.0
         self._background = Background()
         self._stop = StopRequests()
+        self._cut_at: str | None = None  # the checkpoint at the step that reached a limit within an epoch
         self._stop_for: int | None = None  # the signal that all processes agreed to stop for
         self._signals = ExitStack()
 
@@ -190,7 +191,7 @@ class CheckpointCallback(ICheckpointCallback):
         if self.mode == "runner" and self._stop_for is None:
             self._ask_in_time(runner)
             self._stop_for = self._stop.due(runner.batch_step, runner.engine)
-        self._is_due = self._is_due or self._stop_for is not None or self._is_time(runner)
+        self._is_due = self._is_due or self._stop_for is not None or self._is_time(runner) or self._is_cut(runner)
         # Checkpoints hold no gradients: wait until an accumulated step is complete.
         if self._is_due and not any(
             each.num_pending
@@ -207,6 +208,10 @@ class CheckpointCallback(ICheckpointCallback):
         is_up = self.max_hours is not None and time.monotonic() - self._began_at >= 3600 * self.max_hours
         if is_up and runner.engine.is_main_process:
             self._stop.ask(TIME_IS_UP)
+
+    def _is_cut(self, runner: IRunner) -> bool:
+        """Return whether the stage ends here, within an epoch, which a run with a higher limit continues."""
+        return self.mode == "runner" and ends_within_epoch(runner) and run_state.knows_position(runner.loader)
 
     def _is_time(self, runner: IRunner) -> bool:
         if self.every_steps is not None and runner.optimizer_step % self.every_steps == 0:
@@ -259,20 +264,23 @@ class CheckpointCallback(ICheckpointCallback):
         runner._logs.flush(runner)
         # Every rank must enter: this gathers.
         if self.mode == "runner":
-            state = run_state.state_of(runner)
+            state = {**run_state.state_of(runner), "cut_at": self._cut_at}
         else:
             state = run_state.judged_state(runner, run_state.model_state(runner))
         name = name_at(runner.epoch_step, runner.batch_step if runner.is_within_loader else math.inf)
+        is_sharded = self.mode == "runner" and runner.engine.sharded_checkpoints
+        file = name if is_sharded else f"{name}.pth"
+        self._cut_at = file if runner.is_within_loader and ends_within_epoch(runner) else None
         judge = {"loader": self.loader_key, "metric": self.metric_key, "minimize": self.minimize}
         what = {
             "kind": self.mode, "stage": runner.stage_key, "epoch": runner.epoch_step, "batch": runner.batch_step,
             "score": score, "judged_by": judge if self.metric_key is not None else None,
             "metrics": {key: dict(metrics) for key, metrics in runner.epoch_metrics.items()},
         }  # fmt: skip
-        if self.mode == "runner" and runner.engine.sharded_checkpoints:
+        if is_sharded:
             write = self._shards_writer(runner, state, name, what)
         elif runner.engine.is_main_process:
-            write = partial(self._write, copied(state) if self.asynchronous else state, f"{name}.pth", what)
+            write = partial(self._write, copied(state) if self.asynchronous else state, file, what)
         else:
             return
         if self.asynchronous:

@@ -55,7 +55,7 @@ class CSVLogger(FolderLogger):
                 remove_leftovers(self.logdir / name)
             for path in self._folder.rglob("*.csv"):
                 remove_leftovers(path)
-                drop_rows_after(path, resumed_at)
+                drop_rows_after(path, resumed_at, name=path.relative_to(self._folder).as_posix())
 
     def log_scalars(self, scalars: Mapping[str, float], *, step: Step, scope: Scope) -> None:
         if scope == "loader":  # not on every step: rows go to files that are already open

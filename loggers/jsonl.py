@@ -82,7 +82,7 @@ class JSONLLogger(FolderLogger):
     def _drop_after(self, last: Step) -> None:
         size_bytes = 0
         for (scope, step, metrics), end in read_lines(self._path):
-            if step.epoch > last.epoch or step.batch > last.batch:
+            if not last.includes(step.epoch, step.batch, loader=step.loader, scope=scope):
                 break  # lines are in the order of the run: all following ones are later
             self._remember(scope, step, metrics)
             size_bytes = end

@@ -80,14 +80,15 @@ class TensorboardLogger(FolderLogger):
         self._start_s = time.time()
         if resumed_at is not None:
             for folder in {path.parent for path in earlier_logs}:
-                self._run(folder.relative_to(self._folder).as_posix()).drop_after(resumed_at)
+                loader = folder.relative_to(self._folder).as_posix()
+                self._run(loader).drop_after(resumed_at, loader=loader)
 
     def log_scalars(self, scalars: Mapping[str, float], *, step: Step, scope: Scope) -> None:
         if scope == "batch":
             tagged = {f"batch/{name}": value for name, value in scalars.items()}
-            self._run(step.loader).add_scalars(tagged, step=step, x=step.batch)
+            self._run(step.loader).add_scalars(tagged, step=step, scope=scope, x=step.batch)
         else:
-            self._run(step.loader).add_scalars(scalars, step=step, x=self._x(step, scope))
+            self._run(step.loader).add_scalars(scalars, step=step, scope=scope, x=self._x(step, scope))
 
     def log_hparams(self, hparams: Mapping[str, Any], *, environment: Mapping[str, Any]) -> None:
         """Write the hyperparameters for the HPARAMS tab; values other than numbers and bools become strings."""
@@ -134,7 +135,7 @@ class TensorboardLogger(FolderLogger):
         self._runs.clear()
 
     def _add(self, summary: Summary, step: Step, scope: Scope) -> None:
-        self._run(step.loader).add(summary, step=step, x=self._x(step, scope))
+        self._run(step.loader).add(summary, step=step, scope=scope, x=self._x(step, scope))
 
     def _run(self, loader: str) -> EventFiles:
         check_folder(self._folder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -29,12 +29,20 @@ class Step:
         loader: key of the loader, such as "train" or "valid".
         epoch: 1, 2, ... over all stages.
         batch: number of training steps so far, over all stages.
+        unended: of the step that a run resumes at, the keys of loaders that had not ended then.
     """
 
     stage: str
     loader: str
     epoch: int
     batch: int
+    unended: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
+
+    def includes(self, epoch: int, batch: int, *, loader: str, scope: str) -> bool:
+        """Return whether an entry had been logged when the run, which resumes at this step, was saved."""
+        if (epoch, batch) == (self.epoch, self.batch):
+            return scope != "loader" or loader not in self.unended
+        return epoch <= self.epoch and batch <= self.batch
 
 
 class Histogram(NamedTuple):

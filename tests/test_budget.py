@@ -147,6 +147,43 @@ def test_a_finished_run_says_what_to_raise(tmp_path, caplog):
     assert "3 of 3 steps are done; raise num_steps to continue" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("limits", "more"),
+    [
+        ({"num_steps": 5}, {"num_steps": 17}),
+        ({"num_steps": 7}, {"num_steps": 12}),  # an epoch's end
+        ({"num_steps": 4, "num_epochs": 1}, {"num_epochs": 2}),
+        ({"num_steps": 4, "accumulation_steps": 3}, {"num_steps": 8, "accumulation_steps": 3}),
+        ({"num_samples": 34}, {"num_samples": 61}),
+        ({"num_samples": 26}, {"num_samples": 52}),
+        ({"num_samples": 34}, {"num_epochs": 3}),
+    ],
+    ids=str,
+)
+def test_a_run_that_ended_within_an_epoch_continues_there(tmp_path, limits, more):
+    """With a higher limit it trains the weights and writes the logs of a run that had it from the start."""
+    whole, expected = train(logdir=tmp_path / "whole", log_every=1, **more)
+    train(logdir=tmp_path / "log", log_every=1, **limits)
+
+    resumed, found = train(logdir=tmp_path / "log", log_every=1, resume="auto", **more)
+
+    assert torch.equal(found, expected)
+    assert counts(resumed) == counts(whole)
+    for name in ("train", "valid"):
+        one, other = (pd.read_csv(tmp_path / each / "csv" / f"{name}.csv") for each in ("whole", "log"))
+        pd.testing.assert_frame_equal(one, other)
+
+
+def test_without_the_checkpoint_of_the_last_step_a_run_continues_with_the_next_epoch(tmp_path, caplog):
+    train(logdir=tmp_path, num_steps=5)
+    next(tmp_path.glob("checkpoints/model.0001.*.pth")).write_bytes(b"torn")
+
+    runner, _ = train(logdir=tmp_path, num_steps=8, resume="auto")
+
+    assert "the run ended within an epoch, and continues with the next one: " in caplog.text
+    assert counts(runner) == (2, 8, 8, 32)
+
+
 def test_hours_save_and_end_the_process(tmp_path):
     """The run exits with code 75, as after SIGTERM, and resumes to the weights of an uninterrupted one."""
     _, expected = train(num_epochs=2, logdir=tmp_path / "whole")

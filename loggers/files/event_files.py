@@ -18,7 +18,7 @@ from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[import-unty
 from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]  # untyped
 from tensorboard.summary.writer.event_file_writer import EventFileWriter  # type: ignore[import-untyped]  # untyped
 
-from runnerkit.logger import Step
+from runnerkit.logger import Scope, Step
 from runnerkit.storage.atomic_file import appending
 
 _RECORD_FRAME_BYTES = 16  # framing of a TFRecord: length, its checksum, and the checksum of the data
@@ -44,25 +44,25 @@ class EventFiles:
         self._place = (0, 0)  # epoch and step of the last event
         self._tags: set[str] = set()  # logged there
 
-    def add_scalars(self, scalars: Mapping[str, float], *, step: Step, x: int) -> None:
+    def add_scalars(self, scalars: Mapping[str, float], *, step: Step, scope: Scope, x: int) -> None:
         """Append numbers by tag; `x` is their position on TensorBoard's x-axis."""
         # One event for all numbers costs a tenth of one event for each.
         values = [Summary.Value(tag=tag, simple_value=each) for tag, each in scalars.items()]
-        self.add(Summary(value=values), step=step, x=x)
+        self.add(Summary(value=values), step=step, scope=scope, x=x)
 
-    def add(self, summary: Summary, *, step: Step, x: int) -> None:
+    def add(self, summary: Summary, *, step: Step, scope: Scope, x: int) -> None:
         """Append the tags of `summary` that are not yet logged at `step`."""
         if (step.epoch, step.batch) == self._place:
             summary = Summary(value=[value for value in summary.value if value.tag not in self._tags])
         if not summary.value:
             return
-        summary.value[0].node_name = f"{step.epoch}:{step.batch}"
+        summary.value[0].node_name = f"{step.epoch}:{step.batch}:{scope}"
         with appending(self.folder):
             if self._writer is None:
                 # Unpredictable, so that no one can plant a symbolic link there.
                 self._writer = EventFileWriter(str(self.folder), filename_suffix=f".{os.urandom(8).hex()}")
             self._writer.add_event(Event(wall_time=time.time(), step=x, summary=summary))
-        self._remember(_place_of(summary), [value.tag for value in summary.value])
+        self._remember((step.epoch, step.batch), [value.tag for value in summary.value])
 
     def flush(self) -> None:
         if self._writer is not None:
@@ -75,12 +75,12 @@ class EventFiles:
             with appending(self.folder):
                 writer.close()
 
-    def drop_after(self, step: Step) -> None:
-        """Remove the events after `step`, and an incomplete last event of a killed run."""
+    def drop_after(self, step: Step, *, loader: str) -> None:
+        """Remove the events of a loader after `step`, and an incomplete last event of a killed run."""
         for path in sorted(self.folder.glob("*tfevents*")):
             size_bytes = 0
-            for (epoch, batch), tags, end in read_events(path):
-                if epoch > step.epoch or batch > step.batch:
+            for (epoch, batch, scope), tags, end in read_events(path):
+                if not step.includes(epoch, batch, loader=loader, scope=scope):
                     break  # events are in the order of the run: all following ones are later
                 self._remember((epoch, batch), tags)
                 size_bytes = end
@@ -102,10 +102,10 @@ class EventFiles:
         self._tags.update(tags)
 
 
-def read_events(path: Path) -> Iterator[tuple[tuple[int, int], list[str], int]]:
-    """Yield the (epoch, step), the tags and the end offset in bytes of each event.
+def read_events(path: Path) -> Iterator[tuple[tuple[int, int, str], list[str], int]]:
+    """Yield the (epoch, step, scope), the tags and the end offset in bytes of each event.
 
-    Epoch and step are (0, 0) if another program wrote the event. Reading stops at the first event that is incomplete
+    Epoch and step are 0 if another program wrote the event. Reading stops at the first event that is incomplete
     or fails its checksum.
     """
     end = 0
@@ -119,6 +119,7 @@ def _stamp(path: Path) -> str:
     return path.name.split(".")[3]
 
 
-def _place_of(summary: Summary) -> tuple[int, int]:
-    epoch, _, batch = summary.value[0].node_name.partition(":") if summary.value else ("", "", "")
-    return int(epoch or 0), int(batch or 0)
+def _place_of(summary: Summary) -> tuple[int, int, str]:
+    epoch, _, rest = summary.value[0].node_name.partition(":") if summary.value else ("", "", "")
+    batch, _, scope = rest.partition(":")  # versions before 0.2 did not write a scope
+    return int(epoch or 0), int(batch or 0), scope

@@ -85,10 +85,16 @@ class Table:
         self._start = self._file.seek(0, os.SEEK_END) - len(_format(rows[-1:]))
 
 
-def drop_rows_after(path: Path, step: Step) -> None:
-    """Restore the table's rows and columns to those at `step`; delete the file if no row is left."""
+def drop_rows_after(path: Path, step: Step, *, name: str) -> None:
+    """Restore the table's rows and columns to those at `step`; delete the file if no row is left.
+
+    Args:
+        name: the loader's key and ".csv", or ".batch.csv" for a table of steps.
+    """
     header, *rows = _read(path) or [[]]
-    rows = [row for row in rows if int(row[1]) <= step.epoch and int(row[2]) <= step.batch]
+    loader = name.removesuffix(".csv")
+    scope = "batch" if loader.endswith(".batch") else "loader"
+    rows = [row for row in rows if step.includes(int(row[1]), int(row[2]), loader=loader, scope=scope)]
     if not rows:
         path.unlink()
         return

@@ -218,7 +218,7 @@ def open_loggers(runner: IRunner) -> None:
         return
     resume_point.leave_branch(runner)
     runner.loggers = dict(runner._stage.hooks_of(runner).get_loggers())
-    runner._logs.open(runner, resumed_at=runner._resume_point.logged_step)
+    runner._logs.open(runner, resumed_at=resume_point.logged_step(runner))
 
 
 def leave_stage(runner: IRunner) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -101,13 +101,6 @@ class ResumePoint:
         """True if a checkpoint was found, or the logs in the logdir belong to this run."""
         return self.is_found or self.continues_logs
 
-    @property
-    def logged_step(self) -> Step | None:
-        """The last step whose logs are kept, step 0 without a checkpoint; None if the run starts new logs."""
-        if not self.continues_logs:
-            return None
-        return self.found.step if self.found is not None else Step("", "", 0, 0)
-
 
 def find(runner: IRunner, stage: str) -> bool:
     """Look once for the checkpoint to resume from; return False if it belongs to a later stage."""
@@ -137,8 +130,25 @@ def _load(source: str | Path, runner: IRunner) -> Snapshot:
     path = find_checkpoint(source)
     state = load_checkpoint(path, whole=not runner.engine.sharded_checkpoints)
     compatibility.check_format(state, path)
+    if _is_cut(runner, state):
+        before = path.with_name(state["cut_at"])
+        try:
+            state, path = load_checkpoint(find_checkpoint(before), whole=not runner.engine.sharded_checkpoints), before
+        except (FileNotFoundError, ValueError) as error:
+            logger.warning("the run ended within an epoch, and continues with the next one: %s", error)
     compatibility.check_place(runner, state, path)
     return Snapshot(state, str(path))
+
+
+def _is_cut(runner: IRunner, state: StateDict) -> bool:
+    """Return whether a limit ended the run within an epoch, and has been raised since."""
+    if not state.get("cut_at"):  # absent before 0.2
+        return False
+    limits = budget.budget_of(runner._stage.hooks_of(runner).get_stage_len(state["stage_key"]))
+    counters = state["counters"]
+    return not budget.is_reached(
+        limits, num_steps=counters["stage_optimizer_step"], num_samples=counters["stage_sample_step"]
+    )
 
 
 def restore(runner: IRunner) -> None:
@@ -248,6 +258,20 @@ def leave_branch(runner: IRunner) -> None:
         source, place = Path(snapshot.source), snapshot.place
         for callback in _checkpoint_callbacks(runner):
             callback.leave_branch(source, stage=runner.stage_key, place=place)
+
+
+def logged_step(runner: IRunner) -> Step | None:
+    """Return the last step whose logs are kept, step 0 without a checkpoint; None if the run starts new logs."""
+    snapshot = runner._resume_point.found
+    if not runner._resume_point.continues_logs:
+        return None
+    if snapshot is None:
+        return Step("", "", 0, 0)
+    if snapshot.within is None:
+        return snapshot.step
+    # If they ran within the epoch, at this step, the evaluation loaders had ended.
+    is_validated = runner.valid_every_steps is not None and runner.optimizer_step % runner.valid_every_steps == 0
+    return replace(snapshot.step, unended=frozenset([snapshot.step.loader] if is_validated else runner.loaders))
 
 
 def is_within_epoch(runner: IRunner) -> bool:

@@ -53,10 +53,19 @@ def budget_of(length: int | Budget) -> Budget:
 
 def is_over(runner: IRunner) -> bool:
     """Return whether the stage has reached a limit in steps or samples."""
-    budget = runner._stage.budget
-    return runner.stage_optimizer_step >= _or_infinite(budget.num_steps) or (
-        runner.stage_sample_step >= _or_infinite(budget.num_samples)
-    )
+    return is_reached(runner._stage.budget, num_steps=runner.stage_optimizer_step, num_samples=runner.stage_sample_step)
+
+
+def is_reached(budget: Budget, *, num_steps: int, num_samples: int) -> bool:
+    """Return whether a stage with so many optimizer steps and samples has reached a limit in one of them."""
+    return num_steps >= _or_infinite(budget.num_steps) or num_samples >= _or_infinite(budget.num_samples)
+
+
+def ends_within_epoch(runner: IRunner) -> bool:
+    """Return whether the stage has reached such a limit in a training loader that has batches left."""
+    # A limit in samples shortens the loader.
+    has_rest = runner.loader_batch_step != runner.loader_batch_len or runner._stage.budget.num_samples is not None
+    return has_rest and is_over(runner)
 
 
 def is_epoch_left(runner: IRunner) -> bool:
