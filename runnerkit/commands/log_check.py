@@ -134,7 +134,8 @@ def _event_defects(path: Path, order: _Order) -> Iterator[str]:
     from runnerkit.loggers.files.event_files import read_events
 
     end = 0
-    for (epoch, step, _), tags, end in read_events(path):
+    for (epoch, step, _), tags, ends_at in read_events(path):
+        end = ends_at
         if (epoch, step) != (0, 0):  # other writers do not log a place
             yield from order.defects((epoch, step), tags)
     yield from _torn(path, end)

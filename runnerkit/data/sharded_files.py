@@ -33,7 +33,8 @@ class ShardedFiles(Dataset[Any]):
     the order. A run resumes within an epoch by opening each file where it was left.
 
     Args:
-        files: paths, URLs or whatever else `read` takes; or a pattern for ``glob``.
+        files: paths, URLs or whatever else `read` takes; or a pattern such as "shards/*.tar", or
+            "s3://bucket/shards/*.tar" for any file system of fsspec.
         read: function that yields the samples of one file, in a fixed order: ``read(path)``, or
             ``read(path, start=0)``, which skips the first `start` samples without decoding them. It must not draw
             random numbers.
@@ -60,7 +61,7 @@ class ShardedFiles(Dataset[Any]):
 
     def __init__(
         self,
-        files: str | Iterable[Any],
+        files: str | os.PathLike[str] | Iterable[Any],
         read: Callable[..., Iterable[Any]],
         *,
         sizes: Sequence[int] | Callable[[Any], int] | None = None,
@@ -68,11 +69,13 @@ class ShardedFiles(Dataset[Any]):
         shuffle: int = 0,
         lanes: tuple[int, int] | None = None,
     ) -> None:
-        self.files: list[Any] = sorted(glob.glob(files)) if isinstance(files, str) else list(files)
+        self.files: list[Any] = _matching(os.fspath(files)) if isinstance(files, str | os.PathLike) else list(files)
         if not self.files:
             raise ValueError(f"ShardedFiles needs files, got {files!r}, which names none")
-        if shuffle < 0:
-            raise ValueError(f"shuffle must be >= 0 (the number of samples that are shuffled together), got {shuffle}")
+        if isinstance(shuffle, bool) or shuffle < 0:
+            raise ValueError(
+                f"shuffle must be an integer >= 0 (the number of samples that are shuffled together), got {shuffle}"
+            )
         check_lanes(lanes)
         self.read, self.transform = read, transform
         self.shuffle = shuffle
@@ -178,25 +181,27 @@ class _Cursor:
 
     def read(self, run: Run) -> None:
         """Read the samples of a run."""
+        self.run, self.samples = (-1, -1, -1), []
+        samples = self._checked(run) if not self._dataset._is_checked else self._read(run)
+        self._check(run, len(samples))
+        file, _, stop = run
+        self.run, self.samples, self._next = run, samples, (file, stop)
+
+    def _read(self, run: Run) -> list[Any]:
         file, start, stop = run
         if (file, start) != self._next:
             self._open(file, start)
-        self.run, self.samples = (-1, -1, -1), []
-        samples = self._read(stop - start)
-        self._check(run, len(samples))
-        self.run, self.samples, self._next = run, samples, (file, stop)
+        return list(islice(self._iterator, stop - start))
 
-    def _read(self, count: int) -> list[Any]:
-        if self._dataset._is_checked:
-            return list(islice(self._iterator, count))
+    def _checked(self, run: Run) -> list[Any]:
         self._dataset._is_checked, before = True, CPUState()
-        kept = list(islice(self._iterator, count))
+        samples = self._read(run)
         if moved := before.moved():
             raise TypeError(
                 f"read= of ShardedFiles draws random numbers ({', '.join(sorted(moved))}), which would differ after a "
                 "resume: draw them in transform=, which is seeded for each sample"
             )
-        return kept
+        return samples
 
     def _open(self, file: int, start: int) -> None:
         read, path = self._dataset.read, self._dataset.files[file]
@@ -213,6 +218,16 @@ class _Cursor:
             raise ValueError(f"{path} ended after {start + num_read} samples, but sizes= says that it has {size}")
         if stop == size and next(self._iterator, _END) is not _END:
             raise ValueError(f"{path} has more than the {size} samples that sizes= says it has")
+
+
+def _matching(pattern: str) -> list[str]:
+    """Return the files that match a pattern, sorted; URLs if it is one."""
+    if "://" not in pattern:
+        return sorted(glob.glob(pattern))
+    from fsspec.core import url_to_fs  # type: ignore[import-untyped]  # late: opens a connection
+
+    system, path = url_to_fs(pattern)
+    return [system.unstrip_protocol(each) for each in sorted(system.glob(path))]
 
 
 def _takes_start(read: Callable[..., Any]) -> bool:

@@ -14,7 +14,7 @@ from runnerkit.resume import resume_point
 from runnerkit.sampling.sharding import batches_of, count_batches, start_epoch
 from runnerkit.steps.budget import is_over, limit_samples
 from runnerkit.steps.learning_rates import rates_of_all
-from runnerkit.steps.weights import StepSizes, keep_in_step, sizes_of_pass, weigh_step
+from runnerkit.steps.weights import StepSizes, keep_in_step, restore_buffers, sizes_of_pass, weigh_step
 from runnerkit.types import Batch, as_dict, like
 
 if TYPE_CHECKING:
@@ -145,7 +145,9 @@ def finish_batch(runner: IRunner) -> None:
         steps.stepped_at = runner.batch_step
         runner.optimizer_step += 1
         runner.stage_optimizer_step += 1
-    if not steps.is_idle:
+    if steps.is_idle:
+        restore_buffers(steps)
+    else:
         run.means.update(
             runner.batch_metrics, runner.batch_size, weight=runner.batch_weight, batch_step=runner.loader_batch_step
         )

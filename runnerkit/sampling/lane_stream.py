@@ -9,19 +9,21 @@ processes take a step if one of them has samples for it, and sum the sizes of ea
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from itertools import count, islice
+from itertools import chain, count, cycle, islice
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from runnerkit.sampling.sampler import set_epoch
 from runnerkit.sampling.seeded_dataset import seed_collate
 from runnerkit.sampling.shards import Shards
-from runnerkit.seeding.generators import GENERATORS, SEED_STRIDE, CPUState, derive_seed
+from runnerkit.seeding.generators import GENERATORS, SEED_STRIDE, CPUState, derive_seed, keep_cpu_rng, seed_generators
 from runnerkit.support.torch_internals import pinned, without_worker_info
 
 _KEPT_PLACES = 64  # per lane; more shards than this in batches that are prefetched would be read again
@@ -100,8 +102,8 @@ class LaneStream(IterableDataset[Any]):
 
     @property
     def num_consumed(self) -> int:
-        """Samples that all processes took before the epoch was interrupted."""
-        return sum(place.num_samples for place in self._start.places)
+        """Samples that all processes took before the epoch was interrupted, or would have with full batches."""
+        return self._start.num_consumed
 
     def set_epoch(self, epoch: int) -> None:
         """Start `epoch` at the first shard of every lane."""
@@ -116,6 +118,7 @@ class LaneStream(IterableDataset[Any]):
         places = [self._place_after(num_steps, lane) for lane in range(self.lanes * self.turns)]
         return {
             "epoch": int(self._epoch[0]),
+            "num_consumed": self.num_consumed + num_batches * self.stride,
             "turn": (self._start.turn + num_steps) % self.turns * (1 if self.batch_size is not None else self.lanes),
             "lanes": self._layout,
             "places": [list(place) for place in places],
@@ -167,54 +170,70 @@ class LaneStream(IterableDataset[Any]):
                     "processes cannot continue; resume with as many processes as before"
                 )
             turn //= self.lanes
-        self._start = _Start(position["epoch"], turn, places)
+        self._start = _Start(position["epoch"], position["num_consumed"], turn, places)
 
     def unpacked(self, parts: Iterator[Part]) -> Iterator[Any]:
         """Yield the batches of parts from :meth:`__iter__`, and note which shards were opened for them."""
+        parts = self._without_gaps(parts)
         if self.start_sum is not None and self.training and not self.endless:
-            yield from self._in_step(self._without_gaps(parts), self.start_sum)
+            yield from self._in_step(parts, self.start_sum)
             return
         for part in parts:
-            self._note(part)
             if part.size:
                 yield part.content
             else:
                 self._num_empty += 1
 
-    def _note(self, part: Part) -> None:
-        for lane, *place in part.opened:
-            self._ahead.setdefault(lane, deque(maxlen=_KEPT_PLACES)).append(Place(0, *place))
-
     def _without_gaps(self, parts: Iterator[Part]) -> Iterator[Part]:
         """Yield a part for each step, empty ones for the steps of workers that have ended."""
         number = 0
         for part in parts:
-            yield from (Part(None, 0, missing, []) for missing in range(number, part.number))
-            number = part.number + 1
-            self._note(part)
+            while number < part.number:
+                yield Part(None, 0, number, [])
+                number += 1
+            number += 1
+            for lane, *place in part.opened:
+                self._ahead.setdefault(lane, deque(maxlen=_KEPT_PLACES)).append(Place(0, *place))
             yield part
 
     def _in_step(self, parts: Iterator[Part], start_sum: Callable[[torch.Tensor], Any]) -> Iterator[Any]:
-        """Yield a batch for each step in which a process has samples; without own samples, repeat the last batch."""
-        batch, number, num_empty = _END, 0, 0
+        """Yield a batch for each step in which a process has samples; a stand-in if they are those of others."""
+        stand_in, number, num_empty = None, 0, 0
         part, sizes_there = self._next(parts, start_sum)
         while max(sizes := sizes_there().tolist()) >= 0:
             following = self._next(parts, start_sum)
-            if part is not None and part.size:
-                batch = part.content
             if max(sizes) == 0:
                 num_empty += 1
-            elif batch is _END:
-                raise ValueError(
-                    f"loader {self.key!r}: the shards of process {self.rank} have no samples for its first step; set "
-                    "dataset.lanes to fewer lanes"
-                )
             else:
                 self._sizes[number] = num_empty, [max(0, size) for size in sizes]
                 self._sizes.pop(number - _KEPT_STEPS, None)
                 number += 1
-                yield batch
+                if part is not None and part.size:
+                    yield part.content
+                else:
+                    stand_in = stand_in or [self._stand_in()]
+                    yield copy.deepcopy(stand_in[0])  # `handle_batch` may modify it
             part, sizes_there = following
+
+    def _stand_in(self) -> Any:
+        """Return a batch of this process's first samples, as large as any other.
+
+        Raises:
+            ValueError: it has none.
+        """
+        epoch = int(self._epoch[0])
+        with keep_cpu_rng():
+            seed_generators(derive_seed(self.seed, "stand-in", epoch))
+            own = (lane for lane in range(self.lanes * self.turns) if lane % self.world_size == self.rank)
+            for index in chain.from_iterable(self.shards_of_lane(lane, epoch=epoch, lap=0) for lane in own):
+                shard = self.shards.open(int(index), epoch=epoch, seed=self.seed)
+                samples = list(islice(shard, self.batch_size or 1))
+                if samples:
+                    full = list(islice(cycle(samples), self.batch_size or 1))
+                    return self.collate_fn(full[0] if self.batch_size is None else full)
+        raise ValueError(
+            f"loader {self.key!r}: all shards of process {self.rank} are empty; set dataset.lanes to fewer lanes"
+        )
 
     def _next(self, parts: Iterator[Part], start_sum: Callable[[torch.Tensor], Any]) -> tuple[Part | None, Any]:
         """Fetch a part, and start to tell all processes its size; -1 if there is none."""
@@ -229,7 +248,9 @@ class LaneStream(IterableDataset[Any]):
         worker, num_workers = (0, 1) if info is None else (info.id, info.num_workers)
         epoch = int(self._epoch[0])
         start = self._start
-        if start.epoch != epoch:  # a persistent worker
+        if info is not None:
+            set_epoch(epoch, self.shards, self.collate_fn)  # a persistent worker has those of the first epoch
+        if start.epoch != epoch:
             start = self._beginning(epoch)
         readers = _Readers(self, start, in_worker=info is not None)
         turns = [(start.turn + worker + number * num_workers) % self.turns for number in range(self.turns)]
@@ -265,7 +286,7 @@ class LaneStream(IterableDataset[Any]):
         return [self.lanes, self.turns] if self.batch_size is not None else [1, self.lanes * self.turns]
 
     def _beginning(self, epoch: int) -> _Start:
-        return _Start(epoch, 0, [Place()] * (self.lanes * self.turns))
+        return _Start(epoch, 0, 0, [Place()] * (self.lanes * self.turns))
 
     def _place_after(self, num_steps: int, lane: int) -> Place:
         start = self._start.places[lane]
@@ -276,9 +297,10 @@ class LaneStream(IterableDataset[Any]):
 
 
 class _Start(NamedTuple):
-    """The start of a pass: epoch, turn of the first step, and the place of each lane."""
+    """The start of a pass: epoch, samples of full batches before it, turn of its first step, place of each lane."""
 
     epoch: int
+    num_consumed: int
     turn: int
     places: list[Place]
 

@@ -243,15 +243,16 @@ def check_lanes(lanes: Any) -> None:
         raise ValueError(f"lanes must be (processes, workers), two numbers >= 1, got {lanes!r}")
 
 
-def check_step(stride: int, lanes: int, turns: int) -> None:
+def check_step(stride: int, lanes: int, turns: int, *, key: str = "") -> None:
     """Raise unless each lane of a turn gives a step equally many samples.
 
     Raises:
         ValueError: with the numbers.
     """
     if stride % lanes:
+        who = f"loader {key!r}: " if key else ""
         raise ValueError(
-            f"lanes=({lanes}, {turns}): {lanes} does not divide the {stride} samples of a step (batch_size x "
+            f"{who}lanes=({lanes}, {turns}): {lanes} does not divide the {stride} samples of a step (batch_size x "
             "processes); choose lanes, or a batch size, so that it does"
         )
 

@@ -44,7 +44,7 @@ def shard_loader(
     if hasattr(loader, "pipeline"):  # of WebDataset, whose loaders are pipelines too
         from runnerkit.sampling.stream_sharding import loader_in
 
-        loader = loader_in(loader)
+        loader = loader_in(loader, key=key)
     if callable(getattr(loader, "shard", None)):
         known = signature(loader.shard).parameters
         if endless and "endless" in known:  # a wrapper

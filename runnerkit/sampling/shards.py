@@ -20,6 +20,7 @@ from runnerkit.seeding.generators import derive_seed
 
 _SHARD_STAGES = ("single_node_only", "split_by_node", "split_by_worker", "non_empty", "_shuffle", "detshuffle")
 _WAIT_S = 0.1
+_LARGEST_SEED_BITS = 64  # without a seed, NumPy draws 128 bits
 _WHOLE_STAGES = ("_slice", "slice", "islice")
 # Of datasets: classes in the chain of a data set, and what makes them.
 _WHOLE_OPERATIONS = {
@@ -69,14 +70,28 @@ def shards_of(dataset: Any) -> Shards | None:
 def whole_operations(dataset: Any) -> list[str]:
     """Return the operations of a Hugging Face data set that would act on each shard, but mean the whole stream."""
     found: list[str] = []
-    parts = [getattr(dataset, "_ex_iterable", None)] if type(dataset).__module__.startswith("datasets.") else []
-    for part in parts:  # grows in the loop
+    for part in _parts(dataset):
         name = type(part).__name__
         if name in _WHOLE_OPERATIONS:
             found.append(_WHOLE_OPERATIONS[name])
         found += [each for each in ("with_indices", "drop_last_batch") if getattr(part, each, False)]
-        parts += [each for each in (getattr(part, "ex_iterable", None), *getattr(part, "ex_iterables", ())) if each]
     return found
+
+
+def shuffles_unseeded(dataset: Any) -> bool:
+    """Return whether a Hugging Face data set shuffles in an order that no other process and no resumed run has."""
+    generators = (getattr(part, "generator", None) for part in _parts(dataset))
+    seeds = (getattr(getattr(each, "bit_generator", None), "seed_seq", None) for each in generators)
+    entropies = (getattr(each, "entropy", None) for each in seeds)
+    return any(isinstance(each, int) and each.bit_length() > _LARGEST_SEED_BITS for each in entropies)
+
+
+def _parts(dataset: Any) -> list[Any]:
+    """Return the links of a Hugging Face data set's chain of operations; none of any other data set."""
+    parts = [getattr(dataset, "_ex_iterable", None)] if type(dataset).__module__.startswith("datasets.") else []
+    for part in parts:  # grows in the loop
+        parts += [each for each in (getattr(part, "ex_iterable", None), *getattr(part, "ex_iterables", ())) if each]
+    return parts
 
 
 def is_webdataset(dataset: Any) -> bool:

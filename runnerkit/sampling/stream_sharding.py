@@ -18,11 +18,14 @@ from runnerkit.sampling.shards import (
     is_endless_webdataset,
     is_webdataset,
     shards_of,
+    shuffles_unseeded,
     splits_itself,
     whole_operations,
 )
 
 logger = logging.getLogger(__name__)
+
+_INSTEAD = "pass epoch_steps= to train() instead"
 
 
 def share_stream(
@@ -40,6 +43,8 @@ def share_stream(
     """
     if splits_itself(loader.dataset):
         return loader
+    if shuffles_unseeded(loader.dataset):
+        _refuse_unseeded(key, world_size=world_size)
     try:
         shards = shards_of(loader.dataset)
     except ValueError as error:
@@ -64,7 +69,7 @@ def share_stream(
         if world_size > 1:
             raise TypeError(
                 f"loader {key!r}: its WebDataset pipeline repeats its shards in an order of its own in each process "
-                "(resampled=True, .repeat(), .with_epoch()); pass epoch_steps= to train() instead"
+                f"(resampled=True, .repeat(), .with_epoch()); {why_none if endless else _INSTEAD}"
             )
     elif shards is not None and is_webdataset(dataset):
         dataset = WholePipeline(dataset, seed=seed)
@@ -103,7 +108,7 @@ def _lanes_of(
     if stride is None:
         divides = lanes * turns % (world_size * num_workers) == 0
     else:
-        check_step(stride, lanes, turns)
+        check_step(stride, lanes, turns, key=key)
         divides = lanes % world_size == 0 and turns % num_workers == 0
     if not divides:
         return None, (
@@ -113,8 +118,24 @@ def _lanes_of(
     return (lanes, turns), ""
 
 
-def loader_in(loader: Any) -> Any:
-    """Return the DataLoader in a WebLoader without stages of its own; any other loader unchanged."""
-    if is_webdataset(loader) and len(loader.pipeline) == 1 and isinstance(loader.pipeline[0], DataLoader):
-        return loader.pipeline[0]
-    return loader
+def _refuse_unseeded(key: str, *, world_size: int) -> None:
+    what = f"loader {key!r}: its shuffle() has no seed, so its order differs in"
+    if world_size > 1:
+        raise ValueError(f"{what} each process and in a resumed run; pass shuffle(seed=...)")
+    logger.warning("%s a resumed run, which would miss and repeat samples; pass shuffle(seed=...)", what)
+
+
+def loader_in(loader: Any, *, key: str) -> Any:
+    """Return the DataLoader in a WebLoader without stages of its own; any other loader unchanged.
+
+    Raises:
+        ValueError: the WebLoader has a length of its own.
+    """
+    if not (is_webdataset(loader) and len(loader.pipeline) == 1 and isinstance(loader.pipeline[0], DataLoader)):
+        return loader
+    if loader.repetitions != 1 or loader.nsamples > 0:
+        raise ValueError(
+            f"loader {key!r}: its WebLoader repeats or ends by itself (with_epoch, repeat); leave that out and pass "
+            "epoch_steps= to train(), or wrap the loader in a BatchLimitLoaderWrapper"
+        )
+    return loader.pipeline[0]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from runnerkit.callback import optimizer_callbacks
 from runnerkit.sampling.sharding import distributed_sampler_of, share_of
-from runnerkit.types import widest_float
+from runnerkit.types import as_dict, widest_float
 
 if TYPE_CHECKING:
     from runnerkit.callback import IRunner
@@ -49,6 +49,7 @@ class StepSizes:
         has_steppers: whether an OptimizerCallback steps, and not ``handle_batch``.
         silent: keys of models whose gradients are not communicated in this batch.
         stepped_at: `batch_step` of the last optimizer step.
+        kept: buffers of the models, and their values from before an idle step.
     """
 
     def __init__(self) -> None:
@@ -63,6 +64,7 @@ class StepSizes:
         self.has_steppers = False
         self.silent: set[str] = set()
         self.stepped_at = -1
+        self.kept: list[tuple[Tensor, Tensor]] = []
 
     @property
     def total(self) -> int | None:
@@ -113,6 +115,8 @@ def weigh_step(runner: IRunner, steps: StepSizes, *, number: int) -> None:
     engine.loss_factor = _base_factor(runner)
     if steps.is_idle:
         engine.loss_factor = 0.0
+        models = as_dict(runner.model).values()
+        steps.kept = [(buffer, buffer.clone()) for model in models for buffer in model.buffers()]
     elif sizes is not None and own is not None and runner.loss_reduction == "mean":
         mean = _mean(sizes)
         engine.loss_factor = None if mean is None or mean == own else own / mean
@@ -185,6 +189,14 @@ def _base_factor(runner: IRunner) -> float | None:
     """Return the factor of a process with a full batch: engines average losses, also those that sum over a batch."""
     num_processes = runner.engine.num_processes
     return float(num_processes) if runner.loss_reduction == "sum" and num_processes > 1 else None
+
+
+@torch.no_grad()
+def restore_buffers(steps: StepSizes) -> None:
+    """Undo what an idle step did to buffers, such as the statistics of batch norm."""
+    for buffer, before in steps.kept:
+        buffer.copy_(before)
+    steps.kept = []
 
 
 def without_weight(runner: IRunner) -> None:

@@ -148,10 +148,69 @@ def test_whole_batches_are_taken_in_turns():
     assert sorted(taken) == list(range(8))
 
 
-def test_a_process_without_a_sample_for_its_first_step_says_so():
+def test_a_process_without_any_sample_says_so():
     """It has no batch to take part with."""
-    with pytest.raises(ValueError, match=r"'train': the shards of process 0 have no samples for its first step; set"):
+    with pytest.raises(ValueError, match=r"'train': all shards of process 0 are empty; set dataset.lanes to fewer"):
         steps_of(loaders_of(Numbers([0, 5, 0, 5], (2, 1)), 2, batch_size=2))
+
+
+@pytest.mark.parametrize("batch_size", [2, None])
+def test_a_process_whose_lanes_have_ended_gets_its_first_samples_again(batch_size):
+    """A new object each time, as it may be modified; also in a resumed run, which has no batch before."""
+    [_, (second, _)] = steps_of(loaders_of(Numbers([20, 3], (2, 1)), 2, batch_size=batch_size))
+    idle = [batch for batch, sizes in second if sizes[1] == 0]
+
+    assert len(idle) > 6 and all(batch == (20 if batch_size is None else [20, 21]) for batch in idle)
+    assert batch_size is None or len(set(map(id, idle))) == len(idle)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("at", [2, 10, 20, 25])
+def test_a_resume_after_a_worker_has_ended_repeats_nothing(num_workers, at):
+    """The steps of a worker that has ended are empty; a limit in batches does not count them."""
+
+    def limited():
+        loader = DataLoader(Numbers([3, 3, 40, 40, 3, 3, 40, 40], (2, 2)), 4, num_workers=num_workers, collate_fn=list)
+        place = {"key": "train", "training": True, "rank": 0, "world_size": 1, "seed": SEED}
+        share = shard_loader(dl.BatchLimitLoaderWrapper(loader, 30), **place)
+        start_epoch(share, 1)
+        return share
+
+    whole = list(batches_of(limited()))
+    first = limited()
+    batches = batches_of(first)
+    assert [next(batches) for _ in range(at)] == whole[:at]
+    second = limited()
+    share_of(second).skip(share_of(first).position_after(at))
+
+    assert len(whole) == 30
+    assert list(batches_of(second)) == whole[at:]
+
+
+class Epochs:
+    """A collate_fn that returns the epoch."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __call__(self, samples):
+        return self.epoch
+
+
+@pytest.mark.parametrize("is_persistent", [False, True])
+def test_workers_learn_the_epoch(is_persistent):
+    loader = DataLoader(
+        Numbers([4] * 4, (2, 1)), 4, num_workers=1, collate_fn=Epochs(), persistent_workers=is_persistent
+    )
+    share = shard_loader(loader, key="train", training=True, rank=0, world_size=1, seed=SEED)
+    found = []
+    for epoch in (1, 2, 3):
+        start_epoch(share, epoch)
+        found.append(set(batches_of(share)))
+
+    assert found == [{1}, {2}, {3}]
 
 
 def test_without_lanes_the_stream_keeps_its_order_and_a_warning_says_what_to_do(caplog):
@@ -192,6 +251,25 @@ def train(logdir, num_processes, *, accumulation_steps=1, num_workers=0, interru
     return model.weight.detach(), counters, runner.epoch_metrics["train"]["loss"]
 
 
+class InPlace(dl.SupervisedRunner):
+    def handle_batch(self, batch):
+        self.batch = [batch[0].sub_(0.1).div_(0.2), batch[1]]
+        super().handle_batch(self.batch)
+
+
+def statistics_of(num_processes):
+    """Train with lanes of 16 and of 400 samples; return the model, whose first rank is not idle."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.BatchNorm1d(4, affine=False), nn.Linear(4, 1)).double()
+    InPlace().train(
+        model=model, criterion=lambda out, y: (out[:, 0] - y).square().mean(),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, 0.001),
+        engine=dl.DistributedDataParallelEngine(2, device="cpu") if num_processes > 1 else dl.CPUEngine(),
+        loaders={"train": DataLoader(Rows([40, 4, 40, 4], (2, 1)), 4 // num_processes)}, **quiet(),
+    )  # fmt: skip
+    return model[0].running_var, model[1].weight.detach()
+
+
 def of_two_processes(folder):
     found = [
         train(folder / "plain", 2),
@@ -200,12 +278,12 @@ def of_two_processes(folder):
     ]
     train(folder / "again", 2, interrupt_at=21)
     train(folder / "alone", 2, interrupt_at=9)
-    return [*found, train(folder / "again", 2, resume="auto")]
+    return [*found, train(folder / "again", 2, resume="auto")], statistics_of(2)
 
 
 def test_two_processes_train_the_weights_of_one(tmp_path):
     """The gradient of each step is that of its samples, whoever has how many of them, also after a resume."""
-    plain, workers, accumulated, again = together(lambda: of_two_processes(tmp_path))
+    (plain, workers, accumulated, again), (variances, weight) = together(lambda: of_two_processes(tmp_path))
     alone = train(tmp_path / "alone", 1, resume="auto")
     expected = train(tmp_path / "one", 1)
 
@@ -217,3 +295,4 @@ def test_two_processes_train_the_weights_of_one(tmp_path):
         torch.testing.assert_close(found[0], wanted[0], rtol=0, atol=1e-13)
         assert found[1] == wanted[1]
         assert found[2] == pytest.approx(wanted[2], abs=1e-12)
+    assert torch.isfinite(weight).all() and torch.isfinite(variances).all()

@@ -301,7 +301,7 @@ def numbers(path):
 BAD = {
     "no files": (lambda: dl.ShardedFiles("/nowhere/*", numbers), ValueError, r"'/nowhere/\*', which names none"),
     "negative shuffle": (lambda: dl.ShardedFiles("ab", numbers, shuffle=-1), ValueError, "names none"),
-    "shuffle": (lambda: dl.ShardedFiles(["a"], numbers, shuffle=-1), ValueError, "shuffle must be >= 0"),
+    "shuffle": (lambda: dl.ShardedFiles(["a"], numbers, shuffle=-1), ValueError, "shuffle must be an integer >= 0"),
     "lanes": (lambda: dl.ShardedFiles(["a"], numbers, lanes=(2,)), ValueError, r"lanes must be \(processes, workers\)"),
     "too few sizes": (lambda: dl.ShardedFiles(["a", "b"], numbers, sizes=[4]), ValueError, "each of 2 files, got 1"),
     "no samples": (lambda: dl.ShardedFiles(["a"], lambda path: []), ValueError, r"not all 0, got \[0\]"),
@@ -314,6 +314,16 @@ BAD = {
         lambda: dl.ShardedFiles(["a"], numbers, sizes=[3])[2],
         ValueError,
         r"a has more than the 3 samples that sizes= says",
+    ),
+    "draws when it is called": (
+        lambda: dl.ShardedFiles(["a"], lambda path: [random.random()], sizes=[1])[0],
+        TypeError,
+        r"read= of ShardedFiles draws random numbers \(python\)",
+    ),
+    "shuffle=True": (
+        lambda: dl.ShardedFiles(["a"], numbers, sizes=[1], shuffle=True),
+        ValueError,
+        "shuffle must be an integer >= 0",
     ),
     "draws": (
         lambda: dl.ShardedFiles(["a"], draws, sizes=[1])[0],
@@ -440,3 +450,21 @@ def test_two_processes_train_like_one(tmp_path):
     two = train(tmp_path / "two", num_workers=1, batch_size=4, ddp=True)
 
     assert all(np.allclose(np.asarray(two[name]), np.asarray(value), atol=1e-6) for name, value in one.items())
+
+
+def test_a_pattern_may_be_a_url_or_a_path(tmp_path):
+    """The files of any file system of fsspec, as URLs."""
+    import fsspec
+
+    for place in ("memory://shards", tmp_path):
+        for name in ("b.txt", "a.txt", "c.csv"):
+            with fsspec.open(f"{place}/{name}", "w") as file:
+                file.write(name)
+
+    def read(path):
+        with fsspec.open(path, "r") as file:
+            yield file.read()
+
+    for pattern in ("memory://shards/*.txt", tmp_path / "*.txt"):
+        files = dl.ShardedFiles(pattern, read)
+        assert [files[number] for number in range(len(files))] == ["a.txt", "b.txt"]

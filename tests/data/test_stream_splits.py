@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from runnerkit.data import BatchLimitLoaderWrapper, EpochStepsLoaderWrapper
 from runnerkit.sampling.sharding import batches_of, shard_loader, share_of, start_epoch
-from tests.data.stream_sources import NUM_SAMPLES, augmented, hugging_face, noted, webdataset
+from tests.data.stream_sources import FIRST, NUM_SAMPLES, SIZES, augmented, hugging_face, noted, webdataset
 
 SEED = 42
 
@@ -72,6 +72,29 @@ def test_a_web_loader_with_stages_of_its_own_is_refused(folder):
         shards_of(loader, 2)
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_a_web_loader_with_a_length_of_its_own_is_refused(folder, training):
+    """Its with_epoch would be ignored."""
+    import webdataset as wds
+
+    loader = wds.WebLoader(webdataset(folder, augmented), batch_size=4).with_epoch(5)
+
+    with pytest.raises(ValueError, match=r"'train': its WebLoader repeats or ends by itself .* pass epoch_steps= to"):
+        shards_of(loader, 1, training=training)
+
+
+def test_a_shuffle_without_a_seed_is_refused_by_several_processes(folder, caplog):
+    """Each would read an order of its own; in one process, a resumed run would."""
+    loader = DataLoader(hugging_face(folder, augmented).shuffle(buffer_size=3), 4, collate_fn=list)
+
+    with caplog.at_level(logging.WARNING):
+        shards_of(loader, 1)
+
+    assert "'train': its shuffle() has no seed, so its order differs in a resumed run, which would miss" in caplog.text
+    with pytest.raises(ValueError, match=r"its shuffle\(\) has no seed, so its order differs in each process"):
+        shards_of(loader, 2)
+
+
 def test_a_resampled_pipeline_needs_epoch_steps(folder):
     """It draws archives in an order of its own in each process."""
     pipeline = webdataset(folder, augmented, resampled=True, shardshuffle=False)
@@ -94,12 +117,13 @@ def test_a_pipeline_that_drops_samples_of_each_shard_is_refused(folder):
 
 def test_a_pipeline_with_an_unknown_splitter_is_not_divided(folder, caplog):
     """Whatever it selects from the list of archives, it would select from one archive."""
-    pipeline = webdataset(folder, augmented, nodesplitter=every_second)
+    pipeline = webdataset(folder, augmented, nodesplitter=every_second, shardshuffle=False)
 
     with caplog.at_level(logging.WARNING):
         shards = shards_of(DataLoader(pipeline, 4, collate_fn=list), 1)
 
-    assert len(numbers(shards)) < NUM_SAMPLES
+    expected = [number for index in range(1, len(SIZES), 2) for number in range(FIRST[index], FIRST[index + 1])]
+    assert numbers(shards) == expected
 
 
 def every_second(urls):
