@@ -22,31 +22,36 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from runnerkit.sampling.sampler import set_epoch
 from runnerkit.sampling.seeded_dataset import seed_collate
-from runnerkit.sampling.shards import Shards
+from runnerkit.sampling.shards import Shards, can_seek
 from runnerkit.seeding.generators import GENERATORS, SEED_STRIDE, CPUState, derive_seed, keep_cpu_rng, seed_generators
 from runnerkit.support.torch_internals import pinned, without_worker_info
 
 _KEPT_PLACES = 64  # per lane; more shards than this in batches that are prefetched would be read again
+_SAMPLES_PER_STATE = 1000  # of a shard that can seek; at most as many are read again in a resumed run
 _KEPT_STEPS = 64  # a loader may fetch as many ahead
 _END = object()
 
 
 class Place(NamedTuple):
-    """Place of a lane: it has yielded `num_samples`, and shard `number` of pass `lap` began after `first` of them."""
+    """Place of a lane: it has yielded `num_samples`; after `first` of them, shard `number` of pass `lap` had `state`.
+
+    None is the state at its beginning.
+    """
 
     num_samples: int = 0
     lap: int = 0
     number: int = 0
     first: int = 0
+    state: Any = None
 
 
 class Part(NamedTuple):
-    """Samples of a process in step `number` of a pass, or their batch; and the shards that were opened for it."""
+    """Samples of a process in step `number` of a pass, or their batch; and where shards can be opened again for it."""
 
     content: Any
     size: int
     number: int
-    opened: list[list[int]]
+    opened: list[list[Any]]
 
     def pin_memory(self) -> Part:
         """Pin the batch; called by a loader with ``pin_memory``."""
@@ -317,7 +322,7 @@ class _Readers:
         self.lanes: dict[int, _Lane] = {}
         self.drawn_from: set[str] = set()
 
-    def part(self, lanes: list[int]) -> tuple[list[Any], list[list[int]]]:
+    def part(self, lanes: list[int]) -> tuple[list[Any], list[list[Any]]]:
         """Read this reader's samples of one step: one of each lane in turn."""
         if not self.in_worker:
             return self._drawn(lanes), self._opened(lanes)
@@ -333,7 +338,7 @@ class _Readers:
         """Return whether all samples of a lane were read."""
         return lane in self.lanes and self.lanes[lane].has_ended
 
-    def _opened(self, lanes: list[int]) -> list[list[int]]:
+    def _opened(self, lanes: list[int]) -> list[list[Any]]:
         moved_on = [number for number in lanes if self.lanes[number].has_moved_on]
         for number in moved_on:
             self.lanes[number].has_moved_on = False
@@ -374,23 +379,24 @@ class _Lane:
     """The shards of a lane, one after another.
 
     Attributes:
-        num_samples, lap, number, first: as in :class:`Place`.
+        num_samples, lap, number, first, state: as in :class:`Place`.
         has_ended: whether no sample is left.
-        has_moved_on: whether a shard was opened that the process does not know of.
+        has_moved_on: whether a shard was opened, or has a state, that the process does not know of.
     """
 
     def __init__(self, stream: LaneStream, lane: int, place: Place, *, epoch: int) -> None:
         self.stream, self.lane, self.epoch = stream, lane, epoch
-        self.num_samples, self.lap, self.number, self.first = place
+        self.num_samples, self.lap, self.number, self.first, self.state = place
         self.has_ended = self.has_moved_on = False
         self._seed = derive_seed(stream.seed, "sample", epoch, lane)
         self._shards = stream.shards_of_lane(lane, epoch=epoch, lap=self.lap)
         self._samples: Iterator[Any] | None = None
+        self._seekable: Any = None  # the open shard, if it can seek
 
     @property
     def place(self) -> Place:
         """The place behind what was read."""
-        return Place(self.num_samples, self.lap, self.number, self.first)
+        return Place(self.num_samples, self.lap, self.number, self.first, self.state)
 
     def take(self, num_samples: int, seeders: list[Callable[[int], object]]) -> list[Any]:
         """Read the next samples, fewer only at the lane's end."""
@@ -400,6 +406,8 @@ class _Lane:
         while len(samples) < num_samples and not self.has_ended:
             self._open_next(seeders)
             samples += self._some(num_samples - len(samples), seeders)
+        if self._seekable is not None and self.num_samples - self.first >= _SAMPLES_PER_STATE and not self.has_ended:
+            self.first, self.state, self.has_moved_on = self.num_samples, self._seekable.state_dict(), True
         return samples
 
     def _some(self, num_samples: int, seeders: list[Callable[[int], object]]) -> list[Any]:
@@ -439,14 +447,18 @@ class _Lane:
         else:
             self.has_ended = True
             return
-        self.first, self.has_moved_on = self.num_samples, True
+        self.first, self.state, self.has_moved_on = self.num_samples, None, True
         self._iterate_shard(seeders)
 
     def _iterate_shard(self, seeders: list[Callable[[int], object]]) -> None:
         for seed in seeders:
             seed(self._seed + SEED_STRIDE * self.first)
         index, epoch = int(self._shards[self.number]), self.epoch + self.lap
-        self._samples = iter(self.stream.shards.open(index, epoch=epoch, seed=self.stream.seed))
+        shard = self.stream.shards.open(index, epoch=epoch, seed=self.stream.seed)
+        self._seekable = shard if can_seek(shard) else None
+        if self.state is not None:
+            self._seekable.load_state_dict(self.state)
+        self._samples = iter(shard)
 
     def _check_not_empty(self) -> None:
         if self.num_samples == 0:

@@ -94,6 +94,12 @@ def _parts(dataset: Any) -> list[Any]:
     return parts
 
 
+def can_seek(shard: Any) -> bool:
+    """Return whether a shard has a state to continue from; a shuffle buffer of Hugging Face's is lost in it."""
+    has_state = callable(getattr(shard, "state_dict", None)) and callable(getattr(shard, "load_state_dict", None))
+    return has_state and not any(hasattr(part, "buffer_size") for part in _parts(shard))
+
+
 def is_webdataset(dataset: Any) -> bool:
     """Return whether `dataset` is a pipeline of WebDataset, which its loaders are as well."""
     return any(each.__module__.startswith("webdataset.") for each in type(dataset).__mro__) and hasattr(

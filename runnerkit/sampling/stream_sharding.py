@@ -119,7 +119,7 @@ def _lanes_of(
 
 
 def _refuse_unseeded(key: str, *, world_size: int) -> None:
-    what = f"loader {key!r}: its shuffle() has no seed, so its order differs in"
+    what = f"loader {key!r}: its shuffle() lacks a seed, so its order differs in"
     if world_size > 1:
         raise ValueError(f"{what} each process and in a resumed run; pass shuffle(seed=...)")
     logger.warning("%s a resumed run, which would miss and repeat samples; pass shuffle(seed=...)", what)

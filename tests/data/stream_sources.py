@@ -88,7 +88,7 @@ def files(folder: Path, change: Change) -> Any:
     return dl.ShardedFiles(paths, numbers_of, sizes=SIZES, transform=change, shuffle=4, lanes=LANES)
 
 
-def hugging_face(folder: Path, change: Change) -> Any:
+def hugging_face(folder: Path, change: Change, *, is_shuffled: bool = True) -> Any:
     os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     import datasets
 
@@ -96,7 +96,7 @@ def hugging_face(folder: Path, change: Change) -> Any:
     paths = [str(path) for path in sorted(folder.glob("*.jsonl"))]
     cache = str(folder / "cache")
     stream = datasets.load_dataset("json", data_files=paths, split="train", streaming=True, cache_dir=cache)
-    stream = stream.shuffle(seed=3, buffer_size=4).map(change)
+    stream = (stream.shuffle(seed=3, buffer_size=4) if is_shuffled else stream).map(change)
     stream.lanes = LANES
     return stream
 

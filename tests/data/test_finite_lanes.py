@@ -149,14 +149,14 @@ def test_whole_batches_are_taken_in_turns():
 
 
 def test_a_process_without_any_sample_says_so():
-    """It has no batch to take part with."""
+    """It lacks a batch to take part with."""
     with pytest.raises(ValueError, match=r"'train': all shards of process 0 are empty; set dataset.lanes to fewer"):
         steps_of(loaders_of(Numbers([0, 5, 0, 5], (2, 1)), 2, batch_size=2))
 
 
 @pytest.mark.parametrize("batch_size", [2, None])
 def test_a_process_whose_lanes_have_ended_gets_its_first_samples_again(batch_size):
-    """A new object each time, as it may be modified; also in a resumed run, which has no batch before."""
+    """A new object each time, as it may be modified; also in a resumed run, which lacks a batch before."""
     [_, (second, _)] = steps_of(loaders_of(Numbers([20, 3], (2, 1)), 2, batch_size=batch_size))
     idle = [batch for batch, sizes in second if sizes[1] == 0]
 
@@ -282,7 +282,7 @@ def of_two_processes(folder):
 
 
 def test_two_processes_train_the_weights_of_one(tmp_path):
-    """The gradient of each step is that of its samples, whoever has how many of them, also after a resume."""
+    """The gradient of each step is that of all its samples, also after a resume."""
     (plain, workers, accumulated, again), (variances, weight) = together(lambda: of_two_processes(tmp_path))
     alone = train(tmp_path / "alone", 1, resume="auto")
     expected = train(tmp_path / "one", 1)

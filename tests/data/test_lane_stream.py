@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset
 
 from runnerkit.data import EpochStepsLoaderWrapper
+from runnerkit.sampling import lane_stream
 from runnerkit.sampling.sharding import batches_of, shard_loader, share_of, start_epoch
 
 SEED = 42
@@ -207,6 +208,55 @@ def test_a_resume_opens_only_the_shard_it_needs():
     trained(again, [2])
 
     assert len(stream.opened) == 2  # one in each lane; 14 were read before
+
+
+class Seekable(IterableDataset):
+    """A shard with a state; `read` notes what was read of any shard."""
+
+    def __init__(self, numbers, read):
+        self.numbers, self.read, self.place = numbers, read, 0
+
+    def __iter__(self):
+        while self.place < len(self.numbers):
+            self.place += 1
+            self.read.append(self.numbers[self.place - 1])
+            yield self.numbers[self.place - 1]
+
+    def state_dict(self):
+        return {"place": self.place}
+
+    def load_state_dict(self, state):
+        self.place = state["place"]
+
+
+class WithStates(Numbers):
+    """Shards that can seek."""
+
+    def shard(self, num_shards, index):
+        return Seekable(_numbers_of(self.sizes, index), self.opened)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, 60), min_size=4, max_size=12), steps=st.integers(1, 40), batch_size=st.integers(1, 3)
+)
+def test_a_shard_with_a_state_is_not_read_again(sizes, steps, batch_size):
+    """A resumed run reads at most the samples since the last state."""
+    lanes = (2, 2)
+    if has_empty_lane(sizes, lanes):
+        return
+    options = {"batch_size": 2 * batch_size, "steps": steps}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lane_stream, "_SAMPLES_PER_STATE", 7)
+        whole = trained(shares(WithStates(sizes, lanes), 1, **options), range(1, 3))
+        loaders = shares(WithStates(sizes, lanes), 2, **options | {"batch_size": batch_size})
+        assert trained(loaders, [1]) == whole[:steps]
+        stream = WithStates(sizes, lanes)
+        again = shares(stream, 1, **options)
+        share_of(again[0]).skip(saved(loaders))
+
+        assert trained(again, [2]) == whole[steps:]
+        assert len(stream.opened) <= 2 * batch_size * steps + 4 * (7 + batch_size)
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])

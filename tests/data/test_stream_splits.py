@@ -8,6 +8,7 @@ import pytest
 from torch.utils.data import DataLoader, IterableDataset
 
 from runnerkit.data import BatchLimitLoaderWrapper, EpochStepsLoaderWrapper
+from runnerkit.sampling import lane_stream
 from runnerkit.sampling.sharding import batches_of, shard_loader, share_of, start_epoch
 from tests.data.stream_sources import FIRST, NUM_SAMPLES, SIZES, augmented, hugging_face, noted, webdataset
 
@@ -90,8 +91,8 @@ def test_a_shuffle_without_a_seed_is_refused_by_several_processes(folder, caplog
     with caplog.at_level(logging.WARNING):
         shards_of(loader, 1)
 
-    assert "'train': its shuffle() has no seed, so its order differs in a resumed run, which would miss" in caplog.text
-    with pytest.raises(ValueError, match=r"its shuffle\(\) has no seed, so its order differs in each process"):
+    assert "'train': its shuffle() lacks a seed, so its order differs in a resumed run, which would miss" in caplog.text
+    with pytest.raises(ValueError, match=r"its shuffle\(\) lacks a seed, so its order differs in each process"):
         shards_of(loader, 2)
 
 
@@ -262,3 +263,28 @@ def test_a_rank_of_thousands_needs_no_more_memory(world_size):
     assert [len(batch) for batch in batches] == [32] * 8
     assert peak < 8e6
     assert share_of(shard).position["within"]["lanes"] == [world_size, 4]
+
+
+@pytest.mark.parametrize("is_shuffled", [False, True])
+def test_a_hugging_face_shard_continues_at_its_state(folder, monkeypatch, is_shuffled):
+    """Its state does not hold a shuffle buffer, so with one the shard is read again."""
+    monkeypatch.setattr(lane_stream, "_SAMPLES_PER_STATE", 3)
+
+    def share(read):
+        stream = hugging_face(folder, lambda sample: read.append(sample["n"]) or sample, is_shuffled=is_shuffled)
+        stream.lanes = (2, 1)
+        place = {"key": "train", "training": True, "rank": 0, "world_size": 1, "seed": SEED}
+        loader = shard_loader(DataLoader(stream, 2, collate_fn=list), **place)
+        start_epoch(loader, 1)
+        return loader
+
+    whole = list(batches_of(share([])))
+    first, read = share([]), []
+    batches = batches_of(first)
+    for _ in range(30):
+        next(batches)
+    second = share(read)
+    share_of(second).skip(share_of(first).position_after(30))
+
+    assert list(batches_of(second)) == whole[30:]
+    assert len(read) - sum(map(len, whole[30:])) <= (99 if is_shuffled else 2 * 3)

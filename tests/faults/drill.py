@@ -101,6 +101,7 @@ class Tally:
     """
 
     num_processes: int
+    source: str | None = None
     kills: Counter[str] = field(default_factory=Counter)
     num_runs: int = 0
     different: list[str] = field(default_factory=list)
@@ -198,14 +199,14 @@ def _start(logdir: Path, rank: int, num_processes: int, store: Path, kill: Kill 
 
 def drill(num_kills: int, num_processes: int, *, folder: Path, seed: int = 0, source: str | None = None) -> Tally:
     """Kill runs `num_kills` times in total; each is resumed until it completes, and is then compared."""
-    tally, chance = Tally(num_processes), random.Random(seed)
-    whole = folder / f"whole-{num_processes}"
+    tally, chance = Tally(num_processes, source), random.Random(seed)
+    whole = folder / f"whole-{num_processes}-{source}"
     write_files(folder / "shards")
     assert attempt(whole, num_processes, None, tally, source=source), "the run fails by itself"
     expected = fingerprint(whole)
     while tally.kills.total() < num_kills:
         tally.num_runs += 1
-        broken = folder / f"broken-{num_processes}-{tally.num_runs}"
+        broken = folder / f"broken-{num_processes}-{source}-{tally.num_runs}"
         struck = []
         while not attempt(broken, num_processes, kill := Kill.draw(chance, num_processes), tally, source=source):
             struck.append(kill)
@@ -269,24 +270,38 @@ def table(tallies: Sequence[Tally]) -> str:
     )
 
 
+def table_of_streams(tallies: Sequence[Tally]) -> str:
+    """Return a Markdown table with a row for each source of a stream."""
+    lines = [
+        f"| {each.source} | {each.num_processes} | {each.kills.total()} | {each.num_runs} | "
+        f"{each.num_runs - each.num_different} |"
+        for each in tallies
+    ]
+    heads = "| source | processes | kills | runs | of these, equal to the run that was not killed |"
+    return "\n".join([heads, "|---|---:|---:|---:|---:|", *lines])
+
+
 def main() -> None:
     """Drill, print a table, and exit with 1 if a run was different."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=100, help="for each number of processes")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--source", choices=[*job.STREAMS], help="train on a stream")
+    parser.add_argument("--streams", action="store_true", help="train on streams, each with two data workers")
     parser.add_argument("--page", type=Path, help="also write the table to this page")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        run = partial(drill, options.kills, folder=Path(folder), seed=options.seed, source=options.source)
-        tallies = [run(num_processes=number) for number in options.processes]
-    print(table(tallies))
+        run = partial(drill, options.kills, folder=Path(folder), seed=options.seed)
+        sources = job.STREAMS if options.streams else [None]
+        tallies = [run(num_processes=number, source=source) for source in sources for number in options.processes]
+    found = table_of_streams(tallies) if options.streams else table(tallies)
+    print(found)
     for tally in tallies:
         print(*tally.different, sep="\n")
     if options.page is not None:
         when = f"{datetime.date.today()}, torch {torch.__version__}, Python {platform.python_version()}, on the CPU."
-        write_section("drills", f"{when}\n\n{table(tallies)}", options.page, command="make drills")
+        section = "stream drills" if options.streams else "drills"
+        write_section(section, f"{when}\n\n{found}", options.page, command="make drills")
     sys.exit(any(tally.different for tally in tallies))
 
 

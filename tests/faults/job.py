@@ -59,8 +59,10 @@ STREAMS: dict[str, Callable[[Path], Any]] = {
     "Hugging Face": partial(hugging_face, change=paired),
     "WebDataset": partial(webdataset, change=labelled),
     "IterableDataset with shards": partial(Divisible, change=labelled),
+    "the same, without epoch_steps": partial(Divisible, change=labelled),
     "any other IterableDataset": partial(Numbers, change=labelled),
 }
+FINITE = "the same, without epoch_steps"
 
 
 def run(logdir: Path, *, num_processes: int, source: str | None = None) -> None:
@@ -75,6 +77,7 @@ def run(logdir: Path, *, num_processes: int, source: str | None = None) -> None:
     model = mlp(dropout=0.3, batch_norm=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     epoch_steps = NUM_SAMPLES // (BATCH_SIZE * num_processes)
+    most_steps = NUM_EPOCHS * (100 if source == FINITE else epoch_steps)
     if source is None:
         train_loader = DataLoader(Augmented(), batch_size=BATCH_SIZE, shuffle=True, num_workers=1)
     else:
@@ -84,7 +87,7 @@ def run(logdir: Path, *, num_processes: int, source: str | None = None) -> None:
         model=model,
         criterion=nn.CrossEntropyLoss(),
         optimizer=optimizer,
-        scheduler=torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.02, total_steps=NUM_EPOCHS * epoch_steps),
+        scheduler=torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.02, total_steps=most_steps),
         loaders={
             "train": train_loader,
             "valid": loader(21, 4),
@@ -98,7 +101,7 @@ def run(logdir: Path, *, num_processes: int, source: str | None = None) -> None:
             ),
         },
         num_epochs=NUM_EPOCHS,
-        epoch_steps=None if source is None else epoch_steps,
+        epoch_steps=None if source in (None, FINITE) else epoch_steps,
         loggers={
             "console": None,
             "csv": dl.CSVLogger(logdir, log_batch_metrics=True),

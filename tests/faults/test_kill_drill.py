@@ -7,13 +7,14 @@ from runnerkit.checkpoints.file import load_checkpoint, save_checkpoint
 from tests.faults import drill as drills
 from tests.faults import launched_drill
 from tests.faults.drill import PLACES, TIME, Kill, Tally, attempt, differences, drill, fingerprint, leaves, table
+from tests.faults.job import FINITE
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("num_processes", "num_kills"), [(1, 5), (2, 2)])
-def test_a_killed_run_equals_the_run_that_was_not(tmp_path, num_processes, num_kills):
+@pytest.mark.parametrize(("num_processes", "num_kills", "source"), [(1, 5, None), (2, 2, None), (2, 2, FINITE)])
+def test_a_killed_run_equals_the_run_that_was_not(tmp_path, num_processes, num_kills, source):
     """The last checkpoint is equal bit for bit, and so are CSV files and TensorBoard's series."""
-    tally = drill(num_kills, num_processes, folder=tmp_path, seed=num_processes)
+    tally = drill(num_kills, num_processes, folder=tmp_path, seed=num_processes, source=source)
 
     assert tally.different == [] and tally.kills.total() >= num_kills
 
