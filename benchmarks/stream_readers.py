@@ -3,8 +3,9 @@
 python -m benchmarks.stream_readers --peers .venv-peers/bin/python
 
 The stream has 96 samples in 16 shards. Each framework trains on it for an epoch, as its documentation shows: with a
-DataLoader of the data set, once as it is and once split by split_dataset_by_node. `--write` writes the table to
-RESULTS.md.
+DataLoader of the data set, once as it is and once split by split_dataset_by_node. Bytes read are proportional to the
+reads. The time of a step is that of rank zero in a stream of 9,600 samples, in which each step and each read writes a
+line to a file. `--write` writes the table to RESULTS.md.
 """
 
 import argparse
@@ -12,23 +13,31 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-NUM_SHARDS, SHARD_SIZE, BATCH_SIZE, NUM_WORKERS = 16, 6, 4, 2
+NUM_SHARDS, BATCH_SIZE, NUM_WORKERS = 16, 4, 2
+SHARD_SIZE, LARGE_SHARD_SIZE = 6, 600
 NUM_SAMPLES = NUM_SHARDS * SHARD_SIZE
+NUM_UNTIMED = 20  # first steps
 
 
-def samples(shards: list[int], folder: str) -> Iterator[dict[str, int]]:
+def samples(shards: list[int], folder: str, size: int) -> Iterator[dict[str, int]]:
     """Yield the samples of some shards, and append their numbers to a file."""
     for shard in shards:
-        for number in range(shard * SHARD_SIZE, (shard + 1) * SHARD_SIZE):
+        for number in range(shard * size, (shard + 1) * size):
             with open(Path(folder, "reads"), "a") as file:
                 file.write(f"{number}\n")
             yield {"n": number}
+
+
+def shard_size() -> int:
+    """Return the number of samples in each shard."""
+    return int(os.environ.get("BENCHMARK_SHARD_SIZE", SHARD_SIZE))
 
 
 def stream_in(folder: Path, *, is_split: bool) -> Any:
@@ -36,7 +45,7 @@ def stream_in(folder: Path, *, is_split: bool) -> Any:
     import datasets
     from datasets.distributed import split_dataset_by_node
 
-    arguments = {"shards": list(range(NUM_SHARDS)), "folder": str(folder)}
+    arguments = {"shards": list(range(NUM_SHARDS)), "folder": str(folder), "size": shard_size()}
     stream = datasets.IterableDataset.from_generator(samples, gen_kwargs=arguments)
     if not is_split:
         return stream
@@ -51,9 +60,11 @@ def loader_of(folder: Path, *, is_split: bool = False) -> Any:
 
 
 def note(folder: Path, batch: Any) -> None:
-    """Append the numbers of a batch to a file of this process."""
+    """Append the numbers of a batch, and the time, to files of this process."""
     with open(folder / f"seen {os.environ['RANK']}", "a") as file:
         file.writelines(f"{number}\n" for number in batch["n"].tolist())
+    with open(folder / f"times {os.environ['RANK']}", "a") as file:
+        file.write(f"{time.perf_counter()}\n")
 
 
 def lightning(folder: Path, *, is_split: bool) -> None:
@@ -90,8 +101,8 @@ def accelerate(folder: Path, *, is_split: bool, dispatch: bool | None = None) ->
         note(folder, batch)
 
 
-def runnerkit(folder: Path, *, is_split: bool) -> None:
-    """Train with runnerkit."""
+def runnerkit(folder: Path, *, lanes: tuple[int, int] | None) -> None:
+    """Train with runnerkit: to the end of lanes, or for the steps of an epoch."""
     import torch
 
     from runnerkit import dl
@@ -101,17 +112,19 @@ def runnerkit(folder: Path, *, is_split: bool) -> None:
             note(folder, batch)
             self.batch_metrics["loss"] = self.model(batch["n"].float().unsqueeze(1)).mean()
 
-    model = torch.nn.Linear(1, 1)
+    model, loader = torch.nn.Linear(1, 1), loader_of(folder)
+    loader.dataset.lanes = lanes
     Noting().train(
-        model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.0), loaders={"train": loader_of(folder)},
-        callbacks=[dl.BackwardCallback("loss"), dl.OptimizerCallback("loss")],
-        epoch_steps=NUM_SAMPLES // (2 * BATCH_SIZE), ddp=True, loggers={"console": None},
+        model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.0), loaders={"train": loader},
+        callbacks=[dl.BackwardCallback("loss"), dl.OptimizerCallback("loss")], ddp=True, loggers={"console": None},
+        epoch_steps=None if lanes else NUM_SHARDS * shard_size() // (2 * BATCH_SIZE),
     )  # fmt: skip
 
 
 # What it is called in the table: what it runs, and whether it belongs to the environment of the other frameworks.
 CONTENDERS = {
-    "runnerkit, epoch_steps": (partial(runnerkit, is_split=False), False),
+    "runnerkit, lanes": (partial(runnerkit, lanes=(8, 2)), False),
+    "runnerkit, epoch_steps": (partial(runnerkit, lanes=None), False),
     "Lightning, the data set": (partial(lightning, is_split=False), True),
     "Lightning, split_dataset_by_node": (partial(lightning, is_split=True), True),
     "Accelerate, the data set": (partial(accelerate, is_split=False), True),
@@ -120,23 +133,32 @@ CONTENDERS = {
 }
 
 
+def run(name: str, python: str, folder: str, size: int) -> bool:
+    """Run a contender in two processes; return whether it succeeded."""
+    command = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", __file__]
+    done = subprocess.run(
+        [*command, "--contender", name, "--folder", folder], capture_output=True, text=True, timeout=300,
+        env=os.environ | {"BENCHMARK_SHARD_SIZE": str(size)},
+    )  # fmt: skip
+    if done.returncode:
+        print(done.stderr[-3000:], file=sys.stderr)
+    return done.returncode == 0
+
+
 def row(name: str, python: str) -> str:
-    """Run a contender in two processes and return its line of the table."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", __file__]
-        done = subprocess.run(
-            [*command, "--contender", name, "--folder", folder], capture_output=True, text=True, timeout=300
-        )
-        if done.returncode:
-            print(done.stderr[-3000:], file=sys.stderr)
-            return f"| {name} | failed | | | |"
+    """Run a contender on the small stream and on the large one, and return its line of the table."""
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as large:
+        if not run(name, python, folder, SHARD_SIZE) or not run(name, python, large, LARGE_SHARD_SIZE):
+            return f"| {name} | failed | | | | |"
         reads = Path(folder, "reads").read_text().split()
         seen = [each.read_text().split() for each in sorted(Path(folder).glob("seen *"))]
+        times = [float(each) for each in Path(large, "times 0").read_text().split()[NUM_UNTIMED:]]
     found = Counter(number for numbers in seen for number in numbers)
     batches = " and ".join(str(len(each)) for each in seen)
+    step_ms = 1e3 * (times[-1] - times[0]) / (len(times) - 1)
     return (
         f"| {name} | {len(reads) / NUM_SAMPLES:.2f} | {NUM_SAMPLES - len(found)} | {found.total() - len(found)} | "
-        f"{batches} |"
+        f"{batches} | {step_ms:.2f} |"
     )
 
 
@@ -153,8 +175,8 @@ def main() -> None:
         CONTENDERS[options.contender][0](options.folder)
         return
     lines = [
-        "| 2 processes x 2 workers | reads of each sample | samples missed | repeated | samples on the ranks |",
-        "|---|---:|---:|---:|---|",
+        "| 2 processes x 2 workers | reads of each sample | missed | repeated | samples on the ranks | ms a step |",
+        "|---|---:|---:|---:|---|---:|",
     ]
     for name, (_, is_peer) in CONTENDERS.items():
         python = options.peers if is_peer else sys.executable

@@ -390,3 +390,38 @@ def test_stages_have_budgets_too():
 
     assert runner.optimizer_step == 3 + 2 * 4 and runner.stage_optimizer_step == 8
     assert math.isfinite(runner.epoch_metrics["train"]["loss"])
+
+
+@pytest.mark.parametrize("num_samples", [26, 22, 24])
+def test_the_end_of_a_stream_is_known_to_an_accumulated_step(num_samples):
+    """A last step of fewer batches is taken in its last batch, with its events, as for a loader with a length."""
+
+    class Rows(IterableDataset):
+        def __iter__(self):
+            return iter(classification(num_samples))
+
+    class Ends(dl.Callback):
+        def __init__(self):
+            super().__init__(order=dl.CallbackOrder.External)
+            self.steps, self.lengths = [], []
+
+        def on_step_end(self, runner):
+            self.steps.append((runner.batch_step, runner.optimizer_step))
+            self.lengths.append(runner.loader_batch_len)
+
+    found = {}
+    for data in (classification(num_samples), Rows()):
+        ends, model = Ends(), mlp(dropout=0.2)
+        optimizer = sgd(model)
+        train(
+            model=model, optimizer=optimizer, scheduler=CosineAnnealingLR(optimizer, 6), accumulation_steps=3,
+            batches={"train": DataLoader(data, BATCH), "valid": loader(6, 3)}, num_epochs=2, valid_every_steps=2,
+            callbacks=[ends, dl.SchedulerCallback(mode="batch")],
+        )  # fmt: skip
+        found[type(data)] = ends.steps, weights(model), optimizer.param_groups[0]["lr"]
+        length = -(-num_samples // BATCH)
+        assert ends.lengths[-1] == length
+    (steps, expected, lr), (steps_of_stream, of_stream, lr_of_stream) = found.values()
+
+    assert steps == steps_of_stream and lr == lr_of_stream
+    assert torch.equal(expected, of_stream)

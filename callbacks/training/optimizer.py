@@ -126,8 +126,7 @@ class OptimizerCallback(IOptimizerCallback):
             self._is_weighted = self._is_averaged = False
         is_last = runner.loader_batch_step == runner.loader_batch_len
         self._steps_now = is_last or self.num_pending + 1 >= self.accumulation_steps
-        # Any batch of a loader without a length may be the last.
-        if not self._steps_now and self._may_be_silent and runner.loader_batch_len is not None:
+        if not self._steps_now and self._may_be_silent:
             silent = runner._loader_run.steps.silent
             self._silence = ExitStack()
             for key, model in as_dict(runner.model).items():
@@ -234,7 +233,7 @@ class OptimizerCallback(IOptimizerCallback):
             return
         # The loader ended at an unexpected batch. Gradients that were not communicated are dropped, even with a single
         # process, so that all engines behave the same.
-        if self.num_pending and (runner.loader_batch_len is None or not self._may_be_silent):
+        if self.num_pending and not self._may_be_silent:
             self._step(runner)
         self.num_pending = 0
         suffix = f"_{self.optimizer_key}" if self.optimizer_key else ""

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from runnerkit.callback import IRunner
 
 
+_END = object()
+
+
 class LoaderRun(ProcessState):
     """State of the pass under way, in addition to the runner's public attributes.
 
@@ -109,11 +112,24 @@ def batches(runner: IRunner) -> Iterator[Batch]:
     try:
         if runner.engine.num_processes > 1:
             iterator = checks.compare_streams(runner, iterator)
+        if runner._loader_run.steps.accumulate and runner.loader_batch_len is None:
+            iterator = _with_its_end_known(runner, iterator)
         for batch in iterator:
             yield runner.engine.to_device(batch)
     except Exception:
         runner.loader_batch_step, runner.batch = runner.loader_batch_step + 1, None  # the missing one
         raise
+
+
+def _with_its_end_known(runner: IRunner, batches: Iterator[Batch]) -> Iterator[Batch]:
+    """Fetch one batch ahead, so that the length of the loader is known when its last batch begins."""
+    batch = next(batches, _END)
+    while batch is not _END:
+        following = next(batches, _END)
+        if following is _END:
+            runner.loader_batch_len = runner.loader_batch_step + 1
+        yield batch
+        batch = following
 
 
 def start_batch(runner: IRunner, batch: Batch) -> None:
