@@ -279,6 +279,8 @@ class Runner(IRunner):
             return [parameter for each in own for parameter in each.parameters()]
 
         made = {key: each(parameters(key)) if is_maker(each) else each for key, each in given.items()}
+        if self._given.optimizer is not None:
+            checks.check_made(made, what="optimizer")
         optimizers: Optimizers | None = like(self._given.optimizer, made)
         return optimizers
 
@@ -293,6 +295,7 @@ class Runner(IRunner):
                 f"scheduler {missing[0]!r} is a function of an optimizer; there are {sorted(optimizers)}"
             )
         made = {key: each(optimizers[key], self.num_steps) if is_maker(each) else each for key, each in given.items()}
+        checks.check_made(made, what="scheduler")
         return like(self._given.scheduler, made)
 
     def get_callbacks(self, stage: str) -> dict[str, ICallback]:

@@ -425,3 +425,31 @@ def test_the_end_of_a_stream_is_known_to_an_accumulated_step(num_samples):
 
     assert steps == steps_of_stream and lr == lr_of_stream
     assert torch.equal(expected, of_stream)
+
+
+MAKERS = {
+    "no optimizer": (
+        {"optimizer": lambda parameters: None},
+        "passed as optimizer= returned NoneType; it must return the",
+    ),
+    "optimizer of two": (
+        {"optimizer": lambda model, lr: sgd(model)},
+        r"optimizer= is a function \(model, lr\), but is called with the model's parameters",
+    ),
+    "no scheduler": (
+        {"scheduler": lambda optimizer, num_steps: 0.1},
+        "passed as scheduler= returned float; it must return",
+    ),
+    "scheduler of one": (
+        {"scheduler": lambda optimizer: CosineAnnealingLR(optimizer, 3)},
+        r"scheduler= is a function \(optimizer\), but is called with the optimizer and the number of steps",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_functions_that_make_something_else_are_named(name):
+    arguments, message = MAKERS[name]
+
+    with pytest.raises(TypeError, match=message):
+        train(**arguments)

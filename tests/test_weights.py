@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from runnerkit import dl
 from tests.engines.together import together
-from tests.tiny import NUM_CLASSES, NUM_FEATURES, classification, mlp, quiet, sgd, weights
+from tests.tiny import NUM_CLASSES, NUM_FEATURES, classification, loader, mlp, quiet, sgd, weights
 
 NUM_SAMPLES = 23
 EXACT = {"rtol": 0, "atol": 1e-12}
@@ -468,3 +468,29 @@ def test_contradictory_precisions_are_refused(arguments, message):
 
     with pytest.raises(ValueError, match=message):
         dl.SupervisedRunner().train(model=model, optimizer=sgd(model), loaders={"train": [1]}, **arguments)
+
+
+WRONG_WEIGHTS = {
+    "text": ("16", TypeError, "batch_weight must be a number or a tensor of one, got str"),
+    "flag": (True, TypeError, "batch_weight must be a number or a tensor of one, got bool"),
+    "many": (torch.ones(3), ValueError, r"batch_weight must be a number or a tensor of one, got shape \(3,\)"),
+    "negative": (-1, ValueError, "batch_weight must be finite and >= 0, got -1"),
+    "not a number": (float("nan"), ValueError, "batch_weight must be finite and >= 0, got nan"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_WEIGHTS)
+def test_a_wrong_weight_is_named(name):
+    weight, error, message = WRONG_WEIGHTS[name]
+
+    class Weighted(dl.SupervisedRunner):
+        def handle_batch(self, batch):
+            super().handle_batch(batch)
+            self.batch_weight = weight
+
+    model = mlp()
+    with pytest.raises(error, match=message):
+        Weighted().train(
+            model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), accumulation_steps=2, cpu=True,
+            loaders={"train": loader(16, 4)}, **quiet(),
+        )  # fmt: skip

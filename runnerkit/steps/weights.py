@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -131,8 +132,8 @@ def weigh_batch(runner: IRunner, steps: StepSizes, units: WeightUnits) -> float 
     if runner.loss_reduction == "sum":
         return None
     engine, given = runner.engine, runner.batch_weight
-    if isinstance(given, Tensor):
-        given = given.detach()
+    if given is not None:
+        given = _checked(given)
     full = _full_size(runner)
     mean = _mean(steps.sizes) if steps.sizes is not None else full or runner.batch_size
     steps.is_asked = engine.num_processes > 1 and (given is not None or mean is None)
@@ -150,6 +151,20 @@ def weigh_batch(runner: IRunner, steps: StepSizes, units: WeightUnits) -> float 
         engine.loss_factor = None
     share: float | Tensor = weight / units.weight
     return share
+
+
+def _checked(weight: Any) -> float | Tensor:
+    """Return a batch's weight without its graph; the value of a tensor is not looked at, as the host would wait."""
+    if isinstance(weight, Tensor):
+        if weight.numel() != 1:
+            raise ValueError(f"batch_weight must be a number or a tensor of one, got shape {tuple(weight.shape)}")
+        return weight.detach().reshape(())
+    if isinstance(weight, bool) or not isinstance(weight, Real):
+        raise TypeError(f"batch_weight must be a number or a tensor of one, got {type(weight).__name__}")
+    number = float(weight)
+    if not 0 <= number < math.inf:
+        raise ValueError(f"batch_weight must be finite and >= 0, got {weight}")
+    return number
 
 
 def total_share(runner: IRunner, share: float | Tensor) -> Any:
