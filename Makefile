@@ -52,7 +52,7 @@ coverage: $(VENV)/installed  ## measure line and branch coverage of all tests, i
 	$(BIN)/coverage report --skip-covered
 
 parity: $(VENV)/installed  ## run the parity tests and write the table of engines and launchers in docs/engines.md
-	RUNNERKIT_WRITE_PARITY_TABLE=1 $(BIN)/python -m pytest tests/engines/test_parity_law.py -k gives
+	RUNNERKIT_WRITE_PARITY_TABLE=1 $(BIN)/python -m pytest tests/engines/test_parity_law.py tests/engines/test_gradient_law.py -k "gives or is_that_of_one"
 
 screenshots: $(VENV)/installed  ## update docs/images/tensorboard.png; requires Debian's chromium
 	RUNNERKIT_WRITE_SCREENSHOTS=1 $(BIN)/python -m pytest tests/loggers/test_tensorboard_in_browser.py

@@ -145,7 +145,8 @@ class CheckpointCallback(ICheckpointCallback):
         self._saved_at = self._began_at = 0.0
         self._background = Background()
         self._stop = StopRequests()
-        self._cut_at: str | None = None  # the checkpoint at the step that reached a limit within an epoch
+        # The checkpoint at the step that reached a limit within an epoch; "" if the loader lacks a position.
+        self._cut_at: str | None = None
         self._stop_for: int | None = None  # the signal that all processes agreed to stop for
         self._signals = ExitStack()
 
@@ -211,7 +212,11 @@ class CheckpointCallback(ICheckpointCallback):
 
     def _is_cut(self, runner: IRunner) -> bool:
         """Return whether the stage ends here, within an epoch, which a run with a higher limit continues."""
-        return self.mode == "runner" and ends_within_epoch(runner) and run_state.knows_position(runner.loader)
+        is_cut = self.mode == "runner" and ends_within_epoch(runner)
+        if is_cut and not run_state.knows_position(runner.loader):
+            self._cut_at = ""
+            return False
+        return is_cut
 
     def _is_time(self, runner: IRunner) -> bool:
         if self.every_steps is not None and runner.optimizer_step % self.every_steps == 0:
@@ -229,6 +234,7 @@ class CheckpointCallback(ICheckpointCallback):
         is_last = runner.need_early_stop or not is_epoch_left(runner)
         if stop is not None or is_last or runner.stage_epoch_step % self.every_epochs == 0:
             self._save(runner, score=self._score(runner))
+        self._cut_at = None
         if stop is not None and not is_last:
             self._stop_run(runner, stop)
 
@@ -270,7 +276,8 @@ class CheckpointCallback(ICheckpointCallback):
         name = name_at(runner.epoch_step, runner.batch_step if runner.is_within_loader else math.inf)
         is_sharded = self.mode == "runner" and runner.engine.sharded_checkpoints
         file = name if is_sharded else f"{name}.pth"
-        self._cut_at = file if runner.is_within_loader and ends_within_epoch(runner) else None
+        if runner.is_within_loader:
+            self._cut_at = file if self._is_cut(runner) else self._cut_at
         judge = {"loader": self.loader_key, "metric": self.metric_key, "minimize": self.minimize}
         what = {
             "kind": self.mode, "stage": runner.stage_key, "epoch": runner.epoch_step, "batch": runner.batch_step,

@@ -453,3 +453,72 @@ def test_functions_that_make_something_else_are_named(name):
 
     with pytest.raises(TypeError, match=message):
         train(**arguments)
+
+
+def test_a_run_continues_with_the_training_loader_that_was_left(tmp_path):
+    """The limit was reached at the end of the first one."""
+
+    def run(logdir, **limits):
+        loaders = {"train_a": loader(12, 4, seed=1), "train_b": loader(12, 4, seed=2)}
+        return train(batches=loaders, logdir=logdir, **limits)
+
+    _, expected = run(tmp_path / "whole", num_steps=6)
+    run(tmp_path / "log", num_steps=3)
+
+    assert torch.equal(run(tmp_path / "log", num_steps=6, resume="auto")[1], expected)
+
+
+def test_a_loader_without_a_position_cannot_continue_within_an_epoch(tmp_path, caplog):
+    batches = {"train": [tuple(each[:4] for each in classification(8).tensors)] * 3}
+    train(batches=batches, logdir=tmp_path, num_steps=1)
+
+    runner, _ = train(batches=batches, logdir=tmp_path, num_steps=3, resume="auto")
+
+    assert "continues with the next one: the position of its loader cannot be saved" in caplog.text
+    assert runner.epoch_step == 2
+
+
+def test_a_scheduler_of_another_optimizer_is_refused_if_a_function_made_it():
+    other = sgd(mlp())
+
+    with pytest.raises(ValueError, match="the scheduler steps an optimizer other than the one that trains"):
+        train(scheduler=lambda optimizer, num_steps: CosineAnnealingLR(other, num_steps))
+
+
+class TimmLike:
+    """A scheduler that is told the epoch after each epoch, as timm's are."""
+
+    def __init__(self, optimizer, rates):
+        self.optimizer, self.rates, self.updates = optimizer, rates, []
+        self.step(0)
+
+    def step(self, epoch, metric=None):
+        self.optimizer.param_groups[0]["lr"] = self.rates[epoch]
+
+    def step_update(self, num_updates, metric=None):
+        self.updates.append(num_updates)
+
+
+@pytest.mark.parametrize("is_made", [False, True])
+def test_a_scheduler_that_is_told_the_epoch_steps_after_each_epoch(is_made):
+    """Whether it was passed as an object or as a function."""
+    model, rates, made = mlp(), [], []
+    optimizer = sgd(model)
+
+    class Look(dl.Callback):
+        def on_batch_start(self, runner):
+            if runner.is_train_loader:
+                rates.append(runner.optimizer.param_groups[0]["lr"])
+
+    def make(optimizer, num_steps=None):
+        made.append(TimmLike(optimizer, [0.1, 0.05, 0.01]))
+        return made[-1]
+
+    scheduler = make if is_made else make(optimizer)
+    train(
+        model=model, optimizer=optimizer, scheduler=scheduler, batches={"train": loader(12, 4)}, num_epochs=2,
+        callbacks=[Look()],
+    )  # fmt: skip
+
+    assert rates == [0.1] * 3 + [0.05] * 3
+    assert made[-1].updates == [1, 2, 3, 4, 5, 6]

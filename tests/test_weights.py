@@ -1,6 +1,7 @@
 """Weights of batches: every kind of loader, sums, metrics, several optimizers, and what is refused."""
 
 import copy
+import logging
 from functools import partial
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from runnerkit import dl
+from runnerkit.metrics.means import LoaderMeans
 from tests.engines.together import together
 from tests.tiny import NUM_CLASSES, NUM_FEATURES, classification, loader, mlp, quiet, sgd, weights
 
@@ -494,3 +496,135 @@ def test_a_wrong_weight_is_named(name):
             model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), accumulation_steps=2, cpu=True,
             loaders={"train": loader(16, 4)}, **quiet(),
         )  # fmt: skip
+
+
+def without_threes(samples):
+    """Drop the samples of class 2, as a collate_fn drops images that cannot be read."""
+    kept = [sample for sample in samples if int(sample[1]) != 2] or samples[:1]
+    return torch.stack([x for x, _ in kept]), torch.stack([y for _, y in kept])
+
+
+class Weighted(dl.SupervisedRunner):
+    """A runner whose batches weigh what they hold."""
+
+    def handle_batch(self, batch):
+        super().handle_batch(batch)
+        self.batch_weight = self.batch_size
+
+
+def train_without_threes(num_processes, kind):
+    model = mlp().double()
+    data = classification(24)
+    data = TensorDataset(data.tensors[0].double(), data.tensors[1])
+    kind().train(
+        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), accumulation_steps=2 // num_processes,
+        engine=dl.DistributedDataParallelEngine(2, device="cpu") if num_processes > 1 else dl.CPUEngine(),
+        loaders={"train": DataLoader(data, 4, collate_fn=without_threes)}, **quiet(),
+    )  # fmt: skip
+    return weights(model)
+
+
+@pytest.mark.parametrize("kind", [dl.SupervisedRunner, Weighted])
+def test_accumulated_batches_weigh_what_a_collate_fn_left_of_them(kind):
+    """As the logged mean does."""
+    found = train_without_threes(1, kind)
+
+    model = mlp().double()
+    optimizer, data = sgd(model), classification(24)
+    samples = [(x.double(), y) for x, y in zip(*data.tensors, strict=True)]
+    for start in (0, 8, 16):
+        parts = [without_threes(samples[begin : begin + 4]) for begin in (start, start + 4)]
+        optimizer.zero_grad()
+        losses = [nn.functional.cross_entropy(model(x), y, reduction="sum") for x, y in parts]
+        (sum(losses) / sum(len(y) for _, y in parts)).backward()
+        optimizer.step()
+    torch.testing.assert_close(found, weights(model), rtol=0, atol=1e-12)
+
+
+class Heard(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.texts = []
+
+    def emit(self, record):
+        self.texts.append(record.getMessage())
+
+
+def on_two_processes():
+    """Return what rank zero warned of with batches that shrink, and without, and the learning rates of both ranks."""
+    heard = Heard()
+    logging.getLogger("runnerkit.steps.weights").addHandler(heard)
+    train_without_threes(2, dl.SupervisedRunner)
+    warned = list(heard.texts)
+    train_without_threes(2, Weighted)
+    model = mlp()
+    optimizer = sgd(model)
+    rates = []
+
+    class Look(dl.Callback):
+        def __init__(self):
+            super().__init__(order=dl.CallbackOrder.External)
+
+        def on_step_end(self, runner):
+            rates.append(runner.optimizer.param_groups[0]["lr"])
+
+        def on_stage_end(self, runner):
+            runner.rates = runner.engine.gather_object(rates)
+
+    runner = dl.SupervisedRunner().train(
+        model=model, criterion=nn.CrossEntropyLoss(), optimizer=optimizer,
+        scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5, threshold=0.5),
+        loaders={"train": DataLoader(classification(48), 4)}, engine=dl.DistributedDataParallelEngine(2, device="cpu"),
+        callbacks=[dl.SchedulerCallback(mode="batch"), Look()], **quiet(),
+    )  # fmt: skip
+    return warned, heard.texts, runner.rates
+
+
+def test_processes_warn_of_dropped_samples_and_step_schedulers_alike():
+    warned, after, (first, second) = together(on_two_processes)
+
+    assert len(warned) == 1 and "If collate_fn drops samples, set self.batch_weight = self.batch_size" in warned[0]
+    assert after == warned
+    assert first == second and first[-1] < first[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int8, torch.int32, torch.float32])
+def test_weights_of_any_dtype_are_summed_in_float64(dtype):
+    means = LoaderMeans()
+    weight = torch.tensor(101, dtype=dtype)
+    for _ in range(5000):
+        means.update({"one": torch.ones(()), "number": 1.0}, 1, weight=weight)
+
+    assert means.totals() == {"one": (505_000.0, 505_000.0), "number": (505_000.0, 505_000.0)}
+
+
+def test_an_epoch_that_weighs_nothing_ends_like_any_other():
+    """The mean of its loss is not a number, but nothing diverged."""
+
+    class Weightless(dl.SupervisedRunner):
+        def handle_batch(self, batch):
+            super().handle_batch(batch)
+            self.batch_weight = 0
+
+    model = mlp()
+    before = weights(model)
+    runner = Weightless().train(
+        model=model, criterion=nn.CrossEntropyLoss(), optimizer=torch.optim.SGD(model.parameters(), 0.1), cpu=True,
+        loaders={"train": loader(8, 4)}, accumulation_steps=2, **quiet(),
+    )  # fmt: skip
+
+    assert np.isnan(runner.epoch_metrics["train"]["loss"])
+    assert torch.equal(weights(model), before)
+
+
+@pytest.mark.parametrize("knob", [{"gradient_clip": 1.0}, {"accumulation_steps": 2}])
+def test_knobs_of_an_optimizer_callback_need_one(knob):
+    class Own(dl.Runner):
+        def handle_batch(self, batch):
+            loss = self.model(batch[0]).square().mean()
+            self.engine.backward(loss)
+            self.engine.step(self.optimizer)
+
+    model = mlp()
+    with pytest.raises(ValueError, match=f"{next(iter(knob))} acts on an OptimizerCallback, and the run has none"):
+        Own().train(model=model, optimizer=sgd(model), loaders={"train": loader(8, 4)}, cpu=True, **knob, **quiet())

@@ -138,7 +138,7 @@ class BackwardCallback(IBackwardCallback):
 
     def on_loader_end(self, runner: IRunner) -> None:
         mean = runner.loader_metrics.get(self.metric_key)
-        if not runner.is_train_loader or mean is None:
+        if not runner.is_train_loader or mean is None or self.metric_key in runner._loader_run.weightless:
             return
         if math.isnan(mean) or (math.isinf(mean) and not runner.engine.precision.skips_steps):
             raise ValueError(

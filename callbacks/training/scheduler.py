@@ -6,12 +6,13 @@ import inspect
 import warnings
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from torch.optim import Optimizer, lr_scheduler
 
 from runnerkit.callback import CallbackOrder, ISchedulerCallback
 from runnerkit.errors import UnknownKeyError
 from runnerkit.support.arguments import check_strings
-from runnerkit.types import as_dict
+from runnerkit.types import as_dict, widest_float
 from runnerkit.warmup import WarmupLR
 
 if TYPE_CHECKING:
@@ -119,7 +120,10 @@ class SchedulerCallback(ISchedulerCallback):
         if self._updates and stepped:
             scheduler.step_update(num_updates=runner.stage_optimizer_step)
         if is_per_batch and stepped:
-            self._step(scheduler, runner, runner.batch_metrics.get(self.metric_key or "loss"))
+            metric = runner.batch_metrics.get(self.metric_key or "loss")
+            if runner.engine.num_processes > 1 and self._wants_of(scheduler) == "metrics":
+                metric = _mean_over_processes(metric, runner)
+            self._step(scheduler, runner, metric)
 
     def on_epoch_end(self, runner: IRunner) -> None:
         scheduler, is_per_batch = self._turn(runner)
@@ -166,9 +170,19 @@ class SchedulerCallback(ISchedulerCallback):
         return metrics[metric_key]
 
 
-def wants_metric(scheduler: Any) -> bool:
-    """Return whether ``step`` needs a metric, as that of ReduceLROnPlateau does, and so is not for each step."""
-    return not isinstance(scheduler, dict | WarmupLR) and _wants(scheduler) == "metrics"
+def wants_argument(scheduler: Any) -> bool:
+    """Return whether ``step`` needs a metric (ReduceLROnPlateau) or an epoch (timm), and so is not for each step."""
+    return not isinstance(scheduler, dict | WarmupLR) and _wants(scheduler) is not None
+
+
+def _mean_over_processes(metric: Any, runner: IRunner) -> Any:
+    """Return the batch's metric as of all samples of the step, for all processes to decide alike; waits for it."""
+    if metric is None:
+        return None
+    dtype, device, size = widest_float(runner.engine.device), runner.engine.device, runner.batch_size
+    value = torch.as_tensor(metric, dtype=dtype, device=device).detach()
+    total, count = runner.engine.reduce(torch.stack([value * size, torch.full_like(value, size)])).tolist()
+    return total / count if count else None
 
 
 def _wants(scheduler: Any) -> str | None:

@@ -31,24 +31,30 @@ class LanguageModel(dl.Runner):
 
 
 class TokensPerSecond(dl.Callback):
-    """Adds the tokens of all processes in a second to the step log, between two of its lines."""
+    """Adds the tokens of all processes in a second of training to each line of the step log."""
 
     def __init__(self) -> None:
-        super().__init__(order=dl.CallbackOrder.Metric)
+        super().__init__(order=dl.CallbackOrder.External)  # behind the optimizer step, which the log follows
         self.began, self.num_tokens = time.perf_counter(), torch.zeros(())
+        self.paused, self.logged_step = 0.0, 0
 
     def on_loader_start(self, runner: dl.IRunner) -> None:
+        self.paused = time.perf_counter()
         if runner.is_train_loader:
-            self.began, self.num_tokens = time.perf_counter(), torch.zeros((), device=runner.engine.device)
+            self.began, self.num_tokens = self.paused, torch.zeros((), device=runner.engine.device)
+
+    def on_validation_end(self, runner: dl.IRunner) -> None:
+        self.began += time.perf_counter() - self.paused
 
     def on_batch_end(self, runner: dl.IRunner) -> None:
         if not runner.is_train_loader:
             return
         self.num_tokens += runner.batch_weight
-        if runner.loader_batch_step % runner.log_every == 0:
+        if runner.optimizer_step % runner.log_every == 0 and runner.optimizer_step != self.logged_step:
             now = time.perf_counter()
             runner.batch_metrics["tokens_per_s"] = self.num_tokens * runner.engine.num_processes / (now - self.began)
             self.began, self.num_tokens = now, torch.zeros_like(self.num_tokens)
+            self.logged_step = runner.optimizer_step
 
 
 class Writer(dl.Callback):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, SequentialSampler
 
 from runnerkit.support.arguments import check_integers
 
@@ -42,6 +42,23 @@ class SequenceRows(Dataset[Tensor]):
             raise ValueError(
                 f"a sequence of {len(sequence)} elements is too short for {num_rows} rows of {length} + {overlap}"
             )
+
+    def check_share(self, sampler: object, stride: int) -> None:
+        """Raise if a loader's rows would not continue from batch to batch.
+
+        Args:
+            sampler: the loader's.
+            stride: samples of all processes in a step.
+        Raises:
+            ValueError: with what to pass.
+        """
+        if stride != self.num_rows:
+            raise ValueError(
+                f"SequenceRows has num_rows={self.num_rows}, but a step takes {stride} samples (batch_size x "
+                "processes), so rows would not continue: make them equal"
+            )
+        if not isinstance(sampler, SequentialSampler):
+            raise ValueError("SequenceRows needs its order: omit shuffle and sampler")
 
     def __len__(self) -> int:
         return self.num_chunks * self.num_rows

@@ -9,7 +9,7 @@ import torch
 
 from runnerkit.callback import CallbackNode, IMetricCallback, innermost
 from runnerkit.metrics.first_non_finite import FirstNonFinite, describe_first
-from runnerkit.metrics.means import LoaderMeans, means_of
+from runnerkit.metrics.means import LoaderMeans, means_of, weightless
 from runnerkit.metrics.reduction import Share, Shares, reduce_shares
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def reduce_metrics(runner: IRunner) -> int:
         places = runner.engine.gather_object(place)
         raise FloatingPointError(describe_first(places, loader_key=runner.loader_key, epoch=runner.epoch_step))
     runner.loader_metrics = {**means_of(totals["batch_metrics"]), **runner.loader_metrics}
+    runner._loader_run.weightless = weightless(totals["batch_metrics"])
     for owner, each in metrics.items():
         if each is not None:
             each.take_total(runner, totals[owner])

@@ -14,7 +14,14 @@ from runnerkit.resume import resume_point
 from runnerkit.sampling.sharding import batches_of, count_batches, start_epoch
 from runnerkit.steps.budget import is_over, limit_samples
 from runnerkit.steps.learning_rates import rates_of_all
-from runnerkit.steps.weights import StepSizes, keep_in_step, restore_buffers, sizes_of_pass, weigh_step
+from runnerkit.steps.weights import (
+    StepSizes,
+    check_size,
+    keep_in_step,
+    restore_buffers,
+    sizes_of_pass,
+    weigh_step,
+)
 from runnerkit.types import Batch, as_dict, like
 
 if TYPE_CHECKING:
@@ -32,6 +39,7 @@ class LoaderRun(ProcessState):
         ends_stage: whether the stage ends after this epoch; within a loader, `need_early_stop` concerns that loader.
         num_skipped: batches that ran before the run was interrupted.
         steps: the samples of each process in a training step.
+        weightless: metrics of the last pass that are NaN because no batch weighs anything.
     """
 
     def __init__(self) -> None:
@@ -39,6 +47,7 @@ class LoaderRun(ProcessState):
         self.ends_stage = False
         self.num_skipped = 0
         self.steps = StepSizes()
+        self.weightless: frozenset[str] = frozenset()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return type(self)()  # a copy of a runner starts its own pass
@@ -164,6 +173,8 @@ def finish_batch(runner: IRunner) -> None:
     if steps.is_idle:
         restore_buffers(steps)
     else:
+        if steps.own_size is not None and runner.batch_size != steps.own_size:
+            check_size(runner, steps)
         run.means.update(
             runner.batch_metrics, runner.batch_size, weight=runner.batch_weight, batch_step=runner.loader_batch_step
         )

@@ -165,7 +165,15 @@ def _recount_steps(runner: IRunner) -> None:
     Raises:
         ValueError: they take other steps than the scheduler was made for.
     """
-    for each in optimizer_callbacks(runner.callbacks):
+    steppers = optimizer_callbacks(runner.callbacks)
+    knobs = {"gradient_clip": runner.gradient_clip is not None, "accumulation_steps": runner.accumulation_steps > 1}
+    unused = [name for name, is_set in knobs.items() if is_set]
+    if unused and not steppers and any(is_training(runner, key) for key in runner.loaders):
+        raise ValueError(
+            f"{unused[0]} acts on an OptimizerCallback, and the run has none: add OptimizerCallback and "
+            "BackwardCallback, or do it in handle_batch"
+        )
+    for each in steppers:
         own = each.own_accumulation_steps
         each.accumulation_steps = own if own > 1 else runner.accumulation_steps
     told = runner._stage.num_steps
@@ -194,6 +202,10 @@ def _make_model(runner: IRunner, stage: str) -> None:
     models, optimizers = engine.prepare(as_dict(runner.model), bare)
     runner._stage.training_model, runner.optimizer = like(model, models), like(runner.optimizer, optimizers)
     runner.scheduler = None if is_infer else runner._stage.hooks_of(runner).get_scheduler(stage, runner.optimizer)
+    if not is_infer:
+        checks.check_scheduler(
+            runner.scheduler, {**bare, **{f"prepared {key}": each for key, each in optimizers.items()}}
+        )
     _bind_schedulers(runner, {id(each): optimizers[key] for key, each in bare.items()})
     for optimizer in optimizers.values():
         engine.precision.watch(optimizer)

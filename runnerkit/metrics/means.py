@@ -103,6 +103,11 @@ def means_of(total: Share | None) -> Metrics:
     return {key: value / count if count else math.nan for key, (value, count) in sums.items()}
 
 
+def weightless(total: Share | None) -> frozenset[str]:
+    """Return the metrics of which all batches have weight zero, so that their mean is NaN."""
+    return frozenset(key for key, (_, count) in (total.sums if total is not None else {}).items() if not count)
+
+
 class LoaderMeans:
     """The mean of every metric of a loader: sum(value * weight) / sum(weight), by default weighted by batch size.
 
@@ -158,13 +163,15 @@ class LoaderMeans:
         if weight is None:
             self._sums[keys] = known[0].add_(values, alpha=batch_size), known[1] + batch_size
         else:
-            number = torch.as_tensor(weight).detach()
-            self._sums[keys] = known[0].add_(values * number.to(known[0])), known[1] + number
+            number = torch.as_tensor(weight).detach().to(known[0])
+            self._sums[keys] = known[0].add_(values * number), known[1] + number
         if self.first_non_finite is not None:
             self.first_non_finite.add(keys, values.reshape(-1), batch_step)
 
     def _add_number(self, key: str, number: float, weight: Scalar, batch_step: int) -> None:
         known, count = self._host_sums.get(key, (0.0, 0))
+        if isinstance(weight, Tensor):
+            weight = weight.detach().to(widest_float(weight.device))
         self._host_sums[key] = known + number * weight, count + weight
         if self.first_non_finite is not None:
             self.first_non_finite.add_number(key, number, batch_step)

@@ -131,8 +131,10 @@ def _load(source: str | Path, runner: IRunner) -> Snapshot:
     state = load_checkpoint(path, whole=not runner.engine.sharded_checkpoints)
     compatibility.check_format(state, path)
     if _is_cut(runner, state):
-        before = path.with_name(state["cut_at"])
         try:
+            if not state["cut_at"]:
+                raise ValueError("the position of its loader cannot be saved")
+            before = path.with_name(state["cut_at"])
             state, path = load_checkpoint(find_checkpoint(before), whole=not runner.engine.sharded_checkpoints), before
         except (FileNotFoundError, ValueError) as error:
             logger.warning("the run ended within an epoch, and continues with the next one: %s", error)
@@ -142,7 +144,7 @@ def _load(source: str | Path, runner: IRunner) -> Snapshot:
 
 def _is_cut(runner: IRunner, state: StateDict) -> bool:
     """Return whether a limit ended the run within an epoch, and has been raised since."""
-    if not state.get("cut_at"):  # absent before 0.2
+    if state.get("cut_at") is None:  # absent before 0.2
         return False
     limits = budget.budget_of(runner._stage.hooks_of(runner).get_stage_len(state["stage_key"]))
     counters = state["counters"]

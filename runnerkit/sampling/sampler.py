@@ -72,6 +72,7 @@ class ShardedBatchSampler(Sampler[list[int]]):
         self.stride = batch_size * world_size  # samples from one batch of this process to its next
         self.epoch = 0
         self.num_consumed = 0
+        self.needs_whole_steps = False
         self._stop = sys.maxsize  # of the pass, in samples
         self.order: list[int] = []  # of the current pass, for all processes; empty until it begins
 
@@ -108,7 +109,13 @@ class ShardedBatchSampler(Sampler[list[int]]):
         self.num_consumed = position
 
     def end_after(self, num_samples: int) -> None:
-        """End the pass after `num_samples` more samples of all processes; valid until the next epoch."""
+        """End the pass after `num_samples` more samples of all processes; valid until the next epoch.
+
+        Raises:
+            ValueError: the pass would end within a step, which its data set does not allow.
+        """
+        if self.needs_whole_steps and num_samples % self.stride:
+            raise ValueError(f"num_samples must be a multiple of the {self.stride} samples of a step for this data set")
         self._stop = self.num_consumed + num_samples
 
     @property

@@ -138,6 +138,12 @@ def _share_indices(
         share = ShardedBatchSampler(
             sampler, batch_size=batches.batch_size, drop_last=batches.drop_last, training=training, **place
         )
+        if hasattr(loader.dataset, "check_share"):
+            try:
+                loader.dataset.check_share(sampler, share.stride)
+            except ValueError as error:
+                raise ValueError(f"loader {key!r}: {error}") from error
+            share.needs_whole_steps = True
     else:
         whole = loader.sampler if batches is None else batches
         share = ShardedBatches(

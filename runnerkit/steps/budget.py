@@ -25,7 +25,8 @@ class Budget:
         num_epochs: epochs.
         num_steps: optimizer steps: batches, or groups of accumulated batches.
         num_samples: training samples of all processes. The last step takes exactly the rest of a map-style data set;
-            with a stream, whole batches or `epoch_steps`, the stage ends after the step that reaches the limit.
+            with a stream, or `epoch_steps`, the stage ends after the step that reaches the limit. With whole batches
+            it does in one process, and several raise.
 
     >>> Budget(num_epochs=3, num_steps=1000).num_steps
     1000
@@ -63,9 +64,10 @@ def is_reached(budget: Budget, *, num_steps: int, num_samples: int) -> bool:
 
 def ends_within_epoch(runner: IRunner) -> bool:
     """Return whether the stage has reached such a limit in a training loader that has batches left."""
-    # A limit in samples shortens the loader.
-    has_rest = runner.loader_batch_step != runner.loader_batch_len or runner._stage.budget.num_samples is not None
-    return has_rest and is_over(runner)
+    is_last = runner.loader_key == [key for key in runner.loaders if key.startswith("train")][-1]
+    is_at_end = runner.loader_batch_step == runner.loader_batch_len and is_last
+    # A limit in samples shortens the loader, so that its end may be the limit's.
+    return is_over(runner) and (not is_at_end or runner._stage.budget.num_samples is not None)
 
 
 def is_epoch_left(runner: IRunner) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
 from collections.abc import Sequence
@@ -18,6 +19,8 @@ from runnerkit.types import as_dict, widest_float
 
 if TYPE_CHECKING:
     from runnerkit.callback import IRunner
+
+logger = logging.getLogger(__name__)
 
 IDLE = "on_idle_batch_end"  # in place of on_batch_end, for a batch whose samples belong to another process
 
@@ -45,6 +48,7 @@ class StepSizes:
         is_idle: whether all samples of the current step belong to other processes; this one runs some with weight zero.
         batch_end: the event after ``handle_batch``.
         is_asked: whether the weights of all ranks have to be summed.
+        own_size: samples that the loader gives this process for the current step; None if nothing depends on it.
         matter: whether weights can change a gradient.
         accumulate: whether a step may have several batches.
         has_steppers: whether an OptimizerCallback steps, and not ``handle_batch``.
@@ -60,6 +64,7 @@ class StepSizes:
         self.is_idle = False
         self.batch_end = "on_batch_end"
         self.is_asked = False
+        self.own_size: int | None = None
         self.matter = True
         self.accumulate = False
         self.has_steppers = False
@@ -97,6 +102,8 @@ def sizes_of_pass(runner: IRunner, *, num_before: int) -> StepSizes:
     share = share_of(runner.loader)
     if _full_size(runner) is not None:
         steps.num_samples = share.stride
+        if engine.num_processes > 1 and runner.loss_reduction == "mean":
+            steps.own_size = share.batch_size
     if hasattr(share, "first_uneven"):
         steps.first_uneven = num_before + share.first_uneven() + 1
     elif engine.num_processes > 1:
@@ -112,6 +119,8 @@ def weigh_step(runner: IRunner, steps: StepSizes, *, number: int) -> None:
     own = None if sizes is None else sizes[engine.rank]
     steps.sizes = sizes
     steps.is_idle = own == 0
+    if steps.own_size is not None:
+        steps.own_size = share.batch_size if own is None else own
     steps.batch_end = IDLE if steps.is_idle else "on_batch_end"
     engine.loss_factor = _base_factor(runner)
     if steps.is_idle:
@@ -136,6 +145,8 @@ def weigh_batch(runner: IRunner, steps: StepSizes, units: WeightUnits) -> float 
         given = _checked(given)
     full = _full_size(runner)
     mean = _mean(steps.sizes) if steps.sizes is not None else full or runner.batch_size
+    if engine.num_processes == 1:
+        mean = runner.batch_size  # a `collate_fn` may have dropped samples
     steps.is_asked = engine.num_processes > 1 and (given is not None or mean is None)
     if not steps.is_asked and not steps.accumulate:
         return None  # `loss_factor` weights the processes
@@ -149,6 +160,8 @@ def weigh_batch(runner: IRunner, steps: StepSizes, units: WeightUnits) -> float 
         units.weight = 2.0 ** round(math.log2(first)) if first > 0 else 1.0
     if steps.is_asked:
         engine.loss_factor = None
+    if isinstance(weight, Tensor):
+        weight = weight.to(widest_float(weight.device))
     share: float | Tensor = weight / units.weight
     return share
 
@@ -212,6 +225,18 @@ def restore_buffers(steps: StepSizes) -> None:
     for buffer, before in steps.kept:
         buffer.copy_(before)
     steps.kept = []
+
+
+def check_size(runner: IRunner, steps: StepSizes) -> None:
+    """Warn once in a pass that a batch has other samples than its loader gave, which other processes do not know."""
+    if runner.batch_weight is not None:
+        return
+    logger.warning(
+        "loader %r: batch %d counts as %d samples, but the loader gave rank %d %d samples, by which gradients weight "
+        "the processes. If collate_fn drops samples, set self.batch_weight = self.batch_size in handle_batch",
+        runner.loader_key, runner.loader_batch_step, runner.batch_size, runner.engine.rank, steps.own_size,
+    )  # fmt: skip
+    steps.own_size = None
 
 
 def without_weight(runner: IRunner) -> None:

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from runnerkit import dl
-from runnerkit.sampling.sharding import batches_of, shard_loader
+from runnerkit.sampling.sharding import batches_of, shard_loader, share_of
 from tests.engines.together import together
 from tests.interrupt import Interrupt
 from tests.tiny import quiet, weights
@@ -118,3 +118,27 @@ def test_a_run_resumes_within_an_epoch(tmp_path):
 def test_what_is_too_short_is_named():
     with pytest.raises(ValueError, match=r"a sequence of 10 elements is too short for 4 rows of 5 \+ 1"):
         dl.SequenceRows(torch.arange(10), num_rows=4, length=5)
+
+
+WRONG_ROWS = {
+    "too many": ({"batch_size": 4}, "num_rows=2, but a step takes 4 samples"),
+    "too few": ({"batch_size": 1}, "num_rows=2, but a step takes 1 samples"),
+    "shuffled": ({"batch_size": 2, "shuffle": True}, "SequenceRows needs its order: omit shuffle and sampler"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_ROWS)
+def test_rows_that_would_not_continue_are_refused(name):
+    options, message = WRONG_ROWS[name]
+    loader = DataLoader(dl.SequenceRows(torch.arange(20), num_rows=2, length=3), **options)
+
+    with pytest.raises(ValueError, match=f"loader 'train': .*{message}"):
+        shard_loader(loader, key="train", training=True, rank=0, world_size=1, seed=0)
+
+
+def test_samples_that_end_within_a_chunk_are_refused():
+    loader = DataLoader(dl.SequenceRows(torch.arange(20), num_rows=2, length=3), batch_size=2)
+    share = share_of(shard_loader(loader, key="train", training=True, rank=0, world_size=1, seed=0))
+
+    with pytest.raises(ValueError, match="num_samples must be a multiple of the 2 samples of a step for this"):
+        share.end_after(3)
