@@ -53,8 +53,9 @@ class CSVLogger(FolderLogger):
         if resumed_at is not None:
             for name in ("hparams.yml", "environment.json"):
                 remove_leftovers(self.logdir / name)
+            for leftover in self._folder.rglob(".*.csv.*.tmp"):  # also of files that were not written yet
+                leftover.unlink(missing_ok=True)
             for path in self._folder.rglob("*.csv"):
-                remove_leftovers(path)
                 drop_rows_after(path, resumed_at, name=path.relative_to(self._folder).as_posix())
 
     def log_scalars(self, scalars: Mapping[str, float], *, step: Step, scope: Scope) -> None:

@@ -501,7 +501,7 @@ class TimmLike:
 
 @pytest.mark.parametrize("is_made", [False, True])
 def test_a_scheduler_that_is_told_the_epoch_steps_after_each_epoch(is_made):
-    """Whether it was passed as an object or as a function."""
+    """It may be passed as an object or as a function."""
     model, rates, made = mlp(), [], []
     optimizer = sgd(model)
 

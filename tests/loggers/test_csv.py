@@ -267,7 +267,12 @@ def test_what_a_kill_left_half_written_is_cleared_away(tmp_path: Path) -> None:
     logger.setup()
     logger.log_scalars({"loss": 0.5}, step=Step("train", "a[1]", epoch=1, batch=10), scope="loader")
     logger.close()
-    left = [tmp_path / "csv" / ".a[1].csv.7.tmp", tmp_path / ".hparams.yml.7.tmp", tmp_path / ".environment.json.7.tmp"]
+    left = [
+        tmp_path / "csv" / ".a[1].csv.7.tmp",
+        tmp_path / "csv" / ".b.csv.7.tmp",
+        tmp_path / ".hparams.yml.7.tmp",
+        tmp_path / ".environment.json.7.tmp",
+    ]
     others = tmp_path / ".notes.tmp"
     for path in (*left, others):
         path.touch()
