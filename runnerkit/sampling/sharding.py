@@ -138,9 +138,10 @@ def _share_indices(
         share = ShardedBatchSampler(
             sampler, batch_size=batches.batch_size, drop_last=batches.drop_last, training=training, **place
         )
-        if hasattr(loader.dataset, "check_share"):
+        check_share = getattr(loader.dataset, "check_share", None)
+        if check_share is not None:
             try:
-                loader.dataset.check_share(sampler, share.stride)
+                check_share(sampler, share.stride)
             except ValueError as error:
                 raise ValueError(f"loader {key!r}: {error}") from error
             share.needs_whole_steps = True
