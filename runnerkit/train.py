@@ -246,6 +246,10 @@ class Runner(IRunner):
         if self.model is not None:
             checks.check_optimizer(self._given.optimizer, self.model, self._given.criterion)
         checks.check_scheduler(self._given.scheduler, self._given.optimizer)
+        if any(map(is_maker, (*as_dict(self._given.optimizer).values(), *as_dict(self._given.scheduler).values()))):
+            from runnerkit.steps.makers import check_makers  # late, as few runs need it
+
+            check_makers(self._given.optimizer, self._given.scheduler)
         if loaders is not None:
             checks.check_callbacks(self._given.callbacks, checks.check_loaders(loaders))
             if self._given.optimizer is not None and not any(key.startswith("train") for key in loaders):
@@ -279,8 +283,10 @@ class Runner(IRunner):
             return [parameter for each in own for parameter in each.parameters()]
 
         made = {key: each(parameters(key)) if is_maker(each) else each for key, each in given.items()}
-        if self._given.optimizer is not None:
-            checks.check_made(made, what="optimizer")
+        if any(map(is_maker, given.values())):
+            from runnerkit.steps.makers import check_made  # late, as few runs need it
+
+            check_made(made, what="optimizer")
         optimizers: Optimizers | None = like(self._given.optimizer, made)
         return optimizers
 
@@ -295,7 +301,9 @@ class Runner(IRunner):
                 f"scheduler {missing[0]!r} is a function of an optimizer; there are {sorted(optimizers)}"
             )
         made = {key: each(optimizers[key], self.num_steps) if is_maker(each) else each for key, each in given.items()}
-        checks.check_made(made, what="scheduler")
+        from runnerkit.steps.makers import check_made  # late, as few runs need it
+
+        check_made(made, what="scheduler")
         return like(self._given.scheduler, made)
 
     def get_callbacks(self, stage: str) -> dict[str, ICallback]:

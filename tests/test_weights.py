@@ -553,7 +553,7 @@ class Heard(logging.Handler):
 def on_two_processes():
     """Return what rank zero warned of with batches that shrink, and without, and the learning rates of both ranks."""
     heard = Heard()
-    logging.getLogger("runnerkit.steps.weights").addHandler(heard)
+    logging.getLogger("runnerkit.steps.odd_batches").addHandler(heard)
     train_without_threes(2, dl.SupervisedRunner)
     warned = list(heard.texts)
     train_without_threes(2, Weighted)

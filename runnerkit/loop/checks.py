@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from difflib import get_close_matches
-from inspect import signature
 from itertools import chain, islice
 from numbers import Integral
 from pathlib import Path
@@ -26,7 +25,7 @@ from torch.utils.data import (
 
 from runnerkit.callback import EVENTS, ICallback, ICheckpointCallback, IListener, innermost
 from runnerkit.sampling.sharding import count_batches, share_of
-from runnerkit.types import as_dict, is_maker
+from runnerkit.types import as_dict
 
 if TYPE_CHECKING:
     from runnerkit.callback import IRunner
@@ -266,7 +265,6 @@ def check_optimizer(optimizer: Any, model: Any, criterion: Any) -> None:
     modules = [each for each in (*as_dict(model).values(), *as_dict(criterion).values()) if isinstance(each, nn.Module)]
     known = {id(parameter) for module in modules for parameter in module.parameters()}
     for key, each in as_dict(optimizer).items():
-        _check_maker(each, what="optimizer", takes="the model's parameters", num_arguments=1)
         parameters = [parameter for group in getattr(each, "param_groups", []) for parameter in group["params"]]
         if parameters and not any(id(parameter) in known for parameter in parameters):
             name = f"optimizer {key!r}" if key else "the optimizer"
@@ -290,37 +288,12 @@ def check_scheduler(scheduler: Any, optimizer: Any) -> None:
                 f"scheduler is the class {each.__name__}; pass an instance of it, or a function of the optimizer and "
                 "the number of steps"
             )
-        _check_maker(each, what="scheduler", takes="the optimizer and the number of steps", num_arguments=2)
     groups = {id(group) for each in as_dict(optimizer).values() for group in getattr(each, "param_groups", [])}
     for key, each in as_dict(scheduler).items():
         own = getattr(each, "optimizer", None)
         if groups and isinstance(own, Optimizer) and not any(id(group) in groups for group in own.param_groups):
             name = f"scheduler {key!r}" if key else "the scheduler"
             raise ValueError(f"{name} steps an optimizer other than the one that trains; create it from that one")
-
-
-def _check_maker(given: Any, *, what: str, takes: str, num_arguments: int) -> None:
-    if not is_maker(given):
-        return
-    try:
-        parameters = signature(given)
-    except ValueError:  # a built-in function that does not tell
-        return
-    try:
-        parameters.bind(*[None] * num_arguments)
-    except TypeError:
-        raise TypeError(f"{what}= is a function {parameters}, but is called with {takes}") from None
-
-
-def check_made(made: Any, *, what: str) -> None:
-    """Raise if a function that was passed for an optimizer or a scheduler returned something else.
-
-    Raises:
-        TypeError: with what it returned.
-    """
-    for each in as_dict(made).values():
-        if not hasattr(each, "step"):
-            raise TypeError(f"the function passed as {what}= returned {type(each).__name__}; it must return the {what}")
 
 
 def check_criterion(criterion: Any, engine: IEngine, *, loss_reduction: str) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from runnerkit.callback import CallbackNode, IMetricCallback, innermost
 from runnerkit.metrics.first_non_finite import FirstNonFinite, describe_first
-from runnerkit.metrics.means import LoaderMeans, means_of, weightless
+from runnerkit.metrics.means import LoaderMeans, means_of
 from runnerkit.metrics.reduction import Share, Shares, reduce_shares
 
 if TYPE_CHECKING:
@@ -46,8 +46,10 @@ def reduce_metrics(runner: IRunner) -> int:
     if _number(totals["num_non_finite"]):
         places = runner.engine.gather_object(place)
         raise FloatingPointError(describe_first(places, loader_key=runner.loader_key, epoch=runner.epoch_step))
-    runner.loader_metrics = {**means_of(totals["batch_metrics"]), **runner.loader_metrics}
-    runner._loader_run.weightless = weightless(totals["batch_metrics"])
+    batch_metrics = totals["batch_metrics"]
+    runner.loader_metrics = {**means_of(batch_metrics), **runner.loader_metrics}
+    sums = batch_metrics.sums if batch_metrics is not None else {}
+    runner._loader_run.weightless = frozenset(key for key, (_, weight) in sums.items() if not weight)
     for owner, each in metrics.items():
         if each is not None:
             each.take_total(runner, totals[owner])

@@ -16,9 +16,6 @@ from runnerkit.steps.budget import is_over, limit_samples
 from runnerkit.steps.learning_rates import rates_of_all
 from runnerkit.steps.weights import (
     StepSizes,
-    check_size,
-    keep_in_step,
-    restore_buffers,
     sizes_of_pass,
     weigh_step,
 )
@@ -88,7 +85,6 @@ def setup_loader(runner: IRunner, key: str) -> None:
     use_model(runner)
     run.steps = StepSizes()
     if runner.is_train_loader:
-        keep_in_step(runner)
         run.steps = sizes_of_pass(runner, num_before=run.num_skipped)
         step_watch.start_watch(runner)
         before = runner.batch_step - runner.loader_batch_step
@@ -171,10 +167,14 @@ def finish_batch(runner: IRunner) -> None:
         runner.optimizer_step += 1
         runner.stage_optimizer_step += 1
     if steps.is_idle:
+        from runnerkit.steps.odd_batches import restore_buffers  # late, as few runs need it
+
         restore_buffers(steps)
     else:
         if steps.own_size is not None and runner.batch_size != steps.own_size:
-            check_size(runner, steps)
+            from runnerkit.steps.odd_batches import warn_of_dropped_samples  # late, as few runs need it
+
+            warn_of_dropped_samples(runner, steps)
         run.means.update(
             runner.batch_metrics, runner.batch_size, weight=runner.batch_weight, batch_step=runner.loader_batch_step
         )

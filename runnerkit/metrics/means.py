@@ -103,11 +103,6 @@ def means_of(total: Share | None) -> Metrics:
     return {key: value / count if count else math.nan for key, (value, count) in sums.items()}
 
 
-def weightless(total: Share | None) -> frozenset[str]:
-    """Return the metrics of which all batches have weight zero, so that their mean is NaN."""
-    return frozenset(key for key, (_, count) in (total.sums if total is not None else {}).items() if not count)
-
-
 class LoaderMeans:
     """The mean of every metric of a loader: sum(value * weight) / sum(weight), by default weighted by batch size.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import sys
 from collections.abc import Sequence
@@ -19,8 +18,6 @@ from runnerkit.types import as_dict, widest_float
 
 if TYPE_CHECKING:
     from runnerkit.callback import IRunner
-
-logger = logging.getLogger(__name__)
 
 IDLE = "on_idle_batch_end"  # in place of on_batch_end, for a batch whose samples belong to another process
 
@@ -78,20 +75,15 @@ class StepSizes:
         return None if self.sizes is None else _total(self.sizes)
 
 
-def keep_in_step(runner: IRunner) -> None:
-    """Let a loader whose processes end at different times find out when all have ended."""
-    share = share_of(runner.loader)
-    if hasattr(share, "start_sum") and runner.engine.num_processes > 1:
-        share.start_sum = runner.engine.start_sum
-
-
 def sizes_of_pass(runner: IRunner, *, num_before: int) -> StepSizes:
     """Start a pass over a training loader.
 
     Args:
         num_before: batches that ran before the run was interrupted.
     """
-    engine, steps = runner.engine, StepSizes()
+    engine, steps, share = runner.engine, StepSizes(), share_of(runner.loader)
+    if hasattr(share, "start_sum") and engine.num_processes > 1:
+        share.start_sum = engine.start_sum  # to find out when all processes have ended
     engine.loss_factor = _base_factor(runner)
     steppers = optimizer_callbacks(runner.callbacks)
     steps.has_steppers = bool(steppers)
@@ -99,7 +91,6 @@ def sizes_of_pass(runner: IRunner, *, num_before: int) -> StepSizes:
     steps.matter = engine.num_processes > 1 or steps.accumulate
     if not steps.matter or distributed_sampler_of(runner.loader) is not None:  # which gives each rank as many
         return steps
-    share = share_of(runner.loader)
     if _full_size(runner) is not None:
         steps.num_samples = share.stride
         if engine.num_processes > 1 and runner.loss_reduction == "mean":
@@ -217,26 +208,6 @@ def _base_factor(runner: IRunner) -> float | None:
     """Return the factor of a process with a full batch: engines average losses, also those that sum over a batch."""
     num_processes = runner.engine.num_processes
     return float(num_processes) if runner.loss_reduction == "sum" and num_processes > 1 else None
-
-
-@torch.no_grad()
-def restore_buffers(steps: StepSizes) -> None:
-    """Undo what an idle step did to buffers, such as the statistics of batch norm."""
-    for buffer, before in steps.kept:
-        buffer.copy_(before)
-    steps.kept = []
-
-
-def check_size(runner: IRunner, steps: StepSizes) -> None:
-    """Warn once in a pass that a batch has other samples than its loader gave, which other processes do not know."""
-    if runner.batch_weight is not None:
-        return
-    logger.warning(
-        "loader %r: batch %d counts as %d samples, but the loader gave rank %d %d samples, by which gradients weight "
-        "the processes. If collate_fn drops samples, set self.batch_weight = self.batch_size in handle_batch",
-        runner.loader_key, runner.loader_batch_step, runner.batch_size, runner.engine.rank, steps.own_size,
-    )  # fmt: skip
-    steps.own_size = None
 
 
 def without_weight(runner: IRunner) -> None:

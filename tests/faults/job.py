@@ -74,7 +74,7 @@ def run(logdir: Path, *, num_processes: int, source: str | None = None) -> None:
         source: key of `STREAMS`; None is a map-style data set.
     """
     torch.manual_seed(0)
-    model = mlp(dropout=0.3, batch_norm=True)
+    model = mlp(dropout=0.3, batch_norm=source != FINITE)  # whose last batch may have one sample
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     epoch_steps = NUM_SAMPLES // (BATCH_SIZE * num_processes)
     most_steps = NUM_EPOCHS * (100 if source == FINITE else epoch_steps)

@@ -1,0 +1,33 @@
+"""Batches whose samples are those of other processes, or fewer than their loader gave."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import torch
+
+from runnerkit.steps.weights import StepSizes
+
+if TYPE_CHECKING:
+    from runnerkit.callback import IRunner
+
+
+def warn_of_dropped_samples(runner: IRunner, steps: StepSizes) -> None:
+    """Warn once in a pass that a batch has other samples than its loader gave, which other processes do not know."""
+    if runner.batch_weight is not None:
+        return
+    logging.getLogger(__name__).warning(
+        "loader %r: batch %d counts as %d samples, but the loader gave rank %d %d samples, by which gradients weight "
+        "the processes. If collate_fn drops samples, set self.batch_weight = self.batch_size in handle_batch",
+        runner.loader_key, runner.loader_batch_step, runner.batch_size, runner.engine.rank, steps.own_size,
+    )  # fmt: skip
+    steps.own_size = None
+
+
+def restore_buffers(steps: StepSizes) -> None:
+    """Undo what an idle step did to buffers, such as the statistics of batch norm."""
+    with torch.no_grad():
+        for buffer, before in steps.kept:
+            buffer.copy_(before)
+    steps.kept = []
