@@ -7,8 +7,8 @@ PEERS := .venv-peers
 ROUNDS ?= 10
 # Kills per drill of one process, and of two processes.
 KILLS ?= 100
-# The same, for each source of a stream.
-STREAM_KILLS ?= 20
+# The same, for each of six sources of streams.
+STREAM_KILLS ?= 10
 # Kills of data workers, of ranks and of the parent process, for each launcher.
 LAUNCHED_KILLS ?= 5
 # Pythons for smoke runs with the newest torch, by name or path.
@@ -67,7 +67,7 @@ bench-peers: $(VENV)/installed $(PEERS)/installed  ## also benchmark eight other
 gpu:  ## check numbers, speed and memory on a GPU, in 9 minutes, with the installed packages (DEVICE=cpu: dry run)
 	$(PYTHON) -m benchmarks.on_gpu --device $(DEVICE) --report $(GPU_REPORT)
 
-drills: $(VENV)/installed  ## kill and resume runs 485 times; write the tables in docs/reliability.md (KILLS=100)
+drills: $(VENV)/installed  ## kill and resume runs 365 times; write the tables in docs/reliability.md (KILLS=100)
 	$(BIN)/python -m tests.faults.drill --kills $(KILLS) --page docs/reliability.md
 	$(BIN)/python -m tests.faults.drill --streams --kills $(STREAM_KILLS) --page docs/reliability.md
 	$(BIN)/python -m tests.faults.launched_drill --kills $(LAUNCHED_KILLS) --page docs/reliability.md
