@@ -14,11 +14,7 @@ from runnerkit.resume import resume_point
 from runnerkit.sampling.sharding import batches_of, count_batches, start_epoch
 from runnerkit.steps.budget import is_over, limit_samples
 from runnerkit.steps.learning_rates import rates_of_all
-from runnerkit.steps.weights import (
-    StepSizes,
-    sizes_of_pass,
-    weigh_step,
-)
+from runnerkit.steps.weights import StepSizes, sizes_of_pass, weigh_step
 from runnerkit.types import Batch, as_dict, like
 
 if TYPE_CHECKING:

@@ -64,10 +64,12 @@ def is_reached(budget: Budget, *, num_steps: int, num_samples: int) -> bool:
 
 def ends_within_epoch(runner: IRunner) -> bool:
     """Return whether the stage has reached such a limit in a training loader that has batches left."""
+    if not runner._stage.may_end_early or not is_over(runner):
+        return False
     is_last = runner.loader_key == [key for key in runner.loaders if key.startswith("train")][-1]
     is_at_end = runner.loader_batch_step == runner.loader_batch_len and is_last
     # A limit in samples shortens the loader, so that its end may be the limit's.
-    return is_over(runner) and (not is_at_end or runner._stage.budget.num_samples is not None)
+    return not is_at_end or runner._stage.budget.num_samples is not None
 
 
 def is_epoch_left(runner: IRunner) -> bool:
