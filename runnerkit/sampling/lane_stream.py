@@ -117,16 +117,19 @@ class LaneStream(IterableDataset[Any]):
         self._ahead, self._num_empty, self._sizes = {}, 0, {}
 
     def position_after(self, num_batches: int) -> dict[str, Any]:
-        """Return the place of each lane after `num_batches`; the shards of other processes are not known."""
+        """Return the place of each lane after `num_batches`; None for those of other processes, which are not known."""
         num_empty, _ = self._sizes.get(num_batches - 1, (self._num_empty, []))
         num_steps = num_batches + num_empty
-        places = [self._place_after(num_steps, lane) for lane in range(self.lanes * self.turns)]
+        places = [
+            list(self._place_after(num_steps, lane)) if lane % self.world_size == self.rank else None
+            for lane in range(self.lanes * self.turns)
+        ]
         return {
             "epoch": int(self._epoch[0]),
             "num_consumed": self.num_consumed + num_batches * self.stride,
             "turn": (self._start.turn + num_steps) % self.turns * (1 if self.batch_size is not None else self.lanes),
             "lanes": self._layout,
-            "places": [list(place) for place in places],
+            "places": places,
         }
 
     @property
