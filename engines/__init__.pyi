@@ -1,6 +1,7 @@
 # Written by scripts/public_names.py from the __all__ of each file: run `make format`.
 from runnerkit.engine import IEngine as IEngine
 from runnerkit.engines.adapters.apex_precision import Apex as Apex
+from runnerkit.engines.adapters.float8 import Float8 as Float8
 from runnerkit.engines.amp import AMPEngine as AMPEngine
 from runnerkit.engines.amp import DataParallelAMPEngine as DataParallelAMPEngine
 from runnerkit.engines.amp import DistributedDataParallelAMPEngine as DistributedDataParallelAMPEngine
@@ -34,6 +35,7 @@ __all__ = [
     "DistributedDataParallelAMPEngine",
     "DistributedDataParallelAPEXEngine",
     "DistributedDataParallelEngine",
+    "Float8",
     "FullyShardedDataParallelAMPEngine",
     "FullyShardedDataParallelEngine",
     "GPUEngine",

@@ -21,13 +21,12 @@ from runnerkit.engines.apex import (
     DistributedDataParallelAPEXEngine,
     HorovodAPEXEngine,
 )
-from runnerkit.engines.choose import get_available_engine
+from runnerkit.engines.choose import PRECISION_NAMES, get_available_engine, precision_by_name
 from runnerkit.engines.data_parallel import DataParallelEngine
 from runnerkit.engines.ddp import DistributedDataParallelEngine
 from runnerkit.engines.device import CPUEngine, DeviceEngine, GPUEngine
 from runnerkit.engines.fsdp import FullyShardedDataParallelEngine
 from runnerkit.engines.horovod import HorovodEngine
-from runnerkit.precision import PRECISIONS
 from runnerkit.support.accelerator import default_device
 
 VARIABLE = "RUNNERKIT_ENGINE"  # arguments of :func:`engine_by_name` as JSON, for a script that another process starts
@@ -55,7 +54,8 @@ def engine_by_name(name: str | None, *, num_processes: int | None = None, precis
     Args:
         name: a short name or a class name; None means DDP if `num_processes` is given, else what suits this machine.
         num_processes: for multi-process engines; None means their default.
-        precision: "fp32", "fp16", "bf16", or "amp", which is bf16, or fp16 on GPUs that only emulate it.
+        precision: "fp32", "fp16", "bf16", "fp8" (in linear layers), or "amp", which is bf16, or fp16 on GPUs that only
+            emulate it.
     Raises:
         ValueError: an unknown name, or arguments that the engine does not accept; the message lists the valid ones.
 
@@ -79,14 +79,14 @@ def engine_by_name(name: str | None, *, num_processes: int | None = None, precis
             raise ValueError(f"the number of processes must be >= 1, got {num_processes}")
         options["num_processes"] = num_processes
     if precision is not None:
-        if precision not in PRECISIONS:
-            raise ValueError(f"unknown precision {precision!r}; expected one of {', '.join(PRECISIONS)}")
+        if precision not in PRECISION_NAMES:
+            raise ValueError(f"unknown precision {precision!r}; expected one of {', '.join(PRECISION_NAMES)}")
         if "AMP" in engine.__name__ or "APEX" in engine.__name__:
             raise ValueError(
                 f"engine {name!r} has a fixed precision, got precision={precision!r}; use 'ddp' or another engine "
                 "without one"
             )
-        options["precision"] = PRECISIONS[precision]()
+        options["precision"] = precision_by_name(precision)
     return engine(**options)
 
 

@@ -14,6 +14,17 @@ from runnerkit.support.accelerator import default_device
 
 __all__ = ["choose_engine", "get_available_engine"]
 
+PRECISION_NAMES = (*PRECISIONS, "fp8")
+
+
+def precision_by_name(name: str) -> Precision:
+    """Return the precision of a name in `PRECISION_NAMES`."""
+    if name == "fp8":
+        from runnerkit.engines.adapters.float8 import Float8  # late, as few runs need it
+
+        return Float8()
+    return PRECISIONS[name]()
+
 
 def get_available_engine(
     *, cpu: bool = False, fp16: bool = False, amp: bool = False, apex: bool = False, ddp: bool = False,
@@ -28,15 +39,15 @@ def get_available_engine(
         amp: mixed precision in the dtype that suits the device: bf16, or fp16 on CUDA GPUs that only emulate bf16.
         apex: mixed precision with NVIDIA Apex at opt_level O1; needs a GPU.
         ddp: one process per CUDA GPU, or 2 processes on the CPU of a machine without them.
-        precision: "fp32", "fp16" or "bf16", instead of a flag.
+        precision: "fp32", "fp16", "bf16", or "fp8" in linear layers and bf16 elsewhere, instead of a flag.
     Raises:
         ValueError: flags that contradict each other, or an unknown precision.
 
     >>> get_available_engine(cpu=True, amp=True)
     CPUEngine(device='cpu', rank=0, world_size=1)
     """
-    if precision not in (None, *PRECISIONS):
-        raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
+    if precision not in (None, *PRECISION_NAMES):
+        raise ValueError(f"precision must be one of {', '.join(PRECISION_NAMES)}, got {precision!r}")
     if sum((fp16, amp, apex, precision is not None)) > 1:
         raise ValueError(f"fp16={fp16}, amp={amp}, apex={apex}, precision={precision!r}: choose one precision")
     if apex:
@@ -46,7 +57,7 @@ def get_available_engine(
             return DistributedDataParallelAPEXEngine()
         return DataParallelAPEXEngine() if torch.cuda.device_count() > 1 else APEXEngine()
     name = "fp16" if fp16 else "amp" if amp else precision
-    chosen: Precision | None = PRECISIONS[name]() if name is not None else None
+    chosen = precision_by_name(name) if name is not None else None
     if ddp:
         return DistributedDataParallelEngine(device="cpu" if cpu else None, precision=chosen)
     if cpu or default_device().type == "cpu":

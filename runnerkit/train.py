@@ -83,7 +83,7 @@ class Runner(IRunner):
         accumulation_steps: int = 1,
         gradient_clip: float | None = None,
         epoch_steps: int | None = None,
-        precision: Literal["fp32", "fp16", "bf16"] | None = None,
+        precision: Literal["fp32", "fp16", "bf16", "fp8"] | None = None,
         loss_reduction: Literal["mean", "sum"] = "mean",
         lr_scale: Literal["linear", "sqrt"] | None = None,
         logdir: str | Path | None = None,
@@ -162,7 +162,7 @@ class Runner(IRunner):
             load_best_on_end: load the best weights at the end.
             cpu: run on the CPU.
             fp16, amp: mixed precision: `fp16` in float16, `amp` in a dtype chosen by device, bf16 if it computes in it.
-            precision: "bf16", "fp16" or "fp32", instead of a flag; an engine takes its own.
+            precision: "bf16", "fp16", "fp32" or "fp8" (in linear layers), instead of a flag; an engine takes its own.
             apex: mixed precision with NVIDIA Apex.
             ddp: one process per GPU, or 2 processes without GPUs; under torchrun, the processes it started.
         Raises:

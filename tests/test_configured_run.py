@@ -291,8 +291,8 @@ WRONG = {
     "no engine": (["engine={_target_: torch.nn.ReLU}"], "config.yaml: engine: is a ReLU; expected an engine of dl"),
     "a list of engines": (["engine=[ddp]"], "config.yaml: engine: expected a name, or _target_ and its arguments, got"),
     "unknown precision": (
-        ["--precision", "fp8"],
-        "config.yaml: engine: unknown precision 'fp8'; expected one of fp32, amp,",
+        ["--precision", "fp4"],
+        "config.yaml: engine: unknown precision 'fp4'; expected one of fp32, amp,",
     ),
     "processes of a lone one": (["--engine", "cpu", "--nproc", "2"], "config.yaml: engine: engine 'cpu' runs in one"),
     "a file for a folder": (

@@ -457,7 +457,7 @@ def test_precision_in_one_word(precision, dtype):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"precision": "fp8"}, "precision must be one of fp32, amp, fp16, bf16, got 'fp8'"),
+        ({"precision": "fp4"}, "precision must be one of fp32, amp, fp16, bf16, fp8, got 'fp4'"),
         ({"precision": "bf16", "amp": True}, "amp=True, apex=False, precision='bf16': choose one precision"),
         (
             {"precision": "bf16", "engine": dl.CPUEngine()},

@@ -1,1 +1,1 @@
-"""Adapters to Apex, Horovod and DDP communication hooks."""
+"""Adapters to Apex, Horovod, torchao and DDP communication hooks."""

@@ -48,7 +48,7 @@ def test_without_a_name_the_number_of_processes_or_the_machine_chooses():
             "engine 'cpu' runs in one process, so it does not accept num_processes, got 2",
         ),
         ({"name": "ddp", "num_processes": 0}, "the number of processes must be >= 1, got 0"),
-        ({"name": "ddp", "precision": "fp8"}, "unknown precision 'fp8'; expected one of fp32, amp, fp16, bf16"),
+        ({"name": "ddp", "precision": "fp4"}, "unknown precision 'fp4'; expected one of fp32, amp, fp16, bf16, fp8"),
         ({"name": "AMPEngine", "precision": "bf16"}, "engine 'AMPEngine' has a fixed precision"),
     ],
 )
