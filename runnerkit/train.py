@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -35,18 +34,22 @@ from runnerkit.support.arguments import check_integers, check_numbers
 from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler, as_dict, is_maker, like
 
 
-@dataclass
 class _Given(ProcessState):
     """Components passed to :meth:`Runner.train`."""
 
     is_shared_by_scratch_copies = True
 
-    loaders: Mapping[str, Any] | None = None
-    criterion: Criterion | None = None
-    optimizer: Any = None
-    scheduler: Any = None
-    callbacks: dict[str, ICallback] = field(default_factory=dict)
-    loggers: dict[str, ILogger] = field(default_factory=dict)
+    def __init__(
+        self,
+        loaders: Mapping[str, Any] | None = None,
+        criterion: Criterion | None = None,
+        optimizer: Any = None,
+        scheduler: Any = None,
+    ) -> None:
+        self.loaders, self.criterion = loaders, criterion
+        self.optimizer, self.scheduler = optimizer, scheduler
+        self.callbacks: dict[str, ICallback] = {}
+        self.loggers: dict[str, ILogger] = {}
 
 
 class Runner(IRunner):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-@dataclass
 class Snapshot:
     """The state of an interrupted run, to be restored into a runner.
 
@@ -40,11 +39,11 @@ class Snapshot:
         rng: generator states, to be set after that loader's iterator is made.
     """
 
-    state: StateDict
-    source: str
-    is_restored: bool = False
-    within: StateDict | None = None
-    rng: StateDict | None = None
+    def __init__(self, state: StateDict, source: str) -> None:
+        self.state, self.source = state, source
+        self.is_restored = False
+        self.within: StateDict | None = None
+        self.rng: StateDict | None = None
 
     @property
     def step(self) -> Step:

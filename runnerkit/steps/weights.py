@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 IDLE = "on_idle_batch_end"  # in place of on_batch_end, for a batch whose samples belong to another process
 
 
-@dataclass
 class WeightUnits:
     """Weights that count as 1 within a stage, so that losses keep their scale; the same on all ranks.
 
@@ -31,8 +29,9 @@ class WeightUnits:
         weight: of batches whose weight other processes do not know; a power of two, so that it changes no digit.
     """
 
-    size: float | None = None
-    weight: float | None = None
+    def __init__(self) -> None:
+        self.size: float | None = None
+        self.weight: float | None = None
 
 
 class StepSizes:
