@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from runnerkit.callback import CallbackOrder, ICheckpointCallback, IOptimizerCallback, innermost
+from runnerkit.callback import CallbackOrder, ICheckpointCallback, optimizer_callbacks
 from runnerkit.checkpoints.cleanup import clean_up, set_branch_aside
 from runnerkit.checkpoints.file import load_checkpoint
 from runnerkit.checkpoints.folder import CheckpointFolder, find_checkpoint
@@ -192,16 +192,16 @@ class CheckpointCallback(ICheckpointCallback):
         if self.mode == "runner" and self._stop_for is None:
             self._ask_in_time(runner)
             self._stop_for = self._stop.due(runner.batch_step, runner.engine)
-        self._is_due = self._is_due or self._stop_for is not None or self._is_time(runner) or self._is_cut(runner)
+        ends_here = self.mode == "runner" and ends_within_epoch(runner)  # a run with a higher limit continues here
+        if ends_here and not run_state.knows_position(runner.loader):
+            self._cut_at, ends_here = "", False
+        self._is_due = self._is_due or self._stop_for is not None or self._is_time(runner) or ends_here
         # Checkpoints hold no gradients: wait until an accumulated step is complete.
-        if self._is_due and not any(
-            each.num_pending
-            for each in map(innermost, runner.callbacks.values())
-            if isinstance(each, IOptimizerCallback)
-        ):
+        if self._is_due and not any(each.num_pending for each in optimizer_callbacks(runner.callbacks)):
             can_save = self._stop_for is None or run_state.knows_position(runner.loader)
             if can_save:
                 self._save(runner, score=self._score(runner) if self._is_validated else None)
+                self._cut_at = self._file(runner) if ends_here else self._cut_at
             if self._stop_for is not None:
                 self._stop_run(runner, self._stop_for, is_saved=can_save)
 
@@ -209,14 +209,6 @@ class CheckpointCallback(ICheckpointCallback):
         is_up = self.max_hours is not None and time.monotonic() - self._began_at >= 3600 * self.max_hours
         if is_up and runner.engine.is_main_process:
             self._stop.ask(TIME_IS_UP)
-
-    def _is_cut(self, runner: IRunner) -> bool:
-        """Return whether the stage ends here, within an epoch, which a run with a higher limit continues."""
-        is_cut = self.mode == "runner" and ends_within_epoch(runner)
-        if is_cut and not run_state.knows_position(runner.loader):
-            self._cut_at = ""
-            return False
-        return is_cut
 
     def _is_time(self, runner: IRunner) -> bool:
         if self.every_steps is not None and runner.optimizer_step % self.every_steps == 0:
@@ -273,19 +265,15 @@ class CheckpointCallback(ICheckpointCallback):
             state = {**run_state.state_of(runner), "cut_at": self._cut_at}
         else:
             state = run_state.judged_state(runner, run_state.model_state(runner))
-        name = name_at(runner.epoch_step, runner.batch_step if runner.is_within_loader else math.inf)
-        is_sharded = self.mode == "runner" and runner.engine.sharded_checkpoints
-        file = name if is_sharded else f"{name}.pth"
-        if runner.is_within_loader:
-            self._cut_at = file if self._is_cut(runner) else self._cut_at
+        file = self._file(runner)
         judge = {"loader": self.loader_key, "metric": self.metric_key, "minimize": self.minimize}
         what = {
             "kind": self.mode, "stage": runner.stage_key, "epoch": runner.epoch_step, "batch": runner.batch_step,
             "score": score, "judged_by": judge if self.metric_key is not None else None,
             "metrics": {key: dict(metrics) for key, metrics in runner.epoch_metrics.items()},
         }  # fmt: skip
-        if is_sharded:
-            write = self._shards_writer(runner, state, name, what)
+        if self._is_sharded(runner):
+            write = self._shards_writer(runner, state, file, what)
         elif runner.engine.is_main_process:
             write = partial(self._write, copied(state) if self.asynchronous else state, file, what)
         else:
@@ -294,6 +282,14 @@ class CheckpointCallback(ICheckpointCallback):
             self._background.start(write)
         else:
             write()
+
+    def _is_sharded(self, runner: IRunner) -> bool:
+        return self.mode == "runner" and runner.engine.sharded_checkpoints
+
+    def _file(self, runner: IRunner) -> str:
+        """Return the name of the checkpoint at this place."""
+        name = name_at(runner.epoch_step, runner.batch_step if runner.is_within_loader else math.inf)
+        return name if self._is_sharded(runner) else f"{name}.pth"
 
     def _shards_writer(self, runner: IRunner, state: StateDict, name: str, what: dict[str, Any]) -> Callable[[], None]:
         self._background.wait()  # the previous save may still be writing to this folder

@@ -200,6 +200,11 @@ class IOptimizerCallback(Callback):
     num_pending: int = 0
 
 
+def last_training_loader(runner: IRunner) -> str:
+    """Return the key of the training loader that ends an epoch's training."""
+    return [key for key in runner.loaders if key.startswith("train")][-1]
+
+
 def optimizer_callbacks(callbacks: Mapping[str, ICallback]) -> list[IOptimizerCallback]:
     """Return those that step an optimizer, without their wrappers."""
     return [each for each in map(innermost, callbacks.values()) if isinstance(each, IOptimizerCallback)]

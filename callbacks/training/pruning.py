@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from runnerkit.callback import Callback, CallbackOrder
+from runnerkit.callback import Callback, CallbackOrder, last_training_loader
 from runnerkit.errors import UnknownKeyError
 from runnerkit.models.magnitude_pruning import PruningFn, new_mask, prunable, pruning_function, sparsity
 from runnerkit.support.arguments import check_integers, check_names, check_numbers, check_strings
@@ -138,7 +138,7 @@ class PruningCallback(Callback):
     def on_loader_end(self, runner: IRunner) -> None:
         if not runner.is_train_loader:
             return
-        is_last = runner.loader_key == [key for key in runner.loaders if key.startswith("train")][-1]
+        is_last = runner.loader_key == last_training_loader(runner)
         if self.prune_on_epoch_end and is_last:
             self._prune(runner)
         runner.loader_metrics["sparsity"] = sparsity(self.masks) if self.masks else 0.0

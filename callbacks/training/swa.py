@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from torch.optim.swa_utils import get_swa_multi_avg_fn
 
+from runnerkit.callback import last_training_loader
 from runnerkit.callbacks.training.parts.averaged_weights import AverageFn
 from runnerkit.callbacks.training.parts.batch_norm import has_statistics, renew_statistics
 from runnerkit.callbacks.training.parts.weight_average import WeightAverageCallback
@@ -55,7 +56,7 @@ class SWACallback(WeightAverageCallback):
             )
 
     def on_loader_end(self, runner: IRunner) -> None:
-        if runner.stage_epoch_step >= self.start_epoch and runner.loader_key == _last_training_loader(runner):
+        if runner.stage_epoch_step >= self.start_epoch and runner.loader_key == last_training_loader(runner):
             for each in self.averages.values():
                 each.update()
 
@@ -65,8 +66,4 @@ class SWACallback(WeightAverageCallback):
             logger.warning("the stage ended before epoch %d: no weights were averaged", self.start_epoch)
         super().on_stage_end(runner)
         if any(map(has_statistics, averaged)):
-            renew_statistics(runner, averaged, loader_key=_last_training_loader(runner))
-
-
-def _last_training_loader(runner: IRunner) -> str:
-    return [key for key in runner.loaders if key.startswith("train")][-1]
+            renew_statistics(runner, averaged, loader_key=last_training_loader(runner))

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from runnerkit.callback import optimizer_callbacks
+from runnerkit.callback import last_training_loader, optimizer_callbacks
 from runnerkit.sampling.sharding import count_batches, share_of
 from runnerkit.support.arguments import check_integers
 
@@ -66,7 +66,7 @@ def ends_within_epoch(runner: IRunner) -> bool:
     """Return whether the stage has reached such a limit in a training loader that has batches left."""
     if not runner._stage.may_end_early or not is_over(runner):
         return False
-    is_last = runner.loader_key == [key for key in runner.loaders if key.startswith("train")][-1]
+    is_last = runner.loader_key == last_training_loader(runner)
     is_at_end = runner.loader_batch_step == runner.loader_batch_len and is_last
     # A limit in samples shortens the loader, so that its end may be the limit's.
     return not is_at_end or runner._stage.budget.num_samples is not None

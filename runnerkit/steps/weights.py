@@ -150,8 +150,6 @@ def weigh_batch(runner: IRunner, steps: StepSizes, units: WeightUnits) -> float 
         units.weight = 2.0 ** round(math.log2(first)) if first > 0 else 1.0
     if steps.is_asked:
         engine.loss_factor = None
-    if isinstance(weight, Tensor):
-        weight = weight.to(widest_float(weight.device))
     share: float | Tensor = weight / units.weight
     return share
 
@@ -161,7 +159,7 @@ def _checked(weight: Any) -> float | Tensor:
     if isinstance(weight, Tensor):
         if weight.numel() != 1:
             raise ValueError(f"batch_weight must be a number or a tensor of one, got shape {tuple(weight.shape)}")
-        return weight.detach().reshape(())
+        return _on_device(weight, weight.device).reshape(())
     if isinstance(weight, bool) or not isinstance(weight, Real):
         raise TypeError(f"batch_weight must be a number or a tensor of one, got {type(weight).__name__}")
     number = float(weight)
