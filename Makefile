@@ -9,6 +9,11 @@ ROUNDS ?= 10
 KILLS ?= 100
 # The same, for each of six sources of streams.
 STREAM_KILLS ?= 10
+# The same, for a sharded model in four processes.
+MESH_KILLS ?= 20
+# Kills and faults of runs in a store, each for one process and for two.
+STORE_KILLS ?= 50
+STORE_FAULTS ?= 50
 # Kills of data workers, of ranks and of the parent process, for each launcher.
 LAUNCHED_KILLS ?= 5
 # Pythons for smoke runs with the newest torch, by name or path.
@@ -52,7 +57,8 @@ coverage: $(VENV)/installed  ## measure line and branch coverage of all tests, i
 	$(BIN)/coverage report --skip-covered
 
 parity: $(VENV)/installed  ## run the parity tests and write the table of engines and launchers in docs/engines.md
-	RUNNERKIT_WRITE_PARITY_TABLE=1 $(BIN)/python -m pytest tests/engines/test_parity_law.py tests/engines/test_gradient_law.py -k "gives or is_that_of_one"
+	RUNNERKIT_WRITE_PARITY_TABLE=1 $(BIN)/python -m pytest tests/engines/test_parity_law.py tests/engines/test_gradient_law.py \
+		tests/engines/test_tensor_parallel.py -k "gives or is_that_of_one"
 
 screenshots: $(VENV)/installed  ## update docs/images/tensorboard.png; requires Debian's chromium
 	RUNNERKIT_WRITE_SCREENSHOTS=1 $(BIN)/python -m pytest tests/loggers/test_tensorboard_in_browser.py
@@ -67,9 +73,11 @@ bench-peers: $(VENV)/installed $(PEERS)/installed  ## also benchmark eight other
 gpu:  ## check numbers, speed and memory on a GPU, in 9 minutes, with the installed packages (DEVICE=cpu: dry run)
 	$(PYTHON) -m benchmarks.on_gpu --device $(DEVICE) --report $(GPU_REPORT)
 
-drills: $(VENV)/installed  ## kill and resume runs 365 times; write the tables in docs/reliability.md (KILLS=100)
+drills: $(VENV)/installed  ## kill and resume runs 485 times; write the tables in docs/reliability.md (KILLS=100)
 	$(BIN)/python -m tests.faults.drill --kills $(KILLS) --page docs/reliability.md
 	$(BIN)/python -m tests.faults.drill --streams --kills $(STREAM_KILLS) --page docs/reliability.md
+	$(BIN)/python -m tests.faults.drill --mesh --kills $(MESH_KILLS) --page docs/reliability.md
+	$(BIN)/python -m tests.faults.store_drill --kills $(STORE_KILLS) --faults $(STORE_FAULTS) --page docs/reliability.md
 	$(BIN)/python -m tests.faults.launched_drill --kills $(LAUNCHED_KILLS) --page docs/reliability.md
 
 docs: $(VENV)/installed  ## build the static site in site/ from docs/; broken links fail the build
@@ -101,6 +109,7 @@ $(VENV)/demo $(VENV)/test $(VENV)/installed: setup.cfg pyproject.toml constraint
 $(PEERS)/installed: benchmarks/peers/requirements.txt constraints.txt
 	$(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip install --quiet --constraint constraints.txt --requirement benchmarks/peers/requirements.txt
+	$(PEERS)/bin/python -m pip install --quiet --no-deps --upgrade --target $(PEERS)/catalyst-21.12 catalyst==21.12
 	touch $@
 
 clean:  ## remove virtual environments and generated files

@@ -222,13 +222,15 @@ PROCESSES = (
 CHECKPOINT = Case(
     key="checkpoint",
     title="Delay of a step that saves a checkpoint",
-    text="101 million weights with Adam's state, 1.2 GB, saved every 32nd step to the temporary folder: how much "
+    text="34 million weights with Adam's state, 0.4 GB, saved every 32nd step to the temporary folder: how much "
     "longer such a step takes than others. Raw PyTorch: torch.save, fsync, os.replace. runnerkit also saves the states "
-    "of random generators and samplers, and a checksum. Asynchronous: the step waits only for a copy in memory.",
+    "of random generators and samplers, and a checksum. Asynchronous: the step waits only for a copy in memory. "
+    "S3: an asynchronous save to an S3 server (moto) on the same machine, which competes for its two cores.",
     candidates=(
         Candidate("raw PyTorch", "benchmarks.checkpoint_stall", ("raw",)),
         Candidate("runnerkit", "benchmarks.checkpoint_stall", ("sync",)),
         Candidate("runnerkit, asynchronous=True", "benchmarks.checkpoint_stall", ("async",)),
+        Candidate("runnerkit, asynchronous=True, S3", "benchmarks.checkpoint_stall", ("store",)),
     ),
     figures=(Figure("stall_ms", "ms a checkpoint"),),
     num_rounds=5,
@@ -254,8 +256,8 @@ IMPORT = Case(
     title="Import",
     text="CPU time to import a module and all names in its `__all__`, which runnerkit imports on first access, in a "
     "fresh interpreter; more rounds, since each is short. Torch is imported first and counted; the second figure is "
-    "the total relative to torch alone in the same process. Torch leaves 160,000 objects, and a full garbage "
-    "collection of 0.08 s that is due after 10,350 more; runnerkit creates 9,330.",
+    "the total relative to torch alone in the same process. Torch leaves 160,000 objects; a full garbage "
+    "collection, which takes 0.08 s, may fall into either import.",
     candidates=tuple(Candidate(f"import {name}", "benchmarks.import_time", (name,)) for name in ("torch", "runnerkit")),
     figures=(
         Figure("cpu_s", "CPU seconds", digits=3),

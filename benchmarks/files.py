@@ -5,9 +5,10 @@ python -m benchmarks.files
 All contenders run in each round, so that a slowdown of the machine affects all of them. Prints the median and the range
 of the rounds, and the median of the ratios to the first contender within a round. A pass is 64 files of 1,024 samples
 of 64 float32, with a step of the MLP of the step benchmarks on each batch of 32. The hand-written data set divides the
-files among the workers and shuffles blocks of 256 samples, as ShardedFiles does within a lane. By default ShardedFiles
-has a lane for each file and so mixes 64 blocks; a hand-written shuffle buffer of as many samples is its equal. Neither
-hand-written data set has an order that is shared by other numbers of workers, nor a position to resume from. Without
+files among the workers and shuffles blocks of 256 samples, as ShardedFiles does within a lane. By default there is a
+lane for each file, so that batches mix 64 files; a hand-written shuffle buffer of as many samples is the equal. Streams
+that do not shuffle are compared with one that reads in order, as a block is filled at a stroke, which is faster. No
+hand-written data set has an order that is shared by other numbers of workers, or a position to resume from. Without
 workers the function calls of a step are counted too, those of the model included. `--write` writes the tables to
 RESULTS.md.
 """
@@ -55,11 +56,14 @@ class ByHand(IterableDataset[Any]):
     def __init__(self, files: list[str], read_file: Callable[[str], Iterator[Any]], block: int) -> None:
         self.files, self.read_file, self.block = files, read_file, block
 
-    def __iter__(self) -> Iterator[Any]:
+    def own(self, files: list[str]) -> list[str]:
+        """Return the files of this worker."""
         info = get_worker_info()
         number, count = (0, 1) if info is None else (info.id, info.num_workers)
-        files = random.Random(42).sample(self.files, len(self.files))
-        for path in files[number::count]:
+        return files[number::count]
+
+    def __iter__(self) -> Iterator[Any]:
+        for path in self.own(random.Random(42).sample(self.files, len(self.files))):
             samples = self.read_file(path)
             while block := list(islice(samples, self.block)):
                 random.shuffle(block)
@@ -84,8 +88,14 @@ class InOrder(ByHand):
     """Files divided among the workers, without random numbers."""
 
     def __iter__(self) -> Iterator[Any]:
-        for path in self.files:
+        for path in self.own(self.files):
             yield from self.read_file(path)
+
+
+class DrawsNothing(InOrder):
+    """The same, and says so."""
+
+    draws_nothing = True
 
 
 class Shards(IterableDataset[Any]):
@@ -93,8 +103,10 @@ class Shards(IterableDataset[Any]):
 
     draws_nothing = True
 
-    def __init__(self, files: list[str], read_file: Callable[[str], Iterator[Any]]) -> None:
-        self.files, self.read_file, self.num_shards = files, read_file, len(files)
+    def __init__(
+        self, files: list[str], read_file: Callable[[str], Iterator[Any]], lanes: tuple[int, int] | None = None
+    ) -> None:
+        self.files, self.read_file, self.num_shards, self.lanes = files, read_file, len(files), lanes
 
     def shard(self, num_shards: int, index: int) -> Iterator[Any]:
         return self.read_file(self.files[index])
@@ -104,8 +116,8 @@ class Shards(IterableDataset[Any]):
             yield from self.shard(self.num_shards, index)
 
 
-def contenders(files: list[str], *, whole_batches: bool, num_workers: int) -> dict[str, Contender]:
-    """Return the contenders by name; the first is the baseline."""
+def contenders(files: list[str], *, whole_batches: bool, num_workers: int) -> dict[str, dict[str, Contender]]:
+    """Return the contenders that shuffle, and those that do not, by name; the first is the baseline."""
     read_file, size, block = (read_batches, FILE_SIZE // BATCH_SIZE, 8) if whole_batches else (read, FILE_SIZE, BLOCK)
     options: dict[str, Any] = {"batch_size": None if whole_batches else BATCH_SIZE, "num_workers": num_workers}
     sizes = [size] * len(files)
@@ -130,17 +142,22 @@ def contenders(files: list[str], *, whole_batches: bool, num_workers: int) -> di
         return lambda: steps(iter(DataLoader(kind(files, read_file, block), **options)))
 
     one = (1, max(1, num_workers))
-    fields = {
+    shuffled = {
         "hand-written": by_hand(ByHand),
         "ShardedFiles, a lane per reader": ours(ShardedFiles(files, read_file, sizes=sizes, shuffle=block, lanes=one)),
-        "a stream with shards": ours(Shards(files, read_file)),
         "hand-written, with a buffer": by_hand(Buffered),
         "ShardedFiles, a lane per file": ours(ShardedFiles(files, read_file, sizes=sizes, shuffle=block)),
     }
+    in_order = {
+        "hand-written": by_hand(InOrder),
+        "a stream with shards, a lane per reader": ours(Shards(files, read_file, one)),
+        "a stream with shards, a lane per file": ours(Shards(files, read_file)),
+    }
     if num_workers == 0:  # each worker would read the whole stream
-        fields["any other stream, in order"] = ours(InOrder(files, read_file, block))
-        fields["any other stream, shuffled"] = ours(ByHand(files, read_file, block))
-    return fields
+        shuffled["any other stream"] = ours(ByHand(files, read_file, block))
+        in_order["any other stream, draws_nothing"] = ours(DrawsNothing(files, read_file, block))
+        in_order["any other stream"] = ours(InOrder(files, read_file, block))
+    return {"shuffled": shuffled, "in order": in_order}
 
 
 def calls_per_step(contender: Contender) -> float:
@@ -187,13 +204,14 @@ def main() -> None:
         for whole_batches in (False, True):
             for num_workers in (0, 2):
                 what = "batches" if whole_batches else f"samples, {BATCH_SIZE} a batch"
-                fields = contenders(files, whole_batches=whole_batches, num_workers=num_workers)
-                parts.append(f"A stream of {what}, {num_workers} workers:")
-                parts.append(table(fields, num_rounds=options.rounds, device=torch.device("cpu")))
-                if num_workers == 0:
-                    calls = {name: calls_per_step(each) for name, each in fields.items()}
-                    counts = ", ".join(f"{name} {number:.0f}" for name, number in calls.items())
-                    parts.append(f"Function calls per step: {counts}.")
+                groups = contenders(files, whole_batches=whole_batches, num_workers=num_workers)
+                for order, fields in groups.items():
+                    parts.append(f"A stream of {what}, {order}, {num_workers} workers:")
+                    parts.append(table(fields, num_rounds=options.rounds, device=torch.device("cpu")))
+                    if num_workers == 0:
+                        calls = {name: calls_per_step(each) for name, each in fields.items()}
+                        counts = ", ".join(f"{name} {number:.0f}" for name, number in calls.items())
+                        parts.append(f"Function calls per step: {counts}.")
     text = "\n\n".join([conditions(options.rounds), *parts])
     print(text)
     if options.write:

@@ -13,6 +13,7 @@ from runnerkit.callbacks.checkpoint import CheckpointCallback as CheckpointCallb
 from runnerkit.callbacks.control.check_run import CheckRunCallback as CheckRunCallback
 from runnerkit.callbacks.control.control_flow import CallbackWrapper as CallbackWrapper
 from runnerkit.callbacks.control.control_flow import ControlFlowCallback as ControlFlowCallback
+from runnerkit.callbacks.control.control_flow import ControlFlowCallbackWrapper as ControlFlowCallbackWrapper
 from runnerkit.callbacks.control.early_stop import EarlyStoppingCallback as EarlyStoppingCallback
 from runnerkit.callbacks.control.overfit import BatchOverfitCallback as BatchOverfitCallback
 from runnerkit.callbacks.control.periodic_loader import PeriodicLoaderCallback as PeriodicLoaderCallback
@@ -23,14 +24,15 @@ from runnerkit.callbacks.export.model_export import OnnxCallback as OnnxCallback
 from runnerkit.callbacks.export.model_export import QuantizationCallback as QuantizationCallback
 from runnerkit.callbacks.export.model_export import TracingCallback as TracingCallback
 from runnerkit.callbacks.metrics.accuracy import AccuracyCallback as AccuracyCallback
+from runnerkit.callbacks.metrics.accuracy import MultilabelAccuracyCallback as MultilabelAccuracyCallback
 from runnerkit.callbacks.metrics.auc import AUCCallback as AUCCallback
 from runnerkit.callbacks.metrics.cmc_score import CMCScoreCallback as CMCScoreCallback
 from runnerkit.callbacks.metrics.confusion_matrix import ConfusionMatrixCallback as ConfusionMatrixCallback
 from runnerkit.callbacks.metrics.metric import BatchMetricCallback as BatchMetricCallback
 from runnerkit.callbacks.metrics.metric import FunctionalBatchMetricCallback as FunctionalBatchMetricCallback
+from runnerkit.callbacks.metrics.metric import FunctionalMetricCallback as FunctionalMetricCallback
 from runnerkit.callbacks.metrics.metric import LoaderMetricCallback as LoaderMetricCallback
 from runnerkit.callbacks.metrics.metric_aggregation import MetricAggregationCallback as MetricAggregationCallback
-from runnerkit.callbacks.metrics.multilabel_accuracy import MultilabelAccuracyCallback as MultilabelAccuracyCallback
 from runnerkit.callbacks.metrics.precision_recall import (
     MultilabelPrecisionRecallF1SupportCallback as MultilabelPrecisionRecallF1SupportCallback,
 )
@@ -64,9 +66,12 @@ from runnerkit.callbacks.training.criterion import CriterionCallback as Criterio
 from runnerkit.callbacks.training.ema import EMACallback as EMACallback
 from runnerkit.callbacks.training.freeze import FreezeCallback as FreezeCallback
 from runnerkit.callbacks.training.lr_scale import LRScaleCallback as LRScaleCallback
+from runnerkit.callbacks.training.mixup import MixupCallback as MixupCallback
 from runnerkit.callbacks.training.optimizer import OptimizerCallback as OptimizerCallback
 from runnerkit.callbacks.training.pruning import PruningCallback as PruningCallback
 from runnerkit.callbacks.training.scheduler import SchedulerCallback as SchedulerCallback
+from runnerkit.callbacks.training.soft_update import SoftUpdateCallaback as SoftUpdateCallaback
+from runnerkit.callbacks.training.soft_update import SoftUpdateCallback as SoftUpdateCallback
 from runnerkit.callbacks.training.swa import SWACallback as SWACallback
 
 __all__ = [
@@ -87,12 +92,14 @@ __all__ = [
     "CheckpointCallback",
     "ConfusionMatrixCallback",
     "ControlFlowCallback",
+    "ControlFlowCallbackWrapper",
     "CriterionCallback",
     "DiceCallback",
     "EMACallback",
     "EarlyStoppingCallback",
     "FreezeCallback",
     "FunctionalBatchMetricCallback",
+    "FunctionalMetricCallback",
     "GradNormCallback",
     "HangCallback",
     "HitrateCallback",
@@ -110,6 +117,7 @@ __all__ = [
     "MAPCallback",
     "MRRCallback",
     "MetricAggregationCallback",
+    "MixupCallback",
     "ModelSummaryCallback",
     "MultilabelAccuracyCallback",
     "MultilabelPrecisionRecallF1SupportCallback",
@@ -129,6 +137,8 @@ __all__ = [
     "SWACallback",
     "SchedulerCallback",
     "SklearnModelCallback",
+    "SoftUpdateCallaback",
+    "SoftUpdateCallback",
     "SystemMetricsCallback",
     "TimerCallback",
     "TqdmCallback",

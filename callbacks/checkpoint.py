@@ -16,15 +16,17 @@ from typing import TYPE_CHECKING, Any, Literal
 from runnerkit.callback import CallbackOrder, ICheckpointCallback, optimizer_callbacks
 from runnerkit.checkpoints.cleanup import clean_up, set_branch_aside
 from runnerkit.checkpoints.file import load_checkpoint
-from runnerkit.checkpoints.folder import CheckpointFolder, find_checkpoint
+from runnerkit.checkpoints.folder import CheckpointFolder
 from runnerkit.checkpoints.index import Record, name_at
 from runnerkit.checkpoints.plain_state import copied
-from runnerkit.checkpoints.weights import read_weights
+from runnerkit.checkpoints.weights import find_weights
 from runnerkit.errors import UnknownKeyError
 from runnerkit.loop.stop_signals import TIME_IS_UP, StopRequests, heeded, stopped_by
 from runnerkit.resume import run_state
 from runnerkit.steps.budget import ends_within_epoch, is_epoch_left
+from runnerkit.storage import claims
 from runnerkit.storage.atomic_file import check_folder
+from runnerkit.storage.remote.urls import local_path, shown
 from runnerkit.support.arguments import check_integers, check_numbers, check_paths, check_strings
 from runnerkit.support.background import Background
 from runnerkit.types import StateDict
@@ -64,11 +66,14 @@ class CheckpointCallback(ICheckpointCallback):
         every_minutes: also save every `every_minutes` minutes, by rank zero's clock.
         asynchronous: write checkpoints in a thread, so that a step waits only for a copy in memory. A save waits for
             the previous one, and the end of the run for the last one.
-        resume_model: checkpoint or file of weights (also ``.safetensors``) to start the run with.
+        resume_model: checkpoint, file of weights (also ``.safetensors``), or pretrained model's folder to start the run
+            with.
         resume_runner: checkpoint or logdir to resume from.
         load_best_on_end: end a stage with the weights of its best checkpoint.
         max_hours: save and end the run like a signal, with exit code 75, this many hours after this process started it,
             by rank zero's clock; mode "runner" only. A resumed run has as many hours again.
+        trainable_only: leave out parameters without ``requires_grad``, and store a hash of them in their place. To load
+            such a checkpoint, the model needs the same frozen parameters: those of the pretrained model, with adapters.
     Raises:
         ValueError: only one of `loader_key` and `metric_key` is given, or both without `minimize`.
         FileExistsError: at the start of the run, the folder holds checkpoints of another run.
@@ -96,6 +101,7 @@ class CheckpointCallback(ICheckpointCallback):
         resume_runner: str | Path | None = None,
         load_best_on_end: bool = False,
         max_hours: float | None = None,
+        trainable_only: bool = False,
     ) -> None:
         super().__init__(order=CallbackOrder.Checkpoint)
         check_paths(self, logdir=logdir)
@@ -122,7 +128,7 @@ class CheckpointCallback(ICheckpointCallback):
                 f"CheckpointCallback: pass minimize=True if smaller values of {metric_key!r} are better, else "
                 "minimize=False"
             )
-        self.logdir = Path(logdir).absolute()  # the run may change the working directory
+        self.logdir = local_path(logdir)  # absolute: the run may change the working directory
         self.folder = self.logdir / "checkpoints"
         self.loader_key = loader_key
         self.metric_key = metric_key
@@ -139,6 +145,8 @@ class CheckpointCallback(ICheckpointCallback):
         self.resume_model = resume_model
         self.resume_runner = str(resume_runner) if resume_runner is not None else None
         self.load_best_on_end = load_best_on_end
+        self.trainable_only = trainable_only
+        self._frozen_hashes: dict[tuple[str, ...], str] = {}  # of this stage, as hashing a large model takes seconds
         if loader_key is not None and metric_key is not None:
             self.requires = ((loader_key, metric_key),)
         self._is_due = self._is_validated = False
@@ -159,8 +167,8 @@ class CheckpointCallback(ICheckpointCallback):
         folder = CheckpointFolder(self.folder)
         if folder.records and runner.epoch_step == 0 and not runner.is_resumed:
             raise FileExistsError(
-                f'{self.folder} holds the checkpoints of another run: pass resume="auto" (or resume_runner) to resume '
-                "it, or choose another logdir"
+                f"{shown(self.folder)} holds the checkpoints of another run: pass "
+                'resume="auto" (or resume_runner) to resume it, or choose another logdir'
             )
         folder.make()
         clean_up(folder, resumed_from=runner._resume_point.source)
@@ -172,6 +180,9 @@ class CheckpointCallback(ICheckpointCallback):
 
     def on_stage_start(self, runner: IRunner) -> None:
         self._stop, self._stop_for = StopRequests(), None
+        self._frozen_hashes.clear()
+        if self.trainable_only and runner.engine.never_whole:
+            raise ValueError("trainable_only=True hashes frozen parameters, which no process holds with init='meta'")
         if self.mode == "runner":
             self._signals.enter_context(heeded(self._stop.ask))
         often = {name: getattr(self, name) for name in ("every_steps", "every_minutes", "max_hours")}
@@ -182,8 +193,7 @@ class CheckpointCallback(ICheckpointCallback):
             run_state.check_positions(runner, reason=reason)
         self._saved_at = time.monotonic()
         if self.resume_model is not None and runner.stage_key == next(iter(runner.stages)):
-            path = find_checkpoint(self.resume_model)
-            run_state.load_model_state(runner, read_weights(path), source=str(path))
+            run_state.load_weights_from(runner, find_weights(self.resume_model, which="last"))
 
     def on_validation_end(self, runner: IRunner) -> None:
         self._is_validated = self._is_due = self.loader_key is not None
@@ -232,6 +242,7 @@ class CheckpointCallback(ICheckpointCallback):
 
     def _stop_run(self, runner: IRunner, number: int, *, is_saved: bool = True) -> None:
         self._background.wait()
+        claims.wait(self.folder.parent)
         runner.engine.barrier()  # the first rank to exit ends the others: wait until rank zero has written
         name = f"max_hours={self.max_hours:g}" if number == TIME_IS_UP else signal.Signals(number).name
         if runner.engine.is_main_process and is_saved:
@@ -264,7 +275,9 @@ class CheckpointCallback(ICheckpointCallback):
         if self.mode == "runner":
             state = {**run_state.state_of(runner), "cut_at": self._cut_at}
         else:
-            state = run_state.judged_state(runner, run_state.model_state(runner))
+            state = run_state.weights_to_save(runner, whole=not runner.engine.never_whole)
+        if self.trainable_only:
+            state = self._without_frozen(runner, state)
         file = self._file(runner)
         judge = {"loader": self.loader_key, "metric": self.metric_key, "minimize": self.minimize}
         what = {
@@ -283,8 +296,16 @@ class CheckpointCallback(ICheckpointCallback):
         else:
             write()
 
+    def _without_frozen(self, runner: IRunner, state: StateDict) -> StateDict:
+        if self.mode == "model":
+            return run_state.without_frozen(runner, state, self._frozen_hashes)
+        parts = dict(state)
+        for name in {"model_state_dict", "trained_model_state_dict"} & state.keys():
+            parts[name] = run_state.without_frozen(runner, state[name], self._frozen_hashes)
+        return parts
+
     def _is_sharded(self, runner: IRunner) -> bool:
-        return self.mode == "runner" and runner.engine.sharded_checkpoints
+        return runner.engine.never_whole or (self.mode == "runner" and runner.engine.sharded_checkpoints)
 
     def _file(self, runner: IRunner) -> str:
         """Return the name of the checkpoint at this place."""
@@ -315,6 +336,8 @@ class CheckpointCallback(ICheckpointCallback):
         best = self._point(folder, record.stage)
         # Keep the last but one as well: a resume falls back to it if the last is damaged.
         folder.keep([*best[: self.topk], *folder.records[-2:]])
+        shards = {name: state["shards"]["files"]} if "shards" in state else {}
+        claims.publish(self.folder.parent, {each.name: each.sha256 for each in folder.records}, shards)
 
     def _point(self, folder: CheckpointFolder, stage: str | None) -> list[Record]:
         """Point the names "last" and "best" to their checkpoints; return the scored checkpoints, best first."""
@@ -346,14 +369,25 @@ class CheckpointCallback(ICheckpointCallback):
     def on_stage_end(self, runner: IRunner) -> None:
         self._background.wait()
         self._signals.close()
+        runner.engine.barrier()  # rank zero has named the last checkpoint: now every rank can read it
         if not self.load_best_on_end:
             return
+        engine = runner.engine
+        path = self._best_path(runner) if engine.is_main_process else None
+        place = (path, shown(path)) if path is not None else None
+        if is_sharded := self._is_sharded(runner):
+            claims.wait(self.folder.parent)  # the shards of other machines are only in the store
         # Every rank must enter: this broadcasts, because only rank zero is guaranteed to see the files.
-        state = runner.engine.broadcast_object(self._best_state(runner) if runner.engine.is_main_process else None)
+        if engine.never_whole:
+            if (place := engine.broadcast_object(place)) is not None:
+                run_state.load_weights_from(runner, claims.bring(*place))
+            return
+        path = claims.bring(*place) if place is not None and is_sharded else path
+        state = engine.broadcast_object(load_checkpoint(path) if path is not None else None)
         if state is not None:
             run_state.load_model_state(runner, state.get("model_state_dict", state), source="the best checkpoint")
 
-    def _best_state(self, runner: IRunner) -> StateDict | None:
+    def _best_path(self, runner: IRunner) -> Path | None:
         folder = CheckpointFolder(self.folder)
         best = self._best(folder, runner.stage_key)
         if not best:
@@ -363,4 +397,4 @@ class CheckpointCallback(ICheckpointCallback):
                 self.metric_key, self.loader_key, runner.stage_key,
             )  # fmt: skip
             return None
-        return load_checkpoint(self.folder / best[0].name)
+        return self.folder / best[0].name

@@ -32,7 +32,7 @@ class DataParallelEngine(SingleProcessEngine):
 
     def __init__(self, device: str | torch.device | None = None, **options: Unpack[EngineOptions]) -> None:
         super().__init__(device, **options)
-        if self.compile_arguments is not None:
+        if self.compile_arguments is not None or self.regions.compiled:
             raise ValueError(
                 "DataParallel copies its module in every step, which torch.compile does not support: use "
                 "DistributedDataParallelEngine(compile=...)"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import torch
 import torch.distributed as dist
@@ -15,14 +17,19 @@ from torch.optim import Optimizer
 
 from runnerkit.engine import uncompiled
 from runnerkit.engines.launch.process_group import ProcessGroupEngine, ProcessGroupOptions
-from runnerkit.engines.sharding.shard_policy import ShardPolicy, check_parameters
+from runnerkit.engines.sharding.shard_policy import ShardPolicy, check_parameters, check_places
+from runnerkit.metrics.reduction import Processes
 from runnerkit.precision import AMP, FP32
+from runnerkit.seeding.initialization import parameters_on_meta
+from runnerkit.support.torch_internals import merge_dimensions
 from runnerkit.types import StateDict
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+    from runnerkit.engines.sharding.optimizer_shards import KeptShards
     from runnerkit.engines.sharding.sharded_model import ShardedModel
+    from runnerkit.engines.sharding.tensor_checks import FirstStep
 
 __all__ = ["FullyShardedDataParallelEngine"]
 
@@ -37,6 +44,9 @@ class FullyShardedDataParallelOptions(ProcessGroupOptions, total=False):
     replicas: int
     compute_dtype: torch.dtype | None
     sharded_checkpoints: bool
+    init: Literal["whole", "meta"]
+    tensor_parallel: int
+    plan: Mapping[str, Any] | None
 
 
 class FullyShardedDataParallelEngine(ProcessGroupEngine):
@@ -54,6 +64,13 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
         replicas: number of process groups that each hold the full model (HSDP), for example one per machine.
         compute_dtype: torch.bfloat16 computes and gathers in it; weights, summed gradients and steps stay float32.
         sharded_checkpoints: let each process save and load its own shards; see docs/fsdp.md.
+        init: "meta" lets no process hold the whole model at any time: ``get_model`` makes parameters without values,
+            and each process initialises, loads, evaluates and saves its own shards. The runner's model is left without
+            values; they are in its checkpoints.
+        tensor_parallel: number of processes, of neighboring ranks, that work on the same samples and divide the weights
+            of the modules in `plan`.
+        plan: maps patterns of module names to "colwise", "rowwise" or another style, see docs/fsdp.md; None takes the
+            model's own, as those of Hugging Face have.
         options: address, port, backend, device, devices, timeout_s as in ProcessGroupEngine; the rest as in IEngine.
 
     >>> FullyShardedDataParallelEngine(num_processes=4, replicas=2).is_ddp
@@ -71,15 +88,26 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
         replicas: int = 1,
         compute_dtype: torch.dtype | None = None,
         sharded_checkpoints: bool = False,
+        init: Literal["whole", "meta"] = "whole",
+        tensor_parallel: int = 1,
+        plan: Mapping[str, Any] | None = None,
         **options: Unpack[ProcessGroupOptions],
     ) -> None:
         super().__init__(num_processes, **options)
         self.policy = ShardPolicy(shard_modules, shard_min_parameters)
-        if replicas < 1 or self.num_processes % replicas:
+        for name, size in (("replicas", replicas), ("tensor_parallel", tensor_parallel)):
+            if size < 1 or self.num_processes % size:
+                raise ValueError(
+                    f"{name} must divide the number of processes, got {size} for {self.num_processes}; "
+                    "pass 1 to shard over all of them"
+                )
+        if self.num_processes % (replicas * tensor_parallel):
             raise ValueError(
-                f"replicas must divide the number of processes, got {replicas} for {self.num_processes}; "
-                "pass 1 to shard over all of them"
+                f"replicas={replicas} times tensor_parallel={tensor_parallel} must divide the number of processes, "
+                f"{self.num_processes}"
             )
+        if plan and tensor_parallel == 1:
+            raise ValueError("plan acts on the processes of tensor_parallel=2 or more; pass both, or neither")
         if compute_dtype not in (None, torch.bfloat16):
             raise ValueError(
                 f"compute_dtype must be torch.bfloat16 or None, got {compute_dtype}; "
@@ -94,36 +122,55 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
         self.cpu_offload = cpu_offload
         self.replicas = replicas
         self.compute_dtype = compute_dtype
-        self.sharded_checkpoints = sharded_checkpoints
+        if init not in ("whole", "meta"):
+            raise ValueError(f"init must be 'whole' or 'meta', got {init!r}")
+        if init == "meta" and not shard_modules and shard_min_parameters is None:
+            raise ValueError(
+                "init='meta' needs shard_modules=[Block] or shard_min_parameters=..., as without them the whole model "
+                "is gathered in each step"
+            )
+        self.tensor_parallel = tensor_parallel
+        self.plan = plan
+        self._data_ranks: Processes | None = None
+        self.never_whole = init == "meta"
+        self.sharded_checkpoints = sharded_checkpoints or self.never_whole
+        self._seed = 0
+        self._kept: KeptShards | None = None
+        self._first_step: FirstStep | None = None  # of tensor parallelism
+        self._unmatched: list[set[str]] = []  # patterns of the plan, for each model
         if cpu_offload and self.backend is None and self._uses_cuda():
             self.backend = "cpu:gloo,cuda:nccl"  # gradient norms in host memory are reduced by gloo
         self._mesh: DeviceMesh | None = None
+        self._mesh_alone: DeviceMesh | None = None  # of the same processes, without communication
         self._saving_group: Any = None  # a ProcessGroup
         self._sharded: dict[int, ShardedModel] = {}  # by the id of the trained copy
         self._followers: list[Optimizer] = []  # optimizers that step on shards
 
     def setup(self) -> None:
         super().setup()
-        from torch.distributed.device_mesh import init_device_mesh  # half a second, for this engine only
+        from runnerkit.engines.sharding.meshes import dims_of, group_of, mesh_of  # half a second, for this engine only
 
-        if self.replicas == 1:
-            self._mesh = init_device_mesh(self.device.type, (self.num_processes,), mesh_dim_names=("shards",))
-        else:
-            self._mesh = self._mesh_of_replicas()
+        self._mesh = mesh_of(self._mesh_sizes(), self.device, timeout_s=self.timeout_s)
+        if self.tensor_parallel > 1:
+            from runnerkit.engines.sharding.tensor_plan import DataRanks
 
-    def _mesh_of_replicas(self) -> DeviceMesh:
-        """Create a mesh whose groups use timeout_s; those of ``init_device_mesh`` use torch's default, half an hour."""
-        from torch.distributed.device_mesh import DeviceMesh
+            # The norm of all gradients is a sum over the shards and over the parts of divided weights.
+            merge_dimensions(self._mesh, dims_of(self._mesh)[-2:], timeout_s=self.timeout_s)
+            rows = torch.arange(self.num_processes).view(-1, self.tensor_parallel).T
+            group = group_of(rows, timeout_s=self.timeout_s)
+            self._data_ranks = DataRanks(self, size=self.tensor_parallel, group=group)
 
-        ranks = torch.arange(self.num_processes).view(self.replicas, -1)
-        timeout = timedelta(seconds=self.timeout_s)
-        make_groups: Callable[..., tuple[Any, Any]] = dist.new_subgroups_by_enumeration  # untyped in torch
-        groups = [make_groups(each.tolist(), timeout=timeout)[0] for each in (ranks.T, ranks)]
-        return DeviceMesh.from_group(groups, self.device.type, mesh=ranks, mesh_dim_names=("replicas", "shards"))
+    def _mesh_sizes(self) -> dict[str, int]:
+        sizes = {"replicas": self.replicas, "shards": -1, "tensor": self.tensor_parallel}
+        return {name: size for name, size in sizes.items() if size != 1}
+
+    @property
+    def data_parallel(self) -> Processes:
+        return self._data_ranks or self
 
     def cleanup(self) -> None:
         self._let_go()
-        self._mesh = self._saving_group = None
+        self._mesh = self._mesh_alone = self._saving_group = self._data_ranks = self._first_step = None
         super().cleanup()
 
     def _let_go(self) -> None:
@@ -134,8 +181,16 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
             follow(optimizer, {shard: own for own, shard in self._pairs()}, convert=None)
         self._followers.clear()
         self._sharded.clear()
+        self._kept = None
 
     # Components.
+
+    def making_model(self, *, seed: int) -> AbstractContextManager[Any]:
+        self._seed = seed
+        return parameters_on_meta() if self.never_whole else super().making_model(seed=seed)
+
+    def prepare_loader(self, loader: Any, *, key: str, training: bool, seed: int) -> Any:
+        return super().prepare_loader(loader, key=key, training=training or self.never_whole, seed=seed)
 
     def prepare_model(self, model: nn.Module) -> nn.Module:
         # A trained model may be larger than the device: only its shards are moved there.
@@ -144,55 +199,100 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
     def prepare(
         self, models: dict[str, nn.Module], optimizers: dict[str, Optimizer]
     ) -> tuple[dict[str, nn.Module], dict[str, Optimizer]]:
-        from runnerkit.engines.sharding.sharded_model import follow, shard_like
+        from runnerkit.engines.sharding.optimizer_shards import check_known
+        from runnerkit.engines.sharding.sharded_model import follow
+        from runnerkit.models.shards import shard_like
 
         trained = {key: model for key, model in models.items() if _is_trained(model)}
         self.policy.check(trained.values())
         check_parameters(trained, {key: self.policy.units(model) for key, model in trained.items()})
+        check_places(models, on_meta=trained if self.never_whole else {})
+        self._unmatched.clear()
         models, optimizers = super().prepare(models, optimizers)
+        if self._unmatched:
+            from runnerkit.engines.sharding.tensor_checks import FirstStep
+            from runnerkit.engines.sharding.tensor_plan import check_patterns
+
+            check_patterns(self._unmatched, trained.values())
+            self._first_step = FirstStep(self._tensor_mesh())
         shards = dict(self._pairs())
         for key, optimizer in optimizers.items():
-            _check_known(optimizer, shards, key=key)
+            check_known(optimizer, shards, key=key)
             follow(optimizer, shards, shard_like)
+            if self._kept is not None:
+                self._kept.give_state(optimizer, {shard: own for own, shard in shards.items()})
             self._followers.append(optimizer)
         return models, optimizers
 
     def release(
         self, models: dict[str, nn.Module], optimizers: dict[str, Optimizer]
     ) -> tuple[dict[str, nn.Module], dict[str, Optimizer]]:
-        from runnerkit.engines.sharding.sharded_model import follow, whole
+        from runnerkit.engines.sharding.optimizer_shards import KeptShards, on_device
+        from runnerkit.engines.sharding.sharded_model import follow
+        from runnerkit.models.shards import whole
 
-        for sharded in self._sharded.values():
-            sharded.gather()
         owners = {shard: own for own, shard in self._pairs()}
-        for optimizer in self._followers:
-            follow(optimizer, owners, lambda value, own: _to(whole(value), own.device))
+        if self.never_whole:
+            self._kept = self._kept or KeptShards()
+            self._kept.keep(self._sharded.values(), self._followers, owners)
+        else:
+            for sharded in self._sharded.values():
+                sharded.gather()
+            for optimizer in self._followers:
+                follow(optimizer, owners, lambda value, own: on_device(whole(value), own.device))
         models, optimizers = super().release(models, optimizers)
         self._followers.clear()
         self._sharded.clear()
         return models, optimizers
 
     def wrap(self, model: nn.Module) -> nn.Module:
+        from runnerkit.engines.sharding.meta_model import MetaModel
         from runnerkit.engines.sharding.sharded_model import ShardedModel
 
         if not _is_trained(model):
             return self.compiled(model)
-        assert self._mesh is not None, "call setup() first"
-        sharded = ShardedModel(
-            model,
-            mesh=self._mesh,
-            policy=self.policy,
-            reshard_after_forward=self.reshard_after_forward,
-            cpu_offload=self.cpu_offload,
-            compute_dtype=self.compute_dtype,
-        )
+        options = self._options()
+        sharded: ShardedModel
+        if self.never_whole:
+            weights = None if self._kept is None else self._kept.take_weights(model)
+            sharded = MetaModel(model, seed=self._seed, weights=weights, **options)
+        else:
+            sharded = ShardedModel(model, **options)
         self._sharded[id(sharded.module)] = sharded
         return self.compiled(sharded.module)
+
+    def _options(self) -> dict[str, Any]:
+        """Return the arguments of a ShardedModel."""
+        from runnerkit.engines.sharding.meshes import dims_of
+
+        assert self._mesh is not None, "call setup() first"
+        return {
+            "mesh": self._mesh[dims_of(self._mesh)[:-1]] if self.tensor_parallel > 1 else self._mesh,
+            "divide": self._divide if self.tensor_parallel > 1 else None,
+            "policy": self.policy,
+            "reshard_after_forward": self.reshard_after_forward,
+            "cpu_offload": self.cpu_offload,
+            "compute_dtype": self.compute_dtype,
+        }
+
+    def _divide(self, module: nn.Module) -> None:
+        from runnerkit.engines.sharding.tensor_plan import parallelize
+
+        self._unmatched.append(parallelize(module, self._tensor_mesh(), self.plan))
+
+    def _tensor_mesh(self) -> DeviceMesh:
+        from runnerkit.engines.sharding.meshes import dims_of
+
+        assert self._mesh is not None, "call setup() first"
+        return self._mesh[dims_of(self._mesh)[-1]]
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """Return the user's module; its weights are those of the last :meth:`release` or full state dict."""
         sharded = self._of(model)
         return uncompiled(model) if sharded is None else sharded.own
+
+    def trained_module(self, model: nn.Module) -> nn.Module:
+        return uncompiled(model)
 
     def evaluation_model(self, model: nn.Module) -> nn.Module:
         # A forward pass that gathers would wait for ranks without a further batch.
@@ -215,6 +315,45 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
             yield from sharded.pairs
 
     # A step.
+
+    def step(self, optimizer: Optimizer) -> bool:
+        if self._first_step is not None:
+            named = chain.from_iterable(each.module.named_parameters() for each in self._sharded.values())
+            self._first_step.check_gradients(optimizer, named)
+        return super().step(optimizer)
+
+    def backward(self, loss: torch.Tensor, optimizer: Optimizer | None = None) -> None:
+        if self._first_step is not None:
+            self._first_step.check_loss(loss)
+        super().backward(loss, optimizer)
+
+    def joint_gradients(self, parameters: list[torch.Tensor]) -> AbstractContextManager[Any]:
+        if self.tensor_parallel == 1:
+            return nullcontext()
+        from runnerkit.engines.sharding.tensor_plan import gradients_on
+
+        assert self._mesh is not None, "call setup() first"
+        return gradients_on(self._mesh, parameters)
+
+    @contextmanager
+    def training_alone(
+        self, models: dict[str, nn.Module], optimizers: dict[str, Optimizer]
+    ) -> Iterator[dict[str, nn.Module]]:
+        from runnerkit.engines.sharding.meshes import silent_mesh_of
+        from runnerkit.engines.sharding.rehearsal import StandIn, rehearsal
+
+        real, mesh, first_step = self._sharded, self._mesh, self._first_step
+        self._first_step = None  # it communicates
+        try:
+            if self._mesh_alone is None:
+                self._mesh_alone = silent_mesh_of(self._mesh_sizes(), self.device, timeout_s=self.timeout_s)
+            self._mesh = self._mesh_alone
+            with rehearsal(real.values(), optimizers.values(), partial(StandIn, **self._options())) as stand_ins:
+                others = {key: each.module for key, each in zip(real, stand_ins, strict=True)}
+                self._sharded = {id(each.module): each for each in stand_ins}
+                yield {key: others.get(id(uncompiled(model)), model) for key, model in models.items()}
+        finally:
+            self._sharded, self._mesh, self._first_step = real, mesh, first_step
 
     def zero_grad(self, optimizer: Optimizer) -> None:
         super().zero_grad(optimizer)
@@ -247,36 +386,23 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
         sharded = self._of(model)
         if sharded is None:
             super().load_model_state_dict(model, state)
-        elif _has_shards(state):
-            sharded.module.load_state_dict(state)
         else:
-            sharded.own.load_state_dict(state)
-            sharded.scatter()
+            sharded.load(state)
 
     def optimizer_state_dict(self, optimizer: Optimizer, *, whole: bool = True) -> StateDict:
-        from runnerkit.engines.sharding.sharded_model import whole as gathered
+        from runnerkit.engines.sharding.optimizer_shards import whole_state_dict
 
-        state = optimizer.state_dict()
-        if not whole:
-            return state
-        cpu = torch.device("cpu")  # moved one by one: together they may be larger than the device
-        by_parameter = {
-            index: {name: _to(gathered(value), cpu) for name, value in each.items()}
-            for index, each in state["state"].items()
-        }
-        return {**state, "state": by_parameter}
+        return whole_state_dict(optimizer) if whole else optimizer.state_dict()
 
     def load_optimizer_state_dict(self, optimizer: Optimizer, state: StateDict) -> None:
-        from runnerkit.engines.sharding.sharded_model import shard_like
+        from runnerkit.engines.sharding.optimizer_shards import load_state_dict
 
-        shards = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        saved = [index for group in state["param_groups"] for index in group["params"]]
-        like = dict(zip(saved, shards, strict=False))  # if they do not match, the optimizer raises
-        by_parameter = {
-            index: {name: shard_like(value, like[index]) for name, value in each.items()} if index in like else each
-            for index, each in state["state"].items()
-        }
-        optimizer.load_state_dict({**state, "state": by_parameter})
+        load_state_dict(optimizer, state)
+
+    def whole_state(self, state: Any) -> Any:
+        from runnerkit.models.shards import whole_state
+
+        return whole_state(state)
 
     def save_shards(self, state: StateDict, folder: Path, *, asynchronous: bool) -> Callable[[], StateDict]:
         from runnerkit.checkpoints import sharded
@@ -285,31 +411,14 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
             self._saving_group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self.timeout_s))
         return sharded.save(state, folder, rank=self.rank, group=self._saving_group if asynchronous else None)
 
-    def load_shards(self, state: StateDict, folder: Path) -> StateDict:
+    def load_shards(self, state: StateDict | None, folder: Path, *, only_weights: bool = False) -> StateDict:
         from runnerkit.checkpoints import sharded
 
-        return sharded.load(state, folder, mesh=self._mesh)
+        if state is None:
+            return sharded.load_foreign(folder, mesh=self._mesh)
+        others = {"optimizer_state_dict", "trained_model_state_dict", "callbacks"} if only_weights else set[str]()
+        return sharded.load(state, folder, mesh=self._mesh, but=others)
 
 
 def _is_trained(model: nn.Module) -> bool:
     return any(parameter.requires_grad for parameter in model.parameters())
-
-
-def _has_shards(state: StateDict) -> bool:
-    from torch.distributed.tensor import DTensor
-
-    return any(isinstance(value, DTensor) for value in state.values())
-
-
-def _to(value: Any, device: torch.device) -> Any:
-    return value.to(device) if isinstance(value, torch.Tensor) else value
-
-
-def _check_known(optimizer: Optimizer, shards: dict[nn.Parameter, nn.Parameter], *, key: str) -> None:
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter not in shards:
-                raise ValueError(
-                    f"optimizer {key!r} holds a parameter of shape {tuple(parameter.shape)} that is not part of any "
-                    "trained model; create it from model.parameters()"
-                )

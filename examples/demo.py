@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from runnerkit import dl, plot_metrics, read_metrics
-from runnerkit.contrib.datasets import real_images
+from runnerkit.contrib.datasets.images import real_images
 
 SEED = 42
 MAX_LR = 1e-2

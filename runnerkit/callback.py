@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runnerkit.metrics.reduction import Share
+from runnerkit.support.arguments import explain_renamed
 from runnerkit.types import StateDict
 
 if TYPE_CHECKING:
@@ -45,24 +46,25 @@ EVENTS = (
 
 
 class CallbackOrder(IntEnum):
-    """The order of callbacks within one event; any int in between is valid."""
+    """The order of callbacks within one event; any int in between is valid. Names are the same in lower case."""
 
-    Internal = 0
-    Metric = 20
-    MetricAggregation = 40
-    Backward = 50
-    Optimizer = 60
-    Scheduler = 80
-    Checkpoint = 90
-    External = 100
+    Internal = internal = 0
+    Metric = metric = 20
+    MetricAggregation = metric_aggregation = 40
+    Backward = backward = 50
+    Optimizer = optimizer = 60
+    Scheduler = scheduler = 80
+    Checkpoint = checkpoint = 90
+    External = external = 100
+    ExternalExtra = external_extra = 120
 
 
 class CallbackNode(IntEnum):
-    """The processes that a callback runs in; a callback with collectives must run in all."""
+    """The processes that a callback runs in; a callback with collectives must run in all. Also in lower case."""
 
-    All = 0
-    Master = 1
-    Worker = 2
+    All = all = 0
+    Master = master = 1
+    Worker = worker = 2
 
     def includes(self, rank: int) -> bool:
         """Check if the callback runs in the process with this rank."""
@@ -135,6 +137,10 @@ class ICallback(IListener):
     provides: tuple[str, ...] = ()
     requires: tuple[tuple[str, str], ...] = ()
     shapes_training: bool = False
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        explain_renamed(cls)
 
     def acts_in_loader(self, runner: IRunner) -> bool:
         """Check if it gets the events of the current loader; a wrapper decides for the callback that it wraps."""
@@ -278,5 +284,8 @@ class IWeightAverageCallback(Callback):
     """A callback that keeps averages of the weights, which evaluation may use instead of the trained ones."""
 
     def judged_weights(self) -> dict[str, StateDict]:
-        """Return the averages that evaluation uses now, by model key; empty if it uses the trained weights."""
+        """Return the averages that evaluation uses now, by model key; empty if it uses the trained weights.
+
+        Averages of sharded weights are sharded in the same way.
+        """
         return {}

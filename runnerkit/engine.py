@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
@@ -14,8 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from runnerkit.metrics.reduction import Processes
+from runnerkit.models.regions import Regions, check_classes
+from runnerkit.models.restored import restored
 from runnerkit.precision import FP32, Precision
 from runnerkit.sampling.sharding import shard_loader
+from runnerkit.support.arguments import RENAMED, refuse_renamed
 from runnerkit.support.backend_switches import BackendSwitches
 from runnerkit.support.device_move import move
 from runnerkit.support.torch_internals import COMPILED
@@ -31,6 +35,8 @@ class EngineOptions(TypedDict, total=False):
 
     precision: Precision | None
     compile: bool | dict[str, Any]
+    checkpoint_modules: Sequence[type[nn.Module]] | None
+    checkpoint_kept_ops: Sequence[Any] | None
     channels_last: bool
     tf32: bool | None
     cudnn_benchmark: bool | None
@@ -43,7 +49,11 @@ class IEngine(ABC):
     Args:
         precision: numeric precision of the forward pass and the step; None is fp32.
         compile: compile models with ``torch.compile``; a dict is passed as its arguments, such as
-            ``{"mode": "max-autotune"}``.
+            ``{"mode": "max-autotune"}``. With classes as ``{"modules": [Block]}``, each module of these is compiled
+            instead of the model, all of a class at once.
+        checkpoint_modules: classes of modules, such as a transformer's blocks, whose activations are recomputed in the
+            backward pass instead of kept in memory.
+        checkpoint_kept_ops: operations in them whose results are kept, such as ``[torch.ops.aten.mm.default]``.
         channels_last: store images, (N, C, H, W), and the weights of their convolutions in memory as (N, H, W, C).
         tf32, cudnn_benchmark: see :class:`.support.backend_switches.BackendSwitches`; None keeps torch's setting.
         uneven_batches: without effect, and deprecated: no whole batch is dropped or repeated (docs/data.md).
@@ -54,7 +64,10 @@ class IEngine(ABC):
         local_process_index: rank of this process on its machine.
         num_processes: number of processes of the job; also `world_size`.
         is_ddp: True if processes train together.
+        tensor_parallel: number of processes, of neighboring ranks, that work on the same samples.
         sharded_checkpoints: True if each process saves its own shard with :meth:`save_shards`.
+        never_whole: True if no process ever holds all weights: each loads its own shard, and in an evaluation all take
+            as many batches.
         loss_factor: what :meth:`backward` multiplies a loss by, as the mean over processes weights all equally: the
             share of this process in the samples of the step, times the number of processes. None is 1.
     """
@@ -63,18 +76,22 @@ class IEngine(ABC):
     process_index: int = 0
     local_process_index: int = 0
     num_processes: int = 1
+    tensor_parallel: int = 1
     sharded_checkpoints: bool = False
+    never_whole: bool = False
 
     def __init__(self, **options: Unpack[EngineOptions]) -> None:
         unknown = options.keys() - EngineOptions.__annotations__
         if unknown:
+            refuse_renamed(type(self), RENAMED["IEngine"], unknown)
             raise TypeError(
                 f"{type(self).__name__} got {', '.join(sorted(unknown))}; in addition to its own arguments it accepts "
                 f"{', '.join(EngineOptions.__annotations__)}"
             )
         self.precision = options.get("precision") or FP32()
         compile = options.get("compile", False)
-        self.compile_arguments = compile if isinstance(compile, dict) else {} if compile else None
+        self.compile_arguments = dict(compile) if isinstance(compile, dict) else {} if compile else None
+        self.regions = self._regions(options)
         self.channels_last = options.get("channels_last", False)
         self.switches = BackendSwitches(tf32=options.get("tf32"), cudnn_benchmark=options.get("cudnn_benchmark"))
         if "uneven_batches" in options:
@@ -86,6 +103,19 @@ class IEngine(ABC):
         self.loss_factor: float | None = None
         self._compiled: dict[int, nn.Module] = {}
 
+    def _regions(self, options: EngineOptions) -> Regions:
+        checkpointed = options.get("checkpoint_modules") or ()
+        kept_ops = options.get("checkpoint_kept_ops") or ()
+        if kept_ops and not checkpointed:
+            raise ValueError("checkpoint_kept_ops needs checkpoint_modules, such as [Block], to act on")
+        check_classes("checkpoint_modules", checkpointed)
+        if "modules" not in (self.compile_arguments or {}):
+            return Regions(checkpointed=checkpointed, kept_ops=kept_ops)
+        arguments, self.compile_arguments = self.compile_arguments or {}, None  # the model itself is not compiled
+        compiled = arguments.pop("modules")
+        check_classes("compile's modules", compiled)
+        return Regions(checkpointed=checkpointed, kept_ops=kept_ops, compiled=compiled, compile_arguments=arguments)
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}(device={str(self.device)!r}, rank={self.rank}, world_size={self.world_size})"
 
@@ -93,6 +123,11 @@ class IEngine(ABC):
     def rank(self) -> int:
         """Same as `process_index`."""
         return self.process_index
+
+    @property
+    def is_master_process(self) -> bool:
+        """Same as `is_main_process`."""
+        return self.is_main_process
 
     @property
     def world_size(self) -> int:
@@ -103,6 +138,12 @@ class IEngine(ABC):
     def is_main_process(self) -> bool:
         """True for rank 0, which writes files."""
         return self.process_index == 0
+
+    @property
+    def data_parallel(self) -> Processes:
+        """The processes among which data is divided, for sums over samples: this engine itself, unless several
+        processes work on the same samples (tensor parallelism)."""
+        return self
 
     # Processes: launch runs in the caller's process, the rest in each process of the job.
 
@@ -146,6 +187,7 @@ class IEngine(ABC):
 
     def cleanup(self) -> None:
         """Leave the process group and restore torch's switches and the optimizers; safe to call twice."""
+        self.regions.leave()
         self.precision.cleanup()
         self.switches.restore()
 
@@ -208,6 +250,14 @@ class IEngine(ABC):
 
     # Components.
 
+    def making_model(self, *, seed: int) -> AbstractContextManager[Any]:
+        """Return the context in which models are made.
+
+        Args:
+            seed: for the values of parameters, where the engine computes them.
+        """
+        return nullcontext()
+
     def prepare_model(self, model: nn.Module) -> nn.Module:
         """Move `model` to the device, before the optimizer is created from its parameters."""
         if self.channels_last:
@@ -219,6 +269,7 @@ class IEngine(ABC):
     ) -> tuple[dict[str, nn.Module], dict[str, Optimizer]]:
         """Wrap models and optimizers for training; every rank must call, with the same keys in the same order."""
         models, optimizers = self.precision.prepare(models, optimizers)
+        self.regions.enter(models.values())
         return {key: self.wrap(model) for key, model in models.items()}, optimizers
 
     def release(
@@ -226,6 +277,7 @@ class IEngine(ABC):
     ) -> tuple[dict[str, nn.Module], dict[str, Optimizer]]:
         """Undo :meth:`prepare` after a successful stage and return the user's objects; every rank must call."""
         self._compiled.clear()
+        self.regions.leave()
         self.precision.release()
         return {key: self.unwrap(model) for key, model in models.items()}, optimizers
 
@@ -236,6 +288,11 @@ class IEngine(ABC):
     @abstractmethod
     def unwrap(self, model: nn.Module) -> nn.Module:
         """Return the user's module inside the result of :meth:`prepare`."""
+
+    def trained_module(self, model: nn.Module) -> nn.Module:
+        """Return the module that holds the weights in training: the user's, unless the engine trains a sharded copy of
+        it."""
+        return self.unwrap(model)
 
     def evaluation_model(self, model: nn.Module) -> nn.Module:
         """Return the module to evaluate with, the same on all ranks; every rank must call."""
@@ -258,7 +315,8 @@ class IEngine(ABC):
 
         If the loader has a method ``for_device(device)``, its result for the engine's device is returned.
         """
-        place: dict[str, Any] = {"rank": self.rank, "world_size": self.world_size, "seed": seed}
+        ranks = self.data_parallel
+        place: dict[str, Any] = {"rank": ranks.rank, "world_size": ranks.num_processes, "seed": seed}
         share = shard_loader(loader, key=key, training=training, **place)
         for_device = getattr(share, "for_device", None)
         return for_device(self.device) if callable(for_device) else share
@@ -278,6 +336,12 @@ class IEngine(ABC):
             else:  # all on the device already; this check costs a fifth of move()
                 return batch if type(batch) is tuple else [*batch]  # a copy, since the user may change the list later
         return move(batch, self.device, path="batch", channels_last=self.channels_last)
+
+    def sync_device(self, tensor_or_module: Any) -> Any:
+        """Return a module on the device, or a batch as :meth:`to_device` does; the name that Catalyst has for both."""
+        if isinstance(tensor_or_module, nn.Module):
+            return tensor_or_module.to(self.device)
+        return self.to_device(tensor_or_module)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context of ``handle_batch``; called after :meth:`setup` and entered for each batch."""
@@ -311,7 +375,13 @@ class IEngine(ABC):
         """Unscale the gradients of `optimizer` and call `clip` with its parameters."""
         self.synchronize(optimizer)
         self.precision.unscale(optimizer)
-        clip(self.precision.parameters(optimizer))
+        parameters = self.precision.parameters(optimizer)
+        with self.joint_gradients(parameters):
+            clip(parameters)
+
+    def joint_gradients(self, parameters: list[Tensor]) -> AbstractContextManager[Any]:
+        """Return a context in which a norm over the gradients of all parameters can be computed."""
+        return nullcontext()
 
     def step(self, optimizer: Optimizer) -> bool:
         """Step `optimizer`; return False if the step was skipped because of non-finite gradients."""
@@ -326,6 +396,24 @@ class IEngine(ABC):
     @abstractmethod
     def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
         """Return a context in which gradients of `model`, a result of :meth:`prepare`, are not synchronized."""
+
+    @contextmanager
+    def training_alone(
+        self, models: dict[str, nn.Module], optimizers: dict[str, Optimizer]
+    ) -> Iterator[dict[str, nn.Module]]:
+        """Let each process make training steps that wait for no other process, but need as much memory as in the job.
+
+        Models and optimizers are restored on exit. Every rank must enter.
+
+        Args:
+            models: results of :meth:`prepare`.
+        Yields:
+            The modules to train, by key.
+        """
+        choose = self.training_model if self.num_processes == 1 else self.unwrap
+        modules = {key: choose(model) for key, model in models.items()}
+        with restored(modules.values(), optimizers.values()):
+            yield modules
 
     # State. Models and optimizers return full state dicts even if they are sharded, so any engine can load them.
 
@@ -350,6 +438,10 @@ class IEngine(ABC):
         """Load an optimizer's state; every rank must call."""
         optimizer.load_state_dict(state)
 
+    def whole_state(self, state: Any) -> Any:
+        """Gather the sharded tensors in nested dicts, lists and tuples; every rank must call."""
+        return state
+
     def save_shards(self, state: StateDict, folder: Path, *, asynchronous: bool) -> Callable[[], StateDict]:
         """Start to write this process's shard of `state` into `folder`.
 
@@ -361,8 +453,13 @@ class IEngine(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} does not support sharded checkpoints")
 
-    def load_shards(self, state: StateDict, folder: Path) -> StateDict:
-        """Load this process's shard from `folder` and merge it into `state`; every rank must call."""
+    def load_shards(self, state: StateDict | None, folder: Path, *, only_weights: bool = False) -> StateDict:
+        """Load this process's shard from `folder` and merge it into `state`; every rank must call.
+
+        Args:
+            state: what :meth:`save_shards` returned; None for a folder with the weights of another program.
+            only_weights: leave out all other tensors, such as those of optimizers.
+        """
         raise NotImplementedError(f"{type(self).__name__} does not support sharded checkpoints")
 
     def state_dict(self) -> StateDict:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,12 +12,14 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from torch import Tensor
 
+from runnerkit.support.arguments import explain_renamed
 from runnerkit.support.host_copy import read_metrics_at_once
 from runnerkit.types import Metrics, Scalar
 
 __all__ = ["ILogger"]
 
 Scope = Literal["batch", "loader"]  # one training step, or one pass over a loader
+Cell = str | int | float | bool  # of a table
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,10 @@ class ILogger(ABC):
     log_batch_metrics: bool = False
     log_epoch_metrics: bool = True
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        explain_renamed(cls)
+
     def setup(self, *, resumed_at: Step | None = None) -> None:
         """Open files and connections.
 
@@ -129,6 +135,9 @@ class ILogger(ABC):
 
     def log_pr_curve(self, tag: str, curve: PRCurve, *, step: Step, scope: Scope) -> None:
         """Log a precision-recall curve."""
+
+    def log_table(self, tag: str, table: Mapping[str, Sequence[Cell]], *, step: Step, scope: Scope) -> None:
+        """Log a table, a list of cells for each column; all lists have the same length."""
 
     def log_artifact(self, tag: str, path: Path, *, step: Step, scope: Scope) -> None:
         """Log the current content of a file or folder."""

@@ -16,6 +16,7 @@ from runnerkit.checkpoints.weights import load_weights
 from runnerkit.engine import IEngine
 from runnerkit.logger import ILogger, Step
 from runnerkit.loop import experiment, loader_run, media
+from runnerkit.loop.hooks import call_hook
 from runnerkit.loop.loader_run import LoaderRun
 from runnerkit.loop.run_logs import RunLogs
 from runnerkit.loop.stage import Stage, open_loggers, setup_stage
@@ -133,7 +134,14 @@ class IRunner(IListener):
         self._resume_point = self._resume_point.renewed()
 
     # Hooks for users to override. All methods except `get_engine` are called in the processes that train, after the
-    # engine was set up there; properties may be read anywhere.
+    # engine was set up there; properties may be read anywhere. They may leave `stage` out, or take it last.
+
+    _num_epochs: int | None = 1  # a subclass may set it before __init__
+
+    @property
+    def device(self) -> torch.device:
+        """The engine's device."""
+        return self.engine.device
 
     @property
     def seed(self) -> int:
@@ -150,9 +158,18 @@ class IRunner(IListener):
         """Names of the stages, in order; one that starts with "infer" runs without optimizer."""
         return ["train"]
 
+    @property
+    def num_epochs(self) -> int | None:
+        """Epochs of each stage, unless `get_stage_len` is overridden; may be set; None if something else ends it."""
+        return self._num_epochs
+
+    @num_epochs.setter
+    def num_epochs(self, value: int | None) -> None:
+        self._num_epochs = value
+
     def get_stage_len(self, stage: str) -> int | Budget:
         """Return the number of epochs of a stage, or a Budget of epochs, optimizer steps and samples."""
-        return 1
+        return Budget(num_epochs=self.num_epochs)
 
     def get_engine(self) -> IEngine:
         """Return the engine to run on: the one passed in, else DataParallel on several GPUs, the GPU, or the CPU."""
@@ -206,13 +223,14 @@ class IRunner(IListener):
         """Load weights into `model`, for example for inference; under a launcher every process reads the file.
 
         Args:
-            source: a checkpoint of any engine, a file of weights (also ``.safetensors``), or a logdir.
+            source: a checkpoint of any engine, a file of weights (also ``.safetensors``), a logdir, or a pretrained
+                model's folder.
             model: by default the runner's, else that of ``get_model("infer")``.
             which, strict, prefix, and what is raised: see :func:`runnerkit.checkpoints.weights.load_weights`.
         """
         self.model = model if model is not None else self.model
         if self.model is None:
-            self.model = self.get_model("infer")
+            self.model = call_hook(self.get_model, stage="infer")
         load_weights(self.model, source, which=which, strict=strict, prefix=prefix)
         return self
 
@@ -238,6 +256,10 @@ class IRunner(IListener):
     def log_pr_curve(self, tag: str, *, scores: Tensor | np.ndarray, targets: Tensor | np.ndarray) -> None:
         """Log precision against recall of this process's scores in [0, 1] and targets in {0, 1}, of equal shape."""
         self._logs.log_media(self, "log_pr_curve", tag, media.pr_curve_of, scores, targets)
+
+    def log_table(self, tag: str, table: Mapping[str, Any]) -> None:
+        """Log a table of columns (N,) with strings or numbers, for example to ``tables/TAG.csv``."""
+        self._logs.log_media(self, "log_table", tag, media.table_of, table)
 
     def log_artifact(self, tag: str, path_to_artifact: str | PathLike[str]) -> None:
         """Log a file or folder with its current content."""

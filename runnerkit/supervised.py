@@ -1,11 +1,12 @@
-"""`SupervisedRunner`: supervised training without a custom `handle_batch`."""
+"""Runners that need no `handle_batch`: `SupervisedRunner`, and `SelfSupervisedRunner` for contrastive training."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from inspect import signature
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from runnerkit.callback import (
     IBackwardCallback,
@@ -19,7 +20,10 @@ from runnerkit.callbacks.training.scheduler import wants_argument
 from runnerkit.engine import IEngine
 from runnerkit.errors import UnknownKeyError
 from runnerkit.train import Runner, holds
-from runnerkit.types import Batch, Model, is_maker
+from runnerkit.types import Batch, Model, as_dict, is_maker
+
+if TYPE_CHECKING:
+    from runnerkit.callback import IRunner
 
 Keys: TypeAlias = str | list[str] | dict[str, str]
 
@@ -27,13 +31,14 @@ Keys: TypeAlias = str | list[str] | dict[str, str]
 class SupervisedRunner(Runner):
     """A runner for supervised training: keys of the batch connect model and criterion, so no `handle_batch` is needed.
 
-    A batch is a tuple (features, targets), or a dict. Criterion, backward, optimizer and scheduler callbacks are added
-    unless one of that kind is passed.
+    A batch is a tuple (features, targets), which becomes a dict before `handle_batch` and before the callbacks' events,
+    or a dict. Criterion, backward, optimizer and scheduler callbacks are added unless one of that kind is passed.
 
     Args:
         model: may also be passed to `train`.
         engine: may also be passed to `train`.
-        input_key: batch keys passed to the model: one, a list in order, or {batch key: argument name}.
+        input_key: batch keys passed to the model: one as its first argument, a list as the arguments of the same names,
+            or {batch key: argument name}.
         output_key: name of the model's output; a list of names for a tuple, {key: new name} for a dict. The outputs of
             a ``ModelOutput`` of transformers keep their names, and without a criterion its "loss" is the loss.
         target_key: batch keys passed to the criterion in addition to the output.
@@ -67,16 +72,22 @@ class SupervisedRunner(Runner):
         self.loss_key = loss_key
         self._read_keys()
 
+    # The names in Catalyst, which its examples of custom runners use.
+    _input_key = property(lambda self: self.input_key)
+    _output_key = property(lambda self: self.output_key)
+    _target_key = property(lambda self: self.target_key)
+    _loss_key = property(lambda self: self.loss_key)
+
     def _read_keys(self) -> None:
         self._keys = self.input_key, self.target_key
-        self._input_names = _names(self.input_key)
-        self._batch_names = [*self._input_names, *_names(self.target_key)]
+        keys = _names(self.input_key)
+        self._arguments = self.input_key if isinstance(self.input_key, dict) else dict(zip(keys, keys, strict=True))
+        self._batch_names = [*keys, *_names(self.target_key)]
 
     def get_callbacks(self, stage: str) -> dict[str, ICallback]:
         callbacks = super().get_callbacks(stage)
-        outputs = list(self.output_key.values()) if isinstance(self.output_key, dict) else self.output_key
         if self.criterion is not None and not holds(callbacks, ICriterionCallback):
-            callbacks["_criterion"] = CriterionCallback(outputs, self.target_key, metric_key=self.loss_key)
+            callbacks["_criterion"] = CriterionCallback(*self._criterion_keys(), metric_key=self.loss_key)
         if self.optimizer is not None:
             if not holds(callbacks, IBackwardCallback):
                 callbacks["_backward"] = BackwardCallback(self.loss_key)
@@ -88,9 +99,20 @@ class SupervisedRunner(Runner):
             callbacks["_scheduler"] = SchedulerCallback(mode="batch" if counts_steps else None)
         return callbacks
 
+    def _criterion_keys(self) -> tuple[Keys, Keys]:
+        """Return the batch keys of the criterion's arguments."""
+        outputs = list(self.output_key.values()) if isinstance(self.output_key, dict) else _names(self.output_key)
+        # One output is the first argument; several have names, so that the targets need one too.
+        if len(outputs) == 1:
+            return outputs[0], self.target_key
+        return outputs, _names(self.target_key) if type(self.target_key) is str else self.target_key
+
+    def on_batch_start(self, runner: IRunner) -> None:
+        self.batch = self._named(self.batch)
+
     def handle_batch(self, batch: Batch) -> None:
         """Run the model; `self.batch` becomes a dict of the batch and the model's outputs."""
-        named = self._named(batch)
+        named = batch if type(batch) is dict else self._named(batch)  # a test instead of a call
         outputs = self._forward(named)
         self.batch = {**named, **outputs}
         if self.criterion is None and self.loss_key in outputs:
@@ -100,38 +122,47 @@ class SupervisedRunner(Runner):
         """Return the model's outputs for `batch`, named by `output_key`."""
         return self._forward(self._named(batch), **kwargs)
 
-    def inputs_of(self, batch: Batch) -> tuple[Any, ...]:
-        """Return the model's inputs in a batch, in the order of `input_key`."""
-        named = self._named(batch)
-        return tuple(named[key] for key in self._input_names)
+    def inputs_of(self, batch: Batch, model: nn.Module) -> tuple[Any, ...]:
+        """Return a model's inputs in a batch, in the order of its ``forward``.
 
-    def _named(self, batch: Batch) -> dict[str, Any]:
+        Raises:
+            KeyError: the batch lacks one of them.
+            TypeError: ``forward`` does not take them by position.
+        """
+        named = self._named(batch)
+        if not all(key in named for key in self._arguments):
+            raise self._no_inputs(named)
+        inputs = {name: named[key] for key, name in self._arguments.items()}
+        if isinstance(self.input_key, str):
+            return tuple(inputs.values())
+        bound = signature(model.forward).bind(**inputs)
+        if bound.kwargs:
+            raise TypeError(f"{type(model).__name__}.forward takes {list(bound.kwargs)} by name only")
+        return bound.args
+
+    def _named(self, batch: Batch) -> Batch:
+        """Return a tuple, a tensor or a mapping as a dict; anything else unchanged."""
         if self._keys != (self.input_key, self.target_key):  # the attributes were changed
             self._read_keys()
-        if isinstance(batch, list | tuple) and len(batch) <= len(self._batch_names):
-            return dict(zip(self._batch_names, batch, strict=False))
+        kind = type(batch)
+        if kind is dict:
+            return batch
+        if kind is list or kind is tuple or isinstance(batch, list | tuple):  # the first tests avoid a call
+            names = self._batch_names
+            return dict(zip(names, batch, strict=False)) if len(batch) <= len(names) else batch
         if isinstance(batch, Mapping):
             return dict(batch)
-        if isinstance(batch, Tensor):
-            return {self._batch_names[0]: batch}
-        length = f" of {len(batch)}" if isinstance(batch, list | tuple) else ""
-        raise TypeError(
-            f"a batch of loader {self.loader_key!r} is a {type(batch).__name__}{length}, not a dict or a tuple of "
-            f"{self._batch_names} (input_key and target_key)"
-        )
+        return {self._batch_names[0]: batch} if isinstance(batch, Tensor) else batch
 
-    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    def _forward(self, batch: Batch, **kwargs: Any) -> dict[str, Any]:
         try:
-            inputs = [batch[key] for key in self._input_names]
-        except KeyError:
-            missing = [key for key in self._input_names if key not in batch]
-            raise UnknownKeyError(
-                f"input_key {missing} not in the batch of loader {self.loader_key!r}, which has {list(batch)}"
-            ) from None
-        if isinstance(self.input_key, dict):
-            output = self.model(**dict(zip(self.input_key.values(), inputs, strict=True)), **kwargs)
-        else:
+            inputs = [batch[key] for key in self._arguments]
+        except (KeyError, TypeError, IndexError):
+            raise self._no_inputs(batch) from None
+        if isinstance(self.input_key, str):
             output = self.model(*inputs, **kwargs)
+        else:
+            output = self.model(**dict(zip(self._arguments.values(), inputs, strict=True)), **kwargs)
         if isinstance(self.output_key, str):
             if type(output) is not Tensor and _is_model_output(output):  # most are tensors; the check takes calls
                 return {**output}
@@ -139,6 +170,94 @@ class SupervisedRunner(Runner):
         if isinstance(self.output_key, dict):
             return {name: output[key] for key, name in self.output_key.items()}
         return dict(zip(self.output_key, output, strict=True))
+
+    def _no_inputs(self, batch: Batch) -> Exception:
+        """Return the error for a batch that lacks an input, or could not be named."""
+        where = f"batch of loader {self.loader_key!r}"
+        if isinstance(batch, dict):
+            missing = [key for key in self._arguments if key not in batch]
+            return UnknownKeyError(f"input_key {missing} not in the {where}, which has {list(batch)}")
+        length = f" of {len(batch)}" if isinstance(batch, list | tuple) else ""
+        return TypeError(
+            f"a {where} is a {type(batch).__name__}{length}, not a dict or a tuple of {self._batch_names} (input_key "
+            "and target_key)"
+        )
+
+
+class SelfSupervisedRunner(SupervisedRunner):
+    """A runner for contrastive training: the criterion compares the model's projections of two views of each sample.
+
+    A batch is a tuple (sample, left view, right view), with or without a target, as
+    :class:`~runnerkit.data.SelfSupervisedDatasetWrapper` yields, or a dict. The model returns (embedding, projection);
+    it is called with the sample and with each view. With several models, by key, each is called, and the names of its
+    outputs begin with its key: "encoder_projection_left".
+
+    Args:
+        model: may also be passed to `train`.
+        engine: may also be passed to `train`.
+        input_key, target_key: names of sample and target in the batch.
+        loss_key: name of the loss among the metrics.
+        augemention_prefix, projection_prefix, embedding_prefix: names of views and outputs, to which ``_left`` and
+            ``_right`` are added, and ``_origin`` for the sample's outputs.
+        loss_mode_prefix: which outputs the criterion compares, if no CriterionCallback is passed.
+
+    >>> import torch
+    >>> from torch.utils.data import DataLoader, TensorDataset
+    >>> class Model(torch.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.encoder, self.head = torch.nn.Linear(4, 3), torch.nn.Linear(3, 2)
+    ...     def forward(self, x):
+    ...         embedding = self.encoder(x)
+    ...         return embedding, self.head(embedding)
+    >>> views, model = torch.randn(3, 32, 4), Model()
+    >>> runner = SelfSupervisedRunner().train(
+    ...     model=model, criterion=torch.nn.MSELoss(), optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+    ...     loaders={"train": DataLoader(TensorDataset(*views), batch_size=8)}, loggers={"console": None}, cpu=True,
+    ... )
+    >>> sorted(runner.batch)[:3]
+    ['augment_left', 'augment_right', 'embedding_left']
+    """
+
+    def __init__(
+        self,
+        model: Model | None = None,
+        engine: IEngine | None = None,
+        input_key: str = "features",
+        target_key: str = "target",
+        loss_key: str = "loss",
+        augemention_prefix: str = "augment",
+        projection_prefix: str = "projection",
+        embedding_prefix: str = "embedding",
+        loss_mode_prefix: str = "projection",
+    ) -> None:
+        self.views = [f"{augemention_prefix}_left", f"{augemention_prefix}_right"]
+        self.embedding_prefix, self.projection_prefix = embedding_prefix, projection_prefix
+        self.loss_mode_prefix = loss_mode_prefix
+        super().__init__(model, engine, input_key=input_key, target_key=target_key, loss_key=loss_key)
+
+    def _read_keys(self) -> None:
+        super()._read_keys()
+        self._batch_names[1:1] = self.views
+
+    def _criterion_keys(self) -> tuple[Keys, Keys]:
+        return f"{self.loss_mode_prefix}_left", f"{self.loss_mode_prefix}_right"
+
+    def _forward(self, batch: Batch, **kwargs: Any) -> dict[str, Any]:
+        views = dict(zip((*self.views, self.input_key), ("left", "right", "origin"), strict=True))
+        if not isinstance(batch, dict):
+            raise self._no_inputs(batch)
+        if not all(key in batch for key in views):
+            where = f"the batch of loader {self.loader_key!r}"
+            raise UnknownKeyError(f"SelfSupervisedRunner reads {list(views)} of {where}, which has {list(batch)}")
+        outputs = {}
+        for name, model in as_dict(self.model).items():
+            prefix = f"{name}_" if name else ""
+            for key, side in views.items():
+                embedding, projection = model(batch[key], **kwargs)
+                outputs[f"{prefix}{self.projection_prefix}_{side}"] = projection
+                outputs[f"{prefix}{self.embedding_prefix}_{side}"] = embedding
+        return outputs
 
 
 def _is_model_output(output: Any) -> bool:

@@ -11,6 +11,15 @@ import torch
 MISSING_OP = "operator torchvision::nms does not exist"
 
 
+def lacks_operators(error: BaseException | None) -> bool:
+    """Return whether torchvision's missing operators are the reason of `error`, or of an error that led to it."""
+    while error is not None:
+        if MISSING_OP in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 def import_torchvision() -> ModuleType:
     """Import torchvision lazily.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -30,6 +31,7 @@ from runnerkit.resume.overrides import Source, check_source
 from runnerkit.resume.resume_point import ResumePoint
 from runnerkit.runner import IRunner
 from runnerkit.steps.budget import Budget
+from runnerkit.storage.remote.urls import as_url, local_path, url_of
 from runnerkit.support.arguments import check_integers, check_numbers
 from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler, as_dict, is_maker, like
 
@@ -138,7 +140,7 @@ class Runner(IRunner):
                 average means, weighted by their samples, and add up sums.
             lr_scale: multiply the learning rate by the number of processes, or by its square root; None keeps it. For a
                 warm-up pass an LRScaleCallback instead.
-            logdir: folder of logs and checkpoints; without it no files are written.
+            logdir: folder of logs and checkpoints, or a URL such as "s3://bucket/run"; without it no files are written.
             resume: a checkpoint, a logdir (its newest intact checkpoint), or "auto" (that of `logdir`, if it exists).
             resume_options: source of the optimizer's options (learning rate, weight decay, ...) and the schedule of a
                 resumed run: the "checkpoint", or the "arguments", whose schedule is stepped to the same position.
@@ -178,7 +180,7 @@ class Runner(IRunner):
         check_numbers(self, above=0, or_none=True, max_hours=max_hours, gradient_clip=gradient_clip)
         if num_epochs is None and num_steps is None and num_samples is None:
             num_epochs = 1
-        self._budget = Budget(num_epochs, num_steps, num_samples)
+        self._num_epochs, self._budget = num_epochs, Budget(num_epochs, num_steps, num_samples)
         check_policy(non_finite)
         check_source(resume_options)
         if loss_reduction not in ("mean", "sum"):
@@ -197,12 +199,13 @@ class Runner(IRunner):
         self.detect_anomaly, self.deterministic = detect_anomaly, deterministic
         self.resume_options = resume_options
         # Resolve now: the run may change its working directory.
-        folder = Path(logdir).absolute() if logdir is not None else None
+        folder = local_path(logdir) if logdir is not None else None
         if resume == "auto" and folder is None:
             raise ValueError('resume="auto" resumes from logdir: pass logdir=')
         if resume is not None and resume != "auto":
-            resume = as_path(resume).absolute()
-            if ProcessEnvironment.read() is None:  # else rank zero looks for all: others may not see the files
+            resume = as_path(resume)
+            # Not a URL, whose checkpoint is large, and not under a launcher, where others may not see the files.
+            if as_url(resume) is None and ProcessEnvironment.read() is None:
                 find_checkpoint(resume)
         if folder is None and (profile or load_best_on_end or max_hours is not None):
             raise ValueError("profile=True, load_best_on_end=True and max_hours write files: pass logdir=")
@@ -267,7 +270,7 @@ class Runner(IRunner):
         return dict(self._given.loggers)
 
     def get_stage_len(self, stage: str) -> int | Budget:
-        return self._budget
+        return replace(self._budget, num_epochs=self.num_epochs)  # a property, if a subclass overrides it
 
     def get_loaders(self, stage: str) -> dict[str, Any]:
         if self._given.loaders is None:
@@ -379,7 +382,8 @@ class Runner(IRunner):
         and the file exists when any process returns.
 
         Args:
-            path: .parquet and .csv have one column per tensor, .pt has one structure of concatenated tensors.
+            path: .parquet and .csv have one column per tensor, .pt has one structure of concatenated tensors. May be a
+                URL.
             loader, model, engine, seed, resume, cpu, fp16, amp, apex, ddp, kwargs: see :meth:`predict_loader`.
         Raises:
             ImportError: .parquet without pyarrow.
@@ -389,7 +393,7 @@ class Runner(IRunner):
         return write(
             self._for_inference(),
             Prediction(loader, seed=seed, resume=resume, arguments=kwargs, as_rows=True),
-            Path(path),
+            Path(as_url(path) or path),
         )
 
     def _use(self, model: Model | None, engine: IEngine | None, **flags: Any) -> None:
@@ -512,4 +516,8 @@ def _loggers(given: Mapping[str, ILogger | None] | None, folder: Path | None) ->
 
 
 def _is_inside(folder: Path | None, path: str | Path) -> bool:
-    return folder is not None and Path(path).resolve().is_relative_to(folder.resolve())
+    if folder is None:
+        return False
+    if (url := as_url(path)) is not None:
+        return f"{url}/".startswith(f"{url_of(folder)}/")
+    return Path(path).resolve().is_relative_to(folder.resolve())

@@ -22,7 +22,8 @@ class DocstringsAsMarkdown(griffe.Extension):
             text = EXAMPLE.sub(lambda example: f"```pycon\n{example[0]}\n```", obj.docstring.value)
             text = SECTION.sub(r"\n\n\1:\n", text)  # griffe requires an empty line before each section
             text = text.replace(": >=", ": \\>=")  # avoids a block quote
-            facade = "runnerkit.contrib" if obj.path.startswith("runnerkit.contrib.") else "runnerkit.dl"
+            package = ".".join(obj.path.split(".")[:2])
+            facade = package if package in ("runnerkit.contrib", "runnerkit.metrics") else "runnerkit.dl"
             obj.docstring.value = OTHER.sub(r"`\1`", CLASS.sub(rf"[`\1`][{facade}.\1]", text))
 
     def on_package(self, *, pkg, **_):

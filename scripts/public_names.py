@@ -14,6 +14,7 @@ PACKAGES = {
     "runnerkit.data": ("runnerkit/data", None),
     "runnerkit.engines": ("engines", "runnerkit.engine"),
     "runnerkit.loggers": ("loggers", "runnerkit.logger"),
+    "runnerkit.metrics": ("runnerkit/metrics", None),
 }
 
 

@@ -14,6 +14,7 @@ import torch
 from runnerkit.seeding.generators import set_global_seed
 from tests.warm_python import WarmPython
 
+pytest_plugins = ["tests.storage.s3_fixtures"]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
 # Garbage that owns threads, such as a process group, would wait in a fork for threads that do not exist there.

@@ -1,7 +1,6 @@
 """One experiment with the same global batch on 1, 2, 3 and 4 processes, which are started only once."""
 
 import os
-import socket
 from functools import partial
 
 import torch
@@ -10,6 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from runnerkit import dl
 from runnerkit.engines.launch.spawn import spawn
+from tests.free_port import free_port
 from tests.tiny import quiet
 
 GLOBAL_BATCH, NUM_TRAIN, NUM_VALID, NUM_EPOCHS = 12, 246, 151, 3
@@ -64,11 +64,6 @@ def _train_on_each(ports, data):
 
 def train_on_each(num_processes):
     """Train once for each number of processes; return {number of processes: metrics}."""
-    sockets = [socket.socket() for _ in num_processes]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = {count: str(each.getsockname()[1]) for count, each in zip(num_processes, sockets, strict=True)}
-    for each in sockets:
-        each.close()
+    ports = {count: str(free_port()) for count in num_processes}
     variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": next(iter(ports.values()))}
     return spawn(partial(_train_on_each, ports, digits()), num_processes=max(num_processes), variables=variables)

@@ -39,6 +39,7 @@ OPTIONAL = {
     "onnxscript",
     "pyarrow",
     "safetensors",
+    "huggingface_hub",
     "hydra",
     "omegaconf",
     "pydantic",
@@ -56,8 +57,15 @@ LATE = {
     "runnerkit.loggers.files.event_files",
     "runnerkit.loggers.files.hparams_events",
     "runnerkit.loggers.files.media_events",
+    "runnerkit.engines.sharding.meshes",
+    "runnerkit.engines.sharding.meta_model",
+    "runnerkit.engines.sharding.rehearsal",
+    "runnerkit.engines.sharding.optimizer_shards",
     "runnerkit.engines.sharding.sharded_model",
+    "runnerkit.engines.sharding.tensor_checks",
+    "runnerkit.engines.sharding.tensor_plan",
     "runnerkit.checkpoints.sharded",
+    "runnerkit.models.shards",
 }
 
 
@@ -124,7 +132,7 @@ def _why_not(name: str, layer: int, module: str, is_top_level: bool) -> str | No
     if module.startswith("."):
         return "imports are absolute"
     is_optional = top in OPTIONAL or module.startswith("torch.utils.tensorboard")
-    if is_top_level and ((is_optional and name not in LATE) or module in LATE):
+    if is_top_level and name not in LATE and (is_optional or module in LATE):
         return "an optional package is imported where it is used"
     if top in {"engines", "callbacks", "loggers", "tests", "examples", "benchmarks"}:
         return "users do not have this package"

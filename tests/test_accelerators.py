@@ -9,7 +9,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # tensors without data
 from runnerkit import dl, utils
 from runnerkit.engines.by_name import engine_by_name
 from runnerkit.loop.environment import describe_environment
-from runnerkit.metrics.means import LoaderMeans, accuracy
+from runnerkit.metrics.classification import accuracy
+from runnerkit.metrics.means import LoaderMeans
 from runnerkit.precision import AMP
 from runnerkit.seeding.generators import rng_state, set_rng_state
 from runnerkit.types import widest_float

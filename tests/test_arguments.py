@@ -6,7 +6,7 @@ from types import MappingProxyType, SimpleNamespace
 import numpy as np
 import pytest
 
-from runnerkit import dl
+from runnerkit import dl, metrics
 from runnerkit.callbacks.metrics.parts.batch_keys import pick
 
 VALID = {
@@ -87,9 +87,10 @@ def test_count_is_an_integer_from_1_on(callback, name, value):
          "train must be a number of batches >= 1 or a fraction of the loader, got None"),
         (dl.CheckpointCallback, {"logdir": None}, TypeError, "logdir must be a path, got None"),
         (dl.CheckpointCallback, {"every_minutes": 0}, ValueError, "every_minutes must be > 0 or None, got 0"),
-        (dl.ConfusionMatrixCallback, {"class_names": 2}, TypeError, "class_names must be a list of str or None, got 2"),
-        (dl.TrevskyCallback, {"weights": 2.5}, TypeError, "weights must be a list of numbers or None, got 2.5"),
-        (dl.TrevskyCallback, {"class_dim": "8"}, TypeError, "class_dim must be an integer, got '8'"),
+        (metrics.ConfusionMatrixMetric, {"class_names": 2}, TypeError,
+         "class_names must be a list of str or None, got 2"),
+        (metrics.IOUMetric, {"weights": 2.5}, TypeError, "weights must be a list of numbers or None, got 2.5"),
+        (metrics.IOUMetric, {"class_dim": "8"}, TypeError, "class_dim must be an integer, got '8'"),
         (dl.OptimizerCallback, {"grad_clip_params": 2}, TypeError, "grad_clip_params must be a dict or None, got 2"),
         (dl.PruningCallback, {"amount": None}, TypeError, "amount must be a number, got None"),
         (dl.OnnxCallback, {"opset_version": "8"}, TypeError, "opset_version must be an integer >= 1 or None, got '8'"),
@@ -131,7 +132,7 @@ def test_keys_of_a_batch_come_in_any_list(kind):
     """Configuration libraries have list types that do not derive from `list`."""
     callback = dl.CriterionCallback(kind(["logits"]), kind(["targets"]))
 
-    assert calculated(callback) == [1.0]
+    assert calculated(callback) == [{"logits": 1.0, "targets": 0.0}]
 
 
 def test_keys_of_a_batch_come_in_any_dict():
@@ -151,7 +152,7 @@ def calculated(callback):
 @pytest.mark.parametrize("value", ["8", 2.5, 0, True, []])
 def test_topk_is_integers_from_1_on(value):
     """`topk` is an integer >= 1 or a sequence of them."""
-    with pytest.raises(ValueError, match="AccuracyCallback: topk must be integers >= 1, such as"):
+    with pytest.raises(ValueError, match="AccuracyMetric: topk must be integers >= 1, such as"):
         dl.AccuracyCallback("logits", "targets", topk=value)
 
 

@@ -294,7 +294,7 @@ def test_an_optimizer_callback_without_gradients_says_what_is_missing():
 
     class NoBackward(dl.Runner):
         def handle_batch(self, batch):
-            self.batch_metrics["loss"] = self.model(batch[0]).mean()
+            self.batch_metrics["error"] = self.model(batch[0]).mean()
 
     with pytest.raises(RuntimeError, match=r"add BackwardCallback\('loss'\)"):
         train(NoBackward(), criterion=None, callbacks=[dl.OptimizerCallback("loss")])

@@ -15,7 +15,7 @@ from runnerkit.commands.cli import main
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "cli.md"
-COMMANDS = ["run", "tune", "export", "new", "env", "metrics", "plot", "watch", "report", "doctor"]
+COMMANDS = ["run", "tune", "export", "new", "env", "metrics", "plot", "watch", "report", "fetch", "doctor"]
 
 
 def test_the_help_names_every_command(capsys):
@@ -89,7 +89,7 @@ def test_without_typer_a_sentence_says_so(capsys, monkeypatch):
         (["trian"], "No such command 'trian'"),
         (["run"], "Missing argument 'FILE'"),
         (["run", "x.yaml", "--nproc", "two"], "Invalid value for '--nproc'"),
-        (["export", "logs", "--to", "tflite"], "'tflite' is not one of 'onnx', 'torch-export', 'safetensors'"),
+        (["export", "logs", "--to", "tflite"], "'tflite' is not one of 'onnx', 'torch-export', 'safetensors', 'hf'"),
     ],
 )
 def test_what_the_command_line_does_not_take_is_named(arguments, words, capsys):

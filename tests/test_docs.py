@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import runnerkit
-from runnerkit import contrib, dl, utils
+from runnerkit import contrib, dl, metrics, utils
 from runnerkit.torchvision_cpu import import_torchvision
 
 ROOT = Path(__file__).parents[1]
@@ -80,9 +80,11 @@ def test_the_readme_and_the_docs_list_the_same_programs():
 def public():
     """Return the public objects by their names in the reference."""
     facades = {"runnerkit": runnerkit, "runnerkit.dl": dl, "runnerkit.utils": utils, "runnerkit.contrib": contrib}
+    facades["runnerkit.metrics"] = metrics
     names = {f"{facade}.{name}": getattr(module, name) for facade, module in facades.items() for name in module.__all__}
     twice = {f"runnerkit.{name}" for name in dl.__all__} | {"runnerkit.utils.get_available_engine"}
-    return {name: value for name, value in names.items() if name not in {*twice, "runnerkit.__version__"}}
+    aliases = {name for name, value in names.items() if not name.endswith(getattr(value, "__name__", name))}
+    return {name: value for name, value in names.items() if name not in {*twice, *aliases, "runnerkit.__version__"}}
 
 
 def test_every_public_name_is_in_the_reference_once():
@@ -99,7 +101,8 @@ def described(value):
         seen.add(each := left.pop())
         owners = [base for base in getattr(each, "__mro__", [each]) if base.__module__.startswith("runnerkit.")]
         doc = "\n".join(inspect.getdoc(owner) or "" for owner in owners)
-        others = {getattr(dl, name) for name in re.findall(r"(\w+)(?:`|'s\b)", doc) if name in dl.__all__}
+        names = re.findall(r"(\w+)(?:`|'s\b)", doc)
+        others = {getattr(facade, name) for facade in (dl, metrics) for name in names if name in facade.__all__}
         text, left = text + doc, [*left, *(others - seen)]
     return text
 

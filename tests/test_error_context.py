@@ -123,9 +123,17 @@ def test_out_of_memory_names_the_batch_and_what_needs_less():
     place, advice = notes_of(RuntimeError, model=Greedy())
     in_bf16 = notes_of(RuntimeError, model=Greedy(), engine=dl.AMPEngine("cpu", dtype=torch.bfloat16))[1]
 
-    assert place == "in batch 1 of loader 'train', epoch 1, rank 0: 0 float32[4, 6], 1 int64[4]"
-    assert advice.startswith("out of memory on cpu on a batch of 0 float32[4, 6], 1 int64[4]. To use less: a smaller")
-    for words in ("batch_size", "accumulation_steps", "amp=True", "torch.utils.checkpoint", "FullyShardedDataParallel"):
+    assert place == "in batch 1 of loader 'train', epoch 1, rank 0: features float32[4, 6], targets int64[4]"
+    assert advice.startswith(
+        "out of memory on cpu on a batch of features float32[4, 6], targets int64[4]. To use less: a smaller"
+    )
+    for words in (
+        "batch_size",
+        "accumulation_steps",
+        "amp=True",
+        "checkpoint_modules=[Block]",
+        "FullyShardedDataParallel",
+    ):
         assert words in advice
     assert "amp=True" not in in_bf16
 

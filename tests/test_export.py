@@ -79,6 +79,9 @@ def set_key(key, value):
     return change
 
 
+SUPERVISED = {"_target_": "runnerkit.dl.SupervisedRunner"}
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -86,7 +89,11 @@ def set_key(key, value):
         (lambda folder: shutil.rmtree(folder / "checkpoints"), "no checkpoint"),
         (set_key("loaders", {"train": {}}), "loaders: expected an evaluation loader, got ['train']; a batch of it"),
         (set_key("model", {"a": {"_target_": "torch.nn.ReLU"}}), "model: is a dict; expected one model"),
-        (set_key("runner", {"_target_": "runnerkit.dl.SupervisedRunner", "input_key": {"x": "input"}}), "runner: "),
+        (
+            set_key("runner", {**SUPERVISED, "input_key": {"features": "x"}}),
+            "runner: missing a required argument",
+        ),
+        (set_key("runner", {**SUPERVISED, "input_key": ["x", "y", "z"]}), "runner: input_key ['z'] not in the batch"),
     ],
 )
 def test_what_cannot_be_exported_is_one_line(logdir, tmp_path, capsys, change, words):

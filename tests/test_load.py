@@ -250,7 +250,7 @@ def test_exported_weights_are_read_by_safetensors_and_by_load(tmp_path, mode, pa
 class Two(dl.SupervisedRunner):
     def handle_batch(self, batch):
         self.batch_metrics["loss"] = sum(
-            nn.functional.cross_entropy(model(batch[0]), batch[1]) for model in self.model.values()
+            nn.functional.cross_entropy(model(batch["features"]), batch["targets"]) for model in self.model.values()
         )
 
 

@@ -19,6 +19,7 @@ PACKAGES = [
     "runnerkit.callbacks",
     "runnerkit.contrib",
     "runnerkit.data",
+    "runnerkit.metrics",
     "runnerkit.dl",
     "runnerkit.engines",
     "runnerkit.loggers",
@@ -150,15 +151,14 @@ def test_importing_the_package_loads_no_optional_package(loaded):
 
 
 @pytest.mark.cold
-def test_the_import_makes_few_objects():
-    """After torch's import, 10,350 more objects trigger a full collection, three times as slow as this import."""
+def test_the_import_keeps_few_objects():
+    """The objects that stay are counted: how many are made on the way depends on compiled files and the machine."""
     code = (
-        "import gc, torch; gc.disable(); n = gc.get_count()[0]; from runnerkit import *; print(gc.get_count()[0] - n)"
+        "import gc, torch; gc.collect(); n = len(gc.get_objects()); from runnerkit import *; "
+        "gc.collect(); print(len(gc.get_objects()) - n)"
     )
 
-    num_objects = [int(printed_by(code)) for _ in range(2)][-1]  # the first one may compile
-
-    assert num_objects < 10_300
+    assert int(printed_by(code)) < 4_800
 
 
 @pytest.mark.slow

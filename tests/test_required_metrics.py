@@ -1,12 +1,11 @@
 """Tests of the trial batch that is evaluated before training if a callback reads a metric that no callback declares."""
 
-import socket
-
 import pytest
 from torch import nn
 
 from runnerkit import dl
 from runnerkit.engines.launch.spawn import spawn
+from tests.free_port import free_port
 from tests.tiny import loader, mlp, quiet, sgd
 
 
@@ -59,9 +58,7 @@ def ddp():
 
 def on_two_processes(job):
     """Run `job` on two processes and return the result of rank zero."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     return spawn(job, num_processes=2, variables=variables)
 
 

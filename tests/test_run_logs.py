@@ -42,6 +42,9 @@ class Keep(dl.ILogger):
     def log_pr_curve(self, tag, curve, *, step, scope):
         self._note("log_pr_curve", tag, curve, step, scope)
 
+    def log_table(self, tag, table, *, step, scope):
+        self._note("log_table", tag, table, step, scope)
+
     def log_artifact(self, tag, path, *, step, scope):
         self._note("log_artifact", tag, path, step, scope)
 
@@ -111,6 +114,7 @@ def test_each_kind_reaches_the_logger_as_the_contract_says(tmp_path):
         runner.log_text("text", "words")
         runner.log_histogram("weights", runner.model[0].weight)
         runner.log_pr_curve("curve", scores=torch.tensor([0.1, 0.9]), targets=torch.tensor([0, 1]))
+        runner.log_table("rows", {"class": ["a", "b"], "recall": torch.tensor([0.5, 1.0])})
         runner.log_artifact("file", tmp_path / "notes.txt")
 
     keep = Keep()
@@ -130,6 +134,7 @@ def test_each_kind_reaches_the_logger_as_the_contract_says(tmp_path):
     assert keep.of("log_histogram")[-1][1].counts.sum() == 6 * 16
     assert keep.of("log_pr_curve")[-1][1].true_positives[0] == 1
     assert keep.of("log_artifact")[-1] == ("file", tmp_path / "notes.txt", place, "loader")
+    assert keep.of("log_table")[-1] == ("rows", {"class": ["a", "b"], "recall": [0.5, 1.0]}, place, "loader")
     assert [len(keep.of(method)) for method in ("log_image", "log_text", "log_histogram", "log_pr_curve")] == [4] * 4
 
 

@@ -369,6 +369,112 @@ def test_supervised_runner_maps_keys(keys, batch):
     assert torch.equal(weights(model), weights(reference))
 
 
+class ByRole(nn.Module):
+    """A model whose arguments are not in the order of the batch, and may not change places."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, item, user):
+        return self.layer(item - 2 * user)[:, 0]
+
+
+@pytest.mark.parametrize("keys", [["user", "item"], {"user": "user", "item": "item"}], ids=["list", "dict"])
+@pytest.mark.parametrize("is_tuple", [True, False])
+def test_a_list_of_keys_passes_each_part_by_its_name(keys, is_tuple):
+    """The model, the criterion and functional metrics get keyword arguments, whatever the order in the batch."""
+    torch.manual_seed(0)
+    parts = {"user": torch.rand(8, 3), "item": torch.rand(8, 3), "targets": torch.rand(8)}
+    model = ByRole()
+    item, user = parts["item"], parts["user"]
+    expected = (model(item, user) - 2 * parts["targets"]).square().mean().item()
+
+    def criterion(target, output):
+        return (output - 2 * target).square().mean()
+
+    metric = dl.FunctionalBatchMetricCallback(
+        lambda targets, logits: criterion(targets, logits), "same", input_key=["logits"], target_key=["targets"]
+    )
+    runner = dl.SupervisedRunner(input_key=keys).train(
+        model=model, criterion=criterion, optimizer=torch.optim.SGD(model.parameters(), 0.0), cpu=True, **quiet(),
+        loaders={"train": [tuple(parts.values()) if is_tuple else parts]},
+        callbacks=[dl.CriterionCallback({"logits": "output"}, {"targets": "target"}), metric],
+    )  # fmt: skip
+
+    assert runner.epoch_metrics["train"]["loss"] == pytest.approx(expected, rel=1e-6)
+    assert runner.epoch_metrics["train"]["same"] == runner.epoch_metrics["train"]["loss"]
+    assert [each.tolist() for each in runner.inputs_of(parts, model)] == [item.tolist(), user.tolist()]
+
+
+def test_a_criterion_of_several_outputs_gets_all_by_name():
+    """The targets too."""
+
+    class Heads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(6, 2)
+
+        def forward(self, features):
+            return self.layer(features).unbind(1)
+
+    def criterion(labels, high, low):
+        return (high - 3 * low - labels).square().mean()
+
+    torch.manual_seed(0)
+    model = Heads()
+    features, labels = classification(8).tensors
+    low, high = model(features)
+    expected = criterion(labels, high, low).item()
+    runner = dl.SupervisedRunner(output_key=["low", "high"], target_key="labels").train(
+        model=model, criterion=criterion, optimizer=torch.optim.SGD(model.parameters(), 0.0), cpu=True, **quiet(),
+        loaders={"train": [(features, labels)]},
+    )  # fmt: skip
+
+    assert runner.epoch_metrics["train"]["loss"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_inputs_that_forward_takes_by_name_only_have_no_order():
+    """An export by position raises."""
+
+    class ByName(nn.Module):
+        def forward(self, *, user):
+            return user
+
+    with pytest.raises(TypeError, match=r"ByName\.forward takes \['user'\] by name only"):
+        dl.SupervisedRunner(input_key=["user"]).inputs_of((torch.ones(1), torch.ones(1)), ByName())
+
+
+def test_the_parts_of_a_batch_have_names_before_handle_batch_and_callbacks():
+    """SupervisedRunner names them; Runner hands over what the loader gave; what cannot be named is left as it is."""
+    seen = []
+
+    class See(dl.Callback):
+        def on_batch_start(self, runner):
+            seen.append(type(runner.batch))
+
+    class Named(dl.SupervisedRunner):
+        def handle_batch(self, batch):
+            assert batch is self.batch and list(batch) == ["features", "targets"]
+            super().handle_batch(batch)
+
+    class AsItIs(dl.Runner):
+        def handle_batch(self, batch):
+            features, targets = batch
+            self.batch_metrics["loss"] = nn.functional.cross_entropy(self.model(features), targets)
+
+    class Three(dl.SupervisedRunner):
+        def handle_batch(self, batch):
+            features, targets, _ = batch
+            super().handle_batch((features, targets))
+
+    tensors = classification(4).tensors
+    for kind, batch in ((Named, tensors), (AsItIs, tensors), (Three, (*tensors, None))):
+        supervised(kind(), loaders={"train": [batch]}, callbacks=[See()], num_epochs=1)
+
+    assert seen == [dict, tuple, tuple]
+
+
 def test_predict_loader_yields_what_predict_batch_gives():
     """predict_loader predicts in eval mode without gradients and does not change the caller's gradient mode."""
     model = mlp(dropout=0.5)

@@ -237,7 +237,7 @@ def test_generators_are_seeded_once_they_are_drawn_from(draw, training, request)
     assert found == draws(loader(dataset=DrawsFrom(24, draw), shuffle=False, batch_size=1), world_size=2)
 
 
-@pytest.mark.parametrize("words", [generators._python_words, None], ids=["looked at in memory", "asked for"])
+@pytest.mark.parametrize("is_in_memory", [True, False], ids=["looked at in memory", "asked for"])
 @pytest.mark.parametrize(
     ("name", "draw"),
     [
@@ -248,9 +248,11 @@ def test_generators_are_seeded_once_they_are_drawn_from(draw, training, request)
         ("torch", lambda: torch.rand(1)),
     ],
 )
-def test_what_was_drawn_is_seen_and_put_back(name, draw, words, monkeypatch):
+def test_what_was_drawn_is_seen_and_put_back(name, draw, is_in_memory, monkeypatch):
     """CPUState detects and restores every draw, including a cached Gaussian with unchanged state words."""
-    monkeypatch.setattr(generators, "_python_words", words)
+    if not is_in_memory:
+        monkeypatch.setattr(generators, "_python_words", None)
+        monkeypatch.setattr(generators, "_numpy_gaussian", lambda: None)
     draw()
     drawn = []
     for _ in range(3):
@@ -321,6 +323,8 @@ def test_a_draw_while_the_state_is_read_is_seen(library, read, draw, monkeypatch
 
     draw()
     with monkeypatch.context() as patch:
+        patch.setattr(generators, "_python_words", None)  # else the libraries are not asked
+        patch.setattr(generators, "_numpy_gaussian", lambda: None)
         patch.setattr(library, read, interrupted)
         generators.CPUState()
 
@@ -342,9 +346,9 @@ def test_numpys_global_functions_are_to_draw_from_their_own_generator(read, othe
         np.random.set_bit_generator(usual)
 
 
-def test_pythons_generator_is_where_cpython_has_it():
-    """The state of Python's generator is found in memory; otherwise each batch would copy its 625 integers twice."""
-    assert generators._python_words is not None
+def test_generators_are_where_cpython_and_numpy_have_them():
+    """The states are found in memory; otherwise each batch would copy 1249 numbers twice."""
+    assert generators._python_words is not None and generators._numpy_gaussian() is not None
 
 
 def test_images_that_are_only_looked_at_are_not_seeded(monkeypatch):

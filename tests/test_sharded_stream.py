@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from runnerkit.sampling.sharding import batches_of, count_batches, shard_loader, share_of, start_epoch
+from runnerkit.seeding.generators import derive_seed, seed_generators
 from tests.shares import counted
 
 
@@ -217,7 +218,7 @@ class Late(Stream):
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_stream_that_starts_to_draw_is_read_again(num_workers):
-    """From then on the generator is seeded before each sample, in any number of processes."""
+    """From then on it has a generator of its own, which is the same in any number of processes."""
     whole, halves = (
         [
             [list(zip(*(each.tolist() for each in batch), strict=True)) for batch in batches_of(shard)]
@@ -229,6 +230,37 @@ def test_a_stream_that_starts_to_draw_is_read_again(num_workers):
     joined = [[each for pair in zip(*batches, strict=True) for each in pair] for batches in zip(*halves, strict=True)]
     assert joined == whole[0]
     assert len({noise for batch in whole[0] for _, noise in batch}) == 61
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("stream", [Late(160), Shuffled(160)])
+def test_a_stream_draws_what_it_draws_by_itself(stream, num_workers):
+    """Its samples are those of a loop that seeds once and then reads, whatever the model draws between the batches."""
+    [shard] = shards(DataLoader(stream, 8, num_workers=num_workers, collate_fn=list), 1)
+    start_epoch(shard, 3)
+
+    found = []
+    for batch in batches_of(shard):
+        found += batch
+        torch.rand(3), random.gauss(0, 1), np.random.randn()
+
+    seed_generators(derive_seed(share_of(shard).seed, "stream", 3))
+    assert found == list(stream)
+
+
+def test_a_stream_that_declares_to_draw_nothing_is_read_without_a_look_at_generators():
+    """It is read as it is, so a stream that draws all the same draws from the model's generators."""
+
+    class Declared(Shuffled):
+        draws_nothing = True
+
+    [shard] = shards(DataLoader(Declared(16), 8, collate_fn=list), 1)
+    batches = batches_of(shard)
+    random.seed(5)
+    [first, *_] = batches
+
+    random.seed(5)
+    assert [each[0] for each in first] == [each[0] for each in Shuffled(16)][:8]
 
 
 @pytest.mark.parametrize("stream", [Stream(160), Late(160), Shuffled(160)])

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from runnerkit import dl
+from runnerkit.metrics.classification import topk_hits
 from runnerkit.metrics.first_non_finite import FirstNonFinite
-from runnerkit.metrics.means import LoaderMeans, topk_hits
+from runnerkit.metrics.means import LoaderMeans
 from tests.tiny import loader, mlp, sgd
 
 
@@ -29,12 +30,12 @@ def fit(*, batches=None, runner=None, num_epochs=1, model=None, **options):
     )
 
 
-def test_a_list_that_handle_batch_changes_is_not_the_loaders_own():
-    """A change of the batch list in handle_batch does not change the loader's own list."""
+def test_a_batch_that_handle_batch_changes_is_not_the_loaders_own():
+    """A part that handle_batch replaces in the batch stays in the loader's own list."""
 
     class Shifting(dl.SupervisedRunner):
         def handle_batch(self, batch):
-            batch[0] = batch[0] + 1
+            batch["features"] = batch["features"] + 1
             super().handle_batch(batch)
 
     batches = [list(batch) for batch in loader(16, 4)]

@@ -141,7 +141,7 @@ class Sums(dl.SupervisedRunner):
 
     def handle_batch(self, batch):
         super().handle_batch(batch)
-        self.batch_metrics["size"] = float(len(batch[1]))
+        self.batch_metrics["size"] = float(len(batch["targets"]))
 
 
 def count_metrics():
@@ -219,8 +219,8 @@ def test_a_short_batch_of_a_stream_is_weighted_in_one_process():
 class TwoLosses(dl.SupervisedRunner):
     def handle_batch(self, batch):
         super().handle_batch(batch)
-        self.batch_metrics["loss"] = self.criterion(self.batch["logits"], batch[1])
-        self.batch_metrics["size"] = self.model(batch[0]).square().mean()
+        self.batch_metrics["loss"] = self.criterion(self.batch["logits"], batch["targets"])
+        self.batch_metrics["size"] = self.model(batch["features"]).square().mean()
 
 
 @pytest.mark.parametrize("stepped", ["loss", "another"])
@@ -246,7 +246,7 @@ class WithGraph(dl.SupervisedRunner):
 
     def handle_batch(self, batch):
         super().handle_batch(batch)
-        self.batch_weight = self.batch["logits"].square().sum() * 0 + len(batch[1])
+        self.batch_weight = self.batch["logits"].square().sum() * 0 + len(batch["targets"])
 
 
 def test_a_weight_is_a_number_without_a_graph():
@@ -276,9 +276,9 @@ class Tokens(dl.SupervisedRunner):
 
     def handle_batch(self, batch):
         super().handle_batch(batch)
-        num_tokens = batch[1].sum() + 1
+        num_tokens = batch["targets"].sum() + 1
         self.batch_weight = int(num_tokens) if self.kind == "number" else num_tokens
-        self.batch_metrics["loss"] = self.criterion(self.batch["logits"], batch[1])
+        self.batch_metrics["loss"] = self.criterion(self.batch["logits"], batch["targets"])
 
 
 def tokens_by_hand(parts):

@@ -51,7 +51,7 @@ class ManyNumbers(dl.SupervisedRunner):
     def handle_batch(self, batch: Any) -> None:
         super().handle_batch(batch)
         if self.is_weighted:
-            self.batch_weight = batch[1].sum()
+            self.batch_weight = batch["targets"].sum()
         self.batch_metrics.update(numbers(self.batch["logits"], num_metrics=self.num_metrics))
 
 

@@ -1,5 +1,6 @@
 """Part b: the time of a step of other frameworks that are installed, in turns with the same hand-written loop."""
 
+import contextlib
 import importlib
 import tempfile
 import warnings
@@ -13,6 +14,7 @@ from benchmarks.on_gpu import work
 from benchmarks.on_gpu.check import Check, Figures, Setting, Skipped
 from benchmarks.on_gpu.step_time import ByHand, Turns, with_runnerkit
 from benchmarks.on_gpu.work import Batch
+from runnerkit.torchvision_cpu import import_torchvision
 
 Train = Callable[[nn.Module, Turns, Setting], None]
 
@@ -104,11 +106,13 @@ def transformers(model: nn.Module, turns: Turns, setting: Setting) -> None:
 
 
 def _imported(*names: str) -> Any:
-    """Import the first package that is installed.
+    """Import the first package that is installed, after torchvision, which transformers and torchmetrics import.
 
     Raises:
         Skipped: none is installed.
     """
+    with contextlib.suppress(ImportError):
+        import_torchvision()  # a CUDA build beside a CPU torch needs the workaround
     for name in names:
         try:
             return importlib.import_module(name)

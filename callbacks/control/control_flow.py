@@ -11,7 +11,7 @@ from runnerkit.types import StateDict
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner
 
-__all__ = ["CallbackWrapper", "ControlFlowCallback"]
+__all__ = ["CallbackWrapper", "ControlFlowCallback", "ControlFlowCallbackWrapper"]
 
 Epochs: TypeAlias = int | float | Iterable[int]
 LoaderKeys: TypeAlias = str | Iterable[str] | Mapping[str, int | Iterable[int]]
@@ -167,6 +167,9 @@ class ControlFlowCallback(CallbackWrapper):
         if self._loaders is not None:
             return (loader in self._loaders and epoch in self._loaders[loader]) != self._inverted
         return (epoch in self._epochs) != self._inverted
+
+
+ControlFlowCallbackWrapper = ControlFlowCallback  # the name in Catalyst 22.04
 
 
 class _Epochs:

@@ -84,7 +84,7 @@ class VerifyRanksCallback(Callback):
         current = self._passes[runner.loader_key]
         if runner.is_train_loader:
             self._check_weights(runner, f"after training on loader {runner.loader_key!r}")
-        shares = runner.engine.gather_object(current.share(runner))
+        shares = runner.engine.data_parallel.gather_object(current.share(runner))
         tells = current.recorded is not None and all(share.batches is not None for share in shares)
         if current.recorded is not None and tells:
             order = current.recorded.order
@@ -100,7 +100,7 @@ class VerifyRanksCallback(Callback):
 
     def _check_stream(self, runner: IRunner, current: _Pass) -> str:
         engine, key = runner.engine, runner.loader_key
-        seen = engine.gather_object(current.fingerprints)
+        seen = engine.data_parallel.gather_object(current.fingerprints)
         found = stream_samples.first_difference(runner.loader, seen) if engine.is_main_process else None
         difference = engine.gather_object(found)[0]
         if difference is not None:

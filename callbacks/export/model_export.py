@@ -18,6 +18,7 @@ from runnerkit.callbacks.metrics.parts.batch_keys import Keys, pick
 from runnerkit.checkpoints.weights import Which, load_weights
 from runnerkit.errors import UnknownKeyError
 from runnerkit.models.tracing import needed, onnx_export, quantize_onnx, save_program
+from runnerkit.storage.remote.urls import local_path
 from runnerkit.support.arguments import check_integers, check_keys, check_names, check_paths, check_strings
 from runnerkit.types import as_dict, each_tensor, like
 
@@ -55,7 +56,7 @@ class ExportCallback(Callback):
         if not filename.endswith(self.suffix):
             raise ValueError(f"{type(self).__name__} writes {self.suffix} files, got filename={filename!r}")
         self.input_key = input_key
-        self.logdir = Path(logdir).absolute() if logdir is not None else None
+        self.logdir = local_path(logdir) if logdir is not None else None
         self.filename = filename
         self.which = which
         self.model_key = model_key
@@ -206,7 +207,7 @@ class OnnxCallback(ExportCallback):
         super().__init__(input_key, logdir, filename, which=which, model_key=model_key)
         check_names(self, or_none=True, input_names=input_names, output_names=output_names)
         check_integers(self, or_none=True, opset_version=opset_version)
-        self.names = {"input_names": input_names, "output_names": output_names}
+        self.names: dict[str, Any] = {"input_names": input_names, "output_names": output_names}
         self.opset_version = opset_version
 
     def on_stage_start(self, runner: IRunner) -> None:

@@ -1,4 +1,4 @@
-"""Top-k accuracy of a classifier."""
+"""Accuracy of classification: top-k, and of multilabel decisions."""
 
 from __future__ import annotations
 
@@ -6,29 +6,19 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from runnerkit.callbacks.metrics.parts.loader_sums import LoaderSumsCallback, Sums
-from runnerkit.callbacks.metrics.parts.topk import checked_topk
-from runnerkit.metrics.means import topk_hits
-from runnerkit.support.arguments import check_integers
+from runnerkit.callbacks.metrics.parts.object_metric import ObjectMetricCallback
+from runnerkit.metrics.classification import AccuracyMetric, MultilabelAccuracyMetric
 
-__all__ = ["AccuracyCallback"]
+__all__ = ["AccuracyCallback", "MultilabelAccuracyCallback"]
 
 
-class AccuracyCallback(LoaderSumsCallback):
+class AccuracyCallback(ObjectMetricCallback):
     """Log ``accuracy01``, ``accuracy03`` and so on, and top-1 also as ``accuracy`` if 1 is in `topk`.
 
-    A loader's value is the fraction of correct rows over all processes, from counts of hits and rows. Rows need not be
-    samples (tokens, boxes), and batches may have different numbers of them.
-
     Args:
-        input_key: logits (N, C) in ``runner.batch``.
-        target_key: class indices (N,) int64 in ``runner.batch``.
-        topk: one or several k in [1, C]; by default 1, and 3 and 5 if `num_classes` is larger.
-        num_classes: C, for the default of `topk`.
+        input_key, target_key: keys of logits (N, C) and class indices (N,) int64 in ``runner.batch``.
         log_on_batch: whether to put the batch's values into ``runner.batch_metrics``.
-        prefix, suffix: added to the names.
-    Raises:
-        ValueError: a k exceeds the number of classes, or a batch has wrong shapes.
+        topk, num_classes, prefix, suffix: see :class:`~runnerkit.metrics.AccuracyMetric`.
 
     >>> AccuracyCallback("logits", "targets", topk=(1, 3)).provides
     ('accuracy01', 'accuracy03', 'accuracy')
@@ -45,34 +35,31 @@ class AccuracyCallback(LoaderSumsCallback):
         prefix: str | None = "",
         suffix: str | None = "",
     ) -> None:
-        super().__init__(
-            input_key=input_key, target_key=target_key, log_on_batch=log_on_batch, prefix=prefix, suffix=suffix
-        )
-        check_integers(self, or_none=True, num_classes=num_classes)
-        self.topk = _topk(self, topk, num_classes)
-        self._names = [f"accuracy{k:02d}" for k in self.topk]
-        names = self._names + ["accuracy"] * (1 in self.topk)
-        self.provides = tuple(f"{self.prefix}{name}{self.suffix}" for name in names)
-
-    def count(self, *inputs: Tensor) -> Sums:
-        logits, targets = inputs
-        sums: Sums = dict(zip(self._names, topk_hits(logits, targets, self.topk), strict=True))
-        sums["num"] = targets.shape[0]
-        return sums
-
-    def values(self, sums: Sums) -> Sums:
-        shares = {}
-        for name in self._names:
-            shares[name] = sums[name] / float(sums["num"] or 1)  # dividing by an int would launch an extra cast
-        if 1 in self.topk:
-            shares["accuracy"] = shares["accuracy01"]
-        return shares
+        metric = AccuracyMetric(topk, num_classes, prefix=prefix, suffix=suffix)
+        super().__init__(metric, log_on_batch=log_on_batch, input_key=input_key, target_key=target_key)
 
 
-def _topk(owner: object, topk: int | Iterable[int] | None, num_classes: int | None) -> tuple[int, ...]:
-    if topk is None:
-        return tuple(k for k in (1, 3, 5) if k == 1 or (num_classes is not None and k < num_classes))
-    ks = checked_topk(owner, topk)
-    if num_classes is not None and max(ks) > num_classes:
-        raise ValueError(f"{type(owner).__name__}: topk {ks} exceeds the {num_classes} classes")
-    return ks
+class MultilabelAccuracyCallback(ObjectMetricCallback):
+    """Log ``accuracy``: the fraction of correct decisions among all N * C pairs of sample and label.
+
+    Args:
+        input_key, target_key: keys of scores and 0/1 targets, (N, C) each, in ``runner.batch``.
+        log_on_batch: whether to put the batch's value into ``runner.batch_metrics``.
+        threshold, prefix, suffix: see :class:`~runnerkit.metrics.MultilabelAccuracyMetric`.
+
+    >>> MultilabelAccuracyCallback("scores", "targets", prefix="tag_").provides
+    ('tag_accuracy',)
+    """
+
+    def __init__(
+        self,
+        input_key: str,
+        target_key: str,
+        threshold: float | Tensor = 0.5,
+        *,
+        log_on_batch: bool = True,
+        prefix: str | None = None,
+        suffix: str | None = None,
+    ) -> None:
+        metric = MultilabelAccuracyMetric(threshold, prefix=prefix, suffix=suffix)
+        super().__init__(metric, log_on_batch=log_on_batch, input_key=input_key, target_key=target_key)

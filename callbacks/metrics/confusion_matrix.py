@@ -1,50 +1,44 @@
-"""Confusion matrix, as counts and as an image."""
+"""Confusion matrix, as an image, a table and counts."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from runnerkit.callbacks.metrics.parts.class_indices import (
-    check_all_classes,
-    class_indices,
-    count_indices,
-    numbered_classes,
-)
-from runnerkit.callbacks.metrics.parts.loader_sums import LoaderSums, LoaderSumsCallback, Sums
-from runnerkit.logger import takes
-from runnerkit.metrics.reduction import Share
-from runnerkit.support.arguments import check_integers, check_mappings, check_names, check_strings
+from runnerkit.callbacks.metrics.parts.figures import draw_matrix, log_drawn
+from runnerkit.callbacks.metrics.parts.object_metric import ObjectMetricCallback
+from runnerkit.metrics.confusion_matrix import ConfusionMatrixMetric
+from runnerkit.metrics.metric import Metric
+from runnerkit.support.arguments import check_mappings, check_strings
+from runnerkit.types import Metrics
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from runnerkit.runner import IRunner
 
 __all__ = ["ConfusionMatrixCallback"]
 
-logger = logging.getLogger(__name__)
 
+class ConfusionMatrixCallback(ObjectMetricCallback):
+    """Count the predicted classes of each true class in each loader; log the matrix as an image and as a table.
 
-class ConfusionMatrixCallback(LoaderSumsCallback):
-    """Count the predicted classes of each true class; log ``confusion_matrix/TRUE_as_PREDICTED``.
-
-    Loggers that accept images, such as TensorBoard's, also get an image if Matplotlib is installed.
+    The image goes to loggers that accept images, such as TensorBoard's, if Matplotlib is installed; the table, with a
+    row for each pair of classes that occurred, to ``tables/confusion_matrix.csv``.
 
     Args:
-        input_key: logits (N, C, ...) in ``runner.batch``, or class indices (N, ...).
-        target_key: class indices (N, ...) int64 in ``runner.batch``.
+        input_key: key of logits (N, C, ...) in ``runner.batch``, or class indices (N, ...).
+        target_key: key of class indices (N, ...) int64 in ``runner.batch``.
         prefix: name to log, by default ``confusion_matrix``.
         class_names: names of the C classes; by default ``class_00`` and so on.
         num_classes: C; pass this or `class_names`.
         normalize: draw each row as fractions of its class.
         plot_params: arguments of Matplotlib's ``Figure``.
-        log_counts: log the C * C counts as numbers.
+        log_counts: also log the C * C counts as metrics ``confusion_matrix/TRUE_as_PREDICTED``.
 
-    >>> ConfusionMatrixCallback("logits", "targets", class_names=["cat", "dog"]).provides[1]
+    >>> ConfusionMatrixCallback("logits", "targets", class_names=["cat", "dog"], log_counts=True).provides[1]
     'confusion_matrix/cat_as_dog'
     """
 
@@ -58,68 +52,47 @@ class ConfusionMatrixCallback(LoaderSumsCallback):
         normalize: bool = False,
         plot_params: Mapping[str, Any] | None = None,
         *,
-        log_counts: bool = True,
+        log_counts: bool = False,
     ) -> None:
-        check_names(self, or_none=True, class_names=class_names)
-        check_integers(self, or_none=True, num_classes=num_classes)
         check_strings(self, or_none=True, prefix=prefix)
         check_mappings(self, plot_params=plot_params)
-        if class_names is None and num_classes is None:
-            raise ValueError("ConfusionMatrixCallback: pass class_names= or num_classes=")
-        if class_names is not None and num_classes not in (None, len(class_names)):
-            raise ValueError(
-                f"ConfusionMatrixCallback: class_names has {len(class_names)} entries for num_classes={num_classes}"
-            )
-        super().__init__(input_key=input_key, target_key=target_key, log_on_batch=False, prefix=None, suffix=None)
-        self.name = prefix or "confusion_matrix"
-        self.class_names = list(class_names) if class_names is not None else numbered_classes(num_classes or 0)
+        metric = ConfusionMatrixMetric(num_classes, class_names, prefix=prefix)
+        super().__init__(metric, log_on_batch=False, input_key=input_key, target_key=target_key)
+        self.name, self.class_names = prefix or "confusion_matrix", metric.class_names
         self.normalize, self.plot_params, self.log_counts = normalize, dict(plot_params or {}), log_counts
-        names = self.class_names if log_counts else []
-        self.provides = tuple(f"{self.name}/{true}_as_{predicted}" for true in names for predicted in names)
+        self.provides = metric.names if log_counts else ()
 
-    def count(self, *inputs: Tensor) -> Sums:
-        predicted, targets, size = class_indices(*inputs, num_classes=len(self.class_names))
-        size += 1  # the last row and column count invalid indices
-        pairs = count_indices(targets * size + predicted, num_classes=size * size)
-        return {"counts": pairs.reshape(size, size)}
+    def values(self, state: Metric) -> Metrics:
+        if self.log_counts:
+            return super().values(state)
+        state.compute()  # checks the class indices
+        return {}
 
-    def check_total(self, sums: Sums, *, loader_key: str) -> None:
-        counts = sums["counts"]
-        num_outside = {"targets": counts[-1].sum(), "outputs": counts[:, -1].sum()}
-        check_all_classes(num_outside, num_classes=len(counts) - 1, loader_key=loader_key)
+    def show(self, runner: IRunner, state: Metric) -> None:
+        counts: Tensor = state.compute()
+        true, predicted = counts.nonzero(as_tuple=True)
+        names = self.class_names
+        table = {
+            "true": [names[each] for each in true.tolist()],
+            "predicted": [names[each] for each in predicted.tolist()],
+            "count": counts[true, predicted],
+        }
+        runner.log_table(self.name, table)
+        log_drawn(runner, self.name, lambda: self.draw(counts))
 
-    def values(self, sums: Sums) -> Sums:
-        counts = sums["counts"][:-1, :-1].reshape(-1)
-        return dict(zip(self.provides, counts.unbind(), strict=True)) if self.log_counts else {}
+    def draw(self, counts: Tensor) -> Figure:
+        """Draw (C, C) counts, true classes in rows.
 
-    def finish(self, runner: IRunner, state: LoaderSums, total: Share) -> None:
-        super().finish(runner, state, total)
-        image = self.draw(total.sums["counts"][:-1, :-1]) if takes(runner.loggers, "log_image") else None
-        if image is not None:
-            runner.log_image(self.name, image)
-
-    def draw(self, counts: Tensor) -> np.ndarray | None:
-        """Draw (C, C) counts, true classes in rows; (H, W, 3) uint8, or None without Matplotlib."""
-        try:
-            from matplotlib.backends.backend_agg import FigureCanvasAgg
-            from matplotlib.figure import Figure
-        except ImportError:
-            logger.warning("no image of %r without Matplotlib: pip install runnerkit[metrics]", self.name)
-            return None
+        Raises:
+            ImportError: Matplotlib is not installed.
+        """
         numbers = counts.cpu().double()
         if self.normalize:
             numbers = numbers / numbers.sum(dim=1, keepdim=True).clamp(min=1)
-        size = len(self.class_names)
-        figure = Figure(**{"figsize": (2 + 0.6 * size, 2 + 0.6 * size), "layout": "constrained", **self.plot_params})
-        canvas = FigureCanvasAgg(figure)  # unlike pyplot, needs no global figures and no display
-        axes = figure.add_subplot(xlabel="predicted", ylabel="true", title=self.name)
-        axes.imshow(numbers.numpy(), cmap="Blues")
-        axes.set_xticks(range(size), self.class_names, rotation=90)
-        axes.set_yticks(range(size), self.class_names)
-        for row, column in torch.cartesian_prod(torch.arange(size), torch.arange(size)).tolist():
-            number = float(numbers[row, column])
-            color = "white" if number > float(numbers.max()) / 2 else "black"
-            text = f"{number:.2f}" if self.normalize else f"{number:.0f}"
-            axes.text(column, row, text, ha="center", va="center", color=color)
-        canvas.draw()  # type: ignore[no-untyped-call]  # Matplotlib's
-        return np.array(canvas.buffer_rgba())[..., :3]  # type: ignore[no-untyped-call]  # Matplotlib's
+        return draw_matrix(
+            numbers.numpy(),
+            names=self.class_names,
+            title=self.name,
+            is_fraction=self.normalize,
+            options=self.plot_params,
+        )

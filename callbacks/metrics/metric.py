@@ -1,34 +1,39 @@
-"""Metrics of batches and loaders: torchmetrics objects, or any function that returns a mean."""
+"""Metrics of batches and loaders: metric objects, or any function that returns a mean."""
 
 from __future__ import annotations
 
 import re
 from abc import ABC
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from runnerkit.callbacks.metrics.parts.batch_keys import Keys, pick
 from runnerkit.callbacks.metrics.parts.batch_mean import BatchMeanCallback
-from runnerkit.callbacks.metrics.parts.loader_state import LoaderStateCallback
-from runnerkit.callbacks.metrics.parts.metric_state import LoaderMetric, Metric, check_reductions
-from runnerkit.metrics.reduction import Share
+from runnerkit.callbacks.metrics.parts.metric_state import ForeignMetric, MetricLike, check_reductions
+from runnerkit.callbacks.metrics.parts.object_metric import ObjectMetricCallback
+from runnerkit.metrics.metric import Metric
 from runnerkit.support.arguments import check_keys, check_strings
 from runnerkit.types import Scalar
 
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner
 
-__all__ = ["BatchMetricCallback", "FunctionalBatchMetricCallback", "LoaderMetricCallback"]
+__all__ = [
+    "BatchMetricCallback",
+    "FunctionalBatchMetricCallback",
+    "FunctionalMetricCallback",
+    "LoaderMetricCallback",
+]
 
 
-class _MetricCallback(LoaderStateCallback[LoaderMetric], ABC):
+class _MetricCallback(ObjectMetricCallback, ABC):
     logs_on_batch: bool  # unless set by the user
 
     def __init__(
         self,
-        metric: Metric,
+        metric: Metric | MetricLike,
         input_key: Keys,
         target_key: Keys,
         log_on_batch: bool | None = None,
@@ -37,71 +42,52 @@ class _MetricCallback(LoaderStateCallback[LoaderMetric], ABC):
         prefix: str | None = None,
         suffix: str | None = None,
     ) -> None:
-        super().__init__()
-        missing = [name for name in ("update", "compute", "reset") if not callable(getattr(metric, name, None))]
+        check_strings(self, or_none=True, metric_key=metric_key, prefix=prefix, suffix=suffix)
+        super().__init__(
+            metric if isinstance(metric, Metric) else self._adapted(metric, metric_key, prefix, suffix),
+            log_on_batch=self.logs_on_batch if log_on_batch is None else log_on_batch,
+            input_key=input_key,
+            target_key=target_key,
+        )
+        if metric is self.metric and (metric_key or prefix or suffix):
+            raise ValueError(f"{type(self).__name__}: pass prefix and suffix to {type(metric).__name__}")
+
+    def _adapted(self, metric: Any, metric_key: str | None, prefix: str | None, suffix: str | None) -> ForeignMetric:
+        compute = "compute_key_value" if hasattr(metric, "compute_key_value") else "compute"
+        missing = [name for name in ("update", compute, "reset") if not callable(getattr(metric, name, None))]
         if missing or isinstance(metric, type):
             what = f"the class {metric.__name__}" if isinstance(metric, type) else f"a {type(metric).__name__}"
             raise TypeError(
-                f"{type(self).__name__}: metric must be a torchmetrics object with update, compute and reset, got "
-                f"{what}"
+                f"{type(self).__name__}: metric must be an object with update, compute and reset, such as "
+                f"runnerkit.metrics' or torchmetrics', got {what}"
             )
-        check_keys(self, input_key=input_key, target_key=target_key)
-        check_strings(self, or_none=True, metric_key=metric_key, prefix=prefix, suffix=suffix)
-        self.metric = metric
-        self.input_key, self.target_key = input_key, target_key
-        self.log_on_batch = self.logs_on_batch if log_on_batch is None else log_on_batch
-        self.metric_key = metric_key
-        self.prefix, self.suffix = prefix or "", suffix or ""
-        self.provides = self._names()
+        name = metric_key or _snake_case(type(metric).__name__)
+        return ForeignMetric(metric, name, is_given=metric_key is not None, prefix=prefix, suffix=suffix)
 
-    def new_state(self, runner: IRunner) -> LoaderMetric:
-        if runner.engine.num_processes > 1:
-            check_reductions(self.metric)
-        return LoaderMetric(self.metric, runner.engine.device)
-
-    def on_batch_end(self, runner: IRunner) -> None:
-        args, kwargs = pick(runner, self.input_key, self.target_key, reader=type(self).__name__)
-        args = [_detached(value) for value in args]  # a list state would keep every batch's graph
-        kwargs = {name: _detached(value) for name, value in kwargs.items()}
-        value = self.state(runner).update(args, kwargs, want_value=self.log_on_batch)
-        if self.log_on_batch:
-            runner.batch_metrics.update(self._scalars(value))
-
-    def finish(self, runner: IRunner, state: LoaderMetric, total: Share) -> None:
-        scalars = self._scalars(state.compute(total))
-        runner.loader_metrics.update({name: float(each) for name, each in scalars.items()})
-
-    def _names(self) -> tuple[str, ...]:
-        names = list(self.metric.keys()) if isinstance(self.metric, nn.ModuleDict) else None
-        return tuple(self._scalars(0.0 if names is None else dict.fromkeys(names, 0.0)))
-
-    def _scalars(self, value: Any) -> dict[str, Scalar]:
-        if isinstance(value, Mapping):
-            group = f"{self.metric_key}/" if self.metric_key else ""
-            return {
-                key: scalar
-                for name, each in value.items()
-                for key, scalar in _scalars(f"{self.prefix}{group}{name}{self.suffix}", each).items()
-            }
-        name = self.metric_key or _snake_case(type(self.metric).__name__)
-        return _scalars(f"{self.prefix}{name}{self.suffix}", value)
+    def new_state(self, runner: IRunner) -> Metric:
+        state = super().new_state(runner)
+        if isinstance(state, ForeignMetric):
+            if runner.engine.num_processes > 1:
+                check_reductions(state.metric)
+            state.to(runner.engine.device)
+        return state
 
 
 class BatchMetricCallback(_MetricCallback):
-    """A torchmetrics object, computed for each batch and, exactly, for the loader over all processes.
+    """A metric object, computed for each batch and, exactly, for the loader over all processes.
 
     Each batch costs a call of ``compute()``, which :class:`LoaderMetricCallback` avoids. Construct the metric with
     ``validate_args=False`` if it has that argument: its checks synchronize with the device at every step.
 
     Args:
-        metric: a ``Metric`` or ``MetricCollection``; it is copied and never changed.
+        metric: of runnerkit.metrics or torchmetrics (a ``Metric`` or ``MetricCollection``); it is copied and never
+            changed. A single process accepts any object with ``reset``, ``update`` and ``compute``, or with
+            ``reset``, ``update``, ``update_key_value`` and ``compute_key_value``.
         input_key, target_key: keys of ``runner.batch``: a str, a list, or {batch key: keyword of ``update``}.
         log_on_batch: whether ``runner.batch_metrics`` gets the batch's value; True by default.
         metric_key: name to log, by default the metric's class in snake case. Vectors log ``NAME/class_00`` and so on;
             a dict has its own names, to which a given `metric_key` is prepended.
         prefix, suffix: added to the name.
-
-    A single process accepts any object with these three methods:
 
     >>> import torch
     >>> class LargestError:
@@ -120,7 +106,7 @@ class BatchMetricCallback(_MetricCallback):
 
 
 class LoaderMetricCallback(_MetricCallback):
-    """A torchmetrics object, computed once per loader over all processes; arguments as in :class:`BatchMetricCallback`.
+    """A metric object, computed once per loader over all processes; arguments as in :class:`BatchMetricCallback`.
 
     `log_on_batch` is False by default.
 
@@ -180,19 +166,26 @@ class FunctionalBatchMetricCallback(BatchMeanCallback):
         return {self.metric_key: self.metric_fn(*args, **kwargs)}
 
 
-def _scalars(name: str, value: Any) -> dict[str, Scalar]:
-    if isinstance(value, Tensor) and value.numel() == 1:
-        return {name: value.reshape(())}
-    if isinstance(value, Tensor) and value.ndim == 1:
-        return {f"{name}/class_{index:02d}": each for index, each in enumerate(value.unbind())}
-    if isinstance(value, int | float):
-        return {name: value}
-    what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-    raise ValueError(f"metric {name!r} returned {what}; only a number, a vector or a dict of these can be logged")
+class FunctionalMetricCallback(FunctionalBatchMetricCallback):
+    """:class:`FunctionalBatchMetricCallback` with its arguments in another order.
 
+    >>> from torch.nn.functional import l1_loss
+    >>> FunctionalMetricCallback("logits", "targets", l1_loss, "mae").provides
+    ('mae',)
+    """
 
-def _detached(value: Any) -> Any:
-    return value.detach() if isinstance(value, Tensor) else value
+    def __init__(
+        self,
+        input_key: Keys,
+        target_key: Keys,
+        metric_fn: Callable[..., Tensor],
+        metric_key: str,
+        *,
+        log_on_batch: bool = True,
+        prefix: str | None = None,
+        suffix: str | None = None,
+    ) -> None:
+        super().__init__(metric_fn, metric_key, input_key, target_key, log_on_batch, prefix=prefix, suffix=suffix)
 
 
 def _snake_case(name: str) -> str:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
-import torch
-from torch import Tensor
-
-from runnerkit.callbacks.metrics.parts.loader_sums import LoaderSumsCallback, Sums, ratio
-from runnerkit.callbacks.metrics.parts.topk import checked_topk
-from runnerkit.metrics.retrieval_scores import average_precision, hit_rate, ndcg, ranked, reciprocal_rank
+from runnerkit.callbacks.metrics.parts.object_metric import ObjectMetricCallback
+from runnerkit.metrics import retrieval
 
 __all__ = ["HitrateCallback", "MAPCallback", "MRRCallback", "NDCGCallback"]
 
 
-class _RankingCallback(LoaderSumsCallback):
-    name: str
-    rows: Callable[..., Tensor]  # (relevances (N, M) in the order of the scores, k=k) -> each row's value, (N,)
+class _RankingCallback(ObjectMetricCallback):
+    kind: type[retrieval.RankingMetric]
 
     def __init__(
         self,
@@ -28,37 +23,24 @@ class _RankingCallback(LoaderSumsCallback):
         prefix: str | None = None,
         suffix: str | None = None,
     ) -> None:
-        super().__init__(
-            input_key=input_key, target_key=target_key, log_on_batch=log_on_batch, prefix=prefix, suffix=suffix
-        )
-        self.topk = checked_topk(self, topk)
-        self.provides = tuple(f"{self.prefix}{self.name}{k:02d}{self.suffix}" for k in self.topk)
-
-    def count(self, *inputs: Tensor) -> Sums:
-        relevance = ranked(*inputs)
-        values = {f"{self.name}{k:02d}": self.rows(relevance, k=k).sum() for k in self.topk}
-        return {**values, "num": relevance.new_full((), len(relevance), dtype=torch.int64)}
-
-    def values(self, sums: Sums) -> Sums:
-        return {name: ratio(each, sums["num"], zero_division=0) for name, each in sums.items() if name != "num"}
+        metric = self.kind(topk, prefix=prefix, suffix=suffix)
+        super().__init__(metric, log_on_batch=log_on_batch, input_key=input_key, target_key=target_key)
 
 
 class HitrateCallback(_RankingCallback):
     """Log ``hitrate01`` and so on: the fraction of a row's relevant items that are among its top k, averaged over rows.
 
     Args:
-        input_key: scores (N, M) of M items in ``runner.batch``.
-        target_key: their relevances (N, M), 0 and 1, in ``runner.batch``.
-        topk: one or several k; by default 1. A k above M acts as M.
+        input_key: key of scores (N, M) of M items in ``runner.batch``.
+        target_key: key of their relevances (N, M), 0 and 1, in ``runner.batch``.
         log_on_batch: whether to put the batch's values into ``runner.batch_metrics``.
-        prefix, suffix: added to the names.
+        topk, prefix, suffix: see :class:`~runnerkit.metrics.HitrateMetric`.
 
     >>> HitrateCallback("scores", "targets", topk=(1, 10)).provides
     ('hitrate01', 'hitrate10')
     """
 
-    name = "hitrate"
-    rows = staticmethod(hit_rate)
+    kind = retrieval.HitrateMetric
 
 
 class MRRCallback(_RankingCallback):
@@ -68,8 +50,7 @@ class MRRCallback(_RankingCallback):
     ('mrr03',)
     """
 
-    name = "mrr"
-    rows = staticmethod(reciprocal_rank)
+    kind = retrieval.MRRMetric
 
 
 class MAPCallback(_RankingCallback):
@@ -79,8 +60,7 @@ class MAPCallback(_RankingCallback):
     ('map03',)
     """
 
-    name = "map"
-    rows = staticmethod(average_precision)
+    kind = retrieval.MAPMetric
 
 
 class NDCGCallback(_RankingCallback):
@@ -92,5 +72,4 @@ class NDCGCallback(_RankingCallback):
     ('ndcg03',)
     """
 
-    name = "ndcg"
-    rows = staticmethod(ndcg)
+    kind = retrieval.NDCGMetric

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from runnerkit.callback import CallbackOrder
 from runnerkit.callbacks.metrics.parts.batch_keys import pick
-from runnerkit.callbacks.metrics.parts.loader_samples import LoaderSamples
 from runnerkit.callbacks.metrics.parts.loader_state import LoaderStateCallback
+from runnerkit.metrics.metric import SamplesMetric
 from runnerkit.metrics.reduction import Share
 from runnerkit.support.arguments import check_keys, check_names, check_strings
 
@@ -23,7 +23,17 @@ if TYPE_CHECKING:
 __all__ = ["SklearnModelCallback"]
 
 
-class SklearnModelCallback(LoaderStateCallback[LoaderSamples]):
+class FeaturesAndTargets(SamplesMetric):
+    """The samples of one loader."""
+
+    def columns(self, features: Tensor, targets: Tensor) -> list[Tensor]:
+        return [features, targets]
+
+    def values(self, *columns: Tensor) -> dict[str, Tensor]:
+        return {}
+
+
+class SklearnModelCallback(LoaderStateCallback[FeaturesAndTargets]):
     """Fit a scikit-learn model on a loader's features and targets at its end, and predict other loaders with it.
 
     Samples of all processes are gathered, sorted and fitted once, and all ranks use that model: the number of processes
@@ -97,14 +107,14 @@ class SklearnModelCallback(LoaderStateCallback[LoaderSamples]):
                     f"which it is fitted; the order is {keys}"
                 )
 
-    def new_state(self, runner: IRunner) -> LoaderSamples | None:
-        return LoaderSamples() if runner.loader_key in (self.train_loader, *self.valid_loaders) else None
+    def new_state(self, runner: IRunner) -> FeaturesAndTargets | None:
+        return FeaturesAndTargets(()) if runner.loader_key in (self.train_loader, *self.valid_loaders) else None
 
     def on_batch_end(self, runner: IRunner) -> None:
         if self.new_state(runner) is None:
             return
         (features, targets), _ = pick(runner, self.feature_key, self.target_key, reader="SklearnModelCallback")
-        self.state(runner).add([features, targets])
+        self.state(runner).update(features, targets)
         if runner.loader_key != self.train_loader:
             predictions = getattr(self._fitted(runner), self.predict_method)(_rows(features))
             runner.batch[self.predict_key] = torch.as_tensor(predictions, device=runner.engine.device)
@@ -117,8 +127,9 @@ class SklearnModelCallback(LoaderStateCallback[LoaderSamples]):
             )
         return self.model
 
-    def finish(self, runner: IRunner, state: LoaderSamples, total: Share) -> None:
-        features, targets = (torch.cat(column) for column in zip(*total.others, strict=True))
+    def finish(self, runner: IRunner, state: FeaturesAndTargets, total: Share) -> None:
+        state.take(total)
+        features, targets = state.all_columns()
         rows, labels = _rows(features), targets.detach().cpu().numpy()
         if runner.loader_key == self.train_loader:
             model = self.make_model() if runner.engine.is_main_process else None

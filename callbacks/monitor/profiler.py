@@ -13,6 +13,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from runnerkit.callback import Callback, CallbackNode, CallbackOrder
 from runnerkit.storage.atomic_file import AtomicFile
+from runnerkit.storage.claims import written
+from runnerkit.storage.remote.urls import as_url, local_path
 from runnerkit.support.arguments import check_integers, check_paths
 
 if TYPE_CHECKING:
@@ -42,9 +44,9 @@ class ProfilerCallback(Callback):
         check_integers(self, num_batches=num_batches)
         check_paths(self, path=path)
         check_paths(self, or_none=True, tensorboard=tensorboard)
-        self.path = Path(path).absolute()
+        self.path = Path(as_url(path) or local_path(path))  # absolute, or a URL
         self.num_batches = num_batches
-        self.tensorboard = Path(tensorboard).absolute() if tensorboard is not None else None
+        self.tensorboard = Path(as_url(tensorboard) or local_path(tensorboard)) if tensorboard is not None else None
         self._profile: Any = None  # while it runs
         self._num_profiled = 0
         self._is_done = False
@@ -74,13 +76,15 @@ class ProfilerCallback(Callback):
 
     def _finish(self) -> None:
         self._profile.stop()
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with AtomicFile(self.path) as temporary:
-            self._profile.export_chrome_trace(str(temporary))
-        if self.tensorboard is not None:
-            self.tensorboard.mkdir(parents=True, exist_ok=True)
-            name = f"{socket.gethostname()}_{os.getpid()}.{time.time_ns()}.pt.trace.json"
-            with AtomicFile(self.tensorboard / name) as temporary:
-                shutil.copyfile(self.path, temporary)
+        with written(self.path) as path:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with AtomicFile(path) as temporary:
+                self._profile.export_chrome_trace(str(temporary))
+            if self.tensorboard is not None:
+                name = f"{socket.gethostname()}_{os.getpid()}.{time.time_ns()}.pt.trace.json"
+                with written(self.tensorboard / name) as copy:
+                    copy.parent.mkdir(parents=True, exist_ok=True)
+                    with AtomicFile(copy) as temporary:
+                        shutil.copyfile(path, temporary)
         self._profile = None
         self._is_done = True

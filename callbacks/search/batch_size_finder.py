@@ -22,6 +22,7 @@ from runnerkit.callback import (
 from runnerkit.checkpoints.plain_state import copied
 from runnerkit.loop.batch_size import batch_size_of
 from runnerkit.loop.error_context import is_out_of_memory
+from runnerkit.models.restored import restored
 from runnerkit.passes.recomputation import Alone
 from runnerkit.passes.scratch_runner import scratch_copy
 from runnerkit.sampling.sharding import batches_of, count_batches
@@ -43,7 +44,10 @@ class BatchSizeFinder(Callback):
 
     Sizes double from `start`, then bisect between the largest that fits and the smallest that does not. Each batch
     repeats the rows of the training loader's first batch, so other rows may need more memory, for example longer texts.
-    All processes try the same sizes, and a size must fit in each of them.
+    All processes try the same sizes, and a size must fit in each of them. Each makes its steps alone, so that none
+    waits for one that ran out of memory: with FSDP2, on copies of its shards, with the memory that a step among all
+    takes, except for buffers of the communication library. Limits: your own code must not communicate in a step,
+    SyncBatchNorm raises, and a process that cannot even hold the copies, without a batch, ends the run.
 
     Weights, optimizer, gradient scaler, random number generators and loaders are restored afterwards. On a CPU, the
     system kills a process that runs out of memory, so pass `max_size` there.
@@ -97,15 +101,13 @@ class BatchSizeFinder(Callback):
             raise ValueError(
                 f"loader {key!r} yields each batch once, and BatchSizeFinder would consume one: pass a DataLoader"
             )
-        for model in as_dict(runner.model).values():
-            modules, parameters = list(model.modules()), list(model.parameters())
-            waits = any(isinstance(each, nn.SyncBatchNorm) for each in modules) and runner.engine.num_processes > 1
-            if waits or any(hasattr(each, "full_tensor") for each in parameters):
-                raise ValueError(
-                    "BatchSizeFinder would hang if one process runs out of memory while others wait for it, as in each "
-                    "step of a sharded model or of SyncBatchNorm: find the size with "
-                    "DistributedDataParallelEngine, without sync_bn"
-                )
+        if runner.engine.num_processes > 1 and any(
+            isinstance(each, nn.SyncBatchNorm) for model in as_dict(runner.model).values() for each in model.modules()
+        ):
+            raise ValueError(
+                "BatchSizeFinder would hang if one process runs out of memory while others wait for it in "
+                "SyncBatchNorm: find the size without sync_bn"
+            )
         return key
 
     def _search(self, runner: IRunner, key: str, batch: Any, limit: int) -> int:
@@ -125,13 +127,16 @@ class BatchSizeFinder(Callback):
         return fits
 
     def _fits(self, runner: IRunner, key: str, batch: Any, size: int) -> bool:
+        models, optimizers = as_dict(runner._stage.training_model), as_dict(runner.optimizer)
         fits = True
-        try:
-            _make_steps(runner, key, batch, size=size, num_steps=self.num_steps)
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            fits = False
+        with runner.engine.training_alone(models, optimizers) as alone:
+            try:
+                _make_steps(runner, alone, key, batch, size=size, num_steps=self.num_steps)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                fits = False
+        del alone
         _free(runner)
         # Every rank must enter, because this reduces: a size must fit in all processes.
         of_all = torch.tensor(float(fits), device=runner.engine.device)
@@ -146,12 +151,12 @@ def _first_batch(runner: IRunner, key: str) -> Any:
     return next(iter(batches_of(loader)))
 
 
-def _make_steps(runner: IRunner, key: str, batch: Any, *, size: int, num_steps: int) -> None:
+def _make_steps(
+    runner: IRunner, models: dict[str, nn.Module], key: str, batch: Any, *, size: int, num_steps: int
+) -> None:
     """Train on batches of `size` rows as the run would, on a copy of the runner, without communication."""
     kept = {name: each for name, each in runner.callbacks.items() if _takes_part(each)}
     alone = scratch_copy(runner, callbacks=kept.values())
-    choose = runner.engine.training_model if runner.engine.num_processes == 1 else runner.engine.unwrap
-    models = {name: choose(each) for name, each in as_dict(runner._stage.training_model).items()}
     num_rows = batch_size_of(batch)
     rows = torch.arange(size) % num_rows
 
@@ -196,22 +201,10 @@ def _free(runner: IRunner) -> None:
 
 @contextmanager
 def _kept(runner: IRunner) -> Iterator[None]:
-    """Restore weights, optimizers and precision on exit, from copies on the CPU that take no GPU memory."""
-    modules = [*as_dict(runner.model).values(), *as_dict(runner.criterion).values()]
-    tensors = [
-        (each, each.detach().to("cpu", copy=True))
-        for module in modules
-        if isinstance(module, nn.Module)
-        for each in (*module.parameters(), *module.buffers())
-    ]
-    optimizers = [(each, copied(each.state_dict())) for each in as_dict(runner.optimizer).values()]
+    """Restore criteria and precision on exit."""
     precision = copied(runner.engine.precision.state_dict())
     try:
-        yield
+        with restored(each for each in as_dict(runner.criterion).values() if isinstance(each, nn.Module)):
+            yield
     finally:
-        with torch.no_grad():
-            for tensor, before in tensors:
-                tensor.copy_(before)
-        for optimizer, state in optimizers:
-            optimizer.load_state_dict(state)
         runner.engine.precision.load_state_dict(precision)

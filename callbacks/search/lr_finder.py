@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from runnerkit.callback import Callback, CallbackOrder, innermost
 from runnerkit.errors import UnknownKeyError
 from runnerkit.history.plot import finish_axes, new_figure, save_figure
+from runnerkit.storage.remote.copies import name_of, written
 from runnerkit.support.arguments import check_integers, check_numbers, check_strings
 from runnerkit.types import StateDict, as_dict
 from runnerkit.warmup import set_lr
@@ -92,7 +93,7 @@ class LRFinder(Callback):
         return self.lrs[self.smoothed_losses.index(min(self.smoothed_losses))] / 10
 
     def plot(self, path: str | Path) -> Path:
-        """Plot losses against rates and mark the suggestion; save a PNG and return its path."""
+        """Plot losses against rates and mark the suggestion; save a PNG, also to a URL, and return its path."""
         figure = new_figure(wanted_by="LRFinder.plot")
         axes = figure.add_subplot()
         axes.plot(self.lrs, self.losses, alpha=0.3, label=self.metric_key)
@@ -103,7 +104,9 @@ class LRFinder(Callback):
         # Limit the y axis: the last losses are so large that the earlier decrease would look flat.
         axes.set_ylim(min(self.losses), 2 * self.smoothed_losses[0])
         finish_axes(axes)
-        return save_figure(figure, Path(path))
+        with written(path) as local:
+            save_figure(figure, local)
+        return name_of(path)
 
     def on_stage_start(self, runner: IRunner) -> None:
         optimizers = as_dict(runner.optimizer)

@@ -18,12 +18,13 @@ class OptunaPruningCallback(Callback):
     """Report a metric to a trial after each epoch, and raise ``optuna.TrialPruned`` if its study prunes the trial.
 
     It must run in the study's process, so with a single-process engine. The epoch is logged and saved before Optuna
-    marks the trial as pruned.
+    marks the trial as pruned. ``trial.best_score`` is the best value so far, for an
+    objective to return.
 
     Args:
         trial: the trial that Optuna passes to the objective.
         loader_key, metric_key: the metric, which the objective should return.
-        minimize: whether smaller values are better, to check the study's direction; None skips the check.
+        minimize: whether smaller values are better, to check the study's direction; None takes the direction.
     Raises:
         ValueError: `minimize` contradicts the study's direction.
 
@@ -40,7 +41,8 @@ class OptunaPruningCallback(Callback):
         if not callable(getattr(trial, "should_prune", None)):
             raise TypeError(f"OptunaPruningCallback: trial must be an Optuna trial, got {trial!r}")
         study = getattr(trial, "study", None)  # a FixedTrial has none
-        if minimize is not None and study is not None and minimize != (study.direction.name == "MINIMIZE"):
+        self.minimize = minimize if study is None else study.direction.name == "MINIMIZE"
+        if study is not None and minimize not in (None, self.minimize):
             raise ValueError(
                 f"OptunaPruningCallback: minimize={minimize}, but the study's direction is "
                 f"{study.direction.name.lower()!r}"
@@ -61,6 +63,8 @@ class OptunaPruningCallback(Callback):
             return
         score = runner.epoch_metrics[self.loader_key][self.metric_key]
         self.trial.report(score, step=runner.epoch_step)
+        best = getattr(self.trial, "best_score", score)
+        self.trial.best_score = min(best, score) if self.minimize else max(best, score)
         if self.trial.should_prune():
             optuna = importlib.import_module("optuna")
             raise optuna.TrialPruned(

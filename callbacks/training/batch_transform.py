@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from torch import nn
+from torch.nn import functional as F
 
 from runnerkit.callback import Callback, CallbackOrder
 from runnerkit.errors import UnknownKeyError
@@ -25,7 +27,8 @@ class BatchTransformCallback(Callback):
     transforms of ``runnerkit.data`` do not affect evaluation.
 
     Args:
-        transform: called with one argument for each input key, and `transform_kwargs`.
+        transform: called with one argument for each input key, and `transform_kwargs`; or the name of a function of
+            torch: "torch.sigmoid", "F.softmax".
         scope: "on_batch_start" transforms the model's inputs, "on_batch_end" its outputs, before the criterion.
         input_key: part or parts to transform: the key in a dict batch; the index in a tuple batch, or the name that
             SupervisedRunner gives to it (`input_key`, `target_key`). None is the whole batch.
@@ -38,7 +41,7 @@ class BatchTransformCallback(Callback):
 
     def __init__(
         self,
-        transform: Callable[..., Any],
+        transform: Callable[..., Any] | str,
         scope: Literal["on_batch_start", "on_batch_end"] = "on_batch_start",
         input_key: str | int | list[str] | list[int] | None = None,
         output_key: str | int | list[str] | list[int] | None = None,
@@ -46,6 +49,7 @@ class BatchTransformCallback(Callback):
     ) -> None:
         super().__init__(order=CallbackOrder.Internal - 1)  # before the criterion, in any order of callbacks
         check_mappings(self, transform_kwargs=transform_kwargs)
+        transform = _function(transform) if isinstance(transform, str) else transform
         if not callable(transform):
             raise TypeError(f"BatchTransformCallback: transform must be callable, got {transform!r}")
         if scope not in ("on_batch_start", "on_batch_end"):
@@ -78,12 +82,12 @@ class BatchTransformCallback(Callback):
         if self.input_key is None or self.output_key is None:
             return self.transform(batch, **self.transform_kwargs)
         parts: dict[Any, Any] = dict(batch) if isinstance(batch, Mapping) else dict(enumerate(batch))
-        names = {} if isinstance(batch, Mapping) else _names(runner)
+        names = _places(parts) if isinstance(batch, Mapping) else _names(runner)
         for key in self.input_key:
             if names.get(key, key) not in parts:
                 raise UnknownKeyError(
                     f"BatchTransformCallback reads {key!r} of a batch of loader {runner.loader_key!r}, which has "
-                    f"{[*parts, *names]}"
+                    f"{[*parts, *(name for name in names if isinstance(name, str))]}"
                 )
         given = [parts[names.get(key, key)] for key in self.input_key]
         results = self.transform(*given, **self.transform_kwargs)
@@ -92,8 +96,19 @@ class BatchTransformCallback(Callback):
         return parts if isinstance(batch, Mapping) else type(batch)(parts.values())
 
 
+def _function(name: str) -> Any:
+    """Return a function of torch or torch.nn.functional, "F", by name; the name itself if there is none."""
+    module, _, function = name.partition(".")
+    return getattr({"torch": torch, "F": F}.get(module), function, name)
+
+
 def _listed(keys: str | int | list[str] | list[int] | None) -> list[Any] | None:
     return [keys] if isinstance(keys, str | int) else keys
+
+
+def _places(parts: Iterable[Any]) -> dict[int, Any]:
+    """Return {index: key} for a dict, which SupervisedRunner makes of a tuple batch."""
+    return {place: key for place, key in enumerate(parts) if place not in parts}
 
 
 def _names(runner: IRunner) -> dict[str, int]:

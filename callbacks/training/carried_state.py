@@ -65,7 +65,7 @@ class CarriedStateCallback(Callback):
         if runner is None or not runner.is_within_loader:
             return {}
         # Every rank calls this when a checkpoint is saved.
-        of_ranks = runner.engine.gather_object(each_tensor(getattr(runner, self.attribute), Tensor.cpu))
+        of_ranks = runner.engine.data_parallel.gather_object(each_tensor(getattr(runner, self.attribute), Tensor.cpu))
         return {"state": _merged(of_ranks, self.dim)}
 
     def load_state_dict(self, state: StateDict) -> None:
@@ -73,7 +73,8 @@ class CarriedStateCallback(Callback):
 
     def _own_part(self, state: Any, engine: IEngine) -> Any:
         def own(rows: Tensor) -> Tensor:
-            places = torch.arange(engine.rank, rows.shape[self.dim], engine.num_processes)
+            ranks = engine.data_parallel
+            places = torch.arange(ranks.rank, rows.shape[self.dim], ranks.num_processes)
             return rows.index_select(self.dim, places).to(engine.device)
 
         return each_tensor(state, own)

@@ -21,8 +21,8 @@ class CriterionCallback(ICriterionCallback):
     """Call the runner's criterion on each batch and put the loss, a () tensor with its graph, into `batch_metrics`.
 
     Args:
-        input_key, target_key: batch keys passed to the criterion: a str, a list of them in order, or
-            {batch key: argument name}.
+        input_key, target_key: batch keys passed to the criterion: a str by position, a list of them as the arguments of
+            the same names, or {batch key: argument name}.
         metric_key: name of the loss.
         criterion_key: which criterion, if the runner has several.
         prefix, suffix: added to the name.

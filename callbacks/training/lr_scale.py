@@ -64,7 +64,7 @@ class LRScaleCallback(Callback):
         return 1.0 + (full - 1.0) * (min(1.0, step / self.warmup_steps) if self.warmup_steps else 1.0)
 
     def on_stage_start(self, runner: IRunner) -> None:
-        world_size = runner.engine.num_processes
+        world_size = runner.engine.data_parallel.num_processes
         self.num_steps, self._unscaled = {}, {}
         for key, optimizer in as_dict(runner.optimizer).items():
             if self.optimizer_key in (None, key):
@@ -108,7 +108,9 @@ class LRScaleCallback(Callback):
             name = f"lr_{key}" if key else "lr"
             if runner.is_train_loader and name in runner.loader_metrics:
                 step = max(0, num_steps - 1)  # of the last step
-                runner.loader_metrics[name] *= self.factor(world_size=runner.engine.num_processes, step=step)
+                runner.loader_metrics[name] *= self.factor(
+                    world_size=runner.engine.data_parallel.num_processes, step=step
+                )
 
     def on_stage_end(self, runner: IRunner) -> None:
         for hook in self._hooks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from runnerkit.callback import CallbackOrder, IOptimizerCallback, innermost
+from runnerkit import callbacks  # for BackwardCallback, whose module imports this one: it is found when first used
+from runnerkit.callback import CallbackOrder, IBackwardCallback, IOptimizerCallback, innermost
 from runnerkit.callbacks.training.parts.gradients import ClipFn, check_clip, make_clip
 from runnerkit.errors import UnknownKeyError
 from runnerkit.steps.learning_rates import rates_of
@@ -23,9 +25,13 @@ if TYPE_CHECKING:
 
 __all__ = ["OptimizerCallback"]
 
+logger = logging.getLogger(__name__)
+
 
 class OptimizerCallback(IOptimizerCallback):
     """Step an optimizer on training loaders; log the learning rates of its groups, and the momentum, once per epoch.
+
+    Without a BackwardCallback, and if `handle_batch` leaves no gradients, it also backpropagates the loss.
 
     Args:
         metric_key: name of the loss whose gradients it steps on.
@@ -86,6 +92,7 @@ class OptimizerCallback(IOptimizerCallback):
         self._clip_fn: Callable[[list[Tensor]], Any] | None = None
         self._silence: ExitStack | None = None  # active while gradients are not communicated
         self._checked: Any = None  # the optimizer known to have gradients
+        self._backward: tuple[IBackwardCallback, ...] | None = None  # its own; None before the first batch of a stage
         self._key = optimizer_key or None  # None: the runner has one
 
     def on_stage_start(self, runner: IRunner) -> None:
@@ -94,7 +101,7 @@ class OptimizerCallback(IOptimizerCallback):
             have = sorted(optimizers) if optimizers else "none"
             raise UnknownKeyError(f"OptimizerCallback needs optimizer {self.optimizer_key!r}; the runner has {have}")
         self._key = (self.optimizer_key or "") if isinstance(runner.optimizer, dict) else None
-        self._checked = None
+        self._checked = self._backward = None
         self._units = runner._stage.weight_units
         clip_fn, clip_params = self.grad_clip_fn, self.grad_clip_params
         if clip_fn is None and runner.gradient_clip is not None:
@@ -113,6 +120,8 @@ class OptimizerCallback(IOptimizerCallback):
     def on_loader_start(self, runner: IRunner) -> None:
         if runner.is_train_loader:
             self.num_pending = self.num_skipped = 0
+        for each in self._backward or ():
+            each.on_loader_start(runner)
 
     def on_batch_start(self, runner: IRunner) -> None:
         if not runner.is_train_loader:
@@ -138,6 +147,10 @@ class OptimizerCallback(IOptimizerCallback):
     def on_batch_end(self, runner: IRunner) -> None:
         if not runner.is_train_loader:
             return
+        if self._backward is None:
+            _find_backward(self, runner)
+        for each in self._backward or ():
+            each.on_batch_end(runner)
         if self._silence is not None:
             self._silence.close()
             self._silence = None
@@ -193,7 +206,7 @@ class OptimizerCallback(IOptimizerCallback):
     def _average(self, optimizer: Any, runner: IRunner, *, num_batches: int) -> None:
         self._is_averaged = True
         divisor = self._total_share(runner, num_batches)
-        gradients = [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
+        gradients = gradients_of(optimizer)
         if self._checked is not optimizer and not gradients:
             raise RuntimeError(
                 f"no parameter of the optimizer has a gradient: add BackwardCallback({self.metric_key!r}), or call "
@@ -231,6 +244,8 @@ class OptimizerCallback(IOptimizerCallback):
     def on_loader_end(self, runner: IRunner) -> None:
         if not runner.is_train_loader:
             return
+        for each in self._backward or ():
+            each.on_loader_end(runner)
         # The loader ended at an unexpected batch. Gradients that were not communicated are dropped, even with a single
         # process, so that all engines behave the same.
         if self.num_pending and not self._may_be_silent:
@@ -246,3 +261,39 @@ class OptimizerCallback(IOptimizerCallback):
             )
         if runner.engine.precision.skips_steps:
             runner.loader_metrics[f"skipped_steps{suffix}"] = float(self.num_skipped)
+
+
+def _find_backward(first: OptimizerCallback, runner: IRunner) -> None:
+    """Let the first OptimizerCallback backpropagate the losses of all, if nothing else does.
+
+    Asked once a stage, at the end of its first training batch, when the gradients of `handle_batch` are there.
+    """
+    inner = [innermost(each) for each in runner.callbacks.values()]
+    steppers = [each for each in inner if isinstance(each, OptimizerCallback)]
+    for each in steppers:
+        each._backward = ()
+    if any(isinstance(each, IBackwardCallback) for each in inner):
+        return
+    optimizers = as_dict(runner.optimizer)
+    without = [each for each in steppers if not gradients_of(optimizers.get(each.optimizer_key or ""))]
+    losses = {each.metric_key: runner.batch_metrics.get(each.metric_key) for each in without}
+    keys = [key for key, loss in losses.items() if isinstance(loss, Tensor) and loss.requires_grad]
+    if not keys:
+        return  # the step explains that there are no gradients
+    if runner.engine.is_main_process:
+        named = " and ".join(map(repr, keys))
+        logger.warning(
+            "OptimizerCallback backpropagates %s itself, as there is no BackwardCallback and handle_batch left no "
+            "gradients: pass BackwardCallback(%r) to have other callbacks in between",
+            named,
+            keys[0],
+        )
+    first._backward = tuple(map(callbacks.BackwardCallback, keys))
+    for backward in first._backward:
+        backward.on_stage_start(runner)
+        backward.on_loader_start(runner)
+
+
+def gradients_of(optimizer: Any) -> list[Tensor]:
+    """Return the gradients of an optimizer's parameters."""
+    return [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]

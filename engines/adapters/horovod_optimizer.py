@@ -80,20 +80,22 @@ class DistributedStep:
         self._wait_for_all: Callable[[Optimizer], None] = own.synchronize
         own.zero_grad = lambda _, set_to_none=True: self._zero_grad(set_to_none)
         if not self._steps_in_backward:
-            horovod_step: Callable[[Optimizer], Any] = own.step.__wrapped__  # without torch's hooks
+            horovod_step: Callable[..., Any] = own.step.__wrapped__  # without torch's hooks
             own.synchronize = lambda _: self.synchronize()
             own.step = lambda _, closure=None: self._step(horovod_step, closure)
 
-    def _step(self, horovod_step: Callable[[Optimizer], Any], closure: Any) -> Any:
-        if closure is not None:
-            raise TypeError(
-                "Horovod averages gradients before the step and cannot do so within a closure; call step() without "
-                "one, after self.engine.backward(loss)"
-            )
-        self.synchronize()
-        self._is_whole = False
+    def _step(self, horovod_step: Callable[..., Any], closure: Callable[[], Any] | None) -> Any:
+        if closure is None:
+            self.synchronize()
         with self.optimizer.skip_synchronize():
-            return horovod_step(self.optimizer)
+            result = horovod_step(self.optimizer, None if closure is None else lambda: self._evaluate(closure))
+        self._is_whole = False
+        return result
+
+    def _evaluate(self, closure: Callable[[], Any]) -> Any:
+        loss = closure()
+        self.synchronize()
+        return loss
 
     def _zero_grad(self, set_to_none: bool) -> None:
         if self._is_sending():

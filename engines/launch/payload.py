@@ -6,9 +6,11 @@ import json
 import mmap
 import os
 import pickle
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -21,17 +23,20 @@ from runnerkit.support.torch_internals import untyped
 _LARGE = 1 << 20  # size in bytes from which a tensor or array is mapped
 
 
-def pack(value: Any, path: Path) -> None:
+def pack(value: Any, path: Path, *, fills_main: bool = False) -> None:
     """Pickle `value` to `path`, including classes and functions of ``__main__`` and lambdas; large buffers beside it.
 
     torch.multiprocessing does not work here: it puts a CPU model's parameters in shared memory, so that all processes
     would update the same weights.
 
+    Args:
+        fills_main: let the ``__main__`` of the process that unpickles this hold the globals of the functions of this
+            ``__main__``; torch.compile looks for them there.
     Raises:
         TypeError: something in it cannot be pickled; the message names its path of attributes.
     """
     try:
-        pickling.written_by(partial(_write, value, path))
+        pickling.written_by(partial(_write, value, path, fills_main))
     except OSError:
         raise
     except Exception as error:
@@ -44,7 +49,7 @@ def pack(value: Any, path: Path) -> None:
 
 def unpack(path: Path) -> Any:
     """Load what :func:`pack` wrote; processes share its large buffers, except for pages that they write to."""
-    places = json.loads(path.with_suffix(".places").read_text())
+    places = json.loads(path.with_suffix(".places").read_text())["places"]
     buffers = []
     if places:
         with path.with_suffix(".buffers").open("rb") as file:
@@ -56,14 +61,32 @@ def unpack(path: Path) -> Any:
         return pickle.load(file, buffers=buffers)
 
 
+def names_in_main(path: Path) -> list[str]:
+    """Return the names of the classes and functions in it that the ``__main__`` of its writer has."""
+    names: list[str] = json.loads(path.with_suffix(".places").read_text())["main"]
+    return names
+
+
 def remove_files(path: Path) -> None:
     """Delete the files of :func:`pack`; values that are already unpacked stay valid."""
     for each in (path, path.with_suffix(".buffers"), path.with_suffix(".places")):
         each.unlink(missing_ok=True)
 
 
-def _write(value: Any, path: Path, base: Any) -> None:
+class _MainGlobals:
+    """The names of ``__main__`` in the process that unpickles this."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _main_globals, ()
+
+
+def _main_globals() -> dict[str, Any]:
+    return vars(sys.modules["__main__"])
+
+
+def _write(value: Any, path: Path, fills_main: bool, base: Any) -> None:
     places: list[tuple[int, int, bool]] = []
+    in_main: set[str] = set()
     with path.open("wb") as file, path.with_suffix(".buffers").open("wb") as buffers:
 
         def is_within(buffer: pickle.PickleBuffer) -> bool:
@@ -84,10 +107,15 @@ def _write(value: Any, path: Path, base: Any) -> None:
                 if isinstance(obj, UntypedStorage) and _is_large(obj):
                     array = torch.empty(0, dtype=torch.uint8).set_(obj).numpy()
                     return _untyped, (pickle.PickleBuffer(array),)  # type: ignore[arg-type]  # it is a buffer
+                if isinstance(obj, type | FunctionType) and pickling.is_found_in_main(obj):
+                    in_main.add(obj.__qualname__)
                 return super().reducer_override(obj)
 
-        Pickler(file, protocol=5, buffer_callback=is_within).dump(value)
-    path.with_suffix(".places").write_text(json.dumps(places))
+        pickler = Pickler(file, protocol=5, buffer_callback=is_within)
+        if fills_main:  # cloudpickle's table of the globals that functions share, by the id of the original ones
+            pickler.globals_ref[id(_main_globals())] = _MainGlobals()
+        pickler.dump(value)
+    path.with_suffix(".places").write_text(json.dumps({"places": places, "main": sorted(in_main)}))
 
 
 def _is_large(storage: UntypedStorage) -> bool:

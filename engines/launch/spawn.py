@@ -148,7 +148,7 @@ def started(
     """
     with tempfile.TemporaryDirectory(prefix="runnerkit-") as name, _sigterm_as_exit():
         job = Job(Path(name))
-        pack(fn, job.folder / PAYLOAD)
+        pack(fn, job.folder / PAYLOAD, fills_main=True)
         (job.folder / "argv").write_text(json.dumps(sys.argv))
         # In a file: PYTHONPATH would also reach programs that the user's code starts, and break another Python.
         (job.folder / "path").write_bytes(

@@ -17,9 +17,10 @@ from typing import Any, NoReturn
 from runnerkit.engines.failures.failure import describe, no_silent_exit
 from runnerkit.engines.launch.exit_on_signal import ExitOnSignal
 from runnerkit.engines.launch.parent import die_with_parent
-from runnerkit.engines.launch.payload import pack, remove_files, unpack
+from runnerkit.engines.launch.payload import names_in_main, pack, remove_files, unpack
 from runnerkit.engines.launch.spawn import PAYLOAD, RESULT
-from runnerkit.torchvision_cpu import MISSING_OP, import_torchvision
+from runnerkit.support import pickling
+from runnerkit.torchvision_cpu import import_torchvision, lacks_operators
 
 
 def main(folder: Path, parent: int) -> int:
@@ -52,12 +53,13 @@ def _payload(folder: Path, rank: int, world_size: int) -> Callable[[], Any]:
     sys.argv = json.loads((folder / "argv").read_text())  # the user's command, for user code and logs
     try:
         function = unpack(folder / PAYLOAD)
-    except RuntimeError as error:
+    except (RuntimeError, ImportError) as error:
         # Something in it, such as torchmetrics, imports torchvision, which was patched in the calling process only.
-        if MISSING_OP not in str(error):
+        if not lacks_operators(error):
             raise
         import_torchvision()
         function = unpack(folder / PAYLOAD)
+    pickling.refer_to_main(names_in_main(folder / PAYLOAD))  # what is pickled from now on goes back to the caller
     (folder / f"read.{rank}").touch()
     if len(list(folder.glob("read.*"))) == world_size:
         remove_files(folder / PAYLOAD)

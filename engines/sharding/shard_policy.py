@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from torch import nn
+
+from runnerkit.models.regions import check_classes
 
 
 class ShardPolicy:
@@ -22,9 +24,7 @@ class ShardPolicy:
     def __init__(self, modules: Sequence[type[nn.Module]] | None, min_parameters: int | None) -> None:
         self.modules = tuple(modules or ())
         self.min_parameters = min_parameters
-        for each in self.modules:
-            if not (isinstance(each, type) and issubclass(each, nn.Module)):
-                raise TypeError(f"shard_modules must hold classes of modules, such as [nn.Linear], got {each!r}")
+        check_classes("shard_modules", self.modules)
         if min_parameters is not None and min_parameters < 1:
             raise ValueError(f"shard_min_parameters must be >= 1, got {min_parameters}; pass None to turn it off")
 
@@ -51,11 +51,7 @@ class ShardPolicy:
         Raises:
             ValueError: the message lists the classes that the models contain.
         """
-        found = {type(module) for model in models for module in model.modules()}
-        for each in self.modules:
-            if not any(issubclass(kind, each) for kind in found):
-                names = ", ".join(sorted(kind.__name__ for kind in found))
-                raise ValueError(f"shard_modules contains {each.__name__}, but the model does not; it has {names}")
+        check_classes("shard_modules", self.modules, models)
 
 
 def _is_called(module: nn.Module) -> bool:
@@ -63,7 +59,7 @@ def _is_called(module: nn.Module) -> bool:
 
 
 def check_parameters(models: dict[str, nn.Module], units: dict[str, list[nn.Module]]) -> None:
-    """Raise if a parameter cannot be sharded: a scalar, on the meta device, or shared across units or models.
+    """Raise if a parameter cannot be sharded: a scalar, or shared across units or models.
 
     Raises:
         ValueError: the message names the parameter and the remedy.
@@ -76,8 +72,6 @@ def check_parameters(models: dict[str, nn.Module], units: dict[str, list[nn.Modu
                 full = ".".join(part for part in (key, path, name) if part)
                 if parameter.ndim == 0:
                     raise ValueError(f"parameter {full} is a scalar, which cannot be sharded: give it the shape (1,)")
-                if parameter.is_meta:
-                    raise ValueError(f"parameter {full} is on the meta device: materialize the model's weights first")
                 owner, unit, other = owners.setdefault(id(parameter), (key, unit_of[id(module)], full))
                 if owner != key:
                     raise ValueError(f"parameters {other} and {full} are shared by two models: merge them into one")
@@ -86,6 +80,36 @@ def check_parameters(models: dict[str, nn.Module], units: dict[str, list[nn.Modu
                         f"parameters {other} and {full} are shared, but would be gathered at different times: choose "
                         "shard_modules or shard_min_parameters so that both are in the same unit, or in none"
                     )
+
+
+def check_places(models: dict[str, nn.Module], *, on_meta: Collection[str]) -> None:
+    """Raise if a parameter has a value though it should not, or none though it should.
+
+    Args:
+        on_meta: keys of the models whose parameters should be on the meta device.
+    Raises:
+        ValueError: the message names the parameter and the remedy.
+    """
+    for key, model in models.items():
+        for name, parameter in model.named_parameters():
+            full = ".".join(part for part in (key, name) if part)
+            if key in on_meta and not parameter.is_meta:
+                raise ValueError(
+                    f"parameter {full} has a value, which init='meta' would drop: make the model in get_model, or in "
+                    "`with utils.parameters_on_meta():`; a CheckpointCallback's resume_model= loads its weights"
+                )
+            if key not in on_meta and parameter.is_meta:
+                raise ValueError(
+                    f"parameter {full} is on the meta device, without a value: "
+                    + ("models that are not trained are kept whole, so make this one outside of get_model"
+                       if on_meta else "FullyShardedDataParallelEngine(init='meta') trains such models")
+                )  # fmt: skip
+        for name, buffer in model.named_buffers():
+            if buffer.is_meta:
+                raise ValueError(
+                    f"buffer {'.'.join(part for part in (key, name) if part)} is on the meta device, without a value: "
+                    "make the model in get_model, or in `with utils.parameters_on_meta():`, which leaves buffers alone"
+                )
 
 
 def _unit_of_modules(model: nn.Module, units: list[nn.Module]) -> dict[int, int]:

@@ -15,8 +15,9 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from runnerkit.engines.sharding.shard_policy import ShardPolicy
-from runnerkit.support import torch_internals
+from runnerkit.models.shards import chunk, local, shard_like, whole
 from runnerkit.support.torch_internals import BatchNorm, drop_held_gradients
+from runnerkit.types import StateDict
 
 
 class ShardedModel:
@@ -25,6 +26,7 @@ class ShardedModel:
     Args:
         own: the user's module; every rank gets rank zero's weights. Each process keeps it on its current device.
         mesh: (shards,) or (replicas, shards) processes.
+        divide: divides weights among processes that work on the same samples; called with the copy.
         policy: the units to gather and free as one.
         reshard_after_forward: whether a unit's parameters are freed until its backward pass gathers them again.
         cpu_offload: keep shards, gradients and the optimizer's state in host memory.
@@ -36,6 +38,7 @@ class ShardedModel:
         own: nn.Module,
         *,
         mesh: DeviceMesh,
+        divide: Callable[[nn.Module], None] | None,
         policy: ShardPolicy,
         reshard_after_forward: bool,
         cpu_offload: bool,
@@ -43,11 +46,15 @@ class ShardedModel:
     ) -> None:
         self.own = own
         self._device = torch.device(mesh.device_type)
+        self._memory = torch.device("cpu") if cpu_offload else self._device
         self._reshard_after_forward = reshard_after_forward
         self.has_held_gradients = False
         for tensor in (*own.parameters(), *own.buffers()):
-            self._broadcast(tensor)
+            if not tensor.is_meta:
+                self._broadcast(tensor)
         self.module = _copy(own)
+        if divide is not None:
+            divide(self.module)
         offload: OffloadPolicy = CPUOffloadPolicy(pin_memory=self._device.type == "cuda")
         offload = offload if cpu_offload else OffloadPolicy()
         precision = _precision(compute_dtype)
@@ -63,9 +70,17 @@ class ShardedModel:
         # The criterion gets float32. The root unit is not freed, as its backward pass comes next.
         precision = _precision(compute_dtype, output_dtype=torch.float32 if compute_dtype else None)
         fully_shard(self.module, mesh=mesh, mp_policy=precision, offload_policy=offload, reshard_after_forward=False)
+        self._fill()
         shards = dict(self.module.named_parameters(remove_duplicate=False))
         # (the user's parameter, its shard). Stored, as the module holds full parameters while they are gathered.
         self.pairs = [(parameter, shards[name]) for name, parameter in own.named_parameters()]
+
+    def _fill(self) -> None:
+        """Give the shards of parameters on the meta device memory and values."""
+
+    def _allocate(self) -> None:
+        """Give the shards of parameters on the meta device memory."""
+        self.module._apply(lambda each: torch.empty_like(each, device=self._memory) if each.is_meta else each)
 
     def unshard(self) -> None:
         """Gather and keep all weights, so that forward passes do not communicate; every rank must call this."""
@@ -98,12 +113,33 @@ class ShardedModel:
                 mine.set_extra_state(theirs.get_extra_state())
         return self.own
 
+    def load(self, state: StateDict) -> None:
+        """Load weights, sharded or whole, under the names of the user's module.
+
+        Raises:
+            RuntimeError: names or shapes differ.
+        """
+        if any(isinstance(value, DTensor) for value in state.values()):
+            self.reshard()  # gathered parameters would be out of date
+            self._load_shards(state)
+        else:
+            self.own.load_state_dict(state)
+            self.scatter()
+
+    def _load_shards(self, state: StateDict) -> None:
+        """Load tensors, sharded in any way or whole; of whole ones only a part is read."""
+        own = self.module.state_dict()
+        shards = {name: like for name, like in own.items() if isinstance(like, DTensor)}
+        self.module.load_state_dict(
+            {name: shard_like(value, shards[name]) if name in shards else whole(value) for name, value in state.items()}
+        )
+
     @torch.no_grad()
     def scatter(self) -> None:
         """Load the weights and buffers of the user's module, which must be the same on all ranks."""
         self.reshard()  # gathered parameters would be out of date
         for parameter, shard in self.pairs:
-            local(shard).copy_(_chunk(parameter, like=shard))
+            local(shard).copy_(chunk(parameter, like=shard))
         buffers = dict(self.own.named_buffers())
         for name, buffer in self.module.named_buffers():
             buffer.copy_(buffers[name])
@@ -155,39 +191,6 @@ def _copy(own: nn.Module) -> nn.Module:
     return module
 
 
-def local(shard: Tensor) -> Tensor:
-    """Return this process's part of `shard`, sharing its memory."""
-    part: Tensor = torch_internals.local(shard.detach())
-    return part
-
-
-def _chunk(value: Tensor, *, like: Tensor) -> Tensor:
-    """Return this process's rows of a full tensor, sharded in the same way as `like`."""
-    assert isinstance(like, DTensor)
-    coordinate = like.device_mesh.get_coordinate()
-    assert coordinate is not None, "this process has a place in the mesh"
-    index = coordinate[-1]
-    chunks = value.detach().chunk(like.device_mesh.shape[-1], dim=0)
-    return chunks[index] if index < len(chunks) else value.detach()[:0]
-
-
-def shard_like(value: Any, like: Tensor) -> Any:
-    """Shard `value` if it has a parameter's shape; other state, such as a counter, stays whole. No communication."""
-    if not isinstance(value, Tensor) or isinstance(value, DTensor) or value.shape != like.shape:
-        return value
-    shard = torch.empty_like(like, dtype=value.dtype, requires_grad=False)
-    local(shard).copy_(_chunk(value, like=like))
-    return shard
-
-
-def whole(value: Any) -> Any:
-    """Gather a sharded tensor on the compute device; return other values unchanged. Every rank must call this."""
-    if not isinstance(value, DTensor):
-        return value
-    on_device = value.detach().to(value.device_mesh.device_type)  # shards may be in host memory
-    return cast(DTensor, on_device).full_tensor()
-
-
 def follow(
     optimizer: Optimizer,
     parameters: dict[nn.Parameter, nn.Parameter],
@@ -206,5 +209,8 @@ def follow(
                 new = parameters[old]
                 state[new] = {name: convert(value, new) for name, value in optimizer.state[old].items()}
         group["params"] = [parameters[old] for old in group["params"]]
+    for name, own in vars(optimizer).items():  # LBFGS steps on a list of its own
+        if isinstance(own, list) and own and all(isinstance(each, nn.Parameter) and each in parameters for each in own):
+            setattr(optimizer, name, [parameters[old] for old in own])
     optimizer.state.clear()
     optimizer.state.update(state)

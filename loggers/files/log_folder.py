@@ -8,6 +8,7 @@ from pathlib import Path
 
 from runnerkit.logger import ILogger
 from runnerkit.storage.links import refuse_links
+from runnerkit.storage.remote.urls import local_path, shown
 from runnerkit.support.arguments import check_paths
 
 
@@ -26,7 +27,7 @@ class FolderLogger(ILogger):
         self, logdir: str | os.PathLike[str], *, log_batch_metrics: bool = False, log_epoch_metrics: bool = True
     ) -> None:
         check_paths(self, logdir=logdir)
-        self.logdir = Path(logdir).absolute()  # the run may change its working directory
+        self.logdir = local_path(logdir)  # absolute: the run may change its working directory
         self.log_batch_metrics = log_batch_metrics
         self.log_epoch_metrics = log_epoch_metrics
 
@@ -53,6 +54,6 @@ def claim_folder(folder: Path, *, logdir: Path, earlier_logs: Iterable[Path], is
         raise PermissionError(f"cannot write to {folder}: pass another logdir")
     if logs and not is_resumed:
         raise FileExistsError(
-            f"{logdir} holds the logs of another run ({logs[0].name}): "
+            f"{shown(logdir)} holds the logs of another run ({logs[0].name}): "
             'pass resume="auto" to continue that run, or choose another logdir'
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -34,7 +34,7 @@ class Table:
         self._cells: dict[str, str] = {}  # of the last row, by metric
         self._metrics: list[str] = []
         if path.exists():
-            header, *rows = _read(path)
+            header, *rows = read_rows(path)
             self._metrics = header[len(PLACE) :]
             if rows:
                 self._place = rows[-1][: len(PLACE)]
@@ -59,7 +59,7 @@ class Table:
             self._start = self._file.seek(0, os.SEEK_END)
         with appending(self.path):
             self._file.seek(self._start)
-            self._file.write(_format([self._last_row()]))  # overwrites the place's earlier row, which is not longer
+            self._file.write(format_rows([self._last_row()]))  # overwrites the place's earlier row, which is not longer
             self._file.flush()
 
     def close(self) -> None:
@@ -71,18 +71,18 @@ class Table:
         return [*self._place, *(self._cells.get(name, "") for name in self._metrics)]
 
     def _add_columns(self, late: list[str], *, is_again: bool) -> None:
-        rows = _read(self.path)[1:] if self._file is not None else []
+        rows = read_rows(self.path)[1:] if self._file is not None else []
         rows = [[*row, *("" for _ in late)] for row in rows[: -1 if is_again else None]]
         self._metrics += late
         rows.append(self._last_row())
         self.path.parent.mkdir(parents=True, exist_ok=True)  # a loader's key may contain slashes
-        write_text(self.path, _format([[*PLACE, *self._metrics], *rows]).decode())
+        write_text(self.path, format_rows([[*PLACE, *self._metrics], *rows]).decode())
         self._open(rows)
 
     def _open(self, rows: list[list[str]]) -> None:
         self.close()
         self._file = self.path.open("r+b")
-        self._start = self._file.seek(0, os.SEEK_END) - len(_format(rows[-1:]))
+        self._start = self._file.seek(0, os.SEEK_END) - len(format_rows(rows[-1:]))
 
 
 def drop_rows_after(path: Path, step: Step, *, name: str) -> None:
@@ -91,7 +91,7 @@ def drop_rows_after(path: Path, step: Step, *, name: str) -> None:
     Args:
         name: the loader's key and ".csv", or ".batch.csv" for a table of steps.
     """
-    header, *rows = _read(path) or [[]]
+    header, *rows = read_rows(path) or [[]]
     loader = name.removesuffix(".csv")
     scope = "batch" if loader.endswith(".batch") else "loader"
     rows = [row for row in rows if step.includes(int(row[1]), int(row[2]), loader=loader, scope=scope)]
@@ -99,16 +99,18 @@ def drop_rows_after(path: Path, step: Step, *, name: str) -> None:
         path.unlink()
         return
     used = [column for column in range(len(header)) if column < len(PLACE) or any(row[column] for row in rows)]
-    write_text(path, _format([row[column] for column in used] for row in [header, *rows]).decode())
+    write_text(path, format_rows([row[column] for column in used] for row in [header, *rows]).decode())
 
 
-def _read(path: Path) -> list[list[str]]:
+def read_rows(path: Path) -> list[list[str]]:
+    """Return the header and the complete rows."""
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.reader(file))
     return [row for row in rows if len(row) == len(rows[0])]  # a power loss may have truncated the last one
 
 
-def _format(rows: Iterable[list[str]]) -> bytes:
+def format_rows(rows: Iterable[Sequence[str]]) -> bytes:
+    """Format rows as UTF-8 lines of CSV."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue().encode()

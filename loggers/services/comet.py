@@ -6,14 +6,14 @@ import os
 import random
 import secrets
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from runnerkit.logger import Histogram, PRCurve, Scope, Step
+from runnerkit.logger import Cell, Histogram, PRCurve, Scope, Step
 from runnerkit.loggers.services.service import ServiceLogger
 from runnerkit.support.arguments import check_strings
 from runnerkit.support.plain_values import flat, plain
@@ -123,6 +123,10 @@ class CometLogger(ServiceLogger):
 
     def send_pr_curve(self, name: str, curve: PRCurve, *, step: Step, scope: Scope) -> None:
         self._at(step).log_curve(name, x=curve.recall.tolist(), y=curve.precision.tolist())
+
+    def send_table(self, name: str, table: Mapping[str, Sequence[Cell]], *, step: Step, scope: Scope) -> None:
+        rows = [list(row) for row in zip(*table.values(), strict=True)]
+        self._at(step).log_table(f"{name}.csv", tabular_data=rows, headers=list(table))
 
     def send_artifact(self, name: str, path: Path, *, kind: str) -> None:
         if kind == "model":

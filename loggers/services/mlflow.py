@@ -6,13 +6,13 @@ import logging
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from runnerkit.logger import Histogram, PRCurve, Scope, Step
+from runnerkit.logger import Cell, Histogram, PRCurve, Scope, Step
 from runnerkit.loggers.services.service import ServiceLogger
 from runnerkit.support.arguments import check_mappings, check_strings
 from runnerkit.support.plain_values import flat, plain
@@ -136,6 +136,11 @@ class MLflowLogger(ServiceLogger):
 
     def send_pr_curve(self, name: str, curve: PRCurve, *, step: Step, scope: Scope) -> None:
         self._send_arrays(f"pr_curves/{_key(name)}/{self._x(step, scope)}.json", curve)
+
+    def send_table(self, name: str, table: Mapping[str, Sequence[Cell]], *, step: Step, scope: Scope) -> None:
+        file = f"tables/{_key(name)}/{self._x(step, scope)}.json"
+        rows = [list(row) for row in zip(*table.values(), strict=True)]
+        self._client.log_dict(self.run_id, {"columns": list(table), "data": rows}, file)
 
     def send_artifact(self, name: str, path: Path, *, kind: str) -> None:
         send = self._client.log_artifacts if path.is_dir() else self._client.log_artifact

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from runnerkit.logger import Histogram, PRCurve, Scope, Step
+from runnerkit.logger import Cell, Histogram, PRCurve, Scope, Step
 from runnerkit.loggers.files.log_folder import FolderLogger
 from runnerkit.loggers.services.ledger import Ledger
 
@@ -22,7 +22,7 @@ class ServiceLogger(FolderLogger):
     """Base class of loggers whose service identifies runs by an id.
 
     Names are ``valid/loss`` for the metrics of a loader and ``train/batch/loss`` for those of a training step. Images,
-    texts, histograms and curves follow the same scheme.
+    texts, histograms, curves and tables follow the same scheme.
 
     Args:
         logdir: stores the run's id and progress, so that a resumed run continues the service's run and repeats nothing.
@@ -100,6 +100,10 @@ class ServiceLogger(FolderLogger):
         """Send a precision-recall curve."""
 
     @abstractmethod
+    def send_table(self, name: str, table: Mapping[str, Sequence[Cell]], *, step: Step, scope: Scope) -> None:
+        """Send a table by columns."""
+
+    @abstractmethod
     def send_artifact(self, name: str, path: Path, *, kind: str) -> None:
         """Send a file or a folder; `kind` is "model" or "file"."""
 
@@ -121,6 +125,9 @@ class ServiceLogger(FolderLogger):
 
     def log_pr_curve(self, tag: str, curve: PRCurve, *, step: Step, scope: Scope) -> None:
         self._send_once(self.send_pr_curve, tag, curve, step=step, scope=scope)
+
+    def log_table(self, tag: str, table: Mapping[str, Sequence[Cell]], *, step: Step, scope: Scope) -> None:
+        self._send_once(self.send_table, tag, table, step=step, scope=scope)
 
     def log_artifact(self, tag: str, path: Path, *, step: Step, scope: Scope) -> None:
         unsent = self._ledger.unsent([f"artifact {tag}"], step=step)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from runnerkit.logger import Histogram, PRCurve, Scope, Step
+from runnerkit.logger import Cell, Histogram, PRCurve, Scope, Step
 from runnerkit.loggers.services.service import ServiceLogger
 from runnerkit.support.plain_values import plain
 
@@ -110,6 +110,12 @@ class WandbLogger(ServiceLogger):
         table = wandb.Table(columns=["recall", "precision", "threshold"], data=[list(row) for row in rows])
         chart = wandb.plot.line(table, "recall", "precision", title=name)
         self._log({name: chart}, step=step, scope=scope)
+
+    def send_table(self, name: str, table: Mapping[str, Sequence[Cell]], *, step: Step, scope: Scope) -> None:
+        import wandb
+
+        rows: list[Iterable[Cell]] = [list(row) for row in zip(*table.values(), strict=True)]
+        self._log({name: wandb.Table(columns=list(table), data=rows)}, step=step, scope=scope)
 
     def send_artifact(self, name: str, path: Path, *, kind: str) -> None:
         import wandb

@@ -21,14 +21,16 @@ from runnerkit.checkpoints.fault import (
     fault_of_bytes,
     fault_of_content,
     record_of,
-    size_of,
     without_path,
 )
 from runnerkit.checkpoints.file import REST, is_checkpoint, load_checkpoint, save_checkpoint
 from runnerkit.checkpoints.index import DamagedIndex, Record, place_of, read_index, to_json
+from runnerkit.checkpoints.pretrained_folder import pretrained_weights
 from runnerkit.storage.atomic_file import AtomicFile, sync, unwritable, write_text
 from runnerkit.storage.checksum import sha256_of
+from runnerkit.storage.claims import readable
 from runnerkit.storage.links import refuse_link
+from runnerkit.storage.remote.urls import as_url, local_path, shown
 from runnerkit.types import StateDict
 
 logger = logging.getLogger(__name__)
@@ -40,7 +42,7 @@ def export_full_state(path: str | os.PathLike[str], out: str | os.PathLike[str])
 
     Args:
         path: the checkpoint, or a logdir (its newest good one).
-        out: the file, such as "whole.pth".
+        out: the file, such as "whole.pth", or its URL.
     Raises:
         FileNotFoundError, ValueError: as :func:`find_checkpoint` and :func:`load_checkpoint`.
     """
@@ -110,8 +112,9 @@ class CheckpointFolder:
         """
         path = self.folder / name
         file = save_checkpoint(state, path if name.endswith(".pth") else self.temporary(name) / REST)
-        size, checksum = size_of(file.parent if file.name == REST else file), sha256_of(file)
+        size, checksum = file.stat().st_size, sha256_of(file)
         if file.name == REST:
+            size += state["shards"]["size_bytes"]  # also of those on other machines, if the logdir is in a store
             self._put_in_place(name)
         record = Record(name, kind, epoch, batch, size, checksum, score, dict(metrics), stage, judged_by)
         self.records = [each for each in self.records if each.name != name] + [record]
@@ -186,7 +189,7 @@ class CheckpointFolder:
         hint = "its checkpoints hold weights only (mode='model')" if self.records else "it does not contain checkpoints"
         if faults:
             hint = "; ".join(f"{name} {fault}" for name, fault in faults.items())
-        raise FileNotFoundError(f"nothing to resume from in {self.folder}: {hint}")
+        raise FileNotFoundError(f"nothing to resume from in {shown(self.folder)}: {hint}")
 
     def named(self, alias: str) -> Path:
         """Find the checkpoint that :meth:`point` named `alias`: "best" or "last".
@@ -198,11 +201,15 @@ class CheckpointFolder:
         path = next(filter(is_checkpoint, (self.folder / f"{alias}.pth", self.folder / alias)), None)
         if path is None:
             have = ", ".join(record.name for record in self.records) or "none"
-            raise FileNotFoundError(f"no checkpoint is called {alias!r} in {self.folder}; its checkpoints: {have}")
+            raise FileNotFoundError(
+                f"no checkpoint is called {alias!r} in {shown(self.folder)}; its checkpoints: {have}"
+            )
+        if path.is_symlink():
+            path = self.folder / path.readlink()  # a running job may point the link elsewhere while it is read
         if all(fault_of_bytes(path, record) for record in self.records):
-            raise ValueError(f"{path} is damaged: its size and checksum match no checkpoint in index.json")
+            raise ValueError(f"{shown(path)} is damaged: its size and checksum match no checkpoint in index.json")
         if fault := fault_of_content(path):
-            raise ValueError(f"{path} {fault}")
+            raise ValueError(f"{shown(path)} {fault}")
         return path
 
     def _write_index(self) -> None:
@@ -213,21 +220,25 @@ class CheckpointFolder:
 def find_checkpoint(path: str | os.PathLike[str]) -> Path:
     """Resolve the path to resume from: a checkpoint, or a logdir (its newest good one).
 
+    Of a pretrained model's folder, which has weights only, return these.
+
     Raises:
         TypeError: it is not a path.
         FileNotFoundError: nothing is there.
     """
-    path = as_path(path)
+    path = readable(as_path(path))
     if is_checkpoint(path):
         return path
+    if (weights := pretrained_weights(path)) is not None:
+        return weights
     if not path.is_dir():
-        raise FileNotFoundError(f"resume={str(path)!r}: no such checkpoint or logdir")
+        raise FileNotFoundError(f"resume={shown(path)!r}: no such checkpoint or logdir")
     folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     return CheckpointFolder(folder).newest_good()
 
 
-def as_path(resume: str | os.PathLike[str]) -> Path:
-    """Convert the value of `resume` to a path.
+def as_path(resume: str | os.PathLike[str]) -> str | Path:
+    """Convert the value of `resume` to an absolute path, or a URL.
 
     Raises:
         TypeError: it is not a path.
@@ -237,7 +248,7 @@ def as_path(resume: str | os.PathLike[str]) -> Path:
             f'resume={resume!r} is not a path: pass the path of a checkpoint or of a logdir, or "auto" to train, which '
             "resumes from its logdir if that has a checkpoint"
         )
-    return Path(resume)
+    return as_url(resume) or local_path(resume)
 
 
 def holds_checkpoint(logdir: Path) -> bool:

@@ -14,12 +14,14 @@ from runnerkit.types import StateDict
 SUFFIX = ".safetensors"
 
 
-def write_safetensors(weights: Mapping[str, Any], path: Path) -> None:
+def write_safetensors(weights: Mapping[str, Any], path: Path) -> list[str]:
     """Save tensors by name, atomically.
 
     If a tensor has several names (tied weights), the file holds the first, and the others in its metadata, like that
     of ``safetensors.torch.save_model``.
 
+    Returns:
+        The names of the tensors that the file holds.
     Raises:
         ValueError: a value is not a tensor.
         OSError: the folder or the file cannot be written.
@@ -33,7 +35,7 @@ def write_safetensors(weights: Mapping[str, Any], path: Path) -> None:
     names: dict[Any, str] = {}
     ties: dict[str, str] = {}
     memory: set[int] = set()
-    for name, tensor in sorted(weights.items()):
+    for name, tensor in weights.items():
         identity = tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
         if tensor.numel() and identity in names:
             ties[name] = names[identity]
@@ -48,6 +50,7 @@ def write_safetensors(weights: Mapping[str, Any], path: Path) -> None:
             package.torch.save_file(tensors, temporary, metadata={"format": "pt", **ties})
         except package.SafetensorError as error:  # not an OSError
             raise OSError(f"cannot write {path}: {error}") from error
+    return list(tensors)
 
 
 def read_safetensors(path: Path) -> StateDict:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from copy import copy as shallow_copy
+from contextlib import nullcontext
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
@@ -12,18 +12,23 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from runnerkit.checkpoints.file import is_checkpoint, load_checkpoint
+from runnerkit.checkpoints.file import is_checkpoint, is_foreign, load_checkpoint
 from runnerkit.checkpoints.folder import CheckpointFolder
+from runnerkit.checkpoints.names import bare_names, under_names_of, with_tied, without_compiled
 from runnerkit.checkpoints.plain_state import copied
+from runnerkit.checkpoints.pretrained_folder import is_index, pretrained_weights, read_indexed
 from runnerkit.checkpoints.safetensors_file import SUFFIX, read_safetensors, write_safetensors
-from runnerkit.support.torch_internals import COMPILED, METADATA
+from runnerkit.checkpoints.trainable import completed
+from runnerkit.seeding.initialization import is_on_meta, materialized
+from runnerkit.storage.claims import readable
+from runnerkit.storage.remote.copies import name_of, written
+from runnerkit.storage.remote.urls import shown
 from runnerkit.types import Model, StateDict
 
 logger = logging.getLogger(__name__)
 
 Which = Literal["best", "last"]
 
-_WRAPPED = "module."  # prepended by DataParallel and DistributedDataParallel
 _NUM_LISTED = 12
 
 
@@ -40,7 +45,8 @@ def load_weights(
     The wrapper prefixes ``module.`` and ``_orig_mod.`` in the names are ignored.
 
     Args:
-        source: a checkpoint, a file of weights (also ``.safetensors``), or a logdir.
+        source: a checkpoint, a file of weights (also ``.safetensors``), a logdir, or a folder of a pretrained model,
+            which has ``.safetensors`` files, or its index file. A URL such as "s3://bucket/run" is copied first.
         which: the checkpoint of a logdir.
         strict: raise if weights do not fit; otherwise load those that do, and warn about the others.
         prefix: load weights whose names begin with it, and remove it: "encoder." for one part of another model.
@@ -76,83 +82,62 @@ def export_safetensors(source: str | PathLike[str], out: str | PathLike[str], *,
         FileNotFoundError, ValueError: nothing is there, or it is damaged.
         ImportError: the package safetensors is missing.
     """
-    out = Path(out)
-    if out.suffix != SUFFIX:
+    if Path(out).suffix != SUFFIX:
         raise ValueError(f"{out} must end in {SUFFIX}")
     flat: StateDict = {}
     for name, value in read_weights(find_weights(source, which=which)).items():
         flat |= {f"{name}.{inner}": each for inner, each in value.items()} if isinstance(value, dict) else {name: value}
-    write_safetensors(flat, out)
-    return out
+    with written(out) as path:
+        write_safetensors(dict(sorted(flat.items())), path)
+    return name_of(out)
 
 
 def find_weights(source: str | PathLike[str], *, which: Which = "best") -> Path:
-    """Return the path of a file or sharded checkpoint itself, or of a logdir's checkpoint of that name.
+    """Return the path of a file or sharded checkpoint itself, of a logdir's checkpoint of that name, or of the file of
+    weights or index in a pretrained model's folder.
 
     Raises:
         FileNotFoundError, ValueError: it is not there, or damaged.
     """
-    path = Path(source)
     if which not in ("best", "last"):
         raise ValueError(f"which must be 'best' or 'last', got {which!r}")
-    if is_checkpoint(path):
+    path = readable(source, which=which)
+    if is_checkpoint(path) or is_foreign(path):
         return path
     if not path.is_dir():
-        raise FileNotFoundError(f"{path}: no such checkpoint, file of weights or logdir")
+        raise FileNotFoundError(f"{shown(path)}: no such checkpoint, file of weights or logdir")
+    if (weights := pretrained_weights(path)) is not None:
+        return weights
     folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     return CheckpointFolder(folder).named(which)
 
 
-def read_weights(path: Path) -> StateDict:
-    """Load the weights of a checkpoint of any mode, of a plain ``state_dict``, or of ``.safetensors``, to the CPU."""
+def read_weights(path: Path, *, mapped: bool = False) -> StateDict:
+    """Load the weights of a checkpoint of any mode, of a plain ``state_dict``, or of ``.safetensors``, to the CPU.
+
+    Args:
+        path: of a file, an index of ``.safetensors`` files, or a sharded checkpoint.
+        mapped: map those of a file into memory, where they are read when they are used; ``.safetensors`` always are.
+    """
+    if is_index(path):
+        return read_indexed(path)
     if path.suffix == SUFFIX:
         return read_safetensors(path)
-    state: Any = load_checkpoint(path)
+    if is_foreign(path):
+        from runnerkit.checkpoints.sharded import load_foreign  # late, as it imports much of torch.distributed
+
+        return load_foreign(path)
+    return weights_in(load_checkpoint(path, mapped=mapped), path)
+
+
+def weights_in(state: Any, path: Path) -> StateDict:
+    """Return the weights in the state that a checkpoint or another file at `path` holds."""
     for name in ("model_state_dict", "state_dict"):  # ours; the common name elsewhere
         if isinstance(state, dict) and isinstance(state.get(name), dict):
             state = state[name]
     if not isinstance(state, dict) or not state:
         raise ValueError(f"{path} must hold weights by name, but holds a {type(state).__name__}")
     return state
-
-
-def without_compiled(state: StateDict) -> StateDict:
-    """Remove ``_orig_mod.`` from the names, wherever it occurs.
-
-    >>> without_compiled({"0._orig_mod.weight": 1.0})
-    {'0.weight': 1.0}
-    """
-    if not any(COMPILED in name.split(".") for name in state):
-        return state
-    bare = shallow_copy(state)  # with the module versions, an attribute of a model's state dict
-    bare.clear()
-    bare.update(zip(_without_compiled(state), state.values(), strict=True))
-    metadata = getattr(state, METADATA, None)
-    if metadata is not None:
-        setattr(bare, METADATA, dict(zip(_without_compiled(metadata), metadata.values(), strict=True)))
-    return bare
-
-
-def under_names_of(module: nn.Module, state: StateDict) -> StateDict:
-    """Rename weights to the names that `module` uses, with only its own wrapper prefixes."""
-    names = list(module.state_dict())
-    own = dict(zip(_bare(names), names, strict=True))
-    named = shallow_copy(state)
-    named.clear()
-    given = [name for name in state if name != "n_averaged" or name in own]  # AveragedModel's counter
-    named.update((own.get(bare, bare), state[name]) for bare, name in zip(_bare(given), given, strict=True))
-    return named
-
-
-def _bare(names: list[str]) -> list[str]:
-    bare = _without_compiled(names)
-    while bare and all(name.startswith(_WRAPPED) for name in bare):
-        bare = _without_compiled(name.removeprefix(_WRAPPED) for name in bare)
-    return bare
-
-
-def _without_compiled(names: Iterable[str]) -> list[str]:
-    return [".".join(part for part in name.split(".") if part != COMPILED) for name in names]
 
 
 def _by_key(state: StateDict, models: dict[str, nn.Module]) -> dict[str, StateDict]:
@@ -169,12 +154,19 @@ def _part(state: StateDict, prefix: str) -> StateDict:
 
 def _load(module: nn.Module, state: StateDict, *, strict: bool, prefix: str, source: str) -> None:
     if prefix:
-        bare = dict(zip(_bare(list(state)), state.values(), strict=True))
+        bare = dict(zip(bare_names(list(state)), state.values(), strict=True))
         state = _part(bare, prefix)
         if not state:
             raise ValueError(f"{source} does not hold weights whose names begin with {prefix!r}: {listed(bare)}")
-    state = under_names_of(module, state)
+    with materialized(module) if is_on_meta(module) else nullcontext():
+        _load_into(module, state, strict=strict or is_on_meta(module), source=source)
+
+
+def _load_into(module: nn.Module, state: StateDict, *, strict: bool, source: str) -> None:
     own = module.state_dict()
+    if strict:
+        state = completed(module, state, without_compiled(own), source=source)
+    state = with_tied(module, under_names_of(module, state))
     shapes = {
         name: f"{name} is {tuple(state[name].shape)}, the model's is {tuple(own[name].shape)}"
         for name in own.keys() & state.keys()

@@ -26,9 +26,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Logdir = Annotated[Path, typer.Argument(help="folder of the run", metavar="LOGDIR", show_default=False)]
+Logdir = Annotated[Path, typer.Argument(help="folder or URL of the run", metavar="LOGDIR", show_default=False)]
 Logdirs = Annotated[
-    list[Path], typer.Argument(help="folders of runs, at any depth", metavar="LOGDIR", show_default=False)
+    list[Path], typer.Argument(help="folders or URLs of runs, at any depth", metavar="LOGDIR", show_default=False)
 ]
 Metrics = Annotated[list[str] | None, typer.Option("--metric", help="show only this metric; repeatable")]
 Loaders = Annotated[list[str] | None, typer.Option("--loader", help="show only this loader; repeatable")]
@@ -39,7 +39,9 @@ Overrides = Annotated[
 Engine = Annotated[str | None, typer.Option(help="cpu, gpu, dp, ddp, fsdp, horovod, or the name of an engine class")]
 Nproc = Annotated[int | None, typer.Option(help="number of processes of a distributed engine")]
 Precision = Annotated[str | None, typer.Option(help="fp32, fp16, bf16, or amp, which chooses by device")]
-NewLogdir = Annotated[Path | None, typer.Option(help="folder for logs and checkpoints; by default a new one in logs/")]
+NewLogdir = Annotated[
+    Path | None, typer.Option(help="folder or URL for logs and checkpoints; by default a new folder in logs/")
+]
 Which = Annotated[Literal["best", "last"], typer.Option(help="checkpoint to export from a logdir")]
 
 
@@ -109,7 +111,7 @@ def run(
         save_config(config, folder / FILE)
     train(config, runner, {**arguments, "logdir": folder, "resume": "auto" if resume else None})
     if get_rank() == 0:
-        typer.echo(folder)
+        _print_path(folder)
 
 
 @app.command(epilog="Example: runnerkit tune config.yaml --trials 20 optimizer.lr=1e-4..0.1:log hparams.width=32,64")
@@ -136,32 +138,66 @@ def tune(
     typer.echo(f"runnerkit run {folder / BEST}")
 
 
-@app.command(epilog="Example: runnerkit export logs/digits --to onnx -o digits.onnx")
+@app.command(
+    epilog="Example: runnerkit export logs/digits digits.onnx --to onnx; runnerkit export logs/bert bert --to hf"
+)
 def export(
     source: Annotated[
         Path, typer.Argument(help="a logdir or a checkpoint in one", metavar="LOGDIR|CHECKPOINT", show_default=False)
     ],
-    to: Annotated[Literal["onnx", "torch-export", "safetensors"], typer.Option(help="the format", show_default=False)],
+    to: Annotated[
+        Literal["onnx", "torch-export", "safetensors", "hf"],
+        typer.Option("--to", "--format", help="the format", show_default=False),
+    ],
+    out: Annotated[Path | None, typer.Argument(help="the same as --output", metavar="OUT", show_default=False)] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="path of the file; by default model.SUFFIX in the logdir")
+        Path | None,
+        typer.Option(
+            "-o", "--output", help="path of the file, or folder for hf; by default model.SUFFIX or hf in the logdir"
+        ),
     ] = None,
     which: Which = "best",
+    config: Annotated[
+        Path | None, typer.Option(help="config.json of the model for hf; by default from the model in the config")
+    ] = None,
+    max_shard_size: Annotated[
+        str | None, typer.Option(help="largest size of a file of weights for hf, such as 5GB, the default")
+    ] = None,
+    key: Annotated[str | None, typer.Option(help="key of the model for hf, if the run has several")] = None,
 ) -> None:
-    """Export a trained model to a file that does not need its code, using the config in the logdir."""
+    """Export a trained model to a file that does not need its code, or to a folder for from_pretrained (hf)."""
     from runnerkit.checkpoints.weights import export_safetensors
     from runnerkit.commands.configured_run import FILE
-    from runnerkit.commands.export import SUFFIXES, export_configured
+    from runnerkit.commands.export import SUFFIXES, export_configured, export_hf
+    from runnerkit.storage.remote.copies import local_copy, logdir_of
+    from runnerkit.storage.remote.urls import as_url
 
-    if not source.exists():
+    logdir = logdir_of(source)
+    config_file = local_copy(logdir, logs_only=True) / FILE
+    if as_url(source) is None and not source.exists():
         raise FileNotFoundError(f"{source}: no such logdir or checkpoint")
-    logdir = source if source.is_dir() else source.parent.parent  # LOGDIR/checkpoints/model.0003.pth
-    out = output or logdir / f"model{SUFFIXES[to]}"
-    if out.is_dir():
+    if out is not None and output is not None:
+        raise ValueError(f"pass either OUT or --output, got {out} and {output}")
+    out = out or output or logdir / (f"model{SUFFIXES[to]}" if to in SUFFIXES else to)
+    given = {"config": config, "max_shard_size": max_shard_size, "key": key}
+    given = {name: value for name, value in given.items() if value is not None}
+    if given and to != "hf":
+        raise ValueError(f"--{next(iter(given)).replace('_', '-')} is an option of --to hf, got --to {to}")
+    if out.is_dir() and to != "hf":
         raise IsADirectoryError(f"cannot write {out}: it is a folder; pass the path of a file")
-    if to == "safetensors":
-        typer.echo(export_safetensors(source, out, which=which))
-        return
-    typer.echo(export_configured(read_config(logdir / FILE), source, out, to=to, which=which))
+    if to == "hf":
+        export_hf(config_file, source, out, which=which, **given)
+    elif to == "safetensors":
+        export_safetensors(source, out, which=which)
+    else:
+        export_configured(read_config(config_file), source, out, to=to, which=which)
+    _print_path(out)
+
+
+def _print_path(path: Path) -> None:
+    from runnerkit.storage.remote.urls import as_url
+
+    typer.echo(as_url(path) or path)
 
 
 @app.command(epilog="Example: runnerkit new train.py && python train.py")
@@ -207,7 +243,7 @@ def plot(
     """Plot the curves of one run, or of several runs in the same axes."""
     from runnerkit.history.plot import plot_metrics
 
-    typer.echo(plot_metrics(logdirs, path=output, metrics=metric or None, loaders=loader or None, log_scale=log or ()))
+    _print_path(plot_metrics(logdirs, path=output, metrics=metric or None, loaders=loader or None, log_scale=log or ()))
 
 
 @app.command(epilog="Example: runnerkit watch logs/digits --metric loss --metric accuracy")
@@ -233,7 +269,25 @@ def report(
     """Write a self-contained HTML report of a run: curves, best values, checkpoints, settings."""
     from runnerkit.history.report import write_report
 
-    typer.echo(write_report(logdir, path=output))
+    _print_path(write_report(logdir, path=output))
+
+
+@app.command(epilog="Example: runnerkit fetch s3://bucket/run logs/run && tensorboard --logdir logs/run")
+def fetch(
+    url: Annotated[Path, typer.Argument(help="URL of a run, or of a part of one", metavar="URL", show_default=False)],
+    folder: Annotated[Path, typer.Argument(help="the new local folder", metavar="FOLDER", show_default=False)],
+) -> None:
+    """Copy a run from a store to a local folder, with the files and names that it would have there."""
+    from runnerkit.storage.remote.copies import copy_into
+    from runnerkit.storage.remote.urls import as_url
+
+    source = as_url(url)
+    if source is None:
+        raise ValueError(f"{url} is not the URL of a store, such as s3://bucket/run")
+    if folder.exists():
+        raise FileExistsError(f"{folder} exists: choose a new folder")
+    copy_into(folder, source)
+    typer.echo(folder)
 
 
 @app.command(epilog="Example: runnerkit doctor logs/digits")

@@ -19,6 +19,9 @@ from runnerkit.errors import UnknownKeyError
 from runnerkit.seeding.generators import set_global_seed
 from runnerkit.storage.atomic_file import write_text
 from runnerkit.storage.logdir_lock import holder, is_held, lock
+from runnerkit.storage.remote.copies import holds_run
+from runnerkit.storage.remote.logdir import NEW
+from runnerkit.storage.remote.urls import as_url, local_path
 from runnerkit.supervised import SupervisedRunner
 from runnerkit.train import Runner
 from runnerkit.types import as_dict
@@ -161,7 +164,8 @@ def _named_engine(config: Config) -> IEngine | None:
 
 
 def choose_logdir(config: Config, *, resume: bool) -> Path:
-    """Return the config's logdir, else a free one named after the file in logs/, or beside the run of a saved config.
+    """Return the config's logdir, perhaps a URL, else a free one named after the file in logs/, or beside the run of a
+    saved config.
 
     Raises:
         FileExistsError: the folder contains a run that is not to be resumed, or another process is using it.
@@ -177,6 +181,10 @@ def choose_logdir(config: Config, *, resume: bool) -> Path:
             return next(each for each in chain([logdir], others) if not (_holds_run(each) or _is_in_use(each)))
     else:
         logdir = Path(config.values["logdir"])
+    if (url := as_url(logdir)) is not None:
+        if (job is None or job.rank == 0) and not resume and holds_run(url):
+            raise FileExistsError(f"{url} contains a run: continue it with --resume, or choose another --logdir")
+        return Path(url)
     if job is None or job.rank == 0:
         if _is_in_use(logdir):
             raise FileExistsError(f"another run is writing to {logdir}: {holder(logdir)}")
@@ -195,6 +203,8 @@ def save_config(config: Config, path: Path) -> None:
 
     values = {"seed": SEED, **config.written}
     text = yaml.safe_dump({key: value for key, value in values.items() if key not in _NOT_SAVED}, sort_keys=False)
+    if as_url(path.parent) is not None:  # training puts it there when no other run has the logdir
+        path = local_path(path.parent) / NEW / path.name
     with _unwritable_told(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     unlock = lock(path.parent)  # keeps the config of a run that is in progress here; training locks again

@@ -11,6 +11,8 @@ from runnerkit.commands.checkpoint_check import check_checkpoints
 from runnerkit.commands.finding import Finding
 from runnerkit.commands.log_check import check_logs
 from runnerkit.storage.logdir_lock import FILE, holder, is_held
+from runnerkit.storage.remote.copies import local_copy
+from runnerkit.storage.remote.urls import as_url, shown
 
 _TRACES = ("checkpoints", "csv", "tensorboard", "hparams.yml")  # any of these marks a logdir
 
@@ -29,7 +31,7 @@ class Report:
 
     def __str__(self) -> str:
         last = f"{self.num_broken} findings are BROKEN" if self.num_broken else "all is good"
-        return "\n".join([*map(str, self.findings), f"{self.logdir}: {last}"])
+        return "\n".join([*map(str, self.findings), f"{shown(self.logdir)}: {last}"])
 
 
 def examine(logdir: str | os.PathLike[str]) -> Report:
@@ -45,10 +47,23 @@ def examine(logdir: str | os.PathLike[str]) -> Report:
     >>> print(examine(logger.logdir).findings[0])
     note    checkpoints: does not exist: nothing to resume from
     """
-    logdir = Path(logdir)
+    url, logdir = as_url(logdir), local_copy(logdir)
     if not any((logdir / name).exists() for name in _TRACES):
-        raise FileNotFoundError(f"{logdir} is not the logdir of a run: expected one of {', '.join(_TRACES)} in it")
-    return Report(logdir, [*_check_lock(logdir), *check_checkpoints(logdir), *check_logs(logdir)])
+        raise FileNotFoundError(
+            f"{url or logdir} is not the logdir of a run: expected one of {', '.join(_TRACES)} in it"
+        )
+    lock = _check_lock(logdir) if url is None else _check_lease(url)
+    return Report(Path(logdir), [*lock, *check_checkpoints(logdir), *check_logs(logdir)])
+
+
+def _check_lease(url: str) -> Iterator[Finding]:
+    from runnerkit.storage.remote import lease
+    from runnerkit.storage.remote.manifest import LEASE
+    from runnerkit.storage.remote.store import Store
+
+    owner = lease.holder(Store(url))
+    if owner is not None:
+        yield Finding("note", LEASE, f"a run is writing here, {owner}, or was killed; then it blocks none for long")
 
 
 def _check_lock(logdir: Path) -> Iterator[Finding]:

@@ -11,6 +11,7 @@ from runnerkit.callbacks import OptunaPruningCallback
 from runnerkit.commands.config import Config, TrainingError, read_config
 from runnerkit.commands.configured_run import FILE, SEED, make_run, save_config, train
 from runnerkit.engines.process_environment import ProcessEnvironment
+from runnerkit.storage.remote.urls import as_url
 
 BEST = "best.yml"
 
@@ -32,6 +33,8 @@ def search(
         ImportError: Optuna is not installed.
     """
     optuna = _optuna()
+    if as_url(logdir) is not None:
+        raise ValueError(f"the trials of a search are written to a local folder, got {as_url(logdir)}")
     ranges, overrides = _ranges(overrides)
     config = read_config(path, overrides, given)
     ranges = {**(config.values.get("search") or {}), **ranges}

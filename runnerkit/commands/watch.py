@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from runnerkit.commands.braille import draw_curves, limits
 from runnerkit.history.frame import find_run, read_metrics, select
 from runnerkit.history.plot import x_axis
+from runnerkit.storage.remote.urls import as_url
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _COLORS = ("cyan", "yellow", "green", "magenta", "blue", "red")  # of loaders
+_STORE_EVERY_S = 10.0  # a run uploads its logs less often than that
 _MIN_WIDTH, _MIN_HEIGHT, _MAX_HEIGHT = 38, 9, 16  # characters per metric
 
 
@@ -65,7 +67,7 @@ def watch(
             except KeyError as error:
                 picture = Text(error.args[0])  # it may be logged later
             live.update(picture, refresh=True)
-            time.sleep(every_s)
+            time.sleep(every_s if as_url(logdir) is None else max(every_s, _STORE_EVERY_S))
 
 
 def _picture(
@@ -77,7 +79,7 @@ def _picture(
         run, folder = find_run(logdir)
         table = read_metrics(folder)
     except FileNotFoundError:
-        if not (Path(logdir) / "csv").is_dir():  # created when a run starts
+        if as_url(logdir) is not None or not (Path(logdir) / "csv").is_dir():  # created when a run starts
             raise
         return Text(f"{logdir}: nothing is logged yet")
     table = select(table, metrics=metrics, loaders=loaders)

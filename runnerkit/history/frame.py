@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from runnerkit.errors import UnknownKeyError
 from runnerkit.history import json_lines
 from runnerkit.logger import Scope
+from runnerkit.storage.remote.copies import local_copy
+from runnerkit.storage.remote.urls import shown, url_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,7 +30,8 @@ def read_metrics(logdir: Logdirs, *, scope: Scope = "loader") -> pd.DataFrame:
     """Read the logs of the CSV logger, or else of the JSONL logger: one row per number, in the order of logging.
 
     Args:
-        logdir: the logdir of a run, a folder that contains several at any depth, or a list of such folders.
+        logdir: the logdir of a run, a folder that contains several at any depth, or a list of such folders; each may
+            be a URL, such as "s3://bucket/run".
         scope: "loader" for whole passes over a loader, "batch" for single training steps.
     Returns:
         Columns run (the logdir's name, or its path within the folder), stage, loader, metric: str; epoch, step:
@@ -94,13 +97,14 @@ def find_runs(logdir: Logdirs, *, scope: Scope = "loader") -> dict[str, Path]:
     Raises:
         FileNotFoundError: there are none.
     """
-    folders = [Path(each) for each in ([logdir] if isinstance(logdir, str | os.PathLike) else logdir)]
+    given = [logdir] if isinstance(logdir, str | os.PathLike) else logdir
+    folders = [local_copy(each, logs_only=True) for each in given]
     found: dict[Path, tuple[str, Path]] = {}
     for folder in folders:
         for path in _logdirs(folder, scope):
             found.setdefault(path.resolve(), (_name(path, folder), path))
     num_named = Counter(name for name, _ in found.values())
-    return {name if num_named[name] == 1 else path.as_posix(): path for name, path in found.values()}
+    return {name if num_named[name] == 1 else url_of(path) or path.as_posix(): path for name, path in found.values()}
 
 
 def find_run(logdir: str | os.PathLike[str]) -> tuple[str, Path]:
@@ -119,18 +123,21 @@ def find_run(logdir: str | os.PathLike[str]) -> tuple[str, Path]:
 
 def _logdirs(folder: Path, scope: Scope) -> list[Path]:
     if not folder.is_dir():
-        raise FileNotFoundError(f"there is no folder {folder}")
+        raise FileNotFoundError(f"there is no folder {shown(folder)}")
     tables = {each.parent for each in folder.rglob("csv") if next(_files(each, scope), None) is not None}
     lines = {path.parent for path in folder.rglob(json_lines.FILE) if next(_lines(path, scope), None) is not None}
     logdirs = sorted(tables | lines)
     if not logdirs:
         files = f"csv/<loader>.csv or {json_lines.FILE}"
-        raise FileNotFoundError(f"no logs of scope {scope!r} in {folder}: expected {files} there or below")
+        raise FileNotFoundError(f"no logs of scope {scope!r} in {shown(folder)}: expected {files} there or below")
     return logdirs
 
 
 def _name(logdir: Path, folder: Path) -> str:
-    return folder.resolve().name if logdir == folder else logdir.relative_to(folder).as_posix()
+    if logdir != folder:
+        return logdir.relative_to(folder).as_posix()
+    url = url_of(folder)
+    return folder.resolve().name if url is None else url.rpartition("/")[2]
 
 
 def _files(folder: Path, scope: Scope) -> Iterator[Path]:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from runnerkit.errors import UnknownKeyError
 from runnerkit.history.frame import Logdirs, read_metrics, select
 from runnerkit.storage.atomic_file import new_file
+from runnerkit.storage.remote.copies import name_of, written
+from runnerkit.storage.remote.urls import as_url
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,9 +57,11 @@ def plot_metrics(
     >>> plot_metrics(logger.logdir).name
     'metrics.png'
     """
-    path = _default_path(logdir) if path is None else Path(path)
+    path = _default_path(logdir) if path is None else path
     figure = draw_metrics(read_metrics(logdir), metrics=metrics, loaders=loaders, log_scale=log_scale)
-    return save_figure(figure, path)
+    with written(path) as local:
+        save_figure(figure, local)
+    return name_of(path)
 
 
 def draw_metrics(
@@ -90,18 +94,21 @@ def draw_metrics(
     return figure
 
 
-def new_figure(*, wanted_by: str) -> Figure:
-    """Create a figure of the size of one subplot, which does not need a display.
+def new_figure(*, wanted_by: str, **options: Any) -> Figure:
+    """Create a figure, by default of the size of one subplot, which does not need a display.
 
+    Args:
+        wanted_by: name of the function, for the message.
+        options: of Matplotlib's ``Figure``.
     Raises:
-        ImportError: Matplotlib is not installed; the message names `wanted_by` as the function that needs it.
+        ImportError: Matplotlib is not installed; the message names `wanted_by`.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(f"{wanted_by} needs Matplotlib: pip install runnerkit[metrics]") from error
-    figure = Figure(figsize=(_WIDTH, _HEIGHT), dpi=120, layout="constrained")
+    figure = Figure(**{"figsize": (_WIDTH, _HEIGHT), "dpi": 120, "layout": "constrained", **options})
     FigureCanvasAgg(figure)  # no pyplot: no global figures, no display
     return figure
 
@@ -129,11 +136,11 @@ def save_figure(figure: Figure, path: Path) -> Path:
     return path
 
 
-def _default_path(logdir: Logdirs) -> Path:
+def _default_path(logdir: Logdirs) -> str:
     folders = [logdir] if isinstance(logdir, str | os.PathLike) else logdir
     if len(folders) != 1:
         raise ValueError(f"got {len(folders)} folders: choose the output file with path= or -o")
-    return Path(folders[0]) / "metrics.png"
+    return os.path.join(as_url(folders[0]) or folders[0], "metrics.png")
 
 
 def x_axis(table: pd.DataFrame) -> str:

@@ -15,6 +15,8 @@ from runnerkit.history.best_values import best_metrics, checkpoint_records
 from runnerkit.history.frame import find_run, read_metrics
 from runnerkit.history.plot import draw_metrics
 from runnerkit.storage.atomic_file import new_file, write_text
+from runnerkit.storage.remote.copies import name_of, written
+from runnerkit.storage.remote.urls import shown
 from runnerkit.support.plain_values import flat
 from runnerkit.support.redaction import redacted, redacted_command
 
@@ -47,7 +49,7 @@ def write_report(logdir: str | os.PathLike[str], *, path: str | os.PathLike[str]
     'report.html'
     """
     run, folder = find_run(logdir)
-    path = folder / "report.html" if path is None else Path(path)
+    path = os.path.join(shown(folder), "report.html") if path is None else path
     table, records = read_metrics(folder), checkpoint_records(folder)
     html = _template().render(
         run=run,
@@ -61,9 +63,9 @@ def write_report(logdir: str | os.PathLike[str], *, path: str | os.PathLike[str]
         environment=_read_facts(folder / "environment.json"),
         passes=_passes(table),
     )
-    with new_file(path):
-        write_text(path, html)
-    return path
+    with written(path) as local, new_file(local):
+        write_text(local, html)
+    return name_of(path)
 
 
 def _template() -> Any:

@@ -78,7 +78,9 @@ def _what_needs_less(runner: IRunner) -> str:
         remedies[0] += ", with OptimizerCallback(accumulation_steps=...) for the same effective batch size"
         if isinstance(runner.engine.precision, FP32):
             remedies.append("amp=True, which halves the size of activations")
-        remedies.append("torch.utils.checkpoint in the model, which recomputes activations instead of storing them")
+        remedies.append(
+            "checkpoint_modules=[Block] of the engine, which recomputes activations instead of storing them"
+        )
         if not runner.engine.sharded_checkpoints:
             remedies.append("FullyShardedDataParallelEngine, if weights and optimizer state take most of it")
     return f"out of memory on {runner.engine.device}{of_batch}. To use less: {'; '.join(remedies)}"

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from runnerkit.loop import checks, stage, step_watch
+from runnerkit.loop import checks, stage
 from runnerkit.loop.determinism import deterministic_algorithms
 from runnerkit.loop.error_context import add_context
 from runnerkit.sampling.sharding import share_of
 from runnerkit.seeding.generators import set_global_seed
+from runnerkit.steps import step_watch
 
 if TYPE_CHECKING:
     from runnerkit.callback import IRunner
@@ -64,7 +65,7 @@ def end_experiment(runner: IRunner) -> None:
 def _close(runner: IRunner) -> None:
     with ExitStack() as closing:  # a failure does not keep the others open
         closing.callback(runner._stage.listeners.release)
-        closing.callback(runner._logs.unlock)  # last, when nothing is written anymore
+        closing.callback(runner._logs.unlock, runner)  # last, when nothing is written anymore
         closing.callback(stage.leave_stage, runner)
         closing.callback(runner._logs.close, runner)
         closing.callback(step_watch.close, runner)

@@ -42,7 +42,7 @@ def reduce_metrics(runner: IRunner) -> int:
         "batch_metrics": runner._loader_run.means.share(),
         **{owner: each.share(runner) if each is not None else None for owner, each in metrics.items()},
     }
-    totals = reduce_shares(shares, processes=runner.engine, loader_key=runner.loader_key)
+    totals = reduce_shares(shares, processes=runner.engine.data_parallel, loader_key=runner.loader_key)
     if _number(totals["num_non_finite"]):
         places = runner.engine.gather_object(place)
         raise FloatingPointError(describe_first(places, loader_key=runner.loader_key, epoch=runner.epoch_step))

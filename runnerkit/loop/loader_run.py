@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
-from runnerkit.loop import batch_size, checks, step_watch
+from runnerkit.loop import batch_size, checks
 from runnerkit.loop.attributes import LoaderAttributes, ProcessState
 from runnerkit.loop.loader_metrics import new_means, reduce_metrics
 from runnerkit.metrics.means import LoaderMeans
 from runnerkit.resume import resume_point
 from runnerkit.sampling.sharding import batches_of, count_batches, start_epoch
+from runnerkit.steps import step_watch
 from runnerkit.steps.budget import is_over, limit_samples
 from runnerkit.steps.learning_rates import rates_of_all
 from runnerkit.steps.weights import StepSizes, sizes_of_pass, weigh_step
@@ -31,6 +32,7 @@ class LoaderRun(ProcessState):
         means: the batch metrics of this process, kept as weighted sums until the loader ends.
         ends_stage: whether the stage ends after this epoch; within a loader, `need_early_stop` concerns that loader.
         num_skipped: batches that ran before the run was interrupted.
+        num_processes: among which the loader's data is divided.
         steps: the samples of each process in a training step.
         weightless: metrics of the last pass that are NaN because no batch weighs anything.
     """
@@ -39,6 +41,7 @@ class LoaderRun(ProcessState):
         self.means = LoaderMeans()
         self.ends_stage = False
         self.num_skipped = 0
+        self.num_processes = 1
         self.steps = StepSizes()
         self.weightless: frozenset[str] = frozenset()
 
@@ -70,7 +73,7 @@ def setup_loader(runner: IRunner, key: str) -> None:
     runner.loader_metrics = {}
     run = runner._loader_run
     run.ends_stage, runner.need_early_stop = runner.need_early_stop, False
-    run.means = new_means(runner)
+    run.means, run.num_processes = new_means(runner), runner.engine.data_parallel.num_processes
     start_epoch(loader, runner.epoch_step)
     run.num_skipped = resume_point.setup_position(runner)
     if runner.is_train_loader:
@@ -85,6 +88,8 @@ def setup_loader(runner: IRunner, key: str) -> None:
         step_watch.start_watch(runner)
         before = runner.batch_step - runner.loader_batch_step
         runner.engine.enter_training_loader(lambda: runner.batch_step - before)
+    elif runner.engine.never_whole:
+        run.steps = sizes_of_pass(runner, num_before=run.num_skipped)
 
 
 def is_training(runner: IRunner, key: str) -> bool:
@@ -138,10 +143,10 @@ def start_batch(runner: IRunner, batch: Batch) -> None:
     size = batch_size.batch_size_of(batch)
     runner.batch, runner.batch_size, runner.batch_weight, runner.batch_metrics = batch, size, None, {}
     runner.loader_batch_step += 1
-    steps = runner._loader_run.steps
-    num_samples = steps.num_samples or size * runner.engine.num_processes
+    run, steps = runner._loader_run, runner._loader_run.steps
+    num_samples = steps.num_samples or size * run.num_processes
     if runner.loader_batch_step >= steps.first_uneven:
-        weigh_step(runner, steps, number=runner.loader_batch_step - 1 - runner._loader_run.num_skipped)
+        weigh_step(runner, steps, number=runner.loader_batch_step - 1 - run.num_skipped)
         num_samples = steps.total or num_samples
     runner.loader_sample_step += num_samples
     if runner.is_train_loader:
@@ -187,8 +192,8 @@ def finish_loader(runner: IRunner, key: str) -> None:
     runner.is_within_loader = False
     runner.batch_weight = None
     checks.check_not_empty(runner)
+    runner.engine.loss_factor = None
     if runner.is_train_loader:
-        runner.engine.loss_factor = None
         step_watch.end_watch(runner)
         runner.engine.leave_training_loader(runner.loader_batch_step, key=key)
     num_samples = reduce_metrics(runner)

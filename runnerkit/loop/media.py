@@ -1,9 +1,10 @@
-"""Conversion of images, histograms and curves to small host arrays for loggers; synchronizes with the device."""
+"""Conversion of what users log to small host arrays and lists for loggers; synchronizes with the device."""
 
 from __future__ import annotations
 
 import io
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runnerkit.logger import Histogram, PRCurve
+from runnerkit.logger import Cell, Histogram, PRCurve
 from runnerkit.types import widest_float
 
 if TYPE_CHECKING:
@@ -127,6 +128,31 @@ def pr_curve_of(scores: Tensor | np.ndarray, targets: Tensor | np.ndarray) -> PR
         precision=true / np.maximum(true + false, 1),
         recall=true / np.maximum(true[0], 1),
     )
+
+
+def table_of(table: Mapping[str, Any]) -> dict[str, list[Cell]]:
+    """Copy a table of columns, each a sequence, an array or a tensor (N,) of strings or numbers, to lists.
+
+    Raises:
+        TypeError, ValueError: there are no columns, their lengths differ, or a cell is something else.
+
+    >>> table_of({"class": ["cat", "dog"], "recall": torch.tensor([0.5, 1.0])})
+    {'class': ['cat', 'dog'], 'recall': [0.5, 1.0]}
+    """
+    if not hasattr(table, "items") or not len(table):
+        raise TypeError(f"a table is a mapping from names of columns to their cells, got {table!r}")
+    plain = {str(name): each.tolist() if hasattr(each, "tolist") else each for name, each in table.items()}
+    for name, column in plain.items():
+        if isinstance(column, str) or not isinstance(column, Iterable):
+            raise TypeError(f"a column of a table is a sequence of cells, got {column!r} for {name!r}")
+    lists = {name: list(column) for name, column in plain.items()}
+    lengths = {name: len(each) for name, each in lists.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"columns of a table must have the same length, got {lengths}")
+    for name, cells in lists.items():
+        if wrong := [each for each in cells if not isinstance(each, str | int | float)]:
+            raise TypeError(f"cells of a table are strings or numbers, got {wrong[0]!r} in column {name!r}")
+    return lists
 
 
 def text_of(text: str) -> str:

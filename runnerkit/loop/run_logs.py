@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -12,7 +13,9 @@ from runnerkit.callback import ICheckpointCallback
 from runnerkit.logger import ILogger, Scope, Step, StepQueue, takes
 from runnerkit.loop.attributes import ProcessState
 from runnerkit.loop.environment import describe_environment
-from runnerkit.storage.logdir_lock import lock
+from runnerkit.loop.stop_signals import heeded
+from runnerkit.storage import claims
+from runnerkit.storage.remote.urls import url_of
 from runnerkit.support.redaction import redacted
 
 if TYPE_CHECKING:
@@ -50,17 +53,19 @@ class RunLogs(ProcessState):
 
     def claim(self, runner: IRunner, writers: Iterable[Any]) -> None:
         """Keep other runs out of the folders that `writers` write to, until this one ends."""
-        for writer in writers:
-            if runner.engine.is_main_process and isinstance(writer, ICheckpointCallback | ILogger) and writer.logdir:
-                logdir = Path(writer.logdir).resolve()
+        for writer in writers if runner.engine.is_main_process else ():
+            logdir = getattr(writer, "logdir", None)
+            is_stored = isinstance(logdir, Path) and url_of(logdir) is not None  # also of callbacks that export
+            if logdir is not None and (is_stored or isinstance(writer, ICheckpointCallback | ILogger)):
+                logdir = Path(logdir).resolve()
                 if logdir not in self._locked:
-                    self._locked[logdir] = lock(logdir)
+                    self._locked[logdir] = claims.claim(logdir, num_processes=runner.engine.num_processes)
 
-    def unlock(self) -> None:
-        """Release the folders."""
+    def unlock(self, runner: IRunner) -> None:
+        """Release the folders, when everything is in the store if one is in a store."""
         with ExitStack() as closing:
-            for unlock in self._locked.values():
-                closing.callback(unlock)
+            for release in self._locked.values():
+                closing.callback(_release, runner, release)
 
     def collect_early(self) -> None:
         """Keep what is logged from now on until the loggers are open."""
@@ -124,6 +129,8 @@ class RunLogs(ProcessState):
         """Write what was logged to the disk, for example before a checkpoint, which must not be ahead of the logs."""
         self.hand_over_steps(runner)
         self._send(runner, "flush")
+        for logdir in self._locked:
+            claims.flush(logdir)
 
     def log_media(self, runner: IRunner, method: str, tag: str, make: Callable[..., Any], *args: Any) -> None:
         """Log what `make` returns; it is not called if no logger has the method.
@@ -189,6 +196,20 @@ class RunLogs(ProcessState):
             logger.close()
         except Exception as another:  # its first error has been reported
             log.debug("logger %r did not close either: %r", key, another)
+
+
+def _release(runner: IRunner, release: Callable[[], None]) -> None:
+    asked: list[int] = []
+    try:
+        with heeded(asked.append):  # the last checkpoint may be on its way to a store
+            release()
+    except Exception as error:
+        if runner.exception is None:
+            raise
+        if error is not runner.exception:
+            runner.exception.add_note(f"the logdir is not complete in the store: {error}")
+    if asked and runner.exception is None:  # the run is over: the signal is for the script
+        signal.raise_signal(asked[0])
 
 
 def _close(runner: IRunner, key: str, logger: ILogger) -> None:

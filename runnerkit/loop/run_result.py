@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from runnerkit.engine import IEngine
 from runnerkit.loop.attributes import Components, ProcessAttributes, ProcessState
+from runnerkit.seeding.initialization import is_left_behind, leave_behind
 from runnerkit.support import pickling
 from runnerkit.support.device_move import move
 from runnerkit.types import as_dict, is_maker
@@ -34,7 +35,7 @@ class RunResult:
         for name in ("model", "criterion"):
             for component in as_dict(self.attributes[name]).values():
                 if isinstance(component, nn.Module):
-                    component.cpu()
+                    component._apply(_on_cpu)
         for optimizer in as_dict(self.attributes["optimizer"]).values():
             state = optimizer.state
             for parameter in state:
@@ -56,6 +57,10 @@ class RunResult:
         }
         rest = {name: value for name, value in self.attributes.items() if name not in {*components, "callbacks"}}
         return {**components, "callbacks": callbacks, **_travelling(rest, "")}
+
+
+def _on_cpu(tensor: Tensor) -> Tensor:
+    return tensor if tensor.is_meta else tensor.cpu()  # a tensor of the meta device cannot be moved
 
 
 def _stripped(callback: Any, name: str) -> Any:
@@ -131,5 +136,7 @@ def _adopt_component(runner: IRunner, name: str, component: Any) -> None:
         for key, each in mine.items():
             if each is not theirs[key] and hasattr(each, "load_state_dict"):
                 each.load_state_dict(theirs[key].state_dict())
+            if isinstance(each, nn.Module) and is_left_behind(theirs[key]):
+                leave_behind(each)
     except (RuntimeError, ValueError, KeyError):
         setattr(runner, name, component)  # a hook replaced the one that was passed in

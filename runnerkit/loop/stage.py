@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, Self
 from torch import nn
 
 from runnerkit.callback import EVENTS, CallbackNode, ICallback, IMetricCallback, innermost, optimizer_callbacks
-from runnerkit.loop import checks, step_watch
+from runnerkit.loop import checks
 from runnerkit.loop.attributes import ProcessState
+from runnerkit.loop.hooks import call_hook
 from runnerkit.loop.loader_run import is_training
 from runnerkit.resume import resume_point
 from runnerkit.seeding.generators import derive_seed, set_global_seed
+from runnerkit.steps import step_watch
 from runnerkit.steps.budget import Budget, accumulation_of, budget_of, count_steps
 from runnerkit.steps.weights import IDLE, WeightUnits, without_weight
 from runnerkit.support.torch_internals import inner_schedulers
@@ -114,7 +116,7 @@ def setup_stage(runner: IRunner, stage: str) -> bool:
     """Make and check the components of a stage; return False if the run resumes in a later stage."""
     leave_stage(runner)
     runner.stage_key = stage
-    runner._stage.budget = budget_of(runner._stage.hooks_of(runner).get_stage_len(stage))
+    runner._stage.budget = budget_of(call_hook(runner._stage.hooks_of(runner).get_stage_len, stage=stage))
     runner.stage_epoch_len = runner._stage.budget.num_epochs
     runner._stage.may_end_early = runner._stage.budget.limits != ["num_epochs"]
     runner.stage_epoch_step = runner.stage_batch_step = runner.stage_optimizer_step = runner.stage_sample_step = 0
@@ -123,15 +125,15 @@ def setup_stage(runner: IRunner, stage: str) -> bool:
     runner._stage.has_told_steps = False
     _make_loaders(runner, stage)
     _make_model(runner, stage)
-    runner.callbacks = dict(runner._stage.hooks_of(runner).get_callbacks(stage))
+    runner.callbacks = dict(call_hook(runner._stage.hooks_of(runner).get_callbacks, stage=stage))
     checks.check_callbacks(runner.callbacks, runner.loaders)
     _recount_steps(runner)
     runner._logs.claim(runner, map(innermost, runner.callbacks.values()))  # before anything in the logdir is read
     if not resume_point.find(runner, stage):
         return False
     # All ranks made the same components. From now on their random numbers (dropout, augmentation) differ.
-    if runner.engine.rank:
-        set_global_seed(derive_seed(runner.seed, "rank", runner.engine.rank))
+    if rank := runner.engine.data_parallel.rank:
+        set_global_seed(derive_seed(runner.seed, "rank", rank))
     known = runner._stage.known_callbacks
     new = [each for each in runner.callbacks.values() if not any(each is other for other in known)]
     checks.warn_of_misspelt(runner, map(innermost, new))
@@ -144,7 +146,7 @@ def setup_stage(runner: IRunner, stage: str) -> bool:
 
 
 def _make_loaders(runner: IRunner, stage: str) -> None:
-    loaders = checks.check_loaders(runner._stage.hooks_of(runner).get_loaders(stage))
+    loaders = checks.check_loaders(call_hook(runner._stage.hooks_of(runner).get_loaders, stage=stage))
     checks.check_samplers(runner, loaders)
     if runner.epoch_steps is not None:
         from runnerkit.data.epoch_steps import EpochStepsLoaderWrapper  # late, as few runs need it
@@ -188,21 +190,24 @@ def _recount_steps(runner: IRunner) -> None:
 
 def _make_model(runner: IRunner, stage: str) -> None:
     engine = runner.engine
-    model = runner._stage.hooks_of(runner).get_model(stage)
+    hooks = runner._stage.hooks_of(runner)
+    with engine.making_model(seed=runner.seed):
+        model = call_hook(hooks.get_model, stage=stage)
     runner.model = like(model, {key: engine.prepare_model(each) for key, each in as_dict(model).items()})
-    runner.criterion = runner._stage.hooks_of(runner).get_criterion(stage)
+    runner.criterion = call_hook(hooks.get_criterion, stage=stage)
     for criterion in as_dict(runner.criterion).values():
         if isinstance(criterion, nn.Module):
             criterion.to(engine.device)
     is_infer = stage.startswith("infer")
-    runner.optimizer = None if is_infer else runner._stage.hooks_of(runner).get_optimizer(stage, runner.model)
+    runner.optimizer = None if is_infer else call_hook(hooks.get_optimizer, stage=stage, model=runner.model)
     checks.check_optimizer(runner.optimizer, runner.model, runner.criterion)
     checks.check_criterion(runner.criterion, engine, loss_reduction=runner.loss_reduction)
     bare = as_dict(runner.optimizer)
     models, optimizers = engine.prepare(as_dict(runner.model), bare)
     runner._stage.training_model, runner.optimizer = like(model, models), like(runner.optimizer, optimizers)
-    runner.scheduler = None if is_infer else runner._stage.hooks_of(runner).get_scheduler(stage, runner.optimizer)
+    runner.scheduler = None
     if not is_infer:
+        runner.scheduler = call_hook(hooks.get_scheduler, stage=stage, optimizer=runner.optimizer)
         checks.check_scheduler(
             runner.scheduler, {**bare, **{f"prepared {key}": each for key, each in optimizers.items()}}
         )

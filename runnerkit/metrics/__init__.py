@@ -1,8 +1,7 @@
-"""Means over a loader that are exact on any number of processes, and the metrics built on them."""
+"""Metrics as objects and functions, without a runner; exact on any number of processes."""
 
 from __future__ import annotations
 
-from runnerkit.metrics.means import AdditiveMetric, LoaderMeans, accuracy, topk_hits
-from runnerkit.metrics.reduction import Share
+from runnerkit.support.stub_names import names_of_stub
 
-__all__ = ["AdditiveMetric", "LoaderMeans", "Share", "accuracy", "topk_hits"]
+__getattr__, __dir__, __all__ = names_of_stub(__name__)

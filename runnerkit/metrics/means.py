@@ -1,4 +1,4 @@
-"""Accuracy, and means over a loader that are exact on any number of processes."""
+"""Means over a loader that are exact on any number of processes."""
 
 from __future__ import annotations
 
@@ -13,61 +13,14 @@ from runnerkit.metrics.first_non_finite import FirstNonFinite
 from runnerkit.metrics.reduction import Share
 from runnerkit.types import Metrics, Scalar, StateDict, widest_float
 
-
-def topk_hits(logits: Tensor, targets: Tensor, topk: Sequence[int]) -> list[Tensor]:
-    """Count, for each k of `topk`, the rows whose target is among the k largest logits.
-
-    Args:
-        logits: (N, C) float, on any device.
-        targets: (N,) int64 in [0, C).
-        topk: each in [1, C].
-    Returns:
-        One () count for each k, on the device of `logits`: float64 on CPUs and CUDA, else int64; no host sync.
-    Raises:
-        ValueError: a k is outside [1, C], or a shape is wrong.
-
-    >>> logits = torch.tensor([[0.1, 0.9], [0.8, 0.2]])
-    >>> topk_hits(logits, torch.tensor([1, 1]), (1, 2))
-    [tensor(1., dtype=torch.float64), tensor(2., dtype=torch.float64)]
-    """
-    if logits.ndim != 2 or targets.shape != logits.shape[:1]:
-        raise ValueError(
-            f"expected logits (N, C) and targets (N,), got {tuple(logits.shape)} and {tuple(targets.shape)}; "
-            "accuracy is for one class index per row"
-        )
-    num_classes = logits.shape[1]
-    for k in topk:
-        if not 1 <= k <= num_classes:
-            raise ValueError(f"k must be in [1, {num_classes}] for {num_classes} classes, got {k}")
-    # For k = 1 the first of equal scores, frequent in half precision, always wins, regardless of the other k.
-    # float64 is exact up to 2^53 too, and a division takes one operation.
-    dtype = torch.float64 if logits.device.type in ("cpu", "cuda") else torch.int64  # MPS and some XPUs lack float64
-    hits = []
-    for k in topk:
-        is_hit = logits.argmax(1).eq(targets) if k == 1 else logits.topk(k, dim=1).indices.eq(targets.unsqueeze(1))
-        hits += [is_hit.sum(dtype=dtype)]
-    return hits
-
-
-def accuracy(logits: Tensor, targets: Tensor, topk: Sequence[int] = (1,)) -> list[Tensor]:
-    """Compute the fraction of rows whose target is among the k largest logits, for each k of `topk`.
-
-    Args:
-        logits: (N, C) float.
-        targets: (N,) int64 in [0, C).
-        topk: each in [1, C].
-    Returns:
-        One () tensor in [0, 1] for each k, on the device of `logits`; float64 on CPUs and CUDA, so that its
-        mean over a loader is the exact fraction of rows, without the rounding errors of float32.
-
-    >>> accuracy(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1]), topk=(1, 2))
-    [tensor(0.5000, dtype=torch.float64), tensor(1., dtype=torch.float64)]
-    """
-    return [hits / max(1, len(targets)) for hits in topk_hits(logits, targets, topk)]
+__all__ = ["AdditiveMetric", "LoaderMeans"]
 
 
 class AdditiveMetric:
     """The running mean of the values of batches, weighted by their numbers of samples.
+
+    Args:
+        compute_on_call: is ignored; scripts written for Catalyst pass it.
 
     >>> metric = AdditiveMetric()
     >>> values = metric.update(1.0, num_samples=3), metric.update(2.0, num_samples=1)
@@ -81,20 +34,42 @@ class AdditiveMetric:
 
     def reset(self) -> None:
         """Discard all values."""
-        self.mean, self.std, self.num_samples, self._m2 = 0.0, 0.0, 0, 0.0
+        self.mean, self.num_samples, self._m2 = 0.0, 0, 0.0
 
     def update(self, value: float, num_samples: int) -> float:
-        """Add `value`, the mean of `num_samples` samples (Chan, Golub & LeVeque 1979)."""
-        self.num_samples += num_samples
-        delta = value - self.mean
-        self.mean += delta * num_samples / self.num_samples
-        self._m2 += delta * (value - self.mean) * num_samples
-        self.std = (self._m2 / (self.num_samples - 1)) ** 0.5 if self.num_samples > 1 else 0.0
+        """Add `value`, the mean of `num_samples` samples (Chan, Golub & LeVeque 1979); return it.
+
+        Raises:
+            ValueError: `num_samples` is negative.
+        """
+        if num_samples < 0:
+            raise ValueError(f"num_samples must be >= 0, got {num_samples}")
+        if num_samples:
+            self.num_samples += num_samples
+            delta = float(value) - self.mean
+            self.mean += delta * num_samples / self.num_samples
+            self._m2 += delta * (float(value) - self.mean) * num_samples
         return value
+
+    @property
+    def std(self) -> float:
+        """The standard deviation, with num_samples - 1 in the denominator; 0 below two samples."""
+        return float((self._m2 / (self.num_samples - 1)) ** 0.5) if self.num_samples > 1 else 0.0
 
     def compute(self) -> tuple[float, float]:
         """Return mean and standard deviation."""
         return self.mean, self.std
+
+    def compute_key_value(self) -> Metrics:
+        """Return mean and standard deviation by name."""
+        return {"mean": self.mean, "std": self.std}
+
+    def merge(self, *others: AdditiveMetric) -> None:
+        """Add the values of other metrics, for example of other processes."""
+        for each in others:
+            if each.num_samples:
+                self.update(each.mean, each.num_samples)
+                self._m2 += each._m2  # update() took the other's values as equal to their mean
 
 
 def means_of(total: Share | None) -> Metrics:

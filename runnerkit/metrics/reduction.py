@@ -5,14 +5,18 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
 from runnerkit.types import widest_float
+
+__all__ = ["Share"]
+
+T = TypeVar("T")
 
 NUM_FUSED = 16_384  # numbers in the first reduction (128 KiB); further ones take a second reduction
 
@@ -25,10 +29,25 @@ class Share:
         sums: float or integer tensors by name, which are summed over processes.
         others: data that cannot be summed, of picklable types such as tensors; the lists of all processes are
             concatenated in order of rank.
+        rows: float or integer tensors by name, which are stacked over processes: in the total they are in `sums`, with
+            one row for each process, zero if it had no share.
     """
 
     sums: dict[str, Tensor]
     others: list[Any] = field(default_factory=list)
+    rows: dict[str, Tensor] = field(default_factory=dict)
+
+    def placed(self, index: int, num_shares: int) -> Share:
+        """Return a share whose sum with those of the other indices is the total.
+
+        >>> Share({}, rows={"first": torch.tensor(7)}).placed(1, 3).sums
+        {'first': tensor([0, 7, 0])}
+        """
+        sums = dict(self.sums)
+        for name, each in self.rows.items():
+            sums[name] = each.new_zeros((num_shares, *each.shape))
+            sums[name][index] = each
+        return Share(sums, self.others)
 
 
 Shares: TypeAlias = dict[str, Share | None]  # by owner; None if this process has seen nothing
@@ -37,17 +56,26 @@ Layout: TypeAlias = dict[str, Entries | None]
 
 
 class Processes(Protocol):
-    """The part of an engine that this module uses."""
+    """Processes that each see a part of the samples: an engine's."""
 
     device: torch.device
     num_processes: int
+
+    @property
+    @abstractmethod
+    def rank(self) -> int:
+        """The position of this process, from 0."""
 
     @abstractmethod
     def reduce(self, tensor: Tensor, op: Literal["sum"] = "sum") -> Tensor:
         """Sum over processes."""
 
     @abstractmethod
-    def gather_object(self, value: Any) -> list[Any]:
+    def start_sum(self, value: Tensor) -> Callable[[], Tensor]:
+        """Start to sum over processes; return a function that waits for the sum."""
+
+    @abstractmethod
+    def gather_object(self, value: T) -> list[T]:
         """Collect a value of every process."""
 
 
@@ -64,7 +92,9 @@ def reduce_shares(shares: Shares, *, processes: Processes, loader_key: str) -> S
     Raises:
         ValueError: processes have different sums of one owner: other names, shapes or dtypes.
     """
-    if processes.num_processes == 1:
+    rank, num_processes = processes.rank, processes.num_processes
+    shares = {owner: share and share.placed(rank, num_processes) for owner, share in shares.items()}
+    if num_processes == 1:
         return shares
     layout: Layout = {owner: _entries(share) for owner, share in shares.items()}
     values = _flatten(shares, layout, processes.device)
@@ -73,7 +103,7 @@ def reduce_shares(shares: Shares, *, processes: Processes, loader_key: str) -> S
     padding = values.new_zeros(max(0, NUM_FUSED - len(values)))
     added = processes.reduce(torch.cat([header, values[:NUM_FUSED], padding]))
     *marks, num_with_others = added[: len(mark)].tolist()
-    if not _is_one_fingerprint(marks, processes.num_processes):
+    if not _is_one_fingerprint(marks, num_processes):
         layout = _agree(processes.gather_object(layout), loader_key=loader_key)
         sums = processes.reduce(_flatten(shares, layout, processes.device))
     else:

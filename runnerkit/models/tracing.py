@@ -6,7 +6,8 @@ import copy
 import importlib
 import inspect
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from runnerkit.storage.atomic_file import AtomicFile
+from runnerkit.storage.claims import readable
+from runnerkit.storage.remote.copies import name_of, written
 from runnerkit.types import each_tensor
 
 
@@ -42,12 +45,11 @@ def trace_model(model: nn.Module, batch: Any, **arguments: Any) -> torch.export.
 
 
 def save_program(model: nn.Module, batch: Any, file: str | Path, **arguments: Any) -> Path:
-    """Write the program of :func:`trace_model` atomically; return its path."""
+    """Write the program of :func:`trace_model` atomically, also to a URL; return its path."""
     program = trace_model(model, batch, **arguments)
-    path = _made(file)
-    with AtomicFile(path) as temporary, temporary.open("wb") as stream:  # torch checks the suffix of a name
+    with _new(file) as temporary, temporary.open("wb") as stream:  # torch checks the suffix of a name
         torch.export.save(program, stream)
-    return path
+    return name_of(file)
 
 
 def onnx_export(
@@ -58,27 +60,29 @@ def onnx_export(
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
     opset_version: int | None = None,
+    verbose: bool = False,
     **arguments: Any,
 ) -> Path:
     """Export a model to ONNX, for batches of any length; return the path of the file.
 
     Args:
         model, batch, arguments: passed to :func:`trace_model`.
+        file: path or URL of the file.
         input_names, output_names: names in the file; None uses torch's defaults.
         opset_version: version of ONNX's operators; None uses torch's default.
+        verbose: let torch print the steps of the export.
     Raises:
         ImportError: the packages of the extra "onnx" are missing.
     """
     needed("onnxscript", by="onnx_export")  # torch's exporter needs it only after tracing
     program = trace_model(model, batch, **arguments)
-    path = _made(file)
-    with AtomicFile(path) as temporary, warnings.catch_warnings():
+    with _new(file) as temporary, warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # raised by torch about its own exporter
         torch.onnx.export(
             program, (), temporary, input_names=input_names, output_names=output_names, opset_version=opset_version,
-            dynamo=True, external_data=False, verbose=False,
+            dynamo=True, external_data=False, verbose=verbose,
         )  # fmt: skip
-    return path
+    return name_of(file)
 
 
 def quantize_onnx(source: str | Path, file: str | Path) -> Path:
@@ -89,18 +93,17 @@ def quantize_onnx(source: str | Path, file: str | Path) -> Path:
     VNNI.
 
     Args:
-        source: path of the ONNX model.
-        file: path of the file to write; its folder is created.
+        source: path or URL of the ONNX model.
+        file: path or URL of the file to write; its folder is created.
     Raises:
         ImportError: the packages of the extra "onnx" are missing.
     """
     onnx, quantization = needed("onnx", by="quantize_onnx"), needed("onnxruntime.quantization", by="quantize_onnx")
-    model = onnx.load(source)
+    model = onnx.load(readable(source))
     del model.graph.value_info[:]  # shapes of weights, which the quantizer transposes and then rejects
-    path = _made(file)
-    with AtomicFile(path) as temporary:
+    with _new(file) as temporary:
         quantization.quantize_dynamic(model, temporary, weight_type=quantization.QuantType.QUInt8)
-    return path
+    return name_of(file)
 
 
 def needed(package: str, *, by: str) -> Any:
@@ -115,10 +118,13 @@ def needed(package: str, *, by: str) -> Any:
         raise ImportError(f"{by} needs {package.split('.')[0]}: pip install 'runnerkit[onnx]'") from None
 
 
-def _made(file: str | Path) -> Path:
-    path = Path(file)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path
+@contextmanager
+def _new(file: str | Path) -> Iterator[Path]:
+    """Provide a temporary file, which gets the path or URL `file` if the body succeeds."""
+    with written(file) as path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with AtomicFile(path) as temporary:
+            yield temporary
 
 
 def _example(tensor: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from runnerkit.engine import IEngine
 from runnerkit.logger import ILogger
 from runnerkit.loop.attributes import ProcessState
 from runnerkit.loop.checks import check_one_loader
+from runnerkit.loop.hooks import call_hook
 from runnerkit.types import Criterion, Metrics, Model
 
 if TYPE_CHECKING:
@@ -95,10 +96,10 @@ class EvaluationHooks(ProcessState):
 
     def get_model(self, stage: str) -> Model:
         model: Model | None = self.runner.model
-        return model if model is not None else self.runner.get_model(stage)
+        return model if model is not None else call_hook(self.runner.get_model, stage=stage)
 
     def get_criterion(self, stage: str) -> Criterion | None:
-        return self.criterion if self.criterion is not None else self.runner.get_criterion(stage)
+        return self.criterion if self.criterion is not None else call_hook(self.runner.get_criterion, stage=stage)
 
     def get_optimizer(self, stage: str, model: Any) -> None:
         return None
@@ -110,7 +111,7 @@ class EvaluationHooks(ProcessState):
         training = (IBackwardCallback, IOptimizerCallback, ISchedulerCallback, ICheckpointCallback)
         of_runner = {
             key: each
-            for key, each in self.runner.get_callbacks(stage).items()
+            for key, each in call_hook(self.runner.get_callbacks, stage=stage).items()
             if not isinstance(innermost(each), training)
             and not each.requires
             and not innermost(each).shapes_training  # they would evaluate a part of the loader

@@ -19,9 +19,11 @@ from runnerkit.checkpoints.folder import find_checkpoint
 from runnerkit.checkpoints.weights import load_weights
 from runnerkit.engine import IEngine
 from runnerkit.loop.checks import check_one_loader
+from runnerkit.loop.hooks import call_hook
 from runnerkit.sampling.sampler import ShardedBatchSampler
 from runnerkit.sampling.sharding import batches_of, distributed_sampler_of, share_of
 from runnerkit.seeding.generators import derive_seed, set_global_seed
+from runnerkit.storage.claims import written
 from runnerkit.storage.prediction_file import check_path, prediction_file
 from runnerkit.storage.rows import interleave, take_off
 from runnerkit.types import Batch, Model, as_dict, like
@@ -70,6 +72,11 @@ class Prediction:
             Whether processes take turns by whole batches; otherwise by samples, whose rows are interleaved.
         """
         check_one_loader(self.loader, reader="a prediction")
+        if engine.never_whole:
+            raise ValueError(
+                f"{type(engine).__name__}(init='meta') does not predict: load the weights with "
+                "runner.load(logdir) where they fit, or evaluate with a loader of the run"
+            )
         if self.resume is not None:
             find_checkpoint(self.resume)
         share = share_of(self.share(engine))
@@ -97,11 +104,11 @@ def stream(runner: Predictor, prediction: Prediction) -> Iterator[Any]:
 
 def _stream(runner: Predictor, prediction: Prediction, *, by_batches: bool) -> Iterator[Any]:
     with closing(runner.engine.stream(partial(predict, runner, prediction=prediction))) as rounds:
-        yield from in_order(rounds, by_batches=by_batches)
+        yield from in_order(rounds, by_batches=by_batches, every=runner.engine.tensor_parallel)
 
 
 def write(runner: Predictor, prediction: Prediction, path: Path) -> Path:
-    """Write predictions to a file, from the engine's rank zero; return its path."""
+    """Write predictions to a file, or a URL, from the engine's rank zero; return `path`."""
     check_path(path)
     by_batches = prediction.check(runner.engine)
     job = partial(write_share, runner, prediction=prediction, path=path, by_batches=by_batches)
@@ -109,15 +116,16 @@ def write(runner: Predictor, prediction: Prediction, path: Path) -> Path:
     return path
 
 
-def in_order(rounds: Iterable[list[Any]], *, by_batches: bool) -> Iterator[Any]:
+def in_order(rounds: Iterable[list[Any]], *, by_batches: bool, every: int = 1) -> Iterator[Any]:
     """Yield predictions in the order of the loader.
 
     Args:
         rounds: predictions that the processes made at the same time, by rank.
         by_batches: the result of :meth:`Prediction.check`.
+        every: number of processes, in a row, that predict the same.
     """
     for made in rounds:
-        yield from made if by_batches else [interleave(made)]
+        yield from made[::every] if by_batches else [interleave(made[::every])]
 
 
 def predict(runner: Predictor, prediction: Prediction) -> Generator[Any, None, None]:
@@ -129,13 +137,13 @@ def predict(runner: Predictor, prediction: Prediction) -> Generator[Any, None, N
     if engine.is_main_process:
         _warn_of_gaps(prediction.loader, share_of(loader))
         _warn_of_shuffling(prediction.loader)
-    model = runner.model if runner.model is not None else runner.get_model("infer")
+    model = runner.model if runner.model is not None else call_hook(runner.get_model, stage="infer")
     models = {key: engine.prepare_model(each) for key, each in as_dict(model).items()}
     if prediction.resume is not None:
         load_weights(like(model, models), find_checkpoint(prediction.resume))
     models, _ = engine.prepare(models, {})
-    if engine.rank:
-        set_global_seed(derive_seed(prediction.seed, "rank", engine.rank))
+    if rank := engine.data_parallel.rank:
+        set_global_seed(derive_seed(prediction.seed, "rank", rank))
     # The evaluation model does not wait for processes that ran out of batches.
     runner.model = like(model, {key: engine.evaluation_model(each).eval() for key, each in models.items()})
     try:
@@ -198,8 +206,8 @@ def write_share(runner: Predictor, prediction: Prediction, path: Path, *, by_bat
     with closing(engine.gather_rounds(predict(runner, prediction))) as rounds:
         first = list(islice(rounds, 1))  # sets up the engine, after which the rank is known
         if engine.is_main_process:
-            with prediction_file(path) as write_rows:
-                for made in in_order(chain(first, rounds), by_batches=by_batches):
+            with written(path) as local, prediction_file(local) as write_rows:
+                for made in in_order(chain(first, rounds), by_batches=by_batches, every=engine.tensor_parallel):
                     write_rows(made)
         else:
             deque(rounds, maxlen=0)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from runnerkit.callback import CallbackOrder, ICallback, IMetricCallback, innermost
 from runnerkit.engine import IEngine, OneProcessEngine
@@ -84,6 +84,9 @@ class Alone(OneProcessEngine):
 
     def settle(self) -> None:
         self.engine.settle()
+
+    def joint_gradients(self, parameters: list[Tensor]) -> AbstractContextManager[Any]:
+        return self.engine.joint_gradients(parameters)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         return self.engine.unwrap(model)

@@ -16,11 +16,14 @@ from runnerkit.checkpoints.file import load_checkpoint
 from runnerkit.checkpoints.folder import find_checkpoint, holds_checkpoint
 from runnerkit.logger import Step
 from runnerkit.loop.attributes import Progress
+from runnerkit.loop.hooks import call_hook
 from runnerkit.resume import compatibility, overrides
 from runnerkit.resume.run_state import load_model_state, stoppers
 from runnerkit.sampling.sharding import count_batches, share_of
 from runnerkit.seeding.generators import set_rng_state
 from runnerkit.steps import budget
+from runnerkit.storage.claims import bring
+from runnerkit.storage.remote.urls import shown
 from runnerkit.types import StateDict, as_dict
 
 if TYPE_CHECKING:
@@ -111,9 +114,23 @@ def find(runner: IRunner, stage: str) -> bool:
 
             # Every rank must enter. Rank zero decides and reads for all, as only it is sure to see the files.
             found = _sought(runner, given) if runner.engine.is_main_process else (None, False)
-            point.found, point.continues_logs = broadcast_state(found, runner.engine)
+            if runner.engine.never_whole:
+                point.found, point.continues_logs = _mapped_by_all(found, runner)
+            else:
+                point.found, point.continues_logs = broadcast_state(found, runner.engine)
     snapshot = runner._resume_point.found
     return snapshot is None or snapshot.is_restored or snapshot.state["stage_key"] == stage
+
+
+def _mapped_by_all(found: tuple[Snapshot | None, bool], runner: IRunner) -> tuple[Snapshot | None, bool]:
+    """Return what rank zero found, read by each process itself: only the parts that it uses."""
+    snapshot, continues = found
+    source = snapshot.source if snapshot else None
+    source, url, continues = runner.engine.broadcast_object((source, shown(source or ""), continues))
+    if source is None or snapshot is not None:
+        return snapshot, continues
+    path = bring(source, url)
+    return Snapshot(load_checkpoint(path, whole=False, mapped=True), str(path)), continues
 
 
 def _sought(runner: IRunner, given: list[str | None]) -> tuple[Snapshot | None, bool]:
@@ -127,14 +144,15 @@ def _sought(runner: IRunner, given: list[str | None]) -> tuple[Snapshot | None, 
 
 def _load(source: str | Path, runner: IRunner) -> Snapshot:
     path = find_checkpoint(source)
-    state = load_checkpoint(path, whole=not runner.engine.sharded_checkpoints)
+    how = {"whole": not runner.engine.sharded_checkpoints, "mapped": runner.engine.never_whole}
+    state = load_checkpoint(path, **how)
     compatibility.check_format(state, path)
     if _is_cut(runner, state):
         try:
             if not state["cut_at"]:
                 raise ValueError("the position of its loader cannot be saved")
             before = path.with_name(state["cut_at"])
-            state, path = load_checkpoint(find_checkpoint(before), whole=not runner.engine.sharded_checkpoints), before
+            state, path = load_checkpoint(find_checkpoint(before), **how), before
         except (FileNotFoundError, ValueError) as error:
             logger.warning("the run ended within an epoch, and continues with the next one: %s", error)
     compatibility.check_place(runner, state, path)
@@ -145,7 +163,7 @@ def _is_cut(runner: IRunner, state: StateDict) -> bool:
     """Return whether a limit ended the run within an epoch, and has been raised since."""
     if state.get("cut_at") is None:  # absent before 0.2
         return False
-    limits = budget.budget_of(runner._stage.hooks_of(runner).get_stage_len(state["stage_key"]))
+    limits = budget.budget_of(call_hook(runner._stage.hooks_of(runner).get_stage_len, stage=state["stage_key"]))
     counters = state["counters"]
     return not budget.is_reached(
         limits, num_steps=counters["stage_optimizer_step"], num_samples=counters["stage_sample_step"]
@@ -161,7 +179,9 @@ def restore(runner: IRunner) -> None:
     compatibility.check_loader(runner, state["within"], snapshot.source)
     passed = compatibility.settings_of(runner)
     if "shards" in state:
-        state = runner.engine.load_shards(state, Path(snapshot.source))  # every rank must enter, and see the files
+        # Every rank must enter: rank zero broadcasts the place, and each reads what it needs.
+        path = bring(*runner.engine.broadcast_object((snapshot.source, shown(snapshot.source))))
+        state = runner.engine.load_shards(state, path)
     _restore_components(runner, state, snapshot.source)
     runner.engine.load_state_dict(state["engine_state_dict"])
     _restore_callbacks(runner, state["callbacks"], snapshot.source)
@@ -180,8 +200,9 @@ def restore(runner: IRunner) -> None:
         if getattr(share := share_of(runner.loaders.get(key)), "continues", False):
             share.skip(position)
     rng = state["rng"]
-    if len(rng) == runner.engine.num_processes:
-        snapshot.rng = rng[runner.engine.rank]
+    ranks = runner.engine.data_parallel
+    if len(rng) == ranks.num_processes:
+        snapshot.rng = rng[ranks.rank]
     else:
         logger.warning(
             "%s was saved by %d processes: dropout differs, and augmentation on the device", snapshot.source, len(rng)
@@ -190,7 +211,7 @@ def restore(runner: IRunner) -> None:
         restore_rng(runner)
     snapshot.state = {name: state[name] for name in ("stage_key", "counters", "within", "rng")}  # not the weights
     snapshot.is_restored = True
-    logger.info("resumed from %s at %s", snapshot.source, snapshot.step)
+    logger.info("resumed from %s at %s", shown(snapshot.source), snapshot.step)
     is_last = runner.stage_key == [*runner.stages][-1]
     if is_last and not is_epoch_left(runner) and not runner.need_early_stop and runner.engine.is_main_process:
         # A warning, because it is shown without logging.basicConfig(); a run that does nothing looks broken.
@@ -314,7 +335,8 @@ def setup_position(runner: IRunner) -> int:
     runner.loader_batch_step = within["loader_batch_step"]
     runner.loader_sample_step = within["loader_sample_step"]
     # Sums add up over ranks: with fewer processes than before, a process takes over the sums of several.
-    parts = within["means"][runner.engine.rank :: runner.engine.num_processes]
+    ranks = runner.engine.data_parallel
+    parts = within["means"][ranks.rank :: ranks.num_processes]
     runner._loader_run.means.load_state_dicts(parts, device=runner.engine.device)
     return runner.loader_batch_step
 

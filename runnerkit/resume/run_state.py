@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from runnerkit.callback import ICallback, IStoppingCallback, IWeightAverageCallback, innermost
+from runnerkit.checkpoints.file import is_sharded, load_checkpoint
+from runnerkit.checkpoints.names import under_names_of, with_tied, without_compiled
 from runnerkit.checkpoints.plain_state import as_plain
-from runnerkit.checkpoints.weights import under_names_of, without_compiled
+from runnerkit.checkpoints.trainable import completed, frozen_parameters, hash_of, trainable_part
+from runnerkit.checkpoints.weights import read_weights, weights_in
 from runnerkit.loop.attributes import Progress
 from runnerkit.resume import compatibility
 from runnerkit.sampling.sharding import share_of
@@ -37,8 +41,33 @@ def model_state(runner: IRunner, *, whole: bool = True) -> StateDict:
     return states if isinstance(runner.model, dict) else states[""]
 
 
-def judged_state(runner: IRunner, trained: StateDict) -> StateDict:
-    """Return the weights used for evaluation: averages if a callback keeps them, otherwise `trained`."""
+def without_frozen(runner: IRunner, weights: StateDict, hashes: dict[tuple[str, ...], str]) -> StateDict:
+    """Return the weights of the user's module, or of each by key, without frozen parameters, but with their hash.
+
+    Args:
+        hashes: those that are known, by the names of the parameters; filled on rank zero.
+    """
+    by_key = weights if isinstance(runner.model, dict) else {"": weights}
+    parts: StateDict = {}
+    for key, model in _models(runner).items():
+        module = runner.engine.unwrap(model)
+        frozen = frozen_parameters(module)
+        names = (key, *frozen)
+        if frozen and runner.engine.is_main_process and names not in hashes:
+            hashes[names] = hash_of(frozen)
+        parts[key] = trainable_part(module, by_key[key], hashes.get(names, "")) if frozen else by_key[key]
+    return parts if isinstance(runner.model, dict) else parts[""]
+
+
+def weights_to_save(runner: IRunner, *, whole: bool) -> StateDict:
+    """Return the weights used for evaluation, or this process's shard of them; every rank must call."""
+    judged = _judged_state(runner, model_state(runner, whole=whole))
+    weights: StateDict = runner.engine.whole_state(judged) if whole else judged
+    return weights
+
+
+def _judged_state(runner: IRunner, trained: StateDict) -> StateDict:
+    """Return averages, sharded or not, if a callback keeps them for evaluation; otherwise `trained`."""
     judged = [each.judged_weights() for each in _innermost(runner) if isinstance(each, IWeightAverageCallback)]
     by_key = {key: without_compiled(state) for each in judged for key, state in each.items()}
     if not by_key:
@@ -63,7 +92,7 @@ def state_of(runner: IRunner) -> StateDict:
     """
     engine, whole = runner.engine, not runner.engine.sharded_checkpoints
     trained = model_state(runner, whole=whole)
-    judged = judged_state(runner, trained)  # loading the weights reproduces the metrics
+    judged = _judged_state(runner, trained)  # loading the weights reproduces the metrics
     # Converted here, not in a thread, so that each rank with a wrong value raises at the first save.
     rest = as_plain({
         "format_version": compatibility.FORMAT_VERSION,
@@ -81,10 +110,11 @@ def state_of(runner: IRunner) -> StateDict:
         "scheduler_state_dict": _states(runner.scheduler),
         "engine_state_dict": engine.state_dict(),
         "callbacks": {key: callback.state_dict() for key, callback in runner.callbacks.items()},
-        "rng": engine.gather_object(rng_state()),
+        "rng": engine.data_parallel.gather_object(rng_state()),
     })  # fmt: skip
     averaged = {"trained_model_state_dict": trained} if judged is not trained else {}
-    return {**rest, "model_state_dict": judged, **averaged}
+    parts = {"callbacks": rest["callbacks"], "model_state_dict": judged}  # which hold the same averages
+    return {**rest, **(engine.whole_state(parts) if whole else parts), **averaged}
 
 
 def _early_stop(runner: IRunner) -> StateDict:
@@ -140,7 +170,7 @@ def _position(runner: IRunner) -> StateDict:
         "position": _joined(runner, share, share.position_after(runner.loader_batch_step - num_skipped)),
         "loader_batch_step": runner.loader_batch_step,
         "loader_sample_step": runner.loader_sample_step,
-        "means": runner.engine.gather_object(runner._loader_run.means.state_dict()),
+        "means": runner.engine.data_parallel.gather_object(runner._loader_run.means.state_dict()),
     }
 
 
@@ -158,7 +188,23 @@ def _streams(runner: IRunner) -> StateDict:
 def _joined(runner: IRunner, share: Any, position: Any) -> Any:
     """Return the position of all processes, of which each may know only its part; every rank must call."""
     join = getattr(share, "join", None)
-    return position if join is None else join(runner.engine.gather_object(position))
+    return position if join is None else join(runner.engine.data_parallel.gather_object(position))
+
+
+def load_weights_from(runner: IRunner, path: Path) -> None:
+    """Load a checkpoint's or a file's weights, of which a process reads no more than it keeps; every rank must call.
+
+    Raises:
+        ValueError: they belong to another model.
+    """
+    engine = runner.engine
+    if engine.never_whole and path.is_dir():
+        state = engine.load_shards(
+            load_checkpoint(path, whole=False) if is_sharded(path) else None, path, only_weights=True
+        )
+        load_model_state(runner, weights_in(state, path), source=str(path))
+    else:
+        load_model_state(runner, read_weights(path, mapped=engine.never_whole), source=str(path))
 
 
 def load_model_state(runner: IRunner, state: StateDict, *, source: str) -> None:
@@ -172,7 +218,10 @@ def load_model_state(runner: IRunner, state: StateDict, *, source: str) -> None:
     compatibility.check_model_keys(by_key, models, source)
     for key, model in models.items():
         module = runner.engine.unwrap(model)
-        named = under_names_of(module, by_key[key])
+        has_shards = any(hasattr(each, "placements") for each in by_key[key].values())
+        own = runner.engine.model_state_dict(model, whole=False) if has_shards else module.state_dict()
+        whole = completed(module, by_key[key], without_compiled(own), source=source)
+        named = with_tied(module, under_names_of(module, whole))
         try:
             runner.engine.load_model_state_dict(model, named)
         except RuntimeError as error:

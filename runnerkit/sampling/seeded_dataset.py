@@ -60,7 +60,7 @@ class SeededDataset(Dataset[Any]):
     def __getitem__(self, place: Place) -> Any:
         """Fetch the item at the index of `place`, which may have any type."""
         self._enter(place.epoch)
-        if _draws_nothing(self.dataset):
+        if draws_nothing(self.dataset):
             item = self.dataset[place.index]
         else:
             positions = range(place.position, place.position + 1)
@@ -78,7 +78,7 @@ class SeededDataset(Dataset[Any]):
         return fetched
 
     def _fetched(self, batch: PlacedBatch) -> Any:
-        if _draws_nothing(self.dataset):
+        if draws_nothing(self.dataset):
             return self._batch(batch.indices)
         if not _fetches_batches(self.dataset):
             return self._drawn(batch)
@@ -132,7 +132,7 @@ class SeededDataset(Dataset[Any]):
 def is_seeded(dataset: Any, collate_fn: Any) -> bool:
     """Return whether seeds, or the epoch in a worker, can affect fetching or collating."""
     fetches_alike = _innermost_type(dataset) in _DRAW_NOTHING or (
-        _draws_nothing(dataset) and not isinstance(dataset, Subset) and not hasattr(dataset, "set_epoch")
+        draws_nothing(dataset) and not isinstance(dataset, Subset) and not hasattr(dataset, "set_epoch")
     )
     return not fetches_alike or collate_fn not in _DRAW_NOTHING_EITHER
 
@@ -148,7 +148,8 @@ def _in_worker() -> bool:
     return get_worker_info() is not None
 
 
-def _draws_nothing(dataset: Any) -> bool:
+def draws_nothing(dataset: Any) -> bool:
+    """Return whether a data set is of a kind that cannot draw, or it or its own class declares it."""
     kind = _innermost_type(dataset)
     declared = vars(kind).get("draws_nothing")  # not what a base class declares
     return kind in _DRAW_NOTHING or getattr(dataset, "__dict__", {}).get("draws_nothing", declared) is True

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import count, islice
 from typing import Any, NamedTuple
 
@@ -11,13 +11,12 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from runnerkit.sampling.sampler import num_tail_takers, set_epoch, sizes_of_takers
-from runnerkit.sampling.seeded_dataset import seed_collate
+from runnerkit.sampling.seeded_dataset import draws_nothing, seed_collate
 from runnerkit.sampling.stream_heads import NUM_SAMPLES, StreamHead
-from runnerkit.seeding.generators import GENERATORS, SEED_STRIDE, CPUState, derive_seed, keep_cpu_rng, seed_generators
+from runnerkit.seeding.generators import GENERATORS, CPUState, derive_seed, keep_cpu_rng, seed_generators
 from runnerkit.support.torch_internals import pinned, without_worker_info
 
-_NUM_WATCHED = 64  # samples before which all generators are seeded, to see which are used
-_END = object()
+_NUM_WATCHED = 64  # samples that are read with all generators of their own, to see which are used
 
 
 class Chunk(NamedTuple):
@@ -45,12 +44,12 @@ class ShardedStream(IterableDataset[Any]):
     Sample i of the stream belongs to the process and the batch that sample i of a map-style data set would belong to.
     Samples of other processes and workers are read and discarded, so the stream should yield cheap items (a line, a
     record, a reference); expensive work such as decoding belongs in ``collate_fn``, which gets this worker's samples
-    only. The generators that the stream draws from are seeded by (seed, epoch, i) before sample i is read, so a stream
-    shuffles identically everywhere.
+    only. Its generators are seeded by (seed, epoch) when it starts, and it has them to itself, so a stream shuffles
+    identically everywhere.
 
     Args:
         dataset: must be the same stream in every process. ``get_worker_info()`` returns None while it is read,
-            as in a process without workers.
+            as in a process without workers. If it declares ``draws_nothing = True``, generators are not looked after.
         batch_size: samples per batch and process; None if the stream yields batches, which are distributed whole.
         drop_last: drop the last global batch if it is short.
         training: all processes get the same number of batches. In a short last step, processes without a sample get
@@ -81,7 +80,9 @@ class ShardedStream(IterableDataset[Any]):
         self._start = torch.zeros(2, dtype=torch.int64).share_memory_()  # epoch; samples consumed before it resumed
         self.stride = (batch_size or 1) * world_size  # samples from one batch of this process to its next
         self._worker: tuple[int, int] | None = None
+        self._draws_nothing = draws_nothing(dataset)
         self._drawn_from: set[str] = set()  # generators that the stream draws from
+        self._inside: CPUState  # their states between its chunks
         self.head = StreamHead(num_workers) if world_size > 1 else None
         self._sizes: dict[int, Sequence[int | None]] = {}  # of the last step, by its number
 
@@ -188,24 +189,33 @@ class ShardedStream(IterableDataset[Any]):
         return part, sizes_of_takers(size, num_takers=num_takers, world_size=self.world_size)
 
     def _read(self, samples: Iterator[Any], begin: int) -> tuple[Chunk, Iterator[Any]]:
-        """Read one chunk, after `begin` samples of this pass.
+        """Read one chunk, after `begin` samples of this pass, with the generators as the stream left them.
 
-        If it moves a generator that was not seeded, the stream is read again, with that generator seeded.
+        Only those that it draws from are exchanged, which its first samples show. If it draws from another one later,
+        it is read again from its start.
 
         Returns:
             The chunk, and the samples behind it.
         """
-        before = CPUState()
-        # A stream that splits itself by worker would yield only a part of the samples that are split here.
-        with without_worker_info() if self._worker is not None else nullcontext():
+        if self._draws_nothing:
+            with self._no_worker():
+                return self._chunk(samples), samples
+        outside, inside = CPUState(), self._inside
+        own: Collection[str] = GENERATORS if begin < _NUM_WATCHED else self._drawn_from
+        inside.restore(own)
+        with self._no_worker():
             chunk = self._chunk(samples)
-            while moved := before.moved(apart_from=self._drawn_from):
-                self._drawn_from |= moved
-                samples = self._samples()
+            moved = (inside if own is GENERATORS else outside).moved(apart_from=self._drawn_from)
+            if moved and own is not GENERATORS:
+                own, samples = GENERATORS, self._samples()
+                self._inside.restore()
                 next(islice(samples, begin, begin), None)  # skips them
                 chunk = self._chunk(samples)
-        if self._worker is None:  # the model uses the generators too; in a worker, nothing else does
-            before.restore(self._drawn_from)
+                moved = self._inside.moved()
+        self._drawn_from |= moved
+        if own:
+            self._inside = CPUState()
+            outside.restore(own)
         return chunk, samples
 
     def _chunk(self, samples: Iterator[Any]) -> Chunk:
@@ -222,41 +232,27 @@ class ShardedStream(IterableDataset[Any]):
         return Chunk(first, part, size)
 
     def _samples(self) -> Iterator[Any]:
+        """Start to read the stream, with generators of its own, and skip what was consumed before."""
         epoch, num_consumed = self._start.tolist()
         if self._worker is not None:  # it has its own stream
             set_epoch(epoch, self.dataset, self.collate_fn)
-        drawn_from = self._drawn_from
-        with keep_cpu_rng():
+        with self._no_worker(), keep_cpu_rng():
             seed_generators(derive_seed(self.seed, "stream", epoch))
-            iterator = iter(self.dataset)
-        base = derive_seed(self.seed, "sample", epoch)
-        for position in count():
-            if not drawn_from and position >= max(_NUM_WATCHED, NUM_SAMPLES, num_consumed):
-                yield from iterator  # `_read` reads again with seeds if one of these draws
-                return
-            seed = base + SEED_STRIDE * position
-            if position < _NUM_WATCHED:  # find out here, as reading again may be expensive
-                sample = self._watched(iterator, seed)
-            else:
-                for name in drawn_from:
-                    GENERATORS[name](seed)
-                sample = next(iterator, _END)
-            if sample is _END:
-                return
+            samples = iter(self.dataset)
+            self._inside = CPUState()
+        return self._rest(samples, num_consumed)
+
+    def _rest(self, samples: Iterator[Any], num_consumed: int) -> Iterator[Any]:
+        for position, sample in enumerate(islice(samples, max(NUM_SAMPLES, num_consumed))):
             if self.head is not None and position < NUM_SAMPLES:
                 self.head.note(self._worker[0] if self._worker is not None else 0, position, sample)
             if position >= num_consumed:
                 yield sample
+        yield from samples
 
-    def _watched(self, iterator: Iterator[Any], seed: int) -> Any:
-        """Return the next sample, after seeding all generators, and note which of them it draws from."""
-        before = CPUState()
-        seed_generators(seed)
-        seeded = CPUState()
-        sample = next(iterator, _END)
-        self._drawn_from |= seeded.moved(apart_from=self._drawn_from)
-        before.restore(GENERATORS.keys() - self._drawn_from)
-        return sample
+    def _no_worker(self) -> AbstractContextManager[None]:
+        """Hide the worker: a stream that splits itself by worker would yield only a part of what is split here."""
+        return nullcontext() if self._worker is None else without_worker_info()
 
     def _enter_worker(self) -> tuple[int, int]:
         info = get_worker_info()

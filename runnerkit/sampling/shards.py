@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from torch.utils.data import IterableDataset
 
 from runnerkit.sampling.sampler import set_epoch
+from runnerkit.sampling.seeded_dataset import draws_nothing
 from runnerkit.seeding.generators import derive_seed
 
 _SHARD_STAGES = ("single_node_only", "split_by_node", "split_by_worker", "non_empty", "_shuffle", "detshuffle")
@@ -133,7 +134,7 @@ class _DatasetShards:
         self.dataset = dataset
         self.num_shards = int(dataset.num_shards)
         self.lanes = getattr(dataset, "lanes", None)
-        self.draws_nothing = getattr(dataset, "draws_nothing", False) is True
+        self.draws_nothing = draws_nothing(dataset)
 
     def open(self, index: int, *, epoch: int, seed: int) -> Iterable[Any]:
         _shorten_waits()
@@ -164,7 +165,7 @@ class _WebDatasetShards:
         self.urls, (_, self.stages) = dataset.pipeline[0].urls, _split(dataset)
         self.num_shards = len(self.urls)
         self.lanes = getattr(dataset, "lanes", None)
-        self.draws_nothing = getattr(dataset, "draws_nothing", False) is True
+        self.draws_nothing = draws_nothing(dataset)
         if any(_name(stage) == "_batched" and stage.kw.get("partial") is False for stage in self.stages):
             raise ValueError(
                 "a pipeline with .batched(partial=False) would lose the last samples of each shard; leave out partial, "

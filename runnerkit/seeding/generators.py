@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import math
 import random
+import struct
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -84,7 +86,7 @@ def set_rng_state(state: dict[str, Any]) -> None:
     version, words, python_gaussian = state["python"]
     kind, keys, *rest = state["numpy"]
     random.setstate((version, tuple(_as_words(words).tolist()), python_gaussian))
-    _set_numpy_state((kind, _as_words(keys), *rest))
+    np.random.set_state((kind, _as_words(keys), *rest))
     torch.set_rng_state(state["torch"])
     set_gpu_rng_states(state)
 
@@ -120,89 +122,95 @@ class CPUState:
         moved = set()
         if "torch" not in apart_from and _bytes(self._torch) != _bytes(torch.default_generator.get_state()):
             moved.add("torch")
-        if "python" not in apart_from and not _is_same(self._python, _python_state()):
+        if "python" not in apart_from and self._python != _python_state():
             moved.add("python")
-        if "numpy" not in apart_from and not _is_same(self._numpy, _numpy_state()):
+        if "numpy" not in apart_from and self._numpy != _numpy_state():
             moved.add("numpy")
         return moved
 
     def restore(self, names: Collection[str] = tuple(GENERATORS)) -> None:
-        """Restore the generators in `names`; Python's and NumPy's, which take longer, only if changed."""
+        """Restore the generators in `names`."""
         if "torch" in names:
             torch.default_generator.set_state(self._torch)
-        if "python" in names and _python_state() is not self._python:
-            random.setstate(self._python)
-        if "numpy" in names and _numpy_state() is not self._numpy:
+        if "python" in names:
+            _set_python_state(self._python)
+        if "numpy" in names:
             _set_numpy_state(self._numpy)
 
 
+# Python and NumPy copy 624 numbers one by one, which takes them 25 to 100 microseconds. Their states are therefore read
+# and written where they are in memory, if they are found there.
 _python_generator: Any = random.random.__self__  # type: ignore[attr-defined]  # the one behind the module's functions
 
 
-def _words_at(address: int) -> memoryview:
-    """Return a view of a Mersenne Twister in memory: 624 words and the position in them, first or last."""
-    return memoryview((ctypes.c_uint32 * 625).from_address(address)).cast("B")
+def _memory(address: int, kind: Any) -> memoryview:
+    """Return a view of what is at an address, as bytes."""
+    return memoryview(kind.from_address(address)).cast("B")
 
 
-_NO_WORDS = memoryview(b"")
+_Words = ctypes.c_uint32 * 625  # of a Mersenne Twister: 624 words and the position in them, first or last
 
 
 def _find_python_words() -> memoryview | None:
     """Find the position and words of Python's generator in memory; None if they are not where CPython has them."""
-    address = id(_python_generator) + object.__basicsize__
-    if type(_python_generator).__basicsize__ < object.__basicsize__ + 625 * 4:
+    if type(_python_generator).__basicsize__ < object.__basicsize__ + ctypes.sizeof(_Words):
         return None
     _, (*words, position), _ = random.getstate()
-    words_there = _words_at(address)
-    return words_there if words_there.cast("I").tolist() == [position, *words] else None
+    there = _memory(id(_python_generator) + object.__basicsize__, _Words)
+    return there if there.cast("I").tolist() == [position, *words] else None
 
 
 _python_words = _find_python_words()
-_last_python_state: tuple[bytes, Any] = b"", None
 
 
 def _python_state() -> Any:
-    """Return Python's state; the same object as before if nothing was drawn since.
-
-    Reading its 625 numbers as Python integers takes 50 microseconds between other work, so they are first compared
-    in memory, together with the Gaussian that may be cached.
-    """
-    global _last_python_state
     if _python_words is None:
         return random.getstate()
-    last_words, state = _last_python_state
-    words = bytes(_python_words)  # before the state: a signal's handler may draw in between
-    if words != last_words or state[2] != _python_generator.gauss_next:
-        state = random.getstate()
-        _last_python_state = words, state
-    return state
+    return bytes(_python_words), _python_generator.gauss_next  # Gaussians are drawn in pairs, the second is kept
 
 
-_last_numpy_state: tuple[bytes, Any] = b"", None
+def _set_python_state(state: Any) -> None:
+    if _python_words is None:
+        random.setstate(state)
+    else:
+        _python_words[:], _python_generator.gauss_next = state
+
+
+@cache  # NumPy loads its random module on first use
+def _numpy_gaussian() -> memoryview | None:
+    """Find the second Gaussian of a pair, which NumPy keeps in the object behind its functions; None if it does not."""
+    pattern = struct.pack("id", 1, math.pi)  # whether it is there, and its value
+    generator = np.random.rand.__self__  # type: ignore[attr-defined]
+    before: Any = np.random.get_state()
+    try:
+        np.random.set_state((*before[:3], 1, math.pi))
+        content = bytes(_memory(id(generator), ctypes.c_char * type(generator).__basicsize__))
+    finally:
+        np.random.set_state(before)
+    place = content.find(pattern)
+    return _memory(id(generator) + place, ctypes.c_char * len(pattern)) if place > 0 else None
 
 
 def _numpy_state() -> Any:
-    """Return NumPy's state; the same object as before if nothing was drawn since.
-
-    NumPy takes 90 microseconds for it, so its 624 words and the position in them are first compared in memory. NumPy
-    draws Gaussians in pairs and caches one, which the words do not show; while one is cached, the state is read again.
-    If ``np.random.set_state`` restores the words compared last, along with a cached Gaussian, that Gaussian is lost.
-    """
-    global _last_numpy_state
-    words = bytes(_numpy_words())
-    last_words, state = _last_numpy_state
-    if words != last_words or state[3]:
-        state = np.random.get_state()
-        _last_numpy_state = words, state
-    return state
+    words, gaussian = _numpy_words(), _numpy_gaussian()
+    if gaussian is None:
+        state: Any = np.random.get_state()
+        return state[0], state[1].tobytes(), *state[2:]
+    return bytes(words), bytes(gaussian)
 
 
 def _set_numpy_state(state: Any) -> None:
-    global _last_numpy_state
-    np.random.set_state(state)
-    _last_numpy_state = b"", None  # the same words may come with another cached Gaussian
+    gaussian = _numpy_gaussian()
+    if gaussian is None:
+        kind, keys, *rest = state
+        np.random.set_state((kind, np.frombuffer(keys, dtype=np.uint32), *rest))
+    else:
+        words = _numpy_words()
+        with _numpy_generator_and_words[0].lock:  # another thread may draw
+            words[:], gaussian[:] = state
 
 
+_NO_WORDS = memoryview(b"")
 _numpy_generator_and_words: tuple[Any, memoryview] = None, _NO_WORDS
 
 
@@ -218,16 +226,12 @@ def _numpy_words() -> memoryview:
             f"{type(generator).__name__}: call np.random.set_bit_generator(np.random.MT19937()), and use the "
             "other one through np.random.Generator"
         )
-    _numpy_generator_and_words = generator, _words_at(generator.ctypes.state_address)
+    _numpy_generator_and_words = generator, _memory(generator.ctypes.state_address, _Words)
     return _numpy_generator_and_words[1]
 
 
 def _bytes(state: torch.Tensor) -> bytes:
     return state.numpy().tobytes()  # to compare them: torch.equal takes 18 microseconds
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    return one is other or (one[2:] == other[2:] and np.array_equal(one[1], other[1]))
 
 
 @contextmanager

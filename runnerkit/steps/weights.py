@@ -75,38 +75,39 @@ class StepSizes:
 
 
 def sizes_of_pass(runner: IRunner, *, num_before: int) -> StepSizes:
-    """Start a pass over a training loader.
+    """Start a pass over a training loader, or over any in which all processes take as many batches.
 
     Args:
         num_before: batches that ran before the run was interrupted.
     """
     engine, steps, share = runner.engine, StepSizes(), share_of(runner.loader)
-    if hasattr(share, "start_sum") and engine.num_processes > 1:
-        share.start_sum = engine.start_sum  # to find out when all processes have ended
+    ranks = engine.data_parallel
+    if hasattr(share, "start_sum") and ranks.num_processes > 1:
+        share.start_sum = ranks.start_sum  # to find out when all processes have ended
     engine.loss_factor = _base_factor(runner)
     steppers = optimizer_callbacks(runner.callbacks)
     steps.has_steppers = bool(steppers)
     steps.accumulate = any(each.accumulation_steps > 1 for each in steppers)
-    steps.matter = engine.num_processes > 1 or steps.accumulate
+    steps.matter = ranks.num_processes > 1 or steps.accumulate
     if not steps.matter or distributed_sampler_of(runner.loader) is not None:  # which gives each rank as many
         return steps
     if _full_size(runner) is not None:
         steps.num_samples = share.stride
-        if engine.num_processes > 1 and runner.loss_reduction == "mean":
+        if ranks.num_processes > 1 and runner.loss_reduction == "mean" and runner.is_train_loader:
             steps.own_size = share.batch_size
     if hasattr(share, "first_uneven"):
         steps.first_uneven = num_before + share.first_uneven() + 1
-    elif engine.num_processes > 1:
+    elif ranks.num_processes > 1:
         steps.first_uneven = 1
     return steps
 
 
 def weigh_step(runner: IRunner, steps: StepSizes, *, number: int) -> None:
     """Find out the samples of each rank in step `number` of this pass, from 0, and weight the losses of this rank."""
-    engine = runner.engine
+    engine, ranks = runner.engine, runner.engine.data_parallel
     share = share_of(runner.loader)
-    sizes = share.sizes_of(number) if hasattr(share, "sizes_of") else [None] * engine.num_processes
-    own = None if sizes is None else sizes[engine.rank]
+    sizes = share.sizes_of(number) if hasattr(share, "sizes_of") else [None] * ranks.num_processes
+    own = None if sizes is None else sizes[ranks.rank]
     steps.sizes = sizes
     steps.is_idle = own == 0
     if steps.own_size is not None:
@@ -130,14 +131,14 @@ def weigh_batch(runner: IRunner, steps: StepSizes, units: WeightUnits) -> float 
     steps.is_asked = False
     if runner.loss_reduction == "sum":
         return None
-    engine, given = runner.engine, runner.batch_weight
+    engine, ranks, given = runner.engine, runner.engine.data_parallel, runner.batch_weight
     if given is not None:
         given = _checked(given)
     full = _full_size(runner)
     mean = _mean(steps.sizes) if steps.sizes is not None else full or runner.batch_size
-    if engine.num_processes == 1:
+    if ranks.num_processes == 1:
         mean = runner.batch_size  # a `collate_fn` may have dropped samples
-    steps.is_asked = engine.num_processes > 1 and (given is not None or mean is None)
+    steps.is_asked = ranks.num_processes > 1 and (given is not None or mean is None)
     if not steps.is_asked and not steps.accumulate:
         return None  # `loss_factor` weights the processes
     if not steps.is_asked and given is None:
@@ -146,7 +147,7 @@ def weigh_batch(runner: IRunner, steps: StepSizes, units: WeightUnits) -> float 
         return None if size == units.size else size / units.size
     weight = 0 if steps.is_idle else runner.batch_size if given is None else given
     if units.weight is None:
-        first = engine.start_sum(_on_device(weight, engine.device))().item() / engine.num_processes
+        first = ranks.start_sum(_on_device(weight, engine.device))().item() / ranks.num_processes
         units.weight = 2.0 ** round(math.log2(first)) if first > 0 else 1.0
     if steps.is_asked:
         engine.loss_factor = None
@@ -170,9 +171,9 @@ def _checked(weight: Any) -> float | Tensor:
 
 def total_share(runner: IRunner, share: float | Tensor) -> Any:
     """Start to sum the shares of all ranks; return a function that waits for their mean, a number or a () tensor."""
-    engine = runner.engine
-    total = engine.start_sum(_on_device(share, engine.device))
-    return lambda: total() / engine.num_processes
+    ranks = runner.engine.data_parallel
+    total = ranks.start_sum(_on_device(share, ranks.device))
+    return lambda: total() / ranks.num_processes
 
 
 def _on_device(value: float | Tensor, device: torch.device) -> Tensor:
@@ -203,7 +204,7 @@ def _full_size(runner: IRunner) -> float | None:
 
 def _base_factor(runner: IRunner) -> float | None:
     """Return the factor of a process with a full batch: engines average losses, also those that sum over a batch."""
-    num_processes = runner.engine.num_processes
+    num_processes = runner.engine.data_parallel.num_processes
     return float(num_processes) if runner.loss_reduction == "sum" and num_processes > 1 else None
 
 

@@ -31,6 +31,7 @@ from functools import partial
 from pathlib import Path
 
 from runnerkit.storage.links import refuse_link
+from runnerkit.storage.remote.urls import shown
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ def lock(logdir: Path) -> Callable[[], None]:
         except OSError as error:
             raise _unwritable(logdir, error) from error
         logger.warning("%s is not locked, which needs Linux or macOS: make sure that no other run writes there", logdir)
-        return lambda: None
+        return not_locked
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         try:
@@ -70,15 +71,19 @@ def lock(logdir: Path) -> Callable[[], None]:
             if not (logdir / FILE).exists():
                 raise _unwritable(logdir, error) from error
             logger.warning("%s cannot be locked (%s): make sure that no other run writes there", logdir, error)
-            return lambda: None
+            return not_locked
         if descriptor is not None:
             return partial(_unlock, logdir, descriptor, is_new)
         if time.monotonic() > deadline:
             raise FileExistsError(
-                f"another run is writing to {logdir}: {holder(logdir)}. Wait for it to end, or choose another logdir; "
-                f"if its machine is dead, delete {logdir / FILE}"
+                f"another run is writing to {shown(logdir)}: {holder(logdir)}. Wait for it to end, or choose another "
+                f"logdir; if its machine is dead, delete {logdir / FILE}"
             )
         time.sleep(_PAUSE_S)
+
+
+def not_locked() -> None:
+    """Release nothing: what :func:`lock` returns if the folder cannot be locked."""
 
 
 def _unwritable(logdir: Path, error: OSError) -> OSError:

@@ -1,9 +1,10 @@
-"""Checks of the arguments of callbacks and loggers; errors name the class and the argument."""
+"""Checks of the arguments of callbacks, loggers and engines; errors name the class and the argument."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import wraps
 from numbers import Integral, Real
 from os import PathLike
 from typing import Any
@@ -80,3 +81,119 @@ def _check(owner: object, kind: Any, accepted: str, or_none: bool, given: Mappin
 
 def _words(owner: object, name: str, accepted: str, or_none: bool, value: Any) -> str:
     return f"{type(owner).__name__}: {name} must be {accepted}{' or None' * or_none}, got {value!r}"
+
+
+_TOPK = {"topk_args": "topk"}
+_CALL = {"compute_on_call": "call update, or update_key_value for the values of the batch"}
+_KEY = "pass the tensors to update"
+_EPS = {"eps": "0 / 0 is 1"}
+_LOGDIR = {"use_logdir_postfix": "a logger always has a folder of its own in logdir"}
+_METHOD = {"method_name": "wrap the method in a module whose forward calls it"}
+# Arguments of Catalyst 21.12 and 22.04 by class: today's name, or what to do instead.
+RENAMED: dict[str, dict[str, str]] = {
+    "AUCMetric": _CALL,
+    "AccuracyCallback": _TOPK,
+    "AccuracyMetric": {**_TOPK, **_CALL},
+    "CMCMetric": {"embeddings_key": _KEY, "is_query_key": _KEY, "labels_key": _KEY, **_TOPK, **_CALL},
+    "CMCScoreCallback": _TOPK,
+    "CSVLogger": _LOGDIR,
+    "CheckpointCallback": {
+        "load_on_stage_end": "load_best_on_end",
+        "load_on_stage_start": "load_best_on_end, and return self.model in get_model",
+        "metrics_filename": "the metrics of the checkpoints are in index.json",
+        "min_delta": "any improvement counts",
+        "resume": "resume_runner",
+        "save_n_best": "topk",
+        "use_logdir_postfix": "checkpoints are always in a folder of their own in logdir",
+        "use_runner_logdir": "logdir",
+    },
+    "CometLogger": {"comet_mode": "online"},
+    "ConfusionMatrixCallback": {"normalized": "normalize"},
+    "ConfusionMatrixMetric": {
+        "normalize": "divide the counts that compute returns",
+        "normalized": "divide the counts that compute returns",
+        **_CALL,
+    },
+    "ConsoleLogger": {"log_hparams": "hyperparameters are printed at the start"},
+    "ControlFlowCallback": {"use_global_epochs": "epochs count within the stage"},
+    "DiceMetric": {**_EPS, **_CALL},
+    "FunctionalBatchMetricCallback": {"metric": "metric_fn"},
+    "FunctionalMetricCallback": {"compute_on_call": "log_on_batch"},
+    "HitrateCallback": _TOPK,
+    "HitrateMetric": {**_TOPK, **_CALL},
+    "IEngine": {
+        "apex_kwargs": "opt_level, or another option of the engine",
+        "fp16": "precision=dl.AMP()",
+        "mixed_precision": "precision=dl.AMP()",
+        "num_node_workers": "start the processes of several machines with torchrun",
+        "process_group_kwargs": "timeout_s",
+        "scaler_kwargs": "precision=dl.AMP()",
+        "workers_dist_rank": "start the processes of several machines with torchrun",
+        "world_size": "num_processes",
+    },
+    "IOUMetric": {**_EPS, **_CALL},
+    "MAPCallback": _TOPK,
+    "MAPMetric": {**_TOPK, **_CALL},
+    "MLflowLogger": {"registry_uri": "set MLFLOW_REGISTRY_URI", "run": "run_name"},
+    "MRRCallback": _TOPK,
+    "MRRMetric": {**_TOPK, **_CALL},
+    "MultilabelAccuracyMetric": _CALL,
+    "MultilabelPrecisionRecallF1SupportMetric": _CALL,
+    "NDCGCallback": _TOPK,
+    "NDCGMetric": {**_TOPK, **_CALL},
+    "OnnxCallback": {
+        "do_constant_folding": "the exporter decides",
+        "dynamic_axes": "the first axis is always dynamic",
+        "verbose": "the exporter logs by the module logging",
+        **_METHOD,
+    },
+    "OptunaPruningCallback": {"min_delta": "any improvement counts"},
+    "ProfilerCallback": {
+        "epoch": "num_batches",
+        "export_chrome_trace_path": "path",
+        "export_stacks_kwargs": "path",
+        "loader_key": "the first training loader is profiled",
+        "profiler_kwargs": "num_batches",
+        "tensorboard_path": "tensorboard",
+    },
+    "PruningCallback": {
+        "prune_on_stage_end": "prune_on_epoch_end",
+        "remove_reparametrization_on_stage_end": "the pruned weights always replace the masks",
+    },
+    "QuantizationCallback": {
+        "dtype": "weights are quantized to 8 bits",
+        "qconfig_spec": "all linear and convolution layers are quantized",
+    },
+    "TensorboardLogger": _LOGDIR,
+    "TracingCallback": _METHOD,
+    "TrevskyMetric": {**_EPS, **_CALL},
+}
+
+
+def explain_renamed(kind: type) -> None:
+    """Let the ``__init__`` of a class of runnerkit explain the arguments in :data:`RENAMED`."""
+    renamed = RENAMED.get(kind.__name__)
+    if renamed is None or not kind.__module__.startswith("runnerkit."):
+        return
+    init: Any = kind.__init__  # type: ignore[misc]
+
+    @wraps(init)
+    def checked(self: Any, *args: Any, **given: Any) -> None:
+        refuse_renamed(kind, renamed, given)
+        init(self, *args, **given)
+
+    kind.__init__ = checked  # type: ignore[misc]
+
+
+def refuse_renamed(kind: type, renamed: Mapping[str, str], given: Iterable[str]) -> None:
+    """Raise if a `given` argument of a class has another name today.
+
+    Raises:
+        TypeError: with that name, or what to do instead.
+    """
+    for name in given:
+        if name in renamed:
+            today = renamed[name]
+            raise TypeError(
+                f"{kind.__name__} does not take {name!r}: " + (f"use {today!r}" if today.isidentifier() else today)
+            )

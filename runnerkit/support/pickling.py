@@ -6,8 +6,10 @@ import io
 import logging
 import marshal
 import pickle
-from collections.abc import Callable
-from types import CodeType
+import sys
+from collections.abc import Callable, Iterable
+from operator import attrgetter
+from types import CodeType, FunctionType
 from typing import Any, TypeVar
 
 from runnerkit.support.torch_internals import is_set_by_torch
@@ -44,6 +46,12 @@ def written_by(write: Callable[[Any], T]) -> T:
                 return constructor, arguments, {**_own_attributes(obj), **state}
             if isinstance(obj, CodeType):  # cloudpickle >= 3.1.3 drops the file name, which tracebacks need
                 return marshal.loads, (marshal.dumps(obj),)
+            if (
+                isinstance(obj, type | FunctionType)
+                and obj.__module__ == "__main__"
+                and obj.__qualname__ in _known_in_main
+            ):
+                return _in_main, (obj.__qualname__,)
             return super().reducer_override(obj)
 
     try:
@@ -54,6 +62,30 @@ def written_by(write: Callable[[Any], T]) -> T:
         result = write(cloudpickle.Pickler)  # raises as well, unless such an attribute is the cause
         logger.warning("attributes of an optimizer's class cannot be sent and are left out: %s", error)
         return result
+
+
+_known_in_main: set[str] = set()
+
+
+def refer_to_main(names: Iterable[str]) -> None:
+    """Refer to these classes and functions of ``__main__`` by name in all pickles of this process from now on.
+
+    For a process that got them from the one that its pickles go to, where cloudpickle would otherwise replace the
+    methods of a class by copies with other globals.
+    """
+    _known_in_main.update(names)
+
+
+def is_found_in_main(obj: Any) -> bool:
+    """Return whether a class or function is found in ``__main__`` by its name."""
+    try:
+        return obj.__module__ == "__main__" and _in_main(obj.__qualname__) is obj
+    except AttributeError:  # a local one, a lambda, or a script that something else executes
+        return False
+
+
+def _in_main(name: str) -> Any:
+    return attrgetter(name)(sys.modules["__main__"])
 
 
 def loads(data: bytes) -> Any:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+DispatchMode = TorchDispatchMode  # base class of objects that see each operation in their body
 BatchNorm = _BatchNorm  # base class of batch norms of any dimension, SyncBatchNorm included
 BatchOrInstanceNorm = _NormBase
 COMPILED = "_orig_mod"  # where torch.compile's wrapper holds its module, and in the names of its weights
@@ -80,6 +84,17 @@ def untyped(storage: torch.TypedStorage) -> torch.UntypedStorage:
     return storage._untyped_storage
 
 
+def storage_id(tensor: Tensor) -> int:
+    """Return a number that tensors have in common if they share memory; also those on the meta device."""
+    number: int = tensor.untyped_storage()._cdata
+    return number
+
+
+def is_mutable(operation: Any) -> bool:
+    """Return whether an operation, as a TorchDispatchMode sees it, writes to one of its arguments."""
+    return bool(operation._schema.is_mutable)
+
+
 def has_no_buckets(model: nn.Module) -> bool:
     """Return whether a DistributedDataParallel sends gradients by hooks, as it does for torch.compile."""
     return getattr(model, "_use_python_reducer", False)
@@ -88,6 +103,24 @@ def has_no_buckets(model: nn.Module) -> bool:
 def local(tensor: Any) -> Any:
     """Return this process's part of a DTensor, sharing its memory; any other tensor unchanged."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def replace_parameters(module: nn.Module, tensors: dict[str, Any]) -> dict[str, Any]:
+    """Put tensors, parameters or not, in the places of a module's parameters; return what was there."""
+    replaced = {name: module._parameters[name] for name in tensors}
+    module._parameters.update(tensors)
+    return replaced
+
+
+def merge_dimensions(mesh: Any, names: tuple[str, ...], *, timeout_s: float) -> None:
+    """Let a sum over these neighboring dimensions of a DeviceMesh be one operation, whose result has equal bits on all
+    ranks.
+    """
+    from torch.distributed import distributed_c10d  # not in every build of torch
+
+    group = mesh[names]._flatten().get_group()
+    if group is not dist.group.WORLD:  # whose timeout is the user's
+        distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)
 
 
 def pinned(batch: Any) -> Any:
@@ -111,6 +144,13 @@ def awaited_worker(iterator: Any) -> tuple[int, int] | None:
         return None
     number = iterator._task_info[iterator._rcvd_idx][0]
     return number, iterator._workers[number].pid
+
+
+def silent_backend() -> str:
+    """Return the name of a backend whose process groups do not communicate: all processes seem to send what this one
+    sends."""
+
+    return "fake"
 
 
 def drop_held_gradients(unit: Any) -> None:

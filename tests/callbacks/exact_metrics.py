@@ -168,7 +168,10 @@ CASES: dict[str, tuple[Callable[[], dl.IMetricCallback], Callable[[dict[str, np.
         lambda: dl.AUCCallback("column", "binary", prefix="column_", compute_per_class_metrics=True),
         lambda x: auc(x["binary"][:, None], x["column"], "column_"),
     ),
-    "confusion": (lambda: dl.ConfusionMatrixCallback("logits", "classes", num_classes=NUM_CLASSES), confusion),
+    "confusion": (
+        lambda: dl.ConfusionMatrixCallback("logits", "classes", num_classes=NUM_CLASSES, log_counts=True),
+        confusion,
+    ),
     "r2": (lambda: dl.R2SquaredCallback("near_values", "values"), r2),
     "hitrate": (lambda: dl.HitrateCallback(*items, topk=(1, 3)), lambda x: pick(x, "hitrate")),
     "mrr": (lambda: dl.MRRCallback(*items, topk=(1, 3)), lambda x: pick(x, "mrr")),

@@ -31,6 +31,7 @@ def make_runner(*, means: LoaderMeans | None = None, **attributes: Any) -> Any:
         "loader_batch_step": 0,
         "loader_batch_len": None,
         "loaders": {},
+        "loggers": {},
         "batch": {},
         "batch_size": 1,
         "batch_weight": None,

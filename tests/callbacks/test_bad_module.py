@@ -95,7 +95,9 @@ def test_what_no_module_is_to_blame_for_is_named():
             super().handle_batch(batch)
             self.batch["logits"] = self.batch["logits"] * NAN
 
-    assert told(mlp(), loaders={"train": dirty}).endswith("batch[0] is already not finite in the batch from the loader")
+    assert told(mlp(), loaders={"train": dirty}).endswith(
+        "batch['features'] is already not finite in the batch from the loader"
+    )
     assert told(broken).endswith("parameter '0.bias' of the model is already not finite")
     assert "check the criterion and the code after the model in handle_batch" in told(mlp(), runner=After)
 

@@ -26,6 +26,8 @@ def transformed(callback, batch, *, event="on_batch_start", **attributes):
         ({"input_key": "a"}, {"a": 1, "b": 2}, {"a": -1, "b": 2}),
         ({"input_key": "a", "output_key": "c"}, {"a": 1}, {"a": 1, "c": -1}),
         ({"input_key": 1}, (1, 2), (1, -2)),
+        ({"input_key": 1}, {"a": 1, "b": 2}, {"a": 1, "b": -2}),
+        ({"input_key": 1}, {"a": 1, 1: 2, "b": 3}, {"a": 1, 1: -2, "b": 3}),
         ({"input_key": 0}, [1, 2], [-1, 2]),
         ({"input_key": "features"}, (1, 2), (-1, 2)),
         ({"input_key": "targets"}, [1, 2], [1, -2]),
@@ -78,7 +80,7 @@ class Seen(dl.SupervisedRunner):
         self.seen = []
 
     def handle_batch(self, batch):
-        self.seen.append((self.loader_key, batch[0].clone()))
+        self.seen.append((self.loader_key, batch["features"].clone()))
         super().handle_batch(batch)
 
 

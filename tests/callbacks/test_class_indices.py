@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from runnerkit import dl
-from runnerkit.callbacks.metrics.parts import class_indices
+from runnerkit.metrics import class_indices
 from tests.callbacks.stand_ins import end_loader, make_runner, run_loader
 from tests.ranks import Ranks
 
@@ -14,7 +14,7 @@ LOGITS = torch.eye(3).repeat(2, 1)
 CLASSES = torch.tensor([0, 1, 2, 0, 1, 2])
 MAKE = {
     "f1": lambda: dl.PrecisionRecallF1SupportCallback("x", "y", num_classes=3, compute_per_class_metrics=True),
-    "confusion": lambda: dl.ConfusionMatrixCallback("x", "y", num_classes=3),
+    "confusion": lambda: dl.ConfusionMatrixCallback("x", "y", num_classes=3, log_counts=True),
 }
 
 
@@ -33,11 +33,11 @@ def changed(indices, place, value):
 @pytest.mark.parametrize(
     ("outputs", "targets", "message"),
     [
-        (LOGITS, changed(CLASSES, 4, -100), r"1 targets of loader 'train' are outside of \[0, 3\); remove rows"),
-        (LOGITS, changed(CLASSES, 1, 255), r"1 targets of loader 'train' are outside"),
-        (changed(CLASSES, 0, 3), CLASSES, r"1 outputs of loader 'train' are outside"),
-        (changed(CLASSES, 5, -1), CLASSES, r"1 outputs of loader 'train' are outside"),
-        (changed(CLASSES, 5, 3), changed(CLASSES, 5, 3), r"1 targets of loader 'train' are outside"),
+        (LOGITS, changed(CLASSES, 4, -100), r"loader .train.: 1 targets are outside of \[0, 3\); remove rows"),
+        (LOGITS, changed(CLASSES, 1, 255), r"loader .train.: 1 targets are outside"),
+        (changed(CLASSES, 0, 3), CLASSES, r"loader .train.: 1 outputs are outside"),
+        (changed(CLASSES, 5, -1), CLASSES, r"loader .train.: 1 outputs are outside"),
+        (changed(CLASSES, 5, 3), changed(CLASSES, 5, 3), r"loader .train.: 1 targets are outside"),
     ],
     ids=["ignore_index", "void", "predicted too large", "predicted negative", "both, and alike"],
 )
@@ -90,7 +90,7 @@ def test_a_gpu_survives_what_is_no_class(name):
     callback, runner = MAKE[name](), make_runner(loggers={})
     run_loader(callback, runner, [{"x": LOGITS.cuda(), "y": changed(CLASSES, 4, -100).cuda()}])
 
-    with pytest.raises(ValueError, match="1 targets of loader 'train' are outside"):
+    with pytest.raises(ValueError, match="1 targets are outside"):
         end_loader(callback, runner)
     assert float(torch.ones((), device="cuda")) == 1
 

@@ -127,7 +127,7 @@ def test_a_model_is_called_as_the_run_calls_it(tmp_path, input_key):
 
     class ByName(dl.SupervisedRunner):
         def handle_batch(self, batch):
-            features, targets = batch
+            features, targets = batch["features"], batch["targets"]
             scale = torch.ones(len(features))
             logits = self.model(features=features, scale=scale)
             self.batch = {"features": features, "scale": scale, "targets": targets, "logits": logits}

@@ -261,12 +261,13 @@ def test_matrix_is_refused_by_name():
 
 @pytest.mark.parametrize(
     ("input_key", "target_key"),
-    [("scores", "targets"), (["scores", "targets"], []), ({"scores": "preds"}, {"targets": "target"})],
+    [("scores", "targets"), (["preds", "target"], []), ({"scores": "preds"}, {"targets": "target"})],
     ids=str,
 )
 def test_keys_may_be_one_several_or_renamed(input_key, target_key):
-    """Strings and lists become positional arguments, and a dict maps batch keys to keyword arguments."""
-    batches = binary_batches([8])
+    """A string becomes a positional argument, a list keyword arguments of these names, and a dict renames them."""
+    [batch] = binary_batches([8])
+    batches = [batch | {"target": batch["targets"], "preds": batch["scores"]}]
     callback = LoaderMetricCallback(classification.BinaryAUROC(), input_key, target_key)
     runner = make_runner()
 
@@ -289,9 +290,7 @@ def test_missing_batch_key_is_named():
 
 def test_metric_must_be_an_object():
     """A class passed by mistake is refused immediately."""
-    with pytest.raises(
-        TypeError, match="torchmetrics object with update, compute and reset, got the class BinaryAUROC"
-    ):
+    with pytest.raises(TypeError, match=r"object with update, compute and reset, .* got the class BinaryAUROC"):
         LoaderMetricCallback(classification.BinaryAUROC, "scores", "targets")
     with pytest.raises(TypeError, match="got a function"):
         BatchMetricCallback(l1_loss, "scores", "targets")
@@ -553,3 +552,33 @@ def test_functional_metric_must_be_callable():
     """Passing the arguments in the wrong order is an easy mistake."""
     with pytest.raises(TypeError, match="metric_fn must be callable, got 'mae'"):
         FunctionalBatchMetricCallback("mae", l1_loss, "logits", "targets")
+
+
+class NumSamples:
+    """Metric object with the key-value protocol."""
+
+    def reset(self):
+        self.count = 0
+
+    def update(self, targets):
+        self.count += len(targets)
+
+    def update_key_value(self, targets):
+        self.update(targets)
+        return {"n": len(targets)}
+
+    def compute_key_value(self):
+        return {"n": self.count}
+
+
+@pytest.mark.parametrize("kind", [BatchMetricCallback, LoaderMetricCallback])
+def test_objects_with_the_key_value_protocol_are_metrics(kind):
+    """Their names are their own, with prefix and suffix; only BatchMetricCallback logs batches by default."""
+    callback, runner = kind(NumSamples(), "targets", [], prefix="my_"), make_runner()
+
+    run_loader(callback, runner, binary_batches([4, 2]))
+    of_batch = dict(runner.batch_metrics)
+    end_loader(callback, runner)
+
+    assert runner.loader_metrics == {"my_n": 6}
+    assert of_batch == ({"my_n": 2} if kind is BatchMetricCallback else {})

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from runnerkit import dl
-from tests.callbacks.stand_ins import make_runner, run_loader
+from tests.callbacks.stand_ins import end_loader, make_runner, run_loader
 
 
 def run_batch(callback, **batch):
@@ -95,7 +95,7 @@ def test_a_loader_without_a_gallery_is_refused():
     run_batch(callback, x=LOGITS, y=[0, 1, 2], q=[True, True, True])
 
     with pytest.raises(ValueError, match="3 of 3 samples are queries: the loader needs queries and a gallery"):
-        callback.take_total(runner, callback.share(runner))
+        end_loader(callback, runner)
 
 
 @pytest.mark.parametrize(
@@ -127,36 +127,6 @@ def test_corner_cases(callback, batch, expected):
     runner = make_runner(loggers={})
     run_loader(callback, runner, [{key: torch.as_tensor(value) for key, value in batch.items()}])
 
-    callback.take_total(runner, callback.share(runner))
+    end_loader(callback, runner)
 
     assert runner.loader_metrics == pytest.approx(expected, rel=1e-12)
-
-
-class Album(dl.ILogger):
-    """A logger that accepts images."""
-
-    def log_scalars(self, scalars, *, step, scope):
-        pass
-
-    def log_image(self, tag, image, *, step, scope):
-        pass
-
-
-@pytest.mark.parametrize("normalize", [True, False])
-def test_a_confusion_matrix_is_drawn_for_loggers_that_take_images(normalize):
-    """Cells with large counts are dark; loggers without images get none."""
-    pytest.importorskip("matplotlib")
-    images = {}
-    callback = dl.ConfusionMatrixCallback(
-        "x", "y", "errors", ["cat", "dog"], normalize=normalize, plot_params={"figsize": (3, 3), "dpi": 100}
-    )
-    runner = make_runner(loggers={"console": dl.ConsoleLogger(), "album": Album()}, log_image=images.__setitem__)
-
-    run_loader(callback, runner, [{"x": torch.tensor([0, 0, 1, 0]), "y": torch.tensor([0, 0, 1, 1])}])
-    callback.take_total(runner, callback.share(runner))
-
-    counts = {"cat_as_cat": 2, "cat_as_dog": 0, "dog_as_cat": 1, "dog_as_dog": 1}
-    assert runner.loader_metrics == {f"errors/{name}": count for name, count in counts.items()}
-    image = images["errors"]
-    assert image.shape == (300, 300, 3) and image.dtype == "uint8"
-    assert image.min() < 60 and image.max() == 255

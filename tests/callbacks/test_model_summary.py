@@ -83,7 +83,7 @@ def test_batch_is_what_other_callbacks_made_of_it():
 
     class Half(dl.Callback):
         def on_batch_start(self, runner):
-            runner.batch = tuple(each[:4] for each in runner.batch)
+            runner.batch = {key: each[:4] for key, each in runner.batch.items()}
 
     texts, _, _ = train(dl.ModelSummaryCallback(), Half(dl.CallbackOrder.Internal))
 
@@ -104,10 +104,10 @@ def test_several_models_are_told_by_key():
 
     class Pair(dl.SupervisedRunner):
         def predict_batch(self, batch, **kwargs):
-            return self.model["head"](self.model["body"](batch[0]))
+            return self.model["head"](self.model["body"](batch["features"]))
 
         def handle_batch(self, batch):
-            self.batch = {"logits": self.predict_batch(batch), "targets": batch[1]}
+            self.batch = {"logits": self.predict_batch(batch), "targets": batch["targets"]}
 
     texts = Texts()
     models = {"body": nn.Linear(6, 4), "head": nn.Linear(4, 3)}

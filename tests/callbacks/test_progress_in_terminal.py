@@ -102,6 +102,7 @@ def test_log_file_has_lines_and_tables_only(script):
 
 
 @pytest.mark.slow
+@pytest.mark.cold  # a warm process may have imported tqdm.auto outside a notebook, for example with transformers
 def test_notebook_has_widgets(script, monkeypatch):
     """The epochs and each pass have a widget, those of passes disappear at the end, and there are no text bars."""
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")

@@ -69,10 +69,10 @@ def test_an_exponential_average_counts_steps_and_is_the_closed_form(accumulate):
     num_steps = -(-10 // accumulate)
     assert len(trace.trained) == 2 * num_steps
     expected = exponential_average(trace.trained)
-    torch.testing.assert_close(weights(runner.model), expected, rtol=0, atol=1e-6)  # float32, a few dozen steps
-    torch.testing.assert_close(trace.evaluated[-1], expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(weights(runner.model), expected, rtol=1e-6, atol=1e-6)  # float32, a few dozen steps
+    torch.testing.assert_close(trace.evaluated[-1], expected, rtol=1e-6, atol=1e-6)
     first = exponential_average(trace.trained[:num_steps])
-    torch.testing.assert_close(trace.evaluated[0], first, rtol=0, atol=1e-6)
+    torch.testing.assert_close(trace.evaluated[0], first, rtol=1e-6, atol=1e-6)
     assert torch.equal(trace.at_epoch_end[0], trace.trained[num_steps - 1]), "training continues with its own weights"
 
 
@@ -105,10 +105,10 @@ def test_evaluation_with_the_average_is_an_option(validate):
     last = trace.evaluated[-1]
     assert torch.equal(last, weights(runner.model) if validate else trace.trained[-1])
     assert len(trace.evaluated) == 7 * 6
-    torch.testing.assert_close(weights(runner.model), exponential_average(trace.trained), rtol=0, atol=1e-6)
+    torch.testing.assert_close(weights(runner.model), exponential_average(trace.trained), rtol=1e-6, atol=1e-6)
     for number, step in enumerate([7, 10, 14, 20, 21, 28, 30]):
         expected = exponential_average(trace.trained[:step]) if validate else trace.trained[step - 1]
-        torch.testing.assert_close(trace.evaluated[6 * number], expected, rtol=0, atol=1e-6)
+        torch.testing.assert_close(trace.evaluated[6 * number], expected, rtol=1e-6, atol=1e-6)  # weights up to 22
 
 
 def test_a_checked_run_evaluates_the_average_again():
@@ -136,7 +136,7 @@ def test_buffers_are_the_models_own_unless_they_are_averaged():
     mean, buffers = final[False]
     assert torch.equal(mean.double(), buffers[-1])
     mean, buffers = final[True]
-    torch.testing.assert_close(mean.double(), exponential_average(buffers), rtol=0, atol=1e-6)
+    torch.testing.assert_close(mean.double(), exponential_average(buffers), rtol=1e-6, atol=1e-6)
 
 
 class TwoModels(dl.Runner):
@@ -170,7 +170,7 @@ def test_each_of_several_models_is_averaged_by_the_steps_of_its_own_optimizer(tm
     )  # fmt: skip
 
     assert len(trained) == 10
-    torch.testing.assert_close(weights(models["two"]), exponential_average(trained), rtol=0, atol=1e-6)
+    torch.testing.assert_close(weights(models["two"]), exponential_average(trained), rtol=1e-6, atol=1e-6)
     state = utils.load_checkpoint(tmp_path / "checkpoints" / "last.pth")
     for key, model in models.items():
         assert all(torch.equal(state["model_state_dict"][key][name], each) for name, each in model.state_dict().items())
@@ -239,7 +239,7 @@ def test_a_second_stage_starts_from_the_average_of_the_first_and_averages_anew()
     second = average.module
     train_by_hand(second, torch.optim.SGD(second.parameters(), lr=0.5), list(loader(40, 4)))
     assert torch.equal(trace.trained[19], weights(second))
-    torch.testing.assert_close(weights(model), exponential_average(trace.trained[10:]), rtol=0, atol=1e-6)
+    torch.testing.assert_close(weights(model), exponential_average(trace.trained[10:]), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("mode", ["runner", "model"])
@@ -281,7 +281,7 @@ def test_the_mean_of_epochs_is_the_closed_form_with_statistics_of_its_own():
 
     trained = [trace.trained[10 * epoch - 1] for epoch in (2, 3, 4)]
     mean = torch.stack(trained).mean(dim=0)
-    torch.testing.assert_close(parameters(weights(model)), parameters(mean), rtol=0, atol=1e-6)
+    torch.testing.assert_close(parameters(weights(model)), parameters(mean), rtol=1e-6, atol=1e-6)
     by_torch = copy.deepcopy(model)
     update_bn(loader(40, 4), by_torch)
     assert torch.equal(weights(by_torch), weights(model))
@@ -330,7 +330,7 @@ def test_skipped_steps_are_not_averaged():
 
     runner = train([Infinite(), dl.EMACallback(DECAY), trace], num_epochs=1, engine=engine)
 
-    torch.testing.assert_close(weights(runner.model), exponential_average(trace.trained[1:]), rtol=0, atol=1e-6)
+    torch.testing.assert_close(weights(runner.model), exponential_average(trace.trained[1:]), rtol=1e-6, atol=1e-6)
 
 
 class Compare(dl.Callback):
@@ -360,8 +360,6 @@ def on_ranks(folder):
     resumed = resumable(folder / "broken", engine=engine, cpu=False)
     assert torch.equal(weights(resumed.model), weights(whole.model))
     assert resumed.experiment_metrics == whole.experiment_metrics
-    with pytest.raises(ValueError, match=r"cannot average shards.*DistributedDataParallelEngine"):
-        train([dl.EMACallback(DECAY)], engine=dl.FullyShardedDataParallelEngine(2, device="cpu"))
     return ema, swa
 
 

@@ -121,8 +121,8 @@ class KeepsMeters(Plain):
         self.batch_metrics["half"] = self.half
         self.num_seen += self.batch_size
         self.sizes.append(self.batch_size)
-        self.classes += batch[1].bincount(minlength=3)
-        self.ever.update(float(len(batch[0])), num_samples=1)
+        self.classes += batch["targets"].bincount(minlength=3)
+        self.ever.update(float(len(batch["features"])), num_samples=1)
         self.meters["own_loss"].update(self.batch_metrics.get("half", 0.0), num_samples=self.batch_size)
 
     def on_loader_end(self, runner):
@@ -153,7 +153,7 @@ class DrawnMetric(Plain):
 class MaximumMetric(Plain):
     def handle_batch(self, batch):
         super().handle_batch(batch)
-        self.batch_metrics["largest"] = batch[0].max()
+        self.batch_metrics["largest"] = batch["features"].max()
 
 
 class Stream(IterableDataset):

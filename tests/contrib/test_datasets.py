@@ -22,8 +22,8 @@ from sklearn.datasets import load_digits
 from torch.utils.data import DataLoader
 
 from runnerkit.contrib import CIFAR10, CIFAR100, MNIST, Compose, Digits, FashionMNIST, ImageToTensor, NormalizeImage
-from runnerkit.contrib import datasets as module_under_test
-from runnerkit.contrib.datasets import real_images
+from runnerkit.contrib.datasets import images as module_under_test
+from runnerkit.contrib.datasets.images import real_images
 from runnerkit.torchvision_cpu import import_torchvision
 from tests.cifar10_layout import write_cifar10
 
@@ -252,7 +252,7 @@ def test_missing_files_are_named_with_the_root_and_the_cure(tmp_path, dataset):
     root = tmp_path / "nothing here"
 
     with pytest.raises(FileNotFoundError, match=r"nothing here'.*is missing; pass download=True"):
-        dataset(root)
+        dataset(root, download=False)
 
     assert not root.exists()
 
@@ -263,7 +263,7 @@ def test_one_missing_file_is_named(tmp_path):
     (tmp_path / "MNIST" / "raw" / "t10k-labels-idx1-ubyte").unlink()
 
     with pytest.raises(FileNotFoundError, match="MNIST/raw/t10k-labels-idx1-ubyte is missing"):
-        MNIST(tmp_path)
+        MNIST(tmp_path, download=False)
 
 
 def test_images_and_targets_of_different_number_are_refused(tmp_path):

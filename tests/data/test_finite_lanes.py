@@ -253,7 +253,7 @@ def train(logdir, num_processes, *, accumulation_steps=1, num_workers=0, interru
 
 class InPlace(dl.SupervisedRunner):
     def handle_batch(self, batch):
-        self.batch = [batch[0].sub_(0.1).div_(0.2), batch[1]]
+        self.batch = {**batch, "features": batch["features"].sub_(0.1).div_(0.2)}
         super().handle_batch(self.batch)
 
 

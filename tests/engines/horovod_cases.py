@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 
 from runnerkit import dl
 from runnerkit.precision import AMP
+from tests.engines import test_closures
 from tests.interrupt import Interrupt
 from tests.tiny import loader, mlp, quiet, sgd, weights
 
@@ -334,6 +335,10 @@ def own_attributes(folder):
     return trained(dl.HorovodEngine(), model=model, optimizer=Blended(model.parameters(), lr=0.1, divisor=4))
 
 
+def closures(folder):
+    return test_closures.train(dl.HorovodEngine(), test_closures.model_of("odd"), batch_size=16)
+
+
 class Odd(nn.Module):
     """A model with parameters and buffers of dtypes that Horovod cannot send, and a layout that it refuses."""
 
@@ -462,6 +467,7 @@ CASES = (
     the_users_optimizer_goes_on,
     unwrappable,
     own_attributes,
+    closures,
     models_that_differ,
     collectives,
     resumed,

@@ -47,7 +47,7 @@ class Watch(dl.Callback):
 
     def on_batch_start(self, runner):
         if (runner.engine.rank, runner.loader_batch_step) == (self.rank, self.step):
-            runner.batch[0].mul_(self.size)
+            (runner.batch["features"] if isinstance(runner.batch, dict) else runner.batch[0]).mul_(self.size)
 
     def on_batch_end(self, runner):
         self.weights.append(weights(runner.engine.unwrap(runner.model)))

@@ -14,6 +14,7 @@ from torch import nn
 from runnerkit import dl
 from runnerkit.engines.failures.failure import describe
 from tests.engines.failing_job import RAISE, failing_job
+from tests.free_port import free_port
 from tests.tiny import loader, mlp, quiet, sgd
 
 
@@ -296,9 +297,7 @@ def test_a_port_that_is_taken_is_named():
 
 def test_address_and_port_of_the_users_own_work():
     """Spawned processes use the user's address and port."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
 
     engine = dl.DistributedDataParallelEngine(2, address="127.0.0.1", port=port, device="cpu")
     runner = train(ddp=False, cpu=False, engine=engine)

@@ -45,7 +45,7 @@ def test_a_run_is_the_hand_written_loop_with_torchao():
     class Order(dl.Callback):
         def on_batch_start(self, runner):
             if runner.is_train_loader:
-                order.append((runner.batch[0].clone(), runner.batch[1].clone()))
+                order.append((runner.batch["features"].clone(), runner.batch["targets"].clone()))
 
     found, _ = train(callbacks=[Order()])
 

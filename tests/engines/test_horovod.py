@@ -9,6 +9,7 @@ from torch import nn
 
 from runnerkit import dl
 from tests.engines import horovod_cases as cases
+from tests.engines import test_closures as closures
 from tests.engines.horovod_cases import BATCH_SIZE, NUM_SAMPLES
 from tests.tiny import classification, loader, mlp, sgd, train_by_hand, weights
 
@@ -177,6 +178,13 @@ def test_an_optimizers_own_attributes_are_carried(results):
     train_by_hand(model, torch.optim.SGD(model.parameters(), lr=0.1 / 4), loader(NUM_SAMPLES, JOINED))
 
     torch.testing.assert_close(results["own_attributes"], weights(model), **FLOAT_SUMS)
+
+
+def test_lbfgs_steps_as_by_hand_on_the_joined_batch(results):
+    """Each evaluation of the closure averages the gradients."""
+    expected = closures.by_hand(closures.model_of("odd"))
+
+    torch.testing.assert_close(results["closures"], expected, rtol=1e-9, atol=1e-12)
 
 
 def test_training_starts_from_the_weights_of_rank_zero(results):

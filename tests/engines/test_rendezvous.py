@@ -1,6 +1,5 @@
 """Workers of torchrun find those of their own attempt, whatever earlier attempts left behind."""
 
-import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -10,6 +9,7 @@ from torch.distributed import TCPStore
 
 from runnerkit.engines.launch.rendezvous import Pauses, join_job
 from runnerkit.engines.process_environment import ProcessEnvironment
+from tests.free_port import free_port
 
 LEADER = "runnerkit/leader"
 
@@ -66,9 +66,7 @@ def test_workers_share_a_store_of_their_own(agents, join):
 
 def test_a_dead_leader_is_not_followed(agents, join):
     """Its address is still in the agents' store, until the new leader replaces it."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        dead = free.getsockname()[1]
+    dead = free_port()
     agents.set(LEADER, f"127.0.0.1 {dead} 1")
 
     follower = join(1)
@@ -165,9 +163,7 @@ def test_a_wait_ends_late_by_no_more_than_a_tenth_of_it(monkeypatch):
 
 def test_the_workers_of_torchs_switch_meet_at_a_port_of_their_own():
     """With TORCH_DISABLE_SHARE_RDZV_TCP_STORE, only rank zero listens at that port."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     places = [ProcessEnvironment("torchrun", rank, rank, 2, None, "127.0.0.1", port) for rank in range(2)]
 
     with ThreadPoolExecutor(2) as threads:
@@ -179,8 +175,7 @@ def test_the_workers_of_torchs_switch_meet_at_a_port_of_their_own():
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_whose_torchrun_has_ended_does_not_wait_for_it(rank):
     """torchrun may be killed while its ranks import torch; they used to wait for timeout_s, then retry."""
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        port = gone.getsockname()[1]
+    port = free_port()
     place = ProcessEnvironment("torchrun", rank, 0, 2, None, "127.0.0.1", port, is_store_shared=True)
     began = time.monotonic()
 
@@ -192,8 +187,7 @@ def test_a_rank_whose_torchrun_has_ended_does_not_wait_for_it(rank):
 
 def test_rank_zero_says_that_another_never_came():
     """The other process had the right address, so the error does not mention MASTER_ADDR."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     place = ProcessEnvironment("the launcher", 0, 0, 2, None, "127.0.0.1", port)
 
     with pytest.raises(ConnectionError, match=r"not all of the 2 processes joined within 1 s; one was not") as caught:

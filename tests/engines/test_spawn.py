@@ -71,3 +71,60 @@ def test_a_rank_that_is_told_to_end_while_it_tells_why_it_failed_tells_it():
     """A closed terminal sends SIGHUP to all, and the calling process sends SIGTERM to the rest once one has failed."""
     with pytest.raises(_SignalsWhileItIsPickled):
         spawn(_fail, num_processes=1, variables={})
+
+
+SCRIPT = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from runnerkit import dl
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return torch.relu(self.layer(x))
+
+
+if __name__ == "__main__":
+    data = TensorDataset(torch.ones(16, 4), torch.zeros(16, dtype=torch.long))
+    engine = dl.DistributedDataParallelEngine(2, device="cpu", compile={"backend": "eager"})
+    runner = dl.SupervisedRunner().train(
+        model=nn.Sequential(Net()),
+        criterion=nn.CrossEntropyLoss(),
+        loaders={"train": DataLoader(data, batch_size=4), "valid": DataLoader(data, batch_size=4)},
+        engine=engine,
+    )
+    print("loss", runner.epoch_metrics["valid"]["loss"] > 0)
+    print("same", type(runner.model[0]) is Net and Net.forward.__globals__ is globals())
+"""
+
+
+@pytest.mark.cold
+def test_a_model_that_a_script_defines_is_compiled_in_its_processes(tmp_path):
+    """torch.compile looks its globals up in ``__main__``. When the model comes back, its class is what it was."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+
+    ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, cwd=tmp_path, timeout=300)
+
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert "loss True\nsame True" in ended.stdout
+
+
+@pytest.mark.cold
+def test_a_script_that_another_program_executes_gets_its_model_back(tmp_path):
+    """Its classes name ``__main__`` as their module, which is that of the other program and does not have them."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        SCRIPT.replace('compile={"backend": "eager"}', "").replace(" and Net.forward.__globals__ is globals()", "")
+    )
+    command = f"exec(compile(open({str(script)!r}).read(), 'script.py', 'exec'), {{'__name__': '__main__'}})"
+
+    ended = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, cwd=tmp_path, timeout=300)
+
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert "loss True\nsame True" in ended.stdout

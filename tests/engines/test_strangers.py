@@ -4,7 +4,6 @@ import os
 import pickle
 import shutil
 import signal
-import socket
 import subprocess
 import time
 
@@ -12,6 +11,7 @@ import pytest
 from torch.distributed import TCPStore
 
 from tests.engines.launch_commands import MPIRUN, PYTHON, TORCHRUN
+from tests.free_port import free_port
 
 NOBODY = 65534
 SCRIPT = """
@@ -90,8 +90,7 @@ def jobs(launcher, words):
     if launcher != "manually":
         yield {"torchrun": TORCHRUN, "mpirun": MPIRUN}[launcher] + words, {}
         return
-    with socket.create_server(("localhost", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     place = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     for rank in "01":
         yield [PYTHON, *words], {**place, "RANK": rank, "LOCAL_RANK": rank}

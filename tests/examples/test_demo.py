@@ -8,7 +8,7 @@ import pytest
 
 from runnerkit import read_metrics
 from runnerkit.contrib import Digits
-from runnerkit.contrib.datasets import DEBIAN_FASHION_MNIST
+from runnerkit.contrib.datasets.images import DEBIAN_FASHION_MNIST
 from tests.examples.start import ROOT, TORCHRUN, start
 
 FASHION_MNIST_ROOT = ROOT / "data"

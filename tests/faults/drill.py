@@ -8,18 +8,20 @@ import datetime
 import os
 import platform
 import random
+import re
 import shutil
 import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import torch
@@ -27,29 +29,52 @@ from torch import nn
 
 from benchmarks.results import write_section
 from runnerkit import dl
-from runnerkit.checkpoints.file import load_checkpoint
 from runnerkit.checkpoints.folder import CheckpointFolder
 from runnerkit.engines.process_environment import STORE_VARIABLE
 from runnerkit.runner import IRunner
 from tests.data.stream_sources import write_files
 from tests.faults import job
+from tests.faults.fingerprint import differences, fingerprint
 
 TIME = "any moment"
-# Point of a kill: the function's owner, its name, before or after the call, and the maximum number of calls to skip.
-PLACES: dict[str, tuple[Any, str, str, int]] = {
-    "before a step": (IRunner, "_run_batch", "before", 40),
-    "in the forward pass": (nn.Linear, "forward", "before", 80),
-    "in the backward pass": (torch.Tensor, "backward", "before", 40),
-    "after the optimizer's step": (torch.optim.Adam, "step", "after", 40),
-    "between the file and its name": (os, "replace", "before", 40),
-    "after the file has its name": (os, "replace", "after", 40),
-    "before a sync to the disk": (os, "fsync", "before", 60),
-    "in the thread that writes": (torch, "save", "before", 14),
-    "before the index is written": (CheckpointFolder, "_write_index", "before", 20),
-    "before old files are deleted": (CheckpointFolder, "keep", "before", 14),
-    "at an epoch's end": (IRunner, "_emit", "after", 30),
-    "before CSV is flushed": (dl.CSVLogger, "flush", "before", 12),
-    "before TensorBoard is flushed": (dl.TensorboardLogger, "flush", "before", 12),
+
+
+class Place(NamedTuple):
+    """A point of a program at which it may be killed.
+
+    Attributes:
+        owner: of the function.
+        when: "before" or "after" the call.
+        most_calls: the largest number of the call at which the process is killed.
+        argument: pattern at the start of the first argument behind `self`; calls with others do not count.
+        rank: the only process that comes there; None for all.
+    """
+
+    owner: Any
+    name: str
+    when: str
+    most_calls: int
+    argument: str | None = None
+    rank: int | None = None
+
+    def is_meant(self, arguments: tuple[Any, ...]) -> bool:
+        return self.argument is None or re.match(self.argument, str(arguments[1])) is not None
+
+
+PLACES: dict[str, Place] = {
+    "before a step": Place(IRunner, "_run_batch", "before", 40),
+    "in the forward pass": Place(nn.Linear, "forward", "before", 80),
+    "in the backward pass": Place(torch.Tensor, "backward", "before", 40),
+    "after the optimizer's step": Place(torch.optim.Adam, "step", "after", 40),
+    "between the file and its name": Place(os, "replace", "before", 40),
+    "after the file has its name": Place(os, "replace", "after", 40),
+    "before a sync to the disk": Place(os, "fsync", "before", 60),
+    "in the thread that writes": Place(torch, "save", "before", 14),
+    "before the index is written": Place(CheckpointFolder, "_write_index", "before", 20),
+    "before old files are deleted": Place(CheckpointFolder, "keep", "before", 14),
+    "at an epoch's end": Place(IRunner, "_emit", "after", 30),
+    "before CSV is flushed": Place(dl.CSVLogger, "flush", "before", 12),
+    "before TensorBoard is flushed": Place(dl.TensorboardLogger, "flush", "before", 12),
 }
 LIMIT_S = 60.0  # time for a process to end by itself after another was killed
 WORKERS_LIMIT_S = 10.0  # further time for its loader's workers
@@ -63,32 +88,39 @@ class Kill:
     rank: int
     num_calls: int = 0
     seconds: float = 0.0
+    places: Mapping[str, Place] = field(default_factory=lambda: PLACES, repr=False)
 
     @classmethod
-    def draw(cls, chance: random.Random, num_processes: int) -> "Kill":
-        place, rank = chance.choice([*PLACES, TIME]), chance.randrange(num_processes)
-        if place == TIME:
-            return cls(place, rank, seconds=chance.uniform(0.05, 2.0))
-        return cls(place, rank, num_calls=chance.randint(1, PLACES[place][3]))
+    def draw(
+        cls, chance: random.Random, num_processes: int, *, places: Mapping[str, Place] = PLACES, longest_s: float = 2.0
+    ) -> "Kill":
+        name, rank = chance.choice([*places, TIME]), chance.randrange(num_processes)
+        if name == TIME:
+            return cls(name, rank, seconds=chance.uniform(0.05, longest_s), places=places)
+        place = places[name]
+        rank = rank if place.rank is None else place.rank
+        return cls(name, rank, num_calls=chance.randint(1, place.most_calls), places=places)
 
     def arm(self) -> None:
         """Patch this process so that it is killed at the place."""
         if self.place == TIME:
             return
-        owner, name, when, _ = PLACES[self.place]
-        function, num_left = getattr(owner, name), self.num_calls
+        place = self.places[self.place]
+        function, num_left = getattr(place.owner, place.name), self.num_calls
 
         def deadly(*args: Any, **kwargs: Any) -> Any:
             nonlocal num_left
+            if not place.is_meant(args):
+                return function(*args, **kwargs)
             num_left -= 1
-            if num_left == 0 and when == "before":
+            if num_left == 0 and place.when == "before":
                 os.kill(os.getpid(), signal.SIGKILL)
             result = function(*args, **kwargs)
             if num_left == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
             return result
 
-        setattr(owner, name, deadly)
+        setattr(place.owner, place.name, deadly)
 
 
 @dataclass
@@ -118,18 +150,42 @@ class Tally:
         return "one process" if self.num_processes == 1 else f"{self.num_processes} processes"
 
 
-def attempt(logdir: Path, num_processes: int, kill: Kill | None, tally: Tally, *, source: str | None = None) -> bool:
-    """Start the run's processes; return whether they completed. All are forked: torch is imported once."""
+def attempt(
+    logdir: Path,
+    num_processes: int,
+    kill: Kill | None,
+    tally: Tally,
+    *,
+    source: str | None = None,
+    run: Callable[[], None] | None = None,
+) -> bool:
+    """Start the run's processes; return whether they completed. All are forked: torch is imported once.
+
+    Args:
+        run: what each process calls; default: the job in `logdir`.
+    """
     store = logdir.with_suffix(".store")
     store.unlink(missing_ok=True)
-    pids = [_start(logdir, rank, num_processes, store, kill, source) for rank in range(num_processes)]
+    run = run or partial(job.run, logdir, num_processes=num_processes, source=source)
+    pids = [_start(logdir, rank, num_processes, store, kill, run) for rank in range(num_processes)]
+    try:
+        return _watch(pids, logdir, kill, tally)
+    except BaseException:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+        raise
+
+
+def _watch(pids: Sequence[int], logdir: Path, kill: Kill | None, tally: Tally) -> bool:
+    """Wait for the processes of an attempt, which are to end if one is killed; return whether all completed."""
     if kill is not None and kill.place == TIME:
         time.sleep(kill.seconds)
         with suppress(ProcessLookupError):
             os.kill(pids[kill.rank], signal.SIGKILL)
     codes: dict[int, int] = {}
     died_at: float | None = None
-    while len(codes) < num_processes:
+    while len(codes) < len(pids):
         for pid in pids:
             if pid not in codes and (ended := os.waitpid(pid, os.WNOHANG))[0]:
                 codes[pid] = os.waitstatus_to_exitcode(ended[1])
@@ -146,7 +202,7 @@ def attempt(logdir: Path, num_processes: int, kill: Kill | None, tally: Tally, *
             os.killpg(pid, signal.SIGKILL)
         if pid not in codes:
             os.waitpid(pid, 0)
-            raise AssertionError(f"a process was still there {LIMIT_S:g} s after {kill}")
+            raise AssertionError(f"a process was still there {LIMIT_S:g} s after {kill}\n{_tail(logdir)}")
         if num_left:
             raise AssertionError(
                 f"{num_left} of a loader's workers were still there {WORKERS_LIMIT_S:g} s after {kill}"
@@ -154,8 +210,14 @@ def attempt(logdir: Path, num_processes: int, kill: Kill | None, tally: Tally, *
     if kill is not None and codes[pids[kill.rank]] == -signal.SIGKILL:
         tally.kills[kill.place] += 1
     elif any(codes.values()):
-        raise AssertionError(f"exit codes {list(codes.values())} without a kill ({kill})")
+        raise AssertionError(f"exit codes {list(codes.values())} without a kill ({kill})\n{_tail(logdir)}")
     return not any(codes.values())
+
+
+def _tail(logdir: Path) -> str:
+    """Return the last lines that the processes of a run have written."""
+    log = Path(f"{logdir}.log")
+    return log.read_text()[-4000:] if log.exists() else ""
 
 
 def _wait_for_workers(group: int) -> int:
@@ -172,7 +234,7 @@ def _is_in(group: int, process: psutil.Process) -> bool:
     return False
 
 
-def _start(logdir: Path, rank: int, num_processes: int, store: Path, kill: Kill | None, source: str | None) -> int:
+def _start(logdir: Path, rank: int, num_processes: int, store: Path, kill: Kill | None, run: Callable[[], None]) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -191,14 +253,29 @@ def _start(logdir: Path, rank: int, num_processes: int, store: Path, kill: Kill 
             if kill.rank == rank:
                 kill.arm()
         torch.set_num_threads(1)
-        job.run(logdir, num_processes=num_processes, source=source)
+        run()
         code = 0
+    except BaseException:
+        if kill is not None:  # into the log; usually, it only reports that a peer was killed
+            traceback.print_exc()
     finally:
-        os._exit(code)  # also after an exception: it only reports that a peer was killed
+        os._exit(code)
 
 
-def drill(num_kills: int, num_processes: int, *, folder: Path, seed: int = 0, source: str | None = None) -> Tally:
-    """Kill runs `num_kills` times in total; each is resumed until it completes, and is then compared."""
+def drill(
+    num_kills: int,
+    num_processes: int,
+    *,
+    folder: Path,
+    seed: int = 0,
+    source: str | None = None,
+    is_file_url: bool = False,
+) -> Tally:
+    """Kill runs `num_kills` times in total; each is resumed until it completes, and is then compared.
+
+    Args:
+        is_file_url: pass the logdirs of runs that are killed as file:// URLs; not for a stream.
+    """
     tally, chance = Tally(num_processes, source), random.Random(seed)
     whole = folder / f"whole-{num_processes}-{source}"
     write_files(folder / "shards")
@@ -207,8 +284,10 @@ def drill(num_kills: int, num_processes: int, *, folder: Path, seed: int = 0, so
     while tally.kills.total() < num_kills:
         tally.num_runs += 1
         broken = folder / f"broken-{num_processes}-{source}-{tally.num_runs}"
+        logdir = broken.as_uri() if is_file_url else broken
+        run = partial(job.run, logdir, num_processes=num_processes, source=source)
         struck = []
-        while not attempt(broken, num_processes, kill := Kill.draw(chance, num_processes), tally, source=source):
+        while not attempt(broken, num_processes, kill := Kill.draw(chance, num_processes), tally, run=run):
             struck.append(kill)
         for key in differences(expected, fingerprint(broken)):
             tally.different.append(f"{broken.name}: {key} differs after {struck}")
@@ -217,46 +296,9 @@ def drill(num_kills: int, num_processes: int, *, folder: Path, seed: int = 0, so
     return tally
 
 
-def fingerprint(logdir: Path) -> dict[str, Any]:
-    """Read what must be equal: the last checkpoint, bit for bit, CSV files, and TensorBoard's series."""
-    state = load_checkpoint(logdir / "checkpoints" / "last.pth")
-    files = {f"csv {path.name}": path.read_text() for path in sorted((logdir / "csv").iterdir())}
-    return {**dict(leaves(state)), **files, "TensorBoard": dict(series(logdir / "tensorboard"))}
-
-
-def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """Return the keys that only one fingerprint has, or whose values differ."""
-    return sorted(key for key in one.keys() | other.keys() if (key in one) != (key in other) or one[key] != other[key])
-
-
-def leaves(state: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield a checkpoint's leaves with their paths; two leaves are equal if all their bits are."""
-    if isinstance(state, dict):
-        for key, value in state.items():
-            yield from leaves(value, f"{path}/{key}")
-    elif isinstance(state, list | tuple):
-        for index, value in enumerate(state):
-            yield from leaves(value, f"{path}/{index}")
-    elif isinstance(state, torch.Tensor):
-        content = state.detach().contiguous().flatten().view(torch.uint8).tolist()
-        yield path, (state.dtype, tuple(state.shape), bytes(content))
-    else:
-        yield path, repr(state)  # this way a NaN equals a NaN
-
-
-def series(folder: Path) -> Iterator[tuple[str, list[tuple[int, float]]]]:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    for run in sorted(folder.iterdir()):
-        events = EventAccumulator(str(run), size_guidance={"scalars": 0})
-        events.Reload()
-        for tag in events.Tags()["scalars"]:
-            yield f"{run.name} {tag}", [(each.step, each.value) for each in events.Scalars(tag)]
-
-
-def table(tallies: Sequence[Tally]) -> str:
+def table(tallies: Sequence[Tally], *, places: Mapping[str, Place] = PLACES) -> str:
     """Return a Markdown table with a row for each place and for the results."""
-    rows = {place: [str(each.kills[place]) for each in tallies] for place in [*PLACES, TIME]} | {
+    rows = {place: [str(each.kills[place]) for each in tallies] for place in [*places, TIME]} | {
         "all kills": [str(each.kills.total()) for each in tallies],
         "runs that were resumed until they were complete": [str(each.num_runs) for each in tallies],
         "of these, equal to the run that was not killed": [str(each.num_runs - each.num_different) for each in tallies],
@@ -288,19 +330,22 @@ def main() -> None:
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--streams", action="store_true", help="train on streams, each with two data workers")
+    parser.add_argument("--mesh", action="store_true", help="train a sharded model in four processes")
+    parser.add_argument("--file-url", action="store_true", help="pass the logdir as file:///path")
     parser.add_argument("--page", type=Path, help="also write the table to this page")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        run = partial(drill, options.kills, folder=Path(folder), seed=options.seed)
-        sources = job.STREAMS if options.streams else [None]
-        tallies = [run(num_processes=number, source=source) for source in sources for number in options.processes]
+        run = partial(drill, options.kills, folder=Path(folder), seed=options.seed, is_file_url=options.file_url)
+        sources = job.STREAMS if options.streams else [job.MESH if options.mesh else None]
+        processes = [4] if options.mesh else options.processes
+        tallies = [run(num_processes=number, source=source) for source in sources for number in processes]
     found = table_of_streams(tallies) if options.streams else table(tallies)
     print(found)
     for tally in tallies:
         print(*tally.different, sep="\n")
     if options.page is not None:
         when = f"{datetime.date.today()}, torch {torch.__version__}, Python {platform.python_version()}, on the CPU."
-        section = "stream drills" if options.streams else "drills"
+        section = "stream drills" if options.streams else "mesh drills" if options.mesh else "drills"
         write_section(section, f"{when}\n\n{found}", options.page, command="make drills")
     sys.exit(any(tally.different for tally in tallies))
 

@@ -1,7 +1,9 @@
 """The run that is killed, with every kind of state that a resume must restore."""
 
 import random
+import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from runnerkit import dl
+from runnerkit import dl, utils
 from tests.data.stream_sources import Divisible, Numbers, files, hugging_face, number_of, webdataset
 from tests.tiny import classification, loader, mlp
 
@@ -32,7 +34,14 @@ class Augmented(Dataset[Any]):
         return features * (1 + 0.2 * random.random()) + 0.1 * torch.randn(6) * float(np.random.rand()), target
 
 
-def engine(num_processes: int) -> dl.IEngine:
+def engine(num_processes: int, source: str | None) -> dl.IEngine:
+    if source == MESH:
+        # Advice not to change a unit's output in place, if its last layer is divided.
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor", UserWarning)
+        return dl.FullyShardedDataParallelEngine(
+            num_processes, device="cpu", timeout_s=30, init="meta", shard_modules=[nn.Linear], tensor_parallel=2,
+            plan={"0": "colwise", "2": "random_apart", "3": "rowwise"},
+        )  # fmt: skip
     if num_processes == 1:
         return dl.AMPEngine("cpu", dtype=torch.bfloat16)
     return dl.DistributedDataParallelAMPEngine(num_processes, device="cpu", dtype=torch.bfloat16, timeout_s=30)
@@ -63,25 +72,30 @@ STREAMS: dict[str, Callable[[Path], Any]] = {
     "any other IterableDataset": partial(Numbers, change=labelled),
 }
 FINITE = "the same, without epoch_steps"
+# Map-style data and a model that no process holds whole; the processes divide samples in two and weights in two.
+MESH = "a mesh of 2 x 2"
 
 
-def run(logdir: Path, *, num_processes: int, source: str | None = None) -> None:
+def run(logdir: Path | str, *, num_processes: int, source: str | None = None) -> None:
     """Train a small model or resume it; batches and epochs are logged, and a thread saves every third step.
 
     Args:
-        logdir: of the run; for a stream, its parent has a folder "shards".
+        logdir: of the run, also a URL; for a stream, a path whose parent has a folder "shards".
         num_processes: of the job.
-        source: key of `STREAMS`; None is a map-style data set.
+        source: key of `STREAMS`; None or `MESH` is a map-style data set.
     """
     torch.manual_seed(0)
-    model = mlp(dropout=0.3, batch_norm=source != FINITE)  # whose last batch may have one sample
+    with utils.parameters_on_meta() if source == MESH else nullcontext():
+        model = mlp(
+            dropout=0.3, batch_norm=source not in (FINITE, MESH)
+        )  # the last batch of FINITE may have one sample
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    epoch_steps = NUM_SAMPLES // (BATCH_SIZE * num_processes)
+    epoch_steps = NUM_SAMPLES // (BATCH_SIZE * (num_processes // 2 if source == MESH else num_processes))
     most_steps = NUM_EPOCHS * (100 if source == FINITE else epoch_steps)
-    if source is None:
+    if source in (None, MESH):
         train_loader = DataLoader(Augmented(), batch_size=BATCH_SIZE, shuffle=True, num_workers=1)
     else:
-        stream = STREAMS[source](logdir.parent / "shards")
+        stream = STREAMS[source](Path(logdir).parent / "shards")
         train_loader = DataLoader(stream, batch_size=BATCH_SIZE, num_workers=2, collate_fn=collate)
     dl.SupervisedRunner().train(
         model=model,
@@ -101,15 +115,16 @@ def run(logdir: Path, *, num_processes: int, source: str | None = None) -> None:
             ),
         },
         num_epochs=NUM_EPOCHS,
-        epoch_steps=None if source in (None, FINITE) else epoch_steps,
+        epoch_steps=None if source in (None, MESH, FINITE) else epoch_steps,
         loggers={
             "console": None,
             "csv": dl.CSVLogger(logdir, log_batch_metrics=True),
+            "jsonl": dl.JSONLLogger(logdir, log_batch_metrics=True),
             "tensorboard": dl.TensorboardLogger(logdir, log_batch_metrics=True),
         },
         log_every=2,
         logdir=logdir,
         resume="auto",
-        engine=engine(num_processes),
+        engine=engine(num_processes, source),
         verbose=False,
     )

@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.results import write_section
 from tests.engines.launch_commands import MPIRUN, PYTHON, TORCHRUN
-from tests.faults.drill import differences, fingerprint
+from tests.faults.fingerprint import differences, fingerprint
 
 ROOT = Path(__file__).parents[2]
 LAUNCHERS = {"plain python": [PYTHON], "torchrun": TORCHRUN, "mpirun": MPIRUN}

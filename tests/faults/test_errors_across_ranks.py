@@ -2,13 +2,13 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 
 import pytest
 
 from tests.faults.errors_job import CASES
+from tests.free_port import free_port
 
 pytestmark = pytest.mark.slow
 LIMIT_S = 30  # per case, on a busy machine; the first includes imports
@@ -19,9 +19,7 @@ LENGTHS = "loader 'train' must have equally many batches on all ranks"
 def told(tmp_path_factory):
     """Return both ranks' reports as {rank: {case: ...}}, from processes started as by any launcher."""
     folder = tmp_path_factory.mktemp("told")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONPATH": os.getcwd()}
     ranks = [
         subprocess.Popen(
@@ -43,7 +41,7 @@ def told(tmp_path_factory):
 
 
 CAUSES = {
-    "model": ("LookupError: in the model", "in batch 3 of loader 'train', epoch 1, rank 1: 0 float32"),
+    "model": ("LookupError: in the model", "in batch 3 of loader 'train', epoch 1, rank 1: features float32"),
     "callback": ("LookupError: in the callback", "in batch 3 of loader 'train', epoch 1, rank 1: features"),
     "logger": ("LookupError: in the logger", "in batch 2 of loader 'train', epoch 1, rank 0: features"),
     "loader": ("LookupError: in the data set", "while batch 3 of loader 'train', epoch 1, rank 1 was fetched"),

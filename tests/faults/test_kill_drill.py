@@ -1,22 +1,36 @@
 """A run that is killed repeatedly ends with the same results; `make drills` is the long version."""
 
+from functools import partial
+
 import pytest
 import torch
 
 from runnerkit.checkpoints.file import load_checkpoint, save_checkpoint
 from tests.faults import drill as drills
-from tests.faults import launched_drill
-from tests.faults.drill import PLACES, TIME, Kill, Tally, attempt, differences, drill, fingerprint, leaves, table
-from tests.faults.job import FINITE
+from tests.faults import launched_drill, proxy, store_drill
+from tests.faults.drill import PLACES, TIME, Kill, Tally, attempt, drill, table
+from tests.faults.fingerprint import differences, fingerprint, leaves
+from tests.faults.job import FINITE, MESH
+from tests.storage.s3_server import Bucket
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("num_processes", "num_kills", "source"), [(1, 5, None), (2, 2, None), (2, 2, FINITE)])
+@pytest.mark.parametrize(
+    ("num_processes", "num_kills", "source"), [(1, 5, None), (2, 2, None), (2, 2, FINITE), (4, 2, MESH)]
+)
 def test_a_killed_run_equals_the_run_that_was_not(tmp_path, num_processes, num_kills, source):
-    """The last checkpoint is equal bit for bit, and so are CSV files and TensorBoard's series."""
+    """The last checkpoint is equal bit for bit, and so are CSV and JSONL files and TensorBoard's series."""
     tally = drill(num_kills, num_processes, folder=tmp_path, seed=num_processes, source=source)
 
     assert tally.different == [] and tally.kills.total() >= num_kills
+
+
+@pytest.mark.slow
+def test_a_killed_run_whose_logdir_is_a_file_url_equals_the_run_that_was_not(tmp_path):
+    """It is the same as the path."""
+    tally = drill(2, 1, folder=tmp_path, seed=3, is_file_url=True)
+
+    assert tally.different == [] and tally.kills.total() >= 2
 
 
 @pytest.mark.slow
@@ -30,6 +44,8 @@ def test_the_drill_sees_what_differs(tmp_path):
 
     csv = next(run.glob("csv/*.csv"))
     csv.write_text(csv.read_text().replace("0.", "1.", 1))
+    lines = run / "metrics.jsonl"
+    lines.write_text(lines.read_text().replace("0.", "1.", 1))
     last = run / "checkpoints" / "last.pth"
     state = load_checkpoint(last)
     state["model_state_dict"]["0.bias"][0].view(torch.int32).bitwise_xor_(1)
@@ -41,9 +57,66 @@ def test_the_drill_sees_what_differs(tmp_path):
 
     found = {key.replace("//", "/") for key in differences(expected, fingerprint(run))}
     assert found == {
-        f"csv {csv.name}", "/model_state_dict/0.bias", "/optimizer_state_dict/param_groups/0/lr",
+        f"csv {csv.name}", "JSONL", "/model_state_dict/0.bias", "/optimizer_state_dict/param_groups/0/lr",
         "/scheduler_state_dict/last_epoch", "/callbacks/stop/num_bad_epochs", "/rng/0/torch",
     }  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("num_processes", "source"), [(1, None), (2, None), (4, MESH)])
+def test_a_run_in_a_store_equals_the_run_on_a_disk_after_kills_and_faults(tmp_path, s3_server, num_processes, source):
+    """It needs no disk that survives, leaves nothing that it does not need, and touches nothing of others."""
+    with proxy.running(s3_server) as faults:
+        tally = store_drill.drill(
+            2, 4, num_processes, folder=tmp_path, server=s3_server, faults=faults, seed=1, source=source
+        )
+
+    assert tally.different == [] and tally.others == []
+    assert tally.kills.total() >= 2 and tally.faults.total() >= 4
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_run_killed_while_it_changes_a_store_leaves_nothing(tmp_path, s3_server):
+    """The next run, on another machine, deletes what no manifest names; and so does one after that."""
+    places = (
+        "after an object is uploaded", "after a log is uploaded", "before the manifest is written",
+        "after the manifest is written", "before an old object is deleted", "after the manifest is read",
+    )  # fmt: skip
+    bucket = Bucket.create("kills", s3_server)
+    target = store_drill.Target(bucket.url(), tmp_path, s3_server)
+    neighborhood = store_drill.Neighborhood(bucket, "run")
+    tally = Tally(1)
+
+    for number, place in enumerate(places):
+        kill = Kill(place, 0, num_calls=1 if "manifest" in place else 2, places=store_drill.STORE_PLACES)
+        run = partial(target.run, 1, tmp_path / f"disk-{number}")
+        assert not attempt(tmp_path / "run", 1, kill, tally, run=run), place
+    assert attempt(tmp_path / "run", 1, None, tally, run=partial(target.run, 1, tmp_path / "disk"))
+
+    assert tally.kills == dict.fromkeys(places, 1)
+    assert list(neighborhood.faults()) == []
+
+
+def test_objects_of_others_are_watched(s3):
+    """A change, a deletion and an object that is left are found."""
+    neighborhood = store_drill.Neighborhood(s3, "run")
+    s3.put("run/manifest.json", b'{"logs": ["csv/train.csv"], "checkpoints": {}}')
+    s3.put("run/csv/train.csv", b"")
+    assert list(neighborhood.faults()) == []
+
+    s3.put("run/notes.txt", b"changed")
+    s3.delete("run-2/manifest.json")
+    s3.put("run/checkpoints/objects/left", b"")
+    s3.delete("run/csv/train.csv")
+
+    assert sorted(neighborhood.faults()) == [
+        "run-2/manifest.json of another was deleted",
+        "run/checkpoints/objects/left is left",
+        "run/csv/train.csv is named by the manifest and missing",
+        "run/notes.txt of another was changed",
+    ]
 
 
 def test_what_only_one_run_has_differs_too():

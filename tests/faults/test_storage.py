@@ -47,7 +47,7 @@ def add(folder, epoch, *, sharded=False, num_kept=2):
         shard = checkpoints.temporary(name) / "__0_0.distcp"
         shard.parent.mkdir()
         shard.write_bytes(b"shard" * epoch)
-        saved["shards"] = {"places": {}, "files": {shard.name: sha256_of(shard)}}
+        saved["shards"] = {"places": {}, "files": {shard.name: sha256_of(shard)}, "size_bytes": shard.stat().st_size}
     else:
         name += ".pth"
     record = checkpoints.add(name, saved, kind="runner", epoch=epoch, batch=10 * epoch, score=None, metrics={})

@@ -1,7 +1,6 @@
 """If a process does not end, the job still ends and reports which one was stuck and why it failed."""
 
 import os
-import socket
 import subprocess
 import sys
 import textwrap
@@ -14,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from runnerkit import dl
 from runnerkit.engines.launch import process_group, spawn
 from runnerkit.loop import experiment
+from tests.free_port import free_port
 from tests.tiny import classification, loader, mlp, quiet, sgd
 
 LIMIT_S = 40  # per job, on a busy machine; a stuck process blocks for 600 s
@@ -81,9 +81,7 @@ def launched(folder, call, *, num_awaited=2):
     """Start both ranks like a launcher, which kills the rest in the end; return their standard error and exit codes."""
     script = folder / "script.py"
     script.write_text(textwrap.dedent(f"from tests.faults.test_stuck import *\n{call}\n"))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     ranks = [
         subprocess.Popen(

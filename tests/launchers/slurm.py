@@ -9,6 +9,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from tests.free_port import free_ports
+
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "sinfo", "unshare")
 NODES = ("node1", "node2")
 # A credential that lives 5 s lets a requeued job start again after 6 s instead of two minutes.
@@ -109,7 +111,7 @@ class Slurm:
         names = "".join(f"127.0.0.1 {name}\n" for name in ("localhost", socket.gethostname(), *NODES))
         (self.folder / "hosts").write_text(names)
         host = socket.gethostname().split(".")[0]
-        (self.folder / "slurm.conf").write_text(CONFIG.format(folder=self.folder, host=host, ports=_free_ports(3)))
+        (self.folder / "slurm.conf").write_text(CONFIG.format(folder=self.folder, host=host, ports=free_ports(3)))
 
     def _start(self, program, *options, host=None):
         command = [_program(program), *options]
@@ -138,14 +140,3 @@ class Slurm:
 
 def _program(name):
     return shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin")
-
-
-def _free_ports(number):
-    sockets = [socket.socket() for _ in range(number)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()

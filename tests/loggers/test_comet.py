@@ -196,14 +196,16 @@ def test_pictures_texts_distributions_and_files_are_comets_own_kinds(tmp_path):
         histogram = Histogram(np.array([1, 2]), np.array([-1.0, -0.5, 4.5]))
         logger.log_histogram("weights", histogram, step=step, scope="batch")
         logger.log_pr_curve("pr", pr_curve, step=step, scope="loader")
+        logger.log_table("classes", {"class": ["a", "b"], "f1": [0.5, 1.0]}, step=step, scope="loader")
         logger.log_artifact("notes", tmp_path / "notes", step=step, scope="loader")
         logger.log_artifact("file", tmp_path / "b.txt", step=step, scope="loader")
     logger.close()
 
     sent = list(uploads(tmp_path / "log"))
     assert {(each["epoch"], each["step"]) for _, each, _ in sent[:4]} == {(3, 12)}
-    (_, sample, picture), (_, remark, text), (_, weights, counts), (_, pr, points), *files = sent
-    assert [kind for kind, _, _ in sent] == ["visualization", "text-sample", "histogram3d", "curve", "asset", "asset"]
+    (_, sample, picture), (_, remark, text), (_, weights, counts), (_, pr, points), (_, classes, cells), *files = sent
+    kinds = ["visualization", "text-sample", "histogram3d", "curve", "asset", "asset", "asset"]
+    assert [kind for kind, _, _ in sent] == kinds
     assert [sample["figName"], remark["name"], weights["fileName"], pr["fileName"]] == [
         "valid/sample",
         "valid/remark",
@@ -217,6 +219,7 @@ def test_pictures_texts_distributions_and_files_are_comets_own_kinds(tmp_path):
     (low, high, one), (above, below, two) = middles
     assert (one, two) == (1, 2) and low <= -0.75 <= high and above <= 2 <= below
     assert json.loads(points) == {"x": [1.0, 0.25], "y": [0.5, 1.0], "name": "valid/pr"}
+    assert (classes["fileName"], cells.split()) == ("valid/classes.csv", [b"class,f1", b"a,0.5", b"b,1.0"])
     assert [(each["fileName"], content) for _, each, content in files] == [
         ("notes/more/a.txt", b"in a folder"),
         ("file/b.txt", b"a file"),
@@ -240,7 +243,7 @@ def test_the_import_leaves_the_process_alone(tmp_path):
     """Its random draws, sys.excepthook, import hooks and warnings about earlier imports do not affect the process."""
     script = f"""
 import os, random, sys
-import torch
+import six, torch  # botocore, which Comet imports if it is installed, imports six, which adds a finder
 random.seed(0)
 hook, finders, state = sys.excepthook, list(sys.meta_path), random.getstate()
 from runnerkit import dl

@@ -280,3 +280,78 @@ def test_what_a_kill_left_half_written_is_cleared_away(tmp_path: Path) -> None:
     CSVLogger(tmp_path).setup(resumed_at=Step("train", "", epoch=1, batch=10))
 
     assert others.exists() and not any(path.exists() for path in left)
+
+
+# Tables of `log_table`: name, scope, loader, epoch, step.
+TABLES: list[tuple[str, Scope, str, int, int]] = [
+    ("classes", "loader", "valid", 1, 2),
+    ("classes", "loader", "valid", 1, 4),
+    ("classes", "loader", "train", 1, 4),
+    ("classes", "loader", "valid", 1, 4),  # a second one at its place is ignored
+    ("a/b", "loader", "valid", 2, 6),
+    ("classes", "batch", "train", 2, 7),
+    ("classes", "loader", "valid", 2, 8),
+]
+
+
+def log_tables(
+    logdir: Path, tables: list[tuple[str, Scope, str, int, int]], *, resumed_at: Step | None = None
+) -> dict[str, str]:
+    """Return the files by path."""
+    logger = CSVLogger(logdir)
+    logger.setup(resumed_at=resumed_at)
+    for name, scope, loader, epoch, step in tables:
+        table = {"class": ["cat, dog", "bird"], "recall": [step / 3, math.nan], "support": [step, 0]}
+        logger.log_table(name, table, step=Step("train", loader, epoch, step), scope=scope)
+    logger.close()
+    folder = logdir / "tables"
+    return {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*.csv")}
+
+
+def test_rows_of_a_table_have_their_place_in_the_run(tmp_path: Path) -> None:
+    """A file for each name, which pandas reads back with the same floats."""
+    found = log_tables(tmp_path, TABLES)
+
+    assert sorted(found) == ["a/b.csv", "classes.batch.csv", "classes.csv"]
+    rows = list(csv.DictReader(found["classes.csv"].splitlines()))
+    places = [(row["loader"], int(row["epoch"]), int(row["step"])) for row in rows[::2]]
+    assert places == [("valid", 1, 2), ("valid", 1, 4), ("train", 1, 4), ("valid", 2, 8)]
+    assert [*rows[2].values()] == ["train", "valid", "1", "4", "cat, dog", repr(4 / 3), "4"]
+    assert rows[3]["recall"] == "nan"
+
+
+@pytest.mark.parametrize("killed_after", range(len(TABLES) + 1))
+def test_tables_of_a_killed_and_resumed_run_are_the_same(tmp_path: Path, killed_after: int) -> None:
+    """Also if the kill left half of a table."""
+    expected = log_tables(tmp_path / "whole", TABLES)
+    log_tables(tmp_path / "killed", TABLES[:killed_after])
+    torn = tmp_path / "killed" / "tables" / "classes.csv"
+    if torn.exists():
+        torn.write_text(torn.read_text() + "train,valid,2,8,bi")
+    num_done = sum(epoch == 1 for *_, epoch, _ in TABLES)
+
+    resumed = log_tables(tmp_path / "killed", TABLES[min(killed_after, num_done) :], resumed_at=Step("train", "", 1, 4))
+
+    assert resumed == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "message"),
+    [
+        ("../x", {"a": [1]}, r"a table's tag names a file in .*tables, which '../x' cannot"),
+        ("/x", {"a": [1]}, "cannot"),
+        ("x:y", {"a": [1]}, "cannot"),
+        ("x", {"epoch": [1]}, r"table 'x': rename columns \['epoch'\], which hold the rows' place in the run"),
+        ("again", {"b": [1]}, r"columns of a table in .*again.csv must stay \['a'\], got \['b'\]"),
+    ],
+)
+def test_a_table_that_no_file_can_hold_is_refused(
+    tmp_path: Path, name: str, table: dict[str, list[int]], message: str
+) -> None:
+    logger = CSVLogger(tmp_path)
+    logger.setup()
+    logger.log_table("again", {"a": [1]}, step=Step("train", "valid", 1, 1), scope="loader")
+
+    with pytest.raises(ValueError, match=message):
+        logger.log_table(name, table, step=Step("train", "valid", 1, 2), scope="loader")
+    logger.close()

@@ -224,6 +224,7 @@ def test_pictures_texts_distributions_and_files_are_artifacts(tmp_path, uri):
             "weights", Histogram(np.array([1, 2]), np.array([0.0, 0.5, 1.0])), step=step, scope="batch"
         )
         logger.log_pr_curve("pr", curve, step=step, scope="loader")
+        logger.log_table("classes", {"class": ["a", "b"], "f1": [0.5, 1.0]}, step=step, scope="loader")
         logger.log_artifact("notes", tmp_path / "notes", step=step, scope="loader")
     logger.close()
 
@@ -236,6 +237,9 @@ def test_pictures_texts_distributions_and_files_are_artifacts(tmp_path, uri):
         "counts": [1, 2], "edges": [0.0, 0.5, 1.0]
     }  # fmt: skip
     assert json.loads((folder / "pr_curves/valid/pr/3.json").read_text())["recall"] == [1.0, 0.25]
+    assert json.loads((folder / "tables/valid/classes/3.json").read_text()) == {
+        "columns": ["class", "f1"], "data": [["a", 0.5], ["b", 1.0]]
+    }  # fmt: skip
     assert (folder / "notes/a.txt").read_text() == "in a folder"
 
 

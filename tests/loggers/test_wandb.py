@@ -156,11 +156,12 @@ def test_pictures_texts_distributions_and_files_are_wandbs_own_kinds(tmp_path):
         histogram = Histogram(np.array([1, 2]), np.array([0.0, 0.5, 1.0]))
         logger.log_histogram("weights", histogram, step=step, scope="batch")
         logger.log_pr_curve("pr", pr_curve, step=step, scope="loader")
+        logger.log_table("classes", {"class": ["a", "b"], "f1": [0.5, 1.0]}, step=step, scope="loader")
         logger.log_artifact("notes", tmp_path / "notes", step=step, scope="loader")
     logger.close()
 
-    sample, remark, weights, pr = rows(tmp_path / "log")
-    assert {(row["epoch"], row["step"]) for row in (sample, remark, weights, pr)} == {(3, 12)}
+    sample, remark, weights, pr, classes = rows(tmp_path / "log")
+    assert {(row["epoch"], row["step"]) for row in (sample, remark, weights, pr, classes)} == {(3, 12)}
     [files] = (tmp_path / "log").glob("wandb/offline-run-*/files")
     np.testing.assert_array_equal(np.asarray(Image.open(files / sample["valid/sample/path"])), image)
     assert json.loads((files / remark["valid/remark/path"]).read_text())["data"] == [["good"]]
@@ -170,6 +171,8 @@ def test_pictures_texts_distributions_and_files_are_wandbs_own_kinds(tmp_path):
         [1.0, 0.5],
         [0.25, 1.0],
     ]
+    table = json.loads((files / classes["valid/classes/path"]).read_text())
+    assert (table["columns"], table["data"]) == (["class", "f1"], [["a", 0.5], ["b", 1.0]])
     [notes] = [each for each in artifacts(tmp_path / "log") if each.type == "file"]
     assert notes.name == f"{logger.run_id}-notes"
     assert [(each.path, Path(each.local_path).read_text()) for each in notes.manifest.contents] == [

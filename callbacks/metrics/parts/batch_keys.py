@@ -14,7 +14,9 @@ Keys: TypeAlias = str | list[str] | dict[str, str]
 
 
 def pick(runner: IRunner, *keys: Keys, reader: str) -> tuple[list[Any], dict[str, Any]]:
-    """Collect arguments from ``runner.batch``: a str or a list gives positional ones, a dict renames to keyword ones.
+    """Collect arguments from ``runner.batch``.
+
+    A str gives a positional one, a list those of the same names, and a dict renames them.
 
     Raises:
         TypeError: the batch is not a dict.
@@ -30,7 +32,7 @@ def pick(runner: IRunner, *keys: Keys, reader: str) -> tuple[list[Any], dict[str
             elif type(each) is dict or (type(each) is not list and isinstance(each, Mapping)):
                 keyword_arguments |= {name: batch[key] for key, name in each.items()}
             else:
-                arguments += [batch[key] for key in each]
+                keyword_arguments |= {key: batch[key] for key in each}
     except KeyError as error:
         raise UnknownKeyError(
             f"{reader} reads {error.args[0]!r} of a batch of loader {runner.loader_key!r}, which has {list(batch)}"

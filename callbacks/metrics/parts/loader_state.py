@@ -73,12 +73,13 @@ class LoaderStateCallback(IMetricCallback, ABC, Generic[State]):
         return state
 
     def on_loader_start(self, runner: IRunner) -> None:
-        state, engine = self._begin(runner), runner.engine
+        state = self._begin(runner)
         if state is None:
             return
-        ranks = self._loaded.pop(runner.loader_key, [])
+        of_ranks = self._loaded.pop(runner.loader_key, [])
         if runner.loader_batch_step:  # the loader resumes from a checkpoint
-            state.load_state_dicts(ranks[engine.rank :: engine.num_processes], device=engine.device)
+            ranks = runner.engine.data_parallel
+            state.load_state_dicts(of_ranks[ranks.rank :: ranks.num_processes], device=runner.engine.device)
 
     def share(self, runner: IRunner) -> Share | None:
         state = self._under_way.get(runner.loader_key)
@@ -97,7 +98,9 @@ class LoaderStateCallback(IMetricCallback, ABC, Generic[State]):
             return {}
         if self.node is not CallbackNode.All:  # other ranks do not call this; rank zero saves its own
             return {key: [state.state_dict()] for key, state in self._under_way.items()}
-        return {key: self._engine.gather_object(state.state_dict()) for key, state in self._under_way.items()}
+        return {
+            key: self._engine.data_parallel.gather_object(state.state_dict()) for key, state in self._under_way.items()
+        }
 
     def load_state_dict(self, state: StateDict) -> None:
         self._loaded = dict(state)

@@ -1,14 +1,14 @@
-"""Reduction of a torchmetrics object's states over all processes."""
+"""Metric objects of other libraries, whose states are reduced over all processes."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from runnerkit.metrics.metric import Metric, Sums
 from runnerkit.metrics.reduction import Share, on_cpu
 from runnerkit.support.device_move import move
 from runnerkit.types import StateDict
@@ -16,10 +16,10 @@ from runnerkit.types import StateDict
 Part = list[StateDict]  # of one process: the states of each Metric within a metric, in order
 
 
-class Metric(Protocol):
+class MetricLike(Protocol):
     """The interface of a torchmetrics ``Metric`` or ``MetricCollection``."""
 
-    def update(self, *args: Any, **kwargs: Any) -> None:
+    def update(self, *args: Any, **kwargs: Any) -> Any:
         """Add a batch."""
 
     def compute(self) -> Any:
@@ -29,32 +29,58 @@ class Metric(Protocol):
         """Forget all batches."""
 
 
-class LoaderMetric:
-    """One pass of a metric over a loader, on a copy of the given metric.
+class ForeignMetric(Metric):
+    """The adapter from other libraries' metric objects to :class:`~runnerkit.metrics.Metric`.
 
-    It does not use the metric's own synchronization, which enters one collective per element of a list state, so ranks
+    It does not use torchmetrics' own synchronization, which enters one collective per element of a list state, so ranks
     with different numbers of batches hang, and which includes the empty state of a rank without batches. Neither does
     it use ``merge_state``, which raises for every metric whose ``full_state_update`` is not False.
+
+    Args:
+        metric: the object; it is changed.
+        name: of a single value; it precedes the names of a dict if `is_given`.
     """
 
-    def __init__(self, metric: Metric, device: torch.device) -> None:
-        self.metric: Any = copy.deepcopy(metric)
-        self.metric.reset()
+    def __init__(
+        self, metric: MetricLike, name: str, *, is_given: bool, prefix: str | None, suffix: str | None
+    ) -> None:
+        self.metric: Any = metric
+        self.name, self.group = name, f"{name}/" if is_given else ""
+        self._device = torch.device("cpu")
+        names = list(metric.keys()) if isinstance(metric, nn.ModuleDict) else None
+        has_names = not hasattr(metric, "compute_key_value")  # whose names are known when it has values
+        values = self._scalars(0.0 if names is None else dict.fromkeys(names, 0.0)) if has_names else {}
+        super().__init__(values, prefix=prefix, suffix=suffix)
+
+    def to(self, device: torch.device) -> None:
+        """Move the metric and let it no longer reduce its states itself."""
+        self._device = device
         if isinstance(self.metric, nn.Module):
             self.metric.to(device)
+        for each in _inner_metrics(self.metric):
+            each.distributed_available_fn = _never
+
+    def reset(self) -> None:
+        self.metric.reset()
         self._inner = _inner_metrics(self.metric)
-        for each in self._inner:
-            each.distributed_available_fn = _never  # torchmetrics must not reduce the states again
-        self._device = device
         self._is_empty = True
         self._inherited: list[Part] = []  # of other ranks, if a run resumes on fewer processes
 
-    def update(self, args: Sequence[Any], kwargs: dict[str, Any], *, want_value: bool) -> Any:
-        """Add a batch; return the batch's own value if `want_value`."""
+    def update(self, *inputs: Any, **named: Any) -> None:
         self._is_empty = False
-        if want_value:
-            return self.metric(*args, **kwargs)
-        return self.metric.update(*args, **kwargs)
+        args, kwargs = _detached(inputs, named)
+        self.metric.update(*args, **kwargs)
+
+    def update_key_value(self, *inputs: Any, **named: Any) -> Sums:
+        self._is_empty = False
+        args, kwargs = _detached(inputs, named)
+        update = getattr(self.metric, "update_key_value", self.metric)
+        values = update(*args, **kwargs)
+        return self._named(self._scalars(values))
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._parts()
 
     def share(self) -> Share | None:
         """Return the states, with those reduced by "sum" as sums; None without batches."""
@@ -74,8 +100,8 @@ class LoaderMetric:
                     other[index][name] = value
         return Share(sums, others if any(others[0]) else [])
 
-    def compute(self, total: Share) -> Any:
-        """Return the value over all processes, from the shares of all.
+    def take(self, total: Share) -> None:
+        """Replace the states by those of all processes.
 
         Raises:
             ValueError: a state reduced by "mean" differs between processes.
@@ -88,7 +114,11 @@ class LoaderMetric:
                 for name in (of_parts[0] if of_parts else ())
             }
             self._put(metric, states)
-        return self.metric.compute()
+        self._is_empty, self._inherited = False, []
+
+    def _values(self) -> Sums:
+        key_value = getattr(self.metric, "compute_key_value", None)
+        return self._scalars(self.metric.compute() if key_value is None else key_value())
 
     def state_dict(self) -> StateDict:
         """Copy the states to the CPU.
@@ -100,7 +130,6 @@ class LoaderMetric:
         return {"parts": on_cpu(self._parts())}
 
     def load_state_dicts(self, states: Sequence[StateDict], *, device: torch.device) -> None:
-        """Continue from results of :meth:`state_dict`."""
         parts = [part for state in states for part in state["parts"]]
         if parts:
             for metric, state in zip(self._inner, parts[0], strict=True):
@@ -117,8 +146,14 @@ class LoaderMetric:
             setattr(metric, name, move(state, self._device, path=name))
         metric._update_count = max(metric._update_count, 1)  # or compute() warns on a rank without batches
 
+    def _scalars(self, value: Any) -> Sums:
+        if isinstance(value, Mapping):
+            parts = [_scalars(f"{self.group}{name}", each) for name, each in value.items()]
+            return {name: each for part in parts for name, each in part.items()}
+        return _scalars(self.name, value)
 
-def check_states(metric: Metric, *, wanted_to: str) -> None:
+
+def check_states(metric: MetricLike, *, wanted_to: str) -> None:
     """Raise if the states of a metric are unknown.
 
     Raises:
@@ -127,11 +162,11 @@ def check_states(metric: Metric, *, wanted_to: str) -> None:
     if not _inner_metrics(metric):
         raise TypeError(
             f"{type(metric).__name__} is not a torchmetrics Metric, so its state cannot {wanted_to}; "
-            "derive it from torchmetrics.Metric and use add_state"
+            "derive it from runnerkit.metrics.SumsMetric, or from torchmetrics.Metric with add_state"
         )
 
 
-def check_reductions(metric: Metric) -> None:
+def check_reductions(metric: MetricLike) -> None:
     """Raise if the value of a metric over several processes may be wrong.
 
     Raises:
@@ -191,3 +226,20 @@ def _merge(metric: Any, name: str, values: list[Any]) -> Any:
 
 def _never() -> bool:
     return False
+
+
+def _scalars(name: str, value: Any) -> Sums:
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return {name: value.reshape(())}
+    if isinstance(value, Tensor) and value.ndim == 1:
+        return {f"{name}/class_{index:02d}": each for index, each in enumerate(value.unbind())}
+    if isinstance(value, int | float):
+        return {name: value}
+    what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+    raise ValueError(f"metric {name!r} returned {what}; only a number, a vector or a dict of these can be logged")
+
+
+def _detached(inputs: Sequence[Any], named: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Detach tensors: a list state would keep every batch's graph."""
+    plain = [each.detach() if isinstance(each, Tensor) else each for each in inputs]
+    return plain, {name: each.detach() if isinstance(each, Tensor) else each for name, each in named.items()}

@@ -58,14 +58,14 @@ def _renew(runner: IRunner, forward: _Forward) -> None:
     with keep_rng():
         update_bn(((batch,) for batch in loader_run.batches(runner)), forward)
     for each in filter(_has_own, forward.modules()):
-        _reduce(runner, each.running_mean, "mean")
-        _reduce(runner, each.running_var, "mean")
-        _reduce(runner, each.num_batches_tracked, "sum")
+        for name in ("running_mean", "running_var"):
+            _put(each, name, runner.engine.reduce(each.get_buffer(name), "mean"))
+        # Processes of tensor parallelism count the same batches.
+        _put(each, "num_batches_tracked", runner.engine.data_parallel.reduce(each.get_buffer("num_batches_tracked")))
 
 
-def _reduce(runner: IRunner, statistic: Any, op: Any) -> None:
-    assert isinstance(statistic, Tensor)
-    statistic.copy_(runner.engine.reduce(statistic, op))
+def _put(module: nn.Module, name: str, value: Tensor) -> None:
+    module.get_buffer(name).copy_(value)
 
 
 class _Forward(nn.Module):

@@ -52,18 +52,17 @@ class WeightAverageCallback(IWeightAverageCallback):
             )
         wanted = {key: model for key, model in models.items() if self.model_key in (None, key)}
         self._check(runner, wanted)
-        for key, model in wanted.items():
-            module = runner.engine.unwrap(model)
-            self.averages[key] = AveragedWeights(module, average=self.average_fn(), use_buffers=self.use_buffers)
+        engine, prepared = runner.engine, as_dict(runner._stage.training_model)
+        for key in wanted:
+            self.averages[key] = AveragedWeights(
+                engine.trained_module(prepared[key]),
+                own=engine.unwrap(prepared[key]),
+                average=self.average_fn(),
+                use_buffers=self.use_buffers,
+            )
 
     def _check(self, runner: IRunner, models: dict[str, nn.Module]) -> None:
         name = type(self).__name__
-        for key, model in as_dict(runner._stage.training_model).items():
-            if key in models and any(hasattr(parameter, "full_tensor") for parameter in model.parameters()):
-                raise ValueError(
-                    f"{name} cannot average shards: torch's AveragedModel copies its module, which FSDP2 does not "
-                    "allow; use DistributedDataParallelEngine"
-                )
         for model in models.values():
             short = {str(each.dtype) for each in model.parameters() if each.dtype.itemsize < 4}
             if short:
@@ -86,7 +85,9 @@ class WeightAverageCallback(IWeightAverageCallback):
         if not self.validate or self._is_exchanged != runner.is_train_loader:
             return
         self._exchange()
-        if self._is_exchanged and self.use_buffers:  # the engine broadcast rank zero's buffers before the exchange
+        are_sharded = any(each.is_sharded for each in self.averages.values())
+        # The engine gathered the weights, and broadcast rank zero's buffers, before the exchange.
+        if self._is_exchanged and (self.use_buffers or are_sharded):
             for model in as_dict(runner._stage.training_model).values():
                 runner.engine.evaluation_model(model)
 

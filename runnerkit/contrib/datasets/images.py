@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from runnerkit.contrib.transforms import Compose, ImageToTensor, NormalizeImage
 from runnerkit.torchvision_cpu import import_torchvision
 
 __all__ = ["CIFAR10", "CIFAR100", "Digits", "FashionMNIST", "MNIST"]
@@ -28,6 +29,7 @@ __all__ = ["CIFAR10", "CIFAR100", "Digits", "FashionMNIST", "MNIST"]
 Transform: TypeAlias = Callable[[Any], Any]
 logger = logging.getLogger(__name__)
 
+DIGITS = (0.1307, 0.3081)  # mean and standard deviation of MNIST's training pixels, in [0, 1]
 DOWNLOAD_TIMEOUT_S = 10.0  # without data, not in total: slow servers are fine, unresponsive ones are not
 # Debian's package dataset-fashion-mnist installs the four published files here, gzipped.
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
@@ -78,10 +80,27 @@ class ImageDataset(Dataset[tuple[Any, int]], ABC):
 class MNIST(ImageDataset):
     """Handwritten digits: 60,000 training and 10,000 test images, gray, 28 x 28, in ``root/MNIST/raw``.
 
-    >>> MNIST("no-such-folder", train=False)
+    Args:
+        root, train, download: as in :class:`CIFAR10`; files that are missing are downloaded by default.
+        transform: as there; None converts to (1, 28, 28) float32, normalized.
+        normalize: (mean, std) of the pixels in [0, 1], for a `transform` of None; None leaves them in [0, 1].
+
+    >>> MNIST("no-such-folder", train=False, download=False)
     Traceback (most recent call last):
     FileNotFoundError: no MNIST in 'no-such-folder': MNIST/raw/train-images-idx3-ubyte is missing; pass download=True
     """
+
+    def __init__(
+        self,
+        root: str | Path,
+        train: bool = True,
+        download: bool = True,
+        transform: Transform | None = None,
+        normalize: tuple[float, float] | None = DIGITS,
+    ) -> None:
+        if transform is None:
+            transform = ImageToTensor() if normalize is None else Compose([ImageToTensor(), NormalizeImage(*normalize)])
+        super().__init__(root, train, download, transform)
 
     def _read(self, root: Path, *, train: bool, download: bool) -> tuple[Tensor, Tensor]:
         return _read_idx("MNIST", root, train=train, download=download)

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 _FREE_TO_READ = frozenset({"cpu"})
-_LEAVE_OUT = "remove rows to ignore (ignore_index) from what the callback reads, in handle_batch"
+_LEAVE_OUT = "remove rows to ignore (ignore_index) from what the metric gets, in handle_batch"
 
 
 def class_indices(outputs: Tensor, targets: Tensor, *, num_classes: int | None) -> tuple[Tensor, Tensor, int]:
     """Return predicted and true class of every sample, (M,) int64 each, and the number of classes.
 
-    Invalid indices become C, which is counted separately and refused by :func:`check_all_classes` at the loader's end:
+    Invalid indices become C, which is counted separately and refused by :func:`check_all_classes` when a value is read:
     an earlier check would cost a host sync, and scattering an invalid index on a GPU would end the process.
 
     Args:
@@ -50,7 +50,7 @@ def check_classes(indices: Tensor, *, num_classes: int, name: str = "targets") -
             raise ValueError(f"{name} must be class indices in [0, {num_classes}), got {low} to {high}; {_LEAVE_OUT}")
 
 
-def check_all_classes(num_outside: dict[str, Tensor], *, num_classes: int, loader_key: str) -> None:
+def check_all_classes(num_outside: dict[str, Tensor], *, num_classes: int) -> None:
     """Raise if indices outside [0, C) were counted; `num_outside` has () integers by name, over all processes.
 
     Raises:
@@ -58,9 +58,7 @@ def check_all_classes(num_outside: dict[str, Tensor], *, num_classes: int, loade
     """
     for name, count in num_outside.items():
         if count:
-            raise ValueError(
-                f"{int(count)} {name} of loader {loader_key!r} are outside of [0, {num_classes}); {_LEAVE_OUT}"
-            )
+            raise ValueError(f"{int(count)} {name} are outside of [0, {num_classes}); {_LEAVE_OUT}")
 
 
 def _or_beyond(indices: Tensor, *, num_classes: int) -> Tensor:

@@ -1,0 +1,68 @@
+"""The adapter from metric objects to callbacks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from runnerkit.callbacks.metrics.parts.batch_keys import pick
+from runnerkit.callbacks.metrics.parts.loader_state import LoaderStateCallback
+from runnerkit.metrics.metric import Metric
+from runnerkit.metrics.reduction import Share
+from runnerkit.support.arguments import check_keys
+from runnerkit.types import Metrics
+
+if TYPE_CHECKING:
+    from runnerkit.runner import IRunner
+
+
+class ObjectMetricCallback(LoaderStateCallback[Metric]):
+    """Base class of callbacks that update a metric with each batch and log its values of the loader.
+
+    Args:
+        metric: it is copied for each pass over a loader, and never changed.
+        log_on_batch: whether to put the batch's values into ``runner.batch_metrics``.
+        keys: keys of ``runner.batch`` whose values are passed to ``metric.update``.
+    """
+
+    def __init__(self, metric: Metric, *, log_on_batch: bool, **keys: Any) -> None:
+        super().__init__()
+        check_keys(self, **keys)
+        self.metric = metric
+        self.keys = tuple(keys.values())
+        self.log_on_batch = log_on_batch
+        self.provides = metric.names
+
+    def new_state(self, runner: IRunner) -> Metric:
+        return self.metric.copy()
+
+    def on_batch_end(self, runner: IRunner) -> None:
+        inputs, named = pick(runner, *self.keys, reader=type(self).__name__)
+        metric = self.state(runner)
+        if self.log_on_batch:
+            runner.batch_metrics.update(metric.update_key_value(*inputs, **named))
+        else:
+            metric.update(*inputs, **named)
+
+    def finish(self, runner: IRunner, state: Metric, total: Share) -> None:
+        state.take(total)
+        runner.loader_metrics.update(self.read(runner, state))
+        if runner.loggers:
+            self.show(runner, state)
+
+    def show(self, runner: IRunner, state: Metric) -> None:
+        """Log tables and figures of a loader; only the rank with loggers calls this."""
+
+    def read(self, runner: IRunner, state: Metric) -> Metrics:
+        """Return the values of a loader; every rank calls this."""
+        try:
+            return self.values(state)
+        except ValueError as error:
+            raise ValueError(f"loader {runner.loader_key!r}: {error}") from None
+
+    def values(self, state: Metric) -> Metrics:
+        """Compute what is logged.
+
+        Raises:
+            ValueError: a batch was invalid, if that was not known before.
+        """
+        return state.compute_key_value()

@@ -1,0 +1,72 @@
+"""A sharded model that no process ever holds as a whole: its parameters are made, loaded and saved by shards."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from runnerkit.engines.sharding.sharded_model import ShardedModel
+from runnerkit.models.shards import chunk, local
+from runnerkit.seeding.initialization import initial_values, is_left_behind
+from runnerkit.types import StateDict
+
+
+class MetaModel(ShardedModel):
+    """The user's module with parameters on the meta device, and a sharded copy of it, which is trained.
+
+    Args:
+        seed: for the initial values of the parameters; see :func:`.seeding.initialization.initial_values`.
+        weights: sharded ones to begin with instead; None computes the initial values.
+        options: as in :class:`ShardedModel`.
+
+    Attributes:
+        has_values: False if the weights were left in the checkpoints of an earlier run, until :meth:`load`.
+    """
+
+    def __init__(self, own: nn.Module, *, seed: int, weights: StateDict | None, **options: Any) -> None:
+        self._seed, self._weights = seed, weights
+        self.has_values = weights is not None or not is_left_behind(own)
+        super().__init__(own, **options)
+
+    def _fill(self) -> None:
+        self._allocate()
+        if self._weights is not None:
+            self.load(self._weights)
+            self._weights = None
+        elif self.has_values:
+            shards = dict(self.module.named_parameters())
+            with torch.no_grad():
+                for name, value in initial_values(self.own, seed=self._seed):
+                    local(shards[name]).copy_(chunk(value, like=shards[name]))
+
+    def load(self, state: StateDict) -> None:
+        """Load weights, sharded or whole, under the names of the user's module; of whole ones only a part is read.
+
+        Raises:
+            RuntimeError: names or shapes differ.
+        """
+        super().reshard()
+        self._load_shards(state)
+        self.has_values = True
+
+    def unshard(self) -> None:
+        """Give all ranks rank zero's buffers. Weights stay sharded: every rank must run as many batches."""
+        self.reshard()
+        for buffer in self.module.buffers():
+            self._broadcast(buffer)
+
+    def reshard(self) -> None:
+        if not self.has_values:
+            raise ValueError(
+                "the weights of this model were left in the checkpoints of its last run: pass resume= or a "
+                "CheckpointCallback's resume_model=, or make a new model"
+            )
+        super().reshard()
+
+    def gather(self) -> NoReturn:
+        raise RuntimeError(
+            'with init="meta" no process holds the whole model, which something asks for here; after the run, '
+            "runner.load(logdir) loads it from a checkpoint"
+        )

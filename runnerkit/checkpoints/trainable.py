@@ -1,0 +1,71 @@
+"""Weights without those that are frozen, which a hash identifies, such as adapters of a pretrained model."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+
+import torch
+from torch import Tensor, nn
+
+from runnerkit.checkpoints.names import without_compiled
+from runnerkit.support.torch_internals import METADATA
+from runnerkit.types import StateDict
+
+FROZEN_HASH = "frozen_sha256"  # beside the version of the model in its state dict's attribute, which torch ignores
+
+
+def frozen_parameters(module: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters without ``requires_grad``, under their names in checkpoints."""
+    named = without_compiled(dict(module.named_parameters(remove_duplicate=False)))
+    return {name: each for name, each in named.items() if not each.requires_grad}
+
+
+def trainable_part(module: nn.Module, state: StateDict, sha256: str) -> StateDict:
+    """Return `state`, weights of `module`, without frozen parameters but with the hash of all of them."""
+    frozen = frozen_parameters(module)
+    part = OrderedDict((name, value) for name, value in state.items() if name not in frozen)
+    metadata = getattr(state, METADATA, {})
+    setattr(part, METADATA, {**metadata, "": {**metadata.get("", {}), FROZEN_HASH: sha256}})
+    return part
+
+
+def is_trainable_part(state: StateDict) -> bool:
+    """Return whether `state` is a :func:`trainable_part`, not all of a model's weights."""
+    return FROZEN_HASH in getattr(state, METADATA, {}).get("", {})
+
+
+def completed(module: nn.Module, state: StateDict, own: StateDict, *, source: str) -> StateDict:
+    """Return `state`, completed from `own` if it is a :func:`trainable_part`; otherwise itself.
+
+    Args:
+        own: the weights of `module`, under their names in checkpoints.
+    Raises:
+        ValueError: the frozen parameters of `module` are not those of the model that was trained.
+    """
+    expected = getattr(state, METADATA, {}).get("", {}).get(FROZEN_HASH)
+    if expected is None:
+        return state
+    frozen = {name: each for name, each in frozen_parameters(module).items() if name not in state}
+    if hash_of(frozen) != expected:
+        raise ValueError(
+            f"{source} holds the trainable part of a model whose frozen parameters had other values than this model's "
+            f"{len(frozen)}: load the same pretrained weights, and freeze the same parameters, before"
+        )
+    whole = OrderedDict((name, state[name] if name in state else own[name]) for name in own)
+    whole.update((name, value) for name, value in state.items() if name not in whole)  # refused by torch, or accepted
+    setattr(whole, METADATA, getattr(state, METADATA))
+    return whole
+
+
+def hash_of(parameters: dict[str, Tensor]) -> str:
+    """Return the SHA-256 of names, dtypes, shapes and values; one parameter at a time is copied to the host.
+
+    >>> hash_of({"weight": torch.zeros(2)})[:8]
+    '0b15b00b'
+    """
+    digest = hashlib.sha256()
+    for name, each in sorted(parameters.items()):
+        digest.update(f"{name} {each.dtype} {tuple(each.shape)}\n".encode())
+        digest.update(each.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

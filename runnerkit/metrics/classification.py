@@ -1,0 +1,156 @@
+"""Accuracy: top-k of a classifier, and of multilabel decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from runnerkit.metrics.class_indices import check_multilabel
+from runnerkit.metrics.metric import Sums, SumsMetric, checked_topk, ratio
+from runnerkit.support.arguments import check_integers, check_numbers
+
+__all__ = ["AccuracyMetric", "MultilabelAccuracyMetric", "accuracy", "topk_hits"]
+
+
+def topk_hits(logits: Tensor, targets: Tensor, topk: Sequence[int]) -> list[Tensor]:
+    """Count, for each k of `topk`, the rows whose target is among the k largest logits.
+
+    Args:
+        logits: (N, C) float, on any device.
+        targets: (N,) int64 in [0, C).
+        topk: each in [1, C].
+    Returns:
+        One () count for each k, on the device of `logits`: float64 on CPUs and CUDA, else int64; no host sync.
+    Raises:
+        ValueError: a k is outside [1, C], or a shape is wrong.
+
+    >>> logits = torch.tensor([[0.1, 0.9], [0.8, 0.2]])
+    >>> topk_hits(logits, torch.tensor([1, 1]), (1, 2))
+    [tensor(1., dtype=torch.float64), tensor(2., dtype=torch.float64)]
+    """
+    if logits.ndim != 2 or targets.shape != logits.shape[:1]:
+        raise ValueError(
+            f"expected logits (N, C) and targets (N,), got {tuple(logits.shape)} and {tuple(targets.shape)}; "
+            "accuracy is for one class index per row"
+        )
+    num_classes = logits.shape[1]
+    for k in topk:
+        if not 1 <= k <= num_classes:
+            raise ValueError(f"k must be in [1, {num_classes}] for {num_classes} classes, got {k}")
+    # For k = 1 the first of equal scores, frequent in half precision, always wins, regardless of the other k.
+    # float64 is exact up to 2^53 too, and a division takes one operation.
+    dtype = torch.float64 if logits.device.type in ("cpu", "cuda") else torch.int64  # MPS and some XPUs lack float64
+    hits = []
+    for k in topk:
+        is_hit = logits.argmax(1).eq(targets) if k == 1 else logits.topk(k, dim=1).indices.eq(targets.unsqueeze(1))
+        hits += [is_hit.sum(dtype=dtype)]
+    return hits
+
+
+def accuracy(logits: Tensor, targets: Tensor, topk: Sequence[int] = (1,)) -> list[Tensor]:
+    """Compute the fraction of rows whose target is among the k largest logits, for each k of `topk`.
+
+    Args:
+        logits: (N, C) float.
+        targets: (N,) int64 in [0, C).
+        topk: each in [1, C].
+    Returns:
+        One () tensor in [0, 1] for each k, on the device of `logits`; float64 on CPUs and CUDA, so that its
+        mean over a loader is the exact fraction of rows, without the rounding errors of float32.
+
+    >>> accuracy(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1]), topk=(1, 2))
+    [tensor(0.5000, dtype=torch.float64), tensor(1., dtype=torch.float64)]
+    """
+    return [hits / max(1, len(targets)) for hits in topk_hits(logits, targets, topk)]
+
+
+class AccuracyMetric(SumsMetric):
+    """Values ``accuracy01``, ``accuracy03`` and so on, and top-1 also as ``accuracy`` if 1 is in `topk`.
+
+    Each is the fraction of correct rows, from counts of hits and rows. Rows need not be samples (tokens, boxes), and
+    batches may have different numbers of them. Update with logits (N, C) and class indices (N,) int64.
+
+    Args:
+        topk: one or several k in [1, C]; by default 1, and 3 and 5 if `num_classes` is larger.
+        num_classes: C, for the default of `topk`.
+        prefix, suffix: added to the names.
+    Raises:
+        ValueError: a k exceeds the number of classes, or a batch has wrong shapes.
+
+    >>> metric = AccuracyMetric(topk=(1, 2))
+    >>> metric.update(torch.tensor([[0.1, 0.9, 0.0], [0.8, 0.2, 0.1]]), torch.tensor([1, 1]))
+    >>> metric.compute_key_value()
+    {'accuracy01': 0.5, 'accuracy02': 1.0, 'accuracy': 0.5}
+    """
+
+    def __init__(
+        self,
+        topk: int | Iterable[int] | None = None,
+        num_classes: int | None = None,
+        *,
+        prefix: str | None = None,
+        suffix: str | None = None,
+    ) -> None:
+        check_integers(self, or_none=True, num_classes=num_classes)
+        self.topk = _topk(self, topk, num_classes)
+        self._of_topk = [f"accuracy{k:02d}" for k in self.topk]
+        super().__init__(self._of_topk + ["accuracy"] * (1 in self.topk), prefix=prefix, suffix=suffix)
+
+    def count(self, logits: Tensor, targets: Tensor) -> Sums:
+        sums: Sums = dict(zip(self._of_topk, topk_hits(logits.detach(), targets, self.topk), strict=True))
+        sums["num"] = targets.shape[0]
+        return sums
+
+    def values(self, sums: Sums) -> Sums:
+        shares = {}
+        for name in self._of_topk:
+            shares[name] = sums[name] / float(sums["num"] or 1)  # dividing by an int would launch an extra cast
+        if 1 in self.topk:
+            shares["accuracy"] = shares["accuracy01"]
+        return shares
+
+
+def _topk(owner: object, topk: int | Iterable[int] | None, num_classes: int | None) -> tuple[int, ...]:
+    if topk is None:
+        return tuple(k for k in (1, 3, 5) if k == 1 or (num_classes is not None and k < num_classes))
+    ks = checked_topk(owner, topk)
+    if num_classes is not None and max(ks) > num_classes:
+        raise ValueError(f"{type(owner).__name__}: topk {ks} exceeds the {num_classes} classes")
+    return ks
+
+
+class MultilabelAccuracyMetric(SumsMetric):
+    """Value ``accuracy``: the fraction of correct decisions among all N * C pairs of sample and label.
+
+    Update with scores (N, C) and 0/1 targets (N, C).
+
+    Args:
+        threshold: scores above it are positive; a number, or a (C,) tensor with one per class. Pass 0 for logits.
+        prefix, suffix: added to the name.
+
+    >>> metric = MultilabelAccuracyMetric()
+    >>> metric.update(torch.tensor([[0.9, 0.6]]), torch.tensor([[1, 0]]))
+    >>> metric.compute()
+    0.5
+    """
+
+    def __init__(
+        self, threshold: float | Tensor = 0.5, *, prefix: str | None = None, suffix: str | None = None
+    ) -> None:
+        if not isinstance(threshold, Tensor):
+            check_numbers(self, threshold=threshold)
+        self.threshold = threshold
+        super().__init__(["accuracy"], prefix=prefix, suffix=suffix)
+
+    def count(self, scores: Tensor, targets: Tensor) -> Sums:
+        check_multilabel(scores, targets)
+        threshold = self.threshold
+        if isinstance(threshold, Tensor):
+            self.threshold = threshold = threshold.to(scores.device)  # copied once
+        right = (scores > threshold) == (targets > 0.5)
+        return {"right": right.sum(), "all": right.new_full((), right.numel(), dtype=torch.int64)}
+
+    def values(self, sums: Sums) -> Sums:
+        return {"accuracy": ratio(sums["right"], sums["all"], zero_division=0)}

@@ -1,0 +1,198 @@
+"""Precision, recall, F1 and support, per class and averaged over classes."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from runnerkit.metrics.class_indices import (
+    check_all_classes,
+    check_multilabel,
+    class_indices,
+    count_indices,
+    numbered_classes,
+)
+from runnerkit.metrics.metric import Sums, SumsMetric, ratio
+from runnerkit.support.arguments import check_integers, check_numbers
+
+__all__ = [
+    "MultilabelPrecisionRecallF1SupportMetric",
+    "PrecisionRecallF1SupportMetric",
+    "precision_recall_fbeta_support",
+]
+
+_NAMES = [f"{name}/{each}" for name in ("precision", "recall", "f1") for each in ("_micro", "_macro", "_weighted")]
+
+
+def precision_recall_fbeta_support(
+    outputs: Tensor, targets: Tensor, beta: float = 1, *, num_classes: int | None = None, zero_division: float = 0
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Compute the values of each class, as scikit-learn's function of this name does.
+
+    Args:
+        outputs: logits (N, C, ...), or class indices (N, ...), which need `num_classes`.
+        targets: class indices (N, ...) int64.
+        beta: weight of recall in F.
+        num_classes: C; None takes it from the logits.
+        zero_division: the value if a denominator is 0.
+    Returns:
+        precision, recall and F, (C,) float64 each, and support, (C,) int64; no host sync on a GPU.
+
+    >>> import torch
+    >>> precision, *_, support = precision_recall_fbeta_support(torch.eye(2), torch.tensor([0, 0]))
+    >>> precision, support
+    (tensor([1., 0.], dtype=torch.float64), tensor([2, 0]))
+    """
+    counts = {name: each[:-1] for name, each in _counts(outputs, targets, num_classes).items()}
+    parts = _parts(counts, beta=beta)
+    values = [ratio(*each, zero_division=zero_division) for each in parts.values()]
+    return values[0], values[1], values[2], counts["support"]
+
+
+class _PrecisionRecallMetric(SumsMetric):
+    def __init__(
+        self,
+        num_classes: int | None = None,
+        zero_division: float = 0,
+        *,
+        compute_per_class_metrics: bool = False,
+        prefix: str | None = None,
+        suffix: str | None = None,
+    ) -> None:
+        check_integers(self, or_none=True, num_classes=num_classes)
+        check_numbers(self, zero_division=zero_division)
+        self.num_classes, self.zero_division = num_classes, zero_division
+        self.compute_per_class_metrics = compute_per_class_metrics
+        super().__init__(_NAMES, prefix=prefix, suffix=suffix)
+
+    def by_class(self) -> dict[str, Tensor]:
+        """Return precision, recall, f1, (C,) float64 each, and support, (C,) int64, over all batches; {} without any.
+
+        Raises:
+            ValueError: a class index was outside [0, C).
+        """
+        if self.is_empty:
+            return {}
+        self.check_total(self._sums)
+        counts = self._valid(self._sums)
+        parts = _parts(counts).items()
+        return {name: ratio(*each, zero_division=self.zero_division) for name, each in parts} | {
+            "support": counts["support"]
+        }
+
+    def _valid(self, sums: Sums) -> Sums:
+        """Return hits, predicted and support, (C,) int64 each."""
+        return sums
+
+    def values(self, sums: Sums) -> Sums:
+        sums = self._valid(sums)
+        support, zero_division, values = sums["support"], self.zero_division, {}
+        for name, (numerator, denominator) in _parts(sums).items():
+            of_classes = ratio(numerator, denominator, zero_division=zero_division)
+            values[f"{name}/_micro"] = ratio(numerator.sum(), denominator.sum(), zero_division=zero_division)
+            values[f"{name}/_macro"] = of_classes.mean()
+            values[f"{name}/_weighted"] = ratio(
+                (of_classes * support).sum(), support.sum(), zero_division=zero_division
+            )
+            if self.compute_per_class_metrics:
+                values |= _by_class(name, of_classes)
+        return values | (_by_class("support", support) if self.compute_per_class_metrics else {})
+
+
+class PrecisionRecallF1SupportMetric(_PrecisionRecallMetric):
+    """Values ``precision/_micro``, ``/_macro``, ``/_weighted``, and ``recall``, ``f1`` likewise, of a classifier.
+
+    Averages are over all C classes, as in scikit-learn with ``labels=range(C)``; ``_weighted`` ones by support, the
+    number of samples of a class. Update with logits (N, C, ...) or class indices (N, ...), and targets (N, ...) int64.
+
+    Args:
+        num_classes: C; None takes it from the logits.
+        zero_division: the value if a denominator is 0.
+        compute_per_class_metrics: also ``f1/class_00`` and so on, and ``support/class_00``.
+        prefix, suffix: added to the names.
+
+    >>> import torch
+    >>> metric = PrecisionRecallF1SupportMetric(num_classes=2)
+    >>> metric.update(torch.tensor([0, 1, 1]), torch.tensor([0, 1, 0]))
+    >>> metric.compute_key_value()["recall/_macro"]
+    0.75
+    """
+
+    def count(self, outputs: Tensor, targets: Tensor) -> Sums:
+        return _counts(outputs, targets, self.num_classes)
+
+    def check_total(self, sums: Sums) -> None:
+        num_outside = {"targets": sums["support"][-1], "outputs": sums["predicted"][-1]}
+        check_all_classes(num_outside, num_classes=len(sums["support"]) - 1)
+
+    def _valid(self, sums: Sums) -> Sums:
+        return {name: each[:-1] for name, each in sums.items()}
+
+
+class MultilabelPrecisionRecallF1SupportMetric(_PrecisionRecallMetric):
+    """Precision, recall and F1 of scores (N, C) against 0/1 targets (N, C), by the same names.
+
+    Args:
+        num_classes: C, checked if given.
+        zero_division: the value if a denominator is 0.
+        threshold: scores above it are positive; pass 0 for logits.
+        compute_per_class_metrics, prefix, suffix: see :class:`PrecisionRecallF1SupportMetric`.
+
+    >>> import torch
+    >>> metric = MultilabelPrecisionRecallF1SupportMetric()
+    >>> metric.update(torch.tensor([[0.9, 0.6]]), torch.tensor([[1, 0]]))
+    >>> metric.compute_key_value()["precision/_micro"]
+    0.5
+    """
+
+    def __init__(
+        self,
+        num_classes: int | None = None,
+        zero_division: float = 0,
+        *,
+        threshold: float = 0.5,
+        compute_per_class_metrics: bool = False,
+        prefix: str | None = None,
+        suffix: str | None = None,
+    ) -> None:
+        check_numbers(self, threshold=threshold)
+        self.threshold = threshold
+        super().__init__(
+            num_classes,
+            zero_division,
+            compute_per_class_metrics=compute_per_class_metrics,
+            prefix=prefix,
+            suffix=suffix,
+        )
+
+    def count(self, scores: Tensor, targets: Tensor) -> Sums:
+        check_multilabel(scores, targets)
+        if self.num_classes not in (None, scores.shape[1]):
+            raise ValueError(f"scores have {scores.shape[1]} classes, num_classes is {self.num_classes}")
+        predicted, right = scores > self.threshold, targets > 0.5
+        counts = {"hits": predicted & right, "predicted": predicted, "support": right}
+        return {name: each.sum(dim=0) for name, each in counts.items()}
+
+
+def _counts(outputs: Tensor, targets: Tensor, num_classes: int | None) -> Sums:
+    predicted, targets, num_classes = class_indices(outputs, targets, num_classes=num_classes)
+    num_bins = num_classes + 1  # the last counts invalid indices
+    return {
+        "hits": count_indices(targets, num_classes=num_bins, weights=predicted == targets),
+        "predicted": count_indices(predicted, num_classes=num_bins),
+        "support": count_indices(targets, num_classes=num_bins),
+    }
+
+
+def _parts(counts: Sums, beta: float = 1) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return numerator and denominator of precision, recall and F."""
+    hits, predicted, support, square = counts["hits"], counts["predicted"], counts["support"], beta**2
+    return {
+        "precision": (hits, predicted),
+        "recall": (hits, support),
+        "f1": ((1 + square) * hits, predicted + square * support),
+    }
+
+
+def _by_class(name: str, values: Tensor) -> Sums:
+    names = numbered_classes(len(values))
+    return {f"{name}/{each}": value for each, value in zip(names, values, strict=True)}

@@ -1,0 +1,131 @@
+"""R2, the fraction of the targets' variance that a regression explains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from runnerkit.metrics.metric import Metric, Sums, ratio, widest
+from runnerkit.metrics.reduction import Share
+from runnerkit.types import StateDict
+
+__all__ = ["R2Metric", "r2"]
+
+
+def r2(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Compute 1 - sum((t - y)^2) / sum((t - mean(t))^2), averaged over the outputs.
+
+    For constant targets, it is 1 if all outputs are exact and 0 otherwise; for a single target, NaN. This follows
+    scikit-learn's ``r2_score``.
+
+    Args:
+        outputs: y, (N,) or (N, D) float.
+        targets: t, with as many elements.
+    Returns:
+        (), float64 if the device supports it; no host sync.
+    Raises:
+        ValueError: the shapes do not match, or the batch is empty.
+
+    >>> r2(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([1.0, 2.0, 3.0]))
+    tensor(0.5000, dtype=torch.float64)
+    """
+    sums = _sums_of(outputs, targets, shift=None)
+    if sums is None:
+        raise ValueError("r2 needs at least one sample")
+    return _r2_of(sums)
+
+
+class R2Metric(Metric):
+    """Value ``r2squared``, of :func:`r2`. Update with outputs and targets, (N,) or (N, D).
+
+    Nine digits are exact even for targets with a large mean, such as times in seconds: the first target is subtracted
+    from all. If that is an outlier, precision is lost: one of N targets is at most sqrt(N) deviations from their mean,
+    which magnifies rounding by N.
+
+    Args:
+        prefix, suffix: added to the name.
+
+    >>> metric = R2Metric()
+    >>> metric.update(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0]))
+    >>> metric.update(torch.tensor([4.0]), torch.tensor([3.0]))
+    >>> metric.compute()
+    0.5
+    """
+
+    def __init__(self, *, prefix: str | None = None, suffix: str | None = None) -> None:
+        super().__init__(["r2squared"], prefix=prefix, suffix=suffix)
+
+    def reset(self) -> None:
+        self._sums: Sums = {}
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        sums = _sums_of(outputs, targets, shift=self._sums.get("shift"))
+        if sums is not None:
+            self._sums = _merged(self._sums, sums) if self._sums else sums
+
+    def update_key_value(self, outputs: Tensor, targets: Tensor) -> Sums:
+        self.update(outputs, targets)
+        return self._named({"r2squared": r2(outputs, targets)}) if len(targets) else {}
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._sums
+
+    def share(self) -> Share | None:
+        return Share({}, rows=self._sums) if self._sums else None
+
+    def take(self, total: Share) -> None:
+        of_shares = [dict(zip(total.sums, row, strict=True)) for row in zip(*total.sums.values(), strict=True)]
+        self._sums = reduce(_merged, (each for each in of_shares if each["num"]))
+
+    def state_dict(self) -> StateDict:
+        return {name: each.cpu() for name, each in self._sums.items()}
+
+    def load_state_dicts(self, states: Sequence[StateDict], *, device: torch.device) -> None:
+        for state in states:
+            if state:
+                sums = {name: each.to(device) for name, each in state.items()}
+                self._sums = _merged(self._sums, sums) if self._sums else sums
+
+    def _values(self) -> Sums:
+        return {"r2squared": _r2_of(self._sums)}
+
+
+def _sums_of(outputs: Tensor, targets: Tensor, *, shift: Tensor | None) -> Sums | None:
+    """Sum targets, and their squares, after subtraction of `shift`, by default the first target; no host sync."""
+    if outputs.numel() != targets.numel() or outputs.shape[:1] != targets.shape[:1] or not targets.ndim:
+        raise ValueError(f"expected outputs and targets (N, D), got {tuple(outputs.shape)}, {tuple(targets.shape)}")
+    if not len(targets):
+        return None
+    outputs, targets = (widest(each.detach()).reshape(len(targets), -1) for each in (outputs, targets))
+    shift = targets[0].clone() if shift is None else shift
+    offsets, errors = targets - shift, targets - outputs
+    return {
+        "shift": shift,
+        "num": targets.new_full((), len(targets), dtype=torch.int64),
+        "offsets": offsets.sum(dim=0),
+        "squares": offsets.square().sum(dim=0),
+        "errors": errors.square().sum(dim=0),
+    }
+
+
+def _merged(sums: Sums, others: Sums) -> Sums:
+    """Add sums with different shifts; the result has the first one's shift."""
+    num, distance = others["num"], others["shift"] - sums["shift"]
+    return {
+        "shift": sums["shift"],
+        "num": sums["num"] + num,
+        "offsets": sums["offsets"] + others["offsets"] + num * distance,
+        "squares": sums["squares"] + others["squares"] + distance * (2 * others["offsets"] + num * distance),
+        "errors": sums["errors"] + others["errors"],
+    }
+
+
+def _r2_of(sums: Sums) -> Tensor:
+    variation = (sums["squares"] - sums["offsets"].square() / sums["num"]).clamp(min=0)
+    of_constant = (sums["errors"] == 0).to(variation.dtype)
+    values = torch.where(variation == 0, of_constant, 1 - ratio(sums["errors"], variation, zero_division=0))
+    return torch.where(sums["num"] < 2, torch.nan, values.mean())

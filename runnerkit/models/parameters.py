@@ -1,0 +1,62 @@
+"""Parameters of modules: frozen, averaged, and out of their wrappers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+
+def set_requires_grad(model: nn.Module, requires_grad: bool | Mapping[str, bool]) -> None:
+    """Set ``requires_grad`` of all parameters.
+
+    Args:
+        model: a module.
+        requires_grad: one value for all, or {name of a parameter: value} for each.
+    Raises:
+        KeyError: a parameter is not in the mapping.
+
+    >>> model = nn.Linear(2, 1)
+    >>> set_requires_grad(model, {"weight": False, "bias": True})
+    >>> model.weight.requires_grad
+    False
+    """
+    for name, parameter in model.named_parameters():
+        if isinstance(requires_grad, Mapping) and name not in requires_grad:
+            raise KeyError(f"requires_grad lacks parameter {name!r}; it has {sorted(requires_grad)}")
+        parameter.requires_grad_(bool(requires_grad[name] if isinstance(requires_grad, Mapping) else requires_grad))
+
+
+@torch.no_grad()
+def soft_update(target: nn.Module, source: nn.Module, tau: float) -> None:
+    """Change the parameters of `target` in place to (1 - tau) * target + tau * source.
+
+    Args:
+        target, source: modules with the same parameters in the same order.
+        tau: in [0, 1].
+    Raises:
+        ValueError: `tau` is outside [0, 1], or the numbers of parameters differ.
+
+    >>> target, source = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
+    >>> _ = nn.init.zeros_(target.weight), nn.init.ones_(source.weight)
+    >>> soft_update(target, source, tau=0.25)
+    >>> target.weight.item()
+    0.25
+    """
+    if not 0 <= tau <= 1:
+        raise ValueError(f"tau must be in [0, 1], got {tau}")
+    for mine, theirs in zip(target.parameters(), source.parameters(), strict=True):
+        mine.lerp_(theirs.to(mine), tau)
+
+
+def get_nn_from_ddp_module(model: nn.Module) -> nn.Module:
+    """Return the module within ``DistributedDataParallel`` or ``DataParallel``, or `model` itself.
+
+    >>> get_nn_from_ddp_module(torch.nn.DataParallel(nn.Linear(2, 1)))
+    Linear(in_features=2, out_features=1, bias=True)
+    """
+    while isinstance(model, DataParallel | DistributedDataParallel):
+        model = model.module
+    return model

@@ -1,0 +1,428 @@
+"""FullyShardedDataParallelEngine(init="meta"): the numbers of one process, though no process has the whole model."""
+
+import shutil
+import warnings
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.utils.data import DataLoader
+
+from runnerkit import dl, utils
+from runnerkit.engines.sharding.optimizer_shards import check_known
+from tests.engines.together import together
+from tests.interrupt import Interrupt
+from tests.test_resume import Augmented
+from tests.tiny import NUM_CLASSES, NUM_FEATURES, loader, quiet, weights
+
+SEED = 42  # the runner's default
+WIDTH = 9  # an odd number of rows, which two processes share unequally
+
+
+class Block(nn.Module):
+    """A layer with a skip connection, batch norm, dropout and a parameter of its own."""
+
+    def __init__(self, dropout):
+        super().__init__()
+        self.linear, self.norm, self.dropout = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Dropout(dropout)
+        self.scale = nn.Parameter(torch.empty(WIDTH))
+        self.register_buffer("shift", torch.linspace(0, 1, WIDTH))
+
+    def reset_parameters(self):
+        """Fill the module's own parameter, and change one of the layer within it."""
+        nn.init.normal_(self.scale, mean=1.0, std=0.1)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x):
+        """Map (N, WIDTH) to (N, WIDTH)."""
+        return x + self.dropout(torch.relu(self.norm(self.linear(x)) * self.scale + self.shift))
+
+
+def make(dropout=0.0):
+    return nn.Sequential(nn.Linear(NUM_FEATURES, WIDTH), Block(dropout), Block(dropout), nn.Linear(WIDTH, NUM_CLASSES))
+
+
+def on_meta(**kwargs):
+    with utils.parameters_on_meta():
+        return make(**kwargs)
+
+
+def whole(**kwargs):
+    return utils.initialize_parameters(make(**kwargs), seed=SEED)
+
+
+def meta(num_processes=2, **kwargs):
+    return dl.FullyShardedDataParallelEngine(
+        num_processes, device="cpu", timeout_s=60, **{"shard_modules": [Block], "init": "meta", **kwargs}
+    )
+
+
+def ddp():
+    return dl.DistributedDataParallelEngine(2, device="cpu", timeout_s=60)
+
+
+def adam(model):
+    return torch.optim.Adam(model.parameters(), lr=0.01)
+
+
+def train(model, engine, *, runner=None, **kwargs):
+    arguments = {
+        "optimizer": adam(model),
+        "criterion": nn.CrossEntropyLoss(),
+        "loaders": {"train": loader(80, 4, shuffle=True), "one": loader(1, 4), "valid": loader(41, 4)},
+        "callbacks": [dl.AccuracyCallback("logits", "targets")],
+        **quiet(),
+        **kwargs,
+    }
+    return (runner or dl.SupervisedRunner()).train(model=model, engine=engine, **arguments)
+
+
+class Largest(dl.Callback):
+    """A callback that records how many weights this process holds at a time, and in which places there are values."""
+
+    def __init__(self):
+        super().__init__()
+        self.held, self.own = {}, set()
+
+    def on_stage_start(self, runner):
+        self._look(runner, "start")
+
+    def on_loader_start(self, runner):
+        self._look(runner, runner.loader_key)
+
+    def on_batch_end(self, runner):
+        self._look(runner, f"{runner.loader_key} batch")
+
+    def on_stage_end(self, runner):
+        self._look(runner, "end")
+
+    def _look(self, runner, when):
+        parameters = list(runner._stage.training_model.parameters())
+        self.held[when] = sum(
+            each.to_local().numel() if isinstance(each, DTensor) else each.numel() for each in parameters
+        )
+        self.own |= {each.device.type for each in runner.engine.unwrap(runner._stage.training_model).parameters()}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Train everything in one launch of two processes."""
+    folder = tmp_path_factory.mktemp("never_whole")
+    write_sources(folder)
+    return together(
+        lambda: {
+            "numbers": train_on_both(folder / "numbers"),
+            "stages": train_two_stages(folder / "stages"),
+            "hook": train_by_hook(folder / "hook"),
+            "sources": load_from_everywhere(folder),
+            "best": load_the_best(folder / "best"),
+            "left behind": train_what_was_left_behind(),
+        }
+    )
+
+
+# Numbers.
+
+
+def train_on_both(folder):
+    largest, model, reference = Largest(), on_meta(), whole()
+    checkpoint = dl.CheckpointCallback(folder, mode="runner")
+    metric = dl.AccuracyCallback("logits", "targets")
+    runner = train(model, meta(), callbacks=[metric, largest, checkpoint], num_epochs=2, valid_every_steps=4)
+    theirs = train(reference, ddp(), num_epochs=2, valid_every_steps=4)
+    is_empty = all(each.is_meta for each in runner.model.parameters())
+    runner.load(folder, which="last")
+    apart = (weights(runner.model) - weights(reference)).abs().max().item()
+    return apart, runner.experiment_metrics, theirs.experiment_metrics, largest.held, largest.own, is_empty
+
+
+def test_losses_metrics_and_weights_are_those_of_whole_models(trained):
+    """They equal those of DDP that starts with initialize_parameters(), to 1e-6, the order of float sums.
+
+    Evaluation has 1 and 41 samples, which two processes share unequally.
+    """
+    apart, mine, theirs, *_ = trained["numbers"]
+
+    assert apart < 1e-6
+    for epoch, loaders in theirs.items():
+        for key, metrics in loaders.items():
+            assert mine[epoch][key] == pytest.approx(metrics, abs=1e-6), key
+
+
+def test_no_process_has_the_whole_model(trained):
+    """At the start, in training, in evaluation, when it is saved and in the end, only the outer layers are gathered."""
+    *_, held, own, is_empty = trained["numbers"]
+    blocks = 2 * sum(each.numel() for each in make()[1].parameters())
+    outer = sum(each.numel() for each in make().parameters()) - blocks
+
+    assert held.keys() == {"start", "train", "train batch", "one", "one batch", "valid", "valid batch", "end"}
+    assert max(held.values()) <= outer + -(-blocks * 5 // 9), held
+    assert own == {"meta"}
+    assert is_empty
+
+
+class TwoStages(dl.SupervisedRunner):
+    """A runner that trains the same objects twice."""
+
+    stages = ("first", "second")
+
+
+def train_two_stages(folder):
+    model, reference = on_meta(), whole()
+    runner = train(model, meta(), runner=TwoStages(), callbacks=[dl.CheckpointCallback(folder, mode="runner")])
+    train(reference, ddp(), runner=TwoStages())
+    runner.load(folder, which="last")
+    return (weights(model) - weights(reference)).abs().max().item()
+
+
+def test_the_second_stage_goes_on_with_weights_and_moments_of_the_first(trained):
+    """Both stay in the processes between stages."""
+    assert trained["stages"] < 1e-6
+
+
+def train_by_hook(folder):
+    class Runner(dl.SupervisedRunner):
+        def get_engine(self):
+            return meta()
+
+        def get_loaders(self, stage):
+            return {"train": loader(16, 4)}
+
+        def get_model(self, stage):
+            return make()
+
+        def get_criterion(self, stage):
+            return nn.CrossEntropyLoss()
+
+        def get_optimizer(self, stage, model):
+            return adam(model)
+
+        def get_callbacks(self, stage):
+            return {**super().get_callbacks(stage), "checkpoint": dl.CheckpointCallback(folder, mode="model")}
+
+        def get_loggers(self):
+            return {}
+
+    runner = Runner().run()
+    is_empty = all(each.is_meta for each in runner.model.parameters())
+    runner.load(folder, which="last")
+    train(reference := whole(), ddp(), loaders={"train": loader(16, 4)})
+    return is_empty, (weights(runner.model) - weights(reference)).abs().max().item()
+
+
+def test_a_hook_makes_the_model_as_for_any_engine(trained):
+    """``get_model`` runs with parameters on the meta device; weights alone (mode="model") are saved by shards too."""
+    is_empty, apart = trained["hook"]
+
+    assert is_empty
+    assert apart < 1e-6
+
+
+# Weights from elsewhere.
+
+SOURCES = ("weights.pth", "weights.safetensors", "dcp", "dcp of a state", "checkpoint.pth")
+
+
+def random_weights():
+    model, generator = make(), torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(generator=generator)
+    return model
+
+
+def write_sources(folder):
+    from safetensors.torch import save_file
+
+    state = random_weights().state_dict()
+    torch.save(state, folder / "weights.pth")
+    save_file(state, folder / "weights.safetensors")
+    warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as intended
+    dcp.save(dict(state), checkpoint_id=folder / "dcp", no_dist=True)
+    dcp.save(
+        {"model": state, "optimizer": {"step": torch.ones(1)}}, checkpoint_id=folder / "dcp of a state", no_dist=True
+    )
+    utils.save_checkpoint({"model_state_dict": state}, folder / "checkpoint.pth")
+
+
+def load_from_everywhere(folder):
+    found = {}
+    for name in SOURCES:
+        start = dl.CheckpointCallback(folder / f"run of {name}", mode="runner", resume_model=folder / name)
+        model = on_meta()
+        still = torch.optim.SGD(model.parameters(), lr=0.0)
+        runner = train(model, meta(), optimizer=still, callbacks=[start], loaders={"train": loader(16, 4)})
+        runner.load(folder / f"run of {name}", which="last")
+        pairs = zip(runner.model.parameters(), random_weights().parameters(), strict=True)
+        found[name] = all(torch.equal(mine, theirs) for mine, theirs in pairs)
+    return found
+
+
+def test_a_run_starts_with_weights_from_any_source(trained):
+    """A file of weights, .safetensors, a checkpoint, and folders that torch.distributed.checkpoint wrote."""
+    assert trained["sources"] == dict.fromkeys(SOURCES, True)
+
+
+def test_an_optimizer_whose_state_is_made_in_its_constructor_is_refused():
+    """Adagrad's sums would stay on the meta device."""
+    with utils.parameters_on_meta():
+        model = nn.Linear(2, 2)
+    with pytest.raises(
+        ValueError, match="optimizer 'optimizer': Adagrad makes its state before parameters have values"
+    ):
+        check_known(torch.optim.Adagrad(model.parameters()), [*model.parameters()], key="optimizer")
+
+
+def test_any_engine_starts_with_a_folder_of_torch_distributed_checkpoint(tmp_path):
+    """One process reads the whole model from it."""
+    write_sources(tmp_path)
+    runner = train(make(), dl.CPUEngine(), loaders={"train": loader(16, 4)})
+
+    runner.load(tmp_path / "dcp of a state")
+
+    assert torch.equal(weights(runner.model), weights(random_weights()))
+
+
+class Worse(dl.Callback):
+    """A callback that spoils the weights after the first epoch."""
+
+    def on_epoch_end(self, runner):
+        if runner.epoch_step == 2:
+            with torch.no_grad():
+                for parameter in runner._stage.training_model.parameters():
+                    parameter.mul_(100.0)
+
+
+def load_the_best(folder):
+    checkpoint = dl.CheckpointCallback(
+        folder, loader_key="valid", metric_key="loss", minimize=True, mode="runner", load_best_on_end=True
+    )
+    seen = []
+
+    class Last(dl.Callback):
+        def on_stage_end(self, runner):
+            seen.extend(each.to_local().clone() for each in runner._stage.training_model.parameters())
+
+    worse = Worse(order=dl.CallbackOrder.Internal)
+    model = on_meta()
+    train(model, meta(), callbacks=[checkpoint, worse, Last(order=dl.CallbackOrder.External + 1)], num_epochs=3)
+    best = whole()
+    best.load_state_dict(utils.load_checkpoint(folder / "checkpoints" / "best")["model_state_dict"])
+    return [torch.equal(mine, theirs.chunk(2)[0]) for mine, theirs in zip(seen, best.parameters(), strict=True)]
+
+
+def test_the_best_weights_are_loaded_by_shards(trained):
+    """load_best_on_end gives each process the rows of the best checkpoint."""
+    assert all(trained["best"])
+    assert len(trained["best"]) == len([*make().parameters()])
+
+
+def train_what_was_left_behind():
+    model = on_meta()
+    train(model, meta(), loaders={"train": loader(8, 4)})
+    try:
+        train(model, meta(), loaders={"train": loader(8, 4)})
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_a_model_whose_weights_were_left_behind_does_not_start_anew(trained):
+    """A second run with the same object needs a checkpoint."""
+    assert "were left in the checkpoints of its last run: pass resume=" in trained["left behind"]
+
+
+# Resuming.
+
+
+def run(logdir, engine, *, num_epochs=3, resume=None, callbacks=(), **kwargs):
+    model = kwargs.pop("model", None) or on_meta(dropout=0.2)
+    save = dl.CheckpointCallback(logdir, mode="runner", every_steps=3, **kwargs)
+    return train(
+        model,
+        engine,
+        loaders={"train": DataLoader(Augmented(40), batch_size=4, shuffle=True), "valid": loader(21, 4)},
+        callbacks={"save": save, **dict(callbacks)},
+        num_epochs=num_epochs,
+        resume=resume,
+        logdir=logdir,
+    )
+
+
+def weights_in(logdir):
+    return utils.load_checkpoint(logdir / "checkpoints" / "last")
+
+
+def interrupt_and_resume(folder):
+    run(folder / "all", meta())
+    for name, options in {"at once": {}, "asynchronous": {"asynchronous": True}}.items():
+        try:
+            run(folder / name, meta(), callbacks={"stop": Interrupt(8)}, **options)
+        except KeyboardInterrupt:
+            run(folder / name, meta(), resume=folder / name)
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_continues_bit_for_bit(tmp_path):
+    """Weights, moments and metrics equal those of the run without interruption, with dropout and augmentation."""
+    together(lambda: interrupt_and_resume(tmp_path))
+
+    expected = weights_in(tmp_path / "all")
+    for name in ("at once", "asynchronous"):
+        found = weights_in(tmp_path / name)
+        torch.testing.assert_close(found["model_state_dict"], expected["model_state_dict"], rtol=0, atol=0)
+        torch.testing.assert_close(found["optimizer_state_dict"], expected["optimizer_state_dict"], rtol=0, atol=0)
+        assert found["counters"]["epoch_metrics"] == expected["counters"]["epoch_metrics"]
+
+
+@pytest.mark.slow
+def test_engines_resume_one_anothers_checkpoints(tmp_path):
+    """One process continues what two without the whole model began, and these what one process began."""
+    run(tmp_path / "sharded", meta(), num_epochs=1)
+    shutil.copytree(tmp_path / "sharded", tmp_path / "by one", symlinks=True)
+    one = run(tmp_path / "by one", dl.CPUEngine(), model=make(dropout=0.2), num_epochs=1, resume=tmp_path / "by one")
+
+    expected = weights_in(tmp_path / "sharded")["model_state_dict"]
+    torch.testing.assert_close(one.model.state_dict(), expected, rtol=0, atol=0)
+
+    run(tmp_path / "whole", dl.CPUEngine(), model=whole(dropout=0.2), num_epochs=1)
+    resumed = run(tmp_path / "whole", meta(), num_epochs=1, resume=tmp_path / "whole")  # nothing is left to train
+    assert resumed.epoch_step == 1
+    run(tmp_path / "whole", meta(), num_epochs=2, resume=tmp_path / "whole")
+    assert weights_in(tmp_path / "whole")["counters"]["epoch_step"] == 2
+
+
+# Errors.
+
+
+def test_what_cannot_be_done_without_the_whole_model_is_named(tmp_path):
+    """The errors say what to do instead."""
+    with pytest.raises(ValueError, match="init must be 'whole' or 'meta', got 'cpu'"):
+        meta(init="cpu")
+    with pytest.raises(ValueError, match=r"init='meta' needs shard_modules=\[Block\] or shard_min_parameters"):
+        meta(shard_modules=None)
+    with pytest.raises(ValueError, match=r"init='meta'\) does not predict: .* runner.load\(logdir\)"):
+        list(dl.SupervisedRunner().predict_loader(loader=loader(4, 2), model=on_meta(), engine=meta()))
+
+
+@pytest.mark.slow
+def test_models_that_do_not_fit_are_named():
+    """Parameters with values, or methods that fill none, are found before the first batch."""
+
+    class Unfilled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.block, self.scale = Block(0.0), nn.Parameter(torch.ones(3))
+
+    with utils.parameters_on_meta():
+        unfilled = Unfilled()
+    with pytest.raises(ValueError, match=r"parameter 0.weight has a value, which init='meta' would drop"):
+        train(make(), meta())
+    with pytest.raises(ValueError, match=r"no method gives scale initial values: .* reset_parameters\(\)"):
+        train(unfilled, meta())
+    with torch.device("meta"):
+        without_buffers = make()
+    with pytest.raises(ValueError, match=r"buffer 1.shift is on the meta device, without a value"):
+        train(without_buffers, meta())

@@ -1,0 +1,100 @@
+"""A process of a run on several machines: it has its own staging folder, and cannot open files in another's.
+
+``python -m tests.storage.machine_job KIND LOGDIR NUM_EPOCHS`` needs the variables of a launcher.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from runnerkit import dl, utils
+from runnerkit.storage.remote.urls import STAGING
+from tests.tiny import loader, mlp
+
+MACHINES = "TEST_MACHINES"  # folder whose sub-folders are the machines' disks
+
+
+def keep_to_own_disk() -> None:
+    """Let opening a file of another machine raise, also in libraries."""
+    disks, own = os.environ[MACHINES] + os.sep, os.environ[STAGING] + os.sep
+
+    def check(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in ("open", "os.listdir", "os.scandir", "shutil.rmtree") and isinstance(arguments[0], str):
+            path = os.path.abspath(arguments[0]) + os.sep
+            if path.startswith(disks) and not path.startswith(own):
+                raise AssertionError(f"{path} is on another machine")
+
+    sys.addaudithook(check)
+
+
+class Weigh(dl.Callback):
+    """A callback that prints the sum of the absolute weights that this process holds, after the best are loaded."""
+
+    def __init__(self) -> None:
+        super().__init__(dl.CallbackOrder.External + 1)
+
+    def on_stage_end(self, runner: dl.IRunner) -> None:
+        weights = [each.detach() for each in runner._stage.training_model.parameters()]
+        own = [each.to_local() if isinstance(each, DTensor) else each for each in weights]
+        print("weights", float(torch.cat([each.double().flatten() for each in own]).abs().sum()))
+
+
+def train(kind: str, logdir: str | Path, num_epochs: int) -> None:
+    """Train or resume.
+
+    Args:
+        kind: "ddp", "fsdp" (sharded checkpoints) or "meta" (no process holds the whole model).
+    """
+    torch.manual_seed(0)
+    engine: dl.IEngine = dl.DistributedDataParallelEngine(2, device="cpu", timeout_s=30)
+    if kind == "meta":
+        engine = dl.FullyShardedDataParallelEngine(
+            2, device="cpu", timeout_s=30, init="meta", shard_modules=[nn.Linear]
+        )
+        with utils.parameters_on_meta():
+            model = mlp()
+    else:
+        model = mlp()
+    if kind == "fsdp":
+        engine = dl.FullyShardedDataParallelEngine(
+            2, device="cpu", timeout_s=30, shard_modules=[nn.Linear], sharded_checkpoints=True
+        )
+    dl.SupervisedRunner().train(
+        model=model,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=torch.optim.Adam(model.parameters(), lr=0.05),
+        loaders={"train": loader(48, 4, shuffle=True), "valid": loader(21, 4)},
+        callbacks=[
+            dl.CheckpointCallback(
+                logdir, "valid", "loss", minimize=True, mode="runner", every_steps=2, load_best_on_end=True
+            ),
+            Weigh(),
+        ],
+        loggers={
+            "console": None,
+            "csv": dl.CSVLogger(logdir, log_batch_metrics=True),
+            "jsonl": dl.JSONLLogger(logdir),
+            "tensorboard": dl.TensorboardLogger(logdir),
+        },
+        num_epochs=num_epochs,
+        logdir=logdir,
+        resume="auto",
+        engine=engine,
+    )
+
+
+def main() -> None:
+    """Train as the arguments say."""
+    kind, logdir, num_epochs = sys.argv[1:]
+    if MACHINES in os.environ:
+        keep_to_own_disk()
+    train(kind, logdir, int(num_epochs))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""Tests of URLs of logdirs and of the local folders that stand for them."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from runnerkit.storage.remote import urls
+from runnerkit.storage.remote.urls import STAGING, as_url, folder_for, local_path, shown, url_of
+
+NAMES = st.text(st.characters(exclude_characters="/@", exclude_categories=["Cs"]), min_size=1, max_size=300)
+URLS = st.builds(lambda protocol, names: f"{protocol}://{'/'.join(names)}", st.sampled_from(["s3", "memory", "gs"]),
+                 st.lists(NAMES, min_size=1, max_size=4))  # fmt: skip
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(URLS)
+def test_a_folder_stands_for_one_url(url):
+    """The URL is found from the folder, and each of the folder's names fits into a file system."""
+    folder = folder_for(url, urls.root())
+
+    assert url_of(folder) == url
+    assert url_of(folder / "csv" / "train.csv") == f"{url}/csv/train.csv"
+    assert folder.is_relative_to(urls.root()) and ".." not in folder.parts
+    assert max(len(os.fsencode(part)) for part in folder.parts) <= 255
+
+
+@pytest.mark.parametrize("end", [".", "..", "...", ".lock", "+", ",", ",,"])
+@pytest.mark.parametrize("length", [1, *range(190, 194), 390, 391, 392])
+def test_a_name_that_is_split_has_no_part_that_leads_elsewhere(end, length):
+    """The parts of a long name are never "." or "..", which file systems resolve."""
+    url = f"memory://{'a' * length}{end}"
+
+    folder = folder_for(url, urls.root())
+
+    assert url_of(Path(os.path.normpath(folder))) == url
+    assert os.path.normpath(folder) == str(folder)
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(URLS, URLS)
+def test_two_urls_have_two_folders(one, other):
+    assert (folder_for(one, urls.root()) == folder_for(other, urls.root())) == (one == other)
+
+
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [
+        ("s3://bucket/run", "s3://bucket/run"),
+        ("S3://bucket//run/", "s3://bucket/run"),
+        (Path("s3://bucket/run"), "s3://bucket/run"),
+        ("memory:///run", "memory://run"),
+        ("s3://arn:aws:s3:eu-west-1:1:accesspoint/points/run", "s3://arn:aws:s3:eu-west-1:1:accesspoint/points/run"),
+        ("logs/run", None),
+        ("C:/logs/run", None),
+        ("C:\\logs\\run", None),
+        ("/logs/a:b/run", None),
+        ("notes:/run", None),
+        ("file:///logs/run", None),
+        (b"s3://bucket/run", None),
+    ],
+)
+def test_a_url_is_told_from_a_local_path(given, url):
+    """A :class:`Path` may have removed a slash; a local path may contain a colon."""
+    assert as_url(given) == url
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("s4://bucket/run", "fsspec does not know s4://, but .*s3"),
+        ("simplecache::s3://bucket/run", "chains of protocols are not supported"),
+        ("zip://run::s3://bucket/a.zip", "chains of protocols are not supported"),
+        ("sftp://me:secret@host/run", "remove the password"),
+        ("sftp://me:a#secret@host/run", "remove the password"),
+        ("sftp://me:a?secret@host/run", "remove the password"),
+        ("s3://", "names no bucket or folder"),
+        ("memory:///", "names no bucket or folder"),
+    ],
+)
+def test_a_url_that_cannot_be_used_is_refused(given, words):
+    """The error says what to pass, and contains no password."""
+    with pytest.raises(ValueError, match=words) as refused:
+        as_url(given)
+
+    assert "secret" not in str(refused.value)
+
+
+def test_a_file_url_is_a_local_path(tmp_path):
+    """It is absolute, as other local paths are."""
+    assert local_path(f"file://{tmp_path}/run") == tmp_path / "run"
+    assert local_path(Path(f"file://{tmp_path}/run")) == tmp_path / "run"
+    assert local_path("run") == Path.cwd() / "run"
+
+
+def test_the_staging_folder_is_where_the_variable_says(tmp_path, monkeypatch):
+    """It is private, and messages show its URL."""
+    monkeypatch.setenv(STAGING, str(tmp_path / "mine"))
+
+    folder = local_path("s3://bucket/run")
+
+    assert folder == tmp_path / "mine" / "s3,,bucket,run"
+    assert (tmp_path / "mine").stat().st_mode & 0o777 == 0o700
+    assert shown(folder / "checkpoints") == "s3://bucket/run/checkpoints" and shown(tmp_path) == str(tmp_path)
+
+
+def test_without_the_variable_it_is_a_private_temporary_folder(tmp_path, monkeypatch):
+    """Its name has the user's number, since all users share the folder of temporary files."""
+    monkeypatch.delenv(STAGING)
+    monkeypatch.setattr(urls.tempfile, "gettempdir", lambda: str(tmp_path))
+
+    assert urls.root() == tmp_path / f"runnerkit-{os.getuid()}"
+    assert urls.root().stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files to another user")
+def test_a_folder_of_another_user_is_refused(tmp_path, monkeypatch):
+    """Another user could exchange checkpoints in it."""
+    monkeypatch.setenv(STAGING, str(tmp_path / "theirs"))
+    (tmp_path / "theirs").mkdir()
+    os.chown(tmp_path / "theirs", 12345, 12345)
+
+    with pytest.raises(PermissionError, match=f"belongs to another user: set {STAGING}"):
+        local_path("s3://bucket/run")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files to another user")
+def test_a_link_that_another_user_planted_is_refused(tmp_path, monkeypatch):
+    """Even one to a folder of this user, which is not meant for checkpoints; a link of this user is followed."""
+    (tmp_path / "private").mkdir()
+    for name in ("planted", "own"):
+        (tmp_path / name).symlink_to(tmp_path / "private")
+    os.chown(tmp_path / "planted", 12345, 12345, follow_symlinks=False)
+
+    monkeypatch.setenv(STAGING, str(tmp_path / "planted"))
+    with pytest.raises(PermissionError, match=f"belongs to another user: set {STAGING}"):
+        local_path("s3://bucket/run")
+    monkeypatch.setenv(STAGING, str(tmp_path / "own"))
+
+    assert local_path("s3://bucket/run").parent == tmp_path / "private"
