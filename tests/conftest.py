@@ -4,6 +4,7 @@ import contextlib
 import gc
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -51,6 +52,15 @@ def pytest_unconfigure():
 def same_random_numbers():
     """Seed each test, so that its random numbers do not depend on the tests before it."""
     set_global_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def empty_memory():
+    """Delete what a test, or an example of the docs, wrote to memory:// URLs, which live as long as the process."""
+    yield
+    if memory := sys.modules.get("fsspec.implementations.memory"):
+        memory.MemoryFileSystem.store.clear()
+        memory.MemoryFileSystem.pseudo_dirs[:] = [""]
 
 
 @pytest.fixture(autouse=True)

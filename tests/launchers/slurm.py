@@ -13,11 +13,13 @@ from tests.free_port import free_ports
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "sinfo", "unshare")
 NODES = ("node1", "node2")
+# The ports of jobs are derived from their numbers, so no two clusters that run at once may number their jobs alike.
 # A credential that lives 5 s lets a requeued job start again after 6 s instead of two minutes.
 CONFIG = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ports[0]}
+FirstJobId={ports[0]}00
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge

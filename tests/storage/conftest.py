@@ -26,16 +26,6 @@ def short_times(monkeypatch):
     monkeypatch.setattr(store, "_LONGEST_PAUSE_S", 0.02)
 
 
-@pytest.fixture(autouse=True)
-def empty_memory():
-    """Delete what other tests wrote to memory://."""
-    from fsspec.implementations.memory import MemoryFileSystem
-
-    yield
-    MemoryFileSystem.store.clear()
-    MemoryFileSystem.pseudo_dirs[:] = [""]
-
-
 @pytest.fixture
 def faulty():
     """Return the class of the file system of faulty:// URLs, empty and without faults."""
