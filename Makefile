@@ -30,7 +30,7 @@ PYTEST := -m pytest -n $(JOBS) --dist worksteal
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-all test-versions coverage parity screenshots bench bench-peers gpu drills docs lint check format clean
+.PHONY: help demo test test-quick test-doctests test-slow test-all test-versions coverage parity screenshots bench bench-peers gpu drills docs lint check format clean
 
 help:  ## print this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -38,8 +38,12 @@ help:  ## print this help
 demo: $(VENV)/demo  ## train a small CNN on real images with ddp=True, amp=True; write logs, checkpoints and curves
 	$(BIN)/python examples/demo.py
 
-test: $(VENV)/test  ## run the tests not marked slow and the docstring examples (10 minutes)
+test: test-quick test-doctests  ## run the tests not marked slow and the docstring examples (10 minutes)
+
+test-quick: $(VENV)/test
 	$(BIN)/python $(PYTEST) -m "not slow"
+
+test-doctests: $(VENV)/test
 	$(BIN)/python -m pytest --doctest-modules runnerkit
 
 test-slow: $(VENV)/installed  ## run the tests marked slow: launchers, examples, notebooks, kills, wheels

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
@@ -15,6 +15,7 @@ import torch.distributed as dist
 _HOROVODRUN_OVER_MPI = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^openib", "OMPI_MCA_orte_tag_output": "1"}
 STORE_VARIABLE = "RUNNERKIT_STORE"  # path of the file through which processes of one machine find each other
 _LARGEST_PORT = 65535
+_FIRST_PORT, _NUM_PORTS, _NUM_CANDIDATES = 12_000, 16_384, 5  # of ports derived from a job
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,11 @@ class ProcessEnvironment:
         launcher: name of the launcher: "runnerkit", "torchrun", "srun", "mpirun", "horovodrun", "the launcher" that
             set the variables of ``torch.distributed``, or "init_process_group" if the user called it.
         store: rendezvous file for processes on one machine.
-        address, port: where rank zero (or torchrun's agent) listens; None with a store, or if the launcher sets none.
+        address: machine of rank zero (or of torchrun's agent); None with a store, or if the launcher sets none.
+        ports: where rank zero listens, on the first that is free: several if they are derived from the job, one if it
+            was set; empty with a store, or if nobody sets any.
         is_store_shared: whether torchrun's agent already listens there, with a store that outlives its workers.
+        job: name by which the launcher tells this job from others; empty if it gives none.
     """
 
     launcher: str
@@ -35,8 +39,9 @@ class ProcessEnvironment:
     world_size: int
     store: str | None = None
     address: str | None = None
-    port: int | None = None
+    ports: tuple[int, ...] = ()
     is_store_shared: bool = False
+    job: str = ""
 
     @property
     def is_on_one_machine(self) -> bool:
@@ -81,21 +86,24 @@ class ProcessEnvironment:
 
     @classmethod
     def _of(cls, launcher: str, rank: str, local_rank: str, world_size: str, address: str | None = None,
-            port: int | None = None, **more: Any) -> Self:  # fmt: skip
+            ports: tuple[int, ...] = (), **more: Any) -> Self:  # fmt: skip
         """Read the named variables; `more` is passed to the constructor."""
         number, count, local_number = _integer(rank), _integer(world_size), _integer(local_rank)
         address = os.environ.get("MASTER_ADDR", address)
         if address is not None and not address.strip():
             raise ValueError(f"MASTER_ADDR is {address!r}; expected the host name or IP address of rank 0's machine")
-        port = _integer("MASTER_PORT") if "MASTER_PORT" in os.environ else port
-        if port is not None and not 0 < port <= _LARGEST_PORT:
-            raise ValueError(f"MASTER_PORT is {port}; expected a free port of rank 0's machine, 1 to {_LARGEST_PORT}")
+        if "MASTER_PORT" in os.environ:
+            ports = (_integer("MASTER_PORT"),)
+            if not 0 < ports[0] <= _LARGEST_PORT:
+                raise ValueError(
+                    f"MASTER_PORT is {ports[0]}; expected a free port of rank 0's machine, 1 to {_LARGEST_PORT}"
+                )
         for name, value in {rank: number, local_rank: local_number}.items():
             if not 0 <= value < count:
                 raise ValueError(
                     f"{name}={value} must be in [0, {world_size}), and {world_size}={count}; {launcher} sets both"
                 )
-        return cls(launcher, number, local_number, count, address=address, port=port, **more)
+        return cls(launcher, number, local_number, count, address=address, ports=ports, **more)
 
     @classmethod
     def _of_torch(cls) -> Self:
@@ -115,6 +123,10 @@ class ProcessEnvironment:
                     f"RANK is {os.environ['RANK']!r} but {name} is not set; expected where rank 0 listens: start with "
                     "torchrun, which sets it, or unset RANK and WORLD_SIZE to run a single process"
                 )
+        if launcher == "torchrun" and not is_store_shared:
+            # torchrun only found that this port was free: another program may have taken it since.
+            job = f"{os.environ['TORCHELASTIC_RUN_ID']} at port {place.ports[0]}"
+            place = replace(place, ports=(*place.ports, *_ports_of(job)), job=job)
         return place
 
     @classmethod
@@ -130,12 +142,12 @@ class ProcessEnvironment:
     def _of_mpirun(cls) -> Self:
         # On several machines the user must set the address, except with Horovod, which connects by MPI.
         is_one_machine = _integer("OMPI_COMM_WORLD_LOCAL_SIZE") == _integer("OMPI_COMM_WORLD_SIZE")
-        port = _port_of(os.environ.get("PMIX_NAMESPACE", str(os.getppid())))
+        job = os.environ.get("PMIX_NAMESPACE", str(os.getppid()) if is_one_machine else "")
         is_horovodrun = all(os.environ.get(name) == value for name, value in _HOROVODRUN_OVER_MPI.items())
         return cls._of(
             "horovodrun" if is_horovodrun else "mpirun",
             "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE",
-            address="127.0.0.1" if is_one_machine else None, port=port if is_one_machine else None,
+            address="127.0.0.1" if is_one_machine else None, ports=_ports_of(job) if job else (), job=job,
         )  # fmt: skip
 
     @classmethod
@@ -152,7 +164,9 @@ class ProcessEnvironment:
             host = first_host(os.environ[name])
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
-        return cls._of("srun", "SLURM_PROCID", "SLURM_LOCALID", _num_slurm_tasks(), address=host, port=_port_of(job))
+        cluster = os.environ.get("SLURM_CLUSTER_NAME", "")
+        return cls._of("srun", "SLURM_PROCID", "SLURM_LOCALID", _num_slurm_tasks(), address=host,
+                       ports=_ports_of(job), job=f"{cluster} {job}".strip())  # fmt: skip
 
 
 def describe_launcher() -> dict[str, Any]:
@@ -173,7 +187,7 @@ def describe_launcher() -> dict[str, Any]:
         "local_rank": place.local_rank,
         "world_size": place.world_size,
         "address": place.address,
-        "port": place.port,
+        "port": place.ports[0] if place.address and place.ports else None,
         "store": place.store,
     }
     return {key: value for key, value in facts.items() if value is not None}
@@ -199,12 +213,14 @@ def first_host(nodelist: str) -> str:
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first.group(1))
 
 
-def _port_of(job: str) -> int:
-    """Derive a port that all processes of a job agree on and that most likely differs from another job's.
+def _ports_of(job: str) -> tuple[int, ...]:
+    """Derive ports that all processes of a job agree on and that most likely differ from another job's.
 
-    It is below 32768, where Linux starts to assign ports to outgoing connections.
+    They are below 32768, where Linux starts to assign ports to outgoing connections.
     """
-    return 12000 + zlib.crc32(job.encode()) % 20000
+    start, step = divmod(zlib.crc32(job.encode()), _NUM_PORTS)
+    # The step is odd and smaller than a power of two of ports, so that no port comes twice.
+    return tuple(_FIRST_PORT + (start + number * (2 * step + 1)) % _NUM_PORTS for number in range(_NUM_CANDIDATES))
 
 
 def _integer(name: str) -> int:
