@@ -36,7 +36,7 @@ def main(folder: Path, python: str, command: list[str]) -> int:
     record = CACHE / "v" / "cache" / "lastfailed"
     failed = list(json.loads(record.read_text())) if record.exists() else []
     earlier = len(list(folder.glob("*.txt")))
-    # A run of pytest that ended otherwise, by a crash for example, has no line that counts its failures.
+    # Without a line that counts failures, pytest itself broke: a test that failed before that explains nothing.
     is_explained = len(COUNTS.findall(text)) >= max(1, len(MAKE_ERRORS.findall(text)))
     if not is_explained or not 0 < len(failed) <= MOST - earlier:
         print(f"{len(failed)} failed tests, {earlier} before: not run again")
