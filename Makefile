@@ -67,11 +67,13 @@ parity: $(VENV)/installed  ## run the parity tests and write the table of engine
 screenshots: $(VENV)/installed  ## update docs/images/tensorboard.png; requires Debian's chromium
 	RUNNERKIT_WRITE_SCREENSHOTS=1 $(BIN)/python -m pytest tests/loggers/test_tensorboard_in_browser.py
 
-bench: $(VENV)/installed  ## benchmark runnerkit and raw PyTorch; write benchmarks/RESULTS.md (ROUNDS=10)
+bench: $(VENV)/installed  ## benchmark runnerkit and raw PyTorch; write RESULTS.md and the README's table (ROUNDS=10)
 	$(BIN)/python -m benchmarks --rounds $(ROUNDS)
+	$(BIN)/python -m benchmarks.readme_table
 
 bench-peers: $(VENV)/installed $(PEERS)/installed  ## also benchmark eight other frameworks, in a separate environment
 	$(BIN)/python -m benchmarks --rounds $(ROUNDS) --peers $(PEERS)/bin/python
+	$(BIN)/python -m benchmarks.readme_table
 
 # Installs nothing: a machine with a GPU may lack a network, and its packages belong to its torch.
 gpu:  ## check numbers, speed and memory on a GPU, in 9 minutes, with the installed packages (DEVICE=cpu: dry run)
@@ -87,9 +89,10 @@ drills: $(VENV)/installed  ## kill and resume runs 485 times; write the tables i
 docs: $(VENV)/installed  ## build the static site in site/ from docs/; broken links fail the build
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-lint: $(VENV)/installed  ## check format, lint and types
+lint: $(VENV)/installed  ## check format, lint, prose and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/python scripts/prose.py
 	$(BIN)/mypy
 	$(BIN)/mypy examples/imagenet/*.py
 	$(BIN)/basedpyright --pythonpath $(BIN)/python

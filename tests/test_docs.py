@@ -68,15 +68,6 @@ def test_links_and_commands_exist(page):
     assert [path for path in re.findall(r"(?<!tests/)\bexamples/[\w/]+\.py", text) if not (ROOT / path).exists()] == []
 
 
-def test_the_readme_and_the_docs_list_the_same_programs():
-    """Every example in the README's list of recipes is in docs/recipes.md too."""
-    readme, recipes = ((ROOT / name).read_text() for name in ("README.md", "docs/recipes.md"))
-
-    listed = set(re.findall(r"\]\((examples/[^)]+)\)", readme))
-    assert len(listed) > 8
-    assert {path for path in listed if path.removesuffix("/README.md") not in recipes} == set()
-
-
 def public():
     """Return the public objects by their names in the reference."""
     facades = {"runnerkit": runnerkit, "runnerkit.dl": dl, "runnerkit.utils": utils, "runnerkit.contrib": contrib}

@@ -2,18 +2,11 @@
 
 import configparser
 import importlib.metadata
-import json
-import os
 import re
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
-import pytest
-import yaml
-
-from runnerkit.commands.cli import main
 from runnerkit.version import __version__
 from tests.layers import LATE, imports, modules
 
@@ -123,64 +116,3 @@ def test_type_checkers_read_every_example():
     assert set((ROOT / "examples").rglob("*.py")) <= checked
     links = {f"runnerkit/{each.name}" for each in (ROOT / "runnerkit").iterdir() if each.is_symlink()}
     assert {"runnerkit", "examples", *links} <= set(tools["basedpyright"]["include"])
-
-
-def test_the_workflow_does_what_ci_does_and_nothing_else():
-    """The workflow checks out the repository and runs .ci/run."""
-    workflow = yaml.safe_load(read(".github/workflows/ci.yml"))
-
-    [job] = workflow["jobs"].values()
-    assert [step.get("run") or step["uses"].split("@")[0] for step in job["steps"]] == ["actions/checkout", ".ci/run"]
-    assert all(step.keys() <= {"run", "uses"} for step in job["steps"])
-    assert job["container"].split(":")[1].startswith(setup_cfg()["options"]["python_requires"].removeprefix(">="))
-    assert workflow["permissions"] == {"contents": "read"}
-    assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
-
-
-def test_the_devcontainer_runs_a_rule_that_there_is():
-    """The devcontainer has the image of CI, calls an existing `make` rule and sets the editor's interpreter."""
-    container = json.loads(read(".devcontainer/devcontainer.json"))
-    make, rule = container["postCreateCommand"].split()
-    # Variables of the `make` that runs the tests would override those of the rule.
-    environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "VENV")}
-
-    known = subprocess.run([make, "-n", rule], cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
-
-    assert known.returncode == 0, known.stderr
-    assert container["image"] == yaml.safe_load(read(".github/workflows/ci.yml"))["jobs"]["ci"]["container"]
-    assert container["customizations"]["vscode"]["settings"]["python.defaultInterpreterPath"] == ".venv/bin/python"
-
-
-@pytest.mark.parametrize("form", ["bug", "feature"])
-def test_issue_forms_are_complete(form):
-    """Issue forms follow GitHub's schema: a name, a description, and questions with labels and unique ids."""
-    template = yaml.safe_load(read(f".github/ISSUE_TEMPLATE/{form}.yml"))
-
-    questions = template["body"]
-    assert template["name"] and template["description"]
-    assert {question["type"] for question in questions} <= {"textarea", "input", "dropdown", "checkboxes"}
-    assert all(question["attributes"]["label"] for question in questions)
-    assert len({question["id"] for question in questions}) == len(questions)
-    assert any(question["validations"]["required"] for question in questions if "validations" in question)
-
-
-def test_the_commands_that_the_bug_form_asks_for_exist():
-    """The commands in the bug form, `runnerkit env` and `runnerkit doctor`, exist."""
-    commands = re.findall(r"`runnerkit (\w+)", read(".github/ISSUE_TEMPLATE/bug.yml"))
-
-    assert commands == ["env", "doctor"]
-    for command in commands:
-        assert main([command, "--help"]) == 0
-
-
-def test_the_citation_holds_what_its_schema_requires():
-    """CITATION.cff has the keys that Citation File Format 1.2.0 requires, and its authors are named entities."""
-    citation = yaml.safe_load(read("CITATION.cff"))
-
-    assert citation["cff-version"] == "1.2.0"
-    assert all(isinstance(citation[key], str) for key in ("message", "title"))
-    assert citation["authors"] and all(author.keys() == {"name"} for author in citation["authors"])
-    assert citation["type"] == "software"
-    assert citation["license"] == setup_cfg()["metadata"]["license"]
-    assert citation["title"] == setup_cfg()["metadata"]["name"]
-    assert citation["abstract"] == setup_cfg()["metadata"]["description"]

@@ -1,13 +1,9 @@
 """Tests that public signatures are complete, typed and documented, without arguments hidden in **kwargs."""
 
 import inspect
-import pydoc
-import re
 import typing
 
-import jedi
 import pytest
-from jedi.api.environment import InterpreterEnvironment
 
 import runnerkit
 from runnerkit import contrib, data, dl, engines, utils
@@ -56,36 +52,6 @@ def test_train_names_and_types_each_argument():
 
     assert {each.kind for name, each in TRAIN.items() if name != "self"} == {inspect.Parameter.KEYWORD_ONLY}
     assert TRAIN.keys() - {"self"} == hints.keys() - {"return"}
-
-
-def test_train_documents_each_argument_in_order():
-    """The Args section of train() has exactly the names of the signature, in its order."""
-    [described] = re.findall(r"Args:\n(.*?)\n        Raises:", dl.SupervisedRunner.train.__doc__, flags=re.DOTALL)
-    names = [
-        name.strip()
-        for line in re.findall(r"^            (\w[\w, ]*):", described, flags=re.MULTILINE)
-        for name in line.split(",")
-    ]
-
-    assert names == [name for name in names if name in TRAIN]
-    assert sorted(names) == sorted(TRAIN.keys() - {"self"})
-
-
-def test_help_shows_each_argument():
-    """help() shows each argument of SupervisedRunner.train as `name: type`."""
-    shown = pydoc.plain(pydoc.render_doc(dl.SupervisedRunner.train))
-
-    assert [name for name in TRAIN if name != "self" and f"{name}: " not in shown] == []
-
-
-def test_an_editor_completes_the_arguments():
-    """jedi, which notebooks and several editors use, completes the arguments of train()."""
-    text = "from runnerkit import dl\ndl.SupervisedRunner().train(valid_"
-
-    script = jedi.Script(text, environment=InterpreterEnvironment())  # the default leaves a process behind
-    names = {each.name for each in script.complete()}
-
-    assert {f"{name}=" for name in TRAIN if name.startswith("valid_")} <= names
 
 
 def test_no_public_function_hides_names():

@@ -1,6 +1,5 @@
 """Tests that shortcuts of the step keep the user's batches, keys, types and callbacks working."""
 
-from contextlib import nullcontext
 from enum import StrEnum
 
 import pytest
@@ -130,46 +129,6 @@ def test_an_evaluation_within_a_loader_leaves_its_sums_alone():
     accuracy = dl.AccuracyCallback("logits", "targets")
     plain = fit(callbacks=[dl.AccuracyCallback("logits", "targets")]).epoch_metrics["train"]
     assert fit(callbacks=[accuracy, Evaluate(0)]).epoch_metrics["train"]["accuracy"] == plain["accuracy"]
-
-
-def test_an_engine_is_asked_for_its_autocast_once_a_run():
-    """engine.autocast() is called once by the loop and once by the criterion callback, not per batch."""
-
-    class Counting(dl.CPUEngine):
-        num_asked = 0
-
-        def autocast(self):
-            type(self).num_asked += 1
-            return nullcontext()
-
-    model = mlp()
-    dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=sgd(model),
-        loaders={"train": loader(16, 4)},
-        engine=Counting(),
-        loggers={"console": None},
-    )
-    assert Counting.num_asked == 2, "one for the loop, one for the criterion"
-
-
-def test_what_a_callback_sums_is_not_averaged_beside(monkeypatch):
-    """A metric that a callback sums is not averaged in addition, unless non_finite="raise" needs all metrics."""
-    seen = []
-    update = LoaderMeans.update
-
-    def recorded(means, metrics, batch_size, **options):
-        update(means, metrics, batch_size, **options)
-        seen.append((set(metrics), set(means.totals())))
-
-    monkeypatch.setattr(LoaderMeans, "update", recorded)
-    runner = fit(callbacks=[dl.AccuracyCallback("logits", "targets")])
-    assert seen[0] == ({"loss", "accuracy01", "accuracy"}, {"loss"})
-    assert runner.epoch_metrics["train"].keys() >= {"loss", "accuracy01", "accuracy"}
-    seen.clear()
-    fit(callbacks=[dl.AccuracyCallback("logits", "targets")], non_finite="raise")
-    assert seen[0] == ({"loss", "accuracy01", "accuracy"},) * 2, "all metrics are checked for NaN"
 
 
 def test_a_metric_is_averaged_where_its_callback_does_not_act():

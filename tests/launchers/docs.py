@@ -21,11 +21,6 @@ def scripts(heading, page=PAGE):
     return _blocks(page, "py")[heading]
 
 
-def headings():
-    """Return the headings with shell blocks below them."""
-    return list(_blocks(PAGE))
-
-
 def _blocks(page, language="bash"):
     sections = re.split(r"^## (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
     found = {

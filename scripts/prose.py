@@ -1,6 +1,6 @@
 """Patterns of prose that native readers stumble over, and the places of the checkout that match them.
 
-``python -m tests.prose [FILE ...]`` lists the matches as ``file:line: pattern: text``.
+``python scripts/prose.py [FILE ...]`` lists the matches as ``file:line: pattern: text``.
 """
 
 import ast
@@ -39,9 +39,9 @@ COMPILED = {advice: re.compile(pattern, re.IGNORECASE) for advice, pattern in PA
 
 
 def files() -> list[Path]:
-    """List the files whose prose is checked, this one and its test left out."""
+    """List the files whose prose is checked, this one left out."""
     found = [path for name in FOLDERS for path in (ROOT / name).rglob("*") if path.suffix in {".py", ".md"}]
-    return sorted({*found, *ROOT.glob("*.md")} - {ROOT / "tests/prose.py", ROOT / "tests/test_prose.py"})
+    return sorted({*found, *ROOT.glob("*.md")} - {Path(__file__).resolve()})
 
 
 def matches(path: Path) -> Iterator[str]:
