@@ -22,6 +22,7 @@ from runnerkit.checkpoints.plain_state import copied
 from runnerkit.checkpoints.weights import find_weights
 from runnerkit.errors import UnknownKeyError
 from runnerkit.loop.stop_signals import TIME_IS_UP, StopRequests, heeded, stopped_by
+from runnerkit.models.finite import non_finite_part
 from runnerkit.resume import run_state
 from runnerkit.steps.budget import ends_within_epoch, is_epoch_left
 from runnerkit.storage import claims
@@ -155,6 +156,7 @@ class CheckpointCallback(ICheckpointCallback):
         self._stop = StopRequests()
         # The checkpoint at the step that reached a limit within an epoch; "" if the loader lacks a position.
         self._cut_at: str | None = None
+        self._has_finite = False  # a checkpoint that one with spoiled weights must not replace; rank zero knows
         self._stop_for: int | None = None  # the signal that all processes agreed to stop for
         self._signals = ExitStack()
 
@@ -171,6 +173,7 @@ class CheckpointCallback(ICheckpointCallback):
                 'resume="auto" (or resume_runner) to resume it, or choose another logdir'
             )
         folder.make()
+        self._has_finite = bool(folder.records)
         clean_up(folder, resumed_from=runner._resume_point.source)
 
     def leave_branch(self, source: Path, *, stage: str, place: tuple[int, float]) -> None:
@@ -208,12 +211,14 @@ class CheckpointCallback(ICheckpointCallback):
         self._is_due = self._is_due or self._stop_for is not None or self._is_time(runner) or ends_here
         # Checkpoints hold no gradients: wait until an accumulated step is complete.
         if self._is_due and not any(each.num_pending for each in optimizer_callbacks(runner.callbacks)):
-            can_save = self._stop_for is None or run_state.knows_position(runner.loader)
-            if can_save:
-                self._save(runner, score=self._score(runner) if self._is_validated else None)
-                self._cut_at = self._file(runner) if ends_here else self._cut_at
+            if self._stop_for is None or run_state.knows_position(runner.loader):
+                why_not = self._save(runner, score=self._score(runner) if self._is_validated else None)
+                if ends_here:
+                    self._cut_at = "" if why_not else self._file(runner)
+            else:
+                why_not = f"the position of loader {runner.loader_key!r} within an epoch cannot be saved"
             if self._stop_for is not None:
-                self._stop_run(runner, self._stop_for, is_saved=can_save)
+                self._stop_run(runner, self._stop_for, why_not)
 
     def _ask_in_time(self, runner: IRunner) -> None:
         is_up = self.max_hours is not None and time.monotonic() - self._began_at >= 3600 * self.max_hours
@@ -234,24 +239,25 @@ class CheckpointCallback(ICheckpointCallback):
             self._ask_in_time(runner)
             stop = self._stop.agree(runner.batch_step, runner.engine)
         is_last = runner.need_early_stop or not is_epoch_left(runner)
+        why_not = ""
         if stop is not None or is_last or runner.stage_epoch_step % self.every_epochs == 0:
-            self._save(runner, score=self._score(runner))
+            why_not = self._save(runner, score=self._score(runner))
         self._cut_at = None
         if stop is not None and not is_last:
-            self._stop_run(runner, stop)
+            self._stop_run(runner, stop, why_not)
 
-    def _stop_run(self, runner: IRunner, number: int, *, is_saved: bool = True) -> None:
+    def _stop_run(self, runner: IRunner, number: int, why_not: str) -> None:
         self._background.wait()
         claims.wait(self.folder.parent)
         runner.engine.barrier()  # the first rank to exit ends the others: wait until rank zero has written
         name = f"max_hours={self.max_hours:g}" if number == TIME_IS_UP else signal.Signals(number).name
-        if runner.engine.is_main_process and is_saved:
+        if runner.engine.is_main_process and not why_not:
             logger.warning("%s: saved a checkpoint and stopped after step %d", name, runner.batch_step)
         elif runner.engine.is_main_process:
             newest = next((each.name for each in reversed(CheckpointFolder(self.folder).records)), None)
             logger.warning(
-                "%s: stopped after step %d without saving, because the position of loader %r within an epoch cannot "
-                "be saved; a resumed run starts %s", name, runner.batch_step, runner.loader_key,
+                "%s: stopped after step %d without saving, because %s; a resumed run starts %s",
+                name, runner.batch_step, why_not,
                 f"from {newest}" if newest else "from the beginning: there is no checkpoint yet",
             )  # fmt: skip
         raise stopped_by(number)
@@ -267,10 +273,13 @@ class CheckpointCallback(ICheckpointCallback):
             )
         return metrics[self.metric_key]
 
-    def _save(self, runner: IRunner, *, score: float | None) -> None:
+    def _save(self, runner: IRunner, *, score: float | None) -> str:
+        """Save, and return an empty string, or why nothing was saved; every rank must call."""
         self._is_due = self._is_validated = False
         self._saved_at = time.monotonic()
         runner._logs.flush(runner)
+        if spoiled := self._spoiled_part(runner):
+            return spoiled
         # Every rank must enter: this gathers.
         if self.mode == "runner":
             state = {**run_state.state_of(runner), "cut_at": self._cut_at}
@@ -290,11 +299,31 @@ class CheckpointCallback(ICheckpointCallback):
         elif runner.engine.is_main_process:
             write = partial(self._write, copied(state) if self.asynchronous else state, file, what)
         else:
-            return
+            return ""
         if self.asynchronous:
             self._background.start(write)
         else:
             write()
+        return ""
+
+    def _spoiled_part(self, runner: IRunner) -> str:
+        """Describe weights that must not replace finite ones; an empty string if they may be saved."""
+        engine = runner.engine
+        parts = engine.gather_object(non_finite_part(run_state.modules_of(runner)))
+        if not any(parts):
+            self._has_finite = True
+            return ""
+        if not engine.broadcast_object(self._has_finite):
+            return ""  # better than nothing: there is no other
+        rank, part = next((rank, part) for rank, part in enumerate(parts) if part)
+        where = f" on rank {rank}" if engine.num_processes > 1 else ""
+        why = f"{part!r} of the model is NaN or infinite{where}"
+        if engine.is_main_process and self._stop_for is None:
+            logger.warning(
+                "step %d: not saved, because %s; earlier checkpoints are kept, and non_finite='raise' ends such a run",
+                runner.batch_step, why,
+            )  # fmt: skip
+        return why
 
     def _without_frozen(self, runner: IRunner, state: StateDict) -> StateDict:
         if self.mode == "model":

@@ -79,6 +79,11 @@ def _innermost(runner: IRunner) -> Iterator[ICallback]:
     return map(innermost, runner.callbacks.values())
 
 
+def modules_of(runner: IRunner) -> dict[str, nn.Module]:
+    """Return the modules that hold the weights in training by key, "" for one alone; parameters may be shards."""
+    return {key: runner.engine.trained_module(model) for key, model in _models(runner).items()}
+
+
 def _models(runner: IRunner) -> dict[str, nn.Module]:
     # Prepared by the engine, if possible: otherwise it cannot find the shards of each rank.
     return as_dict(runner._stage.training_model if runner._stage.training_model is not None else runner.model)
