@@ -324,10 +324,8 @@ class IEngine(ABC):
     # A step.
 
     def to_device(self, batch: Batch) -> Batch:
-        """Move tensors in nested tuples, lists, dicts and dataclasses; strings and numbers are kept.
-
-        Raises:
-            TypeError: an element has an unsupported type; the message contains its path in the batch.
+        """Move tensors, and objects with a method ``to``, in nested containers: tuples, lists, deques, sets, mappings
+        and dataclasses, which keep their classes; everything else is kept.
         """
         if (type(batch) is tuple or type(batch) is list) and not self.channels_last:
             for each in batch:
@@ -335,7 +333,7 @@ class IEngine(ABC):
                     break
             else:  # all on the device already; this check costs a fifth of move()
                 return batch if type(batch) is tuple else [*batch]  # a copy, since the user may change the list later
-        return move(batch, self.device, path="batch", channels_last=self.channels_last)
+        return move(batch, self.device, channels_last=self.channels_last)
 
     def sync_device(self, tensor_or_module: Any) -> Any:
         """Return a module on the device, or a batch as :meth:`to_device` does; the name that Catalyst has for both."""

@@ -84,7 +84,7 @@ def _send(batch: Batch, device: torch.device, stream: torch.cuda.Stream) -> tupl
     # record_stream, is freed at a point that does not depend on the speed of the GPU.
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
-        return move(batch, device, path="batch"), stream.record_event()  # pyright: ignore[reportReturnType]  # of a base
+        return move(batch, device), stream.record_event()  # pyright: ignore[reportReturnType]  # of a base
 
 
 def _pinning(loader: Any) -> Any:

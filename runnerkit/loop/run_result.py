@@ -39,7 +39,7 @@ class RunResult:
         for optimizer in as_dict(self.attributes["optimizer"]).values():
             state = optimizer.state
             for parameter in state:
-                state[parameter] = move(state[parameter], torch.device("cpu"), path="state")
+                state[parameter] = move(state[parameter], torch.device("cpu"))
         try:
             data = pickling.dumps(self.attributes)  # together, so that objects they share stay shared
         except Exception:

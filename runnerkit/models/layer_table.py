@@ -130,7 +130,7 @@ def summary_of(model: Model, forward: Callable[[Models], object] | None, *, dept
 
 def without_values(batch: Any) -> Any:
     """Copy a batch with its tensors on the meta device, where they have shapes but not values."""
-    return move(batch, torch.device("meta"), path="batch")
+    return move(batch, torch.device("meta"))
 
 
 def _call(model: nn.Module, batch: Any) -> object:

@@ -2,40 +2,80 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass, replace
-from functools import partial
+from collections import deque
+from collections.abc import Mapping, MutableMapping
+from copy import copy
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+_PLAIN = (str, bytes, int, float, type(None))
 
-def move(value: Any, device: torch.device, *, path: str, channels_last: bool = False) -> Any:
-    """Move `value` to `device`; see :meth:`IEngine.to_device`.
+
+def move(value: Any, device: torch.device, *, channels_last: bool = False) -> Any:
+    """Move tensors, and objects with a method ``to``, to `device`; see :meth:`IEngine.to_device`.
+
+    Containers keep their type and everything else that they hold. Those that can be changed are copied, so that the
+    user may change the result; anything unknown is returned as it is.
 
     Args:
-        path: path of `value` in the batch, for error messages.
         channels_last: store 4-dimensional float tensors as (N, H, W, C) in memory; their shape does not change.
     """
     if isinstance(value, Tensor) and channels_last and value.ndim == 4 and value.is_floating_point():
         return value.to(device, non_blocking=True, memory_format=torch.channels_last)
-    if isinstance(value, Tensor) or callable(getattr(value, "to", None)):
+    if isinstance(value, Tensor) or callable(getattr(type(value), "to", None)):
         # Without pinned memory non_blocking is ignored; with it, the copy overlaps with earlier work.
         return value.to(device, non_blocking=True)
-    move_inner = partial(move, device=device, channels_last=channels_last)
-    if isinstance(value, dict):
-        return {key: move_inner(item, path=f"{path}[{key!r}]") for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        names: tuple[str, ...] = value._fields  # pyright: ignore[reportAttributeAccessIssue]  # a named tuple has it
-        return type(value)(*(move_inner(item, path=f"{path}.{name}") for name, item in zip(names, value, strict=True)))
-    if isinstance(value, list | tuple):
-        return type(value)(move_inner(item, path=f"{path}[{index}]") for index, item in enumerate(value))
-    if value is None or isinstance(value, str | bytes | int | float):
+    if type(value) is dict:
+        return {key: move(item, device, channels_last=channels_last) for key, item in value.items()}
+    if type(value) is list:
+        return [move(item, device, channels_last=channels_last) for item in value]
+    if isinstance(value, _PLAIN):
         return value
+    if isinstance(value, tuple | frozenset):
+        return _same_kind(value, [move(item, device, channels_last=channels_last) for item in value])
+    if isinstance(value, list | deque | MutableMapping):
+        parts = value.items() if isinstance(value, MutableMapping) else enumerate(value)
+        return _with_items(value, {key: move(item, device, channels_last=channels_last) for key, item in parts})
+    if isinstance(value, Mapping | set):
+        kind: Any = type(value)
+        if isinstance(value, set):
+            return kind(move(item, device, channels_last=channels_last) for item in value)
+        return kind({key: move(item, device, channels_last=channels_last) for key, item in value.items()})
     if is_dataclass(value) and not isinstance(value, type):
-        moved = {f.name: move_inner(getattr(value, f.name), path=f"{path}.{f.name}") for f in fields(value) if f.init}
-        return replace(value, **moved)
-    raise TypeError(
-        f"{path} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be moved to {device}; "
-        "convert it to a tensor in the data set or collate_fn, or give it a method to(device, non_blocking)"
-    )
+        moved = copy(value)  # unlike the constructor, it computes nothing again
+        for name in (each.name for each in fields(value) if hasattr(value, each.name)):
+            object.__setattr__(moved, name, move(getattr(value, name), device, channels_last=channels_last))
+        return moved
+    return value
+
+
+def _same_kind(value: Any, items: list[Any]) -> Any:
+    """Return a tuple or a frozen set of the type of `value` with these items; itself if they are its own."""
+    kind: Any = type(value)
+    if all(new is old for new, old in zip(items, value, strict=True)):
+        return value
+    if not isinstance(value, tuple):
+        return kind(items)
+    made = tuple.__new__(kind, items)  # not by the constructor, whose arguments may be others, as those of namedtuple
+    if hasattr(value, "__dict__"):
+        vars(made).update(vars(value))
+    return made
+
+
+def _with_items(value: Any, items: Mapping[Any, Any]) -> Any:
+    """Return a copy of a list, deque or mapping of any class with other items at the same places."""
+    kind: Any = type(value)
+    base: Any = next((each for each in (dict, list) if isinstance(value, each)), kind)
+    try:
+        made = copy(value)
+    except (KeyError, TypeError):  # a __getattr__ that answers for the names of methods that `copy` looks for
+        made = kind.__new__(kind)
+        base.__init__(made, value)
+        vars(made).update(vars(value))
+    for key, item in items.items():
+        if item is not value[key]:
+            base.__setitem__(made, key, item)  # not one of the user's that converts what is set
+    return made

@@ -143,7 +143,7 @@ class ForeignMetric(Metric):
 
     def _put(self, metric: Any, states: StateDict) -> None:
         for name, state in states.items():
-            setattr(metric, name, move(state, self._device, path=name))
+            setattr(metric, name, move(state, self._device))
         metric._update_count = max(metric._update_count, 1)  # or compute() warns on a rank without batches
 
     def _scalars(self, value: Any) -> Sums:
