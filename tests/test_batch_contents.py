@@ -1,4 +1,4 @@
-"""What a batch may hold, and how it arrives in `handle_batch`: containers keep their class, leaves are passed through.
+"""Contents of a batch as `handle_batch` gets them: containers keep their class, leaves are passed through.
 
 RUNNERKIT_WRITE_BATCH_TABLE=1 writes the table of docs/data.md.
 """

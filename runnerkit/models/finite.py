@@ -17,7 +17,7 @@ def non_finite_part(modules: dict[str, nn.Module]) -> str | None:
     mask. Of a sharded parameter, this process checks its shard.
 
     Args:
-        modules: modules by a prefix of their names; "" is no prefix.
+        modules: modules by the prefix of their names, which may be empty.
 
     >>> non_finite_part({"": nn.Linear(2, 1)}) is None
     True
