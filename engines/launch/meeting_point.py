@@ -14,11 +14,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from runnerkit.engines.launch.network import LOOPBACK
+
 _CONNECT_S, _ANSWER_S = 5.0, 2.0
 _WAKE_S = 1.0  # where closing a socket does not wake the thread that waits on it
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _LONGEST_SEARCH_PAUSE_S = 0.001, 0.05, 1.0
 _LONGEST_ANSWER = 4096
-_LOOPBACK = "127.0.0.1"
 _IS_LISTENING = "0A"  # a state in /proc/net/tcp
 
 
@@ -63,7 +64,6 @@ class MeetingPoint:
         self._answer = json.dumps({"job": job, "store_port": store_port}).encode() + b"\n"
         self._is_over = False
         self._thread = threading.Thread(target=self._answer_all, name="runnerkit-meeting-point", daemon=True)
-        self.port: int = self._socket.getsockname()[1]
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -134,7 +134,7 @@ def _listen(ports: Sequence[int], *, on_loopback: bool) -> socket.socket:
     for port in ports:
         try:
             if on_loopback:
-                return socket.create_server((_LOOPBACK, port))
+                return socket.create_server((LOOPBACK, port))
             if socket.has_dualstack_ipv6():
                 return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
             return socket.create_server(("", port))

@@ -16,6 +16,7 @@ logger = logging.getLogger(__name__)
 INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"  # read by gloo: the interface on which it listens
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR of netdevice(7)
 _SOME_PORT = 9  # nothing is sent there
+LOOPBACK = "127.0.0.1"
 _LOOPBACK_OF_MACOS = "lo0"
 
 
@@ -59,7 +60,7 @@ def tell_gloo_the_interface(store: Store, *, rank: int, world_size: int, host: s
 
 def keep_gloo_on_this_machine() -> None:
     """Make gloo listen on the loopback only, unless the user chose an interface; every rank must call this."""
-    interface = interface_of("127.0.0.1") if sys.platform == "linux" else _LOOPBACK_OF_MACOS
+    interface = interface_of(LOOPBACK) if sys.platform == "linux" else _LOOPBACK_OF_MACOS
     if interface is not None:
         os.environ.setdefault(INTERFACE_VARIABLE, interface)
 

@@ -19,10 +19,9 @@ from torch.distributed import (  # type: ignore[attr-defined]  # public, though 
 )
 
 from runnerkit.engines.launch.meeting_point import MeetingPoint, Pauses, find_store
-from runnerkit.engines.launch.network import is_loopback, route_to
+from runnerkit.engines.launch.network import LOOPBACK, is_loopback, route_to
 from runnerkit.engines.process_environment import ProcessEnvironment
 
-_LOOPBACK = "127.0.0.1"
 _LEADER = "runnerkit/leader"
 _ALL_JOINED = "all joined"
 _CONNECT_S = 5
@@ -104,7 +103,7 @@ def _store_at_meeting_point(environment: ProcessEnvironment, address: str, deadl
         with MeetingPoint(ports, job=job, store_port=store.port, on_loopback=is_local):
             _wait_for_others(store, environment.world_size, deadline)
         return store
-    host = _LOOPBACK if is_local else address
+    host = LOOPBACK if is_local else address
     what = f"rank {rank} waits for rank 0 at {host}"
     port = find_store(host, ports, job=job, deadline=deadline, what=what)
     joined = _join(host, port, rank, deadline, what)
@@ -138,7 +137,7 @@ def _serve(environment: ProcessEnvironment, host: str) -> TCPStore:
     """Serve a store at any free port; for a job on one machine only at its loopback, as torch listens everywhere."""
     port, descriptor = 0, None
     if environment.is_on_one_machine:
-        listener = socket.create_server((_LOOPBACK, 0))
+        listener = socket.create_server((LOOPBACK, 0))
         host, port = listener.getsockname()
         descriptor = listener.detach()
     return TCPStore(

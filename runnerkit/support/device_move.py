@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Mapping, MutableMapping
 from copy import copy
 from dataclasses import fields, is_dataclass
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -34,20 +35,20 @@ def move(value: Any, device: torch.device, *, channels_last: bool = False) -> An
         return [move(item, device, channels_last=channels_last) for item in value]
     if isinstance(value, _PLAIN):
         return value
+    move_inner, kind = partial(move, device=device, channels_last=channels_last), cast(Any, type(value))
     if isinstance(value, tuple | frozenset):
-        return _same_kind(value, [move(item, device, channels_last=channels_last) for item in value])
+        return _same_kind(value, [move_inner(item) for item in value])
     if isinstance(value, list | deque | MutableMapping):
         parts = value.items() if isinstance(value, MutableMapping) else enumerate(value)
-        return _with_items(value, {key: move(item, device, channels_last=channels_last) for key, item in parts})
-    if isinstance(value, Mapping | set):
-        kind: Any = type(value)
-        if isinstance(value, set):
-            return kind(move(item, device, channels_last=channels_last) for item in value)
-        return kind({key: move(item, device, channels_last=channels_last) for key, item in value.items()})
+        return _with_items(value, {key: move_inner(item) for key, item in parts})
+    if isinstance(value, set):
+        return kind(map(move_inner, value))
+    if isinstance(value, Mapping):
+        return kind({key: move_inner(item) for key, item in value.items()})
     if is_dataclass(value) and not isinstance(value, type):
         moved = copy(value)  # unlike the constructor, it computes nothing again
         for name in (each.name for each in fields(value) if hasattr(value, each.name)):
-            object.__setattr__(moved, name, move(getattr(value, name), device, channels_last=channels_last))
+            object.__setattr__(moved, name, move_inner(getattr(value, name)))
         return moved
     return value
 
