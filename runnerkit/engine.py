@@ -60,6 +60,7 @@ class IEngine(ABC):
 
     Attributes:
         device: device of this process's model and batches; known after :meth:`setup`.
+        in_use: True in a process in which a run is under way on the engine.
         process_index: rank of this process in the job, 0 for the main process; also `rank`.
         local_process_index: rank of this process on its machine.
         num_processes: number of processes of the job; also `world_size`.
@@ -100,6 +101,7 @@ class IEngine(ABC):
                 "no whole batch is dropped or repeated any more", FutureWarning, stacklevel=2,
             )  # fmt: skip
         self.device = torch.device("cpu")
+        self.in_use = False
         self.loss_factor: float | None = None
         self._compiled: dict[int, nn.Module] = {}
 

@@ -285,7 +285,7 @@ class IRunner(IListener):
         from runnerkit.loop import run_result
 
         result = self.engine.launch(self._run_experiment)
-        run_result.adopt(self, result, given=self._caller_callbacks)
+        run_result.adopt(self, result, given=(self._given_hooks or self)._caller_callbacks)
         return self
 
     def _run_experiment(self) -> RunResult:

@@ -25,7 +25,8 @@ from runnerkit.loggers import ConsoleLogger, CSVLogger, TensorboardLogger
 from runnerkit.loop import checks, run_logs
 from runnerkit.loop.attributes import ProcessState
 from runnerkit.metrics.first_non_finite import check_policy
-from runnerkit.passes.evaluation import EvaluationHooks, evaluate, unchanged
+from runnerkit.passes.engine_in_use import lent
+from runnerkit.passes.evaluation import EvaluationHooks, evaluate
 from runnerkit.passes.prediction import Prediction, stream, write
 from runnerkit.resume.overrides import Source, check_source
 from runnerkit.resume.resume_point import ResumePoint
@@ -353,11 +354,9 @@ class Runner(IRunner):
             ValueError, TypeError, FileNotFoundError: an argument is invalid.
             Exception: the first exception that any process raised.
         """
-        self._use(model, engine, cpu=cpu, fp16=fp16, amp=amp, apex=apex, ddp=ddp)
-        return stream(
-            self._for_inference(),
-            Prediction(loader, seed=seed, resume=resume, arguments=kwargs, as_rows=self.engine.is_ddp),
-        )
+        runner = self._for_inference(model, choose_engine(engine, cpu=cpu, fp16=fp16, amp=amp, apex=apex, ddp=ddp))
+        as_rows = runner.engine.is_ddp
+        return stream(runner, Prediction(loader, seed=seed, resume=resume, arguments=kwargs, as_rows=as_rows))
 
     def predict_to(
         self,
@@ -389,22 +388,18 @@ class Runner(IRunner):
             ImportError: .parquet without pyarrow.
             ValueError: another suffix; predictions that are not rows or differ in structure; an empty loader.
         """
-        self._use(model, engine, cpu=cpu, fp16=fp16, amp=amp, apex=apex, ddp=ddp)
-        return write(
-            self._for_inference(),
-            Prediction(loader, seed=seed, resume=resume, arguments=kwargs, as_rows=True),
-            Path(as_url(path) or path),
-        )
+        runner = self._for_inference(model, choose_engine(engine, cpu=cpu, fp16=fp16, amp=amp, apex=apex, ddp=ddp))
+        prediction = Prediction(loader, seed=seed, resume=resume, arguments=kwargs, as_rows=True)
+        return write(runner, prediction, Path(as_url(path) or path))
 
-    def _use(self, model: Model | None, engine: IEngine | None, **flags: Any) -> None:
-        self.engine = choose_engine(engine or self._own_engine, **flags) or get_available_engine()
-        self.model = model if model is not None else self.model
-
-    def _for_inference(self) -> Self:
-        """Return the runner that predicts; for other processes, a copy without training data and components."""
-        if not self.engine.is_ddp:
-            return self
-        worker = copy.copy(self)
+    def _for_inference(self, model: Model | None, engine: IEngine | None) -> Self:
+        """Return the runner that predicts: a copy within a run, whose model and engine stay, or for other processes."""
+        model, engine = lent(self, model, engine, otherwise=lambda: self._own_engine or get_available_engine())
+        runner = copy.copy(self) if self._stage.training_model is not None or engine.in_use else self
+        runner.model, runner.engine = model if model is not None else self.model, engine
+        if not engine.is_ddp or engine.in_use:
+            return runner
+        worker = copy.copy(runner)
         worker.criterion = worker.optimizer = worker.scheduler = None
         worker._given, worker._given_engine, worker._own_engine = _Given(), None, None
         worker._resume_point = ResumePoint()
@@ -445,13 +440,11 @@ class Runner(IRunner):
         """
         given = None if callbacks is None else _by_key(callbacks)
         bar: dict[str, ICallback] = {"_tqdm": parts.TqdmCallback()} if verbose else {}
-        chosen = choose_engine(engine, cpu=cpu, fp16=fp16, amp=amp, apex=apex, ddp=ddp) or self._given_engine
-        hooks = EvaluationHooks(self, loader, criterion, chosen, given, bar)
-        with unchanged(self):  # not a copy: bound methods and callbacks that the user kept refer to this runner
-            self.model = model if model is not None else self.model
-            self.valid_every_steps, self._seed, self._resume_point = None, seed, ResumePoint()
-            self._given_hooks = hooks
-            return evaluate(self)
+        chosen = choose_engine(engine, cpu=cpu, fp16=fp16, amp=amp, apex=apex, ddp=ddp)
+        hooks = EvaluationHooks(
+            self, loader, model=model, criterion=criterion, engine=chosen, callbacks=given, shown_by=bar
+        )
+        return evaluate(self, hooks, seed=seed)
 
 
 def _check_best(valid_metric: str | None, minimize: bool | None, *, load_best_on_end: bool) -> None:

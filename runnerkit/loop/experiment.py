@@ -33,6 +33,7 @@ def experiment(runner: IRunner) -> Iterator[None]:
     """Set up the device and the process group and seed this process; on exit, close the logs even after an error."""
     try:
         runner.engine.setup()
+        runner.engine.in_use = True
         runner._stage.autocast = runner.engine.autocast()
         runner._stage.listeners.bind(runner)
         checks.warn_of_misspelt(runner, [runner])
@@ -52,6 +53,7 @@ def experiment(runner: IRunner) -> Iterator[None]:
         _emit_exception(runner, error)
         raise
     finally:
+        runner.engine.in_use = False
         _close(runner)
 
 

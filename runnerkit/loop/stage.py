@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 from torch import nn
 
-from runnerkit.callback import EVENTS, CallbackNode, ICallback, IMetricCallback, innermost, optimizer_callbacks
+from runnerkit.callback import (
+    EVENTS,
+    CallbackNode,
+    ICallback,
+    IListener,
+    IMetricCallback,
+    innermost,
+    optimizer_callbacks,
+)
 from runnerkit.loop import checks
 from runnerkit.loop.attributes import ProcessState
 from runnerkit.loop.hooks import call_hook
@@ -34,9 +42,10 @@ class Listeners(dict[str, tuple[Callable[[Any], None], ...]]):
     def bind(self, runner: IRunner, callbacks: Iterable[ICallback] = ()) -> None:
         """Find the methods of `callbacks` that run in this process, and of the runner, once for all events."""
         acting = active(runner, callbacks)
+        hears = runner._stage.hears
         for event in EVENTS:
-            bound = [getattr(each, event) for each in acting if each.listens_to(event)]
-            if runner.listens_to(event):
+            bound = [getattr(each, event) for each in acting if each.listens_to(event) and hears(each, event)]
+            if runner.listens_to(event) and hears(runner, event):
                 bound.insert(0 if event.endswith("_start") else len(bound), getattr(runner, event))
             self[event] = tuple(bound)
         counting = {each.on_batch_end for each in acting if _counts_samples(each)}
@@ -98,6 +107,10 @@ class Stage(ProcessState):
         """
         return self.given_hooks or runner
 
+    def hears(self, listener: IListener, event: str) -> bool:
+        """Return whether a listener gets an event: all do, except in an evaluation within another run."""
+        return self.given_hooks is None or self.given_hooks.hears(listener, event)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return a stage for a copy of the runner: the same model, with listeners to be bound to the copy."""
         copied = type(self)(self.given_hooks)
@@ -139,7 +152,8 @@ def setup_stage(runner: IRunner, stage: str) -> bool:
     checks.warn_of_misspelt(runner, map(innermost, new))
     for callback in active(runner, new):
         known.append(callback)
-        callback.on_experiment_start(runner)
+        if runner._stage.hears(callback, "on_experiment_start"):
+            callback.on_experiment_start(runner)
     runner._stage.listeners.bind(runner, runner.callbacks.values())
     runner._stage.step_watch = step_watch.watch_of_stage(runner)
     return True

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from runnerkit.callback import (
+    EVENTS,
     IBackwardCallback,
     ICallback,
     ICheckpointCallback,
     ICriterionCallback,
+    IListener,
+    IMetricCallback,
     IOptimizerCallback,
     ISchedulerCallback,
     innermost,
@@ -21,6 +25,10 @@ from runnerkit.logger import ILogger
 from runnerkit.loop.attributes import ProcessState
 from runnerkit.loop.checks import check_one_loader
 from runnerkit.loop.hooks import call_hook
+from runnerkit.passes.engine_in_use import lent
+from runnerkit.passes.scratch_runner import scratch_copy
+from runnerkit.passes.undisturbed import unchanged, undisturbed
+from runnerkit.resume.resume_point import ResumePoint
 from runnerkit.types import Criterion, Metrics, Model
 
 if TYPE_CHECKING:
@@ -29,25 +37,26 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-@contextmanager
-def unchanged(runner: IRunner) -> Iterator[None]:
-    """Give the runner back all attributes that it had, user-defined ones too, after the body or its error."""
-    kept = dict(vars(runner))
-    try:
-        yield
-    finally:
-        vars(runner).clear()
-        vars(runner).update(kept)
+# Events that callbacks of a run under way get from an evaluation within it.
+_OF_A_LOADER = ("on_loader_start", "on_batch_start", "on_batch_end", "on_loader_end")
 
 
-def evaluate(runner: IRunner) -> Metrics:
-    """Run `runner`, whose hooks are :class:`EvaluationHooks`, and return its loader's metrics."""
-    metrics = dict(runner.run().loader_metrics)
-    if not metrics and runner.engine.is_main_process:
-        logger.warning(
-            "evaluate_loader found no metrics: there is no criterion, no callback computes any, and handle_batch sets "
-            "none; pass criterion=, or for example callbacks=[AccuracyCallback('logits', 'targets')]"
-        )
+def evaluate(runner: IRunner, hooks: EvaluationHooks, *, seed: int) -> Metrics:
+    """Evaluate with `hooks` in place of the runner's own, and return the metrics; nothing else changes.
+
+    Within a run, every rank must call.
+    """
+    # Not on a copy: bound methods and callbacks that the user kept refer to this runner.
+    with unchanged(runner), undisturbed(runner, hooks.model, hooks.criterion):
+        hooks.enter(runner)
+        runner.valid_every_steps, runner._seed, runner._resume_point = None, seed, ResumePoint()
+        runner._given_hooks = hooks
+        metrics = dict(runner.run().loader_metrics)
+        if not metrics and runner.engine.is_main_process:
+            logger.warning(
+                "evaluate_loader found no metrics: there is no criterion, no callback computes any, and handle_batch "
+                "sets none; pass criterion=, or for example callbacks=[AccuracyCallback('logits', 'targets')]"
+            )
     return metrics
 
 
@@ -57,8 +66,9 @@ class EvaluationHooks(ProcessState):
     Args:
         runner: provides the model, the criterion and callbacks.
         loader: the loader to evaluate, under the key "valid".
+        model: None uses the runner's.
         criterion: None uses the runner's.
-        engine: None uses the runner's.
+        engine: None uses the one of the run under way, if any, else the runner's.
         callbacks: in addition to the runner's criterion; None uses all callbacks that neither train nor save.
         shown_by: callbacks that show progress, in addition to all others.
     """
@@ -69,6 +79,8 @@ class EvaluationHooks(ProcessState):
         self,
         runner: IRunner,
         loader: Iterable[Any],
+        *,
+        model: Model | None,
         criterion: Criterion | None,
         engine: IEngine | None,
         callbacks: dict[str, ICallback] | None,
@@ -77,13 +89,49 @@ class EvaluationHooks(ProcessState):
         check_one_loader(loader, reader="evaluate_loader")
         self.runner = runner
         self.loader = loader
+        self.model = model
         self.criterion = criterion
         self.engine = engine
         self.callbacks = callbacks
         self.shown_by = shown_by
+        self._of_run: dict[str, ICallback] | None = None  # callbacks of the run under way, if there is one
+        self._is_called_by_runner = False
+
+    def enter(self, runner: IRunner) -> None:
+        """Take what a run under way has made: its engine, the model as it prepared it, its criterion and callbacks."""
+        if runner._stage.training_model is not None:
+            callers = _callers([runner, *runner.callbacks.values()])
+            self._is_called_by_runner = any(each is runner for each in callers)
+            others = {key: each for key, each in runner.callbacks.items() if not any(each is one for one in callers)}
+            self._of_run = others | _with_sums_of_their_own(others, runner)
+            self.criterion = self.criterion if self.criterion is not None else runner.criterion
+        self.model, self.engine = lent(runner, self.model, self.engine, otherwise=runner.get_engine)
+
+    def hears(self, listener: IListener, event: str) -> bool:
+        """Return whether a listener gets an event of the evaluation.
+
+        In a run under way, its listeners get those of a loader and its batches. Those in whose methods the evaluation
+        was called do not take part: they would call it again.
+        """
+        if self._of_run is None or any(listener is each for each in self.added.values()):
+            return True
+        return event in _OF_A_LOADER and not (listener is self.runner and self._is_called_by_runner)
+
+    @property
+    def _caller_callbacks(self) -> Mapping[str, ICallback]:
+        """Callbacks of the calling process, which get the state of those that ran."""
+        if self.callbacks is not None:
+            return self.callbacks
+        return self.runner._caller_callbacks if self._of_run is None else {}
+
+    @property
+    def added(self) -> dict[str, ICallback]:
+        """Callbacks that take part in the evaluation only."""
+        return (self.callbacks or {}) | self.shown_by
 
     def get_engine(self) -> IEngine:
-        return self.engine or self.runner.get_engine()
+        assert self.engine is not None, "enter() comes first"
+        return self.engine
 
     def get_stage_len(self, stage: str) -> int:
         return 1
@@ -95,7 +143,7 @@ class EvaluationHooks(ProcessState):
         return {"valid": self.loader}
 
     def get_model(self, stage: str) -> Model:
-        model: Model | None = self.runner.model
+        model: Model | None = self.model if self.model is not None else self.runner.model
         return model if model is not None else call_hook(self.runner.get_model, stage=stage)
 
     def get_criterion(self, stage: str) -> Criterion | None:
@@ -111,7 +159,7 @@ class EvaluationHooks(ProcessState):
         training = (IBackwardCallback, IOptimizerCallback, ISchedulerCallback, ICheckpointCallback)
         of_runner = {
             key: each
-            for key, each in call_hook(self.runner.get_callbacks, stage=stage).items()
+            for key, each in self._callbacks_of_runner(stage).items()
             if not isinstance(innermost(each), training)
             and not each.requires
             and not innermost(each).shapes_training  # they would evaluate a part of the loader
@@ -120,3 +168,35 @@ class EvaluationHooks(ProcessState):
             return of_runner | self.shown_by
         criteria = {key: each for key, each in of_runner.items() if isinstance(innermost(each), ICriterionCallback)}
         return criteria | self.callbacks | self.shown_by
+
+    def _callbacks_of_runner(self, stage: str) -> dict[str, ICallback]:
+        return self._of_run if self._of_run is not None else call_hook(self.runner.get_callbacks, stage=stage)
+
+
+def _callers(listeners: Iterable[IListener]) -> list[IListener]:
+    """Return those in whose methods for events this call is made."""
+    codes: dict[CodeType, list[tuple[IListener, Any]]] = {}
+    for listener in listeners:
+        for each in {id(each): each for each in (listener, _inner(listener))}.values():
+            for method in (getattr(each, event) for event in EVENTS):
+                function = getattr(method, "__func__", method)
+                if (code := getattr(function, "__code__", None)) is not None:
+                    codes.setdefault(code, []).append((listener, getattr(method, "__self__", None)))
+    found, frame = [], inspect.currentframe()
+    while frame is not None:
+        for listener, owner in codes.get(frame.f_code, ()):
+            if owner is None or frame.f_locals.get(frame.f_code.co_varnames[0]) is owner:
+                found.append(listener)
+        frame = frame.f_back
+    return found
+
+
+def _with_sums_of_their_own(callbacks: Mapping[str, ICallback], runner: IRunner) -> dict[str, ICallback]:
+    """Copy the callbacks that compute metrics: their sums over the loader under way must not change."""
+    counting = {key: each for key, each in callbacks.items() if isinstance(innermost(each), IMetricCallback)}
+    copies = scratch_copy(runner, callbacks=counting.values()).callbacks if counting else {}
+    return {key: copies[key] for key in counting}
+
+
+def _inner(listener: IListener) -> IListener:
+    return innermost(listener) if isinstance(listener, ICallback) else listener

@@ -20,6 +20,7 @@ from runnerkit.checkpoints.weights import load_weights
 from runnerkit.engine import IEngine
 from runnerkit.loop.checks import check_one_loader
 from runnerkit.loop.hooks import call_hook
+from runnerkit.passes.undisturbed import apart, modules_in
 from runnerkit.sampling.sampler import ShardedBatchSampler
 from runnerkit.sampling.sharding import batches_of, distributed_sampler_of, share_of
 from runnerkit.seeding.generators import derive_seed, set_global_seed
@@ -128,8 +129,20 @@ def in_order(rounds: Iterable[list[Any]], *, by_batches: bool, every: int = 1) -
         yield from made[::every] if by_batches else [interleave(made[::every])]
 
 
+def _model_of(runner: Predictor) -> Any:
+    return runner.model if runner.model is not None else call_hook(runner.get_model, stage="infer")
+
+
 def predict(runner: Predictor, prediction: Prediction) -> Generator[Any, None, None]:
-    """Yield the result of `predict_batch` for each batch of this process's share; every rank must consume all."""
+    """Yield the result of `predict_batch` for each batch of this process's share; every rank must consume all.
+
+    Between batches the generators of this process, and the modes of the runner's modules, are those of the caller.
+    """
+    runner.model = _model_of(runner)
+    return apart(_predict(runner, prediction), modules_in(vars(runner).values()))
+
+
+def _predict(runner: Predictor, prediction: Prediction) -> Generator[Any, None, None]:
     engine = runner.engine
     engine.setup()
     set_global_seed(prediction.seed)
@@ -137,7 +150,7 @@ def predict(runner: Predictor, prediction: Prediction) -> Generator[Any, None, N
     if engine.is_main_process:
         _warn_of_gaps(prediction.loader, share_of(loader))
         _warn_of_shuffling(prediction.loader)
-    model = runner.model if runner.model is not None else call_hook(runner.get_model, stage="infer")
+    model = runner.model
     models = {key: engine.prepare_model(each) for key, each in as_dict(model).items()}
     if prediction.resume is not None:
         load_weights(like(model, models), find_checkpoint(prediction.resume))
@@ -149,8 +162,12 @@ def predict(runner: Predictor, prediction: Prediction) -> Generator[Any, None, N
     try:
         yield from _batches(runner, loader, prediction)
     finally:  # no collectives, as the generator may be closed early; the weights did not change
-        engine.precision.release()
-        runner.model = like(model, {key: engine.unwrap(each) for key, each in models.items()})
+        if engine.in_use:
+            for each in models.values():
+                engine.training_model(each)
+        else:
+            engine.precision.release()
+            runner.model = like(model, {key: engine.unwrap(each) for key, each in models.items()})
 
 
 def _batches(runner: Predictor, loader: Any, prediction: Prediction) -> Iterator[Any]:

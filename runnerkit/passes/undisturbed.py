@@ -1,0 +1,83 @@
+"""Passes that leave no trace: modes, generators and a runner's attributes are restored."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torch import nn
+
+from runnerkit.models.modes import Modes
+from runnerkit.seeding.generators import keep_rng, rng_state, set_rng_state
+
+if TYPE_CHECKING:
+    from runnerkit.callback import IRunner
+
+T = TypeVar("T")
+
+
+@contextmanager
+def undisturbed(runner: IRunner, *others: Any) -> Iterator[None]:
+    """Restore every generator, and the modes of the runner's modules and of `others`, after the body or its error."""
+    modes = Modes(modules_in([*vars(runner).values(), runner._stage.training_model, *others]))
+    try:
+        with keep_rng():
+            yield
+    finally:
+        modes.restore()
+
+
+@contextmanager
+def unchanged(runner: IRunner) -> Iterator[None]:
+    """Give the runner back all attributes that it had, user-defined ones too, after the body or its error."""
+    kept = dict(vars(runner))
+    try:
+        yield
+    finally:
+        vars(runner).clear()
+        vars(runner).update(kept)
+
+
+def modules_in(values: Iterable[Any]) -> Iterator[nn.Module]:
+    """Yield the modules among `values`, and in lists and dicts among them."""
+    for value in values:
+        if isinstance(value, nn.Module):
+            yield value
+        elif isinstance(value, dict):
+            yield from (each for each in value.values() if isinstance(each, nn.Module))
+        elif isinstance(value, list | tuple):
+            yield from (each for each in value if isinstance(each, nn.Module))
+
+
+def apart(values: Generator[T, None, None], modules: Iterable[nn.Module]) -> Generator[T, None, None]:
+    """Yield `values`, whose computation has generators and modes of its own: those of the caller do not change.
+
+    Args:
+        values: closed with the result.
+        modules: those whose modes it may change.
+    """
+    modules, mine = [*modules], None
+    with closing(values):
+        while True:
+            theirs = _state(modules)
+            try:
+                if mine is not None:
+                    _restore(mine)
+                value = next(values)
+            except StopIteration:
+                return
+            finally:
+                mine = _state(modules)
+                _restore(theirs)
+            yield value
+
+
+def _state(modules: Iterable[nn.Module]) -> tuple[Modes, dict[str, Any]]:
+    return Modes(modules), rng_state()
+
+
+def _restore(state: tuple[Modes, dict[str, Any]]) -> None:
+    modes, rng = state
+    modes.restore()
+    set_rng_state(rng)

@@ -1,0 +1,263 @@
+"""Tests that evaluation and prediction leave everything as it was, wherever they are called."""
+
+import copy
+import random
+from functools import cache, partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from runnerkit import dl
+from tests.tiny import classification, loader, mlp, quiet, sgd, weights
+
+EVENTS = (
+    "on_stage_start", "on_epoch_start", "on_loader_start", "on_batch_start", "on_batch_end", "on_step_end",
+    "on_validation_end", "on_loader_end", "on_epoch_end", "on_stage_end",
+)  # fmt: skip
+EXTRA = 10  # samples
+
+
+class Predicts(dl.SupervisedRunner):
+    def predict_batch(self, batch):
+        return self.model(batch[0])
+
+
+def net():
+    """Create a model whose training depends on modes, on generators and on buffers."""
+    return mlp(dropout=0.4, batch_norm=True)
+
+
+def extra():
+    return loader(EXTRA, 4, seed=5, shuffle=False)
+
+
+def by_hand(model):
+    """Return the accuracy and the logits of a copy of the module on the extra samples."""
+    model = copy.deepcopy(getattr(model, "module", model)).eval()
+    features, targets = classification(EXTRA, seed=5).tensors
+    with torch.no_grad():
+        logits = model(features)
+    return (logits.argmax(1) == targets).double().mean().item(), logits
+
+
+def check_metrics(metrics, model):
+    assert metrics["accuracy"] == pytest.approx(by_hand(model)[0], abs=1e-6)
+
+
+def evaluate(runner):
+    check_metrics(runner.evaluate_loader(extra()), runner.model)
+
+
+def evaluate_own(runner):
+    accuracy = dl.AccuracyCallback("logits", "targets")
+    check_metrics(runner.evaluate_loader(extra(), callbacks=[accuracy]), runner.model)
+
+
+def evaluate_alone(runner):
+    found = dl.SupervisedRunner().evaluate_loader(
+        extra(), callbacks=[dl.AccuracyCallback("logits", "targets")], model=runner.model, engine=dl.CPUEngine()
+    )
+    check_metrics(found, runner.model)
+
+
+def evaluate_on_its_engine(runner):
+    found = dl.SupervisedRunner(runner.model, runner.engine).evaluate_loader(
+        extra(), callbacks=[dl.AccuracyCallback("logits", "targets")]
+    )
+    check_metrics(found, runner.model)
+
+
+def evaluate_another(runner):
+    other = mlp(seed=9)
+    check_metrics(runner.evaluate_loader(extra(), model=other), other)
+
+
+def predict(runner):
+    found = torch.cat(list(runner.predict_loader(loader=extra())))
+    torch.testing.assert_close(found.float(), by_hand(runner.model)[1], rtol=2e-2, atol=2e-2)
+
+
+def predict_a_part(runner):
+    for _ in runner.predict_loader(loader=extra()):
+        break
+
+
+def predict_alone(runner):
+    list(Predicts(runner.model, dl.CPUEngine()).predict_loader(loader=extra()))
+
+
+CALLS = (
+    evaluate, evaluate_own, evaluate_alone, evaluate_on_its_engine, evaluate_another, predict, predict_a_part,
+    predict_alone,
+)  # fmt: skip
+
+
+class Calls(dl.Callback):
+    """Calls `call` in one event of two; the metrics of all loaders are those of a run without it."""
+
+    def __init__(self, event, call):
+        super().__init__()
+        self.calls = 0
+
+        def on_event(runner):
+            self.calls += 1
+            if self.calls % 2 == 0 or event in ("on_stage_start", "on_stage_end"):
+                call(runner)
+
+        setattr(self, event, on_event)
+
+    def __deepcopy__(self, memo):
+        return self
+
+
+def trained(*callbacks, engine=None, runner=None):
+    """Train two epochs, and return the weights, all metrics, and the next random numbers."""
+    runner, model = runner or Predicts(), net()
+    runner.train(
+        model=model, engine=engine or dl.CPUEngine(), criterion=nn.CrossEntropyLoss(), optimizer=sgd(model),
+        loaders={"train": loader(22, 4, shuffle=True), "valid": loader(9, 4, seed=1)}, num_epochs=2,
+        valid_every_steps=3, callbacks=[dl.AccuracyCallback("logits", "targets"), *callbacks], **quiet(),
+    )  # fmt: skip
+    return weights(model), runner.experiment_metrics, torch.rand(1).item()
+
+
+def assert_same(found, expected):
+    assert torch.equal(found[0], expected[0])
+    assert found[1:] == expected[1:]
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("event", EVENTS)
+def test_training_goes_on_as_if_nothing_was_called(event, call):
+    """Weights, metrics and random numbers are those of a run without the call, whose results are right."""
+    calls = Calls(event, call)
+    assert_same(trained(calls), undisturbed())
+    assert calls.calls
+
+
+@cache
+def undisturbed():
+    return trained()
+
+
+@pytest.mark.parametrize("call", [evaluate, predict, evaluate_on_its_engine], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("precision", [torch.float16, torch.bfloat16], ids=str)
+def test_precision_stays(precision, call):
+    """The gradient scaler, its hooks and the cast weights are those of the run."""
+
+    def engine():
+        return dl.AMPEngine(dtype=precision, device="cpu")
+
+    assert_same(trained(Calls("on_step_end", call), engine=engine()), trained(engine=engine()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "engine",
+    [
+        dl.DistributedDataParallelEngine,
+        partial(dl.DistributedDataParallelAMPEngine, dtype=torch.float16),
+        dl.FullyShardedDataParallelEngine,
+        pytest.param(dl.HorovodEngine, marks=pytest.mark.horovod),
+    ],
+    ids=["DDP", "DDP, fp16", "FSDP", "Horovod"],
+)
+def test_processes_evaluate_and_predict_within_a_run(engine):
+    """In several processes too, training goes on as if nothing was called; each sample counts once."""
+
+    def found(*callbacks):
+        return *trained(*callbacks, engine=engine(2, device="cpu"))[:2], None  # the run drew in other processes
+
+    expected = found()
+    sharded = "Fully" in str(engine)
+    for call in (evaluate, predict, predict_a_part, *([] if sharded else [evaluate_alone, evaluate_on_its_engine])):
+        assert_same(found(Calls("on_step_end", call)), expected)
+
+
+class _ItsOwnEvents(Predicts):
+    """A runner whose own events evaluate."""
+
+    scores = ()
+
+    def on_loader_end(self, runner):
+        super().on_loader_end(runner)
+        self.scores = (*self.scores, self.evaluate_loader(extra())["accuracy"])
+
+
+def test_events_that_evaluate_are_not_called_again():
+    """A runner's own event, and a wrapped callback's, may evaluate: within that they get no events."""
+    runner = _ItsOwnEvents()
+    wrapped = Calls("on_loader_end", evaluate)
+    assert_same(trained(dl.ControlFlowCallback(wrapped, loaders="valid"), runner=runner), undisturbed())
+    assert len(runner.scores) == 2 * (1 + 3) and wrapped.calls
+
+
+def test_callbacks_that_are_passed_get_all_events():
+    """A callback that only the evaluation has starts and ends with it; those of the run get no events of a stage."""
+
+    class Events(dl.Callback):
+        def __init__(self):
+            super().__init__()
+            self.seen = []
+            for event in (*EVENTS, "on_experiment_start", "on_experiment_end"):
+                setattr(self, event, lambda runner, event=event: self.seen.append(event))
+
+    passed, of_run = Events(), Events()
+
+    def call(runner):
+        before = len(of_run.seen)
+        runner.evaluate_loader(extra(), callbacks=[passed])
+        runner.evaluate_loader(extra())
+        assert of_run.seen[before:] == ["on_loader_start", *["on_batch_start", "on_batch_end"] * 3, "on_loader_end"]
+
+    trained(of_run, Calls("on_stage_start", call))
+    batches = ["on_batch_start", "on_batch_end"] * 3
+    assert passed.seen == [
+        "on_experiment_start", "on_stage_start", "on_epoch_start", "on_loader_start", *batches, "on_loader_end",
+        "on_epoch_end", "on_stage_end", "on_experiment_end",
+    ]  # fmt: skip
+
+
+def test_another_engine_evaluates_a_copy():
+    """With another engine than the run's, the trained module stays where it is."""
+
+    def call(runner):
+        check_metrics(runner.evaluate_loader(extra(), cpu=True), runner.model)
+
+    calls = Calls("on_step_end", call)
+    assert_same(trained(calls), undisturbed())
+
+
+# ------------------------------------------------------------------------------------------------------- without a run
+
+
+def states():
+    return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+
+
+@pytest.mark.parametrize("call", [evaluate, evaluate_own, predict, predict_a_part], ids=lambda each: each.__name__)
+def test_modes_and_generators_of_the_caller_stay(call):
+    """A submodule in evaluation mode stays in it, the others in training mode, and no generator moves."""
+    model = net()
+    model[1].eval()
+    modes, before = [each.training for each in model.modules()], states()
+    runner = Predicts(model, dl.CPUEngine())
+    if call is evaluate:
+        runner.evaluate_loader(extra(), criterion=nn.CrossEntropyLoss())
+    else:
+        call(runner)
+    assert [each.training for each in model.modules()] == modes
+    assert states() == before
+
+
+def test_a_loop_over_predictions_has_its_own_random_numbers():
+    """Between two predictions, random numbers and modes are those of the loop's code."""
+    model = net()
+    runner = Predicts(model, dl.CPUEngine())
+    torch.manual_seed(3)
+    alone = [torch.rand(1).item() for _ in range(3)]
+    torch.manual_seed(3)
+    among = [torch.rand(1).item() for _ in runner.predict_loader(loader=extra()) if model.training]
+    assert among == alone
