@@ -1,6 +1,5 @@
 """Tests that evaluation and prediction leave everything as it was, wherever they are called."""
 
-import copy
 import random
 from functools import cache, partial
 
@@ -34,12 +33,18 @@ def extra():
 
 
 def by_hand(model):
-    """Return the accuracy and the logits of a copy of the module on the extra samples."""
-    model = copy.deepcopy(getattr(model, "module", model)).eval()
+    """Return the accuracy and the logits of a module, as it is on rank zero, on the extra samples."""
     features, targets = classification(EXTRA, seed=5).tensors
     with torch.no_grad():
-        logits = model(features)
+        logits = model.eval()(features)
     return (logits.argmax(1) == targets).double().mean().item(), logits
+
+
+def copied(runner):
+    """Return a copy of the runner's model as rank zero has it."""
+    model = net()
+    model.load_state_dict(runner.engine.broadcast_object(runner.engine.model_state_dict(runner.model)))
+    return model
 
 
 def check_metrics(metrics, model):
@@ -47,26 +52,26 @@ def check_metrics(metrics, model):
 
 
 def evaluate(runner):
-    check_metrics(runner.evaluate_loader(extra()), runner.model)
+    check_metrics(runner.evaluate_loader(extra()), copied(runner))
 
 
 def evaluate_own(runner):
     accuracy = dl.AccuracyCallback("logits", "targets")
-    check_metrics(runner.evaluate_loader(extra(), callbacks=[accuracy]), runner.model)
+    check_metrics(runner.evaluate_loader(extra(), callbacks=[accuracy]), copied(runner))
 
 
 def evaluate_alone(runner):
     found = dl.SupervisedRunner().evaluate_loader(
         extra(), callbacks=[dl.AccuracyCallback("logits", "targets")], model=runner.model, engine=dl.CPUEngine()
     )
-    check_metrics(found, runner.model)
+    check_metrics(found, copied(runner))
 
 
 def evaluate_on_its_engine(runner):
     found = dl.SupervisedRunner(runner.model, runner.engine).evaluate_loader(
         extra(), callbacks=[dl.AccuracyCallback("logits", "targets")]
     )
-    check_metrics(found, runner.model)
+    check_metrics(found, copied(runner))
 
 
 def evaluate_another(runner):
@@ -76,7 +81,7 @@ def evaluate_another(runner):
 
 def predict(runner):
     found = torch.cat(list(runner.predict_loader(loader=extra())))
-    torch.testing.assert_close(found.float(), by_hand(runner.model)[1], rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(found.float(), by_hand(copied(runner))[1], rtol=2e-2, atol=2e-2)
 
 
 def predict_a_part(runner):
@@ -224,7 +229,7 @@ def test_another_engine_evaluates_a_copy():
     """With another engine than the run's, the trained module stays where it is."""
 
     def call(runner):
-        check_metrics(runner.evaluate_loader(extra(), cpu=True), runner.model)
+        check_metrics(runner.evaluate_loader(extra(), cpu=True), copied(runner))
 
     calls = Calls("on_step_end", call)
     assert_same(trained(calls), undisturbed())

@@ -14,16 +14,22 @@ class Modes:
     >>> model[1] = model[1].eval()
     >>> modes = Modes([model])
     >>> model = model.eval()
-    >>> modes.restore()
+    >>> modes.swap()
     >>> [each.training for each in model.modules()]
     [True, True, False]
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
-        children = dict.fromkeys(child for module in modules for child in module.modules())
-        self._training = {child: child.training for child in children}
+        # A compiled module has the mode of the one inside.
+        children = {id(child): vars(child) for module in modules for child in module.modules()}
+        self._modules = [each for each in children.values() if "training" in each]
+        self._training = self._now()
 
-    def restore(self) -> None:
-        """Give each module the mode that it had."""
-        for module, training in self._training.items():
-            module.training = training
+    def _now(self) -> list[bool]:
+        return [each["training"] for each in self._modules]
+
+    def swap(self) -> None:
+        """Give each module the mode that it had, and keep the one that it has for the next call."""
+        before, self._training = self._training, self._now()
+        for module, training in zip(self._modules, before, strict=True):
+            module["training"] = training  # setattr() takes twenty times as long

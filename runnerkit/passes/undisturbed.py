@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torch import nn
 
 from runnerkit.models.modes import Modes
-from runnerkit.seeding.generators import keep_rng, rng_state, set_rng_state
+from runnerkit.seeding.generators import Generators, keep_rng
 
 if TYPE_CHECKING:
     from runnerkit.callback import IRunner
@@ -25,7 +25,7 @@ def undisturbed(runner: IRunner, *others: Any) -> Iterator[None]:
         with keep_rng():
             yield
     finally:
-        modes.restore()
+        modes.swap()
 
 
 @contextmanager
@@ -57,27 +57,19 @@ def apart(values: Generator[T, None, None], modules: Iterable[nn.Module]) -> Gen
         values: closed with the result.
         modules: those whose modes it may change.
     """
-    modules, mine = [*modules], None
+    modes, own = Modes(modules), None
     with closing(values):
         while True:
-            theirs = _state(modules)
+            callers = Generators()
+            if own is not None:
+                modes.swap()
+                own.restore()
             try:
-                if mine is not None:
-                    _restore(mine)
                 value = next(values)
             except StopIteration:
                 return
             finally:
-                mine = _state(modules)
-                _restore(theirs)
+                own = Generators()
+                callers.restore()
+                modes.swap()
             yield value
-
-
-def _state(modules: Iterable[nn.Module]) -> tuple[Modes, dict[str, Any]]:
-    return Modes(modules), rng_state()
-
-
-def _restore(state: tuple[Modes, dict[str, Any]]) -> None:
-    modes, rng = state
-    modes.restore()
-    set_rng_state(rng)

@@ -138,6 +138,19 @@ class CPUState:
             _set_numpy_state(self._numpy)
 
 
+class Generators:
+    """States of all generators of this process, to be restored soon: it takes a tenth of the time of
+    :func:`rng_state`."""
+
+    def __init__(self) -> None:
+        self._cpu, self._gpus = CPUState(), gpu_rng_states()
+
+    def restore(self) -> None:
+        """Restore them."""
+        self._cpu.restore(self._cpu.moved())
+        set_gpu_rng_states(self._gpus)
+
+
 # Python and NumPy copy 624 numbers one by one, which takes them 25 to 100 microseconds. Their states are therefore read
 # and written where they are in memory, if they are found there.
 _python_generator: Any = random.random.__self__  # type: ignore[attr-defined]  # the one behind the module's functions
