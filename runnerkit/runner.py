@@ -313,6 +313,7 @@ class IRunner(IListener):
 
     def _run_epoch(self) -> None:
         resume_point.setup_epoch(self)
+        loader_run.enter_training(self)
         self._emit("on_epoch_start")
         for key in resume_point.loaders_left(self):
             if resume_point.is_within_epoch(self) or not (is_over(self) and loader_run.is_training(self, key)):

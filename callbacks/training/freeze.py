@@ -104,17 +104,6 @@ class FreezeCallback(Callback):
         last = self.until_epoch or runner.stage_epoch_step
         self._freeze(self.from_epoch <= runner.stage_epoch_step <= last)
 
-    def on_loader_start(self, runner: IRunner) -> None:
-        self._rest_batch_norms()
-
-    def on_validation_end(self, runner: IRunner) -> None:
-        self._rest_batch_norms()
-
-    def _rest_batch_norms(self) -> None:
-        if self._is_frozen:  # the runner has just set the mode of the whole model
-            for each in self._batch_norms:
-                each.eval()
-
     def _freeze(self, is_frozen: bool) -> None:
         if is_frozen == self._is_frozen:
             return
@@ -122,6 +111,8 @@ class FreezeCallback(Callback):
         for each in self._parameters:
             each.requires_grad_(not is_frozen)
             each.grad = None
+        for module in self._batch_norms:
+            module.train(not is_frozen)
 
     def on_stage_end(self, runner: IRunner) -> None:
         self._freeze(False)

@@ -102,9 +102,20 @@ def use_model(runner: IRunner) -> None:
     trained = runner._stage.training_model
     choose = runner.engine.training_model if runner.is_train_loader else runner.engine.evaluation_model
     models = {key: choose(model) for key, model in as_dict(trained).items()}
-    for model in models.values():
-        model.train(runner.is_train_loader)
+    if runner.is_train_loader:
+        enter_training(runner)
+    else:
+        for modes in runner._stage.training_modes.values():
+            modes.leave()
+        for model in models.values():
+            model.eval()
     runner.model = like(trained, models)
+
+
+def enter_training(runner: IRunner) -> None:
+    """Put the models into the modes that they have in training."""
+    for modes in runner._stage.training_modes.values():
+        modes.enter()
 
 
 def batches(runner: IRunner) -> Iterator[Batch]:

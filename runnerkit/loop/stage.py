@@ -21,6 +21,7 @@ from runnerkit.loop import checks
 from runnerkit.loop.attributes import ProcessState
 from runnerkit.loop.hooks import call_hook
 from runnerkit.loop.loader_run import is_training
+from runnerkit.models.modes import TrainingModes
 from runnerkit.resume import resume_point
 from runnerkit.seeding.generators import derive_seed, set_global_seed
 from runnerkit.steps import step_watch
@@ -73,6 +74,7 @@ class Stage(ProcessState):
         given_hooks: an object whose ``get_*`` methods make the components in place of the runner's; None outside an
             evaluation.
         training_model: the model as the engine prepared it, or several by key; None outside a stage.
+        training_modes: of each model, by key; empty if nothing trains.
         autocast: the engine's context for the forward pass.
         listeners: methods that act on events.
         known_callbacks: callbacks of this stage and of earlier ones that act in this process.
@@ -87,6 +89,7 @@ class Stage(ProcessState):
     def __init__(self, given_hooks: Any = None) -> None:
         self.given_hooks = given_hooks
         self.training_model: Any = None
+        self.training_modes: dict[str, TrainingModes] = {}
         self.autocast: AbstractContextManager[Any] = nullcontext()
         self.listeners = Listeners()
         self.known_callbacks: list[ICallback] = []
@@ -228,6 +231,10 @@ def _make_model(runner: IRunner, stage: str) -> None:
     _bind_schedulers(runner, {id(each): optimizers[key] for key, each in bare.items()})
     for optimizer in optimizers.values():
         engine.precision.watch(optimizer)
+    trains = any(is_training(runner, key) for key in runner.loaders)
+    runner._stage.training_modes = {
+        key: TrainingModes(each, engine.trained_module(each)) for key, each in models.items() if trains
+    }
 
 
 def _bind_schedulers(runner: IRunner, prepared: dict[int, Any]) -> None:

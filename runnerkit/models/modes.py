@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 
 from torch import nn
 
@@ -14,7 +14,7 @@ class Modes:
     >>> model[1] = model[1].eval()
     >>> modes = Modes([model])
     >>> model = model.eval()
-    >>> modes.swap()
+    >>> modes.restore()
     >>> [each.training for each in model.modules()]
     [True, True, False]
     """
@@ -30,6 +30,91 @@ class Modes:
 
     def swap(self) -> None:
         """Give each module the mode that it had, and keep the one that it has for the next call."""
-        before, self._training = self._training, self._now()
-        for module, training in zip(self._modules, before, strict=True):
+        now = self._now()
+        self.restore()
+        self._training = now
+
+    def restore(self) -> None:
+        """Give each module the mode that it had."""
+        for module, training in zip(self._modules, self._training, strict=True):
             module["training"] = training  # setattr() takes twenty times as long
+
+    def keep(self) -> None:
+        """Keep the mode that each module has now."""
+        self._training = self._now()
+
+
+class TrainingModes:
+    """Modes of a model from one training pass to the next: what the user sets within training stays.
+
+    A model begins in training mode, except parts that come frozen and in evaluation mode below a module that trains.
+    Parts in evaluation mode below a module in that mode train: pretrained models come so.
+
+    Args:
+        model: as the engine prepared it.
+        module: the one inside of it with the user's names.
+
+    >>> model = nn.Sequential(nn.Linear(1, 1).requires_grad_(False).eval(), nn.Linear(1, 1))
+    >>> modes = TrainingModes(model, model)
+    >>> modes.leave(); model = model.eval(); modes.enter()
+    >>> [each.training for each in model]
+    [False, True]
+    """
+
+    def __init__(self, model: nn.Module, module: nn.Module) -> None:
+        self._module = module
+        self._rests = not module.training and _is_frozen(module)
+        resting = [] if self._rests else [*_resting(module)]
+        model.train(not self._rests)
+        for each in resting:
+            each.eval()
+        self._kept = Modes([model])
+        self._first = self._evaluated()
+        self._is_entered = True
+
+    def state_dict(self) -> dict[str, list[str]]:
+        """Return the names of the modules that have left evaluation mode, or entered it, since the stage began."""
+        modes = Modes([self._module])
+        if not self._is_entered:
+            self._kept.restore()
+        now = self._evaluated()
+        modes.restore()
+        return {"train": sorted(self._first - now), "eval": sorted(now - self._first)}
+
+    def load_state_dict(self, state: Mapping[str, Iterable[str]]) -> None:
+        """Load a :meth:`state_dict`; modules that are gone are left out."""
+        modules = dict(self._module.named_modules())
+        for mode, names in state.items():
+            for name in modules.keys() & names:
+                modules[name].training = mode == "train"  # not those below
+        self._kept.keep()
+
+    def _evaluated(self) -> set[str]:
+        return {name for name, each in self._module.named_modules() if not each.training}
+
+    def enter(self) -> None:
+        """Return to training, also from an evaluation that the user began and did not end."""
+        if not self._rests and not (self._is_entered and self._module.training):
+            self._kept.restore()
+        self._is_entered = True
+
+    def leave(self) -> None:
+        """Remember the modes, because an evaluation begins."""
+        if self._is_entered and self._module.training:
+            self._kept.keep()
+        self._is_entered = False
+
+
+def _resting(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the frozen modules in evaluation mode whose parents are in training mode."""
+    if module.training:
+        for child in module.children():
+            if not child.training and _is_frozen(child):
+                yield child
+            else:
+                yield from _resting(child)
+
+
+def _is_frozen(module: nn.Module) -> bool:
+    trained = [each.requires_grad for each in module.parameters()]
+    return bool(trained) and not any(trained)

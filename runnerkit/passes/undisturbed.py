@@ -25,7 +25,7 @@ def undisturbed(runner: IRunner, *others: Any) -> Iterator[None]:
         with keep_rng():
             yield
     finally:
-        modes.swap()
+        modes.restore()
 
 
 @contextmanager

@@ -183,6 +183,8 @@ def restore(runner: IRunner) -> None:
         path = bring(*runner.engine.broadcast_object((snapshot.source, shown(snapshot.source))))
         state = runner.engine.load_shards(state, path)
     _restore_components(runner, state, snapshot.source)
+    for key, modes in runner._stage.training_modes.items():
+        modes.load_state_dict(state.get("modes", {}).get(key, {}))  # absent before 0.2
     runner.engine.load_state_dict(state["engine_state_dict"])
     _restore_callbacks(runner, state["callbacks"], snapshot.source)
     if "settings" in state and runner.engine.is_main_process:

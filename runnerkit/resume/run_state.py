@@ -108,6 +108,7 @@ def state_of(runner: IRunner) -> StateDict:
         "stopped_by": stoppers(runner),
         "within": _position(runner) if runner.is_within_loader else None,
         "streams": _streams(runner),
+        "modes": {key: each.state_dict() for key, each in runner._stage.training_modes.items()},
         "criterion_state_dict": _states(runner.criterion),
         "optimizer_state_dict": {
             key: engine.optimizer_state_dict(each, whole=whole) for key, each in as_dict(runner.optimizer).items()

@@ -11,6 +11,7 @@ from torch.optim.swa_utils import update_bn
 from runnerkit.callback import innermost
 from runnerkit.callbacks.training.batch_transform import BatchTransformCallback
 from runnerkit.loop import loader_run
+from runnerkit.models.modes import Modes
 from runnerkit.sampling.sharding import start_epoch
 from runnerkit.seeding.generators import keep_rng
 from runnerkit.support.torch_internals import BatchNorm
@@ -52,11 +53,13 @@ def renew_statistics(runner: IRunner, modules: Iterable[nn.Module], *, loader_ke
 def _renew(runner: IRunner, forward: _Forward) -> None:
     trained = runner._stage.training_model
     models = as_dict(trained)
+    modes = Modes(models.values())
     # The evaluation model keeps each rank's own statistics, while DDP's forward pass would broadcast rank zero's.
     used = {key: runner.engine.evaluation_model(model).eval() for key, model in models.items()}
     runner.model = like(trained, used)
     with keep_rng():
         update_bn(((batch,) for batch in loader_run.batches(runner)), forward)
+    modes.restore()
     for each in filter(_has_own, forward.modules()):
         for name in ("running_mean", "running_var"):
             _put(each, name, runner.engine.reduce(each.get_buffer(name), "mean"))
