@@ -18,6 +18,7 @@ from runnerkit.checkpoints.cleanup import clean_up, set_branch_aside
 from runnerkit.checkpoints.file import load_checkpoint
 from runnerkit.checkpoints.folder import CheckpointFolder
 from runnerkit.checkpoints.index import Record, name_at
+from runnerkit.checkpoints.judge import Judge, best_first
 from runnerkit.checkpoints.plain_state import copied
 from runnerkit.checkpoints.weights import find_weights
 from runnerkit.errors import UnknownKeyError
@@ -148,8 +149,10 @@ class CheckpointCallback(ICheckpointCallback):
         self.load_best_on_end = load_best_on_end
         self.trainable_only = trainable_only
         self._frozen_hashes: dict[tuple[str, ...], str] = {}  # of this stage, as hashing a large model takes seconds
+        self._judge: Judge | None = None
         if loader_key is not None and metric_key is not None:
             self.requires = ((loader_key, metric_key),)
+            self._judge = Judge(loader_key, metric_key, bool(minimize))
         self._is_due = self._is_validated = False
         self._saved_at = self._began_at = 0.0
         self._background = Background()
@@ -178,6 +181,8 @@ class CheckpointCallback(ICheckpointCallback):
 
     def leave_branch(self, source: Path, *, stage: str, place: tuple[int, float]) -> None:
         folder = CheckpointFolder(self.folder)
+        if self._judge is not None:
+            self._judge.judge_again(folder)
         set_branch_aside(folder, source=source, place=place, best_first=self._best(folder, stage))
         self._point(folder, stage)  # the process may have been killed between writing the index and the names
 
@@ -288,10 +293,9 @@ class CheckpointCallback(ICheckpointCallback):
         if self.trainable_only:
             state = self._without_frozen(runner, state)
         file = self._file(runner)
-        judge = {"loader": self.loader_key, "metric": self.metric_key, "minimize": self.minimize}
         what = {
             "kind": self.mode, "stage": runner.stage_key, "epoch": runner.epoch_step, "batch": runner.batch_step,
-            "score": score, "judged_by": judge if self.metric_key is not None else None,
+            "score": score, "judged_by": self._judge.to_dict() if self._judge is not None else None,
             "metrics": {key: dict(metrics) for key, metrics in runner.epoch_metrics.items()},
         }  # fmt: skip
         if self._is_sharded(runner):
@@ -380,8 +384,7 @@ class CheckpointCallback(ICheckpointCallback):
     def _best(self, folder: CheckpointFolder, stage: str | None) -> list[Record]:
         """Sort the scored checkpoints of one stage, best first; scores of different stages are not comparable."""
         own = [record for record in folder.records if record.stage in (stage, None)]
-        scored = [record for record in own if record.score is not None and not math.isnan(record.score)]
-        return sorted(scored, key=lambda record: record.score or 0.0, reverse=not self.minimize)
+        return best_first(own, self._judge)
 
     def on_exception(self, runner: IRunner) -> None:
         try:

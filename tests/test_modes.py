@@ -166,7 +166,7 @@ def test_a_model_that_is_evaluated_by_hand_between_epochs_trains_on():
 
 
 def test_evaluation_leaves_modes_to_those_of_training():
-    """What an evaluation loader's events set is over with it."""
+    """Modes that an evaluation loader's events set end with it."""
     expected = fit(net())
 
     class Samples(dl.Callback):
@@ -188,7 +188,7 @@ def test_a_batch_norm_learns_again_once_it_is_unfrozen():
 
 @pytest.mark.parametrize("stop", [3, 8])
 def test_a_resumed_run_has_the_modes_of_the_interrupted_one(tmp_path, stop):
-    """What was set once within training holds after a resume, within an epoch and after an evaluation."""
+    """Modes that were set once within training hold after a resume, within an epoch and after an evaluation."""
 
     class Rests(dl.Callback):
         """Puts the encoder into evaluation mode at the second step of the run."""

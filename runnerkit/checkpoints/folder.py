@@ -153,6 +153,11 @@ class CheckpointFolder:
         for name in (f"{alias}.pth", alias):
             (self.folder / name).unlink(missing_ok=True)
 
+    def replace(self, records: list[Record]) -> None:
+        """Write other records of the same checkpoints."""
+        self.records = records
+        self._write_index()
+
     def keep(self, records: list[Record]) -> None:
         """Delete all other checkpoints: first from the index, then from the disk."""
         names = {record.name for record in records}
