@@ -252,8 +252,13 @@ class ICheckpointCallback(Callback):
         logdir: folder of the checkpoints; only one run at a time may use it.
         resume_runner: checkpoint or logdir that the run resumes from.
         load_best_on_end: load the best weights at the end of the stage.
+        loader_key, metric_key: the metric that selects the best checkpoint; None without one.
+        minimize: whether smaller values of it are better.
     """
 
+    loader_key: str | None = None
+    metric_key: str | None = None
+    minimize: bool | None = None
     logdir: Path | None = None
     resume_runner: str | None = None
     load_best_on_end: bool = False

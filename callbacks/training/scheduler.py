@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch.optim import Optimizer, lr_scheduler
 
-from runnerkit.callback import CallbackOrder, ISchedulerCallback
+from runnerkit.callback import CallbackOrder, ICheckpointCallback, ISchedulerCallback, innermost, last_training_loader
 from runnerkit.errors import UnknownKeyError
 from runnerkit.support.arguments import check_strings
 from runnerkit.types import as_dict, widest_float
@@ -35,7 +35,11 @@ class SchedulerCallback(ISchedulerCallback):
         scheduler_key: which scheduler, if the runner has several.
         mode: "epoch", or "batch": after each actual optimizer step (batches that only accumulate and steps that the
             gradient scaler skips do not count). None is "batch" for OneCycleLR and CyclicLR, else "epoch".
-        loader_key, metric_key: the metric for a scheduler that needs one; None is the loss of "valid", or of "train".
+        loader_key, metric_key: the metric for a scheduler that needs one. None is the metric that selects the best
+            checkpoint, else the loss of "valid", of the only evaluation loader, or of "train" if there is none.
+    Raises:
+        ValueError: the scheduler waits for larger values, and the metric is better if smaller, or the reverse; several
+            evaluation loaders, and none of them is "valid".
 
     >>> SchedulerCallback(mode="batch").mode
     'batch'
@@ -62,6 +66,7 @@ class SchedulerCallback(ISchedulerCallback):
         self._steps_per_batch = self._is_ever_per_batch = False
         self._optimizer_stepped = self._updates = False
         self._scheduler: Any = None
+        self._after: Any = None  # the one after the warmup, or the scheduler itself
         self._hook: Any = None
         self._filter: Any = None
         self._wants: dict[int, str | None] = {}  # by id of the scheduler, or of the one after the warmup
@@ -75,8 +80,40 @@ class SchedulerCallback(ISchedulerCallback):
         if (self.scheduler_key or "") not in schedulers:
             have = sorted(schedulers) if schedulers else "none"
             raise UnknownKeyError(f"SchedulerCallback needs scheduler {self.scheduler_key!r}; the runner has {have}")
-        self._metric_loader = self.loader_key or ("valid" if "valid" in runner.loaders else "train")
         self._follow(schedulers[self.scheduler_key or ""])
+        if self._wants_of(self._after) == "metrics":
+            self._choose_metric(runner)  # raises before training
+
+    def _choose_metric(self, runner: IRunner) -> tuple[str, str]:
+        if self.loader_key is not None and self.metric_key is not None:
+            return self.loader_key, self.metric_key
+        minimize: bool | None
+        judge = _judge(runner)
+        is_free = self.loader_key is None and self.metric_key is None
+        if is_free and judge is not None and judge.loader_key is not None and judge.metric_key is not None:
+            loader_key, metric_key, minimize = judge.loader_key, judge.metric_key, judge.minimize
+        else:
+            loader_key, metric_key = self.loader_key or self._only_loader(runner), self.metric_key or "loss"
+            minimize = True if metric_key == "loss" else None  # of another metric, only the user knows
+        mode = {True: "min", False: "max", None: None}[minimize]
+        if isinstance(self._after, lr_scheduler.ReduceLROnPlateau) and mode not in (self._after.mode, None):
+            raise ValueError(
+                f"ReduceLROnPlateau(mode={self._after.mode!r}) would read {metric_key!r} of loader {loader_key!r}, of "
+                f"which {'smaller' if minimize else 'larger'} values are better: pass mode={mode!r}, or another metric "
+                "with SchedulerCallback(loader_key=..., metric_key=...)"
+            )
+        return loader_key, metric_key
+
+    def _only_loader(self, runner: IRunner) -> str:
+        others = [key for key in runner.loaders if not key.startswith("train")]
+        if "valid" in others:
+            return "valid"
+        if len(others) > 1:
+            raise ValueError(
+                f"the scheduler needs the metric of one of the loaders {', '.join(map(repr, others))}: pass "
+                "SchedulerCallback(loader_key=..., metric_key=...), or valid_loader and valid_metric"
+            )
+        return others[0] if others else last_training_loader(runner)
 
     def on_loader_start(self, runner: IRunner) -> None:
         scheduler = as_dict(runner.scheduler)[self.scheduler_key or ""]
@@ -86,7 +123,7 @@ class SchedulerCallback(ISchedulerCallback):
 
     def _follow(self, scheduler: Any) -> None:
         self._scheduler = scheduler
-        after = scheduler.after if isinstance(scheduler, WarmupLR) else scheduler
+        self._after = after = scheduler.after if isinstance(scheduler, WarmupLR) else scheduler
         self._steps_per_batch = self.mode == "batch" or (self.mode is None and isinstance(after, _PER_STEP))
         warms_up_per_batch = isinstance(scheduler, WarmupLR) and scheduler.is_per_step
         self._updates = hasattr(scheduler, "step_update")
@@ -129,7 +166,7 @@ class SchedulerCallback(ISchedulerCallback):
         scheduler, is_per_batch = self._turn(runner)
         if is_per_batch or not any(key.startswith("train") for key in runner.epoch_metrics):
             return
-        if self._wants_of(scheduler) != "metrics" or self._metric_loader in runner.epoch_metrics:
+        if self._wants_of(scheduler) != "metrics" or self._choose_metric(runner)[0] in runner.epoch_metrics:
             self._step(scheduler, runner, None)
 
     def on_stage_end(self, runner: IRunner) -> None:
@@ -160,14 +197,20 @@ class SchedulerCallback(ISchedulerCallback):
         return self._wants[id(scheduler)]
 
     def _epoch_metric(self, runner: IRunner) -> float:
-        metrics = runner.epoch_metrics.get(self._metric_loader, {})
-        metric_key = self.metric_key or "loss"
+        loader_key, metric_key = self._choose_metric(runner)
+        metrics = runner.epoch_metrics.get(loader_key, {})
         if metric_key not in metrics:
             raise UnknownKeyError(
-                f"the scheduler needs metric {metric_key!r} of loader {self._metric_loader!r}, which has only "
-                f"{sorted(metrics)}: pass SchedulerCallback(loader_key=..., metric_key=...)"
+                f"the scheduler needs metric {metric_key!r} of loader {loader_key!r}, which has {sorted(metrics)}: "
+                "pass SchedulerCallback(loader_key=..., metric_key=...)"
             )
         return metrics[metric_key]
+
+
+def _judge(runner: IRunner) -> ICheckpointCallback | None:
+    """Return the callback that selects the best checkpoint by a metric, if there is one."""
+    savers = [each for each in map(innermost, runner.callbacks.values()) if isinstance(each, ICheckpointCallback)]
+    return next((each for each in savers if each.metric_key is not None), None)
 
 
 def wants_argument(scheduler: Any) -> bool:

@@ -1,0 +1,101 @@
+"""Tests that ReduceLROnPlateau reads the metric that selects the best checkpoint."""
+
+import pytest
+from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from runnerkit import dl
+from tests.tiny import loader, mlp, quiet, sgd
+
+ACCURACY = {"valid_metric": "accuracy", "minimize_valid_metric": False}
+LOSS = {"valid_metric": "loss", "minimize_valid_metric": True}
+
+
+class Recorded(ReduceLROnPlateau):
+    """A scheduler that records what it is told."""
+
+    def __init__(self, *args, **kwargs):
+        self.told = []
+        super().__init__(*args, **kwargs)
+
+    def step(self, metrics, epoch=None):
+        self.told.append(float(metrics))
+        super().step(metrics)
+
+
+def fit(mode, *, keys=("valid",), callback=None, logdir=None, epochs=3, **judge):
+    model = mlp()
+    optimizer = sgd(model)
+    scheduler = Recorded(optimizer, mode=mode)
+    runner = dl.SupervisedRunner()
+    runner.train(
+        model=model, criterion=nn.CrossEntropyLoss(), optimizer=optimizer, scheduler=scheduler, engine=dl.CPUEngine(),
+        loaders={"train": loader(16, 4), **{key: loader(8, 4, seed=seed) for seed, key in enumerate(keys, start=1)}},
+        callbacks=[dl.AccuracyCallback("logits", "targets"), *([callback] if callback else [])],
+        num_epochs=epochs, logdir=logdir, **judge, **quiet(),
+    )  # fmt: skip
+    return scheduler.told, runner.experiment_metrics
+
+
+def of(metrics, key, name):
+    return [metrics[epoch][key][name] for epoch in sorted(metrics)]
+
+
+@pytest.mark.parametrize("key", ["valid", "val"])
+def test_it_reads_what_selects_the_best_checkpoint(tmp_path, key):
+    """Mode max gets the accuracy, mode min the loss, of the loader that selects the best checkpoint."""
+    told, metrics = fit("max", keys=(key,), logdir=tmp_path / "a", valid_loader=key, **ACCURACY)
+    assert told == of(metrics, key, "accuracy")
+    told, metrics = fit("min", keys=(key, "other"), logdir=tmp_path / "b", valid_loader=key, **LOSS)
+    assert told == of(metrics, key, "loss")
+
+
+@pytest.mark.parametrize(
+    ("mode", "judge", "words"),
+    [
+        ("min", ACCURACY, ["accuracy", "mode='max'"]),
+        ("max", LOSS, ["loss", "mode='min'"]),
+        ("max", {}, ["loss", "mode='min'", "SchedulerCallback"]),
+    ],
+)
+def test_a_mode_of_the_other_direction_is_refused(tmp_path, mode, judge, words):
+    """A scheduler that waits for larger values is not told a loss, nor the reverse."""
+    with pytest.raises(ValueError, match="ReduceLROnPlateau") as error:
+        fit(mode, logdir=tmp_path, **({"valid_loader": "valid", **judge} if judge else {}))
+    assert all(each in str(error.value) for each in words)
+
+
+def test_without_a_best_checkpoint_it_reads_the_loss_of_the_evaluation_loader():
+    """With one evaluation loader, whatever its key; with several, of "valid"; with none, of the training loader."""
+    for keys, key in ((("val",), "val"), (("test", "valid"), "valid"), ((), "train")):
+        told, metrics = fit("min", keys=keys)
+        assert told == of(metrics, key, "loss")
+
+
+def test_several_evaluation_loaders_without_a_choice_are_refused():
+    """The message lists the loaders and says what to pass."""
+    with pytest.raises(ValueError, match="SchedulerCallback") as error:
+        fit("min", keys=("a", "b"))
+    assert "'a', 'b'" in str(error.value)
+
+
+def test_what_is_passed_is_read(tmp_path):
+    """An explicit metric is taken as it is."""
+    callback = dl.SchedulerCallback(loader_key="valid", metric_key="accuracy")
+    told, metrics = fit("min", callback=callback, logdir=tmp_path, valid_loader="valid", **LOSS)
+    assert told == of(metrics, "valid", "accuracy")
+
+
+def test_a_scheduler_after_a_warmup_reads_it_too(tmp_path):
+    """WarmupLR hands the metric to the scheduler after it."""
+    model = mlp()
+    optimizer = sgd(model)
+    after = Recorded(optimizer, mode="max")
+    runner = dl.SupervisedRunner()
+    runner.train(
+        model=model, criterion=nn.CrossEntropyLoss(), optimizer=optimizer, engine=dl.CPUEngine(),
+        scheduler=dl.WarmupLR(optimizer, num_steps=2, after=after),
+        loaders={"train": loader(16, 4), "valid": loader(8, 4, seed=1)}, num_epochs=3, logdir=tmp_path,
+        callbacks=[dl.AccuracyCallback("logits", "targets")], valid_loader="valid", **ACCURACY, **quiet(),
+    )  # fmt: skip
+    assert after.told == of(runner.experiment_metrics, "valid", "accuracy")
