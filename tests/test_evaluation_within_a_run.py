@@ -238,6 +238,19 @@ def test_another_engine_evaluates_a_copy():
 # ------------------------------------------------------------------------------------------------------- without a run
 
 
+@pytest.mark.slow
+def test_processes_that_evaluate_another_model_leave_the_runners_alone():
+    """The weights that come back from other processes are those of the model that was passed."""
+    model, criterion = net(), nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))
+    runner = Predicts(model, dl.DistributedDataParallelEngine(2, device="cpu"))
+    runner.criterion = criterion
+    before = weights(model)
+    other = mlp(seed=9, dropout=0.4, batch_norm=True)
+    runner.evaluate_loader(extra(), model=other, criterion=nn.CrossEntropyLoss(weight=torch.ones(3)))
+    assert torch.equal(weights(model), before)
+    assert criterion.weight.tolist() == [1.0, 2.0, 3.0]
+
+
 def states():
     return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
 

@@ -49,6 +49,9 @@ def evaluate(runner: IRunner, hooks: EvaluationHooks, *, seed: int) -> Metrics:
     # Not on a copy: bound methods and callbacks that the user kept refer to this runner.
     with unchanged(runner), undisturbed(runner, hooks.model, hooks.criterion):
         hooks.enter(runner)
+        # Other processes send back the weights of what they evaluated.
+        runner.model = hooks.model if hooks.model is not None else runner.model
+        runner.criterion = hooks.criterion if hooks.criterion is not None else runner.criterion
         runner.valid_every_steps, runner._seed, runner._resume_point = None, seed, ResumePoint()
         runner._given_hooks = hooks
         metrics = dict(runner.run().loader_metrics)
