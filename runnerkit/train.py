@@ -442,9 +442,13 @@ class Runner(IRunner):
         bar: dict[str, ICallback] = {"_tqdm": parts.TqdmCallback()} if verbose else {}
         chosen = choose_engine(engine, cpu=cpu, fp16=fp16, amp=amp, apex=apex, ddp=ddp)
         hooks = EvaluationHooks(
-            self, loader, model=model, criterion=criterion, engine=chosen, callbacks=given, shown_by=bar
-        )
-        return evaluate(self, hooks, seed=seed)
+            self, loader, model=model, criterion=criterion, engine=chosen, callbacks=given, shown_by=bar,
+            trained_with=self._given.callbacks,
+        )  # fmt: skip
+        with hooks.entered():
+            self.valid_every_steps, self._seed, self._resume_point = None, seed, ResumePoint()
+            self._given_hooks = hooks
+            return evaluate(self)
 
 
 def _check_best(valid_metric: str | None, minimize: bool | None, *, load_best_on_end: bool) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,6 @@ from runnerkit.loop.hooks import call_hook
 from runnerkit.passes.engine_in_use import lent
 from runnerkit.passes.scratch_runner import scratch_copy
 from runnerkit.passes.undisturbed import unchanged, undisturbed
-from runnerkit.resume.resume_point import ResumePoint
 from runnerkit.types import Criterion, Metrics, Model
 
 if TYPE_CHECKING:
@@ -36,30 +36,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-
 # Events that callbacks of a run under way get from an evaluation within it.
 _OF_A_LOADER = ("on_loader_start", "on_batch_start", "on_batch_end", "on_loader_end")
 
 
-def evaluate(runner: IRunner, hooks: EvaluationHooks, *, seed: int) -> Metrics:
-    """Evaluate with `hooks` in place of the runner's own, and return the metrics; nothing else changes.
-
-    Within a run, every rank must call.
-    """
-    # Not on a copy: bound methods and callbacks that the user kept refer to this runner.
-    with unchanged(runner), undisturbed(runner, hooks.model, hooks.criterion):
-        hooks.enter(runner)
-        # Other processes send back the weights of what they evaluated.
-        runner.model = hooks.model if hooks.model is not None else runner.model
-        runner.criterion = hooks.criterion if hooks.criterion is not None else runner.criterion
-        runner.valid_every_steps, runner._seed, runner._resume_point = None, seed, ResumePoint()
-        runner._given_hooks = hooks
-        metrics = dict(runner.run().loader_metrics)
-        if not metrics and runner.engine.is_main_process:
-            logger.warning(
-                "evaluate_loader found no metrics: there is no criterion, no callback computes any, and handle_batch "
-                "sets none; pass criterion=, or for example callbacks=[AccuracyCallback('logits', 'targets')]"
-            )
+def evaluate(runner: IRunner) -> Metrics:
+    """Run `runner`, whose hooks are :class:`EvaluationHooks`, and return its loader's metrics."""
+    metrics = dict(runner.run().loader_metrics)
+    if not metrics and runner.engine.is_main_process:
+        logger.warning(
+            "evaluate_loader found no metrics: there is no criterion, no callback computes any, and handle_batch sets "
+            "none; pass criterion=, or for example callbacks=[AccuracyCallback('logits', 'targets')]"
+        )
     return metrics
 
 
@@ -74,6 +62,7 @@ class EvaluationHooks(ProcessState):
         engine: None uses the one of the run under way, if any, else the runner's.
         callbacks: in addition to the runner's criterion; None uses all callbacks that neither train nor save.
         shown_by: callbacks that show progress, in addition to all others.
+        trained_with: callbacks that were passed to the training in this process.
     """
 
     stages = ("evaluate",)
@@ -88,6 +77,7 @@ class EvaluationHooks(ProcessState):
         engine: IEngine | None,
         callbacks: dict[str, ICallback] | None,
         shown_by: dict[str, ICallback],
+        trained_with: Mapping[str, ICallback],
     ) -> None:
         check_one_loader(loader, reader="evaluate_loader")
         self.runner = runner
@@ -97,18 +87,32 @@ class EvaluationHooks(ProcessState):
         self.engine = engine
         self.callbacks = callbacks
         self.shown_by = shown_by
+        self.trained_with = trained_with
         self._of_run: dict[str, ICallback] | None = None  # callbacks of the run under way, if there is one
         self._is_called_by_runner = False
 
-    def enter(self, runner: IRunner) -> None:
-        """Take what a run under way has made: its engine, the model as it prepared it, its criterion and callbacks."""
-        if runner._stage.training_model is not None:
-            callers = _callers([runner, *runner.callbacks.values()])
-            self._is_called_by_runner = any(each is runner for each in callers)
-            others = {key: each for key, each in runner.callbacks.items() if not any(each is one for one in callers)}
-            self._of_run = others | _with_sums_of_their_own(others, runner)
-            self.criterion = self.criterion if self.criterion is not None else runner.criterion
-        self.model, self.engine = lent(runner, self.model, self.engine, otherwise=runner.get_engine)
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Use what a run under way has made: its engine, the model as it prepared it, its criterion and callbacks.
+
+        Afterwards the runner, all modes and all generators are as before. Within a run, every rank must call.
+        """
+        runner = self.runner
+        # Not on a copy: bound methods and callbacks that the user kept refer to this runner.
+        with unchanged(runner), undisturbed(runner, self.model, self.criterion):
+            if runner._stage.training_model is not None:
+                callers = _callers([runner, *runner.callbacks.values()])
+                self._is_called_by_runner = any(each is runner for each in callers)
+                others = {
+                    key: each for key, each in runner.callbacks.items() if not any(each is one for one in callers)
+                }
+                self._of_run = others | _with_sums_of_their_own(others, runner)
+                self.criterion = self.criterion if self.criterion is not None else runner.criterion
+            self.model, self.engine = lent(runner, self.model, self.engine, otherwise=runner.get_engine)
+            # Other processes send back the weights of what they evaluated.
+            runner.model = self.model if self.model is not None else runner.model
+            runner.criterion = self.criterion if self.criterion is not None else runner.criterion
+            yield
 
     def hears(self, listener: IListener, event: str) -> bool:
         """Return whether a listener gets an event of the evaluation.
@@ -125,7 +129,7 @@ class EvaluationHooks(ProcessState):
         """Callbacks of the calling process, which get the state of those that ran."""
         if self.callbacks is not None:
             return self.callbacks
-        return self.runner._caller_callbacks if self._of_run is None else {}
+        return self.trained_with if self._of_run is None else {}
 
     @property
     def added(self) -> dict[str, ICallback]:
@@ -133,7 +137,7 @@ class EvaluationHooks(ProcessState):
         return (self.callbacks or {}) | self.shown_by
 
     def get_engine(self) -> IEngine:
-        assert self.engine is not None, "enter() comes first"
+        assert self.engine is not None, "entered() comes first"
         return self.engine
 
     def get_stage_len(self, stage: str) -> int:
