@@ -120,4 +120,4 @@ $(PEERS)/installed: benchmarks/peers/requirements.txt constraints.txt
 	touch $@
 
 clean:  ## remove virtual environments and generated files
-	rm -rf $(VENV) .venv-dev .venv-versions $(PEERS) .coverage* horovod.log build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis site
+	rm -rf $(VENV) .venv-dev .venv-versions $(PEERS) .coverage* build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis site

@@ -10,7 +10,7 @@ trap 'rm -rf "$folder"' EXIT
 
 "$python" -m build --no-isolation --outdir "$folder/dist" . >"$folder/build.log" 2>&1 || { cat "$folder/build.log"; exit 1; }
 wheel=$(echo "$folder"/dist/*.whl)
-RUNNERKIT_WHEEL=$wheel "$python" -m pytest -q --timeout 1200 --basetemp "$folder/outside" tests/test_quick_start.py
+RUNNERKIT_WHEEL=$wheel "$python" -m pytest -q -p no:cacheprovider --timeout 1200 --basetemp "$folder/outside" tests/test_quick_start.py
 
 extras=$("$python" - "$wheel" <<'PYTHON'
 import sys
