@@ -121,12 +121,20 @@ def _shape(value: Any) -> tuple[int, ...] | None:
     return tuple(value.shape) if isinstance(value, Tensor) else None
 
 
-def check_optimizer_state(saved: StateDict, optimizer: Any, source: str) -> None:
-    """Raise if the state is of another kind of optimizer, which would load and fail in a step, or has other groups.
+def check_optimizer_state(saved: StateDict, optimizer: Any, source: str, *, was: str | None) -> None:
+    """Raise if the state is of another kind of optimizer, which would load and step wrongly, or has other groups.
 
+    Args:
+        was: name of the class of the saved one; None if it is unknown.
     Raises:
         ValueError: with the differences.
     """
+    if was is not None and was != type(optimizer).__name__:
+        raise ValueError(
+            f"{source} holds the state of {was}, the run has {type(optimizer).__name__}, and neither can continue from "
+            "the other's (resume_options='arguments' changes the options of the same optimizer only): resume with "
+            f"{was}, or start a new run from the weights: runner.load(logdir, which='last')"
+        )
     if not isinstance(optimizer, Optimizer):
         return  # a custom optimizer raises its own error
     groups = saved["param_groups"]

@@ -17,8 +17,8 @@ from runnerkit.checkpoints.folder import find_checkpoint, holds_checkpoint
 from runnerkit.logger import Step
 from runnerkit.loop.attributes import Progress
 from runnerkit.loop.hooks import call_hook
-from runnerkit.resume import compatibility, overrides
-from runnerkit.resume.run_state import load_model_state, stoppers
+from runnerkit.resume import compatibility, matching, overrides
+from runnerkit.resume.run_state import load_model_state, modules_of, stoppers
 from runnerkit.sampling.sharding import count_batches, share_of
 from runnerkit.seeding.generators import set_rng_state
 from runnerkit.steps import budget
@@ -186,7 +186,7 @@ def restore(runner: IRunner) -> None:
     for key, modes in runner._stage.training_modes.items():
         modes.load_state_dict(state.get("modes", {}).get(key, {}))  # absent before 0.2
     runner.engine.load_state_dict(state["engine_state_dict"])
-    _restore_callbacks(runner, state["callbacks"], snapshot.source)
+    _restore_callbacks(runner, state["callbacks"], state.get("callback_identities", {}), snapshot.source)
     if "settings" in state and runner.engine.is_main_process:
         now, takes_passed = compatibility.settings_of(runner), _takes_passed(runner)
         compatibility.warn_of_changes(state["settings"], passed, now, snapshot.source, takes_passed=takes_passed)
@@ -225,11 +225,16 @@ def _restore_components(runner: IRunner, state: StateDict, source: str) -> None:
     trained = "trained_model_state_dict" if "trained_model_state_dict" in state else "model_state_dict"
     load_model_state(runner, state[trained], source=source)
     takes_passed = _takes_passed(runner)
+    names, saved_names = matching.parameter_names(runner, modules_of(runner)), state.get("optimizer_names", {})
     for key, optimizer in as_dict(runner.optimizer).items():
         if key in state["optimizer_state_dict"]:
-            compatibility.check_optimizer_state(state["optimizer_state_dict"][key], optimizer, source)
+            saved_state = state["optimizer_state_dict"][key]
+            was = state.get("settings", {}).get(f"optimizer {key}".strip())  # absent before 0.2
+            compatibility.check_optimizer_state(saved_state, optimizer, source, was=was)
+            if key in saved_names:
+                saved_state = matching.in_order(saved_state, saved_names[key], names[key], source)
             options = overrides.options_of(optimizer)
-            runner.engine.load_optimizer_state_dict(optimizer, state["optimizer_state_dict"][key])
+            runner.engine.load_optimizer_state_dict(optimizer, saved_state)
             if takes_passed:
                 overrides.put_options(optimizer, options)
     for name in ("criterion", "scheduler"):
@@ -245,15 +250,20 @@ def _takes_passed(runner: IRunner) -> bool:
     return runner.resume_options == "arguments"
 
 
-def _restore_callbacks(runner: IRunner, states: Mapping[str, StateDict], source: str) -> None:
-    for key, callback in runner.callbacks.items():
-        if key in states:
-            callback.load_state_dict(states[key])
-    ownerless = sorted(key for key in states.keys() - runner.callbacks.keys() if states[key])
+def _restore_callbacks(
+    runner: IRunner, states: Mapping[str, StateDict], identities: Mapping[str, list[str]], source: str
+) -> None:
+    found = matching.callback_states(runner.callbacks, states, identities)
+    for key, state in found.items():
+        runner.callbacks[key].load_state_dict(state)
+    taken = {id(each) for each in found.values()}
+    ownerless = sorted(key for key, each in states.items() if each and id(each) not in taken)
     if ownerless:
+        theirs = [" ".join((key, *identities.get(key, ())[1:])) for key in ownerless]
+        own = [" ".join((key, *matching.identity_of(each)[1:])) for key, each in sorted(runner.callbacks.items())]
         logger.warning(
             "%s holds the state of callbacks that the run does not have: %s; it has %s (in a dict they have keys that "
-            "do not depend on their order)", source, ownerless, sorted(runner.callbacks),
+            "do not depend on their order)", source, theirs, own,
         )  # fmt: skip
 
 

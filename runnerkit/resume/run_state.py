@@ -15,7 +15,7 @@ from runnerkit.checkpoints.plain_state import as_plain
 from runnerkit.checkpoints.trainable import completed, frozen_parameters, hash_of, trainable_part
 from runnerkit.checkpoints.weights import read_weights, weights_in
 from runnerkit.loop.attributes import Progress
-from runnerkit.resume import compatibility
+from runnerkit.resume import compatibility, matching
 from runnerkit.sampling.sharding import share_of
 from runnerkit.seeding.generators import rng_state
 from runnerkit.types import StateDict, as_dict
@@ -113,9 +113,11 @@ def state_of(runner: IRunner) -> StateDict:
         "optimizer_state_dict": {
             key: engine.optimizer_state_dict(each, whole=whole) for key, each in as_dict(runner.optimizer).items()
         },
+        "optimizer_names": matching.parameter_names(runner, modules_of(runner)),
         "scheduler_state_dict": _states(runner.scheduler),
         "engine_state_dict": engine.state_dict(),
         "callbacks": {key: callback.state_dict() for key, callback in runner.callbacks.items()},
+        "callback_identities": {key: matching.identity_of(each) for key, each in runner.callbacks.items()},
         "rng": engine.data_parallel.gather_object(rng_state()),
     })  # fmt: skip
     averaged = {"trained_model_state_dict": trained} if judged is not trained else {}

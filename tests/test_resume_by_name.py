@@ -1,0 +1,152 @@
+"""Tests that a resumed run takes state by name, not by position, and refuses state of another kind."""
+
+import pytest
+import torch
+from torch import nn
+
+from runnerkit import dl
+from tests.tiny import NUM_CLASSES, NUM_FEATURES, loader, quiet
+
+
+class Net(nn.Module):
+    """Three layers of equal shape, registered in any order."""
+
+    def __init__(self, order=("a", "b", "c")):
+        super().__init__()
+        for name in order:
+            setattr(self, name, nn.Linear(NUM_FEATURES, NUM_FEATURES))
+        self.head = nn.Linear(NUM_FEATURES, NUM_CLASSES)
+        with torch.no_grad():
+            for seed, (_, parameter) in enumerate(sorted(self.named_parameters())):
+                parameter.normal_(generator=torch.Generator().manual_seed(seed)).mul_(0.3)
+
+    def forward(self, features):
+        return self.head(torch.tanh(self.c(torch.tanh(self.b(torch.tanh(self.a(features)))))))
+
+
+def by_name(model):
+    return torch.cat([each.detach().flatten() for _, each in sorted(model.state_dict().items())])
+
+
+def train(model, logdir=None, *, num_epochs=4, optimizer=None, callbacks=(), **options):
+    runner = dl.SupervisedRunner()
+    runner.train(
+        model=model, criterion=nn.CrossEntropyLoss(), engine=options.pop("engine", None) or dl.CPUEngine(),
+        optimizer=optimizer or torch.optim.Adam(model.parameters(), lr=0.05), callbacks=callbacks,
+        loaders={"train": loader(24, 4), "valid": loader(8, 4, seed=1)}, num_epochs=num_epochs, logdir=logdir,
+        resume="auto" if logdir else None, **options, **quiet(),
+    )  # fmt: skip
+    return runner
+
+
+@pytest.mark.parametrize("first", [2, {"num_steps": 9}], ids=["epochs", "within an epoch"])
+def test_layers_in_another_order_keep_their_moments(tmp_path, first):
+    """Adam's state belongs to parameters, in whatever order the model registers them."""
+    train(whole := Net())
+    train(Net(), tmp_path, **({"num_epochs": first} if isinstance(first, int) else first))
+    train(found := Net(("c", "a", "b")), tmp_path)
+    torch.testing.assert_close(by_name(found), by_name(whole), rtol=0, atol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", [dl.DistributedDataParallelEngine, dl.FullyShardedDataParallelEngine])
+def test_processes_match_by_name_too(tmp_path, engine):
+    """Also under DDP, and the shards of FSDP."""
+    train(whole := Net(), engine=engine(2, device="cpu"))
+    train(Net(), tmp_path, num_epochs=2, engine=engine(2, device="cpu"))
+    train(found := Net(("c", "a", "b")), tmp_path, engine=engine(2, device="cpu"))
+    torch.testing.assert_close(by_name(found), by_name(whole), rtol=0, atol=1e-7)
+
+
+def groups(model, *names):
+    return torch.optim.SGD([{"params": getattr(model, name).parameters()} for name in names], lr=0.1, momentum=0.9)
+
+
+def test_groups_of_other_parameters_are_refused(tmp_path):
+    """Groups in another order would take each other's options: the message names the parameters."""
+    model = Net()
+    train(model, tmp_path, num_epochs=1, optimizer=groups(model, "a", "b", "c", "head"))
+    model = Net()
+    with pytest.raises(ValueError, match="group 0") as error:
+        train(model, tmp_path, num_epochs=2, optimizer=groups(model, "b", "a", "c", "head"))
+    assert "a.weight" in str(error.value) and "b.weight" in str(error.value)
+
+
+def test_two_models_and_a_criterion_match_by_name(tmp_path):
+    """Names have the model's key; parameters of a criterion have names too."""
+
+    class Two(dl.SupervisedRunner):
+        def handle_batch(self, batch):
+            features = batch["features"]
+            logits = self.model["one"](features) + self.model["two"](features)
+            self.batch = {"logits": logits, "targets": batch["targets"]}
+
+    def start(order, num_epochs, logdir):
+        models = {"one": Net(order), "two": Net(order)}
+        chained = [each for key in ("one", "two") for each in models[key].parameters()]
+        runner = Two()
+        runner.train(
+            model=models, criterion=nn.CrossEntropyLoss(), optimizer=torch.optim.Adam(chained, lr=0.05),
+            engine=dl.CPUEngine(), loaders={"train": loader(24, 4)}, num_epochs=num_epochs, logdir=logdir,
+            resume="auto", **quiet(),
+        )  # fmt: skip
+        return models
+
+    whole = start("abc", 4, tmp_path / "whole")
+    start("abc", 2, tmp_path / "parts")
+    found = start("cab", 4, tmp_path / "parts")
+    for key in whole:
+        assert torch.equal(by_name(found[key]), by_name(whole[key]))
+
+
+OPTIMIZERS = {name: getattr(torch.optim, name) for name in ("Adam", "AdamW", "RAdam", "Adamax", "NAdam")}
+
+
+@pytest.mark.parametrize("options", ["checkpoint", "arguments"])
+@pytest.mark.parametrize(
+    ("before", "after"), [("AdamW", "Adam"), ("Adam", "RAdam"), ("Adam", "Adamax"), ("Adam", "NAdam")]
+)
+def test_another_optimizer_is_refused(tmp_path, before, after, options):
+    """The message names both classes and resume_options; nothing of the checkpoint changes."""
+    model = Net()
+    train(model, tmp_path, num_epochs=1, optimizer=OPTIMIZERS[before](model.parameters(), lr=0.01))
+    model = Net()
+    with pytest.raises(ValueError, match="resume_options") as error:
+        train(
+            model, tmp_path, num_epochs=2, optimizer=OPTIMIZERS[after](model.parameters(), lr=0.01),
+            resume_options=options,
+        )  # fmt: skip
+    assert f"of {before}," in str(error.value) and f"has {after}" in str(error.value)
+    model = Net()
+    train(model, tmp_path, num_epochs=2, optimizer=OPTIMIZERS[before](model.parameters(), lr=0.01))
+
+
+def stopping(*watched):
+    return [dl.EarlyStoppingCallback(9, "valid", metric, minimize) for metric, minimize in watched]
+
+
+def states(callbacks):
+    return {each.metric_key: each.best_score for each in callbacks if isinstance(each, dl.EarlyStoppingCallback)}
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_callbacks_in_another_order_keep_their_state(tmp_path, beside):
+    """Two of a class are told apart by what they watch, also with one more before them."""
+    both = [("loss", True), ("accuracy", False)]
+    accuracy = [dl.AccuracyCallback("logits", "targets")]
+    train(Net(), tmp_path / "whole", num_epochs=3, callbacks=[*accuracy, *(whole := stopping(*both))])
+    train(Net(), tmp_path / "parts", num_epochs=2, callbacks=[*accuracy, *stopping(*both)])
+    found = stopping(*reversed(both))
+    others = [dl.TimerCallback()] if beside else []
+    train(Net(), tmp_path / "parts", num_epochs=3, callbacks=[*others, *found, *accuracy])
+    assert states(found) == states(whole)
+
+
+def test_a_callback_that_watches_something_else_starts_anew(tmp_path, caplog):
+    """Its best value of another metric is not loaded, and the warning names what it watched."""
+    accuracy = [dl.AccuracyCallback("logits", "targets")]
+    train(Net(), tmp_path, num_epochs=2, callbacks=[*accuracy, *stopping(("loss", True))])
+    found = stopping(("accuracy", False))
+    runner = train(Net(), tmp_path, num_epochs=3, callbacks=[*accuracy, *found])
+    assert found[0].best_score == runner.experiment_metrics[3]["valid"]["accuracy"]
+    assert "valid/loss" in caplog.text
