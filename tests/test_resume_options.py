@@ -148,3 +148,39 @@ def test_another_word_is_refused():
     """An unknown value of resume_options raises a ValueError."""
     with pytest.raises(ValueError, match=r"resume_options must be 'checkpoint' .* got 'new'"):
         dl.SupervisedRunner().train(model=mlp(), resume_options="new", **quiet())
+
+
+class Counting(torch.optim.SGD):
+    """An optimizer that keeps counters in its groups, as schedule-free optimizers do."""
+
+    def __init__(self, params, lr=0.1):
+        torch.optim.Optimizer.__init__(self, params, {"lr": lr, "k": 0, "weight_sum": 0.0})
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["k"] += 1
+            group["weight_sum"] += group["lr"]
+            for each in group["params"]:
+                if each.grad is not None:
+                    each.data.add_(each.grad, alpha=-group["lr"] / group["k"])
+
+
+def test_counters_in_the_groups_are_the_checkpoints(tmp_path):
+    """resume_options="arguments" takes options that the constructor accepts; the optimizer's own counters continue."""
+
+    def fit(num_epochs, logdir, lr):
+        model = mlp()
+        optimizer = Counting(model.parameters(), lr=lr)
+        dl.SupervisedRunner().train(
+            model=model, criterion=nn.CrossEntropyLoss(), optimizer=optimizer, loaders={"train": loader(16, 4)},
+            num_epochs=num_epochs, logdir=logdir, resume="auto", resume_options="arguments", cpu=True, **quiet(),
+        )  # fmt: skip
+        return weights(model), optimizer.param_groups[0]
+
+    whole, _ = fit(3, tmp_path / "whole", 0.1)
+    fit(1, tmp_path / "parts", 0.1)
+    found, group = fit(3, tmp_path / "parts", 0.1)
+    assert torch.equal(found, whole)
+    assert group["k"] == 3 * NUM_STEPS
+    fit(1, tmp_path / "other", 0.1)
+    assert fit(2, tmp_path / "other", 0.05)[1]["lr"] == 0.05

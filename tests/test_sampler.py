@@ -19,7 +19,7 @@ from torch.utils.data import (
 from runnerkit import dl
 from runnerkit.sampling.sharding import batches_of, count_batches, shard_loader, share_of, start_epoch
 from tests.shares import counted
-from tests.tiny import classification, quiet
+from tests.tiny import classification, mlp, quiet, sgd, weights
 
 
 def indices(num_samples):
@@ -526,3 +526,39 @@ def test_an_interrupted_epoch_goes_on_with_another_number_of_processes(before, a
         seen += [index for batch in counted(shard) for index in batch[0].tolist()]
 
     assert sorted(seen) == list(range(97))
+
+
+@pytest.mark.parametrize("own_batches", [False, True])
+def test_a_budget_takes_what_it_needs_of_a_long_order(own_batches, tmp_path):
+    """Three steps on ten thousand million drawn samples are those on a thousand; a resumed run continues."""
+
+    def fit(num_samples, num_steps, logdir=None):
+        data, model = classification(50), mlp()
+        sampler = RandomSampler(data, replacement=True, num_samples=num_samples)
+        how = (
+            {"batch_sampler": _Drawn(data, num_samples // 4)} if own_batches else {"sampler": sampler, "batch_size": 4}
+        )
+        dl.SupervisedRunner().train(
+            model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), engine=dl.CPUEngine(),
+            loaders={"train": DataLoader(data, **how)}, num_steps=num_steps, accumulation_steps=2, logdir=logdir,
+            resume="auto" if logdir else None, **quiet(),
+        )  # fmt: skip
+        return weights(model)
+
+    whole = fit(1000, 5)
+    fit(int(1e10), 3, tmp_path)
+    assert torch.equal(fit(int(1e10), 5, tmp_path), whole)
+
+
+class _Drawn(torch.utils.data.Sampler):
+    """Draws batches of four."""
+
+    def __init__(self, data, length):
+        self.data, self.length = data, length
+
+    def __iter__(self):
+        for _ in range(self.length):
+            yield torch.randint(len(self.data), (4,)).tolist()
+
+    def __len__(self):
+        return self.length

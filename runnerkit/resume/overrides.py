@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from typing import Any, Literal, TypeAlias
 
@@ -29,9 +30,16 @@ def check_source(resume_options: str) -> None:
 
 
 def options_of(optimizer: Any) -> list[dict[str, Any]]:
-    """Copy the options of each parameter group, such as its learning rate, including those that a scheduler added."""
+    """Copy the options of each parameter group, such as its learning rate, including those that a scheduler added.
+
+    Counters that an optimizer keeps beside them, such as those of schedule-free optimizers, are left out: they are
+    defaults that its constructor does not accept.
+    """
     groups = optimizer.param_groups if isinstance(optimizer, Optimizer) else []
-    return [{name: value for name, value in group.items() if name != "params"} for group in groups]
+    accepted = inspect.signature(type(optimizer)).parameters.values()
+    takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in accepted)
+    own = set() if takes_any else set(getattr(optimizer, "defaults", {})) - {each.name for each in accepted}
+    return [{name: value for name, value in group.items() if name not in {"params", *own}} for group in groups]
 
 
 def put_options(optimizer: Any, options: list[dict[str, Any]]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence, Sized
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -40,6 +40,7 @@ class PlacedBatch(NamedTuple):
         return PlacedBatch(self.epoch, self.positions[start:stop], self.indices[start:stop])
 
 
+_LONG = 10_000_000  # items; a list of so many takes 0.4 GB
 _LARGEST_BATCH = 1_000_003  # distance between the positions of whole batches; odd, as torch takes seeds modulo 2**32
 # Attributes of loaders, shares, samplers, subsets and concatenations.
 _HELD = ("origin", "batch_sampler", "sampler", "batches", "dataset", "datasets", "collate_fn")
@@ -74,14 +75,21 @@ class ShardedBatchSampler(Sampler[list[int]]):
         self.num_consumed = 0
         self.needs_whole_steps = False
         self._stop = sys.maxsize  # of the pass, in samples
+        self._num_needed = sys.maxsize  # of the order
         self.order: list[int] = []  # of the current pass, for all processes; empty until it begins
 
     def set_epoch(self, epoch: int) -> None:
         """Use the order of `epoch`, starting with its first sample."""
         self.epoch = epoch
         self.num_consumed = 0
-        self._stop = sys.maxsize
+        self._stop = self._num_needed = sys.maxsize
         self.order = []
+
+    def need(self, num_batches: int) -> None:
+        """List no more of a long order than the next `num_batches` need; valid until the next epoch."""
+        assert isinstance(self.sampler, Sized)
+        if len(self.sampler) > _LONG:
+            self._num_needed = self.num_consumed + num_batches * self.stride
 
     def position_after(self, num_batches: int) -> int:
         """Return how many samples of the epoch all processes have consumed after `num_batches` of this one."""
@@ -164,7 +172,8 @@ class ShardedBatchSampler(Sampler[list[int]]):
         return num_tail_takers(size, batch_size=self.batch_size, world_size=self.world_size)
 
     def _order_of_epoch(self) -> Any:
-        return seeded_order(self.sampler, derive_seed(self.seed, "order", self.epoch))
+        seed = derive_seed(self.seed, "order", self.epoch)
+        return seeded_order(self.sampler, seed, at_most=min(self._num_needed, self._stop))
 
     def _global_batches(self, num_samples: int) -> tuple[range, int]:
         """Return the first position of each global batch, and the end of the last one."""
@@ -203,13 +212,20 @@ class ShardedBatches(Sampler[Any]):
         self.stride = world_size  # batches from one of this process to its next
         self.epoch = 0
         self.num_consumed = 0
+        self._num_needed = sys.maxsize
         self.order: list[Any] = []  # of the current pass, for all processes; empty until it begins
 
     def set_epoch(self, epoch: int) -> None:
         """Use the order of `epoch`, starting with its first batch."""
         self.epoch = epoch
         self.num_consumed = 0
+        self._num_needed = sys.maxsize
         self.order = []
+
+    def need(self, num_batches: int) -> None:
+        """List no more of a long order than the next `num_batches` need; valid until the next epoch."""
+        if isinstance(self.batches, Sized) and len(self.batches) > _LONG:
+            self._num_needed = self.num_consumed + num_batches * self.stride
 
     def position_after(self, num_batches: int) -> int:
         """Return how many batches all processes have consumed after `num_batches` of this one."""
@@ -252,7 +268,8 @@ class ShardedBatches(Sampler[Any]):
         return len(self._share(len(self.batches)))
 
     def _order(self) -> list[Any]:
-        self.order = seeded_order(self.batches, derive_seed(self.seed, "order", self.epoch))
+        seed = derive_seed(self.seed, "order", self.epoch)
+        self.order = seeded_order(self.batches, seed, at_most=self._num_needed)
         return self.order
 
     def _share(self, num_batches: int) -> list[int]:
@@ -290,8 +307,8 @@ def _length(batch: Any) -> int | None:
     return len(batch) if isinstance(batch, Sized) else None
 
 
-def seeded_order(sampler: Any, seed: int) -> list[Any]:
-    """List what `sampler` yields when every generator it may draw from is seeded with `seed`.
+def seeded_order(sampler: Any, seed: int, *, at_most: int = sys.maxsize) -> list[Any]:
+    """List what `sampler` yields when every generator it may draw from is seeded with `seed`, up to `at_most` items.
 
     The generators of the process and that of the sampler are restored.
     """
@@ -300,11 +317,11 @@ def seeded_order(sampler: Any, seed: int) -> list[Any]:
     with keep_rng():
         seed_generators(seed)
         if not isinstance(generator, torch.Generator):
-            return list(sampler)
+            return list(islice(sampler, at_most))
         state = generator.get_state()
         generator.manual_seed(seed)  # not with its own seed, which may differ between processes
         try:
-            return list(sampler)
+            return list(islice(sampler, at_most))
         finally:
             generator.set_state(state)
 

@@ -96,7 +96,10 @@ def limit_samples(runner: IRunner) -> None:
     Raises:
         ValueError: processes may count differently, as they do not know the sizes of one another's batches.
     """
-    num_samples, share = runner._stage.budget.num_samples, share_of(runner.loader)
+    num_steps, num_samples = runner._stage.budget.num_steps, runner._stage.budget.num_samples
+    share = share_of(runner.loader)
+    if num_steps is not None and hasattr(share, "need"):
+        share.need(max(0, num_steps - runner.stage_optimizer_step) * accumulation_of(runner))
     if num_samples is None:
         return
     if hasattr(share, "end_after"):
