@@ -40,6 +40,10 @@ def open_store(environment: ProcessEnvironment, *, timeout: timedelta) -> Store:
     return _meeting(environment).open(timeout)
 
 
+class _RankZeroEnded(ConnectionError):
+    """Error for a store that is gone; the output of rank zero says why."""
+
+
 class _Meeting:
     """The store of a job, opened when first needed; rank zero's is the server, so it is kept until the process ends."""
 
@@ -88,7 +92,7 @@ def join_job(environment: ProcessEnvironment, timeout: timedelta) -> TCPStore:
         if environment.is_store_shared:
             return _store_of_attempt(environment, address, ports[0], timeout, deadline)
         return _store_at_meeting_point(environment, address, deadline)
-    except TimeoutError:
+    except (TimeoutError, _RankZeroEnded):
         raise
     except (DistError, OSError) as error:
         raise ConnectionError(f"{where}: {error}; set MASTER_ADDR and MASTER_PORT to another place") from error
@@ -106,7 +110,12 @@ def _store_at_meeting_point(environment: ProcessEnvironment, address: str, deadl
     host = LOOPBACK if is_local else address
     what = f"rank {rank} waits for rank 0 at {host}"
     port = find_store(host, ports, job=job, deadline=deadline, what=what)
-    joined = _join(host, port, rank, deadline, what)
+    try:
+        joined = _join(host, port, rank, deadline, what)
+    except DistError as error:  # after it has answered
+        raise _RankZeroEnded(
+            f"rank {rank} cannot meet the others: rank 0, which serves the job's store, has ended"
+        ) from error
     assert joined is not None, "only an attempt of torchrun's can be over"
     return joined
 

@@ -278,7 +278,7 @@ def test_an_optimizer_whose_state_is_made_in_its_constructor_is_refused():
 def test_any_engine_starts_with_a_folder_of_torch_distributed_checkpoint(tmp_path):
     """One process reads the whole model from it."""
     write_sources(tmp_path)
-    runner = train(make(), dl.CPUEngine(), loaders={"train": loader(16, 4)})
+    runner = train(whole(), dl.CPUEngine(), loaders={"train": loader(16, 4)})
 
     runner.load(tmp_path / "dcp of a state")
 
