@@ -264,6 +264,7 @@ def leave_stage(runner: IRunner) -> None:
     if runner._stage.training_model is None:
         return
     trained, runner._stage.training_model = runner._stage.training_model, None
+    runner._stage.training_modes = {}  # they hold the wrapped models, and these the process group
     if runner.exception is not None:  # no collectives after a failure
         runner.model = like(trained, {key: runner.engine.unwrap(each) for key, each in as_dict(trained).items()})
         return
