@@ -11,6 +11,8 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 
+from runnerkit.engines.launch.network import LOOPBACK
+
 # Over MPI, horovodrun does not set its own variables: these are the options that it passes to Open MPI's mpirun.
 _HOROVODRUN_OVER_MPI = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^openib", "OMPI_MCA_orte_tag_output": "1"}
 STORE_VARIABLE = "RUNNERKIT_STORE"  # path of the file through which processes of one machine find each other
@@ -46,7 +48,7 @@ class ProcessEnvironment:
     @property
     def is_on_one_machine(self) -> bool:
         """Return whether all processes of the job are known to run on this machine."""
-        if self.store is not None or self.address in ("localhost", "127.0.0.1", "::1"):
+        if self.store is not None or self.address in ("localhost", LOOPBACK, "::1"):
             return True
         if self.launcher == "srun":
             return self._is_step_on_one_machine()
@@ -147,7 +149,7 @@ class ProcessEnvironment:
         return cls._of(
             "horovodrun" if is_horovodrun else "mpirun",
             "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE",
-            address="127.0.0.1" if is_one_machine else None, ports=_ports_of(job) if job else (), job=job,
+            address=LOOPBACK if is_one_machine else None, ports=_ports_of(job) if job else (), job=job,
         )  # fmt: skip
 
     @classmethod

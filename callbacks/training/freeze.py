@@ -26,7 +26,8 @@ class FreezeCallback(Callback):
 
     They stay in the optimizer: a frozen parameter's gradient is None, so neither momentum nor weight decay changes it.
     A batch norm whose parameters are all frozen uses its running statistics and does not update them. Afterwards all
-    parameters require gradients again. DistributedDataParallelEngine needs ``find_unused_parameters=True`` for this.
+    parameters require gradients again, and these batch norms are in training mode. DistributedDataParallelEngine needs
+    ``find_unused_parameters=True`` for this.
 
     Args:
         patterns: names as in ``model.named_parameters()``, with wildcards: "encoder.*", "*.bias"; "encoder" matches

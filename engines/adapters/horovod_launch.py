@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from runnerkit.engines.adapters.horovod_tensors import import_horovod
+from runnerkit.engines.launch.network import LOOPBACK
 from runnerkit.engines.process_environment import ProcessEnvironment
 
-_HOST = "127.0.0.1"
 _TIMEOUT_S = 600
 # Environment variables that identify each launcher.
 _SIGN_OF = {"torchrun": "TORCHELASTIC_RUN_ID", "srun": "SLURM_STEP_ID", "init_process_group": "its process group"}
@@ -54,9 +54,9 @@ def rendezvous(num_processes: int) -> Iterator[Callable[[int], dict[str, str]]]:
     from horovod.runner.util.network import get_local_intfs
 
     slots = get_host_assignments(parse_hosts(f"localhost:{num_processes}"), num_processes)
-    with RendezvousHTTPServer((_HOST, 0), RendezvousHandler, False) as server:
+    with RendezvousHTTPServer((LOOPBACK, 0), RendezvousHandler, False) as server:
         server.init(slots)
-        common = create_run_env_vars(_HOST, get_local_intfs(), server.server_port)
+        common = create_run_env_vars(LOOPBACK, get_local_intfs(), server.server_port)
         # A rank's imports may take long; the calling process notices a rank that dies before it joins.
         common["HOROVOD_GLOO_TIMEOUT_SECONDS"] = os.environ.get("HOROVOD_GLOO_TIMEOUT_SECONDS", _TIMEOUT_S)
         thread = threading.Thread(target=server.serve_forever, name="horovod rendezvous", daemon=True)

@@ -13,7 +13,7 @@ from runnerkit.metrics.means import LoaderMeans
 from runnerkit.resume import resume_point
 from runnerkit.sampling.sharding import batches_of, count_batches, start_epoch
 from runnerkit.steps import step_watch
-from runnerkit.steps.budget import is_over, limit_samples
+from runnerkit.steps.budget import is_over, limit_pass
 from runnerkit.steps.learning_rates import rates_of_all
 from runnerkit.steps.weights import StepSizes, sizes_of_pass, weigh_step
 from runnerkit.types import Batch, as_dict, like
@@ -77,7 +77,7 @@ def setup_loader(runner: IRunner, key: str) -> None:
     start_epoch(loader, runner.epoch_step)
     run.num_skipped = resume_point.setup_position(runner)
     if runner.is_train_loader:
-        limit_samples(runner)
+        limit_pass(runner)
     num_batches = count_batches(loader)
     runner.loader_batch_len = num_batches + runner.loader_batch_step if num_batches is not None else None
     runner.is_within_loader = True

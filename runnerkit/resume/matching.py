@@ -73,7 +73,7 @@ def in_order(saved: StateDict, names: Names, own: Names, source: str) -> StateDi
 
 def identity_of(callback: ICallback) -> list[str]:
     """Return what tells a callback from others of its class: what it watches and what it computes."""
-    inner = innermost(callback)
+    inner: Any = innermost(callback)
     watched = [f"{loader}/{metric}" for loader, metric in inner.requires]
     direction = [f"minimize={inner.minimize}"] if watched and hasattr(inner, "minimize") else []
     return [type(inner).__name__, *watched, *direction, *inner.provides]

@@ -90,8 +90,9 @@ def words_of_end(runner: IRunner) -> str:
     return f"{', '.join(parts)} are done; raise {' or '.join(names)} to continue"
 
 
-def limit_samples(runner: IRunner) -> None:
-    """Let the pass over a training loader, which is about to start, end with the last sample of the stage.
+def limit_pass(runner: IRunner) -> None:
+    """Let the pass over a training loader, which is about to start, end with the last sample of the stage, and let a
+    sampler list no more than its last step needs.
 
     Raises:
         ValueError: processes may count differently, as they do not know the sizes of one another's batches.
