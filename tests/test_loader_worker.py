@@ -1,11 +1,17 @@
 """Tests that a data loader's worker process obeys its owner under any start method."""
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
+import time
 
+import psutil
 import pytest
+from torch.utils.data import DataLoader, Dataset
+
+from runnerkit.sampling.loader_worker import naming_the_dead
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="WorkerStart handles signals on Linux only")
 SCRIPT = textwrap.dedent(
@@ -95,3 +101,46 @@ def test_ranks_read_a_data_set_of_the_script_where_a_fork_server_is_the_default(
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("forkserver\n")  # the user's default is unchanged
+
+
+class Ends(Dataset):
+    """A data set that kills its reader, or raises an error of connections itself."""
+
+    def __init__(self, error=None):
+        self.error = error
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        if self.error is not None:
+            raise self.error
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_killed_worker_is_named_although_torch_told_it_where_nobody_heard():
+    """An error that a signal's handler raises within a finalizer is printed, and lost."""
+    batches = iter(DataLoader(Ends(), num_workers=1))
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+    def first_symptom():
+        while psutil.Process(batches._workers[0].pid).status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
+        yield from ()
+        raise ConnectionResetError
+
+    try:
+        with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid \d+\) is killed"):
+            list(naming_the_dead(first_symptom()))
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def test_a_connection_that_the_data_set_lost_is_raised_at_once(monkeypatch):
+    """Nobody was killed, so there is nothing to wait for."""
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("waits"))
+
+    batches = iter(DataLoader(Ends(ConnectionResetError("the store is gone")), num_workers=1))
+    with pytest.raises(ConnectionResetError, match="the store is gone"):
+        list(naming_the_dead(batches))
+    batches._shutdown_workers()  # the error refers to the iterator

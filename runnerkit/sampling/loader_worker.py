@@ -10,8 +10,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from runnerkit.support.torch_internals import raise_if_a_worker_was_killed
+
 _LOOK_EVERY_S = 5.0
-_NEWS_S = 1.0  # from a killed worker's closed sockets to the signal of its parent, on a busy machine
+_NEWS_S = 10.0  # from a killed worker's closed sockets to the signal of its parent, on a busy machine
+_OF_THE_DATA_SET = "in DataLoader worker process"  # torch's words in an error that a worker has reported
 
 
 class WorkerStart:
@@ -46,12 +49,16 @@ def naming_the_dead(batches: Iterator[Any]) -> Iterator[Any]:
     """Yield a loader's batches; if a worker was killed, raise that error instead of its first symptom.
 
     The system closes a killed worker's sockets, from which a batch may be being read, a moment before it notifies this
-    process. Torch then raises wherever this process is, for example while it records why it failed.
+    process. Torch then raises wherever this process is, for example while it records why it failed, or in a finalizer,
+    where its error is lost.
     """
     try:
         yield from batches
-    except (ConnectionError, EOFError):
-        time.sleep(_NEWS_S)  # torch raises during the sleep
+    except (ConnectionError, EOFError) as error:
+        deadline = time.monotonic() + _NEWS_S
+        while _OF_THE_DATA_SET not in str(error) and time.monotonic() < deadline:
+            raise_if_a_worker_was_killed()
+            time.sleep(0.05)
         raise
 
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data._utils import signal_handling
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
@@ -42,6 +43,8 @@ divide_each_ = torch._foreach_div_  # pyright: ignore[reportPrivateImportUsage]
 multiply_each_ = torch._foreach_mul_  # pyright: ignore[reportPrivateImportUsage]
 interpolate_each_ = torch._foreach_lerp_  # pyright: ignore[reportPrivateImportUsage]
 norm_of_each = torch._foreach_norm  # pyright: ignore[reportPrivateImportUsage]
+
+raise_if_a_worker_was_killed = signal_handling._error_if_any_worker_fails  # of the loaders of this process
 
 
 def inner_schedulers(scheduler: Any) -> list[Any]:
