@@ -179,9 +179,9 @@ def finish_batch(runner: IRunner) -> None:
         runner.optimizer_step += 1
         runner.stage_optimizer_step += 1
     if steps.is_idle:
-        from runnerkit.steps.odd_batches import restore_buffers  # late, as few runs need it
+        from runnerkit.steps.odd_batches import end_idle_step  # late, as few runs need it
 
-        restore_buffers(steps)
+        end_idle_step(steps)
     else:
         if steps.own_size is not None and runner.batch_size != steps.own_size:
             from runnerkit.steps.odd_batches import warn_of_dropped_samples  # late, as few runs need it

@@ -6,8 +6,10 @@ import logging
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from runnerkit.steps.weights import StepSizes
+from runnerkit.types import as_dict
 
 if TYPE_CHECKING:
     from runnerkit.callback import IRunner
@@ -25,9 +27,26 @@ def warn_of_dropped_samples(runner: IRunner, steps: StepSizes) -> None:
     steps.own_size = None
 
 
-def restore_buffers(steps: StepSizes) -> None:
+def begin_idle_step(runner: IRunner, steps: StepSizes) -> None:
+    """Keep what a step without own samples must not change: buffers, and the rows that sparse gradients touch."""
+    modules = [module for model in as_dict(runner.model).values() for module in model.modules()]
+    steps.kept = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers(recurse=False)]
+    # SparseAdam moves each row that a gradient lists, also where its value is zero.
+    embeddings = [
+        parameter for module in modules if getattr(module, "sparse", False) for parameter in module.parameters()
+    ]
+    steps.hooks = [each.register_hook(_without_rows) for each in embeddings if each.requires_grad]
+
+
+def _without_rows(gradient: Tensor) -> Tensor:
+    return torch.zeros_like(gradient) if gradient.is_sparse else gradient
+
+
+def end_idle_step(steps: StepSizes) -> None:
     """Undo what an idle step did to buffers, such as the statistics of batch norm."""
     with torch.no_grad():
         for buffer, before in steps.kept:
             buffer.copy_(before)
-    steps.kept = []
+    for hook in steps.hooks:
+        hook.remove()
+    steps.kept, steps.hooks = [], []

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from runnerkit.callback import optimizer_callbacks
 from runnerkit.sampling.sharding import distributed_sampler_of, share_of
-from runnerkit.types import as_dict, widest_float
+from runnerkit.types import widest_float
 
 if TYPE_CHECKING:
     from runnerkit.callback import IRunner
@@ -51,6 +52,7 @@ class StepSizes:
         silent: keys of models whose gradients are not communicated in this batch.
         stepped_at: `batch_step` of the last optimizer step.
         kept: buffers of the models, and their values from before an idle step.
+        hooks: of parameters, removed after an idle step.
     """
 
     def __init__(self) -> None:
@@ -67,6 +69,7 @@ class StepSizes:
         self.silent: set[str] = set()
         self.stepped_at = -1
         self.kept: list[tuple[Tensor, Tensor]] = []
+        self.hooks: list[RemovableHandle] = []
 
     @property
     def total(self) -> int | None:
@@ -115,9 +118,10 @@ def weigh_step(runner: IRunner, steps: StepSizes, *, number: int) -> None:
     steps.batch_end = IDLE if steps.is_idle else "on_batch_end"
     engine.loss_factor = _base_factor(runner)
     if steps.is_idle:
+        from runnerkit.steps.odd_batches import begin_idle_step  # late, as few runs need it
+
         engine.loss_factor = 0.0
-        models = as_dict(runner.model).values()
-        steps.kept = [(buffer, buffer.clone()) for model in models for buffer in model.buffers()]
+        begin_idle_step(runner, steps)
     elif sizes is not None and own is not None and runner.loss_reduction == "mean":
         mean = _mean(sizes)
         engine.loss_factor = None if mean is None or mean == own else own / mean

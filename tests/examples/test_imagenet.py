@@ -32,8 +32,8 @@ def example(monkeypatch):
 def arguments(engine, logdir, *, num_processes):
     """Return arguments for 320 images in steps of 16 over all processes, at a rate equal to one process's 0.006."""
     share = ("--batch-size", str(16 // num_processes), "--lr", str(0.006 / num_processes))
-    # In bfloat16 on a CPU, the weights' gradient of a 3x3 convolution with stride 2 over a single pixel, the last one of
-    # a ResNet on 16 pixels, is made of memory that torch 2.13 has not written: at times NaN.
+    # In bfloat16 on a CPU, torch 2.13 takes the weights' gradient of a 3x3 convolution with stride 2 over one pixel, as
+    # in a ResNet on 16 pixels, from memory that it has not written: at times NaN.
     size = ("--image-size", "24") if engine == "AMPEngine" else ()
     return [*SMALL, *size, "--synthetic", "320", *share, "--engine", engine, "--logdir", str(logdir)]
 
