@@ -127,7 +127,7 @@ def test_predicting_with_another_models_weights_is_refused_with_names(logdir):
 @pytest.mark.parametrize(
     ("optimizer", "words"),
     [
-        (torch.optim.Adam, r"a different kind of optimizer from the run's Adam: it has \['damp.* and lacks \['amsgrad"),
+        (torch.optim.Adam, "holds the state of SGD, the run has Adam"),
         (lambda parameters: torch.optim.SGD(list(parameters)[:2], lr=0.1, momentum=0.9),
          r"optimizer with \[4\] parameters in its groups, the run's has \[2\]"),
     ],

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, Self
 
+from torch.distributed import DistError
+
 from runnerkit.engines.launch.parent import is_torchruns
 from runnerkit.loop.stop_signals import FOLDER_VARIABLE
 from runnerkit.support import pickling
@@ -73,6 +75,7 @@ class Failure:
         summary: type and message of the exception.
         text: its traceback.
         pickled: the exception itself, sent through a folder that only this user can write; None if it is unpicklable.
+        is_consequence: whether it only reports that another process is gone.
     """
 
     rank: int
@@ -81,6 +84,7 @@ class Failure:
     summary: str
     text: str
     pickled: bytes | None = None
+    is_consequence: bool = False
 
     def write(self, folder: Path) -> None:
         """Write the report to `folder`; a later report of the same rank keeps the time of the first."""
@@ -129,7 +133,15 @@ def describe(error: BaseException, *, rank: int, world_size: int) -> Failure:
         pickled = b""
     is_fit = 0 < len(pickled) <= _LARGEST_PICKLE and len(message) <= _LONGEST_MESSAGE
     summary = _shortened(message, _LONGEST_SUMMARY)
-    return Failure(rank, world_size, time.monotonic(), summary, text, pickled if is_fit else None)
+    parts = (summary, text, pickled if is_fit else None)
+    return Failure(rank, world_size, time.monotonic(), *parts, is_consequence=is_consequence(error))
+
+
+def is_consequence(error: BaseException) -> bool:
+    """Return whether `error` only reports that another process is gone."""
+    if isinstance(error, DistError | PeerLostError):
+        return True
+    return type(error) is RuntimeError and "gloo" in str(error)
 
 
 def _pickled(error: BaseException) -> bytes:
@@ -177,14 +189,28 @@ def cause_of_end(folder: Path, exit_codes: dict[int, int | None]) -> BaseExcepti
         folder: folder of the failure reports.
         exit_codes: by rank; None means still running, a negative code is a signal number.
     """
-    failures = [pickling.loads(path.read_bytes()) for path in folder.glob("failure.*")]
-    spoke = {failure.rank for failure in failures}
-    spoke |= {int(path.suffix[1:]) for path in folder.glob("done.*")}
-    silent = [(rank, code) for rank, code in sorted(exit_codes.items()) if code is not None and rank not in spoke]
-    if silent:
+    failures = _reports(folder)
+    if silent := _silent(folder, failures, exit_codes):
         rank, code = min(silent, key=lambda each: each[1])  # signals first
         return WorkerError(f"rank {rank} of {len(exit_codes)} {_how_it_ended(code)}")
-    return min(failures, key=lambda failure: failure.time).as_exception()  # type: ignore[no-any-return]
+    return min(failures, key=lambda failure: (failure.is_consequence, failure.time)).as_exception()
+
+
+def is_cause_known(folder: Path, exit_codes: dict[int, int | None]) -> bool:
+    """Return whether :func:`cause_of_end` would find more than that processes have lost another one."""
+    failures = _reports(folder)
+    return bool(_silent(folder, failures, exit_codes)) or not all(each.is_consequence for each in failures)
+
+
+def _reports(folder: Path) -> list[Failure]:
+    return [pickling.loads(path.read_bytes()) for path in folder.glob("failure.*")]
+
+
+def _silent(folder: Path, failures: list[Failure], exit_codes: dict[int, int | None]) -> list[tuple[int, int]]:
+    """Return the processes that ended without a report, and their exit codes."""
+    spoke = {failure.rank for failure in failures}
+    spoke |= {int(path.suffix[1:]) for path in folder.glob("done.*")}
+    return [(rank, code) for rank, code in sorted(exit_codes.items()) if code is not None and rank not in spoke]
 
 
 def _how_it_ended(code: int) -> str:

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 
 from torch.distributed import DistError, Store  # type: ignore[attr-defined]  # public, though not in torch's __all__
 
-from runnerkit.engines.failures.failure import FAILED, Failure, PeerLostError, WorkerError, describe
+from runnerkit.engines.failures.failure import FAILED, Failure, WorkerError, describe, is_consequence
 from runnerkit.engines.failures.stuck import ask_others, is_timeout
 from runnerkit.engines.failures.time_limit import within
 
@@ -58,23 +58,22 @@ def _without_sigchld() -> Iterator[None]:
 def _root_cause(
     error: BaseException, store: Store, rank: int, world_size: int, leave: Callable[[], None]
 ) -> BaseException:
-    is_consequence = _is_consequence(error)
-    if not is_consequence:
-        _tell_torchrun(error)
     failure = describe(error, rank=rank, world_size=world_size)
+    if not failure.is_consequence:
+        _tell_torchrun(error)
     try:
-        within(_ANSWER_S, lambda: _tell(failure, is_consequence, store))
+        within(_ANSWER_S, lambda: _tell(failure, store))
         traceback.clear_frames(error.__traceback__)  # frames hold the model, which holds the open group
         leave()
         cause, num_spoke = error, world_size
-        if is_consequence:
+        if failure.is_consequence:
             cause, num_spoke = within(_WORDS_S + _ANSWER_S, lambda: _find(error, store, world_size))
         within(_LINGER_S + _ANSWER_S, lambda: _wait_for_readers(store, num_spoke))
     except TimeoutError:
         error.add_note(f"rank 0 of {world_size} does not answer: its machine or this one may be cut off")
         return error
     except DistError:
-        if not is_consequence:
+        if not failure.is_consequence:
             return error
         return WorkerError(f"rank 0 of {world_size} ended without an error report: {_HOW}")
     return cause
@@ -86,7 +85,7 @@ def tell_early(error: BaseException, *, store: Store, rank: int, world_size: int
         if is_timeout(error):
             for note in within(_WORDS_S + _ANSWER_S, lambda: ask_others(store, rank=rank, world_size=world_size)):
                 error.add_note(note)
-        elif not _is_consequence(error):
+        elif not is_consequence(error):
             _tell_torchrun(error)
             words = describe(error, rank=rank, world_size=world_size).to_json()
             within(_ANSWER_S, lambda: store.set(_key_of_cause(rank), words))
@@ -94,9 +93,9 @@ def tell_early(error: BaseException, *, store: Store, rank: int, world_size: int
         return
 
 
-def _tell(failure: Failure, is_consequence: bool, store: Store) -> None:
+def _tell(failure: Failure, store: Store) -> None:
     # Anyone who can reach the store can write to it, so only text is sent and nothing is unpickled.
-    if is_consequence:
+    if failure.is_consequence:
         store.set(_key_of_consequence(failure.rank), failure.to_json())
         store.add(_NUM_CONSEQUENCES, 1)
     else:
@@ -152,13 +151,6 @@ def _key_of_cause(rank: int) -> str:
 
 def _key_of_consequence(rank: int) -> str:
     return f"runnerkit/consequence/{rank}"
-
-
-def _is_consequence(error: BaseException) -> bool:
-    """Return whether `error` only reports that another process is gone."""
-    if isinstance(error, DistError | PeerLostError):
-        return True
-    return type(error) is RuntimeError and "gloo" in str(error)
 
 
 def _tell_torchrun(error: BaseException) -> None:

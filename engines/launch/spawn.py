@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from runnerkit.engines.failures.failure import WorkerError, cause_of_end
+from runnerkit.engines.failures.failure import WorkerError, cause_of_end, is_cause_known
 from runnerkit.engines.launch.exit_on_signal import ExitOnSignal
 from runnerkit.engines.launch.parent import is_stopped
 from runnerkit.engines.launch.payload import pack, unpack
@@ -35,6 +35,7 @@ run()
 """
 POLL_S = 0.02
 _LAST_WORDS_S = 0.3  # time to notice a process that died at the same moment, and for its report to be written
+_CAUSE_S = 5.0  # the same if all others report only that they lost it
 _REPEAT_S = 0.1
 AFTER_FAILURE_S = 90.0  # time for a failed process to end, including its on_exception hooks
 _GRACE_S = 3.0  # from SIGTERM (close files) to SIGKILL; a process that waits for a dead peer does not handle SIGTERM
@@ -115,8 +116,8 @@ class Job:
         if self._is_overdue():
             raise cause_of_end(self.folder, dict(enumerate(codes)))
         if any(codes) or (all(code == 0 for code in codes) and _count_done(self.folder) < len(codes)):
-            time.sleep(_LAST_WORDS_S)
-            error = cause_of_end(self.folder, {rank: process.poll() for rank, process in enumerate(self.processes)})
+            self._wait_for_last_words()
+            error = cause_of_end(self.folder, self._exit_codes())
             stopped = [rank for rank, process in enumerate(self.processes) if is_stopped(process.pid)]
             if stopped:
                 raise WorkerError(
@@ -124,6 +125,17 @@ class Job:
                 ) from error
             raise error
         return all(code == 0 for code in codes)
+
+    def _wait_for_last_words(self) -> None:
+        time.sleep(_LAST_WORDS_S)
+        deadline = time.monotonic() + _CAUSE_S
+        while not is_cause_known(self.folder, codes := self._exit_codes()) and time.monotonic() < deadline:
+            if None not in codes.values():
+                return
+            time.sleep(POLL_S)
+
+    def _exit_codes(self) -> dict[int, int | None]:
+        return {rank: process.poll() for rank, process in enumerate(self.processes)}
 
     def _is_overdue(self) -> bool:
         """Return whether a failed process should have ended by now: a loader's worker or a hook may hang."""

@@ -98,6 +98,8 @@ def state_of(runner: IRunner) -> StateDict:
     engine, whole = runner.engine, not runner.engine.sharded_checkpoints
     trained = model_state(runner, whole=whole)
     judged = _judged_state(runner, trained)  # loading the weights reproduces the metrics
+    callbacks = {key: callback.state_dict() for key, callback in runner.callbacks.items()}
+    identities = {key: matching.identity_of(runner.callbacks[key]) for key, state in callbacks.items() if state}
     # Converted here, not in a thread, so that each rank with a wrong value raises at the first save.
     rest = as_plain({
         "format_version": compatibility.FORMAT_VERSION,
@@ -116,8 +118,8 @@ def state_of(runner: IRunner) -> StateDict:
         "optimizer_names": matching.parameter_names(runner, modules_of(runner)),
         "scheduler_state_dict": _states(runner.scheduler),
         "engine_state_dict": engine.state_dict(),
-        "callbacks": {key: callback.state_dict() for key, callback in runner.callbacks.items()},
-        "callback_identities": {key: matching.identity_of(each) for key, each in runner.callbacks.items()},
+        "callbacks": callbacks,
+        "callback_identities": identities,
         "rng": engine.data_parallel.gather_object(rng_state()),
     })  # fmt: skip
     averaged = {"trained_model_state_dict": trained} if judged is not trained else {}

@@ -44,7 +44,8 @@ multiply_each_ = torch._foreach_mul_  # pyright: ignore[reportPrivateImportUsage
 interpolate_each_ = torch._foreach_lerp_  # pyright: ignore[reportPrivateImportUsage]
 norm_of_each = torch._foreach_norm  # pyright: ignore[reportPrivateImportUsage]
 
-raise_if_a_worker_was_killed = signal_handling._error_if_any_worker_fails  # of the loaders of this process
+# Of the loaders of this process.
+raise_if_a_worker_was_killed = signal_handling._error_if_any_worker_fails  # type: ignore[attr-defined]
 
 
 def inner_schedulers(scheduler: Any) -> list[Any]:

@@ -128,3 +128,16 @@ def test_a_script_that_another_program_executes_gets_its_model_back(tmp_path):
 
     assert ended.returncode == 0, ended.stderr[-2000:]
     assert "loss True\nsame True" in ended.stdout
+
+
+def _loses_the_other_before_that_one_says_why():
+    if os.environ["RANK"] == "1":
+        raise RuntimeError("[enforce fail at gloo/transport/tcp/pair.cc] Connection reset by peer")
+    time.sleep(1.5)  # a busy machine
+    raise LookupError("the real error")
+
+
+def test_the_cause_is_that_of_the_process_that_was_lost_however_late_it_says_so():
+    """A process that is lost has closed its connections before its report is written, or is noticed before."""
+    with pytest.raises(LookupError, match="the real error"):
+        spawn(_loses_the_other_before_that_one_says_why, num_processes=2, variables={})
