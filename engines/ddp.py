@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Unpack
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from runnerkit.engine import uncompiled
 from runnerkit.engines.adapters import comm_hooks
@@ -73,6 +75,8 @@ class DistributedDataParallelEngine(ProcessGroupEngine):
             **(ddp_kwargs or {}),
         }
         self.comm_hook: comm_hooks.CommHook | None = comm_hooks.checked(comm_hook)
+        # The user's own hook decides what is averaged, and among which ranks.
+        self._exchange.compares = comm_hook is None or isinstance(comm_hook, str)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         if not any(parameter.requires_grad for parameter in model.parameters()):
@@ -107,11 +111,18 @@ class DistributedDataParallelEngine(ProcessGroupEngine):
         self.broadcast_buffers(module)
         return self.compiled(module)
 
-    def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
+    def backward(self, loss: Tensor, optimizer: Optimizer | None = None) -> None:
+        self._exchange.note_backward()
+        super().backward(loss, optimizer)
+
+    @contextmanager
+    def no_sync(self, model: nn.Module) -> Iterator[None]:
         model = uncompiled(model)
         if not isinstance(model, DistributedDataParallel) or self.ddp_kwargs["static_graph"]:
-            return nullcontext()  # the first step must record the full static graph
-        return model.no_sync()
+            yield  # the first step must record the full static graph
+            return
+        with model.no_sync(), self._exchange.silent():
+            yield
 
 
 def _let_python_end_the_group(model: DistributedDataParallel) -> None:

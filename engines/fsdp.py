@@ -94,6 +94,7 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
         **options: Unpack[ProcessGroupOptions],
     ) -> None:
         super().__init__(num_processes, **options)
+        self._exchange.compares = False  # each process has the gradients of its shards
         self.policy = ShardPolicy(shard_modules, shard_min_parameters)
         for name, size in (("replicas", replicas), ("tensor_parallel", tensor_parallel)):
             if size < 1 or self.num_processes % size:
@@ -222,6 +223,8 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
             if self._kept is not None:
                 self._kept.give_state(optimizer, {shard: own for own, shard in shards.items()})
             self._followers.append(optimizer)
+        modules = {key: self.trained_module(model) for key, model in models.items()}
+        self._exchange.open(modules, optimizers.values(), exchanged=shards.values())
         return models, optimizers
 
     def release(
@@ -241,6 +244,7 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
             for optimizer in self._followers:
                 follow(optimizer, owners, lambda value, own: on_device(whole(value), own.device))
         models, optimizers = super().release(models, optimizers)
+        self._exchange.close()
         self._followers.clear()
         self._sharded.clear()
         return models, optimizers
@@ -316,6 +320,11 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
 
     # A step.
 
+    def synchronize(self, optimizer: Optimizer) -> None:
+        if self._exchange.is_due(optimizer):
+            self._exchange.check_unused(each.own for each in self._sharded.values())
+        super().synchronize(optimizer)
+
     def step(self, optimizer: Optimizer) -> bool:
         if self._first_step is not None:
             named = chain.from_iterable(each.module.named_parameters() for each in self._sharded.values())
@@ -348,7 +357,10 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
             if self._mesh_alone is None:
                 self._mesh_alone = silent_mesh_of(self._mesh_sizes(), self.device, timeout_s=self.timeout_s)
             self._mesh = self._mesh_alone
-            with rehearsal(real.values(), optimizers.values(), partial(StandIn, **self._options())) as stand_ins:
+            with (
+                self._exchange.paused(),
+                rehearsal(real.values(), optimizers.values(), partial(StandIn, **self._options())) as stand_ins,
+            ):
                 others = {key: each.module for key, each in zip(real, stand_ins, strict=True)}
                 self._sharded = {id(each.module): each for each in stand_ins}
                 yield {key: others.get(id(uncompiled(model)), model) for key, model in models.items()}

@@ -21,6 +21,7 @@ from runnerkit.engines.adapters.horovod_tensors import (
     import_horovod,
     reduce,
 )
+from runnerkit.engines.failures.exchange_watch import ExchangeWatch, parameters_of
 from runnerkit.engines.failures.failure import no_silent_exit, record
 from runnerkit.engines.launch.message_stream import spawn_rounds
 from runnerkit.engines.launch.spawn import spawn
@@ -110,6 +111,7 @@ class HorovodEngine(IEngine):
         self._steps: dict[int, DistributedStep] = {}  # by id of the optimizer that prepare() returned
         self._waiting: dict[int, list[DistributedStep]] = {}  # by id of a model: the steps on its parameters
         self._batch_norms = SynchronizedBatchNorms()
+        self._exchange = ExchangeWatch(self, compares=False)  # every backward pass sends what optimizers hold
 
     def check(self) -> None:
         refuse_windows("processes that train together")
@@ -192,6 +194,7 @@ class HorovodEngine(IEngine):
     def cleanup(self) -> None:
         # Horovod keeps running until the process ends: built with MPI, it cannot start twice in one process.
         super().cleanup()
+        self._exchange.close()
         for step in self._steps.values():
             step.let_go()
         self._steps, self._waiting = {}, {}
@@ -240,11 +243,15 @@ class HorovodEngine(IEngine):
         self._waiting = {
             id(model): [step for step in steps.values() if step.holds_any_of(model)] for model in models.values()
         }
+        modules = {key: self.unwrap(model) for key, model in models.items()}
+        sent = [each for each in parameters_of(*optimizers.values()) if each.requires_grad]
+        self._exchange.open(modules, optimizers.values(), exchanged=sent)
         return models, optimizers
 
     def release(
         self, models: dict[str, nn.Module], optimizers: dict[str, Optimizer]
     ) -> tuple[dict[str, nn.Module], dict[str, Optimizer]]:
+        self._exchange.close()
         models, optimizers = super().release(models, optimizers)
         released = {key: self._steps[id(optimizer)].release() for key, optimizer in optimizers.items()}
         self._steps, self._waiting = {}, {}
@@ -253,6 +260,9 @@ class HorovodEngine(IEngine):
         return models, released
 
     # A step.
+
+    def enter_training_loader(self, position: Callable[[], int]) -> None:
+        self._exchange.enter_loader()
 
     def backward(self, loss: Tensor, optimizer: Optimizer | None = None) -> None:
         for step in self._steps.values():

@@ -22,7 +22,7 @@ from runnerkit.engines.process_environment import ProcessEnvironment
 from runnerkit.errors import UnknownKeyError
 from runnerkit.logger import ILogger
 from runnerkit.loggers import ConsoleLogger, CSVLogger, TensorboardLogger
-from runnerkit.loop import checks, run_logs
+from runnerkit.loop import checks, parameter_checks, run_logs
 from runnerkit.loop.attributes import ProcessState
 from runnerkit.metrics.first_non_finite import check_policy
 from runnerkit.passes.engine_in_use import lent
@@ -251,7 +251,7 @@ class Runner(IRunner):
     def _check(self, loaders: Mapping[str, Any] | None, valid_loader: str | None) -> None:
         """Check the arguments before any process is started."""
         if self.model is not None:
-            checks.check_optimizer(self._given.optimizer, self.model, self._given.criterion)
+            parameter_checks.check_optimizer(self._given.optimizer, self.model, self._given.criterion)
         checks.check_scheduler(self._given.scheduler, self._given.optimizer)
         if any(map(is_maker, (*as_dict(self._given.optimizer).values(), *as_dict(self._given.scheduler).values()))):
             from runnerkit.steps.makers import check_makers  # late, as few runs need it

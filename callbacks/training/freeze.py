@@ -69,10 +69,10 @@ class FreezeCallback(Callback):
         self._is_frozen = False
 
     def on_stage_start(self, runner: IRunner) -> None:
-        models = as_dict(runner.model)
+        models = as_dict(runner._stage.training_model)  # under FSDP2 a sharded copy trains
         if (self.model_key or "") not in models:
             raise UnknownKeyError(f"FreezeCallback needs model {self.model_key!r}; the runner has {sorted(models)}")
-        module = runner.engine.unwrap(models[self.model_key or ""])
+        module = runner.engine.trained_module(models[self.model_key or ""])
         trained = {name: each for name, each in module.named_parameters() if each.requires_grad}
         for pattern in self.patterns:
             if not any(_matches(name, pattern) for name in trained):

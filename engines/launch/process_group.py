@@ -7,7 +7,8 @@ import logging
 import socket
 import time
 from abc import ABC
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Literal, TypeVar, Unpack
 
@@ -15,8 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import Store  # type: ignore[attr-defined]  # public, though not in torch's __all__
+from torch.optim import Optimizer
 
 from runnerkit.engine import EngineOptions, IEngine
+from runnerkit.engines.failures.exchange_watch import ExchangeWatch
 from runnerkit.engines.failures.failure import no_silent_exit, record
 from runnerkit.engines.failures.lockstep import Lockstep
 from runnerkit.engines.failures.root_cause import root_cause, tell_early
@@ -99,6 +102,7 @@ class ProcessGroupEngine(IEngine, ABC):
         self._watch: AgentWatch | None = None
         self._store: Store | None = None
         self._lockstep: Lockstep | None = None
+        self._exchange = ExchangeWatch(self, compares=True)
 
     def check(self) -> None:
         refuse_windows("processes that train together")
@@ -262,6 +266,7 @@ class ProcessGroupEngine(IEngine, ABC):
 
     def cleanup(self) -> None:
         super().cleanup()
+        self._exchange.close()
         if self._lockstep is not None:
             self._lockstep.close()
         self._lockstep = self._store = None
@@ -313,7 +318,20 @@ class ProcessGroupEngine(IEngine, ABC):
     def barrier(self) -> None:
         dist.barrier()
 
+    def prepare(
+        self, models: dict[str, nn.Module], optimizers: dict[str, Optimizer]
+    ) -> tuple[dict[str, nn.Module], dict[str, Optimizer]]:
+        models, optimizers = super().prepare(models, optimizers)
+        self._exchange.open({key: self.trained_module(model) for key, model in models.items()}, optimizers.values())
+        return models, optimizers
+
+    @contextmanager
+    def training_alone(self, models: Any, optimizers: Any) -> Iterator[dict[str, nn.Module]]:
+        with self._exchange.paused(), super().training_alone(models, optimizers) as modules:
+            yield modules
+
     def enter_training_loader(self, position: Callable[[], int]) -> None:
+        self._exchange.enter_loader()
         if self._lockstep is not None:
             self._lockstep.enter(position)
 

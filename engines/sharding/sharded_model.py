@@ -208,7 +208,7 @@ def follow(
             if convert is not None and old in optimizer.state:
                 new = parameters[old]
                 state[new] = {name: convert(value, new) for name, value in optimizer.state[old].items()}
-        group["params"] = [parameters[old] for old in group["params"]]
+        group["params"] = [parameters.get(old, old) for old in group["params"]]  # the user may have added others
     for name, own in vars(optimizer).items():  # LBFGS steps on a list of its own
         if isinstance(own, list) and own and all(isinstance(each, nn.Parameter) and each in parameters for each in own):
             setattr(optimizer, name, [parameters[old] for old in own])

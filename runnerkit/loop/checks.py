@@ -10,7 +10,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import (
     BatchSampler,
@@ -29,7 +29,6 @@ from runnerkit.types import as_dict
 
 if TYPE_CHECKING:
     from runnerkit.callback import IRunner
-    from runnerkit.engine import IEngine
 
 logger = logging.getLogger(__name__)
 
@@ -251,29 +250,6 @@ def check_not_empty(runner: IRunner, *, num_samples: int | None = None) -> None:
         raise ValueError(f"loader {runner.loader_key!r} gave no batch: {why}")
 
 
-def check_optimizer(optimizer: Any, model: Any, criterion: Any) -> None:
-    """Raise if no parameter of an optimizer belongs to model or criterion, or if a class is passed, not an instance.
-
-    Raises:
-        TypeError: with what to call.
-        ValueError: it would train nothing.
-    """
-    for name, given in (("model", model), ("criterion", criterion), ("optimizer", optimizer)):
-        for each in as_dict(given).values():
-            if isinstance(each, type):
-                raise TypeError(f"{name} is the class {each.__name__}; pass an instance of it: {each.__name__}(...)")
-    modules = [each for each in (*as_dict(model).values(), *as_dict(criterion).values()) if isinstance(each, nn.Module)]
-    known = {id(parameter) for module in modules for parameter in module.parameters()}
-    for key, each in as_dict(optimizer).items():
-        parameters = [parameter for group in getattr(each, "param_groups", []) for parameter in group["params"]]
-        if parameters and not any(id(parameter) in known for parameter in parameters):
-            name = f"optimizer {key!r}" if key else "the optimizer"
-            raise ValueError(
-                f"{name} holds {len(parameters)} parameters, none of which belongs to the model; create it from "
-                "model.parameters() of the model that is trained"
-            )
-
-
 def check_scheduler(scheduler: Any, optimizer: Any) -> None:
     """Raise if a scheduler belongs to an optimizer that does not train: the learning rate would not change.
 
@@ -294,27 +270,6 @@ def check_scheduler(scheduler: Any, optimizer: Any) -> None:
         if groups and isinstance(own, Optimizer) and not any(id(group) in groups for group in own.param_groups):
             name = f"scheduler {key!r}" if key else "the scheduler"
             raise ValueError(f"{name} steps an optimizer other than the one that trains; create it from that one")
-
-
-def check_criterion(criterion: Any, engine: IEngine, *, loss_reduction: str) -> None:
-    """Raise if a criterion has trainable parameters and several processes would train them independently.
-
-    Warn if it sums over the batch and `loss_reduction` does not say so.
-
-    Raises:
-        ValueError: with what to do.
-    """
-    for each in as_dict(criterion).values():
-        if getattr(each, "reduction", None) == "sum" and loss_reduction != "sum" and engine.is_main_process:
-            logger.warning(
-                "%s(reduction='sum') sums over the batch, but gradients are averaged over processes and accumulated "
-                "batches: pass loss_reduction='sum' to train(), which adds them up", type(each).__name__,
-            )  # fmt: skip
-        if engine.is_ddp and isinstance(each, nn.Module) and any(p.requires_grad for p in each.parameters()):
-            raise ValueError(
-                f"{type(each).__name__} has trainable parameters, whose gradients are not averaged over processes; "
-                "make them part of the model"
-            )
 
 
 def check_callbacks(callbacks: Mapping[str, ICallback], loaders: Mapping[str, Any]) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from runnerkit.precision import FP32
+from runnerkit.types import as_dict
 
 if TYPE_CHECKING:
     from runnerkit.callback import IRunner
@@ -33,6 +34,12 @@ def add_context(runner: IRunner, error: BaseException) -> None:
         error.add_note(_what_needs_less(runner))
     elif is_out_of_shared_memory(error):
         error.add_note(_what_needs_less_shared_memory(runner))
+    elif runner.is_train_loader and _is_about_a_method(runner, error):
+        error.add_note(
+            "the engine averages gradients of the model's forward pass only, so call none of its other methods to "
+            "train: let forward choose: self.model(x, part='encode'). self.engine.unwrap(self.model) has the "
+            "model's attributes, to be read"
+        )
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -54,6 +61,15 @@ def is_out_of_shared_memory(error: BaseException) -> bool:
     """
     words = ("shared memory(shm)", "out of shared memory", "unable to write to file </torch_")
     return isinstance(error, RuntimeError) and any(each in str(error) for each in words)
+
+
+def _is_about_a_method(runner: IRunner, error: BaseException) -> bool:
+    """Return whether something other than the forward pass of a wrapped or sharded model was called."""
+    models = as_dict(runner._stage.training_model).values()
+    wrappers = [each for each in models if runner.engine.unwrap(each) is not each]
+    if isinstance(error, AttributeError):
+        return any(str(error).startswith(f"'{type(each).__name__}' object ") for each in wrappers)
+    return isinstance(error, RuntimeError) and bool(wrappers) and "mixed torch.Tensor and DTensor" in str(error)
 
 
 def _what_needs_less_shared_memory(runner: IRunner) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
-from runnerkit.loop import batch_size, checks
+from runnerkit.loop import batch_size, checks, parameter_checks
 from runnerkit.loop.attributes import LoaderAttributes, ProcessState
 from runnerkit.loop.loader_metrics import new_means, reduce_metrics
 from runnerkit.metrics.means import LoaderMeans
@@ -120,8 +120,10 @@ def enter_training(runner: IRunner) -> None:
 
 def batches(runner: IRunner) -> Iterator[Batch]:
     """Yield the loader's batches on the device; an error while one is fetched counts as that batch's."""
-    if runner.is_train_loader and is_over(runner):
-        return
+    if runner.is_train_loader:
+        if is_over(runner):
+            return
+        parameter_checks.check_added(runner)
     if getattr(runner.loader, "num_workers", 0):
         runner.engine.settle()
     iterator = batches_of(runner.loader)

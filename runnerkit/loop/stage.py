@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Self
 
-from torch import nn
+from torch import Tensor, nn
 
 from runnerkit.callback import (
     EVENTS,
@@ -17,7 +17,7 @@ from runnerkit.callback import (
     innermost,
     optimizer_callbacks,
 )
-from runnerkit.loop import checks
+from runnerkit.loop import checks, parameter_checks
 from runnerkit.loop.attributes import ProcessState
 from runnerkit.loop.hooks import call_hook
 from runnerkit.loop.loader_run import is_training
@@ -75,6 +75,7 @@ class Stage(ProcessState):
             evaluation.
         training_model: the model as the engine prepared it, or several by key; None outside a stage.
         training_modes: of each model, by key; empty if nothing trains.
+        optimized: the optimizers' parameters when the stage began.
         autocast: the engine's context for the forward pass.
         listeners: methods that act on events.
         known_callbacks: callbacks of this stage and of earlier ones that act in this process.
@@ -90,6 +91,7 @@ class Stage(ProcessState):
         self.given_hooks = given_hooks
         self.training_model: Any = None
         self.training_modes: dict[str, TrainingModes] = {}
+        self.optimized: set[Tensor] = set()
         self.autocast: AbstractContextManager[Any] = nullcontext()
         self.listeners = Listeners()
         self.known_callbacks: list[ICallback] = []
@@ -217,8 +219,8 @@ def _make_model(runner: IRunner, stage: str) -> None:
             criterion.to(engine.device)
     is_infer = stage.startswith("infer")
     runner.optimizer = None if is_infer else call_hook(hooks.get_optimizer, stage=stage, model=runner.model)
-    checks.check_optimizer(runner.optimizer, runner.model, runner.criterion)
-    checks.check_criterion(runner.criterion, engine, loss_reduction=runner.loss_reduction)
+    parameter_checks.check_optimizer(runner.optimizer, runner.model, runner.criterion)
+    parameter_checks.check_criterion(runner.criterion, engine, loss_reduction=runner.loss_reduction)
     bare = as_dict(runner.optimizer)
     models, optimizers = engine.prepare(as_dict(runner.model), bare)
     runner._stage.training_model, runner.optimizer = like(model, models), like(runner.optimizer, optimizers)
@@ -229,6 +231,7 @@ def _make_model(runner: IRunner, stage: str) -> None:
             runner.scheduler, {**bare, **{f"prepared {key}": each for key, each in optimizers.items()}}
         )
     _bind_schedulers(runner, {id(each): optimizers[key] for key, each in bare.items()})
+    runner._stage.optimized = {*parameter_checks.parameters_of(optimizers)}
     for optimizer in optimizers.values():
         engine.precision.watch(optimizer)
     trains = any(is_training(runner, key) for key in runner.loaders)
@@ -265,6 +268,7 @@ def leave_stage(runner: IRunner) -> None:
         return
     trained, runner._stage.training_model = runner._stage.training_model, None
     runner._stage.training_modes = {}  # they hold the wrapped models, and these the process group
+    runner._stage.optimized = set()
     if runner.exception is not None:  # no collectives after a failure
         runner.model = like(trained, {key: runner.engine.unwrap(each) for key, each in as_dict(trained).items()})
         return

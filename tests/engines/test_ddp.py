@@ -349,30 +349,6 @@ def test_two_stages_on_one_model_are_wrapped_once():
     assert runner.epoch_step == 2
 
 
-def test_a_criterion_with_parameters_of_its_own_is_refused():
-    """Each rank would train another criterion."""
-
-    class Temperature(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones(()))
-
-        def forward(self, logits, targets):
-            return nn.functional.cross_entropy(logits * self.scale, targets)
-
-    model = mlp()
-    with pytest.raises(ValueError, match="Temperature has trainable parameters"):
-        dl.SupervisedRunner().train(
-            model=model,
-            criterion=Temperature(),
-            optimizer=sgd(model),
-            loaders={"train": loader(16, 4)},
-            ddp=True,
-            cpu=True,
-            **quiet(),
-        )
-
-
 COMMUNICATIONS = []
 
 
