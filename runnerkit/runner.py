@@ -26,7 +26,7 @@ from runnerkit.resume.overrides import Source
 from runnerkit.resume.resume_point import ResumePoint
 from runnerkit.seeding.generators import keep_rng
 from runnerkit.steps.budget import Budget, is_over
-from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler
+from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler, StateDict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,7 +38,7 @@ class IRunner(IListener):
     """A training run; subclasses implement `handle_batch`, `get_loaders` and `get_model`, other hooks have defaults.
 
     Its own events, such as ``on_loader_start``, may be overridden too, for example to update meters. They are called
-    before the callbacks' start events and after their end events.
+    before the callbacks' start events and after their end events, but before a checkpoint is saved.
 
     Attributes:
         engine: devices, processes, precision.
@@ -233,6 +233,20 @@ class IRunner(IListener):
             self.model = call_hook(self.get_model, stage="infer")
         load_weights(self.model, source, which=which, strict=strict, prefix=prefix)
         return self
+
+    def state_dict(self) -> StateDict:
+        """Return what the runner keeps beside its components, for checkpoints; each rank may have another state.
+
+        It may contain what a callback's state may, except for sharded tensors; every rank calls this, and rank zero
+        saves the states of all if they differ.
+        """
+        return {}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Load a :meth:`state_dict`, this rank's if they differ; called unless it is empty, after all else is restored.
+
+        With another number of processes, rank r takes the state of rank r modulo their former number.
+        """
 
     # Logging methods for callbacks and `handle_batch`. Without a logger that supports the method, as on ranks other
     # than zero, the value is neither read nor copied. The value belongs to the current loader, or to the last one.

@@ -55,6 +55,7 @@ class LoaderRun(ProcessState):
         After an exception nothing is restored: the runner shows where it failed.
         """
         attributes, mine = LoaderAttributes.of(runner), dict(vars(self))
+        runner.need_early_stop = False  # it concerns the pass outside
         yield
         ends_stage = runner.need_early_stop
         attributes.restore(runner)
@@ -120,7 +121,9 @@ def enter_training(runner: IRunner) -> None:
 
 def batches(runner: IRunner) -> Iterator[Batch]:
     """Yield the loader's batches on the device; an error while one is fetched counts as that batch's."""
-    if runner.is_train_loader and is_over(runner):
+    was_ended = runner.need_early_stop and runner._loader_run.num_skipped  # before the run was interrupted
+    if was_ended or (runner.is_train_loader and is_over(runner)):
+        resume_point.restore_rng(runner)
         return
     if getattr(runner.loader, "num_workers", 0):
         runner.engine.settle()
