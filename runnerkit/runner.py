@@ -25,7 +25,7 @@ from runnerkit.resume import resume_point
 from runnerkit.resume.overrides import Source
 from runnerkit.resume.resume_point import ResumePoint
 from runnerkit.seeding.generators import keep_rng
-from runnerkit.steps.budget import Budget, is_over
+from runnerkit.steps.budget import Budget, is_evaluated_next, is_over
 from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler, StateDict
 
 if TYPE_CHECKING:
@@ -367,7 +367,8 @@ class IRunner(IListener):
     def _finish_step(self) -> None:
         if self._loader_run.steps.stepped_at != self.batch_step:
             return  # gradients accumulate
-        if self.valid_every_steps is not None and self.optimizer_step % self.valid_every_steps == 0:
+        every = self.valid_every_steps
+        if every is not None and self.optimizer_step % every == 0 and not is_evaluated_next(self):
             self._run_validation()
         for listener in self._stage.listeners["on_step_end"]:
             listener(self)
@@ -381,6 +382,7 @@ class IRunner(IListener):
                 if not key.startswith("train"):
                     self._run_loader(key)
         loader_run.use_model(self)
+        self._loader_run.validated_at = self.batch_step
         self._emit("on_validation_end")
 
     @property

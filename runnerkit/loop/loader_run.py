@@ -34,6 +34,7 @@ class LoaderRun(ProcessState):
         num_skipped: batches that ran before the run was interrupted.
         num_processes: among which the loader's data is divided.
         steps: the samples of each process in a training step.
+        validated_at: `batch_step` of the last evaluation within a training loader.
         weightless: metrics of the last pass that are NaN because no batch weighs anything.
     """
 
@@ -43,6 +44,7 @@ class LoaderRun(ProcessState):
         self.num_skipped = 0
         self.num_processes = 1
         self.steps = StepSizes()
+        self.validated_at = -1
         self.weightless: frozenset[str] = frozenset()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:

@@ -208,6 +208,7 @@ def _position(runner: IRunner) -> StateDict:
         "loader_sample_step": runner.loader_sample_step,
         "is_ended": runner.need_early_stop,
         "ends_stage": runner._loader_run.ends_stage,
+        "is_validated": runner._loader_run.validated_at == runner.batch_step,
         "means": runner.engine.data_parallel.gather_object(runner._loader_run.means.state_dict()),
     }
 
