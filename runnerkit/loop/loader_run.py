@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from runnerkit.loop import batch_size, checks
 from runnerkit.loop.attributes import LoaderAttributes, ProcessState
-from runnerkit.loop.loader_metrics import new_means, reduce_metrics
+from runnerkit.loop.loader_metrics import check_losses, new_means, reduce_metrics
 from runnerkit.metrics.means import LoaderMeans
 from runnerkit.resume import resume_point
 from runnerkit.sampling.sharding import batches_of, count_batches, start_epoch
@@ -215,6 +215,8 @@ def finish_loader(runner: IRunner, key: str) -> None:
     num_samples = reduce_metrics(runner)
     checks.check_not_empty(runner, num_samples=num_samples)
     _count_exactly(runner, num_samples)
+    if runner.is_train_loader:
+        check_losses(runner)
     runner._stage.listeners.emit("on_loader_end", runner)
     if not runner.is_train_loader:
         for model in as_dict(runner._stage.training_model).values():
