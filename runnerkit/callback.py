@@ -46,7 +46,10 @@ EVENTS = (
 
 
 class CallbackOrder(IntEnum):
-    """The order of callbacks within one event; any int in between is valid. Names are the same in lower case."""
+    """The order of callbacks within one event; any int in between is valid. Names are the same in lower case.
+
+    In ``on_step_end`` and ``on_epoch_end`` a callback that saves checkpoints comes last, whatever its order.
+    """
 
     Internal = internal = 0
     Metric = metric = 20
@@ -147,7 +150,7 @@ class ICallback(IListener):
         return True
 
     def state_dict(self) -> StateDict:
-        """Return the state for checkpoints, the same on all ranks.
+        """Return the state for checkpoints, the same on all ranks; rank zero's is saved.
 
         It may contain tensors, numbers, strings, and lists, tuples, sets and dicts of them. NumPy scalars are restored
         as numbers, NumPy arrays as tensors. Any other type raises an error.
@@ -246,7 +249,7 @@ class IMetricCallback(Callback):
 
 
 class ICheckpointCallback(Callback):
-    """A callback that saves and restores the run.
+    """A callback that saves and restores the run, in ``on_step_end`` and ``on_epoch_end``, where it comes last.
 
     Attributes:
         logdir: folder of the checkpoints; only one run at a time may use it.

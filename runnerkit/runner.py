@@ -25,8 +25,8 @@ from runnerkit.resume import resume_point
 from runnerkit.resume.overrides import Source
 from runnerkit.resume.resume_point import ResumePoint
 from runnerkit.seeding.generators import keep_rng
-from runnerkit.steps.budget import Budget, is_over
-from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler
+from runnerkit.steps.budget import Budget, is_evaluated_next, is_over
+from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler, StateDict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,7 +38,7 @@ class IRunner(IListener):
     """A training run; subclasses implement `handle_batch`, `get_loaders` and `get_model`, other hooks have defaults.
 
     Its own events, such as ``on_loader_start``, may be overridden too, for example to update meters. They are called
-    before the callbacks' start events and after their end events.
+    before the callbacks' start events and after their end events, but before a checkpoint is saved.
 
     Attributes:
         engine: devices, processes, precision.
@@ -234,6 +234,20 @@ class IRunner(IListener):
         load_weights(self.model, source, which=which, strict=strict, prefix=prefix)
         return self
 
+    def state_dict(self) -> StateDict:
+        """Return what the runner keeps beside its components, for checkpoints; each rank may have another state.
+
+        It may contain what a callback's state may, except for sharded tensors; every rank calls this, and rank zero
+        saves the states of all if they differ.
+        """
+        return {}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Load a :meth:`state_dict`, this rank's if they differ; called unless it is empty, after all else is restored.
+
+        With another number of processes, rank r takes the state of rank r modulo their former number.
+        """
+
     # Logging methods for callbacks and `handle_batch`. Without a logger that supports the method, as on ranks other
     # than zero, the value is neither read nor copied. The value belongs to the current loader, or to the last one.
 
@@ -353,7 +367,8 @@ class IRunner(IListener):
     def _finish_step(self) -> None:
         if self._loader_run.steps.stepped_at != self.batch_step:
             return  # gradients accumulate
-        if self.valid_every_steps is not None and self.optimizer_step % self.valid_every_steps == 0:
+        every = self.valid_every_steps
+        if every is not None and self.optimizer_step % every == 0 and not is_evaluated_next(self):
             self._run_validation()
         for listener in self._stage.listeners["on_step_end"]:
             listener(self)
@@ -367,6 +382,7 @@ class IRunner(IListener):
                 if not key.startswith("train"):
                     self._run_loader(key)
         loader_run.use_model(self)
+        self._loader_run.validated_at = self.batch_step
         self._emit("on_validation_end")
 
     @property

@@ -201,7 +201,7 @@ def test_events_that_evaluate_are_not_called_again():
     runner = _ItsOwnEvents()
     wrapped = Calls("on_loader_end", evaluate)
     assert_same(trained(dl.ControlFlowCallback(wrapped, loaders="valid"), runner=runner), undisturbed())
-    assert len(runner.scores) == 2 * (1 + 3) and wrapped.calls
+    assert len(runner.scores) == 2 * (1 + 2) and wrapped.calls
 
 
 def test_callbacks_that_are_passed_get_all_events():

@@ -209,7 +209,7 @@ def test_the_rest_of_an_interrupted_loader_is_not_judged_and_the_next_one_is(tmp
         return dl.CheckpointCallback(tmp_path, mode="runner", every_steps=2, **options)
 
     with pytest.raises(KeyboardInterrupt):
-        train(ByHand(rarely), callbacks=[checkpoint(), Interrupt(2, "on_step_end")])
+        train(ByHand(rarely), callbacks=[checkpoint(), Interrupt(3, "on_batch_start")])
     assert not _global_optimizer_post_hooks
     train(ByHand(rarely), callbacks=[checkpoint(resume_runner=tmp_path)], num_epochs=1)
     assert "did not step" not in caplog.text

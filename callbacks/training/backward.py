@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from runnerkit.callback import CallbackOrder, IBackwardCallback, innermost
 from runnerkit.callbacks.training.optimizer import OptimizerCallback
 from runnerkit.callbacks.training.parts.gradients import ClipFn, check_clip, gradient_norm, make_clip
 from runnerkit.errors import UnknownKeyError
+from runnerkit.loop.loader_metrics import check_loss
 from runnerkit.steps.weights import StepSizes, WeightUnits, weigh_batch
 from runnerkit.support.arguments import check_strings
 from runnerkit.types import as_dict
@@ -137,11 +137,5 @@ class BackwardCallback(IBackwardCallback):
         self._steppers = []
 
     def on_loader_end(self, runner: IRunner) -> None:
-        mean = runner.loader_metrics.get(self.metric_key)
-        if not runner.is_train_loader or mean is None or self.metric_key in runner._loader_run.weightless:
-            return
-        if math.isnan(mean) or (math.isinf(mean) and not runner.engine.precision.skips_steps):
-            raise ValueError(
-                f"{self.metric_key!r} became {mean} within epoch {runner.epoch_step} of loader {runner.loader_key!r}; "
-                "the last checkpoint predates it. Try a smaller learning rate or grad_clip_fn='clip_grad_norm_'"
-            )
+        if runner.is_train_loader:
+            check_loss(runner, self.metric_key)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
 
-from runnerkit.callback import CallbackNode, IMetricCallback, innermost
+from runnerkit.callback import CallbackNode, IBackwardCallback, IMetricCallback, IOptimizerCallback, innermost
 from runnerkit.metrics.first_non_finite import FirstNonFinite, describe_first
 from runnerkit.metrics.means import LoaderMeans, means_of
 from runnerkit.metrics.reduction import Share, Shares, reduce_shares
+from runnerkit.models.finite import non_finite_part
+from runnerkit.resume.run_state import modules_of
 
 if TYPE_CHECKING:
     from runnerkit.callback import IRunner
@@ -55,6 +58,43 @@ def reduce_metrics(runner: IRunner) -> int:
             each.take_total(runner, totals[owner])
             _check_totals(runner, each)
     return _number(totals["num_samples"])
+
+
+def check_losses(runner: IRunner) -> None:
+    """Raise if a training loader has made the loss NaN, or any metric and the weights; every rank must call.
+
+    A BackwardCallback checks its own loss. Without one, the loss is that of an OptimizerCallback, or "loss".
+    """
+    callbacks = [innermost(each) for each in runner.callbacks.values()]
+    if any(isinstance(each, IBackwardCallback) for each in callbacks):
+        return
+    losses = [getattr(each, "metric_key", "loss") for each in callbacks if isinstance(each, IOptimizerCallback)]
+    for key in losses or (["loss"] if runner.optimizer is not None else []):
+        check_loss(runner, key)
+    bad = next((key for key, value in runner.loader_metrics.items() if _is_bad(runner, key, value)), None)
+    # The means are the same on all ranks, so that all enter: this gathers.
+    if bad is not None and any(runner.engine.gather_object(non_finite_part(modules_of(runner)))):
+        check_loss(runner, bad)
+
+
+def check_loss(runner: IRunner, key: str) -> None:
+    """Raise if the mean of a loss over a training loader is not a number, or infinite without a gradient scaler.
+
+    Raises:
+        ValueError: with the key, the epoch and the loader.
+    """
+    mean = runner.loader_metrics.get(key)
+    if mean is not None and _is_bad(runner, key, mean):
+        raise ValueError(
+            f"{key!r} became {mean} within epoch {runner.epoch_step} of loader {runner.loader_key!r}; "
+            "the last checkpoint predates it. Try a smaller learning rate or grad_clip_fn='clip_grad_norm_'"
+        )
+
+
+def _is_bad(runner: IRunner, key: str, mean: float) -> bool:
+    if key in runner._loader_run.weightless:
+        return False
+    return math.isnan(mean) or (math.isinf(mean) and not runner.engine.precision.skips_steps)
 
 
 def _check_totals(runner: IRunner, callback: IMetricCallback) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from runnerkit.loop import batch_size, checks, parameter_checks
 from runnerkit.loop.attributes import LoaderAttributes, ProcessState
-from runnerkit.loop.loader_metrics import new_means, reduce_metrics
+from runnerkit.loop.loader_metrics import check_losses, new_means, reduce_metrics
 from runnerkit.metrics.means import LoaderMeans
 from runnerkit.resume import resume_point
 from runnerkit.sampling.sharding import batches_of, count_batches, start_epoch
@@ -34,6 +34,7 @@ class LoaderRun(ProcessState):
         num_skipped: batches that ran before the run was interrupted.
         num_processes: among which the loader's data is divided.
         steps: the samples of each process in a training step.
+        validated_at: `batch_step` of the last evaluation within a training loader.
         weightless: metrics of the last pass that are NaN because no batch weighs anything.
     """
 
@@ -43,6 +44,7 @@ class LoaderRun(ProcessState):
         self.num_skipped = 0
         self.num_processes = 1
         self.steps = StepSizes()
+        self.validated_at = -1
         self.weightless: frozenset[str] = frozenset()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -55,6 +57,7 @@ class LoaderRun(ProcessState):
         After an exception nothing is restored: the runner shows where it failed.
         """
         attributes, mine = LoaderAttributes.of(runner), dict(vars(self))
+        runner.need_early_stop = False  # it concerns the pass outside
         yield
         ends_stage = runner.need_early_stop
         attributes.restore(runner)
@@ -120,9 +123,11 @@ def enter_training(runner: IRunner) -> None:
 
 def batches(runner: IRunner) -> Iterator[Batch]:
     """Yield the loader's batches on the device; an error while one is fetched counts as that batch's."""
+    was_ended = runner.need_early_stop and runner._loader_run.num_skipped  # before the run was interrupted
+    if was_ended or (runner.is_train_loader and is_over(runner)):
+        resume_point.restore_rng(runner)
+        return
     if runner.is_train_loader:
-        if is_over(runner):
-            return
         parameter_checks.check_added(runner)
     if getattr(runner.loader, "num_workers", 0):
         runner.engine.settle()
@@ -212,6 +217,8 @@ def finish_loader(runner: IRunner, key: str) -> None:
     num_samples = reduce_metrics(runner)
     checks.check_not_empty(runner, num_samples=num_samples)
     _count_exactly(runner, num_samples)
+    if runner.is_train_loader:
+        check_losses(runner)
     runner._stage.listeners.emit("on_loader_end", runner)
     if not runner.is_train_loader:
         for model in as_dict(runner._stage.training_model).values():

@@ -12,6 +12,7 @@ from runnerkit.callback import (
     EVENTS,
     CallbackNode,
     ICallback,
+    ICheckpointCallback,
     IListener,
     IMetricCallback,
     innermost,
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from runnerkit.callback import IRunner
 
 
+_SAVED_IN = ("on_step_end", "on_epoch_end")  # after everyone else: a checkpoint holds what they did
+
+
 class Listeners(dict[str, tuple[Callable[[Any], None], ...]]):
     """Methods that act on each event, in order; an event without overrides costs nothing."""
 
@@ -42,13 +46,17 @@ class Listeners(dict[str, tuple[Callable[[Any], None], ...]]):
 
     def bind(self, runner: IRunner, callbacks: Iterable[ICallback] = ()) -> None:
         """Find the methods of `callbacks` that run in this process, and of the runner, once for all events."""
-        acting = active(runner, callbacks)
-        hears = runner._stage.hears
+        acting, hears = active(runner, callbacks), runner._stage.hears
+        savers = [each for each in acting if isinstance(innermost(each), ICheckpointCallback)]
+        others = [each for each in acting if each not in savers]
         for event in EVENTS:
-            bound = [getattr(each, event) for each in acting if each.listens_to(event) and hears(each, event)]
-            if runner.listens_to(event) and hears(runner, event):
-                bound.insert(0 if event.endswith("_start") else len(bound), getattr(runner, event))
-            self[event] = tuple(bound)
+            if event.endswith("_start"):
+                order: list[IListener] = [runner, *acting]
+            elif event in _SAVED_IN:
+                order = [*others, runner, *savers]
+            else:
+                order = [*acting, runner]
+            self[event] = tuple(getattr(each, event) for each in order if each.listens_to(event) and hears(each, event))
         counting = {each.on_batch_end for each in acting if _counts_samples(each)}
         self[IDLE] = without_weight, *(each for each in self["on_batch_end"] if each not in counting)
 

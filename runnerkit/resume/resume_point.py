@@ -18,7 +18,7 @@ from runnerkit.logger import Step
 from runnerkit.loop.attributes import Progress
 from runnerkit.loop.hooks import call_hook
 from runnerkit.resume import compatibility, matching, overrides
-from runnerkit.resume.run_state import load_model_state, modules_of, stoppers
+from runnerkit.resume.run_state import load_model_state, load_states_of_runner, modules_of, stoppers
 from runnerkit.sampling.sharding import count_batches, share_of
 from runnerkit.seeding.generators import set_rng_state
 from runnerkit.steps import budget
@@ -187,6 +187,7 @@ def restore(runner: IRunner) -> None:
         modes.load_state_dict(state.get("modes", {}).get(key, {}))  # absent before 0.2
     runner.engine.load_state_dict(state["engine_state_dict"])
     _restore_callbacks(runner, state["callbacks"], state.get("callback_identities", {}), snapshot.source)
+    load_states_of_runner(runner, state.get("runner_states", [{}]), source=snapshot.source)  # absent before 0.2
     if "settings" in state and runner.engine.is_main_process:
         now, takes_passed = compatibility.settings_of(runner), _takes_passed(runner)
         compatibility.warn_of_changes(state["settings"], passed, now, snapshot.source, takes_passed=takes_passed)
@@ -304,7 +305,8 @@ def logged_step(runner: IRunner) -> Step | None:
     if snapshot.within is None:
         return snapshot.step
     # If they ran within the epoch, at this step, the evaluation loaders had ended.
-    is_validated = runner.valid_every_steps is not None and runner.optimizer_step % runner.valid_every_steps == 0
+    is_due = runner.valid_every_steps is not None and runner.optimizer_step % runner.valid_every_steps == 0
+    is_validated = snapshot.within.get("is_validated", is_due)  # absent before 0.2
     return replace(snapshot.step, unended=frozenset([snapshot.step.loader] if is_validated else runner.loaders))
 
 
@@ -346,6 +348,8 @@ def setup_position(runner: IRunner) -> int:
         _check_rest(runner, num_before=len(snapshot.state["rng"]), num_done=within["loader_batch_step"])
     runner.loader_batch_step = within["loader_batch_step"]
     runner.loader_sample_step = within["loader_sample_step"]
+    runner.need_early_stop = within.get("is_ended", False)  # absent before 0.2, as is ends_stage
+    runner._loader_run.ends_stage = within.get("ends_stage", False)
     # Sums add up over ranks: with fewer processes than before, a process takes over the sums of several.
     ranks = runner.engine.data_parallel
     parts = within["means"][ranks.rank :: ranks.num_processes]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import logging
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +14,7 @@ from torch import nn
 from runnerkit.callback import ICallback, IStoppingCallback, IWeightAverageCallback, innermost
 from runnerkit.checkpoints.file import is_sharded, load_checkpoint
 from runnerkit.checkpoints.names import under_names_of, with_tied, without_compiled
-from runnerkit.checkpoints.plain_state import as_plain
+from runnerkit.checkpoints.plain_state import as_plain, copied
 from runnerkit.checkpoints.trainable import completed, frozen_parameters, hash_of, trainable_part
 from runnerkit.checkpoints.weights import read_weights, weights_in
 from runnerkit.loop.attributes import Progress
@@ -23,6 +26,8 @@ from runnerkit.version import __version__
 
 if TYPE_CHECKING:
     from runnerkit.callback import IRunner
+
+logger = logging.getLogger(__name__)
 
 
 def model_state(runner: IRunner, *, whole: bool = True) -> StateDict:
@@ -120,11 +125,34 @@ def state_of(runner: IRunner) -> StateDict:
         "engine_state_dict": engine.state_dict(),
         "callbacks": callbacks,
         "callback_identities": identities,
+        "runner_states": _states_of_runner(runner),
         "rng": engine.data_parallel.gather_object(rng_state()),
     })  # fmt: skip
     averaged = {"trained_model_state_dict": trained} if judged is not trained else {}
     parts = {"callbacks": rest["callbacks"], "model_state_dict": judged}  # which hold the same averages
     return {**rest, **(engine.whole_state(parts) if whole else parts), **averaged}
+
+
+def _states_of_runner(runner: IRunner) -> list[StateDict]:
+    """Return the runner's own state, or that of each rank if they differ; every rank must call: this gathers."""
+    own, ranks = as_plain(runner.state_dict(), "runner"), runner.engine.data_parallel
+    if ranks.num_processes == 1:
+        return [own]
+    own = copied(own)  # a tensor on another GPU does not differ
+    hashes = ranks.gather_object(hashlib.sha256(pickle.dumps(own)).digest())
+    return [own] if len(set(hashes)) == 1 else ranks.gather_object(own)
+
+
+def load_states_of_runner(runner: IRunner, states: list[StateDict], *, source: str) -> None:
+    """Load this rank's state into the runner, unless it is empty."""
+    ranks = runner.engine.data_parallel
+    if len(states) not in (1, ranks.num_processes) and runner.engine.is_main_process:
+        logger.warning(
+            "%s holds states of the runner that differ between %d processes: rank r takes that of rank r modulo %d",
+            source, len(states), len(states),
+        )  # fmt: skip
+    if state := states[ranks.rank % len(states)]:
+        runner.load_state_dict(state)
 
 
 def _early_stop(runner: IRunner) -> StateDict:
@@ -180,6 +208,9 @@ def _position(runner: IRunner) -> StateDict:
         "position": _joined(runner, share, share.position_after(runner.loader_batch_step - num_skipped)),
         "loader_batch_step": runner.loader_batch_step,
         "loader_sample_step": runner.loader_sample_step,
+        "is_ended": runner.need_early_stop,
+        "ends_stage": runner._loader_run.ends_stage,
+        "is_validated": runner._loader_run.validated_at == runner.batch_step,
         "means": runner.engine.data_parallel.gather_object(runner._loader_run.means.state_dict()),
     }
 

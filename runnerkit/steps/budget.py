@@ -72,6 +72,21 @@ def ends_within_epoch(runner: IRunner) -> bool:
     return not is_at_end or runner._stage.budget.num_samples is not None
 
 
+def is_evaluated_next(runner: IRunner) -> bool:
+    """Return whether this training step is the last of its epoch, after which all evaluation loaders run anyway.
+
+    Of a loader without a length this is not known.
+    """
+    keys = list(runner.loaders)
+    later = keys[keys.index(runner.loader_key) + 1 :]
+    if any(not key.startswith("train") for key in set(keys) - set(later)):
+        return False  # some ran before
+    if is_over(runner):
+        return True
+    is_at_end = runner.need_early_stop or runner.loader_batch_step == runner.loader_batch_len
+    return is_at_end and runner.loader_key == last_training_loader(runner)
+
+
 def is_epoch_left(runner: IRunner) -> bool:
     """Return whether the stage may start another epoch."""
     return runner.stage_epoch_step < _or_infinite(runner.stage_epoch_len) and not is_over(runner)
