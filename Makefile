@@ -16,6 +16,8 @@ STORE_KILLS ?= 50
 STORE_FAULTS ?= 50
 # Kills of data workers, of ranks and of the parent process, for each launcher.
 LAUNCHED_KILLS ?= 5
+# Random runs of each fuzzer.
+CASES ?= 500
 # Pythons for smoke runs with the newest torch, by name or path.
 PYTHONS ?= python3.12 python3.13 python3.14
 # Of `make gpu`: cuda, or cpu for a dry run at tiny sizes; path of its report, without a suffix.
@@ -30,7 +32,7 @@ PYTEST := -m pytest -n $(JOBS) --dist worksteal
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick test-doctests test-slow test-all test-versions coverage parity screenshots bench bench-peers gpu drills docs lint check format clean
+.PHONY: help demo test test-quick test-doctests test-slow test-all test-versions coverage parity screenshots bench bench-peers gpu drills fuzz docs lint check format clean
 
 help:  ## print this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -85,6 +87,10 @@ drills: $(VENV)/installed  ## kill and resume runs 485 times; write the tables i
 	$(BIN)/python -m tests.faults.drill --mesh --kills $(MESH_KILLS) --page docs/reliability.md
 	$(BIN)/python -m tests.faults.store_drill --kills $(STORE_KILLS) --faults $(STORE_FAULTS) --page docs/reliability.md
 	$(BIN)/python -m tests.faults.launched_drill --kills $(LAUNCHED_KILLS) --page docs/reliability.md
+
+fuzz: $(VENV)/installed  ## compare random runs with hand-written loops, and interrupted ones with whole ones (CASES=500)
+	$(BIN)/python -m tests.faults.fuzz_parity --cases $(CASES)
+	$(BIN)/python -m tests.faults.fuzz_resume --cases $(CASES)
 
 docs: $(VENV)/installed  ## build the static site in site/ from docs/; broken links fail the build
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

@@ -157,7 +157,8 @@ class CheckpointCallback(ICheckpointCallback):
         self._saved_at = self._began_at = 0.0
         self._background = Background()
         self._stop = StopRequests()
-        # The checkpoint at the step that reached a limit within an epoch; "" if the loader lacks a position.
+        # The checkpoint at the place where a limit ended the run within an epoch, the path of one in another folder; ""
+        # if the loader lacks a position.
         self._cut_at: str | None = None
         self._has_finite = False  # a checkpoint that one with spoiled weights must not replace; rank zero knows
         self._stop_for: int | None = None  # the signal that all processes agreed to stop for
@@ -202,6 +203,14 @@ class CheckpointCallback(ICheckpointCallback):
         self._saved_at = time.monotonic()
         if self.resume_model is not None and runner.stage_key == next(iter(runner.stages)):
             run_state.load_weights_from(runner, find_weights(self.resume_model, which="last"))
+
+    def on_loader_start(self, runner: IRunner) -> None:
+        source = runner._resume_point.source
+        if source is not None and runner.is_train_loader and ends_within_epoch(runner):
+            # The limit was reached before this run: one with a higher limit continues at the same place.
+            named = source.with_name(self._file(runner))  # not last.pth, which this run moves
+            place = named if named.exists() else source
+            self._cut_at = place.name if place.parent == self.folder else str(place)
 
     def on_validation_end(self, runner: IRunner) -> None:
         self._is_validated = self._is_due = self.loader_key is not None

@@ -51,7 +51,7 @@ class IRunner(IListener):
             samples (of all processes) so far; `global_*` are the same numbers, `stage_*` and `loader_*` count within
             stage or loader.
         optimizer_step: optimizer steps so far: batches, or groups of accumulated batches.
-        num_steps: optimizer steps of the stage, for schedules; None without a limit if a loader lacks a length.
+        num_steps: optimizer steps of the stage, for schedules; None if one of its limits does not tell (docs/loop.md).
         stage_epoch_len: epochs of the stage; None if unknown.
         batch, batch_size: the batch on the device, and its number of samples, which weights its metrics. The default is
             the length of the first tensor; `handle_batch` may set another number.

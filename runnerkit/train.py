@@ -122,7 +122,7 @@ class Runner(IRunner):
             loaders: {"train": ..., "valid": ...}; None if `get_loaders` is overridden.
             model, criterion, optimizer, scheduler: one each, or dicts of several. `optimizer` may be a function of a
                 list of the model's parameters, `scheduler` one of the optimizer and the number of steps (None if a
-                loader lacks a length and `num_steps` is not given); both are called in the processes that train.
+                limit does not tell, see docs/loop.md); both are called in the processes that train.
             engine: the engine to run on; or choose one with the flags `cpu`, `fp16`, `amp`, `apex`, `ddp`.
             callbacks: additional callbacks.
             loggers: in addition to the console and, with `logdir`, CSV and TensorBoard. The keys "console", "csv" and

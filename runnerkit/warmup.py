@@ -157,7 +157,7 @@ def cosine_with_warmup(
         warmup_steps: < `num_steps`.
         final_lr: learning rate of the last step, of every group.
     Raises:
-        ValueError: `num_steps` is None, as a loader lacks a length, or not above `warmup_steps`.
+        ValueError: `num_steps` is None, as a limit of the training does not tell, or not above `warmup_steps`.
 
     >>> import torch
     >>> optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.4)
@@ -172,7 +172,8 @@ def cosine_with_warmup(
     """
     if num_steps is None:
         raise ValueError(
-            "the number of steps is not known, because a training loader lacks a length: pass num_steps= to train()"
+            "the number of steps is not known, because a training loader lacks a length or does not tell the sizes of "
+            "its batches: pass num_steps= to train(), without num_epochs and num_samples"
         )
     if not 0 <= warmup_steps < num_steps:
         raise ValueError(f"warmup_steps must be >= 0 and < num_steps={num_steps}, got {warmup_steps}")

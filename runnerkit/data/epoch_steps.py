@@ -29,7 +29,8 @@ class EpochStepsLoaderWrapper(LoaderWrapper):
     Args:
         loader: any loader; wrap it last, outside of other wrappers.
         epoch_steps: batches per process in an epoch.
-        restart: start each epoch at the beginning, in the order of that epoch, instead of continuing.
+        restart: start each epoch at the beginning, in the order of that epoch, instead of continuing; it ends with the
+            data, if these are shorter.
 
     >>> loader = EpochStepsLoaderWrapper("abcde", epoch_steps=3)
     >>> [list(loader) for epoch in (1, 2, 3)]
@@ -58,7 +59,8 @@ class EpochStepsLoaderWrapper(LoaderWrapper):
         return self._continued.epoch()
 
     def __len__(self) -> int:
-        return self._num_left()
+        # A pass that starts again each time may be shorter.
+        return min(self._num_left(), super().__len__()) if self.restart else self._num_left()
 
     @property
     def _share(self) -> Any:

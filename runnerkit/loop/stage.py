@@ -26,7 +26,7 @@ from runnerkit.models.modes import TrainingModes
 from runnerkit.resume import resume_point
 from runnerkit.seeding.generators import derive_seed, set_global_seed
 from runnerkit.steps import step_watch
-from runnerkit.steps.budget import Budget, accumulation_of, budget_of, count_steps
+from runnerkit.steps.budget import Budget, accumulation_of, budget_of, count_steps, paces_of
 from runnerkit.steps.weights import IDLE, WeightUnits, without_weight
 from runnerkit.support.torch_internals import inner_schedulers
 from runnerkit.types import as_dict, like
@@ -185,7 +185,7 @@ def _make_loaders(runner: IRunner, stage: str) -> None:
         for key, loader in loaders.items()
     }
     checks.check_shares(runner)
-    runner._stage.num_steps = count_steps(runner, runner.accumulation_steps)
+    runner._stage.num_steps = count_steps(runner, {runner.accumulation_steps})
 
 
 def _recount_steps(runner: IRunner) -> None:
@@ -206,7 +206,7 @@ def _recount_steps(runner: IRunner) -> None:
         own = each.own_accumulation_steps
         each.accumulation_steps = own if own > 1 else runner.accumulation_steps
     told = runner._stage.num_steps
-    runner._stage.num_steps = count_steps(runner, accumulation_of(runner))
+    runner._stage.num_steps = count_steps(runner, paces_of(runner))
     if runner._stage.has_told_steps and told != runner._stage.num_steps:
         raise ValueError(
             f"num_steps was {told} when the scheduler was made, but the OptimizerCallback accumulates "

@@ -151,7 +151,7 @@ def _load(source: str | Path, runner: IRunner) -> Snapshot:
         try:
             if not state["cut_at"]:
                 raise ValueError("the position of its loader cannot be saved")
-            before = path.with_name(state["cut_at"])
+            before = path.parent / state["cut_at"]
             state, path = load_checkpoint(find_checkpoint(before), **how), before
         except (FileNotFoundError, ValueError) as error:
             logger.warning("the run ended within an epoch, and continues with the next one: %s", error)

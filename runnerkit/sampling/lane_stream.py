@@ -93,8 +93,9 @@ class LaneStream(IterableDataset[Any]):
         self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()  # persistent workers read it
         self._start = self._beginning(0)
         self._ahead: dict[int, deque[Place]] = {}
-        self._num_empty = 0
-        self._sizes: dict[int, tuple[int, list[int]]] = {}  # by step: empty ones before it, and samples of each rank
+        # By batch, as a loader may be ahead of the run.
+        self._sizes: dict[int, list[int]] = {}  # samples of each rank
+        self._num_empty: dict[int, int] = {}  # steps before it that are empty, if there are any
         self.start_sum: Callable[[torch.Tensor], Callable[[], torch.Tensor]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -114,12 +115,11 @@ class LaneStream(IterableDataset[Any]):
         """Start `epoch` at the first shard of every lane."""
         self._epoch[0] = epoch
         self._start = self._beginning(epoch)
-        self._ahead, self._num_empty, self._sizes = {}, 0, {}
+        self._ahead, self._sizes, self._num_empty = {}, {}, {}
 
     def position_after(self, num_batches: int) -> dict[str, Any]:
         """Return the place of each lane after `num_batches`; None for those of other processes, which are not known."""
-        num_empty, _ = self._sizes.get(num_batches - 1, (self._num_empty, []))
-        num_steps = num_batches + num_empty
+        num_steps = num_batches + self._num_empty.get(num_batches - 1, 0)
         places = [
             list(self._place_after(num_steps, lane)) if lane % self.world_size == self.rank else None
             for lane in range(self.lanes * self.turns)
@@ -142,7 +142,7 @@ class LaneStream(IterableDataset[Any]):
 
         None if all have a full batch.
         """
-        _, sizes = self._sizes.get(number, (0, [1 if self.batch_size is None else self.batch_size] * self.world_size))
+        sizes = self._sizes.get(number, [1 if self.batch_size is None else self.batch_size] * self.world_size)
         if self.batch_size is None:
             return [None if size else 0 for size in sizes]
         return None if all(size == self.batch_size for size in sizes) else [*sizes]
@@ -186,11 +186,19 @@ class LaneStream(IterableDataset[Any]):
         if self.start_sum is not None and self.training and not self.endless:
             yield from self._in_step(parts, self.start_sum)
             return
+        number = num_empty = 0
         for part in parts:
             if part.size:
+                self._note(number, num_empty)
+                number += 1
                 yield part.content
             else:
-                self._num_empty += 1
+                num_empty += 1
+
+    def _note(self, number: int, num_empty: int) -> None:
+        if num_empty:
+            self._num_empty[number] = num_empty
+            self._num_empty.pop(number - _KEPT_STEPS, None)
 
     def _without_gaps(self, parts: Iterator[Part]) -> Iterator[Part]:
         """Yield a part for each step, empty ones for the steps of workers that have ended."""
@@ -213,7 +221,8 @@ class LaneStream(IterableDataset[Any]):
             if max(sizes) == 0:
                 num_empty += 1
             else:
-                self._sizes[number] = num_empty, [max(0, size) for size in sizes]
+                self._note(number, num_empty)
+                self._sizes[number] = [max(0, size) for size in sizes]
                 self._sizes.pop(number - _KEPT_STEPS, None)
                 number += 1
                 if part is not None and part.size:

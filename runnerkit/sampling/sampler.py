@@ -151,7 +151,9 @@ class ShardedBatchSampler(Sampler[list[int]]):
     def _start_pass(self) -> tuple[list[int], Iterator[range]]:
         """Return the order of the epoch, and the positions in it of each batch's samples."""
         self.order = order = self._order_of_epoch()
-        starts, stop = self._global_batches(len(order))
+        assert isinstance(self.sampler, Sized)
+        is_cut = len(order) == self._stop  # as far as it was listed
+        starts, stop = self._global_batches(max(len(order), len(self.sampler)) if is_cut else len(order))
         batches = zip(starts, chain(starts[1:], (stop,)), strict=False)  # without starts, there is still a stop
         return order, filter(None, (self._share_of(range(*batch)) for batch in batches))
 
@@ -177,11 +179,10 @@ class ShardedBatchSampler(Sampler[list[int]]):
 
     def _global_batches(self, num_samples: int) -> tuple[range, int]:
         """Return the first position of each global batch, and the end of the last one."""
+        if self.drop_last:
+            num_samples -= (num_samples - self.num_consumed) % self.stride
         stop = min(num_samples, self._stop)
-        starts = range(self.num_consumed, stop, self.stride)
-        if starts and self.drop_last and stop == num_samples and stop - starts[-1] < self.stride:
-            return starts[:-1], starts[-1]
-        return starts, stop
+        return range(self.num_consumed, stop, self.stride), stop
 
 
 class ShardedBatches(Sampler[Any]):

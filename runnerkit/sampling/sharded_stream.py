@@ -130,6 +130,11 @@ class ShardedStream(IterableDataset[Any]):
         """Samples that all processes took before the epoch was interrupted."""
         return int(self._start[1])
 
+    @property
+    def num_samples(self) -> int:
+        """Samples of an epoch, of all processes; TypeError if the stream does not have a length."""
+        return len(self.dataset) - (len(self.dataset) % self.stride if self.drop_last else 0)
+
     def __len__(self) -> int:
         """Return the number of this process's batches; TypeError if the stream does not have a length."""
         num_whole, tail = divmod(max(0, len(self.dataset) - self.num_consumed), self.stride)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -127,10 +128,13 @@ def limit_pass(runner: IRunner) -> None:
         )
 
 
-def count_steps(runner: IRunner, accumulation_steps: int) -> int | None:
-    """Return how many optimizer steps the stage has; None if no limit and no loader's length tells.
+def count_steps(runner: IRunner, paces: Collection[int]) -> int | None:
+    """Return how many optimizer steps the stage has; None unless all its limits tell.
 
     Called before the first epoch.
+
+    Args:
+        paces: batches that the optimizers accumulate.
     """
     budget = runner._stage.budget
     loaders = (
@@ -139,30 +143,55 @@ def count_steps(runner: IRunner, accumulation_steps: int) -> int | None:
         else [loader for key, loader in runner.loaders.items() if key.startswith("train")]
     )
     lengths = [count_batches(loader) for loader in loaders]
-    limits = [budget.num_steps]
-    if None not in lengths:
-        per_epoch = sum(math.ceil((length or 0) / accumulation_steps) for length in lengths)
-        if budget.num_epochs is not None:
-            limits.append(budget.num_epochs * per_epoch)
-        if budget.num_samples is not None and len(loaders) == 1:
-            per_step = accumulation_steps * (getattr(share_of(loaders[0]), "stride", None) or 0)
-            limits.append(_steps_of_samples(budget.num_samples, loaders[0], per_epoch=per_epoch, per_step=per_step))
-    return min((limit for limit in limits if limit is not None), default=None)
+    found = [] if budget.num_steps is None else [budget.num_steps]
+    if budget.num_epochs is not None:
+        if None in lengths:
+            return None
+        found.append(budget.num_epochs * sum(_steps_in(length or 0, paces) for length in lengths))
+    if budget.num_samples is not None:
+        num_batches = _batches_of_samples(budget.num_samples, loaders[0]) if len(loaders) == 1 else None
+        if num_batches is None or not lengths[0]:
+            return None
+        epochs, rest = divmod(num_batches, lengths[0])
+        found.append(epochs * _steps_in(lengths[0], paces) + _steps_in(rest, paces))
+    return min(found)
 
 
-def _steps_of_samples(num_samples: int, loader: Any, *, per_epoch: int, per_step: int) -> int | None:
+def _steps_in(num_batches: int, paces: Collection[int]) -> int:
+    """Count the optimizer steps in so many batches, of which the last one ends a step."""
+    period = math.lcm(*paces)
+    in_period = [number for number in range(1, period + 1) if any(number % pace == 0 for pace in paces)]
+    periods, rest = divmod(num_batches, period)
+    in_rest = sum(number <= rest for number in in_period)
+    return periods * len(in_period) + in_rest + (rest > 0 and rest not in in_period)
+
+
+def _batches_of_samples(num_samples: int, loader: Any) -> int | None:
+    """Return the batch of a process in which all have so many samples; None if the sizes of batches are not known."""
     share = share_of(loader)
-    size: int | None = getattr(share, "num_samples", None)
-    if not size or not per_step:
+    if getattr(share, "continues", False):
+        loader, share = share.loader, share.share
+    stride = getattr(share, "stride", None)
+    if stride is None or getattr(share, "batch_size", None) is None:
         return None
-    size = min(size, (count_batches(loader) or 0) * share.stride)  # fewer if the loader is limited in batches
-    epochs, rest = divmod(num_samples, size)
-    return epochs * per_epoch + math.ceil(rest / per_step)
+    length = count_batches(loader)
+    if length is None and getattr(share, "endless", False):
+        return math.ceil(num_samples / stride)  # all batches are full
+    if not length or not hasattr(share, "num_samples"):
+        return None
+    # Fewer samples if the loader is limited in batches.
+    passes, rest = divmod(num_samples, min(share.num_samples, length * stride))
+    return passes * length + math.ceil(rest / stride)
 
 
 def accumulation_of(runner: IRunner) -> int:
     """Return how many batches the stage's optimizer callbacks accumulate, the fewest if they differ."""
-    return min((each.accumulation_steps for each in optimizer_callbacks(runner.callbacks)), default=1)
+    return min(paces_of(runner))
+
+
+def paces_of(runner: IRunner) -> set[int]:
+    """Return how many batches each of the stage's optimizer callbacks accumulates."""
+    return {each.accumulation_steps for each in optimizer_callbacks(runner.callbacks)} or {1}
 
 
 def _or_infinite(limit: int | None) -> float:

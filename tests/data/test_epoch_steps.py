@@ -133,6 +133,14 @@ def test_a_pass_may_be_shorter_than_an_epoch():
     assert len(list(share)) == len(share) == 5
 
 
+def test_an_epoch_that_restarts_is_not_longer_than_the_data():
+    """Its length is what schedules are told, and where accumulation ends."""
+    assert len(dl.EpochStepsLoaderWrapper("abc", 5, restart=True)) == 3
+    assert len(dl.EpochStepsLoaderWrapper("abc", 5)) == 5
+    with pytest.raises(TypeError, match="does not have a length"):
+        len(dl.EpochStepsLoaderWrapper(iter("abc"), 5, restart=True))
+
+
 def test_each_epoch_may_restart():
     """Then epoch e has the first batches of the order of epoch e."""
     data = DataLoader(range(40), 4, shuffle=True)

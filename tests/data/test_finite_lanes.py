@@ -187,6 +187,21 @@ def test_a_resume_after_a_worker_has_ended_repeats_nothing(num_workers, at):
     assert list(batches_of(second)) == whole[at:]
 
 
+def test_a_loader_that_is_a_batch_ahead_has_the_same_positions():
+    """Accumulation without a length fetches one ahead, past steps that are empty as their lanes have ended."""
+    found = []
+    for num_ahead in (0, 1):
+        [loader] = loaders_of(Numbers([3, 40, 3, 40], (1, 4)), 1, batch_size=2)
+        start_epoch(loader, 1)
+        batches, positions = batches_of(loader), []
+        for number, _ in enumerate(batches):
+            if number >= num_ahead:
+                positions.append(share_of(loader).position_after(number + 1 - num_ahead))
+        found.append(positions)
+
+    assert found[1] == found[0][:-1] and len(found[1]) > 40
+
+
 class Epochs:
     """A collate_fn that returns the epoch."""
 
