@@ -175,7 +175,7 @@ class ShardedBatchSampler(Sampler[list[int]]):
 
     def _order_of_epoch(self) -> Any:
         seed = derive_seed(self.seed, "order", self.epoch)
-        return seeded_order(self.sampler, seed, at_most=min(self._num_needed, self._stop + 1))  # one more: not the end
+        return seeded_order(self.sampler, seed, at_most=min(self._num_needed, self._stop))
 
     def _global_batches(self, num_samples: int) -> tuple[range, int]:
         """Return the first position of each global batch, and the end of the last one."""
