@@ -40,37 +40,30 @@ def topk_hits(logits: Tensor, targets: Tensor, topk: Sequence[int], *, threshold
     >>> topk_hits(logits, torch.tensor([1, 1]), (1, 2))
     [tensor(1., dtype=torch.float64), tensor(2., dtype=torch.float64)]
     """
-    is_single = logits.shape[1:] in ((), (1,))
-    if not (is_single and targets.shape == logits.shape) and (logits.ndim > 2 or targets.shape != logits.shape[:1]):
+    # float64 is exact up to 2^53 too, and a division takes one operation.
+    dtype = torch.float64 if logits.device.type in ("cpu", "cuda") else torch.int64  # MPS and some XPUs lack float64
+    if logits.shape[1:] in ((), (1,)) and targets.shape in (logits.shape, logits.shape[:1]):
+        if any(k != 1 for k in topk):
+            raise ValueError(f"topk must be 1 for one output per row, {tuple(logits.shape)}, got {tuple(topk)}")
+        is_hit = decided(logits, threshold).reshape(-1).eq(targets.reshape(-1))
+        return [is_hit.sum(dtype=dtype) for _ in topk]
+    if logits.ndim != 2 or targets.shape != logits.shape[:1]:
         raise ValueError(
             f"expected logits (N, C) and targets (N,), got {tuple(logits.shape)} and {tuple(targets.shape)}; "
             "accuracy is for one class index per row"
         )
-    if is_single:
-        return _single_hits(logits, targets, topk, threshold)
-    check_logits(logits, threshold)
+    if threshold is not None or logits.dtype is torch.bool:
+        check_logits(logits, threshold)
     num_classes = logits.shape[1]
     for k in topk:
         if not 1 <= k <= num_classes:
             raise ValueError(f"k must be in [1, {num_classes}] for {num_classes} classes, got {k}")
     # For k = 1 the first of equal scores, frequent in half precision, always wins, regardless of the other k.
-    dtype, hits = _count_dtype(logits), []
+    hits = []
     for k in topk:
         is_hit = logits.argmax(1).eq(targets) if k == 1 else logits.topk(k, dim=1).indices.eq(targets.unsqueeze(1))
         hits += [is_hit.sum(dtype=dtype)]
     return hits
-
-
-def _single_hits(outputs: Tensor, targets: Tensor, topk: Sequence[int], threshold: float | None) -> list[Tensor]:
-    if any(k != 1 for k in topk):
-        raise ValueError(f"topk must be 1 for one output per row, {tuple(outputs.shape)}, got {tuple(topk)}")
-    is_hit = decided(outputs, threshold).reshape(-1).eq(targets.reshape(-1))
-    return [is_hit.sum(dtype=_count_dtype(outputs)) for _ in topk]
-
-
-def _count_dtype(outputs: Tensor) -> torch.dtype:
-    # float64 is exact up to 2^53 too, and a division takes one operation.
-    return torch.float64 if outputs.device.type in ("cpu", "cuda") else torch.int64  # MPS and some XPUs lack float64
 
 
 def accuracy(

@@ -179,7 +179,10 @@ class SumsMetric(Metric):
             self._sums = {**sums}
             return
         for name, each in sums.items():
-            self._sums[name] = self._sums.get(name, 0) + each  # not in place: the first tensor belongs to a batch
+            # A checkpoint of another version may lack a sum.
+            self._sums[name] = (
+                self._sums[name] + each if name in self._sums else each
+            )  # not in place: the first tensor belongs to a batch
 
     @property
     def is_empty(self) -> bool:
