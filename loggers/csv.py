@@ -82,7 +82,8 @@ class CSVLogger(FolderLogger):
             ValueError: the tag cannot name a file, or the columns differ from those of earlier tables.
         """
         name = f"{tag}.csv" if scope == "loader" else f"{tag}.batch.csv"
-        if any(part.startswith(".") or not part for part in tag.split("/")) or set(tag) & set('\\:*?"<>|\0\n'):
+        is_hidden = any(part.startswith(".") or not part for part in tag.split("/"))
+        if is_hidden or tag.endswith(".batch") or set(tag) & set('\\:*?"<>|\0\n'):
             raise ValueError(f"a table's tag names a file in {self._tables_folder}, which {tag!r} cannot")
         if reserved := set(table) & set(PLACE):
             raise ValueError(f"table {tag!r}: rename columns {sorted(reserved)}, which hold the rows' place in the run")

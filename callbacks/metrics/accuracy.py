@@ -17,6 +17,8 @@ class AccuracyCallback(ObjectMetricCallback):
 
     Args:
         input_key, target_key: keys of logits (N, C) and class indices (N,) int64 in ``runner.batch``.
+        threshold: a binary classifier's scores, (N,) or (N, 1) float, above it are class 1; 0 for logits, 0.5 for
+            probabilities.
         log_on_batch: whether to put the batch's values into ``runner.batch_metrics``.
         topk, num_classes, prefix, suffix: see :class:`~runnerkit.metrics.AccuracyMetric`.
 
@@ -31,11 +33,12 @@ class AccuracyCallback(ObjectMetricCallback):
         topk: int | Iterable[int] | None = None,
         num_classes: int | None = None,
         *,
+        threshold: float | None = None,
         log_on_batch: bool = True,
         prefix: str | None = "",
         suffix: str | None = "",
     ) -> None:
-        metric = AccuracyMetric(topk, num_classes, prefix=prefix, suffix=suffix)
+        metric = AccuracyMetric(topk, num_classes, threshold=threshold, prefix=prefix, suffix=suffix)
         super().__init__(metric, log_on_batch=log_on_batch, input_key=input_key, target_key=target_key)
 
 

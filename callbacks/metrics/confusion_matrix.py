@@ -36,6 +36,8 @@ class ConfusionMatrixCallback(ObjectMetricCallback):
         num_classes: C; pass this or `class_names`.
         normalize: draw each row as fractions of its class.
         plot_params: arguments of Matplotlib's ``Figure``.
+        threshold: a binary classifier's scores, (N,) or (N, 1) float, above it are class 1; 0 for logits, 0.5 for
+            probabilities.
         log_counts: also log the C * C counts as metrics ``confusion_matrix/TRUE_as_PREDICTED``.
 
     >>> ConfusionMatrixCallback("logits", "targets", class_names=["cat", "dog"], log_counts=True).provides[1]
@@ -52,11 +54,12 @@ class ConfusionMatrixCallback(ObjectMetricCallback):
         normalize: bool = False,
         plot_params: Mapping[str, Any] | None = None,
         *,
+        threshold: float | None = None,
         log_counts: bool = False,
     ) -> None:
         check_strings(self, or_none=True, prefix=prefix)
         check_mappings(self, plot_params=plot_params)
-        metric = ConfusionMatrixMetric(num_classes, class_names, prefix=prefix)
+        metric = ConfusionMatrixMetric(num_classes, class_names, threshold=threshold, prefix=prefix)
         super().__init__(metric, log_on_batch=False, input_key=input_key, target_key=target_key)
         self.name, self.class_names = prefix or "confusion_matrix", metric.class_names
         self.normalize, self.plot_params, self.log_counts = normalize, dict(plot_params or {}), log_counts

@@ -40,6 +40,8 @@ class PrecisionRecallF1SupportCallback(_PrecisionRecallCallback):
     Args:
         input_key: key of logits (N, C, ...) in ``runner.batch``, or class indices (N, ...), which need `num_classes`.
         target_key: key of class indices (N, ...) int64 in ``runner.batch``.
+        threshold: a binary classifier's scores, (N,) or (N, 1) float, above it are class 1; 0 for logits, 0.5 for
+            probabilities.
         log_on_batch: whether to put the batch's values into ``runner.batch_metrics``.
         log_table: log the values of each class.
         num_classes, zero_division, compute_per_class_metrics, prefix, suffix: see
@@ -56,6 +58,7 @@ class PrecisionRecallF1SupportCallback(_PrecisionRecallCallback):
         num_classes: int | None = None,
         zero_division: float = 0,
         *,
+        threshold: float | None = None,
         log_on_batch: bool = True,
         log_table: bool = True,
         compute_per_class_metrics: bool = False,
@@ -65,6 +68,7 @@ class PrecisionRecallF1SupportCallback(_PrecisionRecallCallback):
         metric = PrecisionRecallF1SupportMetric(
             num_classes,
             zero_division,
+            threshold=threshold,
             compute_per_class_metrics=compute_per_class_metrics,
             prefix=prefix,
             suffix=suffix,

@@ -42,7 +42,7 @@ class LiveMetrics:
         self._totals, self._num_batches = totals, num_batches
         means = {name: mean / weight for name, (mean, weight) in self._means.items()}
         rest = {name: value for name, value in shown(runner.batch_metrics).items() if name not in means}
-        [latest] = read_metrics_at_once([{**rest, **_rates(runner)}])
+        [latest] = read_metrics_at_once([{**rest, **_rates(runner), **rest}])
         return means | latest
 
 

@@ -106,7 +106,8 @@ class LRScaleCallback(Callback):
     def on_loader_end(self, runner: IRunner) -> None:
         for key, num_steps in self.num_steps.items():
             name = f"lr_{key}" if key else "lr"
-            if runner.is_train_loader and name in runner.loader_metrics:
+            is_ours = name in runner.loader_metrics and name not in runner.batch_metrics
+            if runner.is_train_loader and is_ours:
                 step = max(0, num_steps - 1)  # of the last step
                 runner.loader_metrics[name] *= self.factor(
                     world_size=runner.engine.data_parallel.num_processes, step=step

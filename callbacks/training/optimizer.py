@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 class OptimizerCallback(IOptimizerCallback):
     """Step an optimizer on training loaders; log the learning rates of its groups, and the momentum, once per epoch.
 
+    A metric of the user named "lr" or "momentum" is logged instead of these.
+
     Without a BackwardCallback, and if `handle_batch` leaves no gradients, it also backpropagates the loss.
 
     Args:
@@ -253,14 +255,14 @@ class OptimizerCallback(IOptimizerCallback):
         self.num_pending = 0
         suffix = f"_{self.optimizer_key}" if self.optimizer_key else ""
         optimizer = as_dict(runner.optimizer)[self.optimizer_key or ""]
-        runner.loader_metrics.update(rates_of(optimizer, key=self.optimizer_key or ""))
+        own = rates_of(optimizer, key=self.optimizer_key or "")
         group = optimizer.param_groups[0]
         if "betas" in group or "momentum" in group:
-            runner.loader_metrics[f"momentum{suffix}"] = float(
-                group["betas"][0] if "betas" in group else group["momentum"]
-            )
+            own[f"momentum{suffix}"] = float(group["betas"][0] if "betas" in group else group["momentum"])
         if runner.engine.precision.skips_steps:
-            runner.loader_metrics[f"skipped_steps{suffix}"] = float(self.num_skipped)
+            own[f"skipped_steps{suffix}"] = float(self.num_skipped)
+        for name, value in own.items():
+            runner.loader_metrics.setdefault(name, value)  # a user's metric of this name is kept
 
 
 def _find_backward(first: OptimizerCallback, runner: IRunner) -> None:

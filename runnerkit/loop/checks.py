@@ -58,6 +58,11 @@ def check_loaders(loaders: Any) -> dict[str, Any]:
                 f"loader {key!r}: loggers name files after the key, and they would be outside the logdir; remove '..', "
                 "a leading '/' and NUL, as in 'valid/easy'"
             )
+        if str(key).endswith(".batch"):
+            raise ValueError(
+                f"loader {key!r}: <loader>.batch.csv is the table of training steps; give it another key, such as "
+                f"{str(key).removesuffix('.batch') + '_batch'!r}"
+            )
         if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
             raise TypeError(
                 f"loader {key!r} is a {type(loader).__name__}; expected a DataLoader or an iterable of batches"

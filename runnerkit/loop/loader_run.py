@@ -16,6 +16,7 @@ from runnerkit.steps import step_watch
 from runnerkit.steps.budget import is_over, limit_pass
 from runnerkit.steps.learning_rates import rates_of_all
 from runnerkit.steps.weights import StepSizes, sizes_of_pass, weigh_step
+from runnerkit.support.host_copy import as_number
 from runnerkit.types import Batch, as_dict, like
 
 if TYPE_CHECKING:
@@ -201,7 +202,10 @@ def finish_batch(runner: IRunner) -> None:
     is_step = runner.is_train_loader and steps.stepped_at == runner.batch_step
     if logs.wants_batch_metrics and is_step and runner.optimizer_step % runner.log_every == 0:
         logs.hand_over_steps(runner)  # earlier ones, long computed by now
-        logs.queue.put(runner.step, {**runner.batch_metrics, **rates_of_all(runner.optimizer)})
+        rates = rates_of_all(runner.optimizer)
+        logs.queue.put(
+            runner.step, {**runner.batch_metrics, **rates, **runner.batch_metrics}
+        )  # the user's "lr" is kept
 
 
 def finish_loader(runner: IRunner, key: str) -> None:
@@ -223,7 +227,7 @@ def finish_loader(runner: IRunner, key: str) -> None:
     if not runner.is_train_loader:
         for model in as_dict(runner._stage.training_model).values():
             runner.engine.training_model(model)  # evaluation is over, whatever comes next
-    runner.loader_metrics = {name: float(value) for name, value in runner.loader_metrics.items()}
+    runner.loader_metrics = {name: as_number(name, value) for name, value in runner.loader_metrics.items()}
     runner.epoch_metrics[key] = dict(runner.loader_metrics)
     runner._logs.log_metrics(runner, runner.loader_metrics)
     runner._logs.flush(runner)

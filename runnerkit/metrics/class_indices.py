@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -9,28 +11,37 @@ _FREE_TO_READ = frozenset({"cpu"})
 _LEAVE_OUT = "remove rows to ignore (ignore_index) from what the metric gets, in handle_batch"
 
 
-def class_indices(outputs: Tensor, targets: Tensor, *, num_classes: int | None) -> tuple[Tensor, Tensor, int]:
+def class_indices(
+    outputs: Tensor, targets: Tensor, *, num_classes: int | None, threshold: float | None = None
+) -> tuple[Tensor, Tensor, int]:
     """Return predicted and true class of every sample, (M,) int64 each, and the number of classes.
 
     Invalid indices become C, which is counted separately and refused by :func:`check_all_classes` when a value is read:
     an earlier check would cost a host sync, and scattering an invalid index on a GPU would end the process.
 
     Args:
-        outputs: logits (N, C, ...), or class indices with the shape of `targets`, which need `num_classes`.
+        outputs: logits (N, C, ...) of C > 1 classes, or one output per target, see :func:`decided`, with the shape of
+            `targets` or (N, 1, ...); class indices need `num_classes`.
         targets: class indices (N, ...).
         num_classes: C; None takes it from the logits.
+        threshold: a score above it is class 1.
     Raises:
         ValueError: shapes do not match. On the CPU, where a check is free, also if an index is outside [0, C).
     """
-    if outputs.ndim == targets.ndim + 1:
+    if outputs.ndim == targets.ndim + 1 and outputs.shape[1] != 1:
+        check_logits(outputs, threshold)
         num_classes, outputs = _checked_classes(outputs.shape[1], num_classes), outputs.argmax(dim=1)
+    elif outputs.ndim == targets.ndim + 1:
+        outputs = outputs.squeeze(1)
     if outputs.shape != targets.shape:
         raise ValueError(
             f"expected logits (N, C, ...) and targets (N, ...), got {tuple(outputs.shape)} and {tuple(targets.shape)}"
         )
+    if outputs.is_floating_point() or threshold is not None:
+        num_classes = _checked_classes(2, num_classes)
     if num_classes is None:
         raise ValueError("outputs are class indices, not logits: pass num_classes=")
-    outputs, targets = outputs.reshape(-1).long(), targets.reshape(-1).long()
+    outputs, targets = decided(outputs, threshold).reshape(-1), targets.reshape(-1)
     if targets.device.type in _FREE_TO_READ:
         for name, indices in (("targets", targets), ("outputs", outputs)):
             check_classes(indices, num_classes=num_classes, name=name)
@@ -38,12 +49,91 @@ def class_indices(outputs: Tensor, targets: Tensor, *, num_classes: int | None) 
     return outputs, targets, num_classes
 
 
+def decided(outputs: Tensor, threshold: float | None) -> Tensor:
+    """Return the classes of one output per target: float scores above the threshold are class 1, others are classes.
+
+    Args:
+        outputs: float scores, or class indices of another dtype.
+        threshold: required for scores, because logits and probabilities cannot be told apart.
+    Raises:
+        ValueError: there is no threshold for scores.
+    """
+    if not outputs.is_floating_point():
+        return outputs
+    if threshold is None:
+        raise ValueError(
+            f"outputs {tuple(outputs.shape)} of {outputs.dtype} are one score per target: pass threshold=0 if they are "
+            "logits, threshold=0.5 if they are probabilities; class indices need an integer dtype"
+        )
+    return is_above(outputs, threshold)
+
+
+def is_above(scores: Tensor, threshold: float | Tensor) -> Tensor:
+    """Compare with a threshold, of which half-precision scores would see only three digits."""
+    return (scores.float() if scores.dtype in (torch.bfloat16, torch.float16) else scores) > threshold
+
+
+def check_logits(logits: Tensor, threshold: float | None) -> None:
+    """Raise unless the largest of the scores of several classes, (N, C, ...), is the predicted class.
+
+    Raises:
+        ValueError: they are decisions, or there is a threshold.
+    """
+    if logits.dtype is torch.bool:
+        raise ValueError(f"outputs {tuple(logits.shape)} of torch.bool are decisions: pass logits, or class indices")
+    if threshold is not None:
+        raise ValueError(
+            f"threshold={threshold} is for one score per target, (N,) or (N, 1), got outputs {tuple(logits.shape)}: "
+            "the class with the largest of several scores is the predicted one"
+        )
+
+
+def num_outside(values: Tensor, *, of: str) -> Tensor | int:
+    """Count the values outside of [0, 1], () int64, for :func:`check_none_outside`; no host sync.
+
+    NaN is outside for targets. As outputs it is not, so that the metric becomes NaN.
+
+    Args:
+        of: "targets" or "outputs".
+    Raises:
+        ValueError: there are some on the CPU, where reading is free.
+    """
+    if values.dtype is torch.bool or not values.numel():
+        return 0
+    # Interpolated probabilities may exceed 1 by a rounding error.
+    if values.device.type in _FREE_TO_READ:
+        low, high = (float(each) for each in values.aminmax())
+        if low < -0.01 or high > 1.01 or (of == "targets" and math.isnan(low)):
+            raise ValueError(f"{of} must be in [0, 1], got {low:g} to {high:g}; {_OUTSIDE[of]}")
+        return 0
+    distance = (values - 0.5).abs()
+    return (~(distance <= 0.51) if of == "targets" else distance > 0.51).sum()
+
+
+def check_none_outside(count: Tensor | int, *, of: str) -> None:
+    """Raise if values of `of` were counted by :func:`num_outside`; this synchronizes with the device.
+
+    Raises:
+        ValueError: the count is not 0.
+    """
+    if count:
+        raise ValueError(f"{of} must be in [0, 1], got {int(count)} values outside; {_OUTSIDE[of]}")
+
+
+_OUTSIDE = {
+    "targets": "remove rows to ignore from what the metric gets, in handle_batch; one-hot encode class indices",
+    "outputs": "pass threshold=0 if they are logits, or their sigmoid",
+}
+
+
 def check_classes(indices: Tensor, *, num_classes: int, name: str = "targets") -> None:
-    """Raise if indices are outside [0, C); this synchronizes with the device.
+    """Raise if indices are fractions or outside [0, C); this synchronizes with the device.
 
     Raises:
         ValueError: some indices are invalid.
     """
+    if indices.is_floating_point() and not torch.equal(indices, indices.floor()):
+        raise ValueError(f"{name} must be class indices in [0, {num_classes}), got fractions")
     if len(indices):
         low, high = (round(each) for each in torch.stack(indices.aminmax()).tolist())
         if low < 0 or high >= num_classes:
@@ -62,7 +152,11 @@ def check_all_classes(num_outside: dict[str, Tensor], *, num_classes: int) -> No
 
 
 def _or_beyond(indices: Tensor, *, num_classes: int) -> Tensor:
-    return torch.where((indices >= 0) & (indices < num_classes), indices, num_classes)
+    whole = indices.long()
+    is_class = (whole >= 0) & (whole < num_classes)
+    if indices.is_floating_point():
+        is_class &= whole == indices
+    return torch.where(is_class, whole, num_classes)
 
 
 def count_indices(indices: Tensor, *, num_classes: int, weights: Tensor | None = None) -> Tensor:
@@ -78,7 +172,7 @@ def numbered_classes(num_classes: int) -> list[str]:
 
 def _checked_classes(found: int, expected: int | None) -> int:
     if expected is not None and found != expected:
-        raise ValueError(f"logits have {found} classes, num_classes is {expected}")
+        raise ValueError(f"outputs have {found} classes, num_classes is {expected}")
     return found
 
 
@@ -90,5 +184,6 @@ def check_multilabel(scores: Tensor, targets: Tensor) -> None:
     """
     if scores.ndim != 2 or scores.shape != targets.shape:
         raise ValueError(
-            f"expected scores (N, C) and 0/1 targets (N, C), got {tuple(scores.shape)} and {tuple(targets.shape)}"
+            f"expected scores (N, C) and 0/1 targets (N, C), got {tuple(scores.shape)} and {tuple(targets.shape)}; one "
+            "score or class index per sample is for the metrics without Multilabel in their name"
         )

@@ -7,41 +7,58 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from runnerkit.metrics.class_indices import check_multilabel
+from runnerkit.metrics.class_indices import (
+    check_logits,
+    check_multilabel,
+    check_none_outside,
+    decided,
+    is_above,
+    num_outside,
+)
 from runnerkit.metrics.metric import Sums, SumsMetric, checked_topk, ratio
 from runnerkit.support.arguments import check_integers, check_numbers
 
 __all__ = ["AccuracyMetric", "MultilabelAccuracyMetric", "accuracy", "topk_hits"]
 
 
-def topk_hits(logits: Tensor, targets: Tensor, topk: Sequence[int]) -> list[Tensor]:
+def topk_hits(logits: Tensor, targets: Tensor, topk: Sequence[int], *, threshold: float | None = None) -> list[Tensor]:
     """Count, for each k of `topk`, the rows whose target is among the k largest logits.
 
     Args:
-        logits: (N, C) float, on any device.
-        targets: (N,) int64 in [0, C).
+        logits: (N, C) float, on any device; or, for k = 1, one float score or integer class index per row, (N,) or
+            (N, 1).
+        targets: (N,) int64 in [0, C), or (N, 1) if the logits are; a row with another target is not a hit.
         topk: each in [1, C].
+        threshold: scores of shape (N,) or (N, 1) above it are class 1, others class 0; 0 for logits, 0.5 for
+            probabilities.
     Returns:
         One () count for each k, on the device of `logits`: float64 on CPUs and CUDA, else int64; no host sync.
     Raises:
-        ValueError: a k is outside [1, C], or a shape is wrong.
+        ValueError: a k is outside [1, C], a shape is wrong, or `threshold` is missing or not used.
 
     >>> logits = torch.tensor([[0.1, 0.9], [0.8, 0.2]])
     >>> topk_hits(logits, torch.tensor([1, 1]), (1, 2))
     [tensor(1., dtype=torch.float64), tensor(2., dtype=torch.float64)]
     """
+    # float64 is exact up to 2^53 too, and a division takes one operation.
+    dtype = torch.float64 if logits.device.type in ("cpu", "cuda") else torch.int64  # MPS and some XPUs lack float64
+    if logits.shape[1:] in ((), (1,)) and targets.shape in (logits.shape, logits.shape[:1]):
+        if any(k != 1 for k in topk):
+            raise ValueError(f"topk must be 1 for one output per row, {tuple(logits.shape)}, got {tuple(topk)}")
+        is_hit = decided(logits, threshold).reshape(-1).eq(targets.reshape(-1))
+        return [is_hit.sum(dtype=dtype) for _ in topk]
     if logits.ndim != 2 or targets.shape != logits.shape[:1]:
         raise ValueError(
             f"expected logits (N, C) and targets (N,), got {tuple(logits.shape)} and {tuple(targets.shape)}; "
             "accuracy is for one class index per row"
         )
+    if threshold is not None or logits.dtype is torch.bool:
+        check_logits(logits, threshold)
     num_classes = logits.shape[1]
     for k in topk:
         if not 1 <= k <= num_classes:
             raise ValueError(f"k must be in [1, {num_classes}] for {num_classes} classes, got {k}")
     # For k = 1 the first of equal scores, frequent in half precision, always wins, regardless of the other k.
-    # float64 is exact up to 2^53 too, and a division takes one operation.
-    dtype = torch.float64 if logits.device.type in ("cpu", "cuda") else torch.int64  # MPS and some XPUs lack float64
     hits = []
     for k in topk:
         is_hit = logits.argmax(1).eq(targets) if k == 1 else logits.topk(k, dim=1).indices.eq(targets.unsqueeze(1))
@@ -49,13 +66,13 @@ def topk_hits(logits: Tensor, targets: Tensor, topk: Sequence[int]) -> list[Tens
     return hits
 
 
-def accuracy(logits: Tensor, targets: Tensor, topk: Sequence[int] = (1,)) -> list[Tensor]:
+def accuracy(
+    logits: Tensor, targets: Tensor, topk: Sequence[int] = (1,), *, threshold: float | None = None
+) -> list[Tensor]:
     """Compute the fraction of rows whose target is among the k largest logits, for each k of `topk`.
 
     Args:
-        logits: (N, C) float.
-        targets: (N,) int64 in [0, C).
-        topk: each in [1, C].
+        logits, targets, topk, threshold: see :func:`topk_hits`.
     Returns:
         One () tensor in [0, 1] for each k, on the device of `logits`; float64 on CPUs and CUDA, so that its
         mean over a loader is the exact fraction of rows, without the rounding errors of float32.
@@ -63,26 +80,33 @@ def accuracy(logits: Tensor, targets: Tensor, topk: Sequence[int] = (1,)) -> lis
     >>> accuracy(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1]), topk=(1, 2))
     [tensor(0.5000, dtype=torch.float64), tensor(1., dtype=torch.float64)]
     """
-    return [hits / max(1, len(targets)) for hits in topk_hits(logits, targets, topk)]
+    return [hits / max(1, len(targets)) for hits in topk_hits(logits, targets, topk, threshold=threshold)]
 
 
 class AccuracyMetric(SumsMetric):
     """Values ``accuracy01``, ``accuracy03`` and so on, and top-1 also as ``accuracy`` if 1 is in `topk`.
 
     Each is the fraction of correct rows, from counts of hits and rows. Rows need not be samples (tokens, boxes), and
-    batches may have different numbers of them. Update with logits (N, C) and class indices (N,) int64.
+    batches may have different numbers of them. Update with logits (N, C) and class indices (N,) int64, or with one
+    output per row, (N,) or (N, 1): integer class indices, or the float scores of a binary classifier.
 
     Args:
         topk: one or several k in [1, C]; by default 1, and 3 and 5 if `num_classes` is larger.
         num_classes: C, for the default of `topk`.
+        threshold: a binary classifier's scores above it are class 1, others class 0; 0 for logits, 0.5 for
+            probabilities. Required for scores (N,) and (N, 1), and only for these.
         prefix, suffix: added to the names.
     Raises:
-        ValueError: a k exceeds the number of classes, or a batch has wrong shapes.
+        ValueError: a k exceeds the number of classes, a batch has wrong shapes, or `threshold` is missing or not used.
 
     >>> metric = AccuracyMetric(topk=(1, 2))
     >>> metric.update(torch.tensor([[0.1, 0.9, 0.0], [0.8, 0.2, 0.1]]), torch.tensor([1, 1]))
     >>> metric.compute_key_value()
     {'accuracy01': 0.5, 'accuracy02': 1.0, 'accuracy': 0.5}
+    >>> binary = AccuracyMetric(threshold=0)
+    >>> binary.update(torch.tensor([[1.5], [-0.2]]), torch.tensor([1, 1]))
+    >>> binary.compute_key_value()["accuracy"]
+    0.5
     """
 
     def __init__(
@@ -90,16 +114,20 @@ class AccuracyMetric(SumsMetric):
         topk: int | Iterable[int] | None = None,
         num_classes: int | None = None,
         *,
+        threshold: float | None = None,
         prefix: str | None = None,
         suffix: str | None = None,
     ) -> None:
         check_integers(self, or_none=True, num_classes=num_classes)
+        check_numbers(self, or_none=True, threshold=threshold)
+        self.threshold = threshold
         self.topk = _topk(self, topk, num_classes)
         self._of_topk = [f"accuracy{k:02d}" for k in self.topk]
         super().__init__(self._of_topk + ["accuracy"] * (1 in self.topk), prefix=prefix, suffix=suffix)
 
     def count(self, logits: Tensor, targets: Tensor) -> Sums:
-        sums: Sums = dict(zip(self._of_topk, topk_hits(logits.detach(), targets, self.topk), strict=True))
+        hits = topk_hits(logits.detach(), targets, self.topk, threshold=self.threshold)
+        sums: Sums = dict(zip(self._of_topk, hits, strict=True))
         sums["num"] = targets.shape[0]
         return sums
 
@@ -124,7 +152,7 @@ def _topk(owner: object, topk: int | Iterable[int] | None, num_classes: int | No
 class MultilabelAccuracyMetric(SumsMetric):
     """Value ``accuracy``: the fraction of correct decisions among all N * C pairs of sample and label.
 
-    Update with scores (N, C) and 0/1 targets (N, C).
+    Update with scores (N, C) and 0/1 targets (N, C); a target above 0.5, for example smoothed, is 1.
 
     Args:
         threshold: scores above it are positive; a number, or a (C,) tensor with one per class. Pass 0 for logits.
@@ -149,8 +177,12 @@ class MultilabelAccuracyMetric(SumsMetric):
         threshold = self.threshold
         if isinstance(threshold, Tensor):
             self.threshold = threshold = threshold.to(scores.device)  # copied once
-        right = (scores > threshold) == (targets > 0.5)
-        return {"right": right.sum(), "all": right.new_full((), right.numel(), dtype=torch.int64)}
+        right = is_above(scores, threshold) == (targets > 0.5)
+        num = right.new_full((), right.numel(), dtype=torch.int64)
+        return {"right": right.sum(), "all": num, "outside": num_outside(targets, of="targets")}
+
+    def check_total(self, sums: Sums) -> None:
+        check_none_outside(sums.get("outside", 0), of="targets")
 
     def values(self, sums: Sums) -> Sums:
         return {"accuracy": ratio(sums["right"], sums["all"], zero_division=0)}

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from runnerkit.metrics.class_indices import check_all_classes, class_indices, count_indices, numbered_classes
 from runnerkit.metrics.metric import Sums, SumsMetric
-from runnerkit.support.arguments import check_integers, check_names, check_strings
+from runnerkit.support.arguments import check_integers, check_names, check_numbers, check_strings
 
 __all__ = ["ConfusionMatrixMetric"]
 
@@ -17,11 +17,13 @@ __all__ = ["ConfusionMatrixMetric"]
 class ConfusionMatrixMetric(SumsMetric):
     """Counts of the predicted classes of each true class, by name ``confusion_matrix/TRUE_as_PREDICTED``.
 
-    Update with logits (N, C, ...) or class indices (N, ...), and targets (N, ...) int64.
+    Update with logits (N, C, ...) or class indices (N, ...), and targets (N, ...) int64; or with the scores of a binary
+    classifier, (N, ...) or (N, 1, ...) float.
 
     Args:
         num_classes: C; pass this or `class_names`.
         class_names: names of the C classes; by default ``class_00`` and so on.
+        threshold: a binary classifier's scores above it are class 1; 0 for logits, 0.5 for probabilities.
         prefix: of the names, by default ``confusion_matrix``.
 
     >>> metric = ConfusionMatrixMetric(2)
@@ -36,10 +38,12 @@ class ConfusionMatrixMetric(SumsMetric):
         num_classes: int | None = None,
         class_names: Sequence[str] | None = None,
         *,
+        threshold: float | None = None,
         prefix: str | None = None,
     ) -> None:
         check_names(self, or_none=True, class_names=class_names)
         check_integers(self, or_none=True, num_classes=num_classes)
+        check_numbers(self, or_none=True, threshold=threshold)
         check_strings(self, or_none=True, prefix=prefix)
         if class_names is None and num_classes is None:
             raise ValueError(f"{type(self).__name__}: pass class_names= or num_classes=")
@@ -48,11 +52,14 @@ class ConfusionMatrixMetric(SumsMetric):
                 f"{type(self).__name__}: class_names has {len(class_names)} entries for num_classes={num_classes}"
             )
         self.class_names = list(class_names) if class_names is not None else numbered_classes(num_classes or 0)
+        self.threshold = threshold
         pairs = [f"{true}_as_{predicted}" for true in self.class_names for predicted in self.class_names]
         super().__init__(f"{prefix or 'confusion_matrix'}/{each}" for each in pairs)
 
     def count(self, outputs: Tensor, targets: Tensor) -> Sums:
-        predicted, targets, size = class_indices(outputs, targets, num_classes=len(self.class_names))
+        predicted, targets, size = class_indices(
+            outputs, targets, num_classes=len(self.class_names), threshold=self.threshold
+        )
         size += 1  # the last row and column count invalid indices
         pairs = count_indices(targets * size + predicted, num_classes=size * size)
         return {"counts": pairs.reshape(size, size)}

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from runnerkit.metrics.first_non_finite import FirstNonFinite
 from runnerkit.metrics.reduction import Share
+from runnerkit.support.host_copy import as_number, complex_metric, is_complex
 from runnerkit.types import Metrics, Scalar, StateDict, widest_float
 
 __all__ = ["AdditiveMetric", "LoaderMeans"]
@@ -129,6 +130,7 @@ class LoaderMeans:
         values = first if len(keys) == 1 else torch.stack(_alike(tensors) if not is_alike else [*tensors.values()])
         known = self._sums.get(keys)
         if known is None:
+            _check_real(tensors)  # not in each step: a sum of real numbers refuses a complex one anyway
             known = torch.zeros(len(keys), dtype=widest_float(values.device), device=values.device), 0
         if weight is None:
             self._sums[keys] = known[0].add_(values, alpha=batch_size), known[1] + batch_size
@@ -197,14 +199,23 @@ def _scalar(key: str, value: Tensor) -> Tensor:
     return value.detach().reshape(())
 
 
+def _check_real(tensors: dict[str, Tensor]) -> None:
+    for key, value in tensors.items():
+        if is_complex(value):
+            raise complex_metric(key)
+
+
 def _alike(tensors: dict[str, Tensor]) -> list[Tensor]:
     """Move tensors to one device, an accelerator if any of them is on one, in the dtype of the sums."""
+    _check_real(tensors)
     device = next((value.device for value in tensors.values() if value.device.type != "cpu"), torch.device("cpu"))
     return [value.to(device, widest_float(device)) for value in tensors.values()]
 
 
 def _number(key: str, value: Any) -> float:
     try:
-        return float(value)
+        return as_number(key, value)
     except (TypeError, ValueError):
+        if is_complex(value):
+            raise
         raise TypeError(f"batch_metrics[{key!r}] must be a () tensor or a number, got {type(value).__name__}") from None

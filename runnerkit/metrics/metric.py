@@ -179,7 +179,10 @@ class SumsMetric(Metric):
             self._sums = {**sums}
             return
         for name, each in sums.items():
-            self._sums[name] = self._sums[name] + each  # not in place: the first tensor belongs to a batch
+            # A checkpoint of another version may lack a sum.
+            self._sums[name] = (
+                self._sums[name] + each if name in self._sums else each
+            )  # not in place: the first tensor belongs to a batch
 
     @property
     def is_empty(self) -> bool:
@@ -275,7 +278,13 @@ def named(values: Mapping[str, Any], *, prefix: str, suffix: str) -> Sums:
 
 
 def widest(value: Tensor) -> Tensor:
-    """Convert to float64 if the device supports it: an integer times a float would be float32."""
+    """Convert to float64 if the device supports it: an integer times a float would be float32.
+
+    Raises:
+        TypeError: the value is complex.
+    """
+    if value.is_complex():
+        raise TypeError(f"expected real numbers, got {value.dtype}: pass abs(), or real and imag as two columns")
     return value.to(widest_float(value.device))
 
 

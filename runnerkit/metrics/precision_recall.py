@@ -7,8 +7,11 @@ from torch import Tensor
 from runnerkit.metrics.class_indices import (
     check_all_classes,
     check_multilabel,
+    check_none_outside,
     class_indices,
     count_indices,
+    is_above,
+    num_outside,
     numbered_classes,
 )
 from runnerkit.metrics.metric import Sums, SumsMetric, ratio
@@ -24,16 +27,24 @@ _NAMES = [f"{name}/{each}" for name in ("precision", "recall", "f1") for each in
 
 
 def precision_recall_fbeta_support(
-    outputs: Tensor, targets: Tensor, beta: float = 1, *, num_classes: int | None = None, zero_division: float = 0
+    outputs: Tensor,
+    targets: Tensor,
+    beta: float = 1,
+    *,
+    num_classes: int | None = None,
+    zero_division: float = 0,
+    threshold: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Compute the values of each class, as scikit-learn's function of this name does.
 
     Args:
-        outputs: logits (N, C, ...), or class indices (N, ...), which need `num_classes`.
+        outputs: logits (N, C, ...), or class indices (N, ...), which need `num_classes`, or a binary classifier's
+            scores, (N, ...) or (N, 1, ...) float.
         targets: class indices (N, ...) int64.
         beta: weight of recall in F.
         num_classes: C; None takes it from the logits.
         zero_division: the value if a denominator is 0.
+        threshold: a binary classifier's scores above it are class 1; 0 for logits, 0.5 for probabilities.
     Returns:
         precision, recall and F, (C,) float64 each, and support, (C,) int64; no host sync on a GPU.
 
@@ -42,7 +53,7 @@ def precision_recall_fbeta_support(
     >>> precision, support
     (tensor([1., 0.], dtype=torch.float64), tensor([2, 0]))
     """
-    counts = {name: each[:-1] for name, each in _counts(outputs, targets, num_classes).items()}
+    counts = {name: each[:-1] for name, each in _counts(outputs, targets, num_classes, threshold).items()}
     parts = _parts(counts, beta=beta)
     values = [ratio(*each, zero_division=zero_division) for each in parts.values()]
     return values[0], values[1], values[2], counts["support"]
@@ -51,16 +62,18 @@ def precision_recall_fbeta_support(
 class _PrecisionRecallMetric(SumsMetric):
     def __init__(
         self,
-        num_classes: int | None = None,
-        zero_division: float = 0,
+        num_classes: int | None,
+        zero_division: float,
         *,
-        compute_per_class_metrics: bool = False,
-        prefix: str | None = None,
-        suffix: str | None = None,
+        threshold: float | None,
+        compute_per_class_metrics: bool,
+        prefix: str | None,
+        suffix: str | None,
     ) -> None:
         check_integers(self, or_none=True, num_classes=num_classes)
         check_numbers(self, zero_division=zero_division)
-        self.num_classes, self.zero_division = num_classes, zero_division
+        check_numbers(self, or_none=True, threshold=threshold)
+        self.num_classes, self.zero_division, self.threshold = num_classes, zero_division, threshold
         self.compute_per_class_metrics = compute_per_class_metrics
         super().__init__(_NAMES, prefix=prefix, suffix=suffix)
 
@@ -102,11 +115,14 @@ class PrecisionRecallF1SupportMetric(_PrecisionRecallMetric):
     """Values ``precision/_micro``, ``/_macro``, ``/_weighted``, and ``recall``, ``f1`` likewise, of a classifier.
 
     Averages are over all C classes, as in scikit-learn with ``labels=range(C)``; ``_weighted`` ones by support, the
-    number of samples of a class. Update with logits (N, C, ...) or class indices (N, ...), and targets (N, ...) int64.
+    number of samples of a class. Update with logits (N, C, ...) or class indices (N, ...), and targets (N, ...) int64;
+    or with the scores of a binary classifier, (N, ...) or (N, 1, ...) float. Its classes are 0 and 1, so scikit-learn's
+    binary values are those of class 1, such as ``f1/class_01``.
 
     Args:
         num_classes: C; None takes it from the logits.
         zero_division: the value if a denominator is 0.
+        threshold: a binary classifier's scores above it are class 1; 0 for logits, 0.5 for probabilities.
         compute_per_class_metrics: also ``f1/class_00`` and so on, and ``support/class_00``.
         prefix, suffix: added to the names.
 
@@ -117,8 +133,23 @@ class PrecisionRecallF1SupportMetric(_PrecisionRecallMetric):
     0.75
     """
 
+    def __init__(
+        self,
+        num_classes: int | None = None,
+        zero_division: float = 0,
+        *,
+        threshold: float | None = None,
+        compute_per_class_metrics: bool = False,
+        prefix: str | None = None,
+        suffix: str | None = None,
+    ) -> None:
+        super().__init__(
+            num_classes, zero_division, threshold=threshold,
+            compute_per_class_metrics=compute_per_class_metrics, prefix=prefix, suffix=suffix,
+        )  # fmt: skip
+
     def count(self, outputs: Tensor, targets: Tensor) -> Sums:
-        return _counts(outputs, targets, self.num_classes)
+        return _counts(outputs, targets, self.num_classes, self.threshold)
 
     def check_total(self, sums: Sums) -> None:
         num_outside = {"targets": sums["support"][-1], "outputs": sums["predicted"][-1]}
@@ -130,6 +161,8 @@ class PrecisionRecallF1SupportMetric(_PrecisionRecallMetric):
 
 class MultilabelPrecisionRecallF1SupportMetric(_PrecisionRecallMetric):
     """Precision, recall and F1 of scores (N, C) against 0/1 targets (N, C), by the same names.
+
+    A target above 0.5, for example smoothed, is 1.
 
     Args:
         num_classes: C, checked if given.
@@ -155,26 +188,28 @@ class MultilabelPrecisionRecallF1SupportMetric(_PrecisionRecallMetric):
         suffix: str | None = None,
     ) -> None:
         check_numbers(self, threshold=threshold)
-        self.threshold = threshold
         super().__init__(
-            num_classes,
-            zero_division,
-            compute_per_class_metrics=compute_per_class_metrics,
-            prefix=prefix,
-            suffix=suffix,
-        )
+            num_classes, zero_division, threshold=threshold,
+            compute_per_class_metrics=compute_per_class_metrics, prefix=prefix, suffix=suffix,
+        )  # fmt: skip
 
     def count(self, scores: Tensor, targets: Tensor) -> Sums:
         check_multilabel(scores, targets)
         if self.num_classes not in (None, scores.shape[1]):
             raise ValueError(f"scores have {scores.shape[1]} classes, num_classes is {self.num_classes}")
-        predicted, right = scores > self.threshold, targets > 0.5
+        assert self.threshold is not None
+        predicted, right = is_above(scores, self.threshold), targets > 0.5
         counts = {"hits": predicted & right, "predicted": predicted, "support": right}
-        return {name: each.sum(dim=0) for name, each in counts.items()}
+        return {name: each.sum(dim=0) for name, each in counts.items()} | {
+            "outside": num_outside(targets, of="targets")
+        }
+
+    def check_total(self, sums: Sums) -> None:
+        check_none_outside(sums.get("outside", 0), of="targets")
 
 
-def _counts(outputs: Tensor, targets: Tensor, num_classes: int | None) -> Sums:
-    predicted, targets, num_classes = class_indices(outputs, targets, num_classes=num_classes)
+def _counts(outputs: Tensor, targets: Tensor, num_classes: int | None, threshold: float | None) -> Sums:
+    predicted, targets, num_classes = class_indices(outputs, targets, num_classes=num_classes, threshold=threshold)
     num_bins = num_classes + 1  # the last counts invalid indices
     return {
         "hits": count_indices(targets, num_classes=num_bins, weights=predicted == targets),

@@ -23,7 +23,7 @@ def r2(outputs: Tensor, targets: Tensor) -> Tensor:
 
     Args:
         outputs: y, (N,) or (N, D) float.
-        targets: t, with as many elements.
+        targets: t, of the same shape; dimensions of 1 do not count, and (N, D) may be any shape of D elements.
     Returns:
         (), float64 if the device supports it; no host sync.
     Raises:
@@ -96,7 +96,9 @@ class R2Metric(Metric):
 
 def _sums_of(outputs: Tensor, targets: Tensor, *, shift: Tensor | None) -> Sums | None:
     """Sum targets, and their squares, after subtraction of `shift`, by default the first target; no host sync."""
-    if outputs.numel() != targets.numel() or outputs.shape[:1] != targets.shape[:1] or not targets.ndim:
+    shapes = [[size for size in each.shape[1:] if size != 1] for each in (outputs, targets)]
+    are_alike = shapes[0] == shapes[1] or min(map(len, shapes)) < 2
+    if outputs.numel() != targets.numel() or outputs.shape[:1] != targets.shape[:1] or not (targets.ndim and are_alike):
         raise ValueError(f"expected outputs and targets (N, D), got {tuple(outputs.shape)}, {tuple(targets.shape)}")
     if not len(targets):
         return None

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from runnerkit.metrics.class_indices import check_classes, numbered_classes
+from runnerkit.metrics.class_indices import check_classes, check_none_outside, num_outside, numbered_classes
 from runnerkit.metrics.metric import SamplesMetric, Sums, ratio, widest
 
 __all__ = ["AUCMetric", "auc", "roc_curve"]
@@ -22,11 +22,12 @@ def auc(scores: Tensor, targets: Tensor) -> Tensor:
 
     Args:
         scores: (N, C); (N,) or (N, 1) are scores of the second of two classes.
-        targets: 0/1 targets of as many elements, or class indices (N,) for scores (N, C) of C > 1 classes.
+        targets: 0/1 targets of as many elements, of which those above 0.5 are 1; or class indices (N,), for scores
+            (N, C) of C > 1 classes.
     Returns:
         (C,) in [0, 1], NaN for a class without both positive and negative samples; float64 if the device supports it.
     Raises:
-        ValueError: the shapes do not match, or a class index is outside [0, C).
+        ValueError: the shapes do not match, a class index is outside [0, C), or another target outside [0, 1].
 
     >>> auc(torch.tensor([0.1, 0.4, 0.35, 0.8]), torch.tensor([0, 0, 1, 1]))
     tensor([0.7500], dtype=torch.float64)
@@ -147,9 +148,10 @@ def _by_class(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     _check_shapes(scores, targets)
     if scores.ndim == 2 and scores.shape[1] > 1 and targets.ndim == 1:
         classes = torch.arange(scores.shape[1], device=targets.device)
-        check_classes(targets.long(), num_classes=len(classes))
+        check_classes(targets, num_classes=len(classes))
         is_positive = targets.unsqueeze(1) == classes
     else:
+        check_none_outside(num_outside(targets, of="targets"), of="targets")
         is_positive = targets > 0.5
     num_classes = math.prod(scores.shape[1:])  # -1 would not do for a batch without samples
     return scores.reshape(-1, num_classes), is_positive.reshape(-1, num_classes)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runnerkit.metrics.class_indices import numbered_classes
+from runnerkit.metrics.class_indices import check_none_outside, is_above, num_outside, numbered_classes
 from runnerkit.metrics.metric import Sums, SumsMetric, ratio, widest
 from runnerkit.support.arguments import check_integers, check_names, check_numbers
 
@@ -20,12 +20,14 @@ def iou(outputs: Tensor, targets: Tensor, class_dim: int = 1, threshold: float |
     """Compute hits / (hits + false alarms + misses) of each class over all its pixels.
 
     Args:
-        outputs: probabilities or masks (N, C, ...).
+        outputs: probabilities or masks (N, C, ...), or logits with a threshold of 0.
         targets: 0/1 masks of the same shape.
         class_dim: dimension of the classes.
         threshold: probabilities above it are positive; None uses the probabilities themselves (soft overlap).
     Returns:
         (C,) float64 if the device supports it; 1 for a class absent from outputs and targets; no host sync.
+    Raises:
+        ValueError: the shapes differ. On the CPU, also if targets, or outputs without a threshold, are outside [0, 1].
 
     >>> iou(torch.tensor([[1.0, 1.0, 0.0]]), torch.tensor([[1, 0, 0]]))
     tensor([1., 0., 1.], dtype=torch.float64)
@@ -99,16 +101,23 @@ class _OverlapMetric(SumsMetric, ABC):
         for name, given in (("weights", self.weights), ("class_names", self.class_names)):
             if given is not None and len(given) != outputs.shape[self.class_dim]:
                 raise ValueError(f"{name} has {len(given)} entries for {outputs.shape[self.class_dim]} classes")
+        outside = {"outside_targets": num_outside(targets, of="targets")}
         if self.threshold is not None:  # exact counts
-            outputs, targets = outputs > self.threshold, targets > 0.5
+            outputs, targets = is_above(outputs, self.threshold), targets > 0.5
             hits = outputs & targets
         else:
+            outside["outside_outputs"] = num_outside(outputs, of="outputs")
             outputs, targets = widest(outputs), widest(targets.detach())
             hits = outputs * targets
         sums = {"hits": hits, "predicted": outputs, "support": targets}
-        return {name: each.movedim(self.class_dim, 0).flatten(1).sum(dim=1) for name, each in sums.items()}
+        return outside | {name: each.movedim(self.class_dim, 0).flatten(1).sum(dim=1) for name, each in sums.items()}
+
+    def check_total(self, sums: Sums) -> None:
+        for name in ("targets", "outputs"):
+            check_none_outside(sums.get(f"outside_{name}", 0), of=name)
 
     def values(self, sums: Sums) -> Sums:
+        sums = {name: sums[name] for name in ("hits", "predicted", "support")}
         of_classes, micro = self._index(sums), self._index({name: each.sum() for name, each in sums.items()})
         macro = of_classes.mean()
         values = {self.name: macro, f"{self.name}/_macro": macro, f"{self.name}/_micro": micro}
