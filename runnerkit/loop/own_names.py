@@ -9,24 +9,24 @@ from typing import Any
 _LIBRARY = "runnerkit."
 
 
-def check_names(cls: type, runner: type) -> None:
+def check_names(cls: type, base: type) -> None:
     """Raise if a class, or a base that is not a runner, defines a name that the runner itself uses.
 
     Hooks, events and public methods may be overridden, and properties that are not final, such as `stages`.
 
     Args:
-        cls: a subclass of `runner`.
-        runner: IRunner.
+        cls: a subclass of `base`.
+        base: IRunner.
     Raises:
         TypeError: with the name.
     """
     if cls.__module__.startswith(_LIBRARY):
         return
-    data, properties, private = _names_of(runner)
-    for base in cls.__mro__[: cls.__mro__.index(runner)]:
-        if base is not cls and issubclass(base, runner):
+    data, properties, private = _names_of(base)
+    for part in cls.__mro__[: cls.__mro__.index(base)]:
+        if part is not cls and issubclass(part, base):
             continue  # checked when it was made
-        for name, value in vars(base).items():
+        for name, value in vars(part).items():
             is_plain = not hasattr(value, "__get__")  # not a method
             if name in data:
                 other = f"set it as self.{name} in __init__, or to train()" if is_plain else "choose another name"
@@ -38,11 +38,11 @@ def check_names(cls: type, runner: type) -> None:
 
 
 @cache
-def _names_of(runner: Any) -> tuple[set[str], set[str], set[str]]:
+def _names_of(base: Any) -> tuple[set[str], set[str], set[str]]:
     """Return the names of what a runner sets or computes, of properties that may be overridden, of private methods."""
-    holder: Any = type("Holder", (), {"_reset": runner._reset})()  # the class itself is abstract
-    runner.__init__(holder)
-    properties = {name: value for name, value in vars(runner).items() if isinstance(value, property)}
+    holder: Any = type("Holder", (), {"_reset": base._reset})()  # the class itself is abstract
+    base.__init__(holder)
+    properties = {name: value for name, value in vars(base).items() if isinstance(value, property)}
     computed = {name for name, value in properties.items() if getattr(value.fget, "__final__", False)}
-    private = {name for name, value in vars(runner).items() if isinstance(value, FunctionType) and name[0] == "_"}
+    private = {name for name, value in vars(base).items() if isinstance(value, FunctionType) and name[0] == "_"}
     return vars(holder).keys() | computed, properties.keys() - computed, {each for each in private if each[1] != "_"}
