@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, final
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from runnerkit.logger import ILogger, Step
 from runnerkit.loop import experiment, loader_run, media
 from runnerkit.loop.hooks import call_hook
 from runnerkit.loop.loader_run import LoaderRun
+from runnerkit.loop.own_names import check_names
 from runnerkit.loop.run_logs import RunLogs
 from runnerkit.loop.stage import Stage, open_loggers, setup_stage
 from runnerkit.passes import required_metrics
@@ -78,6 +79,10 @@ class IRunner(IListener):
         resume_options: "checkpoint", or "arguments" to resume with the learning rate, other optimizer options and
             schedule that are passed.
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        check_names(cls, IRunner)
 
     def __init__(self, model: Model | None = None, engine: IEngine | None = None) -> None:
         self._given_engine = engine
@@ -391,32 +396,38 @@ class IRunner(IListener):
         return {}
 
     @property
+    @final
     def step(self) -> Step:
         """The current position of the run, for loggers."""
         return Step(stage=self.stage_key, loader=self.loader_key, epoch=self.epoch_step, batch=self.batch_step)
 
     @property
+    @final
     def num_steps(self) -> int | None:
         """Optimizer steps of the current stage, known before its scheduler is made."""
         self._stage.has_told_steps = True
         return self._stage.num_steps
 
     @property
+    @final
     def is_resumed(self) -> bool:
         """True if the run continues with the contents of its logdir."""
         return self._resume_point.is_used
 
     @property
+    @final
     def global_epoch_step(self) -> int:
         """Same as `epoch_step`."""
         return self.epoch_step
 
     @property
+    @final
     def global_batch_step(self) -> int:
         """Same as `batch_step`."""
         return self.batch_step
 
     @property
+    @final
     def global_sample_step(self) -> int:
         """Same as `sample_step`."""
         return self.sample_step

@@ -259,11 +259,9 @@ class Runner(IRunner):
             check_makers(self._given.optimizer, self._given.scheduler)
         if loaders is not None:
             checks.check_callbacks(self._given.callbacks, checks.check_loaders(loaders))
-            if self._given.optimizer is not None and not any(key.startswith("train") for key in loaders):
-                raise ValueError(
-                    f"the loaders are {sorted(loaders)}, but only loaders whose key starts with 'train' are trained "
-                    "on; to evaluate, call evaluate_loader or omit the optimizer"
-                )
+            trains_nothing = checks.check_trains(loaders, has_optimizer=self._given.optimizer is not None)
+            if trains_nothing is not None:
+                raise ValueError(trains_nothing)
             if valid_loader is not None:
                 checks.check_loader_key(valid_loader, loaders, reader="valid_loader")
 

@@ -508,3 +508,49 @@ def test_a_criterion_that_sums_over_the_batch_is_warned_about(caplog, reduction,
     runner.evaluate_loader(loader(8, 4), criterion=nn.CrossEntropyLoss(reduction=reduction), cpu=True)
 
     assert caplog.text.count("CrossEntropyLoss(reduction='sum') sums over the batch") == num_warnings
+
+
+class Hooks(dl.IRunner):
+    """A runner that returns loaders of the keys that it is given, and an optimizer if it is told to."""
+
+    def __init__(self, *keys, optimizes=True, stage="train"):
+        super().__init__(mlp(), dl.CPUEngine())
+        self.keys, self.optimizes, self.stage = keys, optimizes, stage
+
+    @property
+    def stages(self):
+        return [self.stage]
+
+    def get_loaders(self, stage):
+        return {key: loader(8, 4) for key in self.keys}
+
+    def get_optimizer(self, stage, model):
+        return sgd(model) if self.optimizes else None
+
+    def handle_batch(self, batch):
+        self.batch_metrics["loss"] = nn.functional.cross_entropy(self.model(batch[0]), batch[1])
+
+
+@pytest.mark.parametrize("key", ["fit", "Fit", "Train", "TRAIN", "Training", "trian", "Train/a", "tain"])
+@pytest.mark.parametrize("optimizes", [True, False])
+def test_a_loader_that_was_meant_to_be_trained_on_is_refused(key, optimizes):
+    """Only keys that start with "train" are trained on; without an error such a run would only evaluate."""
+    with pytest.raises(ValueError, match=rf"only loaders whose key starts with 'train'.*'train' for '{key}'"):
+        Hooks(key, "valid", optimizes=optimizes).run()
+
+
+@pytest.mark.parametrize(
+    ("runner", "num_warnings"),
+    [
+        (Hooks("data", "valid"), 1),
+        (Hooks("valid"), 1),
+        (Hooks("brain", "treatment", "test", optimizes=False), 0),
+        (Hooks("train", "Train", "fit"), 0),
+        (Hooks("fit", stage="infer"), 0),
+    ],
+)
+def test_a_run_with_an_optimizer_that_trains_on_no_loader_says_so(caplog, runner, num_warnings):
+    runner.run()
+
+    assert caplog.text.count("trains nothing: the loaders are") == num_warnings
+    assert not num_warnings or "starts with 'train'" in caplog.text

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from runnerkit import dl
 from runnerkit.loop.batch_size import batch_size_of
-from tests.tiny import classification, mlp
+from tests.tiny import NUM_FEATURES, classification, mlp, quiet, sgd
 
 FEATURES = torch.zeros(4, 2)
 Pair = namedtuple("Pair", ["features", "targets"])
@@ -144,3 +144,64 @@ def test_without_a_batch_size_the_parts_of_a_batch_tell(caplog, batch, is_doubtf
     Brightness(lambda batch: [torch.ones(1)]).evaluate_loader([batch, batch])
 
     assert ("its parts have the lengths" in caplog.text) is is_doubtful
+
+
+GRAPHS = [torch.full((num_nodes, NUM_FEATURES), float(value)) for num_nodes, value in ((9, 1), (1, 0), (1, 0), (1, 0))]
+
+
+def as_graphs(graphs):
+    """Return the nodes of several graphs, the graph of each node, and the number of graphs."""
+    owners = torch.cat([torch.full((len(each),), place) for place, each in enumerate(graphs)])
+    return {"nodes": torch.cat(graphs), "owners": owners, "num_graphs": len(graphs)}
+
+
+class OfGraphs(dl.Runner):
+    """Runner on graphs of different sizes, whose `self.batch` becomes its outputs, one row for each graph."""
+
+    counts = False
+
+    def handle_batch(self, batch):
+        if self.counts:
+            self.batch_size = batch["num_graphs"]
+        sums = torch.zeros(batch["num_graphs"], NUM_FEATURES).index_add(0, batch["owners"], batch["nodes"])
+        means = sums / torch.bincount(batch["owners"])[:, None]
+        self.batch = {"logits": self.model(means), "graphs": means}
+        self.batch_metrics["loss"] = self.batch["logits"].square().mean()
+        self.batch_metrics["value"] = means.mean()
+
+    def get_callbacks(self, stage):
+        steps = {} if self.optimizer is None else {"b": dl.BackwardCallback(), "o": dl.OptimizerCallback()}
+        return {**steps, **super().get_callbacks(stage)}
+
+
+class Counting(OfGraphs):
+    counts = True
+
+
+def test_a_batch_that_handle_batch_replaces_is_counted_as_it_came(caplog):
+    """The nodes are counted, and a warning says so, although `self.batch` has a row for each graph afterwards."""
+    batches = DataLoader(GRAPHS, batch_size=2, collate_fn=as_graphs)
+
+    wrong = OfGraphs(mlp(), dl.CPUEngine()).evaluate_loader(batches)
+    [line] = caplog.messages
+    caplog.clear()
+    right = Counting(mlp(), dl.CPUEngine()).evaluate_loader(batches)
+
+    assert "counts as 10 samples" in line and "self.batch_size" in line and "number of graphs" in line
+    assert wrong["value"] == pytest.approx(0.5 * 10 / 12)
+    assert right["value"] == pytest.approx(1 / 4) and caplog.messages == []
+
+
+@pytest.mark.slow  # starts processes
+@pytest.mark.parametrize(("kind", "num_warnings"), [(OfGraphs, 1), (Counting, 0)])
+def test_graphs_on_two_processes_are_warned_about_once(kind, num_warnings, capfd):
+    """Not as samples that a collate_fn has dropped, nor in each epoch on each rank."""
+    model = mlp()
+    kind().train(
+        model=model, optimizer=sgd(model), engine=dl.DistributedDataParallelEngine(2, device="cpu"), num_epochs=2,
+        loaders={"train": DataLoader(GRAPHS * 2, batch_size=2, collate_fn=as_graphs)}, **quiet(),
+    )  # fmt: skip
+
+    shown = capfd.readouterr().err
+    assert shown.count("counts as") == num_warnings
+    assert "collate_fn" not in shown

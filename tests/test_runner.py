@@ -916,13 +916,13 @@ class Dispatches(dl.Runner):
 
     def __init__(self):
         super().__init__()
-        self.steps = {"train": self.step, "valid": self.step}
+        self.steps = {"train": self.compute, "valid": self.compute}
         self.lock = threading.Lock()
 
     def __getstate__(self):
         return {name: value for name, value in vars(self).items() if name != "lock"}
 
-    def step(self, batch):
+    def compute(self, batch):
         features, targets = batch
         self.batch_metrics["loss"] = self.criterion(self.model(features), targets)
 

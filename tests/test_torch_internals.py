@@ -78,6 +78,7 @@ def test_names_that_torch_gives_are_those_of_its_objects():
     for outer in (ChainedScheduler(schedulers), SequentialLR(optimizer, schedulers, milestones=[1])):
         assert internals.inner_schedulers(outer) == schedulers
         assert len(outer.state_dict()[internals.INNER_SCHEDULERS]) == 2
+    assert internals.last_milestone(SequentialLR(optimizer, schedulers, milestones=[3])) == 3
 
 
 def test_attributes_that_torch_sets_on_an_optimizer_are_known():

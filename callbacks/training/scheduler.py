@@ -10,6 +10,7 @@ import torch
 from torch.optim import Optimizer, lr_scheduler
 
 from runnerkit.callback import CallbackOrder, ICheckpointCallback, ISchedulerCallback, innermost, last_training_loader
+from runnerkit.callbacks.training.parts.schedule_length import check_length
 from runnerkit.errors import UnknownKeyError
 from runnerkit.support.arguments import check_strings
 from runnerkit.types import as_dict, widest_float
@@ -39,7 +40,7 @@ class SchedulerCallback(ISchedulerCallback):
             checkpoint, else the loss of "valid", of the only evaluation loader, or of "train" if there is none.
     Raises:
         ValueError: the scheduler waits for larger values, and the metric is better if smaller, or the reverse; several
-            evaluation loaders, and none of them is "valid".
+            evaluation loaders, and none of them is "valid"; the run takes more steps than a OneCycleLR has.
 
     >>> SchedulerCallback(mode="batch").mode
     'batch'
@@ -83,6 +84,9 @@ class SchedulerCallback(ISchedulerCallback):
         self._follow(schedulers[self.scheduler_key or ""])
         if self._wants_of(self._after) == "metrics":
             self._choose_metric(runner)  # raises before training
+        found = runner._resume_point.found
+        if found is None or found.is_restored:  # else the checkpoint's schedule continues
+            check_length(self._scheduler, runner, is_per_step=self._steps_per_batch)
 
     def _choose_metric(self, runner: IRunner) -> tuple[str, str]:
         if self.loader_key is not None and self.metric_key is not None:

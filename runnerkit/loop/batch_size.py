@@ -51,23 +51,25 @@ def check(runner: IRunner) -> None:
 
     A size set by `handle_batch` is not checked.
     """
-    key, size = runner.loader_key, runner.batch_size
-    if key in runner._stage.checked_batch_sizes or not runner.engine.is_main_process:
+    run, key, size = runner._loader_run, runner.loader_key, runner.batch_size
+    batch, run.first_batch = run.first_batch, None
+    if key in runner._stage.checked_batch_sizes:
         return
     runner._stage.checked_batch_sizes.add(key)
-    if size != batch_size_of(runner.batch):
+    if size != batch_size_of(batch):
         return
-    expected = getattr(runner.loader, "batch_size", None)
-    if isinstance(expected, int) and (runner.loader_batch_len or 0) > 1:  # a single batch may be short
+    expected, reason = getattr(runner.loader, "batch_size", None), _disagreement(batch, size)
+    if isinstance(expected, int) and (size > expected or (runner.loader_batch_len or 0) > 1):  # one batch may be short
+        if size > expected or (size < expected and reason):  # otherwise collate_fn may have dropped samples
+            runner._stage.miscounted.add(key)
+            run.steps.own_size = None
         reason = f"the loader's batch_size is {expected}" if size != expected else ""
-    else:
-        reason = _disagreement(runner.batch, size)
-    if reason:
+    if reason and runner.engine.is_main_process:
         logger.warning(
-            "loader %r: its first batch counts as %d samples, the length of its first tensor, but %s. Metrics are "
-            "averaged over batches by this number: set self.batch_size in handle_batch to the number of samples, for "
-            "example to len(images) for a list of images, or to tokens.shape[1] for tensors (time, batch)",
-            key, size, reason,
+            "loader %r: its first batch counts as %d samples, the length of its first tensor, but %s. Metrics and "
+            "accumulated gradients are weighted by this number: set self.batch_size in handle_batch to the number of "
+            "samples, for example to len(images) for a list of images, to tokens.shape[1] for tensors (time, batch) or "
+            "to the number of graphs", key, size, reason,
         )  # fmt: skip
 
 

@@ -77,6 +77,26 @@ def check_loaders(loaders: Any) -> dict[str, Any]:
     return dict(loaders)
 
 
+def check_trains(loaders: Iterable[str], *, has_optimizer: bool, stage: str = "train") -> str | None:
+    """Return a warning if a run with an optimizer trains on no loader, otherwise None.
+
+    Raises:
+        ValueError: none is trained on, and a key looks as if it was meant to be.
+    """
+    keys = sorted(loaders)
+    if stage.startswith("infer") or any(key.startswith("train") for key in keys):
+        return None
+    found = f"the loaders are {keys}, but only loaders whose key starts with 'train' are trained on"
+    for key in keys:
+        name = key.lower()
+        is_near = name.startswith("t") and get_close_matches(name[:5], ["train"], n=1, cutoff=0.8)
+        if is_near or name in ("fit", "learn"):
+            raise ValueError(f"{found}: did you mean 'train' for {key!r}? (a stage 'infer' evaluates on any key)")
+    if not has_optimizer:
+        return None
+    return f"{found}; to evaluate, call evaluate_loader or omit the optimizer"
+
+
 def check_samplers(runner: IRunner, loaders: Mapping[str, Any]) -> None:
     """Raise if a sampler was made for a longer data set than its loader's; warn if it was made for a shorter one.
 
@@ -253,6 +273,17 @@ def check_not_empty(runner: IRunner, *, num_samples: int | None = None) -> None:
     if num_samples == 0 or (needs_batch and runner.loader_batch_step == 0):
         why = _why_empty(runner.loader, num_processes=num_processes)
         raise ValueError(f"loader {runner.loader_key!r} gave no batch: {why}")
+
+
+def warn_of_length(runner: IRunner, length: int | None) -> None:
+    """Warn, once per loader, that a training loader gave another number of batches than its length."""
+    known = runner._stage.misstated_lengths
+    if runner.loader_key not in known and runner.engine.is_main_process:
+        logger.warning(
+            "loader %r gave %d batches, but its length is %s: correct the __len__ of its data set, from which "
+            "schedules are told the number of steps, or remove it", runner.loader_key, runner.loader_batch_step, length,
+        )  # fmt: skip
+    known.add(runner.loader_key)
 
 
 def check_scheduler(scheduler: Any, optimizer: Any) -> None:

@@ -11,7 +11,7 @@ from runnerkit.loop.attributes import LoaderAttributes, ProcessState
 from runnerkit.loop.loader_metrics import check_losses, new_means, reduce_metrics
 from runnerkit.metrics.means import LoaderMeans
 from runnerkit.resume import resume_point
-from runnerkit.sampling.sharding import batches_of, count_batches, start_epoch
+from runnerkit.sampling.sharding import batches_of, count_batches, is_length_sure, start_epoch
 from runnerkit.steps import step_watch
 from runnerkit.steps.budget import is_over, limit_pass
 from runnerkit.steps.learning_rates import rates_of_all
@@ -36,6 +36,7 @@ class LoaderRun(ProcessState):
         num_processes: among which the loader's data is divided.
         steps: the samples of each process in a training step.
         validated_at: `batch_step` of the last evaluation within a training loader.
+        first_batch: of the pass, as the loader gave it, until its number of samples was checked.
         weightless: metrics of the last pass that are NaN because no batch weighs anything.
     """
 
@@ -46,6 +47,7 @@ class LoaderRun(ProcessState):
         self.num_processes = 1
         self.steps = StepSizes()
         self.validated_at = -1
+        self.first_batch: Batch = None
         self.weightless: frozenset[str] = frozenset()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -137,24 +139,36 @@ def batches(runner: IRunner) -> Iterator[Batch]:
     try:
         if runner.engine.num_processes > 1:
             iterator = checks.compare_streams(runner, iterator)
-        if runner._loader_run.steps.accumulate and runner.loader_batch_len is None:
-            iterator = _with_its_end_known(runner, iterator)
+        length, accumulates = runner.loader_batch_len, runner._loader_run.steps.accumulate
+        is_doubtful = length is not None and runner.is_train_loader and not is_length_sure(runner.loader)
+        if is_doubtful or (length is None and accumulates):
+            iterator = _with_its_end_known(runner, iterator, looks_ahead=accumulates)
         for batch in iterator:
             yield runner.engine.to_device(batch)
+        if is_doubtful and length != runner.loader_batch_step:
+            checks.warn_of_length(runner, length)
     except Exception:
         runner.loader_batch_step, runner.batch = runner.loader_batch_step + 1, None  # the missing one
         raise
 
 
-def _with_its_end_known(runner: IRunner, batches: Iterator[Batch]) -> Iterator[Batch]:
-    """Fetch one batch ahead, so that the length of the loader is known when its last batch begins."""
+def _with_its_end_known(runner: IRunner, batches: Iterator[Batch], *, looks_ahead: bool) -> Iterator[Batch]:
+    """Let the loader's length be right when its last batch begins, whatever the loader says.
+
+    Args:
+        looks_ahead: fetch each batch ahead; otherwise only those at the end that the loader claims, and beyond.
+    """
     batch = next(batches, _END)
     while batch is not _END:
-        following = next(batches, _END)
+        number, length = runner.loader_batch_step + 1, runner.loader_batch_len
+        is_ahead = looks_ahead or (length is not None and number >= length)
+        following = next(batches, _END) if is_ahead else None
         if following is _END:
-            runner.loader_batch_len = runner.loader_batch_step + 1
+            runner.loader_batch_len = number
+        elif length is not None and number >= length:
+            runner.loader_batch_len, looks_ahead = None, True  # there are more
         yield batch
-        batch = following
+        batch = following if is_ahead else next(batches, _END)
 
 
 def start_batch(runner: IRunner, batch: Batch) -> None:
@@ -163,6 +177,8 @@ def start_batch(runner: IRunner, batch: Batch) -> None:
     runner.batch, runner.batch_size, runner.batch_weight, runner.batch_metrics = batch, size, None, {}
     runner.loader_batch_step += 1
     run, steps = runner._loader_run, runner._loader_run.steps
+    if runner.loader_batch_step == 1:
+        run.first_batch = batch
     num_samples = steps.num_samples or size * run.num_processes
     if runner.loader_batch_step >= steps.first_uneven:
         weigh_step(runner, steps, number=runner.loader_batch_step - 1 - run.num_skipped)
@@ -180,6 +196,7 @@ def finish_batch(runner: IRunner) -> None:
     if runner.loader_batch_step == 1:
         batch_size.check(runner)
         checks.check_order_is_used(runner)
+        _check_weight(runner)
     run = runner._loader_run
     steps = run.steps
     if runner.is_train_loader and not steps.has_steppers:
@@ -203,9 +220,15 @@ def finish_batch(runner: IRunner) -> None:
     if logs.wants_batch_metrics and is_step and runner.optimizer_step % runner.log_every == 0:
         logs.hand_over_steps(runner)  # earlier ones, long computed by now
         rates = rates_of_all(runner.optimizer)
-        logs.queue.put(
-            runner.step, {**runner.batch_metrics, **rates, **runner.batch_metrics}
-        )  # the user's "lr" is kept
+        logs.queue.put(runner.step, {**runner.batch_metrics, **rates, **runner.batch_metrics})  # the user's "lr" stays
+
+
+def _check_weight(runner: IRunner) -> None:
+    steps, is_weighted = runner._loader_run.steps, runner.batch_weight is not None
+    if runner.is_train_loader and steps.matter and not is_weighted and runner.criterion is not None:
+        from runnerkit.steps import normalized_losses  # late, as few runs need it
+
+        normalized_losses.check(runner)
 
 
 def finish_loader(runner: IRunner, key: str) -> None:

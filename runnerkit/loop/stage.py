@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Self
@@ -33,6 +34,8 @@ from runnerkit.types import as_dict, like
 
 if TYPE_CHECKING:
     from runnerkit.callback import IRunner
+
+logger = logging.getLogger(__name__)
 
 
 _SAVED_IN = ("on_step_end", "on_epoch_end")  # after everyone else: a checkpoint holds what they did
@@ -93,6 +96,9 @@ class Stage(ProcessState):
         has_told_steps: whether somebody asked for that number.
         weight_units: of the batches' weights.
         checked_batch_sizes, compared_streams: keys of loaders whose first batch was checked.
+        has_checked_criterion: whether a warning was due that batches need other weights than their samples.
+        miscounted: keys of loaders of which a warning said that a batch counts other samples than they gave.
+        misstated_lengths: keys of loaders that gave other numbers of batches than their lengths.
     """
 
     def __init__(self, given_hooks: Any = None) -> None:
@@ -111,6 +117,9 @@ class Stage(ProcessState):
         self.weight_units = WeightUnits()
         self.checked_batch_sizes: set[str] = set()
         self.compared_streams: set[str] = set()
+        self.miscounted: set[str] = set()
+        self.misstated_lengths: set[str] = set()
+        self.has_checked_criterion = False
 
     def hooks_of(self, runner: IRunner) -> Any:
         """Return the object whose hooks make the components.
@@ -148,9 +157,10 @@ def setup_stage(runner: IRunner, stage: str) -> bool:
     runner.stage_epoch_step = runner.stage_batch_step = runner.stage_optimizer_step = runner.stage_sample_step = 0
     runner.need_early_stop = False
     runner._stage.weight_units = WeightUnits()
-    runner._stage.has_told_steps = False
+    runner._stage.has_told_steps = runner._stage.has_checked_criterion = False
     _make_loaders(runner, stage)
     _make_model(runner, stage)
+    _check_trains(runner, stage)
     runner.callbacks = dict(call_hook(runner._stage.hooks_of(runner).get_callbacks, stage=stage))
     checks.check_callbacks(runner.callbacks, runner.loaders)
     _recount_steps(runner)
@@ -186,6 +196,14 @@ def _make_loaders(runner: IRunner, stage: str) -> None:
     }
     checks.check_shares(runner)
     runner._stage.num_steps = count_steps(runner, {runner.accumulation_steps})
+
+
+def _check_trains(runner: IRunner, stage: str) -> None:
+    if runner._stage.given_hooks is not None:
+        return  # an evaluation
+    words = checks.check_trains(runner.loaders, has_optimizer=runner.optimizer is not None, stage=stage)
+    if words is not None and runner.engine.is_main_process:
+        logger.warning("stage %r trains nothing: %s", stage, words)
 
 
 def _recount_steps(runner: IRunner) -> None:

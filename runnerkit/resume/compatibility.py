@@ -19,6 +19,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 from runnerkit.checkpoints.weights import listed
+from runnerkit.sampling.orders import check_order, order_of
+from runnerkit.sampling.sharding import share_of
 from runnerkit.steps.budget import is_epoch_left
 from runnerkit.support.plain_values import flat, plain
 from runnerkit.support.redaction import redacted
@@ -78,6 +80,26 @@ def check_loader(runner: IRunner, within: StateDict | None, source: str) -> None
             f"{source} was saved within loader {within['key']!r}; the run has the loaders {sorted(runner.loaders)}: "
             "name it as before, or resume from the end of an epoch"
         )
+
+
+def check_orders(runner: IRunner, state: StateDict, source: str) -> None:
+    """Raise if a loader would continue in the middle of another order than that of the interrupted pass.
+
+    Raises:
+        ValueError: with both lengths and orders.
+    """
+    within = state["within"]
+    if within is not None:
+        check_order(within["key"], within.get("order"), order_of(share_of(runner.loaders[within["key"]])), source)
+    for key, position in state.get("streams", {}).items():
+        share, saved = share_of(runner.loaders.get(key)), state.get("stream_orders", {}).get(key)
+        now = order_of(share)
+        if not getattr(share, "continues", False) or position["pass"] == 0 or saved is None or now is None:
+            continue  # absent before 0.2
+        if isinstance(position["within"], int) and position["within"] >= saved["length"]:
+            position["within"] = now["length"]  # the end of the pass, in the new order
+        else:
+            check_order(key, saved, now, source)
 
 
 def check_model_keys(saved: Mapping[str, Any], models: Mapping[str, Any], source: str) -> None:

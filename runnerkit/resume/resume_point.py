@@ -177,6 +177,7 @@ def restore(runner: IRunner) -> None:
         return
     state = snapshot.state
     compatibility.check_loader(runner, state["within"], snapshot.source)
+    compatibility.check_orders(runner, state, snapshot.source)
     passed = compatibility.settings_of(runner)
     if "shards" in state:
         # Every rank must enter: rank zero broadcasts the place, and each reads what it needs.

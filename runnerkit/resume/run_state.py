@@ -19,6 +19,7 @@ from runnerkit.checkpoints.trainable import completed, frozen_parameters, hash_o
 from runnerkit.checkpoints.weights import read_weights, weights_in
 from runnerkit.loop.attributes import Progress
 from runnerkit.resume import compatibility, matching
+from runnerkit.sampling.orders import order_of
 from runnerkit.sampling.sharding import share_of
 from runnerkit.seeding.generators import rng_state
 from runnerkit.types import StateDict, as_dict
@@ -115,6 +116,7 @@ def state_of(runner: IRunner) -> StateDict:
         "stopped_by": stoppers(runner),
         "within": _position(runner) if runner.is_within_loader else None,
         "streams": _streams(runner),
+        "stream_orders": {key: order_of(share_of(loader)) for key, loader in runner.loaders.items()},
         "modes": {key: each.state_dict() for key, each in runner._stage.training_modes.items()},
         "criterion_state_dict": _states(runner.criterion),
         "optimizer_state_dict": {
@@ -205,6 +207,7 @@ def _position(runner: IRunner) -> StateDict:
     share, num_skipped = share_of(runner.loader), runner._loader_run.num_skipped
     return {
         "key": runner.loader_key,
+        "order": order_of(share),
         "position": _joined(runner, share, share.position_after(runner.loader_batch_step - num_skipped)),
         "loader_batch_step": runner.loader_batch_step,
         "loader_sample_step": runner.loader_sample_step,

@@ -8,6 +8,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from runnerkit.sampling.loader_worker import WorkerStart
+from runnerkit.support.torch_internals import forget_length
 
 
 def with_feed(shard: DataLoader[Any], share: Any, **replaced: Any) -> DataLoader[Any]:
@@ -17,6 +18,7 @@ def with_feed(shard: DataLoader[Any], share: Any, **replaced: Any) -> DataLoader
     feed = copy.copy(shard)
     vars(feed).update(replaced)
     feed._iterator = shard._iterator = None  # persistent workers belong to one loader
+    forget_length(feed)
     feed.worker_init_fn = WorkerStart(shard.worker_init_fn)
     vars(shard).update(_feed=feed, _share=share)
     return shard

@@ -17,6 +17,7 @@ from runnerkit.sampling.loader_worker import naming_the_dead
 from runnerkit.sampling.sampler import Places, ShardedBatches, ShardedBatchSampler, set_epoch
 from runnerkit.sampling.seeded_dataset import SeededDataset, is_seeded
 from runnerkit.seeding.generators import derive_seed
+from runnerkit.support.torch_internals import length_of
 
 logger = logging.getLogger(__name__)
 
@@ -230,6 +231,17 @@ def start_epoch(loader: Any, epoch: int) -> None:
 def count_batches(loader: Any) -> int | None:
     """Return the length of `loader`, or None if it has none (a DataLoader over a stream only seems to have one)."""
     try:
-        return len(feed_of(loader))
+        return length_of(feed_of(loader))
     except TypeError:
         return None
+
+
+def is_length_sure(loader: Any) -> bool:
+    """Return whether a loader that has a length yields so many batches; a stream or a custom loader may not."""
+    while getattr(loader, "wraps_loader", False):
+        if getattr(share_of(loader), "continues", False):
+            return True  # with epoch_steps
+        loader = loader.origin
+    if isinstance(loader, DataLoader):
+        return not isinstance(loader.dataset, IterableDataset)
+    return isinstance(loader, list | tuple) or hasattr(share_of(loader), "sampler")

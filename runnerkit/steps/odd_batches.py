@@ -16,15 +16,22 @@ if TYPE_CHECKING:
 
 
 def warn_of_dropped_samples(runner: IRunner, steps: StepSizes) -> None:
-    """Warn once in a pass that a batch has other samples than its loader gave, which other processes do not know."""
-    if runner.batch_weight is not None:
+    """Warn once in a stage that a batch has other samples than its loader gave, which other processes do not know."""
+    if runner.batch_weight is not None or steps.own_size is None:
         return
-    logging.getLogger(__name__).warning(
-        "loader %r: batch %d counts as %d samples, but the loader gave rank %d %d samples, by which gradients weight "
-        "the processes. If collate_fn drops samples, set self.batch_weight = self.batch_size in handle_batch",
-        runner.loader_key, runner.loader_batch_step, runner.batch_size, runner.engine.rank, steps.own_size,
-    )  # fmt: skip
+    is_miscounted = runner.batch_size > steps.own_size  # probably on all ranks
+    if is_miscounted:
+        advice = "Set self.batch_size in handle_batch to the number of samples"
+    else:
+        advice = "If collate_fn drops samples, set self.batch_weight = self.batch_size in handle_batch"
+    if runner.engine.is_main_process or not is_miscounted:
+        logging.getLogger(__name__).warning(
+            "loader %r: batch %d counts as %d samples, but the loader gave rank %d %d samples, by which gradients "
+            "weight the processes. %s",
+            runner.loader_key, runner.loader_batch_step, runner.batch_size, runner.engine.rank, steps.own_size, advice,
+        )  # fmt: skip
     steps.own_size = None
+    runner._stage.miscounted.add(runner.loader_key)
 
 
 def begin_idle_step(runner: IRunner, steps: StepSizes) -> None:

@@ -96,7 +96,8 @@ def sizes_of_pass(runner: IRunner, *, num_before: int) -> StepSizes:
         return steps
     if _full_size(runner) is not None:
         steps.num_samples = share.stride
-        if ranks.num_processes > 1 and runner.loss_reduction == "mean" and runner.is_train_loader:
+        is_mean = runner.loss_reduction == "mean" and runner.is_train_loader
+        if ranks.num_processes > 1 and is_mean and runner.loader_key not in runner._stage.miscounted:
             steps.own_size = share.batch_size
     if hasattr(share, "first_uneven"):
         steps.first_uneven = num_before + share.first_uneven() + 1

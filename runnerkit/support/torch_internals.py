@@ -11,7 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.optim.lr_scheduler import SequentialLR
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data._utils.pin_memory import pin_memory
@@ -55,6 +57,26 @@ def inner_schedulers(scheduler: Any) -> list[Any]:
     []
     """
     return list(getattr(scheduler, INNER_SCHEDULERS, ()))
+
+
+def length_of(loader: Any) -> int:
+    """Return ``len(loader)``; torch's DataLoader would otherwise warn in each batch beyond the length of a stream."""
+    before = getattr(loader, "_IterableDataset_len_called", None)
+    length = len(loader)
+    if isinstance(loader, DataLoader):
+        loader._IterableDataset_len_called = before
+    return length
+
+
+def forget_length(loader: DataLoader[Any]) -> None:
+    """Let a loader forget that the user asked for its length, so that it does not warn in each batch beyond it."""
+    loader._IterableDataset_len_called = None
+
+
+def last_milestone(scheduler: SequentialLR) -> int:
+    """Return the step at which the last scheduler inside a SequentialLR begins."""
+    milestones: list[int] = scheduler._milestones
+    return milestones[-1]
 
 
 def is_set_by_torch(name: str) -> bool:

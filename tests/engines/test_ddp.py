@@ -413,6 +413,22 @@ def test_find_unused_parameters_is_reachable():
     assert torch.equal(weights(model.unused), weights(mlp()))
 
 
+def test_unused_parameters_are_named_with_the_argument_that_allows_them():
+    """torch's message has their numbers only, and no argument of `train`."""
+    model = TwoHeads()
+    model.used.requires_grad_(False)[0].weight.requires_grad_(True)  # numbers count trained parameters only
+
+    with pytest.raises(Exception, match="finished reduction") as raised:
+        dl.SupervisedRunner().train(
+            model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), loaders={"train": loader(64, 4)},
+            engine=dl.DistributedDataParallelEngine(2, device="cpu"), **quiet(),
+        )  # fmt: skip
+
+    notes = "".join(raised.value.__notes__)
+    assert "the parameters unused.0.weight, unused.0.bias, unused.3.weight, unused.3.bias:" in notes
+    assert "engine=dl.DistributedDataParallelEngine(find_unused_parameters=True)" in notes
+
+
 def _outlive_groups(num_groups):
     """Wrap a model, destroy the group, then release the wrapper, as when a traceback keeps it alive."""
     signal.alarm(60)  # ends the process wherever it hangs

@@ -1,0 +1,107 @@
+"""A stream or a custom loader whose ``__len__`` is wrong: its true end counts."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from runnerkit import dl
+from tests.tiny import classification, mlp, quiet, sgd, train_by_hand, weights
+
+NUM_SAMPLES, BATCH = 46, 3  # 16 batches: 8 steps of two
+
+
+class Claims(IterableDataset):
+    """A stream that claims to have `length` samples."""
+
+    def __init__(self, length):
+        self.length, self.samples = length, classification(NUM_SAMPLES)
+
+    def __len__(self):
+        return self.length
+
+    def __iter__(self):
+        return iter(self.samples)
+
+
+class Custom:
+    """A loader that is not a DataLoader, and claims to have `length` samples."""
+
+    def __init__(self, length):
+        self.length, self.batches = length, list(DataLoader(classification(NUM_SAMPLES), BATCH))
+
+    def __len__(self):
+        return -(-self.length // BATCH)
+
+    def __iter__(self):
+        return iter(self.batches)
+
+
+def stream(length, **kwargs):
+    return DataLoader(Claims(length), BATCH, **kwargs)
+
+
+def prefetched(length):
+    return dl.BatchPrefetchLoaderWrapper(stream(length))
+
+
+def train(batches, **kwargs):
+    model = mlp()
+    runner = dl.SupervisedRunner().train(
+        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), loaders={"train": batches},
+        **{"cpu": True, **quiet(), **kwargs},
+    )  # fmt: skip
+    return runner, weights(model)
+
+
+@pytest.mark.parametrize("make", [stream, prefetched, Custom])
+@pytest.mark.parametrize("length", [28, 46, 61])
+@pytest.mark.parametrize("accumulate", [1, 2, 3])
+def test_all_batches_are_trained_on_and_the_last_ones_are_a_step(make, length, accumulate, caplog, recwarn):
+    """One warning, of the loader, says that the length is wrong; torch's named a class of ours once in each batch."""
+    runner, found = train(make(length), accumulation_steps=accumulate, num_epochs=2)
+
+    model = mlp()
+    samples = classification(NUM_SAMPLES)
+    step = BATCH * accumulate
+    steps = [samples[start : start + step] for start in range(0, NUM_SAMPLES, step)]
+    train_by_hand(model, sgd(model), steps, num_epochs=2)
+    torch.testing.assert_close(found, weights(model), rtol=0, atol=1e-6)
+    assert runner.optimizer_step == 2 * len(steps) and runner.batch_step == 32
+    assert len(recwarn) == 0
+    is_wrong = length != NUM_SAMPLES
+    assert caplog.text.count("loader 'train' gave 16 batches, but its length is") == is_wrong == len(caplog.messages)
+
+
+def test_the_length_that_the_user_asked_for_is_not_warned_about_in_each_batch(recwarn):
+    batches = stream(28)
+    len(batches)
+
+    train(batches)
+
+    assert len(recwarn) == 0
+
+
+def test_a_limit_at_the_claimed_end_is_within_the_epoch(tmp_path):
+    """A run that stops there continues with the rest of the epoch."""
+    train(stream(28), num_steps=10, num_epochs=2, logdir=tmp_path)
+
+    runner, found = train(stream(28), num_epochs=2, logdir=tmp_path, resume="auto")
+
+    _, expected = train(stream(NUM_SAMPLES), num_epochs=2)
+    assert runner.batch_step == 32
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.slow  # starts processes
+@pytest.mark.parametrize("length", [28, 61])
+def test_processes_take_the_steps_of_a_stream_with_a_wrong_length(length, capfd):
+    _, found = train(
+        stream(length), accumulation_steps=3, cpu=False, engine=dl.DistributedDataParallelEngine(2, device="cpu")
+    )
+
+    model = mlp()
+    samples = classification(NUM_SAMPLES)
+    train_by_hand(model, sgd(model), [samples[start : start + 18] for start in range(0, NUM_SAMPLES, 18)])
+    torch.testing.assert_close(found, weights(model), rtol=0, atol=1e-6)
+    assert capfd.readouterr().err.count("loader 'train' gave 8 batches") == 1

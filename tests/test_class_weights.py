@@ -1,0 +1,130 @@
+"""Criteria that divide by class weights, or by the targets that are not ignored: exact with a batch weight."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from runnerkit import dl
+from tests.tiny import classification, loader, mlp, quiet, sgd, weights
+
+CLASS_WEIGHTS = torch.tensor([1.0, 4.0, 0.25], dtype=torch.float64)
+EXACT = {"rtol": 0, "atol": 1e-12}
+
+
+def data(*, ignored=None):
+    """Return samples of which every fourth has the target that is ignored, if one is."""
+    features, targets = classification(46).tensors
+    targets[::2], targets[3::4] = 0, 2  # no batch of two has only targets of class 1
+    if ignored is not None:
+        targets[1::4] = ignored
+    return TensorDataset(features.double(), targets)
+
+
+class Weighted(dl.SupervisedRunner):
+    """The recipe of docs/data.md: a batch weighs what its loss was divided by."""
+
+    def handle_batch(self, batch):
+        super().handle_batch(batch)
+        targets = batch["targets"]
+        targets = targets[targets != self.criterion.ignore_index]
+        weight = self.criterion.weight
+        self.batch_weight = len(targets) if weight is None else weight[targets].sum()
+
+
+def train(runner, samples, criterion, *, num_processes=1, batch_size=4, **kwargs):
+    model = mlp().double()
+    engine = dl.DistributedDataParallelEngine(num_processes, device="cpu") if num_processes > 1 else dl.CPUEngine()
+    runner.train(
+        model=model, criterion=criterion, optimizer=sgd(model), loaders={"train": DataLoader(samples, batch_size)},
+        engine=engine, **{**quiet(), **kwargs},
+    )  # fmt: skip
+    return weights(model), runner.epoch_metrics["train"]["loss"]
+
+
+def by_hand(samples, criterion, *, step_size):
+    """Train with a hand-written loop over the global batches; return the weights and the mean of all losses."""
+    model = mlp().double()
+    optimizer, total, count = sgd(model), 0.0, 0.0
+    for start in range(0, len(samples), step_size):
+        features, targets = samples[start : start + step_size]
+        optimizer.zero_grad()
+        loss = criterion(model(features), targets)
+        loss.backward()
+        optimizer.step()
+        kept = targets[targets != criterion.ignore_index]
+        share = float(len(kept) if criterion.weight is None else criterion.weight[kept].sum())
+        total, count = total + loss.item() * share, count + share
+    return weights(model), total / count
+
+
+CRITERIA = {
+    "class weights": (nn.CrossEntropyLoss(weight=CLASS_WEIGHTS), None),
+    "smoothed": (nn.CrossEntropyLoss(weight=CLASS_WEIGHTS, label_smoothing=0.1), None),
+    "ignored targets": (nn.CrossEntropyLoss(), -100),
+    "both": (nn.CrossEntropyLoss(weight=CLASS_WEIGHTS, ignore_index=1), None),
+}
+SPLITS = [
+    {"accumulation_steps": 3},
+    pytest.param({"num_processes": 2, "batch_size": 6}, marks=pytest.mark.slow),  # starts processes
+    pytest.param({"num_processes": 2, "batch_size": 2, "accumulation_steps": 3}, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("name", CRITERIA)
+def test_a_batch_weight_makes_such_losses_exact(name, split):
+    """Steps and the logged loss are those of the global batch, also where the last step is short."""
+    criterion, ignored = CRITERIA[name]
+    samples = data(ignored=ignored)
+
+    found, loss = train(Weighted(), samples, criterion, **split)
+
+    expected, mean = by_hand(samples, criterion, step_size=12)
+    torch.testing.assert_close(found, expected, **EXACT)
+    assert loss == pytest.approx(mean, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("criterion", "settings", "words"),
+    [
+        (nn.CrossEntropyLoss(weight=CLASS_WEIGHTS), {"accumulation_steps": 2}, "CrossEntropyLoss(weight=...)"),
+        ({"a": nn.CrossEntropyLoss(ignore_index=2)}, {"accumulation_steps": 2}, "CrossEntropyLoss(ignore_index=2)"),
+        (nn.CrossEntropyLoss(), {"accumulation_steps": 2, "ignored": -100}, "CrossEntropyLoss(ignore_index=-100)"),
+        (nn.CrossEntropyLoss(), {"accumulation_steps": 2}, None),
+        (nn.CrossEntropyLoss(weight=CLASS_WEIGHTS), {}, None),
+        (nn.CrossEntropyLoss(weight=CLASS_WEIGHTS, reduction="sum"),
+         {"accumulation_steps": 2, "loss_reduction": "sum"}, None),
+        (nn.MultiMarginLoss(weight=CLASS_WEIGHTS), {"accumulation_steps": 2}, None),  # divides by the samples
+    ],
+)  # fmt: skip
+def test_such_losses_are_warned_about_where_the_weight_matters(criterion, settings, words, caplog):
+    """Once in a run, with what to set; not if a step is one batch of one process."""
+    settings = {"num_epochs": 2, **settings}
+    callbacks = [dl.CriterionCallback("logits", "targets", criterion_key="a")] if isinstance(criterion, dict) else []
+
+    train(
+        dl.SupervisedRunner(), data(ignored=settings.pop("ignored", None)), criterion, callbacks=callbacks, **settings
+    )
+
+    assert [each for each in caplog.messages if "batch_weight" in each] == caplog.messages
+    assert len(caplog.messages) == (words is not None)
+    assert words is None or (words in caplog.text and "docs/data.md" in caplog.text)
+
+
+def test_a_batch_weight_ends_the_warning(caplog):
+    train(Weighted(), data(), nn.CrossEntropyLoss(weight=CLASS_WEIGHTS), accumulation_steps=2)
+
+    assert caplog.messages == []
+
+
+@pytest.mark.slow  # starts processes
+def test_two_processes_warn_once(capfd):
+    model = mlp()
+
+    dl.SupervisedRunner().train(
+        model=model, criterion=nn.CrossEntropyLoss(weight=CLASS_WEIGHTS.float()), optimizer=sgd(model),
+        loaders={"train": loader(16, 4)}, engine=dl.DistributedDataParallelEngine(2, device="cpu"), **quiet(),
+    )  # fmt: skip
+
+    assert capfd.readouterr().err.count("CrossEntropyLoss(weight=...)") == 1
