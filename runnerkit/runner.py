@@ -67,7 +67,7 @@ class IRunner(IListener):
             pass over the data.
         accumulation_steps: batches whose gradients an OptimizerCallback without a number of its own averages into a
             step.
-        gradient_clip: largest norm of a step's gradients, for an OptimizerCallback without clipping of its own.
+        gradient_clip: largest norm of all gradients of a step, for OptimizerCallbacks without clipping of their own.
         log_every: number of optimizer steps between logs of batch metrics, for loggers that take them.
         non_finite: "raise" ends a loader with an error if a value of `batch_metrics` was NaN or infinite, and names the
             first batch, rank and key; "keep" ignores it.
