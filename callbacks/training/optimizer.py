@@ -8,15 +8,15 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from runnerkit import callbacks  # for BackwardCallback, whose module imports this one: it is found when first used
 from runnerkit.callback import CallbackOrder, IBackwardCallback, IOptimizerCallback, innermost
 from runnerkit.callbacks.training.parts.gradients import ClipFn, check_clip, make_clip
 from runnerkit.errors import UnknownKeyError
+from runnerkit.steps.learning import gradients_of
 from runnerkit.steps.learning_rates import rates_of
-from runnerkit.steps.weights import WeightUnits, total_share
+from runnerkit.steps.weights import WeightUnits, divisor_of, total_share
 from runnerkit.support.arguments import check_integers, check_numbers, check_strings
 from runnerkit.support.torch_internals import divide_each_, local
 from runnerkit.types import StateDict, as_dict
@@ -261,9 +261,7 @@ class OptimizerCallback(IOptimizerCallback):
         else:
             total = (self._mean_share or total_share(runner, self._asked))()
             self._mean_share = None
-        if isinstance(total, Tensor) and total.device.type != "cpu":  # without waiting for it
-            return torch.where(total == 0, 1.0, total).float()
-        return float(total) or 1.0  # no batch weighs anything: its gradients are zero
+        return divisor_of(total)
 
     def state_dict(self) -> StateDict:
         units = {"size_unit": self._units.size, "weight_unit": self._units.weight}
@@ -280,8 +278,8 @@ class OptimizerCallback(IOptimizerCallback):
         # The loader ended at an unexpected batch. Gradients that were not communicated are dropped, even with a single
         # process, so that all engines behave the same.
         if self.num_pending and not self._may_be_silent:
-            for each in self._partners:
-                each._steps_now = each.num_pending > 0
+            for partner in self._partners:
+                partner._steps_now = partner.num_pending > 0
             self._step(runner)
         self.num_pending = 0
         suffix = f"_{self.optimizer_key}" if self.optimizer_key else ""
@@ -325,8 +323,3 @@ def _find_backward(first: OptimizerCallback, runner: IRunner) -> None:
     for backward in first._backward:
         backward.on_stage_start(runner)
         backward.on_loader_start(runner)
-
-
-def gradients_of(optimizer: Any) -> list[Tensor]:
-    """Return the gradients of an optimizer's parameters."""
-    return [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]

@@ -21,6 +21,7 @@ from runnerkit.loop import checks
 from runnerkit.loop.attributes import ProcessState
 from runnerkit.loop.hooks import call_hook
 from runnerkit.loop.loader_run import is_training
+from runnerkit.models.evaluation_weights import EvaluationWeights
 from runnerkit.models.modes import TrainingModes
 from runnerkit.resume import resume_point
 from runnerkit.seeding.generators import derive_seed, set_global_seed
@@ -75,6 +76,7 @@ class Stage(ProcessState):
             evaluation.
         training_model: the model as the engine prepared it, or several by key; None outside a stage.
         training_modes: of each model, by key; empty if nothing trains.
+        evaluation_weights: of optimizers that evaluate with others than they train.
         autocast: the engine's context for the forward pass.
         listeners: methods that act on events.
         known_callbacks: callbacks of this stage and of earlier ones that act in this process.
@@ -90,6 +92,7 @@ class Stage(ProcessState):
         self.given_hooks = given_hooks
         self.training_model: Any = None
         self.training_modes: dict[str, TrainingModes] = {}
+        self.evaluation_weights = EvaluationWeights()
         self.autocast: AbstractContextManager[Any] = nullcontext()
         self.listeners = Listeners()
         self.known_callbacks: list[ICallback] = []
@@ -185,12 +188,13 @@ def _recount_steps(runner: IRunner) -> None:
         ValueError: they take other steps than the scheduler was made for.
     """
     steppers = optimizer_callbacks(runner.callbacks)
-    knobs = {"gradient_clip": runner.gradient_clip is not None, "accumulation_steps": runner.accumulation_steps > 1}
+    clips = runner.gradient_clip is not None and not runner.steps_itself  # learn() clips
+    knobs = {"gradient_clip": clips, "accumulation_steps": runner.accumulation_steps > 1}
     unused = [name for name, is_set in knobs.items() if is_set]
     if unused and not steppers and any(is_training(runner, key) for key in runner.loaders):
         raise ValueError(
             f"{unused[0]} acts on an OptimizerCallback, and the run has none: add OptimizerCallback and "
-            "BackwardCallback, or do it in handle_batch"
+            "BackwardCallback, or do it in handle_batch; learn() takes gradient_clip, with steps_itself = True"
         )
     for each in steppers:
         own = each.own_accumulation_steps
@@ -231,6 +235,7 @@ def _make_model(runner: IRunner, stage: str) -> None:
     _bind_schedulers(runner, {id(each): optimizers[key] for key, each in bare.items()})
     for optimizer in optimizers.values():
         engine.precision.watch(optimizer)
+    runner._stage.evaluation_weights = EvaluationWeights(optimizers.values())
     trains = any(is_training(runner, key) for key in runner.loaders)
     runner._stage.training_modes = {
         key: TrainingModes(each, engine.trained_module(each)) for key, each in models.items() if trains
@@ -264,6 +269,7 @@ def leave_stage(runner: IRunner) -> None:
     if runner._stage.training_model is None:
         return
     trained, runner._stage.training_model = runner._stage.training_model, None
+    runner._stage.evaluation_weights = EvaluationWeights()
     runner._stage.training_modes = {}  # they hold the wrapped models, and these the process group
     if runner.exception is not None:  # no collectives after a failure
         runner.model = like(trained, {key: runner.engine.unwrap(each) for key, each in as_dict(trained).items()})

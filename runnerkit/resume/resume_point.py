@@ -304,7 +304,8 @@ def logged_step(runner: IRunner) -> Step | None:
     if snapshot.within is None:
         return snapshot.step
     # If they ran within the epoch, at this step, the evaluation loaders had ended.
-    is_validated = runner.valid_every_steps is not None and runner.optimizer_step % runner.valid_every_steps == 0
+    every = runner.valid_every_steps
+    is_validated = every is not None and runner.optimizer_step % every < runner.steps_per_batch
     return replace(snapshot.step, unended=frozenset([snapshot.step.loader] if is_validated else runner.loaders))
 
 

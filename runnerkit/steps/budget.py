@@ -124,14 +124,19 @@ def count_steps(runner: IRunner, accumulation_steps: int) -> int | None:
         else [loader for key, loader in runner.loaders.items() if key.startswith("train")]
     )
     lengths = [count_batches(loader) for loader in loaders]
-    limits = [budget.num_steps]
+    # The stage ends after the batch that reaches the limit.
+    whole = None if budget.num_steps is None else math.ceil(budget.num_steps / runner.steps_per_batch)
+    limits = [None if whole is None else whole * runner.steps_per_batch]
     if None not in lengths:
-        per_epoch = sum(math.ceil((length or 0) / accumulation_steps) for length in lengths)
+        per_epoch = sum(math.ceil((length or 0) / accumulation_steps) for length in lengths) * runner.steps_per_batch
         if budget.num_epochs is not None:
             limits.append(budget.num_epochs * per_epoch)
         if budget.num_samples is not None and len(loaders) == 1:
             per_step = accumulation_steps * (getattr(share_of(loaders[0]), "stride", None) or 0)
-            limits.append(_steps_of_samples(budget.num_samples, loaders[0], per_epoch=per_epoch, per_step=per_step))
+            steps = _steps_of_samples(
+                budget.num_samples, loaders[0], per_epoch=per_epoch // runner.steps_per_batch, per_step=per_step
+            )
+            limits.append(None if steps is None else steps * runner.steps_per_batch)
     return min((limit for limit in limits if limit is not None), default=None)
 
 
