@@ -26,6 +26,7 @@ from runnerkit.loop.stop_signals import TIME_IS_UP, StopRequests, heeded, stoppe
 from runnerkit.models.finite import non_finite_part
 from runnerkit.resume import run_state
 from runnerkit.steps.budget import ends_within_epoch, is_epoch_left
+from runnerkit.steps.learning import is_due
 from runnerkit.storage import claims
 from runnerkit.storage.atomic_file import check_folder
 from runnerkit.storage.remote.urls import local_path, shown
@@ -240,7 +241,7 @@ class CheckpointCallback(ICheckpointCallback):
             self._stop.ask(TIME_IS_UP)
 
     def _is_time(self, runner: IRunner) -> bool:
-        if self.every_steps is not None and runner.optimizer_step % self.every_steps == 0:
+        if self.every_steps is not None and is_due(runner, self.every_steps):
             return True
         if self.every_minutes is None or runner.batch_step % _CLOCK_STEPS:
             return False

@@ -371,10 +371,14 @@ class IEngine(ABC):
         """Wait until `optimizer`'s gradients are averaged over processes and may be read; every rank must call."""
         self.precision.collect(optimizer)
 
-    def clip_gradients(self, optimizer: Optimizer, clip: Callable[[list[Tensor]], Any]) -> None:
-        """Unscale the gradients of `optimizer` and call `clip` with its parameters."""
+    def unscale(self, optimizer: Optimizer) -> None:
+        """Average the gradients of `optimizer` over processes and unscale them, to be read; every rank must call."""
         self.synchronize(optimizer)
         self.precision.unscale(optimizer)
+
+    def clip_gradients(self, optimizer: Optimizer, clip: Callable[[list[Tensor]], Any]) -> None:
+        """Unscale the gradients of `optimizer` and call `clip` with its parameters."""
+        self.unscale(optimizer)
         parameters = self.precision.parameters(optimizer)
         with self.joint_gradients(parameters):
             clip(parameters)

@@ -135,11 +135,14 @@ class AMP(Precision):
         self._unscaled: dict[int, Optimizer] = {}  # by id, optimizers whose gradients are unscaled
         self._update_is_due = False
         self._holds_scaled_gradients = self._is_stepping = False
+        self._watched: list[Optimizer] = []
+        self._versions: list[int] | None = None  # of their weights, at a backward pass in `handle_batch`
         self._undo = ExitStack()  # undoes the changes of :meth:`watch` to optimizers
 
     def setup(self, device: torch.device) -> None:
         self._unscaled.clear()
         self._update_is_due = self._holds_scaled_gradients = False
+        self._versions = None
         self._device_type = device.type
         # Not stored in `dtype`: a later setup may use another type of device.
         self._compute_dtype = self.dtype or (torch.bfloat16 if computes_bf16(device) else torch.float16)
@@ -156,6 +159,8 @@ class AMP(Precision):
             if all(parameter.grad is None for parameter in self.parameters(each)):  # reset without a step
                 del self._unscaled[id(each)]
                 self._update_is_due = True
+        if self._versions is not None:
+            self._refuse_scaled_climb()
         self._update_scale()
         self._holds_scaled_gradients = self._scaler is not None
         scaled = loss if self._scaler is None else self._scaler.scale(loss)
@@ -163,6 +168,21 @@ class AMP(Precision):
         # In `handle_batch` autocast is on; an operation's backward uses the dtype of its forward anyway.
         with torch.autocast(self._device_type, enabled=False):
             scaled.backward()
+        torch.clear_autocast_cache()  # a forward pass after it, within the region, may be of weights changed in place
+        if self._scaler is not None and torch.is_autocast_enabled(self._device_type):
+            self._versions = self._versions_now()
+
+    def _versions_now(self) -> list[int]:
+        return [each._version for optimizer in self._watched for each in self.parameters(optimizer)]
+
+    def _refuse_scaled_climb(self) -> None:
+        """Raise if weights moved since the last backward pass, without a step, and its gradients are gone."""
+        has_moved, self._versions = self._versions != self._versions_now(), None
+        if has_moved and all(each.grad is None for one in self._watched for each in self.parameters(one)):
+            raise RuntimeError(
+                "weights were changed after self.engine.backward(loss), whose gradients are scaled for float16: call "
+                "self.engine.unscale(optimizer) before you read them"
+            )
 
     def watch(self, optimizer: Optimizer) -> None:
         # An autocast region, here `handle_batch`, casts weights once: without clearing its cache, a forward pass after
@@ -170,6 +190,8 @@ class AMP(Precision):
         self._undo.callback(optimizer.register_step_post_hook(lambda *_: torch.clear_autocast_cache()).remove)
         if self._scaler is None:
             return
+        self._watched.append(optimizer)
+        self._undo.callback(self._watched.clear)
         self._undo.callback(optimizer.register_step_pre_hook(self._refuse_scaled_step).remove)
         if getattr(optimizer, SKIPS_ITSELF, False):  # a skipped step could not be detected
             setattr(optimizer, SKIPS_ITSELF, False)
@@ -188,6 +210,7 @@ class AMP(Precision):
             )
 
     def unscale(self, optimizer: Optimizer) -> None:
+        self._versions = None
         if self._scaler is not None and id(optimizer) not in self._unscaled:
             self._scaler.unscale_(optimizer)
             self._unscaled[id(optimizer)] = optimizer
@@ -206,6 +229,7 @@ class AMP(Precision):
             self._is_stepping = False
             hook.remove()
         self._unscaled.pop(id(optimizer), None)
+        self._versions = None
         self._update_is_due = True
         return bool(stepped)
 

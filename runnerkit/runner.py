@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, Self, final
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from runnerkit.callback import ICallback, IListener
 from runnerkit.checkpoints.weights import load_weights
@@ -26,6 +27,7 @@ from runnerkit.resume import resume_point
 from runnerkit.resume.overrides import Source
 from runnerkit.resume.resume_point import ResumePoint
 from runnerkit.seeding.generators import keep_rng
+from runnerkit.steps import learning
 from runnerkit.steps.budget import Budget, is_evaluated_next, is_over
 from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler, StateDict
 
@@ -51,7 +53,10 @@ class IRunner(IListener):
         epoch_step, batch_step, sample_step: current epoch (1, 2, ...), training batches (per process) and training
             samples (of all processes) so far; `global_*` are the same numbers, `stage_*` and `loader_*` count within
             stage or loader.
-        optimizer_step: optimizer steps so far: batches, or groups of accumulated batches.
+        optimizer_step: optimizer steps so far: batches, groups of accumulated batches, or steps of :meth:`learn`.
+        steps_itself: True in a class whose `handle_batch` makes the steps: SupervisedRunner then adds neither a
+            BackwardCallback nor an OptimizerCallback.
+        steps_per_batch: steps that :meth:`learn` makes in each batch, by which `num_steps` counts.
         num_steps: optimizer steps of the stage, for schedules; None if one of its limits does not tell (docs/loop.md).
         stage_epoch_len: epochs of the stage; None if unknown.
         batch, batch_size: the batch on the device, and its number of samples, which weights its metrics. The default is
@@ -68,7 +73,7 @@ class IRunner(IListener):
             pass over the data.
         accumulation_steps: batches whose gradients an OptimizerCallback without a number of its own averages into a
             step.
-        gradient_clip: largest norm of a step's gradients, for an OptimizerCallback without clipping of its own.
+        gradient_clip: largest norm of all gradients of a step, for OptimizerCallbacks without clipping of their own.
         log_every: number of optimizer steps between logs of batch metrics, for loggers that take them.
         non_finite: "raise" ends a loader with an error if a value of `batch_metrics` was NaN or infinite, and names the
             first batch, rank and key; "keep" ignores it.
@@ -142,6 +147,8 @@ class IRunner(IListener):
     # engine was set up there; properties may be read anywhere. They may leave `stage` out, or take it last.
 
     _num_epochs: int | None = 1  # a subclass may set it before __init__
+    steps_itself = False
+    steps_per_batch = 1
 
     @property
     def device(self) -> torch.device:
@@ -215,6 +222,27 @@ class IRunner(IListener):
     @abstractmethod
     def handle_batch(self, batch: Batch) -> None:
         """Run the model on `batch`; fill `self.batch_metrics`, and `self.batch` with what callbacks read."""
+
+    def learn(
+        self,
+        loss: Tensor,
+        *,
+        optimizer: str | Optimizer | None = None,
+        clip: float | Callable[[list[Tensor]], Any] | None = None,
+    ) -> None:
+        """Make an optimizer step on `loss`, in `handle_batch`: reset gradients, backpropagate, clip, step, count.
+
+        The gradients are those of the global batch, weighted by samples or `batch_weight`, which is set before. In
+        evaluation loaders it does nothing. A loss that is NaN raises in the first batch of a pass, a later one at its
+        end.
+
+        Args:
+            loss: a () tensor.
+            optimizer: the one that steps, or its key; may be left out if the runner has one.
+            clip: largest norm of the gradients, or a function of the list of parameters that is called before the step;
+                None is `gradient_clip`.
+        """
+        learning.learn(self, loss, optimizer=optimizer, clip=clip)
 
     def load(
         self,
@@ -328,6 +356,7 @@ class IRunner(IListener):
         open_loggers(self)
         while resume_point.is_epoch_left(self) and not self.need_early_stop:
             self._run_epoch()
+        self._stage.evaluation_weights.end()
         self._emit("on_stage_end")
 
     def _run_epoch(self) -> None:
@@ -373,7 +402,7 @@ class IRunner(IListener):
         if self._loader_run.steps.stepped_at != self.batch_step:
             return  # gradients accumulate
         every = self.valid_every_steps
-        if every is not None and self.optimizer_step % every == 0 and not is_evaluated_next(self):
+        if every is not None and learning.is_due(self, every) and not is_evaluated_next(self):
             self._run_validation()
         for listener in self._stage.listeners["on_step_end"]:
             listener(self)

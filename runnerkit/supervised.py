@@ -88,7 +88,7 @@ class SupervisedRunner(Runner):
         callbacks = super().get_callbacks(stage)
         if self.criterion is not None and not holds(callbacks, ICriterionCallback):
             callbacks["_criterion"] = CriterionCallback(*self._criterion_keys(), metric_key=self.loss_key)
-        if self.optimizer is not None:
+        if self.optimizer is not None and not self.steps_itself:
             if not holds(callbacks, IBackwardCallback):
                 callbacks["_backward"] = BackwardCallback(self.loss_key)
             if not holds(callbacks, IOptimizerCallback):

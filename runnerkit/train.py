@@ -134,7 +134,7 @@ class Runner(IRunner):
                 what was done.
             max_hours: save a checkpoint and exit with code 75 after this many hours of this process; needs `logdir`.
             accumulation_steps: batches whose gradients are averaged into one optimizer step.
-            gradient_clip: largest norm of the gradients of a step.
+            gradient_clip: largest norm of the gradients of a step, those of all optimizers together.
             epoch_steps: training batches per process in an epoch, which continues where the previous one ended; None is
                 a pass over the data. See EpochStepsLoaderWrapper.
             loss_reduction: whether a loss is the "mean" over its batch or the "sum": processes and accumulated batches

@@ -68,7 +68,7 @@ def test_a_run_in_which_nobody_steps_is_told_so_once(caplog, finish, callbacks):
     assert record.getMessage().startswith(
         "optimizer SGD did not step in the first pass over loader 'train' (4 batches), so nothing was trained: "
         "put the loss, a tensor, into self.batch_metrics['loss'] and pass callbacks=[BackwardCallback('loss'), "
-        "OptimizerCallback('loss')], or call self.engine.backward(loss) and self.engine.step(self.optimizer)"
+        "OptimizerCallback('loss')], or call self.learn(loss) in handle_batch"
     )
     assert torch.equal(weights(model), before)
     assert not _global_optimizer_post_hooks

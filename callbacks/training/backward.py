@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from runnerkit.callback import CallbackOrder, IBackwardCallback, innermost
 from runnerkit.callbacks.training.optimizer import OptimizerCallback
 from runnerkit.callbacks.training.parts.gradients import ClipFn, check_clip, gradient_norm, make_clip
 from runnerkit.errors import UnknownKeyError
-from runnerkit.loop.loader_metrics import check_loss
+from runnerkit.loop.loader_metrics import check_mean
+from runnerkit.steps.learning import check_loss
 from runnerkit.steps.weights import StepSizes, WeightUnits, weigh_batch
 from runnerkit.support.arguments import check_strings
 from runnerkit.types import as_dict
@@ -119,18 +119,12 @@ class BackwardCallback(IBackwardCallback):
 
     def _check(self, loss: Any, runner: IRunner) -> None:
         # Only in the first batch of each pass; a later bad loss shows in the loader's mean.
-        where = f"batch {runner.loader_batch_step} of loader {runner.loader_key!r}"
         if loss is None:
             raise UnknownKeyError(
-                f"batch_metrics of {where} lack {self.metric_key!r} to train on: {sorted(runner.batch_metrics)}"
+                f"batch_metrics of batch {runner.loader_batch_step} of loader {runner.loader_key!r} lack "
+                f"{self.metric_key!r} to train on: {sorted(runner.batch_metrics)}"
             )
-        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
-            kind = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
-            graph = " without a graph (detached?)" if isinstance(loss, Tensor) and not loss.requires_grad else ""
-            raise ValueError(f"{self.metric_key!r} in {where} must be a scalar tensor with a graph, got {kind}{graph}")
-        # A gradient scaler handles infinities; NaN is an error in any precision.
-        if torch.isnan(loss) or (torch.isinf(loss) and not runner.engine.precision.skips_steps):
-            raise ValueError(f"{self.metric_key!r} is {loss.item()} in {where}, rank {runner.engine.rank}")
+        check_loss(loss, repr(self.metric_key), runner)
         self._is_checked = True
 
     def on_stage_end(self, runner: IRunner) -> None:
@@ -138,4 +132,4 @@ class BackwardCallback(IBackwardCallback):
 
     def on_loader_end(self, runner: IRunner) -> None:
         if runner.is_train_loader:
-            check_loss(runner, self.metric_key)
+            check_mean(runner, self.metric_key)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from runnerkit import callbacks  # for BackwardCallback, whose module imports this one: it is found when first used
 from runnerkit.callback import CallbackOrder, IBackwardCallback, IOptimizerCallback, innermost
 from runnerkit.callbacks.training.parts.gradients import ClipFn, check_clip, make_clip
 from runnerkit.errors import UnknownKeyError
+from runnerkit.steps.learning import gradients_of
 from runnerkit.steps.learning_rates import rates_of
-from runnerkit.steps.weights import WeightUnits, total_share
+from runnerkit.steps.weights import WeightUnits, divisor_of, total_share
 from runnerkit.support.arguments import check_integers, check_numbers, check_strings
 from runnerkit.support.torch_internals import divide_each_, local
 from runnerkit.types import StateDict, as_dict
@@ -45,8 +46,9 @@ class OptimizerCallback(IOptimizerCallback):
         grad_clip_fn: clips the unscaled gradients of the whole step: a function of parameters, or the name of one
             in ``torch.nn.utils``.
         grad_clip_params: keyword arguments of `grad_clip_fn`.
-        grad_clip_norm, grad_clip_value: largest norm of all gradients together, largest magnitude of each; pass one of
-            them, or `grad_clip_fn`. Without any, the norm is ``runner.gradient_clip``.
+        grad_clip_norm, grad_clip_value: largest norm of all its gradients together, largest magnitude of each; pass one
+            of them, or `grad_clip_fn`. Without any, ``runner.gradient_clip`` is the norm of the gradients of all such
+            optimizers that step on the batch.
 
     >>> OptimizerCallback("loss", accumulation_steps=4).accumulation_steps
     4
@@ -92,6 +94,8 @@ class OptimizerCallback(IOptimizerCallback):
         self._is_weighted = self._is_averaged = False
         self._units = WeightUnits()
         self._clip_fn: Callable[[list[Tensor]], Any] | None = None
+        self._partners: list[OptimizerCallback] = []  # those that `gradient_clip` clips together; empty if it is alone
+        self._is_clipped = False
         self._silence: ExitStack | None = None  # active while gradients are not communicated
         self._checked: Any = None  # the optimizer known to have gradients
         self._backward: tuple[IBackwardCallback, ...] | None = None  # its own; None before the first batch of a stage
@@ -109,8 +113,11 @@ class OptimizerCallback(IOptimizerCallback):
         if clip_fn is None and runner.gradient_clip is not None:
             clip_fn, clip_params = "clip_grad_norm_", {"max_norm": runner.gradient_clip}
         self._clip_fn = make_clip(clip_fn, clip_params)
-        steppers = [innermost(each) for each in runner.callbacks.values()]
-        paces = {each.accumulation_steps for each in steppers if isinstance(each, OptimizerCallback)}
+        steppers = [each for each in map(innermost, runner.callbacks.values()) if isinstance(each, OptimizerCallback)]
+        partners = [each for each in steppers if each.grad_clip_fn is None] if runner.gradient_clip is not None else []
+        self._partners = partners if self in partners and len(partners) > 1 else []
+        self._steps_now = not self._partners  # one that does not act is left out
+        paces = {each.accumulation_steps for each in steppers}
         if len(paces) > 1 and runner.engine.precision.skips_steps:
             raise ValueError(
                 f"OptimizerCallbacks accumulate {sorted(paces)} batches, but fp16 has one gradient scale for all "
@@ -134,7 +141,7 @@ class OptimizerCallback(IOptimizerCallback):
             self._surplus = self._asked = 0.0
             self._num_asked = self._num_given = 0
             self._mean_share = None
-            self._is_weighted = self._is_averaged = False
+            self._is_weighted = self._is_averaged = self._is_clipped = False
         is_last = runner.loader_batch_step == runner.loader_batch_len
         self._steps_now = is_last or self.num_pending + 1 >= self.accumulation_steps
         if not self._steps_now and self._may_be_silent:
@@ -178,10 +185,10 @@ class OptimizerCallback(IOptimizerCallback):
             self._mean_share = total_share(runner, self._asked)  # while the backward pass runs
 
     def average(self, runner: IRunner) -> None:
-        """Make the gradients of a step that accumulates one batch its mean, once, before they are read."""
+        """Make the gradients of a step its mean, once, before this callback's own ``on_batch_end`` or loader's end."""
         optimizer = runner.optimizer if self._key is None else runner.optimizer[self._key]
         runner.engine.synchronize(optimizer)
-        self._average(optimizer, runner, num_batches=self.num_pending + 1)
+        self._average(optimizer, runner, num_batches=self.num_pending + runner.is_within_loader)
 
     def _step(self, runner: IRunner) -> None:
         optimizer = runner.optimizer if self._key is None else runner.optimizer[self._key]
@@ -189,7 +196,11 @@ class OptimizerCallback(IOptimizerCallback):
         is_mean = self.num_pending == 1 and not self._is_weighted and self._checked is optimizer
         if not is_mean and not self._is_averaged:
             self._average(optimizer, runner, num_batches=self.num_pending)
-        if self._clip_fn is not None or self.gradient_readers:
+        if self._partners:
+            if not self._is_clipped:
+                self._clip_together(runner)
+            self._steps_now = False
+        elif self._clip_fn is not None or self.gradient_readers:
             runner.engine.clip_gradients(optimizer, self._clip)
         self.num_skipped += not runner.engine.step(optimizer)
         self.num_pending = 0
@@ -198,6 +209,26 @@ class OptimizerCallback(IOptimizerCallback):
             steps.stepped_at = runner.batch_step
             runner.optimizer_step += 1
             runner.stage_optimizer_step += 1
+
+    def _clip_together(self, runner: IRunner) -> None:
+        """Clip one norm over the gradients of all partners that step now, before the first of them does."""
+        parameters: dict[int, Tensor] = {}  # one may belong to several optimizers
+
+        def collect(partner: OptimizerCallback, own: list[Tensor]) -> None:
+            for read in partner.gradient_readers:
+                read(own)
+            parameters.update((id(each), each) for each in own)
+
+        for each in (partner for partner in self._partners if partner._steps_now and not partner._is_clipped):
+            optimizer = runner.optimizer if each._key is None else runner.optimizer[each._key]
+            if each is not self and not each._is_averaged:
+                each.average(runner)
+            runner.engine.clip_gradients(optimizer, partial(collect, each))
+            each._is_clipped = True
+        assert self._clip_fn is not None
+        joined = [*parameters.values()]
+        with runner.engine.joint_gradients(joined):
+            self._clip_fn(joined)
 
     def _clip(self, parameters: list[Tensor]) -> None:
         for read in self.gradient_readers:
@@ -232,9 +263,7 @@ class OptimizerCallback(IOptimizerCallback):
         else:
             total = (self._mean_share or total_share(runner, self._asked))()
             self._mean_share = None
-        if isinstance(total, Tensor) and total.device.type != "cpu":  # without waiting for it
-            return torch.where(total == 0, 1.0, total).float()
-        return float(total) or 1.0  # no batch weighs anything: its gradients are zero
+        return divisor_of(total)
 
     def state_dict(self) -> StateDict:
         units = {"size_unit": self._units.size, "weight_unit": self._units.weight}
@@ -251,6 +280,8 @@ class OptimizerCallback(IOptimizerCallback):
         # The loader ended at an unexpected batch. Gradients that were not communicated are dropped, even with a single
         # process, so that all engines behave the same.
         if self.num_pending and not self._may_be_silent:
+            for partner in self._partners:
+                partner._steps_now = partner.num_pending > 0
             self._step(runner)
         self.num_pending = 0
         suffix = f"_{self.optimizer_key}" if self.optimizer_key else ""
@@ -294,8 +325,3 @@ def _find_backward(first: OptimizerCallback, runner: IRunner) -> None:
     for backward in first._backward:
         backward.on_stage_start(runner)
         backward.on_loader_start(runner)
-
-
-def gradients_of(optimizer: Any) -> list[Tensor]:
-    """Return the gradients of an optimizer's parameters."""
-    return [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -34,8 +35,9 @@ class SchedulerCallback(ISchedulerCallback):
 
     Args:
         scheduler_key: which scheduler, if the runner has several.
-        mode: "epoch", or "batch": after each actual optimizer step (batches that only accumulate and steps that the
-            gradient scaler skips do not count). None is "batch" for OneCycleLR and CyclicLR, else "epoch".
+        mode: "epoch", or "batch": after each actual optimizer step, also of several in a batch (batches that only
+            accumulate and steps that the gradient scaler skips do not count; one that needs a metric steps once a
+            batch). None is "batch" for OneCycleLR and CyclicLR, else "epoch".
         loader_key, metric_key: the metric for a scheduler that needs one. None is the metric that selects the best
             checkpoint, else the loss of "valid", of the only evaluation loader, or of "train" if there is none.
     Raises:
@@ -68,7 +70,7 @@ class SchedulerCallback(ISchedulerCallback):
         self._optimizer_stepped = self._updates = False
         self._scheduler: Any = None
         self._after: Any = None  # the one after the warmup, or the scheduler itself
-        self._hook: Any = None
+        self._hooks: list[Any] = []
         self._filter: Any = None
         self._wants: dict[int, str | None] = {}  # by id of the scheduler, or of the one after the warmup
 
@@ -81,7 +83,7 @@ class SchedulerCallback(ISchedulerCallback):
         if (self.scheduler_key or "") not in schedulers:
             have = sorted(schedulers) if schedulers else "none"
             raise UnknownKeyError(f"SchedulerCallback needs scheduler {self.scheduler_key!r}; the runner has {have}")
-        self._follow(schedulers[self.scheduler_key or ""])
+        self._follow(schedulers[self.scheduler_key or ""], runner)
         if self._wants_of(self._after) == "metrics":
             self._choose_metric(runner)  # raises before training
         found = runner._resume_point.found
@@ -123,9 +125,9 @@ class SchedulerCallback(ISchedulerCallback):
         scheduler = as_dict(runner.scheduler)[self.scheduler_key or ""]
         if scheduler is not self._scheduler:  # replaced since the last loader
             self._unfollow()
-            self._follow(scheduler)
+            self._follow(scheduler, runner)
 
-    def _follow(self, scheduler: Any) -> None:
+    def _follow(self, scheduler: Any, runner: IRunner) -> None:
         self._scheduler = scheduler
         self._after = after = scheduler.after if isinstance(scheduler, WarmupLR) else scheduler
         self._steps_per_batch = self.mode == "batch" or (self.mode is None and isinstance(after, _PER_STEP))
@@ -134,14 +136,15 @@ class SchedulerCallback(ISchedulerCallback):
         self._is_ever_per_batch = self._steps_per_batch or warms_up_per_batch or self._updates
         optimizer = getattr(scheduler, "optimizer", None)
         if self._is_ever_per_batch and isinstance(optimizer, Optimizer):
-            self._hook = optimizer.register_step_post_hook(self._note_step)
-        self._follows_optimizer = self._hook is not None
+            again = partial(self._step_before_another, runner)
+            self._hooks = [optimizer.register_step_pre_hook(again), optimizer.register_step_post_hook(self._note_step)]
+        self._follows_optimizer = bool(self._hooks)
         self._wants.clear()
 
     def _unfollow(self) -> None:
-        if self._hook is not None:
-            self._hook.remove()
-        self._scheduler = self._hook = None
+        for each in self._hooks:
+            each.remove()
+        self._scheduler, self._hooks = None, []
 
     def _turn(self, runner: IRunner) -> tuple[Any, bool]:
         """Return the scheduler to step now, and whether it steps after each optimizer step."""
@@ -152,6 +155,15 @@ class SchedulerCallback(ISchedulerCallback):
 
     def _note_step(self, *_: Any) -> None:
         self._optimizer_stepped = True
+
+    def _step_before_another(self, runner: IRunner, *_: Any) -> None:
+        if not self._optimizer_stepped or not runner.is_within_loader:  # the first step of the batch
+            return
+        scheduler, is_per_batch = self._turn(runner)
+        if self._updates:
+            scheduler.step_update(num_updates=runner.stage_optimizer_step)
+        if is_per_batch and self._wants_of(scheduler) != "metrics":
+            self._step(scheduler, runner, None)
 
     def on_batch_end(self, runner: IRunner) -> None:
         if not self._is_ever_per_batch or not runner.is_train_loader:
@@ -165,6 +177,10 @@ class SchedulerCallback(ISchedulerCallback):
             if runner.engine.num_processes > 1 and self._wants_of(scheduler) == "metrics":
                 metric = _mean_over_processes(metric, runner)
             self._step(scheduler, runner, metric)
+
+    def on_loader_end(self, runner: IRunner) -> None:
+        if self._optimizer_stepped:  # after the last batch
+            self.on_batch_end(runner)
 
     def on_epoch_end(self, runner: IRunner) -> None:
         scheduler, is_per_batch = self._turn(runner)

@@ -22,15 +22,10 @@ class GAN(dl.Runner):
         self.batch_metrics["near_a_mode"] = (torch.cdist(fake, MODES.to(fake)).amin(1) < RADIUS).float().mean()
         if self.is_train_loader:
             on_real, on_fake = discriminator(torch.cat([real, fake.detach()])).chunk(2)
-            self.learn("discriminator", softplus(-on_real).mean() + softplus(on_fake).mean())
-            self.learn("generator", softplus(-discriminator(fake)).mean())
-
-    def learn(self, key: str, loss: Tensor) -> None:
-        """Step one optimizer, after clearing the gradients left by the other loss."""
-        self.batch_metrics[f"{key}_loss"] = loss
-        self.optimizer[key].zero_grad()
-        self.engine.backward(loss, self.optimizer[key])
-        self.engine.step(self.optimizer[key])
+            self.batch_metrics["discriminator_loss"] = loss = softplus(-on_real).mean() + softplus(on_fake).mean()
+            self.learn(loss, optimizer="discriminator")
+            self.batch_metrics["generator_loss"] = loss = softplus(-discriminator(fake)).mean()
+            self.learn(loss, optimizer="generator")
 
 
 def mlp(num_inputs: int, num_outputs: int) -> nn.Sequential:

@@ -60,7 +60,7 @@ def reduce_metrics(runner: IRunner) -> int:
     return _number(totals["num_samples"])
 
 
-def check_losses(runner: IRunner) -> None:
+def check_means(runner: IRunner) -> None:
     """Raise if a training loader has made the loss NaN, or any metric and the weights; every rank must call.
 
     A BackwardCallback checks its own loss. Without one, the loss is that of an OptimizerCallback, or "loss".
@@ -70,14 +70,14 @@ def check_losses(runner: IRunner) -> None:
         return
     losses = [getattr(each, "metric_key", "loss") for each in callbacks if isinstance(each, IOptimizerCallback)]
     for key in losses or (["loss"] if runner.optimizer is not None else []):
-        check_loss(runner, key)
+        check_mean(runner, key)
     bad = next((key for key, value in runner.loader_metrics.items() if _is_bad(runner, key, value)), None)
     # The means are the same on all ranks, so that all enter: this gathers.
     if bad is not None and any(runner.engine.gather_object(non_finite_part(modules_of(runner)))):
-        check_loss(runner, bad)
+        check_mean(runner, bad)
 
 
-def check_loss(runner: IRunner, key: str) -> None:
+def check_mean(runner: IRunner, key: str) -> None:
     """Raise if the mean of a loss over a training loader is not a number, or infinite without a gradient scaler.
 
     Raises:

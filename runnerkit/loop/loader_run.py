@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from runnerkit.loop import batch_size, checks, parameter_checks
 from runnerkit.loop.attributes import LoaderAttributes, ProcessState
-from runnerkit.loop.loader_metrics import check_losses, new_means, reduce_metrics
+from runnerkit.loop.loader_metrics import check_means, new_means, reduce_metrics
 from runnerkit.metrics.means import LoaderMeans
 from runnerkit.resume import resume_point
 from runnerkit.sampling.sharding import batches_of, count_batches, is_length_sure, start_epoch
-from runnerkit.steps import step_watch
+from runnerkit.steps import learning, step_watch
 from runnerkit.steps.budget import is_over, limit_pass
 from runnerkit.steps.learning_rates import rates_of_all
 from runnerkit.steps.weights import StepSizes, sizes_of_pass, weigh_step
@@ -106,6 +106,8 @@ def is_training(runner: IRunner, key: str) -> bool:
 def use_model(runner: IRunner) -> None:
     """Give the runner the model that its loader needs, in the mode that the loader needs."""
     trained = runner._stage.training_model
+    if not runner.is_train_loader:
+        runner._stage.evaluation_weights.eval()  # before an engine gathers them
     choose = runner.engine.training_model if runner.is_train_loader else runner.engine.evaluation_model
     models = {key: choose(model) for key, model in as_dict(trained).items()}
     if runner.is_train_loader:
@@ -119,7 +121,8 @@ def use_model(runner: IRunner) -> None:
 
 
 def enter_training(runner: IRunner) -> None:
-    """Put the models into the modes that they have in training."""
+    """Give the models the weights, and put them into the modes, that they have in training."""
+    runner._stage.evaluation_weights.train()
     for modes in runner._stage.training_modes.values():
         modes.enter()
 
@@ -200,9 +203,7 @@ def finish_batch(runner: IRunner) -> None:
     run = runner._loader_run
     steps = run.steps
     if runner.is_train_loader and not steps.has_steppers:
-        steps.stepped_at = runner.batch_step
-        runner.optimizer_step += 1
-        runner.stage_optimizer_step += 1
+        learning.finish_batch(runner)
     if steps.is_idle:
         from runnerkit.steps.odd_batches import end_idle_step  # late, as few runs need it
 
@@ -217,7 +218,7 @@ def finish_batch(runner: IRunner) -> None:
         )
     logs = runner._logs
     is_step = runner.is_train_loader and steps.stepped_at == runner.batch_step
-    if logs.wants_batch_metrics and is_step and runner.optimizer_step % runner.log_every == 0:
+    if logs.wants_batch_metrics and is_step and learning.is_due(runner, runner.log_every):
         logs.hand_over_steps(runner)  # earlier ones, long computed by now
         rates = rates_of_all(runner.optimizer)
         logs.queue.put(runner.step, {**runner.batch_metrics, **rates, **runner.batch_metrics})  # the user's "lr" stays
@@ -245,7 +246,8 @@ def finish_loader(runner: IRunner, key: str) -> None:
     checks.check_not_empty(runner, num_samples=num_samples)
     _count_exactly(runner, num_samples)
     if runner.is_train_loader:
-        check_losses(runner)
+        check_means(runner)
+        learning.check_losses(runner)
     runner._stage.listeners.emit("on_loader_end", runner)
     if not runner.is_train_loader:
         for model in as_dict(runner._stage.training_model).values():

@@ -23,6 +23,7 @@ from runnerkit.loop import checks, parameter_checks
 from runnerkit.loop.attributes import ProcessState
 from runnerkit.loop.hooks import call_hook
 from runnerkit.loop.loader_run import is_training
+from runnerkit.models.evaluation_weights import EvaluationWeights
 from runnerkit.models.modes import TrainingModes
 from runnerkit.resume import resume_point
 from runnerkit.seeding.generators import derive_seed, set_global_seed
@@ -87,6 +88,7 @@ class Stage(ProcessState):
         training_model: the model as the engine prepared it, or several by key; None outside a stage.
         training_modes: of each model, by key; empty if nothing trains.
         optimized: the optimizers' parameters when the stage began.
+        evaluation_weights: of optimizers that evaluate with others than they train.
         autocast: the engine's context for the forward pass.
         listeners: methods that act on events.
         known_callbacks: callbacks of this stage and of earlier ones that act in this process.
@@ -106,6 +108,7 @@ class Stage(ProcessState):
         self.training_model: Any = None
         self.training_modes: dict[str, TrainingModes] = {}
         self.optimized: set[Tensor] = set()
+        self.evaluation_weights = EvaluationWeights()
         self.autocast: AbstractContextManager[Any] = nullcontext()
         self.listeners = Listeners()
         self.known_callbacks: list[ICallback] = []
@@ -213,12 +216,13 @@ def _recount_steps(runner: IRunner) -> None:
         ValueError: they take other steps than the scheduler was made for.
     """
     steppers = optimizer_callbacks(runner.callbacks)
-    knobs = {"gradient_clip": runner.gradient_clip is not None, "accumulation_steps": runner.accumulation_steps > 1}
+    clips = runner.gradient_clip is not None and not runner.steps_itself  # learn() clips
+    knobs = {"gradient_clip": clips, "accumulation_steps": runner.accumulation_steps > 1}
     unused = [name for name, is_set in knobs.items() if is_set]
     if unused and not steppers and any(is_training(runner, key) for key in runner.loaders):
         raise ValueError(
             f"{unused[0]} acts on an OptimizerCallback, and the run has none: add OptimizerCallback and "
-            "BackwardCallback, or do it in handle_batch"
+            "BackwardCallback, or do it in handle_batch; learn() takes gradient_clip, with steps_itself = True"
         )
     for each in steppers:
         own = each.own_accumulation_steps
@@ -260,6 +264,7 @@ def _make_model(runner: IRunner, stage: str) -> None:
     runner._stage.optimized = {*parameter_checks.parameters_of(optimizers)}
     for optimizer in optimizers.values():
         engine.precision.watch(optimizer)
+    runner._stage.evaluation_weights = EvaluationWeights(optimizers.values())
     trains = any(is_training(runner, key) for key in runner.loaders)
     runner._stage.training_modes = {
         key: TrainingModes(each, engine.trained_module(each)) for key, each in models.items() if trains
@@ -293,6 +298,7 @@ def leave_stage(runner: IRunner) -> None:
     if runner._stage.training_model is None:
         return
     trained, runner._stage.training_model = runner._stage.training_model, None
+    runner._stage.evaluation_weights = EvaluationWeights()
     runner._stage.training_modes = {}  # they hold the wrapped models, and these the process group
     runner._stage.optimized = set()
     if runner.exception is not None:  # no collectives after a failure

@@ -99,7 +99,8 @@ class EvaluationHooks(ProcessState):
         """
         runner = self.runner
         # Not on a copy: bound methods and callbacks that the user kept refer to this runner.
-        with unchanged(runner), undisturbed(runner, self.model, self.criterion):
+        weights = runner._stage.evaluation_weights
+        with unchanged(runner), undisturbed(runner, self.model, self.criterion), weights.evaluating():
             if runner._stage.training_model is not None:
                 callers = _callers([runner, *runner.callbacks.values()])
                 self._is_called_by_runner = any(each is runner for each in callers)

@@ -306,7 +306,8 @@ def logged_step(runner: IRunner) -> Step | None:
     if snapshot.within is None:
         return snapshot.step
     # If they ran within the epoch, at this step, the evaluation loaders had ended.
-    is_due = runner.valid_every_steps is not None and runner.optimizer_step % runner.valid_every_steps == 0
+    every = runner.valid_every_steps
+    is_due = every is not None and runner.optimizer_step % every < runner.steps_per_batch
     is_validated = snapshot.within.get("is_validated", is_due)  # absent before 0.2
     return replace(snapshot.step, unended=frozenset([snapshot.step.loader] if is_validated else runner.loaders))
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from runnerkit.callback import ICallback, IStoppingCallback, IWeightAverageCallback, innermost
 from runnerkit.checkpoints.file import is_sharded, load_checkpoint
@@ -67,9 +67,27 @@ def without_frozen(runner: IRunner, weights: StateDict, hashes: dict[tuple[str, 
 
 def weights_to_save(runner: IRunner, *, whole: bool) -> StateDict:
     """Return the weights used for evaluation, or this process's shard of them; every rank must call."""
-    judged = _judged_state(runner, model_state(runner, whole=whole))
+    own = _exchanged_state(runner, whole=whole)
+    judged = own if own is not None else _judged_state(runner, model_state(runner, whole=whole))
     weights: StateDict = runner.engine.whole_state(judged) if whole else judged
     return weights
+
+
+def _exchanged_state(runner: IRunner, *, whole: bool) -> StateDict | None:
+    """Return a copy of the weights for evaluation if an optimizer has others for it, else None."""
+    weights = runner._stage.evaluation_weights
+    if not weights:
+        return None
+    with weights.evaluating():
+        state = model_state(runner, whole=whole)
+        return copied(state) if whole else _clones(state)
+
+
+def _clones(shards: StateDict) -> StateDict:
+    return {
+        name: _clones(value) if isinstance(value, dict) else value.clone() if isinstance(value, Tensor) else value
+        for name, value in shards.items()
+    }
 
 
 def _judged_state(runner: IRunner, trained: StateDict) -> StateDict:
@@ -102,8 +120,10 @@ def state_of(runner: IRunner) -> StateDict:
         TypeError: a value, such as a deque in a callback, cannot be stored; the message has its path.
     """
     engine, whole = runner.engine, not runner.engine.sharded_checkpoints
+    exchanged = _exchanged_state(runner, whole=whole)
+    runner._stage.evaluation_weights.train()  # also of the optimizers' state
     trained = model_state(runner, whole=whole)
-    judged = _judged_state(runner, trained)  # loading the weights reproduces the metrics
+    judged = exchanged if exchanged is not None else _judged_state(runner, trained)  # it reproduces the metrics
     callbacks = {key: callback.state_dict() for key, callback in runner.callbacks.items()}
     identities = {key: matching.identity_of(runner.callbacks[key]) for key, state in callbacks.items() if state}
     # Converted here, not in a thread, so that each rank with a wrong value raises at the first save.

@@ -33,7 +33,7 @@ def shard_loader(
     like that of a subclass that keeps an iterator.
 
     Args:
-        loader: a DataLoader (or subclass), or any iterable of batches.
+        loader: a DataLoader (or subclass), any iterable of batches, or a range, of which every process gets all.
         key: the loader's.
         training: whether the batches are for training, so that all processes need the same number.
         seed: determines order and random numbers, together with the key and the epoch.
@@ -56,6 +56,10 @@ def shard_loader(
         if isinstance(sampler := share_of(share), ShardedBatchSampler):
             sampler.training = training  # the loader may have made it without this argument, as in 0.1
         return share
+    if isinstance(loader, range):
+        from runnerkit.sampling.rounds import Rounds  # late, as few runs need it
+
+        return Rounds(loader)
     if not isinstance(loader, DataLoader):
         if world_size > 1:
             raise TypeError(

@@ -143,7 +143,8 @@ def count_steps(runner: IRunner, paces: Collection[int]) -> int | None:
         else [loader for key, loader in runner.loaders.items() if key.startswith("train")]
     )
     lengths = [count_batches(loader) for loader in loaders]
-    found = [] if budget.num_steps is None else [budget.num_steps]
+    # A stage ends after the batch that reaches the limit.
+    found = [] if budget.num_steps is None else [math.ceil(budget.num_steps / runner.steps_per_batch)]
     if budget.num_epochs is not None:
         if None in lengths:
             return None
@@ -154,7 +155,7 @@ def count_steps(runner: IRunner, paces: Collection[int]) -> int | None:
             return None
         epochs, rest = divmod(num_batches, lengths[0])
         found.append(epochs * _steps_in(lengths[0], paces) + _steps_in(rest, paces))
-    return min(found)
+    return min(found) * runner.steps_per_batch
 
 
 def _steps_in(num_batches: int, paces: Collection[int]) -> int:

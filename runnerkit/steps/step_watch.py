@@ -95,7 +95,7 @@ def end_watch(runner: IRunner) -> None:
     logger.warning(
         "optimizer %s did not step %s, so nothing was trained: put the loss, a tensor, into "
         "self.batch_metrics['loss'] and pass callbacks=[BackwardCallback('loss'), OptimizerCallback('loss')], or call "
-        "self.engine.backward(loss) and self.engine.step(self.optimizer) in handle_batch. Ignore this if your "
+        "self.learn(loss) in handle_batch. Ignore this if your "
         "optimizer steps after more batches than that", names, where,
     )  # fmt: skip
 

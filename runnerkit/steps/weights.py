@@ -35,6 +35,23 @@ class WeightUnits:
         self.weight: float | None = None
 
 
+class Learned:
+    """The steps of ``learn`` in a pass over a training loader.
+
+    Attributes:
+        at: `batch_step` of the batch that made the last one.
+        of_batch: steps in that batch, by id of the optimizer.
+        checked: ids of the optimizers whose first loss was checked.
+        largest: magnitude of the largest loss; NaN if one was.
+    """
+
+    def __init__(self) -> None:
+        self.at = -1
+        self.of_batch: dict[int, int] = {}
+        self.checked: set[int] = set()
+        self.largest: Tensor | None = None
+
+
 class StepSizes:
     """Weights in the steps of a pass over a training loader, as far as they are known.
 
@@ -51,6 +68,8 @@ class StepSizes:
         has_steppers: whether an OptimizerCallback steps, and not ``handle_batch``.
         silent: keys of models whose gradients are not communicated in this batch.
         stepped_at: `batch_step` of the last optimizer step.
+        num_steps: optimizer steps that the batch made: several with ``learn`` only.
+        learned: those that ``learn`` made.
         kept: buffers of the models, and their values from before an idle step.
         hooks: of parameters, removed after an idle step.
     """
@@ -68,6 +87,8 @@ class StepSizes:
         self.has_steppers = False
         self.silent: set[str] = set()
         self.stepped_at = -1
+        self.num_steps = 1
+        self.learned = Learned()
         self.kept: list[tuple[Tensor, Tensor]] = []
         self.hooks: list[RemovableHandle] = []
 
@@ -179,6 +200,13 @@ def total_share(runner: IRunner, share: float | Tensor) -> Any:
     ranks = runner.engine.data_parallel
     total = ranks.start_sum(_on_device(share, ranks.device))
     return lambda: total() / ranks.num_processes
+
+
+def divisor_of(total: Any) -> Any:
+    """Return a sum of shares as the divisor of gradients: a number, or a () tensor on a GPU, without waiting for it."""
+    if isinstance(total, Tensor) and total.device.type != "cpu":
+        return torch.where(total == 0, 1.0, total).float()
+    return float(total) or 1.0  # no batch weighs anything: its gradients are zero
 
 
 def _on_device(value: float | Tensor, device: torch.device) -> Tensor:

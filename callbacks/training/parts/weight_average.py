@@ -63,6 +63,8 @@ class WeightAverageCallback(IWeightAverageCallback):
 
     def _check(self, runner: IRunner, models: dict[str, nn.Module]) -> None:
         name = type(self).__name__
+        if runner._stage.evaluation_weights:
+            raise ValueError(f"{name} averages weights, and so does the optimizer, which has eval(): leave one out")
         for model in models.values():
             short = {str(each.dtype) for each in model.parameters() if each.dtype.itemsize < 4}
             if short:

@@ -1,0 +1,49 @@
+"""Numbers in place of data, for programs that make their own, such as rollouts of an environment."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+
+class Rounds:
+    """A range as a loader: every process gets each of its numbers, and a resumed run those that are left.
+
+    >>> rounds = Rounds(range(5))
+    >>> rounds.skip(3)
+    >>> list(rounds), len(rounds)
+    ([3, 4], 2)
+    """
+
+    stride = 1
+
+    def __init__(self, numbers: range) -> None:
+        self.numbers = numbers
+        self.num_consumed = 0
+
+    @property
+    def _share(self) -> Any:
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Start from the first number."""
+        self.num_consumed = 0
+
+    def position_after(self, num_batches: int) -> int:
+        """Return how many numbers were taken after `num_batches` of this pass."""
+        return self.num_consumed + num_batches
+
+    def skip(self, position: int) -> None:
+        """Skip what was taken before an interruption; valid until the next epoch."""
+        self.num_consumed = position
+
+    def first_uneven(self) -> int:
+        """Return a step that is never reached: no process lacks a number."""
+        return sys.maxsize
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.numbers[self.num_consumed :])
+
+    def __len__(self) -> int:
+        return max(0, len(self.numbers) - self.num_consumed)

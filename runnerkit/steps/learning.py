@@ -1,0 +1,159 @@
+"""Optimizer steps that `handle_batch` makes itself, with ``runner.learn``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from runnerkit.errors import UnknownKeyError
+from runnerkit.steps.weights import Learned, StepSizes, divisor_of, total_share, weigh_batch
+from runnerkit.support.torch_internals import divide_each_, local
+from runnerkit.types import as_dict
+
+if TYPE_CHECKING:
+    from runnerkit.callback import IRunner
+
+Clip = float | Callable[[list[Tensor]], Any] | None
+
+
+def learn(runner: IRunner, loss: Tensor, *, optimizer: str | Optimizer | None, clip: Clip) -> None:
+    """Make a step; see :meth:`runnerkit.runner.IRunner.learn`."""
+    if not runner.is_within_loader:
+        raise RuntimeError("learn() makes a step within a batch: call it in handle_batch")
+    if not runner.is_train_loader:
+        return
+    engine, steps = runner.engine, runner._loader_run.steps
+    if steps.has_steppers:
+        raise RuntimeError(
+            "learn() makes the optimizer steps, and so does the run's OptimizerCallback: set steps_itself = True in "
+            "the class of your SupervisedRunner, or leave the callback out"
+        )
+    chosen = _chosen(runner.optimizer, optimizer)
+    is_first = id(chosen) not in steps.learned.checked
+    if is_first:
+        steps.learned.checked.add(id(chosen))
+        check_loss(loss, "the loss of learn()", runner)
+    engine.zero_grad(chosen)
+    # The optimizer computes in float32, as outside of `handle_batch`.
+    kind = engine.device.type
+    with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
+        total = _backward(runner, loss, chosen, steps)
+        gradients = gradients_of(chosen) if is_first or total is not None else []
+        if is_first and not gradients:
+            raise RuntimeError("the loss of learn() does not depend on any parameter of the optimizer")
+        if total is not None:
+            engine.synchronize(chosen)
+            divide_each_(list(map(local, gradients)), divisor_of(total()))
+        clip = runner.gradient_clip if clip is None else clip
+        if clip is not None:
+            norm = clip if callable(clip) else partial(nn.utils.clip_grad_norm_, max_norm=clip)
+            engine.clip_gradients(chosen, norm)
+        engine.step(chosen)
+    _count(runner, chosen, steps.learned, loss.detach().abs())
+
+
+def _chosen(optimizers: Any, wanted: str | Optimizer | None) -> Any:
+    if wanted is not None and not isinstance(wanted, str):
+        return wanted
+    by_key = as_dict(optimizers)
+    if (wanted or "") not in by_key:
+        have = sorted(by_key) if by_key else "none"
+        raise UnknownKeyError(f"learn() needs optimizer {wanted!r}; the runner has {have}: pass optimizer=KEY")
+    return by_key[wanted or ""]
+
+
+def _backward(runner: IRunner, loss: Tensor, optimizer: Any, steps: StepSizes) -> Callable[[], Any] | None:
+    """Backpropagate the weighted loss; return what waits for the divisor of the gradients, if there is one."""
+    total = None
+    if steps.matter and (runner.batch_weight is not None or steps.sizes is not None):
+        share = weigh_batch(runner, steps, runner._stage.weight_units)
+        if steps.is_asked and share is not None:
+            total = total_share(runner, share)  # while the backward pass runs
+            loss = loss * share
+    runner.engine.backward(loss, optimizer)
+    return total
+
+
+def _count(runner: IRunner, optimizer: Any, learned: Learned, loss: Tensor) -> None:
+    """Count a step: `optimizer_step` follows the optimizer that makes the most steps in a batch."""
+    if learned.at != runner.batch_step:
+        learned.at, learned.of_batch = runner.batch_step, {}
+        runner._loader_run.steps.num_steps = 0
+    made = learned.of_batch[id(optimizer)] = learned.of_batch.get(id(optimizer), 0) + 1
+    if made > runner._loader_run.steps.num_steps:
+        runner._loader_run.steps.num_steps = made
+        runner.optimizer_step += 1
+        runner.stage_optimizer_step += 1
+    learned.largest = loss if learned.largest is None else torch.maximum(learned.largest, loss)  # NaN, if one is
+
+
+def finish_batch(runner: IRunner) -> None:
+    """Count a batch without an OptimizerCallback as one step, unless ``learn`` counted its own.
+
+    Raises:
+        ValueError: a schedule was made for another number of steps.
+    """
+    steps = runner._loader_run.steps
+    steps.stepped_at = runner.batch_step
+    if steps.learned.at != runner.batch_step:
+        steps.num_steps = 1
+        runner.optimizer_step += 1
+        runner.stage_optimizer_step += 1
+    elif runner._stage.has_told_steps and steps.num_steps != runner.steps_per_batch:
+        raise ValueError(
+            f"num_steps was {runner._stage.num_steps} when the scheduler was made, with {runner.steps_per_batch} steps "
+            f"in each batch, but learn() made {steps.num_steps} in batch {runner.loader_batch_step} of loader "
+            f"{runner.loader_key!r}: set steps_per_batch in the runner's class, or override get_scheduler and use "
+            "your own number"
+        )
+
+
+def check_losses(runner: IRunner) -> None:
+    """Raise at the end of a training loader if a loss of ``learn`` was NaN.
+
+    Raises:
+        ValueError: with the place.
+    """
+    largest = runner._loader_run.steps.learned.largest
+    if largest is not None and _is_bad(float(largest), runner):
+        raise ValueError(
+            f"a loss of learn() became {float(largest)} within epoch {runner.epoch_step} of loader "
+            f"{runner.loader_key!r}; the last checkpoint predates it. Try a smaller learning rate or clip=1.0"
+        )
+
+
+def check_loss(loss: Any, what: str, runner: IRunner) -> None:
+    """Raise unless `loss` is a scalar to train on; waits for its value.
+
+    Raises:
+        ValueError: with the batch.
+    """
+    where = f"batch {runner.loader_batch_step} of loader {runner.loader_key!r}"
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+        kind = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        graph = " without a graph (detached?)" if isinstance(loss, Tensor) and not loss.requires_grad else ""
+        raise ValueError(f"{what} in {where} must be a scalar tensor with a graph, got {kind}{graph}")
+    if _is_bad(loss.item(), runner):
+        raise ValueError(f"{what} is {loss.item()} in {where}, rank {runner.engine.rank}")
+
+
+def _is_bad(loss: float, runner: IRunner) -> bool:
+    # A gradient scaler handles infinities; NaN is an error in any precision.
+    return math.isnan(loss) or (math.isinf(loss) and not runner.engine.precision.skips_steps)
+
+
+def is_due(runner: IRunner, every: int) -> bool:
+    """Return whether the last batch reached a multiple of `every` optimizer steps."""
+    return runner.optimizer_step % every < runner._loader_run.steps.num_steps
+
+
+def gradients_of(optimizer: Any) -> list[Tensor]:
+    """Return the gradients of an optimizer's parameters."""
+    return [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]

@@ -1,0 +1,308 @@
+"""Programs whose `handle_batch` steps by ``learn``, against hand-written loops."""
+
+import math
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from runnerkit import dl
+from tests.engines.together import together
+from tests.interrupt import Interrupt
+from tests.tiny import loader, mlp, quiet, sgd, weights
+
+NUM_SAMPLES, BATCH_SIZE, MAX_NORM = 44, 8, 0.5  # the last batch of an epoch has 4 samples
+
+
+def sum_of_losses(model, features, targets, number):
+    """A loss that differs in each of the steps of a batch."""
+    return F.cross_entropy(model(features), targets) * (1 + number) + model(features).square().mean()
+
+
+class Several(dl.Runner):
+    """Makes three steps on each batch, as PPO does."""
+
+    steps_itself = True
+    steps_per_batch = 3
+    by_tokens = False
+
+    def handle_batch(self, batch):
+        features, targets = batch
+        if self.by_tokens:
+            self.batch_weight = (targets + 1).sum()
+        for number in range(3):
+            loss = sum_of_losses(self.model, features, targets, number)
+            if self.by_tokens:
+                per_sample = F.cross_entropy(self.model(features), targets, reduction="none")
+                loss = (per_sample * (targets + 1)).sum() / (targets + 1).sum()
+            self.learn(loss)
+        self.batch_metrics["loss"] = loss.detach()
+
+
+def by_hand(*, dtype=None, scheduler=None, scale=None, num_epochs=2, by_tokens=False):
+    """The same with plain PyTorch, a scheduler step after each optimizer step."""
+    model = mlp()
+    optimizer = sgd(model, lr=0.05)
+    schedule = scheduler(optimizer) if scheduler else None
+    scaler = torch.amp.GradScaler("cpu", enabled=dtype == torch.float16, **({"init_scale": scale} if scale else {}))
+    model.train()
+    for _ in range(num_epochs):
+        for features, targets in loader(NUM_SAMPLES, BATCH_SIZE):
+            for number in range(3):
+                optimizer.zero_grad()
+                with torch.autocast("cpu", dtype) if dtype else nullcontext():
+                    if by_tokens:
+                        per_sample = F.cross_entropy(model(features), targets, reduction="none")
+                        loss = (per_sample * (targets + 1)).sum() / (targets + 1).sum()
+                    else:
+                        loss = sum_of_losses(model, features, targets, number)
+                scaler.scale(loss).backward()
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+                before = scaler.get_scale()
+                scaler.step(optimizer)
+                scaler.update()
+                if schedule and scaler.get_scale() >= before:
+                    schedule.step()
+    return weights(model)
+
+
+def train(runner=None, *, batch_size=BATCH_SIZE, **options):
+    model = mlp()
+    runner = runner or Several()
+    runner.train(
+        **{
+            "model": model,
+            "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
+            "loaders": {"train": loader(NUM_SAMPLES, batch_size)},
+            "gradient_clip": MAX_NORM,
+            "num_epochs": 2,
+            "engine": dl.CPUEngine(),
+            **quiet(),
+            **options,
+        }
+    )
+    return weights(runner.model)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16])
+def test_several_steps_in_a_batch_are_those_of_a_hand_written_loop(dtype):
+    """Bit for bit, clipped, in any precision; the autocast cache does not hold old weights."""
+    precision = dl.AMP(dtype, scaler={"init_scale": 2.0**10} if dtype == torch.float16 else None) if dtype else None
+
+    found = train(engine=dl.CPUEngine(precision=precision))
+
+    assert torch.equal(found, by_hand(dtype=dtype, scale=2.0**10))
+
+
+def decay(optimizer, num_steps=36):
+    return torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=num_steps)
+
+
+@pytest.mark.parametrize("steps", ["learn", "manually"])
+def test_a_scheduler_steps_after_each_of_them(steps):
+    """Twelve batches of three steps are 36 steps of the schedule, each before the next optimizer step."""
+
+    class ByHand(Several):
+        def learn(self, loss, **_):
+            self.engine.zero_grad(self.optimizer)
+            self.engine.backward(loss)
+            nn.utils.clip_grad_norm_(self.model.parameters(), MAX_NORM)
+            self.engine.step(self.optimizer)
+
+    runner = Several() if steps == "learn" else ByHand()
+    options = {} if steps == "learn" else {"scheduler": lambda optimizer, _: decay(optimizer)}
+
+    found = train(runner, callbacks=[dl.SchedulerCallback(mode="batch")], **{"scheduler": decay, **options})
+
+    assert torch.equal(found, by_hand(scheduler=decay))
+    assert runner.optimizer.param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_each_step_is_counted(tmp_path):
+    """`num_steps` ends the run after the batch that reaches it; intervals are those of steps."""
+    validated = []
+
+    class Validated(dl.Callback):
+        def on_validation_end(self, runner):
+            validated.append(runner.optimizer_step)
+
+    class Both(Several):
+        def handle_batch(self, batch):
+            super().handle_batch(batch)
+            self.seen = self.num_steps
+
+    runner = Both()
+    loaders = {"train": loader(NUM_SAMPLES, BATCH_SIZE), "valid": loader(8, 8)}
+    saver = dl.CheckpointCallback(tmp_path, mode="runner", every_steps=7)
+    train(runner, loaders=loaders, num_epochs=None, num_steps=20, valid_every_steps=5, callbacks=[Validated(), saver])
+
+    assert (runner.optimizer_step, runner.batch_step, runner.seen) == (21, 7, 21)
+    assert validated == [6, 12, 15, 21]  # the batches that reached 5, 10, 15 and 20
+
+
+def test_a_schedule_for_another_number_of_steps_raises():
+    """Without steps_per_batch, the schedule would have been made for a third of the steps."""
+
+    class Undeclared(Several):
+        steps_per_batch = 1
+
+    with pytest.raises(ValueError, match=r"num_steps was 12 .* learn.. made 3 in batch 1"):
+        train(Undeclared(), scheduler=decay, callbacks=[dl.SchedulerCallback(mode="batch")])
+
+
+def test_optimizers_that_take_turns_count_as_one_step_each_batch():
+    """As OptimizerCallbacks of a GAN do; one may be named by its key or passed itself."""
+
+    class Turns(dl.Runner):
+        def handle_batch(self, batch):
+            features, targets = batch
+            self.learn(F.cross_entropy(self.model["a"](features), targets), optimizer="a")
+            self.learn(self.model["b"](features).square().mean(), optimizer=self.optimizer["b"], clip=math.inf)
+
+    models = {"a": mlp(), "b": mlp(seed=2)}
+    runner = Turns()
+    runner.train(
+        model=models, optimizer={key: sgd(each) for key, each in models.items()},
+        loaders={"train": loader(NUM_SAMPLES, BATCH_SIZE), "valid": loader(8, 8)}, cpu=True, **quiet(),
+    )  # fmt: skip
+
+    assert runner.optimizer_step == runner.batch_step == 6
+
+
+class Named(dl.SupervisedRunner):
+    steps_itself = True
+
+    def handle_batch(self, batch):
+        super().handle_batch(batch)
+        self.learn(F.cross_entropy(self.batch["logits"], self.batch["targets"]))
+
+
+def test_a_supervised_runner_that_steps_itself_has_no_steppers():
+    """Only the criterion's callback is added; evaluation loaders do not learn."""
+    runner, reference = Named(), dl.SupervisedRunner()
+    found = [
+        train(
+            each,
+            criterion=nn.CrossEntropyLoss(),
+            loaders={key: loader(NUM_SAMPLES, BATCH_SIZE) for key in ("train", "valid")},
+        )
+        for each in (runner, reference)
+    ]
+
+    assert torch.equal(*found)
+    assert runner.epoch_metrics["valid"]["loss"] == reference.epoch_metrics["valid"]["loss"]
+    assert not any(isinstance(each, dl.OptimizerCallback) for each in runner.callbacks.values())
+
+
+def misused(kind):
+    class Wrong(dl.SupervisedRunner):
+        steps_itself = kind != "beside a callback"
+
+        def on_epoch_end(self, runner):
+            if kind == "between batches":
+                self.learn(torch.ones((), requires_grad=True))
+
+        def handle_batch(self, batch):
+            super().handle_batch(batch)
+            loss = F.cross_entropy(self.batch["logits"], self.batch["targets"])
+            losses = {"a number": 1.0, "NaN": loss * math.nan, "foreign": torch.ones((), requires_grad=True)}
+            if kind == "late NaN" and self.loader_batch_step == 3:
+                loss = loss * math.nan
+            if kind != "between batches":
+                self.learn(losses.get(kind, loss), optimizer="b" if kind == "unknown" else None)
+
+    return Wrong()
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "words"),
+    [
+        ("beside a callback", RuntimeError, "steps_itself = True"),
+        ("between batches", RuntimeError, "call it in handle_batch"),
+        ("a number", ValueError, "must be a scalar tensor with a graph, got a float"),
+        ("NaN", ValueError, "is nan in batch 1 of loader 'train'"),
+        ("late NaN", ValueError, "became nan within epoch 1"),
+        ("foreign", RuntimeError, "does not depend on any parameter of the optimizer"),
+        ("unknown", KeyError, "needs optimizer 'b'"),
+    ],
+)
+def test_misuse_is_explained(kind, error, words):
+    """Each error says what to do."""
+    with pytest.raises(error, match=words):
+        train(misused(kind), gradient_clip=None)
+
+
+def test_a_run_that_is_killed_resumes(tmp_path):
+    """Within an epoch, to the same weights, with a scheduler that counts the steps."""
+    whole = train(callbacks=[dl.SchedulerCallback(mode="batch")], scheduler=decay)
+    saver = dl.CheckpointCallback(tmp_path / "cut", mode="runner", every_steps=3)
+    options = {"scheduler": decay}
+    with pytest.raises(KeyboardInterrupt):
+        train(callbacks=[dl.SchedulerCallback(mode="batch"), saver, Interrupt(4)], **options)
+
+    saver = dl.CheckpointCallback(tmp_path / "cut", mode="runner", every_steps=3, resume_runner=tmp_path / "cut")
+    assert torch.equal(train(callbacks=[dl.SchedulerCallback(mode="batch"), saver], **options), whole)
+
+
+class Rollouts(dl.Runner):
+    """Makes its own data: a program without a data set."""
+
+    steps_itself = True
+
+    def handle_batch(self, number):
+        features = torch.full((4, 6), float(number))
+        self.learn(self.model(features).square().mean() + self.model(torch.randn(4, 6)).mean())
+
+
+def without_data(numbers, **options):
+    return train(Rollouts(), loaders={"train": numbers}, gradient_clip=None, num_epochs=None, **options)
+
+
+def test_a_range_stands_for_a_loader_without_data(tmp_path):
+    """A limit in steps ends it anywhere, and a resumed run takes the next number."""
+    whole = without_data(range(10**9), num_steps=7)
+    assert not torch.equal(whole, without_data(range(10**9), num_steps=6))
+
+    without_data(range(10**9), num_steps=3, logdir=tmp_path)
+    assert torch.equal(without_data(range(10**9), num_steps=7, logdir=tmp_path, resume="auto"), whole)
+
+
+def in_processes():
+    """Train under DDP and FSDP2, by samples and by tokens, in processes that exist."""
+    engines = {
+        "ddp": dl.DistributedDataParallelEngine(2, device="cpu", timeout_s=60),
+        "fsdp": dl.FullyShardedDataParallelEngine(2, device="cpu", timeout_s=60),
+    }
+    found = {}
+    for name, engine in engines.items():
+        for by_tokens in (False, True):
+            runner = Several()
+            runner.by_tokens = by_tokens
+            found[name, by_tokens] = train(runner, engine=engine, batch_size=BATCH_SIZE // 2)
+    runner = Rollouts()
+    train(runner, engine=engines["ddp"], loaders={"train": range(5)}, num_epochs=1, gradient_clip=None)
+    return found, runner.batch_step
+
+
+@pytest.mark.slow
+def test_in_two_processes_each_step_is_that_of_the_global_batch():
+    """Also of a ragged last batch, and weighted by tokens; a range gives each process all its numbers."""
+    found, num_rounds = together(in_processes)
+
+    for (name, by_tokens), actual in found.items():
+        expected = by_hand(by_tokens=by_tokens)
+        assert (actual - expected).abs().max() < 1e-6, (name, by_tokens)
+    assert num_rounds == 5
+
+
+@pytest.mark.horovod
+def test_under_horovod_each_step_is_that_of_the_global_batch():
+    """The reference is the hand-written loop on the global batch."""
+    pytest.importorskip("horovod.torch", reason="Horovod is not installed: scripts/install_horovod.sh builds it")
+
+    found = train(engine=dl.HorovodEngine(2, device="cpu"), batch_size=BATCH_SIZE // 2)
+
+    torch.testing.assert_close(found, by_hand(), rtol=0, atol=1e-6)

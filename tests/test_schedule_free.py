@@ -1,0 +1,176 @@
+"""Optimizers with ``train()`` and ``eval()``, as schedule-free ones have, against hand-written loops."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from runnerkit import dl
+from runnerkit.checkpoints.file import load_checkpoint
+from tests.engines.together import together
+from tests.interrupt import Interrupt
+from tests.tiny import loader, mlp, quiet, weights
+
+BETA, NUM_SAMPLES, BATCH_SIZE = 0.9, 40, 8
+
+
+class ScheduleFreeSGD(torch.optim.Optimizer):
+    """Schedule-free SGD (Defazio et al. 2024): the weights are y in training, and the average x in evaluation."""
+
+    def __init__(self, params, lr=0.2):
+        super().__init__(params, {"lr": lr, "train_mode": False, "k": 0})
+
+    def _exchange(self, weight, *, to_training):
+        for group in self.param_groups:
+            if group["train_mode"] != to_training:
+                for each in group["params"]:
+                    if "z" in self.state[each]:
+                        each.lerp_(self.state[each]["z"], weight)
+                group["train_mode"] = to_training
+
+    @torch.no_grad()
+    def train(self):
+        self._exchange(1 - BETA, to_training=True)
+
+    @torch.no_grad()
+    def eval(self):
+        self._exchange(1 - 1 / BETA, to_training=False)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            assert group["train_mode"], "call train() before step()"
+            group["k"] += 1
+            for each in group["params"]:
+                if each.grad is None:
+                    continue
+                z = self.state[each].setdefault("z", each.clone())
+                share = 1 / group["k"]
+                each.lerp_(z, share)
+                each.add_(each.grad, alpha=group["lr"] * (BETA * (1 - share) - 1))
+                z.sub_(each.grad, alpha=group["lr"])
+
+
+def by_hand(num_epochs=3):
+    """Train without an evaluation; return the weights for evaluation and, by epoch, the loss with them."""
+    model = mlp()
+    optimizer, losses = ScheduleFreeSGD(model.parameters()), []
+    for _ in range(num_epochs):
+        optimizer.train()
+        for features, targets in loader(NUM_SAMPLES, BATCH_SIZE):
+            optimizer.zero_grad()
+            F.cross_entropy(model(features), targets).backward()
+            optimizer.step()
+        trained = [each.detach().clone() for each in model.parameters()]
+        optimizer.eval()
+        result = weights(model)
+        with torch.no_grad():
+            losses.append(F.cross_entropy(model(loader(16, 16).dataset.tensors[0]), loader(16, 16).dataset.tensors[1]))
+            for each, value in zip(model.parameters(), trained, strict=True):
+                each.copy_(value)
+        optimizer.param_groups[0]["train_mode"] = True
+    return result, [float(each) for each in losses]
+
+
+def train(*, batch_size=BATCH_SIZE, num_epochs=3, engine=None, **options):
+    runner = dl.SupervisedRunner().train(
+        model=mlp(),
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=lambda parameters: ScheduleFreeSGD(parameters),
+        loaders={"train": loader(NUM_SAMPLES, batch_size), "valid": loader(16, batch_size)},
+        num_epochs=num_epochs,
+        engine=engine or dl.CPUEngine(),
+        **quiet(),
+        **options,
+    )
+    return weights(runner.model), runner
+
+
+@pytest.mark.parametrize("options", [{}, {"valid_every_steps": 2}], ids=["each epoch", "within epochs"])
+def test_it_trains_and_evaluates_with_its_own_weights(options):
+    """An evaluation changes no digit of the training; the run ends with the weights for evaluation."""
+    expected, losses = by_hand()
+
+    found, runner = train(**options)
+
+    assert torch.equal(found, expected)
+    values = [epoch["valid"]["loss"] for epoch in runner.experiment_metrics.values()]
+    assert values == pytest.approx(losses, rel=1e-6)
+    assert not runner.optimizer.param_groups[0]["train_mode"]
+
+
+def test_checkpoints_hold_both(tmp_path):
+    """Inference gets the weights for evaluation, and a run that is killed within an epoch resumes exactly."""
+    expected, losses = by_hand()
+
+    def saver(**options):
+        return dl.CheckpointCallback(
+            tmp_path, loader_key="valid", metric_key="loss", minimize=True, mode="runner", every_steps=1, **options
+        )
+
+    with pytest.raises(KeyboardInterrupt):
+        train(callbacks=[saver(), Interrupt(13)], valid_every_steps=5)
+    found, _ = train(callbacks=[saver(resume_runner=tmp_path, load_best_on_end=True)], valid_every_steps=5)
+
+    assert torch.equal(found, expected)
+    state = load_checkpoint(tmp_path / "checkpoints" / "best.pth")
+    loaded = mlp()
+    loaded.load_state_dict(state["model_state_dict"])
+    assert torch.equal(weights(loaded), expected)
+    assert state["optimizer_state_dict"][""]["param_groups"][0]["train_mode"]
+    assert losses[-1] == min(losses)
+
+
+def test_plain_weights_are_those_for_evaluation(tmp_path):
+    """A checkpoint of mode "model", saved within an epoch, too."""
+    train(num_epochs=1, callbacks=[dl.CheckpointCallback(tmp_path, every_steps=1)])
+
+    loaded = mlp()
+    loaded.load_state_dict(load_checkpoint(tmp_path / "checkpoints" / "last.pth"))
+    assert torch.equal(weights(loaded), by_hand(1)[0])
+
+
+def test_an_evaluation_called_within_training_has_them_too():
+    """After the last step of an epoch its loss is that of the validation, and training continues unchanged."""
+    found = []
+
+    class Evaluate(dl.Callback):
+        def on_step_end(self, runner):
+            if runner.loader_batch_step == runner.loader_batch_len:
+                found.append(runner.evaluate_loader(loader(16, BATCH_SIZE))["loss"])
+
+    result, _ = train(callbacks=[Evaluate()])
+
+    expected, losses = by_hand()
+    assert torch.equal(result, expected)
+    assert found == pytest.approx(losses, rel=1e-6)
+
+
+def test_a_second_average_is_refused():
+    """EMACallback would exchange the same weights."""
+    with pytest.raises(ValueError, match=r"averages weights, and so does the optimizer"):
+        train(callbacks=[dl.EMACallback()])
+
+
+def in_processes():
+    """Train under DDP and FSDP2, in processes that exist."""
+    engines = {
+        "ddp": dl.DistributedDataParallelEngine(2, device="cpu", timeout_s=60),
+        "fsdp": dl.FullyShardedDataParallelEngine(2, device="cpu", timeout_s=60),
+    }
+    found = {}
+    for name, each in engines.items():
+        result, runner = train(engine=each, batch_size=BATCH_SIZE // 2, valid_every_steps=2)
+        found[name] = result, runner.epoch_metrics
+    return found
+
+
+@pytest.mark.slow
+def test_in_two_processes_the_weights_are_those_of_one():
+    """Whole and sharded weights are exchanged in place."""
+    found = together(in_processes)
+
+    expected, losses = by_hand()
+    for name, (actual, metrics) in found.items():
+        assert (actual - expected).abs().max() < 1e-6, name
+        assert metrics["valid"]["loss"] == pytest.approx(losses[-1], rel=1e-5)
