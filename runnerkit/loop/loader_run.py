@@ -185,6 +185,10 @@ def start_batch(runner: IRunner, batch: Batch) -> None:
     num_samples = steps.num_samples or size * run.num_processes
     if runner.loader_batch_step >= steps.first_uneven:
         weigh_step(runner, steps, number=runner.loader_batch_step - 1 - run.num_skipped)
+        if steps.is_idle:
+            from runnerkit.steps.odd_batches import begin_idle_step  # late, as few runs need it
+
+            begin_idle_step(runner, steps)
         num_samples = steps.total or num_samples
     runner.loader_sample_step += num_samples
     if runner.is_train_loader:

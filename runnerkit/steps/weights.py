@@ -140,10 +140,7 @@ def weigh_step(runner: IRunner, steps: StepSizes, *, number: int) -> None:
     steps.batch_end = IDLE if steps.is_idle else "on_batch_end"
     engine.loss_factor = _base_factor(runner)
     if steps.is_idle:
-        from runnerkit.steps.odd_batches import begin_idle_step  # late, as few runs need it
-
         engine.loss_factor = 0.0
-        begin_idle_step(runner, steps)
     elif sizes is not None and own is not None and runner.loss_reduction == "mean":
         mean = _mean(sizes)
         engine.loss_factor = None if mean is None or mean == own else own / mean
