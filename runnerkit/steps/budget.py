@@ -156,7 +156,7 @@ def _batches_of_samples(num_samples: int, loader: Any) -> int | None:
     share = share_of(loader)
     if getattr(share, "continues", False):
         loader, share = share.loader, share.share
-    stride = getattr(share, "stride", None)
+    stride: int | None = getattr(share, "stride", None)
     if stride is None or getattr(share, "batch_size", None) is None:
         return None
     length = count_batches(loader)
@@ -165,7 +165,8 @@ def _batches_of_samples(num_samples: int, loader: Any) -> int | None:
     if not length or not hasattr(share, "num_samples"):
         return None
     # Fewer samples if the loader is limited in batches.
-    passes, rest = divmod(num_samples, min(share.num_samples, length * stride))
+    size: int = min(share.num_samples, length * stride)
+    passes, rest = divmod(num_samples, size)
     return passes * length + math.ceil(rest / stride)
 
 
