@@ -222,7 +222,7 @@ def finish_batch(runner: IRunner) -> None:
         )
     logs = runner._logs
     is_step = runner.is_train_loader and steps.stepped_at == runner.batch_step
-    if logs.wants_batch_metrics and is_step and learning.is_due(runner, runner.log_every):
+    if logs.wants_batch_metrics and is_step and runner.optimizer_step % runner.log_every < steps.num_steps:
         logs.hand_over_steps(runner)  # earlier ones, long computed by now
         rates = rates_of_all(runner.optimizer)
         logs.queue.put(runner.step, {**runner.batch_metrics, **rates, **runner.batch_metrics})  # the user's "lr" stays
