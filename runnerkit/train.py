@@ -392,7 +392,8 @@ class Runner(IRunner):
 
     def _for_inference(self, model: Model | None, engine: IEngine | None) -> Self:
         """Return the runner that predicts: a copy within a run, whose model and engine stay, or for other processes."""
-        model, engine = lent(self, model, engine, otherwise=lambda: self._own_engine or get_available_engine())
+        with self._stage.evaluation_weights.evaluating():  # for a copy of the model
+            model, engine = lent(self, model, engine, otherwise=lambda: self._own_engine or get_available_engine())
         runner = copy.copy(self) if self._stage.training_model is not None or engine.in_use else self
         runner.model, runner.engine = model if model is not None else self.model, engine
         if not engine.is_ddp or engine.in_use:

@@ -146,6 +146,54 @@ def test_an_evaluation_called_within_training_has_them_too():
     assert found == pytest.approx(losses, rel=1e-6)
 
 
+@pytest.mark.parametrize("options", [{}, {"engine": dl.CPUEngine()}], ids=["its engine", "another engine"])
+def test_a_prediction_called_within_training_has_them_too(options):
+    """Also a generator of predictions that stays open while training continues, in which each batch has those of then.
+
+    Another engine predicts with a copy of the model, as it was at the call.
+    """
+    found, waiting = [], []
+
+    class Predict(dl.Callback):
+        def on_step_end(self, runner):
+            if runner.loader_batch_step == 1:
+                waiting.append(runner.predict_loader(loader=loader(16, BATCH_SIZE), **options))
+                next(waiting[0])
+            if runner.loader_batch_step == runner.loader_batch_len:
+                found.extend([runner.predict_loader(loader=loader(16, 16), **options), *waiting])
+                found[:] = [torch.cat([each["logits"] for each in one]) for one in found]
+
+    result, _ = train(callbacks=[Predict()], num_epochs=1)
+
+    expected, _ = by_hand(1)
+    assert torch.equal(result, expected)
+    with torch.no_grad():
+        logits = _with_weights(expected)(loader(16, 16).dataset.tensors[0])
+    torch.testing.assert_close(found[0], logits)
+    if not options:
+        torch.testing.assert_close(found[1], logits[BATCH_SIZE:])
+
+
+def test_what_the_end_of_a_stage_evaluates_or_predicts_leaves_its_weights():
+    """The optimizer is still in the mode for evaluation afterwards."""
+
+    class AtTheEnd(dl.Callback):
+        def on_stage_end(self, runner):
+            runner.evaluate_loader(loader(16, BATCH_SIZE))
+            list(runner.predict_loader(loader=loader(16, BATCH_SIZE)))
+
+    result, runner = train(callbacks=[AtTheEnd()])
+
+    assert torch.equal(result, by_hand()[0])
+    assert not runner.optimizer.param_groups[0]["train_mode"]
+
+
+def _with_weights(values):
+    model = mlp()
+    nn.utils.vector_to_parameters(values.float(), model.parameters())
+    return model
+
+
 def test_a_second_average_is_refused():
     """EMACallback would exchange the same weights."""
     with pytest.raises(ValueError, match=r"averages weights, and so does the optimizer"):

@@ -60,6 +60,6 @@ class EvaluationWeights:
                 self.train()
 
     def end(self) -> None:
-        """End with the weights for evaluation."""
+        """End with the weights for evaluation, which stay whatever else is evaluated."""
         self.eval()
-        self._kept = None
+        self._optimizers, self._kept = [], None

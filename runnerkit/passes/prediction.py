@@ -39,6 +39,7 @@ class Predictor(Protocol):
 
     engine: IEngine
     model: Any
+    _stage: Any
 
     def get_model(self, stage: str) -> Model:
         """Return the model, or several by key."""
@@ -139,7 +140,8 @@ def predict(runner: Predictor, prediction: Prediction) -> Generator[Any, None, N
     Between batches the generators of this process, and the modes of the runner's modules, are those of the caller.
     """
     runner.model = _model_of(runner)
-    return apart(_predict(runner, prediction), modules_in(vars(runner).values()))
+    weights = runner._stage.evaluation_weights
+    return apart(_predict(runner, prediction), modules_in(vars(runner).values()), weights)
 
 
 def _predict(runner: Predictor, prediction: Prediction) -> Generator[Any, None, None]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import nn
 
+from runnerkit.models.evaluation_weights import EvaluationWeights
 from runnerkit.models.modes import Modes
 from runnerkit.seeding.generators import Generators, keep_rng
 
@@ -50,12 +51,15 @@ def modules_in(values: Iterable[Any]) -> Iterator[nn.Module]:
             yield from (each for each in value if isinstance(each, nn.Module))
 
 
-def apart(values: Generator[T, None, None], modules: Iterable[nn.Module]) -> Generator[T, None, None]:
+def apart(
+    values: Generator[T, None, None], modules: Iterable[nn.Module], weights: EvaluationWeights
+) -> Generator[T, None, None]:
     """Yield `values`, whose computation has generators and modes of its own: those of the caller do not change.
 
     Args:
         values: closed with the result.
         modules: those whose modes it may change.
+        weights: exchanged for each value, as the caller may train in between.
     """
     modes, own = Modes(modules), None
     with closing(values):
@@ -65,7 +69,8 @@ def apart(values: Generator[T, None, None], modules: Iterable[nn.Module]) -> Gen
                 modes.swap()
                 own.restore()
             try:
-                value = next(values)
+                with weights.evaluating():
+                    value = next(values)
             except StopIteration:
                 return
             finally:
