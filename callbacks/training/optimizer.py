@@ -44,7 +44,8 @@ class OptimizerCallback(IOptimizerCallback):
             by ``runner.batch_weight``; the last step of a loader averages the remaining ones, which are dropped if the
             loader is ended early. With 1 it is the runner's `accumulation_steps`.
         grad_clip_fn: clips the unscaled gradients of the whole step: a function of parameters, or the name of one
-            in ``torch.nn.utils``.
+            in ``torch.nn.utils``. Instead of a parameter with a sparse gradient it gets the rows that this concerns,
+            with a dense one.
         grad_clip_params: keyword arguments of `grad_clip_fn`.
         grad_clip_norm, grad_clip_value: largest norm of all its gradients together, largest magnitude of each; pass one
             of them, or `grad_clip_fn`. Without any, ``runner.gradient_clip`` is the norm of the gradients of all such

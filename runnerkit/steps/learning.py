@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from runnerkit.errors import UnknownKeyError
+from runnerkit.steps.sparse_gradients import with_dense_gradients
 from runnerkit.steps.weights import Learned, StepSizes, divisor_of, total_share, weigh_batch
 from runnerkit.support.torch_internals import divide_each_, local
 from runnerkit.types import as_dict
@@ -54,7 +55,7 @@ def learn(runner: IRunner, loss: Tensor, *, optimizer: str | Optimizer | None, c
         clip = runner.gradient_clip if clip is None else clip
         if clip is not None:
             norm = clip if callable(clip) else partial(nn.utils.clip_grad_norm_, max_norm=clip)
-            engine.clip_gradients(chosen, norm)
+            engine.clip_gradients(chosen, lambda parameters: norm(with_dense_gradients(parameters)))
         engine.step(chosen)
     _count(runner, chosen, steps.learned, loss.detach().abs())
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from runnerkit.steps.sparse_gradients import values_of, with_dense_gradients
 from runnerkit.support.arguments import check_mappings
 
 ClipFn = Callable[..., Any] | str | None
@@ -15,6 +16,8 @@ ClipFn = Callable[..., Any] | str | None
 
 def make_clip(clip_fn: ClipFn, params: dict[str, Any] | None) -> Callable[[list[Tensor]], Any] | None:
     """Bind `params` to a clipping function, given as such or by its name in ``torch.nn.utils``.
+
+    Instead of a parameter with a sparse gradient, it gets the rows that this concerns, with a dense one.
 
     Raises:
         ValueError: the function does not exist, or `params` are given without a function.
@@ -29,7 +32,7 @@ def make_clip(clip_fn: ClipFn, params: dict[str, Any] | None) -> Callable[[list[
     function = getattr(torch.nn.utils, clip_fn, None) if isinstance(clip_fn, str) else clip_fn
     if not callable(function):
         raise ValueError(f"grad_clip_fn={clip_fn!r} is not a function of torch.nn.utils; try 'clip_grad_norm_'")
-    return lambda parameters: function(parameters, **(params or {}))
+    return lambda parameters: function(with_dense_gradients(parameters), **(params or {}))
 
 
 def check_clip(owner: object, clip_fn: ClipFn, params: dict[str, Any] | None) -> None:
@@ -43,7 +46,9 @@ def check_clip(owner: object, clip_fn: ClipFn, params: dict[str, Any] | None) ->
 
 def gradient_norm(parameters: list[Tensor]) -> Tensor:
     """Return the Euclidean norm of all gradients, a () tensor on their device; every rank must call this."""
-    return full_norm(torch.nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None]))
+    return full_norm(
+        torch.nn.utils.get_total_norm([values_of(each.grad) for each in parameters if each.grad is not None])
+    )
 
 
 def full_norm(norm: Tensor) -> Tensor:
