@@ -11,11 +11,12 @@ from runnerkit.loop.attributes import LoaderAttributes, ProcessState
 from runnerkit.loop.loader_metrics import check_means, new_means, reduce_metrics
 from runnerkit.metrics.means import LoaderMeans
 from runnerkit.resume import resume_point
-from runnerkit.sampling.sharding import batches_of, count_batches, is_length_sure, start_epoch
+from runnerkit.sampling.sharding import batches_of, count_batches, gives_new_batches, is_length_sure, start_epoch
 from runnerkit.steps import learning, step_watch
 from runnerkit.steps.budget import is_over, limit_pass
 from runnerkit.steps.learning_rates import rates_of_all
 from runnerkit.steps.weights import StepSizes, sizes_of_pass, weigh_step
+from runnerkit.support.device_move import copied
 from runnerkit.support.host_copy import as_number
 from runnerkit.types import Batch, as_dict, like
 
@@ -161,10 +162,13 @@ def _with_its_end_known(runner: IRunner, batches: Iterator[Batch], *, looks_ahea
     Args:
         looks_ahead: fetch each batch ahead; otherwise only those at the end that the loader claims, and beyond.
     """
+    is_kept = gives_new_batches(runner.loader)
     batch = next(batches, _END)
     while batch is not _END:
         number, length = runner.loader_batch_step + 1, runner.loader_batch_len
         is_ahead = looks_ahead or (length is not None and number >= length)
+        if is_ahead and not is_kept:
+            batch = copied(batch)  # the loader may write the next one into the same memory
         following = next(batches, _END) if is_ahead else None
         if following is _END:
             runner.loader_batch_len = number

@@ -10,7 +10,14 @@ from types import NoneType
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    SequentialSampler,
+    default_collate,
+)
 
 from runnerkit.sampling.feed import feed_of, with_feed
 from runnerkit.sampling.loader_worker import naming_the_dead
@@ -238,6 +245,13 @@ def count_batches(loader: Any) -> int | None:
         return length_of(feed_of(loader))
     except TypeError:
         return None
+
+
+def gives_new_batches(loader: Any) -> bool:
+    """Return whether each batch of a loader surely has memory of its own: with workers, or if torch collates it."""
+    while getattr(loader, "wraps_loader", False):
+        loader = loader.origin
+    return isinstance(loader, DataLoader) and (loader.num_workers > 0 or loader.collate_fn is default_collate)
 
 
 def is_length_sure(loader: Any) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, MutableMapping
-from copy import copy
+from collections.abc import Callable, Mapping, MutableMapping
+from copy import copy, deepcopy
 from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,20 +36,41 @@ def move(value: Any, device: torch.device, *, channels_last: bool = False) -> An
         return [move(item, device, channels_last=channels_last) for item in value]
     if isinstance(value, _PLAIN):
         return value
-    move_inner, kind = partial(move, device=device, channels_last=channels_last), cast(Any, type(value))
+    return _rebuilt(value, partial(move, device=device, channels_last=channels_last))
+
+
+def copied(value: Any) -> Any:
+    """Copy the tensors and arrays of a batch, which its loader may overwrite, and objects with a method ``to``.
+
+    >>> buffer = torch.zeros(1)
+    >>> batch = copied({"features": [buffer], "name": "a"})
+    >>> buffer += 1
+    >>> batch
+    {'features': [tensor([0.])], 'name': 'a'}
+    """
+    if isinstance(value, Tensor):
+        return value.clone()
+    if isinstance(value, np.ndarray) or callable(getattr(type(value), "to", None)):
+        return deepcopy(value)
+    return value if isinstance(value, _PLAIN) else _rebuilt(value, copied)
+
+
+def _rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a container of the type of `value` whose items are changed; anything else as it is."""
+    kind = cast(Any, type(value))
     if isinstance(value, tuple | frozenset):
-        return _same_kind(value, [move_inner(item) for item in value])
+        return _same_kind(value, [change(item) for item in value])
     if isinstance(value, list | deque | MutableMapping):
         parts = value.items() if isinstance(value, MutableMapping) else enumerate(value)
-        return _with_items(value, {key: move_inner(item) for key, item in parts})
+        return _with_items(value, {key: change(item) for key, item in parts})
     if isinstance(value, set):
-        return kind(map(move_inner, value))
+        return kind(map(change, value))
     if isinstance(value, Mapping):
-        return kind({key: move_inner(item) for key, item in value.items()})
+        return kind({key: change(item) for key, item in value.items()})
     if is_dataclass(value) and not isinstance(value, type):
         moved = copy(value)  # unlike the constructor, it computes nothing again
         for name in (each.name for each in fields(value) if hasattr(value, each.name)):
-            object.__setattr__(moved, name, move_inner(getattr(value, name)))
+            object.__setattr__(moved, name, change(getattr(value, name)))
         return moved
     return value
 
