@@ -9,6 +9,7 @@ from torch import nn
 
 from runnerkit.engine import EngineOptions
 from runnerkit.engines.launch.single_process import SingleProcessEngine
+from runnerkit.models.parameters import check_shapes
 from runnerkit.precision import FP32, Precision
 
 __all__ = ["DataParallelEngine"]
@@ -55,6 +56,8 @@ def split_batches(module: nn.Module, device: torch.device) -> nn.Module:
         return module
     first = torch.cuda.current_device() if device.index is None else device.index
     others = [index for index in range(torch.cuda.device_count()) if index != first]
+    if others:
+        check_shapes(module, "DataParallel")
     return nn.DataParallel(module, device_ids=[first, *others])
 
 

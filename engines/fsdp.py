@@ -19,6 +19,7 @@ from runnerkit.engine import uncompiled
 from runnerkit.engines.launch.process_group import ProcessGroupEngine, ProcessGroupOptions
 from runnerkit.engines.sharding.shard_policy import ShardPolicy, check_parameters, check_places
 from runnerkit.metrics.reduction import Processes
+from runnerkit.models.parameters import check_shapes
 from runnerkit.precision import AMP, FP32
 from runnerkit.seeding.initialization import parameters_on_meta
 from runnerkit.support.torch_internals import merge_dimensions
@@ -194,8 +195,10 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
         return super().prepare_loader(loader, key=key, training=training or self.never_whole, seed=seed)
 
     def prepare_model(self, model: nn.Module) -> nn.Module:
-        # A trained model may be larger than the device: only its shards are moved there.
-        return model if _is_trained(model) else super().prepare_model(model)
+        if not _is_trained(model):
+            return super().prepare_model(model)
+        check_shapes(model, type(self).__name__)
+        return model  # it may be larger than the device: only its shards are moved there
 
     def prepare(
         self, models: dict[str, nn.Module], optimizers: dict[str, Optimizer]

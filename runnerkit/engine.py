@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from runnerkit.metrics.reduction import Processes
+from runnerkit.models.parameters import check_shapes
 from runnerkit.models.regions import Regions, check_classes
 from runnerkit.models.restored import restored
 from runnerkit.precision import FP32, Precision
@@ -261,7 +262,13 @@ class IEngine(ABC):
         return nullcontext()
 
     def prepare_model(self, model: nn.Module) -> nn.Module:
-        """Move `model` to the device, before the optimizer is created from its parameters."""
+        """Move `model` to the device, before the optimizer is created from its parameters.
+
+        Raises:
+            ValueError: the engine needs the shapes of the parameters, which lazy modules do not know yet.
+        """
+        if self.is_ddp or self.channels_last:
+            check_shapes(model, type(self).__name__ if self.is_ddp else "channels_last=True")
         if self.channels_last:
             return model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
         return model.to(self.device)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from runnerkit.callback import Callback, CallbackOrder, last_training_loader
 from runnerkit.errors import UnknownKeyError
 from runnerkit.models.magnitude_pruning import PruningFn, new_mask, prunable, pruning_function, sparsity
+from runnerkit.models.parameters import check_shapes
 from runnerkit.support.arguments import check_integers, check_names, check_numbers, check_strings
 from runnerkit.support.torch_internals import multiply_each_
 from runnerkit.types import StateDict, as_dict
@@ -101,6 +102,7 @@ class PruningCallback(Callback):
         if (self.model_key or "") not in models:
             raise UnknownKeyError(f"PruningCallback needs model {self.model_key!r}; the runner has {sorted(models)}")
         module = runner.engine.unwrap(models[self.model_key or ""])
+        check_shapes(module, "PruningCallback")
         self._parameters = prunable(module, keys=self.keys_to_prune, layers=self.layers_to_prune)
         if any(hasattr(each, "full_tensor") for each in self._parameters.values()):
             raise ValueError("PruningCallback cannot prune a sharded model: use DistributedDataParallelEngine")

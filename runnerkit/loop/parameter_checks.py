@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from runnerkit.types import as_dict
 
@@ -105,5 +106,5 @@ def check_criterion(criterion: Any, engine: IEngine, *, loss_reduction: str) -> 
 
 
 def _shapes(parameters: list[Tensor]) -> str:
-    shapes = [str(tuple(each.shape)) for each in parameters[:_MOST_SHAPES]]
+    shapes = ["unknown" if is_lazy(each) else str(tuple(each.shape)) for each in parameters[:_MOST_SHAPES]]
     return ", ".join([*shapes, "..."] if len(parameters) > _MOST_SHAPES else shapes)

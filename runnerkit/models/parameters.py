@@ -7,6 +7,32 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parameter import is_lazy
+
+_MOST_NAMES = 5
+
+
+def check_shapes(model: nn.Module, reader: str) -> None:
+    """Raise unless the shapes of all parameters and buffers are known, also those of lazy modules.
+
+    Args:
+        reader: what needs the shapes.
+    Raises:
+        ValueError: with their names and what to write.
+
+    >>> check_shapes(nn.LazyLinear(1), "EMACallback")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ValueError: EMACallback needs the shapes of all parameters, but those of lazy modules ... 'weight', 'bias': ...
+    """
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    names = [repr(name) for name, each in tensors if is_lazy(each)]
+    if names:
+        named = ", ".join([*names[:_MOST_NAMES], "..."] if len(names) > _MOST_NAMES else names)
+        raise ValueError(
+            f"{reader} needs the shapes of all parameters, but those of lazy modules have none before their first "
+            f"batch, {named}: run one through the model in get_model, or before you pass it to train(), such as "
+            "model(torch.zeros(2, NUM_FEATURES))"
+        )
 
 
 def set_requires_grad(model: nn.Module, requires_grad: bool | Mapping[str, bool]) -> None:

@@ -10,6 +10,7 @@ from torch import nn
 from runnerkit.callback import CallbackOrder, ICheckpointCallback, IWeightAverageCallback, innermost
 from runnerkit.callbacks.training.parts.averaged_weights import AveragedWeights, AverageFn
 from runnerkit.errors import UnknownKeyError
+from runnerkit.models.parameters import check_shapes
 from runnerkit.support.arguments import check_strings
 from runnerkit.types import StateDict, as_dict
 
@@ -66,6 +67,7 @@ class WeightAverageCallback(IWeightAverageCallback):
         if runner._stage.evaluation_weights:
             raise ValueError(f"{name} averages weights, and so does the optimizer, which has eval(): leave one out")
         for model in models.values():
+            check_shapes(model, name)
             short = {str(each.dtype) for each in model.parameters() if each.dtype.itemsize < 4}
             if short:
                 raise ValueError(
