@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from benchmarks.calls import calls_per_step
 from runnerkit import dl
@@ -21,12 +21,12 @@ BATCHES = list(DataLoader(classification(150 * 4), batch_size=4))
 MARGIN = 2 if torch.__version__.startswith("2.13.") else 8
 
 
-def by_hand(num_steps, accuracy=False):
+def by_hand(num_steps, accuracy=False, batches=None):
     """Train and sum the loss without host synchronization, in a hand-written loop."""
     model = mlp(dropout=0.0)
     optimizer, criterion = sgd(model), nn.CrossEntropyLoss()
     total, hits = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.int64)
-    for features, targets in BATCHES[:num_steps]:
+    for features, targets in BATCHES[:num_steps] if batches is None else batches:
         optimizer.zero_grad()
         logits = model(features)
         loss = criterion(logits, targets)
@@ -46,13 +46,16 @@ def evaluate_by_hand(num_batches):
             total += criterion(model(features), targets) * len(targets)
 
 
-def ours(num_steps, *callbacks, runner=dl.SupervisedRunner, num_valid=0, **options):
+def ours(num_steps, *callbacks, runner=dl.SupervisedRunner, num_valid=0, batches=None, **options):
     model = mlp(dropout=0.0)
     runner().train(
         model=model,
         criterion=nn.CrossEntropyLoss(),
         optimizer=sgd(model),
-        loaders={"train": BATCHES[:num_steps], **({"valid": BATCHES[:num_valid]} if num_valid else {})},
+        loaders={
+            "train": BATCHES[:num_steps] if batches is None else batches,
+            **({"valid": BATCHES[:num_valid]} if num_valid else {}),
+        },
         callbacks=list(callbacks),
         engine=dl.CPUEngine(),
         **{"loggers": {"console": None}, **options},
@@ -81,6 +84,50 @@ class Quiet(dl.Runner):
 def test_a_step_keeps_to_its_budget_of_calls(train, budget):
     """A step makes at most `budget` more calls of Python functions and builtins than the hand-written loop."""
     assert calls_per_step(train) - calls_per_step(by_hand) <= budget + MARGIN
+
+
+class Rows(Dataset):
+    """Map-style data set that draws nothing and does not say so."""
+
+    def __init__(self, num_steps):
+        self.num_steps = num_steps
+
+    def __len__(self):
+        return 4 * self.num_steps
+
+    def __getitem__(self, index):
+        features, targets = BATCHES[index // 4]
+        return features[index % 4], targets[index % 4]
+
+
+class BatchStream(IterableDataset):
+    """Stream of batches that draws nothing and does not say so."""
+
+    def __init__(self, num_steps):
+        self.num_steps = num_steps
+
+    def __iter__(self):
+        yield from BATCHES[: self.num_steps]
+
+
+@pytest.mark.parametrize(
+    ("load", "budget"),
+    [
+        (lambda num_steps: DataLoader(Rows(num_steps), batch_size=4, shuffle=True), 23),
+        (lambda num_steps: DataLoader(BatchStream(num_steps), batch_size=None), 19),
+    ],
+    ids=["map-style", "stream of batches"],
+)
+def test_looking_whether_data_draw_keeps_to_its_budget_of_calls(load, budget):
+    """Data that may draw random numbers add a limited number of calls to those of torch's own loader."""
+
+    def raw(num_steps):
+        by_hand(num_steps, batches=load(num_steps))
+
+    def trained(num_steps):
+        ours(num_steps, batches=load(num_steps))
+
+    assert calls_per_step(trained) - calls_per_step(raw) <= budget + MARGIN
 
 
 def cycle(optimizer):

@@ -53,54 +53,61 @@ class SeededDataset(Dataset[Any]):
         self.dataset = dataset
         self.seed = seed
         self.collate_fn = collate_fn
-        self._epoch = -1
+        self._epoch, self._is_in_worker = -1, False  # what follows is found out once per epoch and process
+        self._draws_nothing, self._fetches_batches = False, False
+        self._known = set[str]()  # generators that it is drawn from
         # Per generator, whether it is drawn from. In shared memory, since each epoch starts new workers.
         self._is_drawn_from = torch.tensor([training and name == "torch" for name in GENERATORS]).share_memory_()
 
     def __getitem__(self, place: Place) -> Any:
         """Fetch the item at the index of `place`, which may have any type."""
         self._enter(place.epoch)
-        if draws_nothing(self.dataset):
+        if self._draws_nothing:
             item = self.dataset[place.index]
         else:
             positions = range(place.position, place.position + 1)
             [item] = self._drawn(PlacedBatch(place.epoch, positions, [place.index]))
-        seed_collate(self.collate_fn, seed=self.seed, epoch=place.epoch, position=place.position)
+        if self._is_in_worker:
+            seed_collate(self.collate_fn, seed=self.seed, epoch=place.epoch, position=place.position)
         return item
 
     def __getitems__(self, batch: PlacedBatch) -> Any:
         """Fetch the samples of `batch`, in order: a list, or the data set's own kind of batch."""
+        self._enter(batch.epoch)
         if not batch.indices:
             return self._batch([])
-        self._enter(batch.epoch)
         fetched = self._fetched(batch)
-        seed_collate(self.collate_fn, seed=self.seed, epoch=batch.epoch, position=batch.positions[0])
+        if self._is_in_worker:
+            seed_collate(self.collate_fn, seed=self.seed, epoch=batch.epoch, position=batch.positions[0])
         return fetched
 
     def _fetched(self, batch: PlacedBatch) -> Any:
-        if draws_nothing(self.dataset):
+        if self._draws_nothing:
             return self._batch(batch.indices)
-        if not _fetches_batches(self.dataset):
+        if not self._fetches_batches:
             return self._drawn(batch)
-        with nullcontext() if _in_worker() else keep_cpu_rng():
+        with nullcontext() if self._is_in_worker else keep_cpu_rng():
             seed_generators(*self._seeds(batch.part(0, 1)))
             return self._batch(batch.indices)
 
     def _enter(self, epoch: int) -> None:
-        if _in_worker() and epoch != self._epoch:  # a persistent worker
-            self._epoch = epoch
+        is_in_worker = get_worker_info() is not None
+        if epoch == self._epoch and is_in_worker is self._is_in_worker:
+            return
+        self._epoch, self._is_in_worker = epoch, is_in_worker
+        self._known = {name for name, known in zip(GENERATORS, self._is_drawn_from.tolist(), strict=True) if known}
+        if is_in_worker:  # a persistent one
             set_epoch(epoch, self.dataset, self.collate_fn)
+        self._draws_nothing, self._fetches_batches = draws_nothing(self.dataset), _fetches_batches(self.dataset)
 
     def _batch(self, indices: list[Any]) -> Any:
-        if _fetches_batches(self.dataset):
+        if self._fetches_batches:
             return self.dataset.__getitems__(indices)
         return [self.dataset[index] for index in indices]
 
     def _drawn(self, batch: PlacedBatch) -> list[Any]:
         before, drawn_from = CPUState(), set(GENERATORS)  # a sample that fails may have drawn from any
-        known = {
-            name for name, is_drawn_from in zip(GENERATORS, self._is_drawn_from.tolist(), strict=True) if is_drawn_from
-        }
+        known = self._known
         try:
             items = self._seeded(batch, known)
             while moved := before.moved(apart_from=known):
@@ -109,7 +116,7 @@ class SeededDataset(Dataset[Any]):
                 items = self._seeded(batch, known)
             drawn_from = known
         finally:
-            if not _in_worker():
+            if not self._is_in_worker:
                 before.restore(drawn_from)
         return items
 

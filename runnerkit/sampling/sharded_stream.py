@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import count, islice
+from itertools import chain, count, islice
 from typing import Any, NamedTuple
 
 import torch
@@ -203,20 +203,20 @@ class ShardedStream(IterableDataset[Any]):
             The chunk, and the samples behind it.
         """
         if self._draws_nothing:
-            with self._no_worker():
-                return self._chunk(samples), samples
+            return self._chunk(samples), samples
         outside, inside = CPUState(), self._inside
         own: Collection[str] = GENERATORS if begin < _NUM_WATCHED else self._drawn_from
-        inside.restore(own)
-        with self._no_worker():
-            chunk = self._chunk(samples)
-            moved = (inside if own is GENERATORS else outside).moved(apart_from=self._drawn_from)
-            if moved and own is not GENERATORS:
-                own, samples = GENERATORS, self._samples()
-                self._inside.restore()
+        if own:
+            inside.restore(own)
+        chunk = self._chunk(samples)
+        moved = (inside if own is GENERATORS else outside).moved(apart_from=self._drawn_from)
+        if moved and own is not GENERATORS:
+            own, samples = GENERATORS, self._samples()
+            self._inside.restore()
+            with self._no_worker():
                 next(islice(samples, begin, begin), None)  # skips them
-                chunk = self._chunk(samples)
-                moved = self._inside.moved()
+            chunk = self._chunk(samples)
+            moved = self._inside.moved()
         self._drawn_from |= moved
         if own:
             self._inside = CPUState()
@@ -224,6 +224,12 @@ class ShardedStream(IterableDataset[Any]):
         return chunk, samples
 
     def _chunk(self, samples: Iterator[Any]) -> Chunk:
+        if self._worker is None:  # a context manager that does nothing would cost three calls
+            return self._next_chunk(samples)
+        with without_worker_info():
+            return self._next_chunk(samples)
+
+    def _next_chunk(self, samples: Iterator[Any]) -> Chunk:
         if self.world_size == 1:
             part = list(islice(samples, self.stride))
             return Chunk(part[:2], part, len(part))
@@ -245,15 +251,15 @@ class ShardedStream(IterableDataset[Any]):
             seed_generators(derive_seed(self.seed, "stream", epoch))
             samples = iter(self.dataset)
             self._inside = CPUState()
-        return self._rest(samples, num_consumed)
+        # Reads the rest without a call for each sample.
+        return chain(self._first(samples, num_consumed), samples)
 
-    def _rest(self, samples: Iterator[Any], num_consumed: int) -> Iterator[Any]:
+    def _first(self, samples: Iterator[Any], num_consumed: int) -> Iterator[Any]:
         for position, sample in enumerate(islice(samples, max(NUM_SAMPLES, num_consumed))):
             if self.head is not None and position < NUM_SAMPLES:
                 self.head.note(self._worker[0] if self._worker is not None else 0, position, sample)
             if position >= num_consumed:
                 yield sample
-        yield from samples
 
     def _no_worker(self) -> AbstractContextManager[None]:
         """Hide the worker: a stream that splits itself by worker would yield only a part of what is split here."""
