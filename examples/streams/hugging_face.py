@@ -73,7 +73,6 @@ def main(arguments: Sequence[str] | None = None) -> dl.SupervisedRunner:
     cache = str(options.data / "cache")
     streams: Any = datasets.load_dataset("parquet", data_files=files, streaming=True, cache_dir=cache)
     train, valid = streams["train"].shuffle(seed=0, buffer_size=50).map(augmented), streams["valid"]
-    train.lanes, valid.lanes = (4, 2), (2, 2)
     utils.set_global_seed(42)
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     batch_size = 32 if options.ddp else 64  # two processes see the batches of one

@@ -21,6 +21,7 @@ from runnerkit.engine import IEngine
 from runnerkit.loop.checks import check_one_loader
 from runnerkit.loop.hooks import call_hook
 from runnerkit.passes.undisturbed import apart, modules_in
+from runnerkit.sampling.orders import PREDICT
 from runnerkit.sampling.sampler import ShardedBatchSampler
 from runnerkit.sampling.sharding import batches_of, distributed_sampler_of, share_of
 from runnerkit.seeding.generators import derive_seed, set_global_seed
@@ -30,8 +31,6 @@ from runnerkit.storage.rows import interleave, take_off
 from runnerkit.types import Batch, Model, as_dict, like
 
 logger = logging.getLogger(__name__)
-
-KEY = "predict"  # of the loader, in messages
 
 
 class Predictor(Protocol):
@@ -91,7 +90,7 @@ class Prediction:
                 "the loader has its own DistributedSampler, which repeats samples to fill all processes: "
                 "remove it, because the engine gives each process its share"
             )
-        loader = engine.prepare_loader(self.loader, key=KEY, training=False, seed=self.seed)
+        loader = engine.prepare_loader(self.loader, key=PREDICT, training=False, seed=self.seed)
         share = share_of(loader)
         if hasattr(share, "drop_last"):
             share.drop_last = False
@@ -183,7 +182,7 @@ def _batches(runner: Predictor, loader: Any, prediction: Prediction) -> Iterator
             if prediction.as_rows:
                 made = take_off(made, batch, num_samples=_num_samples(share_of(loader), number))
         except Exception as error:
-            error.add_note(f"in batch {number} of loader {KEY!r}, rank {engine.rank}")
+            error.add_note(f"in batch {number} of loader {PREDICT!r}, rank {engine.rank}")
             raise
         yield made
 
@@ -195,7 +194,7 @@ def _warn_of_gaps(loader: Any, share: Any) -> None:
         logger.warning(
             "loader %r: its sampler keeps drop_last=True, so the samples of a short last batch are not predicted; "
             "use drop_last=False",
-            KEY,
+            PREDICT,
         )
 
 
@@ -207,7 +206,7 @@ def _warn_of_shuffling(loader: Any) -> None:
         logger.warning(
             "loader %r shuffles: predictions come in its order, not in the data set's; use shuffle=False, or "
             "return an identifier of each sample from predict_batch",
-            KEY,
+            PREDICT,
         )
 
 

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from runnerkit.sampling.lanes import can_divide
 from runnerkit.sampling.sampler import set_epoch
 from runnerkit.sampling.seeded_dataset import seed_collate
 from runnerkit.sampling.shards import Shards, can_seek
@@ -64,6 +65,8 @@ class LaneStream(IterableDataset[Any]):
     Args:
         shards: of the stream.
         lanes, turns: lanes in each turn, and turns; a multiple of the processes, and of the workers.
+        are_default: whether a resumed pass keeps the lanes that it was saved with, if they can be divided too.
+        num_workers: the loader's.
         batch_size: samples per batch and process; None if the stream yields batches, which are distributed whole.
         training: whether lanes read their shards in random order, and all processes need the same number of batches.
         endless: whether a lane that has ended starts again.
@@ -80,16 +83,16 @@ class LaneStream(IterableDataset[Any]):
     def __init__(
         self, shards: Shards, *, lanes: int, turns: int, batch_size: int | None, training: bool, endless: bool,
         rank: int, world_size: int, seed: int, key: str, collate_fn: Callable[[Any], Any],
+        are_default: bool = False, num_workers: int = 0,
     ) -> None:  # fmt: skip
-        if batch_size is None:  # item n belongs to lane n % (lanes * turns), whatever the number of processes
-            lanes, turns = world_size, lanes * turns // world_size
-        self.shards, self.lanes, self.turns = shards, lanes, turns
+        self.shards = shards
+        self.are_default, self.num_workers = are_default, num_workers
         self.batch_size, self.training, self.endless = batch_size, training, endless
         self.rank, self.world_size = rank, world_size
         self.seed, self.key = seed, key
         self.collate_fn = collate_fn
         self.stride = (batch_size or 1) * world_size  # samples from one batch of this process to its next
-        self.samples_per_lane = self.stride // lanes  # in a step
+        self._take_lanes(lanes, turns)
         self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()  # persistent workers read it
         self._start = self._beginning(0)
         self._ahead: dict[int, deque[Place]] = {}
@@ -100,6 +103,12 @@ class LaneStream(IterableDataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "start_sum": None}  # workers do not sum
+
+    def _take_lanes(self, lanes: int, turns: int) -> None:
+        if self.batch_size is None:  # item n belongs to lane n % (lanes * turns), whatever the number of processes
+            lanes, turns = self.world_size, lanes * turns // self.world_size
+        self.lanes, self.turns = lanes, turns
+        self.samples_per_lane = self.stride // lanes  # in a step
 
     @property
     def shares_whole_batches(self) -> bool:
@@ -160,15 +169,24 @@ class LaneStream(IterableDataset[Any]):
         """Continue at a position, with any number of processes and any batch size.
 
         Raises:
-            ValueError: the position is that of a stream with other lanes.
+            ValueError: the position is that of a stream with other lanes, which were set or cannot be divided, or
+                that of a stream without lanes.
         """
-        saved = position.get("lanes") if isinstance(position, dict) else None
-        if saved != self._layout:
-            was = f"with lanes={tuple(saved)}" if saved else "before it had lanes"
+        if not isinstance(position, dict):
             raise ValueError(
-                f"loader {self.key!r}: its position was saved {was}, and now it has lanes={tuple(self._layout)}; set "
-                "dataset.lanes, or batch_size x processes, as before"
+                f"loader {self.key!r}: its position was saved before its stream was divided into lanes; set "
+                "dataset.lanes = (1, 1), the stream's own order, to continue"
             )
+        saved = position["lanes"]
+        if saved != self._layout:
+            job: dict[str, Any] = {"world_size": self.world_size, "num_workers": self.num_workers}
+            stride = None if self.batch_size is None else self.stride
+            if not self.are_default or not can_divide(*saved, stride=stride, **job):
+                raise ValueError(
+                    f"loader {self.key!r}: its position was saved with lanes={tuple(saved)}, and now it has "
+                    f"lanes={tuple(self._layout)}; set dataset.lanes, or batch_size x processes, as before"
+                )
+            self._take_lanes(*saved)
         self._epoch[0] = position["epoch"]
         places, turn = [Place(*place) for place in position["places"]], position["turn"]
         if self.batch_size is None:  # the lane of the next batch
@@ -233,24 +251,18 @@ class LaneStream(IterableDataset[Any]):
             part, sizes_there = following
 
     def _stand_in(self) -> Any:
-        """Return a batch of this process's first samples, as large as any other.
-
-        Raises:
-            ValueError: it has none.
-        """
+        """Return a batch of this process's first samples, or of others' if it has none, as large as any other."""
         epoch = int(self._epoch[0])
         with keep_cpu_rng():
             seed_generators(derive_seed(self.seed, "stand-in", epoch))
-            own = (lane for lane in range(self.lanes * self.turns) if lane % self.world_size == self.rank)
-            for index in chain.from_iterable(self.shards_of_lane(lane, epoch=epoch, lap=0) for lane in own):
+            lanes = sorted(range(self.lanes * self.turns), key=lambda lane: lane % self.world_size != self.rank)
+            for index in chain.from_iterable(self.shards_of_lane(lane, epoch=epoch, lap=0) for lane in lanes):
                 shard = self.shards.open(int(index), epoch=epoch, seed=self.seed)
                 samples = list(islice(shard, self.batch_size or 1))
                 if samples:
                     full = list(islice(cycle(samples), self.batch_size or 1))
                     return self.collate_fn(full[0] if self.batch_size is None else full)
-        raise ValueError(
-            f"loader {self.key!r}: all shards of process {self.rank} are empty; set dataset.lanes to fewer lanes"
-        )
+        raise ValueError(f"loader {self.key!r}: its shards had samples, and now they are empty")
 
     def _next(self, parts: Iterator[Part], start_sum: Callable[[torch.Tensor], Any]) -> tuple[Part | None, Any]:
         """Fetch a part, and start to tell all processes its size; -1 if there is none."""

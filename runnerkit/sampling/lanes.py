@@ -264,6 +264,28 @@ def default_lanes(num_parts: int, stride: int | None) -> tuple[int, int]:
     return (most if stride is None else next(each for each in range(most, 0, -1) if stride % each == 0)), turns
 
 
+def even_lanes(num_parts: int, stride: int | None) -> tuple[int, int]:
+    """Choose up to 8 x 8 lanes of equally many parts if possible, and 2 x 2 if there are 4 parts.
+
+    Their numbers are powers of two, which most jobs divide, and depend neither on processes nor on workers.
+    """
+    most = max(gcd(num_parts, 64), next(number for number in (4, 2, 1) if number <= num_parts))
+    lanes = gcd(stride or 8, next(number for number in (8, 4, 2, 1) if number**2 <= 2 * most))
+    return lanes, min(8, most // lanes)
+
+
+def can_divide(lanes: int, turns: int, *, stride: int | None, world_size: int, num_workers: int) -> bool:
+    """Return whether each lane has one reader, which is a process or one of its workers.
+
+    Args:
+        stride: samples in a step of the job; None if whole batches are distributed.
+    """
+    num_workers = max(1, num_workers)
+    if stride is None:
+        return lanes * turns % (world_size * num_workers) == 0
+    return stride % lanes == 0 and lanes % world_size == 0 and turns % num_workers == 0
+
+
 def _num_readers(num_parts: int, num_takers: int) -> int:
     """Return how many of the processes, or workers, read each part, if they take its samples in turns."""
     return max(1, num_takers) // gcd(num_parts, max(1, num_takers))

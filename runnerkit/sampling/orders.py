@@ -7,6 +7,8 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, SequentialSampler
 
+PREDICT = "predict"  # the key of a loader whose order is kept, as its predictions come in it
+
 
 def order_of(share: Any) -> dict[str, Any] | None:
     """Describe the length and order of a share as plain values; None for a stream without shards or other loaders."""

@@ -116,7 +116,7 @@ class ShardedStream(IterableDataset[Any]):
             saved = tuple(position["lanes"])
             raise ValueError(
                 f"loader {self.key!r}: its position was saved with lanes={saved}, but now its stream is not divided; "
-                "resume with processes and workers that divide the lanes, and with epoch_steps"
+                "resume with processes and workers that divide the lanes, and with lanes and drop_last as before"
             )
         self._start[1] = position[0] if isinstance(position, list) else position  # 0.1 saved a list
 

@@ -39,7 +39,7 @@ class Shards(Protocol):
 
     Attributes:
         num_shards: their number.
-        lanes: (processes, workers) that can divide them exactly, if the user chose it.
+        lanes: (processes, workers) that can divide them exactly, if the user chose it; (1, 1) keeps the stream's order.
         draws_nothing: whether reading draws no random numbers, if the user declared it.
     """
 

@@ -1,4 +1,4 @@
-"""The share of a process of a stream: its lanes if the stream has shards, otherwise its samples."""
+"""The share of a process of a stream: its lanes if the stream can be divided, otherwise its samples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from torch.utils.data import DataLoader
 
 from runnerkit.sampling.feed import with_feed
 from runnerkit.sampling.lane_stream import LaneStream
-from runnerkit.sampling.lanes import check_lanes, check_step, default_lanes
+from runnerkit.sampling.lanes import can_divide, check_lanes, check_step, default_lanes, even_lanes
+from runnerkit.sampling.orders import PREDICT
 from runnerkit.sampling.sharded_stream import ShardedStream
 from runnerkit.sampling.shards import (
     Shards,
@@ -51,11 +52,13 @@ def share_stream(
         raise ValueError(f"loader {key!r}: {error}") from error
     place: dict[str, Any] = {
         "training": training, "key": key, "collate_fn": loader.collate_fn, "batch_size": loader.batch_size,
-        "rank": rank, "world_size": world_size, "seed": seed,
+        "rank": rank, "world_size": world_size, "seed": seed, "num_workers": loader.num_workers,
     }  # fmt: skip
-    lanes, why_none = _lanes_of(shards, loader, key=key, training=training, endless=endless, world_size=world_size)
+    warns = training and rank == 0
+    lanes, why_none = _lanes_of(shards, loader, key=key, warns=warns, endless=endless, world_size=world_size)
     if shards is not None and lanes is not None:
-        of_lanes = LaneStream(shards, lanes=lanes[0], turns=lanes[1], endless=endless, **place)
+        place |= {"endless": endless, "are_default": shards.lanes is None}
+        of_lanes = LaneStream(shards, lanes=lanes[0], turns=lanes[1], **place)
         replaced = {"dataset": of_lanes, "collate_fn": of_lanes.collate}
         return with_feed(copy.copy(loader), of_lanes, batch_sampler=None, batch_size=None, **replaced)
     num_readers = world_size * max(1, loader.num_workers)
@@ -73,14 +76,13 @@ def share_stream(
             )
     elif shards is not None and is_webdataset(dataset):
         dataset = WholePipeline(dataset, seed=seed)
-    options: dict[str, Any] = {"drop_last": loader.drop_last, "num_workers": loader.num_workers}
-    stream = ShardedStream(dataset, **options, **place)
+    stream = ShardedStream(dataset, drop_last=loader.drop_last, **place)
     replaced = {"dataset": stream, "collate_fn": stream.collate if stream.knows_sizes else loader.collate_fn}
     return with_feed(copy.copy(loader), stream, batch_sampler=None, batch_size=None, **replaced)
 
 
 def _lanes_of(
-    shards: Shards | None, loader: DataLoader[Any], *, key: str, training: bool, endless: bool, world_size: int
+    shards: Shards | None, loader: DataLoader[Any], *, key: str, warns: bool, endless: bool, world_size: int
 ) -> tuple[tuple[int, int] | None, str]:
     """Return the lanes of a stream; None if it cannot be divided, and what would have to be done."""
     if whole := whole_operations(loader.dataset):
@@ -89,33 +91,58 @@ def _lanes_of(
         return None, "leave out with_epoch and repeat to read each sample once (docs/streams.md)"
     if shards is None or shards.num_shards < 2:
         return None, "if its data are in files, use ShardedFiles, which reads each sample once (docs/streams.md)"
-    if not endless and shards.lanes is None:
-        choice = "pass epoch_steps= to train(), or " if training else ""
-        return None, (
-            f"{choice}set lanes = (processes, workers) on the data set to read each sample once (docs/streams.md)"
-        )
+    check_lanes(shards.lanes)
+    if shards.lanes is None and key == PREDICT:
+        return None, "a prediction keeps its order, unless it has lanes = (processes, workers) (docs/streams.md)"
+    if shards.lanes is not None and tuple(shards.lanes) == (1, 1):
+        return None, "lanes = (1, 1) keeps its order; leave that out to read each sample once (docs/streams.md)"
     if not endless and loader.drop_last:
         return None, "leave out drop_last to read each sample once (docs/streams.md)"
-    stride = None if loader.batch_size is None else loader.batch_size * world_size
-    num_workers = max(1, loader.num_workers)
-    check_lanes(shards.lanes)
-    lanes, turns = shards.lanes or default_lanes(shards.num_shards, stride)
+    job: dict[str, Any] = {
+        "stride": None if loader.batch_size is None else loader.batch_size * world_size,
+        "world_size": world_size, "num_workers": loader.num_workers,
+    }  # fmt: skip
+    if shards.lanes is None:
+        return _default_lanes_of(shards.num_shards, endless=endless, key=key if warns else None, **job)
+    lanes, turns = shards.lanes
     if lanes * turns > shards.num_shards:
         raise ValueError(
             f"loader {key!r}: lanes=({lanes}, {turns}) need {lanes * turns} shards, and its stream has "
             f"{shards.num_shards}; choose fewer lanes"
         )
-    if stride is None:
-        divides = lanes * turns % (world_size * num_workers) == 0
-    else:
-        check_step(stride, lanes, turns, key=key)
-        divides = lanes % world_size == 0 and turns % num_workers == 0
-    if not divides:
+    if job["stride"] is not None:
+        check_step(job["stride"], lanes, turns, key=key)
+    if not can_divide(lanes, turns, **job):
         return None, (
             f"they cannot divide its {lanes} x {turns} lanes: set lanes = (a multiple of the processes, a multiple of "
             "the workers) on the data set"
         )
     return (lanes, turns), ""
+
+
+def _default_lanes_of(
+    num_shards: int, *, endless: bool, key: str | None, stride: int | None, world_size: int, num_workers: int
+) -> tuple[tuple[int, int] | None, str]:
+    """Return lanes that do not depend on the job if it divides these, otherwise one for each reader.
+
+    Args:
+        key: of the loader, to warn that the batches depend on the job; None to say nothing.
+    """
+    job: dict[str, Any] = {"stride": stride, "world_size": world_size, "num_workers": num_workers}
+    lanes, turns = default_lanes(num_shards, stride) if endless else even_lanes(num_shards, stride)
+    if can_divide(lanes, turns, **job):
+        return (lanes, turns), ""
+    own = world_size, max(1, num_workers)
+    if own[0] * own[1] > num_shards:
+        return None, f"it has {num_shards} shards: use fewer workers, or more shards, to read each sample once"
+    if key is not None:
+        logger.warning(
+            "loader %r: %d processes x %d workers do not divide the default of %d x %d lanes, so its batches differ "
+            "from those of other numbers of processes and workers; set lanes = (a multiple of the processes, a "
+            "multiple of the workers) on the data set to keep them",
+            key, world_size, num_workers, lanes, turns,
+        )  # fmt: skip
+    return own, ""
 
 
 def _refuse_unseeded(key: str, *, world_size: int) -> None:

@@ -16,8 +16,8 @@ class Stream(IterableDataset):
 
     num_shards = 8
 
-    def __init__(self, is_bad=False):
-        self.is_bad = is_bad
+    def __init__(self, lanes=None, is_bad=False):
+        self.lanes, self.is_bad = lanes, is_bad
 
     def shard(self, num_shards, index):
         for place in range(12):
@@ -43,10 +43,12 @@ def train(stream, *, epoch_steps=None, num_workers=0):
     return callback.findings
 
 
-@pytest.mark.parametrize(("epoch_steps", "num_workers"), [(None, 0), (4, 0), (6, 2)])
-def test_a_stream_is_compared_batch_by_batch(epoch_steps, num_workers):
+@pytest.mark.parametrize(
+    ("lanes", "epoch_steps", "num_workers"), [((1, 1), None, 0), (None, None, 0), (None, 4, 0), (None, 6, 2)]
+)
+def test_a_stream_is_compared_batch_by_batch(lanes, epoch_steps, num_workers):
     """Generic streams, and lanes with workers."""
-    findings = train(Stream(), epoch_steps=epoch_steps, num_workers=num_workers)
+    findings = train(Stream(lanes), epoch_steps=epoch_steps, num_workers=num_workers)
 
     for key in ("train", "valid"):
         assert f"2 ranks saw 8 batches of loader '{key}', which are shares of one common stream" in findings
@@ -55,4 +57,4 @@ def test_a_stream_is_compared_batch_by_batch(epoch_steps, num_workers):
 def test_a_stream_that_differs_later_is_named():
     """The comparison of the first samples does not see it."""
     with pytest.raises(ValueError, match="rank 1 saw other samples in its batch 3 than its share of the stream that"):
-        train(Stream(is_bad=True))
+        train(Stream((1, 1), is_bad=True))

@@ -76,7 +76,6 @@ class Divisible(Numbers):
     """A stream with shards."""
 
     num_shards = len(SIZES)
-    lanes = LANES
 
     def shard(self, num_shards: int, index: int) -> Iterator[Any]:
         assert num_shards == self.num_shards
@@ -96,9 +95,7 @@ def hugging_face(folder: Path, change: Change, *, is_shuffled: bool = True) -> A
     paths = [str(path) for path in sorted(folder.glob("*.jsonl"))]
     cache = str(folder / "cache")
     stream = datasets.load_dataset("json", data_files=paths, split="train", streaming=True, cache_dir=cache)
-    stream = (stream.shuffle(seed=3, buffer_size=4) if is_shuffled else stream).map(change)
-    stream.lanes = LANES
-    return stream
+    return (stream.shuffle(seed=3, buffer_size=4) if is_shuffled else stream).map(change)
 
 
 def webdataset(folder: Path, change: Change, **options: Any) -> Any:
@@ -106,9 +103,7 @@ def webdataset(folder: Path, change: Change, **options: Any) -> Any:
 
     urls = [str(path) for path in sorted(folder.glob("*.tar"))]
     pipeline = wds.WebDataset(urls, **{"shardshuffle": 100, **options})
-    pipeline = pipeline.shuffle(5).decode().map(change)
-    pipeline.lanes = LANES
-    return pipeline
+    return pipeline.shuffle(5).decode().map(change)
 
 
 def stateful(dataset: Any, **options: Any) -> Any:

@@ -1,6 +1,5 @@
 """A training without epoch_steps ends with its stream: all processes take a step if one of them has samples for it."""
 
-import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -55,14 +54,19 @@ class Sums:
         return start_sum
 
 
-def steps_of(loaders):
-    """Return the steps of each rank as (batch, sizes of all ranks), and the positions after each of them."""
+def steps_of(loaders, *, epoch=1):
+    """Return the steps of each rank as (batch, sizes of all ranks), and the positions after each of them.
+
+    Args:
+        epoch: None to continue where the shares are.
+    """
     sums = Sums(len(loaders))
 
     def run(loader):
         share, found, positions = share_of(loader), [], []
         share.start_sum = sums.of_rank()
-        start_epoch(loader, 1)
+        if epoch is not None:
+            start_epoch(loader, epoch)
         try:
             for number, batch in enumerate(batches_of(loader)):
                 found.append((batch, share.sizes_of(number) or [share.batch_size] * len(loaders)))
@@ -148,10 +152,12 @@ def test_whole_batches_are_taken_in_turns():
     assert sorted(taken) == list(range(8))
 
 
-def test_a_process_without_any_sample_says_so():
-    """It lacks a batch to take part with."""
-    with pytest.raises(ValueError, match=r"'train': all shards of process 0 are empty; set dataset.lanes to fewer"):
-        steps_of(loaders_of(Numbers([0, 5, 0, 5], (2, 1)), 2, batch_size=2))
+def test_a_process_without_any_sample_takes_part_with_those_of_others():
+    """All its shards may be empty."""
+    [_, (second, _)] = steps_of(loaders_of(Numbers([5, 0, 5, 0], (2, 1)), 2, batch_size=2))
+
+    assert all((batch, sizes[1]) == ([0, 1], 0) or (batch, sizes[1]) == ([5, 6], 0) for batch, sizes in second)
+    assert len(second) == 5
 
 
 @pytest.mark.parametrize("batch_size", [2, None])
@@ -226,15 +232,6 @@ def test_workers_learn_the_epoch(is_persistent):
         found.append(set(batches_of(share)))
 
     assert found == [{1}, {2}, {3}]
-
-
-def test_without_lanes_the_stream_keeps_its_order_and_a_warning_says_what_to_do(caplog):
-    """As one process of plain PyTorch reads it."""
-    with caplog.at_level(logging.WARNING):
-        loader = loaders_of(Numbers([3, 3, 3], None), 2, batch_size=3)[0]
-
-    assert "pass epoch_steps= to train(), or set lanes = (processes, workers) on the data set" in caplog.text
-    assert list(batches_of(loader)) == [[0, 2, 4], [6, 7, 8]]
 
 
 class Rows(Numbers):

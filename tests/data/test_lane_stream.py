@@ -71,7 +71,7 @@ def saved(loaders):
 
 SHAPES = {
     "sizes": st.lists(st.integers(0, 30), min_size=8, max_size=20),
-    "lanes": st.sampled_from([(1, 1), (2, 1), (4, 1), (2, 2), (4, 2)]),
+    "lanes": st.sampled_from([(1, 2), (2, 1), (4, 1), (2, 2), (4, 2)]),
 }
 
 
@@ -307,9 +307,9 @@ def test_an_evaluation_takes_no_agreement():
 
 
 MESSAGES = {
-    "in training": ({"training": True, "lanes": None}, "pass epoch_steps= to train(), or set lanes = (processes, "),
+    "its own order": ({"lanes": (1, 1)}, "lanes = (1, 1) keeps its order; leave that out"),
     "in training, drop_last": ({"training": True, "drop_last": True}, "leave out drop_last"),
-    "without lanes": ({"lanes": None}, "set lanes = (processes, workers) on the data set"),
+    "few shards": ({"lanes": None, "sizes": [9] * 3}, "it has 3 shards: use fewer workers, or more shards"),
     "drop_last": ({"drop_last": True}, "leave out drop_last"),
     "workers do not divide": ({"num_workers": 3}, "cannot divide its 2 x 2 lanes: set lanes = "),
     "processes do not divide": ({"world_size": 3, "batch_size": 2}, "cannot divide its 2 x 2 lanes: set lanes = "),

@@ -153,7 +153,9 @@ class Setting:
         if kind == "lanes":
             per_turn = processes * chance.choice([each for each in range(1, size + 1) if size % each == 0])
             lanes = per_turn, chance.choice([1, 2]) * max(1, workers)
-            num_lanes = max(2, lanes[0] * lanes[1])  # one shard is not divided
+            if lanes == (1, 1):  # which is not divided
+                lanes = 1, 2
+            num_lanes = lanes[0] * lanes[1]
             # The first shards are not empty, as each lane needs a sample.
             sizes = tuple(chance.randint(each < num_lanes, 6) for each in range(num_lanes + chance.randint(0, 8)))
         limits: dict[str, Any] = {}
