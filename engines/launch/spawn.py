@@ -112,9 +112,10 @@ class Job:
             Exception: what the first failing process raised.
             WorkerError: a process was killed.
         """
-        codes = [process.poll() for process in self.processes]
+        by_rank = self._exit_codes()
+        codes = by_rank.values()
         if self._is_overdue():
-            raise cause_of_end(self.folder, dict(enumerate(codes)))
+            raise cause_of_end(self.folder, by_rank)
         if any(codes) or (all(code == 0 for code in codes) and _count_done(self.folder) < len(codes)):
             self._wait_for_last_words()
             error = cause_of_end(self.folder, self._exit_codes())
