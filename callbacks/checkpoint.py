@@ -22,9 +22,11 @@ from runnerkit.checkpoints.judge import Judge, best_first
 from runnerkit.checkpoints.plain_state import copied
 from runnerkit.checkpoints.weights import find_weights
 from runnerkit.errors import UnknownKeyError
+from runnerkit.loop.loader_run import is_training
 from runnerkit.loop.stop_signals import TIME_IS_UP, StopRequests, heeded, stopped_by
 from runnerkit.models.finite import non_finite_part
 from runnerkit.resume import run_state
+from runnerkit.resume.scored_weights import ScoredWeights, with_scored
 from runnerkit.steps.budget import ends_within_epoch, is_epoch_left
 from runnerkit.steps.learning import is_due
 from runnerkit.storage import claims
@@ -154,6 +156,7 @@ class CheckpointCallback(ICheckpointCallback):
         if loader_key is not None and metric_key is not None:
             self.requires = ((loader_key, metric_key),)
             self._judge = Judge(loader_key, metric_key, bool(minimize))
+        self._scored: ScoredWeights | None = None  # of the loader's last evaluation in this epoch
         self._is_due = self._is_validated = False
         self._saved_at = self._began_at = 0.0
         self._background = Background()
@@ -189,7 +192,7 @@ class CheckpointCallback(ICheckpointCallback):
         self._point(folder, stage)  # the process may have been killed between writing the index and the names
 
     def on_stage_start(self, runner: IRunner) -> None:
-        self._stop, self._stop_for = StopRequests(), None
+        self._stop, self._stop_for, self._scored = StopRequests(), None, None
         self._frozen_hashes.clear()
         if self.trainable_only and runner.engine.never_whole:
             raise ValueError("trainable_only=True hashes frozen parameters, which no process holds with init='meta'")
@@ -212,6 +215,10 @@ class CheckpointCallback(ICheckpointCallback):
             named = source.with_name(self._file(runner))  # not last.pth, which this run moves
             place = named if named.exists() else source
             self._cut_at = place.name if place.parent == self.folder else str(place)
+
+    def keep_scored_weights(self, runner: IRunner) -> None:
+        if runner.loader_key == self.loader_key and not runner.is_train_loader:
+            self._scored = ScoredWeights(runner)
 
     def on_validation_end(self, runner: IRunner) -> None:
         self._is_validated = self._is_due = self.loader_key is not None
@@ -257,7 +264,7 @@ class CheckpointCallback(ICheckpointCallback):
         why_not = ""
         if stop is not None or is_last or runner.stage_epoch_step % self.every_epochs == 0:
             why_not = self._save(runner, score=self._score(runner))
-        self._cut_at = None
+        self._cut_at = self._scored = None
         if stop is not None and not is_last:
             self._stop_run(runner, stop, why_not)
 
@@ -280,6 +287,8 @@ class CheckpointCallback(ICheckpointCallback):
     def _score(self, runner: IRunner) -> float | None:
         if self.loader_key is None or self.metric_key is None or self.loader_key not in runner.epoch_metrics:
             return None
+        if not is_training(runner, self.loader_key) and (self._scored is None or not self._scored.are_known(runner)):
+            return None  # trained since, perhaps before the run was interrupted
         metrics = runner.epoch_metrics[self.loader_key]
         if self.metric_key not in metrics:
             raise UnknownKeyError(
@@ -300,6 +309,9 @@ class CheckpointCallback(ICheckpointCallback):
             state = {**run_state.state_of(runner), "cut_at": self._cut_at}
         else:
             state = run_state.weights_to_save(runner, whole=not runner.engine.never_whole)
+        if self.loader_key is not None:
+            scored = self._scored.state if self._scored is not None and score is not None else None
+            state = with_scored(runner, state, scored, mode=self.mode, whole=not self._is_sharded(runner))
         if self.trainable_only:
             state = self._without_frozen(runner, state)
         file = self._file(runner)

@@ -133,6 +133,8 @@ class ICallback(IListener):
         provides: names of the metrics that it writes, if they are known before training.
         requires: (loader key, metric key) pairs that it reads; unknown ones raise before training.
         shapes_training: True if it controls or reports on training; `evaluate_loader` then omits it.
+        changes_weights: True if it changes weights after an evaluation, as a checkpoint with the score needs those
+            before; assumed of classes outside of runnerkit.
     """
 
     order: int = CallbackOrder.External
@@ -140,6 +142,7 @@ class ICallback(IListener):
     provides: tuple[str, ...] = ()
     requires: tuple[tuple[str, str], ...] = ()
     shapes_training: bool = False
+    changes_weights: bool = False
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -265,6 +268,12 @@ class ICheckpointCallback(Callback):
     logdir: Path | None = None
     resume_runner: str | None = None
     load_best_on_end: bool = False
+
+    def keep_scored_weights(self, runner: IRunner) -> None:
+        """Keep the weights that a loader evaluated, if they may change before they are saved with its score.
+
+        Called at the end of each loader, before any ``on_loader_end``.
+        """
 
     def leave_branch(self, source: Path, *, stage: str, place: tuple[int, float]) -> None:
         """Invalidate the checkpoints after `source`, from which the run resumes.

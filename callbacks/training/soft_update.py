@@ -31,6 +31,7 @@ class SoftUpdateCallback(Callback):
     """
 
     shapes_training = True
+    changes_weights = True
 
     def __init__(
         self,

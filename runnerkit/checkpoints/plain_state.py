@@ -127,6 +127,8 @@ def copied(state: Any, *, known: dict[Any, torch.Tensor] | None = None) -> Any:
     """
     known = {} if known is None else known
     if isinstance(state, torch.Tensor):
+        if state.layout is not torch.strided:  # without an address
+            return state.detach().to("cpu", copy=True)
         identity = state.device, state.data_ptr(), state.dtype, state.shape, state.stride()
         if identity not in known or not state.numel():
             known[identity] = state.detach().to("cpu", copy=True)

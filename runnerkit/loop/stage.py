@@ -61,6 +61,9 @@ class Listeners(dict[str, tuple[Callable[[Any], None], ...]]):
             else:
                 order = [*acting, runner]
             self[event] = tuple(getattr(each, event) for each in order if each.listens_to(event) and hears(each, event))
+        scorers = [innermost(each) for each in savers if hears(each, "on_loader_end")]
+        keep = [each.keep_scored_weights for each in scorers if isinstance(each, ICheckpointCallback)]
+        self["on_loader_end"] = *keep, *self["on_loader_end"]
         counting = {each.on_batch_end for each in acting if _counts_samples(each)}
         self[IDLE] = without_weight, *(each for each in self["on_batch_end"] if each not in counting)
 

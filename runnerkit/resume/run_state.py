@@ -80,12 +80,13 @@ def _exchanged_state(runner: IRunner, *, whole: bool) -> StateDict | None:
         return None
     with weights.evaluating():
         state = model_state(runner, whole=whole)
-        return copied(state) if whole else _clones(state)
+        return copied(state) if whole else clones(state)
 
 
-def _clones(shards: StateDict) -> StateDict:
+def clones(shards: StateDict) -> StateDict:
+    """Copy tensors in nested dicts on their device."""
     return {
-        name: _clones(value) if isinstance(value, dict) else value.clone() if isinstance(value, Tensor) else value
+        name: clones(value) if isinstance(value, dict) else value.clone() if isinstance(value, Tensor) else value
         for name, value in shards.items()
     }
 

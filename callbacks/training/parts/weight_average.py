@@ -121,7 +121,7 @@ class WeightAverageCallback(IWeightAverageCallback):
         self._is_exchanged = not self._is_exchanged
 
     def judged_weights(self) -> dict[str, StateDict]:
-        if not self.validate:
+        if not self.validate or self._is_exchanged:  # the model itself has the averages
             return {}
         return {key: each.weights() for key, each in self.averages.items() if each.num_averaged}
 

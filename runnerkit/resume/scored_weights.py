@@ -1,0 +1,116 @@
+"""The weights that an evaluation scored, kept until a checkpoint is saved with the score."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from runnerkit.callback import ICallback, innermost, optimizer_callbacks
+from runnerkit.checkpoints.plain_state import copied
+from runnerkit.resume.run_state import clones, weights_to_save
+from runnerkit.support.torch_internals import local
+from runnerkit.types import StateDict
+
+if TYPE_CHECKING:
+    from runnerkit.callback import IRunner
+
+_AFTER_A_LOADER = ("on_loader_end", "on_validation_end", "on_step_end", "on_epoch_end")
+_IN_A_LOADER = ("on_loader_start", "on_batch_start", "on_batch_end")
+
+
+class ScoredWeights:
+    """This process's part of the weights at the end of an evaluation loader, which may change before they are saved.
+
+    Args:
+        runner: has just ended the loader; no callback has acted on its end.
+
+    Attributes:
+        state: a copy; None if nothing that could change the weights precedes the save, or another rank saves them.
+    """
+
+    def __init__(self, runner: IRunner) -> None:
+        self._batch_step = runner.batch_step
+        self.state = _copied(runner) if _may_change(runner) else None
+
+    def are_known(self, runner: IRunner) -> bool:
+        """Return whether they can be saved: they were copied, or no training has followed."""
+        return self.state is not None or self._batch_step == runner.batch_step
+
+
+def with_scored(runner: IRunner, state: StateDict, scored: StateDict | None, *, mode: str, whole: bool) -> StateDict:
+    """Return the content of a checkpoint with the weights that were scored, if they have changed since.
+
+    The present weights become `trained_model_state_dict`, with which a run resumes, in mode "runner".
+
+    Every rank must call: this gathers.
+
+    Args:
+        state: the content of the checkpoint, with the present weights.
+        scored: of :class:`ScoredWeights`; None keeps those in `state`.
+        mode: of the checkpoint, "model" or "runner".
+        whole: whether `state` holds whole weights, not this process's shards.
+    """
+    differs = scored is not None and not _are_equal(scored, weights_to_save(runner, whole=False))
+    if not any(runner.engine.gather_object(differs)):
+        return state
+    weights = scored if scored is not None else weights_to_save(runner, whole=False)
+    weights = runner.engine.whole_state(weights) if whole else weights
+    if mode == "model":
+        return weights
+    return {"trained_model_state_dict": state["model_state_dict"], **state, "model_state_dict": weights}
+
+
+def _copied(runner: IRunner) -> StateDict | None:
+    weights = weights_to_save(runner, whole=False)
+    if any(hasattr(each, "placements") for each in _tensors(weights)):
+        return clones(weights)
+    return copied(weights) if runner.engine.is_main_process else None
+
+
+def _may_change(runner: IRunner) -> bool:
+    """Return whether the weights may change before they are saved with the score of the loader that has ended."""
+    keys = list(runner.loaders)
+    later = keys[keys.index(runner.loader_key) + 1 :]
+    if any(key.startswith("train") for key in later):
+        return True
+    if any(each.num_pending for each in optimizer_callbacks(runner.callbacks)):
+        return True  # a save waits for the accumulated step
+    if later and not _is_own(runner.handle_batch):
+        return True
+    events = (*_AFTER_A_LOADER, *_IN_A_LOADER) if later else _AFTER_A_LOADER
+    callbacks = [innermost(each) for each in runner.callbacks.values()]
+    return any(_changes_weights(each, event) for each in [runner, *callbacks] for event in events)
+
+
+def _changes_weights(listener: Any, event: str) -> bool:
+    if not listener.listens_to(event):
+        return False
+    return (isinstance(listener, ICallback) and listener.changes_weights) or not _is_own(getattr(listener, event))
+
+
+def _is_own(method: Callable[..., Any]) -> bool:
+    return str(getattr(method, "__module__", "")).startswith("runnerkit.")
+
+
+def _tensors(state: StateDict) -> Iterator[Tensor]:
+    for value in state.values():
+        if isinstance(value, dict):
+            yield from _tensors(value)
+        elif isinstance(value, Tensor):
+            yield value
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        mine, theirs = local(one), local(other)
+        if mine.dtype != theirs.dtype or mine.layout is not torch.strided:
+            return False  # torch compares no sparse tensors
+        return torch.equal(mine, theirs.to(mine.device))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_are_equal(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_are_equal, one, other))
+    return type(one) is type(other) and bool(one == other)
