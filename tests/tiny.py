@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from runnerkit import dl
+
 NUM_FEATURES, NUM_CLASSES = 6, 3
 
 
@@ -37,6 +39,28 @@ def sgd(model: nn.Module, *, lr: float = 0.1) -> torch.optim.SGD:
 def loader(num_samples: int, batch_size: int, *, seed: int = 0, **kwargs: Any) -> DataLoader[Any]:
     """Create a loader of :func:`classification` data."""
     return DataLoader(classification(num_samples, seed=seed), batch_size=batch_size, **kwargs)
+
+
+def train(model: nn.Module | None = None, *, runner: Any = None, num_processes: int = 1, **options: Any) -> Any:
+    """Train on the CPU without a console; return the runner.
+
+    Args:
+        model: :func:`mlp` by default.
+        runner: SupervisedRunner by default.
+        num_processes: more than one take DistributedDataParallelEngine.
+        options: arguments of `train`; those of cross entropy, :func:`sgd` and 4 batches of 4 are replaced.
+    """
+    model = model or mlp()
+    if num_processes > 1:
+        options["engine"] = dl.DistributedDataParallelEngine(num_processes, device="cpu")
+    elif not options.keys() & {"engine", "ddp"}:
+        options["cpu"] = True
+    if isinstance(options.get("loggers", {}), dict):
+        options["loggers"] = {"console": None, **options.get("loggers", {})}
+    if "optimizer" not in options:
+        options["optimizer"] = sgd(model)
+    defaults = {"criterion": nn.CrossEntropyLoss(), "loaders": {"train": loader(16, 4)}}
+    return (runner or dl.SupervisedRunner()).train(model=model, **{**defaults, **options})
 
 
 def train_by_hand(

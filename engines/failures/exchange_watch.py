@@ -26,6 +26,10 @@ _METHODS = (
     "to train, as in self.engine.unwrap(self.model).encode(x), but let forward choose: self.model(x, part='encode'). "
     "Add up the losses of one forward pass for one backward pass"
 )
+_UNUSED = (
+    "If a forward pass leaves parameters unused, no gradient is averaged: there is none for {}. Use them in each "
+    "step, freeze them, or pass engine=dl.{}(find_unused_parameters=True), instead of ddp=True. Otherwise: "
+)
 
 
 @dataclass
@@ -147,7 +151,9 @@ class ExchangeWatch:
         differ = (highest + lowest).amax(dim=1) > _TOLERANCE * highest[:, 0].abs()
         unlike = [each for each, is_unlike in zip(parameters, differ.tolist(), strict=True) if is_unlike]
         if unlike:
-            raise ValueError(f"{self._named(unlike)} differ between ranks in a step. {_METHODS}")
+            unused = [each for each in parameters if each.requires_grad and each.grad is None]
+            hint = _UNUSED.format(self._named(unused), type(self._engine).__name__) if unused else ""
+            raise ValueError(f"{self._named(unlike)} differ between ranks in a step. {hint}{_METHODS}")
 
     def check_unused(self, modules: Iterable[nn.Module]) -> None:
         """Raise if modules, of which the engine trains copies, have gradients.

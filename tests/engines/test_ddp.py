@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from sklearn.metrics import accuracy_score, roc_auc_score
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from runnerkit import dl
 from runnerkit.engines.launch.spawn import spawn
@@ -414,19 +415,24 @@ def test_find_unused_parameters_is_reachable():
 
 
 def test_unused_parameters_are_named_with_the_argument_that_allows_them():
-    """torch's message has their numbers only, and no argument of `train`."""
+    """Also if every process gets the same batches, so that the first step's gradients are equal without an exchange."""
     model = TwoHeads()
-    model.used.requires_grad_(False)[0].weight.requires_grad_(True)  # numbers count trained parameters only
+    model.used.requires_grad_(False)[0].weight.requires_grad_(True)  # torch's numbers count trained parameters only
+    same = DataLoader(TensorDataset(torch.ones(64, 6), torch.ones(64, dtype=torch.long)), batch_size=4)
 
-    with pytest.raises(Exception, match="finished reduction") as raised:
-        dl.SupervisedRunner().train(
-            model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), loaders={"train": loader(64, 4)},
-            engine=dl.DistributedDataParallelEngine(2, device="cpu"), **quiet(),
-        )  # fmt: skip
+    for data, names in (
+        (loader(64, 4), "'unused.0.weight', 'unused.0.bias', 'unused.3.weight', 'unused.3.bias'"),
+        (same, "the parameters unused.0.weight, unused.0.bias, unused.3.weight, unused.3.bias:"),
+    ):
+        with pytest.raises(Exception, match=r"gradients|finished reduction") as raised:
+            dl.SupervisedRunner().train(
+                model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), loaders={"train": data},
+                engine=dl.DistributedDataParallelEngine(2, device="cpu"), **quiet(),
+            )  # fmt: skip
 
-    notes = "".join(raised.value.__notes__)
-    assert "the parameters unused.0.weight, unused.0.bias, unused.3.weight, unused.3.bias:" in notes
-    assert "engine=dl.DistributedDataParallelEngine(find_unused_parameters=True)" in notes
+        message = "".join([str(raised.value), *raised.value.__notes__])
+        assert names in message
+        assert "engine=dl.DistributedDataParallelEngine(find_unused_parameters=True)" in message
 
 
 def _outlive_groups(num_groups):

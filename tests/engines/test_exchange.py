@@ -37,7 +37,7 @@ class Case(dl.IRunner):
     """Three epochs of two steps over global batches of 12."""
 
     freezes = None  # the part that is frozen when the model is wrapped
-    accumulation_steps = 1
+    accumulated = 1
 
     def __init__(self, engine):
         super().__init__()
@@ -166,7 +166,7 @@ class TwoBackwardPasses(Case):
 
 
 class Accumulates(Case):
-    accumulation_steps = 2
+    accumulated = 2
 
 
 class LocalSteps(Case):
