@@ -27,7 +27,7 @@ _METHODS = (
     "Add up the losses of one forward pass for one backward pass"
 )
 _UNUSED = (
-    "If a forward pass leaves parameters unused, no gradient is averaged: there is none for {}. Use them in each "
+    "If a forward pass leaves parameters unused, no gradient is averaged, and {} are missing. Use them in each "
     "step, freeze them, or pass engine=dl.{}(find_unused_parameters=True), instead of ddp=True. Otherwise: "
 )
 
