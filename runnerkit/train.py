@@ -346,13 +346,14 @@ class Runner(IRunner):
                 loader that shuffles, or a custom sampler whose drop_last=True cannot be undone, causes a warning.
             engine: the engine to run on, or choose one with the flags; by default the runner's engine, else this
                 process. Results of several processes are on the CPU, in batches larger by the number of processes.
-            resume: checkpoint or logdir to load the weights from.
+            resume: checkpoint or logdir to load the weights from. Within a run, `model` must be passed too.
             kwargs: passed to `predict_batch`.
         Raises:
             ValueError, TypeError, FileNotFoundError: an argument is invalid.
             Exception: the first exception that any process raised.
         """
-        runner = self._for_inference(model, choose_engine(engine, cpu=cpu, fp16=fp16, amp=amp, apex=apex, ddp=ddp))
+        engine = choose_engine(engine, cpu=cpu, fp16=fp16, amp=amp, apex=apex, ddp=ddp)
+        runner = self._for_inference(model, engine, loads=resume is not None)
         as_rows = runner.engine.is_ddp
         return stream(runner, Prediction(loader, seed=seed, resume=resume, arguments=kwargs, as_rows=as_rows))
 
@@ -386,15 +387,23 @@ class Runner(IRunner):
             ImportError: .parquet without pyarrow.
             ValueError: another suffix; predictions that are not rows or differ in structure; an empty loader.
         """
-        runner = self._for_inference(model, choose_engine(engine, cpu=cpu, fp16=fp16, amp=amp, apex=apex, ddp=ddp))
+        engine = choose_engine(engine, cpu=cpu, fp16=fp16, amp=amp, apex=apex, ddp=ddp)
+        runner = self._for_inference(model, engine, loads=resume is not None)
         prediction = Prediction(loader, seed=seed, resume=resume, arguments=kwargs, as_rows=True)
         return write(runner, prediction, Path(as_url(path) or path))
 
-    def _for_inference(self, model: Model | None, engine: IEngine | None) -> Self:
+    def _for_inference(self, model: Model | None, engine: IEngine | None, *, loads: bool) -> Self:
         """Return the runner that predicts: a copy within a run, whose model and engine stay, or for other processes."""
+        own = model is None or model is self.model
         with self._stage.evaluation_weights.evaluating():  # for a copy of the model
             model, engine = lent(self, model, engine, otherwise=lambda: self._own_engine or get_available_engine())
-        runner = copy.copy(self) if self._stage.training_model is not None or engine.in_use else self
+        is_running = self._stage.training_model is not None or engine.in_use
+        if loads and own and is_running:
+            raise ValueError(
+                "resume= within a run would replace the weights in training: pass a model of its own, such as "
+                "model=copy.deepcopy(runner.engine.unwrap(runner.model))"
+            )
+        runner = copy.copy(self) if is_running else self
         runner.model, runner.engine = model if model is not None else self.model, engine
         if not engine.is_ddp or engine.in_use:
             return runner

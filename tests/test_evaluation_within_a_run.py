@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from runnerkit import dl
-from tests.tiny import classification, loader, mlp, quiet, sgd, weights
+from tests.tiny import classification, loader, mlp, quiet, sgd, train, weights
 
 EVENTS = (
     "on_stage_start", "on_epoch_start", "on_loader_start", "on_batch_start", "on_batch_end", "on_step_end",
@@ -238,6 +238,20 @@ def test_another_engine_evaluates_a_copy():
 
     calls = Calls("on_step_end", call)
     assert_same(trained(calls), undisturbed())
+
+
+def test_weights_of_a_checkpoint_are_not_loaded_into_the_model_in_training(tmp_path):
+    """Before the fix, training went on from them, without a word."""
+    train(mlp(seed=9), logdir=tmp_path)
+    arguments = {"loader": extra(), "resume": tmp_path}
+
+    def call(runner):
+        assert len([*runner.predict_loader(**arguments, model=mlp())]) == len(extra())
+        for each in runner, Predicts(runner.model, runner.engine):
+            with pytest.raises(ValueError, match="would replace the weights in training"):
+                each.predict_loader(**arguments)
+
+    assert_same(trained(Calls("on_epoch_end", call)), undisturbed())
 
 
 # ------------------------------------------------------------------------------------------------------- without a run
