@@ -241,7 +241,7 @@ def test_another_engine_evaluates_a_copy():
 
 
 def test_weights_of_a_checkpoint_are_not_loaded_into_the_model_in_training(tmp_path):
-    """Before the fix, training went on from them, without a word."""
+    """Before the fix, the training silently continued from them."""
     train(mlp(seed=9), logdir=tmp_path)
     arguments = {"loader": extra(), "resume": tmp_path}
 
