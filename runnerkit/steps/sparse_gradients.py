@@ -8,6 +8,7 @@ from torch import Tensor
 def values_of(gradient: Tensor) -> Tensor:
     """Return the values of a sparse gradient, (rows, ...), each row once, with the same norm; a dense one as it is.
 
+    >>> import torch
     >>> values_of(torch.sparse_coo_tensor([[1, 1]], [[2.0], [3.0]], (4, 1)))
     tensor([[5.]])
     """
