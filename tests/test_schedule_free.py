@@ -9,46 +9,10 @@ from runnerkit import dl
 from runnerkit.checkpoints.file import load_checkpoint
 from tests.engines.together import together
 from tests.interrupt import Interrupt
+from tests.programs.schedule_free import ScheduleFreeSGD
 from tests.tiny import loader, mlp, quiet, weights
 
-BETA, NUM_SAMPLES, BATCH_SIZE = 0.9, 40, 8
-
-
-class ScheduleFreeSGD(torch.optim.Optimizer):
-    """Schedule-free SGD (Defazio et al. 2024): the weights are y in training, and the average x in evaluation."""
-
-    def __init__(self, params, lr=0.2):
-        super().__init__(params, {"lr": lr, "train_mode": False, "k": 0})
-
-    def _exchange(self, weight, *, to_training):
-        for group in self.param_groups:
-            if group["train_mode"] != to_training:
-                for each in group["params"]:
-                    if "z" in self.state[each]:
-                        each.lerp_(self.state[each]["z"], weight)
-                group["train_mode"] = to_training
-
-    @torch.no_grad()
-    def train(self):
-        self._exchange(1 - BETA, to_training=True)
-
-    @torch.no_grad()
-    def eval(self):
-        self._exchange(1 - 1 / BETA, to_training=False)
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            assert group["train_mode"], "call train() before step()"
-            group["k"] += 1
-            for each in group["params"]:
-                if each.grad is None:
-                    continue
-                z = self.state[each].setdefault("z", each.clone())
-                share = 1 / group["k"]
-                each.lerp_(z, share)
-                each.add_(each.grad, alpha=group["lr"] * (BETA * (1 - share) - 1))
-                z.sub_(each.grad, alpha=group["lr"])
+NUM_SAMPLES, BATCH_SIZE = 40, 8
 
 
 def by_hand(num_epochs=3):

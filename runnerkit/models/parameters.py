@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
@@ -59,6 +59,8 @@ def set_requires_grad(model: nn.Module, requires_grad: bool | Mapping[str, bool]
 def soft_update(target: nn.Module, source: nn.Module, tau: float) -> None:
     """Change the parameters of `target` in place to (1 - tau) * target + tau * source.
 
+    Under FSDP2 every rank must call this.
+
     Args:
         target, source: modules with the same parameters in the same order.
         tau: in [0, 1].
@@ -74,7 +76,16 @@ def soft_update(target: nn.Module, source: nn.Module, tau: float) -> None:
     if not 0 <= tau <= 1:
         raise ValueError(f"tau must be in [0, 1], got {tau}")
     for mine, theirs in zip(target.parameters(), source.parameters(), strict=True):
-        mine.lerp_(theirs.to(mine), tau)
+        mine.lerp_(_placed_like(theirs, mine), tau)
+
+
+def _placed_like(value: Tensor, like: Tensor) -> Tensor:
+    """Return `value` on the device of `like`, and sharded as it is: under FSDP2 frozen models are whole, others not."""
+    if type(value.data) is not type(like.data):
+        from runnerkit.models.shards import shard_like, whole  # late: half a second
+
+        value = shard_like(whole(value), like)
+    return value.to(like)
 
 
 def get_nn_from_ddp_module(model: nn.Module) -> nn.Module:
