@@ -15,7 +15,7 @@ from runnerkit.precision import AMP
 from runnerkit.seeding.generators import rng_state, set_rng_state
 from runnerkit.types import widest_float
 from tests.accelerators import Generators, on_the_host, show
-from tests.tiny import loader, mlp, sgd, weights
+from tests.tiny import loader, train, weights
 
 
 @pytest.mark.parametrize(
@@ -151,25 +151,18 @@ def test_metrics_use_float64_only_where_it_exists(monkeypatch, kind):
 def test_the_default_engine_trains_on_the_accelerator(monkeypatch, tmp_path, kind):
     """Models, batches and metrics go to the device, never as float64; the run ends and resumes like one on the CPU."""
 
-    def train(num_epochs, **options):
-        model = mlp()
-        return dl.SupervisedRunner().train(
-            model=model,
-            criterion=torch.nn.CrossEntropyLoss(),
-            optimizer=sgd(model),
-            loaders={"train": loader(32, 8, shuffle=True), "valid": loader(20, 8)},
-            callbacks=[dl.AccuracyCallback("logits", "targets"), dl.SystemMetricsCallback()],
-            num_epochs=num_epochs,
-            **options,
-        )
+    def run(num_epochs, **options):
+        loaders = {"train": loader(32, 8, shuffle=True), "valid": loader(20, 8)}
+        callbacks = [dl.AccuracyCallback("logits", "targets"), dl.SystemMetricsCallback()]
+        return train(loaders=loaders, callbacks=callbacks, num_epochs=num_epochs, **options)
 
-    expected = train(2, cpu=True)
+    expected = run(2)
     show(monkeypatch, kind)
     Generators(monkeypatch, kind, count=1)
     monkeypatch.setattr(torch.xpu, "max_memory_allocated", lambda device: 2**30)
     with on_the_host(kind) as mode:
-        train(1, logdir=tmp_path)
-        runner = train(2, logdir=tmp_path, resume="auto")
+        run(1, logdir=tmp_path, engine=None)
+        runner = run(2, logdir=tmp_path, engine=None, resume="auto")
         scores = runner.evaluate_loader(loader(20, 8))
 
     assert runner.engine.device == torch.device(kind) and mode.num_calls > 0

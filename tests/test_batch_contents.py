@@ -20,7 +20,7 @@ from torch import nn
 from benchmarks.results import read_section, write_section
 from runnerkit import dl
 from runnerkit.support.device_move import move
-from tests.tiny import mlp, quiet, sgd
+from tests.tiny import train
 
 META = torch.device("meta")  # stands in for a GPU: a tensor there has been moved
 PAGE = Path(__file__).parents[1] / "docs" / "data.md"
@@ -85,8 +85,7 @@ class Opaque:
     """An object that nobody can look into."""
 
 
-class Colour(enum.Enum):
-    RED = 1
+Colour = enum.Enum("Colour", "RED")
 
 
 def images():
@@ -100,9 +99,7 @@ def ones():
 
 
 def default():
-    found = defaultdict(list)
-    found["image"] = ones()
-    return found
+    return defaultdict(list, image=ones())
 
 
 CONTAINERS = {
@@ -202,8 +199,8 @@ def test_what_containers_hold_beside_tensors_is_kept():
     assert move(Point(torch.zeros(1)), torch.device("cpu")).y == 1
 
 
-@pytest.mark.parametrize("ddp", [False, True])
-def test_they_arrive_in_handle_batch(ddp):
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_they_arrive_in_handle_batch(num_processes):
     """Also in several processes, where a loader is sharded."""
 
     class Look(dl.Runner):
@@ -211,12 +208,12 @@ def test_they_arrive_in_handle_batch(ddp):
             assert type(batch) is Attributes and batch.source == "camera"
             self.batch_metrics["loss"] = self.model(batch["image"]).mean()
 
-    model = mlp()
-    batches = torch.utils.data.DataLoader(
-        torch.zeros(8, 6), batch_size=2, collate_fn=lambda rows: Attributes(torch.stack(rows), source="camera")
-    )
+    def collate(rows):
+        return Attributes(torch.stack(rows), source="camera")
 
-    Look().train(model=model, optimizer=sgd(model), loaders={"train": batches}, cpu=True, ddp=ddp, **quiet())
+    batches = torch.utils.data.DataLoader(torch.zeros(8, 6), batch_size=2, collate_fn=collate)
+
+    train(runner=Look(), criterion=None, loaders={"train": batches}, num_processes=num_processes)
 
 
 def test_the_table_of_the_page():

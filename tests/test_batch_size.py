@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from runnerkit import dl
 from runnerkit.loop.batch_size import batch_size_of
-from tests.tiny import NUM_FEATURES, classification, mlp, quiet, sgd
+from tests.tiny import NUM_FEATURES, classification, mlp, train
 
 FEATURES = torch.zeros(4, 2)
 Pair = namedtuple("Pair", ["features", "targets"])
@@ -68,9 +68,8 @@ def test_a_loss_is_the_mean_over_samples_however_batches_are_wrapped(wrap):
     class Runner(dl.Runner):
         def handle_batch(self, batch):
             columns = batch if isinstance(batch, Encoding) else vars(batch)
-            self.batch_metrics["loss"] = nn.functional.cross_entropy(
-                self.model(columns["features"]), columns["targets"]
-            )
+            logits = self.model(columns["features"])
+            self.batch_metrics["loss"] = nn.functional.cross_entropy(logits, columns["targets"])
 
     found = Runner(mlp(), dl.CPUEngine()).evaluate_loader(DataLoader(data, batch_size=8, collate_fn=collate))
 
@@ -196,11 +195,8 @@ def test_a_batch_that_handle_batch_replaces_is_counted_as_it_came(caplog):
 @pytest.mark.parametrize(("kind", "num_warnings"), [(OfGraphs, 1), (Counting, 0)])
 def test_graphs_on_two_processes_are_warned_about_once(kind, num_warnings, capfd):
     """Not as samples that a collate_fn has dropped, nor in each epoch on each rank."""
-    model = mlp()
-    kind().train(
-        model=model, optimizer=sgd(model), engine=dl.DistributedDataParallelEngine(2, device="cpu"), num_epochs=2,
-        loaders={"train": DataLoader(GRAPHS * 2, batch_size=2, collate_fn=as_graphs)}, **quiet(),
-    )  # fmt: skip
+    loaders = {"train": DataLoader(GRAPHS * 2, batch_size=2, collate_fn=as_graphs)}
+    train(runner=kind(), criterion=None, num_processes=2, num_epochs=2, loaders=loaders)
 
     shown = capfd.readouterr().err
     assert shown.count("counts as") == num_warnings

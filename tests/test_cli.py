@@ -60,19 +60,14 @@ def test_completion_and_help_do_without_torch():
     code = "import sys; from runnerkit.__main__ import main; main(); print(sorted({'torch', 'numpy'} & {*sys.modules}))"
     asked = {"_RUNNERKIT_COMPLETE": "complete_bash", "COMP_WORDS": "runnerkit ru", "COMP_CWORD": "1"}
 
-    printed = [
-        subprocess.run(
-            [sys.executable, "-c", code, *arguments],
-            env={**os.environ, **more, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for arguments, more in (([], asked), (["run", "--help"], {}))
-    ]
+    def printed(*arguments, **variables):
+        command = [sys.executable, "-c", code, *arguments]
+        environment = {**os.environ, **variables, "PYTHONPATH": str(ROOT)}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
-    assert printed[0] == "run\n[]\n"
-    assert printed[1].startswith("Usage: runnerkit run ") and printed[1].endswith("\n[]\n")
+    assert printed(**asked) == "run\n[]\n"
+    shown = printed("run", "--help")
+    assert shown.startswith("Usage: runnerkit run ") and shown.endswith("\n[]\n")
 
 
 def test_without_typer_a_sentence_says_so(capsys, monkeypatch):

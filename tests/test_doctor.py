@@ -10,37 +10,26 @@ import signal
 
 import pytest
 import torch
-from torch import nn
 
 from runnerkit import dl
 from runnerkit.checkpoints.file import load_checkpoint, save_checkpoint
 from runnerkit.commands.cli import main
 from runnerkit.storage.logdir_lock import lock
 from tests.test_one_run_a_logdir import Holder
-from tests.tiny import loader, mlp, sgd
+from tests.tiny import loader, train
 
 
-def train(logdir, **options):
-    model = mlp()
-    dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=sgd(model),
-        loaders={"train": loader(16, 4), "valid": loader(8, 4)},
-        hparams={"lr": 0.1},
-        num_epochs=4,
-        logdir=logdir,
-        valid_loader="valid",
-        valid_metric="loss",
-        **{"cpu": True, "loggers": {"console": None, "jsonl": dl.JSONLLogger(logdir)}, **options},
-    )
+def train_in(logdir, **options):
+    options = {"loggers": {"jsonl": dl.JSONLLogger(logdir)}, "hparams": {"lr": 0.1}, "num_epochs": 4, **options}
+    loaders = {"train": loader(16, 4), "valid": loader(8, 4)}
+    train(loaders=loaders, logdir=logdir, valid_loader="valid", valid_metric="loss", **options)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """Return the logdir of a successful run, which keeps epochs 3 and 4."""
     logdir = tmp_path_factory.mktemp("whole") / "log"
-    train(logdir)
+    train_in(logdir)
     return logdir
 
 
@@ -83,14 +72,10 @@ def test_a_run_that_went_well_is_good(whole, examine):
         "checkpoints/index.json: lists 2 checkpoints",
         good[1],
         f"checkpoints/model.0004.pth: epoch 4, step 16, {size} bytes",
-        "checkpoints/last.pth: is model.0004.pth",
-        "checkpoints/best.pth: is model.0004.pth",
+        *(f"checkpoints/{alias}.pth: is model.0004.pth" for alias in ("last", "best")),
         "checkpoints: resuming would start from model.0004.pth",
-        "hparams.yml: can be read",
-        "environment.json: can be read",
-        "csv/train.csv: rows in order",
-        "csv/valid.csv: rows in order",
-        "metrics.jsonl: lines in order",
+        *(f"{file}: can be read" for file in ("hparams.yml", "environment.json")),
+        *(f"{file}s in order" for file in ("csv/train.csv: row", "csv/valid.csv: row", "metrics.jsonl: line")),
     ]
     assert sum("tfevents" in line and "events in order" in line for line in good) == 3  # and hyperparameters
     assert {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()} == before
@@ -213,8 +198,8 @@ def test_a_name_that_outlives_its_checkpoint_is_told_of(logdir, examine):
     assert examine(logdir)[0] == 0
 
 
-def test_a_run_under_way_is_told_of(logdir, examine):
-    """A run that another process is writing is reported with its process id."""
+def test_a_run_under_way_is_reported(logdir, examine):
+    """With its process id."""
     holder = Holder(logdir)
 
     code, notes, _ = examine(logdir, "note")
@@ -224,11 +209,7 @@ def test_a_run_under_way_is_told_of(logdir, examine):
 
 
 def append(name, text):
-    def spoil(logdir):
-        with (logdir / name).open("a") as file:
-            file.write(text)
-
-    return spoil
+    return lambda logdir: (logdir / name).write_text((logdir / name).read_text() + text)
 
 
 def repeat_events(logdir):
@@ -286,19 +267,16 @@ def test_a_broken_log_is_named_with_what_is_wrong(logdir, examine, name):
 def test_shards_are_verified_one_by_one(tmp_path, examine):
     """Missing, corrupt and truncated files of a sharded checkpoint are named, and `last` counts as broken."""
     engine = dl.FullyShardedDataParallelEngine(1, device="cpu", sharded_checkpoints=True)
-    train(tmp_path, engine=engine, cpu=False)
+    train_in(tmp_path, engine=engine)
     folder = tmp_path / "checkpoints" / "model.0004"
     whole = examine(tmp_path), examine(tmp_path, "good")[1]
     shard = next(path for path in folder.iterdir() if path.suffix == ".distcp")
 
     found = []
-    for spoil in (
-        lambda: change(folder / "rest.pth", (folder / "rest.pth").read_bytes().index(b"ZZZ"), b"\xff"),  # padding
-        lambda: change(shard, 99, b"\xff"),
-        shard.unlink,
-        (folder / ".metadata").unlink,
-        lambda: os.truncate(folder / "rest.pth", 100),
-    ):
+    padding = (folder / "rest.pth").read_bytes().index(b"ZZZ")
+    changes = [lambda: change(folder / "rest.pth", padding, b"\xff"), lambda: change(shard, 99, b"\xff")]
+    losses = [shard.unlink, (folder / ".metadata").unlink, lambda: os.truncate(folder / "rest.pth", 100)]
+    for spoil in changes + losses:
         spoil()
         found.append(examine(tmp_path)[1])
 
@@ -312,15 +290,6 @@ def test_shards_are_verified_one_by_one(tmp_path, examine):
     assert found[3][0].endswith(" is missing")
     assert ": is damaged: rest.pth is not a complete checkpoint of tensors and plain values" in found[4][0]
     assert found[0][1] == "checkpoints/last: is model.0004, which is broken"
-
-
-def test_checkpoints_of_weights_only_are_good(tmp_path, examine):
-    """Checkpoints with mode="model" cannot be resumed from but are not broken."""
-    train(tmp_path, callbacks=[dl.CheckpointCallback(tmp_path, mode="model")])
-
-    code, broken, _ = examine(tmp_path)
-
-    assert (code, broken) == (0, [])
 
 
 @pytest.mark.parametrize("make", [False, True])
@@ -341,7 +310,7 @@ def test_a_resumed_run_mends_what_the_doctor_said_it_would(logdir, examine):
     os.truncate(sorted_events(logdir)[0], sorted_events(logdir)[0].stat().st_size - 5)
     assert examine(logdir)[0] == 1
 
-    train(logdir, resume="auto")
+    train_in(logdir, resume="auto")
 
     assert examine(logdir)[:2] == (0, [])
     assert torch.load(logdir / "checkpoints" / "last.pth", weights_only=True)["counters"]["epoch_step"] == 4

@@ -89,10 +89,7 @@ SUPERVISED = {"_target_": "runnerkit.dl.SupervisedRunner"}
         (lambda folder: shutil.rmtree(folder / "checkpoints"), "no checkpoint"),
         (set_key("loaders", {"train": {}}), "loaders: expected an evaluation loader, got ['train']; a batch of it"),
         (set_key("model", {"a": {"_target_": "torch.nn.ReLU"}}), "model: is a dict; expected one model"),
-        (
-            set_key("runner", {**SUPERVISED, "input_key": {"features": "x"}}),
-            "runner: missing a required argument",
-        ),
+        (set_key("runner", {**SUPERVISED, "input_key": {"features": "x"}}), "runner: missing a required argument"),
         (set_key("runner", {**SUPERVISED, "input_key": ["x", "y", "z"]}), "runner: input_key ['z'] not in the batch"),
     ],
 )

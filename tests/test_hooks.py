@@ -7,6 +7,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from runnerkit import dl
 from runnerkit.loop.hooks import call_hook
+from tests.tiny import loader, train
 
 DATA = TensorDataset(torch.randn(12, 3, generator=torch.Generator().manual_seed(0)), torch.zeros(12, 1))
 
@@ -124,10 +125,10 @@ def test_evaluation_and_loading_call_hooks_without_stage(tmp_path):
         handle_batch = WithStage.handle_batch
 
     torch.save(nn.Linear(3, 1).state_dict(), tmp_path / "weights.pth")
-    loader = DataLoader(DATA, batch_size=4)
+    batches = DataLoader(DATA, batch_size=4)
 
-    assert list(Runner().evaluate_loader(loader, engine=dl.CPUEngine())) == ["loss"]
-    assert len(list(Runner().predict_loader(loader=loader, cpu=True))) == 3
+    assert list(Runner().evaluate_loader(batches, engine=dl.CPUEngine())) == ["loss"]
+    assert len(list(Runner().predict_loader(loader=batches, cpu=True))) == 3
     assert isinstance(Runner().load(tmp_path / "weights.pth").model, nn.Linear)
 
 
@@ -172,14 +173,7 @@ def test_num_epochs_of_train_and_of_a_subclass():
         num_epochs = property(lambda self: 2)
 
     def epochs_of(runner, **length):
-        runner.train(
-            model=nn.Linear(3, 1),
-            criterion=nn.MSELoss(),
-            loaders={"valid": DataLoader(DATA, batch_size=4)},
-            loggers={"console": None},
-            cpu=True,
-            **length,
-        )
+        train(runner=runner, optimizer=None, loaders={"valid": loader(8, 4)}, **length)
         return runner.epoch_step, runner.num_epochs
 
     assert epochs_of(dl.SupervisedRunner(), num_epochs=3) == (3, 3)

@@ -14,14 +14,8 @@ STEP = Step(stage="train", loader="train", epoch=1, batch=4)
 @pytest.mark.parametrize(
     "value",
     [
-        torch.tensor(2**24 + 1),
-        torch.tensor(2**53 - 1),
-        torch.tensor(-(2**31), dtype=torch.int32),
-        torch.tensor(1 / 3, dtype=torch.float64),
-        torch.tensor(1 / 3),
-        torch.tensor(True),
-        torch.tensor([[7.5]]),
-        2**53 - 1,
+        *map(torch.tensor, (2**24 + 1, 2**53 - 1, 1 / 3, True, [[7.5]])),
+        *(torch.tensor(-(2**31), dtype=torch.int32), torch.tensor(1 / 3, dtype=torch.float64), 2**53 - 1),
     ],
     ids=str,
 )
@@ -57,10 +51,8 @@ def test_metrics_keep_their_steps_and_names():
 def test_tensors_of_several_devices_are_read_together():
     """Tensors on the CPU and on a GPU are read in one call."""
     metrics = {"loss": torch.tensor(0.5, device="cuda"), "lr": torch.tensor(0.1, dtype=torch.float64), "count": 3}
-    queue = StepQueue()
-    queue.put(STEP, metrics)
 
-    assert queue.take() == [(STEP, {"loss": 0.5, "lr": 0.1, "count": 3.0})]
+    assert read_metrics_at_once([metrics]) == [{"loss": 0.5, "lr": 0.1, "count": 3.0}]
 
 
 def test_tensors_are_stacked_with_those_of_their_device_only(monkeypatch):

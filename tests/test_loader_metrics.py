@@ -2,14 +2,13 @@
 
 import pytest
 import torch
-from torch import nn
 
 from runnerkit import dl
 from runnerkit.loop.loader_metrics import reduce_metrics
 from runnerkit.metrics.reduction import Share
 from tests.callbacks.stand_ins import make_runner
 from tests.ranks import Ranks
-from tests.tiny import loader, mlp, quiet
+from tests.tiny import loader, train
 
 
 class WrongSamples(dl.IMetricCallback):
@@ -30,16 +29,8 @@ class WrongSamples(dl.IMetricCallback):
 
 def evaluate(callback):
     """Evaluate the loaders "other" and "valid", in this order, in one epoch."""
-    runner = dl.SupervisedRunner()
-    runner.train(
-        model=mlp(),
-        criterion=nn.CrossEntropyLoss(),
-        loaders={"other": loader(5, 4, seed=3), "valid": loader(21, 4)},
-        callbacks={"wrong": callback},
-        cpu=True,
-        **quiet(),
-    )
-    return runner.epoch_metrics
+    loaders = {"other": loader(5, 4, seed=3), "valid": loader(21, 4)}
+    return train(loaders=loaders, callbacks={"wrong": callback}, optimizer=None).epoch_metrics
 
 
 @pytest.mark.parametrize(
