@@ -3,9 +3,9 @@
 import pytest
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import (
     BatchSampler,
-    DataLoader,
     DistributedSampler,
     RandomSampler,
     Sampler,
@@ -94,10 +94,20 @@ def test_a_sampler_of_the_users_own_for_another_data_set_is_warned_of_before_tra
     assert "loader 'valid' has a data set of 8 samples and a OwnSampler made for 16" in caplog.text
 
 
-class Thing:
-    """Object that a checkpoint cannot hold."""
+class NoBackward(dl.Runner):
+    def handle_batch(self, batch):
+        self.batch_metrics["error"] = self.model(batch[0]).mean()
 
 
+def losing(value):
+    return {"runner": Loss(value), "criterion": None}
+
+
+def of(batch):
+    return {"loaders": {"train": [batch]}}
+
+
+BEST = {"valid_loader": "valid", "minimize_valid_metric": False}
 BAD = {
     "loaders empty": ({"loaders": {}}, ValueError, "loaders is empty"),
     "loaders no dict": ({"loaders": loader(8, 4)}, TypeError, "loaders must be a dict .* got DataLoader"),
@@ -107,27 +117,22 @@ BAD = {
     "loader dropped": ({"loaders": {"train": loader(3, 4, drop_last=True)}}, ValueError, "3 samples.* drop_last=True"),
     "valid_loader misspelt": ({"valid_loader": "vaild", "valid_metric": "loss"}, ValueError, r"'vaild'; the loaders"),
     "valid_metric misspelt": (
-        {"valid_loader": "valid", "valid_metric": "acuracy", "minimize_valid_metric": False},
+        {**BEST, "valid_metric": "acuracy"},
         KeyError,
-        r"reads metric 'acuracy' of loader 'valid', which has \['loss'\]",
-    ),
-    "no loader to train on": (
-        {"loaders": {"Train": loader(8, 4), "valid": loader(8, 4)}},
-        ValueError,
-        r"the loaders are \['Train', 'valid'\], but only loaders whose key starts with 'train' are trained",
+        r"'acuracy' of loader 'valid', which has \['",
     ),
     "data set in place of a loader": ({"loaders": {"train": classification(8)}}, TypeError, "pass DataLoader"),
     "scheduler of another optimizer": (
-        lambda: {"scheduler": torch.optim.lr_scheduler.StepLR(sgd(mlp()), 1)},
+        {"scheduler": StepLR(sgd(mlp()), 1)},
         ValueError,
-        "the scheduler steps an optimizer other than the one that trains",
+        "steps an optimizer other than",
     ),
-    "scheduler that a function made for another": (
-        lambda: {"scheduler": lambda optimizer, num_steps: torch.optim.lr_scheduler.StepLR(sgd(mlp()), 1)},
+    "scheduler made for another": (
+        {"scheduler": lambda *_: StepLR(sgd(mlp()), 1)},
         ValueError,
-        "the scheduler steps an optimizer other than the one that trains",
+        "an optimizer other than",
     ),
-    "scheduler is a class": ({"scheduler": torch.optim.lr_scheduler.StepLR}, TypeError, "the class StepLR; pass"),
+    "scheduler is a class": ({"scheduler": StepLR}, TypeError, "the class StepLR; pass"),
     "criterion is a class": ({"criterion": nn.CrossEntropyLoss}, TypeError, "instance of it: CrossEntropyLoss"),
     "optimizer is a class": ({"optimizer": torch.optim.SGD}, TypeError, "optimizer is the class SGD"),
     "engine is a name": ({"engine": "ddp"}, TypeError, "engine='ddp' is not an engine; pass one, such as"),
@@ -136,9 +141,9 @@ BAD = {
     "callback alone": (lambda: {"callbacks": dl.BackwardCallback("loss")}, TypeError, "BackwardCallback; put it in"),
     "optimizer of another model": ({"optimizer": sgd(mlp())}, ValueError, "none of which belongs to the model"),
     "engine and flag": (
-        {"engine": dl.CPUEngine(), "cpu": True, "ddp": True},
+        {"engine": dl.CPUEngine(), "ddp": True},
         ValueError,
-        "engine=CPUEngine and cpu=True, ddp=True contradict",
+        "engine=CPUEngine and ddp=True contradict",
     ),
     "two precisions": ({"amp": True, "fp16": True}, ValueError, "choose one precision"),
     "apex on the CPU": ({"apex": True}, ValueError, "cpu=True, apex=True: Apex needs a GPU"),
@@ -150,26 +155,27 @@ BAD = {
     "resume of nothing": ({"resume": "no/such/file.pth"}, FileNotFoundError, "no/such/file.pth"),
     "resume of an empty logdir": ({"resume": "."}, FileNotFoundError, "nothing to resume from"),
     "target key missing": (
-        {"loaders": {"train": [{"features": torch.zeros(2, 6)}]}},
+        of({"features": torch.zeros(2, 6)}),
         KeyError,
-        "CriterionCallback reads 'targets' of a batch of loader 'train'",
+        "reads 'targets' of a batch of loader 'train'",
     ),
     "input key missing": (
-        {"loaders": {"train": [{"image": torch.zeros(2, 6)}]}},
+        of({"image": torch.zeros(2, 6)}),
         KeyError,
-        r"input_key \['features'\] not in the batch of loader 'train'",
+        r"\['features'\] not in the batch of loader 'train'",
     ),
-    "batch too long": ({"loaders": {"train": [(torch.zeros(3, 6), 2, 3)]}}, TypeError, "tuple of 3, not a dict"),
+    "batch too long": (of((torch.zeros(3, 6), 2, 3)), TypeError, "tuple of 3, not a dict"),
     "callback is none": ({"callbacks": [print]}, TypeError, "expected a runnerkit Callback"),
     "clip params alone": (
-        lambda: {"callbacks": [dl.BackwardCallback("loss", grad_clip_params={"max_norm": 1})]},
+        lambda: dl.BackwardCallback("loss", grad_clip_params={"max_norm": 1}),
         ValueError,
         "needs grad_clip_fn",
     ),
-    "clip name unknown": (
-        lambda: {"callbacks": [dl.BackwardCallback("loss", grad_clip_fn="clip_it")]},
+    "clip name unknown": (lambda: dl.BackwardCallback("loss", grad_clip_fn="clip_it"), ValueError, "clip_grad_norm_"),
+    "best of another callback": (
+        lambda: {"load_best_on_end": True, "callbacks": [dl.CheckpointCallback("log")]},
         ValueError,
-        "clip_grad_norm_",
+        "does not reach your CheckpointCallback: pass it there",
     ),
     "what is best": ({"valid_metric": "accuracy"}, ValueError, "minimize_valid_metric=True if a smaller 'accuracy' is"),
     "no steps": ({"num_steps": 0}, ValueError, "num_steps must be >= 1, got 0"),
@@ -183,6 +189,17 @@ BAD = {
     "no scheduler made": ({"scheduler": lambda optimizer, num_steps: 0.1}, TypeError, "scheduler= returned float; it"),
     "optimizer of two": ({"optimizer": lambda model, lr: 0}, TypeError, r"optimizer= is a function \(model, lr\), but"),
     "scheduler of one": ({"scheduler": lambda made: 0}, TypeError, r"scheduler= is a function \(made\), but is called"),
+    "no loss": (losing(lambda logits: None), KeyError, "batch_metrics of batch 1 of loader 'train' lack 'loss'"),
+    "several losses": (losing(lambda logits: logits), ValueError, r"batch 1 .* must be a scalar .* shape \(4, 3\)"),
+    "loss is a number": (losing(lambda logits: logits.mean().item()), ValueError, "with a graph, got a float"),
+    "detached": (losing(lambda logits: logits.mean().detach()), ValueError, "without a graph"),
+    "NaN": (losing(lambda logits: logits.mean() * float("nan")), ValueError, "is nan in batch 1 of .*'train', rank 0"),
+    "infinite": (losing(lambda logits: logits.mean() * float("inf")), ValueError, "'loss' is -?inf in batch 1"),
+    "no gradients": (
+        lambda: {"runner": NoBackward(), "criterion": None, "callbacks": [dl.OptimizerCallback("loss")]},
+        RuntimeError,
+        r"add BackwardCallback\('loss'\)",
+    ),
     "best of nothing": ({"load_best_on_end": True}, ValueError, "needs valid_loader and valid_metric"),
 }
 
@@ -202,23 +219,6 @@ def test_bad_input_is_named_and_nothing_is_written(tmp_path, monkeypatch, name):
         assert not (tmp_path / "log").exists(), "the corrected call needs an unused logdir"
 
 
-@pytest.mark.parametrize(
-    ("value", "error", "message"),
-    [
-        (lambda logits: None, KeyError, "batch_metrics of batch 1 of loader 'train' lack 'loss'"),
-        (lambda logits: logits, ValueError, r"'loss' in batch 1 of loader 'train' must be a scalar .* shape \(4, 3\)"),
-        (lambda logits: logits.mean().item(), ValueError, "must be a scalar tensor with a graph, got a float"),
-        (lambda logits: logits.mean().detach(), ValueError, "without a graph"),
-        (lambda logits: logits.mean() * float("nan"), ValueError, "'loss' is nan in batch 1 of loader 'train', rank 0"),
-        (lambda logits: logits.mean() * float("inf"), ValueError, "'loss' is -?inf in batch 1"),
-    ],
-)
-def test_a_loss_that_cannot_be_trained_on_is_named(value, error, message):
-    """A loss that is missing, not a scalar, without a graph or not finite is reported at the first batch."""
-    with pytest.raises(error, match=message):
-        train(runner=Loss(value), criterion=None)
-
-
 def test_a_loss_that_becomes_nan_ends_the_run_before_the_next_checkpoint(tmp_path):
     """The last checkpoint is still that of the previous epoch, with finite weights."""
 
@@ -234,24 +234,10 @@ def test_a_loss_that_becomes_nan_ends_the_run_before_the_next_checkpoint(tmp_pat
     assert all(torch.isfinite(each).all() for each in state["model_state_dict"].values())
 
 
-def test_an_optimizer_callback_without_gradients_says_what_is_missing():
-    """The error says which callback to add."""
-
-    class NoBackward(dl.Runner):
-        def handle_batch(self, batch):
-            self.batch_metrics["error"] = self.model(batch[0]).mean()
-
-    with pytest.raises(RuntimeError, match=r"add BackwardCallback\('loss'\)"):
-        train(runner=NoBackward(), criterion=None, callbacks=[dl.OptimizerCallback("loss")])
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"topk": 0}, "topk must be >= 1, got 0"),
-        ({"every_epochs": 0}, "every_epochs must be >= 1, got 0"),
         ({"every_steps": 0}, "every_steps must be >= 1 or None, got 0"),
-        ({"every_minutes": -1.0}, "every_minutes must be > 0 or None, got -1.0"),
         ({"mode": "weights"}, "mode must be 'model' or 'runner', got 'weights'"),
         ({"loader_key": "valid"}, "pass both loader_key and metric_key, or neither; got 'valid' and None"),
         ({"loader_key": "valid", "metric_key": "loss"}, "pass minimize=True if smaller values of 'loss' are better"),
@@ -277,80 +263,36 @@ def test_a_new_run_never_mixes_with_an_old_one(tmp_path, num_processes):
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize(("logdir", "words"), [("file", "file: it is a file"), ("file/log", "log: Not a directory")])
-def test_a_logdir_that_cannot_be_written_is_named(tmp_path, caplog, logdir, words):
-    """The error comes before training, and no warning about locks is logged."""
-    (tmp_path / "file").write_text("in the way")
-
-    with pytest.raises(NotADirectoryError, match=f"cannot write to logdir .*{words}; choose another one"):
-        train(logdir=tmp_path / logdir)
-
-    assert not caplog.records
-
-
-def test_room_on_the_disk_is_no_news_where_something_else_is_wrong(tmp_path):
-    """An error about a file in place of the checkpoints folder does not mention the free disk space."""
-    (tmp_path / "checkpoints").write_text("in the way")
-
-    with pytest.raises(FileExistsError, match=r"cannot write .*checkpoints: File exists; what was") as caught:
-        train(logdir=tmp_path)
-
-    assert "MB" not in str(caught.value)
-
-
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("logdir", "error", "words"),
     [
-        ({"weights": torch.zeros(2)}, "does not hold a whole run"),
-        ({"format_version": 99, "runnerkit_version": "9.0"}, "written by runnerkit 9.0; .* upgrade"),
-        (Thing(), "holds tests.test_bad_input.Thing, which is not loaded, as it could run code"),
+        ("checkpoints", NotADirectoryError, "to logdir .*checkpoints: it is a file; choose another one"),
+        ("checkpoints/log", NotADirectoryError, "to logdir .*checkpoints/log: Not a directory; choose another one"),
+        ("", FileExistsError, r".*checkpoints: File exists; what was"),
     ],
 )
-def test_resume_of_a_foreign_file_is_refused(tmp_path, content, message):
-    """Files of other programs, of newer versions or with objects that could run code are refused."""
-    path = tmp_path / "foreign.pth"
-    torch.save(content, path)
+def test_a_logdir_that_cannot_be_written_is_named(tmp_path, caplog, logdir, error, words):
+    """The error comes before training, without a warning about locks or the free disk space."""
+    (tmp_path / "checkpoints").write_text("in the way")
 
-    with pytest.raises(ValueError, match=message):
-        train(resume=path)
+    with pytest.raises(error, match=f"cannot write {words}") as caught:
+        train(logdir=tmp_path / logdir)
+
+    assert not caplog.records and "MB" not in str(caught.value)
 
 
-def test_resume_of_another_models_checkpoint_is_refused(tmp_path):
-    """The error says that the weights are another model's."""
-    train(logdir=tmp_path / "log")
-    other = nn.Sequential(nn.Linear(6, 3))
+def test_resume_of_a_foreign_file_is_refused(tmp_path):
+    """Files of other programs are refused."""
+    torch.save({"weights": torch.zeros(2)}, tmp_path / "foreign.pth")
 
-    with pytest.raises(ValueError, match="holds another model's weights"):
-        train(model=other, optimizer=sgd(other), resume=tmp_path / "log")
+    with pytest.raises(ValueError, match="does not hold a whole run"):
+        train(resume=tmp_path / "foreign.pth")
 
 
 def test_a_runner_without_a_model_says_so():
     """A runner that neither is given a model nor overrides get_model raises a ValueError."""
     with pytest.raises(ValueError, match="needs a model: pass model= or override get_model"):
         dl.SupervisedRunner().train(loaders={"train": loader(8, 4)}, cpu=True, **quiet())
-
-
-OF_RANKS = {
-    "other metrics": (
-        {"callbacks": [at("on_batch_end", lambda each: each.batch_metrics.update({f"rank{each.engine.rank}": 1.0}))]},
-        ValueError,
-        r"ranks differ in batch_metrics.*rank 0.*rank0.*rank 1.*rank1",
-    ),
-    "other keys": (
-        {"loaders": {"train": DataLoader(classification(16), 4, collate_fn=lambda rows: {"image": rows[0][0][None]})}},
-        KeyError,
-        "batch of loader 'train'",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", OF_RANKS)
-def test_the_error_of_a_rank_reaches_the_caller(name):
-    """Ranks with different metric names raise an error instead of hanging or averaging wrongly."""
-    options, error, words = OF_RANKS[name]
-
-    with pytest.raises(error, match=words):
-        train(num_processes=2, **options)
 
 
 def test_checkpoints_of_another_run_are_refused_without_loggers_too(tmp_path):
@@ -437,16 +379,6 @@ def test_an_evaluation_that_finds_no_metrics_says_so(caplog):
     assert message.startswith("evaluate_loader found no metrics: ") and "pass criterion=, or " in message
 
 
-@pytest.mark.parametrize(("reduction", "num_warnings"), [("mean", 0), ("sum", 1)])
-def test_a_criterion_that_sums_over_the_batch_is_warned_about(caplog, reduction, num_warnings):
-    """A sum depends on the batch size and its gradient on the number of processes; a mean causes no warning."""
-    runner = dl.SupervisedRunner(mlp())
-
-    runner.evaluate_loader(loader(8, 4), criterion=nn.CrossEntropyLoss(reduction=reduction), cpu=True)
-
-    assert caplog.text.count("CrossEntropyLoss(reduction='sum') sums over the batch") == num_warnings
-
-
 class Hooks(dl.IRunner):
     """A runner that returns loaders of the keys that it is given, and an optimizer if it is told to."""
 
@@ -474,6 +406,8 @@ def test_a_loader_that_was_meant_to_be_trained_on_is_refused(key, optimizes):
     """Only keys that start with "train" are trained on; without an error such a run would only evaluate."""
     with pytest.raises(ValueError, match=rf"only loaders whose key starts with 'train'.*'train' for '{key}'"):
         Hooks(key, "valid", optimizes=optimizes).run()
+    with pytest.raises(ValueError, match=rf"the loaders are \['{key}', 'valid'\], but only loaders whose key starts"):
+        train(loaders={key: loader(8, 4), "valid": loader(8, 4)})
 
 
 @pytest.mark.parametrize(

@@ -159,11 +159,3 @@ def test_a_damaged_index_leaves_the_numbers(run):
     index.write_text(text[:50])
 
     assert row(best_metrics(run), metric="accuracy")["better"] == ""
-
-
-def test_runs_given_twice_are_read_once(tmp_path):
-    """A run given both by its parent folder and by its own path is read once."""
-    for name in "ab":
-        log_run(tmp_path / name, CURVES)
-
-    assert compare_runs([tmp_path, tmp_path / "a", tmp_path / "." / "b"])["run"].tolist() == ["a", "b"]

@@ -1,5 +1,6 @@
 """A run's length in epochs, optimizer steps, samples or hours: the first limit ends it, also after a resume."""
 
+import itertools
 import math
 from functools import partial
 
@@ -31,8 +32,11 @@ def counts(runner):
 
 
 class Stream(IterableDataset):
+    def __init__(self, num_samples=NUM_SAMPLES):
+        self.num_samples = num_samples
+
     def __iter__(self):
-        return iter(classification(NUM_SAMPLES))
+        return iter(classification(self.num_samples))
 
 
 @pytest.mark.parametrize(
@@ -86,37 +90,27 @@ def assert_same_logs(folder):
         pd.testing.assert_frame_equal(one, other)
 
 
-@pytest.mark.parametrize("limits", [*LIMITS, {"num_epochs": 3, "accumulation_steps": 2}], ids=str)
-@pytest.mark.parametrize("step", [3, 7, 8, 13, 14])
-def test_a_resumed_run_counts_what_was_done(tmp_path, limits, step):
+@pytest.mark.parametrize(
+    ("limits", "moment"),
+    [
+        *itertools.product([*LIMITS, {"num_epochs": 3, "accumulation_steps": 2}], [(3,), (7,), (8,), (13,), (14,)]),
+        *itertools.product([{"num_steps": 5}, {"num_samples": 18}], [(5, "on_loader_end")]),  # nothing is left
+    ],
+    ids=str,
+)
+def test_a_resumed_run_counts_what_was_done(tmp_path, limits, moment):
     """Interrupted within a step, at a step's end or an epoch's, it ends with the same weights, counters and logs."""
     options = {"valid_every_steps": 2, "log_every": 1, **limits}
     whole, expected = train(logdir=tmp_path / "whole", **options)
     save = partial(dl.CheckpointCallback, tmp_path / "log", mode="runner", every_steps=1)
 
     with pytest.raises(KeyboardInterrupt):
-        train(logdir=tmp_path / "log", callbacks=[save(), Interrupt(step)], **options)
+        train(logdir=tmp_path / "log", callbacks=[save(), Interrupt(*moment)], **options)
     resumed, found = train(logdir=tmp_path / "log", callbacks=[save()], resume="auto", **options)
 
     assert torch.equal(found, expected)
     assert counts(resumed) == counts(whole)
     assert_same_logs(tmp_path)
-
-
-@pytest.mark.parametrize("limits", [{"num_steps": 5}, {"num_samples": 18}], ids=str)
-def test_a_checkpoint_of_the_last_step_has_nothing_left(tmp_path, limits):
-    """Killed between the last step and the epoch's end, a run trains no further when it resumes."""
-    save = partial(dl.CheckpointCallback, tmp_path, mode="runner", every_steps=1)
-
-    last = 5  # step of either limit
-
-    with pytest.raises(KeyboardInterrupt):
-        train(callbacks=[save(), Interrupt(last, "on_loader_end")], logdir=tmp_path, **limits)
-    resumed, found = train(callbacks=[save()], logdir=tmp_path, resume="auto", **limits)
-
-    whole, expected = train(**limits)
-    assert counts(resumed) == counts(whole)
-    assert torch.equal(found, expected)
 
 
 def test_a_finished_run_says_what_to_raise(tmp_path, caplog):
@@ -234,32 +228,23 @@ def test_a_stream_without_a_limit_has_no_number_of_steps():
         train(scheduler=dl.cosine_with_warmup, loaders={"train": DataLoader(Stream(), BATCH)})
 
 
-def test_functions_make_what_objects_would_be():
-    """Optimizer and scheduler made in the processes that train give the weights of those that are passed."""
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_functions_make_what_objects_would_be(num_processes):
+    """Made in the processes that train, they give the weights of those that are passed, and the caller gets them."""
     model = mlp()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    _, expected = train(model=model, optimizer=optimizer, scheduler=CosineAnnealingLR(optimizer, 2), num_epochs=2)
+    optimizer = sgd(model)
+    made = {"optimizer": optimizer, "scheduler": CosineAnnealingLR(optimizer, 3), "num_epochs": 2}
+    _, expected = train(model=model, loaders={"train": loader(48, 8)}, **made)
 
     runner, found = train(
-        model=mlp(), optimizer=partial(torch.optim.AdamW, lr=0.1), scheduler=lambda each, _: CosineAnnealingLR(each, 2),
-        callbacks=[dl.SchedulerCallback(mode="epoch")], num_epochs=2,
+        model=mlp(), optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9), num_epochs=2,
+        scheduler=lambda each, _: CosineAnnealingLR(each, 3), callbacks=[dl.SchedulerCallback(mode="epoch")],
+        loaders={"train": loader(48, 8 // num_processes)}, num_processes=num_processes,
     )  # fmt: skip
 
-    assert torch.equal(found, expected)
-    assert isinstance(runner.optimizer, torch.optim.AdamW) and isinstance(runner.scheduler, CosineAnnealingLR)
-
-
-def test_two_processes_make_their_own():
-    """The caller gets the trained optimizer back."""
-    options = {"num_steps": 6, "scheduler": partial(dl.cosine_with_warmup, warmup_steps=2)}
-    optimizer = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
-    runner, found = train(
-        model=mlp(), optimizer=optimizer, loaders={"train": loader(48, 4)}, num_processes=2, **options
-    )
-    _, expected = train(model=mlp(), loaders={"train": loader(48, 8)}, **options)
-
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
-    assert runner.optimizer.param_groups[0]["lr"] == pytest.approx(0, abs=1e-9)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0 if num_processes == 1 else 1e-6)
+    assert isinstance(runner.scheduler, CosineAnnealingLR)
+    assert runner.optimizer.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"] < 0.1
 
 
 def test_a_schedule_for_another_accumulation_is_refused():
@@ -314,24 +299,21 @@ def test_stages_have_budgets_too():
 def test_the_end_of_a_stream_is_known_to_an_accumulated_step(num_samples):
     """A last step of fewer batches is taken in its last batch, with its events, as for a loader with a length."""
 
-    class Rows(IterableDataset):
-        def __iter__(self):
-            return iter(classification(num_samples))
-
     def ends_of(data):
         ends = []
-        note = at(
-            "on_step_end", lambda each: ends.append((each.batch_step, each.optimizer_step, each.loader_batch_len))
-        )
+
+        def note(runner):
+            ends.append((runner.batch_step, runner.optimizer_step, runner.loader_batch_len))
+
         runner, found = train(
             scheduler=lambda optimizer, _: CosineAnnealingLR(optimizer, 6), accumulation_steps=3, num_epochs=2,
             loaders={"train": DataLoader(data, BATCH), "valid": loader(6, 3)}, valid_every_steps=2,
-            callbacks=[note, dl.SchedulerCallback(mode="batch")],
+            callbacks=[at("on_step_end", note), dl.SchedulerCallback(mode="batch")],
         )  # fmt: skip
         assert ends[-1][2] == -(-num_samples // BATCH)
         return [each[:2] for each in ends], found.tolist(), runner.optimizer.param_groups[0]["lr"]
 
-    assert ends_of(Rows()) == ends_of(classification(num_samples))
+    assert ends_of(Stream(num_samples)) == ends_of(classification(num_samples))
 
 
 def test_a_run_continues_with_the_training_loader_that_was_left(tmp_path):

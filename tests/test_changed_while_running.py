@@ -18,24 +18,14 @@ def in_epoch(epoch, call):
 
 @pytest.mark.parametrize("wrap", [lambda each: each, lambda each: dl.ControlFlowCallback(each, ignore_epochs=2)])
 def test_a_hook_that_is_set_on_the_object_is_called(wrap):
-    """A hook assigned to a callback object is called even if its class does not override the method."""
-    steps = []
-    callback = dl.Callback()
+    """A hook assigned to a callback or a runner is called even if its class does not override the method."""
+    callback, runner, steps = dl.Callback(), dl.SupervisedRunner(), []
     callback.on_batch_end = lambda runner: steps.append(runner.batch_step)
+    runner.on_epoch_end = lambda runner: steps.append("end")
 
-    train(callbacks=[wrap(callback)], loaders=LOADERS)
+    train(runner=runner, callbacks=[wrap(callback)], loaders=LOADERS)
 
-    assert steps == [1, 2, 3, 4, 5, 6]
-
-
-def test_a_hook_that_is_set_on_the_runner_is_called():
-    """A hook assigned to a runner object is called."""
-    runner, epochs = dl.SupervisedRunner(), []
-    runner.on_epoch_end = lambda each: epochs.append(each.epoch_step)
-
-    train(runner=runner, num_epochs=2)
-
-    assert epochs == [1, 2]
+    assert steps == [1, 2, 3, 4, 5, 6, "end"]
 
 
 @pytest.mark.parametrize("clips", [dl.BackwardCallback, dl.OptimizerCallback])

@@ -135,16 +135,21 @@ def test_weights_stay_the_tensors_that_they_are():
 
 
 def test_a_copy_has_no_part_that_changes_later():
-    """A copy shares no mutable object with the original: sets, bytearrays, arrays, counters."""
+    """A copy shares no mutable object, but tied weights stay one tensor and a view of a part is copied as a part."""
+    weight = torch.arange(6.0).reshape(2, 3)
     state = {
         "set": {1}, "bytes": bytearray(b"a"), "array": np.zeros(2), "counter": collections.Counter("aab"),
         "pair": Pair([1], {2}), "default": collections.defaultdict(set, {1: {2}}),
+        "a": {"tied": weight, "same": weight}, "part": weight[0], "step": [1, (2.5, "x")],
     }  # fmt: skip
     copy = copied(state)
+    weight.zero_()
     state["set"].add(2), state["bytes"].extend(b"b"), state["array"].fill(1), state["counter"].update("a")
     state["pair"].a.append(2), state["pair"].b.add(3), state["default"][1].add(3)
 
     assert copy["set"] == {1} and copy["bytes"] == b"a" and copy["array"].tolist() == [0, 0]
+    assert copy["a"]["tied"] is copy["a"]["same"] and copy["a"]["tied"].sum() == 15
+    assert copy["part"].tolist() == [0, 1, 2] and copy["step"] == [1, (2.5, "x")]
     assert copy["counter"] == {"a": 2, "b": 1} and copy["pair"] == ([1], {2}) and copy["default"] == {1: {2}}
 
 

@@ -11,53 +11,38 @@ from runnerkit import dl
 from runnerkit.checkpoints.folder import CheckpointFolder
 from runnerkit.loop.stop_signals import Preempted, StopRequests
 from tests.interrupt import at
-from tests.tiny import loader, mlp, sgd, train, weights
+from tests.tiny import loader, mlp, train, weights
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+LOADERS = {"train": loader(40, 8), "valid": loader(16, 8)}
 
 
 class Stages(dl.SupervisedRunner):
     """Two stages of three epochs of five steps; each stage creates its own callbacks."""
 
-    def __init__(self, logdir, make_callbacks, *, worse_by=0.0):
+    stages = ("train_first", "train_second")
+
+    def __init__(self, make_callbacks, *, worse_by=0.0):
         super().__init__()
-        self.logdir, self.make_callbacks, self.worse_by, self.seen = logdir, make_callbacks, worse_by, {}
-        self.trained = mlp()
+        self.make_callbacks, self.worse_by, self.seen = make_callbacks, worse_by, {}
 
-    @property
-    def stages(self):
-        return ["train_first", "train_second"]
-
-    def get_engine(self):
-        return dl.CPUEngine()
+    def run_all(self):
+        train(runner=self, loaders=LOADERS)
 
     def get_stage_len(self, stage):
         return 3
 
-    def get_loaders(self, stage):
-        return {"train": loader(40, 8), "valid": loader(16, 8)}
-
     def get_model(self, stage):
-        self.seen[stage] = weights(self.trained)
-        return self.trained
+        model = super().get_model(stage)
+        self.seen[stage] = weights(model)
+        return model
 
     def get_criterion(self, stage):
         added = self.worse_by if stage == "train_second" else 0.0
         return lambda logits, targets: nn.functional.cross_entropy(logits, targets) + added
 
-    def get_optimizer(self, stage, model):
-        return sgd(model)
-
-    def get_loggers(self):
-        return {}
-
     def get_callbacks(self, stage):
-        return {
-            "criterion": dl.CriterionCallback("logits", "targets", "loss"),
-            "backward": dl.BackwardCallback("loss"),
-            "optimizer": dl.OptimizerCallback("loss"),
-            **self.make_callbacks(stage),
-        }
+        return {**super().get_callbacks(stage), **self.make_callbacks(stage)}
 
 
 def at_step(step, act):
@@ -89,10 +74,8 @@ def handlers():
 @pytest.mark.parametrize("step", [7, 22], ids=["first", "second"])
 def test_a_signal_stops_whichever_stage_is_under_way(tmp_path, handlers, step):
     """A signal saves a checkpoint and stops the run in any stage, each of which has its own CheckpointCallback."""
-    runner = Stages(tmp_path, lambda stage: {"save": checkpoint(tmp_path), "signal": at_step(step, terminate)})
-
     with pytest.raises(Preempted):
-        runner.run()
+        Stages(lambda stage: {"save": checkpoint(tmp_path), "signal": at_step(step, terminate)}).run_all()
 
     record = CheckpointFolder(tmp_path / "checkpoints").records[-1]
     assert (record.batch, record.stage) == (step, "train_second" if step > 15 else "train_first")
@@ -102,10 +85,10 @@ def test_a_signal_stops_whichever_stage_is_under_way(tmp_path, handlers, step):
 def test_an_exception_in_any_stage_gives_the_signals_back(tmp_path, handlers, step):
     """After an exception, the signal handlers are restored and the next run in this process receives signals."""
     with pytest.raises(LookupError):
-        Stages(tmp_path, lambda stage: {"save": checkpoint(tmp_path / "a"), "fail": at_step(step, fail)}).run()
+        Stages(lambda stage: {"save": checkpoint(tmp_path / "a"), "fail": at_step(step, fail)}).run_all()
 
     with pytest.raises(Preempted):
-        Stages(tmp_path, lambda stage: {"save": checkpoint(tmp_path / "b"), "signal": at_step(3, terminate)}).run()
+        Stages(lambda stage: {"save": checkpoint(tmp_path / "b"), "signal": at_step(3, terminate)}).run_all()
 
 
 def test_an_exception_reaches_the_callbacks_of_stages_before(tmp_path):
@@ -128,7 +111,7 @@ def test_an_exception_reaches_the_callbacks_of_stages_before(tmp_path):
         return {"told": Told(stage), **({"not started": Told(stage, late=1)} if stage == "train_second" else {})}
 
     with pytest.raises(LookupError):
-        Stages(tmp_path, callbacks).run()
+        Stages(callbacks).run_all()
 
     assert told == ["train_first", "train_second"]
 
@@ -144,13 +127,13 @@ def test_the_best_is_that_of_the_stage(tmp_path):
         keepers = {f"at {step}": at_step(step, keep) for step in (5, 10, 15, 20, 25, 30)}
         return {"save": checkpoint(tmp_path, load_best_on_end=True), **keepers}
 
-    runner = Stages(tmp_path, callbacks, worse_by=10.0)
-    runner.run()
+    runner = Stages(callbacks, worse_by=10.0)
+    runner.run_all()
 
     records = {each.epoch: each for each in CheckpointFolder(tmp_path / "checkpoints").records}
     assert {each.stage for each in records.values()} == {"train_second"}
     best = min(records.values(), key=lambda record: record.score)
-    assert torch.equal(weights(runner.trained), kept[5 * best.epoch])
+    assert torch.equal(weights(runner.model), kept[5 * best.epoch])
     saved = torch.load(tmp_path / "checkpoints" / "best.pth", weights_only=True)
     assert saved["counters"]["epoch_step"] == best.epoch
 
@@ -165,8 +148,8 @@ def test_weights_to_start_with_are_for_the_first_stage(tmp_path):
     def callbacks(stage):
         return {"save": checkpoint(tmp_path / "log", resume_model=tmp_path / "start.pth"), "look": look}
 
-    runner = Stages(tmp_path / "log", callbacks)
-    runner.run()
+    runner = Stages(callbacks)
+    runner.run_all()
 
     assert torch.equal(seen["train_first"], weights(start))
     assert torch.equal(seen["train_second"], runner.seen["train_second"])
@@ -174,8 +157,7 @@ def test_weights_to_start_with_are_for_the_first_stage(tmp_path):
 
 
 def train_in(logdir, *callbacks, **options):
-    loaders = {"train": loader(40, 8), "valid": loader(16, 8)}
-    return train(loaders=loaders, callbacks=callbacks, num_epochs=2, logdir=logdir, **options).model
+    return train(loaders=LOADERS, callbacks=callbacks, num_epochs=2, logdir=logdir, **options).model
 
 
 def test_two_that_would_save_over_each_other_are_refused(tmp_path):
@@ -187,12 +169,6 @@ def test_two_that_would_save_over_each_other_are_refused(tmp_path):
 
     train_in(tmp_path, checkpoint(tmp_path), checkpoint(tmp_path / "weights", mode="model"))
     assert (tmp_path / "weights" / "checkpoints" / "best.pth").exists()
-
-
-def test_load_best_on_end_is_not_taken_for_ones_own_callback(tmp_path):
-    """train(load_best_on_end=True) is refused with a user-defined CheckpointCallback, which would ignore it."""
-    with pytest.raises(ValueError, match="does not reach your CheckpointCallback: pass it there"):
-        train_in(tmp_path, checkpoint(tmp_path), load_best_on_end=True)
 
 
 def test_where_no_metric_is_a_number_the_last_weights_stay(tmp_path, caplog):

@@ -68,6 +68,11 @@ def evaluate_on_its_engine(runner):
     evaluate_own(runner, dl.SupervisedRunner(runner.model, runner.engine))
 
 
+def evaluate_on_the_cpu(runner):
+    """The trained module stays where it is: another engine than the run's evaluates a copy."""
+    check_metrics(runner.evaluate_loader(extra(), cpu=True), copied(runner))
+
+
 def evaluate_another(runner):
     other = mlp(seed=9)
     check_metrics(runner.evaluate_loader(extra(), model=other), other)
@@ -88,8 +93,8 @@ def predict_alone(runner):
 
 
 CALLS = (
-    evaluate, evaluate_own, evaluate_alone, evaluate_on_its_engine, evaluate_another, predict, predict_a_part,
-    predict_alone,
+    evaluate, evaluate_own, evaluate_alone, evaluate_on_its_engine, evaluate_on_the_cpu, evaluate_another, predict,
+    predict_a_part, predict_alone,
 )  # fmt: skip
 
 
@@ -213,16 +218,6 @@ def test_callbacks_that_are_passed_get_all_events():
     trained(noted_in(of_run), Calls("on_stage_start", call))
     starts, ends = ([f"on_{part}_{end}" for part in ("experiment", "stage", "epoch")] for end in ("start", "end"))
     assert of_passed == [*starts, *loader_events, *ends[::-1]]
-
-
-def test_another_engine_evaluates_a_copy():
-    """With another engine than the run's, the trained module stays where it is."""
-
-    def call(runner):
-        check_metrics(runner.evaluate_loader(extra(), cpu=True), copied(runner))
-
-    calls = Calls("on_step_end", call)
-    assert_same(trained(calls), undisturbed())
 
 
 # ------------------------------------------------------------------------------------------------------- without a run

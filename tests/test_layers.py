@@ -42,10 +42,3 @@ def test_an_import_against_the_layers_is_found(tmp_path, path, line, reason):
     [found] = violations(tmp_path)
 
     assert reason in found
-
-
-def test_an_import_for_types_only_is_none(tmp_path):
-    """Imports under TYPE_CHECKING, such as that of the runner's type in a callback, are allowed."""
-    text = (ROOT / "callbacks/monitor/timer.py").read_text()
-
-    assert "if TYPE_CHECKING:\n    from runnerkit.runner import IRunner" in text

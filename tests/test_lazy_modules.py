@@ -65,12 +65,6 @@ def test_engines_that_need_shapes_do_so_too(engine):
     assert ENGINES[engine]().prepare_model(shaped()) is not None
 
 
-@pytest.mark.slow  # starts processes
-def test_processes_report_it():
-    with pytest.raises(ValueError, match="DistributedDataParallelEngine" + NAMED):
-        trained(lazy(), num_processes=2)
-
-
 def test_a_model_split_over_gpus_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
 

@@ -17,8 +17,11 @@ from tests.tiny import loader, mlp, sgd, weights
 NUM_SAMPLES, BATCH_SIZE, MAX_NORM = 44, 8, 0.5  # the last batch of an epoch has 4 samples
 
 
-def sum_of_losses(model, features, targets, number):
-    """A loss that differs in each of the steps of a batch."""
+def loss_of(model, features, targets, number, *, by_tokens):
+    """A loss that differs in each of the steps of a batch, or the mean over the tokens of the samples."""
+    if by_tokens:
+        per_sample = F.cross_entropy(model(features), targets, reduction="none")
+        return (per_sample * (targets + 1)).sum() / (targets + 1).sum()
     return F.cross_entropy(model(features), targets) * (1 + number) + model(features).square().mean()
 
 
@@ -34,10 +37,7 @@ class Several(dl.Runner):
         if self.by_tokens:
             self.batch_weight = (targets + 1).sum()
         for number in range(3):
-            loss = sum_of_losses(self.model, features, targets, number)
-            if self.by_tokens:
-                per_sample = F.cross_entropy(self.model(features), targets, reduction="none")
-                loss = (per_sample * (targets + 1)).sum() / (targets + 1).sum()
+            loss = loss_of(self.model, features, targets, number, by_tokens=self.by_tokens)
             self.learn(loss)
         self.batch_metrics["loss"] = loss.detach()
 
@@ -54,11 +54,7 @@ def by_hand(*, dtype=None, scheduler=None, scale=None, num_epochs=2, by_tokens=F
             for number in range(3):
                 optimizer.zero_grad()
                 with torch.autocast("cpu", dtype) if dtype else nullcontext():
-                    if by_tokens:
-                        per_sample = F.cross_entropy(model(features), targets, reduction="none")
-                        loss = (per_sample * (targets + 1)).sum() / (targets + 1).sum()
-                    else:
-                        loss = sum_of_losses(model, features, targets, number)
+                    loss = loss_of(model, features, targets, number, by_tokens=by_tokens)
                 scaler.scale(loss).backward()
                 scaler.unscale_(optimizer)
                 nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)

@@ -11,6 +11,7 @@ from torch import nn
 
 from runnerkit import dl, utils
 from tests.engines.together import together
+from tests.pretrained import Tied
 from tests.tiny import classification, loader, mlp, sgd, train, weights
 
 
@@ -38,7 +39,7 @@ def run(tmp_path_factory):
 
 
 def test_a_logdir_gives_its_best_or_its_last_and_predicts(run):
-    """`load` of a logdir gives its best or last weights, which predict_loader then uses."""
+    """`load` gives the best or last weights, which predict_loader then uses, also to the model of get_model."""
     folder, last, best = run
 
     runner = dl.SupervisedRunner().load(folder, model=mlp(seed=9))
@@ -50,13 +51,9 @@ def test_a_logdir_gives_its_best_or_its_last_and_predicts(run):
     assert torch.equal(weights(runner.load(folder, which="last").model), last)
     assert torch.equal(weights(runner.load(folder / "checkpoints").model), weights(best))
     assert torch.equal(weights(runner.load(folder / "checkpoints" / "last.pth").model), last)
-
-
-def test_a_runner_that_makes_its_own_model_is_given_the_weights(run):
-    """`load` without a model loads the weights into the model of get_model."""
     runner = dl.SupervisedRunner()
     runner.get_model = lambda stage: mlp(seed=7)
-    assert torch.equal(weights(runner.load(run[0]).model), weights(run[2]))
+    assert torch.equal(weights(runner.load(folder).model), weights(best))
 
 
 def wrapped(model):
@@ -132,7 +129,7 @@ def test_checkpoints_of_other_engines_load(tmp_path):
             assert torch.equal(weights(loaded), expected)
 
 
-def test_weights_that_do_not_fit_are_named_and_the_model_is_as_it_was(tmp_path):
+def test_weights_that_do_not_fit_are_named_and_what_fits_is_loaded_when_asked(tmp_path, caplog):
     """The error lists missing and unexpected names and different shapes, and the model is unchanged."""
     state = mlp().state_dict()
     state["head.weight"] = state.pop("0.weight")
@@ -150,19 +147,10 @@ def test_weights_that_do_not_fit_are_named_and_the_model_is_as_it_was(tmp_path):
         "  of another shape: 3.weight is (5, 16), the model's is (3, 16)",
     ]
     assert torch.equal(weights(model), before)
-
-
-def test_what_fits_is_loaded_when_asked_and_the_rest_is_told(tmp_path, caplog):
-    """strict=False loads the weights that fit and warns about the others."""
-    old, new = mlp(), mlp(seed=9)
-    new[-1] = nn.Linear(16, 5)
-    head = new[-1].weight.clone()
-    torch.save(old.state_dict(), tmp_path / "old.pth")
-
-    load(tmp_path / "old.pth", new, strict=False)
-
-    assert torch.equal(new[0].weight, old[0].weight) and torch.equal(new[-1].weight, head)
-    assert "of another shape: 3.weight is (3, 16), the model's is (5, 16)" in caplog.text
+    head = model[-1].weight.clone()
+    load(tmp_path / "theirs.pth", model, strict=False)
+    assert torch.equal(model[0].bias, mlp()[0].bias) and torch.equal(model[-1].weight, head)
+    assert "of another shape: 3.weight is (5, 16), the model's is (3, 16)" in caplog.text
 
 
 def test_a_part_of_another_model_is_loaded_by_its_prefix(tmp_path):
@@ -184,43 +172,33 @@ def test_names_that_only_the_modules_own_hooks_know_are_left_to_torch(tmp_path):
     assert torch.equal(weights(load(tmp_path / "old.safetensors", mlp(seed=9, batch_norm=True))), weights(model))
 
 
-class Tied(nn.Module):
-    """Model with a tied weight and, if `parts`, two views of one tensor, which safetensors.torch.save_model refuses."""
-
-    def __init__(self, seed, *, parts=False):
-        super().__init__()
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            self.inner, self.outer = nn.Linear(4, 4), nn.Linear(4, 4)
-            both = torch.randn(2, 4)
-        self.outer.weight = self.inner.weight
-        if parts:
-            self.register_buffer("first", both[0])
-            self.register_buffer("second", both[1])
-
-    def forward(self, rows):
-        return self.outer(self.inner(rows))
+def tied(seed, *, parts=False):
+    """Create a model with a tied weight and, if `parts`, two views of one tensor, which save_model refuses."""
+    model = Tied(seed)
+    if parts:
+        for name, part in zip(("first", "second"), torch.full((2, 4), float(seed)), strict=True):
+            model.register_buffer(name, part)
+    return model
 
 
 @pytest.mark.parametrize(("mode", "parts"), [("model", False), ("runner", False), ("runner", True)])
 def test_exported_weights_are_read_by_safetensors_and_by_load(tmp_path, mode, parts):
     """Tied weights are exported once, as safetensors does it, and views of one tensor separately."""
-    model = Tied(1, parts=parts)
-    loaders = {"train": [(torch.randn(4, 4), torch.arange(4))]}
-    train(model, loaders=loaders, callbacks=[dl.CheckpointCallback(tmp_path, mode=mode)])
+    model = tied(1, parts=parts)
+    train(model, callbacks=[dl.CheckpointCallback(tmp_path, mode=mode)])
 
     exported = utils.export_safetensors(tmp_path, tmp_path / "out" / "model.safetensors", which="last")
 
     with safe_open(exported, framework="pt") as file:
         assert len(file.keys()) == len(model.state_dict()) - 1
-    loaded = [load(exported, Tied(2, parts=parts))]
+    loaded = [load(exported, tied(2, parts=parts))]
     if not parts:
         save_model(model, tmp_path / "theirs.safetensors")
-        loaded += [load(tmp_path / "theirs.safetensors", Tied(4)), Tied(3)]
+        loaded += [load(tmp_path / "theirs.safetensors", tied(4)), tied(3)]
         load_model(loaded[-1], exported)
     for each in loaded:
         assert torch.equal(weights(each), weights(model))
-        assert each.outer.weight is each.inner.weight
+        assert each.a_head.weight is each.embed.weight
 
 
 class Two(dl.SupervisedRunner):

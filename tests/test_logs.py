@@ -105,18 +105,6 @@ def test_a_relative_logdir_stays_where_it_was(tmp_path, monkeypatch):
     assert (tmp_path / "log" / "trace.json").is_file()
 
 
-def test_read_metrics_gives_the_run_as_one_tidy_frame(tmp_path):
-    """read_metrics returns the columns run, stage, loader, epoch, step, metric and value."""
-    runner = train_in(tmp_path / "first")
-
-    frame = read_metrics(tmp_path / "first")
-
-    assert list(frame.columns) == ["run", "stage", "loader", "epoch", "step", "metric", "value"]
-    row = frame[(frame.loader == "valid") & (frame.metric == "accuracy02") & (frame.epoch == 2)].iloc[0]
-    assert (row.run, row.stage, row.step) == ("first", "train", 20)
-    assert row.value == runner.experiment_metrics[2]["valid"]["accuracy02"]
-
-
 def test_step_metrics_are_logged_every_so_many_steps(tmp_path):
     """log_every=5 logs batch values at steps 5, 10, ..., in TensorBoard under batch/ and in a separate CSV file."""
     losses = {}
@@ -135,11 +123,3 @@ def test_step_metrics_are_logged_every_so_many_steps(tmp_path):
     losses, rates = (frame[frame.metric == name] for name in ("loss", "lr"))
     assert list(zip(losses.step, losses.value, strict=True)) == expected
     assert rates.step.tolist() == [step for step, _ in expected] and len(losses) + len(rates) == len(frame)
-
-
-def test_mid_epoch_validation_is_logged_with_its_step(tmp_path):
-    """Each evaluation within an epoch adds a row with its step."""
-    train_in(tmp_path, valid_every_steps=4, num_epochs=1)
-
-    with (tmp_path / "csv" / "valid.csv").open() as file:
-        assert [row["step"] for row in csv.DictReader(file)] == ["4", "8", "10"]
