@@ -79,7 +79,7 @@ SUPERVISED = {"_target_": "runnerkit.dl.SupervisedRunner"}
         (lambda folder: (folder / "config.yml").unlink(), "config.yml: no such file"),
         (lambda folder: shutil.rmtree(folder / "checkpoints"), "no checkpoint"),
         (shutil.rmtree, "log: no such logdir or checkpoint"),
-        (lambda folder: None, "cannot write /proc/a.onnx"),
+        (lambda folder: None, "cannot write /proc/a.safetensors"),
         (set_key("loaders", {"train": {}}), "loaders: expected an evaluation loader, got ['train']; a batch of it"),
         (set_key("model", {"a": {"_target_": "torch.nn.ReLU"}}), "model: is a dict; expected one model"),
         (set_key("runner", {**SUPERVISED, "input_key": {"features": "x"}}), "runner: missing a required argument"),
@@ -93,7 +93,7 @@ def test_what_cannot_be_exported_is_one_line(logdir, tmp_path, monkeypatch, caps
     shutil.copytree(logdir, tmp_path / "log")
     change(tmp_path / "log")
 
-    out = ["-o", "/proc/a.onnx"] if "/proc" in words else []
+    out = ["-o", "/proc/a.safetensors"] if "/proc" in words else []
     assert main(["export", "log", "--to", "safetensors" if out else "onnx", *out]) == 2
 
     error = capsys.readouterr().err

@@ -63,22 +63,17 @@ DATA_OF_THE_SCRIPT = textwrap.dedent(
     import multiprocessing
     import torch
     from torch.utils.data import DataLoader, Dataset
-    from runnerkit import DistributedDataParallelEngine, SupervisedRunner
+    from tests.tiny import train
 
     class Numbers(Dataset):
         def __len__(self):
             return 8
 
         def __getitem__(self, index):
-            return torch.tensor([float(index)]), torch.tensor([0.0])
+            return torch.full((6,), float(index)), index % 3
 
     if __name__ == "__main__":
-        model = torch.nn.Linear(1, 1)
-        SupervisedRunner().train(
-            model=model, loaders={"train": DataLoader(Numbers(), batch_size=2, num_workers=1)},
-            criterion=torch.nn.MSELoss(), optimizer=torch.optim.SGD(model.parameters(), 0.001),
-            engine=DistributedDataParallelEngine(num_processes=2),
-        )
+        train(loaders={"train": DataLoader(Numbers(), batch_size=2, num_workers=1)}, num_processes=2)
         print(multiprocessing.get_start_method())
     """
 )
