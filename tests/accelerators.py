@@ -57,11 +57,12 @@ class _OnTheHost(TorchFunctionMode):
             self.num_calls += 1
             if torch.float64 in values:
                 raise TypeError(f"{self.kind} does not support float64")
-            args = [torch.device("cpu") if self._is_there(value) else value for value in args]
-            kwargs = {
-                key: torch.device("cpu") if self._is_there(value) else value for key, value in (kwargs or {}).items()
-            }
+            args = [self._moved(value) for value in args]
+            kwargs = {key: self._moved(value) for key, value in (kwargs or {}).items()}
         return func(*args, **(kwargs or {}))
+
+    def _moved(self, value: Any) -> Any:
+        return torch.device("cpu") if self._is_there(value) else value
 
     def _is_there(self, value: Any) -> bool:
         return isinstance(value, torch.device) and value.type == self.kind

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from runnerkit import dl
 from runnerkit.engines.launch.spawn import spawn
 from tests.free_port import free_port
-from tests.tiny import quiet
+from tests.tiny import sgd, train
 
 GLOBAL_BATCH, NUM_TRAIN, NUM_VALID, NUM_EPOCHS = 12, 246, 151, 3
 
@@ -21,31 +21,23 @@ def digits():
 
     features, targets = load_digits(return_X_y=True)
     data = torch.tensor(features, dtype=torch.float32) / 16, torch.tensor(targets)
-    return TensorDataset(*(each[:NUM_TRAIN] for each in data)), TensorDataset(
-        *(each[NUM_TRAIN : NUM_TRAIN + NUM_VALID] for each in data)
-    )
+    parts = slice(NUM_TRAIN), slice(NUM_TRAIN, NUM_TRAIN + NUM_VALID)
+    return [TensorDataset(*(each[part] for each in data)) for part in parts]
 
 
-def train(engine, train_set, valid_set):
+def run(engine, train_set, valid_set):
     """Train; return {epoch: {loader: metrics}}."""
     batch_size = GLOBAL_BATCH // engine.num_processes
     with torch.random.fork_rng():
         torch.manual_seed(1)
         model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
-    runner = dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
-        loaders={
-            "train": DataLoader(train_set, batch_size=batch_size, shuffle=True, drop_last=True),
-            "valid": DataLoader(valid_set, batch_size=batch_size),
-        },
-        callbacks=[dl.AccuracyCallback("logits", "targets", topk=(1, 3))],
-        engine=engine,
-        num_epochs=NUM_EPOCHS,
-        **quiet(),
-    )
-    return runner.experiment_metrics
+    loaders = {
+        "train": DataLoader(train_set, batch_size=batch_size, shuffle=True, drop_last=True),
+        "valid": DataLoader(valid_set, batch_size=batch_size),
+    }
+    callbacks = [dl.AccuracyCallback("logits", "targets", topk=(1, 3))]
+    options = {"optimizer": sgd(model, lr=0.05), "loaders": loaders, "num_epochs": NUM_EPOCHS}
+    return train(model, callbacks=callbacks, engine=engine, **options).experiment_metrics
 
 
 def _train_on_each(ports, data):
@@ -53,12 +45,9 @@ def _train_on_each(ports, data):
     results = {}
     for num_processes, port in ports.items():
         if rank < num_processes:
-            os.environ |= {
-                "WORLD_SIZE": str(num_processes),
-                "LOCAL_WORLD_SIZE": str(num_processes),
-                "MASTER_PORT": port,
-            }
-            results[num_processes] = train(dl.DistributedDataParallelEngine(num_processes, device="cpu"), *data)
+            size = str(num_processes)
+            os.environ |= {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
+            results[num_processes] = run(dl.DistributedDataParallelEngine(num_processes, device="cpu"), *data)
     return results
 
 

@@ -23,49 +23,29 @@ SIDES = {"engines", "callbacks", "loggers", "contrib"}
 AT_ROOT = {"engines", "callbacks", "loggers"}  # sub-packages whose folder is not in runnerkit/
 FACADES = {"", "dl", "utils"}  # `""` is runnerkit/__init__.py; no other module imports them
 OPTIONAL = {
-    "torchvision",
-    "tensorboard",
-    "pandas",
-    "torchmetrics",
-    "matplotlib",
-    "sklearn",
-    "horovod",
-    "apex",
-    "PIL",
-    "rich",
-    "jinja2",
-    "onnx",
-    "onnxruntime",
-    "onnxscript",
-    "pyarrow",
-    "safetensors",
-    "huggingface_hub",
-    "hydra",
-    "omegaconf",
-    "pydantic",
-    "optuna",
-    "mlflow",
-    "wandb",
-    "comet_ml",
-    "datasets",
-    "webdataset",
+    *(
+        "torchvision",
+        "tensorboard",
+        "pandas",
+        "torchmetrics",
+        "matplotlib",
+        "sklearn",
+        "horovod",
+        "apex",
+        "PIL",
+        "rich",
+    ),
+    *("jinja2", "onnx", "onnxruntime", "onnxscript", "pyarrow", "safetensors", "huggingface_hub", "hydra", "omegaconf"),
+    *("pydantic", "optuna", "mlflow", "wandb", "comet_ml", "datasets", "webdataset"),
 }
 # With their reasons: the default of IRunner.get_engine must name some engine, and the command line may name another.
 ALLOWED = {("runnerkit.runner", "runnerkit.engines.choose"), ("runnerkit.runner", "runnerkit.engines.by_name")}
 # Modules about one optional package, or one that is slow to import, themselves imported where they are used.
+_SHARDING = ("meshes", "meta_model", "rehearsal", "optimizer_shards", "sharded_model", "tensor_checks", "tensor_plan")
 LATE = {
-    "runnerkit.loggers.files.event_files",
-    "runnerkit.loggers.files.hparams_events",
-    "runnerkit.loggers.files.media_events",
-    "runnerkit.engines.sharding.meshes",
-    "runnerkit.engines.sharding.meta_model",
-    "runnerkit.engines.sharding.rehearsal",
-    "runnerkit.engines.sharding.optimizer_shards",
-    "runnerkit.engines.sharding.sharded_model",
-    "runnerkit.engines.sharding.tensor_checks",
-    "runnerkit.engines.sharding.tensor_plan",
-    "runnerkit.checkpoints.sharded",
-    "runnerkit.models.shards",
+    *(f"runnerkit.loggers.files.{name}" for name in ("event_files", "hparams_events", "media_events")),
+    *(f"runnerkit.engines.sharding.{name}" for name in _SHARDING),
+    *("runnerkit.checkpoints.sharded", "runnerkit.models.shards"),
 }
 
 

@@ -5,7 +5,8 @@ from huggingface_hub import load_torch_model
 from torch import nn
 
 from runnerkit import dl
-from tests.tiny import NUM_CLASSES, NUM_FEATURES, loader, quiet, sgd
+from tests import tiny
+from tests.tiny import NUM_CLASSES, NUM_FEATURES, sgd
 
 WIDTH = 8
 CONFIG = {"width": WIDTH}
@@ -31,12 +32,10 @@ class Tied(nn.Module):
 
 
 def train(model, engine=None, *, folder=None, **options):
-    options = {"optimizer": sgd(model, lr=0.0), "loaders": {"train": loader(16, 4)}} | options
+    options = {"optimizer": sgd(model, lr=0.0), "engine": engine or dl.CPUEngine()} | options
     if folder is not None:
         options.setdefault("callbacks", [dl.CheckpointCallback(folder, mode="runner")])
-    return dl.SupervisedRunner().train(
-        model=model, criterion=nn.CrossEntropyLoss(), engine=engine or dl.CPUEngine(), **{**quiet(), **options}
-    )
+    return tiny.train(model, **options)
 
 
 def read_by_hugging_face(folder):

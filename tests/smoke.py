@@ -14,12 +14,11 @@ import traceback
 from pathlib import Path
 
 import torch
-from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from runnerkit import dl
 from tests.interrupt import Interrupt
-from tests.tiny import classification, loader, mlp, sgd, train_by_hand, weights
+from tests.tiny import classification, loader, mlp, sgd, train, train_by_hand, weights
 
 NUM_SAMPLES, BATCH_SIZE, NUM_EPOCHS = 48, 8, 2
 LIMIT_S = 800
@@ -35,13 +34,8 @@ class Stream(IterableDataset):
 
 def trained(*, data=None, num_processes=1, **options):
     """Train a new model; return its weights."""
-    model = mlp()
-    dl.SupervisedRunner().train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), num_epochs=NUM_EPOCHS,
-        loaders={"train": loader(NUM_SAMPLES, BATCH_SIZE // num_processes) if data is None else data},
-        loggers={"console": None, "tensorboard": None}, **options,
-    )  # fmt: skip
-    return weights(model)
+    loaders = {"train": loader(NUM_SAMPLES, BATCH_SIZE // num_processes) if data is None else data}
+    return weights(train(loaders=loaders, num_epochs=NUM_EPOCHS, loggers={"tensorboard": None}, **options).model)
 
 
 def by_hand(**options):

@@ -15,23 +15,14 @@ from runnerkit.precision import AMP
 from runnerkit.seeding.generators import rng_state, set_rng_state
 from runnerkit.types import widest_float
 from tests.accelerators import Generators, on_the_host, show
-from tests.tiny import loader, mlp, sgd, weights
+from tests.tiny import loader, train, weights
 
 
-@pytest.mark.parametrize(
-    ("kind", "count", "expected"),
-    [
-        (None, 0, dl.CPUEngine),
-        ("cuda", 1, dl.GPUEngine),
-        ("cuda", 4, dl.DataParallelEngine),
-        ("mps", 1, dl.GPUEngine),
-        ("xpu", 1, dl.GPUEngine),
-        ("xpu", 2, dl.GPUEngine),
-    ],
-)
-def test_without_flags_the_engine_uses_the_accelerator(monkeypatch, kind, count, expected):
+@pytest.mark.parametrize(("kind", "count"), [(None, 0), ("cuda", 1), ("cuda", 4), ("mps", 1), ("xpu", 1), ("xpu", 2)])
+def test_without_flags_the_engine_uses_the_accelerator(monkeypatch, kind, count):
     """CUDA, MPS or XPU, else the CPU; torch splits batches over several GPUs for CUDA only."""
     show(monkeypatch, kind, count=count)
+    expected = {0: dl.CPUEngine, 4: dl.DataParallelEngine}.get(count, dl.GPUEngine)
     engine = dl.get_available_engine()
 
     assert type(engine) is expected
@@ -44,20 +35,14 @@ def test_without_flags_the_engine_uses_the_accelerator(monkeypatch, kind, count,
 
 
 def test_a_torch_built_for_cuda_uses_the_cpu_without_a_gpu(monkeypatch):
-    """torch.accelerator names what torch is built for, unless it is asked what is there."""
+    """torch.accelerator names what torch is built for, unless it is asked what is there; errors name the device."""
     show(monkeypatch, "cuda", is_there=False)
 
     assert torch.accelerator.current_accelerator() == torch.device("cuda")
     assert type(dl.get_available_engine()) is dl.CPUEngine and utils.get_device() == torch.device("cpu")
-    with pytest.raises(RuntimeError, match="GPUEngine needs a GPU and torch sees none"):
-        dl.GPUEngine().check()
-
-
-@pytest.mark.parametrize("kind", ["mps", "xpu"])
-def test_a_missing_accelerator_is_named(kind):
-    """The error names the type of device and what to use instead."""
-    with pytest.raises(RuntimeError, match=f"needs a GPU of type '{kind}' and torch sees none; use CPUEngine"):
-        dl.DeviceEngine(kind).check()
+    for engine, words in {dl.GPUEngine(): "", dl.DeviceEngine("mps"): "of type 'mps' "}.items():
+        with pytest.raises(RuntimeError, match=f"needs a GPU {words}and torch sees none; use CPUEngine"):
+            engine.check()
 
 
 def test_an_index_is_torchs_current_device_during_the_run(monkeypatch):
@@ -89,18 +74,11 @@ def test_several_processes_use_the_cpu_beside_another_accelerator(monkeypatch, c
     assert f"uses the CPU, as training in several processes on {kind} was never tried" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("kind", "is_native", "dtype", "has_scaler"),
-    [
-        ("cuda", False, torch.float16, True),
-        ("cuda", True, torch.bfloat16, False),
-        ("mps", False, torch.bfloat16, False),
-        ("xpu", False, torch.bfloat16, False),
-    ],
-)
-def test_amp_is_fp16_where_bf16_is_only_emulated(monkeypatch, kind, is_native, dtype, has_scaler):
+@pytest.mark.parametrize(("kind", "is_native"), [("cuda", False), ("cuda", True), ("mps", False), ("xpu", False)])
+def test_amp_is_fp16_where_bf16_is_only_emulated(monkeypatch, kind, is_native):
     """bf16 has the range of float32 and needs no scaler."""
     show(monkeypatch, kind)
+    dtype, has_scaler = (torch.float16, True) if kind == "cuda" and not is_native else (torch.bfloat16, False)
     monkeypatch.setattr(
         torch.cuda, "is_bf16_supported", lambda including_emulation=True: is_native or including_emulation
     )
@@ -151,25 +129,18 @@ def test_metrics_use_float64_only_where_it_exists(monkeypatch, kind):
 def test_the_default_engine_trains_on_the_accelerator(monkeypatch, tmp_path, kind):
     """Models, batches and metrics go to the device, never as float64; the run ends and resumes like one on the CPU."""
 
-    def train(num_epochs, **options):
-        model = mlp()
-        return dl.SupervisedRunner().train(
-            model=model,
-            criterion=torch.nn.CrossEntropyLoss(),
-            optimizer=sgd(model),
-            loaders={"train": loader(32, 8, shuffle=True), "valid": loader(20, 8)},
-            callbacks=[dl.AccuracyCallback("logits", "targets"), dl.SystemMetricsCallback()],
-            num_epochs=num_epochs,
-            **options,
-        )
+    def run(num_epochs, **options):
+        loaders = {"train": loader(32, 8, shuffle=True), "valid": loader(20, 8)}
+        callbacks = [dl.AccuracyCallback("logits", "targets"), dl.SystemMetricsCallback()]
+        return train(loaders=loaders, callbacks=callbacks, num_epochs=num_epochs, **options)
 
-    expected = train(2, cpu=True)
+    expected = run(2)
     show(monkeypatch, kind)
     Generators(monkeypatch, kind, count=1)
     monkeypatch.setattr(torch.xpu, "max_memory_allocated", lambda device: 2**30)
     with on_the_host(kind) as mode:
-        train(1, logdir=tmp_path)
-        runner = train(2, logdir=tmp_path, resume="auto")
+        run(1, logdir=tmp_path, engine=None)
+        runner = run(2, logdir=tmp_path, engine=None, resume="auto")
         scores = runner.evaluate_loader(loader(20, 8))
 
     assert runner.engine.device == torch.device(kind) and mode.num_calls > 0

@@ -27,15 +27,7 @@ VALID = {
         "feature_key": "x", "target_key": "y", "train_loader": "train", "valid_loaders": "valid", "model_fn": object
     },
 }  # fmt: skip
-METRICS = (
-    dl.AccuracyCallback,
-    dl.AUCCallback,
-    dl.DiceCallback,
-    dl.MAPCallback,
-    dl.MultilabelAccuracyCallback,
-    dl.PrecisionRecallF1SupportCallback,
-    dl.R2SquaredCallback,
-)
+KEYED = ("Accuracy", "AUC", "Dice", "MAP", "MultilabelAccuracy", "PrecisionRecallF1Support", "R2Squared")
 COUNTS = (
     (dl.BatchSizeFinder, "start"),
     (dl.BatchSizeFinder, "num_steps"),
@@ -115,7 +107,7 @@ def test_wrong_argument_is_named(callback, arguments, error, message):
     assert str(caught.value) == f"{callback.__name__}: {message}"
 
 
-@pytest.mark.parametrize("callback", METRICS)
+@pytest.mark.parametrize("callback", [getattr(dl, f"{name}Callback") for name in KEYED])
 @pytest.mark.parametrize("value", [None, 2.5, 0, [3]])
 def test_key_of_a_batch_is_a_str(callback, value):
     """A batch key that is not a str raises a TypeError."""
@@ -127,26 +119,19 @@ def test_key_of_a_batch_is_a_str(callback, value):
     assert str(caught.value) == words
 
 
-@pytest.mark.parametrize("kind", [UserList, deque, tuple])
-def test_keys_of_a_batch_come_in_any_list(kind):
-    """Configuration libraries have list types that do not derive from `list`."""
-    callback = dl.CriterionCallback(kind(["logits"]), kind(["targets"]))
-
-    assert calculated(callback) == [{"logits": 1.0, "targets": 0.0}]
-
-
-def test_keys_of_a_batch_come_in_any_dict():
-    """Names are kept when a configuration's mapping does not derive from `dict`."""
-    callback = dl.CriterionCallback(MappingProxyType({"logits": "own"}), UserDict({"targets": "right"}))
-
-    assert calculated(callback) == [{"own": 1.0, "right": 0.0}]
-
-
-def calculated(callback):
-    """Return what the criterion is given: the positional values that are not zero, or the named ones."""
+@pytest.mark.parametrize(
+    ("inputs", "targets", "expected"),
+    [
+        *((kind(["logits"]), kind(["targets"]), {"logits": 1.0, "targets": 0.0}) for kind in (UserList, deque, tuple)),
+        (MappingProxyType({"logits": "own"}), UserDict({"targets": "right"}), {"own": 1.0, "right": 0.0}),
+    ],
+)
+def test_keys_of_a_batch_come_in_any_list_or_dict(inputs, targets, expected):
+    """Configuration libraries have types that do not derive from `list` and `dict`; names are kept."""
+    callback = dl.CriterionCallback(inputs, targets)
     runner = SimpleNamespace(batch={"logits": 1.0, "targets": 0.0}, loader_key="train")
-    values, named = pick(runner, callback.input_key, callback.target_key, reader="test")
-    return [named] if named else [each for each in values if each]
+
+    assert pick(runner, callback.input_key, callback.target_key, reader="test")[1] == expected
 
 
 @pytest.mark.parametrize("value", ["8", 2.5, 0, True, []])

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from runnerkit import dl
 from runnerkit.loop.batch_size import batch_size_of
-from tests.tiny import NUM_FEATURES, classification, mlp, quiet, sgd
+from tests.tiny import NUM_FEATURES, classification, mlp, train
 
 FEATURES = torch.zeros(4, 2)
 Pair = namedtuple("Pair", ["features", "targets"])
@@ -24,20 +24,12 @@ class Pictures:
     targets: Tensor
 
 
-@pytest.mark.parametrize(
-    "batch",
-    [
-        FEATURES,
-        [torch.tensor(1.0), FEATURES],
-        Pair(FEATURES, None),
-        OrderedDict(features=FEATURES),
-        UserDict(features=FEATURES),
-        MappingProxyType({"features": FEATURES}),
-        Pictures("a", FEATURES, FEATURES),
-        {"inner": [Pictures("a", torch.tensor(1.0), UserDict(features=FEATURES))]},
-    ],
-    ids=lambda batch: type(batch).__name__,
-)
+BATCHES = [FEATURES, [torch.tensor(1.0), FEATURES], Pair(FEATURES, None), Pictures("a", FEATURES, FEATURES)]
+MAPPINGS = [kind({"features": FEATURES}) for kind in (OrderedDict, UserDict, MappingProxyType)]
+NESTED = {"inner": [Pictures("a", torch.tensor(1.0), UserDict(features=FEATURES))]}
+
+
+@pytest.mark.parametrize("batch", [*BATCHES, *MAPPINGS, NESTED], ids=lambda batch: type(batch).__name__)
 def test_the_first_tensor_with_a_dimension_is_found(batch):
     """Lists, tuples, mappings of any type and dataclasses are searched, nested ones too."""
     assert batch_size_of(batch) == 4
@@ -68,9 +60,8 @@ def test_a_loss_is_the_mean_over_samples_however_batches_are_wrapped(wrap):
     class Runner(dl.Runner):
         def handle_batch(self, batch):
             columns = batch if isinstance(batch, Encoding) else vars(batch)
-            self.batch_metrics["loss"] = nn.functional.cross_entropy(
-                self.model(columns["features"]), columns["targets"]
-            )
+            logits = self.model(columns["features"])
+            self.batch_metrics["loss"] = nn.functional.cross_entropy(logits, columns["targets"])
 
     found = Runner(mlp(), dl.CPUEngine()).evaluate_loader(DataLoader(data, batch_size=8, collate_fn=collate))
 
@@ -85,12 +76,11 @@ class Brightness(dl.Runner):
 
     def __init__(self, samples_of, size_of=None):
         super().__init__(nn.Identity(), dl.CPUEngine())
-        self.samples_of, self.size_of, self.sizes = samples_of, size_of, []
+        self.samples_of, self.size_of = samples_of, size_of
 
     def handle_batch(self, batch):
         if self.size_of is not None:
             self.batch_size = self.size_of(batch)
-        self.sizes.append(self.batch_size)
         self.batch_metrics["brightness"] = torch.stack([each.mean() for each in self.samples_of(batch)]).mean()
 
 
@@ -169,10 +159,6 @@ class OfGraphs(dl.Runner):
         self.batch_metrics["loss"] = self.batch["logits"].square().mean()
         self.batch_metrics["value"] = means.mean()
 
-    def get_callbacks(self, stage):
-        steps = {} if self.optimizer is None else {"b": dl.BackwardCallback(), "o": dl.OptimizerCallback()}
-        return {**steps, **super().get_callbacks(stage)}
-
 
 class Counting(OfGraphs):
     counts = True
@@ -196,11 +182,9 @@ def test_a_batch_that_handle_batch_replaces_is_counted_as_it_came(caplog):
 @pytest.mark.parametrize(("kind", "num_warnings"), [(OfGraphs, 1), (Counting, 0)])
 def test_graphs_on_two_processes_are_warned_about_once(kind, num_warnings, capfd):
     """Not as samples that a collate_fn has dropped, nor in each epoch on each rank."""
-    model = mlp()
-    kind().train(
-        model=model, optimizer=sgd(model), engine=dl.DistributedDataParallelEngine(2, device="cpu"), num_epochs=2,
-        loaders={"train": DataLoader(GRAPHS * 2, batch_size=2, collate_fn=as_graphs)}, **quiet(),
-    )  # fmt: skip
+    loaders = {"train": DataLoader(GRAPHS * 2, batch_size=2, collate_fn=as_graphs)}
+    steps = [dl.BackwardCallback(), dl.OptimizerCallback()]
+    train(runner=kind(), criterion=None, callbacks=steps, num_processes=2, num_epochs=2, loaders=loaders)
 
     shown = capfd.readouterr().err
     assert shown.count("counts as") == num_warnings

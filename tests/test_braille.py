@@ -59,16 +59,10 @@ def test_the_later_curve_owns_what_both_touch():
     assert owners.tolist() == [[-1, -1, -1, 1], [0, 0, 0, 1]]
 
 
-def test_one_epoch_and_a_constant_are_drawn():
-    """A curve without extent in x or y is drawn without a division by zero."""
+def test_one_epoch_and_a_constant_are_drawn_and_nothing_finite_is_empty():
+    """A curve without extent in x or y is drawn; curves without finite points give an empty picture, NaN limits."""
     for curve in (np.array([[1.0, 0.5]]), np.array([[1.0, 0.5], [2.0, 0.5]])):
-        characters, _ = draw_curves([curve], width=3, height=2)
-
-        assert dots(characters).any()
-
-
-def test_nothing_finite_is_an_empty_picture():
-    """Curves without finite points give an empty picture with NaN limits."""
+        assert dots(draw_curves([curve], width=3, height=2)[0]).any()
     curves = [np.array([[1.0, np.nan]]), np.empty((0, 2))]
 
     characters, owners = draw_curves(curves, width=3, height=2)

@@ -3,18 +3,13 @@
 import pytest
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import OneCycleLR
 
 from runnerkit import dl
-from tests.test_run_logs import at
-from tests.tiny import loader, mlp, quiet, sgd
+from tests.interrupt import at
+from tests.tiny import loader, mlp, sgd, train
 
-
-def train(*callbacks, model=None, **options):
-    model = model or mlp()
-    return dl.SupervisedRunner().train(**{
-        "model": model, "criterion": nn.CrossEntropyLoss(), "optimizer": sgd(model), "cpu": True,
-        "loaders": {"train": loader(24, 4)}, "callbacks": list(callbacks), **quiet(), **options,
-    })  # fmt: skip
+LOADERS = {"train": loader(24, 4)}
 
 
 def in_epoch(epoch, call):
@@ -23,28 +18,14 @@ def in_epoch(epoch, call):
 
 @pytest.mark.parametrize("wrap", [lambda each: each, lambda each: dl.ControlFlowCallback(each, ignore_epochs=2)])
 def test_a_hook_that_is_set_on_the_object_is_called(wrap):
-    """A hook assigned to a callback object is called even if its class does not override the method."""
-    steps = []
-    callback = dl.Callback()
+    """A hook assigned to a callback or a runner is called even if its class does not override the method."""
+    callback, runner, steps = dl.Callback(), dl.SupervisedRunner(), []
     callback.on_batch_end = lambda runner: steps.append(runner.batch_step)
+    runner.on_epoch_end = lambda runner: steps.append("end")
 
-    train(wrap(callback))
+    train(runner=runner, callbacks=[wrap(callback)], loaders=LOADERS)
 
-    assert steps == [1, 2, 3, 4, 5, 6]
-
-
-def test_a_hook_that_is_set_on_the_runner_is_called():
-    """A hook assigned to a runner object is called."""
-    runner, epochs = dl.SupervisedRunner(), []
-    runner.on_epoch_end = lambda each: epochs.append(each.epoch_step)
-    model = mlp()
-
-    runner.train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), loaders={"train": loader(8, 4)},
-        num_epochs=2, cpu=True, **quiet(),
-    )  # fmt: skip
-
-    assert epochs == [1, 2]
+    assert steps == [1, 2, 3, 4, 5, 6, "end"]
 
 
 @pytest.mark.parametrize("clips", [dl.BackwardCallback, dl.OptimizerCallback])
@@ -59,10 +40,8 @@ def test_another_optimizers_gradients_are_clipped_too(clips):
     def note(runner):
         norms.append(float(nn.utils.get_total_norm([each.grad for each in runner.model.parameters()])))
 
-    train(
-        clips(grad_clip_fn="clip_grad_norm_", grad_clip_params={"max_norm": 1e-3}),
-        in_epoch(2, swap), at("on_batch_end", note, order=70), num_epochs=2,
-    )  # fmt: skip
+    clip = clips(grad_clip_fn="clip_grad_norm_", grad_clip_params={"max_norm": 1e-3})
+    train(callbacks=[clip, in_epoch(2, swap), at("on_batch_end", note, order=70)], loaders=LOADERS, num_epochs=2)
 
     assert norms == pytest.approx([1e-3] * 12, rel=1e-2)
 
@@ -70,7 +49,7 @@ def test_another_optimizers_gradients_are_clipped_too(clips):
 def test_an_optimizer_whose_parameters_nobody_trains_is_refused():
     """A replacement optimizer of another model raises the same error as the first optimizer would."""
     with pytest.raises(ValueError, match="none of which belongs to the model"):
-        train(in_epoch(2, lambda runner: setattr(runner, "optimizer", sgd(mlp()))), num_epochs=2)
+        train(callbacks=[in_epoch(2, lambda runner: setattr(runner, "optimizer", sgd(mlp())))], num_epochs=2)
 
 
 def test_another_scheduler_follows_its_own_optimizer():
@@ -78,20 +57,18 @@ def test_another_scheduler_follows_its_own_optimizer():
 
     def swap(runner):
         runner.optimizer = sgd(runner.model)
-        runner.scheduler = torch.optim.lr_scheduler.OneCycleLR(runner.optimizer, max_lr=1.0, total_steps=20)
+        runner.scheduler = OneCycleLR(runner.optimizer, max_lr=1.0, total_steps=20)
 
     model, rates = mlp(), []
     first = sgd(model)
-    train(
-        in_epoch(2, swap), at("on_batch_end", lambda runner: rates.append(runner.scheduler.get_last_lr()[0])),
-        model=model, optimizer=first, num_epochs=2,
-        scheduler=torch.optim.lr_scheduler.OneCycleLR(first, max_lr=0.5, total_steps=20),
-    )  # fmt: skip
+    note = at("on_batch_end", lambda runner: rates.append(runner.scheduler.get_last_lr()[0]))
+    made = {"optimizer": first, "scheduler": OneCycleLR(first, max_lr=0.5, total_steps=20)}
+    train(model, callbacks=[in_epoch(2, swap), note], loaders=LOADERS, num_epochs=2, **made)
 
     expected = []
     for max_lr in (0.5, 1.0):
         optimizer = sgd(mlp())
-        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=max_lr, total_steps=20)
+        scheduler = OneCycleLR(optimizer, max_lr=max_lr, total_steps=20)
         for _ in range(6):
             optimizer.step()
             scheduler.step()
@@ -108,7 +85,7 @@ def test_accumulation_may_be_shortened_within_a_step():
         pending.append(stepper.num_pending)
         stepper.accumulation_steps = 2 if runner.batch_step >= 3 else 4
 
-    train(stepper, at("on_batch_end", shorten))
+    train(callbacks=[stepper, at("on_batch_end", shorten)], loaders=LOADERS)
 
     assert pending == [1, 2, 3, 0, 1, 0]
 
@@ -123,8 +100,8 @@ class Half(dl.AccuracyCallback):
 def test_a_metric_that_a_subclass_leaves_unsummed_is_missed():
     """A metric callback that leaves its metric unsummed raises an error, unless `totals_all = False`."""
     with pytest.raises(RuntimeError, match=r"Half left \['accuracy'\] in runner.batch_metrics and summed nothing: "):
-        train(Half("logits", "targets"))
+        train(callbacks=[Half("logits", "targets")])
 
     averaged = Half("logits", "targets")
     averaged.totals_all = False
-    assert train(averaged).epoch_metrics["train"]["accuracy"] == 0.5
+    assert train(callbacks=[averaged]).epoch_metrics["train"]["accuracy"] == 0.5

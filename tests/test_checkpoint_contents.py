@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
 
 from runnerkit import dl
 from runnerkit.checkpoints.fault import fault_of
@@ -18,7 +19,7 @@ from runnerkit.checkpoints.folder import CheckpointFolder, find_checkpoint
 from runnerkit.checkpoints.plain_state import as_plain, copied
 from runnerkit.commands.cli import main
 from runnerkit.storage.checksum import sha256_of
-from tests.tiny import loader, mlp, quiet, sgd
+from tests.tiny import loader, mlp, sgd, train
 
 
 class Color(enum.IntEnum):
@@ -30,6 +31,7 @@ class Name(enum.StrEnum):
 
 
 Pair = collections.namedtuple("Pair", "a b")
+SAVED = {"kind": "runner", "epoch": 1, "batch": 1, "score": None, "metrics": {}}
 # name: (saved value, loaded value)
 HELD = {
     "numbers": ([None, True, 3, 10**40, 0.1, 1j, "a", b"b"], [None, True, 3, 10**40, 0.1, 1j, "a", b"b"]),
@@ -133,16 +135,21 @@ def test_weights_stay_the_tensors_that_they_are():
 
 
 def test_a_copy_has_no_part_that_changes_later():
-    """A copy shares no mutable object with the original: sets, bytearrays, arrays, counters."""
+    """A copy shares no mutable object, but tied weights stay one tensor and a view of a part is copied as a part."""
+    weight = torch.arange(6.0).reshape(2, 3)
     state = {
         "set": {1}, "bytes": bytearray(b"a"), "array": np.zeros(2), "counter": collections.Counter("aab"),
         "pair": Pair([1], {2}), "default": collections.defaultdict(set, {1: {2}}),
+        "a": {"tied": weight, "same": weight}, "part": weight[0], "step": [1, (2.5, "x")],
     }  # fmt: skip
     copy = copied(state)
+    weight.zero_()
     state["set"].add(2), state["bytes"].extend(b"b"), state["array"].fill(1), state["counter"].update("a")
     state["pair"].a.append(2), state["pair"].b.add(3), state["default"][1].add(3)
 
     assert copy["set"] == {1} and copy["bytes"] == b"a" and copy["array"].tolist() == [0, 0]
+    assert copy["a"]["tied"] is copy["a"]["same"] and copy["a"]["tied"].sum() == 15
+    assert copy["part"].tolist() == [0, 1, 2] and copy["step"] == [1, (2.5, "x")]
     assert copy["counter"] == {"a": 2, "b": 1} and copy["pair"] == ([1], {2}) and copy["default"] == {1: {2}}
 
 
@@ -150,7 +157,7 @@ class History(dl.Callback):
     """Callback with a state that records the state it is given on resume."""
 
     def __init__(self, value):
-        super().__init__(order=dl.CallbackOrder.External)
+        super().__init__()
         self.value = value
 
     def state_dict(self):
@@ -160,22 +167,15 @@ class History(dl.Callback):
         self.back = state["history"]
 
 
-def fit(logdir, *callbacks, num_epochs=1, lr=0.1, scheduler=None, model=None, **options):
-    model = mlp() if model is None else model
-    optimizer = sgd(model, lr=lr)
-    return dl.SupervisedRunner().train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=optimizer, loaders={"train": loader(8, 4)},
-        scheduler=scheduler(optimizer) if scheduler else None, callbacks=list(callbacks), num_epochs=num_epochs,
-        **{"logdir": logdir, "resume": "auto", "cpu": True, **quiet(), **options},
-    )  # fmt: skip
+def fit(logdir, *callbacks, **options):
+    return train(logdir=logdir, loaders={"train": loader(8, 4)}, callbacks=callbacks, resume="auto", **options)
 
 
 def test_a_run_goes_on_with_numpys_numbers(tmp_path):
     """A NumPy learning rate is restored as a number, and a callback's array as a tensor."""
-    lr = np.logspace(-3, -1, 3)[1]
-    fit(tmp_path, History({np.int64(1): np.arange(3)}), lr=lr)
-    history = History(None)
-    runner = fit(tmp_path, history, lr=lr, num_epochs=2)
+    lr, model, history = np.logspace(-3, -1, 3)[1], mlp(), History(None)
+    fit(tmp_path, History({np.int64(1): np.arange(3)}), model=model, optimizer=sgd(model, lr=lr))
+    runner = fit(tmp_path, history, num_epochs=2)
 
     assert runner.epoch_step == 2 and runner.optimizer.param_groups[0]["lr"] == lr
     assert torch.equal(history.back[1], torch.arange(3))
@@ -197,8 +197,8 @@ class WithExtraState(nn.Linear):
         pass
 
 
-def decayed(optimizer):
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, Decay())
+def decayed(optimizer, num_steps):
+    return LambdaLR(optimizer, Decay())
 
 
 @pytest.mark.parametrize("is_own", [False, True], ids=["train's own", "asynchronous"])
@@ -227,13 +227,7 @@ class OnRankZero(History):
 def test_all_ranks_end_with_the_cause(tmp_path):
     """An error raised while saving, on rank zero only, ends all ranks."""
     with pytest.raises(TypeError, match=r"^callbacks\['.*OnRankZero'\]\['history'\] is of type collections.deque"):
-        fit(
-            tmp_path,
-            OnRankZero(None),
-            num_epochs=2,
-            cpu=False,
-            engine=dl.DistributedDataParallelEngine(2, device="cpu", timeout_s=60),
-        )
+        fit(tmp_path, OnRankZero(None), num_epochs=2, num_processes=2)
     assert not list(tmp_path.glob("checkpoints/*"))
 
 
@@ -251,19 +245,18 @@ def test_what_is_wrong_with_checkpoints_is_told_apart(tmp_path, capsys, caplog):
     """Errors distinguish damaged checkpoints, unsupported contents, weights only and no checkpoints."""
     folder = tmp_path / "checkpoints"
     folder.mkdir()
-    what = {"kind": "runner", "epoch": 1, "batch": 1, "score": None, "metrics": {}}
     foreign = r"holds collections.deque, which is not loaded, as it could run code"
     with pytest.raises(FileNotFoundError, match=r"it does not contain checkpoints$"):
         find_checkpoint(tmp_path)
 
-    weights = CheckpointFolder(folder).add("model.0001.pth", {"weight": torch.zeros(1)}, **what | {"kind": "model"})
+    weights = CheckpointFolder(folder).add("model.0001.pth", {"weight": torch.zeros(1)}, **SAVED | {"kind": "model"})
     CheckpointFolder(folder).point("last", weights)
     with pytest.raises(FileNotFoundError, match=r"its checkpoints hold weights only \(mode='model'\)$"):
         find_checkpoint(tmp_path)
     assert main(["doctor", str(tmp_path)]) == 0
     assert "checkpoints: weights only (mode='model'): a run cannot resume from them" in capsys.readouterr().out
 
-    checkpoint_of_old(folder, "model.0002.pth", collections.deque([1]), **what)
+    checkpoint_of_old(folder, "model.0002.pth", collections.deque([1]), **SAVED)
     with pytest.raises(FileNotFoundError, match=rf"resume from in .*checkpoints: model.0002.pth {foreign}[^;]*$"):
         find_checkpoint(tmp_path)
     with pytest.raises(ValueError, match=rf"last.pth {foreign}"):
@@ -273,11 +266,9 @@ def test_what_is_wrong_with_checkpoints_is_told_apart(tmp_path, capsys, caplog):
     assert main(["doctor", str(tmp_path)]) == 1
     assert "BROKEN  checkpoints/model.0002.pth: holds collections.deque, which" in capsys.readouterr().out
 
-    CheckpointFolder(folder).add("model.0003.pth", {"format_version": 1}, **what)
+    CheckpointFolder(folder).add("model.0003.pth", {"format_version": 1}, **SAVED)
     (folder / "model.0003.pth").write_bytes(b"torn")
-    with pytest.raises(
-        FileNotFoundError, match=rf"model.0003.pth is damaged: it has 4 bytes.*; model.0002.pth {foreign}"
-    ):
+    with pytest.raises(FileNotFoundError, match=rf"model.0003.pth is damaged: .*; model.0002.pth {foreign}"):
         find_checkpoint(tmp_path)
     (folder / "index.json").unlink()
     (folder / "model.0001.pth").unlink()
@@ -288,9 +279,8 @@ def test_what_is_wrong_with_checkpoints_is_told_apart(tmp_path, capsys, caplog):
 def test_a_name_that_is_written_again_is_in_the_index_once(tmp_path):
     """A rewritten checkpoint is listed once, last, with its new checksum."""
     folder = CheckpointFolder(tmp_path)
-    what = {"kind": "runner", "epoch": 1, "batch": 1, "score": None, "metrics": {}}
     for name, value in [("model.0001.pth", 1), ("model.0002.pth", 2), ("model.0001.pth", 3)]:
-        folder.add(name, {"value": value}, **what)
+        folder.add(name, {"value": value}, **SAVED)
 
     again = CheckpointFolder(tmp_path)
 

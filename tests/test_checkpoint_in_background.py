@@ -4,30 +4,17 @@ import threading
 
 import pytest
 import torch
-from torch import nn
 
 from runnerkit import dl
 from runnerkit.checkpoints.file import load_checkpoint
 from runnerkit.checkpoints.folder import CheckpointFolder
-from runnerkit.checkpoints.plain_state import copied
-from runnerkit.support.background import Background
-from tests.tiny import loader, mlp, quiet, sgd
+from tests.interrupt import at
+from tests.tiny import loader, train
 
 
 def fit(folder, *callbacks, num_epochs=1, **options):
-    model = mlp(dropout=0.0)
     checkpoint = dl.CheckpointCallback(folder, mode="runner", asynchronous=True, **options)
-    dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=sgd(model),
-        loaders={"train": loader(40, 4)},
-        callbacks=[checkpoint, *callbacks],
-        num_epochs=num_epochs,
-        engine=dl.CPUEngine(),
-        **quiet(),
-    )
-    return model
+    train(loaders={"train": loader(40, 4)}, callbacks=[checkpoint, *callbacks], num_epochs=num_epochs)
 
 
 class WeightsByStep(dl.Callback):
@@ -76,33 +63,6 @@ def test_what_keeps_it_from_being_written_is_raised_at_the_next_save(tmp_path, m
 def test_it_is_written_when_the_run_ends_by_an_exception(tmp_path):
     """A checkpoint in progress is completed when an exception ends the run."""
 
-    class Fail(dl.Callback):
-        def on_epoch_start(self, runner):
-            if runner.epoch_step == 2:
-                raise RuntimeError("out of luck")
-
-    with pytest.raises(RuntimeError, match="out of luck"):
-        fit(tmp_path, Fail(0), num_epochs=3)
-    assert load_checkpoint(tmp_path / "checkpoints" / "last.pth")["counters"]["epoch_step"] == 1
-
-
-def test_a_copy_shares_nothing_but_what_was_shared():
-    """Tied weights stay one tensor, numbers stay numbers, and a view of a part is copied as a part."""
-    weight = torch.arange(6.0).reshape(2, 3)
-    state = {"a": {"tied": weight, "same": weight}, "part": weight[0], "step": [1, (2.5, "x")]}
-    copy = copied(state)
-    weight.zero_()
-    assert copy["a"]["tied"] is copy["a"]["same"] and copy["a"]["tied"].sum() == 15
-    assert copy["part"].tolist() == [0, 1, 2] and copy["step"] == [1, (2.5, "x")]
-
-
-def test_pieces_of_work_run_in_turn_and_their_errors_are_kept_apart():
-    """An error is raised once, and the next task can then start."""
-    background, done = Background(), []
-    background.start(lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        background.start(lambda: done.append("never"))
-    background.start(lambda: done.append("after"))
-    background.close()
-    background.wait()
-    assert done == ["after"]
+        fit(tmp_path, at("on_epoch_start", lambda runner: 1 / (runner.epoch_step - 2), order=0), num_epochs=3)
+    assert load_checkpoint(tmp_path / "checkpoints" / "last.pth")["counters"]["epoch_step"] == 1

@@ -10,65 +10,44 @@ from torch import nn
 from runnerkit import dl
 from runnerkit.checkpoints.folder import CheckpointFolder
 from runnerkit.loop.stop_signals import Preempted, StopRequests
-from tests.tiny import loader, mlp, quiet, sgd, weights
+from tests.interrupt import at
+from tests.tiny import loader, mlp, train, weights
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+LOADERS = {"train": loader(40, 8), "valid": loader(16, 8)}
 
 
 class Stages(dl.SupervisedRunner):
     """Two stages of three epochs of five steps; each stage creates its own callbacks."""
 
-    def __init__(self, logdir, make_callbacks, *, worse_by=0.0):
+    stages = ("train_first", "train_second")
+
+    def __init__(self, make_callbacks, *, worse_by=0.0):
         super().__init__()
-        self.logdir, self.make_callbacks, self.worse_by, self.seen = logdir, make_callbacks, worse_by, {}
-        self.trained = mlp()
+        self.make_callbacks, self.worse_by, self.seen = make_callbacks, worse_by, {}
 
-    @property
-    def stages(self):
-        return ["train_first", "train_second"]
-
-    def get_engine(self):
-        return dl.CPUEngine()
+    def run_all(self):
+        train(runner=self, loaders=LOADERS)
 
     def get_stage_len(self, stage):
         return 3
 
-    def get_loaders(self, stage):
-        return {"train": loader(40, 8), "valid": loader(16, 8)}
-
     def get_model(self, stage):
-        self.seen[stage] = weights(self.trained)
-        return self.trained
+        model = super().get_model(stage)
+        self.seen[stage] = weights(model)
+        return model
 
     def get_criterion(self, stage):
         added = self.worse_by if stage == "train_second" else 0.0
         return lambda logits, targets: nn.functional.cross_entropy(logits, targets) + added
 
-    def get_optimizer(self, stage, model):
-        return sgd(model)
-
-    def get_loggers(self):
-        return {}
-
     def get_callbacks(self, stage):
-        return {
-            "criterion": dl.CriterionCallback("logits", "targets", "loss"),
-            "backward": dl.BackwardCallback("loss"),
-            "optimizer": dl.OptimizerCallback("loss"),
-            **self.make_callbacks(stage),
-        }
+        return {**super().get_callbacks(stage), **self.make_callbacks(stage)}
 
 
-class At(dl.Callback):
-    """Calls a function at the end of one training step."""
-
-    def __init__(self, step, act):
-        super().__init__(order=dl.CallbackOrder.External)
-        self.step, self.act = step, act
-
-    def on_batch_end(self, runner):
-        if runner.is_train_loader and runner.batch_step == self.step:
-            self.act(runner)
+def at_step(step, act):
+    """Return a callback that calls a function at the end of one training step."""
+    return at("on_batch_end", lambda run: act(run) if run.is_train_loader and run.batch_step == step else None)
 
 
 def terminate(runner):
@@ -95,10 +74,8 @@ def handlers():
 @pytest.mark.parametrize("step", [7, 22], ids=["first", "second"])
 def test_a_signal_stops_whichever_stage_is_under_way(tmp_path, handlers, step):
     """A signal saves a checkpoint and stops the run in any stage, each of which has its own CheckpointCallback."""
-    runner = Stages(tmp_path, lambda stage: {"save": checkpoint(tmp_path), "signal": At(step, terminate)})
-
     with pytest.raises(Preempted):
-        runner.run()
+        Stages(lambda stage: {"save": checkpoint(tmp_path), "signal": at_step(step, terminate)}).run_all()
 
     record = CheckpointFolder(tmp_path / "checkpoints").records[-1]
     assert (record.batch, record.stage) == (step, "train_second" if step > 15 else "train_first")
@@ -108,10 +85,10 @@ def test_a_signal_stops_whichever_stage_is_under_way(tmp_path, handlers, step):
 def test_an_exception_in_any_stage_gives_the_signals_back(tmp_path, handlers, step):
     """After an exception, the signal handlers are restored and the next run in this process receives signals."""
     with pytest.raises(LookupError):
-        Stages(tmp_path / "a", lambda stage: {"save": checkpoint(tmp_path / "a"), "fail": At(step, fail)}).run()
+        Stages(lambda stage: {"save": checkpoint(tmp_path / "a"), "fail": at_step(step, fail)}).run_all()
 
     with pytest.raises(Preempted):
-        Stages(tmp_path / "b", lambda stage: {"save": checkpoint(tmp_path / "b"), "signal": At(3, terminate)}).run()
+        Stages(lambda stage: {"save": checkpoint(tmp_path / "b"), "signal": at_step(3, terminate)}).run_all()
 
 
 def test_an_exception_reaches_the_callbacks_of_stages_before(tmp_path):
@@ -119,8 +96,8 @@ def test_an_exception_reaches_the_callbacks_of_stages_before(tmp_path):
     told = []
 
     class Told(dl.Callback):
-        def __init__(self, stage):
-            super().__init__(order=dl.CallbackOrder.External)
+        def __init__(self, stage, late=0):
+            super().__init__(order=dl.CallbackOrder.External + late)
             self.stage = stage
 
         def on_experiment_start(self, runner):
@@ -130,19 +107,11 @@ def test_an_exception_reaches_the_callbacks_of_stages_before(tmp_path):
         def on_exception(self, runner):
             told.append(self.stage)
 
-    class NotStarted(Told):
-        def __init__(self, stage):
-            super().__init__(stage)
-            self.order = dl.CallbackOrder.External + 1
-
-        def on_exception(self, runner):
-            told.append(f"never started in {self.stage}")
-
     def callbacks(stage):
-        return {"told": Told(stage), **({"late": NotStarted(stage)} if stage == "train_second" else {})}
+        return {"told": Told(stage), **({"not started": Told(stage, late=1)} if stage == "train_second" else {})}
 
     with pytest.raises(LookupError):
-        Stages(tmp_path, callbacks).run()
+        Stages(callbacks).run_all()
 
     assert told == ["train_first", "train_second"]
 
@@ -155,18 +124,16 @@ def test_the_best_is_that_of_the_stage(tmp_path):
         kept[runner.batch_step] = weights(runner.model)
 
     def callbacks(stage):
-        return {
-            "save": checkpoint(tmp_path, load_best_on_end=True),
-            **{f"at {step}": At(step, keep) for step in (5, 10, 15, 20, 25, 30)},
-        }
+        keepers = {f"at {step}": at_step(step, keep) for step in (5, 10, 15, 20, 25, 30)}
+        return {"save": checkpoint(tmp_path, load_best_on_end=True), **keepers}
 
-    runner = Stages(tmp_path, callbacks, worse_by=10.0)
-    runner.run()
+    runner = Stages(callbacks, worse_by=10.0)
+    runner.run_all()
 
     records = {each.epoch: each for each in CheckpointFolder(tmp_path / "checkpoints").records}
     assert {each.stage for each in records.values()} == {"train_second"}
     best = min(records.values(), key=lambda record: record.score)
-    assert torch.equal(weights(runner.trained), kept[5 * best.epoch])
+    assert torch.equal(weights(runner.model), kept[5 * best.epoch])
     saved = torch.load(tmp_path / "checkpoints" / "best.pth", weights_only=True)
     assert saved["counters"]["epoch_step"] == best.epoch
 
@@ -176,68 +143,43 @@ def test_weights_to_start_with_are_for_the_first_stage(tmp_path):
     start = mlp(seed=5)
     torch.save(start.state_dict(), tmp_path / "start.pth")
     seen = {}
+    look = at("on_epoch_start", lambda each: seen.setdefault(each.stage_key, weights(each.model)))
 
     def callbacks(stage):
-        first = 1 if stage == "train_first" else 16
+        return {"save": checkpoint(tmp_path / "log", resume_model=tmp_path / "start.pth"), "look": look}
 
-        class Look(dl.Callback):
-            def __init__(self):
-                super().__init__(order=dl.CallbackOrder.External)
+    runner = Stages(callbacks)
+    runner.run_all()
 
-            def on_epoch_start(self, runner):
-                if runner.stage_epoch_step == 1:
-                    seen[first] = weights(runner.model)
-
-        return {"save": checkpoint(tmp_path / "log", resume_model=tmp_path / "start.pth"), "look": Look()}
-
-    runner = Stages(tmp_path / "log", callbacks)
-    runner.run()
-
-    assert torch.equal(seen[1], weights(start))
-    assert torch.equal(seen[16], runner.seen["train_second"])
-    assert not torch.equal(seen[16], weights(start))
+    assert torch.equal(seen["train_first"], weights(start))
+    assert torch.equal(seen["train_second"], runner.seen["train_second"])
+    assert not torch.equal(seen["train_second"], weights(start))
 
 
-def train(logdir, *callbacks, **options):
-    model = mlp()
-    dl.SupervisedRunner().train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), callbacks=callbacks, cpu=True,
-        loaders={"train": loader(40, 8), "valid": loader(16, 8)}, logdir=logdir,
-        **{"num_epochs": 2, **quiet(), **options},
-    )  # fmt: skip
-    return model
+def train_in(logdir, *callbacks, **options):
+    return train(loaders=LOADERS, callbacks=callbacks, num_epochs=2, logdir=logdir, **options).model
 
 
 def test_two_that_would_save_over_each_other_are_refused(tmp_path):
     """Two checkpoint callbacks with the same folder are refused before anything is written."""
     weights_only = checkpoint(tmp_path, mode="model", topk=2)
     with pytest.raises(ValueError, match=r"would overwrite each other's files in .*: give one another logdir"):
-        train(tmp_path, checkpoint(tmp_path / "." / "x" / ".."), weights_only)
+        train_in(tmp_path, checkpoint(tmp_path / "." / "x" / ".."), weights_only)
     assert not (tmp_path / "checkpoints").exists()
 
-    train(tmp_path, checkpoint(tmp_path), checkpoint(tmp_path / "weights", mode="model"))
+    train_in(tmp_path, checkpoint(tmp_path), checkpoint(tmp_path / "weights", mode="model"))
     assert (tmp_path / "weights" / "checkpoints" / "best.pth").exists()
-
-
-def test_load_best_on_end_is_not_taken_for_ones_own_callback(tmp_path):
-    """train(load_best_on_end=True) is refused with a user-defined CheckpointCallback, which would ignore it."""
-    with pytest.raises(ValueError, match="does not reach your CheckpointCallback: pass it there"):
-        train(tmp_path, checkpoint(tmp_path), load_best_on_end=True)
 
 
 def test_where_no_metric_is_a_number_the_last_weights_stay(tmp_path, caplog):
     """If the metric is always NaN, load_best_on_end keeps the last weights and warns instead of raising."""
 
-    class NaN(dl.Callback):
-        def __init__(self):
-            super().__init__(order=dl.CallbackOrder.Metric)
+    order = dl.CallbackOrder.Metric
+    nan = at("on_loader_end", lambda runner: runner.loader_metrics.update(mine=float("nan")), order=order)
 
-        def on_loader_end(self, runner):
-            runner.loader_metrics["mine"] = float("nan")
+    trained = train_in(tmp_path / "a", nan, checkpoint(tmp_path / "a", metric_key="mine", load_best_on_end=True))
 
-    trained = train(tmp_path / "a", NaN(), checkpoint(tmp_path / "a", metric_key="mine", load_best_on_end=True))
-
-    assert torch.equal(weights(trained), weights(train(tmp_path / "b")))
+    assert torch.equal(weights(trained), weights(train_in(tmp_path / "b")))
     assert "'mine' of loader 'valid' was not a number at any checkpoint of stage" in caplog.text
 
 
@@ -246,6 +188,6 @@ def test_a_stop_agreed_on_amid_an_accumulated_step_is_kept_until_its_end(tmp_pat
     monkeypatch.setattr(StopRequests, "due", lambda self, step, engine: signal.SIGTERM if step >= 4 else None)
 
     with pytest.raises(Preempted):
-        train(tmp_path, checkpoint(tmp_path), dl.OptimizerCallback("loss", accumulation_steps=3))
+        train_in(tmp_path, checkpoint(tmp_path), dl.OptimizerCallback("loss", accumulation_steps=3))
 
     assert CheckpointFolder(tmp_path / "checkpoints").records[-1].batch == 5  # the epoch's last

@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from runnerkit import dl
-from tests.tiny import classification, loader, mlp, quiet, sgd, weights
+from tests.tiny import classification, mlp, sgd, train, weights
 
 CLASS_WEIGHTS = torch.tensor([1.0, 4.0, 0.25], dtype=torch.float64)
 EXACT = {"rtol": 0, "atol": 1e-12}
@@ -32,14 +32,10 @@ class Weighted(dl.SupervisedRunner):
         self.batch_weight = len(targets) if weight is None else weight[targets].sum()
 
 
-def train(runner, samples, criterion, *, num_processes=1, batch_size=4, **kwargs):
-    model = mlp().double()
-    engine = dl.DistributedDataParallelEngine(num_processes, device="cpu") if num_processes > 1 else dl.CPUEngine()
-    runner.train(
-        model=model, criterion=criterion, optimizer=sgd(model), loaders={"train": DataLoader(samples, batch_size)},
-        engine=engine, **{**quiet(), **kwargs},
-    )  # fmt: skip
-    return weights(model), runner.epoch_metrics["train"]["loss"]
+def trained(runner, samples, criterion, *, batch_size=4, **options):
+    loaders = {"train": DataLoader(samples, batch_size)}
+    train(mlp().double(), runner=runner, criterion=criterion, loaders=loaders, **options)
+    return weights(runner.model), runner.epoch_metrics["train"]["loss"]
 
 
 def by_hand(samples, criterion, *, step_size):
@@ -78,7 +74,7 @@ def test_a_batch_weight_makes_such_losses_exact(name, split):
     criterion, ignored = CRITERIA[name]
     samples = data(ignored=ignored)
 
-    found, loss = train(Weighted(), samples, criterion, **split)
+    found, loss = trained(Weighted(), samples, criterion, **split)
 
     expected, mean = by_hand(samples, criterion, step_size=12)
     torch.testing.assert_close(found, expected, **EXACT)
@@ -93,38 +89,27 @@ def test_a_batch_weight_makes_such_losses_exact(name, split):
         (nn.CrossEntropyLoss(), {"accumulation_steps": 2, "ignored": -100}, "CrossEntropyLoss(ignore_index=-100)"),
         (nn.CrossEntropyLoss(), {"accumulation_steps": 2}, None),
         (nn.CrossEntropyLoss(weight=CLASS_WEIGHTS), {}, None),
+        (nn.CrossEntropyLoss(weight=CLASS_WEIGHTS), {"accumulation_steps": 2, "runner": Weighted()}, None),
         (nn.CrossEntropyLoss(weight=CLASS_WEIGHTS, reduction="sum"),
          {"accumulation_steps": 2, "loss_reduction": "sum"}, None),
         (nn.MultiMarginLoss(weight=CLASS_WEIGHTS), {"accumulation_steps": 2}, None),  # divides by the samples
     ],
 )  # fmt: skip
 def test_such_losses_are_warned_about_where_the_weight_matters(criterion, settings, words, caplog):
-    """Once in a run, with what to set; not if a step is one batch of one process."""
-    settings = {"num_epochs": 2, **settings}
+    """Once in a run, with what to set; not if a step is one batch of one process, or a batch weight is set."""
+    settings = {"num_epochs": 2, "runner": dl.SupervisedRunner(), **settings}
     callbacks = [dl.CriterionCallback("logits", "targets", criterion_key="a")] if isinstance(criterion, dict) else []
 
-    train(
-        dl.SupervisedRunner(), data(ignored=settings.pop("ignored", None)), criterion, callbacks=callbacks, **settings
-    )
+    samples = data(ignored=settings.pop("ignored", None))
+    trained(settings.pop("runner"), samples, criterion, callbacks=callbacks, **settings)
 
     assert [each for each in caplog.messages if "batch_weight" in each] == caplog.messages
     assert len(caplog.messages) == (words is not None)
     assert words is None or (words in caplog.text and "docs/data.md" in caplog.text)
 
 
-def test_a_batch_weight_ends_the_warning(caplog):
-    train(Weighted(), data(), nn.CrossEntropyLoss(weight=CLASS_WEIGHTS), accumulation_steps=2)
-
-    assert caplog.messages == []
-
-
 @pytest.mark.slow  # starts processes
 def test_two_processes_warn_once(capfd):
-    model = mlp()
-
-    dl.SupervisedRunner().train(
-        model=model, criterion=nn.CrossEntropyLoss(weight=CLASS_WEIGHTS.float()), optimizer=sgd(model),
-        loaders={"train": loader(16, 4)}, engine=dl.DistributedDataParallelEngine(2, device="cpu"), **quiet(),
-    )  # fmt: skip
+    train(criterion=nn.CrossEntropyLoss(weight=CLASS_WEIGHTS.float()), num_processes=2)
 
     assert capfd.readouterr().err.count("CrossEntropyLoss(weight=...)") == 1

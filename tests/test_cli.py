@@ -14,6 +14,7 @@ from runnerkit.__main__ import main as run_module
 from runnerkit.commands.cli import main
 
 ROOT = Path(__file__).parents[1]
+EXPORTS = ("onnx", "torch-export", "safetensors")
 PAGE = ROOT / "docs" / "cli.md"
 COMMANDS = ["run", "tune", "export", "new", "env", "metrics", "plot", "watch", "report", "fetch", "doctor"]
 
@@ -60,19 +61,14 @@ def test_completion_and_help_do_without_torch():
     code = "import sys; from runnerkit.__main__ import main; main(); print(sorted({'torch', 'numpy'} & {*sys.modules}))"
     asked = {"_RUNNERKIT_COMPLETE": "complete_bash", "COMP_WORDS": "runnerkit ru", "COMP_CWORD": "1"}
 
-    printed = [
-        subprocess.run(
-            [sys.executable, "-c", code, *arguments],
-            env={**os.environ, **more, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for arguments, more in (([], asked), (["run", "--help"], {}))
-    ]
+    def printed(*arguments, **variables):
+        command = [sys.executable, "-c", code, *arguments]
+        environment = {**os.environ, **variables, "PYTHONPATH": str(ROOT)}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
-    assert printed[0] == "run\n[]\n"
-    assert printed[1].startswith("Usage: runnerkit run ") and printed[1].endswith("\n[]\n")
+    assert printed(**asked) == "run\n[]\n"
+    shown = printed("run", "--help")
+    assert shown.startswith("Usage: runnerkit run ") and shown.endswith("\n[]\n")
 
 
 def test_without_typer_a_sentence_says_so(capsys, monkeypatch):
@@ -89,22 +85,14 @@ def test_without_typer_a_sentence_says_so(capsys, monkeypatch):
         (["trian"], "No such command 'trian'"),
         (["run"], "Missing argument 'FILE'"),
         (["run", "x.yaml", "--nproc", "two"], "Invalid value for '--nproc'"),
+        *((["export", ".", "--to", to, "-o", "."], "cannot write .: it is a folder; pass the path") for to in EXPORTS),
         (["export", "logs", "--to", "tflite"], "'tflite' is not one of 'onnx', 'torch-export', 'safetensors', 'hf'"),
     ],
 )
 def test_what_the_command_line_does_not_take_is_named(arguments, words, capsys):
-    """Invalid commands, options and values are named, with exit code 2."""
+    """Invalid commands, options, values and outputs that are folders are named, with exit code 2."""
     assert main(arguments) == 2
     assert words in " ".join(capsys.readouterr().err.split())
-
-
-@pytest.mark.parametrize("to", ["onnx", "torch-export", "safetensors"])
-def test_an_export_to_a_folder_is_refused(to, tmp_path, monkeypatch, capsys):
-    """An export whose output is a folder fails before the logdir is read."""
-    monkeypatch.chdir(tmp_path)
-
-    assert main(["export", str(tmp_path), "--to", to, "-o", "."]) == 2
-    assert capsys.readouterr().err == "runnerkit export: cannot write .: it is a folder; pass the path of a file\n"
 
 
 def run_line(line):

@@ -6,42 +6,26 @@ from torch import nn
 
 from runnerkit import dl
 from runnerkit.loop.determinism import WORKSPACE_VARIABLE, what_may_differ
-from tests.tiny import loader, mlp, quiet, sgd
+from tests.interrupt import at
+from tests.tiny import train
 
 
-class Note(dl.Callback):
-    """Records torch's deterministic mode during the run; raises `error` if given."""
-
-    def __init__(self, error=None):
-        super().__init__(order=0)
-        self.modes, self.error = [], error
-
-    def on_batch_start(self, runner):
-        self.modes.append((torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic))
-        if self.error is not None:
-            raise self.error
-
-
-def train(*callbacks, model=None, **options):
-    model = model or mlp()
-    dl.SupervisedRunner().train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), loaders={"train": loader(8, 4)},
-        callbacks=callbacks, **{"engine": dl.CPUEngine(), **quiet(), **options},
-    )  # fmt: skip
+def modes():
+    return torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic
 
 
 def test_the_mode_is_on_for_the_run_only():
     """The mode is on during a run with `deterministic=True` and is reset afterwards, even after an exception."""
-    note, failing, without = Note(), Note(LookupError("enough")), Note()
+    seen = []
+    note, fail = at("on_batch_start", lambda runner: seen.append(modes())), at("on_batch_end", lambda runner: 1 / 0)
 
-    train(note, deterministic=True)
-    with pytest.raises(LookupError):
-        train(failing, deterministic=True)
-    after = (torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic)
-    train(without)
+    train(callbacks=[note], deterministic=True)
+    with pytest.raises(ZeroDivisionError):
+        train(callbacks=[note, fail], deterministic=True)
+    seen.append(modes())
+    train(callbacks=[note])
 
-    assert note.modes == [(True, True)] * 2 and failing.modes == [(True, True)]
-    assert after == (False, False) and without.modes == [(False, False)] * 2
+    assert seen == [(True, True)] * 5 + [(False, False)] * 5
 
 
 def test_an_operation_that_has_no_such_algorithm_is_refused():
@@ -68,27 +52,17 @@ def engine_on(device, **attributes):
     return engine
 
 
-@pytest.mark.parametrize(
-    ("workspace", "words"),
-    [
-        (None, "is None, so matrix products"),
-        (":0:0", "is ':0:0', so matrix products"),
-        (":4096:8", None),
-        (":16:8", None),
-    ],
-)
-def test_a_workspace_that_cublas_needs_is_asked_for(monkeypatch, workspace, words):
+@pytest.mark.parametrize(("workspace", "is_good"), [(None, False), (":0:0", False), (":4096:8", True), (":16:8", True)])
+def test_a_workspace_that_cublas_needs_is_asked_for(monkeypatch, workspace, is_good):
     """On GPUs, an unsuitable cuBLAS workspace variable is reported; cuBLAS reads it before a run could set it."""
+    monkeypatch.setenv(WORKSPACE_VARIABLE, workspace or "")
     if workspace is None:
-        monkeypatch.delenv(WORKSPACE_VARIABLE, raising=False)
-    else:
-        monkeypatch.setenv(WORKSPACE_VARIABLE, workspace)
+        monkeypatch.delenv(WORKSPACE_VARIABLE)
 
     found = what_may_differ(engine_on("cuda"))
 
     assert what_may_differ(engine_on("cpu")) == []
-    assert len(found) == (words is not None)
-    assert words is None or words in found[0]
+    assert [f"is {workspace!r}, so matrix products" in each for each in found] == [True] * (not is_good)
 
 
 def test_what_torch_does_not_know_of_is_warned_about(caplog):

@@ -10,37 +10,28 @@ import signal
 
 import pytest
 import torch
-from torch import nn
 
 from runnerkit import dl
 from runnerkit.checkpoints.file import load_checkpoint, save_checkpoint
 from runnerkit.commands.cli import main
 from runnerkit.storage.logdir_lock import lock
 from tests.test_one_run_a_logdir import Holder
-from tests.tiny import loader, mlp, sgd
+from tests.tiny import loader, train
+
+MODEL = "model.0004.pth"
 
 
-def train(logdir, **options):
-    model = mlp()
-    dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=sgd(model),
-        loaders={"train": loader(16, 4), "valid": loader(8, 4)},
-        hparams={"lr": 0.1},
-        num_epochs=4,
-        logdir=logdir,
-        valid_loader="valid",
-        valid_metric="loss",
-        **{"cpu": True, "loggers": {"console": None, "jsonl": dl.JSONLLogger(logdir)}, **options},
-    )
+def train_in(logdir, **options):
+    options = {"loggers": {"jsonl": dl.JSONLLogger(logdir)}, "hparams": {"lr": 0.1}, "num_epochs": 4, **options}
+    loaders = {"train": loader(16, 4), "valid": loader(8, 4)}
+    train(loaders=loaders, logdir=logdir, valid_loader="valid", valid_metric="loss", **options)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """Return the logdir of a successful run, which keeps epochs 3 and 4."""
     logdir = tmp_path_factory.mktemp("whole") / "log"
-    train(logdir)
+    train_in(logdir)
     return logdir
 
 
@@ -83,23 +74,27 @@ def test_a_run_that_went_well_is_good(whole, examine):
         "checkpoints/index.json: lists 2 checkpoints",
         good[1],
         f"checkpoints/model.0004.pth: epoch 4, step 16, {size} bytes",
-        "checkpoints/last.pth: is model.0004.pth",
-        "checkpoints/best.pth: is model.0004.pth",
+        *(f"checkpoints/{alias}.pth: is model.0004.pth" for alias in ("last", "best")),
         "checkpoints: resuming would start from model.0004.pth",
-        "hparams.yml: can be read",
-        "environment.json: can be read",
-        "csv/train.csv: rows in order",
-        "csv/valid.csv: rows in order",
-        "metrics.jsonl: lines in order",
+        *(f"{file}: can be read" for file in ("hparams.yml", "environment.json")),
+        *(f"{file}s in order" for file in ("csv/train.csv: row", "csv/valid.csv: row", "metrics.jsonl: line")),
     ]
     assert sum("tfevents" in line and "events in order" in line for line in good) == 3  # and hyperparameters
     assert {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()} == before
+
+
+def cut(name, size):
+    return lambda folder: os.truncate(folder / name, size)
 
 
 def change(path, at, new):
     with path.open("r+b") as file:
         file.seek(at)
         file.write(new)
+
+
+def remove(*names):
+    return lambda folder: [(folder / name).unlink() for name in names]
 
 
 def edit_index(folder, **fields):
@@ -110,7 +105,7 @@ def edit_index(folder, **fields):
 
 def replace_with(folder, save):
     """Replace the last checkpoint with another file and update its size and checksum in the index."""
-    path = folder / "model.0004.pth"
+    path = folder / MODEL
     path.unlink()
     save(path)
     edit_index(folder, size_bytes=path.stat().st_size, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
@@ -121,44 +116,33 @@ class Malicious:
         return os.mkdir, ("executed",)
 
 
-def with_state(**changes):
-    def replace(folder):
-        state = {**load_checkpoint(folder / "model.0004.pth"), **changes}
-        replace_with(folder, functools.partial(save_checkpoint, state))
-
-    return replace
+def of_a_newer_format(folder):
+    state = {**load_checkpoint(folder / MODEL), "format_version": 9}
+    replace_with(folder, functools.partial(save_checkpoint, state))
 
 
 LAST = "checkpoints/model.0004.pth: "
 ALIASES = [f"checkpoints/{alias}.pth: is model.0004.pth, which is broken" for alias in ("last", "best")]
-NONE_WHOLE = ["checkpoints/last.pth: is not an intact checkpoint of index.json",
-              "checkpoints/best.pth: is not an intact checkpoint of index.json"]  # fmt: skip
+NONE_WHOLE = [f"checkpoints/{alias}.pth: is not an intact checkpoint of index.json" for alias in ("last", "best")]
+UNREADABLE = ["checkpoints/index.json: cannot be read (", *NONE_WHOLE]
+NINE = "is damaged: it has 9 bytes instead of"
 CHECKPOINTS = {
-    "truncated": (lambda folder: os.truncate(folder / "model.0004.pth", 100),
-                  [LAST + "is damaged: it has 100 bytes instead of", *ALIASES]),
-    "empty": (lambda folder: os.truncate(folder / "model.0004.pth", 0),
-              [LAST + "is damaged: it has 0 bytes instead of", *ALIASES]),
-    "a flipped bit": (lambda folder: change(folder / "model.0004.pth", 999, b"\xff"),
-                      [LAST + "is damaged: the checksum of model.0004.pth is wrong", *ALIASES]),
-    "missing": (lambda folder: (folder / "model.0004.pth").unlink(), [LAST + "is missing"]),
-    "missing, with its names": (lambda folder: [(folder / name).unlink() for name in ("model.0004.pth", "last.pth")],
-                                [LAST + "is missing"]),
+    "truncated": (cut(MODEL, 100), [LAST + "is damaged: it has 100 bytes instead of", *ALIASES]),
+    "empty": (cut(MODEL, 0), [LAST + "is damaged: it has 0 bytes instead of", *ALIASES]),
+    "a flipped bit": (lambda folder: change(folder / MODEL, 999, b"\xff"), [LAST + "is damaged: the chec", *ALIASES]),
+    "missing": (remove(MODEL), [LAST + "is missing"]),
+    "missing, with its names": (remove(MODEL, "last.pth"), [LAST + "is missing"]),
     "malicious": (lambda folder: replace_with(folder, lambda path: path.write_bytes(pickle.dumps(Malicious(), 2))),
                   [LAST + "is not a complete checkpoint of tensors and plain values", *NONE_WHOLE]),
-    "of a newer format": (with_state(format_version=9), [LAST + "has format 9, written by runnerkit", *NONE_WHOLE]),
-    "index torn": (lambda folder: os.truncate(folder / "index.json", 50),
-                   ["checkpoints/index.json: cannot be read (", *NONE_WHOLE]),
-    "index of a newer format": (lambda folder: (folder / "index.json").write_text('{"format_version": 2}'),
-                                ["checkpoints/index.json: cannot be read (", *NONE_WHOLE]),
-    "index with other fields": (lambda folder: edit_index(folder, other=1),
-                                ["checkpoints/index.json: cannot be read (", *NONE_WHOLE]),
-    "index gone": (lambda folder: (folder / "index.json").unlink(),
-                   ["checkpoints/index.json: does not list the checkpoints in this folder", *NONE_WHOLE]),
+    "of a newer format": (of_a_newer_format, [LAST + "has format 9, written by runnerkit", *NONE_WHOLE]),
+    "index torn": (cut("index.json", 50), UNREADABLE),
+    "index of a newer format": (lambda folder: (folder / "index.json").write_text('{"format_version": 2}'), UNREADABLE),
+    "index with other fields": (lambda folder: edit_index(folder, other=1), UNREADABLE),
+    "index gone": (remove("index.json"), ["checkpoints/index.json: does not list the checkpoints in t", *NONE_WHOLE]),
     "last torn, a copy": (lambda folder: ((folder / "last.pth").unlink(), (folder / "last.pth").write_bytes(b"to")),
                           NONE_WHOLE[:1]),
     "all of them": (lambda folder: [os.truncate(path, 9) for path in folder.glob("model.*")],
-                    ["checkpoints/model.0003.pth: is damaged: it has 9 bytes instead of",
-                     LAST + "is damaged: it has 9 bytes instead of", *ALIASES,
+                    [f"checkpoints/model.0003.pth: {NINE}", LAST + NINE, *ALIASES,
                      "checkpoints: nothing to resume from: every checkpoint of the full state is broken"]),
 }  # fmt: skip
 
@@ -213,8 +197,8 @@ def test_a_name_that_outlives_its_checkpoint_is_told_of(logdir, examine):
     assert examine(logdir)[0] == 0
 
 
-def test_a_run_under_way_is_told_of(logdir, examine):
-    """A run that another process is writing is reported with its process id."""
+def test_a_run_under_way_is_reported(logdir, examine):
+    """With its process id."""
     holder = Holder(logdir)
 
     code, notes, _ = examine(logdir, "note")
@@ -224,11 +208,7 @@ def test_a_run_under_way_is_told_of(logdir, examine):
 
 
 def append(name, text):
-    def spoil(logdir):
-        with (logdir / name).open("a") as file:
-            file.write(text)
-
-    return spoil
+    return lambda logdir: (logdir / name).write_text((logdir / name).read_text() + text)
 
 
 def repeat_events(logdir):
@@ -241,27 +221,23 @@ def repeat_line(logdir):
     path.write_text(path.read_text() + path.read_text().splitlines()[-1] + "\n")
 
 
+APPENDED = {
+    "row torn": ("csv/train.csv", "train,5", "line 6 has 2 of 6 cells, incomplete: resuming drops it"),
+    "row twice": ("csv/valid.csv", "train,4,16,0.5\n", "line 6: row is logged twice at epoch 4"),
+    "row back": ("csv/valid.csv", "train,2,8,0.5\n", "line 6: goes back to epoch 2, step 8 from epoch 4, step 16"),
+    "epochs missing": ("csv/train.csv", "train,7,28,0.5,0.5,0.5\n", "line 6: epoch 7 follows epoch 4: the"),
+    "no number": ("csv/valid.csv", "train,5,20,low\n", "line 6 has a cell that is not a number: could"),
+    "zeros": ("csv/train.csv", "\0" * 5 + '"', ""),
+    "line torn": ("metrics.jsonl", '{"scope":', "is truncated or damaged after "),
+}
 LOGS = {
-    "row torn": (append("csv/train.csv", "train,5"),
-                 ["csv/train.csv: line 6 has 2 of 6 cells, incomplete: resuming drops it"]),
-    "row twice": (append("csv/valid.csv", "train,4,16,0.5\n"),
-                  ["csv/valid.csv: line 6: row is logged twice at epoch 4"]),
-    "row back": (append("csv/valid.csv", "train,2,8,0.5\n"),
-                 ["csv/valid.csv: line 6: goes back to epoch 2, step 8 from epoch 4, step 16"]),
-    "epochs missing": (append("csv/train.csv", "train,7,28,0.5,0.5,0.5\n"),
-                       ["csv/train.csv: line 6: epoch 7 follows epoch 4: the epochs in between are missing"]),
-    "no number": (append("csv/valid.csv", "train,5,20,low\n"),
-                  ["csv/valid.csv: line 6 has a cell that is not a number: could"]),
+    **{name: (append(file, text), [f"{file}: {words}"]) for name, (file, text, words) in APPENDED.items()},
     "many": (append("csv/valid.csv", "x\n" * 9),
              [*(f"csv/valid.csv: line {number} has 1 of" for number in (6, 7, 8)), "csv/valid.csv: and 6 more"]),
-    "emptied": (lambda logdir: os.truncate(logdir / "csv" / "train.csv", 0),
-                ["csv/train.csv: its header must be stage,epoch,step and unique metric names, got []"]),
-    "zeros": (append("csv/train.csv", "\0" * 5 + '"'), ["csv/train.csv: "]),
-    "line torn": (append("metrics.jsonl", '{"scope":'), ["metrics.jsonl: is truncated or damaged after "]),
+    "emptied": (cut("csv/train.csv", 0), ["csv/train.csv: its header must be stage,epoch,step and unique metric nam"]),
     "line twice": (repeat_line, ["metrics.jsonl: metric loss of loader valid is logged twice at epoch 4, step 16"]),
-    "hparams": (lambda logdir: (logdir / "hparams.yml").write_text("a: [1"),
-                ["hparams.yml: cannot be read: while par"]),
-    "environment": (lambda logdir: os.truncate(logdir / "environment.json", 9), ["environment.json: cannot be read: "]),
+    "hparams": (lambda logdir: (logdir / "hparams.yml").write_text("a: [1"), ["hparams.yml: cannot be read: while"]),
+    "environment": (cut("environment.json", 9), ["environment.json: cannot be read: "]),
     "events torn": (lambda logdir: os.truncate(sorted_events(logdir)[0], 200),
                     ["tensorboard/train/events: is truncated or damaged after "]),
     "events flipped": (lambda logdir: change(sorted_events(logdir)[0], 150, b"\xff"),
@@ -286,41 +262,27 @@ def test_a_broken_log_is_named_with_what_is_wrong(logdir, examine, name):
 def test_shards_are_verified_one_by_one(tmp_path, examine):
     """Missing, corrupt and truncated files of a sharded checkpoint are named, and `last` counts as broken."""
     engine = dl.FullyShardedDataParallelEngine(1, device="cpu", sharded_checkpoints=True)
-    train(tmp_path, engine=engine, cpu=False)
+    train_in(tmp_path, engine=engine)
     folder = tmp_path / "checkpoints" / "model.0004"
     whole = examine(tmp_path), examine(tmp_path, "good")[1]
     shard = next(path for path in folder.iterdir() if path.suffix == ".distcp")
 
     found = []
-    for spoil in (
-        lambda: change(folder / "rest.pth", (folder / "rest.pth").read_bytes().index(b"ZZZ"), b"\xff"),  # padding
-        lambda: change(shard, 99, b"\xff"),
-        shard.unlink,
-        (folder / ".metadata").unlink,
-        lambda: os.truncate(folder / "rest.pth", 100),
-    ):
+    padding = (folder / "rest.pth").read_bytes().index(b"ZZZ")
+    changes = [lambda: change(folder / "rest.pth", padding, b"\xff"), lambda: change(shard, 99, b"\xff")]
+    losses = [shard.unlink, (folder / ".metadata").unlink, lambda: os.truncate(folder / "rest.pth", 100)]
+    for spoil in changes + losses:
         spoil()
         found.append(examine(tmp_path)[1])
 
     assert whole[0][:2] == (0, [])
     assert "checkpoints/last: is model.0004" in whole[1]
-    assert [lines[0].removeprefix("checkpoints/model.0004: is damaged: ") for lines in found[:3]] == [
-        "the checksum of rest.pth is wrong",
-        f"the checksum of shard {shard.name} is wrong",
-        f"shard {shard.name} is missing",
-    ]
+    faults = ["the checksum of rest.pth is wrong", f"the checksum of shard {shard.name} is wrong"]
+    expected = [f"checkpoints/model.0004: is damaged: {fault}" for fault in (*faults, f"shard {shard.name} is missing")]
+    assert [lines[0] for lines in found[:3]] == expected
     assert found[3][0].endswith(" is missing")
     assert ": is damaged: rest.pth is not a complete checkpoint of tensors and plain values" in found[4][0]
     assert found[0][1] == "checkpoints/last: is model.0004, which is broken"
-
-
-def test_checkpoints_of_weights_only_are_good(tmp_path, examine):
-    """Checkpoints with mode="model" cannot be resumed from but are not broken."""
-    train(tmp_path, callbacks=[dl.CheckpointCallback(tmp_path, mode="model")])
-
-    code, broken, _ = examine(tmp_path)
-
-    assert (code, broken) == (0, [])
 
 
 @pytest.mark.parametrize("make", [False, True])
@@ -341,7 +303,7 @@ def test_a_resumed_run_mends_what_the_doctor_said_it_would(logdir, examine):
     os.truncate(sorted_events(logdir)[0], sorted_events(logdir)[0].stat().st_size - 5)
     assert examine(logdir)[0] == 1
 
-    train(logdir, resume="auto")
+    train_in(logdir, resume="auto")
 
     assert examine(logdir)[:2] == (0, [])
     assert torch.load(logdir / "checkpoints" / "last.pth", weights_only=True)["counters"]["epoch_step"] == 4

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from runnerkit import dl
-from tests.tiny import classification, loader, mlp, quiet, sgd, train, weights
+from tests.tiny import classification, loader, mlp, train, weights
 
 EVENTS = (
     "on_stage_start", "on_epoch_start", "on_loader_start", "on_batch_start", "on_batch_end", "on_step_end",
@@ -55,23 +55,22 @@ def evaluate(runner):
     check_metrics(runner.evaluate_loader(extra()), copied(runner))
 
 
-def evaluate_own(runner):
-    accuracy = dl.AccuracyCallback("logits", "targets")
-    check_metrics(runner.evaluate_loader(extra(), callbacks=[accuracy]), copied(runner))
+def evaluate_own(runner, by=None, **options):
+    found = (by or runner).evaluate_loader(extra(), callbacks=[dl.AccuracyCallback("logits", "targets")], **options)
+    check_metrics(found, copied(runner))
 
 
 def evaluate_alone(runner):
-    found = dl.SupervisedRunner().evaluate_loader(
-        extra(), callbacks=[dl.AccuracyCallback("logits", "targets")], model=runner.model, engine=dl.CPUEngine()
-    )
-    check_metrics(found, copied(runner))
+    evaluate_own(runner, dl.SupervisedRunner(), model=runner.model, engine=dl.CPUEngine())
 
 
 def evaluate_on_its_engine(runner):
-    found = dl.SupervisedRunner(runner.model, runner.engine).evaluate_loader(
-        extra(), callbacks=[dl.AccuracyCallback("logits", "targets")]
-    )
-    check_metrics(found, copied(runner))
+    evaluate_own(runner, dl.SupervisedRunner(runner.model, runner.engine))
+
+
+def evaluate_on_the_cpu(runner):
+    """The trained module stays where it is: another engine than the run's evaluates a copy."""
+    check_metrics(runner.evaluate_loader(extra(), cpu=True), copied(runner))
 
 
 def evaluate_another(runner):
@@ -94,8 +93,8 @@ def predict_alone(runner):
 
 
 CALLS = (
-    evaluate, evaluate_own, evaluate_alone, evaluate_on_its_engine, evaluate_another, predict, predict_a_part,
-    predict_alone,
+    evaluate, evaluate_own, evaluate_alone, evaluate_on_its_engine, evaluate_on_the_cpu, evaluate_another, predict,
+    predict_a_part, predict_alone,
 )  # fmt: skip
 
 
@@ -117,15 +116,13 @@ class Calls(dl.Callback):
         return self
 
 
-def trained(*callbacks, engine=None, runner=None):
+def trained(*callbacks, **options):
     """Train two epochs, and return the weights, all metrics, and the next random numbers."""
-    runner, model = runner or Predicts(), net()
-    runner.train(
-        model=model, engine=engine or dl.CPUEngine(), criterion=nn.CrossEntropyLoss(), optimizer=sgd(model),
-        loaders={"train": loader(22, 4, shuffle=True), "valid": loader(9, 4, seed=1)}, num_epochs=2,
-        valid_every_steps=3, callbacks=[dl.AccuracyCallback("logits", "targets"), *callbacks], **quiet(),
-    )  # fmt: skip
-    return weights(model), runner.experiment_metrics, torch.rand(1).item()
+    loaders = {"train": loader(22, 4, shuffle=True), "valid": loader(9, 4, seed=1)}
+    callbacks = [dl.AccuracyCallback("logits", "targets"), *callbacks]
+    options = {"runner": Predicts(), "num_epochs": 2, "valid_every_steps": 3, **options}
+    runner = train(net(), loaders=loaders, callbacks=callbacks, **options)
+    return weights(runner.model), runner.experiment_metrics, torch.rand(1).item()
 
 
 def assert_same(found, expected):
@@ -177,12 +174,8 @@ def test_processes_evaluate_and_predict_within_a_run(engine):
 
     expected = found()
     has_own_buffers = "Fully" in str(engine) or "Horovod" in str(engine)  # on each rank, or no whole model
-    for call in (
-        evaluate,
-        predict,
-        predict_a_part,
-        *([] if has_own_buffers else [evaluate_alone, evaluate_on_its_engine]),
-    ):
+    others = [] if has_own_buffers else [evaluate_alone, evaluate_on_its_engine]
+    for call in (evaluate, predict, predict_a_part, *others):
         assert_same(found(Calls("on_step_end", call)), expected)
 
 
@@ -207,37 +200,24 @@ def test_events_that_evaluate_are_not_called_again():
 def test_callbacks_that_are_passed_get_all_events():
     """A callback that only the evaluation has starts and ends with it; those of the run get no events of a stage."""
 
-    class Events(dl.Callback):
-        def __init__(self):
-            super().__init__()
-            self.seen = []
-            for event in (*EVENTS, "on_experiment_start", "on_experiment_end"):
-                setattr(self, event, lambda runner, event=event: self.seen.append(event))
+    def noted_in(seen):
+        callback = dl.Callback()
+        for event in (*EVENTS, "on_experiment_start", "on_experiment_end"):
+            setattr(callback, event, lambda runner, event=event: seen.append(event))
+        return callback
 
-    passed, of_run = Events(), Events()
+    of_passed, of_run = [], []
+    loader_events = ["on_loader_start", *["on_batch_start", "on_batch_end"] * 3, "on_loader_end"]
 
     def call(runner):
-        before = len(of_run.seen)
-        runner.evaluate_loader(extra(), callbacks=[passed])
+        before = len(of_run)
+        runner.evaluate_loader(extra(), callbacks=[noted_in(of_passed)])
         runner.evaluate_loader(extra())
-        assert of_run.seen[before:] == ["on_loader_start", *["on_batch_start", "on_batch_end"] * 3, "on_loader_end"]
+        assert of_run[before:] == loader_events
 
-    trained(of_run, Calls("on_stage_start", call))
-    batches = ["on_batch_start", "on_batch_end"] * 3
-    assert passed.seen == [
-        "on_experiment_start", "on_stage_start", "on_epoch_start", "on_loader_start", *batches, "on_loader_end",
-        "on_epoch_end", "on_stage_end", "on_experiment_end",
-    ]  # fmt: skip
-
-
-def test_another_engine_evaluates_a_copy():
-    """With another engine than the run's, the trained module stays where it is."""
-
-    def call(runner):
-        check_metrics(runner.evaluate_loader(extra(), cpu=True), copied(runner))
-
-    calls = Calls("on_step_end", call)
-    assert_same(trained(calls), undisturbed())
+    trained(noted_in(of_run), Calls("on_stage_start", call))
+    starts, ends = ([f"on_{part}_{end}" for part in ("experiment", "stage", "epoch")] for end in ("start", "end"))
+    assert of_passed == [*starts, *loader_events, *ends[::-1]]
 
 
 def test_weights_of_a_checkpoint_are_not_loaded_into_the_model_in_training(tmp_path):

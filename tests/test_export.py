@@ -47,26 +47,17 @@ def test_the_answers_are_the_models(logdir, capsys, to, name, which):
         torch.testing.assert_close(answers(path, features), model(features).detach(), rtol=1e-5, atol=1e-5)
 
 
-def test_safetensors_needs_no_config(logdir, tmp_path):
-    """Exporting safetensors needs only a checkpoint."""
+def test_a_checkpoint_finds_the_config_of_its_logdir_and_safetensors_need_none(logdir, tmp_path):
+    """The config of a checkpoint is found in its logdir, two folders up."""
     shutil.copytree(logdir / "checkpoints", tmp_path / "checkpoints")
-    out = tmp_path / "weights.safetensors"
-
-    assert main(["export", str(tmp_path / "checkpoints" / "last.pth"), "--to", "safetensors", "-o", str(out)]) == 0
+    for folder, to, name in ((logdir, "torch-export", "a.pt2"), (tmp_path, "safetensors", "a.safetensors")):
+        path = str(folder / "checkpoints" / "last.pth")
+        assert main(["export", path, "--to", to, "-o", str(tmp_path / name)]) == 0
 
     model = mlp(seed=9)
     load_weights(model, logdir, which="last")
-    found = load_file(out)
-    assert found.keys() == model.state_dict().keys()
-    assert all(torch.equal(found[name], value) for name, value in model.state_dict().items())
-
-
-def test_a_checkpoint_finds_the_config_of_its_logdir(logdir, tmp_path):
-    """The config of a checkpoint is found in its logdir, two folders up."""
-    out = tmp_path / "model.pt2"
-
-    assert main(["export", str(logdir / "checkpoints" / "last.pth"), "--to", "torch-export", "-o", str(out)]) == 0
-    assert out.is_file()
+    torch.testing.assert_close(load_file(tmp_path / "a.safetensors"), dict(model.state_dict()), rtol=0, atol=0)
+    assert (tmp_path / "a.pt2").is_file()
 
 
 def set_key(key, value):
@@ -87,39 +78,23 @@ SUPERVISED = {"_target_": "runnerkit.dl.SupervisedRunner"}
     [
         (lambda folder: (folder / "config.yml").unlink(), "config.yml: no such file"),
         (lambda folder: shutil.rmtree(folder / "checkpoints"), "no checkpoint"),
+        (shutil.rmtree, "log: no such logdir or checkpoint"),
+        (lambda folder: None, "cannot write /proc/a.safetensors"),
         (set_key("loaders", {"train": {}}), "loaders: expected an evaluation loader, got ['train']; a batch of it"),
         (set_key("model", {"a": {"_target_": "torch.nn.ReLU"}}), "model: is a dict; expected one model"),
-        (
-            set_key("runner", {**SUPERVISED, "input_key": {"features": "x"}}),
-            "runner: missing a required argument",
-        ),
+        (set_key("runner", {**SUPERVISED, "input_key": {"features": "x"}}), "runner: missing a required argument"),
         (set_key("runner", {**SUPERVISED, "input_key": ["x", "y", "z"]}), "runner: input_key ['z'] not in the batch"),
     ],
 )
-def test_what_cannot_be_exported_is_one_line(logdir, tmp_path, capsys, change, words):
-    """An export that is impossible gives one line and exit code 2."""
+def test_what_cannot_be_exported_is_one_line(logdir, tmp_path, monkeypatch, capsys, change, words):
+    """An export that is impossible gives one line and exit code 2; a config in the current folder is not used."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(logdir / "config.yml", "config.yml")
     shutil.copytree(logdir, tmp_path / "log")
     change(tmp_path / "log")
 
-    assert main(["export", str(tmp_path / "log"), "--to", "onnx"]) == 2
-
-    error = capsys.readouterr().err
-    assert words in error and len(error.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["nowhere", "--to", "onnx"], "nowhere: no such logdir or checkpoint"),
-        (["{logdir}", "--to", "safetensors", "-o", "/proc/a.safetensors"], "cannot write /proc/a.safetensors: "),
-    ],
-)
-def test_a_place_that_will_not_do_is_one_line(logdir, tmp_path, monkeypatch, capsys, arguments, words):
-    """An invalid source or target gives one line; a config in the current folder is not used instead."""
-    monkeypatch.chdir(tmp_path)
-    shutil.copy(logdir / "config.yml", "config.yml")
-
-    assert main(["export", *(word.format(logdir=logdir) for word in arguments)]) == 2
+    out = ["-o", "/proc/a.safetensors"] if "/proc" in words else []
+    assert main(["export", "log", "--to", "safetensors" if out else "onnx", *out]) == 2
 
     error = capsys.readouterr().err
     assert words in error and len(error.splitlines()) == 1

@@ -14,15 +14,9 @@ from tests.ranks import Ranks
 def run(shares):
     """Reduce `shares`, one per rank; return each rank's result and the number of collectives."""
     ranks = Ranks(len(shares))
-    calls = [
-        partial(reduce_shares, each, processes=engine, loader_key="valid")
-        for engine, each in zip(ranks.engines, shares, strict=True)
-    ]
+    of_rank = partial(reduce_shares, loader_key="valid")
+    calls = [partial(of_rank, each, processes=engine) for engine, each in zip(ranks.engines, shares, strict=True)]
     return ranks.call(*calls), ranks.num_collectives
-
-
-def ones(*shape, dtype=torch.float32):
-    return torch.ones(shape, dtype=dtype)
 
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8]
@@ -67,7 +61,7 @@ def test_sums_are_those_of_one_process(num_ranks, shapes, empty, data):
 @pytest.mark.parametrize("num_owners", [1, 20])
 def test_one_collective_however_many_metrics(num_owners):
     """Any number of metrics needs one collective, and one more gathers all values that cannot be summed."""
-    sums = {f"metric {index}": Share({"tp": ones(10)}) for index in range(num_owners)}
+    sums = {f"metric {index}": Share({"tp": torch.ones(10)}) for index in range(num_owners)}
     lists = {f"list {index}": Share({}, [[index]]) for index in range(num_owners)}
 
     assert run([sums, sums])[1] == 1
@@ -79,55 +73,39 @@ def test_one_collective_however_many_metrics(num_owners):
 
 def test_a_rank_without_a_batch_gets_everything():
     """A rank without a batch, which knows neither names nor shapes, gets the results of all ranks."""
-    full = {"auc": Share({"n": ones(2, 3)}, [{"scores": [ones(4)]}])}
+    full = {"auc": Share({"n": torch.ones(2, 3)}, [{"scores": [torch.ones(4)]}])}
 
     results, _ = run([full, {"auc": None}, full])
 
     for totals in results:
-        assert torch.equal(totals["auc"].sums["n"], 2 * ones(2, 3))
-        assert len(totals["auc"].others) == 2 and torch.equal(totals["auc"].others[1]["scores"][0], ones(4))
-
-
-def test_different_metrics_are_an_error_on_every_rank():
-    """Ranks with different metrics raise an error that lists each rank's names, on every rank."""
-    logged = [{"loss": ones()}, {"loss": ones(), "extra": ones()}]
-    shares = [*({"batch_metrics": Share(each)} for each in logged), {"batch_metrics": None}]
-
-    message = (
-        r"loader 'valid': ranks differ in batch_metrics.*rank 0: \['loss'\]; rank 1: \['extra', 'loss'\]; "
-        "rank 2: no batch"
-    )
-    with pytest.raises(ValueError, match=message):
-        run(shares)
+        assert torch.equal(totals["auc"].sums["n"], 2 * torch.ones(2, 3))
+        assert len(totals["auc"].others) == 2 and torch.equal(totals["auc"].others[1]["scores"][0], torch.ones(4))
 
 
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"lass": ones(3)}, r"rank 0: \['loss'\]; rank 1: \['lass'\]"),
-        ({"loss": ones(4)}, r"rank 0: loss float32\[3\]; rank 1: loss float32\[4\]"),
-        ({"loss": ones(1, 3)}, r"rank 0: loss float32\[3\]; rank 1: loss float32\[1, 3\]"),
-        ({"loss": ones(3, dtype=torch.int64)}, r"rank 0: loss float32\[3\]; rank 1: loss int64\[3\]"),
+        ({"loss": torch.ones(3), "extra": torch.ones(())}, r"rank 0: \['loss'\]; rank 1: \['extra', 'loss'\]"),
+        ({"lass": torch.ones(3)}, r"rank 0: \['loss'\]; rank 1: \['lass'\]"),
+        ({"loss": torch.ones(4)}, r"rank 0: loss float32\[3\]; rank 1: loss float32\[4\]"),
+        ({"loss": torch.ones(1, 3)}, r"rank 0: loss float32\[3\]; rank 1: loss float32\[1, 3\]"),
+        ({"loss": torch.ones(3, dtype=torch.int64)}, r"rank 0: loss float32\[3\]; rank 1: loss int64\[3\]"),
     ],
 )
 def test_the_fingerprint_is_of_names_shapes_and_dtypes(other, message):
     """Ranks whose metrics differ in a name, shape or dtype raise an error, even if the number of values is the same."""
-    with pytest.raises(ValueError, match=message):
-        run([{"callback 'f1'": Share({"loss": ones(3)})}, {"callback 'f1'": Share(other)}])
+    with pytest.raises(ValueError, match=f"loader 'valid': ranks differ in callback 'f1'.*{message}; rank 2: no batch"):
+        run([{"callback 'f1'": each} for each in (Share({"loss": torch.ones(3)}), Share(other), None)])
 
 
-def test_integers_stay_exact():
-    """Sums of integers are exact beyond 2^53, the limit of float64, and below zero."""
+def test_sums_are_exact():
+    """Those of integers beyond 2^53, the limit of float64, too; that of three float32 values is rounded once."""
     values = torch.tensor([2**60 + 1, -(2**60) - 1, -1, 2**53 + 1])
 
     results, _ = run([{"n": Share({"n": values})}, {"n": Share({"n": torch.tensor([2, 2, 2, 0])})}, {"n": None}])
 
     for totals in results:
         assert totals["n"].sums["n"].tolist() == [2**60 + 3, -(2**60) + 1, 1, 2**53 + 1]
-
-
-def test_float32_states_are_added_in_float64():
-    """The sum of three float32 values is rounded once, not twice."""
     parts = [torch.tensor(value) for value in (1e8, 3.0, 3.0)]
 
     results, _ = run([{"s": Share({"s": part})} for part in parts])

@@ -3,132 +3,78 @@
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.optim.lr_scheduler import ExponentialLR
 
 from runnerkit import dl
 from runnerkit.loop.hooks import call_hook
+from tests.tiny import loader, mlp, sgd, train, weights
 
-DATA = TensorDataset(torch.randn(12, 3, generator=torch.Generator().manual_seed(0)), torch.zeros(12, 1))
+
+def criterion():
+    return {"criterion": dl.CriterionCallback("logits", "targets", "loss")}
 
 
-class WithStage(dl.IRunner):
-    """Hooks as runnerkit declares them."""
+class WithoutStage(dl.IRunner):
+    """Hooks and ``num_epochs`` of Catalyst 22.04."""
 
-    def get_stage_len(self, stage):
-        return 2
+    num_epochs = property(lambda self: 2)
 
-    def get_loaders(self, stage):
-        return {"train": DataLoader(DATA, batch_size=4), "valid": DataLoader(DATA, batch_size=4)}
+    def get_loaders(self):
+        return {"train": loader(12, 4), "valid": loader(8, 4)}
 
-    def get_model(self, stage):
-        return nn.Linear(3, 1)
+    def get_model(self):
+        return mlp()
 
-    def get_criterion(self, stage):
-        return nn.MSELoss()
+    def get_criterion(self):
+        return nn.CrossEntropyLoss()
 
-    def get_optimizer(self, stage, model):
-        return torch.optim.SGD(model.parameters(), lr=0.1)
+    def get_optimizer(self, model):
+        return sgd(model)
 
-    def get_scheduler(self, stage, optimizer):
-        return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    def get_scheduler(self, optimizer):
+        return ExponentialLR(optimizer, 0.5)
 
-    def get_callbacks(self, stage):
-        return {
-            "criterion": dl.CriterionCallback("logits", "targets", "loss"),
-            "backward": dl.BackwardCallback("loss"),
-            "optimizer": dl.OptimizerCallback("loss"),
-            "scheduler": dl.SchedulerCallback(),
-        }
+    def get_callbacks(self):
+        steps = {"backward": dl.BackwardCallback("loss"), "optimizer": dl.OptimizerCallback("loss")}
+        return {**criterion(), **steps, "scheduler": dl.SchedulerCallback()}
 
     def handle_batch(self, batch):
         features, targets = batch
         self.batch = {"logits": self.model(features), "targets": targets}
 
 
-class WithoutStage(WithStage):
-    """Hooks and ``num_epochs`` of Catalyst 22.04."""
+def test_hooks_may_leave_the_stage_out():
+    """Epochs, learning rates and weights are those of a runner that is passed the components."""
+    model = mlp()
+    optimizer, loaders = sgd(model), WithoutStage().get_loaders()
+    made = {"optimizer": optimizer, "scheduler": ExponentialLR(optimizer, 0.5), "loaders": loaders}
+    reference = train(model, num_epochs=2, **made)
 
-    get_stage_len = dl.IRunner.get_stage_len
-
-    @property
-    def num_epochs(self):
-        return 2
-
-    def get_loaders(self):
-        return super().get_loaders("")
-
-    def get_model(self):
-        return super().get_model("")
-
-    def get_criterion(self):
-        return super().get_criterion("")
-
-    def get_optimizer(self, model):
-        return super().get_optimizer("", model)
-
-    def get_scheduler(self, optimizer):
-        return super().get_scheduler("", optimizer)
-
-    def get_callbacks(self):
-        return super().get_callbacks("")
-
-
-class StageLast(WithStage):
-    """Hooks with the stage last, under other names, or as a keyword."""
-
-    def get_loaders(self, *, stage):
-        return super().get_loaders(stage)
-
-    def get_model(self, key="unused"):
-        return super().get_model(key)
-
-    def get_optimizer(self, model, stage):
-        assert stage == "train"
-        return super().get_optimizer(stage, model)
-
-    def get_scheduler(self, adam, stage):
-        assert stage == "train"
-        return super().get_scheduler(stage, adam)
-
-    def get_callbacks(self, *args):
-        assert args == ("train",)
-        return super().get_callbacks(*args)
-
-
-@pytest.mark.parametrize("declared", [WithoutStage, StageLast])
-def test_hooks_may_leave_the_stage_out_or_take_it_last(declared):
-    """Epochs, learning rates and weights are those of the same hooks that take (stage, ...)."""
-    reference, runner = (each(engine=dl.CPUEngine()).run() for each in (WithStage, declared))
+    runner = WithoutStage(engine=dl.CPUEngine()).run()
 
     assert runner.epoch_step == reference.epoch_step == 2
     assert runner.experiment_metrics == reference.experiment_metrics
-    torch.testing.assert_close(runner.model.state_dict(), reference.model.state_dict(), rtol=0, atol=0)
+    assert torch.equal(weights(runner.model), weights(model))
 
 
 def test_evaluation_and_loading_call_hooks_without_stage(tmp_path):
     """`evaluate_loader` and `load` make the model and the callbacks by the same hooks."""
 
     class Runner(dl.Runner):
-        def get_model(self):
-            return nn.Linear(3, 1)
-
-        def get_criterion(self):
-            return nn.MSELoss()
+        get_model, get_criterion = WithoutStage.get_model, WithoutStage.get_criterion
+        handle_batch = WithoutStage.handle_batch
 
         def get_callbacks(self):
-            return {"criterion": dl.CriterionCallback("logits", "targets", "loss")}
+            return criterion()
 
         def predict_batch(self, batch):
             return self.model(batch[0])
 
-        handle_batch = WithStage.handle_batch
+    torch.save(mlp(seed=3).state_dict(), tmp_path / "weights.pth")
 
-    torch.save(nn.Linear(3, 1).state_dict(), tmp_path / "weights.pth")
-    loader = DataLoader(DATA, batch_size=4)
-
-    assert list(Runner().evaluate_loader(loader, engine=dl.CPUEngine())) == ["loss"]
-    assert len(list(Runner().predict_loader(loader=loader, cpu=True))) == 3
-    assert isinstance(Runner().load(tmp_path / "weights.pth").model, nn.Linear)
+    assert list(Runner().evaluate_loader(loader(12, 4), engine=dl.CPUEngine())) == ["loss"]
+    assert len(list(Runner().predict_loader(loader=loader(12, 4), cpu=True))) == 3
+    assert torch.equal(weights(Runner().load(tmp_path / "weights.pth").model), weights(mlp(seed=3)))
 
 
 @pytest.mark.parametrize(
@@ -157,7 +103,7 @@ def test_arguments_go_to_the_parameters_of_their_names(hook, expected):
 def test_a_hook_with_too_many_parameters_is_refused_with_its_signature():
     """The error names the hook, what it declares and what it gets."""
 
-    class Runner(WithStage):
+    class Runner(WithoutStage):
         def get_optimizer(self, stage, model, lr):
             raise AssertionError
 
@@ -172,22 +118,15 @@ def test_num_epochs_of_train_and_of_a_subclass():
         num_epochs = property(lambda self: 2)
 
     def epochs_of(runner, **length):
-        runner.train(
-            model=nn.Linear(3, 1),
-            criterion=nn.MSELoss(),
-            loaders={"valid": DataLoader(DATA, batch_size=4)},
-            loggers={"console": None},
-            cpu=True,
-            **length,
-        )
+        train(runner=runner, optimizer=None, loaders={"valid": loader(8, 4)}, **length)
         return runner.epoch_step, runner.num_epochs
 
     assert epochs_of(dl.SupervisedRunner(), num_epochs=3) == (3, 3)
     assert epochs_of(dl.SupervisedRunner()) == (1, 1)
     assert epochs_of(Fixed()) == (2, 2)
 
-    class Assigned(WithStage):
-        get_stage_len = dl.IRunner.get_stage_len
+    class Assigned(WithoutStage):
+        num_epochs = 0
 
         def __init__(self):
             self.num_epochs = 4

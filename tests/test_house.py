@@ -4,11 +4,7 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
-
 from runnerkit import dl
-from runnerkit.loop import attributes
-from runnerkit.runner import IRunner
 from tests.layers import modules
 
 ROOT = Path(__file__).parents[1]
@@ -80,16 +76,3 @@ def test_no_module_lists_attribute_names_in_a_tuple_of_strings():
                     lists.append((name, node.lineno))
 
     assert lists == []
-
-
-@pytest.mark.parametrize("group", [attributes.Progress, attributes.LoaderAttributes, attributes.Components])
-def test_a_group_of_attributes_is_read_and_restored(group):
-    """Each field names an attribute of the runner."""
-    runner: IRunner = dl.SupervisedRunner()
-
-    saved = group.of(runner)
-    for name in group.names():
-        setattr(runner, name, "changed")
-    saved.restore(runner)
-
-    assert group.of(runner) == saved

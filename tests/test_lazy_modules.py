@@ -6,7 +6,7 @@ from torch import nn
 
 from runnerkit import dl
 from runnerkit.engines.data_parallel import split_batches
-from tests.tiny import NUM_FEATURES, loader, quiet, train_by_hand, weights
+from tests.tiny import NUM_FEATURES, loader, train, train_by_hand, weights
 
 
 def lazy():
@@ -21,20 +21,17 @@ def shaped():
     return model
 
 
-def train(model, *, others=(), **options):
-    runner = dl.SupervisedRunner().train(
-        model=model, criterion=nn.CrossEntropyLoss(), loaders={"train": loader(16, 4), "valid": loader(8, 4)},
-        optimizer=lambda parameters: torch.optim.SGD([*parameters, *others], lr=0.1), num_epochs=2,
-        **quiet(), **options,
-    )  # fmt: skip
-    return weights(runner.model)
+def trained(model, *, others=(), **options):
+    loaders = {"train": loader(16, 4), "valid": loader(8, 4)}
+    options["optimizer"] = lambda parameters: torch.optim.SGD([*parameters, *others], lr=0.1)
+    return weights(train(model, loaders=loaders, num_epochs=2, **options).model)
 
 
 def test_one_process_trains_them_as_a_loop_does(tmp_path):
     """Also in a run that is resumed."""
-    train(lazy(), cpu=True, logdir=tmp_path, num_steps=3)
+    trained(lazy(), logdir=tmp_path, num_steps=3)
 
-    found = train(lazy(), cpu=True, logdir=tmp_path, resume="auto")
+    found = trained(lazy(), logdir=tmp_path, resume="auto")
 
     model = lazy()
     train_by_hand(model, torch.optim.SGD(model.parameters(), lr=0.1), loader(16, 4), num_epochs=2)
@@ -48,7 +45,7 @@ NAMED = r" needs .*'1\.weight', '1\.bias', .* get_model"
 def test_callbacks_that_need_shapes_name_the_parameters_and_say_what_to_write(callback):
     """Instead of torch's error, or of a pruning that leaves lazy layers out."""
     with pytest.raises(ValueError, match=type(callback).__name__ + NAMED):
-        train(lazy(), cpu=True, callbacks=[callback])
+        trained(lazy(), callbacks=[callback])
 
 
 ENGINES = {
@@ -68,12 +65,6 @@ def test_engines_that_need_shapes_do_so_too(engine):
     assert ENGINES[engine]().prepare_model(shaped()) is not None
 
 
-@pytest.mark.slow  # starts processes
-def test_processes_report_it():
-    with pytest.raises(ValueError, match="DistributedDataParallelEngine" + NAMED):
-        train(lazy(), engine=dl.DistributedDataParallelEngine(2, device="cpu"))
-
-
 def test_a_model_split_over_gpus_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
 
@@ -83,4 +74,4 @@ def test_a_model_split_over_gpus_is_refused(monkeypatch):
 
 def test_lazy_parameters_outside_the_model_are_counted_without_a_shape():
     with pytest.raises(ValueError, match=r"belong to no model.*: 2, of shape unknown, unknown"):
-        train(shaped(), cpu=True, others=nn.LazyLinear(3).parameters())
+        trained(shaped(), others=nn.LazyLinear(3).parameters())

@@ -9,15 +9,19 @@ from torch import nn
 from torch.nn import functional as F
 
 from runnerkit import dl
+from tests import tiny
 from tests.engines.together import together
-from tests.interrupt import Interrupt
-from tests.tiny import loader, mlp, quiet, sgd, weights
+from tests.interrupt import Interrupt, at
+from tests.tiny import loader, mlp, sgd, weights
 
 NUM_SAMPLES, BATCH_SIZE, MAX_NORM = 44, 8, 0.5  # the last batch of an epoch has 4 samples
 
 
-def sum_of_losses(model, features, targets, number):
-    """A loss that differs in each of the steps of a batch."""
+def loss_of(model, features, targets, number, *, by_tokens):
+    """A loss that differs in each of the steps of a batch, or the mean over the tokens of the samples."""
+    if by_tokens:
+        per_sample = F.cross_entropy(model(features), targets, reduction="none")
+        return (per_sample * (targets + 1)).sum() / (targets + 1).sum()
     return F.cross_entropy(model(features), targets) * (1 + number) + model(features).square().mean()
 
 
@@ -33,10 +37,7 @@ class Several(dl.Runner):
         if self.by_tokens:
             self.batch_weight = (targets + 1).sum()
         for number in range(3):
-            loss = sum_of_losses(self.model, features, targets, number)
-            if self.by_tokens:
-                per_sample = F.cross_entropy(self.model(features), targets, reduction="none")
-                loss = (per_sample * (targets + 1)).sum() / (targets + 1).sum()
+            loss = loss_of(self.model, features, targets, number, by_tokens=self.by_tokens)
             self.learn(loss)
         self.batch_metrics["loss"] = loss.detach()
 
@@ -53,11 +54,7 @@ def by_hand(*, dtype=None, scheduler=None, scale=None, num_epochs=2, by_tokens=F
             for number in range(3):
                 optimizer.zero_grad()
                 with torch.autocast("cpu", dtype) if dtype else nullcontext():
-                    if by_tokens:
-                        per_sample = F.cross_entropy(model(features), targets, reduction="none")
-                        loss = (per_sample * (targets + 1)).sum() / (targets + 1).sum()
-                    else:
-                        loss = sum_of_losses(model, features, targets, number)
+                    loss = loss_of(model, features, targets, number, by_tokens=by_tokens)
                 scaler.scale(loss).backward()
                 scaler.unscale_(optimizer)
                 nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
@@ -70,21 +67,11 @@ def by_hand(*, dtype=None, scheduler=None, scale=None, num_epochs=2, by_tokens=F
 
 
 def train(runner=None, *, batch_size=BATCH_SIZE, **options):
-    model = mlp()
-    runner = runner or Several()
-    runner.train(
-        **{
-            "model": model,
-            "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
-            "loaders": {"train": loader(NUM_SAMPLES, batch_size)},
-            "gradient_clip": MAX_NORM,
-            "num_epochs": 2,
-            "engine": dl.CPUEngine(),
-            **quiet(),
-            **options,
-        }
-    )
-    return weights(runner.model)
+    defaults = {
+        "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9), "gradient_clip": MAX_NORM,
+        "loaders": {"train": loader(NUM_SAMPLES, batch_size)}, "num_epochs": 2, "criterion": None,
+    }  # fmt: skip
+    return weights(tiny.train(runner=runner or Several(), **{**defaults, **options}).model)
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16])
@@ -124,10 +111,7 @@ def test_a_scheduler_steps_after_each_of_them(steps):
 def test_each_step_is_counted(tmp_path):
     """`num_steps` ends the run after the batch that reaches it; intervals are those of steps."""
     validated = []
-
-    class Validated(dl.Callback):
-        def on_validation_end(self, runner):
-            validated.append(runner.optimizer_step)
+    validations = at("on_validation_end", lambda runner: validated.append(runner.optimizer_step))
 
     class Both(Several):
         def handle_batch(self, batch):
@@ -137,7 +121,7 @@ def test_each_step_is_counted(tmp_path):
     runner = Both()
     loaders = {"train": loader(NUM_SAMPLES, BATCH_SIZE), "valid": loader(8, 8)}
     saver = dl.CheckpointCallback(tmp_path, mode="runner", every_steps=7)
-    train(runner, loaders=loaders, num_epochs=None, num_steps=20, valid_every_steps=5, callbacks=[Validated(), saver])
+    train(runner, loaders=loaders, num_epochs=None, num_steps=20, valid_every_steps=5, callbacks=[validations, saver])
 
     assert (runner.optimizer_step, runner.batch_step, runner.seen) == (21, 7, 21)
     assert validated == [6, 12, 15]  # the batches that reached 5, 10 and 15; the epoch ends with that of 20
@@ -155,7 +139,7 @@ def test_a_schedule_for_another_number_of_steps_raises():
 
 
 def test_optimizers_that_take_turns_count_as_one_step_each_batch():
-    """As OptimizerCallbacks of a GAN do; one may be named by its key or passed itself."""
+    """As OptimizerCallbacks of a GAN do; one may be named by its key or passed itself, and each has its parameters."""
 
     class Turns(dl.Runner):
         def handle_batch(self, batch):
@@ -164,13 +148,13 @@ def test_optimizers_that_take_turns_count_as_one_step_each_batch():
             self.learn(self.model["b"](features).square().mean(), optimizer=self.optimizer["b"], clip=math.inf)
 
     models = {"a": mlp(), "b": mlp(seed=2)}
-    runner = Turns()
-    runner.train(
-        model=models, optimizer={key: sgd(each) for key, each in models.items()},
-        loaders={"train": loader(NUM_SAMPLES, BATCH_SIZE), "valid": loader(8, 8)}, cpu=True, **quiet(),
-    )  # fmt: skip
+    make = dict.fromkeys(models, lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    loaders = {"train": loader(NUM_SAMPLES, BATCH_SIZE), "valid": loader(8, 8)}
+    runner = tiny.train(models, runner=Turns(), criterion=None, optimizer=make, loaders=loaders)
 
     assert runner.optimizer_step == runner.batch_step == 6
+    for key, model in models.items():
+        assert runner.optimizer[key].param_groups[0]["params"] == list(model.parameters())
 
 
 class Named(dl.SupervisedRunner):
@@ -184,16 +168,10 @@ class Named(dl.SupervisedRunner):
 def test_a_supervised_runner_that_steps_itself_has_no_steppers():
     """Only the criterion's callback is added; evaluation loaders do not learn."""
     runner, reference = Named(), dl.SupervisedRunner()
-    found = [
-        train(
-            each,
-            criterion=nn.CrossEntropyLoss(),
-            loaders={key: loader(NUM_SAMPLES, BATCH_SIZE) for key in ("train", "valid")},
-        )
-        for each in (runner, reference)
-    ]
+    loaders = {key: loader(NUM_SAMPLES, BATCH_SIZE) for key in ("train", "valid")}
+    options = {"criterion": nn.CrossEntropyLoss(), "loaders": loaders}
 
-    assert torch.equal(*found)
+    assert torch.equal(train(runner, **options), train(reference, **options))
     assert runner.epoch_metrics["valid"]["loss"] == reference.epoch_metrics["valid"]["loss"]
     assert not any(isinstance(each, dl.OptimizerCallback) for each in runner.callbacks.values())
 
@@ -238,14 +216,14 @@ def test_misuse_is_explained(kind, error, words):
 
 def test_a_run_that_is_killed_resumes(tmp_path):
     """Within an epoch, to the same weights, with a scheduler that counts the steps."""
-    whole = train(callbacks=[dl.SchedulerCallback(mode="batch")], scheduler=decay)
-    saver = dl.CheckpointCallback(tmp_path / "cut", mode="runner", every_steps=3)
-    options = {"scheduler": decay}
-    with pytest.raises(KeyboardInterrupt):
-        train(callbacks=[dl.SchedulerCallback(mode="batch"), saver, Interrupt(4)], **options)
 
-    saver = dl.CheckpointCallback(tmp_path / "cut", mode="runner", every_steps=3, resume_runner=tmp_path / "cut")
-    assert torch.equal(train(callbacks=[dl.SchedulerCallback(mode="batch"), saver], **options), whole)
+    def run(*callbacks, **options):
+        return train(callbacks=[dl.SchedulerCallback(mode="batch"), *callbacks], scheduler=decay, **options)
+
+    whole = run()
+    with pytest.raises(KeyboardInterrupt):
+        run(dl.CheckpointCallback(tmp_path, mode="runner", every_steps=3), Interrupt(4))
+    assert torch.equal(run(dl.CheckpointCallback(tmp_path, mode="runner"), resume=tmp_path), whole)
 
 
 class Rollouts(dl.Runner):

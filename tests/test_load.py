@@ -1,5 +1,6 @@
 """Tests of runner.load and export_safetensors: supported files, wrapped models and mismatch errors."""
 
+import shutil
 import sys
 
 import pytest
@@ -10,24 +11,27 @@ from torch import nn
 
 from runnerkit import dl, utils
 from tests.engines.together import together
-from tests.tiny import classification, loader, mlp, quiet, sgd, weights
+from tests.pretrained import Tied
+from tests.tiny import classification, loader, mlp, sgd, train, weights
 
 
-def train(folder, *, model=None, **kwargs):
+def diverged(folder, model=None, **options):
     """Train for six epochs with a diverging learning rate, so that the best checkpoint is not the last."""
-    model = model if model is not None else mlp()
-    return dl.SupervisedRunner().train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model, lr=3.0), num_epochs=6, logdir=folder,
-        loaders={"train": loader(40, 4, shuffle=True), "valid": loader(21, 4, seed=1)}, valid_loader="valid",
-        valid_metric="loss", **({} if "engine" in kwargs else {"cpu": True}), **quiet(), **kwargs,
-    )  # fmt: skip
+    model = model or mlp()
+    loaders = {"train": loader(40, 4, shuffle=True), "valid": loader(21, 4, seed=1)}
+    options = {"optimizer": sgd(model, lr=3.0), "num_epochs": 6, "loaders": loaders, "logdir": folder, **options}
+    return train(model, valid_loader="valid", valid_metric="loss", **options).model
+
+
+def load(source, model=None, **options):
+    return dl.SupervisedRunner().load(source, model=model or mlp(seed=9), **options).model
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """Return the logdir of a finished run, its last weights, and a model with its best weights, read by torch alone."""
     folder = tmp_path_factory.mktemp("run")
-    last = weights(train(folder).model)
+    last = weights(diverged(folder))
     best = mlp()
     best.load_state_dict(torch.load(folder / "checkpoints" / "best.pth", weights_only=True)["model_state_dict"])
     assert not torch.equal(weights(best), last)
@@ -35,7 +39,7 @@ def run(tmp_path_factory):
 
 
 def test_a_logdir_gives_its_best_or_its_last_and_predicts(run):
-    """`load` of a logdir gives its best or last weights, which predict_loader then uses."""
+    """`load` gives the best or last weights, which predict_loader then uses, also to the model of get_model."""
     folder, last, best = run
 
     runner = dl.SupervisedRunner().load(folder, model=mlp(seed=9))
@@ -47,18 +51,9 @@ def test_a_logdir_gives_its_best_or_its_last_and_predicts(run):
     assert torch.equal(weights(runner.load(folder, which="last").model), last)
     assert torch.equal(weights(runner.load(folder / "checkpoints").model), weights(best))
     assert torch.equal(weights(runner.load(folder / "checkpoints" / "last.pth").model), last)
-
-
-class OwnModel(dl.SupervisedRunner):
-    """Runner that overrides get_model."""
-
-    def get_model(self, stage):
-        return mlp(seed=7)
-
-
-def test_a_runner_that_makes_its_own_model_is_given_the_weights(run):
-    """`load` without a model loads the weights into the model of get_model."""
-    assert torch.equal(weights(OwnModel().load(run[0]).model), weights(run[2]))
+    runner = dl.SupervisedRunner()
+    runner.get_model = lambda stage: mlp(seed=7)
+    assert torch.equal(weights(runner.load(folder).model), weights(best))
 
 
 def wrapped(model):
@@ -81,27 +76,19 @@ def test_prefixes_of_wrappers_do_not_matter(tmp_path, writer):
     torch.save(wrapped(model)[writer], tmp_path / "theirs.pth")
 
     for mine in (mlp(seed=9), nn.DataParallel(mlp(seed=9)), torch.compile(mlp(seed=9), backend="eager")):
-        dl.SupervisedRunner().load(tmp_path / "theirs.pth", model=mine)
+        load(tmp_path / "theirs.pth", mine)
 
         assert torch.equal(weights(mine), weights(model))
 
 
-class Named(nn.Module):
-    """Model with a submodule called `module`, the name that wrappers use."""
-
-    def __init__(self, seed):
-        super().__init__()
-        self.module = mlp(seed=seed)
-
-
 def test_a_model_of_which_a_part_is_called_module_keeps_its_names(tmp_path):
     """A model with a submodule called `module` loads files written by itself and by a wrapper around it."""
-    model = Named(1)
+    model = nn.ModuleDict({"module": mlp(seed=1)})
     torch.save(model.state_dict(), tmp_path / "plain.pth")
     torch.save({f"module.{name}": value for name, value in model.state_dict().items()}, tmp_path / "wrapped.pth")
 
     for name in ("plain", "wrapped"):
-        loaded = dl.SupervisedRunner().load(tmp_path / f"{name}.pth", model=Named(2)).model
+        loaded = load(tmp_path / f"{name}.pth", nn.ModuleDict({"module": mlp(seed=2)}))
 
         assert torch.equal(weights(loaded), weights(model))
 
@@ -110,17 +97,16 @@ def test_a_compiled_part_leaves_no_trace_in_files(tmp_path):
     """Checkpoints of a model with a compiled submodule have plain names and load with and without compilation."""
     model = mlp()
     model[0] = torch.compile(model[0], backend="eager")
-    train(tmp_path, model=model, callbacks=[dl.EMACallback(0.5)])
+    diverged(tmp_path, model, callbacks=[dl.EMACallback(0.5)])
 
     state = utils.load_checkpoint(tmp_path / "checkpoints" / "last.pth")
 
     for name in ("model_state_dict", "trained_model_state_dict"):
         assert list(state[name]) == list(mlp().state_dict())
-    plain = dl.SupervisedRunner().load(tmp_path, which="last", model=mlp(seed=9)).model
-    assert torch.equal(weights(plain), weights(model))
+    assert torch.equal(weights(load(tmp_path, which="last")), weights(model))
     again = mlp(seed=9)
     again[0] = torch.compile(again[0], backend="eager")
-    train(tmp_path, model=again, callbacks=[dl.EMACallback(0.5)], resume="auto")
+    diverged(tmp_path, again, callbacks=[dl.EMACallback(0.5)], resume="auto")
     assert torch.equal(weights(again), weights(model))
 
 
@@ -129,7 +115,7 @@ def on_ranks(folder):
         "ddp": dl.DistributedDataParallelEngine(2, device="cpu", compile={"backend": "eager"}),
         "shards": dl.FullyShardedDataParallelEngine(2, device="cpu", sharded_checkpoints=True),
     }
-    return {name: weights(train(folder / name, engine=engine).model) for name, engine in engines.items()}
+    return {name: weights(diverged(folder / name, engine=engine)) for name, engine in engines.items()}
 
 
 def test_checkpoints_of_other_engines_load(tmp_path):
@@ -138,14 +124,12 @@ def test_checkpoints_of_other_engines_load(tmp_path):
 
     for name, expected in last.items():
         checkpoint = tmp_path / name / "checkpoints" / ("last" if name == "shards" else "last.pth")
-        for arguments in ({"source": tmp_path / name, "which": "last"}, {"source": checkpoint}):
-            loaded = dl.SupervisedRunner().load(**arguments, model=mlp(seed=9)).model
-            assert torch.equal(weights(loaded), expected)
         exported = utils.export_safetensors(checkpoint, tmp_path / f"{name}.safetensors")
-        assert torch.equal(weights(dl.SupervisedRunner().load(exported, model=mlp(seed=9)).model), expected)
+        for loaded in (load(tmp_path / name, which="last"), load(checkpoint), load(exported)):
+            assert torch.equal(weights(loaded), expected)
 
 
-def test_weights_that_do_not_fit_are_named_and_the_model_is_as_it_was(tmp_path):
+def test_weights_that_do_not_fit_are_named_and_what_fits_is_loaded_when_asked(tmp_path, caplog):
     """The error lists missing and unexpected names and different shapes, and the model is unchanged."""
     state = mlp().state_dict()
     state["head.weight"] = state.pop("0.weight")
@@ -155,7 +139,7 @@ def test_weights_that_do_not_fit_are_named_and_the_model_is_as_it_was(tmp_path):
     before = weights(model)
 
     with pytest.raises(ValueError, match="does not fit the model; strict=False loads what fits") as refused:
-        dl.SupervisedRunner().load(tmp_path / "theirs.pth", model=model)
+        load(tmp_path / "theirs.pth", model)
 
     assert str(refused.value).splitlines()[1:] == [
         "  missing: 0.weight",
@@ -163,32 +147,20 @@ def test_weights_that_do_not_fit_are_named_and_the_model_is_as_it_was(tmp_path):
         "  of another shape: 3.weight is (5, 16), the model's is (3, 16)",
     ]
     assert torch.equal(weights(model), before)
-
-
-def test_what_fits_is_loaded_when_asked_and_the_rest_is_told(tmp_path, caplog):
-    """strict=False loads the weights that fit and warns about the others."""
-    old, new = mlp(), mlp(seed=9)
-    new[-1] = nn.Linear(16, 5)
-    head = new[-1].weight.clone()
-    torch.save(old.state_dict(), tmp_path / "old.pth")
-
-    dl.SupervisedRunner().load(tmp_path / "old.pth", model=new, strict=False)
-
-    assert torch.equal(new[0].weight, old[0].weight) and torch.equal(new[-1].weight, head)
-    assert "of another shape: 3.weight is (3, 16), the model's is (5, 16)" in caplog.text
+    head = model[-1].weight.clone()
+    load(tmp_path / "theirs.pth", model, strict=False)
+    assert torch.equal(model[0].bias, mlp()[0].bias) and torch.equal(model[-1].weight, head)
+    assert "of another shape: 3.weight is (5, 16), the model's is (3, 16)" in caplog.text
 
 
 def test_a_part_of_another_model_is_loaded_by_its_prefix(tmp_path):
     """`prefix` loads one submodule of another model's weights; a prefix without weights raises an error."""
     whole = nn.ModuleDict({"encoder": mlp(), "decoder": mlp(seed=2)})
     torch.save({f"module.{name}": value for name, value in whole.state_dict().items()}, tmp_path / "whole.pth")
-    model = mlp(seed=9)
 
-    dl.SupervisedRunner().load(tmp_path / "whole.pth", model=model, prefix="encoder.")
-
-    assert torch.equal(weights(model), weights(whole["encoder"]))
+    assert torch.equal(weights(load(tmp_path / "whole.pth", prefix="encoder.")), weights(whole["encoder"]))
     with pytest.raises(ValueError, match=r"not hold weights whose names begin with 'coder\.': encoder\.0\.weight"):
-        dl.SupervisedRunner().load(tmp_path / "whole.pth", model=model, prefix="coder.")
+        load(tmp_path / "whole.pth", prefix="coder.")
 
 
 def test_names_that_only_the_modules_own_hooks_know_are_left_to_torch(tmp_path):
@@ -197,54 +169,36 @@ def test_names_that_only_the_modules_own_hooks_know_are_left_to_torch(tmp_path):
     old = {name: value for name, value in model.state_dict().items() if "num_batches_tracked" not in name}
     save_file(old, tmp_path / "old.safetensors")
 
-    loaded = dl.SupervisedRunner().load(tmp_path / "old.safetensors", model=mlp(seed=9, batch_norm=True)).model
-
-    assert torch.equal(weights(loaded), weights(model))
+    assert torch.equal(weights(load(tmp_path / "old.safetensors", mlp(seed=9, batch_norm=True))), weights(model))
 
 
-class Tied(nn.Module):
-    """Model with a tied weight and, if `parts`, two views of one tensor, which safetensors.torch.save_model refuses."""
-
-    def __init__(self, seed, *, parts=False):
-        super().__init__()
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            self.inner, self.outer = nn.Linear(4, 4), nn.Linear(4, 4)
-            both = torch.randn(2, 4)
-        self.outer.weight = self.inner.weight
-        if parts:
-            self.register_buffer("first", both[0])
-            self.register_buffer("second", both[1])
-
-    def forward(self, rows):
-        return self.outer(self.inner(rows))
+def tied(seed, *, parts=False):
+    """Create a model with a tied weight and, if `parts`, two views of one tensor, which save_model refuses."""
+    model = Tied(seed)
+    if parts:
+        for name, part in zip(("first", "second"), torch.full((2, 4), float(seed)), strict=True):
+            model.register_buffer(name, part)
+    return model
 
 
 @pytest.mark.parametrize(("mode", "parts"), [("model", False), ("runner", False), ("runner", True)])
 def test_exported_weights_are_read_by_safetensors_and_by_load(tmp_path, mode, parts):
     """Tied weights are exported once, as safetensors does it, and views of one tensor separately."""
-    model = Tied(1, parts=parts)
-    dl.SupervisedRunner().train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), cpu=True, **quiet(),
-        loaders={"train": [(torch.randn(4, 4), torch.arange(4))]},
-        callbacks=[dl.CheckpointCallback(tmp_path, mode=mode)],
-    )  # fmt: skip
+    model = tied(1, parts=parts)
+    train(model, callbacks=[dl.CheckpointCallback(tmp_path, mode=mode)])
 
     exported = utils.export_safetensors(tmp_path, tmp_path / "out" / "model.safetensors", which="last")
 
     with safe_open(exported, framework="pt") as file:
         assert len(file.keys()) == len(model.state_dict()) - 1
-    mine = Tied(2, parts=parts)
-    dl.SupervisedRunner().load(exported, model=mine)
-    loaded = [mine]
+    loaded = [load(exported, tied(2, parts=parts))]
     if not parts:
-        loaded += [Tied(3), Tied(4)]
-        load_model(loaded[1], exported)
         save_model(model, tmp_path / "theirs.safetensors")
-        dl.SupervisedRunner().load(tmp_path / "theirs.safetensors", model=loaded[2])
+        loaded += [load(tmp_path / "theirs.safetensors", tied(4)), tied(3)]
+        load_model(loaded[-1], exported)
     for each in loaded:
         assert torch.equal(weights(each), weights(model))
-        assert each.outer.weight is each.inner.weight
+        assert each.a_head.weight is each.embed.weight
 
 
 class Two(dl.SupervisedRunner):
@@ -257,10 +211,8 @@ class Two(dl.SupervisedRunner):
 def test_several_models_load_by_key_from_either_format(tmp_path):
     """Weights of several models load by key from checkpoints and from safetensors, where the key is a prefix."""
     models = {"one": mlp(seed=1), "two": mlp(seed=2)}
-    Two().train(
-        model=models, loaders={"train": loader(8, 4)}, logdir=tmp_path, cpu=True, **quiet(),
-        optimizer=torch.optim.SGD([each for model in models.values() for each in model.parameters()], lr=0.1),
-    )  # fmt: skip
+    optimizer = torch.optim.SGD([each for model in models.values() for each in model.parameters()], lr=0.1)
+    train(models, runner=Two(), criterion=None, optimizer=optimizer, logdir=tmp_path)
     exported = utils.export_safetensors(tmp_path, tmp_path / "both.safetensors", which="last")
 
     for source in (tmp_path, exported):
@@ -270,7 +222,7 @@ def test_several_models_load_by_key_from_either_format(tmp_path):
         with pytest.raises(ValueError, match=r"the models \[('', )?'one'.*\], the runner has \['one', 'three'\]"):
             Two().load(source, model={"one": mlp(), "three": mlp()}, which="last")
     with pytest.raises(ValueError, match="has none of the model's weights"):
-        dl.SupervisedRunner().load(exported, model=mlp())
+        load(exported)
 
 
 def test_weights_to_start_from_may_be_of_any_of_these_files(tmp_path, run):
@@ -283,22 +235,18 @@ def test_weights_to_start_from_may_be_of_any_of_these_files(tmp_path, run):
         with torch.no_grad():
             assert torch.equal(batch["logits"], run[2].eval()(rows))
         model = mlp(seed=9)
-        dl.SupervisedRunner().train(
-            model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model, lr=0.0), cpu=True, **quiet(),
-            loaders={"train": loader(8, 4)},
-            callbacks=[dl.CheckpointCallback(tmp_path / source.stem, resume_model=source)],
-        )  # fmt: skip
+        start = dl.CheckpointCallback(tmp_path / source.stem, resume_model=source)
+        train(model, optimizer=sgd(model, lr=0.0), callbacks=[start])
         assert torch.equal(weights(model), weights(run[2]))
 
 
 def damaged(folder, run):
-    copied = folder / "log" / "checkpoints"
-    copied.mkdir(parents=True)
-    for path in (run[0] / "checkpoints").iterdir():
-        (copied / path.name).write_bytes(path.read_bytes())
-    content = bytearray((copied / "best.pth").read_bytes())
+    shutil.copytree(run[0], folder / "log")
+    best = folder / "log" / "checkpoints" / "best.pth"
+    content = bytearray(best.read_bytes())
     content[len(content) // 2] ^= 1
-    (copied / "best.pth").write_bytes(content)
+    best.unlink()
+    best.write_bytes(content)
     return folder / "log"
 
 
@@ -317,7 +265,7 @@ def test_what_cannot_be_read_is_said(tmp_path, run, make, error, words):
     source = make(tmp_path, run)
 
     with pytest.raises(error, match=words):
-        dl.SupervisedRunner().load(source, model=mlp())
+        load(source)
 
 
 def save(path, value):
@@ -334,7 +282,7 @@ def torn(path):
 def test_bad_arguments_and_a_missing_package_are_refused(tmp_path, run, monkeypatch):
     """Invalid arguments and a missing safetensors package raise errors, and no file is written."""
     with pytest.raises(ValueError, match="which must be 'best' or 'last', got 'first'"):
-        dl.SupervisedRunner().load(run[0], model=mlp(), which="first")
+        load(run[0], which="first")
     with pytest.raises(ValueError, match=r"must end in \.safetensors"):
         utils.export_safetensors(run[0], tmp_path / "model.pth")
     extra = save(tmp_path / "extra.pth", {"weight": torch.zeros(1), "version": 3})

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from runnerkit.sampling.loader_worker import naming_the_dead
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="WorkerStart handles signals on Linux only")
+OPTIONS = {"capture_output": True, "text": True, "timeout": 120, "check": False}
 SCRIPT = textwrap.dedent(
     """
     import os, signal, sys, time
@@ -22,9 +23,8 @@ SCRIPT = textwrap.dedent(
     from runnerkit.sampling.loader_worker import WorkerStart
 
     if __name__ == "__main__":
-        loader = DataLoader(
-            range(8), num_workers=1, multiprocessing_context=sys.argv[1], worker_init_fn=WorkerStart(None)
-        )
+        workers = {"num_workers": 1, "multiprocessing_context": sys.argv[1]}
+        loader = DataLoader(range(8), worker_init_fn=WorkerStart(None), **workers)
         batches = iter(loader)
         next(batches)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise
@@ -47,10 +47,8 @@ def test_a_worker_heeds_the_sigterm_of_its_loaders_process(tmp_path, method):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
 
-    done = subprocess.run(
-        [sys.executable, str(script), method], capture_output=True, text=True, timeout=120, check=False,
-        env={**os.environ, "PYTHONPATH": os.getcwd()},
-    )  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    done = subprocess.run([sys.executable, str(script), method], env=environment, **OPTIONS)
 
     assert done.returncode == 0, done.stderr
 
@@ -65,22 +63,17 @@ DATA_OF_THE_SCRIPT = textwrap.dedent(
     import multiprocessing
     import torch
     from torch.utils.data import DataLoader, Dataset
-    from runnerkit import DistributedDataParallelEngine, SupervisedRunner
+    from tests.tiny import train
 
     class Numbers(Dataset):
         def __len__(self):
             return 8
 
         def __getitem__(self, index):
-            return torch.tensor([float(index)]), torch.tensor([0.0])
+            return torch.full((6,), float(index)), index % 3
 
     if __name__ == "__main__":
-        model = torch.nn.Linear(1, 1)
-        SupervisedRunner().train(
-            model=model, loaders={"train": DataLoader(Numbers(), batch_size=2, num_workers=1)},
-            criterion=torch.nn.MSELoss(), optimizer=torch.optim.SGD(model.parameters(), 0.001),
-            engine=DistributedDataParallelEngine(num_processes=2),
-        )
+        train(loaders={"train": DataLoader(Numbers(), batch_size=2, num_workers=1)}, num_processes=2)
         print(multiprocessing.get_start_method())
     """
 )
@@ -94,10 +87,8 @@ def test_ranks_read_a_data_set_of_the_script_where_a_fork_server_is_the_default(
     script = tmp_path / "script.py"
     script.write_text(DATA_OF_THE_SCRIPT)
 
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False,
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.getcwd()}"},
-    )  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.getcwd()}"}
+    done = subprocess.run([sys.executable, str(script)], env=environment, **OPTIONS)
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("forkserver\n")  # the user's default is unchanged

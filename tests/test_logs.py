@@ -9,42 +9,28 @@ from pathlib import Path
 import pytest
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch import nn
 
 from runnerkit import dl, read_metrics
-from tests.tiny import loader, mlp, quiet, sgd
+from tests.interrupt import at
+from tests.tiny import loader, train
 
 
-def train(logdir, **kwargs):
-    model = mlp()
-    return dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=sgd(model),
-        **{
-            "loaders": {"train": loader(40, 4, shuffle=True), "valid": loader(21, 4)},
-            "callbacks": [dl.AccuracyCallback("logits", "targets", topk=(1, 2))],
-            "num_epochs": 3,
-            "logdir": logdir,
-            "hparams": {"lr": 0.1, "name": "tiny"},
-            "cpu": True,
-            **quiet(),
-            **kwargs,
-        },
-    )
+def train_in(logdir, **options):
+    callbacks = [dl.AccuracyCallback("logits", "targets", topk=(1, 2))]
+    loaders = {"train": loader(40, 4, shuffle=True), "valid": loader(21, 4)}
+    options = {"callbacks": callbacks, "num_epochs": 3, "hparams": {"lr": 0.1, "name": "tiny"}, **options}
+    return train(loaders=loaders, logdir=logdir, **options)
 
 
 def scalars(folder):
-    accumulator = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
-    return {
-        tag: [(event.step, event.value) for event in accumulator.Scalars(tag)] for tag in accumulator.Tags()["scalars"]
-    }
+    found = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+    return {tag: [(event.step, event.value) for event in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
 
 
-@pytest.mark.parametrize("ddp", [False, True])
-def test_csv_tensorboard_and_attributes_agree(tmp_path, ddp):
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_csv_tensorboard_and_attributes_agree(tmp_path, num_processes):
     """CSV, TensorBoard (float32) and the attributes have the same values, each once per epoch."""
-    runner = train(tmp_path, ddp=ddp)
+    runner = train_in(tmp_path, num_processes=num_processes)
 
     for key in ("train", "valid"):
         with (tmp_path / "csv" / f"{key}.csv").open() as file:
@@ -55,10 +41,8 @@ def test_csv_tensorboard_and_attributes_agree(tmp_path, ddp):
             metrics = {name: float(value) for name, value in row.items() if name not in ("stage", "epoch", "step")}
             assert metrics == runner.experiment_metrics[epoch][key]
         for name in metrics:
-            expected = [
-                (epoch, pytest.approx(runner.experiment_metrics[epoch][key][name], rel=1e-6)) for epoch in (1, 2, 3)
-            ]
-            assert series[name] == expected
+            values = [runner.experiment_metrics[epoch][key][name] for epoch in (1, 2, 3)]
+            assert series[name] == [(1 + index, pytest.approx(value, rel=1e-6)) for index, value in enumerate(values)]
         assert set(series) == set(metrics)
 
 
@@ -69,37 +53,20 @@ def test_only_rank_zero_writes(tmp_path):
 
     class CountingLogger(dl.ILogger):
         def setup(self, *, resumed_at=None):
-            import os
-
             (counts / str(os.getpid())).touch()
 
         def log_scalars(self, scalars, *, step, scope):
             pass
 
     logdir = tmp_path / "log"
-    train(
-        logdir,
-        engine=dl.DistributedDataParallelEngine(3, device="cpu"),
-        cpu=False,
-        loggers={"console": None, "count": CountingLogger()},
-        valid_metric="loss",
-    )
+    train_in(logdir, num_processes=3, loggers={"count": CountingLogger()}, valid_metric="loss")
 
     assert len(list(counts.iterdir())) == 1
     assert len(list(logdir.glob("tensorboard/*/events.*"))) == 2
-    files = sorted(
-        str(path.relative_to(logdir)) for path in logdir.rglob("*") if path.is_file() and "events" not in path.name
-    )
-    assert files == [
-        "checkpoints/best.pth",
-        "checkpoints/index.json",
-        "checkpoints/last.pth",
-        *[f"checkpoints/{name}" for name in json_names(logdir)],
-        "csv/train.csv",
-        "csv/valid.csv",
-        "environment.json",
-        "hparams.yml",
-    ]
+    files = {str(path.relative_to(logdir)) for path in logdir.rglob("*") if path.is_file()}
+    checkpoints = {f"checkpoints/{name}" for name in ("best.pth", "index.json", "last.pth", *json_names(logdir))}
+    others = {"csv/train.csv", "csv/valid.csv", "environment.json", "hparams.yml"}
+    assert {each for each in files if "events" not in each} == checkpoints | others
     environment = json.loads((logdir / "environment.json").read_text())
     assert environment["engine"]["num_processes"] == 3 and environment["seed"] == 42
     assert environment["command"] == sys.argv
@@ -115,7 +82,7 @@ def test_without_logdir_nothing_is_written(tmp_path, monkeypatch):
     """A run without logdir creates no folder and no file."""
     monkeypatch.chdir(tmp_path)
 
-    train(None)
+    train_in(None)
 
     assert list(Path.cwd().iterdir()) == []
 
@@ -125,14 +92,11 @@ def test_a_relative_logdir_stays_where_it_was(tmp_path, monkeypatch):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
 
-    class GoElsewhere(dl.Callback):
-        def on_epoch_start(self, runner):
-            os.chdir(elsewhere)
-
+    go_elsewhere = at("on_epoch_start", lambda runner: os.chdir(elsewhere))
     for num_epochs in (2, 3):
         monkeypatch.chdir(tmp_path)
         resume = "log" if num_epochs == 3 else None
-        train("log", callbacks=[GoElsewhere()], num_epochs=num_epochs, profile=True, resume=resume)
+        train_in("log", callbacks=[go_elsewhere], num_epochs=num_epochs, profile=True, resume=resume)
 
     assert list(elsewhere.iterdir()) == []
     assert read_metrics(tmp_path / "log").epoch.unique().tolist() == [1, 2, 3]
@@ -141,33 +105,17 @@ def test_a_relative_logdir_stays_where_it_was(tmp_path, monkeypatch):
     assert (tmp_path / "log" / "trace.json").is_file()
 
 
-def test_read_metrics_gives_the_run_as_one_tidy_frame(tmp_path):
-    """read_metrics returns the columns run, stage, loader, epoch, step, metric and value."""
-    runner = train(tmp_path / "first")
-
-    frame = read_metrics(tmp_path / "first")
-
-    assert list(frame.columns) == ["run", "stage", "loader", "epoch", "step", "metric", "value"]
-    row = frame[(frame.loader == "valid") & (frame.metric == "accuracy02") & (frame.epoch == 2)].iloc[0]
-    assert (row.run, row.stage, row.step) == ("first", "train", 20)
-    assert row.value == runner.experiment_metrics[2]["valid"]["accuracy02"]
-
-
 def test_step_metrics_are_logged_every_so_many_steps(tmp_path):
     """log_every=5 logs batch values at steps 5, 10, ..., in TensorBoard under batch/ and in a separate CSV file."""
     losses = {}
 
-    class Keep(dl.Callback):
-        def on_batch_end(self, runner):
-            if runner.is_train_loader:
-                losses[runner.batch_step] = runner.batch_metrics["loss"].item()
+    def keep(runner):
+        if runner.is_train_loader:
+            losses[runner.batch_step] = runner.batch_metrics["loss"].item()
 
-    loggers = {
-        "console": None,
-        "csv": dl.CSVLogger(tmp_path, log_batch_metrics=True),
-        "tensorboard": dl.TensorboardLogger(tmp_path, log_batch_metrics=True),
-    }
-    train(tmp_path, callbacks=[Keep()], loggers=loggers, log_every=5)
+    kinds = {"csv": dl.CSVLogger, "tensorboard": dl.TensorboardLogger}
+    loggers = {name: kind(tmp_path, log_batch_metrics=True) for name, kind in kinds.items()}
+    train_in(tmp_path, callbacks=[at("on_batch_end", keep)], loggers=loggers, log_every=5)
 
     expected = [(step, losses[step]) for step in range(5, 31, 5)]
     assert scalars(tmp_path / "tensorboard" / "train")["batch/loss"] == expected
@@ -175,11 +123,3 @@ def test_step_metrics_are_logged_every_so_many_steps(tmp_path):
     losses, rates = (frame[frame.metric == name] for name in ("loss", "lr"))
     assert list(zip(losses.step, losses.value, strict=True)) == expected
     assert rates.step.tolist() == [step for step, _ in expected] and len(losses) + len(rates) == len(frame)
-
-
-def test_mid_epoch_validation_is_logged_with_its_step(tmp_path):
-    """Each evaluation within an epoch adds a row with its step."""
-    train(tmp_path, valid_every_steps=4, num_epochs=1)
-
-    with (tmp_path / "csv" / "valid.csv").open() as file:
-        assert [row["step"] for row in csv.DictReader(file)] == ["4", "8", "10"]
