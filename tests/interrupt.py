@@ -1,6 +1,11 @@
-"""A callback that interrupts a run within training."""
+"""Callbacks that act at one point of a run."""
 
 from runnerkit import dl
+
+
+def at(event, call, **options):
+    """Return a callback that calls `call(runner)` in `event`."""
+    return type("At", (dl.Callback,), {event: lambda self, runner: call(runner)})(**options)
 
 
 class Interrupt(dl.Callback):
