@@ -19,7 +19,6 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     DistributedSampler,
-    IterableDataset,
     RandomSampler,
     SequentialSampler,
     TensorDataset,
@@ -30,6 +29,7 @@ from runnerkit.data import BatchLimitLoaderWrapper, TensorLoader
 from runnerkit.passes.prediction import Prediction, in_order, predict
 from tests.fake_apex.use import stand_in
 from tests.ranks import Ranks
+from tests.shares import Stream
 from tests.tiny import classification, loader, mlp, train, weights
 
 LENGTHS = (0, 1, 7, 64, 65)
@@ -75,7 +75,7 @@ def assert_equal(found, expected):
 def test_each_sample_is_predicted_once_and_in_order(num_samples, batch_size, num_ranks, drop_last, own_batches):
     """Every rank gets each sample once, in order, for any length, batch size, number of ranks and drop_last."""
     data = numbered(num_samples).dataset
-    batches = _Own(BatchSampler(range(num_samples), batch_size, drop_last=False))
+    batches = list(BatchSampler(range(num_samples), batch_size, drop_last=False))
     how = {"batch_sampler": batches} if own_batches else {"batch_size": batch_size, "drop_last": drop_last}
     model, ranks = mlp(), Ranks(num_ranks)
 
@@ -91,17 +91,6 @@ def test_each_sample_is_predicted_once_and_in_order(num_samples, batch_size, num
         assert numbers == list(range(num_samples))
         assert names == [f"sample {number}" for number in range(num_samples)]
         torch.testing.assert_close(logits, model(data.tensors[1]).detach(), rtol=1e-5, atol=1e-6)
-
-
-class _Own:
-    def __init__(self, batches):
-        self.batches = batches
-
-    def __iter__(self):
-        return iter(self.batches)
-
-    def __len__(self):
-        return len(self.batches)
 
 
 class Means(dl.SupervisedRunner):
@@ -127,7 +116,7 @@ def test_a_mean_as_long_as_its_batch_has_parts_is_no_rows(tmp_path):
             next(predict(Means(mlp(), engine), prediction))
 
     ranks.call(*(partial(job, engine) for engine in ranks.engines))
-    for whole in (pairs(batch_size=4), pairs(batch_sampler=_Own(BatchSampler(range(11), 4, drop_last=False)))):
+    for whole in (pairs(batch_size=4), pairs(batch_sampler=list(BatchSampler(range(11), 4, drop_last=False)))):
         with pytest.raises(ValueError, match=r"its shape is \(2,\), the batch has 4 samples"):
             Means(mlp()).predict_to(tmp_path / "means.csv", loader=whole, cpu=True)
     assert list(tmp_path.iterdir()) == []
@@ -135,11 +124,6 @@ def test_a_mean_as_long_as_its_batch_has_parts_is_no_rows(tmp_path):
 
 class Batches(BatchSampler):
     pass
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(pairs().dataset)
 
 
 IN_ORDER = SequentialSampler(range(11))
@@ -153,7 +137,7 @@ SHUFFLED = pairs(batch_size=3, shuffle=True)
     ("whole", "num_rows", "is_shuffled"),
     [
         (pairs(batch_size=3, drop_last=True), 11, False),
-        (DataLoader(Stream(), batch_size=3, drop_last=True), 11, False),
+        (DataLoader(Stream(pairs().dataset), batch_size=3, drop_last=True), 11, False),
         (TensorLoader(*pairs().dataset.tensors, batch_size=3, drop_last=True), 11, False),
         (BatchLimitLoaderWrapper(pairs(batch_size=3, drop_last=True), 9), 11, False),
         (pairs(batch_sampler=Batches(IN_ORDER, 3, drop_last=False)), 11, False),

@@ -27,22 +27,14 @@ def change(model):
         model[1].running_mean += 0.25
 
 
-class Changing:
-    def __init__(self, event, **kwargs):
-        super().__init__(**kwargs)
-        if event is not None:
-            setattr(self, event, self.act)
-
-    def act(self, runner):
-        change(runner.engine.unwrap(runner._stage.training_model))
+def act(runner):
+    change(runner.engine.unwrap(runner._stage.training_model))
 
 
-class ChangingCallback(Changing, dl.Callback):
-    pass
-
-
-class ChangingRunner(Changing, dl.SupervisedRunner):
-    pass
+def changing_runner():
+    runner = dl.SupervisedRunner()
+    runner.on_epoch_end = act
+    return runner
 
 
 class Adapting(dl.SupervisedRunner):
@@ -83,19 +75,19 @@ def scores(folder, *, rel=0):
 
 def cases():
     free = {"optimizer": lambda model: ScheduleFreeSGD(model.parameters())}
-    wrapped = dl.ControlFlowCallbackWrapper(ChangingCallback("on_epoch_end"), epochs=[1])
+    wrapped = dl.ControlFlowCallbackWrapper(at("on_epoch_end", act), epochs=[1])
 
     def changing(event, *others, **options):
-        return {"callbacks": lambda: [*others, ChangingCallback(event, **options)]}
+        return {"callbacks": lambda: [*others, at(event, act, **options)]}
 
     return {
         **{event: changing(event) for event in AFTER},
-        "the runner": {"runner": lambda: ChangingRunner("on_epoch_end")},
+        "the runner": {"runner": changing_runner},
         "first": changing("on_loader_end", order=dl.CallbackOrder.Internal),
         "wrapped": {"callbacks": lambda: [wrapped]},
         "training follows": {"keys": ("valid", "train")},
         "a later loader": {"runner": Adapting, "keys": ("train", "valid", "test")},
-        "averages": {"callbacks": lambda: [dl.EMACallback(0.5), ChangingCallback("on_validation_end")]},
+        "averages": {"callbacks": lambda: [dl.EMACallback(0.5), at("on_validation_end", act)]},
         "schedule-free": {**free, **changing("on_validation_end")},
     }
 
@@ -130,7 +122,7 @@ def test_plain_weights_are_those_that_were_scored(tmp_path, monkeypatch):
     """A file of mode "model" holds one set of weights: the scored ones, if it has a score."""
     monkeypatch.setattr(CheckpointFolder, "keep", lambda *_: None)
 
-    trained(tmp_path, callbacks=[ChangingCallback("on_epoch_end")], mode="model")
+    trained(tmp_path, callbacks=[at("on_epoch_end", act)], mode="model")
 
     without = {path.name for path, score in scores(tmp_path).items() if score is None}
     assert without == {"model.0001.00000003.pth", "model.0002.00000009.pth"}

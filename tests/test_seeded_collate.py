@@ -5,12 +5,13 @@ import random
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from runnerkit import dl
 from runnerkit.sampling import seeded_dataset
 from runnerkit.sampling.sharding import batches_of, shard_loader, share_of, start_epoch
 from tests.interrupt import Interrupt
+from tests.shares import Stream
 from tests.tiny import classification, mlp, train, weights
 
 
@@ -34,11 +35,6 @@ class Rows(Own):
         return np.asarray(indices)
 
 
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(range(22))
-
-
 BATCHES = [[first, first + 1] for first in range(0, 22, 2)]
 LOADERS = {
     "tensors": lambda **kwargs: DataLoader(TensorDataset(torch.arange(22)), 4, shuffle=True, **kwargs),
@@ -46,8 +42,8 @@ LOADERS = {
     "rows": lambda **kwargs: DataLoader(Rows(), 4, **kwargs),
     "batch sampler": lambda **kwargs: DataLoader(range(22), batch_sampler=BATCHES, **kwargs),
     "single": lambda **kwargs: DataLoader(range(8), batch_size=None, **kwargs),
-    "stream": lambda **kwargs: DataLoader(Stream(), 4, **kwargs),
-    "single of a stream": lambda **kwargs: DataLoader(Stream(), batch_size=None, **kwargs),
+    "stream": lambda **kwargs: DataLoader(Stream(range(22)), 4, **kwargs),
+    "single of a stream": lambda **kwargs: DataLoader(Stream(range(22)), batch_size=None, **kwargs),
 }
 
 
@@ -100,11 +96,6 @@ def test_the_default_collate_fn_costs_no_seeding(collate_fn, monkeypatch):
     assert len(list(batches_of(share))) == 2
 
 
-class Samples(IterableDataset):
-    def __iter__(self):
-        return iter(classification(24))
-
-
 def with_noise(samples):
     features, targets = default_collate(samples)
     noise = torch.randn_like(features) + random.random() + np.random.rand()
@@ -118,7 +109,7 @@ def fit(logdir, data, num_workers, *callbacks, **options):
     return train(mlp(dropout=0.3), loaders={"train": batches}, callbacks=[save, *callbacks], **options)
 
 
-@pytest.mark.parametrize("data", [classification(24), Samples()], ids=["tensors", "stream"])
+@pytest.mark.parametrize("data", [classification(24), Stream(classification(24))], ids=["tensors", "stream"])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_run_resumed_within_an_epoch_equals_the_uninterrupted_one(tmp_path, data, num_workers):
     """With noise from `collate_fn`, a resumed run equals an uninterrupted one bit for bit, with and without workers."""

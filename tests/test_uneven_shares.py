@@ -4,19 +4,15 @@ import logging
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from runnerkit import dl
 from tests.engines.together import together
 from tests.interrupt import Interrupt
+from tests.shares import Stream
 from tests.tiny import classification, loader, train
 
 THREE = [[0, 1], [2, 3], [4, 5]]
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(classification(5))
 
 
 def fit(loaders, *callbacks, num_processes=2, **options):
@@ -46,7 +42,7 @@ def evaluate_what_is_dropped():
     handler.emit = lambda record: told.append(record.getMessage())
     fit({"train": loader(8, 4), "valid": loader(21, 4, drop_last=True), "all": loader(21, 4)})
     few = words_of(ValueError, {"train": loader(8, 4), "valid": loader(7, 4, drop_last=True)})
-    stream = DataLoader(Stream(), batch_size=4, drop_last=True)
+    stream = DataLoader(Stream(classification(5)), batch_size=4, drop_last=True)
     nothing = words_of(ValueError, {"train": loader(8, 4), "valid": stream})
     return told, few, nothing
 

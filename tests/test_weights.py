@@ -183,26 +183,27 @@ def test_an_own_backward_pass_is_weighted_too():
     assert num_samples == 17
 
 
-class Sometimes(dl.SupervisedRunner):
-    """Sets a weight in every other batch."""
+def weighing(weigh):
+    """Return a runner that weighs each batch by `weigh(runner)`, or leaves it alone for None."""
 
-    def handle_batch(self, batch):
-        super().handle_batch(batch)
-        if self.batch_step % 2:
-            self.batch_weight = 3
+    class Weighing(dl.SupervisedRunner):
+        def handle_batch(self, batch):
+            super().handle_batch(batch)
+            weight = weigh(self)
+            if weight is not None:
+                self.batch_weight = weight
 
-
-class WithGraph(dl.SupervisedRunner):
-    """The weight depends on the model's parameters, through which no gradient flows."""
-
-    def handle_batch(self, batch):
-        super().handle_batch(batch)
-        self.batch_weight = self.batch["logits"].square().sum() * 0 + len(batch["targets"])
+    return Weighing()
 
 
-@pytest.mark.parametrize("case", [(Stream(), dl.SupervisedRunner), (data(), WithGraph)], ids=["stream", "own weights"])
+def with_graph(runner):
+    """Depend on the model's parameters, through which no gradient flows."""
+    return runner.batch["logits"].square().sum() * 0 + len(runner.batch["targets"])
+
+
+@pytest.mark.parametrize("case", [(Stream(), None), (data(), weighing(with_graph))], ids=["stream", "own weights"])
 def test_a_short_batch_is_weighted_in_one_process(case):
-    found, _, _ = fit(DataLoader(case[0], batch_size=4), num_processes=1, runner=case[1](), accumulation_steps=2)
+    found, _, _ = fit(DataLoader(case[0], batch_size=4), num_processes=1, runner=case[1], accumulation_steps=2)
 
     torch.testing.assert_close(found, by_hand(steps(8))[0], **EXACT)
 
@@ -233,8 +234,9 @@ def test_all_losses_of_an_optimizer_are_weighted(stepped):
 
 @pytest.mark.parametrize("num_processes", [1, 2])
 def test_a_weight_in_some_batches_of_a_step_is_refused(num_processes):
+    runner = weighing(lambda runner: 3 if runner.batch_step % 2 else None)
     loaders = DataLoader(data(), batch_size=2)
-    job = partial(fit, loaders, num_processes=num_processes, runner=Sometimes(), accumulation_steps=2)
+    job = partial(fit, loaders, num_processes=num_processes, runner=runner, accumulation_steps=2)
 
     with pytest.raises(ValueError, match=r"batch_weight was set in 1 of the 2 batches of a step: set it in every"):
         job() if num_processes == 1 else together(job)
@@ -247,25 +249,28 @@ class Tokens(dl.SupervisedRunner):
 
     def handle_batch(self, batch):
         super().handle_batch(batch)
-        num_tokens = batch["targets"].sum() + 1
-        self.batch_weight = int(num_tokens) if self.kind == "number" else num_tokens
+        number = num_tokens(batch["targets"])
+        self.batch_weight = int(number) if self.kind == "number" else number
         self.batch_metrics["loss"] = self.criterion(self.batch["logits"], batch["targets"])
 
 
-def tokens_by_hand(parts):
+def num_tokens(targets):
+    return targets.sum() + 1
+
+
+def tokens_by_hand(parts, *, weigh=num_tokens, clip=None):
     """Take a step for each list of batches in a hand-written loop; return the weights and the weighted mean loss."""
     model = mlp().double()
     optimizer, total, sum_of_weights = sgd(model), 0.0, 0.0
     for batches in parts:
         optimizer.zero_grad()
-        step, step_weights = 0.0, 0.0
-        for features, targets in batches:
-            weight = targets.sum() + 1
-            loss = nn.functional.cross_entropy(model(features), targets)
-            step, step_weights = step + weight * loss, step_weights + weight
-        (step / step_weights).backward()
+        losses = [weigh(targets) * nn.functional.cross_entropy(model(x), targets) for x, targets in batches]
+        step_weights = sum(weigh(targets) for _, targets in batches)
+        (sum(losses) / step_weights).backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
-        total, sum_of_weights = total + step.item(), sum_of_weights + step_weights.item()
+        total, sum_of_weights = total + sum(losses).item(), sum_of_weights + float(step_weights)
     return weights(model), total / sum_of_weights
 
 
@@ -331,31 +336,16 @@ def train_clipped():
 def test_clipping_in_the_backward_pass_sees_the_weighted_mean():
     found = together(train_clipped)
 
-    model = mlp().double()
-    optimizer = sgd(model)
-    for features, targets in steps(8):
-        halves = [(features[rank::2], targets[rank::2]) for rank in range(2)]
-        sizes = [each[1].sum() + 1 for each in halves]
-        optimizer.zero_grad()
-        losses = [nn.functional.cross_entropy(model(each), own) for each, own in halves]
-        (sum(loss * size for loss, size in zip(losses, sizes, strict=True)) / sum(sizes)).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 0.05)
-        optimizer.step()
-    torch.testing.assert_close(found, weights(model), **EXACT)
-
-
-class Empty(dl.SupervisedRunner):
-    """A batch without any weight: its gradients are zero, and the weights stay finite."""
-
-    def handle_batch(self, batch):
-        super().handle_batch(batch)
-        self.batch_weight = torch.tensor(0 if self.batch_step == 2 else 1)
+    halves = [[(features[rank::2], targets[rank::2]) for rank in range(2)] for features, targets in steps(8)]
+    expected, _ = tokens_by_hand(halves, clip=0.05)
+    torch.testing.assert_close(found, expected, **EXACT)
 
 
 def test_a_step_that_weighs_nothing_changes_nothing():
-    model = mlp().double()
+    """Its gradients are zero, and the weights stay finite."""
+    model, runner = mlp().double(), weighing(lambda runner: torch.tensor(0 if runner.batch_step == 2 else 1))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    found, _, _ = together(lambda: fit(DataLoader(data(16), 4), runner=Empty(), model=model, optimizer=optimizer))
+    found, _, _ = together(lambda: fit(DataLoader(data(16), 4), runner=runner, model=model, optimizer=optimizer))
 
     reference = mlp().double()
     train_by_hand(reference, torch.optim.SGD(reference.parameters(), 0.1), [data(16)[:8]])
@@ -432,13 +422,8 @@ WRONG_WEIGHTS = {
 def test_a_wrong_weight_is_named(name):
     weight, error, message = WRONG_WEIGHTS[name]
 
-    class Weighted(dl.SupervisedRunner):
-        def handle_batch(self, batch):
-            super().handle_batch(batch)
-            self.batch_weight = weight
-
     with pytest.raises(error, match=message):
-        train(runner=Weighted(), accumulation_steps=2)
+        train(runner=weighing(lambda _: weight), accumulation_steps=2)
 
 
 def without_threes(samples):
@@ -447,35 +432,26 @@ def without_threes(samples):
     return torch.stack([x for x, _ in kept]), torch.stack([y for _, y in kept])
 
 
-class Weighted(dl.SupervisedRunner):
-    def handle_batch(self, batch):
-        super().handle_batch(batch)
-        self.batch_weight = self.batch_size
+def by_size(runner):
+    return runner.batch_size
 
 
-def train_without_threes(num_processes, kind):
+def train_without_threes(num_processes, weigh=None):
     model, (features, targets) = mlp().double(), classification(24).tensors
     batches = DataLoader(TensorDataset(features.double(), targets), 4, collate_fn=without_threes)
-    return fit(batches, num_processes=num_processes, model=model, runner=kind(), accumulation_steps=2 // num_processes)[
-        0
-    ]
+    options = {"num_processes": num_processes, "accumulation_steps": 2 // num_processes}
+    return fit(batches, model=model, runner=weigh and weighing(weigh), **options)[0]
 
 
-@pytest.mark.parametrize("kind", [dl.SupervisedRunner, Weighted])
-def test_accumulated_batches_weigh_what_a_collate_fn_left_of_them(kind):
+@pytest.mark.parametrize("weigh", [None, by_size])
+def test_accumulated_batches_weigh_what_a_collate_fn_left_of_them(weigh):
     """As the logged mean does."""
-    found = train_without_threes(1, kind)
+    found = train_without_threes(1, weigh)
 
-    model = mlp().double()
-    optimizer, data = sgd(model), classification(24)
-    samples = [(x.double(), y) for x, y in zip(*data.tensors, strict=True)]
-    for start in (0, 8, 16):
-        parts = [without_threes(samples[begin : begin + 4]) for begin in (start, start + 4)]
-        optimizer.zero_grad()
-        losses = [nn.functional.cross_entropy(model(x), y, reduction="sum") for x, y in parts]
-        (sum(losses) / sum(len(y) for _, y in parts)).backward()
-        optimizer.step()
-    torch.testing.assert_close(found, weights(model), rtol=0, atol=1e-12)
+    samples = [(x.double(), y) for x, y in zip(*classification(24).tensors, strict=True)]
+    batches = [without_threes(samples[begin : begin + 4]) for begin in range(0, 24, 4)]
+    expected, _ = tokens_by_hand([batches[:2], batches[2:4], batches[4:]], weigh=len)
+    torch.testing.assert_close(found, expected, **EXACT)
 
 
 def on_two_processes():
@@ -483,9 +459,9 @@ def on_two_processes():
     heard, handler = [], logging.Handler()
     handler.emit = lambda record: heard.append(record.getMessage())
     logging.getLogger("runnerkit.steps.odd_batches").addHandler(handler)
-    train_without_threes(2, dl.SupervisedRunner)
+    train_without_threes(2)
     warned = list(heard)
-    train_without_threes(2, Weighted)
+    train_without_threes(2, by_size)
     model = mlp()
     optimizer = sgd(model)
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5, threshold=0.5)
@@ -525,18 +501,11 @@ def test_weights_of_any_dtype_are_summed_in_float64(dtype):
 
 def test_an_epoch_that_weighs_nothing_ends_like_any_other():
     """The mean of its loss is not a number, but nothing diverged."""
-
-    class Weightless(dl.SupervisedRunner):
-        def handle_batch(self, batch):
-            super().handle_batch(batch)
-            self.batch_weight = 0
-
     model = mlp()
-    before = weights(model)
-    runner = train(model, runner=Weightless(), accumulation_steps=2)
+    runner = train(model, runner=weighing(lambda _: 0), accumulation_steps=2)
 
     assert np.isnan(runner.epoch_metrics["train"]["loss"])
-    assert torch.equal(weights(model), before)
+    assert torch.equal(weights(model), weights(mlp()))
 
 
 @pytest.mark.parametrize("knob", [{"gradient_clip": 1.0}, {"accumulation_steps": 2}])
