@@ -13,7 +13,6 @@ from matplotlib.image import imread
 
 from runnerkit import read_metrics
 from runnerkit.commands.cli import main
-from runnerkit.commands.metrics_text import metrics_text
 from runnerkit.history.best_values import compare_runs
 from tests.runs import judge_run, log_run
 
@@ -107,13 +106,6 @@ def test_csv_has_all_digits(logs, command):
     expected = compare_runs(logs, metric="loss", loader="train")
     assert list(compared) == list(expected)
     assert compared["best"].tolist() == expected["best"].tolist() == [1 / 3, 1 / 3]
-
-
-def test_only_what_is_asked_for_is_shown(logs):
-    """`metric` and `loader` select what is shown of a run."""
-    text = metrics_text(logs / "first", metric="accuracy", loader="valid")
-
-    assert "loss" not in text and "train  " in text.splitlines()[3] and "accuracy" in text
 
 
 def test_plot_draws_several_runs_where_it_is_told(logs, command, tmp_path, monkeypatch):
