@@ -15,14 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    DistributedSampler,
-    RandomSampler,
-    SequentialSampler,
-    TensorDataset,
-)
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, TensorDataset
 
 from runnerkit import dl
 from runnerkit.data import BatchLimitLoaderWrapper, TensorLoader
@@ -126,7 +119,7 @@ class Batches(BatchSampler):
     pass
 
 
-IN_ORDER = SequentialSampler(range(11))
+IN_ORDER = torch.utils.data.SequentialSampler(range(11))
 ONE_OF_ONE = DistributedSampler(range(11), 1, 0, shuffle=False)
 
 

@@ -5,15 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    DistributedSampler,
-    RandomSampler,
-    SequentialSampler,
-    TensorDataset,
-    WeightedRandomSampler,
-)
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, TensorDataset
 
 from runnerkit import dl
 from runnerkit.sampling.sharding import batches_of, count_batches, shard_loader, share_of, start_epoch
@@ -154,7 +146,7 @@ def test_a_sampler_with_its_own_generator_is_alike_on_all_ranks():
 
 def test_a_weighted_sampler_is_shared_not_replaced():
     """The draws of a weighted sampler are split between ranks, which never see samples of weight zero."""
-    sampler = WeightedRandomSampler([1.0] * 10 + [0.0] * 90, 40)
+    sampler = torch.utils.data.WeightedRandomSampler([1.0] * 10 + [0.0] * 90, 40)
     loader = DataLoader(indices(100), batch_size=4, sampler=sampler)
 
     found = flat(shards(loader, 2))
@@ -173,7 +165,7 @@ def test_a_batch_sampler_of_the_users_own_is_shared_by_whole_batches():
         def __len__(self):
             return 5
 
-    loader = DataLoader(indices(10), batch_sampler=Pairs(SequentialSampler(range(10)), 2, False))
+    loader = DataLoader(indices(10), batch_sampler=Pairs(range(10), 2, False))
 
     assert shards(loader, 2) == [[[0, 1], [4, 5], [8, 9]], [[2, 3], [6, 7]]]
     assert shards(loader, 2, training=True) == [[[0, 1], [4, 5], [8, 9]], [[2, 3], [6, 7]]]

@@ -1,20 +1,12 @@
 """Tests that ``set_epoch`` is called on every nested part of a loader that has it."""
 
 import pytest
-from torch.utils.data import (
-    BatchSampler,
-    ConcatDataset,
-    DataLoader,
-    DistributedSampler,
-    IterableDataset,
-    SequentialSampler,
-    StackDataset,
-    Subset,
-)
+from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, DistributedSampler, StackDataset, Subset
 
 from runnerkit import dl
 from runnerkit.data import BatchLimitLoaderWrapper
 from runnerkit.sampling.sharding import batches_of, shard_loader, start_epoch
+from tests.shares import Stream
 
 
 class Told:
@@ -93,12 +85,7 @@ def test_data_sets_in_a_concatenation_or_a_stack_are_told():
     assert [each.epochs for each in (first, second, third, fourth)] == [[1]] * 4
 
 
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(range(4))
-
-
-@pytest.mark.parametrize("data", [range(4), Stream()], ids=["indexed", "stream"])
+@pytest.mark.parametrize("data", [range(4), Stream(range(4))], ids=["indexed", "stream"])
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_collate_fn_is_told(data, num_workers):
     """set_epoch is called on collate_fn, also in persistent workers."""
@@ -147,4 +134,4 @@ def test_a_sharded_sampler_in_a_loader_of_the_users_own_tells_its_sampler():
     start_epoch(ToldLoader(share), 3)
 
     assert sampler.epochs == [3] and share.epoch == 3
-    assert list(share) == [[index] for index in SequentialSampler(range(8))]
+    assert list(share) == [[index] for index in range(8)]
