@@ -1,9 +1,21 @@
-"""Batches of a process's share in which it has samples."""
+"""Streams, and batches of a process's share in which it has samples."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+from torch.utils.data import IterableDataset
+
 from runnerkit.sampling.sharding import batches_of, count_batches, share_of
+
+
+class Stream(IterableDataset[Any]):
+    """A stream of what it is given."""
+
+    def __init__(self, samples: Iterable[Any]) -> None:
+        self.samples = samples
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.samples)
 
 
 def counted(shard: Any) -> Iterator[Any]:

@@ -13,7 +13,7 @@ from runnerkit import dl
 from runnerkit.loop import run_result
 from runnerkit.resume.state_broadcast import broadcast_state
 from runnerkit.support import pickling
-from tests.tiny import classification, loader, mlp, quiet, sgd
+from tests.tiny import classification, mlp, train
 
 SHAPE = (16, 6)  # of the first layer's weight
 
@@ -37,31 +37,22 @@ class CountTensors(dl.Callback):
 def test_a_resumed_run_holds_weights_and_momentum_once(tmp_path, options):
     """A resumed run holds as many tensors as an uninterrupted run in its second epoch."""
 
-    def train(logdir, num_epochs):
+    def fit(logdir, num_epochs):
         model, count = mlp(), CountTensors()
-        dl.SupervisedRunner().train(
-            model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), loaders={"train": loader(16, 4)},
-            callbacks=[count], logdir=logdir, resume="auto", num_epochs=num_epochs, **options, **quiet(),
-        )  # fmt: skip
+        train(model, callbacks=[count], logdir=logdir, resume="auto", num_epochs=num_epochs, **options)
         return count.counts
 
-    expected = train(tmp_path / "whole", 2)[1]
-    train(tmp_path / "log", 1)
-    [counts] = train(tmp_path / "log", 2)
+    expected = fit(tmp_path / "whole", 2)[1]
+    fit(tmp_path / "log", 1)
+    [counts] = fit(tmp_path / "log", 2)
     assert all(count <= most for count, most in zip(counts, expected, strict=True))
 
 
 def test_a_state_is_broadcast_in_parts_and_arrives_as_it_was():
     """No message is much larger than a part or one tensor; views are sent without their base, shared tensors once."""
     whole = torch.arange(100_000.0)
-    state = {
-        "a": whole[:10],
-        "b": whole,
-        "again": whole,
-        "few": [torch.zeros(1000)] * 2,
-        "lr": 0.1,
-        "empty": torch.empty(0),
-    }
+    state = {"a": whole[:10], "b": whole, "again": whole, "lr": 0.1, "empty": torch.empty(0)}
+    state["few"] = [torch.zeros(1000)] * 2
     sent = []
     zero = SimpleNamespace(
         num_processes=2, is_main_process=True, broadcast_object=lambda v: sent.append(pickle.dumps(v)) or v
@@ -80,8 +71,6 @@ def test_a_state_is_broadcast_in_parts_and_arrives_as_it_was():
 
 
 class Pickled:
-    """Object that counts how often it is pickled."""
-
     count = 0
 
     def __getstate__(self):
@@ -90,7 +79,7 @@ class Pickled:
 
 
 class Data(Pickled, Dataset):
-    """Data set that counts how often it is pickled."""
+    pass
 
 
 def test_what_comes_back_is_pickled_once_and_data_that_was_there_before_is_not():

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 import runnerkit
 from runnerkit import dl
 from runnerkit.metrics.means import LoaderMeans
-from tests.tiny import loader, mlp, quiet, sgd
+from tests.interrupt import at
+from tests.tiny import loader, train
 
 IMAGINARY = {
     "tensor": torch.tensor(1 + 2j),
@@ -20,8 +20,6 @@ IMAGINARY = {
 
 
 class Logs(dl.SupervisedRunner):
-    """A runner that logs metrics of its own."""
-
     def __init__(self, **metrics):
         super().__init__()
         self.metrics = metrics
@@ -31,11 +29,8 @@ class Logs(dl.SupervisedRunner):
         self.batch_metrics.update(self.metrics)
 
 
-def train(runner, **options):
-    model = mlp()
-    options = {"loaders": {"train": loader(12, 4), "valid": loader(8, 4)}, "callbacks": [], **options}
-    runner.train(model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), cpu=True, **options)
-    return runner
+def fit(runner, **options):
+    return train(runner=runner, **{"loaders": {"train": loader(12, 4), "valid": loader(8, 4)}, **options})
 
 
 @pytest.mark.parametrize("value", IMAGINARY.values(), ids=IMAGINARY)
@@ -51,43 +46,30 @@ def test_a_complex_metric_is_refused_by_name(value, place):
 
 @pytest.mark.parametrize("value", IMAGINARY.values(), ids=IMAGINARY)
 def test_so_is_one_of_a_loader(value):
-    class Spectrum(dl.Callback):
-        def on_loader_end(self, runner):
-            runner.loader_metrics["z"] = value
+    spectrum = at("on_loader_end", lambda runner: runner.loader_metrics.update(z=value), order=100)
 
     with pytest.raises(TypeError, match="metric 'z' is complex"):
-        train(Logs(), callbacks=[Spectrum(order=100)], **quiet())
+        train(callbacks=[spectrum])
 
 
 @pytest.mark.parametrize("lr_scale", [None, "linear"])
 def test_a_metric_named_as_the_learning_rate_is_kept(tmp_path, lr_scale):
     """Those of steps too; what runnerkit logs beside it stays."""
-    runner = train(
-        Logs(lr=7.0, momentum=8.0), logdir=tmp_path, log_every=1, lr_scale=lr_scale, loggers={"console": None}
-    )
+    loggers = {"csv": dl.CSVLogger(tmp_path, log_batch_metrics=True)}
+    runner = fit(Logs(lr=7.0, momentum=8.0), log_every=1, lr_scale=lr_scale, loggers=loggers)
 
     metrics = runner.epoch_metrics["train"]
     assert (metrics["lr"], metrics["momentum"]) == (7, 8)
-    steps = runnerkit.read_metrics(tmp_path, scope="loader")
-    assert set(steps[steps["metric"] == "lr"]["value"]) == {7}
-
-
-def test_a_metric_of_steps_named_so_is_kept(tmp_path):
-    train(
-        Logs(lr=7.0),
-        log_every=1,
-        loggers={"console": None, "csv": dl.CSVLogger(tmp_path, log_batch_metrics=True)},
-    )
-
-    steps = runnerkit.read_metrics(tmp_path, scope="batch")
-    assert list(steps[steps["metric"] == "lr"]["value"]) == [7] * 3
+    for scope, number in (("loader", 2), ("batch", 3)):
+        table = runnerkit.read_metrics(tmp_path, scope=scope)
+        assert list(table[table["metric"] == "lr"]["value"]) == [7] * number
 
 
 @pytest.mark.parametrize("key", ["valid.batch", "valid/easy.batch"])
 def test_a_loader_whose_table_would_be_that_of_steps_is_refused(key):
     """read_metrics would take valid.batch.csv for the steps of the loader "valid"."""
     with pytest.raises(ValueError, match=r"table of training steps; give it another key, such as 'valid.*_batch'"):
-        train(Logs(), loaders={"train": loader(12, 4), key: loader(8, 4)}, **quiet())
+        fit(Logs(), loaders={"train": loader(12, 4), key: loader(8, 4)})
 
 
 def test_so_is_a_table(tmp_path):

@@ -8,12 +8,11 @@ import torch
 from torch import nn
 
 from runnerkit import dl
-from tests.tiny import NUM_CLASSES, NUM_FEATURES, loader, quiet, weights
+from tests.interrupt import at
+from tests.tiny import NUM_CLASSES, NUM_FEATURES, loader, train, weights
 
 
 class Net(nn.Module):
-    """An encoder with batch norm and dropout, and a head."""
-
     def __init__(self):
         super().__init__()
         self.encoder = nn.Sequential(nn.Linear(NUM_FEATURES, 8), nn.BatchNorm1d(8), nn.Dropout(0.5))
@@ -37,13 +36,10 @@ def rates(model):
     return torch.optim.SGD([each for each in model.parameters() if each.requires_grad], lr=0.1)
 
 
-def fit(model, *callbacks, **options):
-    runner = dl.SupervisedRunner()
-    runner.train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=rates(model), callbacks=list(callbacks),
-        loaders={"train": loader(24, 4), "valid": loader(8, 4, seed=1)}, num_epochs=2,
-        **{"engine": dl.CPUEngine(), **options}, **quiet(),
-    )  # fmt: skip
+def fit(model, *callbacks, optimizer=None, **options):
+    loaders = {"train": loader(24, 4), "valid": loader(8, 4, seed=1)}
+    options = {"optimizer": optimizer or rates(model), "num_epochs": 2, **options}
+    train(model, callbacks=list(callbacks), loaders=loaders, **options)
     return model
 
 
@@ -51,27 +47,23 @@ def by_hand(model):
     """Train as `fit` does: the encoder is evaluated throughout."""
     optimizer, model = rates(model), model.train()
     model.encoder.eval()
-    for _ in range(2):
-        for features, targets in loader(24, 4):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(features), targets).backward()
-            optimizer.step()
+    for features, targets in [*loader(24, 4)] * 2:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(features), targets).backward()
+        optimizer.step()
     return model
 
 
-class Evaluates(dl.Callback):
-    """Puts the encoder into evaluation mode in one event, once or each time."""
+def evaluates(event, *, once):
+    """Return a callback that puts the encoder into evaluation mode in one event, once or each time."""
+    done = []
 
-    def __init__(self, event, *, once):
-        super().__init__()
+    def evaluate(runner):
+        if not (once and done):
+            done.append(event)
+            runner.engine.unwrap(runner.model).encoder.eval()
 
-        def on_event(runner):
-            if not (once and self.is_done):
-                self.is_done = True
-                runner.engine.unwrap(runner.model).encoder.eval()
-
-        self.is_done = False
-        setattr(self, event, on_event)
+    return at(event, evaluate)
 
 
 ENGINES = [
@@ -110,7 +102,7 @@ def test_a_frozen_part_stays_in_it_in_processes(engine):
 def test_a_mode_that_is_set_within_training_stays(event, once, options):
     """A callback may put a part into evaluation mode: it stays there, also after evaluations."""
     expected = by_hand(net())
-    assert torch.equal(weights(fit(net(), Evaluates(event, once=once), **options)), weights(expected))
+    assert torch.equal(weights(fit(net(), evaluates(event, once=once), **options)), weights(expected))
 
 
 @pytest.mark.parametrize("options", [{}, {"valid_every_steps": 2}], ids=str)
@@ -125,15 +117,10 @@ def test_a_frozen_teacher_stays_in_evaluation_mode(options):
             self.modes = {*self.modes, (self.is_train_loader, self.model["teacher"].training)}
             self.batch = {"logits": self.model["student"](features), "targets": targets}
 
-    models = {"student": net(), "teacher": frozen(net())}
-    before = weights(models["teacher"])
-    runner = Distils()
-    runner.train(
-        model=models, criterion=nn.CrossEntropyLoss(), optimizer=rates(models["student"]), engine=dl.CPUEngine(),
-        loaders={"train": loader(24, 4), "valid": loader(8, 4, seed=1)}, num_epochs=2, **options, **quiet(),
-    )  # fmt: skip
+    models, runner = {"student": net(), "teacher": frozen(net())}, Distils()
+    fit(models, runner=runner, optimizer=rates(models["student"]), **options)
     assert runner.modes == {(True, False), (False, False)}
-    assert torch.equal(weights(models["teacher"]), before)
+    assert torch.equal(weights(models["teacher"]), weights(net()))
     assert models["student"].encoder[1].num_batches_tracked.item() == 12
 
 
@@ -142,40 +129,31 @@ def test_a_model_that_comes_in_evaluation_mode_is_trained():
     model, seen = net().eval(), []
     model.encoder.requires_grad_(False)
 
-    class Modes(dl.Callback):
-        def on_batch_start(self, runner):
-            if runner.is_train_loader:
-                seen.append({each.training for each in runner.model.modules()})
+    def note(runner):
+        if runner.is_train_loader:
+            seen.append({each.training for each in runner.model.modules()})
 
-    fit(model, Modes())
+    fit(model, at("on_batch_start", note))
     assert seen == [{True}] * 12
 
 
 def test_a_model_that_is_evaluated_by_hand_between_epochs_trains_on():
     """A callback that leaves the whole model in evaluation mode does not end the training of its parts."""
-    expected = fit(net())
+    forgets = [at(event, lambda runner: runner.model.eval()) for event in ("on_epoch_end", "on_epoch_start")]
 
-    class Forgets(dl.Callback):
-        def on_epoch_end(self, runner):
-            runner.model.eval()
-
-        def on_epoch_start(self, runner):
-            runner.model.eval()
-
-    assert torch.equal(weights(fit(net(), Forgets())), weights(expected))
+    assert torch.equal(weights(fit(net(), *forgets)), weights(fit(net())))
 
 
 def test_evaluation_leaves_modes_to_those_of_training():
     """Modes that an evaluation loader's events set end with it."""
     expected = fit(net())
 
-    class Samples(dl.Callback):
-        def on_loader_start(self, runner):
-            if runner.is_valid_loader:
-                runner.model.encoder[2].train()
+    def sample(runner):
+        if runner.is_valid_loader:
+            runner.model.encoder[2].train()
 
-    found = fit(net(), Samples(), valid_every_steps=2)
-    assert torch.equal(weights(found)[:8], weights(fit(net(), Samples(), valid_every_steps=2))[:8])
+    found, again = (fit(net(), at("on_loader_start", sample), valid_every_steps=2) for _ in range(2))
+    assert torch.equal(weights(found)[:8], weights(again)[:8])
     assert found.head[1].num_batches_tracked == expected.head[1].num_batches_tracked
 
 
@@ -190,14 +168,13 @@ def test_a_batch_norm_learns_again_once_it_is_unfrozen():
 def test_a_resumed_run_has_the_modes_of_the_interrupted_one(tmp_path, stop):
     """Modes that were set once within training hold after a resume, within an epoch and after an evaluation."""
 
-    class Rests(dl.Callback):
-        """Puts the encoder into evaluation mode at the second step of the run."""
+    def rest(runner):
+        if runner.is_train_loader and runner.batch_step == 2:
+            runner.model.encoder.eval()
 
-        def on_batch_start(self, runner):
-            if runner.is_train_loader and runner.batch_step == 2:
-                runner.model.encoder.eval()
+    def run(**options):
+        return fit(net(), at("on_batch_start", rest), valid_every_steps=2, **options)
 
-    whole = fit(net(), Rests(), valid_every_steps=2)
-    fit(net(), Rests(), logdir=tmp_path, num_steps=stop, valid_every_steps=2)
-    found = fit(net(), Rests(), logdir=tmp_path, resume="auto", valid_every_steps=2)
-    assert torch.equal(weights(found), weights(whole))
+    whole = run()
+    run(logdir=tmp_path, num_steps=stop)
+    assert torch.equal(weights(run(logdir=tmp_path, resume="auto")), weights(whole))

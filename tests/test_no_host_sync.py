@@ -5,7 +5,6 @@ import io
 import statistics
 import traceback
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from runnerkit import dl
 from runnerkit.torchvision_cpu import import_torchvision
-from tests.tiny import NUM_CLASSES, NUM_FEATURES, loader, mlp
+from tests.tiny import NUM_CLASSES, NUM_FEATURES, loader, mlp, sgd, train
 
 import_torchvision()  # torchmetrics imports torchvision, which may need the workaround
 classification = importlib.import_module("torchmetrics.classification")
@@ -30,15 +29,8 @@ STEP_LOG = 2  # reads, of steps 4 and 8; the last is read at the loader's end
 # Calls that synchronize with a GPU, detected here on the CPU, where they do not wait: item(), float(), int(), bool(),
 # `if tensor`, f"{tensor:.3f}" and math.isnan(tensor) reach the first operator, x[mask] an index; the functions read
 # memory directly. Not detected, because the CPU has nothing to do: .to() with a device variable or another tensor.
-OPERATORS = {
-    "aten::_local_scalar_dense",
-    "aten::is_nonzero",
-    "aten::equal",
-    "aten::nonzero",
-    "aten::masked_select",
-    "aten::_unique2",
-    "aten::bincount",
-}
+OPERATORS = {"aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal", "aten::nonzero", "aten::masked_select"}
+OPERATORS |= {"aten::_unique2", "aten::bincount"}
 FUNCTIONS = {"tolist", "numpy", "__array__", "cpu"}
 INDEXING = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
 
@@ -130,8 +122,6 @@ class Arm(dl.Callback):
 
 
 class StepLog(dl.ILogger):
-    """Logger that records the metrics of steps."""
-
     log_batch_metrics = True
 
     def __init__(self):
@@ -204,23 +194,14 @@ def metric_callbacks():
     }
 
 
-def train(*, engine, callbacks, loggers=None, log_every=LOG_EVERY, **options):
-    model = mlp(dropout=0.1, batch_norm=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    log = StepLog()
-    dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=optimizer,
-        scheduler=torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=100),
-        loaders={"train": loader(NUM_STEPS * 8, 8, shuffle=True), "valid": loader(NUM_STEPS * 8, 8)},
-        callbacks=callbacks,
-        engine=engine,
-        loggers={"console": None, "steps": log, **(loggers or {})},
-        log_every=log_every,
-        timeit=True,
-        **options,
-    )
+def fit(*, callbacks, engine=None, loggers=None, log_every=LOG_EVERY, **options):
+    model, log = mlp(dropout=0.1, batch_norm=True), StepLog()
+    optimizer = sgd(model)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=100)
+    loaders = {"train": loader(NUM_STEPS * 8, 8, shuffle=True), "valid": loader(NUM_STEPS * 8, 8)}
+    options = {"loggers": {"steps": log, **(loggers or {})}, "log_every": log_every, "timeit": True, **options}
+    options = {"engine": engine or dl.CPUEngine(), "callbacks": callbacks, "loaders": loaders, **options}
+    train(model, optimizer=optimizer, scheduler=scheduler, **options)
     return log
 
 
@@ -246,7 +227,7 @@ def test_steps_read_from_the_device_once_in_log_every(make_engine, step):
         norm = dl.GradNormCallback(per_parameter=True)
         callbacks = {**metric_callbacks(), **step, "average": dl.EMACallback(), "norm": norm, "arm": Arm(watch)}
         in_steps = LOG_EVERY // 2 if "optimizer" in step else LOG_EVERY
-        log = train(engine=make_engine(), callbacks=callbacks, log_every=in_steps)
+        log = fit(engine=make_engine(), callbacks=callbacks, log_every=in_steps)
 
     assert [step for step, _ in log.steps] == [4, 8, 12]
     assert {"loss", "accuracy01", "multiclass_accuracy", "again", "both"} <= log.steps[0][1].keys()
@@ -269,22 +250,13 @@ def test_neither_logs_nor_checkpoints_nor_a_bar_read_more(tmp_path, monkeypatch)
 
     monkeypatch.setattr("sys.stderr", terminal := Terminal())
     monkeypatch.setattr("runnerkit.callbacks.monitor.progress.REFRESH_S", 1e9)
-    loggers = {
-        "csv": dl.CSVLogger(tmp_path, log_batch_metrics=True),
-        "tensorboard": dl.TensorboardLogger(tmp_path, log_batch_metrics=True),
-    }
+    kinds = {"csv": dl.CSVLogger, "tensorboard": dl.TensorboardLogger}
+    loggers = {name: kind(tmp_path, log_batch_metrics=True) for name, kind in kinds.items()}
 
     with watching() as watch:
         save = dl.CheckpointCallback(tmp_path, "valid", "loss", minimize=True, mode="runner", every_minutes=60)
-        callbacks = {"save": save, "arm": Arm(watch)}
-        train(
-            engine=dl.CPUEngine(),
-            callbacks=callbacks,
-            loggers=loggers,
-            logdir=tmp_path,
-            verbose=True,
-            non_finite="raise",
-        )
+        options = {"loggers": loggers, "logdir": tmp_path, "verbose": True, "non_finite": "raise"}
+        fit(callbacks={"save": save, "arm": Arm(watch)}, **options)
 
     assert watch.count == STEP_LOG, watch.places
     assert "Epoch (valid)" in terminal.getvalue() and (tmp_path / "checkpoints" / "best.pth").exists()
@@ -300,73 +272,37 @@ def test_that_list_is_complete():
     assert exported - here == {dl.IMetricCallback, dl.SklearnModelCallback}
 
 
-@pytest.mark.parametrize(
-    "read",
-    [
-        lambda loss: loss.item(),
-        float,
-        lambda loss: 1 if loss > 5 else 0,
-        lambda loss: f"{loss:.3f}",
-        lambda loss: loss.tolist(),
-        lambda loss: loss.cpu(),
-        lambda loss: loss.numpy(),
-        lambda loss: torch.equal(loss, loss),
-        lambda loss: loss[loss > 5],
-        lambda loss: torch.stack([loss, loss])[torch.tensor([True, False])],
-        lambda loss: torch.zeros(3).index_put_((torch.ones(3, dtype=torch.bool),), torch.ones(3)),
-        lambda loss: loss.to("cpu"),
-        lambda loss: loss.to(device="cpu"),
-        lambda loss: statistics.fmean([loss]),
-    ],
-    ids=[
-        *("item", "float", "if", "format", "tolist", "cpu", "numpy", "equal"),
-        *("mask", "mask of rows", "mask that is written to", "to", "to device", "read by another module"),
-    ],
-)
-def test_a_callback_that_waits_for_the_device_is_found(read):
+READS = {
+    "item": lambda loss: loss.item(),
+    "float": float,
+    "if": lambda loss: 1 if loss > 5 else 0,
+    "format": lambda loss: f"{loss:.3f}",
+    "tolist": lambda loss: loss.tolist(),
+    "cpu": lambda loss: loss.cpu(),
+    "numpy": lambda loss: loss.numpy(),
+    "equal": lambda loss: torch.equal(loss, loss),
+    "mask": lambda loss: loss[loss > 5],
+    "mask of rows": lambda loss: torch.stack([loss, loss])[torch.tensor([True, False])],
+    "mask that is written to": lambda loss: torch.zeros(3).index_put_((torch.ones(3).bool(),), torch.ones(3)),
+    "to": lambda loss: loss.to("cpu"),
+    "to device": lambda loss: loss.to(device="cpu"),
+    "read by another module": lambda loss: statistics.fmean([loss]),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_a_callback_that_waits_for_the_device_is_found(name):
     """Every kind of read is counted in every training step and evaluation batch."""
     with watching() as watch:
-        train(engine=dl.CPUEngine(), callbacks={"planted": Planted(read), "arm": Arm(watch)})
+        fit(callbacks={"planted": Planted(READS[name]), "arm": Arm(watch)})
 
     assert watch.count == STEP_LOG + NUM_READS, watch.places
-
-
-@pytest.mark.parametrize(
-    "step",
-    [
-        lambda loss: torch.stack([loss, loss])[torch.tensor([1, 0])],
-        lambda loss: loss.clone().masked_fill_(loss > 5, 0),
-        lambda loss: torch.zeros(3).index_put_((torch.ones(3, dtype=torch.bool),), torch.tensor(0.0)),
-        lambda loss: torch.where(loss > 5, loss, 0).to(torch.float64),
-        lambda loss: loss.to(loss.device, torch.float64),
-    ],
-    ids=["indices", "masked_fill", "one number written", "where", "own device"],
-)
-def test_what_stays_on_the_device_is_not_held_against_anybody(step):
-    """Operations that stay on the device are not counted."""
-    with watching() as watch:
-        watch.is_armed = True
-        step(torch.tensor(1.0))
-
-    assert watch.places == {}
-
-
-def test_a_place_outside_of_the_repository_is_told():
-    """A read by a library, for example in its thread, is counted by the library's file and function."""
-    watch, names = Watch(), {}
-    watch.is_armed = True
-    exec(compile("def read(note): note()", "/elsewhere/library.py", "exec"), names)
-
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(names["read"], lambda: watch.note()).result()
-
-    assert watch.places == {"library.py:read": 1}
 
 
 def test_float16_costs_one_read_a_step():
     """In float16, torch's gradient scaler reads once per step whether gradients are finite; bf16 needs no scaler."""
     with watching() as watch:
-        train(engine=dl.AMPEngine("cpu", dtype=torch.float16), callbacks={"arm": Arm(watch)})
+        fit(engine=dl.AMPEngine("cpu", dtype=torch.float16), callbacks=[Arm(watch)])
 
     assert watch.count == STEP_LOG + NUM_STEPS - 1, watch.places
 
@@ -376,9 +312,7 @@ def test_what_torchmetrics_itself_reads_is_told_apart():
     f1 = classification.MulticlassF1Score(NUM_CLASSES, validate_args=False)
 
     with watching() as watch:
-        train(
-            engine=dl.CPUEngine(), callbacks={"f1": dl.LoaderMetricCallback(f1, "logits", "targets"), "arm": Arm(watch)}
-        )
+        fit(callbacks=[dl.LoaderMetricCallback(f1, "logits", "targets"), Arm(watch)])
 
     assert watch.count == STEP_LOG + NUM_READS, watch.places
 
@@ -399,7 +333,7 @@ def test_a_gpu_is_not_waited_for():
             torch.cuda.set_sync_debug_mode("error" if self.watch.is_armed else "default")
 
     try:
-        log = train(
+        log = fit(
             engine=dl.AMPEngine("cuda", dtype=torch.bfloat16),
             callbacks={**metric_callbacks(), "average": dl.EMACallback(), "refuse": Refuse(Watch())},
         )

@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from torch import nn
-from torch.utils.data import DataLoader
 
 from runnerkit import dl
 from runnerkit.loop.loader_metrics import reduce_metrics
@@ -11,7 +9,7 @@ from runnerkit.metrics.first_non_finite import FirstNonFinite
 from runnerkit.metrics.means import LoaderMeans
 from tests.callbacks.stand_ins import make_runner
 from tests.ranks import Ranks
-from tests.tiny import loader, mlp, quiet
+from tests.tiny import loader, train
 
 NAN, INF = float("nan"), float("inf")
 
@@ -49,25 +47,6 @@ def test_every_rank_names_the_first_place(ranks, place):
     assert len(messages) == len(ranks) and len(set(messages)) == 1
 
 
-def test_finite_metrics_cost_no_further_collective():
-    """The number of non-finite batches is reduced together with the sums."""
-    ranks = Ranks(2)
-    runners = [
-        make_runner(engine=each, means=means_of_batches([{"loss": torch.tensor(0.5)}]), callbacks={})
-        for each in ranks.engines
-    ]
-
-    counts = ranks.call(*(lambda r=runner: reduce_metrics(r) for runner in runners))
-
-    assert counts == [4, 4] and ranks.num_collectives == 1
-    assert runners[0].loader_metrics == {"loss": 0.5}
-
-
-def test_looking_reads_nothing_from_the_device():
-    """The search does not synchronize, which would raise on the meta device."""
-    means_of_batches([{"a": torch.empty((), device="meta"), "b": torch.empty((), device="meta")}] * 2)
-
-
 def test_the_place_is_known_after_a_resume():
     """A non-finite value before the checkpoint is named after a resume."""
     state = means_of_batches([{"a": torch.tensor(1.0)}, {"a": torch.tensor(NAN)}, {"n": INF}]).state_dict()
@@ -80,8 +59,6 @@ def test_the_place_is_known_after_a_resume():
 
 
 class Bad(dl.Runner):
-    """Runner whose loss is NaN in one batch of one rank."""
-
     def handle_batch(self, batch):
         features, _ = batch
         loss = self.model(features).mean()
@@ -91,16 +68,11 @@ class Bad(dl.Runner):
 
 def test_a_job_of_two_processes_ends_with_the_place():
     """non_finite="raise" ends the run with the place; by default the run continues and the mean is NaN."""
-    arguments = {
-        "model": mlp(),
-        "loaders": {"train": loader(8, 4), "valid": loader(24, 4)},
-        "engine": dl.DistributedDataParallelEngine(num_processes=2, device="cpu"),
-        **quiet(),
-    }
+    options = {"loaders": {"train": loader(8, 4), "valid": loader(24, 4)}, "num_processes": 2, "optimizer": None}
 
     with pytest.raises(FloatingPointError, match=r"'loss'.*batch 2 of loader 'valid', epoch 1, rank 1"):
-        Bad().train(non_finite="raise", **arguments)
-    runner = Bad().train(**arguments)
+        train(runner=Bad(), non_finite="raise", **options)
+    runner = train(runner=Bad(), **options)
 
     assert runner.epoch_metrics["valid"]["loss"] != runner.epoch_metrics["valid"]["loss"]
 
@@ -108,4 +80,4 @@ def test_a_job_of_two_processes_ends_with_the_place():
 def test_an_unknown_policy_is_refused():
     """An unknown value of `non_finite` raises a ValueError."""
     with pytest.raises(ValueError, match='non_finite must be "raise", "locate" or "keep", got \'warn\''):
-        Bad().train(model=nn.Linear(1, 1), loaders={"train": DataLoader([1])}, non_finite="warn", **quiet())
+        train(non_finite="warn")

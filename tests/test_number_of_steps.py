@@ -4,9 +4,9 @@ import pytest
 from torch import nn
 
 from runnerkit import dl
-from tests.faults.fuzz_run import train
+from tests.faults import fuzz_run
 from tests.faults.fuzz_setting import Setting
-from tests.tiny import loader, mlp, quiet, sgd
+from tests.tiny import loader, mlp, sgd, train
 
 MAP, SIZED, STREAM = (Setting(kind, (26,), 4) for kind in ("map", "sized", "stream"))
 RAGGED = Setting("ragged", (3, 1, 4, 1, 5, 2), 1)
@@ -33,7 +33,7 @@ LANES = Setting("lanes", (5, 4, 6, 5), 4, lanes=(2, 2))
 )
 def test_a_schedule_is_told_the_steps_that_are_taken(setting, options, told, taken):
     """Each limit that is set has to tell: the first one that is reached ends the run."""
-    found = train(Setting(**{**vars(setting), **options}))
+    found = fuzz_run.train(Setting(**{**vars(setting), **options}))
 
     assert (found.told, found.num_steps) == (told, taken)
 
@@ -41,12 +41,10 @@ def test_a_schedule_is_told_the_steps_that_are_taken(setting, options, told, tak
 def test_a_schedule_that_needs_the_number_says_which_limit_does_not_tell():
     """A number of steps beside another limit is not enough."""
     with pytest.raises(ValueError, match=r"number of steps is not known.*: pass num_steps= to train\(\), without"):
-        train(Setting("stream", (26,), 4, num_epochs=1, num_steps=9), scheduler=dl.cosine_with_warmup)
+        fuzz_run.train(Setting("stream", (26,), 4, num_epochs=1, num_steps=9), scheduler=dl.cosine_with_warmup)
 
 
 class Two(dl.Runner):
-    """Two models that learn from the same batches."""
-
     def handle_batch(self, batch):
         features, targets = batch
         for key, model in self.model.items():
@@ -57,18 +55,13 @@ class Two(dl.Runner):
 def test_optimizers_that_accumulate_differently_take_the_steps_of_all(paces):
     """A step is counted where at least one of them is taken."""
     models = {"one": mlp(), "two": mlp()}
-    runner = Two().train(
-        model=models,
-        optimizer={key: sgd(model) for key, model in models.items()},
-        loaders={"train": loader(22, 2)},
-        callbacks=[
-            dl.OptimizerCallback(f"loss_{key}", key, key, accumulation_steps=pace)
-            for key, pace in zip(models, paces, strict=True)
-        ],
-        num_epochs=2,
-        cpu=True,
-        **quiet(),
-    )
+    optimizers = {key: sgd(model) for key, model in models.items()}
+    steppers = [
+        dl.OptimizerCallback(f"loss_{key}", key, key, accumulation_steps=pace)
+        for key, pace in zip(models, paces, strict=True)
+    ]
+    options = {"loaders": {"train": loader(22, 2)}, "callbacks": steppers, "num_epochs": 2}
+    runner = train(models, runner=Two(), optimizer=optimizers, **options)
 
     ends = {number for pace in paces for number in range(pace, 12, pace)} | {11}
     assert runner.num_steps == runner.optimizer_step == 2 * len(ends)

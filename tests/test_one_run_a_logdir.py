@@ -13,12 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
 
 from runnerkit import dl
 from runnerkit.storage.logdir_lock import FILE, holder, is_held, lock
-from tests.tiny import loader, mlp, quiet
+from tests.interrupt import at
+from tests.tiny import train
 
 
 class Holder:
@@ -61,18 +60,8 @@ def held(tmp_path):
         os.kill(other.worker, signal.SIGKILL)
 
 
-def train(logdir, *callbacks, num_epochs=1, **options):
-    model = mlp()
-    return dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        loaders={"train": loader(16, 4)},
-        callbacks=callbacks,
-        num_epochs=num_epochs,
-        logdir=logdir,
-        **{"cpu": True, "resume": "auto", **quiet(), **options},
-    )
+def fit(logdir, *callbacks, **options):
+    return train(logdir=logdir, callbacks=callbacks, **{"resume": "auto", **options})
 
 
 def test_a_second_run_is_refused_and_told_whose_the_logdir_is_until_the_first_is_killed(held):
@@ -80,15 +69,13 @@ def test_a_second_run_is_refused_and_told_whose_the_logdir_is_until_the_first_is
     logdir, other = held
 
     with pytest.raises(FileExistsError) as refused:
-        train(logdir)
+        fit(logdir)
     inside = sorted(path.name for path in logdir.iterdir())
     other.kill()
-    runner = train(logdir)
+    runner = fit(logdir)
 
     assert f"another run is writing to {logdir}: process {other.pid} on " in str(refused.value)
-    assert f"Wait for it to end, or choose another logdir; if its machine is dead, delete {logdir / FILE}" in str(
-        refused.value
-    )
+    assert f"if its machine is dead, delete {logdir / FILE}" in str(refused.value)
     assert inside == [FILE], "the second run must not write"
     os.kill(other.worker, 0)  # is alive
     assert runner.epoch_step == 1
@@ -101,27 +88,26 @@ def test_the_second_is_refused_in_the_middle_of_the_first_which_goes_on(tmp_path
     code = f"""
         from pathlib import Path
         from runnerkit import dl
-        from tests.test_one_run_a_logdir import train
+        from tests.test_one_run_a_logdir import fit
         from tests.tiny import loader, mlp
 
         class Evaluate(dl.SupervisedRunner):
             def get_loggers(self): return {{"csv": dl.CSVLogger({str(logdir)!r})}}
             def get_loaders(self, stage): return {{"valid": loader(8, 4)}}
 
-        for run in (lambda: train(Path({str(logdir)!r}), num_epochs=9), Evaluate(mlp()).run):
+        for run in (lambda: fit(Path({str(logdir)!r}), num_epochs=9), Evaluate(mlp()).run):
             try:
                 run()
             except FileExistsError as error:
                 print(error)
         """
 
-    class Second(dl.Callback):
-        def on_epoch_end(self, runner):
-            if runner.epoch_step == 2:
-                command = [sys.executable, "-c", textwrap.dedent(code)]
-                said.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    def second(runner):
+        if runner.epoch_step == 2:
+            command = [sys.executable, "-c", textwrap.dedent(code)]
+            said.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
-    runner = train(logdir, Second(dl.CallbackOrder.External), num_epochs=3)
+    runner = fit(logdir, at("on_epoch_end", second, order=dl.CallbackOrder.External), num_epochs=3)
 
     assert said[0].count(f"another run is writing to {logdir}: process {os.getpid()} on ") == 2
     assert runner.epoch_step == 3 and len((logdir / "csv" / "train.csv").read_text().splitlines()) == 4
@@ -130,14 +116,11 @@ def test_the_second_is_refused_in_the_middle_of_the_first_which_goes_on(tmp_path
 def test_one_process_runs_again_and_again_in_a_logdir(tmp_path):
     """One process can run repeatedly in a logdir, even after an error, and no lock is left."""
 
-    class Fail(dl.Callback):
-        def on_epoch_end(self, runner):
-            raise ZeroDivisionError
-
-    train(tmp_path, num_epochs=1)
+    fail = at("on_epoch_end", lambda runner: 1 / 0, order=dl.CallbackOrder.External)
+    fit(tmp_path)
     with pytest.raises(ZeroDivisionError):
-        train(tmp_path, Fail(dl.CallbackOrder.External), num_epochs=2)
-    runner = train(tmp_path, num_epochs=2)
+        fit(tmp_path, fail, num_epochs=2)
+    runner = fit(tmp_path, num_epochs=2)
 
     assert runner.epoch_step == 2 and holder(tmp_path) is None
     Holder(tmp_path).kill()  # free for another process too
@@ -148,20 +131,9 @@ def test_of_several_processes_rank_zero_is_refused_and_all_end_with_its_words(he
     logdir, other = held
 
     with pytest.raises(FileExistsError, match=f"another run is writing to .*: process {other.pid} on"):
-        train(logdir, ddp=True)
+        fit(logdir, num_processes=2)
 
     assert sorted(path.name for path in logdir.iterdir()) == [FILE]
-
-
-def test_a_refused_call_leaves_no_folder(tmp_path):
-    """A call that fails before training does not create the logdir."""
-    with pytest.raises(FileNotFoundError, match="nothing to resume from"):
-        train(
-            tmp_path / "log",
-            dl.CheckpointCallback(tmp_path / "log", mode="runner", resume_runner=tmp_path),
-        )
-
-    assert not (tmp_path / "log").exists()
 
 
 @pytest.mark.parametrize("error", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
@@ -173,7 +145,7 @@ def test_a_file_system_without_locks_is_written_to_all_the_same(tmp_path, monkey
 
     monkeypatch.setattr(fcntl, "lockf", no_lock)
 
-    runner = train(tmp_path)
+    runner = fit(tmp_path)
 
     assert runner.epoch_step == 1
     assert f"{tmp_path} cannot be locked ([Errno {error}] {os.strerror(error)}): make sure that no other" in caplog.text

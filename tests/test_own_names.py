@@ -29,15 +29,10 @@ def test_a_value_that_the_runner_would_replace_is_refused(name, value):
         type("Own", (dl.IRunner,), {name: value})
 
 
-@pytest.mark.parametrize("name", ["seed", "hparams", "stages", "num_epochs"])
-def test_a_method_in_place_of_a_property_is_refused(name):
-    with pytest.raises(TypeError, match=f"Own.{name} replaces a property of the runner: decorate it with @property"):
-        type("Own", (dl.IRunner,), {name: method})
-
-
-@pytest.mark.parametrize("name", ["_reset", "_run_batch", "_emit"])
-def test_a_private_method_of_the_runner_is_refused(name):
-    with pytest.raises(TypeError, match=f"Own.{name} replaces a method of the runner itself"):
+@pytest.mark.parametrize("name", ["seed", "hparams", "stages", "num_epochs", "_reset", "_run_batch", "_emit"])
+def test_a_method_in_place_of_a_property_or_of_a_private_method_is_refused(name):
+    words = "a method of the runner itself" if name[0] == "_" else "a property of the runner: decorate it with @prop"
+    with pytest.raises(TypeError, match=f"Own.{name} replaces {words}"):
         type("Own", (dl.IRunner,), {name: method})
 
 

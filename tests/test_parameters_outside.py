@@ -3,10 +3,9 @@
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 
 from runnerkit import dl
-from tests.tiny import classification, loader, mlp, quiet, sgd, weights
+from tests.tiny import loader, mlp, sgd, train, weights
 
 
 def uncertain(losses, log_var):
@@ -98,10 +97,7 @@ def test_train_refuses_before_it_starts_processes():
     optimizers = {"net": sgd(model), "head": torch.optim.SGD([*head.parameters(), *model[0].parameters()], lr=0.1)}
 
     with pytest.raises(ValueError, match=r"optimizer 'head' trains .*: 2, of shape \(2, 3\), \(2,\)"):
-        dl.SupervisedRunner().train(
-            model=model, criterion=nn.CrossEntropyLoss(), optimizer=optimizers, ddp=True, cpu=True,
-            loaders={"train": loader(8, 4)}, **quiet(),
-        )  # fmt: skip
+        train(model, optimizer=optimizers, num_processes=2)
 
 
 def test_constants_outside_the_model_may_be_in_an_optimizer():
@@ -109,12 +105,7 @@ def test_constants_outside_the_model_may_be_in_an_optimizer():
     model = mlp()
     optimizer = torch.optim.SGD([*model.parameters(), nn.Parameter(torch.ones(2), requires_grad=False)], lr=0.1)
 
-    runner = dl.SupervisedRunner().train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=optimizer, cpu=True, loaders={"train": loader(8, 4)},
-        **quiet(),
-    )  # fmt: skip
-
-    assert runner.optimizer_step == 2
+    assert train(model, optimizer=optimizer).optimizer_step == 4
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -145,20 +136,18 @@ class ArcHead(nn.Module):
         return nn.functional.cross_entropy(self.centres(outputs), targets)
 
 
-def train_with_head(num_epochs, **arguments):
+def train_with_head(num_epochs, **options):
     model, criterion = mlp(), ArcHead()
-    return dl.SupervisedRunner().train(
-        model=model, criterion=criterion, cpu=True, num_epochs=num_epochs,
-        optimizer=torch.optim.Adam([*model.parameters(), *criterion.parameters()], lr=0.01),
-        loaders={"train": DataLoader(classification(24), batch_size=8)}, **arguments, **quiet(),
-    )  # fmt: skip
+    optimizer = torch.optim.Adam([*model.parameters(), *criterion.parameters()], lr=0.01)
+    options = {"loaders": {"train": loader(24, 8)}, "num_epochs": num_epochs, **options}
+    return train(model, criterion=criterion, optimizer=optimizer, **options)
 
 
 def test_a_criterions_parameters_are_trained_saved_and_resumed(tmp_path):
     """In one process they are those of a hand-written loop, also in a run that was interrupted, bit for bit."""
     model, head = mlp(), ArcHead()
     optimizer = torch.optim.Adam([*model.parameters(), *head.parameters()], lr=0.01)
-    for features, targets in [*DataLoader(classification(24), batch_size=8)] * 3:
+    for features, targets in [*loader(24, 8)] * 3:
         optimizer.zero_grad()
         head(model(features), targets).backward()
         optimizer.step()
@@ -180,10 +169,6 @@ def test_a_criterions_parameters_are_trained_saved_and_resumed(tmp_path):
 )
 def test_a_criterion_with_parameters_of_its_own_is_refused(engine):
     """Each rank would train another criterion."""
-    model = mlp()
 
     with pytest.raises(ValueError, match=r"ArcHead has trainable parameters.*: 1, of shape \(3, 3\); .*get_model"):
-        dl.SupervisedRunner().train(
-            model=model, criterion=ArcHead(), optimizer=sgd(model), loaders={"train": loader(16, 4)},
-            engine=engine(), **quiet(),
-        )  # fmt: skip
+        train(criterion=ArcHead(), engine=engine())

@@ -14,7 +14,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from torch import nn
 
 from runnerkit import dl
 from runnerkit.engines.failures.watchdog import is_needed
@@ -23,7 +22,7 @@ from runnerkit.engines.launch.exit_on_signal import ExitOnSignal
 from runnerkit.storage.logdir_lock import is_held, lock
 from runnerkit.support.platform import replace, signals
 from tests import platform_job
-from tests.tiny import loader, mlp, sgd
+from tests.tiny import train
 
 ROOT = Path(__file__).parents[1]
 OTHERS = ("darwin", "win32")
@@ -31,14 +30,9 @@ OTHERS = ("darwin", "win32")
 
 def run_on(system, script, *arguments, libraries=False, folder):
     command = [sys.executable, "-m", "tests.platform_stand_in", system, *(["--libraries"] if libraries else [])]
-    return subprocess.run(
-        [*command, ROOT / "tests" / script, *map(str, arguments)],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command += [ROOT / "tests" / script, *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.cold
@@ -46,21 +40,10 @@ def test_the_stand_in_keeps_the_rules_of_windows(tmp_path):
     """Otherwise the tests below would prove nothing."""
     done = run_on("win32", "platform_rules.py", folder=tmp_path)
 
-    assert done.stdout.splitlines() == [
-        "replace PermissionError",
-        "unlink PermissionError",
-        r"bytes b'\xe9\r\n'",
-        "folder PermissionError",
-        "sync OSError",
-        "name OSError OSError",
-        "text UnicodeEncodeError",
-        "link PermissionError",
-        "proc FileNotFoundError",
-        "fcntl ModuleNotFoundError",
-        "names [False, False, False, False, False]",
-        "system win32",
-        "closed False",
-    ], done.stderr
+    expected = ["replace PermissionError", "unlink PermissionError", r"bytes b'\xe9\r\n'", "folder PermissionError"]
+    expected += ["sync OSError", "name OSError OSError", "text UnicodeEncodeError", "link PermissionError"]
+    expected += ["proc FileNotFoundError", "fcntl ModuleNotFoundError", "names [False, False, False, False, False]"]
+    assert done.stdout.splitlines() == [*expected, "system win32", "closed False"], done.stderr
 
 
 @pytest.mark.cold
@@ -94,28 +77,15 @@ def test_one_process_gives_the_same_results(system, num_workers, tmp_path, resul
 
 
 @pytest.mark.parametrize(
-    "engine",
-    [
-        dl.DistributedDataParallelEngine(2, device="cpu"),
-        dl.FullyShardedDataParallelEngine(2, device="cpu"),
-        dl.HorovodEngine(2, device="cpu"),
-    ],
-    ids=lambda engine: type(engine).__name__,
+    "kind", [dl.DistributedDataParallelEngine, dl.FullyShardedDataParallelEngine, dl.HorovodEngine]
 )
-def test_several_processes_are_refused_on_windows(monkeypatch, engine):
+def test_several_processes_are_refused_on_windows(monkeypatch, kind):
     """The error comes before any process starts, and names the alternatives."""
     sysconfig.get_config_vars()  # looks for a module that is named after the platform
     monkeypatch.setattr(sys, "platform", "win32")
-    model = mlp()
 
     with pytest.raises(RuntimeError, match="processes that train together need Linux or macOS: on Windows, train in"):
-        dl.SupervisedRunner().train(
-            model=model,
-            criterion=nn.CrossEntropyLoss(),
-            optimizer=sgd(model),
-            loaders={"train": loader(16, 8)},
-            engine=engine,
-        )
+        train(engine=kind(2, device="cpu"))
 
 
 def test_a_logdir_is_not_locked_on_windows(monkeypatch, caplog, tmp_path):
@@ -136,14 +106,7 @@ def test_a_logdir_is_not_locked_on_windows(monkeypatch, caplog, tmp_path):
 def test_the_memory_of_a_process_is_left_out_on_windows(monkeypatch, caplog):
     """The other system metrics are logged, and one warning says what is missing."""
     monkeypatch.setattr(sys, "platform", "win32")
-    model = mlp()
-    runner = dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=sgd(model),
-        loaders={"train": loader(16, 8)},
-        callbacks=[dl.SystemMetricsCallback()],
-    )
+    runner = train(callbacks=[dl.SystemMetricsCallback()])
 
     logged = {name for name in runner.epoch_metrics["train"] if name.startswith("_system")}
     assert logged == {"_system/samples_per_s", "_system/step_s", "_system/data_wait_share"}

@@ -2,7 +2,9 @@
 
 import math
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,14 @@ from matplotlib.image import imread
 from runnerkit.history.plot import plot_metrics
 from runnerkit.logger import Step
 from runnerkit.loggers import CSVLogger
+
+
+def write(logdir: Path, metrics_of_epoch: Callable[[int], dict[str, float]], epochs: Iterable[int]) -> None:
+    logger = CSVLogger(logdir)
+    logger.setup()
+    for epoch in epochs:
+        logger.log_scalars(metrics_of_epoch(epoch), step=Step("train", "train", epoch, epoch), scope="loader")
+    logger.close()
 
 
 def log(logdir: Path, *, num_epochs: int = 5, evaluations_per_epoch: int = 1) -> None:
@@ -56,7 +66,7 @@ def test_picture_is_saved_in_the_logdir(tmp_path: Path) -> None:
 
 
 def test_each_metric_has_a_subplot_and_each_loader_a_curve(tmp_path: Path, figures: list[Figure]) -> None:
-    """Each metric has a subplot with a curve of the logged values per loader."""
+    """Each metric has a subplot with a curve of the logged values per loader, over whole epochs."""
     log(tmp_path)
 
     plot_metrics(tmp_path)
@@ -69,15 +79,9 @@ def test_each_metric_has_a_subplot_and_each_loader_a_curve(tmp_path: Path, figur
     np.testing.assert_array_equal(curves["train"].get_ydata(), [2 / epoch for epoch in range(1, 6)])
     assert [line.get_label() for line in subplots["lr"].lines] == ["train"]
     assert subplots["loss"].get_xlabel() == "epoch"
-
-
-def test_epochs_are_whole_numbers(tmp_path: Path, figures: list[Figure]) -> None:
-    """Ticks of the epoch axis are integers."""
-    log(tmp_path, num_epochs=2)
-
-    plot_metrics(tmp_path)
-
-    ticks = figures[0].axes[0].get_xticks()
+    log(tmp_path / "short", num_epochs=2)
+    plot_metrics(tmp_path / "short")
+    ticks = figures[1].axes[0].get_xticks()
     np.testing.assert_array_equal(ticks, np.round(ticks))
 
 
@@ -134,29 +138,17 @@ def test_only_the_loaders_asked_for_are_drawn(tmp_path: Path, figures: list[Figu
 
 def test_an_axis_may_be_logarithmic(tmp_path: Path, figures: list[Figure]) -> None:
     """`log_scale` names metrics with logarithmic axes; an axis without positive values stays linear."""
-    logger = CSVLogger(tmp_path)
-    logger.setup()
-    for epoch, value in enumerate([1.0, 0.0, -1.0, 0.01], 1):
-        metrics = {"loss": value, "below": -1.0, "lr": 0.1}
-        logger.log_scalars(metrics, step=Step("train", "train", epoch, epoch), scope="loader")
-    logger.close()
+    values = [1.0, 0.0, -1.0, 0.01]
+    write(tmp_path, lambda epoch: {"loss": values[epoch], "below": -1.0, "lr": 0.1}, range(4))
 
     plot_metrics(tmp_path, log_scale=["loss", "below"])
 
     assert [axes.get_yscale() for axes in figures[0].axes] == ["log", "linear", "linear"]
 
 
-def test_an_unknown_metric_on_a_logarithmic_axis_is_named(tmp_path: Path) -> None:
-    """An unknown metric in `log_scale` raises an error that lists the metrics."""
-    log(tmp_path)
-
-    with pytest.raises(KeyError, match=r"'lossy'.*'loss', 'accuracy', 'lr'"):
-        plot_metrics(tmp_path, log_scale=["lossy"])
-
-
-@pytest.mark.parametrize(("name", "begin"), [("curves.svg", b"<?xml"), ("curves.pdf", b"%PDF")])
+@pytest.mark.parametrize(("name", "begin"), [("curves.svg", b"<?xml"), ("curves.pdf", b"%PDF"), ("curves", b"\x89PNG")])
 def test_the_ending_says_the_format(tmp_path: Path, name: str, begin: bytes) -> None:
-    """The suffix of the path determines the format."""
+    """The suffix of the path determines the format; without one, Matplotlib would append one to the name."""
     log(tmp_path)
 
     path = plot_metrics(tmp_path, path=tmp_path / name)
@@ -164,50 +156,32 @@ def test_the_ending_says_the_format(tmp_path: Path, name: str, begin: bytes) -> 
     assert path.read_bytes().startswith(begin)
 
 
-def test_without_an_ending_it_is_a_png_of_that_very_name(tmp_path: Path) -> None:
-    """A path without a suffix gives a PNG with this exact name, although Matplotlib would append one."""
-    log(tmp_path)
-
-    path = plot_metrics(tmp_path, path=tmp_path / "curves")
-
-    assert path.read_bytes().startswith(b"\x89PNG")
-
-
-def test_where_it_cannot_be_saved_is_named(tmp_path: Path) -> None:
-    """A path below a file raises an OSError that names the path."""
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"metrics": ["loss", "lossy"]}, KeyError, r"'lossy'.*'loss', 'accuracy', 'lr'"),
+        ({"log_scale": ["lossy"]}, KeyError, r"'lossy'.*'loss', 'accuracy', 'lr'"),
+        ({"path": "file/curves.png"}, OSError, r"cannot write .*/file/curves.png: "),
+        ({"twice": True}, ValueError, "got 2 folders: choose the output file with path= or -o"),
+    ],
+)
+def test_what_cannot_be_drawn_is_named(tmp_path: Path, options: Any, error: type[Exception], words: str) -> None:
+    """An unknown metric, a path below a file, and several folders without a path."""
     log(tmp_path)
     (tmp_path / "file").touch()
+    folders = [tmp_path, tmp_path] if options.pop("twice", False) else tmp_path
+    more = {"path": tmp_path / options.pop("path")} if "path" in options else {}
 
-    with pytest.raises(OSError, match=r"cannot write .*/file/curves.png: "):
-        plot_metrics(tmp_path, path=tmp_path / "file" / "curves.png")
+    with pytest.raises(error, match=words):
+        plot_metrics(folders, **options, **more)
 
 
 def test_numbers_that_are_not_finite_leave_gaps(tmp_path: Path) -> None:
     """A diverged run can be drawn, even if all values of a metric are NaN."""
-    logger = CSVLogger(tmp_path)
-    logger.setup()
-    for epoch, value in enumerate([1.0, math.nan, math.inf, 0.5], 1):
-        metrics = {"loss": value, "lost": math.nan}
-        logger.log_scalars(metrics, step=Step("train", "train", epoch, epoch), scope="loader")
-    logger.close()
+    values = [1.0, math.nan, math.inf, 0.5]
+    write(tmp_path, lambda epoch: {"loss": values[epoch], "lost": math.nan}, range(4))
 
     assert plot_metrics(tmp_path).is_file()
-
-
-def test_unknown_metric_is_named(tmp_path: Path) -> None:
-    """The error for an unknown metric lists the logged metrics."""
-    log(tmp_path)
-
-    with pytest.raises(KeyError, match=r"'lossy'.*'loss', 'accuracy', 'lr'"):
-        plot_metrics(tmp_path, metrics=["loss", "lossy"])
-
-
-def test_several_folders_need_a_path(tmp_path: Path) -> None:
-    """A picture of several folders requires `path`."""
-    log(tmp_path)
-
-    with pytest.raises(ValueError, match="got 2 folders: choose the output file with path= or -o"):
-        plot_metrics([tmp_path, tmp_path])
 
 
 def test_missing_matplotlib_names_the_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from runnerkit import dl
-from tests.tiny import loader, mlp, quiet, sgd, weights
+from tests.interrupt import at
+from tests.tiny import loader, mlp, sgd, train, weights
 
 
 class TwoStepsABatch(dl.Runner):
@@ -40,9 +41,9 @@ def test_a_forward_pass_after_a_step_in_the_same_batch_sees_the_step(dtype):
     """Two steps in one batch equal a hand-written loop bit for bit, although autocast caches its casts of weights."""
     mine, theirs = mlp(), mlp()
 
-    TwoStepsABatch().train(
-        model=mine, optimizer=sgd(mine), loaders={"train": loader(32, 4)}, engine=dl.AMPEngine("cpu", dtype=dtype),
-        **quiet(),
+    train(
+        mine, runner=TwoStepsABatch(), criterion=None, loaders={"train": loader(32, 4)},
+        engine=dl.AMPEngine("cpu", dtype=dtype),
     )  # fmt: skip
     two_steps_a_batch_by_hand(theirs, sgd(theirs), dtype)
 
@@ -64,22 +65,17 @@ def test_each_setup_chooses_the_type_for_its_device(first, then):
     assert precision.dtype is None
 
 
-class Explode(dl.Callback):
-    """Callback that makes every second loss infinite."""
-
-    def __init__(self):
-        super().__init__(order=30)
-
-    def on_batch_end(self, runner):
+def explode():
+    def spoil(runner):
         if runner.loader_batch_step % 2:
             runner.batch_metrics["loss"] = runner.batch_metrics["loss"] * float("inf")
 
+    return at("on_batch_end", spoil, order=30)
 
-def train(model, optimizer, engine, callbacks=(), **kwargs):
-    return dl.SupervisedRunner().train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=optimizer, loaders={"train": loader(40, 4)},
-        engine=engine, callbacks=list(callbacks), **quiet(), **kwargs,
-    )  # fmt: skip
+
+def fit(model, optimizer, engine, callbacks=(), **options):
+    options = {"loaders": {"train": loader(40, 4)}, "callbacks": list(callbacks), **options}
+    return train(model, optimizer=optimizer, engine=engine, **options)
 
 
 def fp16():
@@ -94,28 +90,14 @@ def test_steps_that_a_fused_optimizer_would_skip_by_itself_are_counted_too(fused
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.5, total_steps=100)
     lr_scale = dl.LRScaleCallback("linear", warmup_steps=5)
 
-    runner = train(model, optimizer, fp16(), [Explode(), lr_scale], scheduler=scheduler)
+    runner = fit(model, optimizer, fp16(), [explode(), lr_scale], scheduler=scheduler)
 
     assert runner.epoch_metrics["train"]["skipped_steps"] == 5
     assert scheduler.last_epoch == 5 and lr_scale.num_steps == {"": 5}
     assert getattr(optimizer, "_step_supports_amp_scaling", False) is fused
 
 
-def test_after_a_run_in_fp16_optimizer_and_engine_are_as_good_as_new():
-    """An engine and an optimizer can be reused after a run in fp16, also with another precision."""
-    model, engine = mlp(), fp16()
-    optimizer = sgd(model)
-
-    train(model, optimizer, engine)
-    train(model, optimizer, engine)
-    train(model, optimizer, dl.CPUEngine())
-
-    assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
-
-
 class LeavesOut(dl.Runner):
-    """Runner that clips gradients and skips the step if their norm was too large."""
-
     def handle_batch(self, batch):
         loss = nn.functional.cross_entropy(self.model(batch[0]), batch[1]) * (1000 if self.batch_step == 2 else 1)
         self.optimizer.zero_grad()
@@ -135,7 +117,7 @@ def test_a_step_left_out_after_clipping_does_not_spoil_the_next():
     for engine in (dl.CPUEngine(), dl.CPUEngine(precision=small)):
         model, runner = mlp(), LeavesOut()
         runner.norms = []
-        runner.train(model=model, optimizer=sgd(model), loaders={"train": loader(24, 4)}, engine=engine, **quiet())
+        train(model, runner=runner, criterion=None, loaders={"train": loader(24, 4)}, engine=engine)
         norms.append(runner.norms)
 
     assert max(norms[0]) > 100
@@ -147,25 +129,24 @@ def test_one_scale_serves_optimizers_of_one_pace_only():
     models = {"a": mlp(), "b": mlp()}
     steppers = [dl.OptimizerCallback("loss", key, key, accumulation_steps=pace) for key, pace in (("a", 1), ("b", 4))]
 
-    with pytest.raises(
-        ValueError, match=r"accumulate \[1, 4\] batches, but fp16 has one gradient scale for all of them"
-    ):
-        train(models, {key: sgd(each) for key, each in models.items()}, fp16(), [dl.BackwardCallback(), *steppers])
+    with pytest.raises(ValueError, match=r"accumulate \[1, 4\] batches, but fp16 has one gradient scale for all of"):
+        fit(models, {key: sgd(each) for key, each in models.items()}, fp16(), [dl.BackwardCallback(), *steppers])
 
 
-class Fail(dl.Callback):
-    def on_batch_end(self, runner):
-        raise LookupError("planned")
-
-
-def test_after_a_failure_nothing_is_left_hanging_on_the_optimizer():
-    """A failed run removes the hooks of the precision, the learning rate scale and the scheduler."""
-    model = mlp()
+@pytest.mark.parametrize("fails", [False, True])
+def test_after_a_run_nothing_is_left_hanging_on_the_optimizer(fails):
+    """A run removes the hooks of the precision, the learning rate scale and the scheduler, also if it failed."""
+    model, engine = mlp(), fp16()
     optimizer = sgd(model)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.5, total_steps=100)
 
-    with pytest.raises(LookupError, match="planned"):
-        train(model, optimizer, fp16(), [Fail()], scheduler=scheduler, lr_scale="linear")
+    fit(model, optimizer, engine)
+    if fails:
+        fail = [at("on_batch_end", lambda runner: 1 / 0)]
+        with pytest.raises(ZeroDivisionError):
+            fit(model, optimizer, engine, fail, scheduler=scheduler, lr_scale="linear")
+    fit(model, optimizer, engine)
+    fit(model, optimizer, dl.CPUEngine())
 
     assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
 

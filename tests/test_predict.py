@@ -15,22 +15,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    TensorDataset,
-)
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, TensorDataset
 
 from runnerkit import dl
 from runnerkit.data import BatchLimitLoaderWrapper, TensorLoader
 from runnerkit.passes.prediction import Prediction, in_order, predict
 from tests.fake_apex.use import stand_in
 from tests.ranks import Ranks
-from tests.tiny import classification, loader, mlp, quiet, sgd, weights
+from tests.shares import Stream
+from tests.tiny import classification, loader, mlp, train, weights
 
 LENGTHS = (0, 1, 7, 64, 65)
 LIMIT_S = 10
@@ -53,7 +46,6 @@ def numbered(num_samples, batch_size=4, **kwargs):
 
 
 def joined(predictions):
-    """Return the numbers, logits, classes and names of all batches."""
     return (
         [number for each in predictions for number in each["number"].tolist()],
         torch.cat([each["both"][0] for each in predictions] or [torch.zeros(0, 3)]),
@@ -72,28 +64,18 @@ def assert_equal(found, expected):
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    num_samples=st.integers(0, 90),
-    batch_size=st.integers(1, 33),
-    num_ranks=st.integers(1, 4),
-    drop_last=st.booleans(),
-    own_batches=st.booleans(),
-)
+@given(st.integers(0, 90), st.integers(1, 33), st.integers(1, 4), st.booleans(), st.booleans())
 def test_each_sample_is_predicted_once_and_in_order(num_samples, batch_size, num_ranks, drop_last, own_batches):
     """Every rank gets each sample once, in order, for any length, batch size, number of ranks and drop_last."""
     data = numbered(num_samples).dataset
-    batches = BatchSampler(range(num_samples), batch_size, drop_last=False)
-    given_loader = (
-        DataLoader(data, batch_sampler=_Own(batches))
-        if own_batches
-        else DataLoader(data, batch_size, drop_last=drop_last)
-    )
+    batches = list(BatchSampler(range(num_samples), batch_size, drop_last=False))
+    how = {"batch_sampler": batches} if own_batches else {"batch_size": batch_size, "drop_last": drop_last}
     model, ranks = mlp(), Ranks(num_ranks)
 
     def job(engine):
         engine.is_ddp = True
         runner = Predicts(copy.deepcopy(model), engine)
-        prediction = Prediction(given_loader, seed=1, resume=None, arguments={}, as_rows=True)
+        prediction = Prediction(DataLoader(data, **how), seed=1, resume=None, arguments={}, as_rows=True)
         by_batches = prediction.check(engine)
         rounds = engine.gather_rounds(predict(runner, prediction))
         return joined(list(in_order(rounds, by_batches=by_batches)))
@@ -102,19 +84,6 @@ def test_each_sample_is_predicted_once_and_in_order(num_samples, batch_size, num
         assert numbers == list(range(num_samples))
         assert names == [f"sample {number}" for number in range(num_samples)]
         torch.testing.assert_close(logits, model(data.tensors[1]).detach(), rtol=1e-5, atol=1e-6)
-
-
-class _Own:
-    """Custom batch sampler, whose batches are not split."""
-
-    def __init__(self, batches):
-        self.batches = batches
-
-    def __iter__(self):
-        return iter(self.batches)
-
-    def __len__(self):
-        return len(self.batches)
 
 
 class Means(dl.SupervisedRunner):
@@ -140,120 +109,85 @@ def test_a_mean_as_long_as_its_batch_has_parts_is_no_rows(tmp_path):
             next(predict(Means(mlp(), engine), prediction))
 
     ranks.call(*(partial(job, engine) for engine in ranks.engines))
-    for whole in (pairs(batch_size=4), pairs(batch_sampler=_Own(BatchSampler(range(11), 4, drop_last=False)))):
+    for whole in (pairs(batch_size=4), pairs(batch_sampler=list(BatchSampler(range(11), 4, drop_last=False)))):
         with pytest.raises(ValueError, match=r"its shape is \(2,\), the batch has 4 samples"):
             Means(mlp()).predict_to(tmp_path / "means.csv", loader=whole, cpu=True)
     assert list(tmp_path.iterdir()) == []
 
 
 class Batches(BatchSampler):
-    """Custom batch sampler that derives from torch's."""
+    pass
 
 
-class Stream(IterableDataset):
-    """Iterable data set of eleven samples."""
-
-    def __iter__(self):
-        return iter(pairs().dataset)
-
-
-IN_ORDER = SequentialSampler(range(11))
+IN_ORDER = torch.utils.data.SequentialSampler(range(11))
 ONE_OF_ONE = DistributedSampler(range(11), 1, 0, shuffle=False)
 
 
-def warnings_of(whole, caplog):
-    """Return the number of predicted rows and the logged messages."""
-    caplog.clear()
+SHUFFLED = pairs(batch_size=3, shuffle=True)
+
+
+@pytest.mark.parametrize(
+    ("whole", "num_rows", "is_shuffled"),
+    [
+        (pairs(batch_size=3, drop_last=True), 11, False),
+        (DataLoader(Stream(pairs().dataset), batch_size=3, drop_last=True), 11, False),
+        (TensorLoader(*pairs().dataset.tensors, batch_size=3, drop_last=True), 11, False),
+        (BatchLimitLoaderWrapper(pairs(batch_size=3, drop_last=True), 9), 11, False),
+        (pairs(batch_sampler=Batches(IN_ORDER, 3, drop_last=False)), 11, False),
+        (pairs(batch_size=3, sampler=ONE_OF_ONE, drop_last=True), 9, False),
+        (pairs(batch_sampler=Batches(IN_ORDER, 3, drop_last=True)), 9, False),
+        (SHUFFLED, 11, True),
+        (pairs(batch_sampler=Batches(RandomSampler(range(11)), 3, drop_last=False)), 11, True),
+        (pairs(batch_size=3, sampler=DistributedSampler(range(11), 1, 0)), 11, True),
+        (BatchLimitLoaderWrapper(SHUFFLED, 9), 11, True),
+        (list(pairs(batch_size=3)), 11, False),
+    ],
+    ids=[
+        *("plain", "stream", "tensors", "limited", "own", "distributed", "own that drops", "shuffled"),
+        *("own that shuffles", "distributed that shuffles", "limited and shuffled", "list"),
+    ],
+)
+def test_samples_are_left_out_or_shuffled_only_with_a_warning(whole, num_rows, is_shuffled, caplog):
+    """drop_last is undone, or warned of; so is a shuffle, as the caller cannot know the order of the rows."""
     predictions = list(dl.SupervisedRunner(nn.Linear(2, 3)).predict_loader(loader=whole, cpu=True))
-    return sum(len(each["logits"]) for each in predictions), [record.getMessage() for record in caplog.records]
 
-
-@pytest.mark.parametrize(
-    ("whole", "num_rows"),
-    [
-        (pairs(batch_size=3, drop_last=True), 11),
-        (DataLoader(Stream(), batch_size=3, drop_last=True), 11),
-        (TensorLoader(*pairs().dataset.tensors, batch_size=3, drop_last=True), 11),
-        (BatchLimitLoaderWrapper(pairs(batch_size=3, drop_last=True), 9), 11),
-        (pairs(batch_sampler=Batches(IN_ORDER, 3, drop_last=False)), 11),
-        (pairs(batch_size=3, sampler=ONE_OF_ONE, drop_last=True), 9),
-        (pairs(batch_sampler=Batches(IN_ORDER, 3, drop_last=True)), 9),
-    ],
-    ids=["plain", "stream", "tensors", "limited", "own", "distributed", "own that drops"],
-)
-def test_samples_are_left_out_only_with_a_warning(whole, num_rows, caplog):
-    """Loaders predict all samples without a warning; if drop_last cannot be undone, there is one warning."""
-    found, said = warnings_of(whole, caplog)
-
-    assert found == num_rows
-    assert len(said) == (num_rows < 11)
-    assert all("'predict': its sampler keeps drop_last=True" in each for each in said)
-
-
-@pytest.mark.parametrize(
-    ("whole", "warns"),
-    [
-        (pairs(batch_size=3, shuffle=True), True),
-        (pairs(batch_sampler=Batches(RandomSampler(range(11)), 3, drop_last=False)), True),
-        (pairs(batch_size=3, sampler=DistributedSampler(range(11), 1, 0)), True),
-        (BatchLimitLoaderWrapper(pairs(batch_size=3, shuffle=True), 9), True),
-        (pairs(batch_size=3), False),
-        (list(pairs(batch_size=3)), False),
-    ],
-    ids=["plain", "own batches", "distributed", "limited", "in order", "list"],
-)
-def test_a_loader_that_shuffles_is_warned_of(whole, warns, caplog):
-    """A loader that shuffles causes one warning, because the caller cannot know the order of the rows."""
-    found, said = warnings_of(whole, caplog)
-
-    assert found == 11
-    assert len(said) == warns
-    assert all("shuffles: predictions come in its order, not in the data set's; use shuffle=False" in s for s in said)
+    assert sum(len(each["logits"]) for each in predictions) == num_rows
+    words = "shuffles: predictions come in its order" if is_shuffled else "its sampler keeps drop_last=True"
+    assert len(caplog.messages) == (is_shuffled or num_rows < 11)
+    assert all(words in each for each in caplog.messages)
 
 
 # ------------------------------------------------------------------------------------ processes started by a launcher
 
 
 class Writes(dl.SupervisedRunner):
-    """Runner whose predictions fit in any file format."""
-
     def predict_batch(self, batch):
         return {"logits": self.model(batch[0]), "targets": batch[1]}
-
-
-def evaluated(length, **where):
-    """Compute metrics in float64, so that the order of summation does not matter."""
-    features, targets = classification(length).tensors
-    data = DataLoader(TensorDataset(features.double(), targets), batch_size=4)
-    runner = dl.SupervisedRunner(mlp().double()).train(
-        loaders={"train": data}, criterion=nn.CrossEntropyLoss(), callbacks=[dl.AccuracyCallback("logits", "targets")],
-        cpu=True, engine=None, **quiet(),
-    )  # fmt: skip
-    return runner.evaluate_loader(data, **where)
 
 
 def every_case(folder):
     """Return the results of all cases in each of three processes, whose engines join the existing process group."""
     group = DDP(3)
     group.setup()
-    runner, found = Predicts(mlp(dropout=0.5)), {}
-    for length in LENGTHS:
-        for batch_size in (1, 4, 33):
-            predictions = runner.predict_loader(loader=numbered(length, batch_size), engine=DDP(), scale=2.0)
-            found[length, batch_size] = joined(list(predictions))
-    found["shuffled"] = joined(list(runner.predict_loader(loader=numbered(30, shuffle=True), engine=DDP())))
-    found["workers"] = joined(list(runner.predict_loader(loader=numbered(30, num_workers=1), engine=DDP())))
-    found["amp"] = joined(list(runner.predict_loader(loader=numbered(30), ddp=True, cpu=True, amp=True)))
-    sharded = dl.FullyShardedDataParallelEngine(device="cpu")
-    found["fsdp"] = joined(list(runner.predict_loader(loader=numbered(30), engine=sharded)))
+    runner = Predicts(mlp(dropout=0.5))
+
+    def predicted(data, engine=DDP, **options):
+        options = {"engine": engine(), **options} if engine else options
+        return joined(list(runner.predict_loader(loader=data, **options)))
+
+    sizes = [(length, batch_size) for length in LENGTHS for batch_size in (1, 4, 33)]
+    found = {each: predicted(numbered(*each), scale=2.0) for each in sizes}
+    found["shuffled"] = predicted(numbered(30, shuffle=True))
+    found["workers"] = predicted(numbered(30, num_workers=1))
+    found["amp"] = predicted(numbered(30), None, ddp=True, cpu=True, amp=True)
+    found["fsdp"] = predicted(numbered(30), partial(dl.FullyShardedDataParallelEngine, device="cpu"))
     half = iter(runner.predict_loader(loader=numbered(30), engine=DDP()))
     found["half"] = joined([next(half)])
     half.close()
-    found["after"] = joined(list(runner.predict_loader(loader=numbered(30), engine=DDP())))
+    found["after"] = predicted(numbered(30))
     for suffix in ("csv", "parquet", "pt"):
         path = Writes(mlp()).predict_to(f"{folder}/new/predictions.{suffix}", loader=loader(65, 4), engine=DDP())
         found[suffix] = path.stat().st_size  # every rank sees the file
-    found["metrics"] = {length: evaluated(length, ddp=True, cpu=True) for length in LENGTHS[1:]}
     gathered = group.gather_object(found)
     group.cleanup()
     return gathered
@@ -269,37 +203,34 @@ def ranks(folder):
     return DDP(3).launch(partial(every_case, folder))
 
 
+def in_one_process(data, **options):
+    return joined(list(Predicts(mlp()).predict_loader(loader=data, cpu=True, **options)))
+
+
 def test_every_rank_gets_all_predictions_in_order(ranks):
     """Every rank gets the predictions of one process with the same arguments, in order."""
     for found in ranks:
         for length in LENGTHS:
             for batch_size in (1, 4, 33):
-                one = Predicts(mlp()).predict_loader(loader=numbered(length, 5), cpu=True, scale=2.0)
-                assert_equal(found[length, batch_size], joined(list(one)))
-
-
-def test_a_loader_that_shuffles_gives_the_order_of_one_process(ranks):
-    """A loader that shuffles gives the order of one process, which depends on the seed only."""
-    one = joined(list(Predicts(mlp()).predict_loader(loader=numbered(30, shuffle=True), cpu=True)))
-
-    assert sorted(one[0]) == list(range(30)) != one[0]
-    for found in ranks:
-        assert_equal(found["shuffled"], one)
+                assert_equal(found[length, batch_size], in_one_process(numbered(length, 5), scale=2.0))
 
 
 def test_other_engines_and_workers_predict_the_same(ranks):
-    """FSDP2, worker processes and a prediction after an abandoned one give the predictions of one process."""
-    one = joined(list(Predicts(mlp()).predict_loader(loader=numbered(30), cpu=True)))
+    """FSDP2, workers, a shuffle, which depends on the seed only, and a prediction after an abandoned one."""
+    one = in_one_process(numbered(30))
+    shuffled = in_one_process(numbered(30, shuffle=True))
 
+    assert sorted(shuffled[0]) == list(range(30)) != shuffled[0]
     for found in ranks:
         for case in ("workers", "fsdp", "after"):
             assert_equal(found[case], one)
+        assert_equal(found["shuffled"], shuffled)
         assert found["half"][0] == list(range(12))
 
 
 def test_amp_predicts_in_the_type_of_one_process(ranks):
     """Predictions with AMP are bfloat16, as in one process, and equal to its 8 bits."""
-    one = joined(list(Predicts(mlp()).predict_loader(loader=numbered(30), cpu=True, amp=True)))
+    one = in_one_process(numbered(30), amp=True)
 
     for found in ranks:
         assert found["amp"][1].dtype == one[1].dtype == torch.bfloat16
@@ -328,15 +259,6 @@ def read(path):
     return {"logits": torch.tensor(logits, dtype=torch.float32), "targets": torch.tensor(frame["targets"].to_numpy())}
 
 
-def test_metrics_of_several_processes_are_those_of_one(ranks):
-    """Metrics of several processes equal those of one to 1e-9 in float64, for any length."""
-    for length in LENGTHS[1:]:
-        one = evaluated(length, cpu=True)
-
-        for found in ranks:
-            assert found["metrics"][length] == pytest.approx(one, rel=1e-9)
-
-
 # -------------------------------------------------------------------------------------- processes started by the call
 
 
@@ -348,10 +270,7 @@ def test_plain_python_gets_the_predictions_of_spawned_processes(tmp_path):
             return mlp(seed=7)
 
     model = mlp()
-    dl.SupervisedRunner().train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), loaders={"train": loader(20, 4)},
-        cpu=True, logdir=tmp_path, **quiet(),
-    )  # fmt: skip
+    train(model, logdir=tmp_path)
 
     found = joined(list(Made().predict_loader(loader=numbered(65), ddp=True, cpu=True, resume=tmp_path)))
 
@@ -371,8 +290,6 @@ def test_horovod_predicts_the_same():
 
 
 class Counts(Predicts):
-    """Runner that creates a file for each batch that it starts."""
-
     folder = ""
 
     def predict_batch(self, batch):
@@ -414,8 +331,6 @@ def test_a_generator_left_half_way_ends_its_processes_and_was_not_ahead(tmp_path
 
 
 class Fails(Predicts):
-    """Runner whose rank one raises or exits."""
-
     how = ""
 
     def predict_batch(self, batch):
@@ -444,18 +359,6 @@ def test_a_rank_that_fails_ends_the_prediction_with_its_own_words(how):
         assert caught.value.__notes__ == ["in batch 4 of loader 'predict', rank 1"]
 
 
-def test_a_file_of_a_run_that_fails_stays_as_it_was(tmp_path):
-    """A failed prediction keeps the old file and leaves no partial file."""
-    path = tmp_path / "predictions.csv"
-    path.write_text("the old ones")
-
-    with pytest.raises(ArithmeticError):
-        Fails(mlp()).predict_to(path, loader=numbered(1000), ddp=True, cpu=True)
-
-    assert path.read_text() == "the old ones"
-    assert list(tmp_path.iterdir()) == [path]
-
-
 # --------------------------------------------------------------------------------------------------------- one process
 
 
@@ -468,14 +371,8 @@ def test_one_process_predicts_lazily_whatever_the_predictions_are(engine):
             return float(self.model(batch[0]).sum())
 
     taken = []
-    model = mlp()
-
-    def batches():
-        for batch in loader(12, 4):
-            taken.append(batch)
-            yield batch
-
-    predictions = Sums(model).predict_loader(loader=batches(), engine=engine())
+    batches = (taken.append(batch) or batch for batch in loader(12, 4))
+    predictions = Sums(mlp()).predict_loader(loader=batches, engine=engine())
     assert taken == []
     first = next(predictions)
 

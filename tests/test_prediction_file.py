@@ -68,37 +68,31 @@ def test_parquet_has_typed_columns_and_lists_for_vectors(tmp_path):
     first, second = batches(8)
 
     ragged = [{"tokens": torch.ones(3, 4, dtype=torch.int32)}, {"tokens": torch.zeros(5, 2, dtype=torch.int32)}]
-    named = [{"name": ["a", "b", "c"]}, {"name": ["d", None, "f", "g", "h"]}]
+    named = [{"name": ["a", "b", "c"], "no": torch.zeros(3, 0)}, {"name": ["d", None, *"fgh"], "no": torch.zeros(5, 0)}]
     path = write(tmp_path / "a.parquet", {**first, **ragged[0], **named[0]}, {**second, **ragged[1], **named[1]})
 
     table = parquet.read_table(path)
     assert {name: str(table.schema.field(name).type) for name in table.column_names} == {
-        "float": "float",
-        "double": "list<element: double>",
-        "half": "list<element: list<element: halffloat>>",
-        "nested.0": "int64",
-        "nested.1.flag": "bool",
-        "brain": "float",
-        "array": "int16",
-        "tokens": "list<element: int32>",
-        "name": "string",
-    }
+        "float": "float", "double": "list<element: double>", "half": "list<element: list<element: halffloat>>",
+        "nested.0": "int64", "nested.1.flag": "bool", "brain": "float", "array": "int16",
+        "tokens": "list<element: int32>", "name": "string", "no": "list<element: float>",
+    }  # fmt: skip
     columns = table.to_pydict()
     assert columns["half"] == torch.cat([first["half"], second["half"]]).tolist()
     assert columns["brain"] == torch.cat([first["brain"], second["brain"]]).tolist()
     assert columns["tokens"] == [[1] * 4] * 3 + [[0] * 2] * 5
-    assert columns["name"] == ["a", "b", "c", "d", None, "f", "g", "h"]
+    assert columns["name"] == ["a", "b", "c", "d", None, "f", "g", "h"] and columns["no"] == [[]] * 8
     assert parquet.ParquetFile(path).num_row_groups == 1
 
 
 def test_pt_holds_the_structure_of_one_prediction(tmp_path):
     """A .pt file holds the structure with concatenated tensors of the same dtypes and loads with weights_only=True."""
-    first, second = batches(8)
+    first, second = ({**each, "no": torch.zeros(len(each["float"]), 0)} for each in batches(8))
 
     whole = torch.load(write(tmp_path / "a.pt", first, second), weights_only=True)
 
     assert list(whole) == list(first) and whole["absent"] is None
-    for name in ("float", "double", "half", "brain"):
+    for name in ("float", "double", "half", "brain", "no"):
         assert torch.equal(whole[name], torch.cat([first[name], second[name]]))
     assert torch.equal(whole["nested"][1]["flag"], torch.cat([each["nested"][1]["flag"] for each in (first, second)]))
     assert whole["array"].tolist() == [*range(3), *range(5)] and whole["array"].dtype == torch.int16
@@ -117,14 +111,6 @@ def test_each_row_is_there_once_and_in_order(sizes, suffix, tmp_path_factory):
     else:
         frame = pandas.read_csv(path) if suffix == "csv" else pandas.read_parquet(path)
         assert frame["prediction"].tolist() == rows.tolist()
-
-
-def test_a_part_of_no_width_is_written(tmp_path):
-    """A tensor with zero columns is written with its rows."""
-    whole = torch.load(write(tmp_path / "a.pt", torch.zeros(3, 0), torch.zeros(2, 0)), weights_only=True)
-
-    assert whole.shape == (5, 0)
-    assert parquet.read_table(write(tmp_path / "a.parquet", torch.zeros(3, 0, 2)))["prediction"].to_pylist() == [[]] * 3
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet", "pt"])
@@ -171,20 +157,10 @@ def test_a_failure_leaves_the_old_file_and_nothing_beside_it(suffix, tmp_path):
         ("csv", [torch.zeros(2, 3), torch.zeros(2, 2)], ValueError, "not those of the first batch.*pad.*parquet"),
         ("csv", [{"a": torch.zeros(2)}, {"b": torch.zeros(2)}], ValueError, "not those of the first batch"),
         ("csv", [{"a": {"b": torch.zeros(2)}, "a.b": torch.zeros(2)}], ValueError, "would be column 'a.b'; rename"),
-        (
-            "csv",
-            [{"a_0": torch.ones(2), "a": torch.zeros(2, 1)}],
-            ValueError,
-            "would be column 'a_0' of a .csv.*rename",
-        ),
+        ("csv", [{"a_0": torch.ones(2), "a": torch.zeros(2, 1)}], ValueError, "would be column 'a_0' of a"),
         ("csv", [{"a": torch.zeros(2, 1), "a_0": ["x", "y"]}], ValueError, "would be column 'a_0' of a .csv.*parquet"),
         ("csv", [torch.zeros(2, dtype=torch.complex64)], TypeError, "complex64.*write a .pt"),
-        (
-            "parquet",
-            [{"a": torch.zeros(2)}, {"b": torch.zeros(2)}],
-            ValueError,
-            "'b': 'float'.* not those of the first batch, .'a': 'float'",
-        ),
+        ("parquet", [{"a": torch.zeros(2)}, {"b": torch.zeros(2)}], ValueError, "'b': 'float'.* not those of the"),
         ("parquet", [{"a": ["x", "y"]}, {"a": [1, 2]}], ValueError, "'a': 'int64'.* not those of the first batch"),
         ("pt", [{"a": ["x", "y"]}], TypeError, r"prediction\['a'\] is not a tensor.*write .parquet or .csv"),
         ("pt", [torch.zeros(2, 3), torch.zeros(2, 2)], ValueError, r"has rows \(2,\) .* the first batch has \(3,\)"),

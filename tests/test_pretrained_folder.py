@@ -16,17 +16,14 @@ from tests.pretrained import CONFIG, SMALL, Tied, assert_same, train
 from tests.tiny import NUM_FEATURES, mlp, weights
 
 
-@pytest.mark.parametrize("num_files", [1, 5])
-def test_a_run_starts_with_an_exported_model(tmp_path, num_files):
+@pytest.mark.parametrize("max_shard_size", [10**6, SMALL])
+def test_a_run_starts_with_an_exported_model(tmp_path, max_shard_size):
     """CheckpointCallback(resume_model=) and predict_loader(resume=) read the folder and its index."""
     model = Tied(seed=1)
-    out = utils.export_pretrained(
-        model, tmp_path / "out", config=CONFIG, max_shard_size=SMALL if num_files > 1 else 10**6
-    )
+    out = utils.export_pretrained(model, tmp_path / "out", config=CONFIG, max_shard_size=max_shard_size)
     for source in (out, pretrained_folder.pretrained_weights(out)):
         started = Tied(seed=9).eval()
-        start = dl.CheckpointCallback(tmp_path / f"log of {source.name}", resume_model=source)
-        train(started, callbacks=[start])
+        train(started, callbacks=[dl.CheckpointCallback(tmp_path / f"log of {source.name}", resume_model=source)])
         torch.testing.assert_close(dict(started.named_parameters()), dict(model.named_parameters()), rtol=0, atol=0)
         rows = torch.randn(4, NUM_FEATURES)
         [batch] = dl.SupervisedRunner(Tied(seed=9)).predict_loader(loader=[(rows,)], resume=source, cpu=True)
@@ -64,25 +61,15 @@ def test_two_processes_start_with_an_exported_model_and_export_their_checkpoints
         torch.testing.assert_close(dict(loaded.named_parameters()), dict(model.named_parameters()), rtol=0, atol=0)
 
 
-def spoil(change):
-    def spoiled(folder):
-        out = utils.export_pretrained(Tied(), folder / "out", config=CONFIG, max_shard_size=SMALL)
-        change(out / "model.safetensors.index.json")
-        return out
+def index_with(change):
+    """Return a function that changes an index in its file."""
 
-    return spoiled
+    def rewrite(path):
+        index = json.loads(path.read_text())
+        change(index["weight_map"])
+        path.write_text(json.dumps(index))
 
-
-def renamed(path):
-    index = json.loads(path.read_text())
-    index["weight_map"]["embed.weight"] = "../model.safetensors"
-    path.write_text(json.dumps(index))
-
-
-def further(path):
-    index = json.loads(path.read_text())
-    index["weight_map"]["z"] = index["weight_map"]["embed.weight"]
-    path.write_text(json.dumps(index))
+    return rewrite
 
 
 @pytest.mark.parametrize(
@@ -91,19 +78,23 @@ def further(path):
         (lambda path: path.write_text("{"), r"index\.json is not an index of \.safetensors files \(JSONDecodeError"),
         (lambda path: path.write_text("[]"), r"index\.json is not an index of \.safetensors files \(TypeError"),
         (lambda path: path.write_text('{"weight_map": {"a": 3}}'), "is not an index of .*TypeError"),
-        (renamed, r"must name \.safetensors files in its own folder, but names \.\./model\.safetensors, model-0"),
+        (
+            index_with(lambda names: names.update(a="../model.safetensors")),
+            r"in its own folder, but names \.\./model\.",
+        ),
         (lambda path: next(path.parent.glob("model-00002*")).unlink(), "of which these are missing: model-00002-of-"),
         (lambda path: next(path.parent.glob("model-00002*")).write_bytes(b"torn"), "is not a complete .safetensors fi"),
-        (further, "names 1 weights that are not in its files, the first is z"),
+        (index_with(lambda names: names.update(z=names["embed.weight"])), "names 1 weights that are not in its files"),
     ],
 )
 def test_a_damaged_folder_is_named(tmp_path, change, words):
-    out, model = spoil(change)(tmp_path), Tied(seed=9)
-    before = weights(model)
+    out = utils.export_pretrained(Tied(), tmp_path / "out", config=CONFIG, max_shard_size=SMALL)
+    change(out / "model.safetensors.index.json")
+    model = Tied(seed=9)
 
     with pytest.raises(ValueError, match=words):
         dl.SupervisedRunner().load(out, model=model)
-    assert torch.equal(weights(model), before)
+    assert torch.equal(weights(model), weights(Tied(seed=9)))
 
 
 def test_a_logdir_is_not_mistaken_for_a_pretrained_model(tmp_path):

@@ -14,17 +14,8 @@ import pytest
 from runnerkit import dl
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = [
-    "runnerkit",
-    "runnerkit.callbacks",
-    "runnerkit.contrib",
-    "runnerkit.data",
-    "runnerkit.metrics",
-    "runnerkit.dl",
-    "runnerkit.engines",
-    "runnerkit.loggers",
-    "runnerkit.utils",
-]
+PARTS = ("callbacks", "contrib", "data", "metrics", "dl", "engines", "loggers", "utils")
+PACKAGES = ["runnerkit", *(f"runnerkit.{part}" for part in PARTS)]
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -107,7 +98,6 @@ def loaded():
 
 
 def printed_by(code):
-    """Run `code` in a separate interpreter."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # users' installs are compiled
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
@@ -134,7 +124,6 @@ def test_dl_brings_what_few_ask_for_when_they_do(loaded):
 
 
 def parts(modules):
-    """Return the modules of callbacks and loggers."""
     return {name for name in modules if name.startswith(("runnerkit.callbacks.", "runnerkit.loggers."))}
 
 

@@ -8,14 +8,12 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
-from torch import nn
 
-from runnerkit import dl
 from runnerkit.commands.cli import main
 from runnerkit.history.report import write_report
 from runnerkit.support.redaction import redacted, redacted_command
 from tests.test_configured_run import CONFIG
-from tests.tiny import loader, mlp, quiet, sgd
+from tests.tiny import train
 
 SECRET = "correct-horse-battery-staple"
 
@@ -33,11 +31,7 @@ def files_with(text, folder):
 def test_a_credential_on_the_command_line_is_not_in_environment_json_nor_in_the_report(tmp_path, monkeypatch, words):
     """Credentials on the command line and in hparams are in no file of the logdir; the other arguments are kept."""
     monkeypatch.setattr(sys, "argv", ["train.py", *words, "--lr=0.1"])
-    model = mlp()
-    dl.SupervisedRunner().train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), loaders={"train": loader(16, 4)},
-        hparams={"lr": 0.1, "service": {"token": SECRET}, "pad_token": "[PAD]"}, logdir=tmp_path, cpu=True, **quiet(),
-    )  # fmt: skip
+    train(hparams={"lr": 0.1, "service": {"token": SECRET}, "pad_token": "[PAD]"}, logdir=tmp_path)
 
     report = write_report(tmp_path)
 
@@ -71,15 +65,11 @@ def test_a_credential_in_a_word_of_the_command_is_hidden(words):
 
 @dataclass
 class Service:
-    """A user's settings."""
-
     url: str
     api_key: str
 
 
 class Tuple(NamedTuple):
-    """A user's settings."""
-
     url: str
     api_key: str
 
@@ -111,24 +101,10 @@ def test_an_object_that_contains_itself_ends():
 
 def test_what_names_no_credential_stays():
     """Names that resemble credentials, such as `num_tokens`, are not redacted."""
-    values = {
-        "num_tokens": 3,
-        "mask_token": "[M]",
-        "loader_key": "train",
-        "tokenizer": "bpe",
-        "pass": 2,
-        "sort_key": "a",
-        "text": "https://host/x?page=2, num_tokens: 3, key: a",
-        "bos_token": "[B]",
-        "max_token": 512,
-        "cost_per_token": 0.1,
-        "class_token": "[C]",
-        "user_key": "user_id",
-        "session_tokens": 50,
-        "prose": "Each token: one word; the secret: none",
-        "secret": None,
-        "key": "a",
-    }
+    texts = {"text": "https://host/x?page=2, num_tokens: 3, key: a", "prose": "Each token: one word; the secret: none"}
+    names = ["num_tokens", "mask_token", "loader_key", "tokenizer", "pass", "sort_key", "bos_token", "max_token"]
+    names += ["cost_per_token", "class_token", "user_key", "session_tokens", "key"]
+    values = {**texts, **dict.fromkeys(names, "a"), "secret": None, "num_token": 3}
     words = ["run.py", "--input-key", "x", "--max-tokens=5", "--token", "--lr", "1", "token=${oc.env:TOKEN}"]
 
     assert redacted(values) == values and redacted_command(words) == words

@@ -66,30 +66,18 @@ def imported(*, only_top_level):
 
 
 def needed(names):
-    """Return {package: names of the distributions that provide it}."""
     of_package = importlib.metadata.packages_distributions()
     return {name: {each.lower().replace("_", "-") for each in of_package[name]} for name in sorted(names)}
 
 
-def test_what_is_always_imported_is_required():
-    """Top-level imports are in install_requires, unless the module itself is imported late."""
+def test_what_is_imported_is_required_or_in_an_extra():
+    """Top-level imports are in install_requires, unless the module is imported late; all others in the extra `all`."""
     required = distributions(setup_cfg()["options"]["install_requires"])
+    optional = distributions(setup_cfg()["options.extras_require"]["all"])
 
-    missing = [name for name, any_of in needed(imported(only_top_level=True)).items() if not any_of & required]
-    assert missing == []
-
-
-def test_what_is_imported_late_is_in_an_extra():
-    """Every optional package is in the extra `all`."""
-    extras = setup_cfg()["options.extras_require"]
-    required = distributions(setup_cfg()["options"]["install_requires"])
-
-    missing = [
-        name
-        for name, any_of in needed(imported(only_top_level=False)).items()
-        if not any_of & (required | distributions(extras["all"]))
-    ]
-    assert missing == []
+    for only_top_level, given in ((True, required), (False, required | optional)):
+        wanted = needed(imported(only_top_level=only_top_level))
+        assert [name for name, any_of in wanted.items() if not any_of & given] == []
 
 
 def test_extras_that_messages_name_exist():

@@ -9,14 +9,13 @@ from html.parser import HTMLParser
 import pandas
 import pytest
 import yaml
-from torch import nn
 
 from runnerkit import dl, read_metrics
 from runnerkit.checkpoints.index import read_index
 from runnerkit.history.best_values import best_metrics
 from runnerkit.history.report import write_report
 from tests.runs import log_run
-from tests.tiny import loader, mlp, quiet, sgd
+from tests.tiny import loader, train
 
 
 class Page(HTMLParser):
@@ -53,36 +52,22 @@ class Page(HTMLParser):
             self._cell = None
 
     def rows(self, table):
-        """Return the rows of a table without its header."""
         return self.tables[table][1:]
 
 
 @pytest.fixture(scope="module")
 def logdir(tmp_path_factory):
-    """Return the logdir of a real run."""
     logdir = tmp_path_factory.mktemp("report") / "digits"
-    model = mlp()
-    dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=sgd(model),
-        loaders={"train": loader(32, 4), "valid": loader(16, 4)},
-        callbacks=[dl.AccuracyCallback("logits", "targets")],
-        hparams={"lr": 0.1, "model": {"width": 16, "name": "<b>mlp</b> & more"}},
-        num_epochs=4,
-        logdir=logdir,
-        valid_loader="valid",
-        valid_metric="accuracy",
-        minimize_valid_metric=False,
-        cpu=True,
-        **quiet(),
-    )
+    loaders = {"train": loader(32, 4), "valid": loader(16, 4)}
+    hparams = {"lr": 0.1, "model": {"width": 16, "name": "<b>mlp</b> & more"}}
+    judge = {"valid_loader": "valid", "valid_metric": "accuracy", "minimize_valid_metric": False}
+    accuracy = [dl.AccuracyCallback("logits", "targets")]
+    train(loaders=loaders, callbacks=accuracy, hparams=hparams, num_epochs=4, logdir=logdir, **judge)
     return logdir
 
 
 @pytest.fixture(scope="module")
 def page(logdir):
-    """Return the parsed report of the run."""
     return Page(write_report(logdir).read_text(encoding="utf-8"))
 
 
@@ -141,8 +126,8 @@ def test_settings_are_shown_as_text(logdir, page):
     assert yaml.safe_load((logdir / "hparams.yml").read_text())["model"]["name"] == "<b>mlp</b> & more"
 
 
-def test_the_page_needs_no_other_file(logdir, page):
-    """The page and its picture refer to no other files."""
+def test_the_page_needs_no_other_file_and_its_picture_has_all_curves(logdir, page):
+    """Nothing refers to other files; a subplot per metric has a curve of four points per loader."""
     [picture] = page.links
     svg = base64.b64decode(picture.removeprefix("data:image/svg+xml;base64,")).decode()
 
@@ -151,13 +136,6 @@ def test_the_page_needs_no_other_file(logdir, page):
     assert "<svg" in svg and "<image" not in svg and "<script" not in svg
     assert all(link.startswith("#") for link in re.findall(r'(?:href|src)="([^"]*)"', svg))
     assert all(link.startswith("#") for link in re.findall(r"url\(([^)]*)\)", svg))
-
-
-def test_the_picture_has_a_curve_for_each_loader_and_metric(logdir, page):
-    """The picture has a subplot per metric and a curve of four points per loader and metric, as in `plot_metrics`."""
-    [picture] = page.links
-    svg = base64.b64decode(picture.removeprefix("data:image/svg+xml;base64,")).decode()
-
     curves = read_metrics(logdir).groupby(["loader", "metric"]).ngroups
     assert svg.count('<g id="axes_') == read_metrics(logdir)["metric"].nunique()
     groups = re.findall(r'<g clip-path="url\([^)]*\)">\s*((?:<use [^>]*/>\s*)+)</g>', svg)
@@ -179,38 +157,20 @@ def test_a_nan_is_shown_and_what_was_not_logged_is_not(tmp_path):
     assert page.rows("checkpoints") == [] and page.tables["hparams"] == [["none"]]
 
 
-def test_it_is_written_where_it_is_asked_for(tmp_path):
-    """The report is written to `path`, whose folder is created if necessary."""
-    log_run(tmp_path / "run", {"train": {"loss": [1.0]}})
-
-    path = write_report(tmp_path / "run", path=tmp_path / "new" / "page.html")
-
-    assert path == tmp_path / "new" / "page.html" and path.read_text().startswith("<!DOCTYPE html>")
-    assert not (tmp_path / "run" / "report.html").exists()
-
-
-def test_where_it_cannot_be_written_is_named(tmp_path):
-    """A path below a file raises an OSError that names the path."""
-    log_run(tmp_path / "run", {"train": {"loss": [1.0]}})
-    (tmp_path / "file").touch()
-
-    with pytest.raises(OSError, match=r"cannot write .*/file/page.html: "):
-        write_report(tmp_path / "run", path=tmp_path / "file" / "page.html")
-
-
-def test_settings_that_cannot_be_read_are_named(tmp_path):
-    """An invalid hparams.yml raises a ValueError that names the file."""
-    log_run(tmp_path / "run", {"train": {"loss": [1.0]}})
-    (tmp_path / "run" / "hparams.yml").write_text("lr: [0.1")
-
-    with pytest.raises(ValueError, match=r"hparams.yml cannot be read: "):
-        write_report(tmp_path / "run")
-
-
-def test_several_runs_are_refused_by_name(tmp_path):
-    """A folder of several runs raises an error that lists them."""
+def test_it_is_written_where_it_is_asked_for_or_says_why_not(tmp_path):
+    """In a folder that is created if necessary; not below a file, of several runs, or with an invalid hparams.yml."""
     for name in "ab":
         log_run(tmp_path / name, {"train": {"loss": [1.0]}})
+    (tmp_path / "file").touch()
 
+    path = write_report(tmp_path / "a", path=tmp_path / "new" / "page.html")
+
+    assert path == tmp_path / "new" / "page.html" and path.read_text().startswith("<!DOCTYPE html>")
+    assert not (tmp_path / "a" / "report.html").exists()
+    with pytest.raises(OSError, match=r"cannot write .*/file/page.html: "):
+        write_report(tmp_path / "a", path=tmp_path / "file" / "page.html")
     with pytest.raises(ValueError, match=r"contains 2 runs; pass the logdir of one of them: a, b"):
         write_report(tmp_path)
+    (tmp_path / "a" / "hparams.yml").write_text("lr: [0.1")
+    with pytest.raises(ValueError, match=r"hparams.yml cannot be read: "):
+        write_report(tmp_path / "a")

@@ -1,12 +1,11 @@
 """Tests of the trial batch that is evaluated before training if a callback reads a metric that no callback declares."""
 
 import pytest
-from torch import nn
 
 from runnerkit import dl
 from runnerkit.engines.launch.spawn import spawn
 from tests.free_port import free_port
-from tests.tiny import loader, mlp, quiet, sgd
+from tests.tiny import loader, train
 
 
 class OwnMetric(dl.SupervisedRunner):
@@ -30,25 +29,17 @@ class OwnMetric(dl.SupervisedRunner):
 
 
 class FailsToShare(dl.IMetricCallback):
-    """Metric that fails on rank one while the other rank waits in the reduction."""
-
     def share(self, runner):
         if runner.is_valid_loader and runner.engine.rank == 1:
             raise ZeroDivisionError("nothing to share")
 
 
-def train(engine, *, fails_in, fails_on=1, **callbacks):
-    runner, model = OwnMetric(), mlp()
+def fit(engine, *, fails_in, fails_on=1, **callbacks):
+    runner = OwnMetric()
     runner.fails_in, runner.fails_on = fails_in, fails_on
-    runner.train(
-        model=model,
-        engine=engine,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=sgd(model),
-        loaders={"train": loader(32, 4), "valid": loader(10, 2)},
-        callbacks={"stop": dl.EarlyStoppingCallback(3, "valid", "mine", minimize=True), **callbacks},
-        **quiet(),
-    )
+    loaders = {"train": loader(32, 4), "valid": loader(10, 2)}
+    stop = dl.EarlyStoppingCallback(3, "valid", "mine", minimize=True)
+    train(runner=runner, engine=engine, loaders=loaders, callbacks={"stop": stop, **callbacks})
     return runner.epoch_metrics["valid"]["mine"], runner.batch_step
 
 
@@ -63,11 +54,11 @@ def on_two_processes(job):
 
 
 def fail_in_a_batch_and_at_the_end():
-    return {where: train(ddp(), fails_in=where) for where in ("batch", "end", "nowhere")}
+    return {where: fit(ddp(), fails_in=where) for where in ("batch", "end", "nowhere")}
 
 
 def fail_to_share():
-    return train(ddp(), fails_in="nowhere", share=FailsToShare())
+    return fit(ddp(), fails_in="nowhere", share=FailsToShare())
 
 
 def test_a_batch_that_fails_on_one_rank_lets_no_rank_part_ways():
@@ -86,9 +77,9 @@ def test_a_rank_that_fails_where_others_wait_for_it_ends_the_job():
 
 def test_one_process_fails_in_training_and_not_before():
     """An error in the trial batch is ignored, because training reports errors with their place."""
-    plain = train(dl.CPUEngine(), fails_in="nowhere")
+    plain = fit(dl.CPUEngine(), fails_in="nowhere")
 
-    assert train(dl.CPUEngine(), fails_in="batch", fails_on=0) == plain
+    assert fit(dl.CPUEngine(), fails_in="batch", fails_on=0) == plain
 
 
 class FirstLook(dl.Callback):
@@ -106,25 +97,15 @@ def test_the_first_epoch_starts_as_if_no_batch_had_been_evaluated():
     """The trial batch leaves no attributes of its loader, so that `on_epoch_start` does not log under "valid"."""
 
     def first_look(**callbacks):
-        look, model, runner = FirstLook(), mlp(), OwnMetric()
+        look, runner = FirstLook(), OwnMetric()
         runner.fails_in = runner.fails_on = None
-        runner.train(
-            model=model,
-            engine=dl.CPUEngine(),
-            criterion=nn.CrossEntropyLoss(),
-            optimizer=sgd(model),
-            loaders=loaders,
-            callbacks={"look": look, **callbacks},
-            **quiet(),
-        )
+        train(runner=runner, loaders=loaders, callbacks={"look": look, **callbacks})
         return look
 
     loaders = {"train": loader(16, 4), "valid": loader(8, 4)}
-    plain = first_look()
-    checked = first_look(stop=dl.EarlyStoppingCallback(3, "valid", "mine", minimize=True))
+    plain, checked = first_look(), first_look(stop=dl.EarlyStoppingCallback(3, "valid", "mine", minimize=True))
 
-    assert plain.seen.keys() == checked.seen.keys()
-    different = {
-        name for name in plain.seen if name != "loaders" and repr(plain.seen[name]) != repr(checked.seen[name])
+    assert {name: repr(value) for name, value in plain.seen.items() if name != "loaders"} == {
+        name: repr(value) for name, value in checked.seen.items() if name != "loaders"
     }
-    assert different == set() and checked.seen["loader_key"] == "" and plain.wraps is checked.wraps
+    assert checked.seen["loader_key"] == "" and plain.wraps is checked.wraps

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from runnerkit import dl
-from tests.tiny import NUM_CLASSES, NUM_FEATURES, loader, quiet
+from tests.tiny import NUM_CLASSES, NUM_FEATURES, loader, train
 
 
 class Net(nn.Module):
@@ -28,23 +28,19 @@ def by_name(model):
     return torch.cat([each.detach().flatten() for _, each in sorted(model.state_dict().items())])
 
 
-def train(model, logdir=None, *, num_epochs=4, optimizer=None, callbacks=(), **options):
-    runner = dl.SupervisedRunner()
-    runner.train(
-        model=model, criterion=nn.CrossEntropyLoss(), engine=options.pop("engine", None) or dl.CPUEngine(),
-        optimizer=optimizer or torch.optim.Adam(model.parameters(), lr=0.05), callbacks=callbacks,
-        loaders={"train": loader(24, 4), "valid": loader(8, 4, seed=1)}, num_epochs=num_epochs, logdir=logdir,
-        resume="auto" if logdir else None, **options, **quiet(),
-    )  # fmt: skip
-    return runner
+def fit(model, logdir=None, *, num_epochs=4, optimizer=None, **options):
+    optimizer = optimizer or torch.optim.Adam(model.parameters(), lr=0.05)
+    loaders = {"train": loader(24, 4), "valid": loader(8, 4, seed=1)}
+    options = {"loaders": loaders, "logdir": logdir, "resume": "auto" if logdir else None, **options}
+    return train(model, optimizer=optimizer, num_epochs=num_epochs, **options)
 
 
 @pytest.mark.parametrize("first", [2, {"num_steps": 9}], ids=["epochs", "within an epoch"])
 def test_layers_in_another_order_keep_their_moments(tmp_path, first):
     """Adam's state belongs to parameters, in whatever order the model registers them."""
-    train(whole := Net())
-    train(Net(), tmp_path, **({"num_epochs": first} if isinstance(first, int) else first))
-    train(found := Net(("c", "a", "b")), tmp_path)
+    fit(whole := Net())
+    fit(Net(), tmp_path, **({"num_epochs": first} if isinstance(first, int) else first))
+    fit(found := Net(("c", "a", "b")), tmp_path)
     torch.testing.assert_close(by_name(found), by_name(whole), rtol=0, atol=0)
 
 
@@ -52,9 +48,9 @@ def test_layers_in_another_order_keep_their_moments(tmp_path, first):
 @pytest.mark.parametrize("engine", [dl.DistributedDataParallelEngine, dl.FullyShardedDataParallelEngine])
 def test_processes_match_by_name_too(tmp_path, engine):
     """Also under DDP, and the shards of FSDP."""
-    train(whole := Net(), engine=engine(2, device="cpu"))
-    train(Net(), tmp_path, num_epochs=2, engine=engine(2, device="cpu"))
-    train(found := Net(("c", "a", "b")), tmp_path, engine=engine(2, device="cpu"))
+    fit(whole := Net(), engine=engine(2, device="cpu"))
+    fit(Net(), tmp_path, num_epochs=2, engine=engine(2, device="cpu"))
+    fit(found := Net(("c", "a", "b")), tmp_path, engine=engine(2, device="cpu"))
     torch.testing.assert_close(by_name(found), by_name(whole), rtol=0, atol=1e-7)
 
 
@@ -64,12 +60,9 @@ def groups(model, *names):
 
 def test_groups_of_other_parameters_are_refused(tmp_path):
     """Groups in another order would take each other's options: the message names the parameters."""
-    model = Net()
-    train(model, tmp_path, num_epochs=1, optimizer=groups(model, "a", "b", "c", "head"))
-    model = Net()
-    with pytest.raises(ValueError, match="group 0") as error:
-        train(model, tmp_path, num_epochs=2, optimizer=groups(model, "b", "a", "c", "head"))
-    assert "a.weight" in str(error.value) and "b.weight" in str(error.value)
+    fit(model := Net(), tmp_path, num_epochs=1, optimizer=groups(model, "a", "b", "c", "head"))
+    with pytest.raises(ValueError, match=r"(?s)group 0.*a\.weight.*b\.weight|group 0.*b\.weight.*a\.weight"):
+        fit(model := Net(), tmp_path, num_epochs=2, optimizer=groups(model, "b", "a", "c", "head"))
 
 
 def test_two_models_and_a_criterion_match_by_name(tmp_path):
@@ -81,25 +74,15 @@ def test_two_models_and_a_criterion_match_by_name(tmp_path):
             logits = self.model["one"](features) + self.model["two"](features)
             self.batch = {"logits": logits, "targets": batch["targets"]}
 
-    def start(order, num_epochs, logdir):
+    def start(order, num_epochs, name):
         models = {"one": Net(order), "two": Net(order)}
-        chained = [each for key in ("one", "two") for each in models[key].parameters()]
-        runner = Two()
-        runner.train(
-            model=models, criterion=nn.CrossEntropyLoss(), optimizer=torch.optim.Adam(chained, lr=0.05),
-            engine=dl.CPUEngine(), loaders={"train": loader(24, 4)}, num_epochs=num_epochs, logdir=logdir,
-            resume="auto", **quiet(),
-        )  # fmt: skip
-        return models
+        optimizer = torch.optim.Adam([each for key in models for each in models[key].parameters()], lr=0.05)
+        fit(models, tmp_path / name, runner=Two(), optimizer=optimizer, num_epochs=num_epochs)
+        return torch.cat([by_name(model) for model in models.values()])
 
-    whole = start("abc", 4, tmp_path / "whole")
-    start("abc", 2, tmp_path / "parts")
-    found = start("cab", 4, tmp_path / "parts")
-    for key in whole:
-        assert torch.equal(by_name(found[key]), by_name(whole[key]))
-
-
-OPTIMIZERS = {name: getattr(torch.optim, name) for name in ("Adam", "AdamW", "RAdam", "Adamax", "NAdam")}
+    whole = start("abc", 4, "whole")
+    start("abc", 2, "parts")
+    assert torch.equal(start("cab", 4, "parts"), whole)
 
 
 @pytest.mark.parametrize("options", ["checkpoint", "arguments"])
@@ -108,17 +91,15 @@ OPTIMIZERS = {name: getattr(torch.optim, name) for name in ("Adam", "AdamW", "RA
 )
 def test_another_optimizer_is_refused(tmp_path, before, after, options):
     """The message names both classes and resume_options; nothing of the checkpoint changes."""
-    model = Net()
-    train(model, tmp_path, num_epochs=1, optimizer=OPTIMIZERS[before](model.parameters(), lr=0.01))
-    model = Net()
-    with pytest.raises(ValueError, match="resume_options") as error:
-        train(
-            model, tmp_path, num_epochs=2, optimizer=OPTIMIZERS[after](model.parameters(), lr=0.01),
-            resume_options=options,
-        )  # fmt: skip
-    assert f"of {before}," in str(error.value) and f"has {after}" in str(error.value)
-    model = Net()
-    train(model, tmp_path, num_epochs=2, optimizer=OPTIMIZERS[before](model.parameters(), lr=0.01))
+
+    def run(name, **options):
+        model = Net()
+        fit(model, tmp_path, optimizer=getattr(torch.optim, name)(model.parameters(), lr=0.01), **options)
+
+    run(before, num_epochs=1)
+    with pytest.raises(ValueError, match=rf"(?s)of {before},.*has {after}.*resume_options"):
+        run(after, num_epochs=2, resume_options=options)
+    run(before, num_epochs=2)
 
 
 def stopping(*watched):
@@ -134,19 +115,19 @@ def test_callbacks_in_another_order_keep_their_state(tmp_path, beside):
     """Two of a class are told apart by what they watch, also with one more before them."""
     both = [("loss", True), ("accuracy", False)]
     accuracy = [dl.AccuracyCallback("logits", "targets")]
-    train(Net(), tmp_path / "whole", num_epochs=3, callbacks=[*accuracy, *(whole := stopping(*both))])
-    train(Net(), tmp_path / "parts", num_epochs=2, callbacks=[*accuracy, *stopping(*both)])
+    fit(Net(), tmp_path / "whole", num_epochs=3, callbacks=[*accuracy, *(whole := stopping(*both))])
+    fit(Net(), tmp_path / "parts", num_epochs=2, callbacks=[*accuracy, *stopping(*both)])
     found = stopping(*reversed(both))
     others = [dl.TimerCallback()] if beside else []
-    train(Net(), tmp_path / "parts", num_epochs=3, callbacks=[*others, *found, *accuracy])
+    fit(Net(), tmp_path / "parts", num_epochs=3, callbacks=[*others, *found, *accuracy])
     assert states(found) == states(whole)
 
 
 def test_a_callback_that_watches_something_else_starts_anew(tmp_path, caplog):
     """Its best value of another metric is not loaded, and the warning names what it watched."""
     accuracy = [dl.AccuracyCallback("logits", "targets")]
-    train(Net(), tmp_path, num_epochs=2, callbacks=[*accuracy, *stopping(("loss", True))])
+    fit(Net(), tmp_path, num_epochs=2, callbacks=[*accuracy, *stopping(("loss", True))])
     found = stopping(("accuracy", False))
-    runner = train(Net(), tmp_path, num_epochs=3, callbacks=[*accuracy, *found])
+    runner = fit(Net(), tmp_path, num_epochs=3, callbacks=[*accuracy, *found])
     assert found[0].best_score == runner.experiment_metrics[3]["valid"]["accuracy"]
     assert "valid/loss" in caplog.text

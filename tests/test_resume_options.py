@@ -4,11 +4,10 @@ import math
 
 import pytest
 import torch
-from torch import nn
 from torch.optim import lr_scheduler
 
 from runnerkit import dl, read_metrics
-from tests.tiny import loader, mlp, quiet, weights
+from tests.tiny import loader, mlp, sgd, train, train_by_hand, weights
 
 NUM_STEPS = 4  # per epoch
 
@@ -40,22 +39,12 @@ def one_cycle(optimizer):
     return lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=4 * NUM_STEPS)
 
 
-def train(logdir, *, num_epochs, scheduler=None, lr=0.1, momentum=0.9, **options):
+def fit(logdir, *, scheduler=None, lr=0.1, kind=torch.optim.SGD, **options):
     model = mlp()
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
-    return dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=optimizer,
-        scheduler=scheduler(optimizer) if scheduler else None,
-        loaders={"train": loader(16, 4), "valid": loader(8, 4)},
-        num_epochs=num_epochs,
-        logdir=logdir,
-        resume="auto",
-        cpu=True,
-        loggers={"console": None},
-        **options,
-    )
+    optimizer = kind(model.parameters(), lr=lr, **({"momentum": 0.9} if kind is torch.optim.SGD else {}))
+    options = {"optimizer": optimizer, "scheduler": scheduler and scheduler(optimizer), **options}
+    loaders = {"train": loader(16, 4), "valid": loader(8, 4)}
+    return train(model, loaders=loaders, logdir=logdir, resume="auto", **options)
 
 
 def rates(logdir):
@@ -64,39 +53,30 @@ def rates(logdir):
 
 
 def test_a_schedule_that_is_passed_longer_is_rebuilt(tmp_path):
-    """resume_options="arguments" follows the formula of a longer schedule from the resumed epoch on."""
-    train(tmp_path, num_epochs=2, scheduler=lambda optimizer: cosine(optimizer, 2))
+    """resume_options="arguments" follows a longer schedule from the resumed epoch on, one-cycle ones too."""
+    fit(tmp_path / "cosine", num_epochs=2, scheduler=lambda optimizer: cosine(optimizer, 2))
+    fit(tmp_path / "cycle", num_epochs=2, scheduler=lambda each: lr_scheduler.OneCycleLR(each, 0.1, 2 * NUM_STEPS))
+    fit(tmp_path / "whole cycle", num_epochs=4, scheduler=one_cycle)
 
-    train(tmp_path, num_epochs=4, scheduler=cosine, resume_options="arguments")
+    fit(tmp_path / "cosine", num_epochs=4, scheduler=cosine, resume_options="arguments")
+    fit(tmp_path / "cycle", num_epochs=4, scheduler=one_cycle, resume_options="arguments")
 
     longer = [0.05 * (1 + math.cos(math.pi * epoch / 4)) for epoch in range(4)]
-    assert rates(tmp_path) == pytest.approx([0.1, 0.05, *longer[2:]])
-
-
-def test_a_one_cycle_schedule_that_is_passed_longer_is_rebuilt(tmp_path):
-    """resume_options="arguments" resumes with a longer one-cycle schedule, which is refused by default."""
-    train(tmp_path / "short", num_epochs=2, scheduler=lambda each: lr_scheduler.OneCycleLR(each, 0.1, 2 * NUM_STEPS))
-    train(tmp_path / "whole", num_epochs=4, scheduler=one_cycle)
-
-    train(tmp_path / "short", num_epochs=4, scheduler=one_cycle, resume_options="arguments")
-
-    assert rates(tmp_path / "short")[2:] == rates(tmp_path / "whole")[2:]
+    assert rates(tmp_path / "cosine") == pytest.approx([0.1, 0.05, *longer[2:]])
+    assert rates(tmp_path / "cycle")[2:] == rates(tmp_path / "whole cycle")[2:]
 
 
 def test_a_rate_that_is_passed_applies_with_the_momentum_that_was_saved(tmp_path):
     """A new learning rate applies with the saved momentum, as if set in the parameter group between two epochs."""
-    train(tmp_path, num_epochs=1)
+    fit(tmp_path, num_epochs=1)
 
-    runner = train(tmp_path, num_epochs=2, lr=0.01, resume_options="arguments")
+    runner = fit(tmp_path, num_epochs=2, lr=0.01, resume_options="arguments")
 
     model = mlp()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = sgd(model)
     for lr in (0.1, 0.01):
         optimizer.param_groups[0]["lr"] = lr
-        for features, targets in loader(16, 4):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(features), targets).backward()
-            optimizer.step()
+        train_by_hand(model, optimizer, loader(16, 4))
     assert rates(tmp_path) == pytest.approx([0.1, 0.01])
     assert weights(runner.model).equal(weights(model))
 
@@ -106,10 +86,10 @@ def test_a_rate_that_is_passed_applies_with_the_momentum_that_was_saved(tmp_path
 )
 def test_the_same_arguments_give_the_run_that_was_never_interrupted(tmp_path, scheduler, caplog):
     """Both resume_options equal the uninterrupted run bit for bit if no argument changed, without a warning of it."""
-    whole = train(tmp_path / "whole", num_epochs=4, scheduler=scheduler)
+    whole = fit(tmp_path / "whole", num_epochs=4, scheduler=scheduler)
     for source in ("checkpoint", "arguments"):
-        train(tmp_path / source, num_epochs=2, scheduler=scheduler)
-        resumed = train(tmp_path / source, num_epochs=4, scheduler=scheduler, resume_options=source)
+        fit(tmp_path / source, num_epochs=2, scheduler=scheduler)
+        resumed = fit(tmp_path / source, num_epochs=4, scheduler=scheduler, resume_options=source)
 
         assert weights(resumed.model).equal(weights(whole.model))
         assert rates(tmp_path / source) == rates(tmp_path / "whole")
@@ -119,9 +99,9 @@ def test_the_same_arguments_give_the_run_that_was_never_interrupted(tmp_path, sc
 @pytest.mark.parametrize("scheduler", [plateau, warm(plateau)])
 def test_a_plateaus_count_is_the_checkpoints_and_the_rate_the_passed_one(tmp_path, scheduler):
     """ReduceLROnPlateau keeps the checkpoint's counts, because its metrics are unknown, and takes the new rate."""
-    train(tmp_path, num_epochs=2, scheduler=scheduler)
+    fit(tmp_path, num_epochs=2, scheduler=scheduler)
 
-    runner = train(tmp_path, num_epochs=3, scheduler=scheduler, lr=0.05, resume_options="arguments")
+    runner = fit(tmp_path, num_epochs=3, scheduler=scheduler, lr=0.05, resume_options="arguments")
 
     after = getattr(runner.scheduler, "after", runner.scheduler)
     assert after.last_epoch >= 1
@@ -130,12 +110,12 @@ def test_a_plateaus_count_is_the_checkpoints_and_the_rate_the_passed_one(tmp_pat
 
 def test_the_warning_names_each_setting_once_with_what_applies(tmp_path, caplog):
     """The warning names each changed setting once and says which value applies."""
-    train(tmp_path, num_epochs=1, hparams={"lr": 0.1})
+    fit(tmp_path, num_epochs=1, hparams={"lr": 0.1})
 
-    train(tmp_path, num_epochs=2, lr=0.01, hparams={"lr": 0.01})
+    fit(tmp_path, num_epochs=2, lr=0.01, hparams={"lr": 0.01})
     kept = caplog.text
     caplog.clear()
-    train(tmp_path, num_epochs=3, lr=0.02, hparams={"lr": 0.02}, resume_options="arguments")
+    fit(tmp_path, num_epochs=3, lr=0.02, hparams={"lr": 0.02}, resume_options="arguments")
 
     assert (
         "continues with the checkpoint's (resume_options='arguments' uses the ones that were passed): optimizer.lr is "
@@ -147,7 +127,7 @@ def test_the_warning_names_each_setting_once_with_what_applies(tmp_path, caplog)
 def test_another_word_is_refused():
     """An unknown value of resume_options raises a ValueError."""
     with pytest.raises(ValueError, match=r"resume_options must be 'checkpoint' .* got 'new'"):
-        dl.SupervisedRunner().train(model=mlp(), resume_options="new", **quiet())
+        train(resume_options="new")
 
 
 class Counting(torch.optim.SGD):
@@ -168,19 +148,14 @@ class Counting(torch.optim.SGD):
 def test_counters_in_the_groups_are_the_checkpoints(tmp_path):
     """resume_options="arguments" takes options that the constructor accepts; the optimizer's own counters continue."""
 
-    def fit(num_epochs, logdir, lr):
-        model = mlp()
-        optimizer = Counting(model.parameters(), lr=lr)
-        dl.SupervisedRunner().train(
-            model=model, criterion=nn.CrossEntropyLoss(), optimizer=optimizer, loaders={"train": loader(16, 4)},
-            num_epochs=num_epochs, logdir=logdir, resume="auto", resume_options="arguments", cpu=True, **quiet(),
-        )  # fmt: skip
-        return weights(model), optimizer.param_groups[0]
+    def run(num_epochs, name, lr=0.1):
+        runner = fit(tmp_path / name, num_epochs=num_epochs, lr=lr, kind=Counting, resume_options="arguments")
+        return weights(runner.model), runner.optimizer.param_groups[0]
 
-    whole, _ = fit(3, tmp_path / "whole", 0.1)
-    fit(1, tmp_path / "parts", 0.1)
-    found, group = fit(3, tmp_path / "parts", 0.1)
+    whole, _ = run(3, "whole")
+    run(1, "parts")
+    found, group = run(3, "parts")
     assert torch.equal(found, whole)
     assert group["k"] == 3 * NUM_STEPS
-    fit(1, tmp_path / "other", 0.1)
-    assert fit(2, tmp_path / "other", 0.05)[1]["lr"] == 0.05
+    run(1, "other")
+    assert run(2, "other", 0.05)[1]["lr"] == 0.05

@@ -1,7 +1,6 @@
 """Tests that a resume from an incompatible checkpoint is refused or warned about, with the differences."""
 
 import functools
-import json
 import logging
 from dataclasses import dataclass
 
@@ -9,34 +8,24 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import lr_scheduler
-from torch.utils.data import DataLoader
 
 from runnerkit import dl
 from runnerkit.checkpoints.file import load_checkpoint, save_checkpoint
-from runnerkit.resume.compatibility import settings_of
-from tests.tiny import classification, loader, mlp, quiet
+from tests.tiny import loader, mlp, train
 
 
-def train(logdir, *, model=None, optimizer=None, scheduler=None, hparams=None, batch_size=4, **options):
+def fit(logdir, *, model=None, optimizer=None, scheduler=None, batch_size=4, **options):
     model = model or mlp()
-    optimizer = optimizer or functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
-    made = optimizer(model.parameters())
-    return dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=made,
-        scheduler=scheduler(made) if scheduler else None,
-        loaders={"train": loader(16, batch_size), "valid": loader(8, 4)},
-        hparams=hparams,
-        logdir=logdir,
-        **{"resume": "auto", "cpu": True, **quiet(), **options},
-    )
+    made = (optimizer or functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9))(model.parameters())
+    loaders = {"train": loader(16, batch_size), "valid": loader(8, 4)}
+    options = {"optimizer": made, "scheduler": scheduler and scheduler(made), "resume": "auto", **options}
+    return train(model, loaders=loaders, logdir=logdir, **options)
 
 
 @pytest.fixture
 def logdir(tmp_path):
     """Return the logdir of a run of one epoch."""
-    train(tmp_path / "log", hparams={"lr": 0.1, "layers": [16], "augment": {"flip": True}})
+    fit(tmp_path / "log", hparams={"lr": 0.1, "layers": [16], "augment": {"flip": True}})
     return tmp_path / "log"
 
 
@@ -53,8 +42,7 @@ def deeper():
     [
         (lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.0), nn.Linear(8, 3)),
          r"3 of another shape: 0.weight \(16, 6\) instead of \(8, 6\), 0.bias \(16,\) instead of \(8,\), 3.weight"),
-        (lambda: nn.Sequential(nn.Linear(6, 3)),
-         r"2 not in the model: 3.weight, 3.bias; 2 of another shape: 0.weight \(16, 6\) instead of \(3, 6\)"),
+        (lambda: nn.Sequential(nn.Linear(6, 3)), r"2 not in the model: 3.weight, 3.bias; 2 of another shape"),
         (lambda: mlp(batch_norm=True), "missing from it: 1.weight, 1.bias, 1.running_mean"),
         (deeper, "18 missing from it: 5.weight, 5.bias, 6.weight, 6.bias, 7.weight and 13 more"),
     ],
@@ -64,7 +52,7 @@ def test_another_model_is_refused_with_the_names_of_what_differs(logdir, model, 
     before = files(logdir)
 
     with pytest.raises(ValueError, match=words) as refused:
-        train(logdir, model=model(), num_epochs=2)
+        fit(logdir, model=model(), num_epochs=2)
 
     assert f"{logdir / 'checkpoints' / 'model.0001.pth'} holds another model's weights; " in str(refused.value)
     assert files(logdir) == before
@@ -75,13 +63,11 @@ def test_shards_of_two_processes_are_held_against_model_and_settings_too(tmp_pat
     sharded = functools.partial(dl.FullyShardedDataParallelEngine, 2, device="cpu", sharded_checkpoints=True)
     wider = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.0), nn.Linear(8, 3))
 
-    train(tmp_path)
-    train(tmp_path, num_epochs=2, engine=sharded(), cpu=False)
-    resumed = train(tmp_path, num_epochs=3)
-    with pytest.raises(
-        ValueError, match=r"2.* holds another model's weights; 3 of another shape: 0.weight \(16, 6\) ins"
-    ):
-        train(tmp_path, model=wider, resume=tmp_path / "checkpoints" / "model.0002", engine=sharded(), cpu=False)
+    fit(tmp_path)
+    fit(tmp_path, num_epochs=2, engine=sharded())
+    resumed = fit(tmp_path, num_epochs=3)
+    with pytest.raises(ValueError, match=r"2.* holds another model's weights; 3 of another shape: 0.weight \(16"):
+        fit(tmp_path, model=wider, resume=tmp_path / "checkpoints" / "model.0002", engine=sharded())
 
     assert resumed.epoch_step == 3
     assert "saved by 1 processes" in capfd.readouterr().err, "the output of the processes is captured here"
@@ -95,18 +81,18 @@ def test_another_number_of_models_is_refused(logdir):
         def handle_batch(self, batch):
             pass
 
-    def run(model, **options):
-        Several().train(model=model, loaders={"train": loader(8, 4)}, cpu=True, **quiet(), **options)
+    def run(*keys, **options):
+        train({key: mlp() for key in keys} or mlp(), runner=Several(), optimizer=None, **options)
 
     two = logdir.with_name("two")
-    run({"a": mlp(), "b": mlp()}, logdir=two)
+    run("a", "b", logdir=two)
 
     with pytest.raises(ValueError, match="holds the weights of one model, the runner has the models 'a', 'b'"):
-        run({"a": mlp(), "b": mlp()}, resume=logdir)
+        run("a", "b", resume=logdir)
     with pytest.raises(ValueError, match="holds the models 'a', 'b', the runner has one"):
-        run(mlp(), resume=two)
+        run(resume=two)
     with pytest.raises(ValueError, match="holds the models 'a', 'b', the runner has the models 'a', 'c'"):
-        run({"a": mlp(), "c": mlp()}, resume=two)
+        run("a", "c", resume=two)
 
 
 def test_predicting_with_another_models_weights_is_refused_with_names(logdir):
@@ -128,14 +114,13 @@ def test_predicting_with_another_models_weights_is_refused_with_names(logdir):
     ("optimizer", "words"),
     [
         (torch.optim.Adam, "holds the state of SGD, the run has Adam"),
-        (lambda parameters: torch.optim.SGD(list(parameters)[:2], lr=0.1, momentum=0.9),
-         r"optimizer with \[4\] parameters in its groups, the run's has \[2\]"),
+        (lambda parameters: torch.optim.SGD(list(parameters)[:2], lr=0.1, momentum=0.9), r"optimizer with \[4\]"),
     ],
 )  # fmt: skip
 def test_another_kind_of_optimizer_is_refused(logdir, optimizer, words):
     """Another optimizer class or number of parameters is refused; torch would fail in the first step."""
     with pytest.raises(ValueError, match=words):
-        train(logdir, optimizer=optimizer, num_epochs=2)
+        fit(logdir, optimizer=optimizer, num_epochs=2)
 
 
 OF_CHECKPOINT = "with the checkpoint's (resume_options='arguments' uses the ones that were passed)"
@@ -146,7 +131,7 @@ def test_changed_settings_are_warned_about_key_by_key(logdir, caplog):
     sgd = functools.partial(torch.optim.SGD, lr=0.01, momentum=0.9)
     hparams = {"lr": 0.01, "layers": [16], "augment": {"flip": False}, "dropout": 0.5}
 
-    runner = train(logdir, optimizer=sgd, hparams=hparams, batch_size=2, seed=7, num_epochs=2)
+    runner = fit(logdir, optimizer=sgd, hparams=hparams, batch_size=2, seed=7, num_epochs=2)
 
     [words] = [each for each in caplog.messages if "other settings" in each]
     where = f"{logdir / 'checkpoints' / 'model.0001.pth'} was saved with other settings"
@@ -158,26 +143,18 @@ def test_changed_settings_are_warned_about_key_by_key(logdir, caplog):
     assert runner.epoch_step == 2 and runner.optimizer.param_groups[0]["lr"] == 0.1
 
 
-def test_another_number_of_threads_is_warned_about(logdir, caplog):
-    """Another number of threads causes a warning, because sums may be rounded differently."""
+def test_another_number_of_threads_and_lost_hyperparameters_are_warned_about(logdir, caplog):
+    """Another number of threads may round sums differently; hyperparameters are missed even if the run has none."""
     before = torch.get_num_threads()
     torch.set_num_threads(before + 1)
     try:
-        train(logdir, num_epochs=2)
+        fit(logdir, num_epochs=2)
     finally:
         torch.set_num_threads(before)
 
     [words] = [each for each in caplog.messages if "other settings" in each]
     assert f"with the new ones: torch.get_num_threads() in 1 process(es) was {before}, is {before + 1}" in words
-
-
-def test_a_hyperparameter_that_is_gone_is_told_of(logdir, caplog):
-    """Hyperparameters that were removed are reported, even if the run has none."""
-    train(logdir, num_epochs=2)
-
-    assert (
-        "hyperparameters: hparams.lr was 0.1, is absent, hparams.layers was [16], is absent, hparams.a" in caplog.text
-    )
+    assert "hyperparameters: hparams.lr was 0.1, is absent, hparams.layers was [16], is absent, hparams.a" in words
 
 
 @dataclass
@@ -189,23 +166,20 @@ class Transform:
 
 def test_the_same_run_started_again_is_not_warned_about(tmp_path, caplog):
     """A resume with equal arguments or more epochs does not warn, with any hyperparameters and a scheduler."""
+    scheduler = functools.partial(lr_scheduler.StepLR, step_size=1)
     for num_epochs in (1, 2, 3):
-        train(
-            tmp_path,
-            hparams={"transform": Transform(), "names": {"a", "b", "c"}, "shape": (1, 2), "nan": float("nan")},
-            scheduler=functools.partial(lr_scheduler.StepLR, step_size=1),
-            num_epochs=num_epochs,
-        )
+        hparams = {"transform": Transform(), "names": {"a", "b", "c"}, "shape": (1, 2), "nan": float("nan")}
+        fit(tmp_path, hparams=hparams, scheduler=scheduler, num_epochs=num_epochs)
 
     assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 def test_another_scheduler_and_precision_are_warned_about(tmp_path, caplog):
     """Another scheduler or precision causes a warning, and the compatible state is restored."""
-    train(tmp_path, scheduler=functools.partial(lr_scheduler.StepLR, step_size=1))
+    fit(tmp_path, scheduler=functools.partial(lr_scheduler.StepLR, step_size=1))
 
     exponential = functools.partial(lr_scheduler.ExponentialLR, gamma=0.5)
-    train(tmp_path, scheduler=exponential, num_epochs=2, engine=dl.AMPEngine("cpu", dtype=torch.bfloat16), cpu=False)
+    fit(tmp_path, scheduler=exponential, num_epochs=2, precision="bf16")
 
     assert "precision was 'FP32', is 'AMP', scheduler was 'StepLR', is 'ExponentialLR'; and " in caplog.text
     assert f"{OF_CHECKPOINT}: scheduler.gamma is 0.1, 0.5 was passed" in caplog.text
@@ -217,9 +191,9 @@ def cosine(optimizer, *, num_epochs):
 
 def test_a_schedule_of_another_length_is_warned_about(tmp_path, caplog):
     """A schedule of another length causes a warning with both lengths, and the checkpoint's applies."""
-    train(tmp_path, scheduler=functools.partial(cosine, num_epochs=2), num_epochs=2)
+    fit(tmp_path, scheduler=functools.partial(cosine, num_epochs=2), num_epochs=2)
 
-    runner = train(tmp_path, scheduler=functools.partial(cosine, num_epochs=4), num_epochs=4)
+    runner = fit(tmp_path, scheduler=functools.partial(cosine, num_epochs=4), num_epochs=4)
 
     where = f"{tmp_path / 'checkpoints' / 'model.0002.pth'} was saved with other settings"
     words = f"{where}; the run continues {OF_CHECKPOINT}: scheduler.T_max is 2, 4 was passed"
@@ -230,22 +204,19 @@ def test_a_schedule_of_another_length_is_warned_about(tmp_path, caplog):
 def test_what_a_scheduler_is_made_of_is_warned_about(tmp_path, caplog):
     """Changes inside WarmupLR and SequentialLR are reported; only the warm-up's own arguments apply."""
 
-    def warm(optimizer, after, **arguments):
-        return dl.WarmupLR(optimizer, after=after(optimizer), **arguments)
+    def warm(optimizer, kind, argument, **arguments):
+        return dl.WarmupLR(optimizer, after=kind(optimizer, argument), **arguments)
 
     def in_turn(optimizer, milestone, step_size):
         parts = [lr_scheduler.ConstantLR(optimizer), lr_scheduler.StepLR(optimizer, step_size)]
         return lr_scheduler.SequentialLR(optimizer, parts, milestones=[milestone])
 
-    step, exponential = (
-        (lambda each: lr_scheduler.StepLR(each, 3)),
-        (lambda each: lr_scheduler.ExponentialLR(each, 0.5)),
-    )
-    warmed = tmp_path / "warmed"
-    train(warmed, scheduler=functools.partial(warm, after=step, num_steps=4))
-    train(warmed, scheduler=functools.partial(warm, after=exponential, num_steps=8, start_lr=0.01), num_epochs=2)
-    train(tmp_path / "turns", scheduler=functools.partial(in_turn, milestone=1, step_size=5))
-    train(tmp_path / "turns", scheduler=functools.partial(in_turn, milestone=3, step_size=7), num_epochs=2)
+    warmed, turned = tmp_path / "warmed", tmp_path / "turned"
+    fit(warmed, scheduler=lambda each: warm(each, lr_scheduler.StepLR, 3, num_steps=4))
+    exponential = functools.partial(warm, kind=lr_scheduler.ExponentialLR, argument=0.5, num_steps=8, start_lr=0.01)
+    fit(warmed, scheduler=exponential, num_epochs=2)
+    fit(turned, scheduler=lambda each: in_turn(each, 1, 5))
+    fit(turned, scheduler=lambda each: in_turn(each, 3, 7), num_epochs=2)
 
     warm_up, turns = (each for each in caplog.messages if "other settings" in each)
     assert warm_up.endswith(
@@ -253,9 +224,7 @@ def test_what_a_scheduler_is_made_of_is_warned_about(tmp_path, caplog):
         f"scheduler.after was 'StepLR', is 'ExponentialLR'; and {OF_CHECKPOINT}: scheduler.after.gamma is 0.1, "
         "0.5 was passed"
     )
-    assert turns.endswith(
-        f"{OF_CHECKPOINT}: scheduler.milestones is [1], [3] was passed, scheduler.1.step_size is 5, 7 was passed"
-    )
+    assert turns.endswith("scheduler.milestones is [1], [3] was passed, scheduler.1.step_size is 5, 7 was passed")
 
 
 def one_cycle(optimizer, *, num_steps):
@@ -265,11 +234,11 @@ def one_cycle(optimizer, *, num_steps):
 @pytest.mark.parametrize("num_steps", [8, 4])
 def test_a_one_cycle_schedule_is_not_made_longer(tmp_path, num_steps):
     """A resume beyond the end of a one-cycle schedule is refused, and no file changes; torch would raise later."""
-    train(tmp_path, scheduler=functools.partial(one_cycle, num_steps=4))
+    fit(tmp_path, scheduler=functools.partial(one_cycle, num_steps=4))
     before = files(tmp_path)
 
     with pytest.raises(ValueError, match="start a new one with its weights") as refused:
-        train(tmp_path, scheduler=functools.partial(one_cycle, num_steps=num_steps), num_epochs=2)
+        fit(tmp_path, scheduler=functools.partial(one_cycle, num_steps=num_steps), num_epochs=2)
 
     assert files(tmp_path) == before
     source = tmp_path / "checkpoints" / "model.0001.pth"
@@ -286,35 +255,29 @@ def test_a_one_cycle_schedule_is_resumed_to_its_end(tmp_path):
         return dl.WarmupLR(optimizer, num_steps=2, after=one_cycle(optimizer, num_steps=6))
 
     for logdir, scheduler in ((tmp_path / "1", functools.partial(one_cycle, num_steps=8)), (tmp_path / "2", warm)):
-        train(logdir, scheduler=scheduler)
-        runner = train(logdir, scheduler=scheduler, num_epochs=2)
+        fit(logdir, scheduler=scheduler)
+        runner = fit(logdir, scheduler=scheduler, num_epochs=2)
 
         assert runner.batch_step == 8
     with pytest.raises(ValueError, match=r"scheduler.after.total_steps is 6, 6 was passed, and epochs 3 to 3 are left"):
-        train(tmp_path / "2", scheduler=warm, num_epochs=3)
+        fit(tmp_path / "2", scheduler=warm, num_epochs=3)
 
 
 def test_another_schedulers_state_is_refused_by_a_warm_up(tmp_path):
     """WarmupLR refuses another scheduler's state and lists its keys."""
-    train(tmp_path, scheduler=functools.partial(cosine, num_epochs=2))
+    fit(tmp_path, scheduler=functools.partial(cosine, num_epochs=2))
 
-    with pytest.raises(
-        ValueError, match=r"WarmupLR got the state of another scheduler, with \['T_max', .*: resume with"
-    ):
-        train(tmp_path, scheduler=lambda optimizer: dl.WarmupLR(optimizer, num_steps=2), num_epochs=2)
+    with pytest.raises(ValueError, match=r"WarmupLR got the state of another scheduler, with \['T_max', .*: resume"):
+        fit(tmp_path, scheduler=lambda optimizer: dl.WarmupLR(optimizer, num_steps=2), num_epochs=2)
 
 
 def test_within_a_loader_that_is_no_more_is_refused(tmp_path):
     """A checkpoint saved within a loader that the run lacks is refused, with the keys of the loaders."""
-    train(tmp_path, callbacks=[dl.CheckpointCallback(tmp_path, mode="runner", every_steps=1)])
-    model = mlp()
+    fit(tmp_path, callbacks=[dl.CheckpointCallback(tmp_path, mode="runner", every_steps=1)])
+    path = next(tmp_path.glob("checkpoints/model.0001.*.pth"))
 
     with pytest.raises(ValueError, match=r"saved within loader 'train'; the run has the loaders \['train_more'\]"):
-        dl.SupervisedRunner().train(
-            model=model, criterion=nn.CrossEntropyLoss(), optimizer=torch.optim.SGD(model.parameters(), 0.1, 0.9),
-            loaders={"train_more": DataLoader(classification(8), batch_size=4)}, cpu=True,
-            resume=next(tmp_path.glob("checkpoints/model.0001.*.pth")), **quiet(),
-        )  # fmt: skip
+        train(loaders={"train_more": loader(8, 4)}, resume=path)
 
 
 @pytest.mark.parametrize(
@@ -331,16 +294,7 @@ def test_a_checkpoint_of_a_format_that_is_not_read_is_refused(logdir, version, w
     other = save_checkpoint({**state, "format_version": version, "runnerkit_version": "7.0"}, logdir / "other.pth")
 
     with pytest.raises(ValueError, match=words):
-        train(logdir, resume=other)
-
-
-def test_an_index_of_a_newer_format_is_refused(logdir):
-    """An index.json with a newer format version is refused."""
-    index = logdir / "checkpoints" / "index.json"
-    index.write_text(json.dumps({**json.loads(index.read_text()), "format_version": 2}))
-
-    with pytest.raises(ValueError, match=r"index.json was written by a newer runnerkit than this, 0.1.0: upgrade it"):
-        train(logdir)
+        fit(logdir, resume=other)
 
 
 def test_a_checkpoint_from_before_there_were_settings_loads(logdir, caplog):
@@ -348,15 +302,6 @@ def test_a_checkpoint_from_before_there_were_settings_loads(logdir, caplog):
     state = load_checkpoint(logdir / "checkpoints" / "last.pth")
     del state["settings"]
 
-    runner = train(logdir, resume=save_checkpoint(state, logdir / "older.pth"), num_epochs=2, hparams={"lr": 7})
+    runner = fit(logdir, resume=save_checkpoint(state, logdir / "older.pth"), num_epochs=2, hparams={"lr": 7})
 
     assert runner.epoch_step == 2 and "settings" not in caplog.text
-
-
-def test_settings_survive_loading_without_code(logdir):
-    """A checkpoint's settings are those of the run and load with `weights_only=True`."""
-    settings = load_checkpoint(logdir / "checkpoints" / "last.pth")["settings"]
-
-    assert settings["hparams.augment.flip"] is True and settings["hparams.layers"] == [16]
-    assert settings["batch_size of train"] == 4 and settings["optimizer.momentum"] == 0.9
-    assert settings_of.__doc__

@@ -67,31 +67,27 @@ def test_what_is_no_rows_is_named(prediction, error, words):
         take_off(prediction, {"features": torch.zeros(4, 3), "names": ["a", "b", "c", "d"]})
 
 
+ARRAYS = [np.zeros((4, 3)), np.zeros(4)]
+PICTURES = [{"picture": torch.zeros(3, size, 5), "boxes": torch.zeros(size, 4)} for size in (6, 7)]
+
+
 @pytest.mark.parametrize(
-    "batch",
-    [(torch.zeros(4, 3), torch.zeros(4)), [np.zeros((4, 3)), np.zeros(4)], {"both": [torch.zeros(4), ["a"] * 4]}],
-    ids=["tuple", "arrays", "nested"],
+    ("batch", "num_rows", "known"),
+    [
+        ((torch.zeros(4, 3), torch.zeros(4)), 4, None),  # not 2, as a pair
+        (ARRAYS, 4, None),
+        ({"both": [torch.zeros(4), ["a"] * 4]}, 4, None),
+        (PICTURES, 2, None),  # a list of samples of different shapes
+        ({"features": torch.zeros(4, 3), "names_of_classes": ["a", "b"]}, 4, 4),
+    ],
+    ids=["tuple", "arrays", "nested", "samples in a list", "known number"],
 )
-def test_the_length_of_a_structure_is_no_number_of_samples(batch):
+def test_a_batch_has_as_many_rows_as_samples(batch, num_rows, known):
     """The length of a container, such as the pair (features, targets), is not the number of samples."""
-    with pytest.raises(ValueError, match=r"prediction must have a row .* \(2,\), the batch has 4 samples"):
-        take_off(torch.zeros(2), batch)
-
-
-def test_a_batch_of_samples_in_a_list_has_as_many_rows():
-    """For a list of samples of different shapes, such as images with boxes, the list's length is the number of rows."""
-    pictures = [{"picture": torch.zeros(3, size, 5), "boxes": torch.zeros(size, 4)} for size in (6, 7)]
-
-    assert len(take_off(torch.zeros(2), pictures)) == 2
-
-
-def test_a_known_number_of_samples_is_the_only_one():
-    """A given number of samples overrides the lengths in the batch."""
-    batch = {"features": torch.zeros(4, 3), "names_of_classes": ["a", "b"]}
-
-    assert len(take_off(torch.zeros(4), batch, num_samples=4)) == 4
-    with pytest.raises(ValueError, match=r"its shape is \(2,\), the batch has 4 samples"):
-        take_off(torch.zeros(2), batch, num_samples=4)
+    assert len(take_off(torch.zeros(num_rows), batch, num_samples=known)) == num_rows
+    wrong = 2 if num_rows == 4 else 9
+    with pytest.raises(ValueError, match=rf"its shape is \({wrong},\)"):
+        take_off(torch.zeros(wrong), batch, num_samples=known)
 
 
 def test_a_batch_whose_length_cannot_be_seen_has_any():

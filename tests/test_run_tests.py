@@ -50,20 +50,12 @@ def test_what_passes_when_run_again_is_listed_with_its_first_failure(ran):
     assert "test_flaky[0]" in text and "a port was taken" in text
 
 
-def test_what_fails_twice_fails_the_run(ran):
-    code, texts = ran("def test_it(): assert False")
-
-    assert code != 0 and texts == []
-
-
-def test_more_than_three_flaky_tests_fail_the_run(ran):
-    code, texts = ran(FLAKY.format(count=4))
-
-    assert code != 0 and texts == []
-
-
-@pytest.mark.parametrize("tests", ["import os\ndef test_it(): os._exit(3)", "syntax error"])
-def test_a_run_that_breaks_is_not_taken_for_a_flaky_one(ran, tests):
+@pytest.mark.parametrize(
+    "tests",
+    ["def test_it(): assert False", FLAKY.format(count=4), "import os\ndef test_it(): os._exit(3)", "syntax error"],
+    ids=["fails twice", "more than three flaky tests", "breaks", "cannot be parsed"],
+)
+def test_what_is_not_a_flaky_test_fails_the_run(ran, tests):
     code, texts = ran(tests)
 
     assert code != 0 and texts == []

@@ -4,33 +4,26 @@ import copy
 import gc
 import threading
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from runnerkit import dl
-from tests.tiny import classification, loader, mlp, quiet, sgd, train_by_hand, weights
+from tests.interrupt import at
+from tests.shares import Stream
+from tests.tiny import classification, loader, mlp, sgd, train, train_by_hand, weights
 
 EVENTS = [event for event in dir(dl.Callback) if event.startswith("on_")]
 
 
 def recorder(base, log, name):
-    """Create a subclass of `base` that records each event."""
-
-    def note(event):
-        def on_event(self, runner):
-            where = runner.loader_key if "loader" in event or "batch" in event else ""
-            log.append((name, event, runner.epoch_step, where))
-
-        return on_event
-
-    return type("Recorder", (base,), {event: note(event) for event in EVENTS})
+    events = {event: lambda self, runner, event=event: log.append((name, event)) for event in EVENTS}
+    return type("Recorder", (base,), events)
 
 
 class Minimal(dl.IRunner):
-    """Runner that overrides only the required methods."""
-
     def __init__(self):
         super().__init__()
         self.batches_seen = []
@@ -65,37 +58,25 @@ def test_events_come_in_order_the_runners_own_around_the_callbacks():
 
     Recorded().run()
 
-    by_callback = [event for name, event, _, _ in log if name == "callback"]
     per_batch = ["on_batch_start", "on_batch_end"]
-    assert by_callback == [
-        "on_experiment_start",
-        "on_stage_start",
-        "on_epoch_start",
+    assert [event for name, event in log if name == "callback"] == [
+        *["on_experiment_start", "on_stage_start", "on_epoch_start"],
         *["on_loader_start", *[*per_batch, "on_step_end"] * 2, "on_loader_end"],
         *["on_loader_start", *per_batch, "on_loader_end"],
-        "on_epoch_end",
-        "on_stage_end",
-        "on_experiment_end",
+        *["on_epoch_end", "on_stage_end", "on_experiment_end"],
     ]
-    names = [name for name, event, _, _ in log if event == "on_epoch_start"] + [
-        name for name, event, _, _ in log if event == "on_epoch_end"
-    ]
-    assert names == ["runner", "callback", "callback", "runner"]
+    assert [name for name, event in log if event == "on_epoch_start"] == ["runner", "callback"]
+    assert [name for name, event in log if event == "on_epoch_end"] == ["callback", "runner"]
 
 
 def test_callbacks_act_by_order_and_node():
     """Callbacks run by ascending order; a callback for workers does not run in the main process."""
-    log = []
-    noted = recorder(dl.Callback, log, "x")
-    late, early, worker = noted(order=100), noted(order=0), noted(node=dl.CallbackNode.Worker)
     calls = []
-    for name, callback in {"late": late, "early": early, "worker": worker}.items():
-        callback.listens_to = lambda event: event == "on_epoch_start"
-        callback.on_epoch_start = lambda runner, name=name: calls.append(name)
+    kinds = {"late": {"order": 100}, "early": {"order": 0}, "worker": {"node": dl.CallbackNode.Worker}}
 
     class Ordered(Minimal):
         def get_callbacks(self, stage):
-            return {"late": late, "early": early, "worker": worker}
+            return {key: at("on_epoch_start", lambda _, key=key: calls.append(key), **kinds[key]) for key in kinds}
 
     Ordered().run()
 
@@ -163,17 +144,8 @@ def test_stages_have_their_own_components_and_counters():
     assert torch.equal(weights(runner.model), weights(reference))
 
 
-def supervised(runner=None, **kwargs):
-    runner = runner or dl.SupervisedRunner()
-    model = kwargs.pop("model", None) or mlp()
-    defaults = {
-        "criterion": nn.CrossEntropyLoss(),
-        "optimizer": sgd(model) if isinstance(model, nn.Module) else None,
-        "loaders": {"train": loader(40, 4), "valid": loader(20, 4)},
-        "cpu": True,
-        **quiet(),
-    }
-    return runner.train(model=model, **{**defaults, **kwargs})
+def supervised(runner=None, model=None, **options):
+    return train(model, runner=runner, **{"loaders": {"train": loader(40, 4), "valid": loader(20, 4)}, **options})
 
 
 def test_counters_count_training_steps_and_samples():
@@ -186,29 +158,18 @@ def test_counters_count_training_steps_and_samples():
     assert runner.loader_batch_len == 5
 
 
-def test_the_short_last_batch_counts_by_its_size():
-    """A loader's loss is the mean over samples, not over batches."""
-    model = mlp()
+def test_check_and_overfit_shorten_a_run():
+    """`check` runs three batches of each loader for three epochs; `overfit` repeats one as often as it has batches."""
+    counts, seen = [], {"train": [], "valid": []}
+    count = at("on_loader_end", lambda runner: counts.append((runner.loader_key, runner.loader_batch_step)))
+    see = at("on_batch_end", lambda runner: seen[runner.loader_key].append(runner.batch["features"].clone()))
 
-    runner = supervised(model=model, loaders={"valid": loader(10, 4)}, optimizer=None)
+    runner = supervised(num_epochs=10, check=True, callbacks=[count])
+    supervised(overfit=True, callbacks=[see], num_epochs=2)
 
-    features, targets = classification(10).tensors
-    expected = nn.functional.cross_entropy(model(features), targets).item()
-    assert runner.epoch_metrics["valid"]["loss"] == pytest.approx(expected, rel=1e-6)
-
-
-def test_check_runs_three_batches_of_every_loader_for_three_epochs():
-    """`check=True` runs three batches of every loader, validation included, for three epochs."""
-    counts = []
-
-    class Count(dl.Callback):
-        def on_loader_end(self, runner):
-            counts.append((runner.loader_key, runner.loader_batch_step))
-
-    runner = supervised(num_epochs=10, check=True, callbacks=[Count()])
-
-    assert counts == [("train", 3), ("valid", 3)] * 3
-    assert runner.epoch_step == 3
+    assert counts == [("train", 3), ("valid", 3)] * 3 and runner.epoch_step == 3
+    assert {key: len(batches) for key, batches in seen.items()} == {"train": 20, "valid": 10}
+    assert all(torch.equal(each, batches[0]) for batches in seen.values() for each in batches)
 
 
 def test_early_stopping_ends_the_stage_not_the_next_one():
@@ -216,10 +177,8 @@ def test_early_stopping_ends_the_stage_not_the_next_one():
 
     class Stopping(Stages):
         def get_callbacks(self, stage):
-            callbacks = super().get_callbacks(stage)
-            if stage == "pretrain":
-                callbacks["stop"] = dl.EarlyStoppingCallback(1, loader_key="train", metric_key="loss", minimize=False)
-            return callbacks
+            stop = dl.EarlyStoppingCallback(1, loader_key="train", metric_key="loss", minimize=False)
+            return {**super().get_callbacks(stage), **({"stop": stop} if stage == "pretrain" else {})}
 
     runner = Stopping()
     runner.lengths["pretrain"] = 50
@@ -230,37 +189,20 @@ def test_early_stopping_ends_the_stage_not_the_next_one():
     assert stages.count("finetune") == 1 and stages.count("infer") == 1
 
 
-def test_overfit_repeats_one_batch_of_each_loader():
-    """`overfit=True` repeats one batch as many times as the loader has batches."""
-    seen = {"train": [], "valid": []}
-
-    class See(dl.Callback):
-        def on_batch_end(self, runner):
-            seen[runner.loader_key].append(runner.batch["features"].clone())
-
-    supervised(overfit=True, callbacks=[See()], num_epochs=2)
-
-    for key, num_batches in {"train": 20, "valid": 10}.items():
-        assert len(seen[key]) == num_batches
-        assert all(torch.equal(each, seen[key][0]) for each in seen[key])
-
-
 def test_validation_every_n_steps_leaves_training_as_it_was():
     """valid_every_steps evaluates between steps and does not change the weights and training metrics."""
     plain_model, often_model = mlp(batch_norm=True, dropout=0.2), mlp(batch_norm=True, dropout=0.2)
-    steps = []
+    steps, losses = [], set()
 
-    class Note(dl.Callback):
-        def on_validation_end(self, runner):
-            steps.append(
-                (runner.batch_step, runner.loader_key, runner.model.training, runner.epoch_metrics["valid"]["loss"])
-            )
+    def note(runner):
+        steps.append((runner.batch_step, runner.loader_key, runner.model.training))
+        losses.add(runner.epoch_metrics["valid"]["loss"])
 
     plain = supervised(model=plain_model, num_epochs=2)
-    often = supervised(model=often_model, num_epochs=2, valid_every_steps=4, callbacks=[Note()])
+    validation = at("on_validation_end", note)
+    often = supervised(model=often_model, num_epochs=2, valid_every_steps=4, callbacks=[validation])
 
-    assert [(step, key, mode) for step, key, mode, _ in steps] == [(step, "train", True) for step in (4, 8, 12, 16)]
-    assert len({loss for *_, loss in steps}) == 4
+    assert steps == [(step, "train", True) for step in (4, 8, 12, 16)] and len(losses) == 4
     assert torch.equal(weights(plain_model), weights(often_model))
     assert often.experiment_metrics == plain.experiment_metrics
 
@@ -271,23 +213,17 @@ def test_models_and_optimizers_may_be_dicts():
 
     class Two(dl.Runner):
         def handle_batch(self, batch):
-            features, targets = batch
-            for key in "ab":
-                self.batch_metrics[f"loss_{key}"] = nn.functional.cross_entropy(self.model[key](features), targets)
+            for key, model in self.model.items():
+                self.batch_metrics[f"loss_{key}"] = nn.functional.cross_entropy(model(batch[0]), batch[1])
 
-    callbacks = {}
-    for key in "ab":
-        callbacks[f"backward_{key}"] = dl.BackwardCallback(f"loss_{key}")
-        callbacks[f"optimizer_{key}"] = dl.OptimizerCallback(f"loss_{key}", model_key=key, optimizer_key=key)
-    batches = loader(40, 4)
-    runner = supervised(
-        Two(), model=models, criterion=None, optimizer={key: sgd(model) for key, model in models.items()},
-        callbacks=callbacks, loaders={"train": batches},
-    )  # fmt: skip
+    callbacks = [dl.BackwardCallback(f"loss_{key}") for key in "ab"]
+    callbacks += [dl.OptimizerCallback(f"loss_{key}", model_key=key, optimizer_key=key) for key in "ab"]
+    optimizers = {key: sgd(model) for key, model in models.items()}
+    runner = train(models, runner=Two(), optimizer=optimizers, callbacks=callbacks)
 
     for key, seed in {"a": 1, "b": 2}.items():
         reference = mlp(seed=seed)
-        train_by_hand(reference, sgd(reference), batches)
+        train_by_hand(reference, sgd(reference), loader(16, 4))
         assert torch.equal(weights(runner.model[key]), weights(reference))
     assert {"lr_a", "lr_b", "loss_a", "loss_b"} <= set(runner.epoch_metrics["train"])
 
@@ -329,8 +265,7 @@ def test_a_runners_own_meter_needs_no_super_call():
 
     runner = supervised(Meter())
 
-    assert runner.epoch_metrics["train"]["rows"] == 40.0
-    assert runner.epoch_metrics["valid"]["rows"] == 20.0
+    assert {key: metrics["rows"] for key, metrics in runner.epoch_metrics.items()} == {"train": 40.0, "valid": 20.0}
 
 
 @pytest.mark.parametrize(
@@ -386,8 +321,7 @@ def test_a_list_of_keys_passes_each_part_by_its_name(keys, is_tuple):
     """The model, the criterion and functional metrics get keyword arguments, whatever the order in the batch."""
     torch.manual_seed(0)
     parts = {"user": torch.rand(8, 3), "item": torch.rand(8, 3), "targets": torch.rand(8)}
-    model = ByRole()
-    item, user = parts["item"], parts["user"]
+    item, user, model = parts["item"], parts["user"], ByRole()
     expected = (model(item, user) - 2 * parts["targets"]).square().mean().item()
 
     def criterion(target, output):
@@ -396,40 +330,33 @@ def test_a_list_of_keys_passes_each_part_by_its_name(keys, is_tuple):
     metric = dl.FunctionalBatchMetricCallback(
         lambda targets, logits: criterion(targets, logits), "same", input_key=["logits"], target_key=["targets"]
     )
-    runner = dl.SupervisedRunner(input_key=keys).train(
-        model=model, criterion=criterion, optimizer=torch.optim.SGD(model.parameters(), 0.0), cpu=True, **quiet(),
-        loaders={"train": [tuple(parts.values()) if is_tuple else parts]},
-        callbacks=[dl.CriterionCallback({"logits": "output"}, {"targets": "target"}), metric],
-    )  # fmt: skip
+    callbacks = [dl.CriterionCallback({"logits": "output"}, {"targets": "target"}), metric]
+    loaders = {"train": [tuple(parts.values()) if is_tuple else parts]}
+    runner = train(
+        model, runner=dl.SupervisedRunner(input_key=keys), criterion=criterion, loaders=loaders, callbacks=callbacks
+    )
 
-    assert runner.epoch_metrics["train"]["loss"] == pytest.approx(expected, rel=1e-6)
-    assert runner.epoch_metrics["train"]["same"] == runner.epoch_metrics["train"]["loss"]
+    metrics = runner.epoch_metrics["train"]
+    assert metrics["loss"] == pytest.approx(expected, rel=1e-6) and metrics["same"] == metrics["loss"]
     assert [each.tolist() for each in runner.inputs_of(parts, model)] == [item.tolist(), user.tolist()]
 
 
 def test_a_criterion_of_several_outputs_gets_all_by_name():
     """The targets too."""
 
-    class Heads(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(6, 2)
-
+    class Heads(nn.Linear):
         def forward(self, features):
-            return self.layer(features).unbind(1)
+            return super().forward(features).unbind(1)
 
     def criterion(labels, high, low):
         return (high - 3 * low - labels).square().mean()
 
-    torch.manual_seed(0)
-    model = Heads()
+    model = Heads(6, 2)
     features, labels = classification(8).tensors
     low, high = model(features)
     expected = criterion(labels, high, low).item()
-    runner = dl.SupervisedRunner(output_key=["low", "high"], target_key="labels").train(
-        model=model, criterion=criterion, optimizer=torch.optim.SGD(model.parameters(), 0.0), cpu=True, **quiet(),
-        loaders={"train": [(features, labels)]},
-    )  # fmt: skip
+    runner = dl.SupervisedRunner(output_key=["low", "high"], target_key="labels")
+    train(model, runner=runner, criterion=criterion, loaders={"train": [(features, labels)]})
 
     assert runner.epoch_metrics["train"]["loss"] == pytest.approx(expected, rel=1e-6)
 
@@ -449,19 +376,10 @@ def test_the_parts_of_a_batch_have_names_before_handle_batch_and_callbacks():
     """SupervisedRunner names them; Runner hands over what the loader gave; what cannot be named is left as it is."""
     seen = []
 
-    class See(dl.Callback):
-        def on_batch_start(self, runner):
-            seen.append(type(runner.batch))
-
     class Named(dl.SupervisedRunner):
         def handle_batch(self, batch):
             assert batch is self.batch and list(batch) == ["features", "targets"]
             super().handle_batch(batch)
-
-    class AsItIs(dl.Runner):
-        def handle_batch(self, batch):
-            features, targets = batch
-            self.batch_metrics["loss"] = nn.functional.cross_entropy(self.model(features), targets)
 
     class Three(dl.SupervisedRunner):
         def handle_batch(self, batch):
@@ -469,47 +387,32 @@ def test_the_parts_of_a_batch_have_names_before_handle_batch_and_callbacks():
             super().handle_batch((features, targets))
 
     tensors = classification(4).tensors
-    for kind, batch in ((Named, tensors), (AsItIs, tensors), (Three, (*tensors, None))):
-        supervised(kind(), loaders={"train": [batch]}, callbacks=[See()], num_epochs=1)
+    for kind, batch in ((Named, tensors), (OwnLoss, tensors), (Three, (*tensors, None))):
+        see = at("on_batch_start", lambda runner: seen.append(type(runner.batch)))
+        train(runner=kind(), loaders={"train": [batch]}, callbacks=[see])
 
     assert seen == [dict, tuple, tuple]
 
 
-def test_predict_loader_yields_what_predict_batch_gives():
-    """predict_loader predicts in eval mode without gradients and does not change the caller's gradient mode."""
-    model = mlp(dropout=0.5)
-    features, _ = classification(10).tensors
+class Made(dl.SupervisedRunner):
+    def get_model(self, stage):
+        return mlp(dropout=0.5)
 
+
+@pytest.mark.parametrize("runner", [dl.SupervisedRunner(mlp(dropout=0.5)), Made()], ids=["passed", "get_model"])
+def test_predict_loader_yields_what_predict_batch_gives(runner):
+    """predict_loader predicts in eval mode without gradients and does not change the caller's gradient mode."""
     predictions = []
-    for prediction in dl.SupervisedRunner(model).predict_loader(loader=loader(10, 4), cpu=True):
+    for prediction in runner.predict_loader(loader=loader(10, 4), cpu=True):
         assert torch.is_grad_enabled()
         predictions.append(prediction["logits"])
 
-    expected = model.eval()(features)
+    features, _ = classification(10).tensors
     assert not predictions[0].requires_grad
-    torch.testing.assert_close(torch.cat(predictions), expected.detach())
-
-
-@pytest.mark.parametrize("engine", [dl.CPUEngine(), dl.DistributedDataParallelEngine(2, device="cpu")])
-def test_evaluate_loader_returns_metrics_under_any_engine(engine):
-    """evaluate_loader returns {name: float} and does not change the weights."""
-    model = mlp()
-    before = weights(model)
-    runner = supervised(model=model, num_epochs=1)
-    trained = weights(model)
-
-    metrics = runner.evaluate_loader(loader(21, 4), callbacks=[dl.AccuracyCallback("logits", "targets")], engine=engine)
-
-    features, targets = classification(21).tensors
-    logits = model.eval()(features)
-    assert metrics["accuracy"] == pytest.approx((logits.argmax(1) == targets).double().mean().item(), abs=1e-6)
-    assert metrics["loss"] == pytest.approx(nn.functional.cross_entropy(logits, targets).item(), rel=1e-5)
-    assert torch.equal(weights(model), trained) and not torch.equal(before, trained)
+    torch.testing.assert_close(torch.cat(predictions), mlp().eval()(features).detach())
 
 
 class OwnLoss(dl.Runner):
-    """Runner that computes its loss with `self.criterion`."""
-
     def handle_batch(self, batch):
         features, targets = batch
         self.batch_metrics["loss"] = self.criterion(self.model(features), targets)
@@ -517,24 +420,25 @@ class OwnLoss(dl.Runner):
 
 @pytest.mark.parametrize("engine", [dl.CPUEngine(), dl.DistributedDataParallelEngine(2, device="cpu")])
 def test_a_model_that_was_not_trained_here_is_evaluated_by_a_criterion(engine):
-    """evaluate_loader(criterion=) adds the mean loss over samples and does not set the runner's criterion."""
-    model, data = mlp(), loader(21, 4)
+    """evaluate_loader(criterion=) adds the mean loss over samples; the runner's criterion and weights stay."""
+    model, data, criterion = mlp(), loader(21, 4), nn.CrossEntropyLoss()
     features, targets = classification(21).tensors
-    expected = nn.functional.cross_entropy(model.eval()(features), targets).item()
+    logits, before = model.eval()(features), weights(model)
     runner, accuracy = dl.SupervisedRunner(model), [dl.AccuracyCallback("logits", "targets")]
 
-    alone = runner.evaluate_loader(data, criterion=nn.CrossEntropyLoss(), engine=engine)
-    beside = runner.evaluate_loader(data, callbacks=accuracy, criterion=nn.CrossEntropyLoss(), engine=engine)
-    own = OwnLoss(model).evaluate_loader(data, criterion=nn.CrossEntropyLoss(), engine=engine)
+    alone = runner.evaluate_loader(data, criterion=criterion, engine=engine)
+    beside = runner.evaluate_loader(data, callbacks=accuracy, criterion=criterion, engine=engine)
+    own = OwnLoss(model).evaluate_loader(data, criterion=criterion, engine=engine)
 
-    assert alone == own == {"loss": pytest.approx(expected, rel=1e-5)}
-    assert beside["loss"] == alone["loss"] and "accuracy" in beside
-    assert runner.criterion is None
+    assert alone == own == {"loss": pytest.approx(nn.functional.cross_entropy(logits, targets).item(), rel=1e-5)}
+    assert beside["loss"] == alone["loss"]
+    assert beside["accuracy"] == pytest.approx((logits.argmax(1) == targets).double().mean().item(), abs=1e-6)
+    assert runner.criterion is None and torch.equal(weights(model), before)
 
 
 def test_a_criterion_takes_the_place_of_that_of_training():
     """evaluate_loader(criterion=) replaces the runner's criterion for one evaluation."""
-    runner = supervised(model=mlp(), num_epochs=1)
+    runner = train()
     trained_with = runner.criterion
 
     smoothed = runner.evaluate_loader(loader(21, 4), criterion=nn.CrossEntropyLoss(label_smoothing=0.5), cpu=True)
@@ -543,12 +447,21 @@ def test_a_criterion_takes_the_place_of_that_of_training():
     assert runner.criterion is trained_with
 
 
+def halving(optimizer):
+    """Return a scheduler without a base class."""
+
+    def step():
+        optimizer.param_groups[0]["lr"] /= 2
+
+    return SimpleNamespace(optimizer=optimizer, step=step, state_dict=dict, load_state_dict=lambda state: None)
+
+
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
         (lambda o: torch.optim.lr_scheduler.StepLR(o, 1, gamma=0.5), [0.1, 0.05, 0.025]),
         (lambda o: torch.optim.lr_scheduler.MultiplicativeLR(o, lambda _: 0.1), [0.1, 0.01, 0.001]),
-        (lambda o: Halving(o), [0.1, 0.05, 0.025]),
+        (halving, [0.1, 0.05, 0.025]),
     ],
 )
 def test_a_scheduler_of_any_class_is_stepped_once_an_epoch(make, expected):
@@ -556,53 +469,23 @@ def test_a_scheduler_of_any_class_is_stepped_once_an_epoch(make, expected):
     model = mlp()
     optimizer = sgd(model)
 
-    runner = supervised(model=model, optimizer=optimizer, scheduler=make(optimizer), num_epochs=3)
+    runner = train(model, optimizer=optimizer, scheduler=make(optimizer), num_epochs=3)
 
     rates = [runner.experiment_metrics[epoch]["train"]["lr"] for epoch in (1, 2, 3)]
     assert rates == pytest.approx(expected)
 
 
-class Halving:
-    """Scheduler without a base class."""
-
-    def __init__(self, optimizer):
-        self.optimizer = optimizer
-
-    def step(self):
-        for group in self.optimizer.param_groups:
-            group["lr"] /= 2
-
-    def state_dict(self):
-        return {}
-
-    def load_state_dict(self, state):
-        pass
-
-
-def test_plateau_gets_the_validation_loss():
-    """ReduceLROnPlateau is stepped with the validation loss."""
-    model = mlp()
-    optimizer = sgd(model, lr=0.0)
-    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=1)
-
-    runner = supervised(model=model, optimizer=optimizer, scheduler=scheduler, num_epochs=3)
-
-    assert scheduler.best == runner.epoch_metrics["valid"]["loss"] and scheduler.last_epoch == 3
-
-
 def test_one_cycle_follows_the_optimizers_steps():
     """OneCycleLR is stepped once per optimizer step, not per batch, with gradient accumulation."""
-    model, reference = mlp(), mlp()
-    optimizer, by_hand = sgd(model), sgd(reference)
+    model = mlp()
+    optimizer, by_hand = sgd(model), sgd(mlp())
+    scheduler, expected = (
+        torch.optim.lr_scheduler.OneCycleLR(each, max_lr=0.5, total_steps=11) for each in (optimizer, by_hand)
+    )
 
-    def one_cycle(optimizer):
-        return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.5, total_steps=11)
-
-    scheduler, expected = one_cycle(optimizer), one_cycle(by_hand)
-    supervised(
-        model=model, optimizer=optimizer, scheduler=scheduler, num_epochs=2, loaders={"train": loader(40, 4)},
-        callbacks=[dl.OptimizerCallback("loss", accumulation_steps=2)],
-    )  # fmt: skip
+    accumulate = [dl.OptimizerCallback("loss", accumulation_steps=2)]
+    loaders = {"train": loader(40, 4)}
+    train(model, optimizer=optimizer, scheduler=scheduler, num_epochs=2, loaders=loaders, callbacks=accumulate)
     for _ in range(10):
         by_hand.step()
         expected.step()
@@ -610,90 +493,17 @@ def test_one_cycle_follows_the_optimizers_steps():
     assert scheduler.get_last_lr() == expected.get_last_lr()
 
 
-def test_skipped_step_leaves_scheduler_alone():
-    """A step skipped for a non-finite gradient does not advance the learning rate."""
-    model = mlp()
-    optimizer = sgd(model)
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.5, total_steps=100)
-
-    class Explode(dl.Callback):
-        def on_batch_end(self, runner):
-            if runner.is_train_loader and runner.loader_batch_step % 2:
-                runner.batch_metrics["loss"] = runner.batch_metrics["loss"] * float("inf")
-
-    runner = supervised(
-        model=model, optimizer=optimizer, scheduler=scheduler,
-        cpu=False, engine=dl.AMPEngine("cpu", dtype=torch.float16),
-        callbacks=[Explode(order=30)], loaders={"train": loader(40, 4)},
-    )  # fmt: skip
-
-    assert runner.epoch_metrics["train"]["skipped_steps"] == 5
-    assert scheduler.last_epoch == 5
-
-
 def test_a_stop_wanted_at_a_loaders_end_ends_the_stage_and_not_the_next_loader():
     """need_early_stop set at a loader's end ends the stage after the epoch's remaining loaders."""
     counts = []
 
-    class Stop(dl.Callback):
-        def on_loader_end(self, runner):
-            counts.append((runner.loader_key, runner.loader_batch_step))
-            runner.need_early_stop = runner.need_early_stop or runner.loader_key == "train"
+    def stop(runner):
+        counts.append((runner.loader_key, runner.loader_batch_step))
+        runner.need_early_stop = runner.need_early_stop or runner.loader_key == "train"
 
-    runner = supervised(num_epochs=5, callbacks=[Stop()])
+    runner = supervised(num_epochs=5, callbacks=[at("on_loader_end", stop)])
 
-    assert counts == [("train", 10), ("valid", 5)]
-    assert runner.epoch_step == 1
-
-
-def test_loggers_are_opened_once_for_all_stages(tmp_path):
-    """Loggers are set up once for all stages, even without callbacks."""
-    opened = []
-
-    class Opening(dl.ILogger):
-        def setup(self, *, resumed_at=None):
-            opened.append(resumed_at)
-
-        def log_scalars(self, scalars, *, step, scope):
-            pass
-
-    class TwoStages(Minimal):
-        stages = ("one", "two")
-
-        def get_loggers(self):
-            return {"opening": Opening()}
-
-    TwoStages().run()
-
-    assert opened == [None]
-
-
-def test_a_logger_that_fails_to_close_does_not_keep_the_others_open():
-    """If a logger fails to close, the others are closed and its error is raised."""
-    closed = []
-
-    class Closing(dl.ILogger):
-        is_essential = True
-
-        def __init__(self, name):
-            self.name = name
-
-        def log_scalars(self, scalars, *, step, scope):
-            pass
-
-        def close(self):
-            closed.append(self.name)
-            if self.name == "bad":
-                raise OSError("disk full")
-
-    class Logged(Minimal):
-        def get_loggers(self):
-            return {name: Closing(name) for name in ("good", "bad", "fine")}
-
-    with pytest.raises(OSError, match="disk full"):
-        Logged().run()
-
-    assert sorted(closed) == ["bad", "fine", "good"]
+    assert counts == [("train", 10), ("valid", 5)] and runner.epoch_step == 1
 
 
 def test_supervised_runner_trains_with_overridden_hooks():
@@ -710,64 +520,28 @@ def test_supervised_runner_trains_with_overridden_hooks():
             return torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
 
     model, reference = mlp(), mlp()
-    runner = Hooks().train(model=model, loaders={"train": loader(40, 4)}, num_epochs=2, cpu=True, **quiet())
+    runner = train(model, runner=Hooks(), criterion=None, optimizer=None, num_epochs=2)
     optimizer = sgd(reference)
     for lr in (0.1, 0.05):
         optimizer.param_groups[0]["lr"] = lr
-        train_by_hand(reference, optimizer, loader(40, 4))
+        train_by_hand(reference, optimizer, loader(16, 4))
 
     assert torch.equal(weights(model), weights(reference))
     assert runner.epoch_metrics["train"]["lr"] == 0.05
 
 
-def test_a_stream_of_unknown_length_trains_in_one_process():
-    """An iterable data set trains in one process, and accumulated gradients at its end make a last step."""
-
-    class Stream(torch.utils.data.IterableDataset):
-        def __iter__(self):
-            return iter(classification(20))
+@pytest.mark.parametrize(("is_stream", "kept"), [(True, 20), (False, 8)], ids=["a stream", "ended early"])
+def test_accumulated_gradients_at_a_loaders_end(is_stream, kept):
+    """The end of a stream of unknown length makes a last step; a loader that ends early drops what waits for one."""
 
     model, reference = mlp(), mlp()
-    supervised(
-        model=model,
-        loaders={"train": torch.utils.data.DataLoader(Stream(), batch_size=4)},
-        callbacks=[dl.OptimizerCallback("loss", accumulation_steps=2)],
-    )
-    features, targets = classification(20).tensors
-    train_by_hand(
-        reference,
-        sgd(reference),
-        [(features[start : start + 8], targets[start : start + 8]) for start in range(0, 20, 8)],
-    )
+    data = torch.utils.data.DataLoader(Stream(classification(20)), batch_size=4) if is_stream else loader(40, 4)
+    accumulate = [dl.OptimizerCallback("loss", accumulation_steps=2)]
+    train(model, loaders={"train": data}, callbacks=accumulate, check=not is_stream)
+    features, targets = classification(kept).tensors
+    train_by_hand(reference, sgd(reference), zip(features.split(8), targets.split(8), strict=True))
 
     torch.testing.assert_close(weights(model), weights(reference), rtol=0, atol=1e-6)
-
-
-def test_a_loader_ended_early_drops_the_batches_that_wait_for_a_step():
-    """A loader that ends early discards an incomplete accumulation: 3 batches in pairs give one step."""
-    model, reference = mlp(), mlp()
-
-    supervised(
-        model=model, loaders={"train": loader(40, 4)}, num_epochs=1, check=True,
-        callbacks=[dl.OptimizerCallback("loss", accumulation_steps=2)],
-    )  # fmt: skip
-    features, targets = classification(8).tensors
-    train_by_hand(reference, sgd(reference), [(features, targets)])
-
-    torch.testing.assert_close(weights(model), weights(reference), rtol=0, atol=1e-6)
-
-
-def test_an_exception_says_where_the_run_stood():
-    """An exception gets a note with the loader, batch, epoch, rank and the batch's dtypes and shapes."""
-    data = classification(16)
-    data.tensors[1][9] = 7
-
-    with pytest.raises(IndexError, match="Target 7 is out of bounds") as caught:
-        supervised(loaders={"train": torch.utils.data.DataLoader(data, batch_size=4)})
-
-    [note] = caught.value.__notes__
-    assert "in batch 3 of loader 'train', epoch 1, rank 0" in note
-    assert "features float32[4, 6]" in note
 
 
 def test_evaluate_loader_uses_its_own_loader_and_trains_nothing():
@@ -781,7 +555,7 @@ def test_evaluate_loader_uses_its_own_loader_and_trains_nothing():
             return sgd(model)
 
     model = mlp()
-    runner = Hooks().train(model=model, criterion=nn.CrossEntropyLoss(), cpu=True, **quiet())
+    runner = train(model, runner=Hooks(), optimizer=None)
     trained, metrics = weights(model), dict(runner.epoch_metrics)
 
     loss = runner.evaluate_loader(loader(30, 4, seed=5))["loss"]
@@ -790,19 +564,6 @@ def test_evaluate_loader_uses_its_own_loader_and_trains_nothing():
     assert loss == pytest.approx(nn.functional.cross_entropy(model.eval()(features), targets).item(), rel=1e-6)
     assert torch.equal(weights(model), trained)
     assert (runner.epoch_metrics, runner.batch_step) == (metrics, 10)
-
-
-def test_predict_loader_uses_the_model_that_get_model_makes():
-    """predict_loader creates the model with get_model and uses it in eval mode."""
-
-    class Made(dl.SupervisedRunner):
-        def get_model(self, stage):
-            return mlp(dropout=0.5)
-
-    [prediction] = Made().predict_loader(loader=loader(10, 10), cpu=True)
-
-    features, _ = classification(10).tensors
-    assert torch.equal(prediction["logits"], mlp().eval()(features).detach())
 
 
 def test_a_step_on_scaled_gradients_by_hand_is_refused():
@@ -821,44 +582,50 @@ def test_a_step_on_scaled_gradients_by_hand_is_refused():
 
 def test_engine_flags_hold_for_one_call_and_contradict_a_given_engine():
     """Engine flags apply to one call of train() and raise an error with an engine from the constructor."""
-    runner = supervised(amp=True)
+    runner = train(amp=True)
     assert isinstance(runner.engine.precision, dl.AMP)
 
-    supervised(runner)
+    train(runner=runner)
     assert isinstance(runner.engine.precision, dl.FP32)
 
     with pytest.raises(ValueError, match="engine=CPUEngine and amp=True contradict"):
-        supervised(dl.SupervisedRunner(engine=dl.CPUEngine()), cpu=False, amp=True)
+        dl.SupervisedRunner(engine=dl.CPUEngine()).train(model=mlp(), amp=True)
 
 
-def test_callbacks_hear_the_end_of_the_experiment_in_whichever_stage_they_were():
-    """Each callback gets on_experiment_start and on_experiment_end once, whatever its stage."""
+def test_each_callback_hears_the_experiment_and_loggers_are_opened_once_in_two_stages():
+    """on_experiment_start and on_experiment_end come once, whatever the callback's stage; so does a logger's setup."""
     log = []
+
+    class Opening(dl.ILogger):
+        def setup(self, *, resumed_at=None):
+            log.append("open")
+
+        def log_scalars(self, scalars, *, step, scope):
+            pass
 
     class Note(dl.Callback):
         def __init__(self, stage):
             super().__init__()
-            self.stage = stage
-
-        def on_experiment_start(self, runner):
-            log.append(("start", self.stage))
-
-        def on_experiment_end(self, runner):
-            log.append(("end", self.stage))
+            self.on_experiment_start = lambda runner: log.append(f"start {stage}")
+            self.on_experiment_end = lambda runner: log.append(f"end {stage}")
 
     class Two(Minimal):
         stages = ("one", "two")
+
+        def get_loggers(self):
+            return {"opening": Opening()}
 
         def get_callbacks(self, stage):
             return {"note": Note(stage), "worker": dl.Callback(node=dl.CallbackNode.Worker)}
 
     Two().run()
 
-    assert log == [("start", "one"), ("start", "two"), ("end", "one"), ("end", "two")]
+    assert log.count("open") == 1
+    assert [each for each in log if each != "open"] == ["start one", "start two", "end one", "end two"]
 
 
 def test_plateau_rests_in_epochs_without_its_loader():
-    """ReduceLROnPlateau is not stepped in epochs without its loader."""
+    """ReduceLROnPlateau is stepped with the validation loss, and not in epochs without that loader."""
     model = mlp()
     optimizer = sgd(model)
     seen = []
@@ -868,9 +635,9 @@ def test_plateau_rests_in_epochs_without_its_loader():
             seen.append(metrics)
             super().step(metrics)
 
-    periodic = dl.PeriodicLoaderCallback("valid", "loss", True, valid=2)
+    periodic = [dl.PeriodicLoaderCallback("valid", "loss", True, valid=2)]
     runner = supervised(
-        model=model, optimizer=optimizer, scheduler=Plateau(optimizer), num_epochs=4, callbacks=[periodic]
+        model=model, optimizer=optimizer, scheduler=Plateau(optimizer), num_epochs=4, callbacks=periodic
     )
 
     assert seen == [runner.experiment_metrics[epoch]["valid"]["loss"] for epoch in (2, 4)]
@@ -890,13 +657,12 @@ def test_loaders_are_freed_with_the_last_reference(kind, evaluates):
     kept = []
 
     def run():
-        model, runner, its_loader = mlp(), kind(), loader(8, 4)
-        options = {"criterion": nn.CrossEntropyLoss(), "engine": dl.CPUEngine()}
+        runner, its_loader = kind(), loader(8, 4)
         if evaluates:
-            runner.evaluate_loader(its_loader, model=model, **options)
+            runner.evaluate_loader(its_loader, model=mlp(), criterion=nn.CrossEntropyLoss(), engine=dl.CPUEngine())
             kept.append(runner)
         else:
-            runner.train(model=model, optimizer=sgd(model), loaders={"train": its_loader}, **options, **quiet())
+            train(runner=runner, loaders={"train": its_loader})
         return weakref.ref(its_loader.dataset)
 
     run()  # torch's first optimizer leaves a traceback that holds this frame
@@ -931,34 +697,23 @@ class Dispatches(dl.Runner):
             self.steps[self.loader_key](batch)
 
 
-class Keeper(dl.Callback):
-    """Callback that keeps the runner it was called with."""
-
-    def on_experiment_start(self, runner):
-        self.runner = runner
-
-
 def test_an_evaluation_runs_on_the_runner_itself():
     """Bound methods and callbacks refer to the runner, which has all its attributes again afterwards."""
-    keeper, runner = Keeper(), Dispatches()
+    runner, seen = Dispatches(), []
+    keeper = at("on_experiment_start", seen.append)
     model, criterion = mlp(), nn.CrossEntropyLoss()
     before = dict(vars(runner))
 
-    metrics = runner.evaluate_loader(
-        loader(8, 4), callbacks=[keeper], model=model, criterion=criterion, engine=dl.CPUEngine()
-    )
+    metrics = runner.evaluate_loader(loader(8, 4), callbacks=[keeper], model=model, criterion=criterion, cpu=True)
 
-    assert metrics.keys() == {"loss"} and keeper.runner is runner
+    assert metrics.keys() == {"loss"} and seen[0] is runner
     assert vars(runner) == before
 
 
 def test_a_copy_of_a_runner_trains_its_own_model():
     """The copy has its own model, optimizer and callbacks, and its run leaves the original's place alone."""
     model, runner = mlp(), dl.SupervisedRunner()
-    runner.train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), engine=dl.CPUEngine(),
-        loaders={"train": loader(8, 4)}, **quiet(),
-    )  # fmt: skip
+    train(model, runner=runner, loaders={"train": loader(8, 4)})
     before = weights(model)
 
     runner.batch, runner.batch_metrics = None, {}  # torch does not copy tensors that are parts of a graph

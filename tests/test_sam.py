@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from runnerkit import dl
 from tests.programs.sam import climb, put_back
-from tests.tiny import loader, mlp, quiet, sgd, weights
+from tests.tiny import loader, mlp, sgd, train, weights
 
 
 class SAM(dl.Runner):
@@ -50,13 +50,9 @@ def by_hand(dtype, **scaler):
     return weights(model)
 
 
-def train(runner, precision):
-    model = mlp()
-    runner.train(
-        model=model, optimizer=sgd(model), loaders={"train": loader(32, 8)}, engine=dl.CPUEngine(precision=precision),
-        **quiet(),
-    )  # fmt: skip
-    return weights(model)
+def fit(runner, precision):
+    engine = dl.CPUEngine(precision=precision)
+    return weights(train(runner=runner, criterion=None, loaders={"train": loader(32, 8)}, engine=engine).model)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -64,12 +60,12 @@ def test_the_second_forward_pass_sees_the_climbed_weights(dtype):
     """Bit for bit, although autocast keeps its casts of the weights within handle_batch."""
     precision = dl.AMP(dtype, scaler={"init_scale": 2.0**10})
 
-    assert torch.equal(train(SAM(), precision), by_hand(dtype, init_scale=2.0**10))
+    assert torch.equal(fit(SAM(), precision), by_hand(dtype, init_scale=2.0**10))
 
 
 def test_a_step_with_gradients_that_overflow_leaves_the_weights():
     """The first scales overflow: the climb is NaN, the step is skipped, and the weights are those before it."""
-    found = train(SAM(), dl.AMP(torch.float16, scaler={"init_scale": 2.0**60}))
+    found = fit(SAM(), dl.AMP(torch.float16, scaler={"init_scale": 2.0**60}))
 
     assert torch.equal(found, weights(mlp()))
 
@@ -80,7 +76,7 @@ def test_climbing_along_scaled_gradients_raises():
     runner.reads_scaled = True
 
     with pytest.raises(RuntimeError, match=r"self\.engine\.unscale\(optimizer\)"):
-        train(runner, dl.AMP(torch.float16, scaler={"init_scale": 2.0**10}))
+        fit(runner, dl.AMP(torch.float16, scaler={"init_scale": 2.0**10}))
 
 
 def test_weights_clipped_after_a_step_are_no_climb():
@@ -97,4 +93,4 @@ def test_weights_clipped_after_a_step_are_no_climb():
                     for each in self.model.parameters():
                         each.clamp_(-0.1, 0.1)
 
-    assert train(Clipped(), dl.AMP(torch.float16)).abs().max() < 0.1001
+    assert fit(Clipped(), dl.AMP(torch.float16)).abs().max() < 0.1001

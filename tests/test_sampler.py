@@ -5,32 +5,27 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    DistributedSampler,
-    RandomSampler,
-    SequentialSampler,
-    TensorDataset,
-    WeightedRandomSampler,
-)
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, TensorDataset
 
 from runnerkit import dl
 from runnerkit.sampling.sharding import batches_of, count_batches, shard_loader, share_of, start_epoch
 from tests.shares import counted
-from tests.tiny import classification, mlp, quiet, sgd, weights
+from tests.tiny import classification, mlp, train, weights
 
 
 def indices(num_samples):
     return TensorDataset(torch.arange(num_samples))
 
 
+def split(loader, world_size, *, training=True, key="train", seed=42):
+    where = {"key": key, "training": training, "world_size": world_size, "seed": seed}
+    return [shard_loader(loader, rank=rank, **where) for rank in range(world_size)]
+
+
 def shards(loader, world_size, *, training=False, epoch=1, seed=42):
     """Return the batches of each rank that count, as lists of indices; check that the ranks' sizes are known."""
     ranks, num_steps = [], set()
-    for rank in range(world_size):
-        shard = shard_loader(loader, key="k", training=training, rank=rank, world_size=world_size, seed=seed)
+    for shard in split(loader, world_size, training=training, key="k", seed=seed):
         start_epoch(shard, epoch)
         batches = [batch[0].tolist() for batch in counted(shard)]
         num_batches = len(list(batches_of(shard)))
@@ -47,18 +42,11 @@ def flat(ranks):
 
 
 @settings(deadline=None, max_examples=150)
-@given(
-    num_samples=st.integers(1, 200),
-    batch_size=st.integers(1, 33),
-    world_size=st.integers(1, 5),
-    shuffle=st.booleans(),
-    training=st.booleans(),
-)
+@given(st.integers(1, 200), st.integers(1, 33), st.integers(1, 5), st.booleans(), st.booleans())
 def test_every_sample_is_seen_exactly_once(num_samples, batch_size, world_size, shuffle, training):
     """Each sample is in exactly one shard, and in training all ranks have the same number of batches."""
-    ranks = shards(
-        DataLoader(indices(num_samples), batch_size=batch_size, shuffle=shuffle), world_size, training=training
-    )
+    loader = DataLoader(indices(num_samples), batch_size=batch_size, shuffle=shuffle)
+    ranks = shards(loader, world_size, training=training)
 
     assert sorted(flat(ranks)) == list(range(num_samples))
     if training and batch_size > 1:
@@ -70,24 +58,20 @@ def test_every_sample_is_seen_exactly_once(num_samples, batch_size, world_size, 
 @given(num_samples=st.integers(1, 100), batch_size=st.integers(1, 9), world_size=st.integers(1, 5))
 def test_every_rank_knows_the_sizes_of_all(num_samples, batch_size, world_size):
     """From the first uneven step on, the sizes that a rank states are those that the ranks have."""
-    loader = DataLoader(indices(num_samples), batch_size=batch_size)
-    ranks = [
-        shard_loader(loader, key="k", training=True, rank=rank, world_size=world_size, seed=42)
-        for rank in range(world_size)
-    ]
+    ranks = split(DataLoader(indices(num_samples), batch_size=batch_size), world_size, key="k")
     batches = [list(batches_of(rank)) for rank in ranks]
+    total = 0
 
     for number in range(len(batches[0])):
         stated = [share_of(rank).sizes_of(number) for rank in ranks]
         assert all(each == stated[0] for each in stated)
         if number < share_of(ranks[0]).first_uneven():
             assert stated[0] is None
-        real = [len(each[number][0]) for each in batches]
-        for size, length in zip(stated[0] or [batch_size] * world_size, real, strict=True):
-            assert size in (length, 0)
-    assert sum(
-        sum(share_of(ranks[0]).sizes_of(each) or [batch_size * world_size]) for each in range(len(batches[0]))
-    ) == (num_samples)
+        sizes = stated[0] or [batch_size] * world_size
+        for size, batch in zip(sizes, (each[number][0] for each in batches), strict=True):
+            assert size in (len(batch), 0)
+        total += sum(sizes)
+    assert total == num_samples
 
 
 @settings(deadline=None, max_examples=50)
@@ -162,14 +146,13 @@ def test_a_sampler_with_its_own_generator_is_alike_on_all_ranks():
 
 def test_a_weighted_sampler_is_shared_not_replaced():
     """The draws of a weighted sampler are split between ranks, which never see samples of weight zero."""
-    weights = [1.0] * 10 + [0.0] * 90
-    loader = DataLoader(indices(100), batch_size=4, sampler=WeightedRandomSampler(weights, 40))
+    sampler = torch.utils.data.WeightedRandomSampler([1.0] * 10 + [0.0] * 90, 40)
+    loader = DataLoader(indices(100), batch_size=4, sampler=sampler)
 
-    ranks = shards(loader, 2)
+    found = flat(shards(loader, 2))
 
-    assert len(flat(ranks)) == 40
-    assert set(flat(ranks)) <= set(range(10))
-    assert sorted(flat(ranks)) == sorted(flat(shards(loader, 1)))
+    assert len(found) == 40 and set(found) <= set(range(10))
+    assert sorted(found) == sorted(flat(shards(loader, 1)))
 
 
 def test_a_batch_sampler_of_the_users_own_is_shared_by_whole_batches():
@@ -182,7 +165,7 @@ def test_a_batch_sampler_of_the_users_own_is_shared_by_whole_batches():
         def __len__(self):
             return 5
 
-    loader = DataLoader(indices(10), batch_sampler=Pairs(SequentialSampler(range(10)), 2, False))
+    loader = DataLoader(indices(10), batch_sampler=Pairs(range(10), 2, False))
 
     assert shards(loader, 2) == [[[0, 1], [4, 5], [8, 9]], [[2, 3], [6, 7]]]
     assert shards(loader, 2, training=True) == [[[0, 1], [4, 5], [8, 9]], [[2, 3], [6, 7]]]
@@ -212,22 +195,13 @@ def test_every_attribute_of_the_loader_is_kept():
 
     class Mine(DataLoader):
         def __init__(self):
-            super().__init__(
-                indices(10),
-                batch_size=2,
-                num_workers=1,
-                collate_fn=torch.stack,
-                pin_memory=False,
-                timeout=5,
-                persistent_workers=True,
-                prefetch_factor=3,
-                generator=torch.Generator(),
-                worker_init_fn=print,
-            )
+            workers = {"num_workers": 1, "timeout": 5, "persistent_workers": True, "prefetch_factor": 3}
+            others = {"generator": torch.Generator(), "worker_init_fn": print, "collate_fn": torch.stack}
+            super().__init__(indices(10), batch_size=2, **workers, **others)
             self.extra = "mine"
 
     loader = Mine()
-    shard = shard_loader(loader, key="train", training=True, rank=1, world_size=2, seed=42)
+    shard = split(loader, 2)[1]
 
     assert type(shard) is Mine and shard is not loader
     differing = {name for name in vars(loader) if vars(loader)[name] is not vars(shard)[name]}
@@ -243,9 +217,9 @@ def test_a_loader_that_is_no_data_loader_is_refused_by_several_processes():
     loader = [1, 2, 3]
 
     with pytest.raises(TypeError, match=r"'train' is a list and cannot be shared among 2 processes; use a DataLoader"):
-        shard_loader(loader, key="train", training=True, rank=0, world_size=2, seed=42)
+        split(loader, 2)
 
-    assert shard_loader(loader, key="train", training=True, rank=0, world_size=1, seed=42) is loader
+    assert split(loader, 1)[0] is loader
 
 
 def test_a_loader_may_know_its_own_share():
@@ -277,8 +251,6 @@ class Fast(DataLoader):
 
 
 class Repeated:
-    """Sampler that repeats another one endlessly."""
-
     def __init__(self, sampler):
         self.sampler = sampler
 
@@ -308,10 +280,10 @@ def test_a_loader_that_keeps_an_iterator_is_refused_by_several_processes(kind, n
     loader = kind(indices(4), batch_size=2)
 
     with pytest.raises(TypeError, match=f"'train': {kind.__name__} overrides __iter__.* '{name}'.* among 2 processes"):
-        shard_loader(loader, key="train", training=True, rank=0, world_size=2, seed=42)
+        split(loader, 2)[0]
 
     for _ in range(2):
-        share = shard_loader(loader, key="train", training=True, rank=0, world_size=1, seed=42)
+        share = split(loader, 1)[0]
         assert [batch[0].tolist() for batch in batches_of(share)] == [[0, 1], [2, 3]]
 
 
@@ -341,10 +313,7 @@ def test_a_batch_of_a_batch_sampler_is_any_iterable_of_indices(name, data):
     loader = DataLoader(data, batch_sampler=BATCHES[name], collate_fn=torch.tensor)
 
     for world_size in (1, 2):
-        ranks = [
-            shard_loader(loader, key="k", training=False, rank=rank, world_size=world_size, seed=42)
-            for rank in range(world_size)
-        ]
+        ranks = split(loader, world_size, training=False)
         found = [batch.flatten().tolist() for share in ranks for batch in batches_of(share)]
         assert sorted(found) == [[0, 1], [2, 3], [4, 5]]
 
@@ -352,7 +321,7 @@ def test_a_batch_of_a_batch_sampler_is_any_iterable_of_indices(name, data):
 def test_a_tuple_may_be_the_index_of_an_element():
     """With batch_size=None, indices such as tuples are passed to the data set unchanged."""
     loader = DataLoader(torch.arange(9).view(3, 3), batch_size=None, sampler=[(0, 1), (2, 2)])
-    share = shard_loader(loader, key="k", training=False, rank=0, world_size=1, seed=42)
+    share = split(loader, 1, training=False)[0]
 
     assert [int(each) for each in batches_of(share)] == [int(each) for each in loader] == [1, 8]
 
@@ -379,38 +348,23 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize("name", ENDLESS)
-def test_an_endless_sampler_runs_in_one_process_as_it_does_in_plain_torch(name):
-    """An endless sampler is iterated lazily in one process, with an unknown length."""
-    share = shard_loader(ENDLESS[name](), key="train", training=True, rank=0, world_size=1, seed=42)
+def test_an_endless_sampler_runs_in_one_process_and_is_refused_by_several(name):
+    """It is iterated lazily in one process, with an unknown length, as in plain torch; it cannot be sharded."""
+    [share] = split(ENDLESS[name](), 1)
 
-    mine = [batch[0].tolist() for batch, _ in zip(batches_of(share), range(5), strict=False)]
-    theirs = [batch[0].tolist() for batch, _ in zip(ENDLESS[name](), range(5), strict=False)]
-    assert mine == theirs
-    assert count_batches(share) is None
-
-
-@pytest.mark.parametrize("name", ENDLESS)
-def test_an_endless_sampler_is_refused_by_several_processes(name):
-    """An endless sampler, which cannot be sharded, is refused by several processes."""
-    kind = "Endless" if name == "Endless" else name
-
-    with pytest.raises(TypeError, match=f"loader 'train': its {kind} does not have a length.* among 2 processes; "):
-        shard_loader(ENDLESS[name](), key="train", training=True, rank=0, world_size=2, seed=42)
+    mine, theirs = (
+        [batch[0].tolist() for batch, _ in zip(batches, range(5), strict=False)]
+        for batches in (batches_of(share), ENDLESS[name]())
+    )
+    assert mine == theirs and count_batches(share) is None
+    with pytest.raises(TypeError, match=f"loader 'train': its {name} does not have a length.* among 2 processes; "):
+        split(ENDLESS[name](), 2)
 
 
 def test_an_endless_sampler_trains_a_limited_epoch():
     """BatchLimitLoaderWrapper sets the number of steps per epoch of an endless sampler."""
-    model = nn.Linear(6, 3)
     whole = DataLoader(classification(8), batch_size=2, sampler=Endless())
-    runner = dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        loaders={"train": dl.BatchLimitLoaderWrapper(whole, num_batches=4)},
-        num_epochs=2,
-        cpu=True,
-        **quiet(),
-    )
+    runner = train(loaders={"train": dl.BatchLimitLoaderWrapper(whole, num_batches=4)}, num_epochs=2)
 
     assert runner.batch_step == 8
 
@@ -432,26 +386,19 @@ def test_samples_that_are_whole_batches_are_shared_whole(num_samples, training, 
 
 def test_fewer_samples_than_processes_are_trained_on_once():
     """Ranks without a sample get those of rank zero, which count for it alone."""
-    ranks = [
-        shard_loader(DataLoader(indices(3), batch_size=1), key="train", training=True, rank=rank, world_size=4, seed=42)
-        for rank in range(4)
-    ]
+    ranks = split(DataLoader(indices(3), batch_size=1), 4)
 
     assert [[batch[0].tolist() for batch in batches_of(rank)] for rank in ranks] == [[[0]], [[1]], [[2]], [[0]]]
     assert {tuple(share_of(rank).sizes_of(0)) for rank in ranks} == {(1, 1, 1, 0)}
 
 
 @settings(deadline=None, max_examples=100)
-@given(
-    num_samples=st.integers(1, 60), batch_size=st.integers(1, 9), world_size=st.integers(1, 4),
-    drop_last=st.booleans(), limit=st.integers(1, 70),
-)  # fmt: skip
+@given(st.integers(1, 60), st.integers(1, 9), st.integers(1, 4), st.booleans(), st.integers(1, 70))
 def test_a_pass_may_end_after_a_number_of_samples(num_samples, batch_size, world_size, drop_last, limit):
     """The ranks together see the first `limit` samples of the order, without a global batch that it drops."""
     loader = DataLoader(indices(num_samples), batch_size=batch_size, drop_last=drop_last)
     stride, seen = batch_size * world_size, []
-    for rank in range(world_size):
-        shard = shard_loader(loader, key="k", training=True, rank=rank, world_size=world_size, seed=42)
+    for shard in split(loader, world_size):
         start_epoch(shard, 1)
         share_of(shard).end_after(limit)
         seen += [each for batch in counted(shard) for each in batch[0].tolist()]
@@ -460,99 +407,50 @@ def test_a_pass_may_end_after_a_number_of_samples(num_samples, batch_size, world
     assert sorted(seen) == list(range(min(limit, whole)))
 
 
-@settings(deadline=None, max_examples=100)
-@given(num_samples=st.integers(4, 60), batch_size=st.integers(1, 9), world_size=st.integers(1, 4), data=st.data())
-def test_whatever_was_seen_before_an_interruption_is_not_seen_after_it(num_samples, batch_size, world_size, data):
-    """A resume after any batch continues with exactly the remaining samples."""
-    loader = DataLoader(indices(num_samples), batch_size=batch_size, shuffle=True)
-    ranks = [
-        shard_loader(loader, key="train", training=True, rank=rank, world_size=world_size, seed=42)
-        for rank in range(world_size)
-    ]
+@settings(deadline=None, max_examples=200)
+@given(st.integers(4, 100), st.integers(1, 9), st.integers(1, 4), st.integers(1, 8), st.booleans(), st.data())
+def test_whatever_was_seen_before_an_interruption_is_not_seen_after_it(
+    num_samples, batch_size, before, after, drop_last, data
+):
+    """A resume after any batch, by any number of processes, reads the rest in equally many batches on each rank."""
+    loader = DataLoader(indices(num_samples), batch_size=batch_size, shuffle=True, drop_last=drop_last)
+    ranks = split(loader, before)
+    if not count_batches(ranks[0]):
+        return
     num_batches = data.draw(st.integers(1, count_batches(ranks[0])))
+    for rank in ranks:
+        start_epoch(rank, 5)
     seen = [each for rank in ranks for batch in list(counted(rank))[:num_batches] for each in batch[0].tolist()]
     [position] = {rank.batch_sampler.position_after(num_batches) for rank in ranks}
 
-    for rank in ranks:
-        rank.batch_sampler.skip(position)
+    rest = split(loader, after)
+    for rank in rest:
+        start_epoch(rank, 5)
+        share_of(rank).skip(position)
         seen += [each for batch in counted(rank) for each in batch[0].tolist()]
 
-    assert sorted(seen) == list(range(num_samples))
-
-
-@settings(deadline=None, max_examples=150)
-@given(
-    num_samples=st.integers(8, 100), batch_size=st.integers(1, 9), drop_last=st.booleans(),
-    before=st.integers(1, 4), after=st.integers(1, 8), data=st.data(),
-)  # fmt: skip
-def test_ranks_that_go_on_with_an_epoch_have_equally_many_batches(
-    num_samples, batch_size, drop_last, before, after, data
-):
-    """After a resume, ranks have equally many batches, even with fewer samples left than processes."""
-    loader = DataLoader(indices(num_samples), batch_size=batch_size, drop_last=drop_last)
-    place = {"key": "train", "training": True, "seed": 42}
-    share = shard_loader(loader, rank=0, world_size=before, **place).batch_sampler
-    if not len(share):
-        return
-    position = share.position_after(data.draw(st.integers(1, len(share))))
-
-    ranks = [shard_loader(loader, rank=rank, world_size=after, **place) for rank in range(after)]
-    for rank in ranks:
-        share_of(rank).skip(position)
-
-    assert len({count_batches(rank) for rank in ranks}) == 1
-    assert {len(list(batches_of(rank))) for rank in ranks} == {count_batches(ranks[0])}
-
-
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 3), (2, 3), (3, 3)])
-def test_an_interrupted_epoch_goes_on_with_another_number_of_processes(before, after):
-    """An epoch resumed on another number of processes continues with exactly the remaining samples."""
-    loader = DataLoader(indices(97), batch_size=4, shuffle=True)
-    num_batches, seen, position = 3, [], 0
-    for rank in range(before):
-        shard = shard_loader(loader, key="train", training=True, rank=rank, world_size=before, seed=42)
-        start_epoch(shard, 5)
-        seen += [
-            index
-            for batch, _ in zip(batches_of(shard), range(num_batches), strict=False)
-            for index in batch[0].tolist()
-        ]
-        position = share_of(shard).position_after(num_batches)
-
-    for rank in range(after):
-        shard = shard_loader(loader, key="train", training=True, rank=rank, world_size=after, seed=42)
-        start_epoch(shard, 5)
-        share_of(shard).skip(position)
-        seen += [index for batch in counted(shard) for index in batch[0].tolist()]
-
-    assert sorted(seen) == list(range(97))
+    assert {len(list(batches_of(rank))) for rank in rest} == {count_batches(rest[0])}
+    assert len(seen) == len(set(seen)) and (drop_last or sorted(seen) == list(range(num_samples)))
 
 
 @pytest.mark.parametrize("own_batches", [False, True])
 def test_a_budget_takes_what_it_needs_of_a_long_order(own_batches, tmp_path):
     """Three steps on ten thousand million drawn samples are those on a thousand; a resumed run continues."""
 
-    def fit(num_samples, num_steps, logdir=None):
+    def fit(num_samples, **options):
         data, model = classification(50), mlp()
         sampler = RandomSampler(data, replacement=True, num_samples=num_samples)
-        how = (
-            {"batch_sampler": _Drawn(data, num_samples // 4)} if own_batches else {"sampler": sampler, "batch_size": 4}
-        )
-        dl.SupervisedRunner().train(
-            model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), engine=dl.CPUEngine(),
-            loaders={"train": DataLoader(data, **how)}, num_steps=num_steps, accumulation_steps=2, logdir=logdir,
-            resume="auto" if logdir else None, **quiet(),
-        )  # fmt: skip
+        drawn = {"batch_sampler": _Drawn(data, num_samples // 4)}
+        batches = DataLoader(data, **(drawn if own_batches else {"sampler": sampler, "batch_size": 4}))
+        train(model, loaders={"train": batches}, accumulation_steps=2, **options)
         return weights(model)
 
-    whole = fit(1000, 5)
-    fit(int(1e10), 3, tmp_path)
-    assert torch.equal(fit(int(1e10), 5, tmp_path), whole)
+    whole = fit(1000, num_steps=5)
+    fit(int(1e10), num_steps=3, logdir=tmp_path)
+    assert torch.equal(fit(int(1e10), num_steps=5, logdir=tmp_path, resume="auto"), whole)
 
 
 class _Drawn(torch.utils.data.Sampler):
-    """Draws batches of four."""
-
     def __init__(self, data, length):
         self.data, self.length = data, length
 

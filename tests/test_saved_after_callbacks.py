@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from torch import nn
 
 from runnerkit import dl
 from runnerkit.checkpoints.folder import CheckpointFolder
 from tests.engines.together import together
-from tests.tiny import loader, mlp, quiet, sgd, weights
+from tests.interrupt import at
+from tests.tiny import loader, mlp, train, weights
 
 NUM_EPOCHS, NUM_STEPS = 2, 3  # steps of an epoch
 EVENTS = ("on_batch_end", "on_step_end", "on_validation_end", "on_loader_end", "on_epoch_end")
@@ -42,71 +42,63 @@ class DrawingRunner(Drawing, dl.SupervisedRunner):
     pass
 
 
-def train(order, folder, *, callbacks=(), num_epochs=NUM_EPOCHS, **kwargs):
+def fit(order, folder, *, callbacks=(), **options):
     """Train while a callback of `order` draws, or with None the runner; return weights, what was drawn and metrics."""
     model = mlp(dropout=0.3)
     runner = DrawingRunner() if order is None else dl.SupervisedRunner()
     drawing = runner if order is None else DrawingCallback(order)
     drawing.start()
-    runner.train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=sgd(model),
-        loaders={"train": loader(NUM_STEPS * 4, 4, shuffle=True), "valid": loader(6, 3)},
-        callbacks=[*callbacks, *([] if order is None else [drawing])],
-        num_epochs=num_epochs,
-        logdir=folder,
-        valid_every_steps=2,
-        **{"cpu": True, **quiet(), **kwargs},
-    )
+    callbacks = [*callbacks, *([] if order is None else [drawing])]
+    loaders = {"train": loader(NUM_STEPS * 4, 4, shuffle=True), "valid": loader(6, 3)}
+    options = {"num_epochs": NUM_EPOCHS, "logdir": folder, "valid_every_steps": 2, **options}
+    train(model, runner=runner, loaders=loaders, callbacks=callbacks, **options)
     return weights(model), drawing.drawn, runner.experiment_metrics
+
+
+def check_each_checkpoint(folder, monkeypatch, order, callbacks=list, **options):
+    """Train; check that a run resumed from each checkpoint equals the whole run; return its metrics."""
+    monkeypatch.setattr(CheckpointFolder, "keep", lambda *_: None)
+    save = dl.CheckpointCallback(folder / "whole", mode="runner", every_steps=1)
+
+    expected = fit(order, folder / "whole", callbacks=[save, *callbacks()], **options)
+
+    saved = sorted((folder / "whole" / "checkpoints").glob("model.*"))
+    assert len(saved) >= NUM_STEPS
+    for path in saved:
+        found = fit(order, folder / path.name, callbacks=callbacks(), resume=path, **options)
+        assert torch.equal(found[0], expected[0]) and found[1:] == expected[1:], path.name
+    return expected[2], len(saved)
 
 
 @pytest.mark.parametrize("order", [dl.CallbackOrder.External, 200, None])
 def test_a_run_resumed_at_any_step_continues_with_what_was_done_until_then(tmp_path, monkeypatch, order):
     """A callback, of any order, or the runner draws numbers, keeps them and changes weights: once, bit for bit."""
-    monkeypatch.setattr(CheckpointFolder, "keep", lambda *_: None)
-    save = dl.CheckpointCallback(tmp_path / "whole", mode="runner", every_steps=1)
+    _, num_saved = check_each_checkpoint(tmp_path, monkeypatch, order)
 
-    expected = train(order, tmp_path / "whole", callbacks=[save])
-
-    saved = sorted((tmp_path / "whole" / "checkpoints").glob("model.*"))
-    assert len(saved) >= NUM_EPOCHS * NUM_STEPS
-    for path in saved:
-        found = train(order, tmp_path / path.name, resume=path)
-        assert torch.equal(found[0], expected[0]) and found[1:] == expected[1:], path.name
+    assert num_saved >= NUM_EPOCHS * NUM_STEPS
 
 
-class StopAfterValidation(dl.Callback):
-    def on_loader_end(self, runner):
-        runner.need_early_stop = runner.loader_key == "valid"
+def stop_after_validation(runner):
+    runner.need_early_stop = runner.loader_key == "valid"
 
 
 @pytest.mark.parametrize(
     ("stop", "limit", "last_epoch"),
     [
         (lambda: [dl.CheckRunCallback(2, num_epoch_steps=9)], None, 2),
-        (lambda: [StopAfterValidation()], None, 1),
+        (lambda: [at("on_loader_end", stop_after_validation)], None, 1),
         (list, NUM_STEPS + 1, 2),
     ],
     ids=["a loader", "a stage", "num_steps"],
 )
 def test_what_has_ended_stays_ended_in_a_resumed_run(tmp_path, monkeypatch, stop, limit, last_epoch):
     """A stop in a batch event ends the loader, even if a validation follows; one after a validation ends the stage."""
-    monkeypatch.setattr(CheckpointFolder, "keep", lambda *_: None)
-    save = dl.CheckpointCallback(tmp_path / "whole", mode="runner", every_steps=1)
+    metrics, _ = check_each_checkpoint(tmp_path, monkeypatch, 100, stop, num_steps=limit)
 
-    expected = train(100, tmp_path / "whole", callbacks=[save, *stop()], num_steps=limit)
-
-    assert [*expected[2]] == list(range(1, last_epoch + 1))
-    for path in sorted((tmp_path / "whole" / "checkpoints").glob("model.*")):
-        found = train(100, tmp_path / path.name, callbacks=stop(), num_steps=limit, resume=path)
-        assert torch.equal(found[0], expected[0]) and found[1:] == expected[1:], path.name
+    assert [*metrics] == list(range(1, last_epoch + 1))
 
 
 class Summing(dl.SupervisedRunner):
-    """Runner that keeps what its process saw."""
-
     def __init__(self):
         super().__init__()
         self.sums = []
@@ -121,31 +113,22 @@ class Summing(dl.SupervisedRunner):
         self.sums = list(state["sums"])
 
 
-def sum_until(num_steps, folder, **kwargs):
-    model, runner = mlp(), Summing()
-    runner.train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), loaders={"train": loader(24, 3)},
-        num_steps=num_steps, logdir=folder, resume="auto", **quiet(), **kwargs,
-    )  # fmt: skip
+def sum_until(num_steps, folder, num_processes=2):
+    runner, options = Summing(), {"num_steps": num_steps, "logdir": folder, "resume": "auto"}
+    train(runner=runner, loaders={"train": loader(24, 3)}, num_processes=num_processes, **options)
     return runner.sums
 
 
 @pytest.mark.slow
 def test_each_process_gets_its_own_state_of_the_runner(tmp_path, caplog):
     """The states of all ranks are saved if they differ; with fewer processes, a warning says whose are left."""
+    folders = [tmp_path / "whole", tmp_path / "part"]
 
-    def sums():
-        engine = dl.DistributedDataParallelEngine(2, device="cpu")
-        whole = sum_until(7, tmp_path / "whole", engine=engine)
-        sum_until(3, tmp_path / "part", engine=engine)
-        return whole, sum_until(7, tmp_path / "part", engine=engine)
-
-    whole, resumed = together(sums)
-    states = [
-        torch.load(tmp_path / name / "checkpoints" / "last.pth", weights_only=True)["runner_states"]
-        for name in ("whole", "part")
-    ]
-    alone = sum_until(8, tmp_path / "part", cpu=True)
+    whole, _, resumed = together(
+        lambda: [sum_until(*each) for each in zip((7, 3, 7), (*folders, folders[1]), strict=True)]
+    )
+    states = [torch.load(each / "checkpoints" / "last.pth", weights_only=True)["runner_states"] for each in folders]
+    alone = sum_until(8, folders[1], num_processes=1)
 
     assert resumed == whole == states[0][0]["sums"] and len(whole) == 7
     assert states[0] == states[1] and states[0][0] != states[0][1]

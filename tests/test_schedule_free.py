@@ -8,9 +8,9 @@ from torch.nn import functional as F
 from runnerkit import dl
 from runnerkit.checkpoints.file import load_checkpoint
 from tests.engines.together import together
-from tests.interrupt import Interrupt
+from tests.interrupt import Interrupt, at
 from tests.programs.schedule_free import ScheduleFreeSGD
-from tests.tiny import loader, mlp, quiet, weights
+from tests.tiny import loader, mlp, train, weights
 
 NUM_SAMPLES, BATCH_SIZE = 40, 8
 
@@ -36,17 +36,10 @@ def by_hand(num_epochs=3):
     return result, [float(each) for each in losses]
 
 
-def train(*, batch_size=BATCH_SIZE, num_epochs=3, engine=None, **options):
-    runner = dl.SupervisedRunner().train(
-        model=mlp(),
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=lambda parameters: ScheduleFreeSGD(parameters),
-        loaders={"train": loader(NUM_SAMPLES, batch_size), "valid": loader(16, batch_size)},
-        num_epochs=num_epochs,
-        engine=engine or dl.CPUEngine(),
-        **quiet(),
-        **options,
-    )
+def fit(*, batch_size=BATCH_SIZE, num_epochs=3, **options):
+    loaders = {"train": loader(NUM_SAMPLES, batch_size), "valid": loader(16, batch_size)}
+    optimizer = lambda parameters: ScheduleFreeSGD(parameters)  # noqa: E731
+    runner = train(optimizer=optimizer, loaders=loaders, num_epochs=num_epochs, **options)
     return weights(runner.model), runner
 
 
@@ -55,7 +48,7 @@ def test_it_trains_and_evaluates_with_its_own_weights(options):
     """An evaluation changes no digit of the training; the run ends with the weights for evaluation."""
     expected, losses = by_hand()
 
-    found, runner = train(**options)
+    found, runner = fit(**options)
 
     assert torch.equal(found, expected)
     values = [epoch["valid"]["loss"] for epoch in runner.experiment_metrics.values()]
@@ -73,8 +66,8 @@ def test_checkpoints_hold_both(tmp_path):
         )
 
     with pytest.raises(KeyboardInterrupt):
-        train(callbacks=[saver(), Interrupt(13)], valid_every_steps=5)
-    found, _ = train(callbacks=[saver(resume_runner=tmp_path, load_best_on_end=True)], valid_every_steps=5)
+        fit(callbacks=[saver(), Interrupt(13)], valid_every_steps=5)
+    found, _ = fit(callbacks=[saver(resume_runner=tmp_path, load_best_on_end=True)], valid_every_steps=5)
 
     assert torch.equal(found, expected)
     state = load_checkpoint(tmp_path / "checkpoints" / "best.pth")
@@ -87,7 +80,7 @@ def test_checkpoints_hold_both(tmp_path):
 
 def test_plain_weights_are_those_for_evaluation(tmp_path):
     """A checkpoint of mode "model", saved within an epoch, too."""
-    train(num_epochs=1, callbacks=[dl.CheckpointCallback(tmp_path, every_steps=1)])
+    fit(num_epochs=1, callbacks=[dl.CheckpointCallback(tmp_path, every_steps=1)])
 
     loaded = mlp()
     loaded.load_state_dict(load_checkpoint(tmp_path / "checkpoints" / "last.pth"))
@@ -98,12 +91,11 @@ def test_an_evaluation_called_within_training_has_them_too():
     """After the last step of an epoch its loss is that of the validation, and training continues unchanged."""
     found = []
 
-    class Evaluate(dl.Callback):
-        def on_step_end(self, runner):
-            if runner.loader_batch_step == runner.loader_batch_len:
-                found.append(runner.evaluate_loader(loader(16, BATCH_SIZE))["loss"])
+    def evaluate(runner):
+        if runner.loader_batch_step == runner.loader_batch_len:
+            found.append(runner.evaluate_loader(loader(16, BATCH_SIZE))["loss"])
 
-    result, _ = train(callbacks=[Evaluate()])
+    result, _ = fit(callbacks=[at("on_step_end", evaluate)])
 
     expected, losses = by_hand()
     assert torch.equal(result, expected)
@@ -127,7 +119,7 @@ def test_a_prediction_called_within_training_has_them_too(options):
                 found.extend([runner.predict_loader(loader=loader(16, 16), **options), *waiting])
                 found[:] = [torch.cat([each["logits"] for each in one]) for one in found]
 
-    result, _ = train(callbacks=[Predict()], num_epochs=1)
+    result, _ = fit(callbacks=[Predict()], num_epochs=1)
 
     expected, _ = by_hand(1)
     assert torch.equal(result, expected)
@@ -141,12 +133,11 @@ def test_a_prediction_called_within_training_has_them_too(options):
 def test_what_the_end_of_a_stage_evaluates_or_predicts_leaves_its_weights():
     """The optimizer is still in the mode for evaluation afterwards."""
 
-    class AtTheEnd(dl.Callback):
-        def on_stage_end(self, runner):
-            runner.evaluate_loader(loader(16, BATCH_SIZE))
-            list(runner.predict_loader(loader=loader(16, BATCH_SIZE)))
+    def use(runner):
+        runner.evaluate_loader(loader(16, BATCH_SIZE))
+        list(runner.predict_loader(loader=loader(16, BATCH_SIZE)))
 
-    result, runner = train(callbacks=[AtTheEnd()])
+    result, runner = fit(callbacks=[at("on_stage_end", use)])
 
     assert torch.equal(result, by_hand()[0])
     assert not runner.optimizer.param_groups[0]["train_mode"]
@@ -161,28 +152,22 @@ def _with_weights(values):
 def test_a_second_average_is_refused():
     """EMACallback would exchange the same weights."""
     with pytest.raises(ValueError, match=r"averages weights, and so does the optimizer"):
-        train(callbacks=[dl.EMACallback()])
+        fit(callbacks=[dl.EMACallback()])
 
 
 def in_processes():
-    """Train under DDP and FSDP2, in processes that exist."""
-    engines = {
-        "ddp": dl.DistributedDataParallelEngine(2, device="cpu", timeout_s=60),
-        "fsdp": dl.FullyShardedDataParallelEngine(2, device="cpu", timeout_s=60),
-    }
-    found = {}
-    for name, each in engines.items():
-        result, runner = train(engine=each, batch_size=BATCH_SIZE // 2, valid_every_steps=2)
-        found[name] = result, runner.epoch_metrics
+    found = []
+    for kind in (dl.DistributedDataParallelEngine, dl.FullyShardedDataParallelEngine):
+        engine = kind(2, device="cpu", timeout_s=60)
+        result, runner = fit(engine=engine, batch_size=BATCH_SIZE // 2, valid_every_steps=2)
+        found.append((result, runner.epoch_metrics["valid"]["loss"]))
     return found
 
 
 @pytest.mark.slow
 def test_in_two_processes_the_weights_are_those_of_one():
     """Whole and sharded weights are exchanged in place."""
-    found = together(in_processes)
-
     expected, losses = by_hand()
-    for name, (actual, metrics) in found.items():
-        assert (actual - expected).abs().max() < 1e-6, name
-        assert metrics["valid"]["loss"] == pytest.approx(losses[-1], rel=1e-5)
+    for actual, loss in together(in_processes):
+        assert (actual - expected).abs().max() < 1e-6
+        assert loss == pytest.approx(losses[-1], rel=1e-5)

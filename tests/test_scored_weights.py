@@ -1,5 +1,6 @@
 """A checkpoint with a score holds the weights that were scored, and resumes with those that were trained."""
 
+import functools
 import json
 
 import pytest
@@ -12,63 +13,52 @@ from runnerkit.checkpoints.folder import CheckpointFolder
 from runnerkit.checkpoints.weights import load_weights
 from runnerkit.resume import scored_weights
 from tests.engines.together import together
+from tests.interrupt import at
 from tests.test_schedule_free import ScheduleFreeSGD
-from tests.tiny import loader, mlp, quiet, sgd, weights
+from tests.tiny import loader, mlp, sgd, train, weights
 
 NUM_EPOCHS, NUM_STEPS = 2, 5  # steps of an epoch
 AFTER = ("on_loader_end", "on_validation_end", "on_step_end", "on_epoch_end")
 
 
 def change(model):
-    """Change a parameter and a buffer."""
     with torch.no_grad():
         model[-1].bias[0] += 0.5
         model[1].running_mean += 0.25
 
 
-class Changing:
-    """Something that changes the model in one event after an evaluation."""
-
-    def __init__(self, event, **kwargs):
-        super().__init__(**kwargs)
-        if event is not None:
-            setattr(self, event, self.act)
-
-    def act(self, runner):
-        change(runner.engine.unwrap(runner._stage.training_model))
+def act(runner):
+    change(runner.engine.unwrap(runner._stage.training_model))
 
 
-class ChangingCallback(Changing, dl.Callback):
-    pass
-
-
-class ChangingRunner(Changing, dl.SupervisedRunner):
-    pass
+def changing_runner():
+    runner = dl.SupervisedRunner()
+    runner.on_epoch_end = act
+    return runner
 
 
 class Adapting(dl.SupervisedRunner):
-    """Runner that adapts to the last loader while it evaluates."""
-
     def handle_batch(self, batch):
         super().handle_batch(batch)
         if self.loader_key == "test":
             change(self.model)
 
 
-def trained(folder, *, callbacks=(), runner=None, keys=("train", "valid"), optimizer=sgd, mode="runner", **kwargs):
+def trained(folder, *, callbacks=(), keys=("train", "valid"), optimizer=sgd, mode="runner", **options):
     """Train with two evaluations in each epoch, keep all checkpoints, and return the weights and metrics."""
     model = mlp(dropout=0.3, batch_norm=True)
-    runner = runner if runner is not None else dl.SupervisedRunner()
-    save = dl.CheckpointCallback(
-        folder, loader_key="valid", metric_key="loss", minimize=True, mode=mode, topk=99, every_steps=3
-    )
+    judge = {"loader_key": "valid", "metric_key": "loss", "minimize": True}
+    save = dl.CheckpointCallback(folder, **judge, mode=mode, topk=99, every_steps=3)
     loaders = {"train": loader(NUM_STEPS * 4, 4, shuffle=True), "valid": loader(9, 3, seed=1), "test": loader(6, 3)}
-    runner.train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=optimizer(model),
-        loaders={key: loaders[key] for key in keys}, callbacks=[*callbacks, save],
-        logdir=folder, **{"num_epochs": NUM_EPOCHS, "valid_every_steps": 2, "cpu": True, **quiet(), **kwargs},
-    )  # fmt: skip
+    options = {"num_epochs": NUM_EPOCHS, "valid_every_steps": 2, "logdir": folder, **options}
+    loaders = {key: loaders[key] for key in keys}
+    runner = train(model, optimizer=optimizer(model), loaders=loaders, callbacks=[*callbacks, save], **options)
     return weights(model), runner.experiment_metrics
+
+
+def loss_of(model):
+    options = {"criterion": nn.CrossEntropyLoss(), "engine": dl.CPUEngine()}
+    return dl.SupervisedRunner(model).evaluate_loader(loader(9, 3, seed=1), **options)["loss"]
 
 
 def scores(folder, *, rel=0):
@@ -79,34 +69,37 @@ def scores(folder, *, rel=0):
         if score is not None:
             model = mlp(dropout=0.3, batch_norm=True)
             load_weights(model, path)
-            runner = dl.SupervisedRunner(model)
-            again = runner.evaluate_loader(loader(9, 3, seed=1), criterion=nn.CrossEntropyLoss(), engine=dl.CPUEngine())
-            assert again["loss"] == pytest.approx(score, rel=rel, abs=0), path.name
+            assert loss_of(model) == pytest.approx(score, rel=rel, abs=0), path.name
     return found
 
 
 def cases():
-    for event in AFTER:
-        yield pytest.param({"callbacks": lambda e=event: [ChangingCallback(e)]}, id=event)
-    yield pytest.param({"runner": lambda: ChangingRunner("on_epoch_end")}, id="the runner")
-    first = dl.CallbackOrder.Internal
-    yield pytest.param({"callbacks": lambda: [ChangingCallback("on_loader_end", order=first)]}, id="first")
-    wrapped = ChangingCallback("on_epoch_end")
-    yield pytest.param({"callbacks": lambda: [dl.ControlFlowCallbackWrapper(wrapped, epochs=[1])]}, id="wrapped")
-    yield pytest.param({"keys": ("valid", "train")}, id="training follows")
-    yield pytest.param({"runner": Adapting, "keys": ("train", "valid", "test")}, id="a later loader")
-    yield pytest.param(
-        {"callbacks": lambda: [dl.EMACallback(0.5), ChangingCallback("on_validation_end")]}, id="averages"
-    )
     free = {"optimizer": lambda model: ScheduleFreeSGD(model.parameters())}
-    yield pytest.param({**free, "callbacks": lambda: [ChangingCallback("on_validation_end")]}, id="schedule-free")
+    wrapped = dl.ControlFlowCallbackWrapper(at("on_epoch_end", act), epochs=[1])
+
+    def changing(event, *others, **options):
+        return {"callbacks": lambda: [*others, at(event, act, **options)]}
+
+    return {
+        **{event: changing(event) for event in AFTER},
+        "the runner": {"runner": changing_runner},
+        "first": changing("on_loader_end", order=dl.CallbackOrder.Internal),
+        "wrapped": {"callbacks": lambda: [wrapped]},
+        "training follows": {"keys": ("valid", "train")},
+        "a later loader": {"runner": Adapting, "keys": ("train", "valid", "test")},
+        "averages": {"callbacks": lambda: [dl.EMACallback(0.5), at("on_validation_end", act)]},
+        "schedule-free": {**free, **changing("on_validation_end")},
+    }
+
+
+CASES = cases()
 
 
 def made(case):
     return {key: value() if key in ("callbacks", "runner") else value for key, value in case.items()}
 
 
-@pytest.mark.parametrize("case", list(cases()))
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_the_score_of_a_checkpoint_is_that_of_its_weights(tmp_path, monkeypatch, case):
     """Whatever changes the weights between an evaluation and the save; each checkpoint resumes bit for bit."""
     monkeypatch.setattr(CheckpointFolder, "keep", lambda *_: None)
@@ -129,32 +122,24 @@ def test_plain_weights_are_those_that_were_scored(tmp_path, monkeypatch):
     """A file of mode "model" holds one set of weights: the scored ones, if it has a score."""
     monkeypatch.setattr(CheckpointFolder, "keep", lambda *_: None)
 
-    trained(tmp_path, callbacks=[ChangingCallback("on_epoch_end")], mode="model")
+    trained(tmp_path, callbacks=[at("on_epoch_end", act)], mode="model")
 
-    found = scores(tmp_path)
-    assert {path.name for path, score in found.items() if score is None} == {
-        "model.0001.00000003.pth", "model.0002.00000009.pth"
-    }  # fmt: skip
+    without = {path.name for path, score in scores(tmp_path).items() if score is None}
+    assert without == {"model.0001.00000003.pth", "model.0002.00000009.pth"}
+
+
+JUDGED = {"valid_loader": "valid", "valid_metric": "loss"}
 
 
 def test_a_run_ends_with_the_weights_that_were_scored(tmp_path):
     """With load_best_on_end, and with all else as without the change."""
-    runner = dl.SupervisedRunner()
-    model = mlp()
-    runner.train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), num_epochs=3, logdir=tmp_path, cpu=True,
-        loaders={"train": loader(16, 4), "valid": loader(9, 3, seed=1)}, valid_loader="valid", valid_metric="loss",
-        load_best_on_end=True, callbacks=[Flipping()], **quiet(),
-    )  # fmt: skip
+    flip = at("on_epoch_end", lambda runner: runner.model[0].weight.data.mul_(-1))
+    loaders = {"train": loader(16, 4), "valid": loader(9, 3, seed=1)}
+    options = {"loaders": loaders, "num_epochs": 3, "logdir": tmp_path, "load_best_on_end": True, **JUDGED}
+    runner = train(callbacks=[flip], **options)
 
     best = min(metrics["valid"]["loss"] for metrics in runner.experiment_metrics.values())
     assert runner.evaluate_loader(loader(9, 3, seed=1))["loss"] == best
-
-
-class Flipping(dl.Callback):
-    def on_epoch_end(self, runner):
-        with torch.no_grad():
-            runner.model[0].weight *= -1
 
 
 class TwoPaces(dl.IRunner):
@@ -195,15 +180,10 @@ def test_a_score_waits_with_its_weights_for_an_accumulated_step(tmp_path):
     for record in records:
         model = mlp()
         load_weights(model, tmp_path / "checkpoints" / record["name"])
-        again = dl.SupervisedRunner(model).evaluate_loader(
-            loader(9, 3, seed=1), criterion=nn.CrossEntropyLoss(), engine=dl.CPUEngine()
-        )
-        assert again["loss"] == record["score"]
+        assert loss_of(model) == record["score"]
 
 
 class Following(dl.SupervisedRunner):
-    """Runner of a model and a target network."""
-
     def handle_batch(self, batch):
         self.batch["logits"] = self.model["net"](batch["features"])
 
@@ -211,12 +191,10 @@ class Following(dl.SupervisedRunner):
 def test_a_target_network_is_saved_as_it_was_scored(tmp_path):
     """SoftUpdateCallback updates it after the evaluation of an epoch."""
     models = {"net": mlp(seed=1), "target": mlp(seed=2)}
-    runner = Following()
-    runner.train(
-        model=models, criterion=nn.CrossEntropyLoss(), optimizer=sgd(models["net"]), num_epochs=1, logdir=tmp_path,
-        loaders={"train": loader(8, 4), "valid": loader(9, 3, seed=1)}, valid_loader="valid", valid_metric="loss",
-        callbacks=[dl.SoftUpdateCallback("target", "net", tau=0.5, scope="on_epoch_end")], cpu=True, **quiet(),
-    )  # fmt: skip
+    loaders = {"train": loader(8, 4), "valid": loader(9, 3, seed=1)}
+    update = dl.SoftUpdateCallback("target", "net", tau=0.5, scope="on_epoch_end")
+    options = {"optimizer": sgd(models["net"]), "loaders": loaders, "logdir": tmp_path, **JUDGED}
+    train(models, runner=Following(), callbacks=[update], **options)
 
     state = last_and_best(tmp_path)[1]
     target, trained_target = mlp(), mlp()
@@ -228,20 +206,14 @@ def test_a_target_network_is_saved_as_it_was_scored(tmp_path):
 
 def test_weights_that_nothing_changes_are_neither_copied_nor_saved_twice(tmp_path, monkeypatch):
     """runnerkit's own callbacks do not cost a copy; one of the user costs a copy, and no second set in the file."""
-    own: list = [dl.EMACallback(0.9), dl.EarlyStoppingCallback(9, "valid", "loss", True)]
-    own.append(dl.AccuracyCallback("logits", "targets"))
+    own = [dl.EMACallback(0.9), dl.EarlyStoppingCallback(9, "valid", "loss", True)]
     monkeypatch.setattr(scored_weights, "copied", None)
-    trained(tmp_path / "own", callbacks=own)
+    trained(tmp_path / "own", callbacks=[*own, dl.AccuracyCallback("logits", "targets")])
     monkeypatch.undo()
 
-    trained(tmp_path / "mine", callbacks=[Idle()])
+    trained(tmp_path / "mine", callbacks=[at("on_epoch_end", lambda runner: None)])
 
     assert all("trained_model_state_dict" not in state for state in last_and_best(tmp_path / "mine"))
-
-
-class Idle(dl.Callback):
-    def on_epoch_end(self, runner):
-        pass
 
 
 class ChangingShards(dl.Callback):
@@ -256,26 +228,25 @@ class ChangingShards(dl.Callback):
     on_epoch_end = on_validation_end
 
 
+SHARDED = functools.partial(dl.FullyShardedDataParallelEngine, 2, device="cpu")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "options",
+    ("engine", "callbacks"),
     [
-        {"engine": "ddp", "callbacks": list},
-        {"engine": "fsdp", "callbacks": list},
-        {"engine": "fsdp", "callbacks": lambda: [dl.EMACallback(0.5)], "sharded_checkpoints": True},
+        (functools.partial(dl.DistributedDataParallelEngine, 2, device="cpu"), list),
+        (SHARDED, list),
+        (functools.partial(SHARDED, sharded_checkpoints=True), lambda: [dl.EMACallback(0.5)]),
     ],
     ids=["ddp", "fsdp", "shards"],
 )
-def test_two_processes_save_the_scored_weights_and_resume_with_the_trained(tmp_path, options):
+def test_two_processes_save_the_scored_weights_and_resume_with_the_trained(tmp_path, engine, callbacks):
     """Score and weights belong together; the resumed run has the same weights and metrics as the whole one."""
 
     def runs():
         def run(name, **more):
-            kind = {"ddp": dl.DistributedDataParallelEngine, "fsdp": dl.FullyShardedDataParallelEngine}
-            extra = {key: value for key, value in options.items() if key == "sharded_checkpoints"}
-            engine = kind[options["engine"]](2, device="cpu", **extra)
-            callbacks = [*options["callbacks"](), ChangingShards()]
-            return trained(tmp_path / name, callbacks=callbacks, engine=engine, cpu=None, **more)
+            return trained(tmp_path / name, callbacks=[*callbacks(), ChangingShards()], engine=engine(), **more)
 
         whole = run("whole")
         run("part", num_epochs=1)

@@ -9,12 +9,10 @@ from torch import nn
 from runnerkit import dl
 from runnerkit.metrics.means import AdditiveMetric
 from runnerkit.passes.scratch_runner import scratch_copy
-from tests.tiny import classification, loader, mlp, quiet, sgd
+from tests.tiny import classification, mlp, train
 
 
 class Keeps(dl.SupervisedRunner):
-    """Runner with attributes of every kind that a user might add."""
-
     def __init__(self):
         super().__init__()
         self.count, self.names, self.classes = 0, [], Counter()
@@ -32,15 +30,8 @@ class Remembers(dl.Callback):
 def trained():
     runner, model = Keeps(), mlp()
     runner.head = model[-1]
-    return runner.train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=sgd(model),
-        loaders={"train": loader(8, 4)},
-        callbacks={"metric": dl.ControlFlowCallback(Remembers(order=20), epochs=1), "last": Remembers()},
-        cpu=True,
-        **quiet(),
-    )
+    callbacks = {"metric": dl.ControlFlowCallback(Remembers(order=20), epochs=1), "last": Remembers()}
+    return train(model, runner=runner, callbacks=callbacks)
 
 
 def test_meters_of_any_kind_stay_as_they_were():

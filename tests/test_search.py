@@ -69,11 +69,13 @@ def test_a_bad_trial_is_given_up(folder, monkeypatch):
 
 
 def test_what_training_raises_keeps_its_traceback(folder, capsys):
-    """An error in a trial is shown with its traceback, with exit code 1."""
+    """An error in a trial is shown with its traceback, with exit code 1; `--trials` must be at least 1."""
     model = "model={_target_: torch.nn.Linear, in_features: 5, out_features: 3}"
 
     assert main(["tune", "config.yaml", "--trials", "1", "optimizer.lr=0.1,0.2", model]) == 1
     assert "Traceback" in capsys.readouterr().err
+    assert main(["tune", "config.yaml", "--trials", "0", "optimizer.lr=1,2"]) == 2
+    assert "'--trials'" in capsys.readouterr().err
 
 
 def test_trials_may_have_several_processes(folder, capsys):
@@ -136,10 +138,7 @@ def test_a_range_is_optunas(text, kind, low, high, log):
         (["optimizer.lr=1e-3..1.0:lin"], "optimizer.lr=1e-3..1.0:lin: expected LOW..HIGH"),
         (["optimizer.lr=0..1:log"], "optimizer.lr=0..1:log: a logarithmic range must start above 0, got 0"),
         (["optimizer.lr=1,2", "valid_metric=null"], "config.yaml: valid_metric: is missing"),
-        (
-            ["optimizer.lr=1,2", "valid_metric=mae"],
-            "minimize_valid_metric: is missing: pass true if a smaller mae",
-        ),
+        (["optimizer.lr=1,2", "valid_metric=mae"], "minimize_valid_metric: is missing: pass true if a smaller mae"),
         (["optimizer.lrr=1,2"], "config.yaml: optimizer: torch.optim.sgd.SGD does not accept 'lrr'; it accepts"),
         (["optimizer.lr=1,2", "--logdir", "old"], "old contains the trials of another search: choose another"),
     ],
@@ -154,9 +153,3 @@ def test_a_search_that_cannot_be_is_one_line(folder, capsys, caplog, arguments, 
     optuna.logging.get_logger("optuna").removeHandler(caplog.handler)
     error = capsys.readouterr().err
     assert words in error and len(error.splitlines()) == 1 and not caplog.records
-
-
-def test_a_search_makes_at_least_one_trial(folder, capsys):
-    """`--trials` must be at least 1."""
-    assert main(["tune", "config.yaml", "--trials", "0", "optimizer.lr=1,2"]) == 2
-    assert "'--trials'" in capsys.readouterr().err

@@ -5,14 +5,14 @@ import random
 import numpy as np
 import pytest
 import torch
-from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from runnerkit import dl
 from runnerkit.sampling import seeded_dataset
 from runnerkit.sampling.sharding import batches_of, shard_loader, share_of, start_epoch
 from tests.interrupt import Interrupt
-from tests.tiny import classification, mlp, weights
+from tests.shares import Stream
+from tests.tiny import classification, mlp, train, weights
 
 
 def noisy(fetched):
@@ -31,15 +31,8 @@ class Own(Dataset):
 
 
 class Rows(Own):
-    """Data set that fetches whole batches."""
-
     def __getitems__(self, indices):
         return np.asarray(indices)
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(range(22))
 
 
 BATCHES = [[first, first + 1] for first in range(0, 22, 2)]
@@ -49,8 +42,8 @@ LOADERS = {
     "rows": lambda **kwargs: DataLoader(Rows(), 4, **kwargs),
     "batch sampler": lambda **kwargs: DataLoader(range(22), batch_sampler=BATCHES, **kwargs),
     "single": lambda **kwargs: DataLoader(range(8), batch_size=None, **kwargs),
-    "stream": lambda **kwargs: DataLoader(Stream(), 4, **kwargs),
-    "single of a stream": lambda **kwargs: DataLoader(Stream(), batch_size=None, **kwargs),
+    "stream": lambda **kwargs: DataLoader(Stream(range(22)), 4, **kwargs),
+    "single of a stream": lambda **kwargs: DataLoader(Stream(range(22)), batch_size=None, **kwargs),
 }
 
 
@@ -103,42 +96,28 @@ def test_the_default_collate_fn_costs_no_seeding(collate_fn, monkeypatch):
     assert len(list(batches_of(share))) == 2
 
 
-class Samples(IterableDataset):
-    def __iter__(self):
-        return iter(classification(24))
-
-
 def with_noise(samples):
     features, targets = default_collate(samples)
     noise = torch.randn_like(features) + random.random() + np.random.rand()
     return features + 0.1 * noise.float(), targets
 
 
-def train(logdir, data, num_workers, *callbacks, **kwargs):
-    model = mlp(dropout=0.3)
-    return dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=torch.optim.Adam(model.parameters(), lr=0.01),
-        loaders={"train": DataLoader(data, batch_size=4, num_workers=num_workers, collate_fn=with_noise)},
-        callbacks=[dl.CheckpointCallback(logdir, mode="runner", every_steps=1), *callbacks],
-        num_epochs=2,
-        logdir=logdir,
-        loggers={"console": None, "csv": None, "tensorboard": None},
-        cpu=True,
-        **kwargs,
-    )
+def fit(logdir, data, num_workers, *callbacks, **options):
+    batches = DataLoader(data, batch_size=4, num_workers=num_workers, collate_fn=with_noise)
+    save = dl.CheckpointCallback(logdir, mode="runner", every_steps=1)
+    options = {"num_epochs": 2, "logdir": logdir, "loggers": {"csv": None, "tensorboard": None}, **options}
+    return train(mlp(dropout=0.3), loaders={"train": batches}, callbacks=[save, *callbacks], **options)
 
 
-@pytest.mark.parametrize("data", [classification(24), Samples()], ids=["tensors", "stream"])
+@pytest.mark.parametrize("data", [classification(24), Stream(classification(24))], ids=["tensors", "stream"])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_run_resumed_within_an_epoch_equals_the_uninterrupted_one(tmp_path, data, num_workers):
     """With noise from `collate_fn`, a resumed run equals an uninterrupted one bit for bit, with and without workers."""
-    expected = train(tmp_path / "whole", data, num_workers)
+    expected = fit(tmp_path / "whole", data, num_workers)
     with pytest.raises(KeyboardInterrupt):
-        train(tmp_path / "broken", data, num_workers, Interrupt(5))
+        fit(tmp_path / "broken", data, num_workers, Interrupt(5))
 
-    resumed = train(tmp_path / "broken", data, num_workers, resume="auto")
+    resumed = fit(tmp_path / "broken", data, num_workers, resume="auto")
 
     assert torch.equal(weights(resumed.model), weights(expected.model))
     assert resumed.experiment_metrics == expected.experiment_metrics

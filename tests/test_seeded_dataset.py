@@ -7,22 +7,13 @@ import random
 import numpy as np
 import pytest
 import torch
-from torch import nn
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    SequentialSampler,
-    Subset,
-    TensorDataset,
-)
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from runnerkit import dl
 from runnerkit.sampling import seeded_dataset
 from runnerkit.sampling.sharding import batches_of, shard_loader, share_of, start_epoch
 from runnerkit.seeding import generators
-from tests.tiny import classification, mlp, sgd
+from tests.tiny import classification, mlp, train, weights
 
 
 class Noisy(Dataset):
@@ -48,6 +39,10 @@ class OfEpoch(Noisy):
 
     def __getitem__(self, index):
         return index, self.epoch
+
+
+def share(loader, training=True):
+    return shard_loader(loader, key="k", training=training, rank=0, world_size=1, seed=42)
 
 
 def draws(loader, *, world_size=1, epoch=1, skip=0, key="k", training=False):
@@ -109,8 +104,7 @@ def test_a_seed_and_an_index_make_another_seed_for_each_sample():
 
 def samples(dataset, *, num_workers=0, training=False):
     whole = loader(dataset=dataset, num_workers=num_workers, collate_fn=list)
-    shard = shard_loader(whole, key="k", training=training, rank=0, world_size=1, seed=42)
-    return [sample for batch in batches_of(shard) for sample in batch]
+    return [sample for batch in batches_of(share(whole, training)) for sample in batch]
 
 
 def test_what_a_sample_draws_survives_an_interruption():
@@ -125,9 +119,7 @@ def test_the_models_generators_are_left_alone():
     """The main process's generators advance equally with and without workers, so that dropout is the same."""
     after = []
     for num_workers in (0, 2):
-        shard = shard_loader(
-            loader(num_workers=num_workers), key="k", training=True, rank=0, world_size=1, seed=42
-        )  # fmt: skip
+        shard = share(loader(num_workers=num_workers))
         torch.manual_seed(3), random.seed(3), np.random.seed(3)
         assert len(list(batches_of(shard))) == 6
         after.append((float(torch.rand(())), random.random(), np.random.rand()))
@@ -147,7 +139,7 @@ class SeenState(Noisy):
 
 
 class MayDraw(SeenState):
-    """Subclass that does not declare `draws_nothing` itself."""
+    pass
 
 
 @pytest.mark.parametrize(("kind", "is_spared"), [(SeenState, True), (MayDraw, False)])
@@ -155,7 +147,7 @@ def test_a_class_that_says_it_draws_nothing_is_left_unseeded(kind, is_spared):
     """A class with `draws_nothing = True` is not seeded; a subclass must declare it again."""
     dataset = kind(8)
     whole = DataLoader(Subset(dataset, range(8)), batch_size=4)
-    shard = shard_loader(whole, key="k", training=True, rank=0, world_size=1, seed=42)
+    shard = share(whole)
     before = torch.initial_seed()
 
     list(batches_of(shard))
@@ -172,7 +164,7 @@ def test_what_is_known_to_draw_nothing_costs_no_seeding(data, monkeypatch):
     monkeypatch.setattr(seeded_dataset, "CPUState", None)
     collate = dl.TensorRows.collate if isinstance(data, dl.TensorRows) else None
     whole = DataLoader(data, batch_size=4, collate_fn=collate)
-    shard = shard_loader(whole, key="k", training=True, rank=0, world_size=1, seed=42)
+    shard = share(whole)
 
     assert len(list(batches_of(shard))) == 2
 
@@ -195,8 +187,6 @@ def test_samples_that_draw_after_others_that_do_not_draw_what_they_always_draw()
 
 
 class DrawsFrom(Noisy):
-    """Data set that draws with a given function."""
-
     def __init__(self, num_samples, draw):
         super().__init__(num_samples)
         self.draw = draw
@@ -206,25 +196,24 @@ class DrawsFrom(Noisy):
         return index, self.draw()
 
 
+DRAWS = {
+    "torch": lambda: float(torch.rand(())),
+    "python": random.random,
+    "python's pairs": lambda: random.gauss(0, 1),
+    "numpy": np.random.rand,
+    "numpy's pairs": np.random.randn,
+    "nothing": lambda: 0.0,
+}
+
+
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize(
-    "draw",
-    [
-        lambda: float(torch.rand(())),
-        random.random,
-        lambda: random.gauss(0, 1),
-        np.random.rand,
-        np.random.randn,
-        lambda: 0.0,
-    ],
-    ids=["torch", "python", "python's pairs", "numpy", "numpy's pairs", "nothing"],
-)
-def test_generators_are_seeded_once_they_are_drawn_from(draw, training, request):
+@pytest.mark.parametrize("name", DRAWS)
+def test_generators_are_seeded_once_they_are_drawn_from(name, training):
     """Only the first batch that draws is fetched again; draws do not depend on the loader, and states are restored.
 
     In training, draws from torch are assumed.
     """
-    is_known = "nothing" in request.node.callspec.id or ("torch" in request.node.callspec.id and training)
+    draw, is_known = DRAWS[name], name == "nothing" or (name == "torch" and training)
     np.random.randn(), random.gauss(0, 1)  # both cache the second value of a pair outside of the state words
     before = np.random.get_state()[4], random.getstate()
     dataset = DrawsFrom(24, draw)
@@ -238,28 +227,22 @@ def test_generators_are_seeded_once_they_are_drawn_from(draw, training, request)
 
 
 @pytest.mark.parametrize("is_in_memory", [True, False], ids=["looked at in memory", "asked for"])
-@pytest.mark.parametrize(
-    ("name", "draw"),
-    [
-        ("python", lambda: random.gauss(0, 1)),
-        ("numpy", np.random.randn),
-        ("python", random.random),
-        ("numpy", np.random.rand),
-        ("torch", lambda: torch.rand(1)),
-    ],
-)
-def test_what_was_drawn_is_seen_and_put_back(name, draw, is_in_memory, monkeypatch):
+@pytest.mark.parametrize("name", [name for name in DRAWS if name != "nothing"])
+def test_what_was_drawn_is_seen_and_put_back(name, is_in_memory, monkeypatch):
     """CPUState detects and restores every draw, including a cached Gaussian with unchanged state words."""
+    # Without the states in memory, each batch would copy 1249 numbers twice.
+    assert generators._python_words is not None and generators._numpy_gaussian() is not None
     if not is_in_memory:
         monkeypatch.setattr(generators, "_python_words", None)
         monkeypatch.setattr(generators, "_numpy_gaussian", lambda: None)
+    draw = DRAWS[name]
     draw()
     drawn = []
     for _ in range(3):
         state = generators.CPUState()
         assert not state.moved()
         drawn.append(draw())
-        assert state.moved() == {name}
+        assert state.moved() == {name.split("'")[0]}
         state.restore()
         assert not state.moved()
 
@@ -281,8 +264,6 @@ def test_a_gaussian_that_a_state_brings_back_is_seen():
 
 
 class Counted(Dataset):
-    """Data set that draws from NumPy and Python and counts the fetches of all workers."""
-
     def __init__(self, num_samples):
         self.num_fetched = torch.zeros(num_samples, dtype=torch.int64).share_memory_()
 
@@ -297,9 +278,7 @@ class Counted(Dataset):
 def test_workers_of_later_epochs_know_what_those_before_found_out():
     """Workers fetch their first batch again in the first epoch only, and later workers know the generators."""
     dataset = Counted(24)
-    shard = shard_loader(
-        DataLoader(dataset, batch_size=3, num_workers=2), key="k", training=True, rank=0, world_size=1, seed=42
-    )
+    shard = share(DataLoader(dataset, batch_size=3, num_workers=2))
     num_fetched = []
     for epoch in (1, 2, 3):
         start_epoch(shard, epoch)
@@ -346,11 +325,6 @@ def test_numpys_global_functions_are_to_draw_from_their_own_generator(read, othe
         np.random.set_bit_generator(usual)
 
 
-def test_generators_are_where_cpython_and_numpy_have_them():
-    """The states are found in memory; otherwise each batch would copy 1249 numbers twice."""
-    assert generators._python_words is not None and generators._numpy_gaussian() is not None
-
-
 def test_images_that_are_only_looked_at_are_not_seeded(monkeypatch):
     """Samples that do not draw are not seeded in evaluation; only the loader's order is."""
     seeded = []
@@ -394,7 +368,7 @@ def test_a_data_set_that_fetches_whole_batches_does_so():
 def test_workers_that_outlive_an_epoch_see_the_next():
     """set_epoch of the data set is called in persistent workers."""
     kept = loader(dataset=OfEpoch(4), num_workers=1, persistent_workers=True)
-    shard = shard_loader(kept, key="k", training=True, rank=0, world_size=1, seed=42)
+    shard = share(kept)
 
     seen = []
     for epoch in (1, 2):
@@ -402,6 +376,11 @@ def test_workers_that_outlive_an_epoch_see_the_next():
         seen.append({int(each) for batch in batches_of(shard) for each in batch[1]})
 
     assert seen == [{1}, {2}]
+
+
+class NoisyStream(IterableDataset):
+    def __iter__(self):
+        return (tuple(Noisy(24)[index]) for index in range(24))
 
 
 class Augmented(Dataset):
@@ -416,88 +395,54 @@ class Augmented(Dataset):
         return features * (1 + 0.5 * random.random()) + torch.randn(6) * float(np.random.rand()), target
 
 
-def train(num_workers, **kwargs):
-    model = mlp(dropout=0.3)
-    train = DataLoader(Augmented(), batch_size=6, shuffle=True, num_workers=num_workers)
-    dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=sgd(model),
-        loaders={"train": train},
-        loggers={"console": None},
-        num_epochs=2,
-        **kwargs,
-    )
-    return torch.cat([each.detach().flatten() for each in model.parameters()])
+def fit(num_workers):
+    runner = train(
+        mlp(dropout=0.3), num_epochs=2,
+        loaders={"train": DataLoader(Augmented(), batch_size=6, shuffle=True, num_workers=num_workers)},
+    )  # fmt: skip
+    return weights(runner.model)
 
 
 def test_a_run_with_dropout_and_augmentation_does_not_depend_on_the_number_of_workers():
     """Weights after two epochs are equal bit for bit for any number of workers."""
-    weights = train(0, cpu=True)
+    one, *others = (fit(num_workers) for num_workers in (0, 1, 2))
 
-    assert torch.equal(weights, train(1, cpu=True))
-    assert torch.equal(weights, train(2, cpu=True))
-
-
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
-def test_stateful_data_loaders_are_shared_too():
-    """StatefulDataLoader is sharded with its class and order, for any number of processes and workers."""
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    def mine(**kwargs):
-        return StatefulDataLoader(Noisy(24), batch_size=4, **kwargs)
-
-    shard = shard_loader(mine(), key="k", training=True, rank=0, world_size=2, seed=42)
-    one = draws(mine(shuffle=True))
-
-    assert type(shard) is type(shard._feed) is StatefulDataLoader
-    assert [sample[0] for sample in one] == list(range(24))
-    assert draws(mine(shuffle=True, num_workers=1), world_size=2) == one
-    assert draws(mine(shuffle=True), world_size=2, skip=8) == draws(mine(shuffle=True), skip=8) != one
-    assert draws(mine(), world_size=2) == draws(loader(shuffle=False))
-
-
-class NoisyStream(IterableDataset):
-    def __iter__(self):
-        return (tuple(Noisy(24)[index]) for index in range(24))
+    assert all(torch.equal(each, one) for each in others)
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
-def test_stateful_data_loaders_over_a_stream_are_shared_too():
-    """StatefulDataLoader over a stream is sharded by samples, with equal draws, and can be resumed."""
+@pytest.mark.parametrize("data", [Noisy(24), NoisyStream()], ids=["indexed", "stream"])
+def test_stateful_data_loaders_are_shared_too(data):
+    """StatefulDataLoader is sharded by samples, with its class, order and draws, for any processes and workers."""
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     def mine(**kwargs):
-        return StatefulDataLoader(NoisyStream(), batch_size=4, **kwargs)
+        return StatefulDataLoader(data, batch_size=4, **kwargs)
 
-    one = draws(mine())
+    one, is_indexed = draws(mine()), isinstance(data, Noisy)
 
+    assert type(share(mine())) is StatefulDataLoader
     assert [sample[0] for sample in one] == list(range(24))
-    assert one == draws(DataLoader(NoisyStream(), batch_size=4))
+    assert one == draws(DataLoader(data, batch_size=4))
     assert draws(mine(num_workers=2), world_size=2) == one
-    assert draws(mine(), world_size=2, skip=[8, 0]) == one[8:]
+    assert draws(mine(), world_size=2, skip=8 if is_indexed else [8, 0]) == one[8:]
+    if is_indexed:
+        assert draws(mine(shuffle=True, num_workers=1), world_size=2) == draws(mine(shuffle=True)) != one
+        assert draws(mine(shuffle=True), world_size=2, skip=8) == draws(mine(shuffle=True), skip=8)
 
 
-def test_a_sampler_of_lists_hands_the_data_set_whole_lists():
-    """With batch_size=None and a batch sampler as sampler, the data set gets lists of indices, as in plain PyTorch."""
-    data = Columns()
-    loader = DataLoader(data, sampler=BatchSampler(SequentialSampler(range(10)), 4, drop_last=False), batch_size=None)
-    shards = [shard_loader(loader, key="valid", training=False, rank=rank, world_size=2, seed=0) for rank in range(2)]
-    batches = [batch for shard in shards for batch in batches_of(shard)]
-    assert sorted(each.tolist() for each in batches) == sorted(each.tolist() for each in loader)
-
-
-def test_a_list_as_an_index_is_not_taken_for_a_batch():
-    """With batch_size=None, a list from the sampler is passed to __getitem__, not __getitems__, as in torch."""
+@pytest.mark.parametrize("sampler", [BatchSampler(range(10), 4, False), [[0, 1], [2, 3]]], ids=type)
+def test_a_sampler_of_lists_hands_the_data_set_whole_lists(sampler):
+    """With batch_size=None, lists of indices are passed to __getitem__, not to __getitems__, as in plain PyTorch."""
 
     class Both(Columns):
         def __getitems__(self, indices):
             raise AssertionError("for batch samplers only")
 
-    loader = DataLoader(Both(), sampler=[[0, 1], [2, 3]], batch_size=None)
-    share = shard_loader(loader, key="valid", training=False, rank=0, world_size=1, seed=0)
-
-    assert [each.tolist() for each in batches_of(share)] == [each.tolist() for each in loader] == [[0, 3], [6, 9]]
+    loader = DataLoader(Both(), sampler=sampler, batch_size=None)
+    shards = [shard_loader(loader, key="valid", training=False, rank=rank, world_size=2, seed=0) for rank in range(2)]
+    batches = [batch for shard in shards for batch in batches_of(shard)]
+    assert sorted(each.tolist() for each in batches) == sorted(each.tolist() for each in loader)
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -507,14 +452,12 @@ def test_a_list_as_an_index_is_not_taken_for_a_batch():
 def test_an_empty_batch_is_handed_to_collate_fn(num_workers, data):
     """An empty batch is passed to collate_fn with and without workers, as in plain PyTorch."""
     loader = DataLoader(data, batch_sampler=[[0, 1], [], [2]], num_workers=num_workers, collate_fn=len)
-    share = shard_loader(loader, key="valid", training=False, rank=0, world_size=1, seed=0)
+    shard = share(loader, training=False)
 
-    assert list(batches_of(share)) == list(loader) == [2, 0, 1]
+    assert list(batches_of(shard)) == list(loader) == [2, 0, 1]
 
 
 class Columns(Dataset):
-    """Data set that is indexed by a list, like an array."""
-
     def __init__(self):
         self.values = torch.arange(10) * 3
 

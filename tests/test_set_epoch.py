@@ -1,20 +1,12 @@
 """Tests that ``set_epoch`` is called on every nested part of a loader that has it."""
 
 import pytest
-from torch.utils.data import (
-    BatchSampler,
-    ConcatDataset,
-    DataLoader,
-    DistributedSampler,
-    IterableDataset,
-    SequentialSampler,
-    StackDataset,
-    Subset,
-)
+from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, DistributedSampler, StackDataset, Subset
 
 from runnerkit import dl
 from runnerkit.data import BatchLimitLoaderWrapper
 from runnerkit.sampling.sharding import batches_of, shard_loader, start_epoch
+from tests.shares import Stream
 
 
 class Told:
@@ -38,7 +30,7 @@ class Told:
 
 
 class OwnBatches(BatchSampler):
-    """Custom batch sampler, which is sharded by whole batches."""
+    pass
 
 
 class ToldBatches(Told, BatchSampler):
@@ -93,12 +85,7 @@ def test_data_sets_in_a_concatenation_or_a_stack_are_told():
     assert [each.epochs for each in (first, second, third, fourth)] == [[1]] * 4
 
 
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(range(4))
-
-
-@pytest.mark.parametrize("data", [range(4), Stream()], ids=["indexed", "stream"])
+@pytest.mark.parametrize("data", [range(4), Stream(range(4))], ids=["indexed", "stream"])
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_collate_fn_is_told(data, num_workers):
     """set_epoch is called on collate_fn, also in persistent workers."""
@@ -127,20 +114,16 @@ def test_a_distributed_sampler_inside_a_batch_sampler_shuffles_anew_in_each_epoc
 
 def test_a_sampler_inside_a_batch_sampler_of_the_users_own_changes_with_the_epoch():
     """A sampler within a custom batch sampler changes its length by epoch, as it does alone."""
-    sampler = dl.DynamicBalanceClassSampler([0] * 90 + [1] * 10, exp_lambda=0.5)
+    sampler, alone = (dl.DynamicBalanceClassSampler([0] * 90 + [1] * 10, exp_lambda=0.5) for _ in range(2))
     mine = shared(DataLoader(range(100), batch_sampler=OwnBatches(sampler, 10, False)))
 
-    num_samples = []
+    found = []
     for epoch in (1, 2, 3):
         start_epoch(mine, epoch)
-        num_samples.append(sum(len(batch) for batch in batches_of(mine)))
-
-    alone = dl.DynamicBalanceClassSampler([0] * 90 + [1] * 10, exp_lambda=0.5)
-    expected = []
-    for epoch in (1, 2, 3):
         alone.set_epoch(epoch)
-        expected.append(len(alone))
-    assert num_samples == expected and num_samples[2] < num_samples[0]
+        found.append(sum(len(batch) for batch in batches_of(mine)))
+        assert found[-1] == len(alone)
+    assert found[2] < found[0]
 
 
 def test_a_sharded_sampler_in_a_loader_of_the_users_own_tells_its_sampler():
@@ -151,4 +134,4 @@ def test_a_sharded_sampler_in_a_loader_of_the_users_own_tells_its_sampler():
     start_epoch(ToldLoader(share), 3)
 
     assert sampler.epochs == [3] and share.epoch == 3
-    assert list(share) == [[index] for index in SequentialSampler(range(8))]
+    assert list(share) == [[index] for index in range(8)]

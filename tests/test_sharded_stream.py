@@ -28,8 +28,6 @@ class SizedStream(Stream):
 
 
 class Shuffled(Stream):
-    """Stream that draws its order and samples from every generator."""
-
     def __iter__(self):
         order = list(range(self.num_samples))
         random.shuffle(order)
@@ -55,12 +53,8 @@ class OfEpoch(Stream):
 
 
 def shards(loader, world_size, *, training=False):
-    return [
-        shard_loader(
-            loader, key="k", training=training, rank=rank, world_size=world_size, seed=42
-        )
-        for rank in range(world_size)
-    ]  # fmt: skip
+    where = {"key": "k", "training": training, "world_size": world_size, "seed": 42}
+    return [shard_loader(loader, rank=rank, **where) for rank in range(world_size)]
 
 
 def samples(shard, epoch=1):
@@ -73,13 +67,7 @@ def flat(ranks):
 
 
 @settings(deadline=None, max_examples=150)
-@given(
-    num_samples=st.integers(1, 200),
-    batch_size=st.integers(1, 33),
-    world_size=st.integers(1, 5),
-    training=st.booleans(),
-    drop_last=st.booleans(),
-)
+@given(st.integers(1, 200), st.integers(1, 33), st.integers(1, 5), st.booleans(), st.booleans())
 def test_a_stream_is_shared_like_a_data_set_of_the_same_samples(
     num_samples, batch_size, world_size, training, drop_last
 ):
@@ -108,26 +96,15 @@ def test_workers_share_it_too(num_workers, stream):
 
 
 def test_a_stream_that_shuffles_does_so_alike_on_all_ranks_and_workers():
-    """A stream's order and draws depend on the seed and the epoch only, and the main generators are unchanged."""
+    """A stream's order and draws depend on the seed and the epoch only."""
 
     def drawn(world_size, num_workers, epoch=1):
         loader = DataLoader(Shuffled(20), batch_size=12 // world_size, num_workers=num_workers, collate_fn=torch.tensor)
         ranks = [samples(each, epoch) for each in shards(loader, world_size)]
         return sorted(tuple(each) for each in flat(ranks)), ranks[0][0]
 
-    torch.manual_seed(0)
-    expected = torch.rand(3)
-    torch.manual_seed(0)
-
     one, first = drawn(1, 0)
 
-    torch.manual_seed(0)
-    shard = shards(DataLoader(Shuffled(20), batch_size=4), 1)[0]
-    iterator = batches_of(shard)  # draws the workers' seed
-    torch.manual_seed(0)
-    samples_left = list(iterator)
-    assert samples_left
-    assert torch.equal(torch.rand(3), expected)
     assert [each[0] for each in first] != list(range(12))
     assert one == drawn(2, 0)[0] == drawn(3, 2)[0] == drawn(1, 1)[0]
     assert one != drawn(1, 0, epoch=2)[0]
@@ -141,44 +118,34 @@ def test_workers_that_outlive_an_epoch_see_the_next():
     assert [samples(shard, epoch) for epoch in (1, 2)] == [[[100, 101], [102, 103]], [[200, 201], [202, 203]]]
 
 
-@pytest.mark.parametrize(("before", "after", "num_workers"), [(2, 2, 0), (2, 1, 2), (1, 3, 0)])
-def test_an_interrupted_stream_goes_on_with_another_number_of_processes(before, after, num_workers):
-    """A stream resumed on another number of processes continues with exactly the remaining samples."""
-    loader = DataLoader(Stream(50), batch_size=4, num_workers=num_workers)
-    seen, position = [], 0
-    for shard in shards(loader, before, training=True):
-        start_epoch(shard, 3)
-        seen += flat([[batch.tolist() for batch, _ in zip(batches_of(shard), range(2), strict=False)]])
-        position = share_of(shard).position_after(2)
-
-    for shard in shards(loader, after, training=True):
-        start_epoch(shard, 3)
-        share_of(shard).skip(position)
-        seen += flat([[batch.tolist() for batch in counted(shard)]])
-
-    assert sorted(seen) == list(range(50))
-
-
-@settings(deadline=None, max_examples=100)
-@given(
-    num_samples=st.integers(4, 60), batch_size=st.integers(1, 9), before=st.integers(1, 4), after=st.integers(1, 4),
-    data=st.data(),
-)  # fmt: skip
-def test_whatever_was_seen_before_an_interruption_is_not_seen_after_it(num_samples, batch_size, before, after, data):
-    """A resume after any batch, on any number of processes, continues with exactly the remaining samples."""
-    loader = DataLoader(SizedStream(num_samples), batch_size=batch_size)
+def check_resumed(loader, before, after, num_batches, num_samples):
     ranks = shards(loader, before, training=True)
-    num_batches = data.draw(st.integers(1, count_batches(ranks[0])))
-    seen = flat([samples(rank)[:num_batches] for rank in ranks])
+    for rank in ranks:
+        start_epoch(rank, 3)
+    seen = flat([samples(rank, 3)[:num_batches] for rank in ranks])
     position = share_of(ranks[0]).position_after(num_batches)
 
     for rank in shards(loader, after, training=True):
-        start_epoch(rank, 1)
+        start_epoch(rank, 3)
         share_of(rank).skip(position)
-        assert count_batches(rank) == len(list(batches_of(rank)))
+        assert count_batches(rank) in (None, len(list(batches_of(rank))))
         seen += flat([[batch.tolist() for batch in counted(rank)]])
 
     assert sorted(seen) == list(range(num_samples))
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.integers(4, 60), st.integers(1, 9), st.integers(1, 4), st.integers(1, 4), st.data())
+def test_whatever_was_seen_before_an_interruption_is_not_seen_after_it(num_samples, batch_size, before, after, data):
+    """A resume after any batch, on any number of processes, continues with exactly the remaining samples."""
+    loader = DataLoader(SizedStream(num_samples), batch_size=batch_size)
+    num_batches = data.draw(st.integers(1, count_batches(shards(loader, before, training=True)[0])))
+    check_resumed(loader, before, after, num_batches, num_samples)
+
+
+def test_an_interrupted_stream_of_unknown_length_goes_on_with_workers():
+    """A resume by one process with two workers continues with the samples that two processes left."""
+    check_resumed(DataLoader(Stream(50), batch_size=4, num_workers=2), 2, 1, 2, 50)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

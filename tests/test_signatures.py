@@ -16,19 +16,8 @@ from runnerkit.engines.launch.process_group import ProcessGroupOptions
 TRAIN = inspect.signature(dl.SupervisedRunner.train).parameters
 # Functions whose **kwargs have names from the user: arguments of `predict_batch`, a model, a pruning function or a
 # scikit-learn class, keys of loaders, or arguments of `wandb.init` and Comet's `ExperimentConfig`, which vary.
-OPEN = {
-    "predict_batch",
-    "predict_loader",
-    "predict_to",
-    "trace_model",
-    "onnx_export",
-    "prune_model",
-    "BatchOverfitCallback",
-    "PeriodicLoaderCallback",
-    "SklearnModelCallback",
-    "CometLogger",
-    "WandbLogger",
-}
+OPEN = {"predict_batch", "predict_loader", "predict_to", "trace_model", "onnx_export", "prune_model"}
+OPEN |= {"BatchOverfitCallback", "PeriodicLoaderCallback", "SklearnModelCallback", "CometLogger", "WandbLogger"}
 
 
 def public_functions():

@@ -1,5 +1,6 @@
 """A checkpoint with NaN weights never replaces a finite one, whatever asks for the save."""
 
+import functools
 import logging
 import os
 import signal
@@ -12,7 +13,7 @@ from runnerkit import dl
 from runnerkit.checkpoints.file import load_checkpoint
 from runnerkit.checkpoints.folder import CheckpointFolder
 from runnerkit.models.finite import non_finite_part
-from tests.tiny import loader, mlp, quiet, sgd
+from tests.tiny import loader, mlp, train
 
 FIRST_BAD_STEP, NEVER = 13, 10**9  # in epochs of 10
 
@@ -41,18 +42,12 @@ class Spoiled(dl.SupervisedRunner):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def train(logdir, *, callback=None, bad_step=FIRST_BAD_STEP, stop_step=None, model=None, steps_itself=False, **options):
-    model = model or mlp()
+def fit(logdir, *, callback=None, bad_step=FIRST_BAD_STEP, stop_step=None, steps_itself=False, **options):
     runner = Stepping() if steps_itself else Spoiled()
     runner.bad_step, runner.stop_step = bad_step, stop_step
-    callbacks = (
-        {"save": dl.CheckpointCallback(logdir, **{"mode": "runner", **callback})} if callback is not None else {}
-    )
-    defaults = {"num_epochs": 2, "cpu": "engine" not in options}
-    return runner.train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), loaders={"train": loader(40, 4)},
-        callbacks=callbacks, logdir=logdir, **{**defaults, **quiet(), **options},
-    )  # fmt: skip
+    saves = {} if callback is None else {"save": dl.CheckpointCallback(logdir, **{"mode": "runner", **callback})}
+    options = {"num_epochs": 2, "loaders": {"train": loader(40, 4)}, "logdir": logdir, **options}
+    return train(options.pop("model", None), runner=runner, callbacks=saves, **options)
 
 
 def names_of_finite(logdir):
@@ -66,9 +61,8 @@ def names_of_finite(logdir):
 
 
 def assert_resumable(logdir, **options):
-    """Check that a run without the defect ends from there, with finite weights."""
     assert names_of_finite(logdir)
-    runner = train(logdir, resume="auto", bad_step=NEVER, **{"num_epochs": 3, **options})
+    runner = fit(logdir, resume="auto", bad_step=NEVER, **{"num_epochs": 3, **options})
     assert runner.epoch_step == 3 and all(each.isfinite().all() for each in runner.model.parameters())
 
 
@@ -81,7 +75,7 @@ def assert_resumable(logdir, **options):
 def test_nan_weights_replace_no_finite_checkpoint(tmp_path, callback, policy):
     """Those before the NaN are kept, and the run resumes from the newest of them."""
     with pytest.raises(FloatingPointError if policy == "raise" else ValueError):
-        train(tmp_path, callback=callback, non_finite=policy)
+        fit(tmp_path, callback=callback, non_finite=policy)
 
     assert_resumable(tmp_path)
 
@@ -89,24 +83,21 @@ def test_nan_weights_replace_no_finite_checkpoint(tmp_path, callback, policy):
 @pytest.mark.parametrize("callback", [None, {"every_steps": 2}], ids=["the default", "steps"])
 def test_a_loss_that_nobody_checks_is_no_different(tmp_path, callback):
     """A runner that steps itself trains on to the end."""
-    runner = train(tmp_path, callback=callback, steps_itself=True)
+    runner = fit(tmp_path, callback=callback, steps_itself=True)
 
     assert not any(each.isfinite().all() for each in runner.model.parameters())
     assert_resumable(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "engine",
-    [
-        dl.DistributedDataParallelEngine(2, device="cpu"),
-        dl.FullyShardedDataParallelEngine(2, device="cpu", sharded_checkpoints=True),
-    ],
-    ids=["DDP", "FSDP2, sharded"],
-)
-def test_ranks_agree_on_it(tmp_path, engine):
+SHARDED = functools.partial(dl.FullyShardedDataParallelEngine, sharded_checkpoints=True)
+
+
+@pytest.mark.parametrize("kind", [dl.DistributedDataParallelEngine, SHARDED], ids=["DDP", "FSDP2, sharded"])
+def test_ranks_agree_on_it(tmp_path, kind):
     """Each rank sees its shard only."""
+    engine = kind(2, device="cpu")
     with pytest.raises(ValueError, match="became nan"):
-        train(tmp_path, callback={"every_steps": 1}, engine=engine, bad_step=8)
+        fit(tmp_path, callback={"every_steps": 1}, engine=engine, bad_step=8)
 
     assert names_of_finite(tmp_path)[-1].startswith("model.0002.00000007")
     assert_resumable(tmp_path, engine=engine)
@@ -114,10 +105,10 @@ def test_ranks_agree_on_it(tmp_path, engine):
 
 def test_a_run_that_is_stopped_says_why_it_saved_nothing(tmp_path, caplog):
     """The next process starts from the last finite checkpoint."""
-    train(tmp_path, num_epochs=1, bad_step=NEVER)
+    fit(tmp_path, num_epochs=1, bad_step=NEVER)
 
     with pytest.raises(SystemExit) as ended, caplog.at_level(logging.WARNING):
-        train(tmp_path, resume="auto", stop_step=15)
+        fit(tmp_path, resume="auto", stop_step=15)
 
     assert ended.value.code == 75
     assert "without saving, because '0.weight' of the model is NaN" in caplog.text
@@ -128,7 +119,7 @@ def test_a_run_that_is_stopped_says_why_it_saved_nothing(tmp_path, caplog):
 def test_weights_alone_are_checked_too(tmp_path, caplog):
     """mode="model"; and the warning names the parameter, and what to pass."""
     with pytest.raises(ValueError, match="became nan"):
-        train(tmp_path, callback={"every_steps": 2, "mode": "model"})
+        fit(tmp_path, callback={"every_steps": 2, "mode": "model"})
 
     assert names_of_finite(tmp_path)[-1] == "model.0002.00000012.pth"
     assert "'0.weight' of the model is NaN or infinite" in caplog.text and "non_finite='raise'" in caplog.text
@@ -136,7 +127,7 @@ def test_weights_alone_are_checked_too(tmp_path, caplog):
 
 def test_a_run_without_a_finite_checkpoint_saves_what_it_has(tmp_path):
     """There is nothing to protect, and a user may want to look at it."""
-    train(tmp_path, bad_step=1, num_epochs=1, steps_itself=True)
+    fit(tmp_path, bad_step=1, num_epochs=1, steps_itself=True)
 
     assert (tmp_path / "checkpoints" / "last.pth").exists()
 
@@ -147,7 +138,7 @@ def test_an_infinite_mask_is_not_a_defect(tmp_path):
     model.register_buffer("mask", torch.full((2, 2), -torch.inf))
     model.frozen = nn.Parameter(torch.full((2,), torch.inf), requires_grad=False)
 
-    train(tmp_path, model=model, bad_step=NEVER, num_epochs=2)
+    fit(tmp_path, model=model, bad_step=NEVER, num_epochs=2)
 
     names = [record.name for record in CheckpointFolder(tmp_path / "checkpoints").records]
     assert names == ["model.0001.pth", "model.0002.pth"]
@@ -156,7 +147,7 @@ def test_an_infinite_mask_is_not_a_defect(tmp_path):
 def test_a_batch_norm_that_saw_nan_is_one(tmp_path):
     """An optimizer that skips the step leaves finite parameters, but not the running mean."""
     model = mlp(batch_norm=True)
-    train(tmp_path, model=model, bad_step=NEVER, num_epochs=1)
+    fit(tmp_path, model=model, bad_step=NEVER, num_epochs=1)
     assert non_finite_part({"": model}) is None
 
     model[1].running_mean[0] = float("nan")

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from benchmarks.calls import calls_per_step
 from runnerkit import dl
-from tests.tiny import classification, mlp, sgd
+from tests.tiny import classification, mlp, sgd, train
 
 BATCHES = list(DataLoader(classification(150 * 4), batch_size=4))
 # The allowance above the budgets, which were counted with torch 2.13. In other versions `zero_grad`, which only the
@@ -22,7 +22,6 @@ MARGIN = 2 if torch.__version__.startswith("2.13.") else 8
 
 
 def by_hand(num_steps, accuracy=False, batches=None):
-    """Train and sum the loss without host synchronization, in a hand-written loop."""
     model = mlp(dropout=0.0)
     optimizer, criterion = sgd(model), nn.CrossEntropyLoss()
     total, hits = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.int64)
@@ -38,7 +37,6 @@ def by_hand(num_steps, accuracy=False, batches=None):
 
 
 def evaluate_by_hand(num_batches):
-    """Evaluate and sum the loss in a hand-written loop."""
     model, criterion = mlp(dropout=0.0).eval(), nn.CrossEntropyLoss()
     total = torch.zeros((), dtype=torch.float64)
     with torch.no_grad():
@@ -47,24 +45,13 @@ def evaluate_by_hand(num_batches):
 
 
 def ours(num_steps, *callbacks, runner=dl.SupervisedRunner, num_valid=0, batches=None, **options):
-    model = mlp(dropout=0.0)
-    runner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=sgd(model),
-        loaders={
-            "train": BATCHES[:num_steps] if batches is None else batches,
-            **({"valid": BATCHES[:num_valid]} if num_valid else {}),
-        },
-        callbacks=list(callbacks),
-        engine=dl.CPUEngine(),
-        **{"loggers": {"console": None}, **options},
-    )
+    loaders = {"train": BATCHES[:num_steps] if batches is None else batches}
+    if num_valid:
+        loaders["valid"] = BATCHES[:num_valid]
+    train(mlp(dropout=0.0), runner=runner(), loaders=loaders, callbacks=list(callbacks), **options)
 
 
 class Quiet(dl.Runner):
-    """Runner that logs nothing and steps the optimizer itself."""
-
     def handle_batch(self, batch):
         features, targets = batch
         self.optimizer.zero_grad()
@@ -137,27 +124,20 @@ def cycle(optimizer):
 def test_a_scheduler_for_each_batch_keeps_to_its_budget_of_calls():
     """A scheduler stepped per batch adds a limited number of calls to its own."""
 
-    def step_by_hand(num_steps):
+    def step_by_hand(num_steps, is_scheduled=True):
         optimizer = sgd(mlp())
-        scheduler = cycle(optimizer)
+        scheduler = cycle(optimizer) if is_scheduled else None
         for _ in range(num_steps):
             optimizer.step()
-            scheduler.step()
+            if scheduler:
+                scheduler.step()
 
     def scheduled(num_steps):
         model = mlp(dropout=0.0)
         optimizer = sgd(model)
-        dl.SupervisedRunner().train(
-            model=model, criterion=nn.CrossEntropyLoss(), optimizer=optimizer, scheduler=cycle(optimizer),
-            loaders={"train": BATCHES[:num_steps]}, engine=dl.CPUEngine(), loggers={"console": None},
-        )  # fmt: skip
+        train(model, optimizer=optimizer, scheduler=cycle(optimizer), loaders={"train": BATCHES[:num_steps]})
 
-    def only_optimizer(num_steps):
-        optimizer = sgd(mlp())
-        for _ in range(num_steps):
-            optimizer.step()
-
-    own = calls_per_step(step_by_hand) - calls_per_step(only_optimizer)
+    own = calls_per_step(step_by_hand) - calls_per_step(partial(step_by_hand, is_scheduled=False))
     assert calls_per_step(scheduled) - calls_per_step(ours) - own <= 10 + MARGIN
 
 
@@ -179,11 +159,9 @@ def test_logs_of_steps_and_a_progress_bar_keep_to_theirs(tmp_path, monkeypatch):
 
     def logged(num_steps):
         folder = tmp_path / f"{len(list(tmp_path.iterdir()))}"
-        files = {
-            "csv": dl.CSVLogger(folder, log_batch_metrics=True),
-            "tensorboard": dl.TensorboardLogger(folder, log_batch_metrics=True),
-        }
-        ours(num_steps, dl.AccuracyCallback("logits", "targets"), loggers={"console": None, **files}, log_every=10)
+        kinds = {"csv": dl.CSVLogger, "tensorboard": dl.TensorboardLogger}
+        files = {name: kind(folder, log_batch_metrics=True) for name, kind in kinds.items()}
+        ours(num_steps, dl.AccuracyCallback("logits", "targets"), loggers=files, log_every=10)
 
     def with_bar(num_steps):
         ours(num_steps, verbose=True)
@@ -219,14 +197,15 @@ def test_callbacks_cost_what_they_call_and_nothing_beside():
             pass
 
     alone = calls_per_step(ours)
-    assert calls_per_step(lambda num_steps: ours(num_steps, *(Idle(0) for _ in range(50)))) < alone + 5
-    assert calls_per_step(lambda num_steps: ours(num_steps, *(Acting(0) for _ in range(50)))) < alone + 55
+    for kind, allowed in ((Idle, 5), (Acting, 55)):
+        callbacks = [kind(0) for _ in range(50)]
+        assert calls_per_step(lambda num_steps, more=callbacks: ours(num_steps, *more)) < alone + allowed
 
 
 def test_neither_a_step_nor_a_batch_of_evaluation_touches_a_file(tmp_path):
     """With CSV, TensorBoard and checkpoints per epoch, no step opens a file or makes a call of the os module."""
 
-    def train(num_steps):
+    def fit(num_steps):
         seen = Counter()
 
         def note(frame, event, argument):
@@ -236,11 +215,11 @@ def test_neither_a_step_nor_a_batch_of_evaluation_touches_a_file(tmp_path):
         logdir = tmp_path / str(num_steps)
         sys.setprofile(note)
         try:
-            ours(num_steps, num_valid=num_steps, loggers={}, logdir=logdir, verbose=False)
+            ours(num_steps, num_valid=num_steps, loggers={"console": dl.ConsoleLogger()}, logdir=logdir, verbose=False)
         finally:
             sys.setprofile(None)
         return seen
 
-    train(3)
-    few, many = train(50), train(150)
+    fit(3)
+    few, many = fit(50), fit(150)
     assert few["open"] and few == many

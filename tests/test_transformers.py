@@ -11,7 +11,7 @@ import torch.distributed.checkpoint as dcp
 from runnerkit import dl, utils
 from runnerkit.torchvision_cpu import import_torchvision
 from tests.engines.together import together
-from tests.tiny import quiet
+from tests.tiny import train
 
 pytestmark = pytest.mark.slow  # transformers takes 5 s to import
 
@@ -92,46 +92,33 @@ class LanguageModelling(dl.Runner):
         self.batch_metrics["loss"] = self.model(batch, labels=batch).loss
 
 
-def train(model, folder, *, engine, lr=0.01, start=None):
-    LanguageModelling().train(
-        model=model,
-        optimizer=torch.optim.Adam(model.parameters(), lr=lr),
-        loaders={"train": torch.utils.data.DataLoader(TOKENS, batch_size=1)},
-        callbacks=[
-            dl.BackwardCallback("loss"),
-            dl.OptimizerCallback("loss"),
-            dl.CheckpointCallback(folder, mode="runner", resume_model=start),
-        ],
-        engine=engine,
-        **quiet(),
-    )
+def fit(model, folder, *, engine, lr=0.01, start=None):
+    callbacks = [dl.BackwardCallback("loss"), dl.OptimizerCallback("loss")]
+    callbacks.append(dl.CheckpointCallback(folder, mode="runner", resume_model=start))
+    loaders = {"train": torch.utils.data.DataLoader(TOKENS, batch_size=1)}
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+    options = {"optimizer": optimizer, "loaders": loaders, "callbacks": callbacks, "engine": engine}
+    train(model, runner=LanguageModelling(), criterion=None, **options)
     return logits(model)
-
-
-def one_process():
-    return dl.CPUEngine()
-
-
-def two_processes():
-    return dl.DistributedDataParallelEngine(2, device="cpu")
 
 
 def two_runs(folder, make_engine):
     """Return the logits after a run, and those after another that starts with its export and learns nothing."""
-    first = train(gpt2(), folder / "first", engine=make_engine())
+    first = fit(gpt2(), folder / "first", engine=make_engine())
     if utils.get_rank() == 0:
         config = gpt2().config
         utils.export_pretrained(folder / "first", folder / "out", config=config, max_shard_size=SMALL, which="last")
-    second = train(gpt2(seed=9), folder / "second", engine=make_engine(), lr=0.0, start=folder / "out")
+    second = fit(gpt2(seed=9), folder / "second", engine=make_engine(), lr=0.0, start=folder / "out")
     return first, second
 
 
-@pytest.mark.parametrize("make_engine", [one_process, two_processes])
-def test_a_trained_model_goes_out_and_starts_the_next_run(tmp_path, make_engine):
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_a_trained_model_goes_out_and_starts_the_next_run(tmp_path, num_processes):
     """The logdir and the model's config are enough for from_pretrained, and for a run, which has equal logits."""
-    job = partial(two_runs, tmp_path, make_engine)
+    ddp = partial(dl.DistributedDataParallelEngine, 2, device="cpu")
+    job = partial(two_runs, tmp_path, ddp if num_processes == 2 else dl.CPUEngine)
 
-    trained, started = together(job) if make_engine is two_processes else job()
+    trained, started = together(job) if num_processes == 2 else job()
 
     assert not torch.equal(trained, logits(gpt2()))
     assert torch.equal(started, trained)

@@ -4,39 +4,24 @@ import logging
 
 import pytest
 import torch
-from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from runnerkit import dl
 from tests.engines.together import together
 from tests.interrupt import Interrupt
-from tests.tiny import classification, loader, mlp, quiet, sgd
+from tests.shares import Stream
+from tests.tiny import classification, loader, train
 
 THREE = [[0, 1], [2, 3], [4, 5]]
 
 
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(classification(5))
-
-
-def train(loaders, *callbacks, engine=None, **kwargs):
-    model = mlp()
-    return dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=sgd(model),
-        loaders=loaders,
-        callbacks=list(callbacks),
-        engine=engine or dl.DistributedDataParallelEngine(2, device="cpu"),
-        **quiet(),
-        **kwargs,
-    )
+def fit(loaders, *callbacks, num_processes=2, **options):
+    return train(loaders=loaders, callbacks=list(callbacks), num_processes=num_processes, **options)
 
 
 def words_of(exception, *args, **kwargs):
     with pytest.raises(exception) as caught:
-        train(*args, **kwargs)
+        fit(*args, **kwargs)
     return str(caught.value)
 
 
@@ -45,7 +30,7 @@ def count_steps():
     found = {}
     for wrap in (list, dl.BatchPrefetchLoaderWrapper):
         whole = DataLoader(classification(6), batch_sampler=THREE)
-        runner = train({"train": whole if wrap is list else wrap(whole)})
+        runner = fit({"train": whole if wrap is list else wrap(whole)})
         found[wrap is not list] = runner.batch_step, runner.sample_step
     return found
 
@@ -55,24 +40,29 @@ def evaluate_what_is_dropped():
     logger, told = logging.getLogger("runnerkit.loop.checks"), []
     logger.addHandler(handler := logging.Handler())
     handler.emit = lambda record: told.append(record.getMessage())
-    train({"train": loader(8, 4), "valid": loader(21, 4, drop_last=True), "all": loader(21, 4)})
+    fit({"train": loader(8, 4), "valid": loader(21, 4, drop_last=True), "all": loader(21, 4)})
     few = words_of(ValueError, {"train": loader(8, 4), "valid": loader(7, 4, drop_last=True)})
-    stream = DataLoader(Stream(), batch_size=4, drop_last=True)
+    stream = DataLoader(Stream(classification(5)), batch_size=4, drop_last=True)
     nothing = words_of(ValueError, {"train": loader(8, 4), "valid": stream})
     return told, few, nothing
 
 
 def in_two_processes(logdir):
     found = count_steps()
-    resumed = train({"train": loader(25, 4)}, resume=logdir)
+    resumed = fit({"train": loader(25, 4)}, resume=logdir)
     return found, (resumed.batch_step, resumed.sample_step), evaluate_what_is_dropped()
+
+
+def interrupted(logdir):
+    """Train in one process until one sample is left."""
+    save = dl.CheckpointCallback(logdir, mode="runner", every_steps=6)
+    with pytest.raises(KeyboardInterrupt):
+        fit({"train": loader(25, 4)}, save, Interrupt(7, "on_batch_start"), num_processes=1)
 
 
 def test_uneven_shares_are_trained_on_alike_and_empty_ones_refused_on_all_ranks(tmp_path):
     """No rank hangs if one sample is left after a resume, batches are too few, or an evaluation is empty."""
-    save = dl.CheckpointCallback(tmp_path, mode="runner", every_steps=6)
-    with pytest.raises(KeyboardInterrupt):
-        train({"train": loader(25, 4)}, save, Interrupt(7, "on_batch_start"), engine=dl.CPUEngine())
+    interrupted(tmp_path)
 
     found, resumed, (told, few, nothing) = together(lambda: in_two_processes(tmp_path))
 
@@ -86,11 +76,9 @@ def test_uneven_shares_are_trained_on_alike_and_empty_ones_refused_on_all_ranks(
 
 def test_what_was_interrupted_resumes_with_as_many_processes_as_before(tmp_path):
     """A run interrupted with one sample left resumes on the earlier number of processes."""
-    save = dl.CheckpointCallback(tmp_path, mode="runner", every_steps=6)
-    with pytest.raises(KeyboardInterrupt):
-        train({"train": loader(25, 4)}, save, Interrupt(7, "on_batch_start"), engine=dl.CPUEngine())
+    interrupted(tmp_path)
 
-    runner = train({"train": loader(25, 4)}, engine=dl.CPUEngine(), resume=tmp_path)
+    runner = fit({"train": loader(25, 4)}, num_processes=1, resume=tmp_path)
 
     assert runner.batch_step == 7 and runner.sample_step == 25
     assert torch.isfinite(torch.tensor(runner.epoch_metrics["train"]["loss"]))

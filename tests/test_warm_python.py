@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -114,52 +113,8 @@ def test_it_ends_as_it_says(either, code, returncode, error):
     assert done.stdout == ("out bye\n" if "atexit" in code else "")
 
 
-def test_open_files_keep_their_numbers(either):
-    """Files of pass_fds keep their numbers, and standard input is a pipe."""
-    reader, writer = os.pipe()
-    code = f"import os, sys; os.write({writer}, sys.stdin.buffer.read())"
-
-    done = run("-c", code, pass_fds=[writer], input="through the pipe")
-    os.close(writer)
-
-    assert done.returncode == 0, done.stderr
-    with open(reader) as pipe:
-        assert pipe.read() == "through the pipe"
-
-
-def test_a_forked_process_forks_its_own(tmp_path):
-    """A process started by a forked process is forked too and is its child."""
-    (tmp_path / "inner.py").write_text("import os, sys; print('torch' in sys.modules, os.getppid())")
-    code = "import os, subprocess, sys; print(os.getpid(), flush=True); subprocess.run([sys.executable, 'inner.py'])"
-
-    done = run("-c", code, cwd=tmp_path)
-
-    outer, inner = done.stdout.splitlines()
-    assert inner == f"True {outer}"
-
-
 def test_what_a_fork_cannot_do_is_started():
     """Commands with options or variables that Python reads only at its start are started, not forked."""
     assert run("-X", "utf8", "-c", IS_FORKED).stdout == "False\n"
     assert run("-c", IS_FORKED, env={**os.environ, "PYTHONWARNINGS": "ignore"}).stdout == "False\n"
     assert subprocess.run(["true"], check=True).returncode == 0
-
-
-def test_a_process_that_hangs_can_be_killed():
-    """A forked process can be terminated and waited for like any child."""
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    assert Path(f"/proc/{process.pid}").exists() and process.poll() is None
-
-    process.terminate()
-
-    assert process.wait(timeout=10) == -signal.SIGTERM
-
-
-def test_a_worker_of_a_loader_starts_processes_as_ever():
-    """In a process forked by other means, such as a loader's worker, commands are started, not forked."""
-    pid = os.fork()
-    if pid == 0:
-        done = run("-c", IS_FORKED)
-        os._exit(0 if done.stdout == "False\n" else 1)
-
-    assert os.waitpid(pid, 0)[1] == 0

@@ -10,42 +10,36 @@ from torch.optim import lr_scheduler
 
 from runnerkit import dl
 from runnerkit.contrib import Lookahead
-from tests.tiny import classification, loader, mlp, quiet, sgd, weights
+from tests.interrupt import at
+from tests.tiny import classification, loader, mlp, sgd, train, weights
 
 BATCHES, EPOCHS, LR = 5, 10, 0.2  # 50 steps
 
 
-class Rates(dl.Callback):
-    """Callback that records the learning rate of each step."""
+def noted_rates():
+    """Return a callback, and the list to which it adds the learning rate of each step."""
+    rates = []
 
-    def __init__(self):
-        super().__init__(order=dl.CallbackOrder.Internal)
-        self.rates = []
-
-    def on_batch_end(self, runner):
+    def note(runner):
         if runner.is_train_loader:
-            self.rates.append(runner.optimizer.param_groups[0]["lr"])
+            rates.append(runner.optimizer.param_groups[0]["lr"])
+
+    return at("on_batch_end", note, order=dl.CallbackOrder.Internal), rates
 
 
-def rates_of(make, *, callbacks=(), num_epochs=EPOCHS, **kwargs):
-    """Train with `make(optimizer)` as scheduler; return the rates and the runner."""
-    model, note = mlp(), Rates()
-    optimizer = sgd(model, lr=LR)
-    arguments = {"loaders": {"train": loader(BATCHES * 4, 4)}, "cpu": True, **quiet(), **kwargs}
-    runner = dl.SupervisedRunner().train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=optimizer, scheduler=make(optimizer),
-        callbacks=[note, *callbacks], num_epochs=num_epochs, **arguments,
-    )  # fmt: skip
-    return note.rates, runner
+def rates_of(make, *, model=None, callbacks=(), **options):
+    model, (note, rates) = model or mlp(), noted_rates()
+    optimizer = options.pop("optimizer", None) or sgd(model, lr=LR)
+    options = {"loaders": {"train": loader(BATCHES * 4, 4)}, "num_epochs": EPOCHS, **options}
+    runner = train(model, optimizer=optimizer, scheduler=make(optimizer), callbacks=[note, *callbacks], **options)
+    return rates, runner
 
 
 def line(length, start, *, full=LR):
-    """Return the rates of a linear warm-up."""
     return [start + (full - start) * i / length for i in range(length)]
 
 
 def each_epoch(rates):
-    """Repeat each epoch's rate for its steps."""
     return [rate for rate in rates for _ in range(BATCHES)]
 
 
@@ -54,31 +48,25 @@ def cosine(length, num, *, full=LR):
     return [full * (1 + math.cos(math.pi * i / length)) / 2 for i in range(num)]
 
 
+def cosine_of(length):
+    return lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, length)
+
+
+# The name, the arguments, the scheduler that follows, its mode, and the rates.
 CURVES = {
-    "steps, from 0, then steps": (
-        {"num_steps": 8},
-        lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 42),
-        "batch",
-        line(8, 0.0) + cosine(42, 42),
-    ),
+    "steps, from 0, then steps": ({"num_steps": 8}, cosine_of(42), "batch", line(8, 0.0) + cosine(42, 42)),
     "steps, from 0.05, then a constant": ({"num_steps": 8, "start_lr": 0.05}, None, None, line(8, 0.05) + [LR] * 42),
     "epochs, from 0.05, then epochs": (
-        {"num_epochs": 3, "start_lr": 0.05},
-        lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 7),
-        None,
+        *({"num_epochs": 3, "start_lr": 0.05}, cosine_of(7), None),
         each_epoch(line(3, 0.05) + cosine(7, 7)),
     ),
     "epochs, from 0, then steps": (
-        {"num_epochs": 2},
-        lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 40),
-        "batch",
+        *({"num_epochs": 2}, cosine_of(40), "batch"),
         each_epoch(line(2, 0.0)) + cosine(40, 40),
     ),
     # The warm-up ends within the second epoch, and the cosine's first step is at its end.
     "steps, from 0, then epochs": (
-        {"num_steps": 8},
-        lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 9),
-        None,
+        *({"num_steps": 8}, cosine_of(9), None),
         line(8, 0.0) + [LR] * 2 + each_epoch(cosine(9, 9)[1:]),
     ),
     "longer than the run": ({"num_steps": 100}, None, None, line(100, 0.0)[:50]),
@@ -98,41 +86,15 @@ def test_fifty_rates_are_those_of_the_formula(name):
     assert rates == pytest.approx((expected + [0.0] * 50)[:50], rel=0, abs=1e-6)
 
 
-@pytest.mark.parametrize("mode", ["batch", "epoch"])
-def test_where_torch_can_do_it_the_rates_are_torchs(mode):
-    """Rates equal those of torch's SequentialLR of LinearLR and StepLR."""
-    unit = "num_steps" if mode == "batch" else "num_epochs"
-
-    def torchs(optimizer):
-        warmup = lr_scheduler.LinearLR(optimizer, start_factor=0.25, total_iters=4)
-        return lr_scheduler.SequentialLR(optimizer, [warmup, lr_scheduler.StepLR(optimizer, 3, 0.5)], milestones=[4])
-
-    def ours(optimizer):
-        after = lr_scheduler.StepLR(optimizer, 3, 0.5)
-        return dl.WarmupLR(optimizer, **{unit: 4}, start_lr=LR / 4, after=after)
-
-    rates = [rates_of(make, callbacks=[dl.SchedulerCallback(mode=mode)])[0] for make in (ours, torchs)]
-
-    assert rates[0] == pytest.approx(rates[1], rel=0, abs=1e-6)
-    assert len(set(rates[0])) > 4
-
-
-class EveryThird(torch.utils.data.Dataset):
-    """Data set that is only partly learnable, because a third of its labels is wrong."""
-
-    def __init__(self, num_samples, *, seed):
-        self.features, self.targets = classification(num_samples, seed=seed).tensors
-        self.targets[::3] = (self.targets[::3] + 1) % 3
-
-    def __len__(self):
-        return len(self.targets)
-
-    def __getitem__(self, index):
-        return self.features[index], self.targets[index]
+def every_third(num_samples, *, seed):
+    """Return data that are only partly learnable, because a third of the labels are wrong."""
+    features, targets = classification(num_samples, seed=seed).tensors
+    targets[::3] = (targets[::3] + 1) % 3
+    return torch.utils.data.TensorDataset(features, targets)
 
 
 def recipe_loaders():
-    data = {"train": EveryThird(20, seed=0), "valid": EveryThird(20, seed=1)}
+    data = {"train": every_third(20, seed=0), "valid": every_third(20, seed=1)}
     return {key: torch.utils.data.DataLoader(each, batch_size=4) for key, each in data.items()}
 
 
@@ -172,25 +134,17 @@ def recipe_by_hand(model, *, warmup, k, alpha, drop_patience, stop_patience, num
 
 def test_the_whole_recipe_is_that_of_the_guides():
     """Rates, weights, rate drops and the early stop equal a hand-written loop to 1e-6 over more than 50 steps."""
-    mine, theirs, note = mlp(), mlp(), Rates()
+    mine, theirs = mlp(), mlp()
     arguments = {"warmup": 12, "k": 3, "alpha": 0.5, "drop_patience": 1, "stop_patience": 9, "num_epochs": 40}
     optimizer = Lookahead(sgd(mine, lr=LR), k=3, alpha=0.5)
     plateau = lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=1)
+    stop = [dl.EarlyStoppingCallback(9, "valid", "loss", minimize=True)]
+    options = {"model": mine, "optimizer": optimizer, "loaders": recipe_loaders(), "num_epochs": 40}
 
-    runner = dl.SupervisedRunner().train(
-        model=mine,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=optimizer,
-        scheduler=dl.WarmupLR(optimizer, num_steps=12, after=plateau),
-        loaders=recipe_loaders(),
-        callbacks=[note, dl.EarlyStoppingCallback(9, "valid", "loss", minimize=True)],
-        num_epochs=40,
-        cpu=True,
-        **quiet(),
-    )
+    used, runner = rates_of(lambda each: dl.WarmupLR(each, num_steps=12, after=plateau), callbacks=stop, **options)
     rates, drops, last_epoch = recipe_by_hand(theirs, **arguments)
 
-    assert note.rates == pytest.approx(rates, rel=0, abs=1e-6) and len(rates) > 50
+    assert used == pytest.approx(rates, rel=0, abs=1e-6) and len(rates) > 50
     logged = {epoch: metrics["train"]["lr"] for epoch, metrics in runner.experiment_metrics.items()}
     ours = [epoch - 1 for epoch in logged if epoch > 1 and logged[epoch] < logged[epoch - 1]]
     torch.testing.assert_close(weights(mine), weights(theirs), rtol=0, atol=1e-6)
@@ -198,49 +152,18 @@ def test_the_whole_recipe_is_that_of_the_guides():
     assert len(drops) >= 2 and 10 < last_epoch < 40
 
 
-def test_a_plateau_may_follow_by_epochs_too():
-    """ReduceLROnPlateau after a warm-up by epochs is stepped only after the warm-up."""
-    heard = []
-
-    class Plateau(lr_scheduler.ReduceLROnPlateau):
-        def step(self, metrics, epoch=None):
-            heard.append(metrics)
-            super().step(metrics)
-
-    rates, runner = rates_of(
-        lambda optimizer: dl.WarmupLR(
-            optimizer, num_epochs=2, start_lr=0.1, after=Plateau(optimizer, patience=0, factor=0.5)
-        ),
-        loaders={"train": loader(BATCHES * 4, 4), "valid": loader(20, 4, seed=1)},
-        num_epochs=6,
-    )
-
-    losses = [runner.experiment_metrics[epoch]["valid"]["loss"] for epoch in range(1, 7)]
-    assert heard == losses[2:]
-    assert losses[3] > losses[2]  # so the first drop comes after epoch 4
-    assert rates[:20] == pytest.approx(each_epoch([0.1, 0.15, LR, LR]), abs=1e-6)
-    assert rates[20] == pytest.approx(LR / 2)
-
-
 def test_accumulated_batches_and_skipped_steps_do_not_warm_up():
     """The warm-up counts optimizer steps, not accumulated batches or skipped steps."""
-    scaler = {"init_scale": 2.0**40}  # overflows and is halved until it fits
-
     accumulated, _ = rates_of(
-        lambda optimizer: dl.WarmupLR(optimizer, num_steps=10),
-        callbacks=[dl.OptimizerCallback("loss", accumulation_steps=2)],
-        num_epochs=2,
+        lambda optimizer: dl.WarmupLR(optimizer, num_steps=10), accumulation_steps=2, num_epochs=2
     )
-    skipping, runner = rates_of(
-        lambda optimizer: dl.WarmupLR(optimizer, num_steps=100),
-        cpu=False,
-        engine=dl.CPUEngine(precision=dl.AMP(torch.float16, scaler=scaler)),
-    )
+    scaler = {"init_scale": 2.0**40}  # overflows and is halved until it fits
+    engine = dl.CPUEngine(precision=dl.AMP(torch.float16, scaler=scaler))
+    skipping, runner = rates_of(lambda optimizer: dl.WarmupLR(optimizer, num_steps=100), engine=engine)
     num_skipped = sum(int(each["train"]["skipped_steps"]) for each in runner.experiment_metrics.values())
 
     # An epoch of five batches has two pairs and a single batch.
-    per_epoch = [[0, 0, 1, 1, 2], [3, 3, 4, 4, 5]]
-    assert accumulated == pytest.approx([LR * i / 10 for epoch in per_epoch for i in epoch])
+    assert accumulated == pytest.approx([LR * i / 10 for i in (0, 0, 1, 1, 2, 3, 3, 4, 4, 5)])
     assert num_skipped > 0
     assert runner.scheduler.num_done == 50 - num_skipped
     assert skipping[num_skipped + 1] == pytest.approx(LR / 100)
@@ -248,46 +171,36 @@ def test_accumulated_batches_and_skipped_steps_do_not_warm_up():
 
 def test_the_scale_of_several_processes_multiplies_it():
     """LRScaleCallback multiplies the rate of each warm-up step."""
-    used = []
+    used, model, scale = [], mlp(), dl.LRScaleCallback("linear")
+    scale.factor = lambda *, world_size, step: 4.0
 
     class Note(torch.optim.SGD):
         def step(self, closure=None):
             used.append(self.param_groups[0]["lr"])
             return super().step(closure)
 
-    model = mlp()
-    optimizer = Note(model.parameters(), lr=LR)
-    scale = dl.LRScaleCallback("linear")
-    scale.factor = lambda *, world_size, step: 4.0
-    dl.SupervisedRunner().train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=optimizer,
-        scheduler=dl.WarmupLR(optimizer, num_steps=4), loaders={"train": loader(24, 4)}, callbacks=[scale], cpu=True,
-        **quiet(),
-    )  # fmt: skip
+    options = {"model": model, "optimizer": Note(model.parameters(), lr=LR), "loaders": {"train": loader(24, 4)}}
+    rates_of(lambda each: dl.WarmupLR(each, num_steps=4), callbacks=[scale], num_epochs=1, **options)
 
     assert used == pytest.approx([4 * rate for rate in [*line(4, 0.0), LR, LR]])
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda optimizer: dl.WarmupLR(optimizer, num_steps=3, after=lr_scheduler.StepLR(optimizer, 1)),
-        lambda optimizer: lr_scheduler.SequentialLR(
-            optimizer,
-            [lr_scheduler.LinearLR(optimizer, 0.5, total_iters=3), lr_scheduler.StepLR(optimizer, 1)],
-            milestones=[3],
-        ),
-        lambda optimizer: lr_scheduler.ChainedScheduler(
-            [lr_scheduler.MultiStepLR(optimizer, [4]), lr_scheduler.MultiStepLR(optimizer, [5])]
-        ),
-    ],
-    ids=["WarmupLR", "SequentialLR", "ChainedScheduler"],
-)
+def in_sequence(optimizer):
+    parts = [lr_scheduler.LinearLR(optimizer, 0.5, total_iters=3), lr_scheduler.StepLR(optimizer, 1)]
+    return lr_scheduler.SequentialLR(optimizer, parts, milestones=[3])
+
+
+def chained(optimizer):
+    return lr_scheduler.ChainedScheduler([lr_scheduler.MultiStepLR(optimizer, [each]) for each in (4, 5)])
+
+
+def warm(optimizer):
+    return dl.WarmupLR(optimizer, num_steps=3, after=lr_scheduler.StepLR(optimizer, 1))
+
+
+@pytest.mark.parametrize("make", [warm, in_sequence, chained])
 def test_schedulers_within_a_scheduler_act_on_what_the_engine_made_of_the_optimizer(make):
     """Inner schedulers follow an engine that replaces the optimizer, as Horovod does, and get the original back."""
-    model = mlp()
-    optimizer = sgd(model, lr=LR)
-    scheduler = make(optimizer)
 
     class Wrapping(dl.CPUEngine):
         def prepare(self, models, optimizers):
@@ -303,37 +216,35 @@ def test_schedulers_within_a_scheduler_act_on_what_the_engine_made_of_the_optimi
         another.load_state_dict(each.state_dict())
         return another
 
-    note = Rates()
-    dl.SupervisedRunner().train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=optimizer, scheduler=scheduler, engine=Wrapping(),
-        loaders={"train": loader(24, 4)}, callbacks=[note, dl.SchedulerCallback(mode="batch")], **quiet(),
-    )  # fmt: skip
+    options = {"engine": Wrapping(), "loaders": {"train": loader(24, 4)}, "num_epochs": 1}
+    rates, runner = rates_of(make, callbacks=[dl.SchedulerCallback(mode="batch")], **options)
 
-    assert note.rates[3:] == pytest.approx([LR, LR / 10, LR / 100])
-    assert scheduler.optimizer is optimizer
+    assert rates[3:] == pytest.approx([LR, LR / 10, LR / 100])
+    assert runner.scheduler.optimizer is runner.optimizer and type(runner.optimizer) is torch.optim.SGD
+    assert runner.optimizer.param_groups[0]["lr"] != 9.0
 
 
-def test_state_and_pickle_go_on_where_they_were():
+@pytest.mark.parametrize("travels_by", [None, "pickle", "state"])
+def test_state_and_pickle_go_on_where_they_were(travels_by):
     """A restored or unpickled WarmupLR, with the scheduler after it, continues with the same rates."""
-    rates = []
-    for travel in (lambda each: each, lambda each: pickle.loads(pickle.dumps(each)), "state"):
-        optimizer = sgd(mlp(), lr=LR)
-        scheduler = dl.WarmupLR(optimizer, num_steps=3, after=lr_scheduler.StepLR(optimizer, 2))
-        for step in range(9):
-            if step == 5 and travel != "state":
-                scheduler = travel(scheduler)
-            elif step == 5:
-                saved = optimizer.state_dict(), scheduler.state_dict()
-                optimizer = sgd(mlp(), lr=LR)
-                scheduler = dl.WarmupLR(optimizer, num_steps=3, after=lr_scheduler.StepLR(optimizer, 2))
-                optimizer.load_state_dict(saved[0])
-                scheduler.load_state_dict(saved[1])
-            scheduler.optimizer.step()
-            scheduler.step()
-            rates.append(scheduler.get_last_lr()[0])
 
-    expected = [LR / 3, LR * 2 / 3, LR, LR, LR / 10, LR / 10, LR / 100, LR / 100, LR / 1000]
-    assert rates == pytest.approx(expected * 3)
+    def make():
+        optimizer = sgd(mlp(), lr=LR)
+        return dl.WarmupLR(optimizer, num_steps=3, after=lr_scheduler.StepLR(optimizer, 2))
+
+    scheduler, rates = make(), []
+    for step in range(9):
+        if step == 5 and travels_by == "pickle":
+            scheduler = pickle.loads(pickle.dumps(scheduler))
+        elif step == 5 and travels_by == "state":
+            saved, scheduler = scheduler, make()
+            scheduler.optimizer.load_state_dict(saved.optimizer.state_dict())
+            scheduler.load_state_dict(saved.state_dict())
+        scheduler.optimizer.step()
+        scheduler.step()
+        rates.append(scheduler.get_last_lr()[0])
+
+    assert rates == pytest.approx([LR / 3, LR * 2 / 3, LR, LR, LR / 10, LR / 10, LR / 100, LR / 100, LR / 1000])
 
 
 @pytest.mark.parametrize("length", [4, 8, 16])
@@ -378,11 +289,7 @@ def test_each_group_reaches_its_own_rate():
     ("arguments", "error", "message"),
     [
         ({}, ValueError, "either num_steps or num_epochs, an int >= 1, got num_steps=None, num_epochs=None"),
-        (
-            {"num_steps": 1, "num_epochs": 1},
-            ValueError,
-            "either num_steps or num_epochs, an int >= 1, got num_steps=1, num_epochs=1",
-        ),
+        ({"num_steps": 1, "num_epochs": 1}, ValueError, "either num_steps or num_epochs, an int >= 1, got"),
         ({"num_steps": 0}, ValueError, "got num_steps=0"),
         ({"num_steps": 2.5}, ValueError, "an int >= 1, got num_steps=2.5"),
         ({"num_epochs": 2.0}, ValueError, "an int >= 1, got num_steps=None, num_epochs=2.0"),

@@ -25,7 +25,6 @@ CURVES = {
 
 
 def drawn(logdir, *, width=80, height=24, **options):
-    """Return what `watch` prints without a terminal."""
     console = Console(width=width, height=height, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     with console.file:
         watch(logdir, console=console, **options)
@@ -97,31 +96,20 @@ def test_a_diverged_run_is_drawn(tmp_path):
     assert "no finite number to draw" in text
 
 
-def test_a_run_that_has_not_logged_yet_is_waited_for(tmp_path):
-    """A run with an empty log folder is waited for, and a folder without one is refused."""
+def test_a_run_that_has_not_logged_yet_is_waited_for_and_what_is_no_run_is_refused(tmp_path):
+    """An empty log folder is waited for; a folder without one, several runs and unknown metrics are refused."""
     (tmp_path / "run" / "csv").mkdir(parents=True)
 
     assert drawn(tmp_path / "run", width=200).strip() == f"{tmp_path / 'run'}: nothing is logged yet"
     for name in ("", "nowhere"):
         with pytest.raises(FileNotFoundError, match=str(tmp_path / name)):
             drawn(tmp_path / name)
-
-
-def test_several_runs_are_refused_by_name(tmp_path):
-    """A folder of several runs raises an error that lists them."""
     for name in "ab":
-        log_run(tmp_path / name, CURVES)
-
+        log_run(tmp_path / "runs" / name, CURVES)
     with pytest.raises(ValueError, match=r"contains 2 runs; pass the logdir of one of them: a, b"):
-        drawn(tmp_path)
-
-
-def test_unknown_metric_is_refused_by_name(tmp_path):
-    """The error for an unknown metric lists the logged metrics."""
-    log_run(tmp_path / "run", CURVES)
-
+        drawn(tmp_path / "runs")
     with pytest.raises(KeyError, match=r"'lossy'.*'loss', 'lr', 'accuracy'"):
-        drawn(tmp_path / "run", metrics=["lossy"])
+        drawn(tmp_path / "runs" / "a", metrics=["lossy"])
 
 
 def test_missing_rich_names_the_install_command(tmp_path, monkeypatch):

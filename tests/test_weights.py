@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from runnerkit import dl
 from runnerkit.metrics.means import LoaderMeans
 from tests.engines.together import together
-from tests.tiny import NUM_CLASSES, NUM_FEATURES, classification, loader, mlp, quiet, sgd, weights
+from tests.interrupt import at
+from tests.tiny import NUM_CLASSES, NUM_FEATURES, classification, loader, mlp, sgd, train, train_by_hand, weights
 
 NUM_SAMPLES = 23
 EXACT = {"rtol": 0, "atol": 1e-12}
@@ -51,25 +52,23 @@ class ByIndex(Batches, torch.utils.data.Dataset):
 
 
 def by_hand(batches, *, reduction="mean", clip=None):
-    """Take one step for each tuple (features, targets), in float64."""
-    model = mlp().double()
+    """Take one step for each tuple (features, targets), in float64; return the weights and the mean loss."""
+    model, total, num_samples = mlp().double(), 0.0, 0
     optimizer = sgd(model)
     for features, targets in batches:
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(features), targets, reduction=reduction).backward()
+        loss = nn.functional.cross_entropy(model(features), targets, reduction=reduction)
+        loss.backward()
         if clip is not None:
             nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
-    return weights(model)
+        total, num_samples = total + loss.item() * len(targets), num_samples + len(targets)
+    return weights(model), total / num_samples
 
 
-def train(batches, *, num_processes=2, callbacks=(), model=None, criterion=None, runner=None, **kwargs):
+def fit(batches, *, num_processes=2, model=None, **options):
     model = model or mlp().double()
-    engine = dl.DistributedDataParallelEngine(num_processes, device="cpu") if num_processes > 1 else dl.CPUEngine()
-    runner = (runner or dl.SupervisedRunner()).train(
-        model=model, criterion=criterion or nn.CrossEntropyLoss(), loaders={"train": batches}, engine=engine,
-        callbacks=list(callbacks), **{"optimizer": sgd(model), **quiet(), **kwargs},
-    )  # fmt: skip
+    runner = train(model, num_processes=num_processes, loaders={"train": batches}, **options)
     return weights(model), runner.epoch_metrics["train"], runner.sample_step
 
 
@@ -107,7 +106,7 @@ LOADERS = {
 def run_loaders():
     found = {}
     for name, (make, _) in LOADERS.items():
-        found[name] = train(make(), accumulation_steps=3 if name == "accumulated" else 1)
+        found[name] = fit(make(), accumulation_steps=3 if name == "accumulated" else 1)
     return found
 
 
@@ -120,20 +119,12 @@ def trained():
 def test_two_processes_take_the_steps_of_one(trained, name):
     """However samples are shared, an uneven step has the gradient of all of them, and the logged loss is their mean."""
     found, metrics, num_samples = trained[name]
-    expected = LOADERS[name][1]()
+    batches = LOADERS[name][1]()
+    expected, loss = by_hand(batches)
 
-    torch.testing.assert_close(found, by_hand(expected), **EXACT)
-    assert num_samples == sum(len(targets) for _, targets in expected)
-    model, losses = mlp().double(), []
-    optimizer = sgd(model)
-    for features, targets in expected:
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(features), targets)
-        loss.backward()
-        optimizer.step()
-        losses.append((loss.item(), len(targets)))
-    mean = sum(loss * size for loss, size in losses) / num_samples
-    assert metrics["loss"] == pytest.approx(mean, abs=1e-12)
+    torch.testing.assert_close(found, expected, **EXACT)
+    assert num_samples == sum(len(targets) for _, targets in batches)
+    assert metrics["loss"] == pytest.approx(loss, abs=1e-12)
 
 
 class Sums(dl.SupervisedRunner):
@@ -144,16 +135,15 @@ class Sums(dl.SupervisedRunner):
         self.batch_metrics["size"] = float(len(batch["targets"]))
 
 
-def count_metrics():
-    accuracy = dl.AccuracyCallback("logits", "targets")
-    return train(DataLoader(data(17), batch_size=4), runner=Sums(), callbacks=[accuracy])
+def count_metrics(batch_size=4, num_processes=2):
+    accuracy = [dl.AccuracyCallback("logits", "targets")]
+    return fit(DataLoader(data(17), batch_size), num_processes=num_processes, runner=Sums(), callbacks=accuracy)
 
 
 def test_a_process_without_a_sample_adds_nothing_to_the_metrics():
     """The last of 17 samples is one process's; the other's repeated batch is in no metric."""
     _, metrics, num_samples = together(count_metrics)
-    _, alone, _ = train(DataLoader(data(17), batch_size=8), num_processes=1, runner=Sums(),
-                        callbacks=[dl.AccuracyCallback("logits", "targets")])  # fmt: skip
+    _, alone, _ = count_metrics(8, num_processes=1)
 
     assert num_samples == 17
     assert metrics["accuracy"] == alone["accuracy"]
@@ -163,20 +153,12 @@ def test_a_process_without_a_sample_adds_nothing_to_the_metrics():
 @pytest.mark.parametrize("num_processes", [1, 2])
 def test_a_sum_is_the_sum_of_the_global_batch(num_processes):
     """Also over accumulated batches, with tails, and clipped."""
-    job = partial(
-        train, DataLoader(data(), batch_size=4 // num_processes), num_processes=num_processes, accumulation_steps=2,
-        criterion=nn.CrossEntropyLoss(reduction="sum"), loss_reduction="sum", gradient_clip=0.5,
-    )  # fmt: skip
+    options = {"accumulation_steps": 2, "loss_reduction": "sum", "gradient_clip": 0.5, "num_processes": num_processes}
+    criterion = nn.CrossEntropyLoss(reduction="sum")
+    job = partial(fit, DataLoader(data(), batch_size=4 // num_processes), criterion=criterion, **options)
     found, _, _ = job() if num_processes == 1 else together(job)
 
-    torch.testing.assert_close(found, by_hand(steps(8), reduction="sum", clip=0.5), **EXACT)
-
-
-def test_an_undeclared_sum_is_named(caplog):
-    train(DataLoader(data(), 8), num_processes=1, criterion=nn.CrossEntropyLoss(reduction="sum"))
-
-    assert "CrossEntropyLoss(reduction='sum') sums over the batch" in caplog.text
-    assert "pass loss_reduction='sum' to train()" in caplog.text
+    torch.testing.assert_close(found, by_hand(steps(8), reduction="sum", clip=0.5)[0], **EXACT)
 
 
 class Own(dl.SupervisedRunner):
@@ -195,25 +177,35 @@ class Own(dl.SupervisedRunner):
 
 
 def test_an_own_backward_pass_is_weighted_too():
-    found, _, num_samples = together(lambda: train(DataLoader(data(17), batch_size=4), runner=Own()))
+    found, _, num_samples = together(lambda: fit(DataLoader(data(17), batch_size=4), runner=Own()))
 
-    torch.testing.assert_close(found, by_hand(steps(8, of=17)), **EXACT)
+    torch.testing.assert_close(found, by_hand(steps(8, of=17))[0], **EXACT)
     assert num_samples == 17
 
 
-class Sometimes(dl.SupervisedRunner):
-    """Sets a weight in every other batch."""
+def weighing(weigh):
+    """Return a runner that weighs each batch by `weigh(runner)`, or leaves it alone for None."""
 
-    def handle_batch(self, batch):
-        super().handle_batch(batch)
-        if self.batch_step % 2:
-            self.batch_weight = 3
+    class Weighing(dl.SupervisedRunner):
+        def handle_batch(self, batch):
+            super().handle_batch(batch)
+            weight = weigh(self)
+            if weight is not None:
+                self.batch_weight = weight
+
+    return Weighing()
 
 
-def test_a_short_batch_of_a_stream_is_weighted_in_one_process():
-    found, _, _ = train(DataLoader(Stream(), batch_size=4), num_processes=1, accumulation_steps=2)
+def with_graph(runner):
+    """Depend on the model's parameters, through which no gradient flows."""
+    return runner.batch["logits"].square().sum() * 0 + len(runner.batch["targets"])
 
-    torch.testing.assert_close(found, by_hand(steps(8)), **EXACT)
+
+@pytest.mark.parametrize("case", [(Stream(), None), (data(), weighing(with_graph))], ids=["stream", "own weights"])
+def test_a_short_batch_is_weighted_in_one_process(case):
+    found, _, _ = fit(DataLoader(case[0], batch_size=4), num_processes=1, runner=case[1], accumulation_steps=2)
+
+    torch.testing.assert_close(found, by_hand(steps(8))[0], **EXACT)
 
 
 class TwoLosses(dl.SupervisedRunner):
@@ -226,10 +218,9 @@ class TwoLosses(dl.SupervisedRunner):
 @pytest.mark.parametrize("stepped", ["loss", "another"])
 def test_all_losses_of_an_optimizer_are_weighted(stepped):
     """Also one that no OptimizerCallback names."""
-    callbacks = [
-        dl.BackwardCallback("loss"), dl.BackwardCallback("size"), dl.OptimizerCallback(stepped, accumulation_steps=2),
-    ]  # fmt: skip
-    found, _, _ = train(DataLoader(data(), 4), num_processes=1, runner=TwoLosses(), callbacks=callbacks)
+    callbacks = [dl.BackwardCallback("loss"), dl.BackwardCallback("size")]
+    callbacks.append(dl.OptimizerCallback(stepped, accumulation_steps=2))
+    found, _, _ = fit(DataLoader(data(), 4), num_processes=1, runner=TwoLosses(), callbacks=callbacks)
 
     model = mlp().double()
     optimizer = sgd(model)
@@ -241,32 +232,14 @@ def test_all_losses_of_an_optimizer_are_weighted(stepped):
     torch.testing.assert_close(found, weights(model), **EXACT)
 
 
-class WithGraph(dl.SupervisedRunner):
-    """The weight depends on the model's parameters, through which no gradient flows."""
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_a_weight_in_some_batches_of_a_step_is_refused(num_processes):
+    runner = weighing(lambda runner: 3 if runner.batch_step % 2 else None)
+    loaders = DataLoader(data(), batch_size=2)
+    job = partial(fit, loaders, num_processes=num_processes, runner=runner, accumulation_steps=2)
 
-    def handle_batch(self, batch):
-        super().handle_batch(batch)
-        self.batch_weight = self.batch["logits"].square().sum() * 0 + len(batch["targets"])
-
-
-def test_a_weight_is_a_number_without_a_graph():
-    found, _, _ = train(DataLoader(data(), 4), num_processes=1, runner=WithGraph(), accumulation_steps=2)
-
-    torch.testing.assert_close(found, by_hand(steps(8)), **EXACT)
-
-
-def test_a_weight_in_some_batches_is_refused_in_one_process_too():
-    with pytest.raises(ValueError, match=r"batch_weight was set in 1 of the 2 batches of a step"):
-        train(DataLoader(data(), 2), num_processes=1, runner=Sometimes(), accumulation_steps=2)
-
-
-def test_a_weight_in_some_batches_of_a_step_is_refused():
-    job = partial(train, DataLoader(data(), batch_size=2), runner=Sometimes(), accumulation_steps=2)
-
-    with pytest.raises(
-        ValueError, match=r"batch_weight was set in 1 of the 2 batches of a step: set it in every batch"
-    ):
-        together(job)
+    with pytest.raises(ValueError, match=r"batch_weight was set in 1 of the 2 batches of a step: set it in every"):
+        job() if num_processes == 1 else together(job)
 
 
 class Tokens(dl.SupervisedRunner):
@@ -276,25 +249,28 @@ class Tokens(dl.SupervisedRunner):
 
     def handle_batch(self, batch):
         super().handle_batch(batch)
-        num_tokens = batch["targets"].sum() + 1
-        self.batch_weight = int(num_tokens) if self.kind == "number" else num_tokens
+        number = num_tokens(batch["targets"])
+        self.batch_weight = int(number) if self.kind == "number" else number
         self.batch_metrics["loss"] = self.criterion(self.batch["logits"], batch["targets"])
 
 
-def tokens_by_hand(parts):
+def num_tokens(targets):
+    return targets.sum() + 1
+
+
+def tokens_by_hand(parts, *, weigh=num_tokens, clip=None):
     """Take a step for each list of batches in a hand-written loop; return the weights and the weighted mean loss."""
     model = mlp().double()
     optimizer, total, sum_of_weights = sgd(model), 0.0, 0.0
     for batches in parts:
         optimizer.zero_grad()
-        step, step_weights = 0.0, 0.0
-        for features, targets in batches:
-            weight = targets.sum() + 1
-            loss = nn.functional.cross_entropy(model(features), targets)
-            step, step_weights = step + weight * loss, step_weights + weight
-        (step / step_weights).backward()
+        losses = [weigh(targets) * nn.functional.cross_entropy(model(x), targets) for x, targets in batches]
+        step_weights = sum(weigh(targets) for _, targets in batches)
+        (sum(losses) / step_weights).backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
-        total, sum_of_weights = total + step.item(), sum_of_weights + step_weights.item()
+        total, sum_of_weights = total + sum(losses).item(), sum_of_weights + float(step_weights)
     return weights(model), total / sum_of_weights
 
 
@@ -302,7 +278,7 @@ def tokens_by_hand(parts):
 def test_accumulated_batches_of_one_process_are_weighted(kind):
     runner = Tokens()
     runner.kind = kind
-    found, metrics, _ = train(DataLoader(data(), batch_size=4), num_processes=1, runner=runner, accumulation_steps=3)
+    found, metrics, _ = fit(DataLoader(data(), batch_size=4), num_processes=1, runner=runner, accumulation_steps=3)
 
     expected, loss = tokens_by_hand([steps(4)[:3], steps(4)[3:]])
     torch.testing.assert_close(found, expected, **EXACT)
@@ -312,9 +288,9 @@ def test_accumulated_batches_of_one_process_are_weighted(kind):
 def train_resumed(folder):
     options = {"runner": Tokens(), "accumulation_steps": 2, "num_epochs": 3}
     batches = partial(DataLoader, data(), batch_size=2, shuffle=True)
-    whole = train(batches(), logdir=folder / "whole", **copy.copy(options))
-    first = train(batches(), logdir=folder / "log", **{**options, "num_epochs": 1})
-    rest = train(batches(), logdir=folder / "log", resume="auto", **options)
+    whole = fit(batches(), logdir=folder / "whole", **copy.copy(options))
+    first = fit(batches(), logdir=folder / "log", **{**options, "num_epochs": 1})
+    rest = fit(batches(), logdir=folder / "log", resume="auto", **options)
     return whole, first, rest
 
 
@@ -334,7 +310,7 @@ def train_two_optimizers():
         dl.BackwardCallback("loss"),
         *(dl.OptimizerCallback("loss", optimizer_key=key, accumulation_steps=2) for key in halves),
     ]
-    return train(DataLoader(data(), batch_size=2), runner=Tokens(), model=model, optimizer=halves, callbacks=callbacks)
+    return fit(DataLoader(data(), batch_size=2), runner=Tokens(), model=model, optimizer=halves, callbacks=callbacks)
 
 
 def test_two_optimizers_step_on_one_weighted_loss():
@@ -354,46 +330,25 @@ def test_two_optimizers_step_on_one_weighted_loss():
 
 def train_clipped():
     backward = dl.BackwardCallback("loss", grad_clip_fn="clip_grad_norm_", grad_clip_params={"max_norm": 0.05})
-    return train(DataLoader(data(), batch_size=4), callbacks=[backward], runner=Tokens())[0]
+    return fit(DataLoader(data(), 4), callbacks=[backward], runner=Tokens())[0]
 
 
 def test_clipping_in_the_backward_pass_sees_the_weighted_mean():
     found = together(train_clipped)
 
-    model = mlp().double()
-    optimizer = sgd(model)
-    for features, targets in steps(8):
-        halves = [(features[rank::2], targets[rank::2]) for rank in range(2)]
-        sizes = [each[1].sum() + 1 for each in halves]
-        optimizer.zero_grad()
-        losses = [nn.functional.cross_entropy(model(each), own) for each, own in halves]
-        (sum(loss * size for loss, size in zip(losses, sizes, strict=True)) / sum(sizes)).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 0.05)
-        optimizer.step()
-    torch.testing.assert_close(found, weights(model), **EXACT)
-
-
-class Empty(dl.SupervisedRunner):
-    """A batch without any weight: its gradients are zero, and the weights stay finite."""
-
-    def handle_batch(self, batch):
-        super().handle_batch(batch)
-        self.batch_weight = torch.tensor(0 if self.batch_step == 2 else 1)
+    halves = [[(features[rank::2], targets[rank::2]) for rank in range(2)] for features, targets in steps(8)]
+    expected, _ = tokens_by_hand(halves, clip=0.05)
+    torch.testing.assert_close(found, expected, **EXACT)
 
 
 def test_a_step_that_weighs_nothing_changes_nothing():
-    model = mlp().double()
-    found, _, _ = together(
-        lambda: train(
-            DataLoader(data(16), 4), runner=Empty(), model=model, optimizer=torch.optim.SGD(model.parameters(), 0.1)
-        )
-    )
+    """Its gradients are zero, and the weights stay finite."""
+    model, runner = mlp().double(), weighing(lambda runner: torch.tensor(0 if runner.batch_step == 2 else 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    found, _, _ = together(lambda: fit(DataLoader(data(16), 4), runner=runner, model=model, optimizer=optimizer))
 
     reference = mlp().double()
-    optimizer = torch.optim.SGD(reference.parameters(), 0.1)
-    features, targets = data(16)[:8]
-    nn.functional.cross_entropy(reference(features), targets).backward()
-    optimizer.step()
+    train_by_hand(reference, torch.optim.SGD(reference.parameters(), 0.1), [data(16)[:8]])
     torch.testing.assert_close(found, weights(reference), **EXACT)
 
 
@@ -401,19 +356,13 @@ def test_learning_rates_of_all_groups_are_logged(tmp_path):
     model = mlp()
     groups = [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[3].parameters(), "lr": 0.02}]
     log = dl.JSONLLogger(tmp_path, log_batch_metrics=True)
-    runner = dl.SupervisedRunner().train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=torch.optim.SGD(groups), cpu=True, log_every=2,
-        loaders={"train": DataLoader(classification(16), 4)}, loggers={"console": None, "jsonl": log},
-    )  # fmt: skip
+    runner = train(model, optimizer=torch.optim.SGD(groups), log_every=2, loggers={"jsonl": log})
 
     assert (runner.epoch_metrics["train"]["lr"], runner.epoch_metrics["train"]["lr/1"]) == (0.1, 0.02)
-    text = (tmp_path / "metrics.jsonl").read_text()
-    assert text.count('"lr/1"') == 3  # two steps and the epoch
+    assert (tmp_path / "metrics.jsonl").read_text().count('"lr/1"') == 3  # two steps and the epoch
 
 
 class ModelOutput(dict):
-    """Named outputs with the interface of transformers'."""
-
     def to_tuple(self):
         return tuple(self.values())
 
@@ -426,11 +375,10 @@ class WithLoss(nn.Linear):
 
 def test_a_model_output_with_a_loss_needs_no_criterion():
     """Its other outputs keep their names, so that callbacks read them."""
-    model = WithLoss(NUM_FEATURES, NUM_CLASSES)
-    runner = dl.SupervisedRunner(input_key={"features": "features", "targets": "targets"}).train(
-        model=model, optimizer=sgd(model), loaders={"train": DataLoader(classification(64), 8)}, cpu=True, num_epochs=3,
-        callbacks=[dl.AccuracyCallback("logits", "targets")], **quiet(),
-    )  # fmt: skip
+    runner = dl.SupervisedRunner(input_key={"features": "features", "targets": "targets"})
+    options = {"loaders": {"train": loader(64, 8)}, "num_epochs": 3}
+    accuracy = [dl.AccuracyCallback("logits", "targets")]
+    train(WithLoss(NUM_FEATURES, NUM_CLASSES), runner=runner, criterion=None, callbacks=accuracy, **options)
 
     losses = [epoch["train"]["loss"] for epoch in runner.experiment_metrics.values()]
     assert losses == sorted(losses, reverse=True) and np.isfinite(losses).all()
@@ -439,19 +387,11 @@ def test_a_model_output_with_a_loss_needs_no_criterion():
 
 @pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16), ("fp32", None)])
 def test_precision_in_one_word(precision, dtype):
-    seen = []
+    seen = set()
 
-    class Look(dl.Callback):
-        def on_batch_end(self, runner):
-            seen.append(runner.batch["logits"].dtype)
+    train(precision=precision, callbacks=[at("on_batch_end", lambda runner: seen.add(runner.batch["logits"].dtype))])
 
-    model = mlp()
-    dl.SupervisedRunner().train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), cpu=True, precision=precision,
-        loaders={"train": DataLoader(classification(8), 8)}, callbacks=[Look()], **quiet(),
-    )  # fmt: skip
-
-    assert seen == [dtype or torch.float32]
+    assert seen == {dtype or torch.float32}
 
 
 @pytest.mark.parametrize(
@@ -459,10 +399,7 @@ def test_precision_in_one_word(precision, dtype):
     [
         ({"precision": "fp4"}, "precision must be one of fp32, amp, fp16, bf16, fp8, got 'fp4'"),
         ({"precision": "bf16", "amp": True}, "amp=True, apex=False, precision='bf16': choose one precision"),
-        (
-            {"precision": "bf16", "engine": dl.CPUEngine()},
-            "engine=CPUEngine and precision='bf16' contradict",
-        ),
+        ({"precision": "bf16", "engine": dl.CPUEngine()}, "engine=CPUEngine and precision='bf16' contradict"),
     ],
 )
 def test_contradictory_precisions_are_refused(arguments, message):
@@ -485,17 +422,8 @@ WRONG_WEIGHTS = {
 def test_a_wrong_weight_is_named(name):
     weight, error, message = WRONG_WEIGHTS[name]
 
-    class Weighted(dl.SupervisedRunner):
-        def handle_batch(self, batch):
-            super().handle_batch(batch)
-            self.batch_weight = weight
-
-    model = mlp()
     with pytest.raises(error, match=message):
-        Weighted().train(
-            model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), accumulation_steps=2, cpu=True,
-            loaders={"train": loader(16, 4)}, **quiet(),
-        )  # fmt: skip
+        train(runner=weighing(lambda _: weight), accumulation_steps=2)
 
 
 def without_threes(samples):
@@ -504,80 +432,53 @@ def without_threes(samples):
     return torch.stack([x for x, _ in kept]), torch.stack([y for _, y in kept])
 
 
-class Weighted(dl.SupervisedRunner):
-    """A runner whose batches weigh what they hold."""
-
-    def handle_batch(self, batch):
-        super().handle_batch(batch)
-        self.batch_weight = self.batch_size
+def by_size(runner):
+    return runner.batch_size
 
 
-def train_without_threes(num_processes, kind):
-    model = mlp().double()
-    data = classification(24)
-    data = TensorDataset(data.tensors[0].double(), data.tensors[1])
-    kind().train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), accumulation_steps=2 // num_processes,
-        engine=dl.DistributedDataParallelEngine(2, device="cpu") if num_processes > 1 else dl.CPUEngine(),
-        loaders={"train": DataLoader(data, 4, collate_fn=without_threes)}, **quiet(),
-    )  # fmt: skip
-    return weights(model)
+def train_without_threes(num_processes, weigh=None):
+    model, (features, targets) = mlp().double(), classification(24).tensors
+    batches = DataLoader(TensorDataset(features.double(), targets), 4, collate_fn=without_threes)
+    options = {"num_processes": num_processes, "accumulation_steps": 2 // num_processes}
+    return fit(batches, model=model, runner=weigh and weighing(weigh), **options)[0]
 
 
-@pytest.mark.parametrize("kind", [dl.SupervisedRunner, Weighted])
-def test_accumulated_batches_weigh_what_a_collate_fn_left_of_them(kind):
+@pytest.mark.parametrize("weigh", [None, by_size])
+def test_accumulated_batches_weigh_what_a_collate_fn_left_of_them(weigh):
     """As the logged mean does."""
-    found = train_without_threes(1, kind)
+    found = train_without_threes(1, weigh)
 
-    model = mlp().double()
-    optimizer, data = sgd(model), classification(24)
-    samples = [(x.double(), y) for x, y in zip(*data.tensors, strict=True)]
-    for start in (0, 8, 16):
-        parts = [without_threes(samples[begin : begin + 4]) for begin in (start, start + 4)]
-        optimizer.zero_grad()
-        losses = [nn.functional.cross_entropy(model(x), y, reduction="sum") for x, y in parts]
-        (sum(losses) / sum(len(y) for _, y in parts)).backward()
-        optimizer.step()
-    torch.testing.assert_close(found, weights(model), rtol=0, atol=1e-12)
-
-
-class Heard(logging.Handler):
-    def __init__(self):
-        super().__init__()
-        self.texts = []
-
-    def emit(self, record):
-        self.texts.append(record.getMessage())
+    samples = [(x.double(), y) for x, y in zip(*classification(24).tensors, strict=True)]
+    batches = [without_threes(samples[begin : begin + 4]) for begin in range(0, 24, 4)]
+    expected, _ = tokens_by_hand([batches[:2], batches[2:4], batches[4:]], weigh=len)
+    torch.testing.assert_close(found, expected, **EXACT)
 
 
 def on_two_processes():
     """Return what rank zero warned of with batches that shrink, and without, and the learning rates of both ranks."""
-    heard = Heard()
-    logging.getLogger("runnerkit.steps.odd_batches").addHandler(heard)
-    train_without_threes(2, dl.SupervisedRunner)
-    warned = list(heard.texts)
-    train_without_threes(2, Weighted)
+    heard, handler = [], logging.Handler()
+    handler.emit = lambda record: heard.append(record.getMessage())
+    logging.getLogger("runnerkit.steps.odd_batches").addHandler(handler)
+    train_without_threes(2)
+    warned = list(heard)
+    train_without_threes(2, by_size)
     model = mlp()
     optimizer = sgd(model)
-    rates = []
-
-    class Look(dl.Callback):
-        def __init__(self):
-            super().__init__(order=dl.CallbackOrder.External)
-
-        def on_step_end(self, runner):
-            rates.append(runner.optimizer.param_groups[0]["lr"])
-
-        def on_stage_end(self, runner):
-            runner.rates = runner.engine.gather_object(rates)
-
-    runner = dl.SupervisedRunner().train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=optimizer,
-        scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5, threshold=0.5),
-        loaders={"train": DataLoader(classification(48), 4)}, engine=dl.DistributedDataParallelEngine(2, device="cpu"),
-        callbacks=[dl.SchedulerCallback(mode="batch"), Look()], **quiet(),
-    )  # fmt: skip
-    return warned, heard.texts, runner.rates
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5, threshold=0.5)
+    rates, last = [], {"order": dl.CallbackOrder.External}
+    callbacks = [
+        dl.SchedulerCallback(mode="batch"),
+        at("on_step_end", lambda runner: rates.append(runner.optimizer.param_groups[0]["lr"]), **last),
+        at("on_stage_end", lambda runner: setattr(runner, "rates", runner.engine.gather_object(rates)), **last),
+    ]
+    options = {
+        "optimizer": optimizer,
+        "scheduler": plateau,
+        "callbacks": callbacks,
+        "loaders": {"train": loader(48, 4)},
+    }
+    runner = train(model, num_processes=2, **options)
+    return warned, heard, runner.rates
 
 
 def test_processes_warn_of_dropped_samples_and_step_schedulers_alike():
@@ -600,21 +501,11 @@ def test_weights_of_any_dtype_are_summed_in_float64(dtype):
 
 def test_an_epoch_that_weighs_nothing_ends_like_any_other():
     """The mean of its loss is not a number, but nothing diverged."""
-
-    class Weightless(dl.SupervisedRunner):
-        def handle_batch(self, batch):
-            super().handle_batch(batch)
-            self.batch_weight = 0
-
     model = mlp()
-    before = weights(model)
-    runner = Weightless().train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=torch.optim.SGD(model.parameters(), 0.1), cpu=True,
-        loaders={"train": loader(8, 4)}, accumulation_steps=2, **quiet(),
-    )  # fmt: skip
+    runner = train(model, runner=weighing(lambda _: 0), accumulation_steps=2)
 
     assert np.isnan(runner.epoch_metrics["train"]["loss"])
-    assert torch.equal(weights(model), before)
+    assert torch.equal(weights(model), weights(mlp()))
 
 
 @pytest.mark.parametrize("knob", [{"gradient_clip": 1.0}, {"accumulation_steps": 2}])
@@ -625,6 +516,5 @@ def test_knobs_of_an_optimizer_callback_need_one(knob):
             self.engine.backward(loss)
             self.engine.step(self.optimizer)
 
-    model = mlp()
     with pytest.raises(ValueError, match=f"{next(iter(knob))} acts on an OptimizerCallback, and the run has none"):
-        Own().train(model=model, optimizer=sgd(model), loaders={"train": loader(8, 4)}, cpu=True, **knob, **quiet())
+        train(runner=Own(), loaders={"train": loader(8, 4)}, **knob)

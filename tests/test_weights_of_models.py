@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from runnerkit import dl, utils
-from tests.tiny import loader, mlp, quiet, sgd, weights
+from runnerkit import utils
+from tests.tiny import mlp, train, weights
 
 
 def test_requires_grad_is_set_for_all_or_by_name():
@@ -58,15 +58,7 @@ def test_averages_are_means_in_float64():
 
 def test_checkpoints_are_averaged_by_pattern(tmp_path):
     """The pattern may name the logdir or its checkpoints; files of plain weights count too."""
-    model = mlp()
-    dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=sgd(model),
-        loaders={"train": loader(16, 8)},
-        logdir=tmp_path,
-        **quiet(),
-    )
+    train(logdir=tmp_path)
     torch.save(mlp(seed=5).state_dict(), tmp_path / "checkpoints" / "other.pth")
     paths = sorted((tmp_path / "checkpoints").glob("*.pth"))
     other = mlp(seed=7)
