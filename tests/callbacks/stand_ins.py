@@ -1,5 +1,8 @@
 """A stand-in with a runner's public attributes and no loop."""
 
+import copy
+import io
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +12,21 @@ from runnerkit.engines import CPUEngine
 from runnerkit.loop.loader_run import LoaderRun
 from runnerkit.metrics.means import LoaderMeans
 from runnerkit.metrics.reduction import reduce_shares
+from tests.ranks import Ranks
+
+
+class Clock:
+    """A replacement for a module's `time` that advances only when `now` is changed."""
+
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    perf_counter = monotonic
+
+    def pause(self, seconds: float) -> None:
+        self.now += seconds
 
 
 def make_runner(*, means: LoaderMeans | None = None, **attributes: Any) -> Any:
@@ -59,3 +77,39 @@ def end_loader(callback: Any, runner: Any) -> None:
     shares = {"callback": callback.share(runner)}
     totals = reduce_shares(shares, processes=runner.engine, loader_key=runner.loader_key)
     callback.take_total(runner, totals["callback"])
+
+
+def evaluate(callback: Any, batches: list[dict[str, torch.Tensor]], **attributes: Any) -> Any:
+    """Run a loader from its start to its end; return the runner."""
+    runner = make_runner(**attributes)
+    run_loader(callback, runner, batches)
+    end_loader(callback, runner)
+    return runner
+
+
+def evaluate_on_ranks(callback: Any, shares: list[list[dict[str, torch.Tensor]]]) -> tuple[list[Any], int]:
+    """Run a copy of the callback on each rank's batches; return the runners and the number of collectives."""
+    ranks = Ranks(len(shares))
+    pairs = [(copy.deepcopy(callback), make_runner(engine=engine)) for engine in ranks.engines]
+    for pair, batches in zip(pairs, shares, strict=True):
+        run_loader(*pair, batches)
+    ranks.call(*(partial(end_loader, *pair) for pair in pairs))
+    return [runner for _, runner in pairs], ranks.num_collectives
+
+
+def resume_on_ranks(callback: Any, shares: list[Any], rest: list[Any], *, num_resumed: int) -> list[Any]:
+    """Save the state after each rank's batches, and resume on other ranks, the first of which runs the rest."""
+    saving, resuming, file = Ranks(len(shares)), Ranks(num_resumed), io.BytesIO()
+    saved = [copy.deepcopy(callback) for _ in shares]
+    for each, engine, batches in zip(saved, saving.engines, shares, strict=True):
+        run_loader(each, make_runner(engine=engine), batches)
+    torch.save(saving.call(*(each.state_dict for each in saved))[0], file)
+    pairs = [(copy.deepcopy(callback), make_runner(engine=each, loader_batch_step=1)) for each in resuming.engines]
+    for rank, (each, runner) in enumerate(pairs):
+        file.seek(0)
+        each.on_stage_start(runner)
+        each.load_state_dict(torch.load(file, weights_only=True))
+        run_loader(each, runner, [] if rank else rest)
+    resuming.call(*(partial(end_loader, *pair) for pair in pairs))
+    assert all(each.state_dict() == {} for each, _ in pairs)
+    return [runner for _, runner in pairs]

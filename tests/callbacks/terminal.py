@@ -21,15 +21,6 @@ NUM_LINES, NUM_COLUMNS = 60, 120
 UNREADABLE = {"loss": torch.empty((), device="meta")}  # reading a value from the meta device raises
 
 
-class Clock:
-    """A replacement for a module's `time` that advances only when `now` is changed."""
-
-    now = 1000.0
-
-    def monotonic(self):
-        return self.now
-
-
 def assert_reads_metrics_only_when_due(callback, clock, refresh_s, written=lambda: ""):
     """Run batches through a progress callback, which may read metrics and write only after `refresh_s` seconds."""
     runner = make_runner(loader_batch_len=100, loader_batch_step=1)

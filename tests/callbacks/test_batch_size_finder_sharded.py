@@ -7,7 +7,7 @@ from torch import nn
 from runnerkit import dl, utils
 from runnerkit.engines.sharding.rehearsal import parked
 from tests.engines.together import together
-from tests.tiny import NUM_CLASSES, NUM_FEATURES, loader, quiet
+from tests.tiny import NUM_CLASSES, NUM_FEATURES, loader, train
 
 LIMITS = (37, 11, 64, 90)  # rows that fit, by rank
 
@@ -80,11 +80,9 @@ class Final(dl.Callback):
 def find(engine, *, searches=True, in_backward=False, model=None, **kwargs):
     model = model or make(on_meta=engine.never_whole, in_backward=in_backward)
     finder, final = Continue(max_size=100), Final()
-    dl.SupervisedRunner().train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=torch.optim.Adam(model.parameters(), lr=0.1),
-        loaders={"train": loader(40, 4, shuffle=True)}, num_epochs=2, engine=engine,
-        callbacks=[final, *([finder] if searches else [])], **quiet(), **kwargs,
-    )  # fmt: skip
+    callbacks = [final, *([finder] if searches else [])]
+    loaders, optimizer = {"train": loader(40, 4, shuffle=True)}, torch.optim.Adam(model.parameters(), lr=0.1)
+    train(model, engine=engine, optimizer=optimizer, loaders=loaders, callbacks=callbacks, num_epochs=2, **kwargs)
     return finder.batch_size, finder.tried, final.state
 
 

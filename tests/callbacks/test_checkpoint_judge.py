@@ -5,10 +5,9 @@ import logging
 
 import pytest
 import torch
-from torch import nn
 
 from runnerkit import dl
-from tests.tiny import loader, mlp, quiet, sgd, weights
+from tests.tiny import loader, mlp, sgd, train, weights
 
 LOSS = {"valid_loader": "valid", "valid_metric": "loss", "minimize_valid_metric": True}
 ACCURACY = {"valid_loader": "valid", "valid_metric": "accuracy", "minimize_valid_metric": False}
@@ -17,16 +16,11 @@ WORST = {**LOSS, "minimize_valid_metric": False}
 NONE: dict[str, object] = {}
 
 
-def train(logdir, judge, num_epochs, **options):
-    model = mlp()
-    runner = dl.SupervisedRunner()
-    runner.train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model, lr=1.5), engine=dl.CPUEngine(),
-        loaders={"train": loader(16, 4), "valid": loader(8, 4, seed=1), "test": loader(8, 4, seed=2)},
-        callbacks=[dl.AccuracyCallback("logits", "targets")], num_epochs=num_epochs, logdir=logdir, resume="auto",
-        **judge, **options, **quiet(),
-    )  # fmt: skip
-    return runner
+def start(logdir, judge, num_epochs, *, has_accuracy=True, **options):
+    model, callbacks = mlp(), [dl.AccuracyCallback("logits", "targets")] if has_accuracy else []
+    loaders = {"train": loader(16, 4), "valid": loader(8, 4, seed=1), "test": loader(8, 4, seed=2)}
+    options |= {"callbacks": callbacks, "num_epochs": num_epochs, "logdir": logdir, "resume": "auto", **judge}
+    return train(model, optimizer=sgd(model, lr=1.5), loaders=loaders, **options)
 
 
 def index(logdir):
@@ -49,9 +43,9 @@ def best(logdir):
 )
 def test_the_best_checkpoint_is_the_best_by_one_metric(tmp_path, before, after):
     """After a resume with another metric, direction or loader, all checkpoints are compared by the new one."""
-    train(tmp_path, before, 3)
+    start(tmp_path, before, 3)
     kept = {record["epoch"] for record in index(tmp_path)}
-    runner = train(tmp_path, after, 6)
+    runner = start(tmp_path, after, 6)
     metrics = {epoch: all_of[after["valid_loader"]] for epoch, all_of in runner.experiment_metrics.items()}
     candidates = {epoch: metrics[epoch][after["valid_metric"]] for epoch in [*kept, 4, 5, 6]}
     choose = min if after["minimize_valid_metric"] else max
@@ -60,45 +54,35 @@ def test_the_best_checkpoint_is_the_best_by_one_metric(tmp_path, before, after):
 
 def test_without_a_metric_the_best_checkpoint_stays(tmp_path):
     """A run that continues without a metric keeps the best checkpoint of the one before."""
-    train(tmp_path, LOSS, 3)
+    start(tmp_path, LOSS, 3)
     before = best(tmp_path)
-    train(tmp_path, NONE, 6)
+    start(tmp_path, NONE, 6)
     assert best(tmp_path) == before
 
 
 def test_a_change_is_said(tmp_path, caplog):
     """The warning names both metrics; there is none without a change."""
-    train(tmp_path, LOSS, 2)
+    start(tmp_path, LOSS, 2)
     with caplog.at_level(logging.WARNING):
-        train(tmp_path, LOSS, 3)
+        start(tmp_path, LOSS, 3)
     assert not caplog.text
     with caplog.at_level(logging.WARNING):
-        train(tmp_path, ACCURACY, 4)
+        start(tmp_path, ACCURACY, 4)
     assert "'loss'" in caplog.text and "'accuracy'" in caplog.text and "larger" in caplog.text
 
 
 def test_a_metric_that_earlier_checkpoints_lack(tmp_path, caplog):
     """They cannot be the best, and the warning names them."""
-    model = mlp()
-
-    def start(num_epochs, *callbacks, **judge):
-        runner = dl.SupervisedRunner()
-        runner.train(
-            model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), engine=dl.CPUEngine(), resume="auto",
-            loaders={"train": loader(16, 4), "valid": loader(8, 4, seed=1)}, callbacks=callbacks,
-            num_epochs=num_epochs, logdir=tmp_path, **judge, **quiet(),
-        )  # fmt: skip
-
-    start(2, **LOSS)
-    start(3, dl.AccuracyCallback("logits", "targets"), **ACCURACY)
+    start(tmp_path, LOSS, 2, has_accuracy=False)
+    start(tmp_path, ACCURACY, 3)
     assert best(tmp_path) == 3
     assert "model.0002" in caplog.text
 
 
 def test_a_best_checkpoint_of_a_lower_score_does_not_hide_a_new_one(tmp_path):
     """A loss of 5 does not beat an accuracy of 0.9: load_best_on_end loads the best by accuracy."""
-    train(tmp_path, WORST, 2)
-    runner = train(tmp_path, ACCURACY, 4, load_best_on_end=True)
+    start(tmp_path, WORST, 2)
+    runner = start(tmp_path, ACCURACY, 4, load_best_on_end=True)
     by_epoch = {record["epoch"]: record for record in index(tmp_path)}
     state = torch.load(tmp_path / "checkpoints" / by_epoch[best(tmp_path)]["name"], weights_only=True)
     model = mlp()

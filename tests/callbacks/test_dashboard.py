@@ -6,13 +6,12 @@ from functools import partial
 
 import pytest
 import torch
-from torch import nn
 
 from runnerkit import dl
 from runnerkit.callbacks.monitor import dashboard
-from tests.callbacks.stand_ins import make_runner
-from tests.callbacks.terminal import Clock, assert_reads_metrics_only_when_due
-from tests.tiny import loader, mlp, quiet, sgd
+from tests.callbacks.stand_ins import Clock, make_runner
+from tests.callbacks.terminal import assert_reads_metrics_only_when_due
+from tests.tiny import train
 
 rich_console = pytest.importorskip("rich.console")
 
@@ -60,9 +59,8 @@ def test_validation_within_training_has_a_column_of_its_own(terminal):
 
     assert rows(terminal) == [["metric", "valid", "train"], ["loss", "0.25", "0.125"], ["auc", "0.75", ""]]
     bars = terminal.getvalue().split("┏")[-2].split("\x1b[2K")[-1].splitlines()
-    assert [(line.split()[0], line.split()[-1]) for line in bars] == [
-        ("epochs", "1/3"), ("train", "4/4"), ("valid", "2/2"),
-    ]  # fmt: skip
+    shown = [(line.split()[0], line.split()[-1]) for line in bars]
+    assert shown == [("epochs", "1/3"), ("train", "4/4"), ("valid", "2/2")]
 
 
 def test_exception_gives_the_terminal_back(terminal):
@@ -74,13 +72,7 @@ def test_exception_gives_the_terminal_back(terminal):
 
     stdout = sys.stdout
     with pytest.raises(ArithmeticError):
-        dl.SupervisedRunner(mlp()).train(
-            criterion=nn.CrossEntropyLoss(),
-            loaders={"valid": loader(8, 8)},
-            callbacks=[dl.RichDashboardCallback(), Fails()],
-            cpu=True,
-            **quiet(),
-        )
+        train(callbacks=[dl.RichDashboardCallback(), Fails()])
 
     assert terminal.getvalue().rfind("\x1b[?25h") > terminal.getvalue().rfind("\x1b[?25l") >= 0
     assert sys.stdout is stdout
@@ -89,17 +81,7 @@ def test_exception_gives_the_terminal_back(terminal):
 @pytest.mark.parametrize("bars", [dl.RichDashboardCallback, dl.TqdmCallback])
 def test_verbose_adds_no_second_one(bars):
     """A user's progress display and model table replace those of `verbose=True`."""
-    model = mlp()
-    runner = dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=sgd(model),
-        loaders={"train": loader(8, 8)},
-        callbacks={"mine": bars(), "deep": dl.ModelSummaryCallback(depth=9)},
-        verbose=True,
-        cpu=True,
-        **quiet(),
-    )
+    runner = train(callbacks={"mine": bars(), "deep": dl.ModelSummaryCallback(depth=9)}, verbose=True)
 
     assert "_run_summary" in runner.callbacks
     assert not {"_tqdm", "_model_summary"} & runner.callbacks.keys()

@@ -3,20 +3,14 @@
 tests/test_exact_evaluation.py checks that a loader's values do not depend on its batches and ranks.
 """
 
-import io
-
 import pytest
-import torch
-from torch import nn
 from torch.utils.data import DataLoader
 
 from runnerkit import dl
-from runnerkit.loop.loader_metrics import reduce_metrics
 from tests.callbacks.exact_metrics import CASES, as_numpy, expected_of, make_samples
 from tests.callbacks.run_ranks import run_ranks
-from tests.callbacks.stand_ins import make_runner
-from tests.ranks import Ranks
-from tests.tiny import quiet
+from tests.callbacks.stand_ins import make_runner, resume_on_ranks, run_loader
+from tests.tiny import train
 
 # float64 sums of at most 200 terms differ by far less, in any order; float32 arithmetic would differ at 1e-7.
 TOLERANCE = {"rel": 1e-9, "abs": 1e-12, "nan_ok": True}
@@ -31,7 +25,7 @@ def split(samples, batch_size):
 def test_a_batch_has_its_own_values():
     """Metrics logged for a batch are those of that batch alone."""
     samples = make_samples(9, seed=3)
-    cases = ["f1", "iou", "mrr", "ndcg", "multilabel accuracy"]
+    cases = ["accuracy", "f1", "iou", "mrr", "ndcg", "multilabel accuracy"]
 
     runners, _, _ = run_ranks([split(samples, 5)], cases)
 
@@ -43,11 +37,7 @@ def test_a_batch_has_its_own_values():
 
 @pytest.mark.parametrize(
     ("cases", "num_collectives"),
-    [
-        (["f1"], 1),
-        ([name for name in CASES if "auc" not in name and name not in ("cmc", "r2")], 1),
-        (list(CASES), 2),
-    ],
+    [(["f1"], 1), ([name for name in CASES if "auc" not in name and name not in ("cmc", "r2")], 1), (list(CASES), 2)],
     ids=["one metric", "all that add up", "all"],
 )
 def test_a_loader_end_costs_one_collective(cases, num_collectives):
@@ -76,18 +66,13 @@ def rows(samples):
 def test_metrics_of_real_processes(num_processes):
     """ "valid" has an uneven last batch, and in "valid_short" the second of two processes gets no batches."""
     data = {"train": make_samples(4, seed=2), "valid": make_samples(29, seed=5), "valid_short": make_samples(7, seed=6)}
-    engine = (
-        dl.CPUEngine()
-        if num_processes == 1
-        else dl.DistributedDataParallelEngine(num_processes=num_processes, device="cpu")
-    )
 
-    runner = PassOn().train(
-        model=nn.Linear(1, 1),
-        engine=engine,
+    runner = train(
+        runner=PassOn(),
+        optimizer=None,
+        num_processes=num_processes,
         loaders={key: DataLoader(rows(samples), batch_size=8) for key, samples in data.items()},
         callbacks={name: dl.ControlFlowCallback(make(), ignore_loaders="train") for name, (make, _) in CASES.items()},
-        **quiet(),
     )
 
     for key in ("valid", "valid_short"):
@@ -101,13 +86,9 @@ def test_metrics_of_real_processes(num_processes):
 def test_step_reads_nothing_from_the_device(name):
     """The meta device computes shapes only, so reading a value from it raises."""
     samples = {key: each.to("meta") for key, each in make_samples(5, seed=0).items()}
-    callback = CASES[name][0]()
     runner = make_runner()
 
-    callback.on_loader_start(runner)
-    for _ in range(2):
-        runner.batch, runner.batch_size = samples, 5
-        callback.on_batch_end(runner)
+    run_loader(CASES[name][0](), runner, [samples, samples])
 
     assert all(value.device.type == "meta" for value in runner.batch_metrics.values())
 
@@ -119,37 +100,9 @@ def test_state_within_a_loader_resumes_on_any_number_of_processes(name, num_resu
     samples = make_samples(31, seed=7)
     batches = split(samples, 6)
     make, reference = CASES[name]
-    ranks, resumed = Ranks(2), Ranks(num_resumed)
-    saved = [make(), make()]
-    for callback, engine, share in zip(saved, ranks.engines, (batches[:1], batches[1:3]), strict=True):
-        see(callback, make_runner(engine=engine, loggers={}), share)
 
-    states = ranks.call(*(callback.state_dict for callback in saved))
-    runners = [
-        make_runner(engine=each, loader_batch_step=1, callbacks={"it": make()}, loggers={}) for each in resumed.engines
-    ]
-    for rank, runner in enumerate(runners):
-        callback = runner.callbacks["it"]
-        callback.on_stage_start(runner)
-        callback.load_state_dict(torch.load(saved_to_disk(states[0]), weights_only=True))
-        see(callback, runner, batches[3:] if rank == 0 else [])
-    resumed.call(*(lambda r=runner: reduce_metrics(r) for runner in runners))
+    runners = resume_on_ranks(make(), [batches[:1], batches[1:3]], batches[3:], num_resumed=num_resumed)
 
     expected = reference(as_numpy(samples))
     for runner in runners:
         assert {key: runner.loader_metrics[key] for key in expected} == pytest.approx(expected, **TOLERANCE)
-        assert runner.callbacks["it"].state_dict() == {}
-
-
-def see(callback, runner, batches):
-    callback.on_loader_start(runner)
-    for batch in batches:
-        runner.batch, runner.batch_size = batch, len(batch["classes"])
-        callback.on_batch_end(runner)
-
-
-def saved_to_disk(state):
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return file

@@ -43,8 +43,7 @@ def test_batches_between_two_readings_count_too():
 
 
 def test_whatever_has_no_sum_is_the_latest():
-    """Plain numbers, integers and current learning rates are shown as they are; names that begin with "_" are
-    hidden."""
+    """Numbers, integers and learning rates are shown as they are; names that begin with "_" are hidden."""
     optimizers = {"a": sgd(mlp(), lr=0.1), "b": sgd(mlp(), lr=torch.tensor(0.5))}
     runner = make_runner(batch_metrics={"b": torch.tensor(3), "a": 2, "_c": 1.0}, optimizer=optimizers)
 

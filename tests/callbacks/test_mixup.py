@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from runnerkit import dl
-from tests.tiny import NUM_CLASSES, classification, mlp, quiet, sgd, weights
+from tests.tiny import NUM_CLASSES, classification, mlp, sgd, train, weights
 
 
 def soft_targets(num_samples):
@@ -14,17 +14,9 @@ def soft_targets(num_samples):
     return DataLoader(TensorDataset(features, nn.functional.one_hot(targets, NUM_CLASSES).float()), batch_size=8)
 
 
-def train(model, callback, **named):
-    return dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=sgd(model),
-        loaders={"train": soft_targets(24), "valid": soft_targets(16)},
-        callbacks=[callback],
-        seed=3,
-        **quiet(),
-        **named,
-    )
+def mix(model, *callbacks, **options):
+    loaders = {"train": soft_targets(24), "valid": soft_targets(16)}
+    return train(model, loaders=loaders, callbacks=list(callbacks), seed=3, **options)
 
 
 def test_training_equals_a_loop_by_hand():
@@ -48,7 +40,7 @@ def test_training_equals_a_loop_by_hand():
             assert num_samples == 8
             return next(drawn)
 
-    train(model, Fixed(["features", "targets"], alpha=0.4))
+    mix(model, Fixed(["features", "targets"], alpha=0.4))
 
     torch.testing.assert_close(weights(model), weights(by_hand), rtol=0, atol=1e-6)
 
@@ -72,56 +64,8 @@ def test_evaluation_is_left_as_it_is(mode, size):
             sizes.setdefault(runner.loader_key, set()).add(len(runner.batch["features"]))
             firsts.append(runner.batch["features"][:8])
 
-    model = mlp()
-    dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=sgd(model),
-        loaders={"train": soft_targets(24), "valid": soft_targets(16)},
-        callbacks=[Watch(dl.CallbackOrder.External), dl.MixupCallback(["features", "targets"], mode=mode)],
-        **quiet(),
-    )
+    mix(mlp(), Watch(dl.CallbackOrder.External), dl.MixupCallback(["features", "targets"], mode=mode))
 
     assert sizes == {"train": {size}, "valid": {8}}
     original = next(iter(soft_targets(24)))[0]
     assert torch.equal(firsts[0], original) == (mode == "add")
-
-
-def test_a_resumed_run_mixes_as_an_uninterrupted_one(tmp_path):
-    """The shares come from the run's random stream, which checkpoints hold."""
-    whole, parts = mlp(), mlp()
-    callback = dl.MixupCallback(["features", "targets"], alpha=0.4)
-
-    train(whole, callback, num_epochs=2)
-    train(parts, callback, num_epochs=1, logdir=tmp_path)
-    train(parts, callback, num_epochs=2, logdir=tmp_path, resume="auto")
-
-    assert torch.equal(weights(whole), weights(parts))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"keys": ["features", "labels"]}, KeyError, "MixupCallback mixes .* of a batch, which has .*targets"),
-        ({"keys": "features", "alpha": -1.0}, ValueError, "alpha must be >= 0, got -1.0"),
-        ({"keys": "features", "mode": "append"}, ValueError, "mode must be 'replace' or 'add', got 'append'"),
-        ({"keys": 3}, TypeError, "keys must be a list of str, got 3"),
-    ],
-)
-def test_wrong_arguments_are_named(arguments, error, message):
-    with pytest.raises(error, match=message):
-        train(mlp(), dl.MixupCallback(**arguments))
-
-
-def test_integers_cannot_be_mixed():
-    """Class indices would become meaningless numbers."""
-    model = mlp()
-    with pytest.raises(TypeError, match=r"'targets' is torch\.int64, which cannot be mixed; use one-hot vectors"):
-        dl.SupervisedRunner().train(
-            model=model,
-            criterion=nn.CrossEntropyLoss(),
-            optimizer=sgd(model),
-            loaders={"train": DataLoader(classification(8), batch_size=4)},
-            callbacks=[dl.MixupCallback(["features", "targets"])],
-            **quiet(),
-        )

@@ -1,12 +1,12 @@
 """The model's table is logged once and does not affect the run."""
 
-import pytest
 import torch
 from torch import nn
 
 from benchmarks.calls import calls_per_step
 from runnerkit import dl
-from tests.tiny import loader, mlp, quiet, sgd, weights
+from tests.callbacks.recording import Kept
+from tests.tiny import loader, mlp, sgd, train, weights
 
 TABLE = [
     "layer  type         output shape  parameters  FLOPs",
@@ -20,32 +20,13 @@ TABLE = [
 ]
 
 
-class Texts(dl.ILogger):
-    """A logger that keeps the texts."""
-
-    def __init__(self):
-        self.texts = []
-
-    def log_scalars(self, scalars, *, step, scope):
-        pass
-
-    def log_text(self, tag, text, *, step, scope):
-        self.texts.append(text)
-
-
-def train(*callbacks, runner=dl.SupervisedRunner, **options):
-    texts, model = Texts(), mlp(dropout=0.5, batch_norm=True)
-    trained = runner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=sgd(model),
-        loaders={"train": loader(32, 8, shuffle=True), "valid": loader(21, 8)},
-        callbacks=list(callbacks),
-        loggers={"console": None, "texts": texts},
-        num_epochs=2,
-        **{"engine": dl.CPUEngine(), **options},
-    )
-    return texts.texts, weights(model), trained
+def told(*callbacks, runner=None, model=None, **options):
+    """Train for two epochs; return the texts, the weights and the runner."""
+    logger, model = Kept(), model or mlp(dropout=0.5, batch_norm=True)
+    loaders = {"train": loader(32, 8, shuffle=True), "valid": loader(21, 8)}
+    options = {"loaders": loaders, "loggers": {"texts": logger}, "num_epochs": 2, **options}
+    runner = train(model, runner=runner, callbacks=list(callbacks), **options)
+    return logger.texts, weights(runner.model), runner
 
 
 class ByHand(dl.Runner):
@@ -63,17 +44,17 @@ class ByHand(dl.Runner):
 
 def test_table_is_told_once_and_the_run_is_the_same():
     """Shapes are those of the first batch; weights are equal bit for bit, with dropout, batch norm and shuffling."""
-    texts, told, _ = train(dl.ModelSummaryCallback())
-    none, untold, _ = train()
+    texts, trained, _ = told(dl.ModelSummaryCallback())
+    none, without, _ = told()
 
     assert [each.splitlines() for each in texts] == [TABLE]
     assert none == []
-    assert torch.equal(told, untold)
+    assert torch.equal(trained, without)
 
 
 def test_what_the_engine_wrapped_is_unwrapped():
     """The table lists the user's layers by their own names."""
-    texts, _, _ = train(dl.ModelSummaryCallback(), engine=dl.DataParallelEngine())
+    texts, _, _ = told(dl.ModelSummaryCallback(), engine=dl.DataParallelEngine())
 
     assert [each.splitlines() for each in texts] == [TABLE]
 
@@ -85,14 +66,14 @@ def test_batch_is_what_other_callbacks_made_of_it():
         def on_batch_start(self, runner):
             runner.batch = {key: each[:4] for key, each in runner.batch.items()}
 
-    texts, _, _ = train(dl.ModelSummaryCallback(), Half(dl.CallbackOrder.Internal))
+    texts, _, _ = told(dl.ModelSummaryCallback(), Half(dl.CallbackOrder.Internal))
 
     assert "0      Linear       (4, 16)" in texts[0]
 
 
 def test_runner_without_predict_batch_gets_parameters():
     """The table then says how to get shapes."""
-    [text], _, _ = train(dl.ModelSummaryCallback(), runner=ByHand)
+    [text], _, _ = told(dl.ModelSummaryCallback(), runner=ByHand())
 
     assert text.splitlines()[1].split() == ["0", "Linear", "-", "112", "-"]
     assert "195 parameters" in text
@@ -109,19 +90,14 @@ def test_several_models_are_told_by_key():
         def handle_batch(self, batch):
             self.batch = {"logits": self.predict_batch(batch), "targets": batch["targets"]}
 
-    texts = Texts()
-    models = {"body": nn.Linear(6, 4), "head": nn.Linear(4, 3)}
-    Pair().train(
-        model=models,
-        loaders={"train": loader(8, 8)},
-        callbacks=[dl.ModelSummaryCallback()],
-        loggers={"console": None, "texts": texts},
-        cpu=True,
-    )
+    logger, models = Kept(), {"body": nn.Linear(6, 4), "head": nn.Linear(4, 3)}
+    optimizer = sgd(nn.ModuleDict(models))
 
-    assert [line.split()[:4] for line in texts.texts[0].splitlines()[1:3]] == [
-        ["body", "Linear", "(8,", "4)"],
-        ["head", "Linear", "(8,", "3)"],
+    train(models, runner=Pair(), optimizer=optimizer, callbacks=[dl.ModelSummaryCallback()], loggers={"texts": logger})
+
+    assert [line.split()[:4] for line in logger.texts[0].splitlines()[1:3]] == [
+        ["body", "Linear", "(4,", "4)"],
+        ["head", "Linear", "(4,", "3)"],
     ]
 
 
@@ -129,17 +105,14 @@ def test_what_predict_batch_keeps_stays_as_it_was():
     """`predict_batch` runs on a copy of the runner, so tensors without values do not reach the user's list."""
 
     class Keeps(dl.SupervisedRunner):
-        kept = ()
+        def __init__(self):
+            super().__init__()
+            self.kept = []
 
         def predict_batch(self, batch, **kwargs):
             self.kept.append(super().predict_batch(batch, **kwargs))
 
-    def make():
-        runner = Keeps()
-        runner.kept = []
-        return runner
-
-    texts, _, runner = train(dl.ModelSummaryCallback(), runner=make)
+    texts, _, runner = told(dl.ModelSummaryCallback(), runner=Keeps())
 
     assert runner.kept == [] and "2.30k FLOPs" in texts[0]
 
@@ -148,32 +121,17 @@ def test_steps_after_the_first_pay_nothing():
     """Later steps make no additional function calls."""
 
     def run(num_steps, *callbacks):
-        model = mlp()
-        dl.SupervisedRunner().train(
-            model=model,
-            criterion=nn.CrossEntropyLoss(),
-            optimizer=sgd(model),
-            loaders={"train": loader(num_steps, 1)},
-            callbacks=list(callbacks),
-            cpu=True,
-            **quiet(),
-        )
+        train(loaders={"train": loader(num_steps, 1)}, callbacks=list(callbacks))
 
-    def told(num_steps):
+    def run_with_summaries(num_steps):
         run(num_steps, dl.ModelSummaryCallback(), dl.RunSummaryCallback())
 
-    assert calls_per_step(told) == calls_per_step(run)
+    assert calls_per_step(run_with_summaries) == calls_per_step(run)
 
 
 def test_evaluation_and_the_look_at_the_metrics_before_training_tell_nothing():
     """The table is written once, when the loggers are open."""
-    texts, _, runner = train(dl.ModelSummaryCallback(), dl.EarlyStoppingCallback(9, "valid", "loss", minimize=True))
+    texts, _, runner = told(dl.ModelSummaryCallback(), dl.EarlyStoppingCallback(9, "valid", "loss", minimize=True))
     runner.evaluate_loader(loader(8, 8), cpu=True)
 
     assert len(texts) == 1
-
-
-def test_depth_is_checked_when_it_is_given():
-    """The error is raised before training."""
-    with pytest.raises(ValueError, match="depth must be >= 1, got 0"):
-        dl.ModelSummaryCallback(depth=0)

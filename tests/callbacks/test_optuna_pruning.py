@@ -2,10 +2,9 @@
 
 import optuna
 import pytest
-from torch import nn
 
 from runnerkit import dl
-from tests.tiny import loader, mlp, quiet, sgd
+from tests.tiny import loader, mlp, sgd, train
 
 
 @pytest.fixture
@@ -15,21 +14,12 @@ def study():
     return optuna.create_study(direction="minimize", pruner=optuna.pruners.ThresholdPruner(upper=1.0))
 
 
-def train(trial, *, lr=0.1, num_epochs=4, **kwargs):
+def run(trial, *, lr=0.1, **options):
     model = mlp()
-    return dl.SupervisedRunner().train(
-        **{
-            "model": model,
-            "criterion": nn.CrossEntropyLoss(),
-            "optimizer": sgd(model, lr=lr),
-            "loaders": {"train": loader(64, 8), "valid": loader(32, 8, seed=1)},
-            "callbacks": [dl.OptunaPruningCallback(trial, "valid", "loss", minimize=True)],
-            "num_epochs": num_epochs,
-            "engine": dl.CPUEngine(),
-            **quiet(),
-            **kwargs,
-        }
-    )
+    loaders = {"train": loader(64, 8), "valid": loader(32, 8, seed=1)}
+    callbacks = [dl.OptunaPruningCallback(trial, "valid", "loss", minimize=True)]
+    options = {"callbacks": callbacks, "num_epochs": 4, **options}
+    return train(model, optimizer=sgd(model, lr=lr), loaders=loaders, **options)
 
 
 def test_the_trial_has_the_metric_of_each_epoch():
@@ -37,7 +27,7 @@ def test_the_trial_has_the_metric_of_each_epoch():
     study = optuna.create_study(direction="minimize", pruner=optuna.pruners.NopPruner())
     trial = study.ask()
 
-    runner = train(trial)
+    runner = run(trial)
 
     logged = {epoch: metrics["valid"]["loss"] for epoch, metrics in runner.experiment_metrics.items()}
     assert study.trials[0].intermediate_values == logged and len(logged) == 4
@@ -48,7 +38,7 @@ def test_a_bad_trial_ends_after_its_first_epoch(study):
 
     def objective(trial):
         lr = trial.suggest_float("lr", 1e-9, 1.0)
-        return train(trial, lr=lr).epoch_metrics["valid"]["loss"]
+        return run(trial, lr=lr).epoch_metrics["valid"]["loss"]
 
     study.enqueue_trial({"lr": 1e-9})
     study.enqueue_trial({"lr": 0.3})
@@ -63,7 +53,7 @@ def test_what_a_study_cannot_hear_or_would_misunderstand_is_refused(study):
     with pytest.raises(ValueError, match="minimize=False, but the study's direction is 'minimize'"):
         dl.OptunaPruningCallback(study.ask(), "valid", "loss", minimize=False)
     with pytest.raises(ValueError, match="reads loader 'vaild'"):
-        train(study.ask(), callbacks=[dl.OptunaPruningCallback(study.ask(), "vaild", "loss")])
+        run(study.ask(), callbacks=[dl.OptunaPruningCallback(study.ask(), "vaild", "loss")])
 
 
 def test_several_processes_are_refused():
@@ -71,4 +61,4 @@ def test_several_processes_are_refused():
     trial = optuna.trial.FixedTrial({})
 
     with pytest.raises(ValueError, match="DistributedDataParallelEngine has 2 processes: use an engine of one"):
-        train(trial, engine=dl.DistributedDataParallelEngine(2, device="cpu"))
+        run(trial, num_processes=2)

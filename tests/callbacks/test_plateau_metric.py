@@ -1,11 +1,10 @@
 """Tests that ReduceLROnPlateau reads the metric that selects the best checkpoint."""
 
 import pytest
-from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from runnerkit import dl
-from tests.tiny import loader, mlp, quiet, sgd
+from tests.tiny import loader, mlp, sgd, train
 
 ACCURACY = {"valid_metric": "accuracy", "minimize_valid_metric": False}
 LOSS = {"valid_metric": "loss", "minimize_valid_metric": True}
@@ -23,18 +22,17 @@ class Recorded(ReduceLROnPlateau):
         super().step(metrics)
 
 
-def fit(mode, *, keys=("valid",), callback=None, logdir=None, epochs=3, **judge):
+def fit(mode, *callbacks, keys=("valid",), warmup_steps=0, **options):
+    """Train; return the values that the scheduler got and the metrics."""
     model = mlp()
     optimizer = sgd(model)
-    scheduler = Recorded(optimizer, mode=mode)
-    runner = dl.SupervisedRunner()
-    runner.train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=optimizer, scheduler=scheduler, engine=dl.CPUEngine(),
-        loaders={"train": loader(16, 4), **{key: loader(8, 4, seed=seed) for seed, key in enumerate(keys, start=1)}},
-        callbacks=[dl.AccuracyCallback("logits", "targets"), *([callback] if callback else [])],
-        num_epochs=epochs, logdir=logdir, **judge, **quiet(),
-    )  # fmt: skip
-    return scheduler.told, runner.experiment_metrics
+    told = scheduler = Recorded(optimizer, mode=mode)
+    if warmup_steps:
+        scheduler = dl.WarmupLR(optimizer, num_steps=warmup_steps, after=told)
+    loaders = {"train": loader(16, 4), **{key: loader(8, 4, seed=seed) for seed, key in enumerate(keys, start=1)}}
+    callbacks = [dl.AccuracyCallback("logits", "targets"), *callbacks]
+    options |= {"scheduler": scheduler, "loaders": loaders, "callbacks": callbacks}
+    return told.told, train(model, optimizer=optimizer, num_epochs=3, **options).experiment_metrics
 
 
 def of(metrics, key, name):
@@ -82,20 +80,11 @@ def test_several_evaluation_loaders_without_a_choice_are_refused():
 def test_what_is_passed_is_read(tmp_path):
     """An explicit metric is taken as it is."""
     callback = dl.SchedulerCallback(loader_key="valid", metric_key="accuracy")
-    told, metrics = fit("min", callback=callback, logdir=tmp_path, valid_loader="valid", **LOSS)
+    told, metrics = fit("min", callback, logdir=tmp_path, valid_loader="valid", **LOSS)
     assert told == of(metrics, "valid", "accuracy")
 
 
 def test_a_scheduler_after_a_warmup_reads_it_too(tmp_path):
     """WarmupLR hands the metric to the scheduler after it."""
-    model = mlp()
-    optimizer = sgd(model)
-    after = Recorded(optimizer, mode="max")
-    runner = dl.SupervisedRunner()
-    runner.train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=optimizer, engine=dl.CPUEngine(),
-        scheduler=dl.WarmupLR(optimizer, num_steps=2, after=after),
-        loaders={"train": loader(16, 4), "valid": loader(8, 4, seed=1)}, num_epochs=3, logdir=tmp_path,
-        callbacks=[dl.AccuracyCallback("logits", "targets")], valid_loader="valid", **ACCURACY, **quiet(),
-    )  # fmt: skip
-    assert after.told == of(runner.experiment_metrics, "valid", "accuracy")
+    told, metrics = fit("max", warmup_steps=2, logdir=tmp_path, valid_loader="valid", **ACCURACY)
+    assert told == of(metrics, "valid", "accuracy")

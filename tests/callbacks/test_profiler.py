@@ -4,36 +4,30 @@ import json
 
 import pytest
 import torch
-from torch import nn
 from torch.autograd.profiler import record_function
 
 from runnerkit.callback import CallbackNode
 from runnerkit.callbacks.monitor.profiler import ProfilerCallback
-from runnerkit.engines import CPUEngine
-from runnerkit.runner import IRunner
+from tests.callbacks.recording import Recording, record
 
 
-class MarkedRunner(IRunner):
+class Marked(Recording):
     """A runner that marks each step in the trace."""
 
-    def __init__(self, callback, *, num_batches=9, failing_at=None):
-        super().__init__(nn.Linear(1, 1), CPUEngine())
-        self.callback, self.num_batches, self.failing_at = callback, num_batches, failing_at
-
-    def get_stage_len(self, stage):
-        return 2
-
-    def get_loaders(self, stage):
-        return {"valid": [torch.zeros(2, 1)] * 3, "train": [torch.zeros(2, 1)] * self.num_batches}
-
-    def get_callbacks(self, stage):
-        return {"profiler": self.callback}
+    def __init__(self, failing_at):
+        super().__init__()
+        self.failing_at = failing_at
 
     def handle_batch(self, batch):
         if self.batch_step == self.failing_at:
             raise RuntimeError("broken step")
         with record_function(f"{self.loader_key} {self.epoch_step} {self.loader_batch_step}"):
             self.model(batch)
+
+
+def run(callback, *, failing_at=None):
+    loaders = {"valid": [torch.zeros(2, 1)] * 3, "train": [torch.zeros(2, 1)] * 9}
+    return record(callback, runner=Marked(failing_at), loaders=loaders, num_epochs=2)
 
 
 def marks(path):
@@ -48,7 +42,7 @@ def test_trace_holds_the_first_training_steps_but_one(tmp_path, num_batches, ste
     """Steps are those of the first epoch; a shorter loader gives a shorter trace."""
     path = tmp_path / "new" / "trace.json"
 
-    MarkedRunner(ProfilerCallback(path, num_batches=num_batches)).run()
+    run(ProfilerCallback(path, num_batches=num_batches))
 
     assert marks(path) == [f"train 1 {step}" for step in steps]
     assert [each.name for each in path.parent.iterdir()] == ["trace.json"]
@@ -58,7 +52,7 @@ def test_the_trace_holds_the_models_operators_for_both_viewers(tmp_path):
     """The file contains the linear layer's operators, and TensorBoard gets a copy named *.pt.trace.json."""
     callback = ProfilerCallback(tmp_path / "trace.json", tensorboard=tmp_path / "tensorboard")
 
-    MarkedRunner(callback).run()
+    run(callback)
 
     [copy] = (tmp_path / "tensorboard").iterdir()
     names = {event["name"] for event in json.loads(copy.read_text())["traceEvents"]}
@@ -72,10 +66,10 @@ def test_exception_stops_the_profiler_and_leaves_no_file(tmp_path):
     callback = ProfilerCallback(tmp_path / "trace.json")
 
     with pytest.raises(RuntimeError, match="broken step"):
-        MarkedRunner(callback, failing_at=4).run()
+        run(callback, failing_at=4)
     assert not list(tmp_path.iterdir())
     assert not torch.autograd.profiler._is_profiler_enabled
-    MarkedRunner(ProfilerCallback(tmp_path / "trace.json", num_batches=2)).run()
+    run(ProfilerCallback(tmp_path / "trace.json", num_batches=2))
 
     assert marks(tmp_path / "trace.json") == ["train 1 2", "train 1 3"]
 
@@ -83,9 +77,3 @@ def test_exception_stops_the_profiler_and_leaves_no_file(tmp_path):
 def test_only_rank_zero_profiles():
     """Several ranks would corrupt one file."""
     assert ProfilerCallback("trace.json").node == CallbackNode.Master
-
-
-def test_trace_of_nothing_is_refused():
-    """The error is raised before training."""
-    with pytest.raises(ValueError, match="num_batches must be >= 1, got 0"):
-        ProfilerCallback("trace.json", num_batches=0)

@@ -85,14 +85,9 @@ def test_dashboard_shows_the_last_metrics_of_each_loader(script):
 
 def test_log_file_has_lines_and_tables_only(script):
     """The file contains no bars, no dashboard, no colors and no cursor movements."""
-    done = subprocess.run(
-        [sys.executable, str(script), "rich", "bars"],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=280,
-    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    options = {"env": environment, "capture_output": True, "text": True, "check": True, "timeout": 280}
+    done = subprocess.run([sys.executable, str(script), "rich", "bars"], **options)
 
     assert done.stderr == ""
     lines = done.stdout.splitlines()
@@ -113,9 +108,8 @@ def test_notebook_has_widgets(script, monkeypatch):
     cell = nbformat.v4.new_code_cell("import train\ntrain.train();")
     notebook = nbformat.v4.new_notebook(cells=[cell])
 
-    nbclient.NotebookClient(
-        notebook, timeout=280, kernel_name="python3", resources={"metadata": {"path": str(script.parent)}}
-    ).execute()
+    resources = {"metadata": {"path": str(script.parent)}}
+    nbclient.NotebookClient(notebook, timeout=280, kernel_name="python3", resources=resources).execute()
 
     widget = "application/vnd.jupyter.widget-view+json"
     shown = [output for output in cell.outputs if output.output_type == "display_data"]

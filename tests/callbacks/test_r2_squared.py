@@ -1,15 +1,13 @@
 """R2 is exact for any mean of the targets, on any number of processes."""
 
 from fractions import Fraction
-from functools import partial
 
 import pytest
 import torch
 from sklearn.metrics import r2_score
 
 from runnerkit import dl
-from tests.callbacks.stand_ins import end_loader, make_runner, run_loader
-from tests.ranks import Ranks
+from tests.callbacks.stand_ins import evaluate_on_ranks
 
 
 def exact(outputs, targets):
@@ -22,13 +20,9 @@ def exact(outputs, targets):
 
 def on_ranks(shares):
     """Return the value on each rank for its batches of (outputs, targets)."""
-    ranks = Ranks(len(shares))
-    callbacks = [dl.R2SquaredCallback("x", "y") for _ in shares]
-    runners = [make_runner(engine=engine) for engine in ranks.engines]
-    for callback, runner, batches in zip(callbacks, runners, shares, strict=True):
-        run_loader(callback, runner, [{"x": outputs, "y": targets} for outputs, targets in batches])
-    ranks.call(*(partial(end_loader, c, r) for c, r in zip(callbacks, runners, strict=True)))
-    assert ranks.num_collectives == (1 if all(shares) and len(shares) > 1 else 0 if len(shares) == 1 else 3)
+    batches = [[{"x": outputs, "y": targets} for outputs, targets in share] for share in shares]
+    runners, num_collectives = evaluate_on_ranks(dl.R2SquaredCallback("x", "y"), batches)
+    assert num_collectives == (1 if all(shares) and len(shares) > 1 else 0 if len(shares) == 1 else 3)
     return [runner.loader_metrics["r2squared"] for runner in runners]
 
 

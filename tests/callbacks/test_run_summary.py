@@ -4,13 +4,12 @@ import math
 import re
 
 import pytest
-from torch import nn
 
 from runnerkit import dl, read_metrics
 from runnerkit.callbacks.monitor import run_summary
+from tests.callbacks.recording import Kept
 from tests.callbacks.stand_ins import make_runner
-from tests.callbacks.test_model_summary import Texts
-from tests.tiny import loader, mlp, sgd
+from tests.tiny import loader, train
 
 
 def summary(runner):
@@ -23,14 +22,12 @@ def summary(runner):
 
 
 def finished(epochs, **attributes):
-    return make_runner(
-        experiment_metrics=epochs, epoch_step=len(epochs), batch_step=40, step=None, callbacks={}, **attributes
-    )
+    attributes |= {"epoch_step": len(epochs), "batch_step": 40, "step": None, "callbacks": {}}
+    return make_runner(experiment_metrics=epochs, **attributes)
 
 
 def test_last_smallest_and_largest_stand_with_their_epochs(monkeypatch):
-    """Of equal values the first counts, NaN is never the smallest or largest, and names that begin with "_" are
-    hidden."""
+    """Of equal values the first counts, NaN never does, and names that begin with "_" are hidden."""
     times = iter([10.0, 85.0])
     monkeypatch.setattr(run_summary.time, "monotonic", lambda: next(times))
     epochs = {
@@ -57,31 +54,21 @@ def test_best_is_told_where_a_checkpoint_is_chosen_by_it(tmp_path, minimize, exp
     assert summary(runner)[-2] == f"best score of valid: {expected}"
 
 
-def train(texts, logdir, num_epochs=3, **options):
-    model = mlp()
-    return dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=sgd(model),
+def run(texts, logdir, **options):
+    return train(
         loaders={"train": loader(32, 8, shuffle=True), "valid": loader(21, 8)},
         callbacks=[dl.AccuracyCallback("logits", "targets")],
-        loggers={"console": None, "tensorboard": None, "texts": texts},
-        num_epochs=num_epochs,
-        logdir=logdir,
-        valid_loader="valid",
-        valid_metric="accuracy",
-        minimize_valid_metric=False,
-        verbose=True,
-        cpu=True,
+        loggers={"tensorboard": None, "texts": texts},
+        logdir=logdir, verbose=True, valid_loader="valid", valid_metric="accuracy", minimize_valid_metric=False,
         **options,
-    )
+    )  # fmt: skip
 
 
 def test_numbers_are_those_of_the_logs(tmp_path):
     """The table includes epochs before a resume, and gives the folder of the logs."""
-    train(Texts(), tmp_path, num_epochs=2)
-    texts = Texts()
-    runner = train(texts, tmp_path, num_epochs=4, resume="auto")
+    run(Kept(), tmp_path, num_epochs=2)
+    texts = Kept()
+    runner = run(texts, tmp_path, num_epochs=4, resume="auto")
     runner.evaluate_loader(loader(8, 8), cpu=True)
 
     [_, text] = texts.texts  # the model's table comes first; an evaluation adds none
@@ -108,15 +95,8 @@ def test_run_that_fails_has_none():
         def on_epoch_end(self, runner):
             raise ArithmeticError("no")
 
-    texts = Texts()
+    texts = Kept()
     with pytest.raises(ArithmeticError):
-        dl.SupervisedRunner(mlp()).train(
-            criterion=nn.CrossEntropyLoss(),
-            loaders={"valid": loader(8, 8)},
-            callbacks=[Fails(0)],
-            loggers={"console": None, "texts": texts},
-            verbose=True,
-            cpu=True,
-        )
+        train(callbacks=[Fails(0)], loggers={"texts": texts}, verbose=True)
 
     assert len(texts.texts) == 1

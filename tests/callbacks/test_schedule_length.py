@@ -7,19 +7,16 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from runnerkit import dl
-from tests.tiny import loader, mlp, quiet, sgd
+from tests.tiny import mlp, sgd, train
 
 NUM_STEPS = 12  # 3 epochs of 4 batches
 
 
-def train(scheduler, **kwargs):
-    """Train with a schedule that `scheduler` makes for the optimizer, by default for 12 steps in 3 epochs."""
+def run(scheduler, **options):
+    """Train with a schedule that `scheduler` makes for the optimizer, for 12 steps in 3 epochs."""
     model = mlp()
     optimizer = sgd(model)
-    settings = {"loaders": {"train": loader(16, 4)}, "num_epochs": 3, "cpu": True, **quiet(), **kwargs}
-    return dl.SupervisedRunner().train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=optimizer, scheduler=scheduler(optimizer), **settings
-    )
+    return train(model, optimizer=optimizer, scheduler=scheduler(optimizer), num_epochs=3, **options)
 
 
 def one_cycle(total_steps):
@@ -62,7 +59,7 @@ HALVED = {"accumulation_steps": 2}
 def test_a_schedule_that_is_too_short_is_refused(scheduler, settings, words, tmp_path):
     """It is refused before training, with the number to write; torch raises at the step after its last."""
     with pytest.raises(ValueError, match=words):
-        train(scheduler, logdir=tmp_path, **settings)
+        run(scheduler, logdir=tmp_path, **settings)
 
     assert not list(tmp_path.rglob("*.csv"))
 
@@ -82,7 +79,7 @@ def test_a_schedule_that_is_too_short_is_refused(scheduler, settings, words, tmp
 )
 def test_a_schedule_that_does_not_end_with_the_run_is_warned_about(scheduler, settings, words, caplog):
     """One warning has the lengths of both and the number to write."""
-    train(scheduler, **settings)
+    run(scheduler, **settings)
 
     [warning] = [each.message for each in caplog.records if each.levelno >= logging.WARNING]
     for part in words.split(".*"):
@@ -107,7 +104,7 @@ def test_a_schedule_that_does_not_end_with_the_run_is_warned_about(scheduler, se
     ],
 )
 def test_other_schedules_are_left_alone(scheduler, settings, caplog):
-    train(scheduler, **settings)
+    run(scheduler, **settings)
 
     assert [each.message for each in caplog.records if each.levelno >= logging.WARNING] == []
 
@@ -129,10 +126,10 @@ def test_an_optimizer_that_handle_batch_steps_now_and_then_is_not_judged():
     model = mlp()
     optimizer = {key: sgd(model) for key in ("often", "rarely")}
 
-    runner = TwoPaces().train(
-        model=model, optimizer=optimizer, scheduler={"rarely": one_cycle(3)(optimizer["rarely"])},
-        callbacks=[dl.SchedulerCallback("rarely")], loaders={"train": loader(16, 4)}, num_epochs=3, cpu=True, **quiet(),
-    )  # fmt: skip
+    scheduler, callbacks = {"rarely": one_cycle(3)(optimizer["rarely"])}, [dl.SchedulerCallback("rarely")]
+
+    options = {"scheduler": scheduler, "callbacks": callbacks, "num_epochs": 3}
+    runner = train(model, runner=TwoPaces(), optimizer=optimizer, **options)
 
     assert runner.scheduler["rarely"].last_epoch == 3
 
@@ -140,7 +137,7 @@ def test_an_optimizer_that_handle_batch_steps_now_and_then_is_not_judged():
 @pytest.mark.slow  # starts processes
 def test_steps_of_two_processes_are_counted(capfd):
     """A schedule made for the steps of one process is too long for those of two, which is said once."""
-    train(one_cycle(NUM_STEPS), engine=dl.DistributedDataParallelEngine(2, device="cpu"), cpu=False)
+    run(one_cycle(NUM_STEPS), num_processes=2)
 
     shown = capfd.readouterr().err
     assert shown.count("OneCycleLR") == 1

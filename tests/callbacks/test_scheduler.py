@@ -3,11 +3,10 @@
 import warnings
 
 import torch
-from torch import nn
 
 from runnerkit import dl
 from runnerkit.support import pickling
-from tests.tiny import loader, mlp, quiet, sgd
+from tests.tiny import loader, mlp, sgd, train
 
 
 class Warns(dl.SupervisedRunner):
@@ -16,16 +15,13 @@ class Warns(dl.SupervisedRunner):
         super().handle_batch(batch)
 
 
-def train(runner, *, send=False):
+def run(runner, *, send=False):
     model = mlp()
     optimizer = sgd(model)
     scheduler = torch.optim.lr_scheduler.CyclicLR(optimizer, base_lr=0.01, max_lr=0.1)
     if send:
         model, optimizer, scheduler = pickling.loads(pickling.dumps((model, optimizer, scheduler)))
-    runner.train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=optimizer, scheduler=scheduler,
-        loaders={"train": loader(32, 4)}, engine=dl.CPUEngine(), **quiet(),
-    )  # fmt: skip
+    train(model, runner=runner, optimizer=optimizer, scheduler=scheduler, loaders={"train": loader(32, 4)})
 
 
 def test_a_warning_that_python_shows_once_is_shown_once():
@@ -33,7 +29,7 @@ def test_a_warning_that_python_shows_once_is_shown_once():
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("default")
 
-        train(Warns())
+        run(Warns())
 
         assert not any("Seems like" in str(each[1]) for each in warnings.filters)
     assert [str(each.message) for each in shown] == ["the user's own"]
@@ -41,4 +37,4 @@ def test_a_warning_that_python_shows_once_is_shown_once():
 
 def test_torchs_warning_of_an_optimizer_from_another_process_stays_silent():
     """The mark that torch looks for on `optimizer.step` is not pickled; a warning would fail this test."""
-    train(dl.SupervisedRunner(), send=True)
+    run(dl.SupervisedRunner(), send=True)

@@ -4,7 +4,6 @@ import shutil
 
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import DataLoader
 
 from runnerkit import dl, utils
@@ -12,43 +11,34 @@ from tests.engines.test_never_whole import Block, make, on_meta, whole
 from tests.engines.together import together
 from tests.interrupt import Interrupt
 from tests.test_resume import Augmented
-from tests.tiny import loader, quiet, weights
+from tests.tiny import loader, train, weights
 
 KINDS = {"file": {}, "sharded": {"sharded_checkpoints": True}, "meta": {"init": "meta"}}
 
 
 def fsdp(kind, num_processes=2):
-    return dl.FullyShardedDataParallelEngine(
-        num_processes, device="cpu", timeout_s=60, shard_modules=[Block], **KINDS[kind]
-    )
+    options = {"device": "cpu", "timeout_s": 60, "shard_modules": [Block], **KINDS[kind]}
+    return dl.FullyShardedDataParallelEngine(num_processes, **options)
 
 
 def model_of(kind, **kwargs):
     return on_meta(**kwargs) if kind == "meta" else whole(**kwargs)
 
 
-def train(logdir, engine, model, *, average=None, interrupt_at=None, num_epochs=3, resume=None, **kwargs):
+def fit(logdir, engine, model, *, average=None, interrupt_at=None, num_epochs=3, resume=None, **kwargs):
     """Train with dropout, augmentation, batch norm and accumulated steps."""
-    save = dl.CheckpointCallback(
-        logdir, loader_key="valid", metric_key="loss", minimize=True, mode="runner", every_steps=2, **kwargs
-    )
-    return dl.SupervisedRunner().train(
-        model=model,
-        engine=engine,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=torch.optim.Adam(model.parameters(), lr=0.02),
-        loaders={"train": DataLoader(Augmented(40), batch_size=4, shuffle=True), "valid": loader(21, 4)},
-        callbacks={
-            "average": average or dl.EMACallback(0.8, use_buffers=True),
-            "optimizer": dl.OptimizerCallback("loss", accumulation_steps=2),
-            "save": save,
-            "interrupt": Interrupt(interrupt_at),
-        },
-        num_epochs=num_epochs,
-        resume=resume,
-        logdir=logdir,
-        **quiet(),
-    )
+    judge = {"loader_key": "valid", "metric_key": "loss", "minimize": True}
+    save = dl.CheckpointCallback(logdir, mode="runner", every_steps=2, **judge, **kwargs)
+    callbacks = {
+        "average": average or dl.EMACallback(0.8, use_buffers=True),
+        "optimizer": dl.OptimizerCallback("loss", accumulation_steps=2),
+        "save": save,
+        "interrupt": Interrupt(interrupt_at),
+    }
+    loaders = {"train": DataLoader(Augmented(40), batch_size=4, shuffle=True), "valid": loader(21, 4)}
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    options = {"num_epochs": num_epochs, "resume": resume, "logdir": logdir}
+    return train(model, engine=engine, optimizer=optimizer, loaders=loaders, callbacks=callbacks, **options)
 
 
 def last_of(logdir):
@@ -57,7 +47,7 @@ def last_of(logdir):
 
 def interrupt_and_resume(folder, make_average, kind):
     def one(name, **kwargs):
-        train(folder / name, fsdp(kind), model_of(kind, dropout=0.3), average=make_average(), **kwargs)
+        fit(folder / name, fsdp(kind), model_of(kind, dropout=0.3), average=make_average(), **kwargs)
 
     one("all")
     with pytest.raises(KeyboardInterrupt):
@@ -98,13 +88,13 @@ def copy_of(logdir, name):
 
 def resume_at_end(logdir, engine):
     """Resume a run that has ended; return the weights that it then has: the average."""
-    return weights(train(logdir, engine, whole(), resume=logdir, num_epochs=2).model)
+    return weights(fit(logdir, engine, whole(), resume=logdir, num_epochs=2).model)
 
 
 @pytest.mark.slow
 def test_averages_are_read_by_any_engine(tmp_path):
     """A run that has ended is resumed, and its model gets the average that the checkpoint holds."""
-    together(lambda: [train(tmp_path / kind, fsdp(kind), model_of(kind), num_epochs=2) for kind in KINDS] and None)
+    together(lambda: [fit(tmp_path / kind, fsdp(kind), model_of(kind), num_epochs=2) for kind in KINDS] and None)
     copies = {(source, kind): copy_of(tmp_path / source, kind) for source in KINDS for kind in ("file", "sharded")}
 
     found = together(lambda: {key: resume_at_end(logdir, fsdp(key[1])) for key, logdir in copies.items()})
@@ -129,13 +119,11 @@ def test_another_number_of_processes_continues_an_average_of_shards(tmp_path):
 
     def begin():
         for kind in ("file", "meta"):
-            train(tmp_path / kind, fsdp(kind), model_of(kind), num_epochs=2)
+            fit(tmp_path / kind, fsdp(kind), model_of(kind), num_epochs=2)
 
     together(begin)
     copies = [copy_of(tmp_path / kind, 4) for kind in ("file", "meta")]
-    together(
-        lambda: [train(each, fsdp("meta", 4), on_meta(), resume=each) for each in copies] and None, num_processes=4
-    )
+    together(lambda: [fit(each, fsdp("meta", 4), on_meta(), resume=each) for each in copies] and None, num_processes=4)
 
     one, other = map(last_of, copies)
     assert one["counters"]["epoch_step"] == 3
@@ -149,7 +137,7 @@ def test_the_best_average_is_loaded_at_the_end(tmp_path):
 
     def run_all():
         return {
-            kind: weights(train(tmp_path / kind, fsdp(kind), model_of(kind), load_best_on_end=True, num_epochs=4).model)
+            kind: weights(fit(tmp_path / kind, fsdp(kind), model_of(kind), load_best_on_end=True, num_epochs=4).model)
             for kind in ("file", "sharded")
         }
 
@@ -160,20 +148,17 @@ def test_the_best_average_is_loaded_at_the_end(tmp_path):
         state = utils.load_checkpoint(next((tmp_path / kind / "checkpoints").glob("best*")))
         best.load_state_dict(state["model_state_dict"])
         assert torch.equal(theirs, weights(best))
-        assert not torch.equal(weights(best), torch.cat([
-            each.double().flatten() for each in state["trained_model_state_dict"].values()
-        ]))  # fmt: skip
+        trained = [each.double().flatten() for each in state["trained_model_state_dict"].values()]
+        assert not torch.equal(weights(best), torch.cat(trained))
 
 
 def save_weights(folder):
     for kind in KINDS:
         model = model_of(kind)
-        dl.SupervisedRunner().train(
-            model=model, engine=fsdp(kind), criterion=nn.CrossEntropyLoss(), num_epochs=2,
-            optimizer=torch.optim.Adam(model.parameters(), lr=0.02),
-            loaders={"train": loader(40, 4), "valid": loader(21, 4)},
-            callbacks=[dl.EMACallback(0.8), dl.CheckpointCallback(folder / kind, mode="model")], **quiet(),
-        )  # fmt: skip
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+        loaders = {"train": loader(40, 4), "valid": loader(21, 4)}
+        callbacks = [dl.EMACallback(0.8), dl.CheckpointCallback(folder / kind, mode="model")]
+        train(model, engine=fsdp(kind), optimizer=optimizer, loaders=loaders, callbacks=callbacks, num_epochs=2)
         if kind != "meta":
             torch.save(model.state_dict(), folder / f"{kind}.pth")
 
@@ -195,11 +180,9 @@ def test_checkpoints_of_weights_alone_hold_the_average(tmp_path):
 
 
 def train_swa(engine, model):
-    dl.SupervisedRunner().train(
-        model=model, engine=engine, criterion=nn.CrossEntropyLoss(), num_epochs=3,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        loaders={"train": loader(42, 4, shuffle=True), "valid": loader(21, 4)}, callbacks=[swa := Last()], **quiet(),
-    )  # fmt: skip
+    optimizer, swa = torch.optim.SGD(model.parameters(), lr=0.1), Last()
+    loaders = {"train": loader(42, 4, shuffle=True), "valid": loader(21, 4)}
+    train(model, engine=engine, optimizer=optimizer, loaders=loaders, callbacks=[swa], num_epochs=3)
     return swa.state
 
 

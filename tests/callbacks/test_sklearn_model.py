@@ -2,13 +2,11 @@
 
 import numpy as np
 import pytest
-import torch
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.neighbors import KNeighborsClassifier
-from torch import nn
 
 from runnerkit import dl
-from tests.tiny import classification, loader, quiet
+from tests.tiny import classification, loader, train
 
 
 class Features(dl.Runner):
@@ -19,19 +17,13 @@ class Features(dl.Runner):
         self.batch = {"features": features, "targets": targets}
 
 
-def run(callback, *callbacks, num_epochs=1, batch_size=4, shuffle=True, engine=None):
-    return Features().train(
-        model=nn.Linear(1, 1),
-        loaders={
-            "train_features": loader(30, batch_size, shuffle=shuffle),
-            "valid": loader(22, batch_size, seed=1),
-            "test": loader(9, batch_size, seed=2),
-        },
-        callbacks=[callback, *callbacks],
-        num_epochs=num_epochs,
-        engine=engine or dl.CPUEngine(),
-        **quiet(),
-    )
+def run(*callbacks, batch_size=4, shuffle=True, **options):
+    loaders = {
+        "train_features": loader(30, batch_size, shuffle=shuffle),
+        "valid": loader(22, batch_size, seed=1),
+        "test": loader(9, batch_size, seed=2),
+    }
+    return train(runner=Features(), optimizer=None, loaders=loaders, callbacks=list(callbacks), **options)
 
 
 def data(num_samples, seed):
@@ -67,7 +59,7 @@ def test_two_processes_and_a_shuffle_change_nothing(model_fn):
     one, two = probe(model_fn), probe(model_fn)
 
     alone = run(one, shuffle=False)
-    together = run(two, batch_size=3, engine=dl.DistributedDataParallelEngine(2, device="cpu"))
+    together = run(two, batch_size=3, num_processes=2)
 
     assert np.array_equal(one.model.coef_, two.model.coef_)
     scores = [each.epoch_metrics["valid"]["sklearn_score"] for each in (alone, together)]
@@ -89,29 +81,24 @@ def test_each_epoch_is_fitted_anew():
 
 
 @pytest.mark.parametrize(
-    ("make", "error", "words"),
+    ("keys", "options", "error", "words"),
     [
-        (lambda: dl.SklearnModelCallback("features", "targets", "train", "valid", Ridge), ValueError,
-         r"reads loader 'train'; the loaders are \['train_features', 'valid', 'test'\]"),
-        (lambda: dl.SklearnModelCallback("features", "targets", "test", ["valid"], Ridge), ValueError,
-         "cannot predict loader 'valid' before 'test', on which it is fitted"),
-        (lambda: probe(Ridge, predict_method="guess"), ValueError, "does not have the method predict_method='guess'"),
-        (lambda: dl.SklearnModelCallback("pixels", "targets", "valid", "test", Ridge), KeyError, "reads 'pixels' of a"),
+        (("features", "targets", "train", "valid"), {}, ValueError, r"'train'; .* \['train_features', 'valid', 'test'"),
+        (("features", "targets", "test", ["valid"]), {}, ValueError, "cannot predict loader 'valid' before 'test'"),
+        (("features", "targets", "valid", "test"), {"predict_method": "guess"}, ValueError, "predict_method='guess'"),
+        (("pixels", "targets", "valid", "test"), {}, KeyError, "reads 'pixels' of a"),
     ],
-)  # fmt: skip
-def test_bad_input_is_refused(make, error, words):
+)
+def test_bad_input_is_refused(keys, options, error, words):
     """The error names the loader, method or batch key."""
     with pytest.raises(error, match=words):
-        run(make())
+        run(dl.SklearnModelCallback(*keys, Ridge, **options))
 
 
 def test_a_prediction_before_the_fit_is_refused():
     """An evaluation within the first epoch comes before the first fit."""
-    model = nn.Linear(6, 3)
+    callback = dl.SklearnModelCallback("features", "targets", "train", "valid", Ridge)
+    loaders = {"train": loader(16, 4), "valid": loader(8, 4)}
 
     with pytest.raises(RuntimeError, match="cannot predict loader 'valid' before it is fitted on 'train'"):
-        dl.SupervisedRunner().train(
-            model=model, criterion=nn.CrossEntropyLoss(), optimizer=torch.optim.SGD(model.parameters(), 0.1),
-            loaders={"train": loader(16, 4), "valid": loader(8, 4)}, valid_every_steps=2, cpu=True, **quiet(),
-            callbacks=[dl.SklearnModelCallback("features", "targets", "train", "valid", Ridge)],
-        )  # fmt: skip
+        train(loaders=loaders, valid_every_steps=2, callbacks=[callback])

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from runnerkit import dl
-from tests.tiny import quiet
+from tests.tiny import train
 
 ROWS = torch.tensor([[1, 1, 2], [0, 2, 2], [5, 1, 4], [3, 3, 3]])  # several times in a batch, and in accumulated ones
 TARGETS = torch.tensor([0, 1, 1, 0])
@@ -31,14 +31,11 @@ class Learner(dl.SupervisedRunner):
         self.learn(self.criterion(self.batch["logits"], self.batch["targets"]))
 
 
-def train(sparse, *, steps_itself=False, **options):
+def trained(sparse, *, steps_itself=False, **options):
     model = Words(sparse)
-    data = torch.utils.data.TensorDataset(ROWS, TARGETS)
-    runner = Learner() if steps_itself else dl.SupervisedRunner()
-    runner.train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=torch.optim.SGD(model.parameters(), lr=0.5),
-        loaders={"train": torch.utils.data.DataLoader(data, 1)}, num_epochs=2, cpu=True, **quiet(), **options,
-    )  # fmt: skip
+    loaders = {"train": torch.utils.data.DataLoader(torch.utils.data.TensorDataset(ROWS, TARGETS), 1)}
+    runner, optimizer = Learner() if steps_itself else None, torch.optim.SGD(model.parameters(), lr=0.5)
+    runner = train(model, runner=runner, optimizer=optimizer, loaders=loaders, num_epochs=2, **options)
     return [each.detach() for each in model.parameters()], dict(runner.epoch_metrics["train"])
 
 
@@ -47,42 +44,37 @@ def clamp(parameters):
         each.grad.clamp_(-0.1, 0.1)
 
 
+def clip(callback=dl.OptimizerCallback, **options):
+    return {"callbacks": [callback(**options)]}
+
+
+LARGEST = {"max_norm": 0.3, "norm_type": float("inf")}
+AFTER_BACKWARD = {"metric_key": "loss", "grad_clip_params": {"max_norm": 0.5}, "log_gradient": True}
 OPTIONS = {
     "gradient_clip": lambda: {"gradient_clip": 0.5},
     "accumulated": lambda: {"gradient_clip": 0.5, "accumulation_steps": 2},
-    "largest": lambda: {
-        "callbacks": [
-            dl.OptimizerCallback(
-                grad_clip_fn="clip_grad_norm_", grad_clip_params={"max_norm": 0.3, "norm_type": float("inf")}
-            )
-        ]
-    },
-    "value": lambda: {"callbacks": [dl.OptimizerCallback(grad_clip_value=0.1)]},
-    "function": lambda: {"callbacks": [dl.OptimizerCallback(grad_clip_fn=clamp)]},
-    "after backward": lambda: {
-        "callbacks": [
-            dl.BackwardCallback("loss", grad_clip_fn="clip_grad_norm_", grad_clip_params={"max_norm": 0.5},
-                                log_gradient=True)
-        ]
-    },
-    "logged": lambda: {"gradient_clip": 0.5, "callbacks": [dl.GradNormCallback(per_parameter=True)]},
+    "largest": lambda: clip(grad_clip_fn="clip_grad_norm_", grad_clip_params=LARGEST),
+    "value": lambda: clip(grad_clip_value=0.1),
+    "function": lambda: clip(grad_clip_fn=clamp),
+    "after backward": lambda: clip(dl.BackwardCallback, grad_clip_fn="clip_grad_norm_", **AFTER_BACKWARD),
+    "logged": lambda: {"gradient_clip": 0.5, **clip(dl.GradNormCallback, per_parameter=True)},
     "learn": lambda: {"gradient_clip": 0.5, "steps_itself": True},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_sparse_gradients_are_clipped_and_measured_as_dense_ones(name):
     """A norm is that of the sums of a row's values, as a batch may look a row up several times."""
-    found, metrics = train(True, **OPTIONS[name]())
+    found, metrics = trained(True, **OPTIONS[name]())
 
-    expected, expected_metrics = train(False, **OPTIONS[name]())
+    expected, expected_metrics = trained(False, **OPTIONS[name]())
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
     assert metrics == pytest.approx(expected_metrics, rel=1e-5)
 
 
 def test_the_reference_is_the_loop_by_hand():
     """With dense gradients."""
-    found, _ = train(True, gradient_clip=0.5)
+    found, _ = trained(True, gradient_clip=0.5)
 
     model = Words(False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)

@@ -4,21 +4,12 @@ import pytest
 
 from runnerkit.callbacks.monitor import timer
 from runnerkit.callbacks.monitor.timer import TimerCallback
-from tests.callbacks.stand_ins import make_runner
+from tests.callbacks.stand_ins import Clock, make_runner
 
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Replace time by a clock that advances only when `now` is changed."""
-
-    class Clock:
-        now = 50.0
-
-        def perf_counter(self):
-            return self.now
-
-    clock = Clock()
-    monkeypatch.setattr(timer, "time", clock)
+    monkeypatch.setattr(timer, "time", clock := Clock())
     return clock
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from runnerkit import dl
 from runnerkit.callbacks.debug.parts.rank_samples import SeenSamples, samples_in_words
@@ -12,7 +12,8 @@ from runnerkit.callbacks.debug.parts.recorded_loader import RecordedSampler
 from runnerkit.sampling.sharding import shard_loader
 from tests.callbacks import verify_ranks_cases as cases
 from tests.engines.together import together
-from tests.tiny import loader, mlp, quiet, sgd
+from tests.test_resume import Augmented
+from tests.tiny import loader, mlp, train
 
 SOUND = [
     "the model's 6 parameters are the same on 2 ranks after training on loader 'train'",
@@ -43,20 +44,19 @@ def test_shards_and_half_precision_are_checked_too(said):
     assert said["sound, bf16"] == [*SOUND[:-1], SOUND[-1].replace("1e-06", "1e-04")]
 
 
-def test_a_sampler_that_repeats_samples_is_no_mistake(said):
-    """Samples may repeat; positions in the order that all ranks share must not."""
-    assert said["weighted"][1] == (
-        "2 ranks saw 48 positions in the order of loader 'train', none twice; its WeightedRandomSampler repeats some "
-        "samples"
-    )
-
-
-def test_repeats_of_the_users_own_distributed_sampler_are_named(said):
-    """A DistributedSampler pads by repetition; that is not an error of the run."""
-    assert said["padded"][3] == (
-        "2 ranks saw 21 of the 21 samples of loader 'valid', 1 sample (0) of them twice: its "
-        "DistributedSampler repeats samples to give each rank the same number; the engine alone repeats none"
-    )
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("weighted", "2 ranks saw 48 positions in the order of loader 'train', none twice; its WeightedRandomSampler"),
+        ("padded", "2 ranks saw 21 of the 21 samples of loader 'valid', 1 sample (0) of them twice: its Distributed"),
+        ("drawn metric", "noise of loader 'valid' is random: "),
+        ("drawn metric", SOUND[-1]),
+        ("maximum", "largest of loader 'valid' depends on how samples are batched"),
+    ],
+)
+def test_what_is_no_mistake_is_told(said, case, words):
+    """Samplers of the user may repeat samples, and metrics may be random or no mean over samples."""
+    assert any(words in finding for finding in said[case])
 
 
 @pytest.mark.parametrize(
@@ -76,17 +76,6 @@ def test_what_is_broken_raises(said, case, message):
     assert message in said[case]
 
 
-def test_a_metric_that_is_drawn_at_random_is_told_from_one_that_depends_on_ranks(said):
-    """A metric whose value changes when one process evaluates again is reported, and the others are compared."""
-    assert any(finding.startswith("noise of loader 'valid' is random: ") for finding in said["drawn metric"])
-    assert said["drawn metric"][-1] == SOUND[-1]
-
-
-def test_a_metric_that_is_no_mean_over_samples_is_told(said):
-    """The mean of each batch's largest feature changes with the batch size."""
-    assert "largest of loader 'valid' depends on how samples are batched" in said["maximum"][-1]
-
-
 def test_meters_of_the_users_own_are_as_without_the_check(said):
     """Numbers, lists, tensors and objects on the runner are restored, and so is a callback's state."""
     told, metrics, num_batches, findings = said["meters"]
@@ -97,36 +86,29 @@ def test_meters_of_the_users_own_are_as_without_the_check(said):
 
 
 def test_every_kind_of_loader_is_verified_as_far_as_it_can_be(said):
-    """Samples are checked if they have indices, and metrics if one process can read all batches; else the reason is
-    given."""
+    """Samples are checked if they have indices, and metrics if one process can read all batches."""
     found = said["every kind"]
-    of_key = {
-        key: [each for each in found if f"loader {key!r}" in each and "the model" not in each]
-        for key in cases.every_kind()
+    own, whole = "a OwnLoader does not report the samples in its batches", "all 21 samples of loader {!r}, each once"
+    seen = {  # by loader: the samples that two ranks saw, and from how many the metrics were computed again
+        **dict.fromkeys(["tensors", "prefetched", "own_batches", "lists"], (whole, 21)),
+        "limited": ("16 different samples of loader {!r} (of 21), none twice", 16),
+        "limited_tensors": ("8 different samples of loader {!r} (of 21), none twice", 8),
+        "rows": ("all 6 batches of the data set's own of loader {!r}, each once", 21),
+        "stream": ("6 batches of loader {!r}, which are shares of one common stream", 21),
+        "stream_workers": ("6 batches of loader {!r}, which are shares of one common stream", 21),
+        "limited_stream": ("4 batches of loader {!r}, which are shares of one common stream", 16),
     }
-
-    def same(num_samples):
-        return SOUND[-1].replace("'valid'", "{!r}").replace("21 samples", f"{num_samples} samples")
-
-    stream = "2 ranks saw {} batches of loader {{!r}}, which are shares of one common stream"
-    own = "a OwnLoader does not report the samples in its batches"
     expected = {
-        "tensors": ["2 ranks saw all 21 samples of loader {!r}, each once", same(21)],
-        "prefetched": ["2 ranks saw all 21 samples of loader {!r}, each once", same(21)],
-        "limited": ["2 ranks saw 16 different samples of loader {!r} (of 21), none twice", same(16)],
-        "limited_tensors": ["2 ranks saw 8 different samples of loader {!r} (of 21), none twice", same(8)],
-        "own_batches": ["2 ranks saw all 21 samples of loader {!r}, each once", same(21)],
-        "lists": ["2 ranks saw all 21 samples of loader {!r}, each once", same(21)],
-        "rows": ["2 ranks saw all 6 batches of the data set's own of loader {!r}, each once", same(21)],
-        "stream": [stream.format(6), same(21)],
-        "stream_workers": [stream.format(6), same(21)],
-        "limited_stream": [stream.format(4), same(16)],
         "own": [
-            f"{own}, so those seen of loader {{!r}} are unknown",
-            f"metrics of loader {{!r}} were not recomputed by one process: {own}",
-        ],
+            f"{own}, so those seen of loader 'own' are unknown",
+            f"metrics of loader 'own' were not recomputed by one process: {own}",
+        ]
     }
-    assert of_key == {key: [each.format(key) for each in words] for key, words in expected.items()}
+    for key, (words, num_samples) in seen.items():
+        same = SOUND[-1].replace("'valid'", repr(key)).replace("21 samples", f"{num_samples} samples")
+        expected[key] = [f"2 ranks saw {words.format(key)}", same]
+    of_key = {key: [each for each in found if f"loader {key!r}" in each and "model" not in each] for key in expected}
+    assert of_key == expected and expected.keys() == cases.every_kind().keys()
 
 
 @pytest.mark.horovod
@@ -140,22 +122,18 @@ def test_horovod_is_checked_too():
     assert "'0.weight' on rank 1 by up to 0.75" in said["parameter"]
 
 
-def supervised(loaders, **kwargs):
-    model = mlp()
-    return dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=sgd(model),
-        loaders=loaders,
-        check=True,
-        cpu=True,
-        **kwargs,
-    )
+def supervised(loaders, **options):
+    return train(loaders=loaders, check=True, **options)
+
+
+def findings(runner):
+    return runner.callbacks["_verify_ranks"].findings
 
 
 def test_findings_are_printed_on_the_console(capsys):
     """One process has no other ranks to agree with, but its samples and metrics are checked."""
-    supervised({"train": loader(64, 8, shuffle=True), "valid": loader(21, 8)})
+    console = {"console": dl.ConsoleLogger()}
+    supervised({"train": loader(64, 8, shuffle=True), "valid": loader(21, 8)}, loggers=console)
 
     checks = [line for line in capsys.readouterr().out.splitlines() if line.startswith("check: ")]
     assert checks == [
@@ -165,54 +143,24 @@ def test_findings_are_printed_on_the_console(capsys):
     ]
 
 
-def test_a_loader_without_indices_is_named():
-    """The samples in a list of batches are unknown."""
-    batches = list(loader(16, 8))
-
-    runner = supervised({"train": batches}, **quiet())
-
-    assert runner.callbacks["_verify_ranks"].findings == [
-        "a list does not report the samples in its batches, so those seen of loader 'train' are unknown"
-    ]
-
-
-def test_the_check_changes_neither_training_nor_the_loader(tmp_path):
+def test_the_check_changes_neither_training_nor_the_loader():
     """The weights equal those of an equally short run, and the loader gets its batch sampler back."""
-    data = loader(24, 8, shuffle=True)
-    valid = loader(24, 8)
-    batch_sampler = data.batch_sampler
+    loaders = {"train": loader(24, 8, shuffle=True), "valid": loader(24, 8)}
+    batch_sampler = loaders["train"].batch_sampler
 
-    checked = supervised({"train": data, "valid": valid}, **quiet())
-    model = mlp()
-    plain = dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=sgd(model),
-        loaders={"train": data, "valid": valid},
-        cpu=True,
-        **quiet(),
-    )
+    checked, plain = supervised(loaders), train(loaders=loaders)
 
     assert all(map(torch.equal, checked.model.parameters(), plain.model.parameters()))
     assert checked.epoch_metrics == plain.epoch_metrics
-    assert data.batch_sampler is batch_sampler
+    assert loaders["train"].batch_sampler is batch_sampler
 
 
 @pytest.mark.parametrize("flag", ["check", "overfit"])
 def test_a_short_run_does_not_shorten_a_later_evaluation(flag):
     """The flags apply to the training run only: `evaluate_loader` scores all 41 samples, as plain PyTorch does."""
     model, data = mlp(), loader(41, 4, seed=1)
-    runner = dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=sgd(model),
-        loaders={"train": loader(64, 8)},
-        cpu=True,
-        **{flag: True},
-        **quiet(),
-    )
 
-    loss = runner.evaluate_loader(data)["loss"]
+    loss = train(model, loaders={"train": loader(64, 8)}, **{flag: True}).evaluate_loader(data)["loss"]
 
     features, targets = data.dataset.tensors
     with torch.no_grad():
@@ -222,49 +170,32 @@ def test_a_short_run_does_not_shorten_a_later_evaluation(flag):
 
 def test_a_validation_within_the_training_loader_is_a_pass_of_its_own():
     """Both passes are checked, each against its own samples."""
-    runner = supervised({"train": loader(64, 8), "valid": loader(21, 8)}, valid_every_steps=2, **quiet())
+    runner = supervised({"train": loader(64, 8), "valid": loader(21, 8)}, valid_every_steps=2)
 
-    assert runner.callbacks["_verify_ranks"].findings == [
+    assert findings(runner) == [
         "1 process saw all 21 samples of loader 'valid', each once",
         "one process computes the same loss of loader 'valid' from these 21 samples, to 1e-06",
         "1 process saw 24 different samples of loader 'train' (of 64), none twice",
     ]
 
 
-def test_meters_of_one_process_are_as_without_the_check():
-    """The check evaluates each loader three times, yet meters are restored."""
-    checked, plain = (cases.meters(dl.CPUEngine, is_checked=is_checked) for is_checked in (True, False))
-
-    assert checked[:-1] == plain[:-1]
-    assert plain[1]["valid"]["own"] == 21
-
-
 def test_what_a_sample_draws_is_drawn_alike_when_it_is_evaluated_again():
     """Augmentation depends on seed, epoch and the sample's position only, so the metric is not reported as random."""
 
-    class Jittered(Dataset):
-        def __len__(self):
-            return 21
+    runner = supervised({"train": loader(16, 8), "valid": DataLoader(Augmented(21), batch_size=8)})
 
-        def __getitem__(self, index):
-            return torch.rand(6), index % 3
-
-    runner = supervised({"train": loader(16, 8), "valid": DataLoader(Jittered(), batch_size=8)}, **quiet())
-
-    assert runner.callbacks["_verify_ranks"].findings[-1] == (
-        "one process computes the same loss of loader 'valid' from these 21 samples, to 1e-06"
-    )
+    assert findings(runner)[-1].startswith("one process computes the same loss of loader 'valid' from these 21 samples")
 
 
 def test_metrics_of_a_list_of_batches_are_computed_again():
     """The single process can read a list twice, but not an iterator."""
     batches = list(loader(21, 4))
 
-    again = supervised({"train": loader(16, 8), "valid": batches}, **quiet()).callbacks["_verify_ranks"].findings
-    once = supervised({"train": loader(16, 8), "valid": iter(batches)}, num_epochs=1, **quiet())
+    again = supervised({"train": loader(16, 8), "valid": batches})
+    once = supervised({"train": loader(16, 8), "valid": iter(batches)}, num_epochs=1)
 
-    assert again[-1] == "one process computes the same loss of loader 'valid' from these 12 samples, to 1e-06"
-    assert once.callbacks["_verify_ranks"].findings[-1].endswith("process: a list_iterator yields its batches once")
+    assert findings(again)[-1] == "one process computes the same loss of loader 'valid' from these 12 samples, to 1e-06"
+    assert findings(once)[-1].endswith("process: a list_iterator yields its batches once")
 
 
 def test_a_loader_that_gives_its_batches_once_is_named():
@@ -280,58 +211,40 @@ def test_a_loader_that_gives_its_batches_once_is_named():
     valid = Once(list(loader(21, 7)))
 
     with pytest.raises(ValueError, match="a Once yielded 3 batches, and 0 in a second pass; a loader must yield"):
-        supervised({"train": loader(16, 8), "valid": valid}, **quiet())
+        supervised({"train": loader(16, 8), "valid": valid})
 
 
-def shares(num_samples, batch_size, world_size, *, num_batches, spoil=None, **how):
+def shares(num_samples, batch_size, world_size, *, num_batches, spoil):
     """Return the arguments for `samples_in_words` as ranks of a job would record them, without processes."""
     found, recorded, given = [], None, None
     for rank in range(world_size):
-        sampler = torch.utils.data.BatchSampler(range(num_samples), batch_size, drop_last=False)
-        options = {"batch_sampler": list(sampler)} if how else {"batch_size": batch_size, "shuffle": True}
-        given = shard_loader(
-            DataLoader(range(num_samples), **options),
-            key="train", training=True, rank=rank, world_size=world_size, seed=1, **how,
-        )  # fmt: skip
+        whole = DataLoader(range(num_samples), batch_size=batch_size, shuffle=True)
+        given = shard_loader(whole, key="train", training=True, rank=rank, world_size=world_size, seed=1)
         recorded = RecordedSampler(given.batch_sampler)
         vars(given)["batch_sampler"] = recorded
         list(recorded)
-        if spoil is not None:
-            spoil(rank, recorded.given)
-        found.append(SeenSamples.of(recorded, num_batches=num_batches, is_complete=num_batches >= len(recorded)))
+        spoil(rank, recorded.given)
+        found.append(SeenSamples.of(recorded, num_batches=num_batches, is_complete=False))
     return {"shares": found, "loader": given, "key": "train", "order": recorded.order}
 
 
-def test_ranks_in_words():
-    """Three ranks run three batches each of a longer loader, and then all of them."""
-    assert samples_in_words(**shares(200, 10, 3, num_batches=3)) == (
-        "3 ranks saw 90 different samples of loader 'train' (of 200), none twice"
-    )
-    assert samples_in_words(**shares(200, 10, 3, num_batches=7)) == (
-        "3 ranks saw all 200 samples of loader 'train', each once"
-    )
+def repeat(rank, batches):
+    if rank == 2:
+        batches[1][3] = batches[0][0]
 
 
-def test_one_sample_given_twice_and_one_left_out_are_found():
+def skip(rank, batches):
+    if rank == 1:
+        del batches[1]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"), [(repeat, r"3 ranks were given 1 sample \(\d+\) more than once"), (skip, "3 ranks were")]
+)
+def test_one_sample_given_twice_and_a_batch_left_out_are_found(spoil, words):
     """A single mistake among 90 samples is found."""
-
-    def repeat(rank, batches):
-        if rank == 2:
-            batches[1][3] = batches[0][0]
-
-    with pytest.raises(ValueError, match=r"3 ranks were given 1 sample \(\d+\) more than once"):
-        samples_in_words(**shares(200, 10, 3, num_batches=3, spoil=repeat))
-
-
-def test_a_batch_that_nobody_ran_is_found():
-    """A rank that skips its second batch leaves samples out."""
-
-    def skip(rank, batches):
-        if rank == 1:
-            del batches[1]
-
-    with pytest.raises(ValueError, match=r"3 ranks were"):
-        samples_in_words(**shares(200, 10, 3, num_batches=3, spoil=skip))
+    with pytest.raises(ValueError, match=words):
+        samples_in_words(**shares(200, 10, 3, num_batches=3, spoil=spoil))
 
 
 def test_tensors_of_unlike_shapes_are_infinitely_far_apart():

@@ -4,11 +4,10 @@ import os
 
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from runnerkit import dl
-from tests.tiny import NUM_CLASSES, NUM_FEATURES, mlp, quiet, sgd
+from tests.tiny import NUM_CLASSES, NUM_FEATURES, train
 
 
 class Stream(IterableDataset):
@@ -33,13 +32,11 @@ class Stream(IterableDataset):
             yield from self.shard(8, index)
 
 
-def train(stream, *, epoch_steps=None, num_workers=0):
-    model, callback = mlp(), dl.VerifyRanksCallback()
+def findings(stream, *, num_workers=0, **options):
+    callback = dl.VerifyRanksCallback()
     loaders = {key: DataLoader(stream, 4, num_workers=num_workers) for key in ("train", "valid")}
-    dl.SupervisedRunner().train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), loaders=loaders, num_epochs=2,
-        callbacks=[dl.CheckRunCallback(num_batch_steps=4), callback], epoch_steps=epoch_steps, ddp=True, **quiet(),
-    )  # fmt: skip
+    callbacks = [dl.CheckRunCallback(num_batch_steps=4), callback]
+    train(loaders=loaders, num_epochs=2, callbacks=callbacks, num_processes=2, **options)
     return callback.findings
 
 
@@ -48,13 +45,13 @@ def train(stream, *, epoch_steps=None, num_workers=0):
 )
 def test_a_stream_is_compared_batch_by_batch(lanes, epoch_steps, num_workers):
     """Generic streams, and lanes with workers."""
-    findings = train(Stream(lanes), epoch_steps=epoch_steps, num_workers=num_workers)
+    found = findings(Stream(lanes), epoch_steps=epoch_steps, num_workers=num_workers)
 
     for key in ("train", "valid"):
-        assert f"2 ranks saw 8 batches of loader '{key}', which are shares of one common stream" in findings
+        assert f"2 ranks saw 8 batches of loader '{key}', which are shares of one common stream" in found
 
 
 def test_a_stream_that_differs_later_is_named():
     """The comparison of the first samples does not see it."""
     with pytest.raises(ValueError, match="rank 1 saw other samples in its batch 3 than its share of the stream that"):
-        train(Stream((1, 1), is_bad=True))
+        findings(Stream((1, 1), is_bad=True))

@@ -3,19 +3,11 @@
 import threading
 
 import torch
-from torch import nn
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    DistributedSampler,
-    IterableDataset,
-    Sampler,
-    WeightedRandomSampler,
-)
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Sampler, WeightedRandomSampler
 
 from runnerkit import dl
 from runnerkit.metrics.means import AdditiveMetric
-from tests.tiny import classification, loader, mlp, quiet, sgd
+from tests.tiny import classification, loader, mlp, train
 
 
 class Plain(dl.SupervisedRunner):
@@ -73,10 +65,16 @@ class Padded(Plain):
         return {"train": loader(160, 8), "valid": DataLoader(data, batch_size=4, sampler=sampler)}
 
 
-class RankInMetric(Plain):
+class WithMetric(Plain):
+    """A runner with one more metric, a function of runner and batch."""
+
+    def __init__(self, name, value):
+        super().__init__()
+        self.name, self.value = name, value
+
     def handle_batch(self, batch):
         super().handle_batch(batch)
-        self.batch_metrics["odd"] = float(self.engine.rank)
+        self.batch_metrics[self.name] = self.value(self, batch)
 
 
 class OwnMeter(Plain):
@@ -144,18 +142,6 @@ class CountsInACallback(dl.Callback):
         runner.batch_metrics["one"] = 1.0
 
 
-class DrawnMetric(Plain):
-    def handle_batch(self, batch):
-        super().handle_batch(batch)
-        self.batch_metrics["noise"] = torch.rand(())
-
-
-class MaximumMetric(Plain):
-    def handle_batch(self, batch):
-        super().handle_batch(batch)
-        self.batch_metrics["largest"] = batch["features"].max()
-
-
 class Stream(IterableDataset):
     """An iterable data set over the samples of a map-style data set."""
 
@@ -219,33 +205,22 @@ class EveryKind(Plain):
 
 
 def meters(make_engine, *, is_checked):
-    """Return the values of a runner's and a callback's own meters at each loader's end in one epoch, and the
-    findings."""
-    runner, callback, model = KeepsMeters(), CountsInACallback(), mlp()
+    """Return the values of own meters of a runner and a callback at each loader's end, and the findings."""
+    runner, callback = KeepsMeters(), CountsInACallback()
     runner.told = []
     checks = {"check": dl.VerifyRanksCallback()} if is_checked else {}
-    runner.train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), engine=make_engine(),
-        callbacks={"count": callback, **checks}, **quiet(),
-    )  # fmt: skip
+    train(runner=runner, loaders=None, engine=make_engine(), callbacks={"count": callback, **checks})
     return runner.told, runner.epoch_metrics, callback.num_batches, checks["check"].findings if checks else []
 
 
-def check(runner_class, make_engine, *, spoils=None, num_workers=0, num_epochs=1):
+def check(runner, make_engine, *, spoils=None, num_workers=0, num_epochs=1):
     """Train with check=True; return the findings or the error's message."""
-    runner, model = runner_class(), mlp(batch_norm=True)
+    model = mlp(batch_norm=True)
     runner.spoils, runner.num_workers = spoils, num_workers
+    callbacks = {"accuracy": dl.AccuracyCallback("logits", "targets", topk=(1,)), "breaker": Breaker()}
+    options = {"engine": make_engine(), "loaders": None, "check": True, "num_epochs": num_epochs}
     try:
-        runner.train(
-            model=model,
-            criterion=nn.CrossEntropyLoss(),
-            optimizer=sgd(model),
-            callbacks={"accuracy": dl.AccuracyCallback("logits", "targets", topk=(1,)), "breaker": Breaker()},
-            engine=make_engine(),
-            check=True,
-            num_epochs=num_epochs,
-            **quiet(),
-        )
+        train(model, runner=runner, callbacks=callbacks, **options)
     except ValueError as error:
         return str(error)
     return runner.callbacks["_verify_ranks"].findings
@@ -259,21 +234,21 @@ def ddp():
 def run_all():
     """Run every case of torch's engines in processes launched once."""
     return {
-        "sound": check(Plain, ddp, num_epochs=5),
-        "with workers": check(Plain, ddp, num_workers=1),
-        "sound, FSDP2": check(Plain, lambda: dl.FullyShardedDataParallelEngine(2, device="cpu")),
-        "sound, bf16": check(Plain, lambda: dl.DistributedDataParallelAMPEngine(2, device="cpu")),
-        "weighted": check(Weighted, ddp),
-        "unlike orders": check(UnlikeOrders, ddp),
-        "every rank the same": check(EveryRankTheSame, ddp),
-        "padded": check(Padded, ddp),
-        "parameter": check(Plain, ddp, spoils="parameter"),
-        "buffer": check(Plain, ddp, spoils="buffer"),
-        "rank in metric": check(RankInMetric, ddp),
-        "own meter": check(OwnMeter, ddp),
-        "drawn metric": check(DrawnMetric, ddp),
-        "maximum": check(MaximumMetric, ddp),
-        "every kind": check(EveryKind, ddp),
+        "sound": check(Plain(), ddp, num_epochs=5),
+        "with workers": check(Plain(), ddp, num_workers=1),
+        "sound, FSDP2": check(Plain(), lambda: dl.FullyShardedDataParallelEngine(2, device="cpu")),
+        "sound, bf16": check(Plain(), lambda: dl.DistributedDataParallelAMPEngine(2, device="cpu")),
+        "weighted": check(Weighted(), ddp),
+        "unlike orders": check(UnlikeOrders(), ddp),
+        "every rank the same": check(EveryRankTheSame(), ddp),
+        "padded": check(Padded(), ddp),
+        "parameter": check(Plain(), ddp, spoils="parameter"),
+        "buffer": check(Plain(), ddp, spoils="buffer"),
+        "rank in metric": check(WithMetric("odd", lambda runner, batch: float(runner.engine.rank)), ddp),
+        "own meter": check(OwnMeter(), ddp),
+        "drawn metric": check(WithMetric("noise", lambda runner, batch: torch.rand(())), ddp),
+        "maximum": check(WithMetric("largest", lambda runner, batch: batch["features"].max()), ddp),
+        "every kind": check(EveryKind(), ddp),
         "meters": meters(ddp, is_checked=True),
         "meters, unchecked": meters(ddp, is_checked=False),
     }
@@ -281,4 +256,4 @@ def run_all():
 
 def run_horovod():
     """Run a valid case and one whose weights differ."""
-    return {"sound": check(Plain, dl.HorovodEngine), "parameter": check(Plain, dl.HorovodEngine, spoils="parameter")}
+    return {name: check(Plain(), dl.HorovodEngine, spoils=name) for name in ("parameter", "sound")}

@@ -109,9 +109,6 @@ def files_under(root):
     return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
 
 
-# Reading
-
-
 @pytest.mark.parametrize("dataset", [MNIST, FashionMNIST])
 @pytest.mark.parametrize("train", [True, False], ids=["train", "test"])
 def test_idx_files_are_read_as_torchvision_reads_them(tmp_path, dataset, train):
@@ -158,9 +155,9 @@ def test_cifar_files_that_are_not_the_published_ones_are_read_with_a_warning(tmp
 
 
 def test_an_item_is_an_array_and_an_int(tmp_path):
-    """Images are NumPy uint8 arrays of shape (H, W) or (H, W, 3); a transform replaces them with its result."""
+    """Images are NumPy uint8 arrays of shape (H, W) or (H, W, 3), also of a copy sent to another process."""
     write_cifar10(tmp_path, num_train=10, num_test=4)
-    plain = CIFAR10(tmp_path, train=False)
+    plain = pickle.loads(pickle.dumps(CIFAR10(tmp_path, train=False)))
     shapes = CIFAR10(tmp_path, train=False, transform=lambda image: (type(image), image.dtype, image.shape))
 
     image, target = plain[1]
@@ -168,7 +165,9 @@ def test_an_item_is_an_array_and_an_int(tmp_path):
     assert np.array_equal(image, plain.images[1].numpy())
     assert (type(target), target) == (int, plain.targets[1].item())
     assert shapes[0][0] == (np.ndarray, np.uint8, (32, 32, 3))
-    assert Digits(train=False)[0][0].shape == (8, 8)
+    digits = Digits(train=False)
+    assert digits[0][0].shape == (8, 8)
+    assert sum(1 for _ in digits) == len(digits) == 360, "an index past the end raises IndexError"
 
 
 def test_a_transform_that_works_in_place_does_not_reach_the_data():
@@ -201,26 +200,6 @@ def test_loader_yields_normalized_float_batches_also_through_torchvision_transfo
     torch.testing.assert_close(images, expected, rtol=1e-6, atol=1e-6)
 
 
-def test_data_set_survives_pickling():
-    """Spawned processes receive data sets by pickle."""
-    digits = Digits(train=False, transform=ImageToTensor())
-
-    copy = pickle.loads(pickle.dumps(digits))
-
-    assert torch.equal(copy[3][0], digits[3][0])
-    assert torch.equal(copy.targets, digits.targets)
-
-
-def test_indexing_past_the_end_ends_a_plain_for_loop():
-    """An index past the end raises IndexError, as for a list."""
-    digits = Digits(train=False)
-
-    assert sum(1 for _ in digits) == len(digits) == 360
-
-
-# Digits
-
-
 def test_digits_are_all_of_scikit_learns_split_in_fixed_stratified_parts():
     """The parts contain each of the 1,797 images once, and the test part has 20 % of every class, up to one image."""
     sixteenths, targets = load_digits(return_X_y=True)
@@ -243,9 +222,6 @@ def test_digits_without_scikit_learn_say_what_to_install(monkeypatch):
         Digits()
 
 
-# Missing files and downloads
-
-
 @pytest.mark.parametrize("dataset", [MNIST, FashionMNIST, CIFAR10, CIFAR100])
 def test_missing_files_are_named_with_the_root_and_the_cure(tmp_path, dataset):
     """Looking for files creates none."""
@@ -257,22 +233,17 @@ def test_missing_files_are_named_with_the_root_and_the_cure(tmp_path, dataset):
     assert not root.exists()
 
 
-def test_one_missing_file_is_named(tmp_path):
+def test_files_of_two_data_sets_and_a_missing_one_are_refused(tmp_path):
     """Files of the other part count too, because torchvision checks them."""
-    write_idx(tmp_path / "MNIST" / "raw")
-    (tmp_path / "MNIST" / "raw" / "t10k-labels-idx1-ubyte").unlink()
-
-    with pytest.raises(FileNotFoundError, match="MNIST/raw/t10k-labels-idx1-ubyte is missing"):
-        MNIST(tmp_path, download=False)
-
-
-def test_images_and_targets_of_different_number_are_refused(tmp_path):
-    """The files come from two data sets."""
-    write_idx(tmp_path / "MNIST" / "raw")
-    shutil.copy(*(tmp_path / "MNIST" / "raw" / f"{part}-labels-idx1-ubyte" for part in ("t10k", "train")))
-
+    raw = tmp_path / "MNIST" / "raw"
+    write_idx(raw)
+    shutil.copy(*(raw / f"{part}-labels-idx1-ubyte" for part in ("t10k", "train")))
     with pytest.raises(ValueError, match="6 images and 4 targets"):
         MNIST(tmp_path)
+
+    (raw / "t10k-labels-idx1-ubyte").unlink()
+    with pytest.raises(FileNotFoundError, match="MNIST/raw/t10k-labels-idx1-ubyte is missing"):
+        MNIST(tmp_path, download=False)
 
 
 def test_files_of_the_debian_package_are_unpacked_into_root(tmp_path, debian):
@@ -294,9 +265,7 @@ def test_files_in_root_come_before_those_of_the_debian_package(tmp_path, debian)
     write_idx(tmp_path / "FashionMNIST" / "raw", seed=2)
     reference = published.FashionMNIST(tmp_path)
 
-    ours = FashionMNIST(tmp_path)
-
-    assert torch.equal(ours.images, reference.data)
+    assert torch.equal(FashionMNIST(tmp_path).images, reference.data)
 
 
 def test_unpacking_that_is_cut_short_leaves_no_file(tmp_path, debian):
@@ -398,8 +367,7 @@ def test_real_images_are_fashion_mnist_where_it_can_be_had(tmp_path, debian, cap
 
     images = real_images(tmp_path / "data", train=False)
 
-    assert isinstance(images, FashionMNIST)
-    assert len(images) == SIZES["t10k"]
+    assert isinstance(images, FashionMNIST) and len(images) == SIZES["t10k"]
     assert caplog.records == []
 
 
@@ -415,9 +383,6 @@ def test_real_images_are_digits_where_nothing_can_be_had(tmp_path, server, caplo
     assert "File not found or corrupted" in caplog.text
 
 
-# The CIFAR-10 example
-
-
 def test_cifar10_example_yields_normalized_batches_and_keeps_to_its_limit(tmp_path):
     """The loaders "train" and "valid" contain the first `limit` images each."""
     write_cifar10(tmp_path, num_train=50, num_test=20)
@@ -429,17 +394,3 @@ def test_cifar10_example_yields_normalized_batches_and_keeps_to_its_limit(tmp_pa
     assert {key: len(loader.dataset) for key, loader in loaders.items()} == {"train": 30, "valid": 20}
     assert (images.shape, images.dtype, targets.dtype) == ((8, 3, 32, 32), torch.float32, torch.int64)
     assert images.min() < -1  # black, after subtracting the mean
-
-
-def test_made_cifar10_images_can_be_learned(tmp_path):
-    """The nearest class mean is right for more than 7 in 10 images (chance: 1 in 10), and a seed gives the same
-    files."""
-    first, second = (write_cifar10(tmp_path / name, seed=3) for name in "ab")
-    train, test = CIFAR10(tmp_path / "a"), CIFAR10(tmp_path / "a", train=False)
-
-    means = torch.stack([train.images[train.targets == label].float().mean(dim=0) for label in range(10)])
-    nearest = torch.cdist(test.images.flatten(1).float(), means.flatten(1)).argmin(dim=1)
-
-    assert (len(train), len(test)) == (500, 100)
-    assert (nearest == test.targets).float().mean() > 0.7
-    assert all((first / name).read_bytes() == (second / name).read_bytes() for name in files_under(first))

@@ -53,8 +53,7 @@ def test_residual_block_traces_without_a_warning():
 
 
 def test_resnet9_example_has_its_published_size_and_reaches_every_weight():
-    """At full width, it has 6,575,370 parameters, the sum over its layers; in a narrow one, every weight gets a
-    gradient."""
+    """It has 6,575,370 parameters, the sum over its layers; in a narrow one, every weight gets a gradient."""
     resnet9 = runpy.run_path(str(EXAMPLE))["resnet9"]
     channels = [(3, 64), (64, 128), (128, 128), (128, 128), (128, 256), (256, 512), (512, 512), (512, 512)]
     expected = sum(9 * i * o + o + 2 * o for i, o in channels) + 512 * 10 + 10

@@ -3,6 +3,7 @@
 import copy
 import pickle
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from runnerkit import dl
 from runnerkit.checkpoints.file import load_checkpoint
 from runnerkit.contrib import Lookahead
 from tests.interrupt import Interrupt
-from tests.tiny import classification, loader, mlp, quiet, train_by_hand, weights
+from tests.tiny import classification, loader, mlp, train, train_by_hand, weights
 
 NUM_STEPS, K, ALPHA = 50, 4, 0.3  # 50 is not a multiple of 4, so fast and slow weights differ at the end
 MAKE = {
@@ -23,27 +24,30 @@ MAKE = {
 }
 
 
-def lookahead(model, *, make=MAKE["sgd"], k=K, alpha=ALPHA):
-    return Lookahead(make(model.parameters()), k, alpha)
+def lookahead(model, *, make=MAKE["sgd"], alpha=ALPHA):
+    return Lookahead(make(model.parameters()), K, alpha)
 
 
-def by_hand(model, optimizer, batches, *, k=K, alpha=ALPHA, num_before=0, after_step=lambda: None):
+def meet(slow, model, *, alpha=ALPHA):
+    """Move the slow weights toward the fast ones, which become equal to them."""
+    with torch.no_grad():
+        for mine, weight in zip(slow, model.parameters(), strict=True):
+            weight.copy_(mine.add_(alpha * (weight - mine)))
+
+
+def by_hand(model, optimizer, batches, *, after_step=lambda step: None):
     """Run algorithm 1 of the paper in plain PyTorch; return the slow weights."""
     slow = [weight.detach().clone() for weight in model.parameters()]
-    for step, batch in enumerate(batches, start=num_before + 1):
+    for step, batch in enumerate(batches, start=1):
         train_by_hand(model, optimizer, [batch])
-        if step % k == 0:
-            with torch.no_grad():
-                for mine, weight in zip(slow, model.parameters(), strict=True):
-                    mine += alpha * (weight - mine)
-                    weight.copy_(mine)
-        after_step()
+        after_step(step)
+        if step % K == 0:
+            meet(slow, model)
     return slow
 
 
-def train(model, optimizer, **kwargs):
-    arguments = {"loaders": {"train": loader(NUM_STEPS * 4, 4)}, "cpu": True, **quiet(), **kwargs}
-    return dl.SupervisedRunner().train(model=model, criterion=nn.CrossEntropyLoss(), optimizer=optimizer, **arguments)
+def fit(model, optimizer, **options):
+    return train(model, optimizer=optimizer, **{"loaders": {"train": loader(NUM_STEPS * 4, 4)}, **options})
 
 
 @pytest.mark.parametrize("name", MAKE)
@@ -52,7 +56,7 @@ def test_fifty_steps_are_those_of_the_paper(name):
     mine, theirs = mlp(), mlp()
     optimizer = lookahead(mine, make=MAKE[name])
 
-    train(mine, optimizer)
+    fit(mine, optimizer)
     slow = by_hand(theirs, MAKE[name](theirs.parameters()), loader(NUM_STEPS * 4, 4))
 
     torch.testing.assert_close(weights(mine), weights(theirs), rtol=0, atol=1e-6)
@@ -65,7 +69,7 @@ def test_all_the_way_to_the_fast_weights_is_the_optimizer_alone():
     """With alpha=1, the slow weights equal the optimizer's."""
     mine, theirs = mlp(), mlp()
 
-    train(mine, lookahead(mine, alpha=1.0))
+    fit(mine, lookahead(mine, alpha=1.0))
     train_by_hand(theirs, MAKE["sgd"](theirs.parameters()), loader(NUM_STEPS * 4, 4))
 
     torch.testing.assert_close(weights(mine), weights(theirs), rtol=0, atol=1e-6)
@@ -80,8 +84,8 @@ def test_a_scheduler_of_either_acts_on_both(of_inner):
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer.optimizer if of_inner else optimizer, 7, gamma=0.5)
     schedule = torch.optim.lr_scheduler.StepLR(reference, 7, gamma=0.5)
 
-    runner = train(mine, optimizer, scheduler=scheduler, callbacks=[dl.SchedulerCallback(mode="batch")])
-    by_hand(theirs, reference, loader(NUM_STEPS * 4, 4), after_step=schedule.step)
+    runner = fit(mine, optimizer, scheduler=scheduler, callbacks=[dl.SchedulerCallback(mode="batch")])
+    by_hand(theirs, reference, loader(NUM_STEPS * 4, 4), after_step=lambda step: schedule.step())
 
     torch.testing.assert_close(weights(mine), weights(theirs), rtol=0, atol=1e-6)
     assert runner.epoch_metrics["train"]["lr"] == schedule.get_last_lr()[0] == 0.1 * 0.5**7
@@ -94,20 +98,16 @@ def test_a_step_that_the_scaler_skips_does_not_count():
     optimizer = lookahead(mine)
     precision = dl.AMP(torch.float16, scaler={"init_scale": 2.0**40})
 
-    runner = train(mine, optimizer, cpu=False, engine=dl.CPUEngine(precision=precision))
+    runner = fit(mine, optimizer, engine=dl.CPUEngine(precision=precision))
     skipped = int(runner.epoch_metrics["train"]["skipped_steps"])
     reference, scaler = MAKE["sgd"](theirs.parameters()), torch.amp.GradScaler("cpu", init_scale=2.0**40)
     num_done, slow = 0, [weight.detach().clone() for weight in theirs.parameters()]
     hook = reference.register_step_post_hook(lambda *_: done.append(True))
     done = []
     for batch in loader(NUM_STEPS * 4, 4):
-        train_by_hand(
-            theirs, reference, [batch], scaler=scaler, autocast=lambda: torch.autocast("cpu", dtype=torch.float16)
-        )
+        train_by_hand(theirs, reference, [batch], scaler=scaler, autocast=partial(torch.autocast, "cpu", torch.float16))
         if len(done) > num_done and len(done) % K == 0:
-            with torch.no_grad():
-                for each, weight in zip(slow, theirs.parameters(), strict=True):
-                    weight.copy_(each.add_(ALPHA * (weight - each)))
+            meet(slow, theirs)
         num_done = len(done)
     hook.remove()
 
@@ -129,19 +129,11 @@ def resumable(logdir, *, interrupt):
     model = mlp(dropout=0.3)
     optimizer = lookahead(model, make=MAKE["adamw"])
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.5)
-    train(
-        model,
-        optimizer,
-        scheduler=dl.WarmupLR(optimizer, num_steps=25, after=plateau),
-        loaders={"train": loader(40, 4, shuffle=True), "valid": loader(20, 4, seed=1)},
-        num_epochs=5,
-        callbacks={
-            "save": dl.CheckpointCallback(logdir, mode="runner", every_steps=3),
-            **({"interrupt": Interrupt(23)} if interrupt else {}),
-        },
-        logdir=logdir,
-        resume="auto",
-    )
+    scheduler = dl.WarmupLR(optimizer, num_steps=25, after=plateau)
+    loaders = {"train": loader(40, 4, shuffle=True), "valid": loader(20, 4, seed=1)}
+    callbacks = [dl.CheckpointCallback(logdir, mode="runner", every_steps=3), *([Interrupt(23)] if interrupt else [])]
+    options = {"callbacks": callbacks, "num_epochs": 5, "logdir": logdir, "resume": "auto"}
+    fit(model, optimizer, scheduler=scheduler, loaders=loaders, **options)
     return model, optimizer
 
 
@@ -211,15 +203,12 @@ def test_a_group_that_is_added_meets_its_slow_weights_too():
     train_by_hand(mine, optimizer, batches[:K])
     optimizer.add_param_group({"params": list(mine[3].parameters()), "lr": 0.05})
     train_by_hand(mine, optimizer, batches[K:])
-    slow = [weight.detach().clone() for weight in theirs.parameters()]
-    for step, batch in enumerate(batches, start=1):
-        train_by_hand(theirs, reference, [batch])
+
+    def add_group(step):
         if step == K:
             reference.add_param_group({"params": list(theirs[3].parameters()), "lr": 0.05})
-        if step % K == 0:
-            with torch.no_grad():
-                for each, weight in zip(slow, theirs.parameters(), strict=True):
-                    weight.copy_(each.add_(ALPHA * (weight - each)))
+
+    by_hand(theirs, reference, batches, after_step=add_group)
 
     torch.testing.assert_close(weights(mine), weights(theirs), rtol=0, atol=1e-6)
     assert [group["lookahead_step"] for group in optimizer.param_groups] == [NUM_STEPS % K] * 2
@@ -231,8 +220,7 @@ def test_a_group_that_is_added_meets_its_slow_weights_too():
 
 
 def test_a_closure_is_handed_on():
-    """LBFGS evaluates the closure several times per step; the slow weights start from those before the first
-    evaluation."""
+    """LBFGS evaluates it several times per step; the slow weights start from those before the first time."""
     mine, theirs = mlp(), mlp()
     features, targets = classification(40).tensors
 
@@ -252,9 +240,7 @@ def test_a_closure_is_handed_on():
     for step in range(1, 7):
         expected.append(reference.step(closure_of(theirs, reference)))
         if step % 2 == 0:
-            with torch.no_grad():
-                for each, weight in zip(slow, theirs.parameters(), strict=True):
-                    weight.copy_(each.add_(ALPHA * (weight - each)))
+            meet(slow, theirs)
 
     torch.testing.assert_close(weights(mine), weights(theirs), rtol=0, atol=1e-6)
     torch.testing.assert_close(losses, expected)
@@ -275,29 +261,24 @@ def test_a_checkpoint_from_before_lookahead_begins_it():
     MAKE["sgd"](model.parameters()).load_state_dict(optimizer.state_dict())
 
 
+SGD = MAKE["sgd"](mlp().parameters())
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"k": 0}, ValueError, "k must be an integer >= 1, got 0"),
-        ({"k": 2.5}, ValueError, "k must be an integer >= 1, got 2.5"),
-        ({"alpha": 0.0}, ValueError, r"alpha must be in \(0, 1\], got 0.0"),
-        ({"alpha": 1.5}, ValueError, r"alpha must be in \(0, 1\], got 1.5"),
+        ((SGD, 0), ValueError, "k must be an integer >= 1, got 0"),
+        ((SGD, 2.5), ValueError, "k must be an integer >= 1, got 2.5"),
+        ((SGD, 5, 0.0), ValueError, r"alpha must be in \(0, 1\], got 0.0"),
+        ((SGD, 5, 1.5), ValueError, r"alpha must be in \(0, 1\], got 1.5"),
+        (([],), TypeError, "must wrap a torch optimizer other than Lookahead, got a <class 'list'>"),
+        ((Lookahead(SGD),), TypeError, "other than Lookahead"),  # both would keep slow weights in one place
     ],
 )
 def test_bad_arguments_are_refused(arguments, error, message):
     """The error says what was expected."""
     with pytest.raises(error, match=message):
-        Lookahead(MAKE["sgd"](mlp().parameters()), **arguments)
-
-
-def test_what_is_no_optimizer_or_lookahead_already_is_refused():
-    """Passing parameters is an easy mistake, and two Lookaheads would share one place for slow weights."""
-    model = mlp()
-
-    with pytest.raises(TypeError, match="must wrap a torch optimizer other than Lookahead, got a <class 'list'>"):
-        Lookahead(list(model.parameters()))
-    with pytest.raises(TypeError, match="other than Lookahead"):
-        Lookahead(lookahead(model))
+        Lookahead(*arguments)
 
 
 def test_schedulers_find_that_the_optimizer_steps():

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import nn
 
 from runnerkit import dl
 from runnerkit.contrib import Lookahead
@@ -10,7 +9,7 @@ from tests.contrib.test_lookahead import ALPHA, MAKE, K, by_hand
 from tests.engines.together import together
 from tests.fake_apex.use import stand_in
 from tests.interrupt import Interrupt
-from tests.tiny import loader, mlp, quiet, weights
+from tests.tiny import loader, mlp, train, weights
 
 NUM_STEPS = 50
 ENGINES = {
@@ -19,16 +18,9 @@ ENGINES = {
 }
 
 
-def train(model, optimizer, engine, *, batch_size=4, **kwargs):
-    return dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=optimizer,
-        loaders={"train": loader(NUM_STEPS * 8, batch_size)},
-        engine=engine,
-        **quiet(),
-        **kwargs,
-    )
+def fit(model, optimizer, engine, *, batch_size=4, **options):
+    loaders = {"train": loader(NUM_STEPS * 8, batch_size)}
+    return train(model, optimizer=optimizer, engine=engine, loaders=loaders, **options)
 
 
 def adamw(model):
@@ -47,7 +39,7 @@ def resume(folder):
         checkpoint = dl.CheckpointCallback(folder, mode="runner", every_steps=21)
         callbacks = {"save": checkpoint, **({"stop": Interrupt(23)} if interrupts else {})}
         try:
-            train(model, optimizer, ENGINES["fsdp"](), logdir=folder, resume="auto", callbacks=callbacks)
+            fit(model, optimizer, ENGINES["fsdp"](), logdir=folder, resume="auto", callbacks=callbacks)
         except KeyboardInterrupt:
             assert interrupts
     return weights(model), slow_weights(model, optimizer)
@@ -58,14 +50,13 @@ def train_on_each(folder):
     for name, make in ENGINES.items():
         model = mlp()
         optimizer = adamw(model)
-        train(model, optimizer, make())
+        fit(model, optimizer, make())
         found[name] = weights(model), slow_weights(model, optimizer)
     return found, resume(folder)
 
 
 def test_two_processes_step_as_the_paper_does_on_the_joined_batch(tmp_path):
-    """Fast and slow weights agree to 1e-6 (float sums), replicated and sharded; a resumed sharded run agrees bit for
-    bit."""
+    """Fast and slow weights agree to 1e-6 (float sums); a resumed sharded run agrees bit for bit."""
     theirs = mlp()
 
     found, resumed = together(lambda: train_on_each(tmp_path))
@@ -84,7 +75,7 @@ def test_under_apex_it_steps_as_the_paper_does(monkeypatch, opt_level):
     mine, theirs = mlp(), mlp()
 
     with stand_in(monkeypatch):
-        train(mine, adamw(mine), dl.APEXEngine("cpu", opt_level=opt_level), batch_size=8)
+        fit(mine, adamw(mine), dl.APEXEngine("cpu", opt_level=opt_level), batch_size=8)
     by_hand(theirs, MAKE["adamw"](theirs.parameters()), loader(NUM_STEPS * 8, 8))
 
     torch.testing.assert_close(weights(mine), weights(theirs), rtol=0, atol=1e-6)
@@ -96,7 +87,7 @@ def test_under_apex_o2_the_slow_weights_follow_the_masters(monkeypatch):
     optimizer = adamw(model)
 
     with stand_in(monkeypatch):
-        train(model, optimizer, dl.APEXEngine("cpu", opt_level="O2"), batch_size=8)
+        fit(model, optimizer, dl.APEXEngine("cpu", opt_level="O2"), batch_size=8)
 
     assert {each.dtype for each in slow_weights(model, optimizer)} == {torch.float32}
     pairs = zip(slow_weights(model, optimizer), model.parameters(), strict=True)

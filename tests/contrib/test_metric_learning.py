@@ -17,18 +17,14 @@ def by_loop(features, labels, kind):
     places = range(len(labels))
     distances = torch.cdist(features, features)
     if kind == "all":
-        return {
-            (a, p, n)
-            for a, p, n in itertools.product(places, repeat=3)
-            if a < p and labels[a] == labels[p] != labels[n]
-        }
+        triplets = itertools.product(places, repeat=3)
+        return {(a, p, n) for a, p, n in triplets if a < p and labels[a] == labels[p] != labels[n]}
     triplets = set()
     for anchor in places:
-        positive = max(
-            (p for p in places if labels[p] == labels[anchor] and p != anchor), key=lambda p: distances[anchor, p]
-        )
-        negative = min((n for n in places if labels[n] != labels[anchor]), key=lambda n: distances[anchor, n])
-        triplets.add((anchor, positive, negative))
+        alike = [each for each in places if labels[each] == labels[anchor] and each != anchor]
+        others = [each for each in places if labels[each] != labels[anchor]]
+        near = distances[anchor].__getitem__
+        triplets.add((anchor, max(alike, key=near), min(others, key=near)))
     return triplets
 
 
@@ -60,19 +56,6 @@ def test_directions_are_compared_if_wanted():
     unit = torch.nn.functional.normalize(features)
 
     assert selected(dl.HardTripletsSampler(norm_required=True), features, labels) == by_loop(unit, labels, "hard")
-
-
-@pytest.mark.parametrize(
-    ("labels", "message"),
-    [
-        ([0, 0, 0, 0], "two classes and two samples of each: use BatchBalanceClassSampler"),
-        ([0, 0, 0, 1], "two classes and two samples of each"),
-        ([0, 1], r"expected features \(N, D\) and labels \(N,\), got \(4, 2\) and \(2,\)"),
-    ],
-)
-def test_batches_without_triplets_are_refused(labels, message):
-    with pytest.raises(ValueError, match=message):
-        dl.HardTripletsSampler().sample(torch.randn(4, 2), labels)
 
 
 def test_the_loss_has_torchs_value_and_gradient():
@@ -111,15 +94,31 @@ def test_overlap_losses_are_one_minus_the_metric(loss, metric, mode):
     assert outputs.grad.abs().sum() > 0
 
 
-@pytest.mark.parametrize("arguments", [{"mode": "mean"}, {"mode": "weighted"}, {"weights": [1.0]}])
-def test_wrong_modes_of_overlap_losses_are_refused(arguments):
-    with pytest.raises(ValueError, match="DiceLoss: mode must be 'macro', 'micro', or 'weighted' with weights="):
-        contrib.DiceLoss(**arguments)
+MODES = "DiceLoss: mode must be 'macro', 'micro', or 'weighted' with weights="
 
 
-def test_shapes_of_overlap_losses_are_checked():
-    with pytest.raises(ValueError, match="expected outputs and masks of one shape"):
-        contrib.IoULoss()(torch.zeros(2, 3), torch.zeros(2, 1))
+def hard_triplets(labels):
+    return dl.HardTripletsSampler().sample(torch.randn(4, 2), labels)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda _: contrib.DiceLoss(mode="mean"), MODES),
+        (lambda _: contrib.DiceLoss(mode="weighted"), MODES),
+        (lambda _: contrib.DiceLoss(weights=[1.0]), MODES),
+        (lambda _: contrib.IoULoss()(torch.zeros(2, 3), torch.zeros(2, 1)), "outputs and masks of one shape"),
+        (lambda _: hard_triplets([0, 0, 0, 0]), "two classes and two samples of each: use BatchBalanceClassSampler"),
+        (lambda _: hard_triplets([0, 0, 0, 1]), "two classes and two samples of each"),
+        (lambda _: hard_triplets([0, 1]), r"features \(N, D\) and labels \(N,\), got \(4, 2\) and \(2,\)"),
+        (lambda root: contrib.MnistMLDataset(root, train=False), "is for training: use MnistQGDataset"),
+        (lambda root: contrib.MnistQGDataset(root, gallery_fraq=1.5), r"gallery_fraq must be in \(0, 1\), got 1.5"),
+    ],
+)
+def test_wrong_input_is_refused(mnist, make, message):
+    """The error says what was expected."""
+    with pytest.raises(ValueError, match=message):
+        make(mnist)
 
 
 @pytest.fixture
@@ -155,13 +154,6 @@ def test_mnist_for_metric_learning_has_other_digits_in_training(mnist):
     assert [bool(each["is_query"]) for each in test] == [True] * 7 + [False] * 3
     assert (test.query_size, test.gallery_size) == (7, 3)
     torch.testing.assert_close(test[9]["features"], torch.full((1, 28, 28), 19 / 255))
-
-
-def test_wrong_arguments_of_the_metric_learning_data_are_named(mnist):
-    with pytest.raises(ValueError, match="MnistMLDataset is for training: use MnistQGDataset"):
-        contrib.MnistMLDataset(mnist, train=False)
-    with pytest.raises(ValueError, match=r"gallery_fraq must be in \(0, 1\), got 1.5"):
-        contrib.MnistQGDataset(mnist, gallery_fraq=1.5)
 
 
 @pytest.mark.parametrize("place", ["ml-100k", "MovieLens/raw/ml-100k"])

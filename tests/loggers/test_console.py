@@ -6,23 +6,24 @@ import sys
 import pytest
 from tqdm import tqdm
 
-from runnerkit.logger import Step
+from runnerkit.logger import Scope, Step
 from runnerkit.loggers import ConsoleLogger
+
+
+def write(logger: ConsoleLogger, scope: Scope = "loader", **metrics: float) -> None:
+    logger.log_scalars(metrics or {"loss": 1.0}, step=Step("train", "train", 1, 9), scope=scope)
 
 
 def test_lines_of_two_loaders_are_aligned(capsys: pytest.CaptureFixture[str]) -> None:
     """The columns of the metrics are aligned, regardless of the loader's name and the length of the numbers."""
     logger = ConsoleLogger()
 
-    logger.log_scalars(
-        {"loss": 0.31214, "accuracy": 0.9, "lr": 0.001}, step=Step("train", "train", 3, 9), scope="loader"
-    )
-    logger.log_scalars(
-        {"loss": 0.5, "accuracy": 0.8912, "lr": 0.001}, step=Step("train", "valid", 3, 9), scope="loader"
-    )
+    write(logger, loss=0.31214, accuracy=0.9, lr=0.001)
+    metrics = {"loss": 0.5, "accuracy": 0.8912, "lr": 0.001}
+    logger.log_scalars(metrics, step=Step("train", "valid", 3, 9), scope="loader")
 
     assert capsys.readouterr().out.splitlines() == [
-        "epoch  3  train | loss 0.3121 | accuracy 0.9    | lr 0.001",
+        "epoch  1  train | loss 0.3121 | accuracy 0.9    | lr 0.001",
         "epoch  3  valid | loss 0.5    | accuracy 0.8912 | lr 0.001",
     ]
 
@@ -36,7 +37,7 @@ def test_loader_without_metrics_has_a_line_too(capsys: pytest.CaptureFixture[str
 
 def test_single_steps_are_not_written(capsys: pytest.CaptureFixture[str]) -> None:
     """A line for each step would hide the others."""
-    ConsoleLogger().log_scalars({"loss": 1.0}, step=Step("train", "train", 1, 9), scope="batch")
+    write(ConsoleLogger(), "batch")
 
     assert capsys.readouterr().out == ""
 
@@ -47,7 +48,7 @@ def test_standard_output_is_looked_up_when_writing(monkeypatch: pytest.MonkeyPat
     redirected = io.StringIO()
     monkeypatch.setattr(sys, "stdout", redirected)
 
-    logger.log_scalars({"loss": 1.0}, step=Step("train", "train", 1, 9), scope="loader")
+    write(logger)
 
     assert redirected.getvalue() == "epoch  1  train | loss 1\n"
 
@@ -58,7 +59,7 @@ def test_lines_go_to_the_file_given(tmp_path_factory: pytest.TempPathFactory) ->
 
     with path.open("w") as file:
         logger = ConsoleLogger(file=file)
-        logger.log_scalars({"loss": 1.0}, step=Step("train", "train", 1, 9), scope="loader")
+        write(logger)
         logger.flush()
 
         assert path.read_text() == "epoch  1  train | loss 1\n"
@@ -70,7 +71,7 @@ def test_progress_bar_stays_below_the_lines() -> None:
 
     with tqdm(total=4, desc="bar", file=terminal) as bar:
         bar.update()
-        ConsoleLogger(file=terminal).log_scalars({"loss": 1.0}, step=Step("train", "train", 1, 9), scope="loader")
+        write(ConsoleLogger(file=terminal))
 
         before, after = terminal.getvalue().split("epoch  1  train | loss 1\n")
         assert before.endswith("\r")

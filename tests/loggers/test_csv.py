@@ -13,40 +13,12 @@ import yaml
 
 from runnerkit.logger import Scope, Step
 from runnerkit.loggers import CSVLogger
-
-Record = tuple[Scope, str, int, int, dict[str, float]]  # scope, loader, epoch, step, metrics
-
-# Two epochs of four steps, evaluated every second step and at each epoch's end; one metric comes late.
-RUN: list[Record] = [
-    ("batch", "train", 1, 1, {"loss": 1.1}),
-    ("batch", "train", 1, 2, {"loss": 1.2}),
-    ("loader", "valid", 1, 2, {"loss": 2.2}),
-    ("batch", "train", 1, 3, {"loss": 1.3}),
-    ("batch", "train", 1, 4, {"loss": 1.4, "clipped": 0.5}),
-    ("loader", "valid", 1, 4, {"loss": 2.4}),
-    ("loader", "train", 1, 4, {"loss": 1.25}),
-    ("loader", "valid", 1, 4, {"loss": 2.4}),
-    ("batch", "train", 2, 5, {"loss": 1.5}),
-    ("batch", "train", 2, 6, {"loss": 1.6}),
-    ("loader", "valid", 2, 6, {"loss": 2.6, "auc": math.nan}),
-    ("batch", "train", 2, 7, {"loss": 1.7}),
-    ("batch", "train", 2, 8, {"loss": 1.8, "norm": math.inf}),
-    ("loader", "valid", 2, 8, {"loss": 2.8, "auc": 0.8}),
-    ("loader", "train", 2, 8, {"loss": 1.65}),
-    ("loader", "valid", 2, 8, {"loss": 2.8, "auc": 0.8}),
-]
-
-
-def write(logger: CSVLogger, records: list[Record]) -> None:
-    for scope, loader, epoch, step, metrics in records:
-        logger.log_scalars(metrics, step=Step("train", loader, epoch, step), scope=scope)
+from tests.loggers.records import RUN, Record
+from tests.loggers.records import log as log_records
 
 
 def log(logdir: Path, records: list[Record], *, resumed_at: Step | None = None) -> None:
-    logger = CSVLogger(logdir, log_batch_metrics=True)
-    logger.setup(resumed_at=resumed_at)
-    write(logger, records)
-    logger.close()
+    log_records(CSVLogger(logdir, log_batch_metrics=True), records, resumed_at=resumed_at)
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -66,10 +38,8 @@ def test_floats_read_back_exactly(tmp_path: Path) -> None:
 
     rows = read(tmp_path / "csv" / "train.csv")
     np.testing.assert_array_equal([float(row["loss"]) for row in rows], values)
-    assert [(row["stage"], row["epoch"], row["step"]) for row in rows[:2]] == [
-        ("train", "1", "10"),
-        ("train", "2", "20"),
-    ]
+    places = [(row["stage"], row["epoch"], row["step"]) for row in rows[:2]]
+    assert places == [("train", "1", "10"), ("train", "2", "20")]
 
 
 def test_each_loader_and_scope_has_a_file(tmp_path: Path) -> None:
@@ -80,28 +50,39 @@ def test_each_loader_and_scope_has_a_file(tmp_path: Path) -> None:
     assert [row["loss"] for row in read(tmp_path / "csv" / "train.batch.csv")] == [f"1.{step}" for step in range(1, 9)]
 
 
-def test_rows_are_on_the_disk_before_close(tmp_path: Path) -> None:
-    """Logged rows can be read during the run."""
-    logger = CSVLogger(tmp_path)
-    logger.setup()
-
-    for step in (1, 2):
-        logger.log_scalars({"loss": 1.5}, step=Step("train", "train", 1, step), scope="loader")
-
-        assert len(read(tmp_path / "csv" / "train.csv")) == step
-    logger.close()
+def of(epoch: int, **metrics: float) -> Record:
+    return "loader", "valid/easy", epoch, 4 * epoch, metrics
 
 
-def test_late_metric_adds_a_column(tmp_path: Path) -> None:
-    """Earlier rows get an empty cell, later rows stay aligned."""
-    log(tmp_path, [
-        ("loader", "train", 1, 1, {"loss": 1.0}),
-        ("loader", "train", 2, 2, {"auc": 0.5, "loss": 2.0}),
-        ("loader", "train", 3, 3, {"loss": 3.0}),
-    ])  # fmt: skip
+@pytest.mark.parametrize(
+    ("records", "text"),
+    [
+        (
+            [of(1, loss=1.0), of(2, auc=0.5, loss=2.0), of(3, loss=3.0)],
+            "loss,auc\ntrain,1,4,1.0,\ntrain,2,8,2.0,0.5\ntrain,3,12,3.0,\n",
+        ),
+        (
+            [
+                of(1, loss=1.0, time=10.0),
+                of(2, loss=2.0),
+                of(2, loss=99.0),
+                of(2, loss=99.0, auc=0.5),
+                of(2, time=20.0),
+            ],
+            "loss,time,auc\ntrain,1,4,1.0,10.0,\ntrain,2,8,2.0,20.0,0.5\n",
+        ),
+        ([of(3, loss=3.0), of(3, auc=0.75)], "loss,auc\ntrain,3,12,3.0,0.75\n"),
+    ],
+    ids=["late metric", "one place", "new metric"],
+)
+def test_one_place_has_one_row_and_a_late_metric_a_column(tmp_path: Path, records: list[Record], text: str) -> None:
+    """Earlier rows get an empty cell; a metric logged twice at one step keeps its first value.
 
-    text = (tmp_path / "csv" / "train.csv").read_text()
-    assert text == "stage,epoch,step,loss,auc\ntrain,1,1,1.0,\ntrain,2,2,2.0,0.5\ntrain,3,3,3.0,\n"
+    The loader's key may have slashes, which create folders.
+    """
+    log(tmp_path, records)
+
+    assert (tmp_path / "csv" / "valid" / "easy.csv").read_text() == f"stage,epoch,step,{text}"
 
 
 def test_any_metric_name_is_kept_apart(tmp_path: Path) -> None:
@@ -117,46 +98,6 @@ def test_any_metric_name_is_kept_apart(tmp_path: Path) -> None:
     assert second == ["train", "2", "2", "1.0", "2.0", "3.0", "4.0"]
 
 
-def test_one_place_has_one_row(tmp_path: Path) -> None:
-    """A metric logged twice at one training step keeps its first value; new metrics are added to the row."""
-    log(tmp_path, [
-        ("loader", "valid", 1, 4, {"loss": 1.0, "time": 10.0}),
-        ("loader", "valid", 2, 8, {"loss": 2.0}),
-        ("loader", "valid", 2, 8, {"loss": 99.0}),
-        ("loader", "valid", 2, 8, {"loss": 99.0, "auc": 0.5}),  # a new column
-        ("loader", "valid", 2, 8, {"time": 20.0}),
-        ("loader", "valid", 3, 12, {"loss": 3.0}),
-        ("loader", "valid", 3, 12, {"auc": 0.75}),
-    ])  # fmt: skip
-
-    text = (tmp_path / "csv" / "valid.csv").read_text()
-    assert text == "stage,epoch,step,loss,time,auc\ntrain,1,4,1.0,10.0,\ntrain,2,8,2.0,20.0,0.5\ntrain,3,12,3.0,,0.75\n"
-
-
-def test_loader_key_may_have_slashes(tmp_path: Path) -> None:
-    """A key such as valid/easy creates a folder instead of failing after the first epoch."""
-    log(tmp_path, [("loader", "valid/easy", 1, 4, {"loss": 1.0})])
-
-    assert len(read(tmp_path / "csv" / "valid" / "easy.csv")) == 1
-
-
-@pytest.mark.parametrize("killed_after", range(len(RUN) + 1))
-def test_killed_and_resumed_run_leaves_the_same_files(tmp_path: Path, killed_after: int) -> None:
-    """For any checkpoint and kill, the files of a resumed run are byte for byte those of an uninterrupted run."""
-    log(tmp_path / "unkilled", RUN)
-
-    for last in range(killed_after + 1):
-        scope, loader, epoch, step, _ = RUN[last - 1] if last else ("loader", "", 0, 0, {})
-        within = "train" if scope == "batch" else ""
-        logdir = tmp_path / f"killed_{last}"
-        log(logdir, RUN[:killed_after])
-        log(logdir, RUN[last:], resumed_at=Step("train", within, epoch, step))
-
-        assert files(logdir) == files(tmp_path / "unkilled"), (
-            f"checkpoint after {last} records, at {loader} {epoch} {step}"
-        )
-
-
 def test_rows_after_the_checkpoint_are_dropped(tmp_path: Path) -> None:
     """A run resumed from the end of an epoch starts with the files of that time, without columns added later."""
     log(tmp_path / "killed", RUN)
@@ -167,61 +108,30 @@ def test_rows_after_the_checkpoint_are_dropped(tmp_path: Path) -> None:
     assert files(tmp_path / "killed") == files(tmp_path / "one_epoch")
 
 
-def test_epochs_without_training_steps_are_told_apart(tmp_path: Path) -> None:
-    """The step does not advance without training, so the epoch determines which rows are after the checkpoint."""
-    log(tmp_path, [("loader", "valid", epoch, 0, {"loss": float(epoch)}) for epoch in (1, 2, 3)])
-
-    log(tmp_path, [], resumed_at=Step("train", "", 2, 0))
-
-    assert [row["epoch"] for row in read(tmp_path / "csv" / "valid.csv")] == ["1", "2"]
-
-
 def test_row_torn_by_a_power_failure_is_dropped(tmp_path: Path) -> None:
     """An incomplete row does not prevent the run from resuming."""
+    path = tmp_path / "csv" / "train.csv"
     log(tmp_path, [("loader", "train", 1, 1, {"loss": 1.0, "lr": 0.1})])
-    with (tmp_path / "csv" / "train.csv").open("a") as file:
-        file.write("train,1")
+    path.write_text(path.read_text() + "train,1")
 
     log(tmp_path, [("loader", "train", 2, 2, {"loss": 2.0, "lr": 0.1})], resumed_at=Step("train", "", 1, 1))
 
-    assert (
-        tmp_path / "csv" / "train.csv"
-    ).read_text() == "stage,epoch,step,loss,lr\ntrain,1,1,1.0,0.1\ntrain,2,2,2.0,0.1\n"
+    assert path.read_text() == "stage,epoch,step,loss,lr\ntrain,1,1,1.0,0.1\ntrain,2,2,2.0,0.1\n"
 
 
-@pytest.mark.parametrize("trace", ["csv/train.csv", "hparams.yml"])
-def test_logs_of_another_run_are_refused(tmp_path: Path, trace: str) -> None:
-    """The message names the folder and both solutions; the logs do not change."""
-    (tmp_path / "csv").mkdir()
-    (tmp_path / trace).write_text("theirs")
+def test_hyperparameters_of_another_run_are_refused(tmp_path: Path) -> None:
+    """They alone show that the folder is that of a run; the file does not change."""
+    (tmp_path / "hparams.yml").write_text("theirs")
 
-    with pytest.raises(FileExistsError, match=r'resume="auto".*another logdir') as caught:
+    with pytest.raises(FileExistsError, match=r'resume="auto".*another logdir'):
         CSVLogger(tmp_path).setup()
 
-    assert str(tmp_path) in str(caught.value)
-    assert (tmp_path / trace).read_text() == "theirs"
-
-
-def test_nothing_is_made_before_setup(tmp_path: Path) -> None:
-    """A logger that is created but not used does not create a folder."""
-    CSVLogger(tmp_path / "logs")
-
-    assert not (tmp_path / "logs").exists()
-
-
-def test_logdir_that_is_a_file_is_refused(tmp_path: Path) -> None:
-    """The message names the folder and says what to do."""
-    (tmp_path / "logs").write_text("not a folder")
-
-    with pytest.raises(OSError, match=r"logs.*pass another logdir"):
-        CSVLogger(tmp_path / "logs").setup()
+    assert (tmp_path / "hparams.yml").read_text() == "theirs"
 
 
 def test_unwritable_logdir_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error is raised before training, not after the first epoch."""
-    monkeypatch.setattr(
-        os, "access", lambda path, mode: False
-    )  # root may write anywhere, so a read-only folder would not raise
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
 
     with pytest.raises(PermissionError, match="pass another logdir") as caught:
         CSVLogger(tmp_path).setup()
@@ -237,20 +147,14 @@ def test_hparams_and_environment_read_back(tmp_path: Path) -> None:
     """Plain values keep their type, others become strings; a resumed run writes them again."""
     logger = CSVLogger(tmp_path)
     logger.setup()
-    hparams = {
-        "lr": 1e-5,
-        "layers": (64, np.int64(32)),
-        "name": "größe",
-        "deep": {"path": Path("data"), 1: None},
-        "c": Color.RED,
-    }
+    deep = {"path": Path("data"), 1: None}
+    hparams = {"lr": 1e-5, "layers": (64, np.int64(32)), "name": "größe", "deep": deep, "c": Color.RED}
 
     logger.log_hparams(hparams, environment={"torch": "2.13.0", "engine": {"num_processes": 2}})
 
     written = yaml.safe_load((tmp_path / "hparams.yml").read_text(encoding="utf-8"))
-    assert written == {
-        "lr": 1e-5, "layers": [64, 32], "name": "größe", "deep": {"path": "data", 1: None}, "c": "Color.RED"
-    }  # fmt: skip
+    deep = {"path": "data", 1: None}
+    assert written == {"lr": 1e-5, "layers": [64, 32], "name": "größe", "deep": deep, "c": "Color.RED"}
     environment = json.loads((tmp_path / "environment.json").read_text())
     assert environment == {"torch": "2.13.0", "engine": {"num_processes": 2}}
 
@@ -263,16 +167,9 @@ def test_hparams_and_environment_read_back(tmp_path: Path) -> None:
 
 def test_what_a_kill_left_half_written_is_cleared_away(tmp_path: Path) -> None:
     """The resumed run deletes its own temporary files and keeps those of others."""
-    logger = CSVLogger(tmp_path)
-    logger.setup()
-    logger.log_scalars({"loss": 0.5}, step=Step("train", "a[1]", epoch=1, batch=10), scope="loader")
-    logger.close()
-    left = [
-        tmp_path / "csv" / ".a[1].csv.7.tmp",
-        tmp_path / "csv" / ".b.csv.7.tmp",
-        tmp_path / ".hparams.yml.7.tmp",
-        tmp_path / ".environment.json.7.tmp",
-    ]
+    log(tmp_path, [("loader", "a[1]", 1, 10, {"loss": 0.5})])
+    names = ("csv/.a[1].csv.7.tmp", "csv/.b.csv.7.tmp", ".hparams.yml.7.tmp", ".environment.json.7.tmp")
+    left = [tmp_path / name for name in names]
     others = tmp_path / ".notes.tmp"
     for path in (*left, others):
         path.touch()
@@ -336,22 +233,20 @@ def test_tables_of_a_killed_and_resumed_run_are_the_same(tmp_path: Path, killed_
 
 
 @pytest.mark.parametrize(
-    ("name", "table", "message"),
+    ("name", "column", "message"),
     [
-        ("../x", {"a": [1]}, r"a table's tag names a file in .*tables, which '../x' cannot"),
-        ("/x", {"a": [1]}, "cannot"),
-        ("x:y", {"a": [1]}, "cannot"),
-        ("x", {"epoch": [1]}, r"table 'x': rename columns \['epoch'\], which hold the rows' place in the run"),
-        ("again", {"b": [1]}, r"columns of a table in .*again.csv must stay \['a'\], got \['b'\]"),
+        ("../x", "a", r"a table's tag names a file in .*tables, which '../x' cannot"),
+        ("/x", "a", "cannot"),
+        ("x:y", "a", "cannot"),
+        ("x", "epoch", r"table 'x': rename columns \['epoch'\]"),
+        ("again", "b", r"columns of a table in .*again.csv must stay \['a'\], got \['b'\]"),
     ],
 )
-def test_a_table_that_no_file_can_hold_is_refused(
-    tmp_path: Path, name: str, table: dict[str, list[int]], message: str
-) -> None:
+def test_a_table_that_no_file_can_hold_is_refused(tmp_path: Path, name: str, column: str, message: str) -> None:
     logger = CSVLogger(tmp_path)
     logger.setup()
     logger.log_table("again", {"a": [1]}, step=Step("train", "valid", 1, 1), scope="loader")
 
     with pytest.raises(ValueError, match=message):
-        logger.log_table(name, table, step=Step("train", "valid", 1, 2), scope="loader")
+        logger.log_table(name, {column: [1]}, step=Step("train", "valid", 1, 2), scope="loader")
     logger.close()

@@ -10,25 +10,18 @@ import pytest
 
 from runnerkit.logger import Step
 from runnerkit.loggers import JSONLLogger
-from tests.loggers.test_csv import RUN, Record
+from tests.loggers.records import RUN, Record
+from tests.loggers.records import log as log_records
 
 
 def log(logdir: Path, records: list[Record], *, resumed_at: Step | None = None) -> None:
-    logger = JSONLLogger(logdir, log_batch_metrics=True)
-    logger.setup(resumed_at=resumed_at)
-    for scope, loader, epoch, step, metrics in records:
-        logger.log_scalars(metrics, step=Step("train", loader, epoch, step), scope=scope)
-    logger.close()
-
-
-def refuse(constant: str) -> None:
-    raise AssertionError(f"{constant} is not JSON")
+    log_records(JSONLLogger(logdir, log_batch_metrics=True), records, resumed_at=resumed_at)
 
 
 def read(logdir: Path) -> list[dict[str, Any]]:
     """Read strict JSON; Python's reader accepts NaN by default."""
     text = (logdir / "metrics.jsonl").read_text(encoding="utf-8")
-    return [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
+    return [json.loads(line, parse_constant=pytest.fail) for line in text.splitlines()]
 
 
 def test_each_place_is_a_line_in_the_order_of_the_run(tmp_path: Path) -> None:
@@ -36,9 +29,8 @@ def test_each_place_is_a_line_in_the_order_of_the_run(tmp_path: Path) -> None:
     log(tmp_path, RUN)
 
     lines = read(tmp_path)
-    assert lines[0] == {
-        "scope": "batch", "stage": "train", "loader": "train", "epoch": 1, "step": 1, "metrics": {"loss": 1.1}
-    }  # fmt: skip
+    place = {"scope": "batch", "stage": "train", "loader": "train", "epoch": 1, "step": 1}
+    assert lines[0] == {**place, "metrics": {"loss": 1.1}}
     places = [(each["scope"], each["loader"], each["step"]) for each in lines]
     assert places == list(dict.fromkeys((scope, loader, step) for scope, loader, _, step, _ in RUN))
 
@@ -78,33 +70,6 @@ def test_new_metrics_of_a_place_are_a_line_of_their_own(tmp_path: Path) -> None:
     assert [line["metrics"] for line in read(tmp_path)] == [{"loss": 1.0}, {"auc": 0.5}, {"loss": 2.0}, {"loss": 3.0}]
 
 
-def test_lines_are_on_the_disk_before_close(tmp_path: Path) -> None:
-    """Logged lines can be read during the run."""
-    logger = JSONLLogger(tmp_path)
-    logger.setup()
-
-    for step in (1, 2):
-        logger.log_scalars({"loss": 1.5}, step=Step("train", "train", 1, step), scope="loader")
-
-        assert len(read(tmp_path)) == step
-    logger.close()
-
-
-@pytest.mark.parametrize("killed_after", range(len(RUN) + 1))
-def test_killed_and_resumed_run_leaves_the_same_file(tmp_path: Path, killed_after: int) -> None:
-    """For any checkpoint and kill, the file of a resumed run is byte for byte that of an uninterrupted run."""
-    log(tmp_path / "unkilled", RUN)
-    expected = (tmp_path / "unkilled" / "metrics.jsonl").read_bytes()
-
-    for last in range(killed_after + 1):
-        scope, _, epoch, step, _ = RUN[last - 1] if last else ("loader", "", 0, 0, {})
-        logdir = tmp_path / f"killed_{last}"
-        log(logdir, RUN[:killed_after])
-        log(logdir, RUN[last:], resumed_at=Step("train", "train" if scope == "batch" else "", epoch, step))
-
-        assert (logdir / "metrics.jsonl").read_bytes() == expected, f"checkpoint after {last} records"
-
-
 @pytest.mark.parametrize("torn", ['{"scope": "load', "\0\0\0\n", '{"scope": "loader"}\n', "[]\n"])
 def test_a_line_torn_by_a_power_failure_is_dropped(tmp_path: Path, torn: str) -> None:
     """An incomplete line or a block of zeros does not prevent the run from resuming."""
@@ -117,32 +82,8 @@ def test_a_line_torn_by_a_power_failure_is_dropped(tmp_path: Path, torn: str) ->
     assert [line["step"] for line in read(tmp_path)] == [1, 2]
 
 
-def test_logs_of_another_run_are_refused(tmp_path: Path) -> None:
-    """The message names the folder and both solutions; the file does not change."""
-    log(tmp_path, RUN[:1])
-    before = (tmp_path / "metrics.jsonl").read_bytes()
-
-    with pytest.raises(FileExistsError, match=r'resume="auto".*another logdir') as caught:
-        JSONLLogger(tmp_path).setup()
-
-    assert f"{tmp_path} holds the logs of another run (metrics.jsonl)" in str(caught.value)
-    assert (tmp_path / "metrics.jsonl").read_bytes() == before
-
-
-def test_logdir_that_is_a_file_is_refused(tmp_path: Path) -> None:
-    """The message names the folder and says what to do."""
-    (tmp_path / "logs").write_text("not a folder")
-
-    with pytest.raises(OSError, match=r"logs.*pass another logdir"):
-        JSONLLogger(tmp_path / "logs").setup()
-
-
 def test_nothing_is_made_before_the_first_number(tmp_path: Path) -> None:
     """A run that ends before that does not leave an empty file."""
-    logger = JSONLLogger(tmp_path / "logs")
-    assert not (tmp_path / "logs").exists()
-
-    logger.setup()
-    logger.close()
+    log(tmp_path / "logs", [])
 
     assert list((tmp_path / "logs").iterdir()) == []

@@ -60,24 +60,6 @@ def test_one_place_is_sent_once_and_a_new_name_there_too(tmp_path):
     assert service == [(["a"], 1, 1), (["b"], 1, 1)]
 
 
-def test_what_was_not_sent_yet_is_not_written_down(tmp_path):
-    """A kill loses the values that wait to be sent; the resumed run sends them."""
-    ledger, step = Ledger(tmp_path), Step("train", "", 1, 1)
-    ledger.open(is_resumed=False)
-    ledger.start("first")
-
-    ledger.note(["a"], step=step)
-
-    assert ledger.unsent(["a"], step=step) == []
-    resumed = Ledger(tmp_path)
-    resumed.open(is_resumed=True)
-    assert resumed.unsent(["a"], step=step) == ["a"]
-    ledger.write()
-    ledger.close()
-    resumed.open(is_resumed=True)
-    assert resumed.unsent(["a"], step=step) == []
-
-
 def test_a_note_torn_by_a_kill_does_not_count(tmp_path):
     """The run resumes; the value of the incomplete note is sent again."""
     service = []

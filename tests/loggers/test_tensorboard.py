@@ -27,40 +27,17 @@ from tensorboard.util.tensor_util import make_ndarray  # type: ignore[import-unt
 from runnerkit.logger import Histogram, Scope, Step
 from runnerkit.loggers import CSVLogger, TensorboardLogger
 from runnerkit.loop.media import pr_curve_of
+from tests.loggers.records import RUN, Record
+from tests.loggers.records import log as log_records
 from tests.loggers.served import fetch, serve
 
-Record = tuple[Scope, str, int, int, dict[str, float]]  # scope, loader, epoch, step, metrics
 Series = dict[tuple[str, str], list[tuple[int, float]]]  # (run, tag) -> [(x, value)]
-
-# Two epochs of four steps, evaluated every second step and at each epoch's end.
-RUN: list[Record] = [
-    ("batch", "train", 1, 1, {"loss": 1.1}),
-    ("batch", "train", 1, 2, {"loss": 1.2}),
-    ("loader", "valid", 1, 2, {"loss": 2.2}),
-    ("batch", "train", 1, 3, {"loss": 1.3}),
-    ("batch", "train", 1, 4, {"loss": 1.4}),
-    ("loader", "valid", 1, 4, {"loss": 2.4}),
-    ("loader", "train", 1, 4, {"loss": 1.25}),
-    ("loader", "valid", 1, 4, {"loss": 2.4}),
-    ("batch", "train", 2, 5, {"loss": 1.5}),
-    ("batch", "train", 2, 6, {"loss": 1.6}),
-    ("loader", "valid", 2, 6, {"loss": 2.6, "auc": math.nan}),
-    ("batch", "train", 2, 7, {"loss": 1.7}),
-    ("batch", "train", 2, 8, {"loss": 1.8}),
-    ("loader", "valid", 2, 8, {"loss": 2.8, "auc": 0.8}),
-    ("loader", "train", 2, 8, {"loss": 1.65}),
-    ("loader", "valid", 2, 8, {"loss": 2.8, "auc": 0.8}),
-]
 
 
 def log(
     logdir: Path, records: list[Record], *, resumed_at: Step | None = None, x_axis: Literal["epoch", "step"] = "epoch"
 ) -> None:
-    logger = TensorboardLogger(logdir, log_batch_metrics=True, x_axis=x_axis)
-    logger.setup(resumed_at=resumed_at)
-    for scope, loader, epoch, step, metrics in records:
-        logger.log_scalars(metrics, step=Step("train", loader, epoch, step), scope=scope)
-    logger.close()
+    log_records(TensorboardLogger(logdir, log_batch_metrics=True, x_axis=x_axis), records, resumed_at=resumed_at)
 
 
 def load(folder: Path) -> EventAccumulator:
@@ -78,39 +55,46 @@ def read(logdir: Path) -> Series:
     return series
 
 
-def test_loaders_share_tags_and_have_runs_of_their_own(tmp_path: Path) -> None:
-    """Curves of train and valid overlay in one chart."""
-    log(tmp_path, [("loader", "train", 1, 4, {"loss": 0.5}), ("loader", "valid", 1, 4, {"loss": 0.25, "auc": 0.75})])
-
-    assert read(tmp_path) == {
-        ("train", "loss"): [(1, 0.5)],
-        ("valid", "loss"): [(1, 0.25)],
-        ("valid", "auc"): [(1, 0.75)],
-    }
+def of(loader: str, epoch: int, step: int, scope: Scope = "loader", **metrics: float) -> Record:
+    return scope, loader, epoch, step, metrics
 
 
-def test_single_steps_have_tags_of_their_own(tmp_path: Path) -> None:
-    """The x of a step's metrics is the number of training steps, regardless of `x_axis`."""
-    log(tmp_path, [("batch", "train", 2, 30, {"loss": 0.5}), ("loader", "train", 2, 40, {"loss": 0.25})])
+@pytest.mark.parametrize(
+    ("x_axis", "records", "expected"),
+    [
+        (
+            "epoch",
+            [of("train", 1, 4, loss=0.5), of("valid", 1, 4, loss=0.25, auc=0.75)],
+            {("train", "loss"): [(1, 0.5)], ("valid", "loss"): [(1, 0.25)], ("valid", "auc"): [(1, 0.75)]},
+        ),
+        (
+            "epoch",
+            [of("train", 2, 30, "batch", loss=0.5), of("train", 2, 40, loss=0.25)],
+            {("train", "batch/loss"): [(30, 0.5)], ("train", "loss"): [(2, 0.25)]},
+        ),
+        (
+            "step",
+            [of("valid", 1, 50, loss=0.5), of("valid", 1, 100, loss=0.25)],
+            {("valid", "loss"): [(50, 0.5), (100, 0.25)]},
+        ),
+        (
+            "epoch",
+            [of("valid", 1, 4, loss=0.5), of("valid", 1, 4, loss=0.75, auc=0.25), of("valid", 2, 8, loss=0.125)],
+            {("valid", "loss"): [(1, 0.5), (2, 0.125)], ("valid", "auc"): [(1, 0.25)]},
+        ),
+    ],
+    ids=["runs", "single steps", "by step", "one place has one point"],
+)
+def test_each_loader_is_a_run_with_a_curve_for_each_metric(
+    tmp_path: Path, x_axis: Literal["epoch", "step"], records: list[Record], expected: Series
+) -> None:
+    """Curves overlay in one chart; those of single steps have their own tags and always the step as x.
 
-    assert read(tmp_path) == {("train", "batch/loss"): [(30, 0.5)], ("train", "loss"): [(2, 0.25)]}
+    With x_axis="step", each evaluation within an epoch has its own point. A metric logged twice keeps its first value.
+    """
+    log(tmp_path, records, x_axis=x_axis)
 
-
-def test_x_axis_of_whole_loaders_is_chosen_by_the_user(tmp_path: Path) -> None:
-    """With x_axis="step", each evaluation within an epoch has its own point."""
-    log(
-        tmp_path,
-        [("loader", "valid", 1, 50, {"loss": 0.5}), ("loader", "valid", 1, 100, {"loss": 0.25})],
-        x_axis="step",
-    )
-
-    assert read(tmp_path) == {("valid", "loss"): [(50, 0.5), (100, 0.25)]}
-
-
-def test_unknown_x_axis_is_refused(tmp_path: Path) -> None:
-    """An unknown axis raises before training."""
-    with pytest.raises(ValueError, match='"epoch" or "step", got \'epochs\''):
-        TensorboardLogger(tmp_path, x_axis="epochs")  # type: ignore[arg-type]  # deliberately wrong
+    assert read(tmp_path) == expected
 
 
 def test_numbers_that_are_not_finite_arrive(tmp_path: Path) -> None:
@@ -129,42 +113,6 @@ def test_metrics_of_one_call_are_one_event(tmp_path: Path) -> None:
     assert len({events.Scalars(f"metric{number}")[0].wall_time for number in range(10)}) == 1
 
 
-def test_one_place_has_one_point(tmp_path: Path) -> None:
-    """A metric logged twice at one training step keeps its first value; new metrics are added."""
-    log(tmp_path, [
-        ("loader", "valid", 1, 4, {"loss": 0.5}),
-        ("loader", "valid", 1, 4, {"loss": 0.75, "auc": 0.25}),
-        ("loader", "valid", 2, 8, {"loss": 0.125}),
-        ("loader", "valid", 2, 8, {"loss": 0.75, "auc": 0.375}),
-    ])  # fmt: skip
-
-    assert read(tmp_path) == {("valid", "loss"): [(1, 0.5), (2, 0.125)], ("valid", "auc"): [(1, 0.25), (2, 0.375)]}
-
-
-@pytest.mark.parametrize("x_axis", ["epoch", "step"])
-@pytest.mark.parametrize("killed_after", [3, 8, 12, len(RUN)])
-def test_killed_and_resumed_run_shows_the_same_curves(
-    tmp_path: Path, killed_after: int, x_axis: Literal["epoch", "step"]
-) -> None:
-    """For any checkpoint, a resumed run has the points of an uninterrupted run, each once."""
-    log(tmp_path / "unkilled", RUN, x_axis=x_axis)
-    expected = read(tmp_path / "unkilled")
-
-    for last in range(killed_after + 1):
-        scope, loader, epoch, step, _ = RUN[last - 1] if last else ("loader", "", 0, 0, {})
-        within = "train" if scope == "batch" else ""
-        logdir = tmp_path / f"killed_{last}"
-        log(logdir, RUN[:killed_after], x_axis=x_axis)
-        log(logdir, RUN[last:], resumed_at=Step("train", within, epoch, step), x_axis=x_axis)
-
-        resumed = read(logdir)
-        assert resumed.keys() == expected.keys()
-        for key, points in expected.items():
-            np.testing.assert_array_equal(
-                resumed[key], points, f"{key}, checkpoint after {last}, at {loader} {epoch} {step}"
-            )
-
-
 def test_torn_event_is_cut_off(tmp_path: Path) -> None:
     """An incomplete event of a killed run does not hide the events of the resumed run."""
     log(tmp_path, RUN[:8])
@@ -173,10 +121,8 @@ def test_torn_event_is_cut_off(tmp_path: Path) -> None:
 
     log(tmp_path, RUN[8:], resumed_at=Step("train", "", 1, 4))
 
-    np.testing.assert_array_equal(
-        np.array(read(tmp_path)["valid", "loss"], dtype=np.float32),
-        np.array([[1, 2.2], [2, 2.6], [2, 2.8]], dtype=np.float32),
-    )
+    expected = np.array([[1, 2.2], [2, 2.6], [2, 2.8]])
+    np.testing.assert_allclose(read(tmp_path)["valid", "loss"], expected, rtol=1e-7)
 
 
 def test_a_clock_that_was_set_back_does_not_change_the_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,61 +138,8 @@ def test_a_clock_that_was_set_back_does_not_change_the_order(tmp_path: Path, mon
     assert [event.step for event in events] == list(range(1, 9))
 
 
-def test_epochs_without_training_steps_are_told_apart(tmp_path: Path) -> None:
-    """The step does not advance without training, so the epoch determines which events are after the checkpoint."""
-    log(tmp_path, [("loader", "valid", epoch, 0, {"loss": float(epoch)}) for epoch in (1, 2, 3)])
-
-    log(tmp_path, [], resumed_at=Step("train", "", 2, 0))
-
-    assert read(tmp_path) == {("valid", "loss"): [(1, 1.0), (2, 2.0)]}
-
-
-def test_logs_of_another_run_are_refused(tmp_path: Path) -> None:
-    """Two runs never share a curve by accident; the message names the folder and both solutions."""
-    log(tmp_path, RUN[:1])
-
-    with pytest.raises(FileExistsError, match=r'resume="auto".*another logdir') as caught:
-        TensorboardLogger(tmp_path).setup()
-
-    assert str(tmp_path) in str(caught.value)
-
-
-def test_logdir_that_is_a_file_is_refused(tmp_path: Path) -> None:
-    """The message names the folder and says what to do."""
-    (tmp_path / "logs").write_text("not a folder")
-
-    with pytest.raises(OSError, match=r"logs.*pass another logdir"):
-        TensorboardLogger(tmp_path / "logs").setup()
-
-
-def test_missing_tensorboard_names_the_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """TensorBoard is optional: if it is missing, setup raises an error with the install command."""
-    monkeypatch.delitem(sys.modules, "runnerkit.loggers.files.event_files", raising=False)
-    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)  # import raises ImportError
-
-    with pytest.raises(ImportError, match=r"pip install runnerkit\[tensorboard\]"):
-        TensorboardLogger(tmp_path).setup()
-
-
-def test_images_are_logged(tmp_path: Path) -> None:
-    """Gray and color images keep their size."""
-    logger = TensorboardLogger(tmp_path)
-    logger.setup()
-
-    logger.log_image("gray", np.zeros((4, 6), dtype=np.uint8), step=Step("train", "valid", 3, 12), scope="loader")
-    logger.log_image(
-        "color", np.full((5, 7, 3), 255, dtype=np.uint8), step=Step("train", "valid", 3, 12), scope="loader"
-    )
-    logger.close()
-
-    events = load(tmp_path / "tensorboard" / "valid")
-    gray, color = events.Images("gray")[0], events.Images("color")[0]
-    assert (gray.step, gray.height, gray.width) == (3, 4, 6)
-    assert (color.step, color.height, color.width) == (3, 5, 7)
-
-
 def test_pictures_come_back_level_by_level(tmp_path: Path) -> None:
-    """Gray, color and transparent images keep their pixel values."""
+    """Gray, color and transparent images keep their size and pixel values."""
     generator = np.random.default_rng(0)
     images = {f"{shape}": generator.integers(0, 256, shape, dtype=np.uint8) for shape in [(4, 6), (5, 7, 3), (3, 2, 4)]}
     logger = TensorboardLogger(tmp_path)
@@ -258,8 +151,9 @@ def test_pictures_come_back_level_by_level(tmp_path: Path) -> None:
 
     events = load(tmp_path / "tensorboard" / "valid")
     for tag, image in images.items():
-        png = events.Images(tag)[0].encoded_image_string
-        shown = np.asarray(PIL.Image.open(io.BytesIO(png)))
+        [event] = events.Images(tag)
+        assert (event.step, event.height, event.width) == (3, *image.shape[:2])
+        shown = np.asarray(PIL.Image.open(io.BytesIO(event.encoded_image_string)))
         np.testing.assert_array_equal(shown, image if image.ndim == 3 else np.stack([image] * 3, axis=2))
 
 
@@ -297,9 +191,8 @@ def test_texts_histograms_and_curves_arrive_in_their_plugins(tmp_path: Path) -> 
     events, media = load(tmp_path / "tensorboard" / "train"), read_media(tmp_path)
     plugins = {tag: events.SummaryMetadata(tag).plugin_data.plugin_name for tag in media if tag != "image"}
     assert plugins == {"text/text_summary": "text", "values": "histograms", "curve": "pr_curves"}
-    assert [(x, text.tolist()) for x, text in media["text/text_summary"]] == [
-        (step, [f"at *{step}*".encode()]) for _, step in MEDIA_STEPS
-    ]
+    texts = [(x, text.tolist()) for x, text in media["text/text_summary"]]
+    assert texts == [(step, [f"at *{step}*".encode()]) for _, step in MEDIA_STEPS]
     assert [x for x, _ in media["values"]] == [1, 1, 2, 2]
     assert media["values"][0][1].tolist() == [[0.0, 0.5, 3.0], [0.5, 1.0, 0.0], [1.0, 1.5, 1.0]]
     rows = media["curve"][0][1]
@@ -316,11 +209,8 @@ def test_a_resumed_run_shows_each_picture_once(tmp_path: Path, killed_after: int
     log_media(tmp_path / "unkilled", MEDIA_STEPS)
     log_media(tmp_path / "killed", MEDIA_STEPS[:killed_after])
 
-    log_media(
-        tmp_path / "killed",
-        MEDIA_STEPS[last:],
-        resumed_at=Step("train", "train", *(MEDIA_STEPS[last - 1] if last else (0, 0))),
-    )
+    resumed_at = Step("train", "train", *(MEDIA_STEPS[last - 1] if last else (0, 0)))
+    log_media(tmp_path / "killed", MEDIA_STEPS[last:], resumed_at=resumed_at)
 
     expected, resumed = read_media(tmp_path / "unkilled"), read_media(tmp_path / "killed")
     for tag, points in expected.items():
@@ -416,9 +306,8 @@ def test_a_resumed_run_shows_the_hyperparameters_that_it_goes_on_with(tmp_path: 
 
     group = sessions(tmp_path)["tensorboard"]
     assert {name: each.number_value for name, each in group.hparams.items()} == {"lr": 0.2}
-    assert [(each.name.group, each.value, each.training_step) for each in group.sessions[0].metric_values] == [
-        ("train", 2.0, 2), ("valid", 4.0, 2)
-    ]  # fmt: skip
+    last = [(each.name.group, each.value, each.training_step) for each in group.sessions[0].metric_values]
+    assert last == [("train", 2.0, 2), ("valid", 4.0, 2)]
     assert len(list((tmp_path / "tensorboard").glob("*tfevents*"))) == 1
 
 

@@ -17,6 +17,7 @@ from torch import nn
 from runnerkit import dl
 from runnerkit.contrib import Digits
 from tests.loggers.served import fetch, serve
+from tests.tiny import train
 
 CHROMIUM = shutil.which("chromium")
 ARGUMENTS = (
@@ -52,23 +53,17 @@ def browse(address: str) -> Iterator[Any]:
             browser.close()
 
 
-def train(logdir: Path) -> dl.SupervisedRunner:
+def fit(logdir: Path) -> dl.SupervisedRunner:
     data = {key: Digits(train=key == "train") for key in ("train", "valid")}
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-    return dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=torch.optim.Adam(model.parameters(), lr=0.002),
-        loaders={
-            key: dl.TensorLoader(each.images.float() / 255, each.targets, batch_size=64, shuffle=key == "train")
-            for key, each in data.items()
-        },
-        callbacks=[dl.AccuracyCallback("logits", "targets", topk=(1,))],
-        loggers={"console": None},
-        num_epochs=NUM_EPOCHS,
-        logdir=logdir,
-        cpu=True,
-    )
+    loaders = {
+        key: dl.TensorLoader(each.images.float() / 255, each.targets, batch_size=64, shuffle=key == "train")
+        for key, each in data.items()
+    }
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.002)
+    callbacks = [dl.AccuracyCallback("logits", "targets", topk=(1,))]
+    options = {"callbacks": callbacks, "num_epochs": NUM_EPOCHS, "logdir": logdir}
+    return train(model, optimizer=optimizer, loaders=loaders, **options)
 
 
 @pytest.mark.slow
@@ -77,7 +72,7 @@ def train(logdir: Path) -> dl.SupervisedRunner:
 def test_browser_shows_the_curves_of_every_loader(tmp_path: Path) -> None:
     """The page shows tags, runs and last values; even after an exception no process is left."""
     pytest.importorskip("playwright", reason="needs the Python package playwright")
-    metrics = train(tmp_path).epoch_metrics
+    metrics = fit(tmp_path).epoch_metrics
 
     with suppress(KeyboardInterrupt), serve(tmp_path / "tensorboard") as address:
         for loader in metrics:

@@ -1,7 +1,6 @@
 """WandbLogger, offline: wandb's files contain every logged value exactly once."""
 
 import json
-import math
 import struct
 import sys
 from collections import defaultdict
@@ -11,9 +10,8 @@ import numpy as np
 import pytest
 
 from runnerkit import dl
-from runnerkit.logger import Histogram, PRCurve, Step
 from tests.interrupt import Interrupt
-from tests.loggers.training import train
+from tests.loggers.training import log_everything, log_numbers, train, train_saving
 
 
 @pytest.fixture(autouse=True)
@@ -65,12 +63,12 @@ def curve(logdir, name, x):
     return [(row[x], row[name]) for row in rows(logdir) if name in row]
 
 
-@pytest.mark.parametrize("ddp", [False, True])
-def test_a_run_is_read_back_from_wandbs_files(tmp_path, ddp):
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_a_run_is_read_back_from_wandbs_files(tmp_path, num_processes):
     """They contain config, checkpoint, exit code, and each metric once, with epoch and step, from rank zero."""
     logger = dl.WandbLogger(tmp_path, project="digits", name="mine", log_batch_metrics=True, log_checkpoint=True)
 
-    runner = train(tmp_path, logger, log_every=1, ddp=ddp, cpu=not ddp)
+    runner = train(tmp_path, logger, log_every=1, num_processes=num_processes)
 
     for key in ("train", "valid"):
         expected = [(epoch, runner.experiment_metrics[epoch][key]["loss"]) for epoch in (1, 2)]
@@ -100,10 +98,8 @@ def artifacts(logdir):
 def test_a_resumed_run_is_the_same_run_and_repeats_nothing(tmp_path):
     """Interrupted in step 8 and resumed from the checkpoint of step 6, a run has the points of an unkilled one."""
 
-    def run(logdir, *others, **kwargs):
-        checkpoint = dl.CheckpointCallback(logdir, mode="runner", every_steps=3)
-        logger = dl.WandbLogger(logdir, log_batch_metrics=True)
-        train(logdir, logger, callbacks=[checkpoint, *others], log_every=1, **kwargs)
+    def run(logdir, *others, **options):
+        train_saving(logdir, dl.WandbLogger(logdir, log_batch_metrics=True), *others, **options)
 
     run(tmp_path / "unkilled")
     with pytest.raises(KeyboardInterrupt):
@@ -143,64 +139,30 @@ def test_pictures_texts_distributions_and_files_are_wandbs_own_kinds(tmp_path):
     """Each is logged once, under the kind that wandb's page displays."""
     from PIL import Image
 
-    step = Step("train", "valid", 3, 12)
-    image = np.arange(60, dtype=np.uint8).reshape(4, 5, 3)
-    pr_curve = PRCurve(*(np.arange(2) for _ in range(5)), precision=np.array([0.5, 1.0]), recall=np.array([1.0, 0.25]))
-    (tmp_path / "notes").mkdir()
-    (tmp_path / "notes" / "a.txt").write_text("in a folder")
     logger = dl.WandbLogger(tmp_path / "log")
-    logger.setup()
-    for _ in range(2):  # the second time it must be ignored
-        logger.log_image("sample", image, step=step, scope="loader")
-        logger.log_text("remark", "good", step=step, scope="loader")
-        histogram = Histogram(np.array([1, 2]), np.array([0.0, 0.5, 1.0]))
-        logger.log_histogram("weights", histogram, step=step, scope="batch")
-        logger.log_pr_curve("pr", pr_curve, step=step, scope="loader")
-        logger.log_table("classes", {"class": ["a", "b"], "f1": [0.5, 1.0]}, step=step, scope="loader")
-        logger.log_artifact("notes", tmp_path / "notes", step=step, scope="loader")
-    logger.close()
+
+    image = log_everything(logger, tmp_path)
 
     sample, remark, weights, pr, classes = rows(tmp_path / "log")
     assert {(row["epoch"], row["step"]) for row in (sample, remark, weights, pr, classes)} == {(3, 12)}
     [files] = (tmp_path / "log").glob("wandb/offline-run-*/files")
     np.testing.assert_array_equal(np.asarray(Image.open(files / sample["valid/sample/path"])), image)
     assert json.loads((files / remark["valid/remark/path"]).read_text())["data"] == [["good"]]
-    assert (weights["valid/batch/weights/values"], weights["valid/batch/weights/bins"]) == ([1, 2], [0.0, 0.5, 1.0])
+    assert (weights["valid/batch/weights/values"], weights["valid/batch/weights/bins"]) == ([1, 2], [-1.0, -0.5, 4.5])
     table = json.loads((files / pr["valid/pr_table/path"]).read_text())
-    assert table["columns"][:2] == ["recall", "precision"] and [row[:2] for row in table["data"]] == [
-        [1.0, 0.5],
-        [0.25, 1.0],
-    ]
+    assert table["columns"][:2] == ["recall", "precision"]
+    assert [row[:2] for row in table["data"]] == [[1.0, 0.5], [0.25, 1.0]]
     table = json.loads((files / classes["valid/classes/path"]).read_text())
     assert (table["columns"], table["data"]) == (["class", "f1"], [["a", 0.5], ["b", 1.0]])
-    [notes] = [each for each in artifacts(tmp_path / "log") if each.type == "file"]
+    notes, _ = (each for each in artifacts(tmp_path / "log") if each.type == "file")
     assert notes.name == f"{logger.run_id}-notes"
-    assert [(each.path, Path(each.local_path).read_text()) for each in notes.manifest.contents] == [
-        ("a.txt", "in a folder")
-    ]
+    [content] = notes.manifest.contents
+    assert (content.path, Path(content.local_path).read_text()) == ("more/a.txt", "in a folder")
 
 
 def test_any_number_arrives(tmp_path):
     """All bits of a float are kept, also NaN and infinities."""
-    values = {"third": -1 / 3, "small": 1e-300, "nan": math.nan, "inf": math.inf}
-    logger = dl.WandbLogger(tmp_path)
-    logger.setup()
-    logger.log_scalars(values, step=Step("train", "train", 1, 1), scope="loader")
-    logger.close()
+    values = log_numbers(dl.WandbLogger(tmp_path))
 
     [row] = rows(tmp_path)
     np.testing.assert_array_equal([row[f"train/{name}"] for name in values], list(values.values()))
-
-
-def test_missing_wandb_names_the_install_command(tmp_path, monkeypatch):
-    """wandb is optional: if it is missing, an error is raised before training."""
-    monkeypatch.setitem(sys.modules, "wandb", None)  # import raises ImportError
-
-    with pytest.raises(ImportError, match=r"WandbLogger needs wandb: pip install runnerkit\[wandb\]"):
-        dl.WandbLogger(tmp_path).setup()
-
-
-def test_what_the_logger_sets_itself_is_refused(tmp_path):
-    """The logger derives the run's id and folder from the logdir."""
-    with pytest.raises(ValueError, match=r"sets dir, id of wandb\.init itself: pass logdir and train\(resume=\.\.\.\)"):
-        dl.WandbLogger(tmp_path, id="mine", dir="elsewhere")

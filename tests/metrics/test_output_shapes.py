@@ -18,7 +18,7 @@ from sklearn import metrics as sk
 from benchmarks.results import read_section, write_section
 from runnerkit import dl, metrics
 from runnerkit.metrics import class_indices
-from tests.callbacks.stand_ins import end_loader, make_runner, run_loader
+from tests.callbacks.stand_ins import evaluate
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 COMMAND = "RUNNERKIT_WRITE_METRICS_TABLE=1 pytest tests/metrics/test_output_shapes.py -k table"
@@ -126,7 +126,7 @@ def reference_auc(outputs, targets):
     }
 
 
-def reference_overlap(outputs, targets, *, threshold, score, name):
+def reference_overlap(outputs, targets, *, score, name, threshold=None):
     if outputs.ndim != 2 or targets.shape != outputs.shape or (threshold is None and outputs.dtype.kind == "f"):
         return None  # logits are not a soft mask
     pair = targets > 0.5, outputs > (threshold or 0)
@@ -166,84 +166,34 @@ def classes_of(shape):
     return max(2, *SHAPES[shape], 0)
 
 
+ZERO, SOME, HALF = {"threshold": 0}, {"threshold": 0.3}, {"threshold": 0.5}
+JACCARD, F1 = {"score": sk.jaccard_score, "name": "iou"}, {"score": sk.f1_score, "name": "dice"}
+INDEX = {"score": tversky, "name": "trevsky", **ZERO}
+HIT = {"name": "hitrate02", "of_row": lambda relevance, ranks: (ranks[relevance] < 2).mean()}
+MRR = {"name": "mrr04", "of_row": lambda relevance, ranks: 1 / (1 + ranks[relevance].min())}
+MAP = {"name": "map04", "of_row": lambda relevance, ranks: sk.average_precision_score(relevance, -ranks)}
+NDCG = {"name": "ndcg04", "of_row": ndcg_of_row}
+Confusion, F1Metric = metrics.ConfusionMatrixMetric, metrics.PrecisionRecallF1SupportMetric
+Labels, LabelsF1 = metrics.MultilabelAccuracyMetric, metrics.MultilabelPrecisionRecallF1SupportMetric
+# Names are those of the page's table: (function that makes the metric, its reference, the reference's arguments)
 METRICS = {
     "AccuracyMetric()": (lambda _: metrics.AccuracyMetric(), reference_accuracy, {}),
-    "AccuracyMetric(threshold=0)": (
-        lambda _: metrics.AccuracyMetric(threshold=0),
-        reference_accuracy,
-        {"threshold": 0},
-    ),
-    "PrecisionRecallF1SupportMetric(C)": (
-        lambda shape: metrics.PrecisionRecallF1SupportMetric(classes_of(shape)),
-        reference_f1,
-        {},
-    ),
-    "PrecisionRecallF1SupportMetric(threshold=0.3)": (
-        lambda _: metrics.PrecisionRecallF1SupportMetric(threshold=0.3),
-        reference_f1,
-        {"threshold": 0.3},
-    ),
-    "ConfusionMatrixMetric(C)": (
-        lambda shape: metrics.ConfusionMatrixMetric(classes_of(shape)),
-        reference_confusion,
-        {},
-    ),
-    "ConfusionMatrixMetric(2, threshold=0)": (
-        lambda _: metrics.ConfusionMatrixMetric(2, threshold=0),
-        reference_confusion,
-        {"threshold": 0},
-    ),
+    "AccuracyMetric(threshold=0)": (lambda _: metrics.AccuracyMetric(**ZERO), reference_accuracy, ZERO),
+    "PrecisionRecallF1SupportMetric(C)": (lambda shape: F1Metric(classes_of(shape)), reference_f1, {}),
+    "PrecisionRecallF1SupportMetric(threshold=0.3)": (lambda _: F1Metric(**SOME), reference_f1, SOME),
+    "ConfusionMatrixMetric(C)": (lambda shape: Confusion(classes_of(shape)), reference_confusion, {}),
+    "ConfusionMatrixMetric(2, threshold=0)": (lambda _: Confusion(2, **ZERO), reference_confusion, ZERO),
     "AUCMetric()": (lambda _: metrics.AUCMetric(), reference_auc, {}),
-    "MultilabelAccuracyMetric()": (
-        lambda _: metrics.MultilabelAccuracyMetric(),
-        reference_labels_accuracy,
-        {"threshold": 0.5},
-    ),
-    "MultilabelPrecisionRecallF1SupportMetric(threshold=0)": (
-        lambda _: metrics.MultilabelPrecisionRecallF1SupportMetric(threshold=0),
-        reference_labels_f1,
-        {"threshold": 0},
-    ),
-    "IOUMetric(threshold=0)": (
-        lambda _: metrics.IOUMetric(threshold=0),
-        reference_overlap,
-        {"threshold": 0, "score": sk.jaccard_score, "name": "iou"},
-    ),
-    "IOUMetric()": (
-        lambda _: metrics.IOUMetric(),
-        reference_overlap,
-        {"threshold": None, "score": sk.jaccard_score, "name": "iou"},
-    ),
-    "DiceMetric(threshold=0)": (
-        lambda _: metrics.DiceMetric(threshold=0),
-        reference_overlap,
-        {"threshold": 0, "score": sk.f1_score, "name": "dice"},
-    ),
-    "TrevskyMetric(0.3, threshold=0)": (
-        lambda _: metrics.TrevskyMetric(0.3, threshold=0),
-        reference_overlap,
-        {"threshold": 0, "score": tversky, "name": "trevsky"},
-    ),
-    "HitrateMetric(2)": (
-        lambda _: metrics.HitrateMetric(2),
-        reference_ranking,
-        {"name": "hitrate02", "of_row": lambda relevance, ranks: (ranks[relevance] < 2).mean()},
-    ),
-    "MRRMetric(4)": (
-        lambda _: metrics.MRRMetric(4),
-        reference_ranking,
-        {"name": "mrr04", "of_row": lambda relevance, ranks: 1 / (1 + ranks[relevance].min())},
-    ),
-    "MAPMetric(4)": (
-        lambda _: metrics.MAPMetric(4),
-        reference_ranking,
-        {"name": "map04", "of_row": lambda relevance, ranks: sk.average_precision_score(relevance, -ranks)},
-    ),
-    "NDCGMetric(4)": (
-        lambda _: metrics.NDCGMetric(4),
-        reference_ranking,
-        {"name": "ndcg04", "of_row": ndcg_of_row},
-    ),
+    "MultilabelAccuracyMetric()": (lambda _: Labels(), reference_labels_accuracy, HALF),
+    "MultilabelPrecisionRecallF1SupportMetric(threshold=0)": (lambda _: LabelsF1(**ZERO), reference_labels_f1, ZERO),
+    "IOUMetric(threshold=0)": (lambda _: metrics.IOUMetric(**ZERO), reference_overlap, ZERO | JACCARD),
+    "IOUMetric()": (lambda _: metrics.IOUMetric(), reference_overlap, JACCARD),
+    "DiceMetric(threshold=0)": (lambda _: metrics.DiceMetric(**ZERO), reference_overlap, ZERO | F1),
+    "TrevskyMetric(0.3, threshold=0)": (lambda _: metrics.TrevskyMetric(0.3, **ZERO), reference_overlap, INDEX),
+    "HitrateMetric(2)": (lambda _: metrics.HitrateMetric(2), reference_ranking, HIT),
+    "MRRMetric(4)": (lambda _: metrics.MRRMetric(4), reference_ranking, MRR),
+    "MAPMetric(4)": (lambda _: metrics.MAPMetric(4), reference_ranking, MAP),
+    "NDCGMetric(4)": (lambda _: metrics.NDCGMetric(4), reference_ranking, NDCG),
     "R2Metric()": (lambda _: metrics.R2Metric(), reference_r2, {}),
 }
 
@@ -277,9 +227,8 @@ def outcome(name, shape, dtype, target_shape, target_dtype):
     if refusal is not None:
         assert refusal.startswith(("expected", "outputs", "threshold", "targets", "topk")), f"{where}: {refusal}"
         return False
-    expected = expected_values(
-        name, shape, dtype, target_shape, torch.bool if target_dtype is torch.bool else torch.int64
-    )
+    kind = torch.bool if target_dtype is torch.bool else torch.int64
+    expected = expected_values(name, shape, dtype, target_shape, kind)
     assert expected is not None, f"{where} was not refused"
     assert {each: found[each] for each in expected} == pytest.approx(expected, rel=1e-12, abs=1e-12), where
     return True
@@ -327,9 +276,8 @@ def test_callbacks_of_a_binary_classifier_take_a_threshold(column, are_logits):
     """0 for logits and 0.5 for probabilities give the same values, those of scikit-learn."""
     scores = BINARY.logit() if are_logits else BINARY
     threshold = 0 if are_logits else 0.5
-    batches = [
-        {"x": scores[rows, None] if column else scores[rows], "y": TRUE[rows]} for rows in (slice(4), slice(4, 6))
-    ]
+    scores = scores[:, None] if column else scores
+    batches = [{"x": scores[rows], "y": TRUE[rows]} for rows in (slice(4), slice(4, 6))]
     found = {}
     for callback in (
         dl.AccuracyCallback("x", "y", threshold=threshold),
@@ -337,10 +285,7 @@ def test_callbacks_of_a_binary_classifier_take_a_threshold(column, are_logits):
         dl.ConfusionMatrixCallback("x", "y", class_names=["no", "yes"], threshold=threshold, log_counts=True),
         dl.AUCCallback("x", "y"),
     ):
-        runner = make_runner(loggers={})
-        run_loader(callback, runner, batches)
-        end_loader(callback, runner)
-        found |= runner.loader_metrics
+        found |= evaluate(callback, batches).loader_metrics
 
     predicted = BINARY > 0.5
     counts = sk.confusion_matrix(TRUE, predicted).ravel()
@@ -351,55 +296,29 @@ def test_callbacks_of_a_binary_classifier_take_a_threshold(column, are_logits):
     assert found["auc"] == pytest.approx(sk.roc_auc_score(TRUE, BINARY))
 
 
+EYE = torch.eye(6)
+NAN = torch.full((6, 6), torch.nan)
+
+
 @pytest.mark.parametrize(
     ("make", "outputs", "targets", "message"),
     [
         (metrics.AccuracyMetric, BINARY, TRUE, r"one score per target: pass threshold=0 if they are logits"),
         (metrics.AccuracyMetric, BINARY[:, None], TRUE, r"threshold=0.5 if they are probabilities"),
-        (lambda: metrics.PrecisionRecallF1SupportMetric(2), BINARY, TRUE, r"pass threshold=0 .* integer dtype"),
-        (
-            lambda: metrics.ConfusionMatrixMetric(2),
-            BINARY,
-            TRUE,
-            r"outputs \(6,\) of torch.float32 .* pass threshold=0",
-        ),
-        (lambda: metrics.AccuracyMetric(threshold=0), torch.eye(6), TRUE, r"threshold=0 is for one score per target"),
+        (lambda: F1Metric(2), BINARY, TRUE, r"pass threshold=0 .* integer dtype"),
+        (lambda: Confusion(2), BINARY, TRUE, r"outputs \(6,\) of torch.float32 .* pass threshold=0"),
+        (lambda: metrics.AccuracyMetric(threshold=0), EYE, TRUE, r"threshold=0 is for one score per target"),
         (lambda: metrics.AccuracyMetric(2, threshold=0), BINARY, TRUE, r"topk must be 1 for one output per row"),
-        (
-            lambda: metrics.ConfusionMatrixMetric(3, threshold=0),
-            BINARY,
-            TRUE,
-            r"outputs have 2 classes, num_classes is 3",
-        ),
-        (
-            lambda: metrics.ConfusionMatrixMetric(6),
-            torch.eye(6),
-            TRUE + 0.5,
-            r"targets must be class indices .* fractions",
-        ),
-        (
-            lambda: metrics.ConfusionMatrixMetric(2, threshold=0),
-            BINARY,
-            TRUE * 2,
-            r"class indices in \[0, 2\), got 0 to 2",
-        ),
+        (lambda: Confusion(3, threshold=0), BINARY, TRUE, r"outputs have 2 classes, num_classes is 3"),
+        (lambda: Confusion(6), EYE, TRUE + 0.5, r"targets must be class indices .* fractions"),
+        (lambda: Confusion(2, threshold=0), BINARY, TRUE * 2, r"class indices in \[0, 2\), got 0 to 2"),
         (metrics.AUCMetric, BINARY, TRUE * 2, r"targets must be in \[0, 1\], got 0 to 2"),
-        (metrics.AUCMetric, torch.eye(6), TRUE + 0.5, r"targets must be class indices .* fractions"),
-        (metrics.MultilabelAccuracyMetric, torch.eye(6), -torch.eye(6), r"targets must be in .* got -1 to -?0"),
-        (
-            metrics.MultilabelPrecisionRecallF1SupportMetric,
-            torch.eye(2),
-            torch.full((2, 2), torch.nan),
-            r"targets must be in .* got nan to nan",
-        ),
-        (
-            metrics.MultilabelAccuracyMetric,
-            BINARY,
-            TRUE,
-            r"one score or class index per sample is for the metrics without",
-        ),
-        (metrics.DiceMetric, torch.eye(6) * 3, torch.eye(6), r"outputs must be in \[0, 1\], .* pass threshold=0"),
-        (metrics.IOUMetric, torch.eye(6), torch.eye(6) * 255, r"targets must be in \[0, 1\], got 0 to 255"),
+        (metrics.AUCMetric, EYE, TRUE + 0.5, r"targets must be class indices .* fractions"),
+        (Labels, EYE, -EYE, r"targets must be in .* got -1 to -?0"),
+        (LabelsF1, EYE, NAN, r"targets must be in .* got nan to nan"),
+        (Labels, BINARY, TRUE, r"one score or class index per sample is for the metrics without"),
+        (metrics.DiceMetric, EYE * 3, EYE, r"outputs must be in \[0, 1\], .* pass threshold=0"),
+        (metrics.IOUMetric, EYE, EYE * 255, r"targets must be in \[0, 1\], got 0 to 255"),
         (metrics.R2Metric, torch.ones(2, 3, 4), torch.ones(2, 4, 3), r"expected outputs and targets"),
     ],
 )

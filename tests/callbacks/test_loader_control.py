@@ -1,0 +1,124 @@
+"""Callbacks that shorten loaders (check run), repeat their first batches (overfit), or leave them out (periods)."""
+
+from collections import Counter
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from runnerkit import dl
+from tests.callbacks.recording import Recording, record
+
+KEYS = ("train", "train_more", "valid", "valid_more")
+
+
+class Watched(Recording):
+    """A runner that also records its loaders at the start and the end of the stage and at the end of each epoch."""
+
+    def on_stage_start(self, runner):
+        super().on_stage_start(runner)
+        self.before, self.orders = dict(self.loaders), set()
+
+    def on_epoch_end(self, runner):
+        super().on_epoch_end(runner)
+        self.orders.add(tuple(self.loaders))
+
+    def on_stage_end(self, runner):
+        self.after = dict(self.loaders)
+        super().on_stage_end(runner)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "num_batches", "num_epochs"), [({}, 3, 3), ({"num_batch_steps": 4, "num_epoch_steps": 2}, 4, 2)]
+)
+def test_a_check_run_uses_every_loader_and_is_short(arguments, num_batches, num_epochs):
+    """Ending the training loader early does not end the validation after it."""
+    loaders = {key: [torch.zeros(2, 1)] * size for key, size in {"train": 10, "valid": 2, "valid_2": 5}.items()}
+
+    runner = record(dl.CheckRunCallback(**arguments), loaders=loaders, num_epochs=7)
+
+    expected = {"train": num_batches, "valid": 2, "valid_2": num_batches}
+    epochs = range(1, num_epochs + 1)
+    assert Counter(runner.places) == {(epoch, key): count for epoch in epochs for key, count in expected.items()}
+
+
+def overfit(*callbacks):
+    """Train for three epochs; return the runner and the batches by epoch and loader."""
+    numbers = TensorDataset(torch.arange(20.0))
+    loaders = {"train": DataLoader(numbers, batch_size=2, shuffle=True), "valid": DataLoader(numbers, batch_size=4)}
+    runner = record(*callbacks, runner=Watched(), loaders=loaders, num_epochs=3)
+    found = {}
+    for place, (batch,) in zip(runner.places, runner.batches, strict=True):
+        found.setdefault(place, []).append(tuple(batch.tolist()))
+    return runner, found
+
+
+@pytest.mark.parametrize(("amount", "num_batches"), [(1, 1), (3, 3), (0.2, 2), (0.01, 1), (50, 10)])
+def test_first_batches_are_repeated_as_often_as_the_loader_has_batches(amount, num_batches):
+    """The amount is a number of batches or a fraction; a shuffled loader repeats the same ones in every epoch."""
+    _, found = overfit(dl.BatchOverfitCallback(**({} if amount == 1 else {"train": amount})))
+
+    batches = found[1, "train"]
+    assert len(set(batches)) == num_batches
+    assert batches == (batches[:num_batches] * 10)[:10]
+    assert [found[epoch, "train"] for epoch in (2, 3)] == [batches] * 2
+    assert [found[epoch, "valid"] for epoch in (1, 2, 3)] == [[(0.0, 1.0, 2.0, 3.0)] * 5] * 3
+
+
+@pytest.mark.parametrize("overfit_first", [True, False])
+def test_original_loaders_are_put_back(overfit_first):
+    """Loaders are restored even if another callback replaces them too, in either order."""
+    callbacks = [dl.BatchOverfitCallback(), dl.PeriodicLoaderCallback("valid", "loss", valid=2)]
+    if not overfit_first:
+        callbacks.reverse()
+
+    runner, found = overfit(*callbacks)
+
+    assert list(runner.after) == ["train", "valid"]
+    assert all(runner.after[key] is runner.before[key] for key in ("train", "valid"))
+    assert set(found) == {(1, "train"), (2, "train"), (2, "valid"), (3, "train")}
+
+
+def test_batches_are_fetched_once():
+    """Otherwise, a loader without a seed would give other batches in every epoch."""
+
+    class Counted(list):
+        num_passes = 0
+
+        def __iter__(self):
+            self.num_passes += 1
+            return super().__iter__()
+
+    loader = Counted(torch.tensor([float(number)]) for number in range(4))
+    runner = record(dl.BatchOverfitCallback(train=2), loaders={"train": loader}, num_epochs=3)
+
+    assert torch.cat(runner.batches).tolist() == [0.0, 1.0, 0.0, 1.0] * 3
+    assert loader.num_passes == 1
+
+
+def run_periods(*callbacks, num_epochs=7):
+    loaders = {key: [torch.zeros(2, 1)] for key in KEYS}
+    runner = record(*callbacks, runner=Watched(), loaders=loaders, num_epochs=num_epochs)
+    return runner, {key: [epoch for epoch, each in runner.places if each == key] for key in KEYS}
+
+
+def test_a_loader_with_a_period_runs_in_every_so_many_epochs():
+    """A loader without a period runs in each epoch, one with period 0 never, and their order stays."""
+    callback = dl.PeriodicLoaderCallback("valid", "loss", minimize=True, train_more=2, valid=3, valid_more=0)
+
+    runner, ran = run_periods(callback)
+
+    assert ran == {"train": [*range(1, 8)], "train_more": [2, 4, 6], "valid": [3, 6], "valid_more": []}
+    assert set(runner.experiment_metrics[1]) == {"train"}
+    assert set(runner.experiment_metrics[6]) == {"train", "train_more", "valid"}
+    assert runner.orders == {KEYS}
+
+
+def test_early_stopping_passes_over_epochs_without_the_loader():
+    """Patience counts only epochs in which the metric was measured."""
+    stop = dl.EarlyStoppingCallback(2, "valid", "loss", minimize=True)
+
+    runner, ran = run_periods(dl.PeriodicLoaderCallback("valid", "loss", valid=2), stop, num_epochs=20)
+
+    assert ran["valid"] == [2, 4, 6]
+    assert runner.epoch_step == 6
