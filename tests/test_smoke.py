@@ -10,10 +10,9 @@ from tests import smoke
 
 
 @pytest.mark.slow
-@pytest.mark.cold
 @pytest.mark.timeout(900)  # it took 230 s beside other test suites
 def test_all_smoke_runs_pass():
-    """Every part passes in a new process, as ``make test-versions`` runs them."""
+    """Every part passes in a process of its own, as ``make test-versions`` runs them."""
     done = subprocess.run([sys.executable, "-m", "tests.smoke"], capture_output=True, text=True, timeout=850)
 
     assert done.returncode == 0, done.stdout + done.stderr

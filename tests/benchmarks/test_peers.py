@@ -9,12 +9,11 @@ from tests.peers import PEERS, needs_peers
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("key", ["steps-nothing", "steps-log"])
-def test_every_framework_takes_its_turns(key):
+def test_every_framework_takes_its_turns():
     """No framework hangs, fails, or reports a loss other than raw PyTorch's."""
     needs_peers()
     peers = str(PEERS / "bin" / "python")
-    (case,) = (each for each in all_cases(peers, num_batches=150) if each.key == key)
+    (case,) = (each for each in all_cases(peers, num_batches=150) if each.key == "steps-log")
 
     outcome = measure(case.candidates, num_rounds=1, tolerance=case.tolerance, in_turns=case.in_turns, timeout_s=30)
 

@@ -1,10 +1,13 @@
-"""Start an example as its users do, from the root of a checkout, with plain python or a launcher."""
+"""Start an example as its users do, from the root of a checkout, with plain python or a launcher; interrupt it."""
 
 import os
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 TORCHRUN = "torchrun --standalone --nproc-per-node=2"
@@ -35,3 +38,18 @@ def start(command: str, folder: Path, *options: object, timeout_s: float = 400, 
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def whole_and_resumed(main, runner_class, arguments, folder, *, epoch: int, batch: int):
+    """Return the runner of a whole run, and of one that failed in a training batch and was resumed."""
+    handle_batch = runner_class.handle_batch
+
+    def fail(runner, data):
+        if runner.is_train_loader and (runner.epoch_step, runner.loader_batch_step) == (epoch, batch):
+            raise RuntimeError("the power is gone")
+        handle_batch(runner, data)
+
+    whole = main([*arguments, "--logdir", str(folder / "whole")])
+    with mock.patch.object(runner_class, "handle_batch", fail), pytest.raises(RuntimeError, match="the power is gone"):
+        main([*arguments, "--logdir", str(folder / "parts")])
+    return whole, main([*arguments, "--logdir", str(folder / "parts"), "--resume"])

@@ -26,11 +26,7 @@ def assert_learned(output, engine, folder):
 
 @pytest.mark.parametrize(
     "engine",
-    [
-        *ONE_PROCESS,
-        *SEVERAL,
-        *(pytest.param(each, marks=[pytest.mark.horovod, pytest.mark.slow]) for each in HOROVOD),
-    ],
+    [*ONE_PROCESS, *SEVERAL, *(pytest.param(each, marks=[pytest.mark.horovod, pytest.mark.slow]) for each in HOROVOD)],
 )
 def test_the_example_learns_on_each_engine(engine, tmp_path, monkeypatch, capfd):
     """This includes bf16, DataParallel without GPUs, and engines that start several processes."""

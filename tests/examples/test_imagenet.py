@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from runnerkit import dl, read_metrics, utils
 from runnerkit.torchvision_cpu import import_torchvision
-from tests.examples.start import ROOT, TORCHRUN, start
+from tests.examples.start import ROOT, TORCHRUN, start, whole_and_resumed
 from tests.launchers.slurm import Slurm, why_not
 
 FOLDER = ROOT / "examples" / "imagenet"
@@ -29,15 +29,6 @@ def example(monkeypatch):
     return importlib.import_module("examples.imagenet.main")
 
 
-def arguments(engine, logdir, *, num_processes):
-    """Return arguments for 320 images in steps of 16 over all processes, at a rate equal to one process's 0.006."""
-    share = ("--batch-size", str(16 // num_processes), "--lr", str(0.006 / num_processes))
-    # In bfloat16 on a CPU, torch 2.13 takes the weights' gradient of a 3x3 convolution with stride 2 over one pixel, as
-    # in a ResNet on 16 pixels, from memory that it has not written: at times NaN.
-    size = ("--image-size", "24") if engine == "AMPEngine" else ()
-    return [*SMALL, *size, "--synthetic", "320", *share, "--engine", engine, "--logdir", str(logdir)]
-
-
 def valid_metrics(logdir):
     """Return the last epoch's validation metrics, as logged."""
     table = read_metrics(logdir)
@@ -46,7 +37,6 @@ def valid_metrics(logdir):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # mixed precision takes minutes on a CPU without bfloat16 instructions
 @pytest.mark.parametrize(
     "engine",
     [
@@ -55,17 +45,22 @@ def valid_metrics(logdir):
         pytest.param("HorovodEngine", marks=pytest.mark.horovod),
     ],
 )
-def test_it_learns_on_each_engine_that_a_cpu_has(example, tmp_path, capsys, engine):
-    """With ten classes, chance is 0.1 and 0.5; plain python starts the processes of multi-process engines."""
+def test_it_runs_on_each_engine_that_a_cpu_has(example, tmp_path, capsys, engine):
+    """One process learns (chance is 0.1 and 0.5), others take some steps; plain python starts several processes."""
     if engine == "HorovodEngine":
         pytest.importorskip("horovod.torch", reason="Horovod is not installed: scripts/install_horovod.sh builds it")
-    num_processes = 2 if getattr(dl, engine).is_ddp else 1
+    learns, num_processes = engine == "CPUEngine", 2 if getattr(dl, engine).is_ddp else 1
+    # In bfloat16 on a CPU, torch 2.13 takes the weights' gradient of a 3x3 convolution with stride 2 over one pixel, as
+    # in a ResNet on 16 pixels, from memory that it has not written: at times NaN.
+    size = ["--image-size", "24"] if engine == "AMPEngine" else []
+    work = ["--synthetic", "320"] if learns else ["--synthetic", "48", "--epochs", "1"]
+    rate = ["--batch-size", str(16 // num_processes), "--lr", str(0.006 / num_processes)]
 
-    runner = example.main(arguments(engine, tmp_path, num_processes=num_processes))
+    runner = example.main([*SMALL, *size, *work, *rate, "--engine", engine, "--logdir", str(tmp_path)])
 
     valid = runner.epoch_metrics["valid"]
     assert runner.engine.num_processes == num_processes
-    assert valid["accuracy01"] > 0.5 and valid["accuracy05"] > 0.8
+    assert not learns or (valid["accuracy01"] > 0.5 and valid["accuracy05"] > 0.8)
     line = f"resnet18 on {engine}: top-1 {valid['accuracy01']:.2%}, top-5 {valid['accuracy05']:.2%}"
     assert capsys.readouterr().out.count(line) == 1
 
@@ -101,13 +96,9 @@ def rate_by_hand(step, scheduler):
 def test_every_step_is_that_of_the_recipe_by_hand(example, tmp_path, scheduler):
     """Plain PyTorch on the same batches matches to 1e-6: rates by formula, SGD, label smoothing, normalized floats."""
     evidence = Evidence()
-    options = example.parse(
-        [
-            *("--engine", "CPUEngine", "--synthetic", "40", "--image-size", "16", "--batch-size", "8", "--epochs", "5"),
-            *("--lr", "0.02", "--warmup-epochs", "2", "--scheduler", scheduler, "--drops", "3", "4"),
-            *("--label-smoothing", "0.1", "--logdir", str(tmp_path)),
-        ]
-    )
+    size = ["--engine", "CPUEngine", "--synthetic", "40", "--image-size", "16", "--batch-size", "8", "--epochs", "5"]
+    rates = ["--lr", "0.02", "--warmup-epochs", "2", "--scheduler", scheduler, "--drops", "3", "4"]
+    options = example.parse([*size, *rates, "--label-smoothing", "0.1", "--logdir", str(tmp_path)])
 
     runner = example.train(options, [evidence])
 
@@ -126,22 +117,11 @@ def test_every_step_is_that_of_the_recipe_by_hand(example, tmp_path, scheduler):
 
 
 @pytest.mark.slow
-def test_it_resumes_as_if_it_had_never_stopped(example, monkeypatch, tmp_path):
+def test_it_resumes_as_if_it_had_never_stopped(example, tmp_path):
     """The run fails within the second epoch and resumes bit for bit."""
     few = [*SMALL, "--synthetic", "32", "--batch-size", "8", "--engine", "CPUEngine"]
-    handle_batch = example.ImageNetRunner.handle_batch
 
-    def fail(runner, batch):
-        if runner.is_train_loader and (runner.epoch_step, runner.loader_batch_step) == (2, 3):
-            raise RuntimeError("the power is gone")
-        handle_batch(runner, batch)
-
-    whole = example.main([*few, "--logdir", str(tmp_path / "whole")])
-    with monkeypatch.context() as patch:
-        patch.setattr(example.ImageNetRunner, "handle_batch", fail)
-        with pytest.raises(RuntimeError, match="the power is gone"):
-            example.main([*few, "--logdir", str(tmp_path / "parts")])
-    parts = example.main([*few, "--logdir", str(tmp_path / "parts"), "--resume"])
+    whole, parts = whole_and_resumed(example.main, example.ImageNetRunner, few, tmp_path, epoch=2, batch=3)
 
     torch.testing.assert_close(parts.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
     assert parts.experiment_metrics == whole.experiment_metrics
@@ -175,9 +155,8 @@ def test_two_processes_score_as_one_does(example, tmp_path):
     table = read_metrics(tmp_path / "logdir")
     assert len(images) == 21
     valid = valid_metrics(tmp_path / "logdir")
-    assert (valid["accuracy01"], valid["accuracy05"]) == pytest.approx(
-        accuracies_by_hand(last, images, num_classes=10), abs=1e-9
-    )
+    by_hand = accuracies_by_hand(last, images, num_classes=10)
+    assert (valid["accuracy01"], valid["accuracy05"]) == pytest.approx(by_hand, abs=1e-9)
     assert table[table.metric == "lr"].value.tolist() == pytest.approx([0.004])
     assert output.count("resnet18 on DistributedDataParallelEngine: top-1") == 1
 
@@ -200,10 +179,9 @@ def test_it_reads_folders_of_images(example, tmp_path):
     transforms."""
     write_folders(tmp_path / "data")
     few = ["--model", "resnet18", "--batch-size", "8", "--lr", "0.003", "--epochs", "5", "--workers", "1"]
+    places = ["--data", str(tmp_path / "data"), "--logdir", str(tmp_path / "logdir")]
 
-    runner = example.main(
-        [*SMALL, *few, "--data", str(tmp_path / "data"), "--logdir", str(tmp_path / "logdir"), "--engine", "CPUEngine"]
-    )
+    runner = example.main([*SMALL, *few, *places, "--engine", "CPUEngine"])
 
     vision = import_torchvision()
     steps = [vision.transforms.Resize(18), vision.transforms.CenterCrop(16), vision.transforms.ToTensor()]
@@ -288,9 +266,8 @@ def test_timing_has_a_row_for_each_engine_and_leaves_the_rest_of_the_page(monkey
     page = tmp_path / "page.md"
     page.write_text(f"before\n\n{timing.BEGIN}{timing.END}\n\nafter\n")
 
-    text = timing.main(
-        [*SMALL, "--synthetic", "16", "--batch-size", "8", "--device", "cpu"], ["DeviceEngine", "APEXEngine"], page
-    )
+    few = [*SMALL, "--synthetic", "16", "--batch-size", "8", "--device", "cpu"]
+    text = timing.main(few, ["DeviceEngine", "APEXEngine"], page)
 
     assert page.read_text() == f"before\n\n{timing.BEGIN}{text}{timing.END}\n\nafter\n"
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]

@@ -1,13 +1,11 @@
 """The examples of streams train alike in one and in two processes, with and without data workers."""
 
-from itertools import product
-
 import pytest
 import torch
 
 from examples.streams import hugging_face, tar_shards
 
-JOBS = list(product((1, 2), (0, 2)))
+JOBS = [(1, 0), (1, 2), (2, 2)]  # processes, and data workers of each
 EXAMPLES = {
     "ShardedFiles": (tar_shards.main, []),
     "WebDataset": (tar_shards.main, ["--webdataset"]),
@@ -32,7 +30,7 @@ def test_any_job_reaches_the_same_weights(tmp_path, name):
         weights[processes, workers] = torch.cat([each.flatten() for each in runner.model.state_dict().values()])
         accuracies[processes, workers] = runner.epoch_metrics["valid"]["accuracy01"]
 
-    assert torch.equal(weights[1, 0], weights[1, 2]) and torch.equal(weights[2, 0], weights[2, 2])
-    torch.testing.assert_close(weights[1, 0], weights[2, 0], rtol=1e-3, atol=1e-4)
+    assert torch.equal(weights[1, 0], weights[1, 2])
+    torch.testing.assert_close(weights[1, 0], weights[2, 2], rtol=1e-3, atol=1e-4)
     assert min(accuracies.values()) > 0.9
     assert accuracies[1, 0] == pytest.approx(accuracies[2, 2], abs=0.01)

@@ -262,6 +262,14 @@ def _start(logdir: Path, rank: int, num_processes: int, store: Path, kill: Kill 
         os._exit(code)
 
 
+def whole_run(folder: Path, num_processes: int, source: str | None = None) -> dict[str, Any]:
+    """Train without kills; return the fingerprint."""
+    logdir = folder / f"whole-{num_processes}-{source}"
+    write_files(folder / "shards")
+    assert attempt(logdir, num_processes, None, Tally(num_processes), source=source), "the run fails by itself"
+    return fingerprint(logdir)
+
+
 def drill(
     num_kills: int,
     num_processes: int,
@@ -270,17 +278,17 @@ def drill(
     seed: int = 0,
     source: str | None = None,
     is_file_url: bool = False,
+    expected: dict[str, Any] | None = None,
 ) -> Tally:
     """Kill runs `num_kills` times in total; each is resumed until it completes, and is then compared.
 
     Args:
         is_file_url: pass the logdirs of runs that are killed as file:// URLs; not for a stream.
+        expected: fingerprint of the run that is not killed, which is trained by default.
     """
     tally, chance = Tally(num_processes, source), random.Random(seed)
-    whole = folder / f"whole-{num_processes}-{source}"
     write_files(folder / "shards")
-    assert attempt(whole, num_processes, None, tally, source=source), "the run fails by itself"
-    expected = fingerprint(whole)
+    expected = expected or whole_run(folder, num_processes, source)
     while tally.kills.total() < num_kills:
         tally.num_runs += 1
         broken = folder / f"broken-{num_processes}-{source}-{tally.num_runs}"
@@ -323,6 +331,16 @@ def table_of_streams(tallies: Sequence[Tally]) -> str:
     return "\n".join([heads, "|---|---:|---:|---:|---:|", *lines])
 
 
+def report(found: str, wrong: list[str], section: str, page: Path | None, packages: str = "") -> None:
+    """Print a table, write it to a section of a page, print what is wrong, and exit with 1 if something is."""
+    print(found)
+    print(*wrong, sep="\n")
+    if page is not None:
+        where = f"torch {torch.__version__}, Python {platform.python_version()}{packages}, on the CPU."
+        write_section(section, f"{datetime.date.today()}, {where}\n\n{found}", page, command="make drills")
+    sys.exit(bool(wrong))
+
+
 def main() -> None:
     """Drill, print a table, and exit with 1 if a run was different."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -340,14 +358,8 @@ def main() -> None:
         processes = [4] if options.mesh else options.processes
         tallies = [run(num_processes=number, source=source) for source in sources for number in processes]
     found = table_of_streams(tallies) if options.streams else table(tallies)
-    print(found)
-    for tally in tallies:
-        print(*tally.different, sep="\n")
-    if options.page is not None:
-        when = f"{datetime.date.today()}, torch {torch.__version__}, Python {platform.python_version()}, on the CPU."
-        section = "stream drills" if options.streams else "mesh drills" if options.mesh else "drills"
-        write_section(section, f"{when}\n\n{found}", options.page, command="make drills")
-    sys.exit(any(tally.different for tally in tallies))
+    section = "stream drills" if options.streams else "mesh drills" if options.mesh else "drills"
+    report(found, [line for tally in tallies for line in tally.different], section, options.page)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from runnerkit import dl
-from tests.tiny import classification, loader, mlp, quiet, sgd
+from tests.tiny import classification, loader, mlp, train
 
 
 def is_culprit(runner, rank=1):
@@ -143,15 +143,9 @@ CASES = {
 }
 
 
-def train(*, model=None, **options):
-    model = model or mlp()
-    dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=sgd(model),
-        **{"loaders": {"train": loader(64, 4)}, **quiet(), **options},
-        engine=dl.DistributedDataParallelEngine(2, device="cpu", timeout_s=60),
-    )
+def fit(**options):
+    options = {"loaders": {"train": loader(64, 4)}, **options}
+    train(**options, engine=dl.DistributedDataParallelEngine(2, device="cpu", timeout_s=60))
 
 
 def main(folder, *cases):
@@ -159,7 +153,7 @@ def main(folder, *cases):
     for case in cases:
         began, words = time.monotonic(), ""
         try:
-            train(**CASES[case]())
+            fit(**CASES[case]())
         except Exception as error:
             words = "".join(traceback.format_exception(error))
         told[case] = {"seconds": time.monotonic() - began, "words": words}

@@ -50,10 +50,7 @@ class Case:
         """Run the case and describe how it differs from the loop; empty if it does not. Every rank must call."""
         try:
             found = train(
-                self.setting,
-                num_processes=self.num_processes,
-                num_workers=self.num_workers,
-                persistent=self.persistent,
+                self.setting, num_processes=self.num_processes, num_workers=self.num_workers, persistent=self.persistent
             )
         except Exception:
             return f"raised {traceback.format_exc(limit=-3)}"

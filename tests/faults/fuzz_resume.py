@@ -25,6 +25,7 @@ from runnerkit.loop import stop_signals
 from tests.faults.fuzz_parity import in_processes, main
 from tests.faults.fuzz_run import UNKNOWN, Result, schedule, train, train_by_hand
 from tests.faults.fuzz_setting import Setting
+from tests.faults.kills import Send, exit_code_of
 from tests.interrupt import Interrupt
 
 _PROCESSES = 1, 2, 3, 6  # that divide a global batch
@@ -134,14 +135,11 @@ def _run(setting: Setting, segment: Segment, logdir: Path, samples: Sequence[int
         limit = samples[min(segment.at, len(samples)) - 1]
         setting = replace(setting, num_samples=min(limit, setting.num_samples or limit))
     elif segment.how in ("SIGTERM", "SIGKILL"):
-        callbacks = [Send(signal.Signals[segment.how], segment.at)]
+        callbacks = [Send(signal.Signals[segment.how], step=segment.at, rank=segment.num_processes - 1)]
     elif segment.how == "error":
         callbacks = [Interrupt(segment.at)]
     save = dl.CheckpointCallback(
-        logdir,
-        mode="runner",
-        every_steps=segment.every_steps,
-        max_hours=1.0 if segment.how == "clock" else None,
+        logdir, mode="runner", every_steps=segment.every_steps, max_hours=1.0 if segment.how == "clock" else None
     )
     try:
         with times(segment.at if segment.how == "clock" else None):
@@ -163,19 +161,6 @@ def _run(setting: Setting, segment: Segment, logdir: Path, samples: Sequence[int
         return f"raised {traceback.format_exc(limit=-3)}"
 
 
-class Send(dl.Callback):
-    """A callback that sends the last process a signal after a training batch."""
-
-    def __init__(self, number: int, batch_step: int) -> None:
-        super().__init__(order=dl.CallbackOrder.External)
-        self.number, self.batch_step = number, batch_step
-
-    def on_batch_end(self, runner: dl.IRunner) -> None:
-        is_last = runner.engine.rank == runner.engine.num_processes - 1
-        if runner.is_train_loader and runner.batch_step == self.batch_step and is_last:
-            os.kill(os.getpid(), self.number)
-
-
 @contextmanager
 def times(up_at: int | None) -> Iterator[None]:
     """Let the time of ``max_hours`` be up at that reading of the clock, and processes agree on it at each step."""
@@ -188,14 +173,7 @@ def times(up_at: int | None) -> Iterator[None]:
 
 def _in_fork(function: Any) -> str | None:
     """Call a function in a forked process, which may be killed."""
-    pid = os.fork()
-    if not pid:
-        try:
-            result = function()
-            os._exit(int(isinstance(result, str)))
-        finally:
-            os._exit(1)
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    code = exit_code_of(lambda: os._exit(int(isinstance(function(), str))))
     return None if code in (0, -signal.SIGKILL) else f"a forked segment ended with {code}"
 
 

@@ -9,8 +9,9 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from runnerkit import dl
+from tests import tiny
 from tests.faults.fuzz_setting import FEATURES, SEED, TARGETS, Batch, Setting, network
-from tests.tiny import quiet, sgd, weights
+from tests.tiny import sgd, weights
 
 UNKNOWN = 20  # steps for which the schedule is made if it is not told their number
 
@@ -50,10 +51,8 @@ def train(
     engine = dl.CPUEngine() if num_processes == 1 else dl.DistributedDataParallelEngine(num_processes, device="cpu")
     loader = setting.loader(num_processes=num_processes, num_workers=num_workers, persistent=persistent)
     valid = Setting("tensors", (7,), 3).loader(num_processes=1)
-    runner = dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=sgd(model),
+    runner = tiny.train(
+        model,
         scheduler=kwargs.pop("scheduler", make),
         loaders={"train": loader, "valid": valid},
         callbacks=[dl.SchedulerCallback(mode="batch"), *kwargs.pop("callbacks", ())],
@@ -66,7 +65,7 @@ def train(
         gradient_clip=setting.clip,
         epoch_steps=setting.epoch_steps,
         valid_every_steps=setting.valid_every_steps,
-        **{**quiet(), **kwargs},
+        **kwargs,
     )
     rate = runner.optimizer.param_groups[0]["lr"]
     return Result(weights(model), rate, runner.optimizer_step, runner.sample_step, told[0] if told else None)

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from runnerkit import dl, utils
 from tests.data.stream_sources import Divisible, Numbers, files, hugging_face, number_of, webdataset
-from tests.tiny import classification, loader, mlp
+from tests.tiny import classification, loader, mlp, train
 
 NUM_SAMPLES, BATCH_SIZE, NUM_EPOCHS = 48, 4, 6
 
@@ -86,9 +86,8 @@ def run(logdir: Path | str, *, num_processes: int, source: str | None = None) ->
     """
     torch.manual_seed(0)
     with utils.parameters_on_meta() if source == MESH else nullcontext():
-        model = mlp(
-            dropout=0.3, batch_norm=source not in (FINITE, MESH)
-        )  # the last batch of FINITE may have one sample
+        # The last batch of FINITE may have one sample.
+        model = mlp(dropout=0.3, batch_norm=source not in (FINITE, MESH))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     epoch_steps = NUM_SAMPLES // (BATCH_SIZE * (num_processes // 2 if source == MESH else num_processes))
     most_steps = NUM_EPOCHS * (100 if source == FINITE else epoch_steps)
@@ -97,27 +96,22 @@ def run(logdir: Path | str, *, num_processes: int, source: str | None = None) ->
     else:
         stream = STREAMS[source](Path(logdir).parent / "shards")
         train_loader = DataLoader(stream, batch_size=BATCH_SIZE, num_workers=2, collate_fn=collate)
-    dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
+    early = dl.EarlyStoppingCallback(2, loader_key="valid", metric_key="loss", minimize=True, min_delta=0.05)
+    saving = {"minimize": True, "mode": "runner", "every_steps": 3, "asynchronous": True}
+    train(
+        model,
         optimizer=optimizer,
         scheduler=torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.02, total_steps=most_steps),
-        loaders={
-            "train": train_loader,
-            "valid": loader(21, 4),
-        },
+        loaders={"train": train_loader, "valid": loader(21, 4)},
         callbacks={
             "accuracy": dl.AccuracyCallback("logits", "targets"),
             "scheduler": dl.SchedulerCallback(mode="batch"),
-            "stop": dl.EarlyStoppingCallback(2, loader_key="valid", metric_key="loss", minimize=True, min_delta=0.05),
-            "checkpoint": dl.CheckpointCallback(
-                logdir, "valid", "loss", minimize=True, mode="runner", every_steps=3, asynchronous=True
-            ),
+            "stop": early,
+            "checkpoint": dl.CheckpointCallback(logdir, "valid", "loss", **saving),
         },
         num_epochs=NUM_EPOCHS,
         epoch_steps=None if source in (None, MESH, FINITE) else epoch_steps,
         loggers={
-            "console": None,
             "csv": dl.CSVLogger(logdir, log_batch_metrics=True),
             "jsonl": dl.JSONLLogger(logdir, log_batch_metrics=True),
             "tensorboard": dl.TensorboardLogger(logdir, log_batch_metrics=True),
@@ -126,5 +120,4 @@ def run(logdir: Path | str, *, num_processes: int, source: str | None = None) ->
         logdir=logdir,
         resume="auto",
         engine=engine(num_processes, source),
-        verbose=False,
     )

@@ -18,22 +18,11 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from tests.faults.proxy import (
-    DELAYED,
-    DENIED,
-    DROPPED,
-    ERROR,
-    GONE,
-    LOST,
-    OLD_LIST,
-    SHORT_REQUEST,
-    SHORT_RESPONSE,
-    SLOW_DOWN,
-    Rule,
-)  # fmt: skip
+from tests.faults import proxy as kinds
+from tests.faults.proxy import Rule
 from tests.free_port import free_port
 
-CODES = {ERROR: "InternalError", SLOW_DOWN: "SlowDown", DENIED: "InvalidAccessKeyId"}
+CODES = {kinds.ERROR: "InternalError", kinds.SLOW_DOWN: "SlowDown", kinds.DENIED: "InvalidAccessKeyId"}
 OF_THE_CONNECTION = {"connection", "keep-alive", "transfer-encoding", "expect", "proxy-connection", "te", "upgrade"}
 
 
@@ -102,17 +91,17 @@ class Handler(BaseHTTPRequestHandler):
         faults = self.server.faults
         rule = faults.draw(self.command, self.path)
         kind = rule and rule.kind
-        if rule is not None and kind != OLD_LIST:
+        if rule is not None:
             faults.count(rule.kind)
-        if rule is not None and kind == DELAYED:
-            time.sleep(rule.seconds)
-        if rule is not None and kind == GONE:
-            self.server.leave(rule.seconds)
-        if kind in (DROPPED, GONE):
+            if kind == kinds.DELAYED:
+                time.sleep(rule.seconds)
+            if kind == kinds.GONE:
+                self.server.leave(rule.seconds)
+        if kind in (kinds.DROPPED, kinds.GONE):
             self._reset()
         elif kind in CODES:
             self._answer(_error(str(kind), self.path, is_head=self.command == "HEAD"))
-        elif kind == SHORT_REQUEST:
+        elif kind == kinds.SHORT_REQUEST:
             self.server.forward(self.command, self.path, self.headers.items(), body, num_bytes=len(body) // 2)
             self._reset()
         else:
@@ -121,18 +110,11 @@ class Handler(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do_any  # noqa: N815
 
     def _forward(self, kind: str | None, body: bytes) -> None:
-        old = self.server.old_lists.get(self.path) if kind == OLD_LIST else None
-        if old is not None:
-            self.server.faults.count(OLD_LIST)
-            self._answer(old)
-            return
         response = self.server.forward(self.command, self.path, self.headers.items(), body)
-        if response is None or kind == LOST:
+        if response is None or kind == kinds.LOST:
             self._reset()
             return
-        if self.command == "GET" and "list-type" in self.path and kind != OLD_LIST:
-            self.server.old_lists[self.path] = response
-        if kind == SHORT_RESPONSE:
+        if kind == kinds.SHORT_RESPONSE:
             self._truncate(response)
         else:
             self._answer(response)
@@ -190,7 +172,6 @@ class ProxyServer(ThreadingHTTPServer):
     def __init__(self, server: str) -> None:
         super().__init__(("127.0.0.1", free_port()), Handler)
         self.faults = Faults()
-        self.old_lists: dict[str, Response] = {}
         self._target = server.removeprefix("http://").rstrip("/")
         self._listening = threading.Event()
         self._gone_until = 0.0
@@ -267,7 +248,7 @@ class Control(BaseHTTPRequestHandler):
     def do_PUT(self) -> None:
         order = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if "gone_s" in order:
-            self.server.proxy.faults.count(GONE)
+            self.server.proxy.faults.count(kinds.GONE)
             self.server.proxy.leave(order["gone_s"])
         else:
             self.server.proxy.faults.set([Rule(**each) for each in order["rules"]], order["seed"])

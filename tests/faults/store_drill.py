@@ -6,11 +6,9 @@ Each must equal the run on a disk that was not killed, leave no object that it d
 """
 
 import argparse
-import datetime
 import json
 import multiprocessing
 import os
-import platform
 import random
 import signal
 import sys
@@ -25,15 +23,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from benchmarks.results import write_section
 from runnerkit.storage.remote import lease
 from runnerkit.storage.remote.copies import local_copy
 from runnerkit.storage.remote.store import Store
 from runnerkit.storage.remote.urls import STAGING
 from tests.faults import job, proxy
-from tests.faults.drill import PLACES, Kill, Place, Tally, attempt
+from tests.faults.drill import PLACES, Kill, Place, Tally, attempt, report, whole_run
 from tests.faults.drill import table as table_of_kills
 from tests.faults.fingerprint import differences, fingerprint
 from tests.faults.proxy import Proxy, Rule
@@ -158,6 +153,7 @@ def drill(
     faults: Proxy,
     seed: int = 0,
     source: str | None = None,
+    expected: dict[str, Any] | None = None,
 ) -> StoreTally:
     """Kill runs `num_kills` times, and inject `num_faults` faults meanwhile, at least.
 
@@ -166,11 +162,10 @@ def drill(
         server: URL of an S3 server.
         faults: the proxy in front of it.
         source: None or :data:`tests.faults.job.MESH`.
+        expected: fingerprint of the run that is not killed, which is trained by default.
     """
     tally, chance = StoreTally(num_processes, source), random.Random(seed)
-    whole = folder / f"whole-{num_processes}"
-    assert attempt(whole, num_processes, None, tally, source=source), "the run fails by itself"
-    expected = fingerprint(whole)
+    expected = expected or whole_run(folder, num_processes, source)
     while tally.kills.total() < num_kills or tally.faults.total() < num_faults:
         tally.num_runs += 1
         name = f"run{tally.num_runs}"
@@ -250,18 +245,9 @@ def main() -> None:
         run = partial(drill, options.kills, options.faults, folder=folder, server=server, faults=faults)
         processes, source = ([4], job.MESH) if options.mesh else (options.processes, None)
         tallies = [run(number, seed=options.seed, source=source) for number in processes]
-    found = table(tallies)
-    print(found)
-    for tally in tallies:
-        print(*tally.different, *tally.others, sep="\n")
-    if options.page is not None:
-        when = (
-            f"{datetime.date.today()}, torch {torch.__version__}, Python {platform.python_version()}, s3fs "
-            f"{version('s3fs')}, on the CPU."
-        )
-        section = "mesh store drills" if options.mesh else "store drills"
-        write_section(section, f"{when}\n\n{found}", options.page, command="make drills")
-    sys.exit(any(tally.different or tally.others for tally in tallies))
+    section = "mesh store drills" if options.mesh else "store drills"
+    wrong = [line for tally in tallies for line in (*tally.different, *tally.others)]
+    report(table(tallies), wrong, section, options.page, packages=f", s3fs {version('s3fs')}")
 
 
 if __name__ == "__main__":

@@ -19,16 +19,13 @@ LENGTHS = "loader 'train' must have equally many batches on all ranks"
 def told(tmp_path_factory):
     """Return both ranks' reports as {rank: {case: ...}}, from processes started as by any launcher."""
     folder = tmp_path_factory.mktemp("told")
-    port = free_port()
-    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONPATH": os.getcwd()}
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "PYTHONPATH": os.getcwd()}
+    command = [sys.executable, "-m", "tests.faults.errors_job", str(folder), "warm up", *CASES]
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.errors_job", str(folder), "warm up", *CASES],
-            env={**os.environ, **place, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
+            command, env={**os.environ, **place, "RANK": rank, "LOCAL_RANK": rank}, stderr=subprocess.PIPE, text=True
         )
-        for rank in range(2)
+        for rank in ("0", "1")
     ]
     try:
         errors = [rank.communicate(timeout=300)[1] for rank in ranks]
@@ -84,21 +81,17 @@ def test_a_rank_that_is_gone_is_named_by_those_that_are_left(told):
     """Only the launcher knows how it ended."""
     case = told[0]["os._exit"]
 
-    assert (
-        "rank 1 of 2 ended without an error report: it was killed, by the system if memory ran out, or called os._exit"
-        in case["words"]
-    )
+    assert "rank 1 of 2 ended without an error report: it was killed" in case["words"]
     assert "a rank that waited for it was in batch 3 of loader 'train', epoch 1, rank 0" in case["words"]
     assert "closed by peer" not in case["words"].lower()
     assert case["seconds"] < LIMIT_S
 
 
-@pytest.mark.cold
 def test_torchruns_report_shows_the_cause(tmp_path):
     """The report has the failing rank and its traceback, and not the resulting errors of the others."""
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     script = tmp_path / "script.py"
-    script.write_text("from tests.faults.errors_job import CASES, train\ntrain(**CASES['callback']())\n")
+    script.write_text("from tests.faults.errors_job import CASES, fit\nfit(**CASES['callback']())\n")
 
     done = subprocess.run(
         [sys.executable, *launcher, str(script)], capture_output=True, text=True, timeout=240, check=False,

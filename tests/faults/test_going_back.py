@@ -8,7 +8,6 @@ import signal
 
 import pytest
 import torch
-from torch import nn
 
 from runnerkit import dl
 from runnerkit.checkpoints.cleanup import clean_up, set_branch_aside
@@ -16,53 +15,19 @@ from runnerkit.checkpoints.file import load_checkpoint
 from runnerkit.checkpoints.folder import CheckpointFolder, find_checkpoint
 from runnerkit.checkpoints.index import place_of
 from runnerkit.commands.doctor import examine
-from tests.faults.test_storage import add, die_at
-from tests.tiny import loader, mlp, quiet, sgd, weights
+from tests.faults.kills import Send, exit_code_of
+from tests.faults.test_storage import add, killed_at_each_operation
+from tests.tiny import loader, mlp, train, weights
 
 NUM_EPOCHS, NUM_STEPS = 5, 4  # steps per epoch
 
 
-class Kill(dl.Callback):
-    """A callback that sends SIGKILL after a training step."""
-
-    def __init__(self, batch_step):
-        super().__init__(order=dl.CallbackOrder.External)
-        self.batch_step = batch_step
-
-    def on_batch_end(self, runner):
-        if runner.is_train_loader and runner.batch_step == self.batch_step:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-def train(logdir, *, resume=None, callbacks=()):
+def fit(logdir, *, resume=None, callbacks=()):
     """Train and keep every checkpoint; the "best" is the one with the largest loss, which is the first."""
-    model = mlp(dropout=0.3)
-    return dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=sgd(model),
-        loaders={"train": loader(16, 4, shuffle=True), "valid": loader(8, 4)},
-        callbacks=[
-            dl.CheckpointCallback(logdir, "valid", "loss", minimize=False, mode="runner", topk=50, every_steps=3),
-            *callbacks,
-        ],
-        num_epochs=NUM_EPOCHS,
-        logdir=logdir,
-        resume=resume,
-        cpu=True,
-        **quiet(),
-    )
-
-
-def killed(function):
-    """Call a function in a new process, which must be killed."""
-    pid = os.fork()
-    if not pid:
-        try:
-            function()
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    loaders = {"train": loader(16, 4, shuffle=True), "valid": loader(8, 4)}
+    every = dl.CheckpointCallback(logdir, "valid", "loss", minimize=False, mode="runner", topk=50, every_steps=3)
+    options = {"loaders": loaders, "callbacks": [every, *callbacks], "num_epochs": NUM_EPOCHS}
+    return train(mlp(dropout=0.3), logdir=logdir, resume=resume, **options)
 
 
 def names(logdir):
@@ -78,7 +43,7 @@ def epochs_in_csv(logdir):
 def whole(tmp_path_factory):
     """Return the read-only folder of a run through all epochs, with a checkpoint of each."""
     logdir = tmp_path_factory.mktemp("going_back") / "whole"
-    return logdir, train(logdir)
+    return logdir, fit(logdir)
 
 
 @pytest.fixture
@@ -101,7 +66,8 @@ def test_auto_goes_on_from_where_a_killed_run_had_gone_back_to(whole, logdir, so
     folder = logdir / "checkpoints"
     left = [each for each in names(logdir) if place_of(each) > place_of(name)]
 
-    killed(lambda: train(logdir, resume=folder / source, callbacks=[Kill(step + 1)]))
+    kill = Send(signal.SIGKILL, step=step + 1)
+    assert exit_code_of(lambda: fit(logdir, resume=folder / source, callbacks=[kill])) == -signal.SIGKILL
 
     assert left and not set(left) & set(names(logdir))
     assert all((folder / f"{each}.abandoned").is_file() for each in left)
@@ -114,7 +80,7 @@ def test_auto_goes_on_from_where_a_killed_run_had_gone_back_to(whole, logdir, so
 
 def assert_goes_on(whole, logdir):
     """Check that the run resumes as if the abandoned branch had never existed."""
-    resumed = train(logdir, resume="auto")
+    resumed = fit(logdir, resume="auto")
     assert torch.equal(weights(resumed.model), weights(whole[1].model))
     assert epochs_in_csv(logdir) == [1, 2, 3, 4, 5]
     assert {place_of(name)[0] for name in names(logdir)} == {1, 2, 3, 4, 5}
@@ -133,7 +99,8 @@ def test_a_kill_between_a_new_file_and_the_index_calls_nothing_damaged(whole, lo
         write(folder)
 
     monkeypatch.setattr(CheckpointFolder, "_write_index", die)
-    killed(lambda: train(logdir, resume=logdir / "checkpoints" / "model.0002.pth"))
+    source = logdir / "checkpoints" / "model.0002.pth"
+    assert exit_code_of(lambda: fit(logdir, resume=source)) == -signal.SIGKILL
     monkeypatch.undo()
 
     assert names(logdir)[-1] == "model.0002.pth" and (logdir / "checkpoints" / "model.0003.00000009.pth").is_file()
@@ -150,12 +117,12 @@ def test_a_kill_between_the_index_and_the_names_leaves_no_old_name(tmp_path, mon
         point(folder, alias, record)
 
     monkeypatch.setattr(CheckpointFolder, "point", die)
-    killed(lambda: train(tmp_path))
+    assert exit_code_of(lambda: fit(tmp_path)) == -signal.SIGKILL
     monkeypatch.undo()
     folder = tmp_path / "checkpoints"
     assert names(tmp_path)[-1] == "model.0005.pth" and not (folder / "last.pth").samefile(folder / "model.0005.pth")
 
-    train(tmp_path, resume="auto")
+    fit(tmp_path, resume="auto")
 
     assert (folder / "last.pth").samefile(folder / "model.0005.pth")
 
@@ -167,20 +134,8 @@ def test_a_kill_between_any_two_operations_leaves_one_branch_or_the_other(tmp_pa
     start.mkdir()
     for epoch in range(1, 5):
         add(start, epoch, sharded=sharded, num_kept=4)
-    code, operation, found = 9, 0, []
-    while code == 9:
-        folder = tmp_path / f"killed at {operation}"
-        shutil.copytree(start, folder, symlinks=True)
-        pid = os.fork()
-        if not pid:
-            try:
-                die_at(operation)
-                go_back(folder, f"model.0002{ending}")
-                os._exit(0)
-            finally:
-                os._exit(1)
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
+    found = []
+    for folder in killed_at_each_operation(start, lambda folder: go_back(folder, f"model.0002{ending}")):
         for alias in ("last", "best"):
             CheckpointFolder(folder).named(alias)
         source = find_checkpoint(folder)
@@ -189,8 +144,7 @@ def test_a_kill_between_any_two_operations_leaves_one_branch_or_the_other(tmp_pa
         go_back(folder, source.name)  # no checkpoint follows it
         assert find_checkpoint(folder) == source
         assert not list(folder.glob("*.damaged"))
-        operation += 1
-    assert code == 0 and found == sorted(found, reverse=True) and set(found) == {2, 4}
+    assert found == sorted(found, reverse=True) and set(found) == {2, 4}
     assert {path.name for path in folder.iterdir()} == {
         "index.json", f"last{ending}", f"best{ending}", f"model.0001{ending}", f"model.0002{ending}",
         f"model.0003{ending}.abandoned", f"model.0004{ending}.abandoned",

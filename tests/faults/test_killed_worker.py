@@ -13,70 +13,52 @@ pytestmark = pytest.mark.slow
 
 
 class Kills(Dataset):
-    """A data set in which a sample of one rank kills the worker that reads it."""
+    """A data set whose sample 20 kills the worker that reads it in one rank, or whose worker's id is in a file."""
 
-    def __init__(self, rank):
-        self.data, self.rank = classification(64), rank
+    def __init__(self, rank, folder=None):
+        self.data, self.rank, self.folder = classification(64), rank, folder
 
     def __len__(self):
         return 64
 
     def __getitem__(self, index):
-        if index >= 20 and int(os.environ["RANK"]) == self.rank:
+        if self.folder is not None:
+            (self.folder / os.environ["RANK"]).write_text(str(os.getpid()))
+        elif index >= 20 and int(os.environ["RANK"]) == self.rank:
             os.kill(os.getpid(), signal.SIGKILL)
         return self.data[index]
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_data_worker_that_is_killed_is_the_cause_on_both_ranks(tmp_path, rank):
-    """Torch raises whenever one of its workers ends, also while rank zero waits for others to read the cause."""
-    script = f"from tests.faults.test_killed_worker import Kills; train(data=Kills({rank}))"
-
-    told = launched(tmp_path, script)
-
-    for errors, code in told:
-        assert code == 1
-        assert "DataLoader worker (pid" in errors
-        assert "without an error report" not in errors
 
 
 KILLED_FROM_OUTSIDE = """
 import signal, time
 from pathlib import Path
-from tests.faults.test_killed_worker import LeavesItsNumber
+from tests.faults.test_killed_worker import Kills
 
 folder = Path(__file__).parent
 
-class Kills(dl.Callback):
+class KillsAnothers(dl.Callback):
     def on_batch_start(self, runner):
         if runner.engine.rank == 1 and runner.batch_step == 3:
             time.sleep(1)
             os.kill(int((folder / "0").read_text()), signal.SIGKILL)
             time.sleep(1)
 
-train(Kills(), data=LeavesItsNumber(folder))
+fit(KillsAnothers(), data=Kills(0, folder))
 """
 
 
-class LeavesItsNumber(Dataset):
-    """A data set that writes the reading process's id to a file named after its rank."""
-
-    def __init__(self, folder):
-        self.data, self.folder = classification(64), folder
-
-    def __len__(self):
-        return 64
-
-    def __getitem__(self, index):
-        (self.folder / os.environ["RANK"]).write_text(str(os.getpid()))
-        return self.data[index]
-
-
-def test_a_data_worker_of_rank_0_that_is_killed_while_rank_0_waits_for_rank_1_is_the_cause(tmp_path):
-    """The signal reaches rank zero during the reduction of gradients, where it waits in C++."""
-    told = launched(tmp_path, KILLED_FROM_OUTSIDE)
-
-    for errors, code in told:
+@pytest.mark.parametrize(
+    "script",
+    [
+        *(f"from tests.faults.test_killed_worker import Kills; fit(data=Kills({rank}))" for rank in (0, 1)),
+        KILLED_FROM_OUTSIDE,
+    ],
+    ids=["rank 0", "rank 1", "while rank 0 waits for rank 1"],
+)
+def test_a_data_worker_that_is_killed_is_the_cause_on_both_ranks(tmp_path, script):
+    """Torch raises whenever one of its workers ends, also while rank zero waits for others to read the cause, and
+    during the reduction of gradients, where it waits in C++."""
+    for errors, code in launched(tmp_path, script):
         assert code == 1
         assert "DataLoader worker (pid" in errors
         assert "without an error report" not in errors
@@ -114,15 +96,13 @@ class Fails(dl.Callback):
         if runner.engine.rank == 0:
             raise LookupError("the real error")
 
-train(Fails(), timeout_s=30)
+fit(Fails(), timeout_s=30)
 """
 
 
 def test_sigchld_does_not_cut_short_what_rank_zero_tells(tmp_path):
     """Torch's handler raises in the main thread; rank zero, which holds the store, would otherwise exit too early."""
-    told = launched(tmp_path, INTERRUPTED)
-
-    for errors, code in told:
+    for errors, code in launched(tmp_path, INTERRUPTED):
         assert code == 1
         assert "LookupError: the real error" in errors
         assert "a worker of a loader has ended" not in errors

@@ -6,49 +6,44 @@ import shutil
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 import time
-from pathlib import Path
 
 import psutil
 import pytest
-from torch import nn
 from torch.utils.data import DataLoader
 
 from runnerkit import dl
 from runnerkit.checkpoints.fault import fault_of
 from runnerkit.checkpoints.folder import CheckpointFolder
 from tests.engines.launch_commands import MPIRUN, PYTHON, TORCHRUN
-from tests.tiny import mlp, sgd
+from tests.tiny import train
 
-pytestmark = [
-    pytest.mark.cold,  # a job's processes are known by an environment variable in /proc
-    pytest.mark.slow,
-    pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc, which only Linux has"),
-]
-MARK = "RUNNERKIT_KILLS_TEST"  # an environment variable that identifies a job's processes
-SCRIPT = textwrap.dedent(
-    """
-    import os, sys
-    from torch import nn
-    from runnerkit import dl
-    from tests.tiny import loader, mlp, sgd
+pytestmark = pytest.mark.slow
+SCRIPT = """
+import os, sys
+from runnerkit import dl
+from tests.tiny import loader, train
 
-    class Ready(dl.Callback):
-        def on_epoch_start(self, runner):
-            if runner.epoch_step == 2:
-                os.write(1, f"ready {{runner.engine.rank}} {{os.getpid()}}\\n".encode())  # one write, one line
+def tell(what, rank):
+    os.write(1, f"{{what}} {{rank}} {{os.getpid()}}\\n".encode())  # one write, one line
 
-    model, logdir = mlp(), sys.argv[1]
-    dl.SupervisedRunner().train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), num_epochs=100_000,
-        loaders={{"train": loader(16, 2, num_workers=1, persistent_workers=True)}}, logdir=logdir,
-        callbacks=[Ready(), dl.CheckpointCallback(logdir, mode="runner", every_steps=3), *{callbacks}],
-        engine={engine}, loggers={{"console": None}},
-    )
-    """
+class Ready(dl.Callback):
+    def on_epoch_start(self, runner):
+        if runner.epoch_step == 2:
+            tell("rank", runner.engine.rank)
+
+def init(worker_id):
+    tell("worker", os.environ.get("RANK", 0))
+
+logdir = sys.argv[1]
+data = loader(16, 2, num_workers=1, persistent_workers=True, worker_init_fn=init)
+checkpoint = dl.CheckpointCallback(logdir, mode="runner", every_steps=3)
+train(
+    num_epochs=100_000, loaders={{"train": data}}, logdir=logdir, callbacks=[Ready(), checkpoint, *{callbacks}],
+    engine={engine},
 )
+"""
 DDP = 'dl.DistributedDataParallelEngine(2, device="cpu", timeout_s={timeout_s})'
 
 
@@ -56,41 +51,38 @@ class Job:
     """A running job and all processes that belong to it."""
 
     def __init__(self, folder, *, engine="dl.CPUEngine()", callbacks="[]", launcher=(PYTHON,), num_ranks=1):
-        script, self.logdir, self.mark = folder / "script.py", folder / "log", str(folder)
+        script, self.logdir = folder / "script.py", folder / "log"
         script.write_text(SCRIPT.format(engine=engine, callbacks=callbacks))
         self.errors = folder / "errors.txt"
         with self.errors.open("w") as errors:
             self.process = subprocess.Popen(
                 [*launcher, str(script), str(self.logdir)],
                 stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True,
-                env={**os.environ, "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1", MARK: self.mark},
+                env={**os.environ, "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"},
             )  # fmt: skip
-        self.pids = {}
+        self.pids, self.workers = {}, {}  # by rank
         while len(self.pids) < num_ranks:
             line = self.process.stdout.readline()
             assert line, self.errors.read_text()
-            if line.startswith("ready"):
-                self.pids[int(line.split()[1])] = int(line.split()[2])
-
-    def worker_of(self, rank):
-        """Return the worker process of a rank's loader."""
-        (worker,) = (pid for pid in self.left() if parent(pid) == self.pids[rank])
-        return worker
+            if line.startswith(("rank ", "worker ")):
+                what, rank, pid = line.split()
+                (self.pids if what == "rank" else self.workers)[int(rank)] = int(pid)
+        parent = psutil.Process(self.process.pid)
+        self.family = [parent, *parent.children(recursive=True)]
 
     def left(self):
         """Return the processes that are still running."""
         found = []
-        for path in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                is_ours = f"{MARK}={self.mark}\0".encode() in (path / "environ").read_bytes()
-                if is_ours and stat(path.name)[0] not in "ZX":
-                    found.append(int(path.name))
+        for each in self.family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if each.is_running() and each.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+                    found.append(each)
         return found
 
     def end(self):
-        for pid in self.left():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        for each in self.left():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
         self.process.stdout.close()
         self.process.wait()
 
@@ -100,20 +92,12 @@ class Job:
         while (left := self.left()) and time.monotonic() < until:
             self.process.poll()
             time.sleep(0.05)
-        assert not left, f"{len(left)} processes are left after {within_s} s; it printed:\n{self.errors.read_text()}"
+        assert not left, f"{left} are left after {within_s} s; it printed:\n{self.errors.read_text()}"
         self.process.wait()
         folder = CheckpointFolder(self.logdir / "checkpoints")
         assert folder.records and not folder.is_rebuilt
         assert [fault for record in folder.records if (fault := fault_of(folder.folder / record.name, record))] == []
         return self.errors.read_text()
-
-
-def stat(pid):
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-
-
-def parent(pid):
-    return int(stat(pid)[1])
 
 
 @pytest.fixture
@@ -129,50 +113,32 @@ def start(tmp_path):
         job.end()
 
 
-def test_a_loaders_worker_that_is_killed(start):
-    """The error names its loader and the process."""
-    job = start()
-    worker = job.worker_of(0)
-
-    os.kill(worker, signal.SIGKILL)
-
-    errors = job.assert_ends(within_s=20)
-    assert job.process.returncode == 1
-    assert_names(worker, errors)
-    assert "loader 'train'" in errors
-
-
-def test_a_worker_of_one_ranks_loader_that_is_killed(start):
-    """The error also names the rank, and the resulting errors of other ranks are not shown."""
-    job = start(engine=DDP.format(timeout_s=60), num_ranks=2)
-    worker = job.worker_of(1)
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_loaders_worker_that_is_killed(start, num_ranks):
+    """The error names its loader, the process and the rank, and the resulting errors of other ranks are not shown."""
+    job = start(engine=DDP.format(timeout_s=60) if num_ranks == 2 else "dl.CPUEngine()", num_ranks=num_ranks)
+    worker = job.workers[num_ranks - 1]
 
     os.kill(worker, signal.SIGKILL)
 
     errors = job.assert_ends(within_s=30)
     assert job.process.returncode == 1
-    assert_names(worker, errors)
-    assert "rank 1 of 2" in errors and "closed by peer" not in errors.lower()
-
-
-def assert_names(worker, errors):
-    """Check for one of torch's two messages, depending on whether the signal or the exit code is noticed first."""
-    sentences = (
+    sentences = (  # torch's messages, depending on whether the signal or the exit code is noticed first
         f"DataLoader worker (pid {worker}) is killed by signal: Killed",
         f"DataLoader worker (pid(s) {worker}) exited unexpectedly",
     )
     assert any(sentence in errors for sentence in sentences), errors
+    assert "loader 'train'" in errors and ("rank 1 of 2" in errors) is (num_ranks == 2)
+    assert "closed by peer" not in errors.lower()
 
 
 def test_a_worker_whose_connection_breaks_before_its_death_is_known():
     """Otherwise the error would be raised at any later line, such as while the failure is being reported."""
-    runner, model = dl.SupervisedRunner(), mlp()
+    runner = dl.SupervisedRunner()
+    loaders = {"train": DataLoader([BreaksWhenRead()], batch_size=1, num_workers=1, collate_fn=list)}
 
     with pytest.raises(RuntimeError, match="is killed by signal: Killed") as raised:
-        runner.train(
-            model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), loggers={"console": None},
-            loaders={"train": DataLoader([BreaksWhenRead()], batch_size=1, num_workers=1, collate_fn=list)},
-        )  # fmt: skip
+        train(runner=runner, loaders=loaders)
 
     assert isinstance(raised.value.__context__, ConnectionResetError)
     assert runner.exception is raised.value
@@ -195,19 +161,17 @@ def test_a_worker_ends_whose_process_was_killed_before_it_began(tmp_path):
     """Torch's own worker would mistake its new parent for the loader's process."""
     script = tmp_path / "script.py"
     script.write_text(
-        textwrap.dedent(
-            """
-            import os, sys, time
-            from runnerkit.sampling.loader_worker import WorkerStart
-            from torch.utils.data import DataLoader
+        """
+import os, time
+from runnerkit.sampling.loader_worker import WorkerStart
+from torch.utils.data import DataLoader
 
-            def begin(worker_id):
-                print(os.getpid(), flush=True)
-                time.sleep(1)
+def begin(worker_id):
+    print(os.getpid(), flush=True)
+    time.sleep(1)
 
-            list(DataLoader(range(4), num_workers=1, worker_init_fn=WorkerStart(begin)))
-            """
-        )
+list(DataLoader(range(4), num_workers=1, worker_init_fn=WorkerStart(begin)))
+"""
     )
     environment = {**os.environ, "PYTHONPATH": os.getcwd()}
     with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment) as process:
@@ -246,7 +210,7 @@ def test_a_launcher_that_is_killed(start, launcher):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_to_the_whole_process_group(start, number, sighup_as_in_a_terminal):
+def test_a_signal_to_the_whole_process_group(start, number):
     """A shell, a closed terminal or Slurm signals loaders' workers too; the run saves and ends."""
     job = start()
 

@@ -4,11 +4,10 @@ import shutil
 from collections import Counter
 
 import pytest
-from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from runnerkit import dl
-from tests.tiny import classification, mlp, quiet, sgd
+from tests.tiny import classification, train
 
 NUM_SAMPLES, NUM_STEPS = 52, 3
 
@@ -42,28 +41,17 @@ class WriteDown(dl.Callback):
     def on_step_end(self, runner):
         if runner.batch_size == 0:
             return  # its samples belong to another rank
-        with (self.folder / f"epoch{runner.epoch_step}.{runner.engine.num_processes}.{runner.engine.rank}").open(
-            "a"
-        ) as file:
+        name = f"epoch{runner.epoch_step}.{runner.engine.num_processes}.{runner.engine.rank}"
+        with (self.folder / name).open("a") as file:
             file.writelines(f"{number}\n" for number in runner.batch["number"].tolist())
 
 
-def train(folder, engine, *, stop_before=None):
+def fit(folder, engine, *, stop_before=None):
     folder.mkdir(exist_ok=True)
-    model = mlp(dropout=0.0)
-    dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=sgd(model),
-        loaders={"train": DataLoader(Numbered(), batch_size=4, shuffle=True)},
-        callbacks=[
-            WriteDown(folder, stop_before), dl.CheckpointCallback(folder / "log", mode="runner", every_steps=NUM_STEPS)
-        ],
-        num_epochs=2,
-        logdir=folder / "log",
-        resume="auto",
-        engine=engine,
-        **quiet(),
+    save = dl.CheckpointCallback(folder / "log", mode="runner", every_steps=NUM_STEPS)
+    train(
+        loaders={"train": DataLoader(Numbered(), batch_size=4, shuffle=True)}, engine=engine, num_epochs=2,
+        callbacks=[WriteDown(folder, stop_before), save], logdir=folder / "log", resume="auto",
     )  # fmt: skip
 
 
@@ -87,7 +75,7 @@ def interrupted(tmp_path_factory):
         if name not in folders:
             folders[name] = tmp_path_factory.mktemp(name.replace(" ", "")) / "run"
             with pytest.raises(KeyboardInterrupt):
-                train(folders[name], engine(name), stop_before=NUM_STEPS + 1)
+                fit(folders[name], engine(name), stop_before=NUM_STEPS + 1)
         shutil.copytree(folders[name], to, symlinks=True)
         return to
 
@@ -105,6 +93,6 @@ def test_each_sample_of_the_interrupted_epoch_is_seen_once(interrupted, tmp_path
     num_before = engine(before).num_processes
     assert seen(folder, 1).total() == NUM_STEPS * 4 * num_before
 
-    train(folder, engine(after))
+    fit(folder, engine(after))
 
     assert seen(folder, 1) == seen(folder, 2) == Counter(range(NUM_SAMPLES))

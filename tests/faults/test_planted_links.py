@@ -3,20 +3,12 @@
 import os
 
 import pytest
-from torch import nn
 
 from runnerkit import dl
 from runnerkit.storage.atomic_file import write_text
 from runnerkit.storage.logdir_lock import is_held
-from tests.tiny import loader, mlp, quiet, sgd
-
-
-def train(logdir, **options):
-    model = mlp()
-    return dl.SupervisedRunner().train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), logdir=logdir, cpu=True,
-        **{"loaders": {"train": loader(16, 4)}, "num_epochs": 1, **quiet(), **options},
-    )  # fmt: skip
+from tests.storage.stored_runs import At
+from tests.tiny import loader, train
 
 
 @pytest.fixture
@@ -50,7 +42,7 @@ def test_a_lock_that_is_a_link_is_refused_and_what_it_leads_to_is_left_alone(log
     (logdir / ".lock").symlink_to(victim)
 
     with pytest.raises(OSError, match=r"\.lock is a symbolic link to .*victim: .*delete the link"):
-        train(logdir)
+        train(logdir=logdir)
 
     assert victim.read_text() == "precious" if is_there else not victim.exists()
     assert not is_held(logdir)
@@ -64,14 +56,14 @@ def test_a_folder_of_the_run_that_is_a_link_is_refused_and_nothing_there_is_dele
     (logdir / name).symlink_to(elsewhere)
 
     with pytest.raises(OSError, match=f"{name} is a symbolic link to .*elsewhere: "):
-        train(logdir, resume=None)
+        train(logdir=logdir, resume=None)
     (logdir / name).unlink()
-    train(logdir, resume="auto")
+    train(logdir=logdir, resume="auto")
     if name != "checkpoints":
         (logdir / name).rename(logdir / "moved")
         (logdir / name).symlink_to(elsewhere)
         with pytest.raises(OSError, match=f"{name} is a symbolic link to .*elsewhere: "):
-            train(logdir, resume="auto", num_epochs=2)
+            train(logdir=logdir, resume="auto", num_epochs=2)
 
     assert content(elsewhere) == before
 
@@ -80,14 +72,14 @@ def test_a_folder_of_the_run_that_is_a_link_is_refused_and_nothing_there_is_dele
 def test_a_log_that_is_a_link_is_not_cut_when_the_run_resumes(logdir, tmp_path, logger):
     """This covers TensorBoard's events, JSON lines and CSV tables."""
     alone = {"csv": None, "tensorboard": None, "mine": logger(logdir)}
-    train(logdir, loggers=alone)
+    train(logdir=logdir, loggers=alone)
     log = next(path for path in logdir.rglob("*") if "tfevents" in path.name or path.suffix in (".csv", ".jsonl"))
     victim = log.rename(tmp_path / "victim")
     before = victim.read_bytes()
     log.symlink_to(victim)
 
     with pytest.raises(OSError, match=r"is a symbolic link to .*victim: "):
-        train(logdir, loggers=alone, resume="auto", num_epochs=2)
+        train(logdir=logdir, loggers=alone, resume="auto", num_epochs=2)
 
     assert victim.read_bytes() == before
 
@@ -98,21 +90,17 @@ def test_a_link_below_the_folders_of_the_run_is_not_followed(logdir, elsewhere, 
     """A key such as "valid/easy" has its logs in a folder of their own."""
     before = content(elsewhere)
 
-    class Plants(dl.Callback):
-        def on_loader_start(self, runner):
-            if moment == "during the run" and not (logdir / path).is_symlink():
-                plant()
-
     def plant():
         (logdir / path).parent.mkdir(exist_ok=True, parents=True)
         (logdir / path).symlink_to(elsewhere / "train.csv" if "." in path else elsewhere)
 
     if moment == "before the run":
         plant()
+    callbacks = [At(plant, step=1)] if moment == "during the run" else []
     loaders = {"train": loader(16, 4), "valid/easy": loader(16, 4)}
     loggers = {} if path.startswith(("csv", "tensorboard")) else {"mine": dl.JSONLLogger(logdir)}
     with pytest.raises(OSError, match=rf"{path} is a symbolic link to .*elsewhere"):
-        train(logdir, loaders=loaders, loggers=loggers, callbacks=[Plants()])
+        train(logdir=logdir, loaders=loaders, loggers=loggers, callbacks=callbacks)
 
     assert content(elsewhere) == before
 
@@ -133,8 +121,8 @@ def test_a_logdir_that_is_itself_a_link_holds_a_run_and_its_continuation(tmp_pat
     (tmp_path / "disk").mkdir()
     (tmp_path / "log").symlink_to(tmp_path / "disk")
 
-    train(tmp_path / "log")
-    runner = train(tmp_path / "log", resume="auto", num_epochs=2)
+    train(logdir=tmp_path / "log")
+    runner = train(logdir=tmp_path / "log", resume="auto", num_epochs=2)
 
     assert runner.epoch_step == 2
     assert (tmp_path / "disk" / "checkpoints" / "last.pth").is_file() and (tmp_path / "log").is_symlink()

@@ -5,39 +5,22 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from contextlib import contextmanager
 
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
 from runnerkit import dl
 from runnerkit.checkpoints.fault import fault_of
 from runnerkit.checkpoints.folder import CheckpointFolder
 from runnerkit.loop.stop_signals import Interrupted, Preempted, StopRequests
+from tests.faults.kills import Send
+from tests.storage.stored_runs import At
 from tests.test_resume import Augmented, read_csv
-from tests.tiny import loader, mlp, quiet, weights
-
-
-class Send(dl.Callback):
-    """A callback that sends a signal after `step` training steps, or in the validation after them; rank -1 is all."""
-
-    def __init__(self, number, *, step, rank=0, loader_key="train", times=1, pause_s=0.0):
-        super().__init__(order=dl.CallbackOrder.External)
-        self.number, self.step, self.at_rank, self.loader_key, self.times = number, step, rank, loader_key, times
-        self.pause_s = pause_s  # between two signals
-
-    def on_batch_end(self, runner):
-        is_mine = self.at_rank in (runner.engine.rank, -1)
-        if is_mine and (runner.batch_step, runner.loader_key) == (self.step, self.loader_key):
-            for time_of_all in range(self.times):
-                time.sleep(self.pause_s if time_of_all else 0)
-                os.kill(os.getpid(), self.number)
-            self.times = 0
+from tests.tiny import loader, mlp, train, weights
 
 
 class OwnLoader:
@@ -73,24 +56,12 @@ def loader_that_ignores_its_sampler():
     return WithoutSampler(Augmented(40), batch_size=4)
 
 
-def train(logdir, *callbacks, engine=None, optimizer=None, **options):
+def fit(logdir, *callbacks, **options):
     """Train four epochs, of ten steps in one process or five in two, with all kinds of state to restore."""
     model = mlp(dropout=0.3, batch_norm=True)
-    dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=torch.optim.Adam(model.parameters(), lr=0.01),
-        callbacks=callbacks,
-        num_epochs=4,
-        logdir=logdir,
-        engine=engine or dl.CPUEngine(),
-        **{
-            "loaders": {"train": DataLoader(Augmented(40), batch_size=4, shuffle=True), "valid": loader(21, 4)},
-            "resume": "auto",
-            **quiet(),
-            **options,
-        },
-    )
+    loaders = {"train": DataLoader(Augmented(40), batch_size=4, shuffle=True), "valid": loader(21, 4)}
+    options = {"optimizer": torch.optim.Adam(model.parameters(), lr=0.01), "loaders": loaders, **options}
+    train(model, callbacks=callbacks, num_epochs=4, logdir=logdir, **{"resume": "auto", **options})
     return weights(model)
 
 
@@ -100,7 +71,7 @@ def last(logdir):
 
 def assert_goes_on(broken, whole, **options):
     """Check that the resumed run ends with the weights and the logs of the run that was never stopped."""
-    assert torch.equal(train(broken, **options), whole.result)
+    assert torch.equal(fit(broken, **options), whole.result)
     for key in ("train", "valid"):
         assert read_csv(broken, key) == read_csv(whole.folder, key)
 
@@ -108,7 +79,7 @@ def assert_goes_on(broken, whole, **options):
 class Whole:
     def __init__(self, folder, **options):
         self.folder = folder
-        self.result = train(folder, **options)
+        self.result = fit(folder, **options)
 
 
 @pytest.fixture(scope="module")
@@ -117,12 +88,12 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT])
-def test_a_signal_saves_and_stops_after_the_step(tmp_path, whole, number, sighup_as_in_a_terminal):
+def test_a_signal_saves_and_stops_after_the_step(tmp_path, whole, number):
     """This holds even if only epochs are saved; handlers are restored; exit code 75, or 130 for Ctrl-C."""
     before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)]
 
     with pytest.raises(Interrupted if number == signal.SIGINT else Preempted) as stopped:
-        train(tmp_path, Send(number, step=17))
+        fit(tmp_path, Send(number, step=17))
 
     assert stopped.value.code == (130 if number == signal.SIGINT else 75)
     assert isinstance(stopped.value, KeyboardInterrupt) is (number == signal.SIGINT)
@@ -141,7 +112,7 @@ def test_the_first_signal_is_answered_at_once(tmp_path, caplog):
                 time.sleep(0.01)
 
     with pytest.raises(Interrupted):
-        train(tmp_path, Send(signal.SIGINT, step=17), Listen(order=dl.CallbackOrder.External + 1))
+        fit(tmp_path, Send(signal.SIGINT, step=17), Listen(order=dl.CallbackOrder.External + 1))
 
     assert "SIGINT: the run stops after the current step or evaluation" in caplog.messages[0]
 
@@ -149,7 +120,7 @@ def test_the_first_signal_is_answered_at_once(tmp_path, caplog):
 def test_a_signal_in_the_evaluation_stops_after_the_epoch(tmp_path, whole):
     """The checkpoint is that of the epoch's end."""
     with pytest.raises(Preempted):
-        train(tmp_path, Send(signal.SIGTERM, step=20, loader_key="valid"))
+        fit(tmp_path, Send(signal.SIGTERM, step=20, loader_key="valid"))
 
     assert (last(tmp_path).name, last(tmp_path).batch) == ("model.0002.pth", 20)
     assert_goes_on(tmp_path, whole)
@@ -175,7 +146,7 @@ def during_the_next_save(send):
 def test_a_signal_during_a_save_stops_after_the_step_that_follows(tmp_path, whole):
     """The file being written is completed."""
     with during_the_next_save(lambda: os.kill(os.getpid(), signal.SIGTERM)), pytest.raises(Preempted):
-        train(tmp_path)
+        fit(tmp_path)
 
     names = [record.name for record in CheckpointFolder(tmp_path / "checkpoints").records]
     assert names == ["model.0001.pth", "model.0002.00000011.pth"]
@@ -201,7 +172,7 @@ def test_a_signal_during_an_asynchronous_save_stops_soon(tmp_path, whole):
 
     checkpoint = dl.CheckpointCallback(tmp_path, mode="runner", asynchronous=True)
     with during_the_next_save(send), pytest.raises(Preempted):
-        train(tmp_path, checkpoint, Tell())
+        fit(tmp_path, checkpoint, Tell())
 
     folder = CheckpointFolder(tmp_path / "checkpoints")
     assert (folder.records[0].epoch, folder.records[0].batch) == (1, 10)
@@ -214,9 +185,9 @@ def test_a_callback_that_was_stopped_can_be_used_again(tmp_path):
     """The stop request applies only to the run that it ended."""
     checkpoint = dl.CheckpointCallback(tmp_path, mode="runner")
     with pytest.raises(Preempted):
-        train(tmp_path, checkpoint, Send(signal.SIGTERM, step=17))
+        fit(tmp_path, checkpoint, Send(signal.SIGTERM, step=17))
 
-    train(tmp_path, checkpoint)
+    fit(tmp_path, checkpoint)
 
     assert (last(tmp_path).epoch, last(tmp_path).batch) == (4, 40)
 
@@ -224,7 +195,7 @@ def test_a_callback_that_was_stopped_can_be_used_again(tmp_path):
 def test_a_second_signal_stops_at_once(tmp_path):
     """It stops in the middle of the step without saving, as Ctrl-C does without a runner."""
     with pytest.raises(KeyboardInterrupt) as stopped:
-        train(tmp_path, Send(signal.SIGINT, step=17, times=2))
+        fit(tmp_path, Send(signal.SIGINT, step=17, times=2))
 
     assert not isinstance(stopped.value, Interrupted)
     assert last(tmp_path).batch == 10
@@ -233,27 +204,16 @@ def test_a_second_signal_stops_at_once(tmp_path):
 def test_a_second_sigterm_at_once_is_the_same_wish(tmp_path, whole):
     """Slurm sends two: one to a batch job's shell and one to its steps."""
     with pytest.raises(Preempted):
-        train(tmp_path, Send(signal.SIGTERM, step=17, times=2))
+        fit(tmp_path, Send(signal.SIGTERM, step=17, times=2))
 
     assert last(tmp_path).batch == 17
     assert_goes_on(tmp_path, whole)
 
 
-@pytest.mark.slow
-def test_a_second_sigterm_later_ends_at_once(tmp_path, whole):
-    """After more than a second, in a step that does not end, it acts as without a runner, and nothing is saved."""
-    log = tmp_path / "log"
-    done = start(tmp_path, log, text=IMPATIENT)
-
-    assert done.returncode == -signal.SIGTERM, done.stderr
-    assert last(log).batch == 10
-    assert_goes_on(log, whole)
-
-
 def test_gradients_that_wait_for_their_step_are_not_lost(tmp_path):
     """The signal arrives in the second of three accumulated batches."""
     with pytest.raises(Preempted):
-        train(tmp_path, Send(signal.SIGTERM, step=5), dl.OptimizerCallback(accumulation_steps=3))
+        fit(tmp_path, Send(signal.SIGTERM, step=5), dl.OptimizerCallback(accumulation_steps=3))
 
     assert last(tmp_path).batch == 6
 
@@ -267,7 +227,7 @@ def test_without_a_position_to_save_a_signal_falls_back_to_the_last_epoch(tmp_pa
     whole = Whole(tmp_path / "whole", loaders=loaders)
     for step, known in ((5, []), (17, ["model.0001.pth"])):
         with pytest.raises(Preempted) as stopped:
-            train(tmp_path / "broken", Send(signal.SIGTERM, step=step), loaders=loaders)
+            fit(tmp_path / "broken", Send(signal.SIGTERM, step=step), loaders=loaders)
 
         assert stopped.value.code == 75
         assert [each.name for each in CheckpointFolder(tmp_path / "broken" / "checkpoints").records] == known
@@ -275,36 +235,34 @@ def test_without_a_position_to_save_a_signal_falls_back_to_the_last_epoch(tmp_pa
     assert_goes_on(tmp_path / "broken", whole, loaders=loaders)
 
 
-@pytest.mark.parametrize("make_loader", [own_loader, loader_with_its_own_distributed_sampler])
-def test_saving_every_so_many_steps_without_a_position_is_refused_before_training(tmp_path, make_loader):
-    """The error is raised before the first batch is read."""
+@pytest.mark.parametrize(
+    ("make_loader", "num_processes", "words"),
+    [
+        (own_loader, 1, "loader 'train' cannot save its position .*; leave out every_steps"),
+        (
+            loader_with_its_own_distributed_sampler,
+            1,
+            "loader 'train' cannot save its position .*; leave out every_steps",
+        ),
+        (
+            loader_that_ignores_its_sampler,
+            1,
+            "position .* the __iter__ of WithoutSampler does not use its batch_sampler",
+        ),
+        (loader_that_ignores_its_sampler, 2, "WithoutSampler does not use its batch_sampler, which holds the samples"),
+    ],
+)
+def test_saving_every_so_many_steps_without_a_position_is_refused(tmp_path, make_loader, num_processes, words):
+    """Before the first batch is read, unless only the batch shows it; of several processes, each would train on all."""
     steps = []
+    every_steps = 3 if num_processes == 1 else None
+    checkpoint = dl.CheckpointCallback(tmp_path, mode="runner", every_steps=every_steps)
+    loaders = {"train": make_loader(), "valid": loader(21, 4)}
 
-    class Note(dl.Callback):
-        def on_batch_start(self, runner):
-            steps.append(runner.batch_step)
+    with pytest.raises(TypeError, match=words):
+        fit(tmp_path, checkpoint, At(lambda: steps.append(1)), loaders=loaders, num_processes=num_processes)
 
-    checkpoint = dl.CheckpointCallback(tmp_path, mode="runner", every_steps=500)
-    with pytest.raises(TypeError, match=r"loader 'train' cannot save its position .*; leave out every_steps"):
-        train(tmp_path, checkpoint, Note(), loaders={"train": make_loader(), "valid": loader(21, 4)})
-
-    assert steps == []
-
-
-def test_a_loader_that_ignores_its_sampler_cannot_save_its_position(tmp_path):
-    """Only its first batch shows this, so the first save within an epoch raises."""
-    loaders = {"train": loader_that_ignores_its_sampler(), "valid": loader(21, 4)}
-
-    with pytest.raises(TypeError, match=r"position .* the __iter__ of WithoutSampler does not use its batch_sampler"):
-        train(tmp_path, dl.CheckpointCallback(tmp_path, mode="runner", every_steps=3), loaders=loaders)
-
-
-def test_a_loader_that_ignores_its_sampler_is_refused_by_several_processes(tmp_path):
-    """Each would train on all samples."""
-    loaders = {"train": loader_that_ignores_its_sampler(), "valid": loader(21, 4)}
-
-    with pytest.raises(TypeError, match="WithoutSampler does not use its batch_sampler, which holds the samples of"):
-        train(tmp_path, loaders=loaders, engine=dl.DistributedDataParallelEngine(2, device="cpu"))
+    assert steps == [] or make_loader is loader_that_ignores_its_sampler
 
 
 def test_the_users_own_handler_stays(tmp_path):
@@ -312,7 +270,7 @@ def test_the_users_own_handler_stays(tmp_path):
     heard = []
     before = signal.signal(signal.SIGUSR1, lambda number, frame: heard.append(number))
     try:
-        train(tmp_path, Send(signal.SIGUSR1, step=7))
+        fit(tmp_path, Send(signal.SIGUSR1, step=7))
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert heard == [signal.SIGUSR1] and last(tmp_path).batch == 40
@@ -322,7 +280,7 @@ def test_weights_alone_are_no_reason_to_wait(tmp_path):
     """Without a checkpoint that a run could resume from, Ctrl-C acts at once."""
     checkpoint = dl.CheckpointCallback(tmp_path / "weights", mode="model")
     with pytest.raises(KeyboardInterrupt) as stopped:
-        train(None, Send(signal.SIGINT, step=7), checkpoint, resume=None)
+        fit(None, Send(signal.SIGINT, step=7), checkpoint, resume=None)
     assert not isinstance(stopped.value, Interrupted)
 
 
@@ -361,143 +319,130 @@ def test_processes_tell_each_other_about_once_a_second(monkeypatch, seconds_per_
 
 # Several processes.
 
-SCRIPT = textwrap.dedent(
-    """
-    import signal, sys
-    from pathlib import Path
-    from runnerkit import dl
-    from tests.faults.test_preemption import Send, train
+TO_PARENT = """
+import os, sys
+from pathlib import Path
+from runnerkit import dl
+from tests.faults.test_preemption import fit
 
-    logdir, step, rank, to_parent = Path(sys.argv[1]), *map(int, sys.argv[2:5])
-    callbacks = [Send(signal.SIGTERM, step=step, rank=rank)] if step else []
-    if to_parent:
-        import os
-        class ToParent(dl.Callback):
-            def on_batch_end(self, runner):
-                if runner.batch_step == step and runner.engine.rank == 0:
-                    os.kill(os.getppid(), to_parent)
-        callbacks = [ToParent(dl.CallbackOrder.External)]
-    engine = dl.DistributedDataParallelEngine(2, device="cpu")
-    result = train(logdir, *callbacks, engine=engine)
-    if engine.is_main_process:
-        print(result.sum().item())
-    """
-)
+class ToParent(dl.Callback):
+    def on_batch_end(self, runner):
+        if runner.batch_step == 7 and runner.engine.rank == 0:
+            os.kill(os.getppid(), int(sys.argv[2]))
+
+fit(Path(sys.argv[1]), ToParent(dl.CallbackOrder.External), num_processes=2)
+"""
+
+RESTARTED = """
+import signal, sys
+from pathlib import Path
+from tests.faults.kills import Send
+from tests.faults.test_preemption import fit
+
+result = fit(Path(sys.argv[1]), Send(signal.SIGTERM, step=7, rank=1), num_processes=2)
+Path(sys.argv[1], "result").write_text(str(result.sum().item()))
+"""
+
+IMPATIENT = """
+import signal, sys
+from pathlib import Path
+from tests.faults.kills import Send
+from tests.faults.test_preemption import fit
+
+fit(Path(sys.argv[1]), Send(signal.SIGTERM, step=17, times=2, pause_s=1.3))
+"""
+
+# Each run is stopped, and resumes in the same two processes.
+IN_TURNS = """
+import json, os, signal, sys
+from contextlib import nullcontext
+from pathlib import Path
+from runnerkit.loop.stop_signals import Preempted
+from tests.faults.kills import Send
+from tests.faults.test_preemption import during_the_next_save, fit, last
+
+rank, folder = int(os.environ["RANK"]), Path(sys.argv[1])
+(folder / f"pid {rank}").write_text(str(os.getpid()))
+
+def send_to(rank):
+    return lambda: os.kill(int((folder / f"pid {rank}").read_text()), signal.SIGTERM)
+
+found = {}
+for name, callbacks, saving in [
+    *((f"rank {rank}", [Send(signal.SIGTERM, step=7, rank=rank)], nullcontext()) for rank in (0, 1, -1)),
+    ("rank 0 while it saves", [], during_the_next_save(send_to(0))),
+    ("rank 1 while rank 0 saves", [], during_the_next_save(send_to(1))),
+]:
+    code = batch = 0
+    try:
+        with saving:
+            fit(folder / name, *callbacks, num_processes=2)
+    except Preempted as stopped:
+        code, batch = stopped.code, last(folder / name).batch
+    found[name] = code, batch, fit(folder / name, num_processes=2).sum().item()
+(folder / f"found.{rank}.json").write_text(json.dumps(found))
+"""
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
 
-IMPATIENT = textwrap.dedent(
-    """
-    import signal, sys
-    from pathlib import Path
-    from tests.faults.test_preemption import Send, train
-
-    train(Path(sys.argv[1]), Send(signal.SIGTERM, step=17, times=2, pause_s=1.3))
-    """
-)
-
-
-def start(tmp_path, logdir, *, step=0, rank=0, to_parent=0, launcher=(), text=SCRIPT):
-    script = tmp_path / "script.py"
-    script.write_text(text)
+def start(folder, text, *arguments, launcher=()):
+    """Run a script with a logdir and arguments."""
+    (folder / "script.py").write_text(text)
+    (folder / "log").mkdir()
     return subprocess.run(
-        [sys.executable, *launcher, str(script), str(logdir), str(step), str(rank), str(int(to_parent))],
-        capture_output=True, text=True, timeout=240, check=False, env={**os.environ, "PYTHONPATH": os.getcwd()},
+        [sys.executable, *launcher, str(folder / "script.py"), str(folder / "log"), *arguments], check=False,
+        capture_output=True, text=True, timeout=240, env={**os.environ, "PYTHONPATH": os.getcwd()},
     )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def whole_of_two(tmp_path_factory):
-    return Whole(tmp_path_factory.mktemp("whole"), engine=dl.DistributedDataParallelEngine(2, device="cpu"))
+    return Whole(tmp_path_factory.mktemp("whole"), num_processes=2)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("how", "code"),
-    [
-        ({"rank": 1}, 75),
-        ({"rank": -1}, 75),
-        ({"to_parent": signal.SIGTERM}, 75),
-        ({"to_parent": signal.SIGHUP}, 75),
-        ({"to_parent": signal.SIGINT}, 130),
-    ],
-    ids=["SIGTERM to rank 1", "SIGTERM to all ranks", "SIGTERM to the calling process", "SIGHUP", "Ctrl-C"],
-)
-def test_one_process_is_asked_and_all_stop_after_the_same_step(tmp_path, whole_of_two, how, code):
-    """Any process may receive the signal; the calling process ends as it would by itself."""
-    done = start(tmp_path, tmp_path / "log", step=7, **how)
+def test_a_second_sigterm_later_ends_at_once(tmp_path, whole):
+    """After more than a second, in a step that does not end, it acts as without a runner, and nothing is saved."""
+    done = start(tmp_path, IMPATIENT)
+
+    assert done.returncode == -signal.SIGTERM, done.stderr
+    assert last(tmp_path / "log").batch == 10
+    assert_goes_on(tmp_path / "log", whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_the_calling_process_passes_a_signal_on_and_ends_as_its_processes(tmp_path, number, code):
+    """A signal to a rank is tested below."""
+    done = start(tmp_path, TO_PARENT, str(int(number)))
 
     assert done.returncode == code, done.stderr
     assert 7 <= last(tmp_path / "log").batch <= 20
-    name = signal.Signals(how.get("to_parent", signal.SIGTERM)).name
-    assert f"{name}: saved a checkpoint and stopped after step" in done.stderr
-    assert f"{name}: the run stops after" in done.stderr
-    assert_goes_on(tmp_path / "log", whole_of_two, engine=dl.DistributedDataParallelEngine(2, device="cpu"))
+    assert f"{number.name}: saved a checkpoint and stopped after step" in done.stderr
+    assert f"{number.name}: the run stops after" in done.stderr
 
 
 @pytest.mark.slow
 def test_torchrun_starts_again_what_was_stopped(tmp_path, whole_of_two):
     """With ``--max-restarts`` and ``resume="auto"``, the run resumes automatically."""
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1")
-    done = start(tmp_path, tmp_path / "log", step=7, rank=1, launcher=launcher)
+    done = start(tmp_path, RESTARTED, launcher=(*TORCHRUN, "--max-restarts=1"))
 
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout) == whole_of_two.result.sum().item()
+    assert float((tmp_path / "log" / "result").read_text()) == whole_of_two.result.sum().item()
     assert read_csv(tmp_path / "log", "train") == read_csv(whole_of_two.folder, "train")
 
 
-# Each run is stopped, and resumes in the same two processes.
-IN_TURNS = textwrap.dedent(
-    """
-    import json, os, signal, sys
-    from contextlib import nullcontext
-    from pathlib import Path
-    from runnerkit import dl
-    from runnerkit.loop.stop_signals import Preempted
-    from tests.faults.test_preemption import Send, during_the_next_save, last, train
-
-    rank = int(os.environ["RANK"])
-    pids = Path(sys.argv[1], "pids")
-    pids.mkdir(parents=True, exist_ok=True)
-    (pids / str(rank)).write_text(str(os.getpid()))
-
-    def send_to(rank):
-        return lambda: os.kill(int((pids / str(rank)).read_text()), signal.SIGTERM)
-
-    def run(name, *callbacks):
-        logdir = Path(sys.argv[1], name)
-        engine = dl.DistributedDataParallelEngine(2, device="cpu")
-        return train(logdir, *callbacks, engine=engine).sum().item(), logdir
-
-    found = {}
-    for name, callbacks, saving in [
-        ("rank 0", [Send(signal.SIGTERM, step=7, rank=0)], nullcontext()),
-        ("rank 0 while it saves", [], during_the_next_save(send_to(0))),
-        ("rank 1 while rank 0 saves", [], during_the_next_save(send_to(1))),
-    ]:
-        try:
-            with saving:
-                run(name, *callbacks)
-            code, batch = 0, 0
-        except Preempted as stopped:
-            code, batch = stopped.code, last(Path(sys.argv[1], name)).batch
-        found[name] = code, batch, run(name)[0]
-    Path(sys.argv[1], f"found.{rank}.json").write_text(json.dumps(found))
-    """
-)
-
-
 @pytest.mark.slow
-def test_a_signal_to_one_rank_during_a_save_or_not_stops_both(tmp_path, whole_of_two):
+def test_a_signal_to_any_rank_during_a_save_or_not_stops_both(tmp_path, whole_of_two):
     """Both stop after the same step with a checkpoint, and resume to the weights and logs of the run never stopped."""
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    done = start(tmp_path, tmp_path / "logs", launcher=launcher, text=IN_TURNS)
+    done = start(tmp_path, IN_TURNS, launcher=TORCHRUN)
 
     assert done.returncode == 0, done.stderr
-    found = [json.loads((tmp_path / "logs" / f"found.{rank}.json").read_text()) for rank in range(2)]
+    found = [json.loads((tmp_path / "log" / f"found.{rank}.json").read_text()) for rank in range(2)]
     assert found[0] == found[1]
-    assert len(found[0]) == 3
+    assert len(found[0]) == 5
     for name, (code, batch, result) in found[0].items():
         assert (code, result) == (75, whole_of_two.result.sum().item()), name
-        assert (7 if name == "rank 0" else 5) < batch <= 19, name
+        assert 5 < batch <= 20, name
         for key in ("train", "valid"):
-            assert read_csv(tmp_path / "logs" / name, key) == read_csv(whole_of_two.folder, key)
+            assert read_csv(tmp_path / "log" / name, key) == read_csv(whole_of_two.folder, key)

@@ -16,11 +16,11 @@ import textwrap
 import time
 from collections import deque
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import Dataset
 
 from runnerkit import dl
@@ -30,7 +30,9 @@ from runnerkit.checkpoints.folder import CheckpointFolder, find_checkpoint
 from runnerkit.logger import Step
 from runnerkit.storage.atomic_file import write_text
 from runnerkit.storage.checksum import sha256_of
-from tests.tiny import loader, mlp, quiet, sgd
+from tests.faults.kills import die_at, exit_code_of
+from tests.storage.stored_runs import At
+from tests.tiny import loader, train
 
 
 def state(epoch):
@@ -83,17 +85,10 @@ def half_files(folder):
     return [path.name for path in folder.iterdir() if path.name.startswith(".")]
 
 
-def train(logdir, **options):
+def fit(logdir, **options):
     """Train a small model for two epochs, or for those that are left."""
-    model = mlp()
-    return dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=sgd(model),
-        loaders={"train": loader(16, 4), "valid": loader(8, 4)},
-        logdir=logdir,
-        **{"engine": dl.CPUEngine(), "num_epochs": 2, **quiet(), **options},
-    )
+    loaders = {"train": loader(16, 4), "valid": loader(8, 4)}
+    return train(loaders=loaders, logdir=logdir, **{"num_epochs": 2, **options})
 
 
 # A disk without room.
@@ -137,10 +132,10 @@ def test_a_run_on_a_full_disk_ends_with_the_epoch_before(small_disk):
                 fill(small_disk, free=8192)
 
     with pytest.raises(OSError, match=r"cannot write .*No space left on device"):
-        train(small_disk, callbacks=[Fill()])
+        fit(small_disk, callbacks=[Fill()])
     (small_disk / "other data").unlink()
 
-    assert train(small_disk, resume="auto").epoch_step == 2
+    assert fit(small_disk, resume="auto").epoch_step == 2
     assert half_files(small_disk / "checkpoints") == []
 
 
@@ -183,14 +178,9 @@ def test_a_shortage_of_shared_memory_says_where_and_what_needs_less(tmp_path):
     code = """
         from torch import nn
         from torch.utils.data import DataLoader
-        from runnerkit import dl
         from tests.faults.test_storage import Large
-        from tests.tiny import quiet, sgd
-        model = nn.Linear(250_000, 3)
-        dl.SupervisedRunner().train(
-            model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), cpu=True, num_epochs=1, **quiet(),
-            loaders={"train": DataLoader(Large(), batch_size=8, num_workers=2)},
-        )
+        from tests.tiny import train
+        train(nn.Linear(250_000, 3), loaders={"train": DataLoader(Large(), batch_size=8, num_workers=2)})
         """
     mount = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=4m tmpfs /dev/shm && exec "$@"', "sh"]
     if subprocess.run([*mount, "true"], capture_output=True, check=False).returncode:
@@ -221,19 +211,17 @@ class Delete(dl.Callback):
     "options",
     [
         {},
-        {"loggers": {**quiet()["loggers"], "csv": None, "tensorboard": None}},
-        {"loggers": {**quiet()["loggers"], "csv": None}, "hparams": {"lr": 0.1}},
-        {"engine": None, "ddp": True},
+        {"loggers": {"csv": None, "tensorboard": None}},
+        {"loggers": {"csv": None}, "hparams": {"lr": 0.1}},
+        {"num_processes": 2},
     ],
     ids=["all", "checkpoints", "tensorboard", "two processes"],
 )
 def test_a_logdir_that_is_deleted_during_the_run_ends_it_and_is_not_made_again(tmp_path, options):
     """A folder with only the last epochs would look like a complete run."""
     logdir = tmp_path / "log"
-    with pytest.raises(
-        OSError, match=rf"cannot write to {logdir}.*: it was deleted during the run; start the run again"
-    ):
-        train(logdir, num_epochs=3, callbacks=[Delete(logdir)], **options)
+    with pytest.raises(OSError, match=rf"cannot write to {logdir}.*: it was deleted during the run; start"):
+        fit(logdir, num_epochs=3, callbacks=[Delete(logdir)], **options)
 
     assert not logdir.exists()
 
@@ -334,21 +322,16 @@ def test_a_folder_that_may_be_written_to_but_not_listed_is_written_to(tmp_path, 
 # A kill between any two operations.
 
 
-def die_at(operation):
-    """Fork a save that exits abruptly at its `operation`-th change of the disk; return whether it got there."""
-    left = [operation]
-
-    def deadly(function):
-        def call(*args, **kwargs):
-            left[0] -= 1
-            if left[0] < 0:
-                os._exit(9)
-            return function(*args, **kwargs)
-
-        return call
-
-    for name in ("replace", "fsync", "unlink", "link", "rename", "symlink"):
-        setattr(os, name, deadly(getattr(os, name)))
+def killed_at_each_operation(start, act):
+    """Yield copies of a folder after `act` on them was killed at its first change of the disk, at its second, ..."""
+    for operation in count():
+        broken = start.with_name(f"killed at {operation}")
+        shutil.copytree(start, broken, symlinks=True)
+        code = exit_code_of(lambda operation=operation, broken=broken: (die_at(operation), act(broken)))
+        assert code in (0, 9)
+        yield broken
+        if code == 0:
+            return
 
 
 @pytest.mark.parametrize("sharded", [False, True], ids=["a file", "a folder of shards"])
@@ -359,36 +342,22 @@ def test_a_kill_between_any_two_operations_of_a_save_loses_nothing(tmp_path, bef
     start.mkdir()
     for epoch in range(1, before + 1):
         add(start, epoch, sharded=sharded)
-    code, operation = 9, 0
-    while code == 9:
-        broken = tmp_path / f"killed at {operation}"
-        shutil.copytree(start, broken, symlinks=True)
-        pid = os.fork()
-        if not pid:
-            try:
-                die_at(operation)
-                add(broken, before + 1, sharded=sharded)
-                os._exit(0)
-            finally:
-                os._exit(1)
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    names = {f"model.{before + 1:04d}", f"model.{before + 2:04d}", "last", "best"}
+    expected = {"index.json", *(names if sharded else {f"{name}.pth" for name in names})}
 
-        checkpoints = CheckpointFolder(broken)
+    folders = [*killed_at_each_operation(start, lambda folder: add(folder, before + 1, sharded=sharded))]
+
+    assert len(folders) > 8
+    for broken in folders:
+        source = find_checkpoint(broken) if before else None
         if before:
-            source = find_checkpoint(broken)
             assert load_checkpoint(source, whole=False)["counters"]["epoch_step"] in (before, before + 1)
-            clean_up(checkpoints, resumed_from=source)
-        else:
-            clean_up(checkpoints)
+        clean_up(CheckpointFolder(broken), resumed_from=source)
         assert half_files(broken) == []
         for epoch in (before + 1, before + 2):
             add(broken, epoch, sharded=sharded)
         assert_whole(broken, epochs=(before + 1, before + 2))
-        names = {f"model.{before + 1:04d}", f"model.{before + 2:04d}", "last", "best"}
-        expected = {"index.json", *(names if sharded else {f"{name}.pth" for name in names})}
         assert {path.name for path in broken.iterdir()} == expected
-        operation += 1
-    assert code == 0 and operation > 8
 
 
 # What cannot be written to.
@@ -398,15 +367,12 @@ def test_a_logdir_that_cannot_be_written_to_ends_the_run_before_it_trains(tmp_pa
     """A folder cannot be created below a file or in /proc; the error has the path."""
     (tmp_path / "file").touch()
     steps = []
-
-    class Count(dl.Callback):
-        def on_batch_end(self, runner):
-            steps.append(runner.batch_step)
+    count_steps = At(lambda: steps.append(1))
 
     for place in (tmp_path / "file" / "log", Path("/proc/log")):
         checkpoint = dl.CheckpointCallback(place, mode="runner")
         with pytest.raises(OSError, match=f"cannot write to logdir {place}: "):
-            train(None, callbacks=[checkpoint, Count()])
+            fit(None, callbacks=[checkpoint, count_steps])
     assert steps == []
 
 
@@ -503,10 +469,10 @@ def test_bits_flipped_anywhere_are_noticed_without_the_index_too(tmp_path):
 
 def test_a_run_goes_on_from_the_one_before_and_sets_the_damaged_one_aside(tmp_path):
     """The damaged one does not count as one of the checkpoints to keep."""
-    train(tmp_path, num_epochs=3)
+    fit(tmp_path, num_epochs=3)
     damage(tmp_path / "checkpoints" / "model.0003.pth", "flipped", None)
 
-    train(tmp_path, num_epochs=4, resume="auto")
+    fit(tmp_path, num_epochs=4, resume="auto")
 
     names = {path.name for path in (tmp_path / "checkpoints").iterdir()}
     assert {"model.0003.pth", "model.0004.pth", "model.0003.pth.damaged"} <= names
@@ -583,7 +549,7 @@ def test_nothing_goes_through_another_file_system(tmp_path, monkeypatch):
     places, replace = [], os.replace
     monkeypatch.setattr(os, "replace", lambda *paths: places.append(paths) or replace(*paths))
 
-    train(tmp_path)
+    fit(tmp_path)
 
     assert len(places) > 4
     assert all(Path(source).parent == Path(target).parent for source, target in places)
@@ -591,15 +557,15 @@ def test_nothing_goes_through_another_file_system(tmp_path, monkeypatch):
 
 def test_a_clock_that_is_set_back_changes_nothing(tmp_path, monkeypatch, caplog):
     """It affects neither the newest checkpoint, nor the time of the next one, nor the logs."""
-    train(tmp_path / "expected", num_epochs=4)
-    train(tmp_path / "log", num_epochs=2)
+    fit(tmp_path / "expected", num_epochs=4)
+    fit(tmp_path / "log", num_epochs=2)
     for path in (tmp_path / "log" / "checkpoints").iterdir():
         os.utime(path, (4e9, 4e9))
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now - 1e7)
 
     every_minute = dl.CheckpointCallback(tmp_path / "log", mode="runner", every_minutes=1)
-    resumed = train(tmp_path / "log", num_epochs=4, resume="auto", callbacks=[every_minute])
+    resumed = fit(tmp_path / "log", num_epochs=4, resume="auto", callbacks=[every_minute])
 
     assert resumed.epoch_step == 4
     assert find_checkpoint(tmp_path / "log").name == "model.0004.pth"

@@ -3,18 +3,16 @@
 import os
 import subprocess
 import sys
-import textwrap
 import time
 
 import pytest
-from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from runnerkit import dl
 from runnerkit.engines.launch import process_group, spawn
 from runnerkit.loop import experiment
 from tests.free_port import free_port
-from tests.tiny import classification, loader, mlp, quiet, sgd
+from tests.tiny import classification, loader, train
 
 LIMIT_S = 40  # per job, on a busy machine; a stuck process blocks for 600 s
 
@@ -64,34 +62,25 @@ class Slow(Dataset):
         return self.data[index]
 
 
-def train(*callbacks, timeout_s=600, data=None):
-    model = mlp()
-    dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=sgd(model),
-        loaders={"train": loader(32, 4) if data is None else DataLoader(data, batch_size=2, num_workers=2)},
-        callbacks=callbacks,
-        engine=dl.DistributedDataParallelEngine(2, device="cpu", timeout_s=timeout_s),
-        **quiet(),
-    )
+def fit(*callbacks, timeout_s=600, data=None):
+    loaders = {"train": loader(32, 4) if data is None else DataLoader(data, batch_size=2, num_workers=2)}
+    engine = dl.DistributedDataParallelEngine(2, device="cpu", timeout_s=timeout_s)
+    train(loaders=loaders, callbacks=callbacks, engine=engine)
 
 
 def launched(folder, call, *, num_awaited=2):
     """Start both ranks like a launcher, which kills the rest in the end; return their standard error and exit codes."""
     script = folder / "script.py"
-    script.write_text(textwrap.dedent(f"from tests.faults.test_stuck import *\n{call}\n"))
-    port = free_port()
-    place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    script.write_text(f"from tests.faults.test_stuck import *\n{call}\n")
+    place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    environment = {**os.environ, **place, "PYTHONPATH": os.getcwd()}
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(script)],
-            env={**os.environ, **place, "PYTHONPATH": os.getcwd(), "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
+            [sys.executable, str(script)], stderr=subprocess.PIPE, text=True,
+            env={**environment, "RANK": rank, "LOCAL_RANK": rank},
         )
-        for rank in range(2)
-    ]
+        for rank in ("0", "1")
+    ]  # fmt: skip
     try:
         for rank in ranks[:num_awaited]:
             rank.wait(LIMIT_S)
@@ -105,7 +94,7 @@ def launched(folder, call, *, num_awaited=2):
 def test_a_hook_that_hangs_after_an_error_does_not_hide_it():
     """The error is recorded before the hook is called, which has a deadline; no rank waits for timeout_s."""
     with pytest.raises(LookupError, match="the real error") as caught:
-        train(HangsAfterAnError(1), timeout_s=LIMIT_S)
+        fit(HangsAfterAnError(1), timeout_s=LIMIT_S)
 
     assert any("HangsAfterAnError.on_exception did not end within 1 s" in note for note in caught.value.__notes__)
     assert any("in batch 1 of loader 'train', epoch 1, rank 1" in note for note in caught.value.__notes__)
@@ -115,7 +104,7 @@ def test_a_hook_that_hangs_after_an_error_does_not_hide_it():
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_hook_that_hangs_under_a_launcher_does_not_hide_the_error(tmp_path, rank):
     """The failed rank ends after the deadline with its traceback; the other one gets it if rank zero is alive."""
-    told = launched(tmp_path, f"train(HangsAfterAnError({rank}))")
+    told = launched(tmp_path, f"fit(HangsAfterAnError({rank}))")
 
     assert [code for _, code in told] == [1, 1]
     assert "LookupError: the real error" in told[rank][0]
@@ -129,14 +118,14 @@ def test_a_rank_that_failed_and_does_not_end_is_ended(monkeypatch):
     monkeypatch.setattr(spawn, "AFTER_FAILURE_S", 1.0)
 
     with pytest.raises(LookupError, match="the real error"):
-        train(HangsAtExit(), timeout_s=LIMIT_S)
+        fit(HangsAtExit(), timeout_s=LIMIT_S)
 
 
 def end_before_the_group(rank):
     """Let a rank end after it has joined the others' store."""
     if os.environ["RANK"] == str(rank):
         process_group.ProcessGroupEngine._open_group = lambda *_, **__: os._exit(3)
-    train(timeout_s=4)
+    fit(timeout_s=4)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -158,13 +147,13 @@ STUCK = "rank 1 of 2 is stuck: it is waiting for worker "
 def test_a_data_worker_that_hangs_is_named():
     """The rank whose loader it serves reports it, besides the timeout of the rank that waits for that one."""
     with pytest.raises(RuntimeError, match=STUCK):
-        train(timeout_s=4, data=Slow())
+        fit(timeout_s=4, data=Slow())
 
 
 @pytest.mark.slow
 def test_a_data_worker_that_hangs_is_named_under_a_launcher(tmp_path):
     """The error does not claim that the rank ended silently; its launcher ends it."""
-    (errors, code), _ = launched(tmp_path, "train(timeout_s=4, data=Slow())", num_awaited=1)
+    (errors, code), _ = launched(tmp_path, "fit(timeout_s=4, data=Slow())", num_awaited=1)
 
     assert code == 1
     assert STUCK in errors

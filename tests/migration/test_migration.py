@@ -15,12 +15,7 @@ from tests.peers import PEERS, needs_peers
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "migration"
 # Each framework's name on PyPI; the hand-written loop needs no package.
-DISTRIBUTIONS = {
-    "lightning": "lightning",
-    "accelerate": "accelerate",
-    "ignite": "pytorch-ignite",
-    "catalyst": "catalyst",
-}
+DISTRIBUTIONS = {name: name for name in ("lightning", "accelerate", "catalyst")} | {"ignite": "pytorch-ignite"}
 NAMES = ["by_hand", *DISTRIBUTIONS]
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 NUM_VALID = 517

@@ -5,6 +5,7 @@
 
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from runnerkit import dl, utils
 from runnerkit.storage.remote.urls import STAGING
+from tests import tiny
 from tests.tiny import loader, mlp
 
 MACHINES = "TEST_MACHINES"  # folder whose sub-folders are the machines' disks
@@ -51,40 +53,24 @@ def train(kind: str, logdir: str | Path, num_epochs: int) -> None:
         kind: "ddp", "fsdp" (sharded checkpoints) or "meta" (no process holds the whole model).
     """
     torch.manual_seed(0)
-    engine: dl.IEngine = dl.DistributedDataParallelEngine(2, device="cpu", timeout_s=30)
-    if kind == "meta":
-        engine = dl.FullyShardedDataParallelEngine(
-            2, device="cpu", timeout_s=30, init="meta", shard_modules=[nn.Linear]
-        )
-        with utils.parameters_on_meta():
-            model = mlp()
-    else:
+    options: dict[str, Any] = {"device": "cpu", "timeout_s": 30}
+    if kind != "ddp":
+        options["shard_modules"] = [nn.Linear]
+        options |= {"init": "meta"} if kind == "meta" else {"sharded_checkpoints": True}
+    engine_class = dl.DistributedDataParallelEngine if kind == "ddp" else dl.FullyShardedDataParallelEngine
+    with utils.parameters_on_meta() if kind == "meta" else nullcontext():
         model = mlp()
-    if kind == "fsdp":
-        engine = dl.FullyShardedDataParallelEngine(
-            2, device="cpu", timeout_s=30, shard_modules=[nn.Linear], sharded_checkpoints=True
-        )
-    dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
+    arguments = {"mode": "runner", "every_steps": 2, "load_best_on_end": True, "minimize": True}
+    tiny.train(
+        model,
         optimizer=torch.optim.Adam(model.parameters(), lr=0.05),
         loaders={"train": loader(48, 4, shuffle=True), "valid": loader(21, 4)},
-        callbacks=[
-            dl.CheckpointCallback(
-                logdir, "valid", "loss", minimize=True, mode="runner", every_steps=2, load_best_on_end=True
-            ),
-            Weigh(),
-        ],
-        loggers={
-            "console": None,
-            "csv": dl.CSVLogger(logdir, log_batch_metrics=True),
-            "jsonl": dl.JSONLLogger(logdir),
-            "tensorboard": dl.TensorboardLogger(logdir),
-        },
+        callbacks=[dl.CheckpointCallback(logdir, "valid", "loss", **arguments), Weigh()],
+        loggers={"csv": dl.CSVLogger(logdir, log_batch_metrics=True), "jsonl": dl.JSONLLogger(logdir)},
         num_epochs=num_epochs,
         logdir=logdir,
         resume="auto",
-        engine=engine,
+        engine=engine_class(2, **options),
     )
 
 

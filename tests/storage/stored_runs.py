@@ -5,35 +5,29 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from runnerkit import dl
 from runnerkit.storage.remote.store import Store
+from tests import tiny
 from tests.tiny import loader, mlp, sgd
 
 NUM_STEPS = 4  # of an epoch
 
 
-def train(logdir: str | Path, *callbacks: dl.Callback, num_epochs: int = 2, **options: Any) -> dl.IRunner:
+def train(logdir: str | Path, *callbacks: dl.Callback, num_epochs: int = 2, **options: Any) -> Any:
     """Train with dropout, shuffling and all loggers that write files."""
     torch.manual_seed(0)
     model = mlp(dropout=0.3)
-    return dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=sgd(model, lr=0.05),
-        loaders={"train": loader(16, 4, shuffle=True), "valid": loader(9, 4)},
-        callbacks=callbacks,
-        num_epochs=num_epochs,
-        loggers={
-            "console": None,
-            "csv": dl.CSVLogger(logdir, log_batch_metrics=True),
-            "jsonl": dl.JSONLLogger(logdir, log_batch_metrics=True),
-            "tensorboard": dl.TensorboardLogger(logdir, log_batch_metrics=True),
-        },
-        logdir=logdir,
-        **{"cpu": True, "resume": "auto", "log_every": 1, **options},
-    )
+    loggers = {
+        "csv": dl.CSVLogger(logdir, log_batch_metrics=True), "jsonl": dl.JSONLLogger(logdir, log_batch_metrics=True),
+        "tensorboard": dl.TensorboardLogger(logdir, log_batch_metrics=True),
+    }  # fmt: skip
+    options = {"resume": "auto", "log_every": 1, "loggers": loggers, **options}
+    loaders = {"train": loader(16, 4, shuffle=True), "valid": loader(9, 4)}
+    return tiny.train(
+        model, optimizer=sgd(model, lr=0.05), loaders=loaders, callbacks=callbacks, num_epochs=num_epochs,
+        logdir=logdir, **options,
+    )  # fmt: skip
 
 
 def saving(logdir: str | Path, **options: Any) -> dl.CheckpointCallback:

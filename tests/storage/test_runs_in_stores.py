@@ -44,6 +44,13 @@ def impatient(monkeypatch, patience_s):
     monkeypatch.setattr(uploads, "PATIENCE_S", patience_s)
 
 
+def assert_equal_to_one_on_a_disk(url, folder, **options):
+    """Train the run on a disk and compare; nothing else is left in the store."""
+    train(folder, saving(folder), **options)
+    assert differences(fingerprint(folder), fingerprint(local_copy(url))) == []
+    assert objects(url) == named(url)
+
+
 def stop():
     raise InterruptedError("stopped by the test")
 
@@ -68,15 +75,13 @@ def test_a_run_that_continues_on_an_empty_disk_is_equal_to_one_that_was_not_inte
     tmp_path, monkeypatch, step, asynchronous
 ):
     """Also from the middle of an epoch, line by line and bit by bit."""
-    train(tmp_path / "run", saving(tmp_path / "run"))
     with pytest.raises(InterruptedError):
         train(URL, saving(URL, asynchronous=asynchronous), At(stop, step=step))
     monkeypatch.setenv("RUNNERKIT_STAGING", str(tmp_path / "other machine"))
 
     train(URL, saving(URL, asynchronous=asynchronous))
 
-    assert differences(fingerprint(tmp_path / "run"), fingerprint(local_copy(URL))) == []
-    assert objects(URL) == named(URL)
+    assert_equal_to_one_on_a_disk(URL, tmp_path / "run")
 
 
 @pytest.mark.parametrize(
@@ -257,11 +262,10 @@ def test_training_continues_while_the_store_is_gone(faulty, tmp_path, monkeypatc
             time.sleep(0.3)
             faulty.fail(lambda operation, path: None)
 
-    train(tmp_path / "run", saving(tmp_path / "run"), num_epochs=3)
     train(FAULTY, saving(FAULTY), At(act), num_epochs=3)
 
-    assert differences(fingerprint(tmp_path / "run"), fingerprint(local_copy(FAULTY))) == []
-    assert objects(FAULTY) == named(FAULTY) and "TimeoutError: gone" in caplog.text
+    assert_equal_to_one_on_a_disk(FAULTY, tmp_path / "run", num_epochs=3)
+    assert "TimeoutError: gone" in caplog.text
     assert max(late - early for early, late in itertools.pairwise(steps)) < 30
 
 
@@ -282,21 +286,16 @@ def test_a_store_that_stays_gone_ends_the_run_after_a_while(faulty, staging, mon
     assert "the logdir is not complete in the store" in stopped.value.__notes__[-1]
 
 
-def test_staged_bytes_are_limited(faulty, staging, monkeypatch, caplog):
-    """Training waits when more would wait for their upload than allowed, and says so; less is kept in the outbox."""
+def test_staged_bytes_are_limited(faulty, monkeypatch, caplog):
+    """Training waits when more would wait for their upload than allowed, and says so."""
     monkeypatch.setenv("RUNNERKIT_STAGED_GB", "0.000001")
-    waiting, most = threading.Event(), 0
 
     def fault(operation, path):
         if operation == "put" and "objects" in path:
-            waiting.wait(0.3)
-
-    def look():
-        nonlocal most
-        most = max(most, len([*staging.glob("*/.outbox/*")]))
+            time.sleep(0.3)
 
     faulty.fail(fault)
-    train(FAULTY, saving(FAULTY, every_steps=1), At(look), num_epochs=1)
+    train(FAULTY, saving(FAULTY, every_steps=1), num_epochs=1)
 
     assert "waiting for uploads, since" in caplog.text and "RUNNERKIT_STAGED_GB is 1e-06" in caplog.text
     assert objects(FAULTY) == named(FAULTY)
@@ -304,17 +303,15 @@ def test_staged_bytes_are_limited(faulty, staging, monkeypatch, caplog):
 
 def test_checkpoints_that_are_replaced_before_their_upload_do_not_fill_the_disk(faulty, staging):
     """While the store is gone, the outbox has the files of the newest checkpoints, not of all."""
-    most = 0
-
-    def look():
-        nonlocal most
-        most = max(most, len([*staging.glob("*/.outbox/*")]))
-
+    seen = []
+    look = At(lambda: seen.append(len([*staging.glob("*/.outbox/*")])))
     gone = At(lambda: faulty.fail_times(10**9, TimeoutError("gone")), step=1)
     back = At(lambda: faulty.fail(lambda operation, path: None), step=8 * NUM_STEPS)
-    train(FAULTY, saving(FAULTY, every_steps=1), gone, At(look), back, num_epochs=8)
+    train(FAULTY, saving(FAULTY, every_steps=1), gone, look, back, num_epochs=8)
 
-    assert 4 <= most <= 14, "files of two snapshots, of the last two checkpoints, the best and the index, and a log"
+    assert 4 <= max(seen) <= 14, (
+        "files of two snapshots, of the last two checkpoints, the best and the index, and a log"
+    )
     assert objects(FAULTY) == named(FAULTY)
 
 

@@ -39,9 +39,7 @@ def test_an_error_of_the_network_or_the_store_is_repeated(faulty, tmp_path, capl
 
     def tried(operation, *args, **kwargs):
         faulty.fail_times(3, error)
-        result = operation(*args, **kwargs)
-        assert faulty.calls.count(faulty.calls[-1]) >= 1
-        return result
+        return operation(*args, **kwargs)
 
     store = Store(URL)
     tried(store.put, "a/b", path)
@@ -59,10 +57,12 @@ def test_an_error_of_the_network_or_the_store_is_repeated(faulty, tmp_path, capl
     assert [each.getMessage() for each in caplog.records].count(warning) == 1
 
 
-def test_the_repetition_ends(faulty, tmp_path, caplog):
-    """The error names the URL, the operation, the time and the last cause; nothing incomplete is left."""
+def test_the_repetition_ends(faulty, tmp_path, caplog, monkeypatch):
+    """The error names the URL, the operation, the time and the last cause; nothing incomplete is left; warnings are
+    rarer than attempts."""
     store = Store(URL, patience_s=0.3)
     store.write("a", DATA)
+    monkeypatch.setattr(module, "_REPORT_EVERY_S", 0.1)
     faulty.fail_times(9999, TimeoutError("no answer"))
     began = time.monotonic()
 
@@ -70,20 +70,7 @@ def test_the_repetition_ends(faulty, tmp_path, caplog):
         store.get("a", tmp_path / "copy")
 
     assert time.monotonic() - began < 30 and not list(tmp_path.iterdir())
-    assert store.last_error == "TimeoutError: no answer" and len(caplog.records) == 1
-
-
-def test_warnings_are_rare(faulty, monkeypatch, caplog):
-    """A store that is gone for an hour is not reported at each attempt."""
-    monkeypatch.setattr(module, "_REPORT_EVERY_S", 0.1)
-    faulty.fail_times(9999, TimeoutError("no answer"))
-    store = Store(URL)
-    monkeypatch.setattr(module, "FIRST_PATIENCE_S", 0.35)
-
-    with pytest.raises(OSError, match="could not list objects"):
-        store.names()
-
-    assert 2 <= len(caplog.records) <= 4 < faulty.num("list")
+    assert store.last_error == "TimeoutError: no answer" and 2 <= len(caplog.records) <= 4 < len(faulty.calls)
 
 
 def test_a_wrong_url_ends_sooner_than_a_store_that_has_worked(faulty, monkeypatch):
@@ -266,18 +253,6 @@ def test_of_two_writers_one_replaces_a_version(s3):
     assert s3.names() == [] and first == seen != second
 
 
-def test_a_conditional_write_whose_answer_was_lost_counts_as_written(s3, s3_proxy):
-    """The repetition finds its own bytes."""
-    store = Store(s3.url())
-    store.names()
-    s3_proxy.set(Rule(proxy.LOST, nth=1, method="PUT"))
-    first = store.write("lease", b"1", replaces="new")
-    s3_proxy.set(Rule(proxy.LOST, nth=1, method="PUT"))
-    second = store.write("lease", b"2", replaces=first)
-
-    assert store.read("lease") == (b"2", second) and s3_proxy.counts[proxy.LOST] == 2
-
-
 def test_a_version_belongs_to_the_bytes_that_are_read(s3, monkeypatch):
     """A writer in between is noticed, and so is one that deletes the object."""
     store, other = Store(s3.url()), Store(s3.url())
@@ -300,13 +275,9 @@ def test_a_missing_bucket_is_named_at_once(s3, tmp_path):
     store = Store(f"s3://{s3.name}-2/run")
     (tmp_path / "file").write_bytes(DATA)
 
-    for attempt in (
-        lambda: store.read("a"),
-        lambda: store.write("a", DATA),
-        lambda: store.write("a", DATA, replaces="new"),
-        lambda: store.put("a", tmp_path / "file"),
-        store.names,
-    ):
+    reads = lambda: store.read("a"), store.names
+    writes = lambda: store.write("a", DATA, replaces="new"), lambda: store.put("a", tmp_path / "file")
+    for attempt in (*reads, *writes, lambda: store.write("a", DATA)):
         with pytest.raises(FileNotFoundError, match=rf"^{store.url}: .*; create the bucket first"):
             attempt()
 
@@ -319,23 +290,6 @@ def test_wrong_credentials_end_at_once(s3, s3_proxy):
         Store(s3.url()).read("a")
 
     assert s3_proxy.num_requests <= 3 and "a-secret" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    "kind", [proxy.ERROR, proxy.SLOW_DOWN, proxy.DROPPED, proxy.SHORT_REQUEST, proxy.SHORT_RESPONSE]
-)
-def test_faults_of_a_server_are_repeated(s3, s3_proxy, tmp_path, kind):
-    """Whatever s3fs makes of them."""
-    (tmp_path / "file").write_bytes(DATA)
-    store = Store(s3.url())
-    s3_proxy.set(Rule(kind, 0.3), seed=1)
-
-    store.put("a", tmp_path / "file")
-    store.get("a", tmp_path / "copy")
-    data, _ = store.read("a")
-
-    s3_proxy.set()
-    assert s3.objects() == {"run/a": DATA} and data == (tmp_path / "copy").read_bytes() == DATA
 
 
 @pytest.mark.slow

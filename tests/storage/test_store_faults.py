@@ -75,26 +75,3 @@ def test_a_conditional_write_finds_what_another_run_has_written(s3, s3_proxy):
         store.write("lease.json", b"2", replaces="new")
 
     assert s3.read("run/lease.json") == b"another"
-
-
-def test_a_store_that_stays_gone_is_reported(s3, s3_proxy):
-    """The error names the URL, the operation and the cause, after the store's patience."""
-    store = Store(s3.url(), patience_s=1.0)
-    store.write("a", b"0")  # the first operation has more patience
-    s3_proxy.set(Rule(proxy.SLOW_DOWN))
-
-    with pytest.raises(OSError, match=rf"^{s3.url()}: could not write a for \d+ s: .*injected"):
-        store.write("a", b"1")
-
-
-def test_wrong_credentials_and_a_missing_bucket_are_not_repeated(s3, s3_proxy):
-    s3_proxy.set(Rule(proxy.DENIED))
-    with pytest.raises(PermissionError, match="check the store's credentials"):
-        Store(s3.url()).read("manifest.json")
-    num_denied = s3_proxy.num_requests
-    s3_proxy.set()
-
-    with pytest.raises(FileNotFoundError, match=r"create the bucket first"):
-        Store("s3://no-such-bucket/run").read("manifest.json")
-
-    assert num_denied <= 5 and s3_proxy.num_requests - num_denied <= 5

@@ -2,21 +2,16 @@
 
 import pytest
 from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
-from torch import nn
 
-from runnerkit import dl
-from tests.tiny import loader, mlp, sgd
+from tests.tiny import loader, train
 
 URL = "memory://runs/for-tensorboard"
 
 
 def test_tensorboard_reads_the_store():
     """Fails if event files were not in the store under their names, or not whole."""
-    model = mlp()
-    runner = dl.SupervisedRunner().train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), num_epochs=2, logdir=URL,
-        loaders={"train": loader(8, 4), "valid": loader(8, 4)}, loggers={"console": None},
-    )  # fmt: skip
+    loaders = {"train": loader(8, 4), "valid": loader(8, 4)}
+    runner = train(num_epochs=2, logdir=URL, loaders=loaders)
 
     runs = EventMultiplexer().AddRunsFromDirectory(URL).Reload()
 
