@@ -9,10 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from runnerkit import dl
 
-ENGINES = [
-    dl.DistributedDataParallelEngine,
-    pytest.param(dl.HorovodEngine, marks=pytest.mark.horovod),
-]
+ENGINES = [dl.DistributedDataParallelEngine, pytest.param(dl.HorovodEngine, marks=pytest.mark.horovod)]
 
 
 def words(num_samples):

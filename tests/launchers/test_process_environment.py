@@ -30,12 +30,7 @@ SRUN = {
 }
 HOROVODRUN = {"HOROVOD_RANK": "3", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_SIZE": "4"}
 # As set by Horovod 0.28.1 with --mpi on Open MPI: options for mpirun, but no Horovod variables.
-HOROVODRUN_MPI = {
-    **MPIRUN,
-    "OMPI_MCA_pml": "ob1",
-    "OMPI_MCA_btl": "^openib",
-    "OMPI_MCA_orte_tag_output": "1",
-}
+HOROVODRUN_MPI = {**MPIRUN, "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^openib", "OMPI_MCA_orte_tag_output": "1"}
 PREFIXES = (
     "RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMIX_", "HOROVOD_",
 )  # fmt: skip
