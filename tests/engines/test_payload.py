@@ -14,7 +14,7 @@ from torch import nn
 from runnerkit import dl
 from runnerkit.engines.launch import payload
 from runnerkit.engines.launch.payload import pack, remove_files, unpack
-from tests.tiny import loader, mlp, quiet, sgd
+from tests.tiny import train
 
 LOCK = threading.Lock()
 
@@ -152,14 +152,9 @@ class LookBehind(dl.Callback):
 def test_the_files_are_gone_once_all_processes_have_read_them(tmp_path):
     """Otherwise a killed run would leave them, and with temporary files in memory, data sets would take twice the
     space."""
-    path, model = tmp_path / "note", mlp()
+    train(num_processes=2, callbacks=[LookBehind(tmp_path / "note")])
 
-    dl.SupervisedRunner().train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), loaders={"train": loader(16, 4)},
-        callbacks=[LookBehind(path)], ddp=True, cpu=True, **quiet(),
-    )  # fmt: skip
-
-    assert path.read_text() == ""
+    assert (tmp_path / "note").read_text() == ""
 
 
 class Counting(torch.optim.SGD):
