@@ -80,8 +80,11 @@ def test_clipping_acts_on_the_average_of_all_ranks(results):
 
 def test_clipping_acts_on_true_gradients_under_a_scaler(results):
     """Gradients are averaged, unscaled, then clipped; weights agree up to half precision rounding."""
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    expected = by_hand(max_norm=0.1, autocast=lambda: torch.autocast("cpu", torch.float16), scaler=scaler)
+    expected = by_hand(
+        max_norm=0.1,
+        autocast=lambda: torch.autocast("cpu", torch.float16),
+        scaler=torch.amp.GradScaler("cpu", init_scale=1024.0),
+    )
 
     torch.testing.assert_close(results["clipped_under_a_scaler"], expected, rtol=0, atol=2e-4)
 

@@ -11,9 +11,13 @@ WORLD_SIZE = 4096
 
 
 def simulate(rank, world_size, logdir):
-    command = [sys.executable, "-m", "tests.engines.simulated_rank", str(rank), str(world_size), str(logdir)]
-    environment = {**os.environ, "PYTHONPATH": os.getcwd(), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.engines.simulated_rank", str(rank), str(world_size), str(logdir)],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        env={**os.environ, "PYTHONPATH": os.getcwd(), "PYTHONDONTWRITEBYTECODE": "1"},
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
