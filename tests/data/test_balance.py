@@ -11,10 +11,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from runnerkit.data import BalanceClassSampler, BatchBalanceClassSampler
 from runnerkit.sampling.sampler import seeded_order
-from runnerkit.sampling.sharding import batches_of, shard_loader
+from runnerkit.sampling.sharding import batches_of
+from tests.data.places import flat, share
 
 LABELS = [0] * 50 + [1] * 20 + [2] * 5
 CHI_SQUARE_999 = {2: 13.82, 9: 27.88, 49: 85.35}  # 99.9 % quantile by degrees of freedom, from a table
+NUMBER_OR_NONE = st.one_of(st.none(), st.integers(1, 9))
 
 
 def labels_of(indices, labels=LABELS):
@@ -81,22 +83,15 @@ def test_processes_share_one_balanced_epoch(world_size):
 
     def indices(rank, size):
         torch.rand(rank)  # global generators differ between processes
-        share = shard_loader(loader, key="train", training=True, rank=rank, world_size=size, seed=7)
-        share.batch_sampler.set_epoch(3)
-        return [index for batch in share for index in batch[0].tolist()]
+        return flat(batch[0].tolist() for batch in share(loader, rank, size, epoch=3))
 
-    together = sorted(index for rank in range(world_size) for index in indices(rank, world_size))
+    together = sorted(flat(indices(rank, world_size) for rank in range(world_size)))
     assert together == sorted(indices(0, 1))
     assert set(labels_of(together).values()) == {50}
 
 
 @settings(deadline=None, max_examples=50)
-@given(
-    sizes=st.lists(st.integers(1, 9), min_size=3, max_size=6),
-    num_classes=st.integers(1, 3),
-    num_samples=st.integers(1, 12),
-    num_batches=st.one_of(st.none(), st.integers(1, 9)),
-)
+@given(st.lists(st.integers(1, 9), min_size=3, max_size=6), st.integers(1, 3), st.integers(1, 12), NUMBER_OR_NONE)
 def test_each_batch_has_so_many_of_so_many_classes(sizes, num_classes, num_samples, num_batches):
     """Within a class, no sample repeats before all were taken."""
     labels = [label for label, size in enumerate(sizes) for _ in range(size)]
@@ -130,9 +125,7 @@ def test_processes_share_batches_whole():
     loader = DataLoader(TensorDataset(torch.arange(75)), batch_sampler=sampler)
 
     def batches(rank, size):
-        share = shard_loader(loader, key="train", training=True, rank=rank, world_size=size, seed=7)
-        share.batch_sampler.set_epoch(1)
-        return [batch[0].tolist() for batch in batches_of(share)]
+        return [batch[0].tolist() for batch in batches_of(share(loader, rank, size))]
 
     one, first, second = batches(0, 1), batches(0, 2), batches(1, 2)
     assert first == one[0::2] and second == [*one[1::2], one[5]]

@@ -8,9 +8,11 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from runnerkit import dl
-from runnerkit.sampling.sharding import batches_of, shard_loader, share_of, start_epoch
+from runnerkit.sampling.sharding import batches_of, share_of, start_epoch
+from tests.data.places import flat, shares
 from tests.data.test_finite_lanes import global_batches, loaders_of, steps_of
-from tests.data.test_lane_stream import SEED, Numbers, _flat
+from tests.data.test_lane_stream import Numbers, skip
+from tests.engines.on_cpu import ddp
 
 SIZES = [9, 7, 11, 4, 8, 10, 6, 9]
 
@@ -34,11 +36,7 @@ class Plain(Numbers):
 def evaluated(dataset, world_size, *, batch_size=4, num_workers=0, key="valid"):
     """Return the samples of all ranks in an evaluation, rank by rank."""
     loader = DataLoader(dataset, batch_size, num_workers=num_workers, collate_fn=list)
-    place = {"key": key, "training": False, "world_size": world_size, "seed": SEED}
-    return [
-        [sample for batch in batches_of(shard_loader(loader, rank=rank, **place)) for sample in batch]
-        for rank in range(world_size)
-    ]
+    return [flat(batches_of(each)) for each in shares(loader, world_size, key=key, training=False, epoch=None)]
 
 
 JOBS = [(1, 0), (4, 0), (2, 2), (8, 0), (3, 0), (1, 3)]
@@ -53,7 +51,7 @@ def test_any_job_reads_each_sample_once(tmp_path, caplog, world_size, num_worker
     with caplog.at_level(logging.WARNING):
         found = evaluated(Plain(log=log), world_size, num_workers=num_workers)
 
-    assert sorted(_flat(found)) == sorted(map(int, log.read_text().split())) == list(range(sum(SIZES)))
+    assert sorted(flat(found)) == sorted(map(int, log.read_text().split())) == list(range(sum(SIZES)))
     assert not caplog.records
 
 
@@ -67,15 +65,8 @@ def test_one_process_trains_on_the_batches_of_two(caplog, num_shards, batch_size
         one, two = (global_batches(loaders_of(Plain(sizes), size, batch_size=batch_size // size)) for size in (1, 2))
 
     assert one == two
-    assert sorted(_flat(one)) == list(range(sum(sizes)))
+    assert sorted(flat(one)) == list(range(sum(sizes)))
     assert not caplog.records
-
-
-def test_workers_change_no_batch():
-    """Of two processes with two each."""
-    loaders = loaders_of(Plain(), 2, batch_size=4, num_workers=2)
-
-    assert global_batches(loaders) == global_batches(loaders_of(Plain(), 1, batch_size=8))
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -87,7 +78,7 @@ def test_a_job_that_does_not_divide_the_default_has_lanes_of_its_own(caplog, wor
         ranks = steps_of(loaders)
 
     taken = [batch for rank, (found, _) in enumerate(ranks) for batch, sizes in found if sizes[rank] != 0]
-    assert sorted(taken if batch_size is None else _flat(taken)) == list(range(sum(SIZES)))
+    assert sorted(taken if batch_size is None else flat(taken)) == list(range(sum(SIZES)))
     [text] = [record.getMessage() for record in caplog.records]
     assert f"{world_size} processes x {num_workers} workers do not divide" in text and "set lanes = " in text
 
@@ -97,7 +88,7 @@ def test_more_readers_than_shards_read_the_whole_stream(caplog):
     with caplog.at_level(logging.WARNING):
         found = evaluated(Plain([5, 5, 5]), 4)
 
-    assert sorted(_flat(found)) == list(range(15))
+    assert sorted(flat(found)) == list(range(15))
     assert "each of 4 readers (4 processes x 0 workers) reads the whole stream; it has 3 shards" in caplog.text
 
 
@@ -116,17 +107,17 @@ def global_batches_of_own_order(loaders):
     for loader in loaders:
         start_epoch(loader, 1)
         ranks.append(list(batches_of(loader)))
-    return [sorted(set(_flat(parts))) for parts in zip(*ranks, strict=True)]
+    return [sorted(set(flat(parts))) for parts in zip(*ranks, strict=True)]
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_drop_last_keeps_the_order_of_the_stream(world_size):
     """Of lanes, it would drop all batches after the end of the shortest one."""
     loader = DataLoader(Plain(), 8 // world_size, drop_last=True, collate_fn=list)
-    place = {"key": "train", "training": True, "world_size": world_size, "seed": SEED}
-    loaders = [shard_loader(loader, rank=rank, **place) for rank in range(world_size)]
 
-    assert global_batches_of_own_order(loaders) == [list(range(first, first + 8)) for first in range(0, 64, 8)]
+    assert global_batches_of_own_order(shares(loader, world_size)) == [
+        list(range(first, first + 8)) for first in range(0, 64, 8)
+    ]
 
 
 class Echo(dl.Runner):
@@ -144,22 +135,15 @@ class Tensors(Plain):
         return map(torch.tensor, super().shard(num_shards, index))
 
 
-def predicted(**options):
-    runner = Echo(model=nn.Linear(1, 1))
-    found = runner.predict_loader(loader=dl.BatchLimitLoaderWrapper(DataLoader(Tensors(), 8), 99), **options)
-    return torch.cat(list(found)).tolist()
+@pytest.mark.parametrize("engine", [dl.CPUEngine(), pytest.param(ddp(), marks=pytest.mark.slow)])
+def test_predictions_keep_the_order_of_the_stream(engine):
+    """In a wrapper too; each process reads the whole stream."""
+    loader = dl.BatchLimitLoaderWrapper(DataLoader(Tensors(), 8), 99)
 
+    found = Echo(model=nn.Linear(1, 1)).predict_loader(loader=loader, engine=engine)
 
-def test_predictions_keep_the_order_of_the_stream():
-    """In a wrapper too."""
-    assert predicted(cpu=True) == list(range(sum(SIZES)))
-    assert [sample for rank in evaluated(Plain(), 1, key="predict") for sample in rank] == list(range(sum(SIZES)))
-
-
-@pytest.mark.slow
-def test_predictions_of_two_processes_keep_the_order_of_the_stream():
-    """Each reads the whole stream."""
-    assert predicted(engine=dl.DistributedDataParallelEngine(2, device="cpu")) == list(range(sum(SIZES)))
+    assert torch.cat(list(found)).tolist() == list(range(sum(SIZES)))
+    assert flat(evaluated(Plain(), 1, key="predict")) == list(range(sum(SIZES)))
 
 
 @pytest.mark.parametrize(("first", "second"), [(3, 1), (6, 3), (6, 2)])
@@ -170,8 +154,7 @@ def test_a_job_of_another_size_takes_over_the_default_of_the_first(first, second
     position = share_of(before[0]).join([positions[1] for _, positions in ranks])
     after = loaders_of(Plain(), second, batch_size=12 // second)
 
-    for loader in after:
-        share_of(loader).skip(position)
+    skip(after, position)
 
     assert in_steps(steps_of(after, epoch=None)) == in_steps(ranks)[2:]
 

@@ -5,7 +5,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, TensorDataset, WeightedRandomSampler
 
 from runnerkit.data import BalanceClassSampler, DistributedSamplerWrapper, DynamicBalanceClassSampler
-from runnerkit.sampling.sharding import shard_loader
+from tests.data.places import flat, share
 
 
 def shares(make_sampler, world_size, *, epoch, **kwargs):
@@ -26,7 +26,7 @@ def test_of_a_permutation_each_sample_is_seen_once(world_size, shuffle):
     """24 shuffled samples are each seen once, in another order in another epoch."""
     ranks = shares(lambda: RandomSampler(range(24)), world_size, epoch=1, shuffle=shuffle)
 
-    assert sorted(index for share in ranks for index in share) == list(range(24))
+    assert sorted(flat(ranks)) == list(range(24))
     assert ranks != shares(lambda: RandomSampler(range(24)), world_size, epoch=2, shuffle=shuffle)
     assert ranks == shares(lambda: RandomSampler(range(24)), world_size, epoch=1, shuffle=shuffle)
 
@@ -39,7 +39,7 @@ def test_what_a_sampler_draws_is_kept():
 
     assert len(set(first + second)) == 16
     assert sum(labels[index] for index in first + second) == 8
-    assert all(set(share) <= set(range(8)) and len(share) == 15 for share in weighted)
+    assert all(set(each) <= set(range(8)) and len(each) == 15 for each in weighted)
 
 
 def test_without_shuffling_it_is_torchs_own_sampler_over_the_order():
@@ -48,9 +48,9 @@ def test_without_shuffling_it_is_torchs_own_sampler_over_the_order():
 
     ranks = shares(lambda: order, 4, epoch=1, shuffle=False)
 
-    for rank, share in enumerate(ranks):
+    for rank, own in enumerate(ranks):
         reference = DistributedSampler(order, num_replicas=4, rank=rank, shuffle=False)
-        assert share == [order[place] for place in reference]
+        assert own == [order[place] for place in reference]
 
 
 def test_a_length_that_changes_by_epoch_is_followed():
@@ -59,8 +59,8 @@ def test_a_length_that_changes_by_epoch_is_followed():
     def make():
         return DynamicBalanceClassSampler([0] * 90 + [1] * 10, exp_lambda=0.5, ignore_warning=True)
 
-    assert [len(share) for share in shares(make, 2, epoch=1)] == [50, 50]
-    assert [len(share) for share in shares(make, 2, epoch=2)] == [20, 20]
+    assert [len(each) for each in shares(make, 2, epoch=1)] == [50, 50]
+    assert [len(each) for each in shares(make, 2, epoch=2)] == [20, 20]
 
 
 def test_the_engine_leaves_it_alone():
@@ -68,7 +68,7 @@ def test_the_engine_leaves_it_alone():
     sampler = DistributedSamplerWrapper(RandomSampler(range(8)), num_replicas=2, rank=1)
     loader = DataLoader(TensorDataset(torch.arange(8)), batch_size=2, sampler=sampler)
 
-    assert shard_loader(loader, key="train", training=True, rank=1, world_size=2, seed=42) is loader
+    assert share(loader, 1, 2, epoch=None) is loader
 
 
 def test_a_sampler_without_length_is_refused():

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from runnerkit import dl
 from runnerkit.data import DynamicBalanceClassSampler
-from tests.tiny import quiet
+from tests.tiny import train
 
 LABELS = [0] * 64 + [1] * 32 + [2] * 8
 
@@ -54,18 +54,9 @@ def test_a_run_counts_its_epochs():
 
     data = TensorDataset(torch.randn(104, 2), torch.tensor(LABELS))
     sampler = DynamicBalanceClassSampler(LABELS, exp_lambda=0.5, ignore_warning=True)
-    model, count = nn.Linear(2, 3), Count()
+    count, batches = Count(), DataLoader(data, batch_size=8, sampler=sampler)
 
-    dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        loaders={"train": DataLoader(data, batch_size=8, sampler=sampler)},
-        callbacks=[count],
-        num_epochs=3,
-        cpu=True,
-        **quiet(),
-    )
+    train(nn.Linear(2, 3), loaders={"train": batches}, callbacks=[count], num_epochs=3)
 
     assert count.samples == [round(8 * 8**power) + round(8 * 4**power) + 8 for power in (1, 0.5, 0.25)]
 

@@ -3,13 +3,15 @@
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from runnerkit import dl
+from runnerkit.sampling.sharding import batches_of, start_epoch
+from tests import tiny
+from tests.data.places import share
 from tests.data.stream_sources import Divisible, hugging_face, webdataset
 from tests.interrupt import Interrupt
-from tests.tiny import NUM_CLASSES, NUM_FEATURES, mlp, quiet, sgd
+from tests.tiny import NUM_CLASSES, NUM_FEATURES, mlp
 
 STEPS, EPOCHS = 5, 4
 
@@ -63,19 +65,12 @@ SOURCES = {
 }
 
 
-def train(
-    folder, logdir, source, *, callbacks=(), num_workers=0, batch_size=8, num_epochs=EPOCHS, dropout=0.0, **options
-):
-    model = mlp(dropout=dropout)
+def train(folder, logdir, source, *, callbacks=(), num_workers=0, batch_size=8, dropout=0.0, **options):
     arguments = {"shuffle": True, "drop_last": True} if source == "map-style" else {}
     loader = DataLoader(SOURCES[source](folder), batch_size, num_workers=num_workers, collate_fn=collate, **arguments)
-    dl.SupervisedRunner().train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), num_epochs=num_epochs,
-        loaders={"train": loader}, logdir=logdir,
-        callbacks=[dl.CheckpointCallback(logdir, mode="runner", every_steps=1), *callbacks],
-        **{"cpu": True, "epoch_steps": STEPS, **quiet(), **options},
-    )  # fmt: skip
-    return model.state_dict()
+    save = dl.CheckpointCallback(logdir, mode="runner", every_steps=1)
+    options = {"epoch_steps": STEPS, "num_epochs": EPOCHS, "callbacks": [save, *callbacks], **options}
+    return tiny.train(mlp(dropout=dropout), loaders={"train": loader}, logdir=logdir, **options).model.state_dict()
 
 
 def is_same(one, other, atol=0.0):
@@ -107,8 +102,8 @@ def test_two_processes_train_like_one(folder, tmp_path, source):
     one = train(folder, tmp_path / "one", source)
     train(folder, tmp_path / "more", source, num_epochs=2)
 
-    more = train(folder, tmp_path / "more", source, batch_size=4, ddp=True, resume="auto")
-    train(folder, tmp_path / "less", source, num_epochs=2, batch_size=4, ddp=True)
+    more = train(folder, tmp_path / "more", source, batch_size=4, num_processes=2, resume="auto")
+    train(folder, tmp_path / "less", source, num_epochs=2, batch_size=4, num_processes=2)
     less = train(folder, tmp_path / "less", source, num_workers=1, resume="auto")
 
     assert is_same(one, more, atol=1e-6)
@@ -124,13 +119,12 @@ def test_no_worker_outlives_the_run(folder, tmp_path):
 
 def test_a_pass_may_be_shorter_than_an_epoch():
     """Short data are read several times in an epoch, in another order each time."""
-    loader = dl.EpochStepsLoaderWrapper(DataLoader(range(4), 2, shuffle=True), 5)
-    share = loader.shard(key="train", training=True, rank=0, world_size=1, seed=0)
+    own = share(DataLoader(range(4), 2, shuffle=True), steps=5, epoch=None)
 
-    seen = [sorted(torch.cat(list(share)[:4]).tolist()) for _ in range(2)]
+    seen = [sorted(torch.cat(list(own)[:4]).tolist()) for _ in range(2)]
 
     assert seen[0] == sorted([*range(4), *range(4)])
-    assert len(list(share)) == len(share) == 5
+    assert len(list(own)) == len(own) == 5
 
 
 def test_an_epoch_that_restarts_is_not_longer_than_the_data():
@@ -144,11 +138,7 @@ def test_an_epoch_that_restarts_is_not_longer_than_the_data():
 def test_each_epoch_may_restart():
     """Then epoch e has the first batches of the order of epoch e."""
     data = DataLoader(range(40), 4, shuffle=True)
-    place = {"key": "train", "training": True, "rank": 0, "world_size": 1, "seed": 0}
-    whole, cut = data, dl.EpochStepsLoaderWrapper(data, 3, restart=True)
-    from runnerkit.sampling.sharding import batches_of, shard_loader, start_epoch
-
-    whole, cut = shard_loader(whole, **place), cut.shard(**place)
+    whole, cut = share(data), share(dl.EpochStepsLoaderWrapper(data, 3, restart=True))
     for epoch in (1, 2):
         start_epoch(whole, epoch)
         start_epoch(cut, epoch)
@@ -156,19 +146,13 @@ def test_each_epoch_may_restart():
         assert all(torch.equal(*each) for each in zip(cut, expected, strict=True))
 
 
-BAD = {
-    "zero": (0, ValueError, "epoch_steps must be >= 1, got 0"),
-    "a float": (2.5, TypeError, "epoch_steps must be an int, got float"),
-    "a bool": (True, TypeError, "epoch_steps must be an int, got bool"),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_wrong_numbers_are_refused(name):
+@pytest.mark.parametrize(
+    ("steps", "error", "message"),
+    [(0, ValueError, "must be >= 1, got 0"), *((each, TypeError, "must be an int, got") for each in (2.5, True))],
+)
+def test_wrong_numbers_are_refused(steps, error, message):
     """The error names the argument."""
-    steps, kind, message = BAD[name]
-
-    with pytest.raises(kind, match=message):
+    with pytest.raises(error, match=f"epoch_steps {message}"):
         dl.EpochStepsLoaderWrapper([1], steps)
 
 
@@ -183,9 +167,7 @@ def test_a_run_without_epoch_steps_cannot_resume_with_them(folder, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         train(folder, tmp_path / "log", "map-style", callbacks=[Interrupt(3)], epoch_steps=None)
 
-    with pytest.raises(
-        ValueError, match="in an epoch without epoch_steps and cannot resume within it with epoch_steps=5"
-    ):
+    with pytest.raises(ValueError, match="without epoch_steps and cannot resume within it with epoch_steps=5"):
         train(folder, tmp_path / "log", "map-style", resume="auto")
 
 

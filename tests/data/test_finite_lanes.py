@@ -11,11 +11,12 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from runnerkit import dl
-from runnerkit.sampling.sharding import batches_of, shard_loader, share_of, start_epoch
-from tests.data.test_lane_stream import SEED, SHAPES, Numbers, has_empty_lane
+from runnerkit.sampling.sharding import batches_of, share_of, start_epoch
+from tests import tiny
+from tests.data.places import flat, share, shares
+from tests.data.test_lane_stream import SHAPES, Numbers, has_empty_lane
 from tests.engines.together import together
 from tests.interrupt import Interrupt
-from tests.tiny import quiet
 
 
 class Sums:
@@ -63,14 +64,14 @@ def steps_of(loaders, *, epoch=1):
     sums = Sums(len(loaders))
 
     def run(loader):
-        share, found, positions = share_of(loader), [], []
-        share.start_sum = sums.of_rank()
+        own, found, positions = share_of(loader), [], []
+        own.start_sum = sums.of_rank()
         if epoch is not None:
             start_epoch(loader, epoch)
         try:
             for number, batch in enumerate(batches_of(loader)):
-                found.append((batch, share.sizes_of(number) or [share.batch_size] * len(loaders)))
-                positions.append(share.position_after(number + 1))
+                found.append((batch, own.sizes_of(number) or [own.batch_size] * len(loaders)))
+                positions.append(own.position_after(number + 1))
         except ValueError:
             sums.fail()
             raise
@@ -80,12 +81,10 @@ def steps_of(loaders, *, epoch=1):
         return list(pool.map(run, loaders))
 
 
-def loaders_of(dataset, world_size, *, batch_size, num_workers=0):
-    loader = DataLoader(
-        dataset, batch_size, num_workers=num_workers, collate_fn=list if batch_size else lambda item: item
-    )
-    place = {"key": "train", "training": True, "world_size": world_size, "seed": SEED}
-    return [shard_loader(loader, rank=rank, **place) for rank in range(world_size)]
+def loaders_of(dataset, world_size=1, *, batch_size, num_workers=0):
+    collate = list if batch_size else lambda item: item
+    loader = DataLoader(dataset, batch_size, num_workers=num_workers, collate_fn=collate)
+    return shares(loader, world_size, epoch=None)
 
 
 def global_batches(loaders):
@@ -98,7 +97,7 @@ def global_batches(loaders):
         assert all(each == sizes for _, each in parts)
         own = [batch if sizes[rank] else [] for rank, (batch, _) in enumerate(parts)]
         assert [len(each) for each in own] == sizes
-        steps.append(sorted(sample for each in own for sample in each))
+        steps.append(sorted(flat(own)))
     return steps
 
 
@@ -109,7 +108,7 @@ def test_any_job_takes_the_steps_of_one_process(sizes, lanes):
     [alone] = loaders_of(Numbers(sizes, lanes), 1, batch_size=8)
     start_epoch(alone, 1)
     one = [sorted(batch) for batch in batches_of(alone)]
-    assert sorted(sample for batch in one for sample in batch) == list(range(sum(sizes)))
+    assert sorted(flat(one)) == list(range(sum(sizes)))
     for world_size in (each for each in (2, 4) if lanes[0] % each == 0):
         if has_empty_lane(sizes, lanes):  # a process may be without a sample in its first step
             continue
@@ -127,14 +126,14 @@ def test_workers_that_end_early_change_nothing(world_size):
 
 
 @settings(max_examples=30, deadline=None)
-@given(sizes=st.lists(st.integers(1, 30), min_size=8, max_size=16), share=st.floats(0, 1))
-def test_a_job_of_another_size_continues_with_the_batches_that_are_left(sizes, share):
+@given(sizes=st.lists(st.integers(1, 30), min_size=8, max_size=16), part=st.floats(0, 1))
+def test_a_job_of_another_size_continues_with_the_batches_that_are_left(sizes, part):
     """Positions count the steps without any sample, and the ranks that took part without one."""
     lanes = (2, 4)
     one = global_batches(loaders_of(Numbers(sizes, lanes), 1, batch_size=4))
     saved = loaders_of(Numbers(sizes, lanes), 2, batch_size=2)
     ranks = steps_of(saved)
-    number = int(share * (len(one) - 1))
+    number = int(part * (len(one) - 1))
     loaders = loaders_of(Numbers(sizes, lanes), 1, batch_size=4)
     position = share_of(saved[0]).join([positions[number] for _, positions in ranks])
     start_epoch(loaders[0], 1)
@@ -177,10 +176,7 @@ def test_a_resume_after_a_worker_has_ended_repeats_nothing(num_workers, at):
 
     def limited():
         loader = DataLoader(Numbers([3, 3, 40, 40, 3, 3, 40, 40], (2, 2)), 4, num_workers=num_workers, collate_fn=list)
-        place = {"key": "train", "training": True, "rank": 0, "world_size": 1, "seed": SEED}
-        share = shard_loader(dl.BatchLimitLoaderWrapper(loader, 30), **place)
-        start_epoch(share, 1)
-        return share
+        return share(dl.BatchLimitLoaderWrapper(loader, 30))
 
     whole = list(batches_of(limited()))
     first = limited()
@@ -222,14 +218,11 @@ class Epochs:
 
 @pytest.mark.parametrize("is_persistent", [False, True])
 def test_workers_learn_the_epoch(is_persistent):
-    loader = DataLoader(
-        Numbers([4] * 4, (2, 1)), 4, num_workers=1, collate_fn=Epochs(), persistent_workers=is_persistent
-    )
-    share = shard_loader(loader, key="train", training=True, rank=0, world_size=1, seed=SEED)
-    found = []
+    options = {"num_workers": 1, "collate_fn": Epochs(), "persistent_workers": is_persistent}
+    own, found = share(DataLoader(Numbers([4] * 4, (2, 1)), 4, **options)), []
     for epoch in (1, 2, 3):
-        start_epoch(share, epoch)
-        found.append(set(batches_of(share)))
+        start_epoch(own, epoch)
+        found.append(set(batches_of(own)))
 
     assert found == [{1}, {2}, {3}]
 
@@ -243,6 +236,10 @@ class Rows(Numbers):
             yield x, x.sum()
 
 
+def error(out, y):
+    return (out[:, 0] - y).square().mean()
+
+
 def train(logdir, num_processes, *, accumulation_steps=1, num_workers=0, interrupt_at=None, **options):
     """Return the weights after two epochs, the counters and the mean loss; nothing after an interruption."""
     torch.manual_seed(0)
@@ -250,13 +247,9 @@ def train(logdir, num_processes, *, accumulation_steps=1, num_workers=0, interru
     loader = DataLoader(Rows([7, 31, 12, 3, 9, 22, 1, 5], (2, 2)), 8 // num_processes, num_workers=num_workers)
     callbacks = [dl.OptimizerCallback(metric_key="loss", accumulation_steps=accumulation_steps)]
     callbacks += [Interrupt(interrupt_at)] if interrupt_at else []
+    options |= {"criterion": error, "num_processes": num_processes, "loaders": {"train": loader}, "num_epochs": 2}
     try:
-        runner = dl.SupervisedRunner().train(
-            model=model, criterion=lambda out, y: (out[:, 0] - y).square().mean(), logdir=logdir,
-            engine=dl.DistributedDataParallelEngine(2, device="cpu") if num_processes > 1 else dl.CPUEngine(),
-            optimizer=lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9), callbacks=callbacks,
-            loaders={"train": loader}, num_epochs=2, **options, **quiet(),
-        )  # fmt: skip
+        runner = tiny.train(model, logdir=logdir, callbacks=callbacks, **options)
     except KeyboardInterrupt:
         return None
     counters = runner.sample_step, runner.batch_step, runner.optimizer_step
@@ -273,12 +266,13 @@ def statistics_of(num_processes):
     """Train with lanes of 16 and of 400 samples; return the model, whose first rank is not idle."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.BatchNorm1d(4, affine=False), nn.Linear(4, 1)).double()
-    InPlace().train(
-        model=model, criterion=lambda out, y: (out[:, 0] - y).square().mean(),
-        optimizer=lambda parameters: torch.optim.SGD(parameters, 0.001),
-        engine=dl.DistributedDataParallelEngine(2, device="cpu") if num_processes > 1 else dl.CPUEngine(),
-        loaders={"train": DataLoader(Rows([40, 4, 40, 4], (2, 1)), 4 // num_processes)}, **quiet(),
-    )  # fmt: skip
+    loader = DataLoader(Rows([40, 4, 40, 4], (2, 1)), 4 // num_processes)
+    options = {
+        "criterion": error,
+        "optimizer": torch.optim.SGD(model.parameters(), 0.001),
+        "loaders": {"train": loader},
+    }
+    tiny.train(model, runner=InPlace(), num_processes=num_processes, **options)
     return model[0].running_var, model[1].weight.detach()
 
 

@@ -9,11 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset
 
-from runnerkit.data import EpochStepsLoaderWrapper
 from runnerkit.sampling import lane_stream
-from runnerkit.sampling.sharding import batches_of, shard_loader, share_of, start_epoch
-
-SEED = 42
+from runnerkit.sampling.sharding import batches_of, share_of, start_epoch
+from tests.data import places
+from tests.data.places import flat, share
 
 
 class Numbers(IterableDataset):
@@ -43,13 +42,11 @@ class Late(Numbers):
             yield number, random.random() if place > 20 else 0.0
 
 
-def shares(dataset, world_size, *, batch_size, num_workers=0, steps=5):
+def shares(dataset, world_size=1, *, batch_size, num_workers=0, steps=5):
     """Return the loader of each rank, with epochs of `steps`."""
-    place = {"key": "train", "training": True, "world_size": world_size, "seed": SEED}
-    loader = DataLoader(dataset, batch_size, num_workers=num_workers, collate_fn=list)
-    if batch_size is None:
-        loader = DataLoader(dataset, None, num_workers=num_workers, collate_fn=lambda item: [item])
-    return [EpochStepsLoaderWrapper(loader, steps).shard(rank=rank, **place) for rank in range(world_size)]
+    collate = list if batch_size else lambda item: [item]
+    loader = DataLoader(dataset, batch_size, num_workers=num_workers, collate_fn=collate)
+    return places.shares(loader, world_size, steps=steps, epoch=None)
 
 
 def trained(loaders, epochs):
@@ -59,7 +56,7 @@ def trained(loaders, epochs):
         for loader in loaders:
             start_epoch(loader, epoch)
         for parts in zip(*map(batches_of, loaders), strict=True):
-            steps.append([each for group in zip(*parts, strict=True) for each in group])
+            steps.append(flat(zip(*parts, strict=True)))
     return steps
 
 
@@ -67,6 +64,11 @@ def saved(loaders):
     """Return the position of the job between two epochs."""
     positions = [share_of(loader).position for loader in loaders]
     return share_of(loaders[0]).join(positions)
+
+
+def skip(loaders, position):
+    for loader in loaders:
+        share_of(loader).skip(position)
 
 
 SHAPES = {
@@ -92,14 +94,14 @@ def test_any_job_that_divides_the_lanes_sees_one_order(sizes, lanes, whole_batch
         batch_size = None if whole_batches else 8 // world_size
         orders.append(trained(shares(Numbers(sizes, lanes, draw), world_size, batch_size=batch_size, steps=8), [1, 2]))
     if whole_batches:  # steps of more processes have more batches
-        orders = [[each for step in order for each in step][:16] for order in orders]
+        orders = [flat(order)[:16] for order in orders]
 
     assert all(order == orders[0] for order in orders)
     num_lanes = lanes[0] * lanes[1]
     for lane in range(num_lanes):
         own = {number for index in range(lane, len(sizes), num_lanes) for number in _numbers_of(sizes, index)}
-        flat = orders[0] if whole_batches else [each for step in orders[0] for each in step]
-        seen = [number for number in (each[0] if draws else each for each in flat) if number in own]
+        order = orders[0] if whole_batches else flat(orders[0])
+        seen = [number for number in (each[0] if draws else each for each in order) if number in own]
         for begin in range(0, len(seen) - len(own) + 1, len(own)):
             assert sorted(seen[begin : begin + len(own)]) == sorted(own)  # each pass has every sample once
 
@@ -117,93 +119,81 @@ def test_a_job_of_another_size_continues_with_the_same_batches(sizes, lanes, dra
     """Other processes, and another batch size; only shards that are needed are opened."""
     if has_empty_lane(sizes, lanes) or lanes[0] % first or lanes[0] % second:
         return
-    whole = trained(shares(Numbers(sizes, lanes, draws), 1, batch_size=8, steps=steps), range(1, 5))
+    whole = trained(shares(Numbers(sizes, lanes, draws), batch_size=8, steps=steps), range(1, 5))
     loaders = shares(Numbers(sizes, lanes, draws), first, batch_size=8 // first, steps=steps)
     assert trained(loaders, [1, 2]) == whole[: 2 * steps]
+    position = saved(loaders)
 
     stream = Numbers(sizes, lanes, draws)
     loaders = shares(stream, second, batch_size=(4 if half else 8) // second, steps=steps * (2 if half else 1))
-    position = saved(shares_after(sizes, lanes, draws, first, steps))
-    for loader in loaders:
-        share_of(loader).skip(position)
+    skip(loaders, position)
     rest = trained(loaders, [3, 4])
 
     if half and lanes[1] > 1:  # turns alternate after half as many samples
-        assert sorted(map(str, _flat(rest)[:4])) == sorted(map(str, whole[2 * steps][:4]))
+        assert sorted(map(str, flat(rest)[:4])) == sorted(map(str, whole[2 * steps][:4]))
     else:
-        assert _flat(rest) == _flat(whole[2 * steps :])
+        assert flat(rest) == flat(whole[2 * steps :])
 
 
 @pytest.mark.parametrize(("first", "second"), [(1, 2), (2, 1), (1, 4), (4, 1), (4, 2)])
 def test_whole_batches_continue_with_other_processes(first, second):
     """The next batch belongs to the next lane, whatever the number of processes."""
     sizes, lanes = [20] * 8, (4, 2)
-    whole = _flat(trained(shares(Numbers(sizes, lanes), 1, batch_size=None, steps=40), [1]))
+    whole = flat(trained(shares(Numbers(sizes, lanes), batch_size=None, steps=40), [1]))
     loaders = shares(Numbers(sizes, lanes), first, batch_size=None, steps=12 // first)
-    assert _flat(trained(loaders, [1])) == whole[:12]
+    assert flat(trained(loaders, [1])) == whole[:12]
 
     others = shares(Numbers(sizes, lanes), second, batch_size=None, steps=12 // second)
-    for loader in others:
-        share_of(loader).skip(saved(loaders))
+    skip(others, saved(loaders))
 
-    assert _flat(trained(others, [2])) == whole[12:24]
-
-
-def test_a_number_of_batches_that_cannot_be_continued_is_named():
-    """Two processes cannot begin with the second batch of a pair."""
-    loaders = shares(Numbers([20] * 8, (4, 2)), 1, batch_size=None, steps=3)
-    trained(loaders, [1])
-
-    with pytest.raises(ValueError, match="after a number of batches that 2 processes cannot continue"):
-        share_of(shares(Numbers([20] * 8, (4, 2)), 2, batch_size=None)[0]).skip(saved(loaders))
+    assert flat(trained(others, [2])) == whole[12:24]
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test_a_position_with_lanes_is_refused_by_a_stream_that_is_not_divided():
-    """For example, if the number of workers was changed to one that does not divide the lanes."""
-    loaders = shares(Numbers([20] * 8, (2, 2)), 1, batch_size=4)
+@pytest.mark.parametrize(
+    ("lanes", "saving", "loading", "message"),
+    [
+        # Two processes cannot begin with the second batch of a pair.
+        ((4, 2), {"batch_size": None, "steps": 3}, {"batch_size": None, "world_size": 2}, "after a number of batches"),
+        # The number of workers was changed to one that does not divide the lanes.
+        ((2, 2), {"batch_size": 4}, {"batch_size": 4, "num_workers": 3}, r"saved with lanes=\(2, 2\), but now its str"),
+    ],
+)
+def test_a_position_that_cannot_be_continued_is_refused(lanes, saving, loading, message):
+    """The error names the position."""
+    loaders = shares(Numbers([20] * 8, lanes), **saving)
     trained(loaders, [1])
 
-    with pytest.raises(ValueError, match=r"'train': its position was saved with lanes=\(2, 2\), but now its stream is"):
-        share_of(shares(Numbers([20] * 8, (2, 2)), 1, batch_size=4, num_workers=3)[0]).skip(saved(loaders))
+    with pytest.raises(ValueError, match=message):
+        skip(shares(Numbers([20] * 8, lanes), **loading), saved(loaders))
 
 
 def test_a_pass_that_was_not_begun_is_resumed_as_such():
     """A run of two loaders may be interrupted within the first one."""
-    expected = trained(shares(Numbers([20] * 8, (2, 2)), 1, batch_size=4), [1])
-    before = shares(Numbers([20] * 8, (2, 2)), 1, batch_size=4)
-    again = shares(Numbers([20] * 8, (2, 2)), 1, batch_size=4)
+    expected = trained(shares(Numbers([20] * 8, (2, 2)), batch_size=4), [1])
+    before = shares(Numbers([20] * 8, (2, 2)), batch_size=4)
+    again = shares(Numbers([20] * 8, (2, 2)), batch_size=4)
 
-    share_of(again[0]).skip(saved(before))
+    skip(again, saved(before))
 
     assert trained(again, [1]) == expected
 
 
 def test_another_stage_has_another_order():
     """Epochs are counted over all stages."""
-    stages = [trained(shares(Numbers([20] * 8, (2, 2)), 1, batch_size=4), [epoch]) for epoch in (1, 2)]
+    stages = [trained(shares(Numbers([20] * 8, (2, 2)), batch_size=4), [epoch]) for epoch in (1, 2)]
 
     assert stages[0] != stages[1]
-
-
-def shares_after(sizes, lanes, draws, world_size, steps):
-    loaders = shares(Numbers(sizes, lanes, draws), world_size, batch_size=8 // world_size, steps=steps)
-    trained(loaders, [1, 2])
-    return loaders
-
-
-def _flat(steps):
-    return [each for step in steps for each in step]
 
 
 def test_a_resume_opens_only_the_shard_it_needs():
     """The shards before are not read again."""
     sizes = [20] * 16
-    loaders = shares(Numbers(sizes, (2, 1)), 1, batch_size=4, steps=72)
+    loaders = shares(Numbers(sizes, (2, 1)), batch_size=4, steps=72)
     trained(loaders, [1])
     stream = Numbers(sizes, (2, 1))
-    again = shares(stream, 1, batch_size=4, steps=1)
-    share_of(again[0]).skip(saved(loaders))
+    again = shares(stream, batch_size=4, steps=1)
+    skip(again, saved(loaders))
 
     trained(again, [2])
 
@@ -237,9 +227,7 @@ class WithStates(Numbers):
 
 
 @settings(max_examples=30, deadline=None)
-@given(
-    sizes=st.lists(st.integers(0, 60), min_size=4, max_size=12), steps=st.integers(1, 40), batch_size=st.integers(1, 3)
-)
+@given(st.lists(st.integers(0, 60), min_size=4, max_size=12), st.integers(1, 40), st.integers(1, 3))
 def test_a_shard_with_a_state_is_not_read_again(sizes, steps, batch_size):
     """A resumed run reads at most the samples since the last state."""
     lanes = (2, 2)
@@ -248,12 +236,12 @@ def test_a_shard_with_a_state_is_not_read_again(sizes, steps, batch_size):
     options = {"batch_size": 2 * batch_size, "steps": steps}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lane_stream, "_SAMPLES_PER_STATE", 7)
-        whole = trained(shares(WithStates(sizes, lanes), 1, **options), range(1, 3))
+        whole = trained(shares(WithStates(sizes, lanes), **options), range(1, 3))
         loaders = shares(WithStates(sizes, lanes), 2, **options | {"batch_size": batch_size})
         assert trained(loaders, [1]) == whole[:steps]
         stream = WithStates(sizes, lanes)
-        again = shares(stream, 1, **options)
-        share_of(again[0]).skip(saved(loaders))
+        again = shares(stream, **options)
+        skip(again, saved(loaders))
 
         assert trained(again, [2]) == whole[steps:]
         assert len(stream.opened) <= 2 * batch_size * steps + 4 * (7 + batch_size)
@@ -263,12 +251,12 @@ def test_a_shard_with_a_state_is_not_read_again(sizes, steps, batch_size):
 def test_workers_that_have_read_ahead_lose_nothing(num_workers):
     """The position is that of the batches that were trained on, not of those that were prefetched."""
     sizes, lanes = [5, 9, 3, 7, 6, 8, 4, 5], (2, 2)
-    whole = trained(shares(Numbers(sizes, lanes), 1, batch_size=4), range(1, 5))
-    loaders = shares(Numbers(sizes, lanes), 1, batch_size=4, num_workers=num_workers)
+    whole = trained(shares(Numbers(sizes, lanes), batch_size=4), range(1, 5))
+    loaders = shares(Numbers(sizes, lanes), batch_size=4, num_workers=num_workers)
     assert trained(loaders, [1, 2]) == whole[:10]
 
-    again = shares(Numbers(sizes, lanes), 1, batch_size=4, num_workers=2 - num_workers)
-    share_of(again[0]).skip(saved(loaders))
+    again = shares(Numbers(sizes, lanes), batch_size=4, num_workers=2 - num_workers)
+    skip(again, saved(loaders))
 
     assert trained(again, [3, 4]) == whole[10:]
 
@@ -278,12 +266,12 @@ def test_a_shard_that_starts_to_draw_is_found():
     orders = [trained(shares(Late([40] * 4, (2, 1)), size, batch_size=4 // size), [1, 2, 3]) for size in (1, 2)]
 
     assert orders[0] == orders[1]
-    assert {each for _, each in _flat(orders[0])} > {0.0}
+    assert {each for _, each in flat(orders[0])} > {0.0}
 
 
 def test_training_numbers_are_untouched_by_a_stream_that_draws():
     """Without workers, the model's dropout uses the same generators."""
-    [loader] = shares(Numbers([40] * 4, (2, 1), random.random), 1, batch_size=4)
+    [loader] = shares(Numbers([40] * 4, (2, 1), random.random), batch_size=4)
     random.seed(7)
     expected = random.Random(7).random()
 
@@ -294,13 +282,13 @@ def test_training_numbers_are_untouched_by_a_stream_that_draws():
 
 def test_an_evaluation_takes_no_agreement():
     """Lanes end at different times; each process reads until its own have ended."""
-    alone, sizes, place = [], [13, 2, 7, 1, 30, 5, 3, 9], {"key": "valid", "training": False, "seed": SEED}
+    alone, sizes = [], [13, 2, 7, 1, 30, 5, 3, 9]
     for world_size in (1, 2, 4):
         for num_workers in (0, 1, 2):
             loader = DataLoader(Numbers(sizes, (4, 2)), 8 // world_size, num_workers=num_workers, collate_fn=list)
-            loaders = [shard_loader(loader, rank=rank, world_size=world_size, **place) for rank in range(world_size)]
+            loaders = places.shares(loader, world_size, key="valid", training=False, epoch=None)
             batches = [list(batches_of(each)) for each in loaders]
-            assert sorted(_flat(_flat(batches))) == list(range(sum(sizes)))
+            assert sorted(flat(flat(batches))) == list(range(sum(sizes)))
             if world_size == 1:
                 alone.append(batches)
     assert alone[0] == alone[1] == alone[2]  # whatever the number of workers
@@ -322,17 +310,14 @@ MESSAGES = {
 def test_a_stream_that_is_read_by_all_is_warned_about(caplog, name):
     """The warning says how often it is read, and what to write instead."""
     options, message = MESSAGES[name]
-    options = {"training": False, "sizes": [9] * 8, "lanes": (2, 2), "num_workers": 2, "world_size": 2, **options}
-    loader = DataLoader(
-        Numbers(options["sizes"], options["lanes"]), options.get("batch_size", 4), num_workers=options["num_workers"],
-        drop_last=options.get("drop_last", False),
-    )  # fmt: skip
+    defaults = {"training": False, "sizes": [9] * 8, "lanes": (2, 2), "num_workers": 2, "world_size": 2}
+    options = {**defaults, "batch_size": 4, **options}
+    dataset, world_size = Numbers(options.pop("sizes"), options.pop("lanes")), options.pop("world_size")
+    training, readers = options.pop("training"), world_size * options["num_workers"]
 
     with caplog.at_level(logging.WARNING):
-        place = {"key": "k", "training": options["training"], "world_size": options["world_size"], "seed": SEED}
-        shard_loader(loader, rank=0, **place)
+        share(DataLoader(dataset, **options), 0, world_size, training=training, epoch=None)
 
-    readers = options["world_size"] * options["num_workers"]
     [text] = [record.getMessage() for record in caplog.records]
-    assert text.startswith(f"loader 'k': each of {readers} readers ({options['world_size']} processes x ")
+    assert text.startswith(f"loader 'train': each of {readers} readers ({world_size} processes x ")
     assert message in text

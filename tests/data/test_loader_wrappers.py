@@ -5,14 +5,16 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 
 from runnerkit import dl
 from runnerkit.data import BatchLimitLoaderWrapper, BatchPrefetchLoaderWrapper, TensorLoader
-from runnerkit.sampling.sharding import batches_of, shard_loader, share_of
+from runnerkit.sampling.sharding import batches_of, share_of
+from tests import tiny
+from tests.data.places import flat, share, shares
 from tests.interrupt import Interrupt
-from tests.tiny import classification, loader, mlp, quiet, weights
+from tests.test_resume import Augmented
+from tests.tiny import classification, loader, mlp, weights
 
 
 def numbers(num_samples, batch_size=4, **kwargs):
@@ -21,12 +23,6 @@ def numbers(num_samples, batch_size=4, **kwargs):
 
 def batches(each):
     return [batch[0].tolist() for batch in each]
-
-
-def share(each, rank=0, world_size=1, *, training=True, epoch=1):
-    shard = shard_loader(each, key="train", training=training, rank=rank, world_size=world_size, seed=5)
-    shard.batch_sampler.set_epoch(epoch)
-    return shard
 
 
 LIMITED = {
@@ -76,9 +72,7 @@ def test_a_part_is_the_same_number_on_all_ranks():
     whole = [[index] for index in range(7)]  # ranks 0 and 1 have 4 and 3 batches
     limited = BatchLimitLoaderWrapper(DataLoader(TensorDataset(torch.arange(7)), batch_sampler=whole), 0.5)
 
-    shards = [share(limited, rank, 2, training=False) for rank in range(2)]
-
-    assert [batches(shard) for shard in shards] == [[[0], [2]], [[1], [3]]]
+    assert [batches(shard) for shard in shares(limited, 2, training=False)] == [[[0], [2]], [[1], [3]]]
     assert len(share(limited)) == 3
 
 
@@ -100,28 +94,12 @@ def test_an_interrupted_pass_goes_on_where_it_was(name, num_done):
     assert batches(rest) == whole
 
 
-class Augmented(TensorDataset):
-    """A data set that adds noise to each sample, from this process's torch generator."""
-
-    def __getitem__(self, index):
-        features, target = super().__getitem__(index)
-        return features + 0.1 * torch.randn_like(features), target
-
-
-def train(logdir, train_loader, *callbacks, **kwargs):
+def train(logdir, train_loader, *callbacks, **options):
     model = mlp(dropout=0.3)
-    return dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=torch.optim.Adam(model.parameters(), lr=0.01),
-        loaders={"train": train_loader, "valid": BatchLimitLoaderWrapper(loader(21, 4), 2)},
-        callbacks=[dl.CheckpointCallback(logdir, mode="runner", every_steps=2), *callbacks],
-        num_epochs=3,
-        logdir=logdir,
-        cpu=True,
-        **quiet(),
-        **kwargs,
-    )
+    loaders = {"train": train_loader, "valid": BatchLimitLoaderWrapper(loader(21, 4), 2)}
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    options |= {"callbacks": [dl.CheckpointCallback(logdir, mode="runner", every_steps=2), *callbacks]}
+    return tiny.train(model, optimizer=optimizer, loaders=loaders, num_epochs=3, logdir=logdir, **options)
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
@@ -130,7 +108,7 @@ def test_a_run_resumed_within_an_epoch_equals_the_uninterrupted_one(tmp_path, na
     restored."""
 
     def make():
-        return WRAPPERS[name](DataLoader(Augmented(*classification(24).tensors), batch_size=4, shuffle=True))
+        return WRAPPERS[name](DataLoader(Augmented(24), batch_size=4, shuffle=True))
 
     expected = train(tmp_path / "whole", make())
     with pytest.raises(KeyboardInterrupt):
@@ -231,7 +209,7 @@ class BadSample(Dataset):
 
 class Counting(dl.Runner):
     def __init__(self):
-        super().__init__(mlp())
+        super().__init__()
         self.seen = []
 
     def handle_batch(self, batch):
@@ -245,7 +223,7 @@ def test_a_batch_that_cannot_be_fetched_raises_when_it_is_due(num_prefetches, ev
     runner, plain = Counting(), DataLoader(BadSample(), batch_size=2)
 
     with pytest.raises(RuntimeError, match="sample 8 is broken") as caught:
-        runner.train(loaders={"train": PrefetchAnywhere(plain, num_prefetches)}, cpu=True, **quiet())
+        tiny.train(runner=runner, loaders={"train": PrefetchAnywhere(plain, num_prefetches)})
 
     assert runner.seen == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert "while batch 5 of loader 'train', epoch 1, rank 0 was fetched" in caught.value.__notes__
@@ -280,19 +258,6 @@ def test_so_many_batches_are_on_the_device_beside_the_present_one(num_prefetches
     assert max(seen) == num_prefetches
 
 
-def test_the_engine_says_which_device():
-    """The engine sets the device, also through a limit around the prefetcher, and leaves the user's wrapper
-    unchanged."""
-    prefetching = BatchPrefetchLoaderWrapper(numbers(8))
-    engine = dl.CPUEngine()
-    engine.setup()
-
-    prepared = engine.prepare_loader(BatchLimitLoaderWrapper(prefetching, 1), key="train", training=True, seed=1)
-
-    assert prepared.origin.device == torch.device("cpu")
-    assert prefetching.device is None
-
-
 class Placed:
     """A loader that makes its batches for a device."""
 
@@ -308,16 +273,16 @@ class Placed:
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_what_is_inside_is_told_the_device_too(name, device):
+def test_the_engine_tells_the_device_to_what_is_inside(name):
     """The innermost loader gets the device, and the user's own object is unchanged."""
-    inner = Placed()
+    inner, engine = Placed(), dl.CPUEngine()
+    engine.setup()
 
-    held = WRAPPERS[name](inner).for_device(torch.device(device))
+    held = engine.prepare_loader(WRAPPERS[name](inner), key="train", training=True, seed=1)
     while hasattr(held, "origin"):
         held = held.origin
 
-    assert held.device == torch.device(device) and inner.device is None
+    assert held.device == torch.device("cpu") and inner.device is None
 
 
 @pytest.mark.parametrize("name", ["prefetch", "limit of prefetch", "prefetch of limit"])
@@ -336,9 +301,8 @@ def test_memory_is_pinned_for_a_gpu_however_deep_the_data_loader_is(name):
 def test_a_rank_without_a_last_batch_repeats_its_own(name):
     """As without the wrapper, three batches on two ranks become two each; the second rank's last counts nothing."""
     whole = DataLoader(TensorDataset(torch.arange(6)), batch_sampler=[[0, 1], [2, 3], [4, 5]])
-    place = {"key": "train", "training": True, "world_size": 2, "seed": 5}
 
-    ranks = [shard_loader(WRAPPERS[name](whole), rank=rank, **place) for rank in range(2)]
+    ranks = shares(WRAPPERS[name](whole), 2, epoch=None)
 
     assert [batches(rank) for rank in ranks] == [[[0, 1], [4, 5]], [[2, 3], [2, 3]]]
     assert [share_of(rank).sizes_of(1) for rank in ranks] == [[2, 0]] * 2
@@ -348,17 +312,8 @@ def test_a_distributed_sampler_inside_gets_its_epoch():
     """The runner finds the sampler through the wrapper."""
     sampler = DistributedSampler(classification(16), num_replicas=1, rank=0)
     inner = DataLoader(classification(16), batch_size=4, sampler=sampler)
-    model = mlp()
 
-    dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        loaders={"train": BatchPrefetchLoaderWrapper(BatchLimitLoaderWrapper(inner, 2))},
-        num_epochs=3,
-        cpu=True,
-        **quiet(),
-    )
+    tiny.train(loaders={"train": BatchPrefetchLoaderWrapper(BatchLimitLoaderWrapper(inner, 2))}, num_epochs=3)
 
     assert sampler.epoch == 3
 
@@ -377,11 +332,7 @@ class Stream(IterableDataset):
         (lambda: BatchLimitLoaderWrapper([1], "3"), TypeError, "an int or a float, got str"),
         (lambda: BatchLimitLoaderWrapper(iter([1]), 0.5), TypeError, "0.5, needs a loader with a length, got"),
         (lambda: BatchPrefetchLoaderWrapper([1], 0), ValueError, "num_prefetches must be >= 1, got 0"),
-        (
-            lambda: share(BatchPrefetchLoaderWrapper([1]), 0, 2),
-            TypeError,
-            "loader 'train' is a list and cannot be shared among 2 processes",
-        ),
+        (lambda: share(BatchPrefetchLoaderWrapper([1]), 0, 2), TypeError, "loader 'train' is a list and cannot be sh"),
     ],
 )
 def test_bad_input_is_refused(make, error, message):
@@ -447,4 +398,4 @@ def test_the_engine_turns_pinned_memory_on():
 
     assert prepared.origin.pin_memory and not plain.pin_memory
     assert prepared.device == engine.device
-    assert sorted(index for batch in batches(prepared) for index in batch) == list(range(8))
+    assert sorted(flat(batches(prepared))) == list(range(8))

@@ -5,12 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from runnerkit import dl
 from runnerkit.support.device_move import copied
-from tests.tiny import NUM_FEATURES, classification, mlp, quiet, sgd, train_by_hand, weights
+from tests.tiny import NUM_FEATURES, classification, mlp, sgd, train, train_by_hand, weights
 
 SIZE, BATCHES = 4, 7
 
@@ -42,14 +40,10 @@ class Stream(Overwrites, IterableDataset):
 @pytest.mark.filterwarnings("ignore")
 def test_a_batch_is_not_overwritten_by_the_one_that_is_fetched_ahead(make, accumulate):
     """The end of a loader is found by fetching its next batch before the current one is trained on."""
-    model = mlp()
+    model, expected = mlp(), mlp()
 
-    dl.SupervisedRunner().train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), loaders={"train": make()},
-        accumulation_steps=accumulate, cpu=True, **quiet(),
-    )  # fmt: skip
+    train(model, loaders={"train": make()}, accumulation_steps=accumulate)
 
-    expected = mlp()
     samples, step = classification(SIZE * BATCHES), SIZE * accumulate
     steps = [samples[start : start + step] for start in range(0, SIZE * BATCHES, step)]
     train_by_hand(expected, sgd(expected), steps)

@@ -6,7 +6,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from runnerkit import dl
-from tests.tiny import NUM_FEATURES, classification, loader, quiet, sgd, weights
+from tests import tiny
+from tests.tiny import NUM_FEATURES, classification, loader, sgd, weights
 
 
 class Model(nn.Module):
@@ -25,15 +26,14 @@ def halved(x):
 
 
 def views(num_samples):
-    data = dl.SelfSupervisedDatasetWrapper(
-        classification(num_samples), transform_left=halved, transform_right=torch.sin
-    )
-    return DataLoader(data, batch_size=8)
+    views = {"transform_left": halved, "transform_right": torch.sin}
+    return DataLoader(dl.SelfSupervisedDatasetWrapper(classification(num_samples), **views), batch_size=8)
 
 
-def train(model, loaders, **named):
+def train(model, loaders, **options):
     optimizer = sgd(nn.ModuleDict(model) if isinstance(model, dict) else model)
-    return dl.SelfSupervisedRunner().train(model=model, optimizer=optimizer, loaders=loaders, **named, **quiet())
+    options |= {"criterion": nn.MSELoss(), "optimizer": optimizer, "loaders": loaders}
+    return tiny.train(model, runner=dl.SelfSupervisedRunner(), **options)
 
 
 def test_training_equals_a_loop_by_hand():
@@ -45,7 +45,7 @@ def test_training_equals_a_loop_by_hand():
         nn.functional.mse_loss(by_hand(left)[1], by_hand(right)[1]).backward()
         optimizer.step()
 
-    runner = train(model, {"train": views(32)}, criterion=nn.MSELoss())
+    runner = train(model, {"train": views(32)})
 
     torch.testing.assert_close(weights(model), weights(by_hand), rtol=0, atol=1e-7)
     outputs = [f"{name}_{side}" for name in ("projection", "embedding") for side in ("left", "right", "origin")]
@@ -56,7 +56,7 @@ def test_predictions_and_several_models_have_the_models_names():
     """Each model's outputs begin with its key; a criterion callback chooses."""
     models = {"first": Model(), "second": Model()}
     criterion = dl.CriterionCallback("first_embedding_left", "second_embedding_right", metric_key="loss")
-    runner = train(models, {"train": views(16)}, criterion=nn.MSELoss(), callbacks=[criterion])
+    runner = train(models, {"train": views(16)}, callbacks=[criterion])
 
     predicted = next(iter(runner.predict_loader(loader=views(8))))
     assert len(predicted) == 12
@@ -65,7 +65,7 @@ def test_predictions_and_several_models_have_the_models_names():
 
 def test_a_batch_without_views_is_explained():
     with pytest.raises(KeyError, match="augment_right"):
-        train(Model(), {"train": loader(8, 4)}, criterion=nn.MSELoss())
+        train(Model(), {"train": loader(8, 4)})
 
 
 def test_views_without_targets():

@@ -9,10 +9,12 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from runnerkit import dl
-from runnerkit.sampling.sharding import batches_of, shard_loader, share_of
+from runnerkit.sampling.sharding import batches_of, share_of
+from tests import tiny
+from tests.data.places import share
 from tests.engines.together import together
 from tests.interrupt import Interrupt
-from tests.tiny import quiet, weights
+from tests.tiny import sgd, weights
 
 NUM_ROWS, LENGTH, VOCABULARY = 6, 5, 7
 TEXT = torch.randint(VOCABULARY, (333,), generator=torch.Generator().manual_seed(0))
@@ -27,11 +29,8 @@ def test_each_row_of_each_process_continues_where_it_ended(world_size):
     """Joined, a row is a contiguous part of the text."""
     part = len(TEXT) // NUM_ROWS
     for rank in range(world_size):
-        share = shard_loader(
-            DataLoader(rows(), batch_size=NUM_ROWS // world_size), key="train", training=True, rank=rank,
-            world_size=world_size, seed=1,
-        )  # fmt: skip
-        joined = torch.cat([batch[:, :-1] for batch in batches_of(share)], dim=1)
+        own = share(DataLoader(rows(), batch_size=NUM_ROWS // world_size), rank, world_size)
+        joined = torch.cat([batch[:, :-1] for batch in batches_of(own)], dim=1)
         for number, row in enumerate(joined):
             start = (rank + number * world_size) * part
             assert torch.equal(row, TEXT[start : start + len(row)])
@@ -55,24 +54,19 @@ class Carrying(dl.Runner):
         self.batch_metrics["loss"] = nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
-def train(logdir, *, num_processes=1, callbacks=(), **kwargs):
-    model = Network()
-    engine = dl.DistributedDataParallelEngine(num_processes, device="cpu") if num_processes > 1 else dl.CPUEngine()
-    load = partial(DataLoader, rows(), batch_size=NUM_ROWS // num_processes)
-    runner = Carrying().train(
-        model=model, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.5, momentum=0.9), num_epochs=2,
-        loaders={"train": load(), "valid": load()}, engine=engine, valid_every_steps=4, logdir=logdir,
-        callbacks=[
-            dl.BackwardCallback("loss"), dl.OptimizerCallback("loss"), dl.CarriedStateCallback("hidden"),
-            dl.CheckpointCallback(logdir, mode="runner", every_steps=1), *callbacks,
-        ], **{**quiet(), **kwargs},
-    )  # fmt: skip
+def train(logdir, *, num_processes=1, callbacks=(), **options):
+    model, load = Network(), partial(DataLoader, rows(), batch_size=NUM_ROWS // num_processes)
+    steps = [dl.BackwardCallback("loss"), dl.OptimizerCallback("loss"), dl.CarriedStateCallback("hidden")]
+    save = dl.CheckpointCallback(logdir, mode="runner", every_steps=1)
+    options |= {"loaders": {"train": load(), "valid": load()}, "callbacks": [*steps, save, *callbacks]}
+    options |= {"optimizer": sgd(model, lr=0.5), "num_epochs": 2, "valid_every_steps": 4, "logdir": logdir}
+    runner = tiny.train(model, runner=Carrying(), num_processes=num_processes, **options)
     return weights(model), runner.epoch_metrics
 
 
 def by_hand():
     model = Network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    optimizer = sgd(model, lr=0.5)
     for _ in range(2):
         state = None
         for tokens in DataLoader(rows(), batch_size=NUM_ROWS):
@@ -133,12 +127,11 @@ def test_rows_that_would_not_continue_are_refused(name):
     loader = DataLoader(dl.SequenceRows(torch.arange(20), num_rows=2, length=3), **options)
 
     with pytest.raises(ValueError, match=f"loader 'train': .*{message}"):
-        shard_loader(loader, key="train", training=True, rank=0, world_size=1, seed=0)
+        share(loader)
 
 
 def test_samples_that_end_within_a_chunk_are_refused():
     loader = DataLoader(dl.SequenceRows(torch.arange(20), num_rows=2, length=3), batch_size=2)
-    share = share_of(shard_loader(loader, key="train", training=True, rank=0, world_size=1, seed=0))
 
     with pytest.raises(ValueError, match="num_samples must be a multiple of the 2 samples of a step for this"):
-        share.end_after(3)
+        share_of(share(loader)).end_after(3)

@@ -1,11 +1,9 @@
 """Files are read once by the whole job, in one order for any number of processes and workers, and resume anywhere."""
 
 import logging
-import os
 import random
 import tracemalloc
-from itertools import accumulate, islice, zip_longest
-from pathlib import Path
+from itertools import accumulate, islice
 
 import numpy as np
 import pytest
@@ -16,12 +14,11 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from runnerkit import dl
-from runnerkit.sampling.sharding import batches_of, shard_loader, share_of, start_epoch
+from runnerkit.sampling.sharding import batches_of, share_of, start_epoch
+from tests import tiny
+from tests.data.places import flat, joined, share, shares
 from tests.interrupt import Interrupt
-from tests.shares import counted
-from tests.tiny import NUM_CLASSES, NUM_FEATURES, mlp, quiet, sgd
-
-SEED = 42
+from tests.tiny import NUM_CLASSES, NUM_FEATURES
 
 
 class Files:
@@ -59,52 +56,42 @@ class Files:
         return len(self.noted if self.log is None else self.log.read_text().split())
 
 
-def shards_of(loader, world_size, *, epoch=1, training=True):
-    place = {"key": "train", "training": training, "world_size": world_size, "seed": SEED}
-    shards = [shard_loader(loader, rank=rank, **place) for rank in range(world_size)]
-    for shard in shards:
-        start_epoch(shard, epoch)
-    return shards
-
-
 def in_order(ranks):
-    """Join the batches of all ranks as one process with larger batches would see them."""
-    steps = zip_longest(*ranks, fillvalue=[])
-    return [each for step in steps for group in zip_longest(*step) for each in group if each is not None]
+    return flat(joined(ranks))
 
 
 def simulated(files, *, batch_size, world_size=1, num_workers=0, epoch=1, after=None, **options):
     """Return each rank's batches, with a copy of the data set for each worker, in this process."""
     loader = DataLoader(files.dataset(**options), batch_size=batch_size, collate_fn=list)
     ranks = []
-    for shard in shards_of(loader, world_size, epoch=epoch):
-        share, copies = share_of(shard), [files.dataset(**options) for _ in range(max(1, num_workers))]
+    for shard in shares(loader, world_size, epoch=epoch):
+        own, copies = share_of(shard), [files.dataset(**options) for _ in range(max(1, num_workers))]
         if after is not None:
-            share.skip(after)
-        batches = [(number, batch) for number, batch in enumerate(list(share)) if not is_idle(share, number)]
+            own.skip(after)
+        batches = [(number, batch) for number, batch in enumerate(list(own)) if not is_idle(own, number)]
         ranks.append([[copies[number % len(copies)][spot] for spot in batch] for number, batch in batches])
     return ranks
 
 
-def is_idle(share, number):
+def is_idle(own, number):
     """Return whether the samples of this step all belong to other processes."""
-    sizes = share.sizes_of(number)
-    return sizes is not None and sizes[share.rank] == 0
+    sizes = own.sizes_of(number)
+    return sizes is not None and sizes[own.rank] == 0
 
 
 SHAPES = {
     "sizes": st.lists(st.integers(0, 40), min_size=1, max_size=12),
     "lanes": st.sampled_from([(1, 1), (2, 1), (2, 2), (4, 2), (4, 4), (8, 3)]),
-    "share": st.integers(1, 3),
+    "part": st.integers(1, 3),
     "shuffle": st.sampled_from([0, 1, 5, 100]),
 }
 
 
 @settings(max_examples=60, deadline=None)
 @given(**SHAPES)
-def test_any_job_that_divides_the_lanes_reads_each_sample_once_in_one_order(sizes, lanes, share, shuffle):
+def test_any_job_that_divides_the_lanes_reads_each_sample_once_in_one_order(sizes, lanes, part, shuffle):
     """This holds for files of any sizes, empty ones too."""
-    step = lanes[0] * share
+    step = lanes[0] * part
     assume(sum(sizes) >= step)
     orders = set()
     for world_size in (each for each in (1, 2, 4, 8) if lanes[0] % each == 0):
@@ -120,16 +107,16 @@ def test_any_job_that_divides_the_lanes_reads_each_sample_once_in_one_order(size
 
 @settings(max_examples=40, deadline=None)
 @given(**SHAPES, world_size=st.integers(1, 5), num_workers=st.integers(0, 5), taken=st.integers(0, 9))
-def test_the_rest_of_an_epoch_is_the_same_for_any_job(sizes, lanes, share, shuffle, world_size, num_workers, taken):
+def test_the_rest_of_an_epoch_is_the_same_for_any_job(sizes, lanes, part, shuffle, world_size, num_workers, taken):
     """This includes jobs that do not divide the lanes, and those with another step size."""
-    step = lanes[0] * share
+    step = lanes[0] * part
     assume(sum(sizes) >= (taken + 1) * step)
     options = {"lanes": lanes, "shuffle": shuffle}
     whole = in_order(simulated(Files(sizes), batch_size=step, **options))
     consumed = taken * step
 
     loader = DataLoader(Files(sizes).dataset(**options), batch_size=step)
-    position = share_of(shards_of(loader, 1)[0]).position_after(taken)
+    position = share_of(share(loader)).position_after(taken)
     job = {"world_size": world_size, "num_workers": num_workers, "batch_size": lanes[0]}  # lanes divide its step
     rest = in_order(simulated(Files(sizes), after=position, **job, **options))
 
@@ -137,32 +124,16 @@ def test_the_rest_of_an_epoch_is_the_same_for_any_job(sizes, lanes, share, shuff
     assert rest == whole[consumed:]
 
 
-@pytest.mark.parametrize("num_workers", [0, 1, 2])
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_real_workers_read_each_sample_once(tmp_path, world_size, num_workers):
-    """Each process has its own workers; nothing is missed or repeated, and the order is that of one process."""
-    files = Files([13, 40, 7, 21, 30, 1, 16, 25], log=tmp_path / "log")
-    step = {"shuffle": 8, "lanes": (4, 2)}
-    [expected] = simulated(Files(files.sizes), batch_size=8, **step)
-    dataset = files.dataset(**step)
-    loader = DataLoader(dataset, batch_size=8 // world_size, num_workers=num_workers, collate_fn=list)
-
-    ranks = [list(counted(shard)) for shard in shards_of(loader, world_size)]
-
-    assert in_order(ranks) == [number for batch in expected for number in batch]
-    assert files.num_read == sum(files.sizes) == len(set((tmp_path / "log").read_text().split()))
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_items_that_are_batches_are_read_once(tmp_path, world_size, num_workers):
     """With `batch_size=None`, processes take turns by items."""
     files = Files([6, 10, 3, 9], log=tmp_path / "log")
-    loader = DataLoader(files.dataset(lanes=(2, 2), shuffle=4), batch_size=None, num_workers=num_workers)
-    [one] = [list(batches_of(shard)) for shard in shards_of(DataLoader(Files(files.sizes).dataset(
-        lanes=(2, 2), shuffle=4), batch_size=None), 1)]  # fmt: skip
+    options = {"lanes": (2, 2), "shuffle": 4}
+    loader = DataLoader(files.dataset(**options), batch_size=None, num_workers=num_workers)
+    one = list(batches_of(share(DataLoader(Files(files.sizes).dataset(**options), batch_size=None))))
 
-    ranks = [list(batches_of(shard)) for shard in shards_of(loader, world_size)]
+    ranks = [list(batches_of(shard)) for shard in shares(loader, world_size)]
 
     assert [each for step in zip(*ranks, strict=True) for each in step] == one
     assert files.num_read == len(set(one)) == 28
@@ -172,7 +143,7 @@ def test_open_files_of_an_epoch_serve_the_next():
     """A block of the last epoch that begins where one of this epoch begins may have another end."""
     files = Files([7, 3, 5])
     loader = DataLoader(files.dataset(shuffle=4, lanes=(2, 1)), batch_size=2, collate_fn=list)
-    [shard] = shards_of(loader, 1)
+    shard = share(loader)
 
     for epoch in range(1, 60):
         start_epoch(shard, epoch)
@@ -242,7 +213,7 @@ def test_a_reader_that_cannot_skip_reads_up_to_a_file_more_for_each_lane():
     options = {"sizes": files.sizes, "lanes": (4, 2)}
     loader = DataLoader(dl.ShardedFiles(files.names, files.read_from_the_start, **options), 8, collate_fn=list)
 
-    [shard] = shards_of(loader, 1)
+    shard = share(loader)
 
     assert sorted(number for batch in batches_of(shard) for number in batch) == list(range(248))
     num_lanes = 8 + 4  # the last step, which does not fill all lanes, has its own
@@ -261,7 +232,7 @@ def test_a_transform_draws_the_same_for_any_job():
             Files([9, 14, 5, 12]).dataset(shuffle=3, lanes=(2, 2), transform=jittered),
             batch_size=4 // world_size, num_workers=num_workers, collate_fn=list,
         )  # fmt: skip
-        found.append(in_order([list(batches_of(shard)) for shard in shards_of(loader, world_size)]))
+        found.append(in_order([list(batches_of(shard)) for shard in shares(loader, world_size)]))
 
     assert found[0] == found[1] == found[2]
     assert len({each[1] for each in found[0]}) == 40
@@ -279,17 +250,6 @@ def test_the_sizes_are_counted_or_asked_for():
     assert [counted[index] for index in (0, 4, 7, -1)] == [0, 4, 7, 7]
 
 
-def test_a_pattern_names_the_files(tmp_path):
-    """They are sorted by name."""
-    for name in ("b", "a", "c"):
-        (tmp_path / f"{name}.txt").write_text(name * 2)
-
-    letters = dl.ShardedFiles(str(tmp_path / "*.txt"), lambda path: Path(path).read_text())
-
-    assert [os.path.basename(path) for path in letters.files] == ["a.txt", "b.txt", "c.txt"]
-    assert [letters[index] for index in range(6)] == list("aabbcc")
-
-
 def draws(path):
     yield random.random()
 
@@ -298,39 +258,25 @@ def numbers(path):
     yield from range(4)
 
 
+def of_one(read=numbers, **options):
+    return dl.ShardedFiles(["a"], read, **options)
+
+
 BAD = {
     "no files": (lambda: dl.ShardedFiles("/nowhere/*", numbers), ValueError, r"'/nowhere/\*', which names none"),
-    "negative shuffle": (lambda: dl.ShardedFiles("ab", numbers, shuffle=-1), ValueError, "names none"),
-    "shuffle": (lambda: dl.ShardedFiles(["a"], numbers, shuffle=-1), ValueError, "shuffle must be an integer >= 0"),
-    "lanes": (lambda: dl.ShardedFiles(["a"], numbers, lanes=(2,)), ValueError, r"lanes must be \(processes, workers\)"),
+    "a name": (lambda: dl.ShardedFiles("ab", numbers, shuffle=-1), ValueError, "names none"),
+    "negative shuffle": (lambda: of_one(shuffle=-1), ValueError, "shuffle must be an integer >= 0"),
+    "shuffle=True": (lambda: of_one(sizes=[1], shuffle=True), ValueError, "shuffle must be an integer >= 0"),
+    "lanes": (lambda: of_one(lanes=(2,)), ValueError, r"lanes must be \(processes, workers\)"),
     "too few sizes": (lambda: dl.ShardedFiles(["a", "b"], numbers, sizes=[4]), ValueError, "each of 2 files, got 1"),
-    "no samples": (lambda: dl.ShardedFiles(["a"], lambda path: []), ValueError, r"not all 0, got \[0\]"),
-    "too short": (
-        lambda: dl.ShardedFiles(["a"], numbers, sizes=[5])[4],
-        ValueError,
-        r"a ended after 4 samples, but sizes= says that it has 5",
-    ),
-    "too long": (
-        lambda: dl.ShardedFiles(["a"], numbers, sizes=[3])[2],
-        ValueError,
-        r"a has more than the 3 samples that sizes= says",
-    ),
+    "no samples": (lambda: of_one(lambda path: []), ValueError, r"not all 0, got \[0\]"),
+    "too short": (lambda: of_one(sizes=[5])[4], ValueError, "a ended after 4 samples, but sizes= says that it has 5"),
+    "too long": (lambda: of_one(sizes=[3])[2], ValueError, "a has more than the 3 samples that sizes= says"),
     "draws when it is called": (
-        lambda: dl.ShardedFiles(["a"], lambda path: [random.random()], sizes=[1])[0],
-        TypeError,
-        r"read= of ShardedFiles draws random numbers \(python\)",
+        lambda: of_one(lambda path: [random.random()], sizes=[1])[0], TypeError, r"draws random numbers \(python\)",
     ),
-    "shuffle=True": (
-        lambda: dl.ShardedFiles(["a"], numbers, sizes=[1], shuffle=True),
-        ValueError,
-        "shuffle must be an integer >= 0",
-    ),
-    "draws": (
-        lambda: dl.ShardedFiles(["a"], draws, sizes=[1])[0],
-        TypeError,
-        r"read= of ShardedFiles draws random numbers \(python\), .* draw them in transform=",
-    ),
-}
+    "draws": (lambda: of_one(draws, sizes=[1])[0], TypeError, r"numbers \(python\), .* draw them in transform="),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -357,7 +303,7 @@ def test_a_sampler_is_refused(options):
     loader = DataLoader(Files([4, 4]).dataset(), **options)
 
     with pytest.raises(TypeError, match=r"'train': ShardedFiles has its own order; a .* pass shuffle=1000 to the data"):
-        shards_of(loader, 1)
+        shares(loader, 1)
 
 
 def test_lanes_that_do_not_divide_a_step_are_refused():
@@ -376,13 +322,13 @@ def test_a_job_that_does_not_divide_the_lanes_is_warned(caplog, world_size, num_
     loader = DataLoader(files.dataset(lanes=(4, 2)), batch_size=24 // world_size, num_workers=num_workers)
 
     with caplog.at_level(logging.WARNING):
-        for shard in shards_of(loader, world_size):
+        for shard in shares(loader, world_size):
             list(share_of(shard))
 
     assert caplog.text.count("loader 'train': its data set has 4 lanes x 2 turns") == (factor > 1)
     assert (f"so each file is read {factor} times; pass lanes=" in caplog.text) == (factor > 1)
     opened = set()
-    for rank, shard in enumerate(shards_of(loader, world_size)):
+    for rank, shard in enumerate(shares(loader, world_size)):
         for number, batch in enumerate(share_of(shard)):
             opened |= {(rank, number % num_workers, lane) for lane, _, _ in batch}
     assert len(opened) == 8 * factor
@@ -395,17 +341,16 @@ def test_a_rank_of_thousands_needs_no_more_memory(world_size):
     sizes = np.full(files, 1000)
     tracemalloc.start()
     dataset = dl.ShardedFiles(range(files), iter, sizes=sizes, shuffle=100, lanes=(4096, 4))
-    place = {"key": "train", "training": True, "world_size": world_size, "seed": SEED}
     tracemalloc.reset_peak()
     before = tracemalloc.get_traced_memory()[0]
     loader = DataLoader(dataset, batch_size=step // world_size)
-    [share] = map(share_of, [shard_loader(loader, rank=world_size - 1, **place)])
+    own = share_of(share(loader, world_size - 1, world_size))
 
-    batches = iter(share)
+    batches = iter(own)
     first = [next(batches) for _ in range(3)]
 
     assert [len(batch) for batch in first] == [step // world_size] * 3
-    assert len(share) == -(-files * 1000 // step)
+    assert len(own) == -(-files * 1000 // step)
     assert tracemalloc.get_traced_memory()[1] - before < 20e6 + 300 * step // world_size * 4
     tracemalloc.stop()
 
@@ -418,17 +363,13 @@ def labelled(number):
 def train(logdir, *callbacks, num_workers, batch_size=8, **options):
     files = Files([13, 40, 7, 21, 30, 1, 16, 24])  # 19 steps: a tail has other steps in two processes
     dataset = files.dataset(shuffle=8, lanes=(4, 2), transform=labelled)
-    model = mlp()
-    runner = dl.SupervisedRunner().train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), num_epochs=2, logdir=logdir,
-        loaders={
-            "train": DataLoader(dataset, batch_size, num_workers=num_workers),
-            "valid": DataLoader(dataset, batch_size),
-        },
-        callbacks=[dl.CheckpointCallback(logdir, mode="runner", every_steps=1), *callbacks],
-        **{"cpu": True, **quiet(), **options},
-    )  # fmt: skip
-    return {**model.state_dict(), **runner.epoch_metrics["valid"]}
+    loaders = {
+        "train": DataLoader(dataset, batch_size, num_workers=num_workers),
+        "valid": DataLoader(dataset, batch_size),
+    }
+    save = dl.CheckpointCallback(logdir, mode="runner", every_steps=1)
+    runner = tiny.train(loaders=loaders, callbacks=[save, *callbacks], num_epochs=2, logdir=logdir, **options)
+    return {**runner.model.state_dict(), **runner.epoch_metrics["valid"]}
 
 
 @pytest.mark.parametrize(("step", "workers"), [(5, (0, 0)), (11, (2, 2)), (20, (2, 0)), (33, (0, 2))])
@@ -447,13 +388,13 @@ def test_two_processes_train_like_one(tmp_path):
     """Augmentation, evaluation and a data worker in each process are included."""
     one = train(tmp_path / "one", num_workers=0)
 
-    two = train(tmp_path / "two", num_workers=1, batch_size=4, ddp=True)
+    two = train(tmp_path / "two", num_workers=1, batch_size=4, num_processes=2)
 
     assert all(np.allclose(np.asarray(two[name]), np.asarray(value), atol=1e-6) for name, value in one.items())
 
 
 def test_a_pattern_may_be_a_url_or_a_path(tmp_path):
-    """The files of any file system of fsspec, as URLs."""
+    """The files of any file system of fsspec, as URLs, sorted by name."""
     import fsspec
 
     for place in ("memory://shards", tmp_path):
@@ -465,6 +406,6 @@ def test_a_pattern_may_be_a_url_or_a_path(tmp_path):
         with fsspec.open(path, "r") as file:
             yield file.read()
 
-    for pattern in ("memory://shards/*.txt", tmp_path / "*.txt"):
+    for pattern in ("memory://shards/*.txt", tmp_path / "*.txt", str(tmp_path / "*.txt")):
         files = dl.ShardedFiles(pattern, read)
         assert [files[number] for number in range(len(files))] == ["a.txt", "b.txt"]

@@ -6,18 +6,18 @@ RUNNERKIT_WRITE_STREAM_TABLE=1 writes the table of docs/streams.md.
 import os
 from collections import Counter
 from functools import partial
-from itertools import product, zip_longest
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from benchmarks.results import write_section
-from runnerkit.data import EpochStepsLoaderWrapper
-from runnerkit.sampling.sharding import batches_of, shard_loader, start_epoch
+from runnerkit.sampling.sharding import batches_of, start_epoch
+from tests.data.places import flat, joined, share
 from tests.data.stream_sources import NUM_SAMPLES, SOURCES, augmented, noted
 
 PAGE = Path(__file__).parents[2] / "docs" / "streams.md"
-SEED, STEP = 42, 8
+STEP = 8
 JOBS = list(product((1, 2, 4), (0, 1, 2)))
 GENERIC = "any other IterableDataset"
 
@@ -35,23 +35,13 @@ def job(source, folder, change, *, world_size, num_workers, training):
     ranks = []
     for rank in range(world_size):
         options = {"batch_size": STEP // world_size, "num_workers": num_workers, "collate_fn": list}
-        loader, place = loader_of(dataset_of(folder, change), **options), {"rank": rank, "world_size": world_size}
-        place |= {"key": "train" if training else "valid", "training": training, "seed": SEED}
-        share = EpochStepsLoaderWrapper(loader, 7).shard(**place) if training else shard_loader(loader, **place)
-        batches = []
+        kind = {"steps": 7} if training else {"key": "valid", "training": False}
+        own, batches = share(loader_of(dataset_of(folder, change), **options), rank, world_size, epoch=None, **kind), []
         for epoch in (1, 2) if training else (1,):
-            start_epoch(share, epoch)
-            batches += batches_of(share)
+            start_epoch(own, epoch)
+            batches += batches_of(own)
         ranks.append(batches)
     return ranks
-
-
-def in_order(ranks):
-    """Join the batches of all ranks as one process with larger batches would see them."""
-    return [
-        [each for group in zip_longest(*step) for each in group if each is not None]
-        for step in zip(*ranks, strict=True)
-    ]
 
 
 def row(source, folder, tmp_path, *, world_size, num_workers):
@@ -59,14 +49,10 @@ def row(source, folder, tmp_path, *, world_size, num_workers):
     options = {"world_size": world_size, "num_workers": num_workers}
     log = tmp_path / f"log {world_size} {num_workers}"
     log.write_text("")
-    seen = Counter(
-        sample["n"]
-        for batches in job(source, folder, partial(noted, log=log), training=False, **options)
-        for batch in batches
-        for sample in batch
-    )
+    samples = flat(flat(job(source, folder, partial(noted, log=log), training=False, **options)))
+    seen = Counter(sample["n"] for sample in samples)
     reads = len(log.read_text().split()) / NUM_SAMPLES
-    trained = in_order(job(source, folder, augmented, training=True, **options))
+    trained = joined(job(source, folder, augmented, training=True, **options))
     return (reads, NUM_SAMPLES - len(seen), seen.total() - len(seen)), trained
 
 

@@ -7,12 +7,11 @@ import tracemalloc
 import pytest
 from torch.utils.data import DataLoader, IterableDataset
 
-from runnerkit.data import BatchLimitLoaderWrapper, EpochStepsLoaderWrapper
+from runnerkit.data import BatchLimitLoaderWrapper
 from runnerkit.sampling import lane_stream
-from runnerkit.sampling.sharding import batches_of, shard_loader, share_of, start_epoch
-from tests.data.stream_sources import FIRST, NUM_SAMPLES, SIZES, augmented, hugging_face, noted, webdataset
-
-SEED = 42
+from runnerkit.sampling.sharding import batches_of, share_of
+from tests.data.places import flat, share, shares
+from tests.data.stream_sources import FIRST, NUM_SAMPLES, SIZES, augmented, hugging_face, noted, web_loader, webdataset
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
@@ -20,26 +19,47 @@ pytestmark = [
 ]
 
 
-def shards_of(loader, world_size, *, training=True):
-    place = {"key": "train", "training": training, "world_size": world_size, "seed": SEED}
-    shards = [shard_loader(loader, rank=rank, **place) for rank in range(world_size)]
-    for shard in shards:
-        start_epoch(shard, 1)
-    return shards
-
-
 def numbers(shards):
-    return sorted(sample["n"] for shard in shards for batch in batches_of(shard) for sample in batch)
+    return sorted(sample["n"] for shard in shards for sample in flat(batches_of(shard)))
 
 
-def test_a_data_set_that_was_split_by_node_is_refused(folder):
-    """Split again, it would train on 48 of its 96 samples, as in version 0.1.0."""
+def half_of(folder):
     from datasets.distributed import split_dataset_by_node
 
-    half = split_dataset_by_node(hugging_face(folder, augmented), rank=1, world_size=2)
+    return DataLoader(split_dataset_by_node(hugging_face(folder, augmented), rank=1, world_size=2), 4)
 
-    with pytest.raises(ValueError, match="'train': the data set was split for 2 processes by split_dataset_by_node"):
-        shards_of(DataLoader(half, 4, collate_fn=list), 2)
+
+REFUSED = {
+    # Split again, it would train on 48 of its 96 samples, as in version 0.1.0.
+    "split by node": (half_of, ValueError, "the data set was split for 2 processes by split_dataset_by_node"),
+    # They would run on the batches of one process.
+    "own stages": (
+        lambda folder: web_loader(webdataset(folder, augmented), batch_size=4).unbatched().shuffle(10).batched(4),
+        TypeError,
+        "is a WebLoader and cannot be shared among 2 processes",
+    ),
+    # Its with_epoch would be ignored.
+    "own length": (
+        lambda folder: web_loader(webdataset(folder, augmented), batch_size=4).with_epoch(5),
+        ValueError,
+        "its WebLoader repeats or ends by itself .* pass epoch_steps= to",
+    ),
+    # Each archive passes through the pipeline by itself.
+    "drops samples of each shard": (
+        lambda folder: DataLoader(webdataset(folder, augmented).batched(4, partial=False), None),
+        ValueError,
+        r"a pipeline with .batched\(partial=False\) would lose the last",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_lose_samples_is_refused(folder, name):
+    """The error names the loader."""
+    make, error, message = REFUSED[name]
+    for training in (True, False) if name == "own length" else (True,):
+        with pytest.raises(error, match=f"'train'.*{message}"):
+            shares(make(folder), 2, training=training)
 
 
 @pytest.mark.parametrize("options", [{}, {"shardshuffle": False}, {"nodesplitter": None}], ids=str)
@@ -48,7 +68,7 @@ def test_a_shuffled_pipeline_trains_on_each_sample_once(folder, options, num_wor
     """In version 0.1.0 the shuffle drew differently in each process: 71 different samples, 25 of them twice."""
     pipeline = webdataset(folder, augmented, **options)
 
-    shards = shards_of(DataLoader(pipeline, 4, num_workers=num_workers, collate_fn=list), 2)
+    shards = shares(DataLoader(pipeline, 4, num_workers=num_workers, collate_fn=list), 2)
 
     assert numbers(shards) == list(range(NUM_SAMPLES))
 
@@ -59,29 +79,8 @@ def test_a_pipeline_that_splits_by_node_is_split_once(folder, tmp_path):
 
     pipeline = webdataset(folder, lambda sample: noted(sample, tmp_path / "log"), nodesplitter=wds.split_by_node)
 
-    assert numbers(shards_of(DataLoader(pipeline, 4, collate_fn=list), 2, training=False)) == list(range(NUM_SAMPLES))
+    assert numbers(shares(DataLoader(pipeline, 4, collate_fn=list), 2, training=False)) == list(range(NUM_SAMPLES))
     assert len((tmp_path / "log").read_text().split()) == NUM_SAMPLES
-
-
-def test_a_web_loader_with_stages_of_its_own_is_refused(folder):
-    """They would run on the batches of one process."""
-    import webdataset as wds
-
-    loader = wds.WebLoader(webdataset(folder, augmented), batch_size=4).unbatched().shuffle(10).batched(4)
-
-    with pytest.raises(TypeError, match="'train' is a WebLoader and cannot be shared among 2 processes"):
-        shards_of(loader, 2)
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_a_web_loader_with_a_length_of_its_own_is_refused(folder, training):
-    """Its with_epoch would be ignored."""
-    import webdataset as wds
-
-    loader = wds.WebLoader(webdataset(folder, augmented), batch_size=4).with_epoch(5)
-
-    with pytest.raises(ValueError, match=r"'train': its WebLoader repeats or ends by itself .* pass epoch_steps= to"):
-        shards_of(loader, 1, training=training)
 
 
 def test_a_shuffle_without_a_seed_is_refused_by_several_processes(folder, caplog):
@@ -89,11 +88,11 @@ def test_a_shuffle_without_a_seed_is_refused_by_several_processes(folder, caplog
     loader = DataLoader(hugging_face(folder, augmented).shuffle(buffer_size=3), 4, collate_fn=list)
 
     with caplog.at_level(logging.WARNING):
-        shards_of(loader, 1)
+        shares(loader, 1)
 
     assert "'train': its shuffle() lacks a seed, so its order differs in a resumed run, which would miss" in caplog.text
     with pytest.raises(ValueError, match=r"its shuffle\(\) lacks a seed, so its order differs in each process"):
-        shards_of(loader, 2)
+        shares(loader, 2)
 
 
 def test_a_resampled_pipeline_needs_epoch_steps(folder):
@@ -102,18 +101,8 @@ def test_a_resampled_pipeline_needs_epoch_steps(folder):
     loader = DataLoader(pipeline, 4, collate_fn=list)
 
     with pytest.raises(TypeError, match=r"'train': its WebDataset pipeline repeats its shards .* pass epoch_steps= to"):
-        shards_of(loader, 2)
-    place = {"key": "train", "training": True, "world_size": 2, "seed": SEED}
-    cut = [EpochStepsLoaderWrapper(loader, 12).shard(rank=rank, **place) for rank in (0, 1)]
-    assert len(set(numbers(cut))) > 60  # lanes of unequal length repeat some sooner
-
-
-def test_a_pipeline_that_drops_samples_of_each_shard_is_refused(folder):
-    """Each archive passes through the pipeline by itself."""
-    pipeline = webdataset(folder, augmented).batched(4, partial=False)
-
-    with pytest.raises(ValueError, match=r"'train': a pipeline with .batched\(partial=False\) would lose the last"):
-        shards_of(DataLoader(pipeline, None), 2)
+        shares(loader, 2)
+    assert len(set(numbers(shares(loader, 2, steps=12, epoch=None)))) > 60  # lanes of unequal length repeat some sooner
 
 
 def test_a_pipeline_with_an_unknown_splitter_is_not_divided(folder, caplog):
@@ -121,7 +110,7 @@ def test_a_pipeline_with_an_unknown_splitter_is_not_divided(folder, caplog):
     pipeline = webdataset(folder, augmented, nodesplitter=every_second, shardshuffle=False)
 
     with caplog.at_level(logging.WARNING):
-        shards = shards_of(DataLoader(pipeline, 4, collate_fn=list), 1)
+        shards = shares(DataLoader(pipeline, 4, collate_fn=list), 1)
 
     expected = [number for index in range(1, len(SIZES), 2) for number in range(FIRST[index], FIRST[index + 1])]
     assert numbers(shards) == expected
@@ -144,16 +133,15 @@ WHOLE = {
 def test_what_acts_on_the_whole_stream_is_not_done_per_shard(folder, caplog, name):
     """take(20) of each shard would be other samples than take(20) of the stream."""
     stream = WHOLE[name](hugging_face(folder, augmented))
-    expected = sorted(str(sample["n"]) for sample in stream)
+    expected = list(stream)
     stream.lanes = (2, 2)
 
     with caplog.at_level(logging.WARNING):
-        shards = shards_of(DataLoader(stream, 4, collate_fn=list), 2, training=False)
+        shards = shares(DataLoader(stream, 4, collate_fn=list), 2, training=False)
 
     assert f"its {name} acts on the whole stream, so it cannot be divided" in caplog.text
     if name in ("with_indices", "repeat"):  # start_epoch shuffles the shards, and so what the others choose
-        found = sorted(str(sample["n"]) for shard in shards for batch in batches_of(shard) for sample in batch)
-        assert len(found) == len(expected)
+        assert sum(len(batch) for shard in shards for batch in batches_of(shard)) == len(expected)
 
 
 @pytest.mark.parametrize("change", [lambda pipeline: pipeline.slice(20), lambda pipeline: pipeline.with_epoch(20)])
@@ -162,7 +150,7 @@ def test_a_part_of_a_pipeline_is_not_cut_per_archive(folder, change):
     pipeline = change(webdataset(folder, augmented))
     pipeline.lanes = (2, 2)
 
-    assert len(numbers(shards_of(DataLoader(pipeline, 4, collate_fn=list), 1, training=False))) == 20
+    assert len(numbers(shares(DataLoader(pipeline, 4, collate_fn=list), 1, training=False))) == 20
 
 
 @pytest.mark.parametrize("lanes", [4, (2.0, 2), "ab", (2, 0), (1, 2, 3)], ids=str)
@@ -172,7 +160,7 @@ def test_wrong_lanes_are_named(folder, lanes):
     stream.lanes = lanes
 
     with pytest.raises(ValueError, match=r"lanes must be \(processes, workers\), two numbers >= 1, got"):
-        shards_of(DataLoader(stream, 4), 1, training=False)
+        shares(DataLoader(stream, 4), 1, training=False)
 
 
 class SplitsItself(IterableDataset):
@@ -187,25 +175,22 @@ class SplitsItself(IterableDataset):
 
 def test_a_stream_that_declares_it_splits_itself_is_left_alone(caplog):
     """MosaicML's StreamingDataset is recognized by its class."""
-    streaming = type(
-        "StreamingDataset", (SplitsItself,), {"__module__": "streaming.base.dataset", "splits_itself": False}
-    )(0)
+    attributes = {"__module__": "streaming.base.dataset", "splits_itself": False}
+    streaming = DataLoader(type("StreamingDataset", (SplitsItself,), attributes)(0), 2)
     own = DataLoader(SplitsItself(1), 2)
 
-    assert shard_loader(own, key="train", training=True, rank=1, world_size=2, seed=SEED) is own
-    place = {"key": "train", "training": True, "rank": 0, "world_size": 2, "seed": SEED}
-    EpochStepsLoaderWrapper(own, 2).shard(**place)
+    assert share(own, 1, 2, epoch=None) is own
+    share(own, 0, 2, steps=2, epoch=None)
     assert "loader 'train' does not have a position: a resumed run would read its data from the start" in caplog.text
-    other = DataLoader(streaming, 2)
-    assert shard_loader(other, key="train", training=True, rank=1, world_size=2, seed=SEED) is other
+    assert share(streaming, 1, 2, epoch=None) is streaming
 
 
 def test_wrappers_pass_on_that_a_stream_may_be_endless(folder, caplog):
     """A limited or prefetched stream has lanes too."""
-    loader = EpochStepsLoaderWrapper(BatchLimitLoaderWrapper(DataLoader(hugging_face(folder, augmented), 4), 100), 5)
+    loader = BatchLimitLoaderWrapper(DataLoader(hugging_face(folder, augmented), 4), 100)
 
     with caplog.at_level(logging.WARNING):
-        loader.shard(key="train", training=True, rank=0, world_size=2, seed=SEED)
+        share(loader, 0, 2, steps=5, epoch=None)
 
     assert not caplog.records
 
@@ -219,16 +204,12 @@ def test_parquet_shards_are_closed_without_a_long_wait(tmp_path):
     paths = [str(tmp_path / f"{number}.parquet") for number in range(4)]
     for number, path in enumerate(paths):
         parquet.write_table(pa.table({"n": [number]}), path)
-    stream = datasets.load_dataset(
-        "parquet", data_files=paths, split="train", streaming=True, cache_dir=str(tmp_path / "cache")
-    ).shuffle(seed=0, buffer_size=2)  # fmt: skip
-    place = {"key": "train", "training": True, "rank": 0, "world_size": 1, "seed": SEED}
-    loader = EpochStepsLoaderWrapper(DataLoader(stream, 2, collate_fn=list), 4).shard(**place)
+    options = {"data_files": paths, "split": "train", "streaming": True, "cache_dir": str(tmp_path / "cache")}
+    stream = datasets.load_dataset("parquet", **options).shuffle(seed=0, buffer_size=2)
+    loader = share(DataLoader(stream, 2, collate_fn=list), steps=4, epoch=None)
     began = time.perf_counter()
 
-    batches = list(batches_of(loader))
-
-    assert sorted(sample["n"] for batch in batches for sample in batch) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert numbers([loader]) == [0, 0, 1, 1, 2, 2, 3, 3]
     assert time.perf_counter() - began < 5
 
 
@@ -252,9 +233,7 @@ def test_a_rank_of_thousands_needs_no_more_memory(world_size):
     """With 100,000 shards a rank; without cost in the number of ranks' shards."""
     loader = DataLoader(ManyShards(world_size, (world_size, 4)), 32, collate_fn=list)
     tracemalloc.start()
-    place = {"key": "train", "training": True, "rank": world_size - 1, "world_size": world_size, "seed": SEED}
-    shard = EpochStepsLoaderWrapper(loader, 8).shard(**place)
-    start_epoch(shard, 1)
+    shard = share(loader, world_size - 1, world_size, steps=8)
 
     batches = list(batches_of(shard))
 
@@ -270,20 +249,17 @@ def test_a_hugging_face_shard_continues_at_its_state(folder, monkeypatch, is_shu
     """Its state does not hold a shuffle buffer, so with one the shard is read again."""
     monkeypatch.setattr(lane_stream, "_SAMPLES_PER_STATE", 3)
 
-    def share(read):
+    def reading(read):
         stream = hugging_face(folder, lambda sample: read.append(sample["n"]) or sample, is_shuffled=is_shuffled)
         stream.lanes = (2, 1)
-        place = {"key": "train", "training": True, "rank": 0, "world_size": 1, "seed": SEED}
-        loader = shard_loader(DataLoader(stream, 2, collate_fn=list), **place)
-        start_epoch(loader, 1)
-        return loader
+        return share(DataLoader(stream, 2, collate_fn=list))
 
-    whole = list(batches_of(share([])))
-    first, read = share([]), []
+    whole = list(batches_of(reading([])))
+    first, read = reading([]), []
     batches = batches_of(first)
     for _ in range(30):
         next(batches)
-    second = share(read)
+    second = reading(read)
     share_of(second).skip(share_of(first).position_after(30))
 
     assert list(batches_of(second)) == whole[30:]

@@ -6,39 +6,24 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from runnerkit import dl
 from runnerkit.data import BatchLimitLoaderWrapper, TensorLoader, TensorRows
-from runnerkit.sampling.sharding import shard_loader
+from tests import tiny
+from tests.data.places import share
 from tests.interrupt import Interrupt
-from tests.tiny import classification, mlp, quiet, sgd, weights
-
-
-def share(loader, rank, world_size, *, training, epoch=1):
-    shard = shard_loader(loader, key="k", training=training, rank=rank, world_size=world_size, seed=3)
-    shard.batch_sampler.set_epoch(epoch)
-    return shard
+from tests.tiny import classification, mlp, weights
 
 
 @settings(deadline=None, max_examples=60)
-@given(
-    num_samples=st.integers(1, 60),
-    batch_size=st.integers(1, 20),
-    world_size=st.integers(1, 4),
-    shuffle=st.booleans(),
-    drop_last=st.booleans(),
-    training=st.booleans(),
-)
+@given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 4), st.booleans(), st.booleans(), st.booleans())
 def test_its_batches_are_those_of_a_data_loader(num_samples, batch_size, world_size, shuffle, drop_last, training):
     """Batches agree bit for bit on every rank and in every epoch."""
     features, targets = torch.randn(num_samples, 2, 3), torch.arange(num_samples)
     arguments = {"batch_size": batch_size, "shuffle": shuffle, "drop_last": drop_last}
-    ours, torchs = (
-        TensorLoader(features, targets, **arguments),
-        DataLoader(TensorDataset(features, targets), **arguments),
-    )
+    ours = TensorLoader(features, targets, **arguments)
+    torchs = DataLoader(TensorDataset(features, targets), **arguments)
 
     for rank in range(world_size):
         for epoch in (1, 2):
@@ -98,41 +83,18 @@ def test_a_loader_travels_and_moves_its_tensors_where_it_arrives():
     assert arrived.dataset.device == torch.device("meta")
 
 
-def train(logdir, make_loader, *callbacks, dropout=0.3, **kwargs):
-    model = mlp(dropout=dropout)
-    return dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=sgd(model),
-        loaders={
-            "train": make_loader(*classification(43).tensors, batch_size=4, shuffle=True),
-            "valid": make_loader(*classification(21).tensors, batch_size=4),
-        },
-        callbacks=[
-            dl.CheckpointCallback(logdir, mode="runner", every_steps=2),
-            dl.AccuracyCallback("logits", "targets"),
-            *callbacks,
-        ],
-        num_epochs=3,
-        logdir=logdir,
-        cpu=True,
-        **quiet(),
-        **kwargs,
-    )
+def train(logdir, make_loader, *callbacks, dropout=0.3, **options):
+    data = {
+        "train": make_loader(*classification(43).tensors, batch_size=4, shuffle=True),
+        "valid": make_loader(*classification(21).tensors, batch_size=4),
+    }
+    save, metric = dl.CheckpointCallback(logdir, mode="runner", every_steps=2), dl.AccuracyCallback("logits", "targets")
+    options |= {"callbacks": [save, metric, *callbacks], "num_epochs": 3, "logdir": logdir}
+    return tiny.train(mlp(dropout=dropout), loaders=data, **options)
 
 
 def data_loader(*tensors, **arguments):
     return DataLoader(TensorDataset(*tensors), **arguments)
-
-
-def test_a_run_equals_that_with_a_data_loader(tmp_path):
-    """Weights and metrics are equal after three epochs."""
-    expected = train(tmp_path / "torch", data_loader, dropout=0.0)
-
-    runner = train(tmp_path / "ours", TensorLoader, dropout=0.0)
-
-    assert torch.equal(weights(runner.model), weights(expected.model))
-    assert runner.experiment_metrics == expected.experiment_metrics
 
 
 def test_a_run_resumed_within_an_epoch_equals_the_uninterrupted_one(tmp_path):
@@ -161,9 +123,9 @@ def test_two_processes_interrupted_within_an_epoch_equal_one_with_a_data_loader(
 
     expected = train(tmp_path / "torch", limited(data_loader, 8), dropout=0.0)
     with pytest.raises(KeyboardInterrupt):
-        train(tmp_path / "ours", limited(TensorLoader, 4), Interrupt(9), dropout=0.0, ddp=True)
+        train(tmp_path / "ours", limited(TensorLoader, 4), Interrupt(9), dropout=0.0, num_processes=2)
 
-    resumed = train(tmp_path / "ours", limited(TensorLoader, 4), dropout=0.0, ddp=True, resume="auto")
+    resumed = train(tmp_path / "ours", limited(TensorLoader, 4), dropout=0.0, num_processes=2, resume="auto")
 
     torch.testing.assert_close(weights(resumed.model), weights(expected.model), rtol=1e-6, atol=1e-6)
     for epoch, loaders in expected.experiment_metrics.items():
@@ -204,7 +166,7 @@ def test_batches_come_at_the_price_of_indexing():
         (
             lambda: TensorLoader(torch.zeros(2), torch.zeros(2, device="meta"), batch_size=1),
             ValueError,
-            "on one device, got {'0': 'cpu', '1': 'meta'}",
+            "on one device",
         ),
         (lambda: TensorLoader(torch.zeros(2), batch_size=0), ValueError, "batch_size"),
         (lambda: TensorLoader(torch.zeros(2), batch_size=1, device="no such"), RuntimeError, "no such"),

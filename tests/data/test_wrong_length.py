@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from runnerkit import dl
-from tests.tiny import classification, mlp, quiet, sgd, train_by_hand, weights
+from tests import tiny
+from tests.tiny import classification, mlp, sgd, train_by_hand, weights
 
 NUM_SAMPLES, BATCH = 46, 3  # 16 batches: 8 steps of two
 
@@ -45,13 +45,17 @@ def prefetched(length):
     return dl.BatchPrefetchLoaderWrapper(stream(length))
 
 
-def train(batches, **kwargs):
-    model = mlp()
-    runner = dl.SupervisedRunner().train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), loaders={"train": batches},
-        **{"cpu": True, **quiet(), **kwargs},
-    )  # fmt: skip
-    return runner, weights(model)
+def train(batches, **options):
+    runner = tiny.train(loaders={"train": batches}, **options)
+    return runner, weights(runner.model)
+
+
+def by_hand(step, *, num_epochs=1):
+    """Train on slices of `step` samples; return the weights and the number of steps of an epoch."""
+    model, samples = mlp(), classification(NUM_SAMPLES)
+    steps = [samples[start : start + step] for start in range(0, NUM_SAMPLES, step)]
+    train_by_hand(model, sgd(model), steps, num_epochs=num_epochs)
+    return weights(model), len(steps)
 
 
 @pytest.mark.parametrize("make", [stream, prefetched, Custom])
@@ -61,13 +65,9 @@ def test_all_batches_are_trained_on_and_the_last_ones_are_a_step(make, length, a
     """One warning, of the loader, says that the length is wrong; torch's named a class of ours once in each batch."""
     runner, found = train(make(length), accumulation_steps=accumulate, num_epochs=2)
 
-    model = mlp()
-    samples = classification(NUM_SAMPLES)
-    step = BATCH * accumulate
-    steps = [samples[start : start + step] for start in range(0, NUM_SAMPLES, step)]
-    train_by_hand(model, sgd(model), steps, num_epochs=2)
-    torch.testing.assert_close(found, weights(model), rtol=0, atol=1e-6)
-    assert runner.optimizer_step == 2 * len(steps) and runner.batch_step == 32
+    expected, num_steps = by_hand(BATCH * accumulate, num_epochs=2)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+    assert runner.optimizer_step == 2 * num_steps and runner.batch_step == 32
     assert len(recwarn) == 0
     is_wrong = length != NUM_SAMPLES
     assert caplog.text.count("loader 'train' gave 16 batches, but its length is") == is_wrong == len(caplog.messages)
@@ -96,12 +96,7 @@ def test_a_limit_at_the_claimed_end_is_within_the_epoch(tmp_path):
 @pytest.mark.slow  # starts processes
 @pytest.mark.parametrize("length", [28, 61])
 def test_processes_take_the_steps_of_a_stream_with_a_wrong_length(length, capfd):
-    _, found = train(
-        stream(length), accumulation_steps=3, cpu=False, engine=dl.DistributedDataParallelEngine(2, device="cpu")
-    )
+    _, found = train(stream(length), accumulation_steps=3, num_processes=2)
 
-    model = mlp()
-    samples = classification(NUM_SAMPLES)
-    train_by_hand(model, sgd(model), [samples[start : start + 18] for start in range(0, NUM_SAMPLES, 18)])
-    torch.testing.assert_close(found, weights(model), rtol=0, atol=1e-6)
+    torch.testing.assert_close(found, by_hand(18)[0], rtol=0, atol=1e-6)
     assert capfd.readouterr().err.count("loader 'train' gave 8 batches") == 1

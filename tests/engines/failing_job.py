@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import textwrap
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,28 +14,20 @@ import psutil
 from tests.engines.launch_commands import HOROVODRUN, MPIRUN, PYTHON, TORCHRUN, needs_horovod, needs_mpi
 
 LIMIT_S = 30  # a defect waits for at least a minute; a slow machine takes 10
-SCRIPT = textwrap.dedent(
-    """
-    import os, signal, sys, time
-    from torch import nn
-    from runnerkit import dl
-    from tests.tiny import loader, mlp, sgd
+SCRIPT = """
+import os, signal, sys, time
+from runnerkit import dl
+from tests.tiny import loader, train
 
-    class Trouble(dl.Callback):
-        def on_batch_end(self, runner):
-            if runner.epoch_step == 2 and runner.loader_batch_step == 2 and runner.engine.rank == 1:
-                {trouble}
-            if runner.epoch_step == 2 and runner.loader_batch_step == 1:
-                os.write(1, f"ready {{runner.engine.rank}} {{os.getpid()}}\\n".encode())  # one write, one line
+class Trouble(dl.Callback):
+    def on_batch_end(self, runner):
+        if runner.epoch_step == 2 and runner.loader_batch_step == 2 and runner.engine.rank == 1:
+            {trouble}
+        if runner.epoch_step == 2 and runner.loader_batch_step == 1:
+            os.write(1, f"ready {{runner.engine.rank}} {{os.getpid()}}\\n".encode())  # one write, one line
 
-    model = mlp()
-    dl.SupervisedRunner().train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model),
-        loaders={{"train": loader(400, 2, num_workers=1)}},
-        callbacks=[Trouble()], num_epochs=1000, loggers={{"console": None}}, {engine},
-    )
-    """
-)
+train(loaders={{"train": loader(400, 2, num_workers=1)}}, callbacks=[Trouble()], num_epochs=1000, {engine})
+"""
 RAISE = 'raise ArithmeticError("rank one has had enough")'
 DDP, HOROVOD = "ddp=True, cpu=True", 'engine=dl.HorovodEngine(2, device="cpu")'
 # The command without the script's path, and the engine.
@@ -87,14 +78,9 @@ def failing_job(folder: Path, start: str, trouble: str = "pass"):
         needs_mpi() if start == "mpirun" else needs_horovod()
     script = folder / "script.py"
     script.write_text(SCRIPT.format(trouble=trouble, engine=engine))
-    process = subprocess.Popen(
-        [*command, str(script)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.getcwd()},
-        start_new_session=True,
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    process = subprocess.Popen([*command, str(script)], **pipes, env=environment, start_new_session=True)
     try:
         _wait_until_both_train(process)
         yield FailingJob(process, [each.pid for each in psutil.Process(process.pid).children(recursive=True)])

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from runnerkit import dl
-from tests.tiny import mlp, quiet, sgd, weights
+from tests import tiny
+from tests.tiny import mlp, sgd, weights
 
 NUM_SAMPLES, GLOBAL_BATCH, NUM_STEPS = 65, 12, 20  # the last batch of an epoch has 5 samples
 MAX_NORM = 0.05
@@ -72,29 +73,18 @@ class TokenRunner(dl.Runner):
         self.batch_metrics["loss"] = loss_of(self.model(features), targets, num_tokens)
 
 
-def train(
-    engine: Any, case: Case, *, num_processes: int, batches: Any = None, **kwargs: Any
-) -> tuple[Tensor, dict[str, float]]:
-    """Train with the engine; return the weights and the metrics of the last epoch."""
-    model = mlp().to(_dtype(case.precision))
-    runner = TokenRunner()
+def train(engine: Any, case: Case, *, num_processes: int) -> Tensor:
+    """Train with the engine; return the weights."""
+    model, runner = mlp().to(_dtype(case.precision)), TokenRunner()
     runner.by_tokens = case.by_tokens
-    batches = batches or DataLoader(data(case.precision), batch_size=GLOBAL_BATCH // num_processes)
+    data_loader = DataLoader(data(case.precision), batch_size=GLOBAL_BATCH // num_processes)
     clip = {"grad_clip_norm": MAX_NORM} if case.is_clipped else {}
-    runner.train(
-        model=model,
-        optimizer=sgd(model, lr=0.05),
-        loaders={"train": batches},
-        engine=engine,
-        callbacks=[
-            dl.BackwardCallback("loss"),
-            dl.OptimizerCallback("loss", accumulation_steps=case.accumulated, **clip),
-        ],
-        **{"num_steps": NUM_STEPS, **kwargs},
-        **quiet(),
-    )
+    step = dl.OptimizerCallback("loss", accumulation_steps=case.accumulated, **clip)
+    options = {"loaders": {"train": data_loader}, "callbacks": [dl.BackwardCallback("loss"), step]}
+    options |= {"optimizer": sgd(model, lr=0.05), "num_steps": NUM_STEPS}
+    tiny.train(model, runner=runner, engine=engine, **options)
     assert runner.optimizer_step == NUM_STEPS
-    return weights(model), runner.epoch_metrics["train"]
+    return weights(model)
 
 
 def run_all(name: str, num_processes: int) -> list[Tensor]:
@@ -103,7 +93,7 @@ def run_all(name: str, num_processes: int) -> list[Tensor]:
     device: dict[str, Any] = {"device": "cpu"}
     number = {} if name == "DataParallelEngine" else {"num_processes": num_processes}
     engines = {each: (mixed if each == "bf16" else plain)(**number, **device) for each in PRECISIONS}
-    return [train(engines[case.precision], case, num_processes=num_processes)[0] for case in CASES]
+    return [train(engines[case.precision], case, num_processes=num_processes) for case in CASES]
 
 
 def by_hand(case: Case) -> Tensor:

@@ -10,29 +10,20 @@ from torch.utils.data import DataLoader
 
 from runnerkit import dl
 from runnerkit.precision import AMP
+from tests import tiny
 from tests.engines import test_closures
 from tests.interrupt import Interrupt
-from tests.tiny import loader, mlp, quiet, sgd, weights
+from tests.tiny import loader, mlp, sgd, weights
 
 BATCH_SIZE = 8
 NUM_SAMPLES = 20 * 2 * BATCH_SIZE  # 20 steps of two processes
+FP16 = AMP(torch.float16, scaler={"init_scale": 1024.0})
+CLIP = {"grad_clip_fn": "clip_grad_norm_", "grad_clip_params": {"max_norm": 0.1}}
 
 
-def train(engine, *, model=None, optimizer=None, num_samples=NUM_SAMPLES, runner=None, **kwargs):
+def train(engine, *, num_samples=NUM_SAMPLES, **options):
     """Train a supervised model; return the runner."""
-    model = model if model is not None else mlp()
-    return (runner or dl.SupervisedRunner()).train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=optimizer or sgd(model),
-        engine=engine,
-        **{"loaders": {"train": loader(num_samples, BATCH_SIZE)}, **quiet(), **kwargs},
-    )
-
-
-def trained(engine, **kwargs):
-    """Train and return the weights."""
-    return weights(train(engine, **kwargs).model)
+    return tiny.train(engine=engine, **{"loaders": {"train": loader(num_samples, BATCH_SIZE)}, **options})
 
 
 @contextmanager
@@ -53,13 +44,26 @@ def sent_gradients():
         module.allreduce_async_ = original
 
 
-def fp32(folder):
-    return trained(dl.HorovodEngine())
+# Arguments of the engine and of the training.
+TRAININGS = {
+    "fp32": ({}, {}),
+    "gradients_summed": ({"op": "sum"}, {}),
+    "fp16_compression": ({"compression": "fp16"}, {}),
+    "clipped": ({}, {"callbacks": [dl.OptimizerCallback("loss", **CLIP)]}),
+    "clipped_under_a_scaler": ({"precision": FP16}, {"callbacks": [dl.BackwardCallback("loss", **CLIP)]}),
+    "accumulated": (  # 11 batches in steps of 4, so the last step has 3
+        {},
+        {"num_samples": 11 * 2 * BATCH_SIZE, "callbacks": [dl.OptimizerCallback("loss", accumulation_steps=4)]},
+    ),
+}
 
 
-def fp16_compression(folder):
-    with sent_gradients() as sent:
-        return trained(dl.HorovodEngine(compression="fp16")), set(sent)
+def trainings(folder):
+    found = {}
+    for name, (of_engine, options) in TRAININGS.items():
+        with sent_gradients() as sent:
+            found[name] = weights(train(dl.HorovodEngine(**of_engine), **options).model), len(sent), set(sent)
+    return found
 
 
 class Steep(dl.Runner):
@@ -75,44 +79,13 @@ def large_gradients_in_fp16(folder):
     for factor in (1.0, 2.0):
         model = nn.Linear(1, 1, bias=False)
         nn.init.zeros_(model.weight)
-        Steep().train(
-            model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1e-4),
-            loaders={"train": DataLoader(torch.ones(2, 1), batch_size=1)},
-            callbacks=[dl.BackwardCallback("loss"), dl.OptimizerCallback("loss")],
-            engine=dl.HorovodEngine(compression="fp16", gradient_predivide_factor=factor), **quiet(),
-        )  # fmt: skip
+        engine = dl.HorovodEngine(compression="fp16", gradient_predivide_factor=factor)
+        callbacks = [dl.BackwardCallback("loss"), dl.OptimizerCallback("loss")]
+        data = {"train": DataLoader(torch.ones(2, 1), batch_size=1)}
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+        train(engine, model=model, runner=Steep(), optimizer=optimizer, loaders=data, callbacks=callbacks)
         found[factor] = model.weight.item()
     return found
-
-
-def gradients_summed(folder):
-    return trained(dl.HorovodEngine(op="sum"))
-
-
-def amp_bf16(folder):
-    return trained(dl.HorovodAMPEngine())
-
-
-def amp_fp16(folder):
-    return trained(dl.HorovodEngine(precision=AMP(torch.float16, scaler={"init_scale": 1024.0})))
-
-
-def clipped_under_a_scaler(folder):
-    clip = dl.BackwardCallback("loss", grad_clip_fn="clip_grad_norm_", grad_clip_params={"max_norm": 0.1})
-    return trained(dl.HorovodEngine(precision=AMP(torch.float16, scaler={"init_scale": 1024.0})), callbacks=[clip])
-
-
-def clipped(folder):
-    with sent_gradients() as sent:
-        clip = dl.OptimizerCallback("loss", grad_clip_fn="clip_grad_norm_", grad_clip_params={"max_norm": 0.1})
-        return trained(dl.HorovodEngine(), callbacks=[clip]), len(sent)
-
-
-def accumulated(folder):
-    """Train on 11 batches per process in steps of 4, so the last step has 3."""
-    callbacks = [dl.OptimizerCallback("loss", accumulation_steps=4)]
-    with sent_gradients() as sent:
-        return trained(dl.HorovodEngine(), num_samples=11 * 2 * BATCH_SIZE, callbacks=callbacks), len(sent)
 
 
 class OneRankOverflows(dl.Callback):
@@ -127,9 +100,7 @@ class OneRankOverflows(dl.Callback):
 
 
 def overflow_in_one_rank(folder):
-    runner = train(
-        dl.HorovodEngine(precision=AMP(torch.float16, scaler={"init_scale": 1024.0})), callbacks=[OneRankOverflows()]
-    )
+    runner = train(dl.HorovodEngine(precision=FP16), callbacks=[OneRankOverflows()])
     everybodys = runner.engine.gather_object(weights(runner.model))
     return runner.epoch_metrics["train"]["skipped_steps"], everybodys
 
@@ -184,13 +155,7 @@ def by_hand(folder):
         for op in ("average", "sum"):
             model = mlp()
             with sent_gradients() as sent:
-                ByHand(way).train(
-                    model=model,
-                    optimizer=sgd(model),
-                    engine=dl.HorovodEngine(op=op),
-                    loaders={"train": loader(NUM_SAMPLES, BATCH_SIZE)},
-                    **quiet(),
-                )
+                train(dl.HorovodEngine(op=op), model=model, runner=ByHand(way))
             results[way, op] = weights(model), len(sent)
     return results
 
@@ -208,13 +173,7 @@ class OverflowsByHand(dl.Runner):
 
 def overflow_by_hand(folder):
     model = mlp()
-    runner = OverflowsByHand().train(
-        model=model,
-        optimizer=sgd(model),
-        engine=dl.HorovodEngine(precision=AMP(torch.float16, scaler={"init_scale": 1024.0})),
-        loaders={"train": loader(NUM_SAMPLES, BATCH_SIZE)},
-        **quiet(),
-    )
+    runner = train(dl.HorovodEngine(precision=FP16), model=model, runner=OverflowsByHand())
     return runner.epoch_metrics["train"]["has_stepped"], runner.engine.gather_object(weights(model))
 
 
@@ -248,13 +207,7 @@ def adversaries():
 
 def gan(folder):
     models, optimizers = adversaries()
-    Adversaries().train(
-        model=models,
-        optimizer=optimizers,
-        engine=dl.HorovodEngine(),
-        loaders={"train": loader(NUM_SAMPLES, BATCH_SIZE)},
-        **quiet(),
-    )
+    train(dl.HorovodEngine(), model=models, optimizer=optimizers, runner=Adversaries())
     return torch.cat([weights(model) for model in models.values()])
 
 
@@ -279,26 +232,16 @@ def plateau_scheduler(folder):
     return optimizer.param_groups[0]["lr"]
 
 
-class CountSteps:
-    """A user's hook that counts its calls."""
-
-    def __init__(self):
-        self.count = 0
-
-    def __call__(self, *_):
-        self.count += 1
-
-
 def the_users_optimizer_goes_on(folder):
     """Run Adam twice with its state kept in the user's optimizer, and a hook registered before."""
     model = mlp()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=0.1)
-    hook = CountSteps()
-    optimizer.register_step_post_hook(hook)
+    steps = []
+    optimizer.register_step_post_hook(lambda *_: steps.append(1))
     for _ in range(2):
         runner = train(dl.HorovodEngine(), model=model, optimizer=optimizer)
         assert runner.optimizer is optimizer
-    return weights(model), hook.count
+    return weights(model), len(steps)
 
 
 class NeedsTwo(torch.optim.SGD):
@@ -332,7 +275,8 @@ class Blended(torch.optim.SGD):
 
 def own_attributes(folder):
     model = mlp()
-    return trained(dl.HorovodEngine(), model=model, optimizer=Blended(model.parameters(), lr=0.1, divisor=4))
+    optimizer = Blended(model.parameters(), lr=0.1, divisor=4)
+    return weights(train(dl.HorovodEngine(), model=model, optimizer=optimizer).model)
 
 
 def closures(folder):
@@ -364,13 +308,11 @@ def models_that_differ(folder):
     """Train ranks that start with different weights; rank zero's are used, and parameters stay equal."""
     import horovod.torch as hvd
 
-    runner = train(
-        dl.HorovodEngine(channels_last=True),
-        model=(model := Odd(hvd.rank())),
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        loaders={"train": loader(64, BATCH_SIZE), "valid": loader(41, BATCH_SIZE)},
-        callbacks=[dl.AccuracyCallback("logits", "targets")],
-    )
+    model = Odd(hvd.rank())
+    data = {"train": loader(64, BATCH_SIZE), "valid": loader(41, BATCH_SIZE)}
+    options = {"optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "loaders": data}
+    metric = dl.AccuracyCallback("logits", "targets")
+    runner = train(dl.HorovodEngine(channels_last=True), model=model, callbacks=[metric], **options)
     states = runner.engine.gather_object({name: each.clone() for name, each in model.state_dict().items()})
     return states, runner.epoch_metrics["valid"], model, runner.loader_sample_step
 
@@ -397,28 +339,18 @@ class Reductions(dl.Runner):
 
 
 def collectives(folder):
-    runner = Reductions().train(model=mlp(), engine=dl.HorovodEngine(), loaders={"train": loader(16, 8)}, **quiet())
+    runner = train(dl.HorovodEngine(), runner=Reductions(), num_samples=16)
     return runner.reduced, runner.gathered, runner.engine.gather_object(runner.received)
 
 
-def resumable(logdir, **kwargs):
+def resumable(logdir, *, callbacks=None, **options):
     model = mlp(dropout=0.3, batch_norm=True)
-    callbacks = {
-        "checkpoint": dl.CheckpointCallback(
-            logdir, loader_key="valid", metric_key="loss", minimize=True, mode="runner", every_steps=1
-        ),
-        **kwargs.pop("callbacks", {}),
-    }
-    return train(
-        dl.HorovodEngine(),
-        model=model,
-        optimizer=torch.optim.Adam(model.parameters(), lr=0.01),
-        loaders={"train": loader(80, BATCH_SIZE, shuffle=True), "valid": loader(21, BATCH_SIZE)},
-        callbacks=callbacks,
-        logdir=logdir,
-        num_epochs=3,
-        **kwargs,
-    )
+    best = {"loader_key": "valid", "metric_key": "loss", "minimize": True}
+    save = dl.CheckpointCallback(logdir, mode="runner", every_steps=1, **best)
+    options |= {"callbacks": {"checkpoint": save, **(callbacks or {})}, "logdir": logdir, "num_epochs": 3}
+    data = {"train": loader(80, BATCH_SIZE, shuffle=True), "valid": loader(21, BATCH_SIZE)}
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    return train(dl.HorovodEngine(), model=model, optimizer=optimizer, loaders=data, **options)
 
 
 def resumed(folder):
@@ -449,31 +381,10 @@ def allreduces_are_left(folder):
 
 
 CASES = (
-    fp32,
-    fp16_compression,
-    large_gradients_in_fp16,
-    gradients_summed,
-    amp_bf16,
-    amp_fp16,
-    clipped,
-    clipped_under_a_scaler,
-    accumulated,
-    overflow_in_one_rank,
-    by_hand,
-    overflow_by_hand,
-    gan,
-    batch_scheduler,
-    plateau_scheduler,
-    the_users_optimizer_goes_on,
-    unwrappable,
-    own_attributes,
-    closures,
-    models_that_differ,
-    collectives,
-    resumed,
-    sync_bn_on_a_cpu,
-    allreduces_are_left,
-)
+    trainings, large_gradients_in_fp16, overflow_in_one_rank, by_hand, overflow_by_hand, gan, batch_scheduler,
+    plateau_scheduler, the_users_optimizer_goes_on, unwrappable, own_attributes, closures, models_that_differ,
+    collectives, resumed, sync_bn_on_a_cpu, allreduces_are_left,
+)  # fmt: skip
 
 
 def run_all(folder):

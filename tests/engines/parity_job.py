@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from runnerkit import dl
 from runnerkit.engine import IEngine
+from tests import tiny
 from tests.tiny import loader, mlp, sgd
 
 NUM_SAMPLES, NUM_VALID, NUM_EPOCHS, GLOBAL_BATCH = 160, 21, 2, 16
@@ -107,17 +107,10 @@ def train(case: str, folder: Path) -> None:
     logdir = logdir_of(case, folder)
     model = mlp(dropout=0.0)
     batch_size = GLOBAL_BATCH // CASES[case].num_processes
-    runner = dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=sgd(model, lr=0.05),
-        loaders={"train": loader(NUM_SAMPLES, batch_size), "valid": loader(NUM_VALID, batch_size, seed=1)},
-        callbacks=[dl.AccuracyCallback("logits", "targets", topk=(1, 2))],
-        num_epochs=NUM_EPOCHS,
-        logdir=logdir,
-        loggers={"console": None},
-        engine=CASES[case].make(),
-    )
+    data = {"train": loader(NUM_SAMPLES, batch_size), "valid": loader(NUM_VALID, batch_size, seed=1)}
+    metric = dl.AccuracyCallback("logits", "targets", topk=(1, 2))
+    options = {"optimizer": sgd(model, lr=0.05), "loaders": data, "callbacks": [metric], "num_epochs": NUM_EPOCHS}
+    runner = tiny.train(model, engine=CASES[case].make(), logdir=logdir, **options)
     if runner.engine.rank == 0:
         torch.save({"weights": model.state_dict(), "metrics": runner.epoch_metrics}, logdir / "result.pth")
 

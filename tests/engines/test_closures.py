@@ -6,7 +6,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from runnerkit import dl
-from tests.tiny import classification, mlp, quiet, weights
+from tests import tiny
+from tests.engines.on_cpu import ddp, fsdp
+from tests.tiny import classification, mlp, weights
 
 FEATURES, TARGETS = classification(32).tensors
 OPTIONS = {"lr": 0.1, "max_iter": 4}
@@ -50,15 +52,10 @@ def by_hand(model):
 
 
 def train(engine, model, *, batch_size):
-    ClosureRunner().train(
-        model=model,
-        optimizer=torch.optim.LBFGS(model.parameters(), **OPTIONS),
-        loaders={"train": DataLoader(TensorDataset(FEATURES.double(), TARGETS), batch_size=batch_size)},
-        num_epochs=2,
-        engine=engine,
-        **quiet(),
-    )
-    return weights(model)
+    data = DataLoader(TensorDataset(FEATURES.double(), TARGETS), batch_size=batch_size)
+    optimizer = torch.optim.LBFGS(model.parameters(), **OPTIONS)
+    options = {"optimizer": optimizer, "loaders": {"train": data}, "num_epochs": 2}
+    return weights(tiny.train(model, runner=ClosureRunner(), engine=engine, **options).model)
 
 
 @pytest.mark.parametrize(
@@ -66,8 +63,8 @@ def train(engine, model, *, batch_size):
     [
         (dl.CPUEngine(), 32, "odd"),
         (dl.DataParallelEngine("cpu"), 32, "odd"),
-        (dl.DistributedDataParallelEngine(2, device="cpu"), 16, "odd"),
-        (dl.FullyShardedDataParallelEngine(2, device="cpu"), 16, "even"),
+        (ddp(), 16, "odd"),
+        (fsdp(), 16, "even"),
     ],
     ids=["CPU", "DataParallel", "DDP", "FSDP2"],
 )
@@ -81,4 +78,4 @@ def test_lbfgs_steps_as_by_hand_on_the_joined_batch(engine, batch_size, sizes):
 def test_lbfgs_of_unevenly_sharded_parameters_raises():
     """LBFGS flattens all parameters, which torch cannot do with shards of different sizes."""
     with pytest.raises(RuntimeError, match="unevenly sharded"):
-        train(dl.FullyShardedDataParallelEngine(2, device="cpu"), model_of("odd"), batch_size=16)
+        train(fsdp(), model_of("odd"), batch_size=16)

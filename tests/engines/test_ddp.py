@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from runnerkit import dl
 from runnerkit.engines.launch.spawn import spawn
 from runnerkit.torchvision_cpu import import_torchvision
-from tests.tiny import classification, loader, mlp, quiet, sgd, weights
+from tests.tiny import classification, loader, mlp, sgd, train, weights
 
 
 class Watch(dl.Callback):
@@ -35,17 +35,9 @@ def test_the_caller_gets_the_trained_model_and_the_metrics():
     before = weights(model)
     optimizer = sgd(model)
 
-    runner = dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=optimizer,
-        loaders={"train": loader(64, 8, shuffle=True), "valid": loader(64, 8)},
-        callbacks=[dl.AccuracyCallback("logits", "targets"), Watch()],
-        num_epochs=3,
-        ddp=True,
-        cpu=True,
-        **quiet(),
-    )
+    data = {"train": loader(64, 8, shuffle=True), "valid": loader(64, 8)}
+    callbacks = [dl.AccuracyCallback("logits", "targets"), Watch()]
+    runner = train(model, optimizer=optimizer, loaders=data, callbacks=callbacks, num_epochs=3, ddp=True, cpu=True)
 
     assert runner.model is model
     assert not torch.equal(weights(model), before)
@@ -59,60 +51,25 @@ def test_the_caller_gets_the_trained_model_and_the_metrics():
     assert runner.epoch_metrics["train"]["rank"] == 0.5, "mean over two ranks with equal numbers of samples"
 
 
-@pytest.mark.parametrize("num_processes", [2, 3])
-@pytest.mark.parametrize("num_valid", [1, 41])
+@pytest.mark.parametrize(("num_processes", "num_valid"), [(2, 41), (3, 1)])
 def test_batch_norm_and_an_uneven_valid_set_neither_hang_nor_count_twice(num_processes, num_valid):
     """Each sample is scored exactly once, even if the ranks do not divide the length or there is only one sample."""
     model = mlp(batch_norm=True)
 
-    runner = dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=sgd(model),
-        loaders={"train": loader(50, 8), "valid": loader(num_valid, 4)},
-        callbacks=[dl.AccuracyCallback("logits", "targets")],
-        engine=dl.DistributedDataParallelEngine(num_processes, device="cpu"),
-        **quiet(),
-    )
+    data = {"train": loader(50, 8), "valid": loader(num_valid, 4)}
+    metric = dl.AccuracyCallback("logits", "targets")
+    runner = train(model, num_processes=num_processes, loaders=data, callbacks=[metric])
 
     features, targets = classification(num_valid).tensors
     with torch.no_grad():
         logits = model.eval()(features)
     assert runner.loader_sample_step == num_valid
-    assert runner.epoch_metrics["valid"]["accuracy"] == pytest.approx(
-        accuracy_score(targets, logits.argmax(1)), abs=1e-7
-    )
-    assert runner.epoch_metrics["valid"]["loss"] == pytest.approx(
-        nn.functional.cross_entropy(logits, targets).item(), rel=1e-5
-    )
+    expected = {
+        "accuracy": accuracy_score(targets, logits.argmax(1)),
+        "loss": nn.functional.cross_entropy(logits, targets).item(),
+    }
+    assert {key: runner.epoch_metrics["valid"][key] for key in expected} == pytest.approx(expected, rel=1e-5, abs=1e-7)
     assert runner.sample_step == 50
-
-
-class OwnAttributes(dl.SupervisedRunner):
-    """A runner with attributes of its own."""
-
-    def on_epoch_end(self, runner):
-        self.notes = {"epochs": runner.epoch_step, "pid": os.getpid()}
-        self.lock = threading.Lock()  # cannot be sent, and must not end the run
-
-
-def test_the_runners_own_attributes_come_back_too():
-    """Attributes of a subclass are sent back; those that cannot be sent are named in a warning."""
-    model = mlp()
-
-    runner = OwnAttributes().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=sgd(model),
-        loaders={"train": loader(16, 8)},
-        ddp=True,
-        cpu=True,
-        **quiet(),
-    )
-
-    assert runner.notes["epochs"] == 1
-    assert runner.notes["pid"] != os.getpid()
-    assert not hasattr(runner, "lock")
 
 
 def test_the_number_of_processes_is_known_before_they_start():
@@ -121,93 +78,12 @@ def test_the_number_of_processes_is_known_before_they_start():
     assert dl.DistributedDataParallelEngine(device="cpu").world_size == 2
 
 
-def test_lambdas_and_local_classes_travel():
-    """cloudpickle sends what plain pickle refuses."""
-
-    class LocalNet(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = mlp()
-            self.activation = lambda x: x * 2
-
-        def forward(self, x):
-            return self.activation(self.layers(x))
-
-    model = LocalNet()
-    before = weights(model)
-
-    dl.SupervisedRunner().train(
-        model=model,
-        criterion=lambda logits, targets: nn.functional.cross_entropy(logits, targets),
-        optimizer=sgd(model),
-        loaders={"train": loader(16, 8)},
-        ddp=True,
-        cpu=True,
-        **quiet(),
-    )
-
-    assert not torch.equal(weights(model), before)
-
-
-class ClosureRunner(dl.Runner):
-    """A runner with an optimizer that evaluates the loss several times per step."""
-
-    def handle_batch(self, batch):
-        features, targets = batch
-
-        def closure():
-            self.optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(self.model(features), targets)
-            loss.backward()
-            return loss
-
-        self.batch_metrics["loss"] = (self.optimizer.step(closure) if self.is_train_loader else closure()).detach()
-
-
-def test_lbfgs_that_was_passed_in_trains_as_in_one_process():
-    """torch's pickle of an optimizer drops LBFGS's list of parameters; two processes make the same steps as one."""
-    ours, reference = mlp().double(), mlp().double()
-    features, targets = classification(32).tensors
-    data = torch.utils.data.TensorDataset(features.double(), targets)
-    settings = {"lr": 0.1, "max_iter": 4}
-
-    ClosureRunner().train(
-        model=ours,
-        optimizer=torch.optim.LBFGS(ours.parameters(), **settings),
-        loaders={"train": torch.utils.data.DataLoader(data, batch_size=16)},
-        num_epochs=2,
-        ddp=True,
-        cpu=True,
-        **quiet(),
-    )
-
-    optimizer = torch.optim.LBFGS(reference.parameters(), **settings)
-
-    def closure():
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(reference(features.double()), targets)
-        loss.backward()
-        return loss
-
-    for _ in range(2):
-        optimizer.step(closure)
-    torch.testing.assert_close(weights(ours), weights(reference), rtol=1e-9, atol=1e-12)  # summation order differs
-
-
 def test_a_second_engine_in_the_same_process_works():
     """DDP, CPU and DDP again run in one process, so no global state is left."""
     model = mlp()
 
     for kwargs in ({"ddp": True}, {}, {"ddp": True}):
-        runner = dl.SupervisedRunner().train(
-            model=model,
-            criterion=nn.CrossEntropyLoss(),
-            optimizer=sgd(model),
-            loaders={"train": loader(16, 8)},
-            cpu=True,
-            **kwargs,
-            **quiet(),
-        )
+        runner = train(model, cpu=True, **kwargs)
 
         assert runner.engine.is_ddp is bool(kwargs)
 
@@ -222,16 +98,10 @@ def test_a_model_without_gradients_beside_a_trained_one_is_left_bare():
             loss = nn.functional.mse_loss(self.model["student"](features), self.model["teacher"](features))
             self.batch_metrics["loss"] = loss
 
-    runner = Distillation().train(
-        model={"student": student, "teacher": teacher},
-        optimizer=sgd(student),
-        loaders={"train": loader(64, 8)},
-        callbacks=[dl.BackwardCallback("loss"), dl.OptimizerCallback("loss")],
-        num_epochs=2,
-        ddp=True,
-        cpu=True,
-        **quiet(),
-    )
+    callbacks = [dl.BackwardCallback("loss"), dl.OptimizerCallback("loss")]
+    arguments = {"optimizer": sgd(student), "loaders": {"train": loader(64, 8)}, "callbacks": callbacks}
+    models = {"student": student, "teacher": teacher}
+    runner = train(models, runner=Distillation(), num_processes=2, num_epochs=2, **arguments)
 
     losses = [runner.experiment_metrics[epoch]["train"]["loss"] for epoch in (1, 2)]
     assert losses[1] < losses[0]
@@ -245,16 +115,9 @@ def test_a_torchmetrics_object_is_reduced_over_ranks():
     from torchmetrics.classification import MulticlassAUROC
 
     model = mlp()
-    runner = dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=sgd(model),
-        loaders={"train": loader(40, 4), "valid": loader(41, 4)},
-        callbacks=[dl.LoaderMetricCallback(MulticlassAUROC(3), "logits", "targets", metric_key="auc")],
-        ddp=True,
-        cpu=True,
-        **quiet(),
-    )
+    metric = dl.LoaderMetricCallback(MulticlassAUROC(3), "logits", "targets", metric_key="auc")
+    data = {"train": loader(40, 4), "valid": loader(41, 4)}
+    runner = train(model, num_processes=2, loaders=data, callbacks=[metric])
 
     features, targets = classification(41).tensors
     with torch.no_grad():
@@ -274,26 +137,6 @@ class Note(dl.Callback):
         self.epochs.append(runner.epoch_step)
 
 
-def test_callbacks_that_were_passed_in_know_what_they_saw():
-    """The caller's own objects are updated, not copies."""
-    model, note = mlp(), Note()
-
-    runner = dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=sgd(model),
-        loaders={"train": loader(16, 4)},
-        callbacks={"note": note},
-        num_epochs=2,
-        ddp=True,
-        cpu=True,
-        **quiet(),
-    )
-
-    assert note.epochs == [1, 2]
-    assert runner.callbacks["note"] is note
-
-
 class NoteUnderLock(Note):
     """A callback that keeps a lock made in the training process."""
 
@@ -301,28 +144,39 @@ class NoteUnderLock(Note):
         self.lock = threading.Lock()
 
 
-def test_a_callbacks_lock_stays_where_it_was_made(capfd):
-    """The lock is named in a warning; the other attributes and callbacks come back, also those that a hook made."""
-    model, note = mlp(), NoteUnderLock()
+def test_lambdas_local_classes_and_what_objects_have_noted_travel(capfd):
+    """The caller's own callbacks are updated, those that a hook made and attributes of the runner come back.
+
+    cloudpickle sends what plain pickle refuses. A lock that was made there stays, and a warning names it.
+    """
+
+    class LocalNet(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers, self.activation = mlp(), lambda x: x * 2
+
+        def forward(self, x):
+            return self.activation(self.layers(x))
 
     class Hooked(dl.SupervisedRunner):
         def get_callbacks(self, stage):
             return super().get_callbacks(stage) | {"made": NoteUnderLock(), "whole": Note()}
 
-    runner = Hooked().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=sgd(model),
-        loaders={"train": loader(16, 4)},
-        callbacks={"note": note},
-        ddp=True,
-        cpu=True,
-        **quiet(),
-    )
+        def on_epoch_end(self, runner):
+            self.notes = {"epochs": runner.epoch_step, "pid": os.getpid()}
+            self.lock = threading.Lock()
 
+    model, note = LocalNet(), NoteUnderLock()
+    before = weights(model)
+
+    arguments = {"criterion": lambda logits, targets: nn.functional.cross_entropy(logits, targets), "num_epochs": 2}
+    runner = train(model, runner=Hooked(), num_processes=2, callbacks={"note": note}, **arguments)
+
+    assert not torch.equal(weights(model), before)
+    assert runner.notes["epochs"] == 2 and runner.notes["pid"] != os.getpid()
     assert runner.callbacks["note"] is note
-    assert [runner.callbacks[key].epochs for key in ("note", "made", "whole")] == [[1]] * 3
-    assert not hasattr(note, "lock") and not hasattr(runner.callbacks["made"], "lock")
+    assert [runner.callbacks[key].epochs for key in ("note", "made", "whole")] == [[1, 2]] * 3
+    assert not any(hasattr(each, "lock") for each in (runner, note, runner.callbacks["made"]))
     assert "runner.callbacks['made'].lock stays in the process that trained" in capfd.readouterr().err
 
 
@@ -336,15 +190,7 @@ def test_two_stages_on_one_model_are_wrapped_once():
             assert not isinstance(self.model, nn.parallel.DistributedDataParallel)
 
     model = mlp()
-    runner = Stages().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=sgd(model),
-        loaders={"train": loader(16, 4)},
-        ddp=True,
-        cpu=True,
-        **quiet(),
-    )
+    runner = train(model, runner=Stages(), num_processes=2)
 
     assert runner.model is model
     assert runner.epoch_step == 2
@@ -369,17 +215,10 @@ class CountCommunications(dl.Callback):
 
 def test_gradients_that_accumulate_are_not_communicated():
     """8 batches in steps of 4 average the one bucket twice, not eight times."""
-    model = mlp()
+    engine = dl.DistributedDataParallelEngine(2, device="cpu", comm_hook=(None, counting_hook))
+    callbacks = [dl.OptimizerCallback("loss", accumulation_steps=4), CountCommunications()]
 
-    runner = dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=sgd(model),
-        loaders={"train": loader(64, 4)},
-        callbacks=[dl.OptimizerCallback("loss", accumulation_steps=4), CountCommunications()],
-        engine=dl.DistributedDataParallelEngine(2, device="cpu", comm_hook=(None, counting_hook)),
-        **quiet(),
-    )
+    runner = train(loaders={"train": loader(64, 4)}, callbacks=callbacks, engine=engine)
 
     assert runner.batch_step == 8
     assert runner.epoch_metrics["train"]["communications"] == 2
@@ -401,14 +240,7 @@ def test_find_unused_parameters_is_reachable():
     model = TwoHeads()
     before = weights(model.used)
 
-    dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=sgd(model),
-        loaders={"train": loader(64, 4)},
-        engine=dl.DistributedDataParallelEngine(2, device="cpu", find_unused_parameters=True),
-        **quiet(),
-    )
+    train(model, engine=dl.DistributedDataParallelEngine(2, device="cpu", find_unused_parameters=True))
 
     assert not torch.equal(weights(model.used), before)
     assert torch.equal(weights(model.unused), weights(mlp()))
@@ -425,10 +257,7 @@ def test_unused_parameters_are_named_with_the_argument_that_allows_them():
         (same, "the parameters unused.0.weight, unused.0.bias, unused.3.weight, unused.3.bias:"),
     ):
         with pytest.raises(Exception, match=r"gradients|finished reduction") as raised:
-            dl.SupervisedRunner().train(
-                model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), loaders={"train": data},
-                engine=dl.DistributedDataParallelEngine(2, device="cpu"), **quiet(),
-            )  # fmt: skip
+            train(model, num_processes=2, loaders={"train": data})
 
         message = "".join([str(raised.value), *raised.value.__notes__])
         assert names in message

@@ -9,35 +9,27 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from runnerkit import dl
-from tests.tiny import loader, mlp, quiet, sgd, train_by_hand, weights
+from tests.interrupt import Interrupt
+from tests.tiny import loader, mlp, sgd, train, train_by_hand, weights
 
 BATCH_SIZE = 8
 
 
-def supervised(model, batches, **kwargs):
-    return dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=sgd(model),
-        loaders={"train": batches, "valid": batches},
-        **quiet(),
-        **kwargs,
-    )
+def supervised(model, batches, **options):
+    return train(model, loaders={"train": batches, "valid": batches}, **options)
 
 
 def images(num_samples):
     generator = torch.Generator().manual_seed(0)
-    return TensorDataset(
-        torch.randn(num_samples, 3, 8, 8, generator=generator), torch.randint(0, 3, (num_samples,), generator=generator)
-    )
+    pixels = torch.randn(num_samples, 3, 8, 8, generator=generator)
+    return TensorDataset(pixels, torch.randint(0, 3, (num_samples,), generator=generator))
 
 
 def convnet():
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return nn.Sequential(
-            nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)
-        )
+        head = [nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)]
+        return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), *head)
 
 
 def as_dict(samples):
@@ -94,10 +86,11 @@ def test_torch_compile_itself_runs():
     torch.testing.assert_close(weights(mine), weights(theirs), rtol=0, atol=1e-5)
 
 
-def test_data_parallel_cannot_compile():
-    """The error names an engine that can."""
+@pytest.mark.parametrize("compile", [True, {"modules": [nn.Linear]}], ids=str)
+def test_data_parallel_cannot_compile(compile):
+    """It copies the modules in each step, and compiled code belongs to a module. The error names an engine that can."""
     with pytest.raises(ValueError, match=r"use DistributedDataParallelEngine\(compile=\.\.\.\)"):
-        dl.DataParallelEngine(compile=True)
+        dl.DataParallelEngine(compile=compile)
 
 
 class Pair(NamedTuple):
@@ -181,13 +174,8 @@ def test_switches_of_torch_hold_for_the_run_and_are_put_back(options, expected):
 
 def test_switches_are_put_back_after_an_exception():
     """Settings are restored even if the run fails."""
-
-    class Fails(dl.Callback):
-        def on_batch_start(self, runner):
-            raise ArithmeticError
-
-    with pytest.raises(ArithmeticError):
-        supervised(mlp(), loader(16, BATCH_SIZE), callbacks=[Fails()], engine=dl.CPUEngine(cudnn_benchmark=True))
+    with pytest.raises(KeyboardInterrupt):
+        supervised(mlp(), loader(16, BATCH_SIZE), callbacks=[Interrupt(1)], engine=dl.CPUEngine(cudnn_benchmark=True))
 
     assert torch.backends.cudnn.benchmark is False
 

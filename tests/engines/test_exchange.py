@@ -1,6 +1,6 @@
 """Gradients that an engine of several processes does not average: an error says so before a step uses them."""
 
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 
 from runnerkit import dl
 from runnerkit.precision import AMP
+from tests.engines.on_cpu import ddp, fsdp
 from tests.engines.together import together
 from tests.tiny import NUM_FEATURES, classification, weights
 
@@ -37,7 +38,8 @@ class Case(dl.IRunner):
     """Three epochs of two steps over global batches of 12."""
 
     freezes = None  # the part that is frozen when the model is wrapped
-    accumulated = 1
+    more = ()  # classes and arguments of further callbacks
+    steps_itself = False
 
     def __init__(self, engine):
         super().__init__()
@@ -59,7 +61,8 @@ class Case(dl.IRunner):
         return torch.optim.SGD(model.parameters(), lr=0.1)
 
     def get_callbacks(self, stage):
-        return {"backward": dl.BackwardCallback("loss"), "optimizer": dl.OptimizerCallback("loss")}
+        made = [] if self.steps_itself else [dl.BackwardCallback("loss"), dl.OptimizerCallback("loss")]
+        return {str(number): each for number, each in enumerate([*made, *(make() for make in self.more)])}
 
     def logits(self, features):
         return self.model(features)
@@ -121,15 +124,13 @@ class FrozenForAWhile(Case):
 class Freezes(Case):
     """The same by the callback, in the first epoch."""
 
-    def get_callbacks(self, stage):
-        return {**super().get_callbacks(stage), "freeze": dl.FreezeCallback("encoder", until_epoch=1)}
+    more = (partial(dl.FreezeCallback, "encoder", until_epoch=1),)
 
 
 class Verified(Unfrozen):
     """Weights are compared after each pass as well."""
 
-    def get_callbacks(self, stage):
-        return {**super().get_callbacks(stage), "verify": dl.VerifyRanksCallback()}
+    more = (dl.VerifyRanksCallback,)
 
 
 class Replaced(Case):
@@ -152,8 +153,7 @@ class Added(Case):
 class TwoBackwardPasses(Case):
     """Of one forward pass, of which DDP averages only the first."""
 
-    def get_callbacks(self, stage):
-        return {}
+    steps_itself = True
 
     def handle_batch(self, batch):
         features, targets = batch
@@ -165,15 +165,10 @@ class TwoBackwardPasses(Case):
         self.engine.step(self.optimizer)
 
 
-class Accumulates(Case):
-    accumulated = 2
-
-
 class LocalSteps(Case):
     """Steps of each rank alone, as the user asks for."""
 
-    def get_callbacks(self, stage):
-        return {}
+    steps_itself = True
 
     def handle_batch(self, batch):
         features, targets = batch
@@ -186,7 +181,7 @@ class LocalSteps(Case):
 class Adversaries(Case):
     """A GAN: each step trains both models, and freezes the discriminator for the generator's step."""
 
-    unwraps = False
+    steps_itself, unwraps = True, False
 
     def get_model(self, stage):
         return {"generator": Net(), "discriminator": nn.Linear(3, 1)}
@@ -194,8 +189,7 @@ class Adversaries(Case):
     def get_optimizer(self, stage, model):
         return {key: torch.optim.SGD(each.parameters(), lr=0.1) for key, each in model.items()}
 
-    def get_callbacks(self, stage):
-        return {}
+    steps_itself = True
 
     def handle_batch(self, batch):
         features, _ = batch
@@ -227,123 +221,78 @@ def outcome(case, engine):
     return torch.cat([weights(each) for each in models])
 
 
-def ddp(**arguments):
-    return partial(dl.DistributedDataParallelEngine, device="cpu", **arguments)
-
-
-OF_DDP = {
-    **dict.fromkeys((Case, Unwrapped, UnwrappedLater, PartlyUnwrapped, Method, UnfrozenWithinAnEpoch, Added), ddp()),
-    **dict.fromkeys((Verified, TwoBackwardPasses, Accumulates, LocalSteps, Adversaries, UnwrappedDiscriminator), ddp()),
-    **dict.fromkeys((FrozenForAWhile, Freezes, Replaced), ddp(find_unused_parameters=True)),
-    Unfrozen: ddp(precision=AMP(torch.float16)),
+OF_DDP = {  # words of the error, or None where the weights are those of one process
+    Case: None,
+    Unwrapped: ("ValueError", "'encoder.weight', 'encoder.bias', 'head.weight', 'head.bias'", "epoch 1", *METHODS),
+    UnwrappedLater: ("'encoder.weight'", "epoch 2", *METHODS),
+    PartlyUnwrapped: ("'head.bias'", "one backward pass", *METHODS),
+    Method: ("AttributeError", "self.model(x, part='encode')"),
+    Unfrozen: ("ValueError", "2 parameters ('encoder.weight', 'encoder.bias')", "epoch 2", *LATE),
+    UnfrozenWithinAnEpoch: ("'encoder.weight', 'encoder.bias'", "batch 2 of loader 'train', epoch 2", *LATE),
+    Verified: ("'encoder.weight', 'encoder.bias'", "epoch 2", *LATE),
+    FrozenForAWhile: None,
+    Freezes: None,
+    Replaced: ("'head.weight', 'head.bias'", "epoch 2", *LATE),
+    Added: ("'more.weight', 'more.bias'", "batch 2 of loader 'train', epoch 2", *LATE),
+    TwoBackwardPasses: ("'head.bias'", "Add up the losses", *METHODS),
+    Adversaries: None,
+    UnwrappedDiscriminator: ("'discriminator.weight'", *METHODS),
 }
-fsdp = partial(dl.FullyShardedDataParallelEngine, device="cpu")
-OF_FSDP = (
-    Case, Unwrapped, PartlyUnwrapped, Method, Unfrozen, UnfrozenWithinAnEpoch, Freezes, Replaced, Added, Adversaries,
-)  # fmt: skip
-OF_HOROVOD = (Case, Unwrapped, Unfrozen, UnfrozenWithinAnEpoch, Freezes, Replaced, Added, Adversaries)
+OPTIONS_OF_DDP = {
+    **{case: {"find_unused_parameters": True} for case in (FrozenForAWhile, Freezes, Replaced)},
+    Unfrozen: {"precision": AMP(torch.float16)},
+}
+OF_FSDP = {  # averages what is unfrozen later
+    **dict.fromkeys((Case, Unfrozen, UnfrozenWithinAnEpoch, Freezes, Adversaries)),
+    Unwrapped: ("ValueError", "does not train", "self.model(x, part='encode')", "'encoder.weight'"),
+    PartlyUnwrapped: ("ValueError", "does not train", "self.model(x, part='encode')"),
+    Method: ("RuntimeError", "self.model(x, part='encode')"),
+    **{case: ("epoch 2", *LATE, *OF_DDP[case][:1]) for case in (Replaced, Added)},
+}
+OF_HOROVOD = {  # averages whatever the optimizer held when the stage began, by any method
+    **dict.fromkeys((Case, Unwrapped, Freezes, Adversaries)),
+    Unfrozen: ("ValueError", "'encoder.weight', 'encoder.bias'", "epoch 2", *LATE),
+    **{case: OF_DDP[case] for case in (UnfrozenWithinAnEpoch, Replaced)},
+    Added: ("'more.weight', 'more.bias'", "epoch 2", *LATE),
+}
+LAWS = {"DDP": OF_DDP, "FSDP2": OF_FSDP, "Horovod": OF_HOROVOD}
+MARKS = {"DDP": pytest.mark.slow, "FSDP2": pytest.mark.slow, "Horovod": pytest.mark.horovod}
+LAW = [pytest.param(name, case, marks=MARKS[name]) for name, cases in LAWS.items() for case in cases]
 
 
 @pytest.fixture(scope="module")
-def with_ddp():
-    return together(lambda: {case: outcome(case, engine()) for case, engine in OF_DDP.items()})
+def found():
+    """Return a function that trains all cases of an engine, in one launch of two processes."""
+
+    @cache
+    def train_all(name):
+        if name == "DDP":
+            return together(lambda: {case: outcome(case, ddp(**OPTIONS_OF_DDP.get(case, {}))) for case in with_local})
+        if name == "FSDP2":
+            return together(lambda: {case: outcome(case, fsdp()) for case in OF_FSDP})
+        pytest.importorskip("horovod.torch", reason="Horovod is not installed: scripts/install_horovod.sh builds it")
+        return dl.HorovodEngine(2, device="cpu").launch(
+            lambda: {case: outcome(case, dl.HorovodEngine(device="cpu")) for case in OF_HOROVOD}
+        )
+
+    with_local = [*OF_DDP, LocalSteps]
+    return train_all
 
 
-@pytest.fixture(scope="module")
-def with_fsdp():
-    return together(lambda: {case: outcome(case, fsdp()) for case in OF_FSDP})
-
-
-@pytest.fixture(scope="module")
-def with_horovod():
-    pytest.importorskip("horovod.torch", reason="Horovod is not installed: scripts/install_horovod.sh builds it")
-    return dl.HorovodEngine(2, device="cpu").launch(
-        lambda: {case: outcome(case, dl.HorovodEngine(device="cpu")) for case in OF_HOROVOD}
-    )
-
-
-def assert_outcome(found, case, words):
-    """Compare with the words of the error, or with the weights of one process."""
-    if words is not None:
-        assert isinstance(found[case], str), "no error"
-        assert all(each in found[case] for each in words), found[case]
-        return
-    expected = outcome(case, dl.CPUEngine())
-    assert isinstance(found[case], torch.Tensor), found[case]
-    torch.testing.assert_close(found[case], expected, rtol=0, atol=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("case", "words"),
-    [
-        (Case, None),
-        (
-            Unwrapped,
-            ("ValueError", "'encoder.weight', 'encoder.bias', 'head.weight', 'head.bias'", "epoch 1", *METHODS),
-        ),
-        (UnwrappedLater, ("'encoder.weight'", "epoch 2", *METHODS)),
-        (PartlyUnwrapped, ("'head.bias'", "one backward pass", *METHODS)),
-        (Method, ("AttributeError", "self.model(x, part='encode')")),
-        (Unfrozen, ("ValueError", "2 parameters ('encoder.weight', 'encoder.bias')", "epoch 2", *LATE)),
-        (UnfrozenWithinAnEpoch, ("'encoder.weight', 'encoder.bias'", "batch 2 of loader 'train', epoch 2", *LATE)),
-        (Verified, ("'encoder.weight', 'encoder.bias'", "epoch 2", *LATE)),
-        (FrozenForAWhile, None),
-        (Freezes, None),
-        (Replaced, ("'head.weight', 'head.bias'", "epoch 2", *LATE)),
-        (Added, ("'more.weight', 'more.bias'", "batch 2 of loader 'train', epoch 2", *LATE)),
-        (TwoBackwardPasses, ("'head.bias'", "Add up the losses", *METHODS)),
-        (Accumulates, None),
-        (Adversaries, None),
-        (UnwrappedDiscriminator, ("'discriminator.weight'", *METHODS)),
-    ],
-)
-def test_ddp_averages_or_raises(with_ddp, case, words):
+@pytest.mark.parametrize(("engine", "case"), LAW)
+def test_gradients_are_averaged_or_an_error_is_raised(found, engine, case):
     """An error names parameters, cause and remedy; without one, the weights equal those of one process."""
-    assert_outcome(with_ddp, case, words)
+    result, words = found(engine)[case], LAWS[engine][case]
+
+    if words is not None:
+        assert isinstance(result, str), "no error"
+        assert all(each in result for each in words), result
+    else:
+        assert isinstance(result, torch.Tensor), result
+        torch.testing.assert_close(result, outcome(case, dl.CPUEngine()), rtol=0, atol=1e-6)
 
 
 @pytest.mark.slow
-def test_ddp_lets_ranks_step_alone_if_asked_to(with_ddp):
+def test_ddp_lets_ranks_step_alone_if_asked_to(found):
     """With ``no_sync`` around the last backward pass, gradients differ by intention."""
-    assert isinstance(with_ddp[LocalSteps], torch.Tensor), with_ddp[LocalSteps]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("case", "words"),
-    [
-        (Case, None),
-        (Unwrapped, ("ValueError", "does not train", "self.model(x, part='encode')", "'encoder.weight'")),
-        (PartlyUnwrapped, ("ValueError", "does not train", "self.model(x, part='encode')")),
-        (Method, ("RuntimeError", "self.model(x, part='encode')")),
-        (Unfrozen, None),
-        (UnfrozenWithinAnEpoch, None),
-        (Freezes, None),
-        (Replaced, ("'head.weight', 'head.bias'", "epoch 2", *LATE)),
-        (Added, ("'more.weight', 'more.bias'", "epoch 2", *LATE)),
-        (Adversaries, None),
-    ],
-)
-def test_fsdp_averages_or_raises(with_fsdp, case, words):
-    """FSDP2 averages what is unfrozen later; other methods and new parts raise an error."""
-    assert_outcome(with_fsdp, case, words)
-
-
-@pytest.mark.horovod
-@pytest.mark.parametrize(
-    ("case", "words"),
-    [
-        (Case, None),
-        (Unwrapped, None),
-        (Unfrozen, ("ValueError", "'encoder.weight', 'encoder.bias'", "epoch 2", *LATE)),
-        (UnfrozenWithinAnEpoch, ("'encoder.weight', 'encoder.bias'", "batch 2 of loader 'train', epoch 2", *LATE)),
-        (Freezes, None),
-        (Replaced, ("'head.weight', 'head.bias'", "epoch 2", *LATE)),
-        (Added, ("'more.weight', 'more.bias'", "epoch 2", *LATE)),
-        (Adversaries, None),
-    ],
-)
-def test_horovod_averages_or_raises(with_horovod, case, words):
-    """Horovod averages whatever the optimizer held when the stage began, by any method."""
-    assert_outcome(with_horovod, case, words)
+    assert isinstance(found("DDP")[LocalSteps], torch.Tensor), found("DDP")[LocalSteps]

@@ -9,9 +9,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from runnerkit import dl
+from tests import tiny
+from tests.engines.on_cpu import ddp
 from tests.engines.together import together
 from tests.interrupt import Interrupt
-from tests.tiny import quiet, weights
+from tests.tiny import weights
 
 float8 = pytest.importorskip("torchao.float8")
 
@@ -21,7 +23,7 @@ def make_model():
     return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 3))
 
 
-def data():
+def data_set():
     generator = torch.Generator().manual_seed(0)
     features = torch.randn(48, 32, generator=generator)
     return TensorDataset(features, features[:, :3].argmax(1))
@@ -29,13 +31,10 @@ def data():
 
 def train(precision=None, *, model=None, engine=None, **options):
     model = model or make_model()
-    runner = dl.SupervisedRunner().train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=torch.optim.SGD(model.parameters(), 0.1, momentum=0.9),
-        loaders={"train": DataLoader(data(), 8, shuffle=True), "valid": DataLoader(data(), 8)},
-        engine=engine or dl.CPUEngine(precision=precision or dl.Float8(emulate=True)),
-        **{"num_epochs": 2, **options, **quiet()},
-    )  # fmt: skip
-    return model, runner
+    engine = engine or dl.CPUEngine(precision=precision or dl.Float8(emulate=True))
+    data = {"train": DataLoader(data_set(), 8, shuffle=True), "valid": DataLoader(data_set(), 8)}
+    options = {"optimizer": tiny.sgd(model), "loaders": data, "num_epochs": 2, **options}
+    return model, tiny.train(model, engine=engine, **options)
 
 
 def test_a_run_is_the_hand_written_loop_with_torchao():
@@ -50,7 +49,7 @@ def test_a_run_is_the_hand_written_loop_with_torchao():
     found, _ = train(callbacks=[Order()])
 
     model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    optimizer = tiny.sgd(model)
     config = float8.Float8LinearConfig.from_recipe_name("tensorwise")
     config = type(config)(**{**vars(config), "emulate": True})
     float8.convert_to_float8_training(model, module_filter_fn=lambda _, name: name in ("0", "2"), config=config)
@@ -78,7 +77,7 @@ def test_the_callers_model_has_its_own_layers_again():
     assert runner.epoch_metrics["valid"]["loss"] < 1.2
 
 
-def test_a_filter_leaves_layers_out(monkeypatch):
+def test_a_filter_leaves_layers_out():
     replaced = []
     precision = dl.Float8(emulate=True, filter_fn=lambda module, name: replaced.append(name) or name == "0")
 
@@ -95,12 +94,9 @@ def test_a_filter_leaves_layers_out(monkeypatch):
 
 def test_a_run_resumes_bit_for_bit_and_in_another_precision(tmp_path):
     expected, _ = train(logdir=tmp_path / "whole")
+    save = dl.CheckpointCallback(tmp_path / "log", mode="runner", every_steps=1)
     with pytest.raises(KeyboardInterrupt):
-        train(
-            logdir=tmp_path / "log", callbacks=[
-                dl.CheckpointCallback(tmp_path / "log", mode="runner", every_steps=1), Interrupt(9),
-            ],
-        )  # fmt: skip
+        train(logdir=tmp_path / "log", callbacks=[save, Interrupt(9)])
     resumed, _ = train(logdir=tmp_path / "log", resume="auto")
     other, _ = train(dl.FP32(), logdir=tmp_path / "whole", resume="auto", num_epochs=3)
 
@@ -109,8 +105,7 @@ def test_a_run_resumes_bit_for_bit_and_in_another_precision(tmp_path):
 
 
 def of_two():
-    engine = dl.DistributedDataParallelEngine(2, device="cpu", precision=dl.Float8(emulate=True))
-    model, runner = train(engine=engine, num_epochs=4)
+    model, runner = train(engine=ddp(precision=dl.Float8(emulate=True)), num_epochs=4)
     return [type(each).__name__ for each in model], runner.epoch_metrics["valid"]["loss"]
 
 

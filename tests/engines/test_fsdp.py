@@ -14,45 +14,23 @@ from torch.utils.data import DataLoader
 from runnerkit import dl, utils
 from runnerkit.checkpoints.sharded import _PlainUnpickler
 from runnerkit.engines.sharding.shard_policy import ShardPolicy, check_parameters, check_places
+from tests.engines.on_cpu import TwoStages, adam, ddp, difference, fsdp
 from tests.engines.together import together
 from tests.interrupt import Interrupt
 from tests.test_resume import Augmented
-from tests.tiny import loader, mlp, quiet, sgd, train_by_hand, weights
+from tests.tiny import loader, mlp, sgd, train, train_by_hand, weights
 
 NUM_STEPS, BATCH_SIZE = 10, 8
 
 
-def fsdp(num_processes=2, **kwargs):
-    return dl.FullyShardedDataParallelEngine(num_processes, **{"device": "cpu", "timeout_s": 60, **kwargs})
+def fit(model, engine, optimizer=None, **options):
+    options = {"loaders": {"train": loader(NUM_STEPS * 2 * BATCH_SIZE, BATCH_SIZE)}, **options}
+    return train(model, engine=engine, optimizer=optimizer or adam(model), **options)
 
 
-def ddp(**kwargs):
-    return dl.DistributedDataParallelEngine(2, device="cpu", timeout_s=60, **kwargs)
-
-
-def adam(model):
-    return torch.optim.Adam(model.parameters(), lr=0.01)
-
-
-def train(model, engine, optimizer=None, runner=None, **kwargs):
-    arguments = {
-        "criterion": nn.CrossEntropyLoss(),
-        "loaders": {"train": loader(NUM_STEPS * 2 * BATCH_SIZE, BATCH_SIZE)},
-        **quiet(),
-        **kwargs,
-    }
-    runner = runner or dl.SupervisedRunner()
-    return runner.train(model=model, engine=engine, optimizer=optimizer or adam(model), **arguments)
-
-
-def by_hand(model, **kwargs):
-    num_processes = kwargs.pop("num_processes", 2)
+def by_hand(model, *, optimizer=adam, num_processes=2, **kwargs):
     data = loader(NUM_STEPS * 2 * BATCH_SIZE, num_processes * BATCH_SIZE)
-    return train_by_hand(model, adam(model), data, **kwargs)
-
-
-def difference(model, other):
-    return (weights(model) - weights(other)).abs().max().item()
+    return train_by_hand(model, optimizer(model), data, **kwargs)
 
 
 class Sharding(dl.Callback):
@@ -101,7 +79,7 @@ def train_in_every_setting():
     found = {}
     for name, (arguments, _) in SETTINGS.items():
         mine, theirs, sharding = mlp(), mlp(), Sharding()
-        train(mine, fsdp(**arguments), callbacks=[sharding])
+        fit(mine, fsdp(**arguments), callbacks=[sharding])
         by_hand(theirs)
         found[name] = difference(mine, theirs), sharding.units
     return found
@@ -117,11 +95,10 @@ def test_every_setting_gives_the_weights_of_one_process_on_the_joined_batch(trai
 def accumulate_and_clip():
     norms, trained = [], [mlp(), mlp()]
     for model, engine in zip(trained, (fsdp(shard_modules=[nn.Linear]), ddp()), strict=True):
-        step = dl.OptimizerCallback(
-            accumulation_steps=3, grad_clip_fn="clip_grad_norm_", grad_clip_params={"max_norm": 0.1}
-        )
-        train(model, engine, callbacks=[step], num_epochs=2)
-        runner = train(model, engine, callbacks=[dl.BackwardCallback("loss", log_gradient=True)])
+        clip = {"grad_clip_fn": "clip_grad_norm_", "grad_clip_params": {"max_norm": 0.1}}
+        step = dl.OptimizerCallback(accumulation_steps=3, **clip)
+        fit(model, engine, callbacks=[step], num_epochs=2)
+        runner = fit(model, engine, callbacks=[dl.BackwardCallback("loss", log_gradient=True)])
         norms.append(runner.loader_metrics["gradient_norm"])
     return difference(*trained), norms
 
@@ -142,7 +119,7 @@ def leave_gradients_behind():
             step = dl.OptimizerCallback(accumulation_steps=4)
             stop = StopInTheMiddle(order=dl.CallbackOrder.External)
             data = loader((num_steps if num_steps == 4 else 9) * 2 * BATCH_SIZE, BATCH_SIZE)
-            train(model, fsdp(**arguments), callbacks=[step, stop], loaders={"train": data}, num_epochs=3)
+            fit(model, fsdp(**arguments), callbacks=[step, stop], loaders={"train": data}, num_epochs=3)
             trained.append(model)
         found.append(difference(*trained))
     return found
@@ -159,23 +136,19 @@ def test_accumulated_clipped_and_left_behind_gradients_are_those_of_ddp(trained)
 
 def train_in_low_precision():
     found = {}
-    data = loader(NUM_STEPS * 2 * BATCH_SIZE, 2 * BATCH_SIZE)
     for name, batch_norm in (("bf16", False), ("batch norm", True)):
         mine, autocast, full = (mlp(batch_norm=batch_norm) for _ in range(3))
-        train(mine, fsdp(compute_dtype=torch.bfloat16, shard_modules=[nn.Linear]), sgd(mine))
-        train(autocast, ddp(precision=dl.AMP(torch.bfloat16)), sgd(autocast))
-        train(full, ddp(), sgd(full))
-        found[name] = (
-            difference(mine, autocast),
-            difference(mine, full),
-            {str(each.dtype) for each in mine.parameters()},
-        )
+        fit(mine, fsdp(compute_dtype=torch.bfloat16, shard_modules=[nn.Linear]), sgd(mine))
+        fit(autocast, ddp(precision=dl.AMP(torch.bfloat16)), sgd(autocast))
+        fit(full, ddp(), sgd(full))
+        dtypes = {str(each.dtype) for each in mine.parameters()}
+        found[name] = difference(mine, autocast), difference(mine, full), dtypes
     for dtype in (torch.bfloat16, torch.float16):
         mine, theirs = mlp(), mlp()
         scale = {"init_scale": 2.0**20}  # overflows in float16, so steps are skipped
-        runner = train(mine, fsdp(precision=dl.AMP(dtype, scaler=scale), shard_modules=[nn.Linear]), sgd(mine))
+        runner = fit(mine, fsdp(precision=dl.AMP(dtype, scaler=scale), shard_modules=[nn.Linear]), sgd(mine))
         scaler = torch.amp.GradScaler("cpu", **scale) if dtype == torch.float16 else None
-        train_by_hand(theirs, sgd(theirs), data, autocast=lambda kind=dtype: torch.autocast("cpu", kind), scaler=scaler)
+        by_hand(theirs, optimizer=sgd, autocast=lambda kind=dtype: torch.autocast("cpu", kind), scaler=scaler)
         found[str(dtype)] = difference(mine, theirs), runner.loader_metrics.get("skipped_steps", 0)
     return found
 
@@ -211,11 +184,8 @@ class Timeouts(dl.Callback):
 
 def train_replicas():
     mine, theirs, sharding, timeouts = mlp(), mlp(), Sharding(), Timeouts()
-    train(
-        mine,
-        fsdp(4, replicas=2, shard_modules=[nn.Linear], timeout_s=47),
-        callbacks={"sharding": sharding, "timeouts": timeouts},
-    )
+    engine = fsdp(4, replicas=2, shard_modules=[nn.Linear], timeout_s=47)
+    fit(mine, engine, callbacks={"sharding": sharding, "timeouts": timeouts})
     by_hand(theirs, num_processes=4)
     return difference(mine, theirs), sharding.placements, timeouts.seconds
 
@@ -225,7 +195,7 @@ def test_replicas_each_hold_the_whole_model(of_four):
 
     Both kinds of groups use timeout_s; torch's default is 30 minutes.
     """
-    apart, placements, seconds = of_four["replicas"]
+    apart, placements, seconds = of_four[0]
 
     assert apart < 1e-6
     assert placements == {"(Replicate(), Shard(dim=0))"}
@@ -270,8 +240,8 @@ class Tied(nn.Module):
 
 def train_a_tied_model():
     mine, theirs = Tied(), Tied()
-    train(mine, fsdp(shard_min_parameters=10_000))
-    train_by_hand(theirs, adam(theirs), loader(NUM_STEPS * 2 * BATCH_SIZE, 2 * BATCH_SIZE))
+    fit(mine, fsdp(shard_min_parameters=10_000))
+    by_hand(theirs)
     apart = max((a - b).abs().max().item() for a, b in zip(mine.parameters(), theirs.parameters(), strict=True))
     return apart, mine.second.weight is mine.first.weight, mine.counter.count
 
@@ -299,7 +269,7 @@ def train_adversaries():
         models = {"maker": mlp(), "judge": nn.Linear(3, 1, bias=False), "frozen": mlp(seed=2).requires_grad_(False)}
         nn.init.ones_(models["judge"].weight)
         optimizers = {key: adam(models[key]) for key in ("maker", "judge")}
-        train(models, engine, optimizers, Adversaries(), criterion=None)
+        fit(models, engine, optimizers, runner=Adversaries())
         found.append(torch.cat([weights(each) for each in models.values()]))
     return (found[0] - found[1]).abs().max().item()
 
@@ -314,19 +284,13 @@ def test_tied_and_frozen_parameters_and_several_models_train_as_elsewhere(traine
     assert trained["adversaries"] < 1e-6
 
 
-class TwoStages(dl.SupervisedRunner):
-    """A runner that trains the same objects twice."""
-
-    stages = ("first", "second")
-
-
 def test_the_caller_gets_model_and_optimizer_back_and_a_second_stage_goes_on_with_them():
     """From plain python, the caller gets trained weights, full moments and an optimizer with the same parameters."""
     mine, theirs = mlp(), mlp()
     optimizer, reference = adam(mine), adam(theirs)
 
-    runner = train(mine, fsdp(shard_modules=[nn.Linear]), optimizer, TwoStages())
-    train_by_hand(theirs, reference, loader(NUM_STEPS * 2 * BATCH_SIZE, 2 * BATCH_SIZE), num_epochs=2)
+    runner = fit(mine, fsdp(shard_modules=[nn.Linear]), optimizer, runner=TwoStages())
+    by_hand(theirs, optimizer=lambda _: reference, num_epochs=2)
 
     assert runner.model is mine and difference(mine, theirs) < 1e-6
     assert optimizer.param_groups[0]["params"][0] is next(mine.parameters())
@@ -348,14 +312,9 @@ def evaluate_unevenly():
     found = []
     for engine in (fsdp(shard_modules=[nn.Linear]), ddp()):
         model = mlp(batch_norm=True)
-        runner = train(
-            model,
-            engine,
-            loaders={"train": loader(80, 4), "one": loader(1, 4), "valid": loader(41, 4)},
-            callbacks=[dl.AccuracyCallback("logits", "targets"), dl.OptimizerCallback(accumulation_steps=3), Shrink()],
-            valid_every_steps=4,
-            num_epochs=2,
-        )
+        callbacks = [dl.AccuracyCallback("logits", "targets"), dl.OptimizerCallback(accumulation_steps=3), Shrink()]
+        data = {"train": loader(80, 4), "one": loader(1, 4), "valid": loader(41, 4)}
+        runner = fit(model, engine, loaders=data, callbacks=callbacks, valid_every_steps=4, num_epochs=2)
         found.append((model, runner.epoch_metrics, runner.evaluate_loader(loader(41, 4))))
     (mine, mine_metrics, mine_again), (theirs, their_metrics, _) = found
     return difference(mine, theirs), mine_metrics, their_metrics, mine_again
@@ -377,31 +336,16 @@ def test_evaluation_neither_hangs_nor_differs_where_ranks_have_unequal_numbers_o
 # Checkpoints.
 
 
-def run(logdir, engine, *, num_epochs=2, resume=None, callbacks=None, asynchronous=False, **kwargs):
+BEST = {"loader_key": "valid", "metric_key": "loss", "mode": "runner"}
+
+
+def run(logdir, engine, *, callbacks=None, asynchronous=False, **options):
     model = mlp(dropout=0.2, batch_norm=True)
     optimizer = adam(model)
-    runner = train(
-        model,
-        engine,
-        optimizer,
-        loaders={"train": DataLoader(Augmented(40), batch_size=4, shuffle=True), "valid": loader(21, 4)},
-        callbacks={
-            "checkpoint": dl.CheckpointCallback(
-                logdir,
-                loader_key="valid",
-                metric_key="loss",
-                minimize=True,
-                mode="runner",
-                every_steps=3,
-                asynchronous=asynchronous,
-            ),
-            **(callbacks or {}),
-        },
-        num_epochs=num_epochs,
-        logdir=logdir,
-        resume=resume,
-        **kwargs,
-    )
+    data = {"train": DataLoader(Augmented(40), batch_size=4, shuffle=True), "valid": loader(21, 4)}
+    save = dl.CheckpointCallback(logdir, minimize=True, every_steps=3, asynchronous=asynchronous, **BEST)
+    options = {"loaders": data, "num_epochs": 2, **options}
+    runner = fit(model, engine, optimizer, callbacks={"save": save, **(callbacks or {})}, logdir=logdir, **options)
     return weights(model), moments(optimizer), runner.experiment_metrics
 
 
@@ -489,9 +433,8 @@ def test_a_sharded_checkpoint_is_a_folder_with_links_for_names(sharded_run):
     """No unfinished files are left beside it."""
     folder = sharded_run[0] / "checkpoints"
 
-    assert {path.name for path in (folder / "model.0002").iterdir()} == {
-        ".metadata", "__0_0.distcp", "__1_0.distcp", "rest.pth",
-    }  # fmt: skip
+    names = {path.name for path in (folder / "model.0002").iterdir()}
+    assert names == {".metadata", "__0_0.distcp", "__1_0.distcp", "rest.pth"}
     assert (folder / "last").readlink().name == "model.0002"
     assert (folder / "best").is_symlink()
     assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
@@ -502,9 +445,7 @@ def of_four(sharded_run, tmp_path_factory):
     """Train replicas and read a checkpoint with four processes, launched once."""
     folder = shutil.copytree(sharded_run[0], tmp_path_factory.mktemp("four") / "log", symlinks=True)
     engine = units(num_processes=4, replicas=2, sharded_checkpoints=True)
-    return together(
-        lambda: {"replicas": train_replicas(), "resumed": run(folder, engine, resume="auto")}, num_processes=4
-    )
+    return together(lambda: (train_replicas(), run(folder, engine, resume="auto")), num_processes=4)
 
 
 def test_shards_of_two_processes_are_read_by_another_number(sharded_run, of_four, tmp_path):
@@ -515,7 +456,7 @@ def test_shards_of_two_processes_are_read_by_another_number(sharded_run, of_four
     resumed = run(tmp_path / "log", units(num_processes=1, sharded_checkpoints=True), resume="auto")
 
     assert_equal(resumed, expected)
-    assert_equal(of_four["resumed"], expected)
+    assert_equal(of_four[1], expected)
 
 
 @pytest.mark.parametrize("damage", ["torn", "flipped", "gone"])
@@ -564,27 +505,14 @@ def test_an_exported_checkpoint_is_an_ordinary_one(sharded_run, tmp_path, source
 def test_weights_are_taken_from_shards_at_the_start_and_at_the_end(sharded_run, tmp_path):
     """This covers resume_model, load_best_on_end, and a state_dict of mode="model"."""
     folder, _ = sharded_run
+    options = {"minimize": False, "resume_model": folder, "load_best_on_end": True, **BEST}
     callbacks = [
-        dl.CheckpointCallback(
-            tmp_path / "log",
-            loader_key="valid",
-            metric_key="loss",
-            minimize=False,
-            mode="runner",
-            resume_model=folder,
-            load_best_on_end=True,
-        ),
+        dl.CheckpointCallback(tmp_path / "log", **options),
         dl.CheckpointCallback(tmp_path / "weights", mode="model"),
     ]
-    model = mlp(batch_norm=True)
+    model, data = mlp(batch_norm=True), {"train": loader(64, 4), "valid": loader(21, 4)}
 
-    train(
-        model,
-        units(sharded_checkpoints=True),
-        loaders={"train": loader(64, 4), "valid": loader(21, 4)},
-        callbacks=callbacks,
-        num_epochs=3,
-    )
+    fit(model, units(sharded_checkpoints=True), loaders=data, callbacks=callbacks, num_epochs=3)
 
     best = utils.load_checkpoint(tmp_path / "log" / "checkpoints" / "best")["model_state_dict"]
     last = utils.load_checkpoint(tmp_path / "weights" / "checkpoints" / "last.pth")
@@ -620,28 +548,23 @@ def test_a_path_that_python_3_13_pickled_is_read_by_any():
 # Errors.
 
 
-class Block(nn.Module):
-    """A module with two layers."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner, self.outer = nn.Linear(6, 6), nn.Linear(6, 2)
-
-
-def named(model, policy):
-    names = {id(module): name for name, module in model.named_modules()}
-    return [names[id(each)] for each in policy.units(model)]
-
-
 def test_units_are_chosen_inner_ones_first():
     """Units are chosen by class, or by size without inner units; containers that are never called are not units."""
-    model = nn.ModuleDict({"blocks": nn.ModuleList([Block(), Block()]), "head": nn.Linear(2, 2)})
 
-    assert named(model, ShardPolicy(None, None)) == []
-    assert named(model, ShardPolicy([Block], None)) == ["blocks.0", "blocks.1"]
-    assert named(model, ShardPolicy(None, 40)) == ["blocks.0.inner", "blocks.1.inner"]
-    assert named(model, ShardPolicy(None, 50)) == ["blocks.0", "blocks.1"]
-    assert named(model, ShardPolicy([Block], 40)) == ["blocks.0.inner", "blocks.0", "blocks.1.inner", "blocks.1"]
+    def block():
+        return nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 2))
+
+    model = nn.ModuleDict({"blocks": nn.ModuleList([block(), block()]), "head": nn.Linear(2, 2)})
+    names = {module: name for name, module in model.named_modules()}
+
+    for policy, expected in (
+        (ShardPolicy(None, None), []),
+        (ShardPolicy([nn.Sequential], None), ["blocks.0", "blocks.1"]),
+        (ShardPolicy(None, 40), ["blocks.0.0", "blocks.1.0"]),
+        (ShardPolicy(None, 50), ["blocks.0", "blocks.1"]),
+        (ShardPolicy([nn.Sequential], 40), ["blocks.0.0", "blocks.0", "blocks.1.0", "blocks.1"]),
+    ):
+        assert [names[each] for each in policy.units(model)] == expected
 
 
 @pytest.mark.parametrize(

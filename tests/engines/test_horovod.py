@@ -34,24 +34,36 @@ def by_hand(*, lr=0.1, batches=None, **kwargs):
     return weights(model)
 
 
-def test_two_processes_equal_one_on_the_joined_batch(results):
-    """Gradients are averaged; weights agree up to the order of float sums."""
-    torch.testing.assert_close(results["fp32"], by_hand(), **FLOAT_SUMS)
+def clipped_under_a_scaler():
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    return by_hand(max_norm=0.1, autocast=lambda: torch.autocast("cpu", torch.float16), scaler=scaler)
 
 
-def test_a_sum_is_the_number_of_processes_times_the_average(results):
-    """For SGD, that equals a doubled learning rate."""
-    torch.testing.assert_close(results["gradients_summed"], by_hand(lr=0.2), **FLOAT_SUMS)
+def joined_in_steps():
+    features, targets = classification(11 * JOINED).tensors
+    return list(zip(features.split(4 * JOINED), targets.split(4 * JOINED), strict=True))
 
 
-def test_fp16_compression_rounds_what_is_sent(results):
-    """Gradients below 1 lose less than 2^-11 each in 20 momentum steps with lr 0.1; the rest is fp32."""
-    compressed, types = results["fp16_compression"]
+# The hand-written loop, the tolerance, and the number of steps.
+TRAININGS = {
+    "fp32": (by_hand, 1e-6, NUM_STEPS),
+    "gradients_summed": (lambda: by_hand(lr=0.2), 1e-6, NUM_STEPS),  # the number of processes times the average
+    "fp16_compression": (by_hand, 1e-3, NUM_STEPS),  # less than 2^-11 of each gradient, in 20 steps with lr 0.1
+    "clipped": (lambda: by_hand(max_norm=0.1), 1e-6, NUM_STEPS),  # the norm is that of the joined batch
+    "clipped_under_a_scaler": (clipped_under_a_scaler, 2e-4, NUM_STEPS),  # averaged, unscaled, then clipped
+    "accumulated": (lambda: by_hand(batches=joined_in_steps()), 1e-6, 3),  # 11 batches in steps of 4
+}
 
-    assert types == {torch.float16}
-    assert compressed.dtype == results["fp32"].dtype
-    assert not torch.equal(compressed, results["fp32"])
-    torch.testing.assert_close(compressed, by_hand(), rtol=0, atol=1e-3)
+
+@pytest.mark.parametrize("case", TRAININGS)
+def test_two_processes_equal_one_on_the_joined_batch(results, case):
+    """Gradients are averaged, and sent once in a step; weights agree up to the order of float sums, or rounding."""
+    (expected, tolerance, num_steps), (found, num_sent, dtypes) = TRAININGS[case], results["trainings"][case]
+
+    torch.testing.assert_close(found, expected(), rtol=0, atol=tolerance)
+    assert num_sent == num_steps * NUM_PARAMETERS
+    assert dtypes == {torch.float16 if case == "fp16_compression" else torch.float32}
+    assert case != "fp16_compression" or not torch.equal(found, results["trainings"]["fp32"][0])
 
 
 def test_gradients_that_are_divided_first_do_not_overflow(results):
@@ -59,44 +71,6 @@ def test_gradients_that_are_divided_first_do_not_overflow(results):
     found = results["large_gradients_in_fp16"]
 
     assert found == {1.0: float("-inf"), 2.0: pytest.approx(-4.0)}
-
-
-@pytest.mark.parametrize(("case", "dtype"), [("amp_bf16", torch.bfloat16), ("amp_fp16", torch.float16)])
-def test_amp_equals_one_process_with_amp_on_the_joined_batch(results, case, dtype):
-    """Weights agree to 2e-3: with 8 or 11 bits, the sum of two halves' gradients rounds differently from the whole."""
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if dtype == torch.float16 else None
-    expected = by_hand(autocast=lambda: torch.autocast("cpu", dtype), scaler=scaler)
-
-    torch.testing.assert_close(results[case], expected, rtol=0, atol=2e-3)
-
-
-def test_clipping_acts_on_the_average_of_all_ranks(results):
-    """The norm is that of the joined batch's gradient, and nothing is sent twice."""
-    clipped, num_sent = results["clipped"]
-
-    torch.testing.assert_close(clipped, by_hand(max_norm=0.1), **FLOAT_SUMS)
-    assert num_sent == NUM_STEPS * NUM_PARAMETERS
-
-
-def test_clipping_acts_on_true_gradients_under_a_scaler(results):
-    """Gradients are averaged, unscaled, then clipped; weights agree up to half precision rounding."""
-    expected = by_hand(
-        max_norm=0.1,
-        autocast=lambda: torch.autocast("cpu", torch.float16),
-        scaler=torch.amp.GradScaler("cpu", init_scale=1024.0),
-    )
-
-    torch.testing.assert_close(results["clipped_under_a_scaler"], expected, rtol=0, atol=2e-4)
-
-
-def test_accumulated_gradients_are_sent_once_a_step(results):
-    """11 batches in steps of 4 are three steps, the last with 3 batches; each sends every gradient once."""
-    accumulated, num_sent = results["accumulated"]
-    features, targets = classification(11 * JOINED).tensors
-    joined = list(zip(features.split(4 * JOINED), targets.split(4 * JOINED), strict=True))
-
-    torch.testing.assert_close(accumulated, by_hand(batches=joined), **FLOAT_SUMS)
-    assert num_sent == 3 * NUM_PARAMETERS
 
 
 def test_a_gradient_that_overflows_in_one_rank_is_skipped_by_all(results):

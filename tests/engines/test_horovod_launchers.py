@@ -4,7 +4,6 @@ import csv
 import os
 import shlex
 import subprocess
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,9 @@ from torch import nn
 
 from runnerkit import dl
 from tests.engines.launch_commands import HOROVODRUN, MPIRUN, PYTHON, needs_mpi
+from tests.launchers import test_process_environment as launched
 from tests.launchers.docs import commands, outputs
-from tests.tiny import loader, mlp, quiet, sgd, weights
+from tests.tiny import loader, mlp, train, weights
 
 hvd = pytest.importorskip("horovod.torch", reason="Horovod is not installed: scripts/install_horovod.sh builds it")
 pytestmark = pytest.mark.horovod
@@ -24,28 +24,26 @@ PAGE = Path(__file__).parents[2] / "docs" / "horovod.md"
 COMMANDS = [line.split("#")[0].strip() for line in START.splitlines()]
 HOROVODRUN_MPI = "horovodrun --mpi -np 2 python train.py"
 HOROVOD_RUN = outputs("Start", PAGE)[0]
-PRELUDE = textwrap.dedent(
-    """
-    import torch
-    from torch import nn
-    from runnerkit import dl
-    from tests.tiny import loader, mlp, sgd
+PRELUDE = """
+import torch
+from torch import nn
+from runnerkit import dl
+from tests.tiny import loader, mlp, sgd, train
 
-    class Save(dl.Callback):
-        def on_experiment_end(self, runner):
-            model = runner.engine.unwrap(runner.model)
-            torch.save(model.state_dict(), f"logdir/rank{runner.engine.rank}.pth")
+class Save(dl.Callback):
+    def on_experiment_end(self, runner):
+        model = runner.engine.unwrap(runner.model)
+        torch.save(model.state_dict(), f"logdir/rank{runner.engine.rank}.pth")
 
-    def arguments():
-        model = mlp()
-        return dict(
-            model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), num_epochs=2, logdir="logdir",
-            loaders={"train": loader(64, 8, shuffle=True), "valid": loader(21, 8)}, callbacks=[Save(order=1000)],
-            loggers={"console": None},
-        )
-    """
-)
-SCRIPT = PRELUDE + 'dl.SupervisedRunner().train(**arguments(), engine=dl.HorovodEngine(2, device="cpu"))'
+def arguments():
+    model = mlp()
+    return dict(
+        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), num_epochs=2, logdir="logdir",
+        loaders={"train": loader(64, 8, shuffle=True), "valid": loader(21, 8)}, callbacks=[Save(order=1000)],
+        loggers={"console": None},
+    )
+"""
+SCRIPT = PRELUDE + 'train(**arguments(), engine=dl.HorovodEngine(2, device="cpu"))'
 
 
 def run(folder, command):
@@ -58,9 +56,7 @@ def run(folder, command):
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "OMPI_MCA_rmaps_base_oversubscribe": "1",
     }
-    done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=250, check=False, env=environment
-    )
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=250, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -70,16 +66,8 @@ def of_one_process(tmp_path_factory):
     """Return weights and logs of the same training by one process, with batches twice as large."""
     logdir = tmp_path_factory.mktemp("one")
     model = mlp()
-    dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=sgd(model),
-        num_epochs=2,
-        logdir=str(logdir),
-        loaders={"train": loader(64, 16, shuffle=True), "valid": loader(21, 8)},
-        cpu=True,
-        loggers={"console": None},
-    )
+    data = {"train": loader(64, 16, shuffle=True), "valid": loader(21, 8)}
+    train(model, num_epochs=2, logdir=str(logdir), loaders=data)
     return weights(model), logdir
 
 
@@ -133,23 +121,18 @@ def assert_as_one_process(logdir, expected, logs):
         assert rows == [pytest.approx(row, rel=1e-6) for row in expected_rows]
 
 
-OWN_LOGDIR = PRELUDE + textwrap.dedent(
-    """
-    import os
-    place = dl.HorovodEngine(device="cpu")
-    logdir = f"logdir{os.environ['HOROVOD_RANK']}"
-    runner = dl.SupervisedRunner().train(
-        **{**arguments(), "num_epochs": 3, "logdir": logdir, "resume": "auto", "callbacks": []}, engine=place
-    )
-    os.write(1, f"{runner.epoch_step} epochs, {runner.batch_step} steps\\n".encode())
-    """
-)
+OWN_LOGDIR = f"""{PRELUDE}
+import os
+options = {{"num_epochs": 3, "logdir": f"logdir{{os.environ['HOROVOD_RANK']}}", "resume": "auto", "callbacks": []}}
+runner = train(**{{**arguments(), **options}}, engine=dl.HorovodEngine(device="cpu"))
+os.write(1, f"{{runner.epoch_step}} epochs, {{runner.batch_step}} steps\\n".encode())
+"""
 
 
 @pytest.mark.slow
 def test_rank_zero_decides_for_all_whether_there_is_a_checkpoint(tmp_path):
     """Rank one sees no logdir, as on another machine; without a timeout in Horovod, the job used to hang."""
-    (tmp_path / "first.py").write_text(PRELUDE + "dl.SupervisedRunner().train(**arguments(), engine=dl.CPUEngine())")
+    (tmp_path / "first.py").write_text(PRELUDE + "train(**arguments())")
     (tmp_path / "script.py").write_text(OWN_LOGDIR)
     run(tmp_path, [PYTHON, "first.py"])
     (tmp_path / "logdir").rename(tmp_path / "logdir0")
@@ -159,37 +142,31 @@ def test_rank_zero_decides_for_all_whether_there_is_a_checkpoint(tmp_path):
     assert output.count("3 epochs, 20 steps") == 2  # 2 x 8 steps by one process, then 4 by two
 
 
-ADASUM_SCRIPT = textwrap.dedent(
-    """
-    import os, sys
-    import torch
-    from torch import nn
-    from runnerkit import dl
-    from tests.tiny import loader, mlp, sgd
+ADASUM_SCRIPT = """
+import os, sys
+import torch
+from runnerkit import dl
+from tests.tiny import loader, train
 
-    def train(model, **kwargs):
-        engine = dl.HorovodEngine(device="cpu", op="adasum", precision=kwargs.pop("precision", None))
-        return dl.SupervisedRunner().train(
-            model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), engine=engine,
-            loaders={"train": loader(64, 8)}, loggers={"console": None}, **kwargs,
-        )
+def fit(precision=None, **kwargs):
+    engine = dl.HorovodEngine(device="cpu", op="adasum", precision=precision)
+    return train(engine=engine, loaders={"train": loader(64, 8)}, **kwargs)
 
-    refused = []
-    for kwargs in (
-        {"callbacks": [dl.OptimizerCallback("loss", grad_clip_fn="clip_grad_norm_", grad_clip_params={"max_norm": 1})]},
-        {"callbacks": [dl.OptimizerCallback("loss", accumulation_steps=2)]},
-        {"precision": dl.AMP(torch.float16)},
-    ):
-        try:
-            train(mlp(), **kwargs)
-        except ValueError as error:
-            refused.append(str(error).split("\\n")[0])
-    runner = train(mlp())
-    if runner.engine.is_main_process:
-        os.mkdir(sys.argv[1])
-        torch.save((runner.model.state_dict(), refused), f"{sys.argv[1]}/result.pth")
-    """
-)
+refused = []
+for kwargs in (
+    {"callbacks": [dl.OptimizerCallback("loss", grad_clip_fn="clip_grad_norm_", grad_clip_params={"max_norm": 1})]},
+    {"callbacks": [dl.OptimizerCallback("loss", accumulation_steps=2)]},
+    {"precision": dl.AMP(torch.float16)},
+):
+    try:
+        fit(**kwargs)
+    except ValueError as error:
+        refused.append(str(error).split("\\n")[0])
+runner = fit()
+if runner.engine.is_main_process:
+    os.mkdir(sys.argv[1])
+    torch.save((runner.model.state_dict(), refused), f"{sys.argv[1]}/result.pth")
+"""
 
 
 def adasum(first, second):
@@ -227,16 +204,6 @@ def test_adasum_combines_what_each_rank_would_have_stepped(tmp_path):
     assert ["clip" in refused[0], "accumulation_steps" in refused[1], "float16" in refused[2]] == [True] * 3
 
 
-def train(**kwargs):
-    model = mlp()
-    return dl.SupervisedRunner().train(
-        model=model,
-        criterion=nn.CrossEntropyLoss(),
-        optimizer=sgd(model),
-        **{"loaders": {"train": loader(32, 4)}, "engine": dl.HorovodEngine(2, device="cpu"), **quiet(), **kwargs},
-    )
-
-
 def test_adasum_needs_mpi():
     """The error is raised before processes start."""
     with pytest.raises(ValueError, match=r"op='adasum' needs MPI.*mpirun -np 2 python"):
@@ -246,23 +213,11 @@ def test_adasum_needs_mpi():
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        (
-            {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x", "MASTER_ADDR": "127.0.0.1",
-             "MASTER_PORT": "29500"},
-            r"torchrun started this process \(TORCHELASTIC_RUN_ID is set\).*horovodrun -np 2",
-        ),
-        (
-            {"SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "n1", "SLURM_JOB_ID": "1", "SLURM_PROCID": "0",
-             "SLURM_LOCALID": "0", "SLURM_NTASKS": "4"},
-            r"srun started this process \(SLURM_STEP_ID is set\).*horovodrun -np 4",
-        ),
-        (
-            {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
-             "OMPI_COMM_WORLD_LOCAL_SIZE": "1"},
-            r"mpirun started this process over MPI, but this Horovod was built without it",
-        ),
+        (launched.TORCHRUN, r"torchrun started this process \(TORCHELASTIC_RUN_ID is set\).*horovodrun -np 4"),
+        (launched.SRUN, r"srun started this process \(SLURM_STEP_ID is set\).*horovodrun -np 4"),
+        (launched.MPIRUN, "mpirun started this process over MPI, but this Horovod was built without it"),
     ],
-)  # fmt: skip
+)
 def test_a_launcher_that_horovod_does_not_know_is_named(monkeypatch, variables, message):
     """The error names its variable and the known launchers; otherwise each process would train alone."""
     for name, value in variables.items():
@@ -270,7 +225,7 @@ def test_a_launcher_that_horovod_does_not_know_is_named(monkeypatch, variables, 
     monkeypatch.setattr(hvd, "mpi_built", lambda: False)
 
     with pytest.raises(ValueError, match=message):
-        train()
+        train(engine=dl.HorovodEngine(2, device="cpu"))
 
 
 @pytest.mark.parametrize(
@@ -279,10 +234,7 @@ def test_a_launcher_that_horovod_does_not_know_is_named(monkeypatch, variables, 
         ({"num_processes": 0}, "num_processes must be >= 1"),
         ({"compression": "fp8"}, "compression must be 'fp16'"),
         ({"gradient_predivide_factor": 0}, "gradient_predivide_factor must be > 0 and finite, got 0"),
-        (
-            {"gradient_predivide_factor": 2, "op": "sum"},
-            "gradient_predivide_factor=2 needs op='average', got op='sum'",
-        ),
+        ({"gradient_predivide_factor": 2, "op": "sum"}, "gradient_predivide_factor=2 needs op='average', got op='sum'"),
         ({"op": "max"}, "op must be 'average', 'sum' or 'adasum'"),
         ({"device": "tpu"}, "device must be 'cuda', 'cpu'"),
     ],

@@ -7,7 +7,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader
 
 from runnerkit import dl
-from tests.tiny import quiet
+from tests.tiny import train
 
 NUM_COPIES = 3  # of each callback, under different names
 
@@ -58,27 +58,17 @@ def test_a_loader_end_is_one_collective(tmp_path):
     This includes the training loader, whose callbacks keep no samples here. In "one_more", callbacks that keep samples
     share one more gather.
     """
-    from tests.callbacks.exact_metrics import (
-        CASES,
-        make_samples,
-    )  # the processes need no scikit-learn: it takes a second
+    from tests.callbacks.exact_metrics import CASES, make_samples  # imports scikit-learn, which takes a second
 
     add_up = [name for name in CASES if "auc" not in name and name != "cmc"]
     callbacks = {f"{name} {copy}": CASES[name][0]() for name in add_up for copy in range(NUM_COPIES)}
     samples = [name for name in CASES if name not in add_up]
     callbacks |= {name: dl.ControlFlowCallback(CASES[name][0](), loaders="one_more") for name in samples}
 
-    PassOn().train(
-        model=nn.Linear(1, 1),
-        engine=dl.DistributedDataParallelEngine(2, device="cpu"),
-        loaders={
-            "train": DataLoader(rows(make_samples(29, seed=0)), batch_size=4),
-            "valid": DataLoader(rows(make_samples(29, seed=1)), batch_size=4),
-            "one_more": DataLoader(rows(make_samples(29, seed=2)), batch_size=4),
-        },
-        callbacks={**callbacks, "count": CountCollectives(tmp_path)},
-        **quiet(),
-    )
+    keys = ("train", "valid", "one_more")
+    data = {key: DataLoader(rows(make_samples(29, seed=seed)), batch_size=4) for seed, key in enumerate(keys)}
+    callbacks["count"] = CountCollectives(tmp_path)
+    train(nn.Linear(1, 1), runner=PassOn(), num_processes=2, loaders=data, callbacks=callbacks, optimizer=None)
 
     counts = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     assert [each["train"] for each in counts] == [{"c10d::allreduce_": 1}] * 2

@@ -12,10 +12,11 @@ from torch.utils.data import DataLoader
 
 from runnerkit import dl, utils
 from runnerkit.engines.sharding.optimizer_shards import check_known
+from tests.engines.on_cpu import TwoStages, adam, ddp, difference, fsdp
 from tests.engines.together import together
 from tests.interrupt import Interrupt
 from tests.test_resume import Augmented
-from tests.tiny import NUM_CLASSES, NUM_FEATURES, loader, quiet, weights
+from tests.tiny import NUM_CLASSES, NUM_FEATURES, loader, train, weights
 
 SEED = 42  # the runner's default
 WIDTH = 9  # an odd number of rows, which two processes share unequally
@@ -53,30 +54,17 @@ def whole(**kwargs):
     return utils.initialize_parameters(make(**kwargs), seed=SEED)
 
 
-def meta(num_processes=2, **kwargs):
-    return dl.FullyShardedDataParallelEngine(
-        num_processes, device="cpu", timeout_s=60, **{"shard_modules": [Block], "init": "meta", **kwargs}
-    )
+def meta(**options):
+    return fsdp(**{"shard_modules": [Block], "init": "meta", **options})
 
 
-def ddp():
-    return dl.DistributedDataParallelEngine(2, device="cpu", timeout_s=60)
+FEW = {"train": loader(16, 4)}
+DATA = {"train": loader(80, 4, shuffle=True), "one": loader(1, 4), "valid": loader(41, 4)}
 
 
-def adam(model):
-    return torch.optim.Adam(model.parameters(), lr=0.01)
-
-
-def train(model, engine, *, runner=None, **kwargs):
-    arguments = {
-        "optimizer": adam(model),
-        "criterion": nn.CrossEntropyLoss(),
-        "loaders": {"train": loader(80, 4, shuffle=True), "one": loader(1, 4), "valid": loader(41, 4)},
-        "callbacks": [dl.AccuracyCallback("logits", "targets")],
-        **quiet(),
-        **kwargs,
-    }
-    return (runner or dl.SupervisedRunner()).train(model=model, engine=engine, **arguments)
+def fit(model, engine, **options):
+    options = {"callbacks": [dl.AccuracyCallback("logits", "targets")], "loaders": DATA, **options}
+    return train(model, engine=engine, **{"optimizer": adam(model), **options})
 
 
 class Largest(dl.Callback):
@@ -99,11 +87,10 @@ class Largest(dl.Callback):
         self._look(runner, "end")
 
     def _look(self, runner, when):
-        parameters = list(runner._stage.training_model.parameters())
-        self.held[when] = sum(
-            each.to_local().numel() if isinstance(each, DTensor) else each.numel() for each in parameters
-        )
-        self.own |= {each.device.type for each in runner.engine.unwrap(runner._stage.training_model).parameters()}
+        model = runner._stage.training_model
+        held = [each.to_local() if isinstance(each, DTensor) else each for each in model.parameters()]
+        self.held[when] = sum(each.numel() for each in held)
+        self.own |= {each.device.type for each in runner.engine.unwrap(model).parameters()}
 
 
 @pytest.fixture(scope="module")
@@ -130,11 +117,11 @@ def train_on_both(folder):
     largest, model, reference = Largest(), on_meta(), whole()
     checkpoint = dl.CheckpointCallback(folder, mode="runner")
     metric = dl.AccuracyCallback("logits", "targets")
-    runner = train(model, meta(), callbacks=[metric, largest, checkpoint], num_epochs=2, valid_every_steps=4)
-    theirs = train(reference, ddp(), num_epochs=2, valid_every_steps=4)
+    runner = fit(model, meta(), callbacks=[metric, largest, checkpoint], num_epochs=2, valid_every_steps=4)
+    theirs = fit(reference, ddp(), num_epochs=2, valid_every_steps=4)
     is_empty = all(each.is_meta for each in runner.model.parameters())
     runner.load(folder, which="last")
-    apart = (weights(runner.model) - weights(reference)).abs().max().item()
+    apart = difference(runner.model, reference)
     return apart, runner.experiment_metrics, theirs.experiment_metrics, largest.held, largest.own, is_empty
 
 
@@ -163,18 +150,12 @@ def test_no_process_has_the_whole_model(trained):
     assert is_empty
 
 
-class TwoStages(dl.SupervisedRunner):
-    """A runner that trains the same objects twice."""
-
-    stages = ("first", "second")
-
-
 def train_two_stages(folder):
     model, reference = on_meta(), whole()
-    runner = train(model, meta(), runner=TwoStages(), callbacks=[dl.CheckpointCallback(folder, mode="runner")])
-    train(reference, ddp(), runner=TwoStages())
+    runner = fit(model, meta(), runner=TwoStages(), callbacks=[dl.CheckpointCallback(folder, mode="runner")])
+    fit(reference, ddp(), runner=TwoStages())
     runner.load(folder, which="last")
-    return (weights(model) - weights(reference)).abs().max().item()
+    return difference(model, reference)
 
 
 def test_the_second_stage_goes_on_with_weights_and_moments_of_the_first(trained):
@@ -188,7 +169,7 @@ def train_by_hook(folder):
             return meta()
 
         def get_loaders(self, stage):
-            return {"train": loader(16, 4)}
+            return FEW
 
         def get_model(self, stage):
             return make()
@@ -208,8 +189,8 @@ def train_by_hook(folder):
     runner = Runner().run()
     is_empty = all(each.is_meta for each in runner.model.parameters())
     runner.load(folder, which="last")
-    train(reference := whole(), ddp(), loaders={"train": loader(16, 4)})
-    return is_empty, (weights(runner.model) - weights(reference)).abs().max().item()
+    fit(reference := whole(), ddp(), loaders=FEW)
+    return is_empty, difference(runner.model, reference)
 
 
 def test_a_hook_makes_the_model_as_for_any_engine(trained):
@@ -241,9 +222,8 @@ def write_sources(folder):
     save_file(state, folder / "weights.safetensors")
     warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as intended
     dcp.save(dict(state), checkpoint_id=folder / "dcp", no_dist=True)
-    dcp.save(
-        {"model": state, "optimizer": {"step": torch.ones(1)}}, checkpoint_id=folder / "dcp of a state", no_dist=True
-    )
+    whole = {"model": state, "optimizer": {"step": torch.ones(1)}}
+    dcp.save(whole, checkpoint_id=folder / "dcp of a state", no_dist=True)
     utils.save_checkpoint({"model_state_dict": state}, folder / "checkpoint.pth")
 
 
@@ -253,7 +233,7 @@ def load_from_everywhere(folder):
         start = dl.CheckpointCallback(folder / f"run of {name}", mode="runner", resume_model=folder / name)
         model = on_meta()
         still = torch.optim.SGD(model.parameters(), lr=0.0)
-        runner = train(model, meta(), optimizer=still, callbacks=[start], loaders={"train": loader(16, 4)})
+        runner = fit(model, meta(), optimizer=still, callbacks=[start], loaders=FEW)
         runner.load(folder / f"run of {name}", which="last")
         pairs = zip(runner.model.parameters(), random_weights().parameters(), strict=True)
         found[name] = all(torch.equal(mine, theirs) for mine, theirs in pairs)
@@ -269,16 +249,14 @@ def test_an_optimizer_whose_state_is_made_in_its_constructor_is_refused():
     """Adagrad's sums would stay on the meta device."""
     with utils.parameters_on_meta():
         model = nn.Linear(2, 2)
-    with pytest.raises(
-        ValueError, match="optimizer 'optimizer': Adagrad makes its state before parameters have values"
-    ):
+    with pytest.raises(ValueError, match="Adagrad makes its state before parameters have values"):
         check_known(torch.optim.Adagrad(model.parameters()), [*model.parameters()], key="optimizer")
 
 
 def test_any_engine_starts_with_a_folder_of_torch_distributed_checkpoint(tmp_path):
     """One process reads the whole model from it."""
     write_sources(tmp_path)
-    runner = train(whole(), dl.CPUEngine(), loaders={"train": loader(16, 4)})
+    runner = fit(whole(), dl.CPUEngine(), loaders=FEW)
 
     runner.load(tmp_path / "dcp of a state")
 
@@ -296,9 +274,8 @@ class Worse(dl.Callback):
 
 
 def load_the_best(folder):
-    checkpoint = dl.CheckpointCallback(
-        folder, loader_key="valid", metric_key="loss", minimize=True, mode="runner", load_best_on_end=True
-    )
+    best = {"loader_key": "valid", "metric_key": "loss", "minimize": True}
+    checkpoint = dl.CheckpointCallback(folder, mode="runner", load_best_on_end=True, **best)
     seen = []
 
     class Last(dl.Callback):
@@ -307,7 +284,7 @@ def load_the_best(folder):
 
     worse = Worse(order=dl.CallbackOrder.Internal)
     model = on_meta()
-    train(model, meta(), callbacks=[checkpoint, worse, Last(order=dl.CallbackOrder.External + 1)], num_epochs=3)
+    fit(model, meta(), callbacks=[checkpoint, worse, Last(order=dl.CallbackOrder.External + 1)], num_epochs=3)
     best = whole()
     best.load_state_dict(utils.load_checkpoint(folder / "checkpoints" / "best")["model_state_dict"])
     return [torch.equal(mine, theirs.chunk(2)[0]) for mine, theirs in zip(seen, best.parameters(), strict=True)]
@@ -321,12 +298,11 @@ def test_the_best_weights_are_loaded_by_shards(trained):
 
 def train_what_was_left_behind():
     model = on_meta()
-    train(model, meta(), loaders={"train": loader(8, 4)})
+    fit(model, meta(), loaders=FEW)
     try:
-        train(model, meta(), loaders={"train": loader(8, 4)})
+        fit(model, meta(), loaders=FEW)
     except ValueError as error:
         return str(error)
-    return ""
 
 
 def test_a_model_whose_weights_were_left_behind_does_not_start_anew(trained):
@@ -337,18 +313,11 @@ def test_a_model_whose_weights_were_left_behind_does_not_start_anew(trained):
 # Resuming.
 
 
-def run(logdir, engine, *, num_epochs=3, resume=None, callbacks=(), **kwargs):
-    model = kwargs.pop("model", None) or on_meta(dropout=0.2)
-    save = dl.CheckpointCallback(logdir, mode="runner", every_steps=3, **kwargs)
-    return train(
-        model,
-        engine,
-        loaders={"train": DataLoader(Augmented(40), batch_size=4, shuffle=True), "valid": loader(21, 4)},
-        callbacks={"save": save, **dict(callbacks)},
-        num_epochs=num_epochs,
-        resume=resume,
-        logdir=logdir,
-    )
+def run(logdir, engine, *, model=None, callbacks=(), asynchronous=False, **options):
+    save = dl.CheckpointCallback(logdir, mode="runner", every_steps=3, asynchronous=asynchronous)
+    data = {"train": DataLoader(Augmented(40), batch_size=4, shuffle=True), "valid": loader(21, 4)}
+    options = {"loaders": data, "callbacks": {"save": save, **dict(callbacks)}, "num_epochs": 3, **options}
+    return fit(model or on_meta(dropout=0.2), engine, logdir=logdir, **options)
 
 
 def weights_in(logdir):
@@ -419,10 +388,10 @@ def test_models_that_do_not_fit_are_named():
     with utils.parameters_on_meta():
         unfilled = Unfilled()
     with pytest.raises(ValueError, match=r"parameter 0.weight has a value, which init='meta' would drop"):
-        train(make(), meta())
+        fit(make(), meta())
     with pytest.raises(ValueError, match=r"no method gives scale initial values: .* reset_parameters\(\)"):
-        train(unfilled, meta())
+        fit(unfilled, meta())
     with torch.device("meta"):
         without_buffers = make()
     with pytest.raises(ValueError, match=r"buffer 1.shift is on the meta device, without a value"):
-        train(without_buffers, meta())
+        fit(without_buffers, meta())

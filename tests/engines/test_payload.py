@@ -12,9 +12,8 @@ import torch
 from torch import nn
 
 from runnerkit import dl
-from runnerkit.engines.launch import payload
 from runnerkit.engines.launch.payload import pack, remove_files, unpack
-from tests.tiny import loader, mlp, quiet, sgd
+from tests.tiny import train
 
 LOCK = threading.Lock()
 
@@ -56,34 +55,22 @@ def test_what_cannot_be_sent_is_named_by_its_path(tmp_path, value, path):
         pack(value, tmp_path / "payload")
 
 
-def test_objects_that_refer_to_each_other_are_searched_once(tmp_path, monkeypatch):
-    """The search for the culprit takes one attempt for each reference, not for each path of references."""
-    agents = [SimpleNamespace(number=number) for number in range(9)]
+def test_objects_that_refer_to_each_other_are_searched_once(tmp_path):
+    """An attempt for each path of references, of which there are billions here, would never end."""
+    agents = [SimpleNamespace(number=number) for number in range(14)]
     for each in agents:
         each.peers = agents
     owner = SimpleNamespace(agents=agents, lock=threading.Lock())
     for each in agents:
         each.owner = owner
-    attempts = []
-    refused = payload._is_refused
-    monkeypatch.setattr(payload, "_is_refused", lambda value: attempts.append(value) or refused(value))
 
     with pytest.raises(TypeError, match=r"^runner\.lock is a lock"):
         pack(owner, tmp_path / "payload")
-
-    assert len(attempts) < 100
 
 
 def there_and_back(value, folder):
     pack(value, folder / "payload")
     return unpack(folder / "payload")
-
-
-def test_a_lambda_arrives_as_it_was(tmp_path):
-    """A lambda keeps the objects it refers to."""
-    factor = 3
-
-    assert there_and_back(lambda x: factor * x, tmp_path)(2) == 6
 
 
 @pytest.mark.parametrize("size", [10, 1_000_000], ids=["in the pickle", "beside it"])
@@ -152,14 +139,9 @@ class LookBehind(dl.Callback):
 def test_the_files_are_gone_once_all_processes_have_read_them(tmp_path):
     """Otherwise a killed run would leave them, and with temporary files in memory, data sets would take twice the
     space."""
-    path, model = tmp_path / "note", mlp()
+    train(num_processes=2, callbacks=[LookBehind(tmp_path / "note")])
 
-    dl.SupervisedRunner().train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), loaders={"train": loader(16, 4)},
-        callbacks=[LookBehind(path)], ddp=True, cpu=True, **quiet(),
-    )  # fmt: skip
-
-    assert path.read_text() == ""
+    assert (tmp_path / "note").read_text() == ""
 
 
 class Counting(torch.optim.SGD):

@@ -8,11 +8,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from runnerkit import dl
+from tests.tiny import train
 
-ENGINES = [
-    dl.DistributedDataParallelEngine,
-    pytest.param(dl.HorovodEngine, marks=pytest.mark.horovod),
-]
+ENGINES = [dl.DistributedDataParallelEngine, pytest.param(dl.HorovodEngine, marks=pytest.mark.horovod)]
 
 
 def words(num_samples):
@@ -54,9 +52,8 @@ def test_a_process_without_a_sample_moves_no_row(engine, kind):
     expected = copy.deepcopy(model)
     by_hand(expected, data, batch_size=4)
 
-    dl.SupervisedRunner().train(
-        model=model, criterion=nn.MSELoss(), optimizer=torch.optim.SparseAdam(model.parameters(), lr=0.1),
-        loaders={"train": DataLoader(data, batch_size=2)}, num_epochs=2, engine=engine(2, device="cpu"),
-    )  # fmt: skip
+    options = {"criterion": nn.MSELoss(), "optimizer": torch.optim.SparseAdam(model.parameters(), lr=0.1)}
+    batches = {"train": DataLoader(data, batch_size=2)}
+    train(model, loaders=batches, num_epochs=2, engine=engine(2, device="cpu"), **options)
 
     torch.testing.assert_close(model.table.weight, expected.table.weight, rtol=0, atol=1e-12)

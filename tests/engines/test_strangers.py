@@ -17,9 +17,8 @@ NOBODY = 65534
 SCRIPT = """
 import os, sys, time
 from pathlib import Path
-from torch import nn
 from runnerkit import dl
-from tests.tiny import loader, mlp, sgd
+from tests.tiny import loader, train
 
 folder = Path(sys.argv[1])
 
@@ -35,11 +34,7 @@ class Fails(dl.Callback):
                 time.sleep(0.01)
             raise LookupError("in rank one")
 
-model = mlp()
-dl.SupervisedRunner().train(
-    model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), loaders={"train": loader(80, 2)},
-    callbacks=[Fails()], loggers={"console": None}, ddp=True, cpu=True,
-)
+train(loaders={"train": loader(80, 2)}, callbacks=[Fails()], ddp=True, cpu=True)
 """
 
 

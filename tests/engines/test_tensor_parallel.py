@@ -8,12 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    PrepareModuleInput,
-    RowwiseParallel,
-    SequenceParallel,
-)
+from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel
 
 from benchmarks.results import write_section
 from runnerkit import dl, utils
@@ -35,10 +30,17 @@ from tests.engines.together import together
 from tests.interrupt import Interrupt
 from tests.tiny import weights
 
+
+class BySamples(Runner):
+    """A runner whose loss is a mean over samples and positions; a batch weighs as many as it has samples."""
+
+    weights_tokens = False
+
+
 MESHES = {"2 x 2": (2, 4), "4 x 1": (1, 2), "1 x 4": (4, 8)}  # by data x tensor: tensor_parallel, batch_size
 SETTINGS = {
     "token weights": {},
-    "sample weights": {"runner": "by samples"},
+    "sample weights": {"runner": BySamples},
     "clipping": {"clip": 0.1},
     "accumulation": {"accumulate": 2},
     "clipping, accumulation, dropout": {"clip": 0.1, "accumulate": 2, "dropout": 0.2},
@@ -58,19 +60,18 @@ SEQUENCE_PLAN = {
 }
 
 
-class BySamples(Runner):
-    """A runner whose loss is a mean over samples and positions; a batch weighs as many as it has samples."""
-
-    weights_tokens = False
+def make(kind=Transformer, **kwargs):
+    return utils.initialize_parameters(kind(**kwargs), seed=SEED)
 
 
-def make(**kwargs):
-    return utils.initialize_parameters(Transformer(**kwargs), seed=SEED)
+def on_meta(kind=Transformer, **kwargs):
+    with utils.parameters_on_meta():
+        return kind(**kwargs)
 
 
-def run(engine, *, model=None, runner=None, **kwargs):
+def run(engine, *, model=None, **kwargs):
     model = model or make(dropout=kwargs.get("dropout", 0.0))
-    trained = train(engine, model=model, runner=BySamples() if runner else None, **kwargs)
+    trained = train(engine, model=model, **kwargs)
     return weights(model), trained.experiment_metrics, trained.sample_step
 
 
@@ -101,8 +102,7 @@ def see_dropouts():
 
 
 def train_on_meta(folder):
-    with utils.parameters_on_meta():
-        model = Transformer()
+    model = on_meta()
     save = dl.CheckpointCallback(folder, mode="runner")
     runner = train(mesh(4, 2, init="meta"), model=model, batch_size=4, callbacks={"save": save})
     runner.load(folder, which="last")
@@ -173,9 +173,8 @@ def test_random_numbers_agree_where_activations_do_and_differ_where_they_do(trai
     """Ranks 0 and 1 work on the same samples; within a divided network, "random_apart" gives each its own numbers."""
     dropped = trained["dropouts"]
 
-    assert dropped[0].keys() == {
-        f"blocks.{block}.{name}" for block in range(2) for name in ("dropout", "inner_dropout")
-    }
+    names = ("dropout", "inner_dropout")
+    assert dropped[0].keys() == {f"blocks.{block}.{name}" for block in range(2) for name in names}
     for name, mask in dropped[0].items():
         assert (dropped[1][name] == mask) == ("inner" not in name), name
         assert dropped[2][name] != mask, "rank 2 works on other samples"
@@ -185,15 +184,9 @@ def test_random_numbers_agree_where_activations_do_and_differ_where_they_do(trai
 # Checkpoints.
 
 
-def save_run(folder, engine, *, num_epochs=2, resume=None, model=None, **kwargs):
-    save = dl.CheckpointCallback(folder, mode="runner", every_steps=2, asynchronous=kwargs.pop("asynchronous", False))
-    callbacks = {"save": save, **kwargs.pop("callbacks", {})}
-    return run(engine, model=model, num_epochs=num_epochs, resume=resume, logdir=folder, callbacks=callbacks, **kwargs)
-
-
-def on_meta(**kwargs):
-    with utils.parameters_on_meta():
-        return Transformer(**kwargs)
+def save_run(folder, engine, *, asynchronous=False, callbacks=None, **kwargs):
+    save = dl.CheckpointCallback(folder, mode="runner", every_steps=2, asynchronous=asynchronous)
+    return run(engine, logdir=folder, callbacks={"save": save, **(callbacks or {})}, **kwargs)
 
 
 def save_and_resume_with_whole_models(folder):
@@ -202,17 +195,16 @@ def save_and_resume_with_whole_models(folder):
 
 
 def save_and_resume(folder):
-    engine = {"init": "meta"}
-    dropout = {"dropout": 0.2, "inner_dropout": 0.2}
-    save_run(folder / "all", mesh(4, 2, **engine), model=on_meta(**dropout), batch_size=4)
+    def save(name, *, dropout=0.2, **kwargs):
+        model = on_meta(dropout=dropout, inner_dropout=dropout)
+        save_run(folder / name, mesh(4, 2, init="meta"), model=model, batch_size=4, **kwargs)
+
+    save("all")
     try:
-        stop = {"stop": Interrupt(6)}
-        save_run(folder / "killed", mesh(4, 2, **engine), model=on_meta(**dropout), batch_size=4, callbacks=stop)
+        save("killed", callbacks={"stop": Interrupt(6)})
     except KeyboardInterrupt:
-        save_run(
-            folder / "killed", mesh(4, 2, **engine), model=on_meta(**dropout), batch_size=4, resume=folder / "killed"
-        )
-    save_run(folder / "first", mesh(4, 2, **engine), model=on_meta(), batch_size=4, num_epochs=1)
+        save("killed", resume=folder / "killed")
+    save("first", dropout=0.0, num_epochs=1)
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
 
@@ -286,22 +278,20 @@ INNER_PLAN = {"up": "colwise", "down": "rowwise"}
 
 
 def run_inner(engine, *, tied=False, **kwargs):
-    return run(engine, model=utils.initialize_parameters(Inner(tied), seed=SEED), **kwargs)
+    return run(engine, model=make(Inner, tied=tied), **kwargs)
 
 
 def run_tied_on_meta(plan):
-    with utils.parameters_on_meta():
-        model = Inner(tied=True)
     engine = mesh(4, 2, plan=plan, init="meta", shard_modules=None, shard_min_parameters=10**6)
-    return train(engine, model=model, batch_size=4).experiment_metrics
+    return train(engine, model=on_meta(Inner, tied=True), batch_size=4).experiment_metrics
 
 
 @pytest.fixture(scope="module")
 def inner():
     """Train with the gradients of both inner layers summed, predict, and train with those of the norm left out."""
 
-    def refused(plan, **kwargs):
-        model = utils.initialize_parameters(Inner(kwargs.pop("tied", False)), seed=SEED)
+    def refused(plan, *, tied=False, **kwargs):
+        model = make(Inner, tied=tied)
         try:
             train(mesh(4, 2, plan=plan, shard_modules=None), model=model, batch_size=4, **kwargs)
         except ValueError as error:
@@ -315,7 +305,7 @@ def inner():
             "tied": run_inner(mesh(4, 2, plan=tied, shard_modules=None), batch_size=4, tied=True),
             "tied on meta": run_tied_on_meta(tied),
             "without the norm": refused({**INNER_PLAN, "act": "sum_gradients"}),
-            "a part of the output": refused({**plan, "head": "colwise"}, runner=LowTokens()),
+            "a part of the output": refused({**plan, "head": "colwise"}, runner=LowTokens),
             "one of two tied": refused({**plan, "tokens": "embedding"}, tied=True),
         }
 
@@ -392,15 +382,12 @@ class LlamaRunner(dl.Runner):
 
 
 def train_llama(engine=None, *, tied, **kwargs):
+    model = make(make_llama, tied=tied) if engine else on_meta(make_llama, tied=tied)
     if engine is None:
         from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
         engine = mesh(4, 2, plan=None, shard_modules=[LlamaDecoderLayer], init="meta")
-        with utils.parameters_on_meta():
-            model = make_llama(tied)
-    else:
-        model = utils.initialize_parameters(make_llama(tied), seed=SEED)
-    return train(engine, runner=LlamaRunner(), model=model, seed=SEED, **kwargs).experiment_metrics
+    return train(engine, runner=LlamaRunner, model=model, seed=SEED, **kwargs).experiment_metrics
 
 
 @pytest.mark.slow
@@ -432,37 +419,28 @@ class Two:
         return 0
 
 
+NARROW = torch.nn.Sequential(torch.nn.Linear(4, 1), torch.nn.Embedding(1, 4))
+OUTSIDE = torch.nn.Sequential(torch.nn.MultiheadAttention(4, 2))  # its output layer is never called
+
+
 @pytest.mark.parametrize(
-    ("plan", "message"),
+    ("model", "plan", "message"),
     [
-        (None, r"tensor_parallel=2 needs plan=\{.*\}, as Transformer does not bring one"),
-        ({"head": "columns"}, r"'head' has the unknown style 'columns'; use .* one of colwise, rowwise"),
-        (
-            {"*norm*": "sequence"},
-            r"plan: 'blocks.0.norms' is a ModuleList with .* but SequenceParallel is the style of one",
-        ),
-        ({"head": "colwise"}, r"plan: 'head' has out_features=11, which tensor_parallel=2 does not divide"),
+        (None, None, r"tensor_parallel=2 needs plan=\{.*\}, as Transformer does not bring one"),
+        (None, {"head": "columns"}, r"'head' has the unknown style 'columns'; use .* one of colwise, rowwise"),
+        (None, {"*norm*": "sequence"}, "'blocks.0.norms' is a ModuleList .* but SequenceParallel is the style of one"),
+        (None, {"head": "colwise"}, "plan: 'head' has out_features=11, which tensor_parallel=2 does not divide"),
+        (NARROW, {"0": "colwise_gather"}, "'0' has out_features=1, which tensor_parallel=2 does not divide"),
+        (NARROW, {"1": "embedding"}, "'1' has num_embeddings=1, which tensor_parallel=2 does not divide"),
+        (None, {"norm": "colwise"}, "plan: ColwiseParallel cannot divide 'norm', a LayerNorm"),
+        (None, {"norm": "random_apart", "n*m": "random_apart"}, r"plan: 'norm' and 'n\*m' both give 'norm' a style"),
+        (OUTSIDE, {"0.out_proj": "rowwise"}, "MultiheadAttention computes with the weights of '0.out_proj' itself"),
     ],
 )
-def test_plans_that_do_not_fit_are_named(plan, message):
-    """The error says what would fit."""
+def test_plans_that_do_not_fit_are_named(model, plan, message):
+    """The error says what would fit; torch does not name the layer."""
     with pytest.raises(ValueError, match=message):
-        parallelize(Transformer(), Two(), plan)
-
-
-def test_a_layer_narrower_than_the_group_is_named():
-    """Each process would have less than a row, also where outputs are gathered."""
-    model = torch.nn.Sequential(torch.nn.Linear(4, 1), torch.nn.Embedding(1, 4))
-    with pytest.raises(ValueError, match="'0' has out_features=1, which tensor_parallel=2 does not divide"):
-        parallelize(model, Two(), {"0": "colwise_gather"})
-    with pytest.raises(ValueError, match="'1' has num_embeddings=1, which tensor_parallel=2 does not divide"):
-        parallelize(model, Two(), {"1": "embedding"})
-
-
-def test_a_style_for_other_layers_is_refused():
-    """Torch does not name the layer."""
-    with pytest.raises(ValueError, match="plan: ColwiseParallel cannot divide 'norm', a LayerNorm"):
-        parallelize(Transformer(), Two(), {"norm": "colwise"})
+        parallelize(model or Transformer(), Two(), plan)
 
 
 def test_a_pattern_must_match_in_one_of_the_models():
@@ -475,24 +453,15 @@ def test_a_pattern_must_match_in_one_of_the_models():
         check_patterns(unmatched, models)
 
 
-def test_a_layer_has_one_style():
-    """Torch refuses a second one without naming the layer."""
-    with pytest.raises(ValueError, match=r"plan: 'norm' and 'n\*m' both give 'norm' a style"):
-        parallelize(Transformer(), Two(), {"norm": "random_apart", "n*m": "random_apart"})
-
-
-def test_attention_that_computes_with_weights_itself_is_refused():
-    """Its output layer is never called."""
-    model = torch.nn.Sequential(torch.nn.MultiheadAttention(4, 2))
-    with pytest.raises(ValueError, match=r"nn.MultiheadAttention computes with the weights of '0.out_proj' itself"):
-        parallelize(model, Two(), {"0.out_proj": "rowwise"})
-
-
-def test_bad_arguments_are_refused_where_they_are_given():
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"tensor_parallel": 3}, "tensor_parallel must divide the number of processes, got 3 for 4"),
+        ({"replicas": 2, "tensor_parallel": 4}, "replicas=2 times tensor_parallel=4 must divide the number of"),
+        ({}, "plan acts on the processes of tensor_parallel=2 or more"),
+    ],
+)
+def test_bad_arguments_are_refused_where_they_are_given(arguments, message):
     """The errors are raised before processes start."""
-    with pytest.raises(ValueError, match="tensor_parallel must divide the number of processes, got 3 for 4"):
-        dl.FullyShardedDataParallelEngine(4, tensor_parallel=3, plan=PLAN)
-    with pytest.raises(ValueError, match="replicas=2 times tensor_parallel=4 must divide the number of processes, 4"):
-        dl.FullyShardedDataParallelEngine(4, replicas=2, tensor_parallel=4, plan=PLAN)
-    with pytest.raises(ValueError, match="plan acts on the processes of tensor_parallel=2 or more"):
-        dl.FullyShardedDataParallelEngine(4, plan=PLAN)
+    with pytest.raises(ValueError, match=message):
+        dl.FullyShardedDataParallelEngine(4, plan=PLAN, **arguments)

@@ -2,11 +2,10 @@
 
 import pandas as pd
 import pytest
-from torch import nn
 
 from runnerkit import dl
 from tests.launchers.jobs import Jobs, wait_until
-from tests.tiny import loader, mlp, quiet, sgd, weights
+from tests.tiny import loader, train, weights
 
 
 @pytest.fixture
@@ -47,19 +46,9 @@ class PlainPython:
 
     @staticmethod
     def _train(engine, num_epochs, logdir):
-        model = mlp()
-        dl.SupervisedRunner().train(
-            model=model,
-            criterion=nn.CrossEntropyLoss(),
-            optimizer=sgd(model),
-            num_epochs=num_epochs,
-            loaders={"train": loader(64, 8, shuffle=True), "valid": loader(21, 8)},
-            logdir=logdir,
-            resume="auto",
-            engine=engine,
-            **quiet(),
-        )
-        return weights(model)
+        data = {"train": loader(64, 8, shuffle=True), "valid": loader(21, 8)}
+        options = {"num_epochs": num_epochs, "loaders": data, "logdir": logdir, "resume": "auto"}
+        return weights(train(engine=engine, **options).model)
 
     @staticmethod
     def _logs(logdir):

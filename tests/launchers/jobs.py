@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -126,10 +125,6 @@ class Job:
         return wait_until(
             lambda: re.search(pattern, self.output), timeout_s, lambda: f"no {pattern!r} in:\n{self.output}"
         )
-
-    def kill(self, number=signal.SIGKILL):
-        """Send a signal to the command itself."""
-        self.process.send_signal(number)
 
 
 def wait_until(condition, timeout_s, what):

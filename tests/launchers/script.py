@@ -6,10 +6,9 @@ import time
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from runnerkit import dl
-from tests.tiny import loader, mlp, sgd
+from tests.tiny import loader, mlp, train
 
 
 def say(runner, words):
@@ -36,18 +35,10 @@ class Hold(dl.Callback):
 
 logdir, num_epochs, held_epoch, timeout_s = sys.argv[1:]
 model = mlp()
-runner = dl.SupervisedRunner().train(
-    model=model,
-    criterion=nn.CrossEntropyLoss(),
-    optimizer=sgd(model),
-    loaders={"train": loader(64, 8, shuffle=True), "valid": loader(21, 8)},
-    callbacks=[Hold(int(held_epoch))],
-    num_epochs=int(num_epochs),
-    logdir=logdir,
-    resume="auto",
-    loggers={"console": None, "tensorboard": None},
-    engine=dl.DistributedDataParallelEngine(device="cpu", timeout_s=float(timeout_s)),
-)
+data = {"train": loader(64, 8, shuffle=True), "valid": loader(21, 8)}
+engine = dl.DistributedDataParallelEngine(device="cpu", timeout_s=float(timeout_s))
+options = {"num_epochs": int(num_epochs), "logdir": logdir, "resume": "auto", "loggers": {"tensorboard": None}}
+runner = train(model, loaders=data, callbacks=[Hold(int(held_epoch))], engine=engine, **options)
 assert runner.model is model
 assert runner.epoch_metrics["valid"]["loss"] > 0
 torch.save(model.state_dict(), f"{logdir}/rank{runner.engine.rank}.pth")

@@ -6,10 +6,10 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 
 from tests.free_port import free_ports
+from tests.launchers.jobs import wait_until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "sinfo", "unshare")
 NODES = ("node1", "node2")
@@ -131,13 +131,8 @@ class Slurm:
         except subprocess.CalledProcessError:
             return 0  # the controller is not running yet
 
-    def _wait_until(self, condition, timeout_s=60):
-        deadline = time.monotonic() + timeout_s
-        while not condition():
-            if time.monotonic() > deadline:
-                logs = "\n".join(f"{path.name}:\n{path.read_text()}" for path in self.folder.glob("*.log"))
-                raise AssertionError(f"the cluster did not start:\n{logs}")
-            time.sleep(0.1)
+    def _wait_until(self, condition):
+        wait_until(condition, 60, lambda: [f"{path.name}:\n{path.read_text()}" for path in self.folder.glob("*.log")])
 
 
 def _program(name):

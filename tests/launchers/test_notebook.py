@@ -11,7 +11,7 @@ DEFINITIONS = """
 import torch
 from torch import nn
 from runnerkit import dl
-from tests.tiny import loader, sgd, mlp, quiet
+from tests.tiny import loader, mlp, train
 
 class Net(nn.Module):
     def __init__(self):
@@ -27,10 +27,8 @@ class Counter(dl.Callback):
 """
 TRAINING = """
 model = Net()
-runner = dl.SupervisedRunner().train(
-    model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), num_epochs=2, callbacks=[Counter()],
-    loaders={"train": loader(64, 8, shuffle=True), "valid": loader(21, 8)}, ddp=True, cpu=True, **quiet(),
-)
+loaders = {"train": loader(64, 8, shuffle=True), "valid": loader(21, 8)}
+runner = train(model, num_epochs=2, callbacks=[Counter()], loaders=loaders, ddp=True, cpu=True)
 torch.save(model.layers.state_dict(), "weights.pth")
 runner.engine.num_processes, runner.num_seen
 """
@@ -40,10 +38,7 @@ class Refuses(dl.Callback):
         raise ArithmeticError(f"rank {runner.engine.rank} refuses")
 
 try:
-    dl.SupervisedRunner().train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), callbacks=[Refuses()],
-        loaders={"train": loader(64, 8)}, ddp=True, cpu=True, **quiet(),
-    )
+    train(model, callbacks=[Refuses()], ddp=True, cpu=True)
 except ArithmeticError as error:
     print(type(error.__cause__).__name__)
 """

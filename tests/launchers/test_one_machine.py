@@ -6,17 +6,10 @@ import shutil
 import pytest
 
 from tests.launchers.docs import commands, outputs
+from tests.launchers.test_process_environment import SRUN
 
 needs_mpirun = pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun: apt-get install openmpi-bin")
-FAKE_SLURM = {
-    "SLURM_JOB_ID": "1",
-    "SLURM_STEP_ID": "0",
-    "SLURM_PROCID": "0",
-    "SLURM_LOCALID": "0",
-    "SLURM_NTASKS": "2",
-    "SLURM_STEP_NUM_TASKS": "2",
-    "SLURM_STEP_NODELIST": "nowhere[1-2]",
-}
+FAKE_SLURM = SRUN | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2"}
 # By default, mpirun refuses to run as root or with more processes than cores.
 AS_ROOT = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -26,50 +19,23 @@ AS_ROOT = {
 
 
 @pytest.mark.slow
-def test_plain_python(jobs, expected):
-    """The command gives the reference results."""
-    [command] = commands("Plain python")
-
-    job = jobs.start(command)
-
-    assert job.wait() == 0, job.output
-    jobs.assert_weights(expected(2), num_ranks=1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("heading", ["torchrun on one machine", "python -m torch.distributed.launch"])
-def test_torchrun(jobs, expected, heading):
-    """Two processes train under torchrun's current and former name."""
+@pytest.mark.parametrize(
+    ("heading", "variables"),
+    [
+        ("Plain python", {}),
+        ("torchrun on one machine", {}),
+        ("python -m torch.distributed.launch", {}),  # its former name
+        pytest.param("mpirun on one machine", {**AS_ROOT, **FAKE_SLURM}, marks=needs_mpirun),  # within a Slurm job
+    ],
+)
+def test_each_command_gives_the_weights_of_plain_python(jobs, expected, heading, variables):
+    """Two processes train, which plain python starts itself. See test_taken_ports.py for more."""
     [command] = commands(heading)
 
-    job = jobs.start(command)
+    job = jobs.start(command, variables=variables)
 
     assert job.wait() == 0, job.output
-    jobs.assert_weights(expected(2))
-
-
-@pytest.mark.slow
-def test_torchrun_without_a_shared_store(jobs, expected):
-    """With torch's switch, MASTER_PORT is a free port on which rank zero itself listens."""
-    [command] = commands("torchrun on one machine")
-
-    job = jobs.start(command, variables={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
-
-    assert job.wait() == 0, job.output
-    jobs.assert_weights(expected(2))
-
-
-@pytest.mark.slow
-@needs_mpirun
-@pytest.mark.parametrize("variables", [{}, FAKE_SLURM], ids=["alone", "within Slurm"])
-def test_mpirun(jobs, expected, variables):
-    """Two processes train under mpirun, even if mpirun itself runs in a Slurm job."""
-    [command] = commands("mpirun on one machine")
-
-    job = jobs.start(command, variables={**AS_ROOT, **variables})
-
-    assert job.wait() == 0, job.output
-    jobs.assert_weights(expected(2))
+    jobs.assert_weights(expected(2), num_ranks=1 if heading == "Plain python" else 2)
 
 
 @pytest.mark.slow

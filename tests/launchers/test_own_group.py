@@ -4,12 +4,12 @@ import os
 
 import pytest
 import torch.distributed as dist
-from torch import nn
 
 from runnerkit import dl
 from runnerkit.engines.process_environment import ProcessEnvironment
+from tests.engines.on_cpu import ddp
 from tests.launchers.docs import scripts
-from tests.tiny import loader, mlp, quiet, sgd, weights
+from tests.tiny import train, weights
 
 SPAWN = """
 import runpy
@@ -68,37 +68,23 @@ def lone_group(monkeypatch):
     dist.destroy_process_group()
 
 
-def train(engine):
-    model = mlp()
-    dl.SupervisedRunner().train(
-        model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), loaders={"train": loader(16, 4)},
-        engine=engine, **quiet(),
-    )  # fmt: skip
-    return weights(model)
-
-
 def test_a_group_of_one_process_is_one_process(lone_group):
     """It trains in this process, as on the CPU, and does not destroy the group."""
-    engine = dl.DistributedDataParallelEngine(2, device="cpu")
+    engine = ddp()
 
-    assert train(engine).equal(train(dl.CPUEngine()))
+    assert weights(train(engine=engine).model).equal(weights(train().model))
     assert ProcessEnvironment.read().launcher == "init_process_group"
     assert engine.num_processes == 1 and dist.is_initialized()
 
 
 def test_a_launcher_is_asked_before_the_group(lone_group, monkeypatch):
     """A contradiction is an error, as the ranks in logs and in collectives would differ."""
-    for name, value in {
-        "RANK": "1",
-        "LOCAL_RANK": "1",
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "a",
-        "MASTER_PORT": "1",
-    }.items():
+    variables = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
 
     with pytest.raises(ValueError, match=r"made this process rank 0 of 1, but the launcher rank 1 of 2: unset RANK"):
-        train(dl.DistributedDataParallelEngine(device="cpu"))
+        train(engine=dl.DistributedDataParallelEngine(device="cpu"))
 
 
 def test_a_world_size_alone_does_not_hide_the_group(lone_group, monkeypatch):

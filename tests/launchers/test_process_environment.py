@@ -12,30 +12,13 @@ from runnerkit.engines.process_environment import STORE_VARIABLE, ProcessEnviron
 
 TORCH = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "host0", "MASTER_PORT": "29500"}
 TORCHRUN = {**TORCH, "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_USE_AGENT_STORE": "True"}
-MPIRUN = {
-    "OMPI_COMM_WORLD_RANK": "3",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-    "OMPI_COMM_WORLD_SIZE": "4",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
-    "PMIX_NAMESPACE": "3141",
-}
-SRUN = {
-    "SLURM_JOB_ID": "7",
-    "SLURM_STEP_ID": "0",
-    "SLURM_PROCID": "3",
-    "SLURM_LOCALID": "1",
-    "SLURM_NTASKS": "4",
-    "SLURM_STEP_NUM_TASKS": "4",
-    "SLURM_STEP_NODELIST": "gpu[07-08]",
-}
+NAMES_OF_MPI = [f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "LOCAL_RANK", "SIZE", "LOCAL_SIZE")]
+MPIRUN = {**dict(zip(NAMES_OF_MPI, "3144", strict=True)), "PMIX_NAMESPACE": "3141"}
+STEP = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NODELIST": "gpu[07-08]"}
+SRUN = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NTASKS": "4", **STEP}
 HOROVODRUN = {"HOROVOD_RANK": "3", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_SIZE": "4"}
 # As set by Horovod 0.28.1 with --mpi on Open MPI: options for mpirun, but no Horovod variables.
-HOROVODRUN_MPI = {
-    **MPIRUN,
-    "OMPI_MCA_pml": "ob1",
-    "OMPI_MCA_btl": "^openib",
-    "OMPI_MCA_orte_tag_output": "1",
-}
+HOROVODRUN_MPI = {**MPIRUN, "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^openib", "OMPI_MCA_orte_tag_output": "1"}
 PREFIXES = (
     "RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMIX_", "HOROVOD_",
 )  # fmt: skip
@@ -113,9 +96,7 @@ ELSEWHERE = {"MASTER_ADDR": "host0", "MASTER_PORT": "29500"}
         "srun", "srun on two machines", "mpirun in a step", "mpirun across steps",
     ],
 )  # fmt: skip
-def test_only_the_launchers_own_variables_tell_that_the_job_is_on_one_machine(
-    environment, variables, is_on_one_machine
-):
+def test_the_launchers_own_variables_tell_that_the_job_is_on_one_machine(environment, variables, is_on_one_machine):
     """`srun -N1 torchrun --nnodes=2`, once per machine, is a job on two machines in steps of one."""
     environment(variables)
 
@@ -206,33 +187,27 @@ def test_a_wrong_environment_names_variable_value_and_expectation(environment, v
         ProcessEnvironment.read()
 
 
-def test_mpirun_on_several_machines_must_say_where_they_meet(environment):
-    """Open MPI does not provide an address to its processes; Horovod over MPI does not need one."""
-    environment({**MPIRUN, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"})
-    engine = dl.DistributedDataParallelEngine(device="cpu")
-
-    with pytest.raises(
-        ValueError, match=r"MASTER_ADDR or MASTER_PORT is not set, but mpirun .* -x MASTER_ADDR=HOST_OF"
-    ):
-        engine.setup()
-
-
-def test_horovodrun_tells_no_address_for_ddp(environment):
-    """Horovod's engine does not need one; other engines say which launcher to use."""
-    environment(HOROVODRUN)
-    engine = dl.DistributedDataParallelEngine(device="cpu")
-
-    with pytest.raises(ValueError, match=r"horovodrun started this process without a meeting point.* HorovodEngine"):
-        engine.setup()
-
-
-def test_an_address_that_does_not_resolve_is_told_at_once(environment):
+@pytest.mark.parametrize(
+    ("variables", "error", "message"),
+    [
+        (
+            {**MPIRUN, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, ValueError,
+            r"MASTER_ADDR or MASTER_PORT is not set, but mpirun .* -x MASTER_ADDR=HOST_OF",
+        ),
+        (HOROVODRUN, ValueError, r"horovodrun started this process without a meeting point.* HorovodEngine"),
+        (
+            {**TORCH, "MASTER_ADDR": "no-such-host.invalid"}, ConnectionError,
+            r"no-such-host\.invalid:29500 \(the launcher\): .*set MASTER_ADDR",
+        ),
+    ],
+    ids=["mpirun on several machines", "horovodrun", "a host that does not resolve"],
+)  # fmt: skip
+def test_a_missing_or_wrong_meeting_point_is_told_at_once(environment, variables, error, message):
     """The error does not wait for the ten minutes' timeout of the rendezvous."""
-    environment({**TORCH, "MASTER_ADDR": "no-such-host.invalid"})
-    engine = dl.DistributedDataParallelEngine(device="cpu")
+    environment(variables)
 
-    with pytest.raises(ConnectionError, match=r"no-such-host\.invalid:29500 \(the launcher\): .*set MASTER_ADDR"):
-        engine.setup()
+    with pytest.raises(error, match=message):
+        dl.DistributedDataParallelEngine(device="cpu").setup()
 
 
 @pytest.mark.parametrize(
@@ -251,28 +226,21 @@ def test_the_first_host_of_a_node_list(nodelist, host):
     assert first_host(nodelist) == host
 
 
+PLACE = {"rank": 3, "local_rank": 1, "world_size": 4}
+MEETING_PORT = 12000 + zlib.crc32(b"3141") // 16384 % 16384
+
+
 @pytest.mark.parametrize(
     ("variables", "launcher"),
     [
         ({}, {"name": "plain python"}),
-        (
-            TORCHRUN,
-            {
-                "name": "torchrun", "rank": 3, "local_rank": 1, "world_size": 4, "address": "host0", "port": 29500
-            },
-        ),
-        (
-            MPIRUN,
-            {
-                "name": "mpirun", "rank": 3, "local_rank": 1, "world_size": 4, "address": "127.0.0.1",
-                "port": 12000 + zlib.crc32(b"3141") // 16384 % 16384,
-            },
-        ),
-        (HOROVODRUN, {"name": "horovodrun", "rank": 3, "local_rank": 1, "world_size": 4}),
-        ({**MPIRUN, **HOROVODRUN}, {"name": "horovodrun", "rank": 3, "local_rank": 1, "world_size": 4}),
+        (TORCHRUN, {"name": "torchrun", **PLACE, "address": "host0", "port": 29500}),
+        (MPIRUN, {"name": "mpirun", **PLACE, "address": "127.0.0.1", "port": MEETING_PORT}),
+        (HOROVODRUN, {"name": "horovodrun", **PLACE}),
+        ({**MPIRUN, **HOROVODRUN}, {"name": "horovodrun", **PLACE}),
     ],
     ids=["plain python", "torchrun", "mpirun", "horovodrun", "horovodrun in mpirun"],
-)  # fmt: skip
+)
 def test_env_prints_the_launcher_and_the_place(environment, capsys, variables, launcher):
     """The output also has versions and hardware."""
     environment(variables)

@@ -1,4 +1,6 @@
-"""Training under a real Slurm on this machine: srun on one and two nodes, and requeued jobs."""
+"""Training under a real Slurm on this machine: steps and requeued jobs; see test_taken_ports.py for plain srun."""
+
+import json
 
 import pandas as pd
 import pytest
@@ -20,17 +22,6 @@ def slurm():
         yield slurm
 
 
-@pytest.mark.parametrize("heading", ["Slurm, one machine", "Slurm, several machines"])
-def test_srun_gives_the_weights_of_plain_python(jobs, slurm, expected, heading):
-    """Tasks run on one node, or on two that find each other by the node list."""
-    [command] = commands(heading)
-
-    job = jobs.start(command, variables=slurm.environment)
-
-    assert job.wait() == 0, job.output
-    jobs.assert_weights(expected(2))
-
-
 def test_a_step_is_smaller_than_its_allocation(jobs, slurm):
     """The step's number of tasks counts; the batch script itself is a separate process."""
     (jobs.folder / "job.sh").write_text(
@@ -42,14 +33,10 @@ def test_a_step_is_smaller_than_its_allocation(jobs, slurm):
     job = jobs.start("sbatch --wait job.sh", variables=slurm.environment)
 
     assert job.wait() == 0, job.output
-    launchers = [
-        pd.read_json(jobs.folder / f"{name}.json", typ="series")["launcher"] for name in ("batch", "step0", "step1")
-    ]
-    assert launchers[0] == {"name": "plain python"}
-    assert [(each["name"], each["rank"], each["world_size"]) for each in launchers[1:]] == [
-        ("srun", 0, 2),
-        ("srun", 1, 2),
-    ]
+    reports = [json.loads((jobs.folder / f"{name}.json").read_text()) for name in ("batch", "step0", "step1")]
+    batch, *steps = [each["launcher"] for each in reports]
+    assert batch == {"name": "plain python"}
+    assert [(each["name"], each["rank"], each["world_size"]) for each in steps] == [("srun", 0, 2), ("srun", 1, 2)]
 
 
 def submit(jobs, slurm, heading):

@@ -21,9 +21,9 @@ train_among_strangers(lambda: runpy.run_path("alone.py", run_name="__main__"))
 """
 
 
-def joining(ports, *, job="1", rank=0, world_size=2, launcher="srun"):
-    place = ProcessEnvironment(launcher, rank, rank, world_size, None, "127.0.0.1", tuple(ports), job=job)
-    return join_job(place, timedelta(seconds=20))
+def joining(ports, *, job="1", rank=0, timeout_s=20):
+    place = ProcessEnvironment("srun", rank, rank, 2, None, "127.0.0.1", tuple(ports), job=job)
+    return join_job(place, timedelta(seconds=timeout_s))
 
 
 def test_taken_ports_are_skipped_by_all_ranks():
@@ -43,9 +43,8 @@ def test_two_jobs_with_the_same_ports_do_not_mix():
     ranks = [(job, rank) for rank in (1, 0) for job in "ab"]
 
     with ThreadPoolExecutor(4) as threads:
-        stores = dict(
-            zip(ranks, threads.map(lambda each: joining(ports, job=each[0], rank=each[1]), ranks), strict=True)
-        )
+        found = threads.map(lambda each: joining(ports, job=each[0], rank=each[1]), ranks)
+        stores = dict(zip(ranks, found, strict=True))
 
     for job in "ab":
         stores[job, 0].set("job", job)
@@ -65,15 +64,11 @@ def test_an_error_names_all_ports_and_who_listens():
 
 def test_a_rank_that_finds_only_strangers_says_what_it_found():
     """After the time-out; it never joins the stranger's store."""
-    ports = [*free_ports(NUM_STRANGERS + 1)]
-    place = ProcessEnvironment("srun", 1, 1, 2, None, "127.0.0.1", tuple(ports), job="1")
+    ports, message = free_ports(NUM_STRANGERS + 1), r"rank 1 waits for rank 0 .*no answer.*another job, somebody's"
     began = time.monotonic()
 
-    with (
-        strangers(ports),
-        pytest.raises(TimeoutError, match=r"rank 1 waits for rank 0 .*no answer.*another job, somebody's"),
-    ):
-        join_job(place, timedelta(seconds=1))
+    with strangers(ports), pytest.raises(TimeoutError, match=message):
+        joining(ports, rank=1, timeout_s=1)
 
     assert time.monotonic() - began < 30
 
@@ -101,22 +96,18 @@ def test_srun_among_strangers(job_among_strangers, expected, heading):
 
 
 @pytest.mark.slow
-@needs_mpirun
-def test_mpirun_among_strangers(job_among_strangers, expected):
-    [command] = commands("mpirun on one machine")
+@pytest.mark.parametrize(
+    ("heading", "variables"),
+    [
+        pytest.param("mpirun on one machine", AS_ROOT, marks=needs_mpirun),
+        # Rank zero itself listens at a port that torchrun has found to be free, which may be taken before.
+        ("torchrun on one machine", {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}),
+    ],
+)
+def test_a_launcher_among_strangers(job_among_strangers, expected, heading, variables):
+    [command] = commands(heading)
 
-    job = job_among_strangers.start(command, variables=AS_ROOT)
-
-    assert job.wait() == 0, job.output
-    job_among_strangers.assert_weights(expected(2))
-
-
-@pytest.mark.slow
-def test_torchrun_among_strangers(job_among_strangers, expected):
-    """Without a shared store, torchrun only finds a free port, which may be taken before rank zero listens."""
-    [command] = commands("torchrun on one machine")
-
-    job = job_among_strangers.start(command, variables={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
+    job = job_among_strangers.start(command, variables=variables)
 
     assert job.wait() == 0, job.output
     job_among_strangers.assert_weights(expected(2))

@@ -98,17 +98,10 @@ def test_an_agent_that_is_stuck_and_cut_off_is_ended_with_its_workers(jobs, star
     wait_until(lambda: not jobs.left(), 10, jobs.left)
 
 
-def test_an_agent_that_waits_for_a_peer_who_answers_is_left_alone(start):
-    """It may wait long for other machines to return."""
-    agent, watchdog = start("fails", STUCK, is_cut_off=False)
-
-    assert_lives(watchdog, 5 * QUIET_S)
-    assert agent.process.poll() is None
-
-
-def test_an_agent_that_runs_is_left_alone(start):
-    """It notices a lost connection by itself."""
-    agent, watchdog = start("fails", RUNS)
+@pytest.mark.parametrize(("then", "is_cut_off"), [(STUCK, False), (RUNS, True)], ids=["its peer answers", "it runs"])
+def test_an_agent_that_waits_for_a_peer_who_answers_or_runs_is_left_alone(start, then, is_cut_off):
+    """It may wait long for other machines to return, and notices a lost connection by itself while it runs."""
+    agent, watchdog = start("fails", then, is_cut_off=is_cut_off)
 
     assert_lives(watchdog, 5 * QUIET_S)
     assert agent.process.poll() is None
