@@ -110,6 +110,29 @@ def test_a_stream_that_shuffles_does_so_alike_on_all_ranks_and_workers():
     assert one != drawn(1, 0, epoch=2)[0]
 
 
+class Forked(IterableDataset):
+    """Stream that draws without changing the state of torch's generator."""
+
+    def __iter__(self):
+        for _ in range(100):
+            with torch.random.fork_rng(devices=[]):
+                sample = [torch.initial_seed() % 1000, float(torch.rand(()))]
+            yield sample
+
+
+def test_a_stream_has_torchs_generator_to_itself_from_its_first_sample_to_its_last():
+    """The seed that it reads, and draws that leave no trace in a state, do not depend on the main process."""
+
+    def drawn(num_workers):
+        [shard] = shards(DataLoader(Forked(), batch_size=4, num_workers=num_workers, collate_fn=torch.tensor), 1)
+        torch.manual_seed(3)
+        return flat([samples(shard)])
+
+    one = drawn(0)
+
+    assert len({tuple(each) for each in one}) == 1 and one == drawn(1)
+
+
 def test_workers_that_outlive_an_epoch_see_the_next():
     """set_epoch of the stream is called in persistent workers."""
     loader = DataLoader(OfEpoch(4), batch_size=2, num_workers=1, persistent_workers=True)

@@ -117,6 +117,15 @@ class CPUState:
         self._torch = torch.default_generator.get_state()
         self._python, self._numpy = _python_state(), _numpy_state()
 
+    def read(self, names: Collection[str]) -> None:
+        """Replace the states of the generators in `names` by their current ones."""
+        if "torch" in names:
+            self._torch = torch.default_generator.get_state()
+        if "python" in names:
+            self._python = _python_state()
+        if "numpy" in names:
+            self._numpy = _numpy_state()
+
     def moved(self, apart_from: Collection[str] = ()) -> set[str]:
         """Return the names of generators that have changed; those in `apart_from` are not checked."""
         moved = set()
