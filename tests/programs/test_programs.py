@@ -6,6 +6,7 @@ both call is above them. RUNNERKIT_WRITE_PROGRAMS_TABLE=1 writes the table of do
 
 import inspect
 import os
+import signal
 from contextlib import contextmanager
 from functools import cache, partial
 from itertools import cycle, zip_longest
@@ -18,7 +19,7 @@ from benchmarks.results import read_section, write_section
 from runnerkit import dl
 from runnerkit.types import as_dict
 from tests.engines.together import together
-from tests.faults.test_going_back import Kill, killed
+from tests.faults.kills import Send, exit_code_of
 from tests.interrupt import Interrupt
 from tests.programs import (
     byol,
@@ -129,7 +130,8 @@ def by_exception(name, folder):
 
 
 def by_kill(name, folder):
-    killed(lambda: train(name, folder=folder, interrupt=[Kill(CUT + 1)]))
+    kill = Send(signal.SIGKILL, step=CUT + 1)
+    assert exit_code_of(lambda: train(name, folder=folder, interrupt=[kill])) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
