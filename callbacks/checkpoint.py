@@ -234,7 +234,10 @@ class CheckpointCallback(ICheckpointCallback):
         # Checkpoints hold no gradients: wait until an accumulated step is complete.
         if self._is_due and not any(each.num_pending for each in optimizer_callbacks(runner.callbacks)):
             if self._stop_for is None or run_state.knows_position(runner.loader):
-                why_not = self._save(runner, score=self._score(runner) if self._is_validated else None)
+                score = self._score(runner) if self._is_validated else None
+                why_not = self._save(runner, score=score)
+                if score is not None and not why_not:
+                    self._scored = None  # an evaluation has one score
                 if ends_here:
                     self._cut_at = "" if why_not else self._file(runner)
             else:

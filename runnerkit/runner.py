@@ -364,7 +364,7 @@ class IRunner(IListener):
         loader_run.enter_training(self)
         self._emit("on_epoch_start")
         for key in resume_point.loaders_left(self):
-            if resume_point.is_within_epoch(self) or not (is_over(self) and loader_run.is_training(self, key)):
+            if resume_point.is_within_epoch(self) or loader_run.is_left(self, key):
                 self._run_loader(key)
         self.experiment_metrics[self.epoch_step] = self.epoch_metrics
         self._emit("on_epoch_end")

@@ -5,7 +5,7 @@ import pytest
 
 from runnerkit import dl
 from runnerkit.checkpoints.folder import CheckpointFolder
-from tests.interrupt import Interrupt
+from tests.interrupt import Interrupt, at
 from tests.tiny import loader, train
 
 
@@ -54,3 +54,21 @@ def test_a_resumed_run_has_the_same_rows(tmp_path):
                 folder, callbacks=[Interrupt(step, "on_loader_end"), Interrupt(step + 1, "on_batch_start")], **limits
             )
         assert trained(folder, resume="auto", **limits) == expected
+
+
+def test_a_run_that_goes_on_after_a_limit_has_the_evaluations_of_a_longer_one(tmp_path):
+    """Rows, scores and calls of `on_validation_end`, whether the limit is reached once or twice; they lacked step 6."""
+
+    def results(folder, *limits):
+        calls = []
+        note = at("on_validation_end", lambda runner: calls.append(runner.optimizer_step))
+        for num_steps in limits:
+            rows = trained(folder, num_steps=num_steps, valid_every_steps=3, resume="auto", callbacks=[note])
+        records = CheckpointFolder(folder / "checkpoints").records
+        return rows, [(each.batch, each.score) for each in records if each.score is not None], calls
+
+    expected = results(tmp_path / "whole", 8)
+
+    assert expected[0] == [3, 4, 6, 8]
+    assert results(tmp_path / "once", 6, 8) == expected
+    assert results(tmp_path / "twice", 6, 6, 8) == expected

@@ -36,7 +36,7 @@ class LoaderRun(ProcessState):
         num_skipped: batches that ran before the run was interrupted.
         num_processes: among which the loader's data is divided.
         steps: the samples of each process in a training step.
-        validated_at: `batch_step` of the last evaluation within a training loader.
+        validated_at: `batch_step` of the last evaluation within a training loader of this epoch.
         first_batch: of the pass, as the loader gave it, until its number of samples was checked.
         weightless: metrics of the last pass that are NaN because no batch weighs anything.
     """
@@ -102,6 +102,13 @@ def setup_loader(runner: IRunner, key: str) -> None:
 def is_training(runner: IRunner, key: str) -> bool:
     """Return whether the loader with this key is for training."""
     return key.startswith("train") and not runner.stage_key.startswith("infer")
+
+
+def is_left(runner: IRunner, key: str) -> bool:
+    """Return whether a loader of the epoch is still to run; an evaluation within it may have been at its last step."""
+    if is_training(runner, key):
+        return not is_over(runner)
+    return runner._loader_run.validated_at != runner.batch_step
 
 
 def use_model(runner: IRunner) -> None:

@@ -329,6 +329,7 @@ def setup_epoch(runner: IRunner) -> None:
         runner.epoch_step += 1
         runner.stage_epoch_step += 1
         runner.epoch_metrics = {}
+        runner._loader_run.validated_at = -1
 
 
 def loaders_left(runner: IRunner) -> list[str]:
@@ -352,6 +353,8 @@ def setup_position(runner: IRunner) -> int:
     runner.loader_sample_step = within["loader_sample_step"]
     runner.need_early_stop = within.get("is_ended", False)  # absent before 0.2, as is ends_stage
     runner._loader_run.ends_stage = within.get("ends_stage", False)
+    if within.get("is_validated", False):  # absent before 0.2
+        runner._loader_run.validated_at = runner.batch_step
     # Sums add up over ranks: with fewer processes than before, a process takes over the sums of several.
     ranks = runner.engine.data_parallel
     parts = within["means"][ranks.rank :: ranks.num_processes]

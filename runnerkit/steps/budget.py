@@ -76,14 +76,15 @@ def ends_within_epoch(runner: IRunner) -> bool:
 def is_evaluated_next(runner: IRunner) -> bool:
     """Return whether this training step is the last of its epoch, after which all evaluation loaders run anyway.
 
-    Of a loader without a length this is not known.
+    Of a loader without a length this is not known. A limit within the epoch is not its end: a run with a higher limit
+    continues after the evaluation.
     """
     keys = list(runner.loaders)
     later = keys[keys.index(runner.loader_key) + 1 :]
     if any(not key.startswith("train") for key in set(keys) - set(later)):
         return False  # some ran before
-    if is_over(runner):
-        return True
+    if ends_within_epoch(runner):
+        return False
     is_at_end = runner.need_early_stop or runner.loader_batch_step == runner.loader_batch_len
     return is_at_end and runner.loader_key == last_training_loader(runner)
 
