@@ -165,6 +165,12 @@ class TwoBackwardPasses(Case):
         self.engine.step(self.optimizer)
 
 
+class Accumulates(Case):
+    def __init__(self, engine):
+        super().__init__(engine)
+        self.accumulation_steps = 2
+
+
 class LocalSteps(Case):
     """Steps of each rank alone, as the user asks for."""
 
@@ -235,6 +241,7 @@ OF_DDP = {  # words of the error, or None where the weights are those of one pro
     Replaced: ("'head.weight', 'head.bias'", "epoch 2", *LATE),
     Added: ("'more.weight', 'more.bias'", "batch 2 of loader 'train', epoch 2", *LATE),
     TwoBackwardPasses: ("'head.bias'", "Add up the losses", *METHODS),
+    Accumulates: None,
     Adversaries: None,
     UnwrappedDiscriminator: ("'discriminator.weight'", *METHODS),
 }
@@ -243,7 +250,7 @@ OPTIONS_OF_DDP = {
     Unfrozen: {"precision": AMP(torch.float16)},
 }
 OF_FSDP = {  # averages what is unfrozen later
-    **dict.fromkeys((Case, Unfrozen, UnfrozenWithinAnEpoch, Freezes, Adversaries)),
+    **dict.fromkeys((Case, Unfrozen, UnfrozenWithinAnEpoch, Freezes, Accumulates, Adversaries)),
     Unwrapped: ("ValueError", "does not train", "self.model(x, part='encode')", "'encoder.weight'"),
     PartlyUnwrapped: ("ValueError", "does not train", "self.model(x, part='encode')"),
     Method: ("RuntimeError", "self.model(x, part='encode')"),
