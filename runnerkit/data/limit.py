@@ -72,4 +72,4 @@ class BatchLimitLoaderWrapper(LoaderWrapper):
     def _num_left(self) -> int:
         """Count the batches left in this pass; those of a resumed epoch before the interruption are subtracted."""
         share = share_of(self.origin)
-        return self.num_batches if share is None else max(0, self.num_batches - share.num_consumed // share.stride)
+        return max(0, self.num_batches - share.num_consumed // share.stride)

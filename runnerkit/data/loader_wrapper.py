@@ -11,6 +11,7 @@ import torch
 
 from runnerkit.sampling.sampler import Uneven
 from runnerkit.sampling.sharding import count_batches, shard_loader, share_of
+from runnerkit.sampling.share import LoaderShare
 from runnerkit.types import Batch
 
 
@@ -65,7 +66,7 @@ class LoaderWrapper(ABC):
         return self.origin.num_workers
 
     @property
-    def _share(self) -> Any:
+    def _share(self) -> LoaderShare:
         return share_of(self.origin)
 
     def shard(

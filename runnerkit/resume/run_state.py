@@ -19,8 +19,8 @@ from runnerkit.checkpoints.trainable import completed, frozen_parameters, hash_o
 from runnerkit.checkpoints.weights import read_weights, weights_in
 from runnerkit.loop.attributes import Progress
 from runnerkit.resume import compatibility, matching
-from runnerkit.sampling.orders import order_of
 from runnerkit.sampling.sharding import share_of
+from runnerkit.sampling.share import LoaderShare, Position
 from runnerkit.seeding.generators import rng_state
 from runnerkit.types import StateDict, as_dict
 from runnerkit.version import __version__
@@ -137,7 +137,7 @@ def state_of(runner: IRunner) -> StateDict:
         "stopped_by": stoppers(runner),
         "within": _position(runner) if runner.is_within_loader else None,
         "streams": _streams(runner),
-        "stream_orders": {key: order_of(share_of(loader)) for key, loader in runner.loaders.items()},
+        "stream_orders": {key: share_of(loader).described() for key, loader in runner.loaders.items()},
         "modes": {key: each.state_dict() for key, each in runner._stage.training_modes.items()},
         "criterion_state_dict": _states(runner.criterion),
         "optimizer_state_dict": {
@@ -211,12 +211,12 @@ def check_positions(runner: IRunner, *, reason: str) -> None:
 
 def has_position(loader: Any) -> bool:
     """Return whether the position within an epoch of `loader` can be saved and restored."""
-    return share_of(loader) is not None
+    return share_of(loader).has_position
 
 
 def knows_position(loader: Any) -> bool:
     """Return whether the position of a loader under way is known: a subclass may iterate without its sampler."""
-    return has_position(loader) and bool(getattr(share_of(loader), "order", True))
+    return has_position(loader) and share_of(loader).is_used
 
 
 def _position(runner: IRunner) -> StateDict:
@@ -228,7 +228,7 @@ def _position(runner: IRunner) -> StateDict:
     share, num_skipped = share_of(runner.loader), runner._loader_run.num_skipped
     return {
         "key": runner.loader_key,
-        "order": order_of(share),
+        "order": share.described(),
         "position": _joined(runner, share, share.position_after(runner.loader_batch_step - num_skipped)),
         "loader_batch_step": runner.loader_batch_step,
         "loader_sample_step": runner.loader_sample_step,
@@ -243,17 +243,14 @@ def _streams(runner: IRunner) -> StateDict:
     """Return the positions of loaders whose pass continues from epoch to epoch, except of the one that is under way."""
     within = runner.loader_key if runner.is_within_loader else None
     shares = {key: share_of(loader) for key, loader in runner.loaders.items() if key != within}
-    return {
-        key: _joined(runner, share, share.position)
-        for key, share in shares.items()
-        if getattr(share, "continues", False)
-    }
+    return {key: _joined(runner, share, share.position) for key, share in shares.items() if share.continues}
 
 
-def _joined(runner: IRunner, share: Any, position: Any) -> Any:
+def _joined(runner: IRunner, share: LoaderShare, position: Position) -> Position:
     """Return the position of all processes, of which each may know only its part; every rank must call."""
-    join = getattr(share, "join", None)
-    return position if join is None else join(runner.engine.data_parallel.gather_object(position))
+    if not share.has_partial_position:
+        return position
+    return share.join(runner.engine.data_parallel.gather_object(position))
 
 
 def load_weights_from(runner: IRunner, path: Path) -> None:

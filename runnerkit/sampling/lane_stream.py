@@ -21,9 +21,11 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from runnerkit.sampling.lanes import can_divide
+from runnerkit.sampling.orders import Order
 from runnerkit.sampling.sampler import set_epoch
 from runnerkit.sampling.seeded_dataset import seed_collate
 from runnerkit.sampling.shards import Shards, can_seek
+from runnerkit.sampling.share import LoaderShare, Position
 from runnerkit.seeding.generators import GENERATORS, SEED_STRIDE, CPUState, derive_seed, keep_cpu_rng, seed_generators
 from runnerkit.support.torch_internals import pinned, without_worker_info
 
@@ -59,7 +61,7 @@ class Part(NamedTuple):
         return self._replace(content=pinned(self.content))
 
 
-class LaneStream(IterableDataset[Any]):
+class LaneStream(LoaderShare, IterableDataset[Any]):
     """Batches of one process from its lanes of a stream.
 
     Args:
@@ -80,6 +82,8 @@ class LaneStream(IterableDataset[Any]):
             take the same number of steps; without it, each yields its own batches.
     """
 
+    has_partial_position = knows_sizes = True
+
     def __init__(
         self, shards: Shards, *, lanes: int, turns: int, batch_size: int | None, training: bool, endless: bool,
         rank: int, world_size: int, seed: int, key: str, collate_fn: Callable[[Any], Any],
@@ -88,10 +92,11 @@ class LaneStream(IterableDataset[Any]):
         self.shards = shards
         self.are_default, self.num_workers = are_default, num_workers
         self.batch_size, self.training, self.endless = batch_size, training, endless
+        self.shares_whole_batches = batch_size is None
         self.rank, self.world_size = rank, world_size
         self.seed, self.key = seed, key
         self.collate_fn = collate_fn
-        self.stride = (batch_size or 1) * world_size  # samples from one batch of this process to its next
+        self.stride = (batch_size or 1) * world_size
         self._take_lanes(lanes, turns)
         self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()  # persistent workers read it
         self._start = self._beginning(0)
@@ -111,17 +116,11 @@ class LaneStream(IterableDataset[Any]):
         self.samples_per_lane = self.stride // lanes  # in a step
 
     @property
-    def shares_whole_batches(self) -> bool:
-        """True if processes take turns by batches, not by samples."""
-        return self.batch_size is None
-
-    @property
     def num_consumed(self) -> int:
         """Samples that all processes took before the epoch was interrupted, or would have with full batches."""
         return self._start.num_consumed
 
     def set_epoch(self, epoch: int) -> None:
-        """Start `epoch` at the first shard of every lane."""
         self._epoch[0] = epoch
         self._start = self._beginning(epoch)
         self._ahead, self._sizes, self._num_empty = {}, {}, {}
@@ -141,23 +140,23 @@ class LaneStream(IterableDataset[Any]):
             "places": places,
         }
 
+    def described(self) -> Order:
+        return {"length": self.shards.num_shards, "unit": "shards", "by": type(self.shards).__name__, "seed": None}
+
     @property
-    def knows_sizes(self) -> bool:
-        """True if the sizes of all ranks are known in each training step."""
-        return self.endless or self.world_size > 1
+    def full_size(self) -> int | None:
+        return self.batch_size if self.endless or self.world_size > 1 else None
+
+    def use_sum(self, start_sum: Callable[[torch.Tensor], Callable[[], torch.Tensor]]) -> None:
+        self.start_sum = start_sum
 
     def sizes_of(self, number: int) -> list[int | None] | None:
-        """Return the samples of each rank in training step `number`, from 0; None in place of an unknown length.
-
-        None if all have a full batch.
-        """
         sizes = self._sizes.get(number, [1 if self.batch_size is None else self.batch_size] * self.world_size)
         if self.batch_size is None:
             return [None if size else 0 for size in sizes]
         return None if all(size == self.batch_size for size in sizes) else [*sizes]
 
     def first_uneven(self) -> int:
-        """Return the first step whose sizes may differ."""
         return sys.maxsize if self.batch_size is not None and self.endless else 0
 
     def join(self, positions: list[dict[str, Any]]) -> dict[str, Any]:
@@ -165,7 +164,7 @@ class LaneStream(IterableDataset[Any]):
         places = [positions[lane % self.world_size]["places"][lane] for lane in range(self.lanes * self.turns)]
         return {**positions[0], "places": places}
 
-    def skip(self, position: Any) -> None:
+    def skip(self, position: Position) -> None:
         """Continue at a position, with any number of processes and any batch size.
 
         Raises:

@@ -9,7 +9,7 @@ DataLoader makes batches w, w + num_workers, and so on.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from math import gcd
 from typing import Any, TypeAlias, overload
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runnerkit.sampling.sampler import ShardedBatches, ShardedBatchSampler
+from runnerkit.sampling.share import Position
 from runnerkit.seeding.generators import derive_seed
 
 logger = logging.getLogger(__name__)
@@ -173,6 +174,9 @@ class LaneBatchSampler(ShardedBatchSampler):
         sizes = self.sizes_of(last) if self.training and last > 0 else None
         return sizes is not None and sizes[self.rank] == 0
 
+    def unpacked(self, batches: Iterator[Any]) -> Iterator[Any]:
+        return _and_the_last_again(batches) if self.repeats_last() else batches
+
     def _share_of(self, positions: range) -> range:
         if len(positions) < self.stride and self.repeats_last():
             return range(0)
@@ -183,11 +187,11 @@ class LaneBatchSampler(ShardedBatchSampler):
         most = super()._num_takers(size)
         return next(number for number in range(most, 0, -1) if self.world_size % number == 0)
 
-    def position_after(self, num_batches: int) -> list[int]:  # type: ignore[override]  # whatever `skip` takes
+    def position_after(self, num_batches: int) -> Position:
         """Return how many samples all processes have consumed, and the step size that determines their order."""
         return [super().position_after(num_batches), self._order_stride]
 
-    def skip(self, position: list[int]) -> None:  # type: ignore[override]
+    def skip(self, position: Position) -> None:
         """Skip what was consumed before an interruption; the epoch keeps its order, whatever the step size is now."""
         self.num_consumed, self._order_stride = position
 
@@ -218,8 +222,11 @@ class LaneBatches(ShardedBatches):
         num_left = len(self.dataset) - self.num_consumed
         return self.training and num_left > self.world_size and 0 < num_left % self.world_size <= self.rank
 
-    def _share(self, num_batches: int) -> list[int]:
-        numbers = super()._share(num_batches)
+    def unpacked(self, batches: Iterator[Any]) -> Iterator[Any]:
+        return _and_the_last_again(batches) if self.repeats_last() else batches
+
+    def _own(self, num_batches: int) -> list[int]:
+        numbers = super()._own(num_batches)
         return numbers[:-1] if self.repeats_last() else numbers
 
     def _order(self) -> Any:
@@ -228,6 +235,13 @@ class LaneBatches(ShardedBatches):
         num_readers = _num_readers(order.lanes, self.world_size * max(1, self.num_workers))
         _warn_of_repeated_reads(order, num_readers, self)
         return order
+
+
+def _and_the_last_again(batches: Iterator[Any]) -> Iterator[Any]:
+    batch = None
+    for batch in batches:
+        yield batch
+    yield batch
 
 
 def check_lanes(lanes: Any) -> None:

@@ -15,6 +15,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 from torch.utils.data import Sampler
 
+from runnerkit.sampling.orders import Order, order_of
+from runnerkit.sampling.share import LoaderShare, Position
 from runnerkit.seeding.generators import derive_seed, keep_rng, seed_generators
 
 Uneven: TypeAlias = Literal["drop", "pad"]  # an argument of 0.1, without effect
@@ -46,7 +48,7 @@ _LARGEST_BATCH = 1_000_003  # distance between the positions of whole batches; o
 _HELD = ("origin", "batch_sampler", "sampler", "batches", "dataset", "datasets", "collate_fn")
 
 
-class ShardedBatchSampler(Sampler[list[int]]):
+class ShardedBatchSampler(LoaderShare, Sampler[list[int]]):
     """Batches of one process: over all processes, each sample of the data set occurs exactly once, without padding.
 
     Args:
@@ -59,6 +61,12 @@ class ShardedBatchSampler(Sampler[list[int]]):
         seed: determines the order, together with the epoch.
     """
 
+    knows_sizes = yields_its_length = True
+    batch_size: int
+    drop_last: bool
+    order: list[int]
+    num_consumed = 0
+
     def __init__(
         self, sampler: Iterable[int], *, batch_size: int, drop_last: bool, rank: int, world_size: int, seed: int,
         training: bool = False,
@@ -70,29 +78,25 @@ class ShardedBatchSampler(Sampler[list[int]]):
         self.rank = rank
         self.world_size = world_size
         self.seed = seed
-        self.stride = batch_size * world_size  # samples from one batch of this process to its next
+        self.stride = batch_size * world_size
         self.epoch = 0
-        self.num_consumed = 0
         self.needs_whole_steps = False
         self._stop = sys.maxsize  # of the pass, in samples
         self._num_needed = sys.maxsize  # of the order
-        self.order: list[int] = []  # of the current pass, for all processes; empty until it begins
+        self.order = []
 
     def set_epoch(self, epoch: int) -> None:
-        """Use the order of `epoch`, starting with its first sample."""
         self.epoch = epoch
         self.num_consumed = 0
         self._stop = self._num_needed = sys.maxsize
         self.order = []
 
     def need(self, num_batches: int) -> None:
-        """List no more of a long order than the next `num_batches` need; valid until the next epoch."""
         assert isinstance(self.sampler, Sized)
         if len(self.sampler) > _LONG:
             self._num_needed = self.num_consumed + num_batches * self.stride
 
-    def position_after(self, num_batches: int) -> int:
-        """Return how many samples of the epoch all processes have consumed after `num_batches` of this one."""
+    def position_after(self, num_batches: int) -> Position:
         assert isinstance(self.sampler, Sized)
         starts, stop = self._global_batches(len(self.sampler))
         if not 0 < num_batches <= len(starts):
@@ -100,7 +104,6 @@ class ShardedBatchSampler(Sampler[list[int]]):
         return starts[num_batches] if num_batches < len(starts) else stop  # the last batch may be shorter
 
     def sizes_of(self, number: int) -> Sequence[int | None] | None:
-        """Return the samples of each rank in training step `number`, from 0; None if all have a full batch."""
         assert isinstance(self.sampler, Sized)
         size = min(len(self.sampler), self._stop) - self.num_consumed - number * self.stride
         if size >= self.stride:
@@ -108,13 +111,14 @@ class ShardedBatchSampler(Sampler[list[int]]):
         return sizes_of_takers(size, num_takers=self._num_takers(size), world_size=self.world_size)
 
     def first_uneven(self) -> int:
-        """Return the first step whose sizes may differ."""
         assert isinstance(self.sampler, Sized)
         return max(0, min(len(self.sampler), self._stop) - self.num_consumed) // self.stride
 
-    def skip(self, position: int) -> None:
-        """Skip what was consumed before an interruption; valid until the next epoch."""
+    def skip(self, position: Position) -> None:
         self.num_consumed = position
+
+    def described(self) -> Order:
+        return order_of(self.sampler, unit="samples", seed=self.seed)
 
     def end_after(self, num_samples: int) -> None:
         """End the pass after `num_samples` more samples of all processes; valid until the next epoch.
@@ -128,7 +132,6 @@ class ShardedBatchSampler(Sampler[list[int]]):
 
     @property
     def num_samples(self) -> int:
-        """Samples of an epoch, of all processes."""
         assert isinstance(self.sampler, Sized)
         return len(self.sampler) - (len(self.sampler) % self.stride if self.drop_last else 0)
 
@@ -185,7 +188,7 @@ class ShardedBatchSampler(Sampler[list[int]]):
         return range(self.num_consumed, stop, self.stride), stop
 
 
-class ShardedBatches(Sampler[Any]):
+class ShardedBatches(LoaderShare, Sampler[Any]):
     """Every world_size-th batch of a custom batch sampler, whole.
 
     Args:
@@ -199,7 +202,9 @@ class ShardedBatches(Sampler[Any]):
         seed: determines the order, together with the epoch.
     """
 
-    shares_whole_batches = True
+    shares_whole_batches = knows_sizes = True
+    order: list[Any]
+    num_consumed = 0
 
     def __init__(
         self, batches: Iterable[Any], *, is_batch_sampler: bool, training: bool, rank: int, world_size: int, seed: int
@@ -210,51 +215,44 @@ class ShardedBatches(Sampler[Any]):
         self.rank = rank
         self.world_size = world_size
         self.seed = seed
-        self.stride = world_size  # batches from one of this process to its next
+        self.stride = world_size
         self.epoch = 0
-        self.num_consumed = 0
         self._num_needed = sys.maxsize
-        self.order: list[Any] = []  # of the current pass, for all processes; empty until it begins
+        self.order = []
 
     def set_epoch(self, epoch: int) -> None:
-        """Use the order of `epoch`, starting with its first batch."""
         self.epoch = epoch
         self.num_consumed = 0
         self._num_needed = sys.maxsize
         self.order = []
 
     def need(self, num_batches: int) -> None:
-        """List no more of a long order than the next `num_batches` need; valid until the next epoch."""
         if isinstance(self.batches, Sized) and len(self.batches) > _LONG:
             self._num_needed = self.num_consumed + num_batches * self.stride
 
-    def position_after(self, num_batches: int) -> int:
-        """Return how many batches all processes have consumed after `num_batches` of this one."""
+    def position_after(self, num_batches: int) -> Position:
         return self.num_consumed + num_batches * self.world_size
 
-    def skip(self, position: int) -> None:
-        """Skip what was consumed before an interruption; valid until the next epoch."""
+    def skip(self, position: Position) -> None:
         self.num_consumed = position
 
+    def described(self) -> Order:
+        return order_of(self.batches, unit="batches", seed=self.seed)
+
     def sizes_of(self, number: int) -> Sequence[int | None]:
-        """Return the samples of each rank in training step `number`, from 0; None for a batch of unknown length."""
         first = self.num_consumed + number * self.world_size
         of_step = range(first, min(first + self.world_size, len(self.order)))
         sizes = [_length(self.order[each]) if self.is_batch_sampler else None for each in of_step]
         return sizes + [0] * (self.world_size - len(sizes))
 
-    def first_uneven(self) -> int:
-        """Return the first step whose sizes may differ."""
-        return 0
-
     def __iter__(self) -> Iterator[Any]:
         batches = self._order()
-        yield from (batches[number] for number in self._share(len(batches)))
+        yield from (batches[number] for number in self._own(len(batches)))
 
     def places(self) -> Iterator[PlacedBatch | Place]:
         """Yield the same, with the place of each sample in the epoch."""
         batches = self._order()
-        for number in self._share(len(batches)):
+        for number in self._own(len(batches)):
             batch = batches[number]
             if self.is_batch_sampler:
                 indices, first = list(batch), number * _LARGEST_BATCH
@@ -266,14 +264,14 @@ class ShardedBatches(Sampler[Any]):
         assert isinstance(self.batches, Sized)
         if self.training:
             return -((self.num_consumed - len(self.batches)) // self.world_size)
-        return len(self._share(len(self.batches)))
+        return len(self._own(len(self.batches)))
 
     def _order(self) -> list[Any]:
         seed = derive_seed(self.seed, "order", self.epoch)
         self.order = seeded_order(self.batches, seed, at_most=self._num_needed)
         return self.order
 
-    def _share(self, num_batches: int) -> list[int]:
+    def _own(self, num_batches: int) -> list[int]:
         numbers = list(range(self.num_consumed + self.rank, num_batches, self.world_size))
         tail = (num_batches - self.num_consumed) % self.world_size
         if self.training and 0 < tail <= self.rank:

@@ -12,6 +12,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from runnerkit.sampling.sampler import num_tail_takers, set_epoch, sizes_of_takers
 from runnerkit.sampling.seeded_dataset import draws_nothing, seed_collate
+from runnerkit.sampling.share import LoaderShare, Position
 from runnerkit.sampling.stream_heads import NUM_SAMPLES, StreamHead
 from runnerkit.seeding.generators import GENERATORS, CPUState, derive_seed, keep_cpu_rng, seed_generators
 from runnerkit.support.torch_internals import pinned, without_worker_info
@@ -38,7 +39,7 @@ class Tail(NamedTuple):
         return Tail(pinned(self.content), self.sizes)
 
 
-class ShardedStream(IterableDataset[Any]):
+class ShardedStream(LoaderShare, IterableDataset[Any]):
     """Batches of one process, as lists of samples, from a stream that each process and each worker reads whole.
 
     Sample i of the stream belongs to the process and the batch that sample i of a map-style data set would belong to.
@@ -59,10 +60,10 @@ class ShardedStream(IterableDataset[Any]):
         key: the loader's, for messages.
         collate_fn: the loader's; persistent workers call its ``set_epoch``.
         num_workers: the loader's.
-
-    Attributes:
-        head: fingerprints of the first samples, for comparing processes; None with one process.
     """
+
+    knows_sizes = True
+    drop_last: bool
 
     def __init__(
         self, dataset: Any, *, batch_size: int | None, drop_last: bool, training: bool,
@@ -70,6 +71,7 @@ class ShardedStream(IterableDataset[Any]):
     ) -> None:  # fmt: skip
         self.dataset = dataset
         self.batch_size = batch_size
+        self.shares_whole_batches = batch_size is None
         self.drop_last = drop_last
         self.training = training
         self.rank = rank
@@ -78,7 +80,7 @@ class ShardedStream(IterableDataset[Any]):
         self.key = key
         self.collate_fn = collate_fn
         self._start = torch.zeros(2, dtype=torch.int64).share_memory_()  # epoch; samples consumed before it resumed
-        self.stride = (batch_size or 1) * world_size  # samples from one batch of this process to its next
+        self.stride = (batch_size or 1) * world_size
         self._worker: tuple[int, int] | None = None
         self._draws_nothing = draws_nothing(dataset)
         self._drawn_from: set[str] = set()  # generators that the stream draws from
@@ -87,26 +89,21 @@ class ShardedStream(IterableDataset[Any]):
         self._sizes: dict[int, Sequence[int | None]] = {}  # of the last step, by its number
 
     def set_epoch(self, epoch: int) -> None:
-        """Start `epoch` at the stream's first sample."""
         self._start.copy_(torch.tensor([epoch, 0]))
         self._sizes = {}
 
-    def position_after(self, num_batches: int) -> int:
-        """Return how many samples all processes have consumed after `num_batches` of this one."""
+    def position_after(self, num_batches: int) -> Position:
         return self.num_consumed + num_batches * self.stride
 
     def sizes_of(self, number: int) -> Sequence[int | None] | None:
-        """Return the samples of each rank in training step `number`, from 0; None in place of an unknown length.
-
-        None if all have a full batch. A step is known once its batch was yielded.
-        """
+        """Return the samples of each rank in a step whose batch was yielded, as :class:`LoaderShare` says."""
         return self._sizes.get(number, None if self.batch_size is not None else [None] * self.world_size)
 
-    def first_uneven(self) -> int:
-        """Return the first step whose sizes may differ."""
-        return 0
+    @property
+    def full_size(self) -> int | None:
+        return self.batch_size if self.knows_tail else None
 
-    def skip(self, position: Any) -> None:
+    def skip(self, position: Position) -> None:
         """Skip what was consumed before an interruption: it is read again and discarded.
 
         Raises:
@@ -121,13 +118,7 @@ class ShardedStream(IterableDataset[Any]):
         self._start[1] = position[0] if isinstance(position, list) else position  # 0.1 saved a list
 
     @property
-    def shares_whole_batches(self) -> bool:
-        """True if processes take turns by batches, not by samples."""
-        return self.batch_size is None
-
-    @property
     def num_consumed(self) -> int:
-        """Samples that all processes took before the epoch was interrupted."""
         return int(self._start[1])
 
     @property
@@ -147,7 +138,7 @@ class ShardedStream(IterableDataset[Any]):
         for number in count():
             chunk, samples = self._read(samples, number * self.stride)
             is_whole = chunk.size == self.stride
-            part, sizes = (chunk.part, None) if is_whole or not self.knows_sizes else self._tail(chunk)
+            part, sizes = (chunk.part, None) if is_whole or not self.knows_tail else self._tail(chunk)
             if part and number % num_workers == worker and (is_whole or not self.drop_last):
                 if self._worker is not None:
                     self._seed_collate(number)
@@ -157,14 +148,14 @@ class ShardedStream(IterableDataset[Any]):
                 return
 
     def collate(self, samples: Any) -> Any:
-        """Collate samples, with the sizes of all ranks in a short last step; the ``collate_fn`` if `knows_sizes`."""
+        """Collate samples, with the sizes of all ranks in a short last step; the ``collate_fn`` if `knows_tail`."""
         if type(samples) is Tail:
             return Tail(self.collate_fn(samples.content), samples.sizes)
         return self.collate_fn(samples)
 
     def unpacked(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Return the batches, and note the sizes of the last step."""
-        return self._noted(batches) if self.knows_sizes else batches
+        return self._noted(batches) if self.knows_tail else batches
 
     def _noted(self, batches: Iterator[Any]) -> Iterator[Any]:
         for number, batch in enumerate(batches):
@@ -175,7 +166,7 @@ class ShardedStream(IterableDataset[Any]):
                 yield batch
 
     @property
-    def knows_sizes(self) -> bool:
+    def knows_tail(self) -> bool:
         """True if the sizes of all ranks are known: processes without a sample take part in a short last step."""
         return self.training and self.world_size > 1 and not self.drop_last
 

@@ -23,10 +23,13 @@ from runnerkit.sampling.feed import feed_of, with_feed
 from runnerkit.sampling.loader_worker import naming_the_dead
 from runnerkit.sampling.sampler import Places, ShardedBatches, ShardedBatchSampler, set_epoch
 from runnerkit.sampling.seeded_dataset import SeededDataset, is_seeded
+from runnerkit.sampling.share import AdaptedShare, LoaderShare, WholeLoader
 from runnerkit.seeding.generators import derive_seed
 from runnerkit.support.torch_internals import length_of
 
 logger = logging.getLogger(__name__)
+
+_WHOLE = WholeLoader()
 
 
 def shard_loader(
@@ -209,31 +212,27 @@ def batches_of(loader: Any) -> Iterator[Any]:
     batches: Iterator[Any] = iter(feed)
     if getattr(loader, "wraps_loader", False):
         return batches  # the wrapped loader's, which came through here
-    share = share_of(loader)
-    if hasattr(share, "unpacked"):
-        batches = share.unpacked(batches)
-    if isinstance(feed, DataLoader) and feed.num_workers > 0:
-        batches = naming_the_dead(batches)
-    return _and_the_last_again(batches) if hasattr(share, "repeats_last") and share.repeats_last() else batches
+    batches = share_of(loader).unpacked(batches)
+    return naming_the_dead(batches) if isinstance(feed, DataLoader) and feed.num_workers > 0 else batches
 
 
-def _and_the_last_again(batches: Iterator[Any]) -> Iterator[Any]:
-    batch = None
-    for batch in batches:
-        yield batch
-    yield batch
-
-
-def share_of(loader: Any) -> Any:
-    """Return the object with set_epoch, position_after and skip that keeps the position in `loader`, or None."""
-    candidates = (getattr(loader, name, None) for name in ("_share", "batch_sampler"))
-    return next((each for each in candidates if hasattr(each, "position_after")), None)
+def share_of(loader: Any) -> LoaderShare:
+    """Return the share of this process in a loader from :func:`shard_loader`, or in any other iterable."""
+    for name in ("_share", "batch_sampler"):
+        found = getattr(loader, name, None)
+        if isinstance(found, LoaderShare):
+            return found
+        if hasattr(found, "position_after"):
+            return AdaptedShare(found)
+        if hasattr(found, "_share"):  # a recorder of what it yields
+            return share_of(found)
+    return _WHOLE
 
 
 def start_epoch(loader: Any, epoch: int) -> None:
     """Call ``set_epoch`` once on each part of a loader; see :func:`runnerkit.sampling.sampler.set_epoch`."""
     share = share_of(loader)
-    if getattr(share, "continues", False):  # the pass, in the next epoch
+    if share.continues:  # the pass, in the next epoch
         share.set_epoch(epoch)
     else:
         set_epoch(epoch, loader, share)
@@ -257,9 +256,9 @@ def gives_new_batches(loader: Any) -> bool:
 def is_length_sure(loader: Any) -> bool:
     """Return whether a loader that has a length yields so many batches; a stream or a custom loader may not."""
     while getattr(loader, "wraps_loader", False):
-        if getattr(share_of(loader), "continues", False):
+        if share_of(loader).continues:
             return True  # with epoch_steps
         loader = loader.origin
     if isinstance(loader, DataLoader):
         return not isinstance(loader.dataset, IterableDataset)
-    return isinstance(loader, list | tuple) or hasattr(share_of(loader), "sampler")
+    return isinstance(loader, list | tuple) or share_of(loader).yields_its_length

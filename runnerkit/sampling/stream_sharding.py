@@ -77,7 +77,7 @@ def share_stream(
     elif shards is not None and is_webdataset(dataset):
         dataset = WholePipeline(dataset, seed=seed)
     stream = ShardedStream(dataset, drop_last=loader.drop_last, **place)
-    replaced = {"dataset": stream, "collate_fn": stream.collate if stream.knows_sizes else loader.collate_fn}
+    replaced = {"dataset": stream, "collate_fn": stream.collate if stream.knows_tail else loader.collate_fn}
     return with_feed(copy.copy(loader), stream, batch_sampler=None, batch_size=None, **replaced)
 
 
