@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Self
 
@@ -107,7 +107,7 @@ class _Continued(LoaderShare):
         self.loader, self.epoch_steps = loader, epoch_steps
         self.share = share = share_of(loader)
         self.batch_size, self.stride, self.head = share.batch_size, share.stride, share.head
-        self.knows_sizes, self.has_partial_position = share.knows_sizes, share.has_partial_position
+        self.knows_sizes = share.knows_sizes
         self.num_before = 0
         self._num_yielded = 0  # in this epoch, since then
         self._epoch = 1
@@ -157,8 +157,8 @@ class _Continued(LoaderShare):
     def position(self) -> Position:
         return {**self.position_after(self._num_yielded), "num_done": 0}
 
-    def join(self, positions: list[dict[str, Any]]) -> Position:
-        return {**positions[0], "within": self.share.join([each["within"] for each in positions])}
+    def joined(self, position: Position, gather: Callable[[Any], list[Any]]) -> Position:
+        return {**position, "within": self.share.joined(position["within"], gather)}
 
     def skip(self, position: Position) -> None:
         """Continue at a position.

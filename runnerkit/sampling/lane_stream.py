@@ -25,7 +25,7 @@ from runnerkit.sampling.orders import Order
 from runnerkit.sampling.sampler import set_epoch
 from runnerkit.sampling.seeded_dataset import seed_collate
 from runnerkit.sampling.shards import Shards, can_seek
-from runnerkit.sampling.share import LoaderShare, Position
+from runnerkit.sampling.share import DividedShare, Position
 from runnerkit.seeding.generators import GENERATORS, SEED_STRIDE, CPUState, derive_seed, keep_cpu_rng, seed_generators
 from runnerkit.support.torch_internals import pinned, without_worker_info
 
@@ -61,7 +61,7 @@ class Part(NamedTuple):
         return self._replace(content=pinned(self.content))
 
 
-class LaneStream(LoaderShare, IterableDataset[Any]):
+class LaneStream(DividedShare, IterableDataset[Any]):
     """Batches of one process from its lanes of a stream.
 
     Args:
@@ -82,21 +82,15 @@ class LaneStream(LoaderShare, IterableDataset[Any]):
             take the same number of steps; without it, each yields its own batches.
     """
 
-    has_partial_position = knows_sizes = True
-
     def __init__(
         self, shards: Shards, *, lanes: int, turns: int, batch_size: int | None, training: bool, endless: bool,
         rank: int, world_size: int, seed: int, key: str, collate_fn: Callable[[Any], Any],
         are_default: bool = False, num_workers: int = 0,
     ) -> None:  # fmt: skip
+        super().__init__(batch_size=batch_size, training=training, rank=rank, world_size=world_size, seed=seed)
         self.shards = shards
         self.are_default, self.num_workers = are_default, num_workers
-        self.batch_size, self.training, self.endless = batch_size, training, endless
-        self.shares_whole_batches = batch_size is None
-        self.rank, self.world_size = rank, world_size
-        self.seed, self.key = seed, key
-        self.collate_fn = collate_fn
-        self.stride = (batch_size or 1) * world_size
+        self.endless, self.key, self.collate_fn = endless, key, collate_fn
         self._take_lanes(lanes, turns)
         self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()  # persistent workers read it
         self._start = self._beginning(0)
@@ -159,8 +153,9 @@ class LaneStream(LoaderShare, IterableDataset[Any]):
     def first_uneven(self) -> int:
         return sys.maxsize if self.batch_size is not None and self.endless else 0
 
-    def join(self, positions: list[dict[str, Any]]) -> dict[str, Any]:
+    def joined(self, position: Position, gather: Callable[[Any], list[Any]]) -> Position:
         """Return the position of the job from those of all processes: each knows the shards of its own lanes."""
+        positions = gather(position)
         places = [positions[lane % self.world_size]["places"][lane] for lane in range(self.lanes * self.turns)]
         return {**positions[0], "places": places}
 

@@ -157,7 +157,6 @@ class LaneBatchSampler(ShardedBatchSampler):
 
     def __init__(self, dataset: Any, *, key: str, num_workers: int, **options: Any) -> None:
         super().__init__(dataset, **options)
-        self.dataset = dataset
         self.key, self.num_workers = key, num_workers
         self._order_stride = self.stride
 
@@ -182,9 +181,9 @@ class LaneBatchSampler(ShardedBatchSampler):
             return range(0)
         return super()._share_of(positions)
 
-    def _num_takers(self, size: int) -> int:
+    def num_takers(self, size: int) -> int:
         # A divisor of the processes, which usually divide the lanes: then each lane has one reader in this step too.
-        most = super()._num_takers(size)
+        most = super().num_takers(size)
         return next(number for number in range(most, 0, -1) if self.world_size % number == 0)
 
     def position_after(self, num_batches: int) -> Position:
@@ -197,7 +196,7 @@ class LaneBatchSampler(ShardedBatchSampler):
 
     def _order_of_epoch(self) -> LaneOrder:
         seed = derive_seed(self.seed, "order", self.epoch)
-        order: LaneOrder = self.dataset.lane_order(stride=self._order_stride, seed=seed)
+        order: LaneOrder = self.sampler.lane_order(stride=self._order_stride, seed=seed)
         order.ahead = self.stride
         num_readers = _num_readers(order.lanes, self.world_size) * _num_readers(order.turns, self.num_workers)
         _warn_of_repeated_reads(order, num_readers, self)
@@ -214,12 +213,11 @@ class LaneBatches(ShardedBatches):
 
     def __init__(self, dataset: Any, *, key: str, num_workers: int, **options: Any) -> None:
         super().__init__(dataset, **options)
-        self.dataset = dataset
         self.key, self.num_workers = key, num_workers
 
     def repeats_last(self) -> bool:
         """Return whether this process repeats its last item, as all items of the last step belong to others."""
-        num_left = len(self.dataset) - self.num_consumed
+        num_left = len(self.sampler) - self.num_consumed
         return self.training and num_left > self.world_size and 0 < num_left % self.world_size <= self.rank
 
     def unpacked(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -229,8 +227,8 @@ class LaneBatches(ShardedBatches):
         numbers = super()._own(num_batches)
         return numbers[:-1] if self.repeats_last() else numbers
 
-    def _order(self) -> Any:
-        self.order = order = self.dataset.lane_order(stride=None, seed=derive_seed(self.seed, "order", self.epoch))
+    def _order_of_epoch(self) -> LaneOrder:
+        order: LaneOrder = self.sampler.lane_order(stride=None, seed=derive_seed(self.seed, "order", self.epoch))
         order.ahead = self.world_size
         num_readers = _num_readers(order.lanes, self.world_size * max(1, self.num_workers))
         _warn_of_repeated_reads(order, num_readers, self)

@@ -5,24 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from torch.utils.data import BatchSampler, SequentialSampler
-
 Order: TypeAlias = dict[str, Any]  # length, unit, kind of the sampler and seed
 
 PREDICT = "predict"  # the key of a loader whose order is kept, as its predictions come in it
-
-
-def order_of(source: Any, *, unit: str, seed: int) -> Order:
-    """Describe the length and order of what a sampler, or a batch sampler, yields with a seed, as plain values."""
-    inner = source.sampler if isinstance(source, BatchSampler) else source
-    options = {name: value for name in ("replacement", "shuffle") if (value := getattr(inner, name, False))}
-    words = ", ".join(f"{name}={value}" for name, value in options.items())
-    return {
-        "length": len(source),
-        "unit": unit,
-        "by": type(inner).__name__ + (f"({words})" if words else ""),
-        "seed": None if isinstance(inner, SequentialSampler) else seed,
-    }
 
 
 def check_order(key: str, saved: Mapping[str, Any] | None, now: Mapping[str, Any] | None, source: str) -> None:

@@ -13,10 +13,10 @@ from itertools import chain, islice
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
-from torch.utils.data import Sampler
+from torch.utils.data import BatchSampler, Sampler, SequentialSampler
 
-from runnerkit.sampling.orders import Order, order_of
-from runnerkit.sampling.share import LoaderShare, Position
+from runnerkit.sampling.orders import Order
+from runnerkit.sampling.share import DividedShare, Position
 from runnerkit.seeding.generators import derive_seed, keep_rng, seed_generators
 
 Uneven: TypeAlias = Literal["drop", "pad"]  # an argument of 0.1, without effect
@@ -48,7 +48,52 @@ _LARGEST_BATCH = 1_000_003  # distance between the positions of whole batches; o
 _HELD = ("origin", "batch_sampler", "sampler", "batches", "dataset", "datasets", "collate_fn")
 
 
-class ShardedBatchSampler(LoaderShare, Sampler[list[int]]):
+class IndexedShare(DividedShare, Sampler[Any]):
+    """A share of what a sampler yields, all of which a process lists when a pass begins.
+
+    Args:
+        sampler: iterated with every generator seeded by (seed, epoch).
+        place: arguments of the base class.
+    """
+
+    epoch = num_consumed = 0
+    _num_needed = sys.maxsize  # of the order
+    _stop = sys.maxsize  # of the pass, in samples
+    order: Any
+
+    def __init__(self, sampler: Iterable[Any], **place: Any) -> None:
+        super().__init__(**place)
+        self.sampler: Any = sampler
+        self.order = []
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch, self.num_consumed, self.order = epoch, 0, []
+        self._stop = self._num_needed = sys.maxsize
+
+    def need(self, num_batches: int) -> None:
+        if isinstance(self.sampler, Sized) and len(self.sampler) > _LONG:
+            self._num_needed = self.num_consumed + num_batches * self.stride
+
+    def skip(self, position: Position) -> None:
+        self.num_consumed = position
+
+    def described(self) -> Order:
+        inner = self.sampler.sampler if isinstance(self.sampler, BatchSampler) else self.sampler
+        options = {name: value for name in ("replacement", "shuffle") if (value := getattr(inner, name, False))}
+        words = ", ".join(f"{name}={value}" for name, value in options.items())
+        return {
+            "length": len(self.sampler),
+            "unit": "batches" if self.shares_whole_batches else "samples",
+            "by": type(inner).__name__ + (f"({words})" if words else ""),
+            "seed": None if isinstance(inner, SequentialSampler) else self.seed,
+        }
+
+    def _order_of_epoch(self) -> Any:
+        seed = derive_seed(self.seed, "order", self.epoch)
+        return seeded_order(self.sampler, seed, at_most=min(self._num_needed, self._stop))
+
+
+class ShardedBatchSampler(IndexedShare):
     """Batches of one process: over all processes, each sample of the data set occurs exactly once, without padding.
 
     Args:
@@ -61,64 +106,31 @@ class ShardedBatchSampler(LoaderShare, Sampler[list[int]]):
         seed: determines the order, together with the epoch.
     """
 
-    knows_sizes = yields_its_length = True
+    yields_its_length = True
     batch_size: int
     drop_last: bool
-    order: list[int]
-    num_consumed = 0
+    needs_whole_steps = False
 
     def __init__(
         self, sampler: Iterable[int], *, batch_size: int, drop_last: bool, rank: int, world_size: int, seed: int,
         training: bool = False,
     ) -> None:  # fmt: skip
-        self.sampler = sampler
-        self.batch_size = batch_size
+        place = {"rank": rank, "world_size": world_size, "seed": seed}
+        super().__init__(sampler, batch_size=batch_size, training=training, **place)
         self.drop_last = drop_last
-        self.training = training
-        self.rank = rank
-        self.world_size = world_size
-        self.seed = seed
-        self.stride = batch_size * world_size
-        self.epoch = 0
-        self.needs_whole_steps = False
-        self._stop = sys.maxsize  # of the pass, in samples
-        self._num_needed = sys.maxsize  # of the order
-        self.order = []
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-        self.num_consumed = 0
-        self._stop = self._num_needed = sys.maxsize
-        self.order = []
-
-    def need(self, num_batches: int) -> None:
-        assert isinstance(self.sampler, Sized)
-        if len(self.sampler) > _LONG:
-            self._num_needed = self.num_consumed + num_batches * self.stride
 
     def position_after(self, num_batches: int) -> Position:
-        assert isinstance(self.sampler, Sized)
         starts, stop = self._global_batches(len(self.sampler))
         if not 0 < num_batches <= len(starts):
             return self.num_consumed
         return starts[num_batches] if num_batches < len(starts) else stop  # the last batch may be shorter
 
     def sizes_of(self, number: int) -> Sequence[int | None] | None:
-        assert isinstance(self.sampler, Sized)
         size = min(len(self.sampler), self._stop) - self.num_consumed - number * self.stride
-        if size >= self.stride:
-            return None
-        return sizes_of_takers(size, num_takers=self._num_takers(size), world_size=self.world_size)
+        return None if size >= self.stride else self.sizes_of_takers(size)
 
     def first_uneven(self) -> int:
-        assert isinstance(self.sampler, Sized)
         return max(0, min(len(self.sampler), self._stop) - self.num_consumed) // self.stride
-
-    def skip(self, position: Position) -> None:
-        self.num_consumed = position
-
-    def described(self) -> Order:
-        return order_of(self.sampler, unit="samples", seed=self.seed)
 
     def end_after(self, num_samples: int) -> None:
         """End the pass after `num_samples` more samples of all processes; valid until the next epoch.
@@ -132,7 +144,6 @@ class ShardedBatchSampler(LoaderShare, Sampler[list[int]]):
 
     @property
     def num_samples(self) -> int:
-        assert isinstance(self.sampler, Sized)
         return len(self.sampler) - (len(self.sampler) % self.stride if self.drop_last else 0)
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -147,14 +158,12 @@ class ShardedBatchSampler(LoaderShare, Sampler[list[int]]):
             yield PlacedBatch(self.epoch, positions, order[positions.start : positions.stop : positions.step])
 
     def __len__(self) -> int:
-        assert isinstance(self.sampler, Sized)
         starts, stop = self._global_batches(len(self.sampler))
         return len(starts) - (not self.training and len(starts) > 0 and stop - starts[-1] <= self.rank)
 
     def _start_pass(self) -> tuple[list[int], Iterator[range]]:
         """Return the order of the epoch, and the positions in it of each batch's samples."""
         self.order = order = self._order_of_epoch()
-        assert isinstance(self.sampler, Sized)
         is_cut = len(order) == self._stop  # as far as it was listed
         starts, stop = self._global_batches(max(len(order), len(self.sampler)) if is_cut else len(order))
         batches = zip(starts, chain(starts[1:], (stop,)), strict=False)  # without starts, there is still a stop
@@ -164,7 +173,7 @@ class ShardedBatchSampler(LoaderShare, Sampler[list[int]]):
         """Return this process's positions among those of a global batch."""
         if not self.training or len(positions) == self.stride:
             return positions[self.rank :: self.world_size]
-        num_takers = self._num_takers(len(positions))
+        num_takers = self.num_takers(len(positions))
         if self.rank < num_takers:
             return positions[self.rank :: num_takers]
         of_first = positions[::num_takers]
@@ -172,13 +181,6 @@ class ShardedBatchSampler(LoaderShare, Sampler[list[int]]):
             return of_first
         before = range(positions.start - self.stride + self.rank, positions.start, self.world_size)
         return before[: len(of_first)]
-
-    def _num_takers(self, size: int) -> int:
-        return num_tail_takers(size, batch_size=self.batch_size, world_size=self.world_size)
-
-    def _order_of_epoch(self) -> Any:
-        seed = derive_seed(self.seed, "order", self.epoch)
-        return seeded_order(self.sampler, seed, at_most=min(self._num_needed, self._stop))
 
     def _global_batches(self, num_samples: int) -> tuple[range, int]:
         """Return the first position of each global batch, and the end of the last one."""
@@ -188,7 +190,7 @@ class ShardedBatchSampler(LoaderShare, Sampler[list[int]]):
         return range(self.num_consumed, stop, self.stride), stop
 
 
-class ShardedBatches(LoaderShare, Sampler[Any]):
+class ShardedBatches(IndexedShare):
     """Every world_size-th batch of a custom batch sampler, whole.
 
     Args:
@@ -198,46 +200,15 @@ class ShardedBatches(LoaderShare, Sampler[Any]):
         training: all processes take the same number of steps. If the last batches are too few for all processes, the
             others get their own last one again, or rank zero's if that is their first step; :meth:`sizes_of` says that
             they have none.
-        rank, world_size: of the share.
-        seed: determines the order, together with the epoch.
+        place: rank, world_size and seed, as in the base class.
     """
 
-    shares_whole_batches = knows_sizes = True
-    order: list[Any]
-    num_consumed = 0
-
-    def __init__(
-        self, batches: Iterable[Any], *, is_batch_sampler: bool, training: bool, rank: int, world_size: int, seed: int
-    ) -> None:
-        self.batches = batches
+    def __init__(self, batches: Iterable[Any], *, is_batch_sampler: bool, training: bool, **place: Any) -> None:
+        super().__init__(batches, batch_size=None, training=training, **place)
         self.is_batch_sampler = is_batch_sampler
-        self.training = training
-        self.rank = rank
-        self.world_size = world_size
-        self.seed = seed
-        self.stride = world_size
-        self.epoch = 0
-        self._num_needed = sys.maxsize
-        self.order = []
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-        self.num_consumed = 0
-        self._num_needed = sys.maxsize
-        self.order = []
-
-    def need(self, num_batches: int) -> None:
-        if isinstance(self.batches, Sized) and len(self.batches) > _LONG:
-            self._num_needed = self.num_consumed + num_batches * self.stride
 
     def position_after(self, num_batches: int) -> Position:
         return self.num_consumed + num_batches * self.world_size
-
-    def skip(self, position: Position) -> None:
-        self.num_consumed = position
-
-    def described(self) -> Order:
-        return order_of(self.batches, unit="batches", seed=self.seed)
 
     def sizes_of(self, number: int) -> Sequence[int | None]:
         first = self.num_consumed + number * self.world_size
@@ -246,12 +217,12 @@ class ShardedBatches(LoaderShare, Sampler[Any]):
         return sizes + [0] * (self.world_size - len(sizes))
 
     def __iter__(self) -> Iterator[Any]:
-        batches = self._order()
+        self.order = batches = self._order_of_epoch()
         yield from (batches[number] for number in self._own(len(batches)))
 
     def places(self) -> Iterator[PlacedBatch | Place]:
         """Yield the same, with the place of each sample in the epoch."""
-        batches = self._order()
+        self.order = batches = self._order_of_epoch()
         for number in self._own(len(batches)):
             batch = batches[number]
             if self.is_batch_sampler:
@@ -261,15 +232,9 @@ class ShardedBatches(LoaderShare, Sampler[Any]):
                 yield Place(self.epoch, number, batch)  # even a list is one index
 
     def __len__(self) -> int:
-        assert isinstance(self.batches, Sized)
         if self.training:
-            return -((self.num_consumed - len(self.batches)) // self.world_size)
-        return len(self._own(len(self.batches)))
-
-    def _order(self) -> list[Any]:
-        seed = derive_seed(self.seed, "order", self.epoch)
-        self.order = seeded_order(self.batches, seed, at_most=self._num_needed)
-        return self.order
+            return -((self.num_consumed - len(self.sampler)) // self.world_size)
+        return len(self._own(len(self.sampler)))
 
     def _own(self, num_batches: int) -> list[int]:
         numbers = list(range(self.num_consumed + self.rank, num_batches, self.world_size))
@@ -290,16 +255,6 @@ class Places(Sampler[Any]):
 
     def __len__(self) -> int:
         return len(self.share)
-
-
-def num_tail_takers(size: int, *, batch_size: int, world_size: int) -> int:
-    """Return how many of the ranks share the `size` samples of a short last step: two or more each, if there are."""
-    return min(world_size, max(1, size // min(2, batch_size)))
-
-
-def sizes_of_takers(size: int, *, num_takers: int, world_size: int) -> list[int]:
-    """Return the samples of each rank if the first `num_takers` share `size` samples in turns."""
-    return [len(range(rank, size, num_takers)) if rank < num_takers else 0 for rank in range(world_size)]
 
 
 def _length(batch: Any) -> int | None:

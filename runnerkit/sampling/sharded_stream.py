@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from runnerkit.sampling.sampler import num_tail_takers, set_epoch, sizes_of_takers
+from runnerkit.sampling.sampler import set_epoch
 from runnerkit.sampling.seeded_dataset import draws_nothing, seed_collate
-from runnerkit.sampling.share import LoaderShare, Position
+from runnerkit.sampling.share import DividedShare, Position
 from runnerkit.sampling.stream_heads import NUM_SAMPLES, StreamHead
 from runnerkit.seeding.generators import GENERATORS, CPUState, derive_seed, keep_cpu_rng, seed_generators
 from runnerkit.support.torch_internals import pinned, without_worker_info
@@ -39,7 +39,7 @@ class Tail(NamedTuple):
         return Tail(pinned(self.content), self.sizes)
 
 
-class ShardedStream(LoaderShare, IterableDataset[Any]):
+class ShardedStream(DividedShare, IterableDataset[Any]):
     """Batches of one process, as lists of samples, from a stream that each process and each worker reads whole.
 
     Sample i of the stream belongs to the process and the batch that sample i of a map-style data set would belong to.
@@ -62,25 +62,18 @@ class ShardedStream(LoaderShare, IterableDataset[Any]):
         num_workers: the loader's.
     """
 
-    knows_sizes = True
     drop_last: bool
 
     def __init__(
         self, dataset: Any, *, batch_size: int | None, drop_last: bool, training: bool,
         rank: int, world_size: int, seed: int, key: str, collate_fn: Any = None, num_workers: int = 0,
     ) -> None:  # fmt: skip
+        super().__init__(batch_size=batch_size, training=training, rank=rank, world_size=world_size, seed=seed)
         self.dataset = dataset
-        self.batch_size = batch_size
-        self.shares_whole_batches = batch_size is None
         self.drop_last = drop_last
-        self.training = training
-        self.rank = rank
-        self.world_size = world_size
-        self.seed = seed
         self.key = key
         self.collate_fn = collate_fn
         self._start = torch.zeros(2, dtype=torch.int64).share_memory_()  # epoch; samples consumed before it resumed
-        self.stride = (batch_size or 1) * world_size
         self._worker: tuple[int, int] | None = None
         self._draws_nothing = draws_nothing(dataset)
         self._drawn_from: set[str] = set()  # generators that the stream draws from
@@ -179,10 +172,10 @@ class ShardedStream(LoaderShare, IterableDataset[Any]):
         first, part, size = chunk
         if self.batch_size is None or size == 0:
             return part or first[:1], [*[None] * size, *[0] * (self.world_size - size)]
-        num_takers = num_tail_takers(size, batch_size=self.batch_size, world_size=self.world_size)
+        num_takers = self.num_takers(size)
         if num_takers < self.world_size:
             part = first[self.rank if self.rank < num_takers else 0 :: num_takers]
-        return part, sizes_of_takers(size, num_takers=num_takers, world_size=self.world_size)
+        return part, self.sizes_of_takers(size)
 
     def _read(self, samples: Iterator[Any], begin: int) -> tuple[Chunk, Iterator[Any]]:
         """Read one chunk, after `begin` samples of this pass, with the generators as the stream left them.

@@ -139,11 +139,8 @@ def _sampler_name(loader: DataLoader[Any]) -> str:
     return type(loader.batch_sampler if is_own else loader.sampler).__name__
 
 
-def _share_indices(
-    loader: DataLoader[Any], *, key: str, training: bool, rank: int, world_size: int, seed: int
-) -> DataLoader[Any]:
+def _share_indices(loader: DataLoader[Any], *, key: str, training: bool, **place: Any) -> DataLoader[Any]:
     """Distribute samples, or whole batches of a custom batch sampler."""
-    place = {"rank": rank, "world_size": world_size, "seed": seed}
     batches: Any = loader.batch_sampler
     share: ShardedBatchSampler | ShardedBatches
     # batch_size is None if the user passed a batch sampler; a subclass may have replaced the loader's.
@@ -162,10 +159,8 @@ def _share_indices(
             share.needs_whole_steps = True
     else:
         whole = loader.sampler if batches is None else batches
-        share = ShardedBatches(
-            whole, is_batch_sampler=batches is not None, training=training, **place
-        )  # fmt: skip
-    return _with_order(loader, share, training=training, seed=seed)
+        share = ShardedBatches(whole, is_batch_sampler=batches is not None, training=training, **place)
+    return _with_order(loader, share)
 
 
 def _share_files(loader: DataLoader[Any], *, key: str, training: bool, **place: Any) -> DataLoader[Any]:
@@ -186,19 +181,17 @@ def _share_files(loader: DataLoader[Any], *, key: str, training: bool, **place: 
     else:
         place |= {"batch_size": batches.batch_size, "drop_last": batches.drop_last, "training": training}
         share = LaneBatchSampler(loader.dataset, **place)
-    return _with_order(loader, share, training=training, seed=place["seed"])
+    return _with_order(loader, share)
 
 
-def _with_order(
-    loader: DataLoader[Any], share: ShardedBatchSampler | ShardedBatches, *, training: bool, seed: int
-) -> DataLoader[Any]:
+def _with_order(loader: DataLoader[Any], share: ShardedBatchSampler | ShardedBatches) -> DataLoader[Any]:
     """Return a copy of `loader` that fetches the samples, or batches, of `share`."""
     name = "sampler" if loader.batch_sampler is None else "batch_sampler"
     shard = copy.copy(loader)
     vars(shard)[name] = share
     if not is_seeded(loader.dataset, loader.collate_fn):
         return with_feed(shard, share)  # without places, which cost a tuple per sample
-    dataset = SeededDataset(loader.dataset, training=training, seed=seed, collate_fn=loader.collate_fn)
+    dataset = SeededDataset(loader.dataset, training=share.training, seed=share.seed, collate_fn=loader.collate_fn)
     return with_feed(shard, share, dataset=dataset, **{name: Places(share)})
 
 

@@ -34,7 +34,6 @@ class LoaderShare(ABC):
         order: the order of the current pass for all processes, empty until the loader asks for it; None if none exists.
         shares_whole_batches: whether processes take turns by batches, not by samples.
         has_position: whether :meth:`position_after` and :meth:`skip` work.
-        has_partial_position: whether a process knows only a part of the position, so that :meth:`join` is needed.
         knows_sizes: whether :meth:`sizes_of` and :meth:`first_uneven` tell the sizes of training steps.
         yields_its_length: whether its loader, if it is not a DataLoader, surely yields as many batches as its length.
         endless: whether a pass never ends, and all batches are full.
@@ -48,14 +47,11 @@ class LoaderShare(ABC):
     order: Sequence[Any] | None = None
     shares_whole_batches = False
     has_position = True
-    has_partial_position = False
     knows_sizes = False
     yields_its_length = False
     endless = False
     continues = False
     head: StreamHead | None = None
-
-    # Position
 
     def set_epoch(self, epoch: int) -> None:
         """Start `epoch` at its beginning."""
@@ -68,9 +64,13 @@ class LoaderShare(ABC):
     def skip(self, position: Position) -> None:
         """Skip what was consumed before an interruption; valid until the next epoch."""
 
-    def join(self, positions: list[Any]) -> Position:
-        """Return the position of the job from those of all processes."""
-        return positions[0]
+    def joined(self, position: Position, gather: Callable[[Any], list[Any]]) -> Position:
+        """Return the position of the job from that of this process, which may know only its part; every rank must call.
+
+        Args:
+            gather: collects a value of every process.
+        """
+        return position
 
     @property
     def position(self) -> Position:
@@ -95,8 +95,6 @@ class LoaderShare(ABC):
     def described(self) -> Order | None:
         """Describe the length and order of a pass, which a resumed one has to have as well; None if unknown."""
         return None
-
-    # Sizes
 
     @property
     def num_samples(self) -> int | None:
@@ -126,8 +124,6 @@ class LoaderShare(ABC):
             start_sum: starts to sum a tensor over processes and returns a function that waits for the sum.
         """
 
-    # Length
-
     def need(self, num_batches: int) -> None:
         """List no more of a long order than the next `num_batches` need; valid until the next epoch."""
 
@@ -149,14 +145,40 @@ class LoaderShare(ABC):
         passes, rest = divmod(num_samples, min(self.num_samples, length * self.stride))
         return passes * length + math.ceil(rest / self.stride)
 
-    # Iteration
-
     def unpacked(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Return the batches in what the loader yields."""
         return batches
 
     def close(self) -> None:
         """Release what outlives an epoch."""
+
+
+class DividedShare(LoaderShare):
+    """The share of data that the processes divide.
+
+    Args:
+        batch_size: samples per batch and process; None if whole batches are distributed.
+        training: whether all processes take the same number of steps.
+        rank, world_size: of the share.
+        seed: determines order and random numbers, together with the epoch.
+    """
+
+    knows_sizes = True
+
+    def __init__(self, *, batch_size: int | None, training: bool, rank: int, world_size: int, seed: int) -> None:
+        self.batch_size, self.training = batch_size, training
+        self.rank, self.world_size, self.seed = rank, world_size, seed
+        self.stride = (batch_size or 1) * world_size
+        self.shares_whole_batches = batch_size is None
+
+    def num_takers(self, size: int) -> int:
+        """Return how many ranks share the `size` samples of a short last step: two or more each, if there are."""
+        return min(self.world_size, max(1, size // min(2, self.batch_size or 1)))
+
+    def sizes_of_takers(self, size: int) -> list[int]:
+        """Return the samples of each rank in a short last step, whose takers take them in turns."""
+        takers = self.num_takers(size)
+        return [len(range(rank, size, takers)) if rank < takers else 0 for rank in range(self.world_size)]
 
 
 class WholeLoader(LoaderShare):
