@@ -21,7 +21,7 @@ from runnerkit.engine import IEngine
 from runnerkit.passes.recomputation import evaluate_alone
 from runnerkit.precision import FP32
 from runnerkit.sampling.sharding import share_of
-from runnerkit.sampling.stream_heads import fingerprint_of
+from runnerkit.sampling.streams.heads import fingerprint_of
 from runnerkit.types import Metrics
 
 if TYPE_CHECKING:

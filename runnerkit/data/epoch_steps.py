@@ -9,8 +9,7 @@ from typing import Any, Self
 
 from runnerkit.data.loader_wrapper import LoaderWrapper
 from runnerkit.sampling.orders import Order
-from runnerkit.sampling.sampler import Uneven
-from runnerkit.sampling.sharding import batches_of, count_batches, share_of, start_epoch
+from runnerkit.sampling.sharding import Uneven, batches_of, count_batches, share_of, start_epoch
 from runnerkit.sampling.share import LoaderShare, Position
 from runnerkit.seeding.generators import keep_cpu_rng
 from runnerkit.types import Batch

@@ -8,8 +8,7 @@ from itertools import islice
 from typing import Any, Self
 
 from runnerkit.data.loader_wrapper import LoaderWrapper
-from runnerkit.sampling.sampler import Uneven
-from runnerkit.sampling.sharding import batches_of, count_batches, share_of
+from runnerkit.sampling.sharding import Uneven, batches_of, count_batches, share_of
 from runnerkit.types import Batch
 
 __all__ = ["BatchLimitLoaderWrapper"]

@@ -207,7 +207,7 @@ def compare_streams(runner: IRunner, batches: Iterator[Any]) -> Iterator[Any]:
     key, share = runner.loader_key, share_of(runner.loader)
     if share.head is None or key in runner._stage.compared_streams:
         return batches
-    from runnerkit.sampling.stream_heads import compare  # late, as few runs need it
+    from runnerkit.sampling.streams.heads import compare  # late, as few runs need it
 
     first: list[Any] = []
     error: Exception | None = None

@@ -21,8 +21,8 @@ from runnerkit.engine import IEngine
 from runnerkit.loop.checks import check_one_loader
 from runnerkit.loop.hooks import call_hook
 from runnerkit.passes.undisturbed import apart, modules_in
+from runnerkit.sampling.indexed.sampler import ShardedBatchSampler
 from runnerkit.sampling.orders import PREDICT
-from runnerkit.sampling.sampler import ShardedBatchSampler
 from runnerkit.sampling.sharding import batches_of, distributed_sampler_of, share_of
 from runnerkit.sampling.share import LoaderShare
 from runnerkit.seeding.generators import derive_seed, set_global_seed

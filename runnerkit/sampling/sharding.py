@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator
 from inspect import signature
 from types import NoneType
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch.utils.data import (
@@ -19,15 +19,18 @@ from torch.utils.data import (
     default_collate,
 )
 
+from runnerkit.sampling.epochs import set_epoch
 from runnerkit.sampling.feed import feed_of, with_feed
+from runnerkit.sampling.indexed.sampler import Places, ShardedBatches, ShardedBatchSampler
 from runnerkit.sampling.loader_worker import naming_the_dead
-from runnerkit.sampling.sampler import Places, ShardedBatches, ShardedBatchSampler, set_epoch
 from runnerkit.sampling.seeded_dataset import SeededDataset, is_seeded
 from runnerkit.sampling.share import AdaptedShare, LoaderShare, WholeLoader
 from runnerkit.seeding.generators import derive_seed
 from runnerkit.support.torch_internals import length_of
 
 logger = logging.getLogger(__name__)
+
+Uneven: TypeAlias = Literal["drop", "pad"]  # an argument of 0.1, without effect
 
 _WHOLE = WholeLoader()
 
@@ -53,7 +56,7 @@ def shard_loader(
     """
     place: dict[str, Any] = {"rank": rank, "world_size": world_size, "seed": seed}
     if hasattr(loader, "pipeline"):  # of WebDataset, whose loaders are pipelines too
-        from runnerkit.sampling.stream_sharding import loader_in
+        from runnerkit.sampling.streams.sharding import loader_in
 
         loader = loader_in(loader, key=key)
     if callable(getattr(loader, "shard", None)):
@@ -89,7 +92,7 @@ def shard_loader(
             )
         return loader
     if isinstance(loader.dataset, IterableDataset):
-        from runnerkit.sampling.stream_sharding import share_stream  # late, as few runs need it
+        from runnerkit.sampling.streams.sharding import share_stream  # late, as few runs need it
 
         return share_stream(loader, key=key, training=training, endless=endless, **place)
     own = distributed_sampler_of(loader)
@@ -165,7 +168,7 @@ def _share_indices(loader: DataLoader[Any], *, key: str, training: bool, **place
 
 def _share_files(loader: DataLoader[Any], *, key: str, training: bool, **place: Any) -> DataLoader[Any]:
     """Distribute the samples, or whole batches, of a data set that has an order of its own."""
-    from runnerkit.sampling.lanes import LaneBatches, LaneBatchSampler  # late, as few runs need it
+    from runnerkit.sampling.indexed.lane_order import LaneBatches, LaneBatchSampler  # late, as few runs need it
 
     batches: Any = loader.batch_sampler
     sampler = loader.sampler if batches is None else getattr(batches, "sampler", None)
@@ -223,7 +226,7 @@ def share_of(loader: Any) -> LoaderShare:
 
 
 def start_epoch(loader: Any, epoch: int) -> None:
-    """Call ``set_epoch`` once on each part of a loader; see :func:`runnerkit.sampling.sampler.set_epoch`."""
+    """Call ``set_epoch`` once on each part of a loader; see :func:`runnerkit.sampling.epochs.set_epoch`."""
     share = share_of(loader)
     if share.continues:  # the pass, in the next epoch
         share.set_epoch(epoch)

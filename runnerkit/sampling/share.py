@@ -12,7 +12,7 @@ from torch import Tensor
 from runnerkit.sampling.orders import Order
 
 if TYPE_CHECKING:
-    from runnerkit.sampling.stream_heads import StreamHead
+    from runnerkit.sampling.streams.heads import StreamHead
 
 # A place in a pass, in the plain values that a checkpoint holds: the samples, or whole batches, that all processes took
 # of an order; these and the step size, of files in lanes; or by name, the place of each lane of a stream, or the place
@@ -170,6 +170,9 @@ class DividedShare(LoaderShare):
         self.rank, self.world_size, self.seed = rank, world_size, seed
         self.stride = (batch_size or 1) * world_size
         self.shares_whole_batches = batch_size is None
+
+    def position_after(self, num_batches: int) -> Position:
+        return self.num_consumed + num_batches * self.stride
 
     def num_takers(self, size: int) -> int:
         """Return how many ranks share the `size` samples of a short last step: two or more each, if there are."""

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset
 
 from runnerkit.data import EpochStepsLoaderWrapper
-from runnerkit.sampling import lane_stream
 from runnerkit.sampling.sharding import batches_of, shard_loader, share_of, start_epoch
+from runnerkit.sampling.streams import lane_readers
 
 SEED = 42
 
@@ -247,7 +247,7 @@ def test_a_shard_with_a_state_is_not_read_again(sizes, steps, batch_size):
         return
     options = {"batch_size": 2 * batch_size, "steps": steps}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lane_stream, "_SAMPLES_PER_STATE", 7)
+        patch.setattr(lane_readers, "_SAMPLES_PER_STATE", 7)
         whole = trained(shares(WithStates(sizes, lanes), 1, **options), range(1, 3))
         loaders = shares(WithStates(sizes, lanes), 2, **options | {"batch_size": batch_size})
         assert trained(loaders, [1]) == whole[:steps]

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from runnerkit.sampling.feed import feed_of
-from runnerkit.sampling.sampler import Place, PlacedBatch
+from runnerkit.sampling.indexed.sampler import Place, PlacedBatch
 from runnerkit.sampling.sharding import batches_of, share_of
 from runnerkit.types import Batch
 

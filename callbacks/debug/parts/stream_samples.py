@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from runnerkit.callbacks.debug.parts.recorded_loader import replay
-from runnerkit.sampling.stream_heads import fingerprint_of
+from runnerkit.sampling.streams.heads import fingerprint_of
 
 
 def first_difference(loader: Any, seen: Sequence[Sequence[int]]) -> tuple[int, int] | None:

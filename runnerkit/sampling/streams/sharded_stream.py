@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from runnerkit.sampling.sampler import set_epoch
+from runnerkit.sampling.epochs import set_epoch
 from runnerkit.sampling.seeded_dataset import draws_nothing, seed_collate
 from runnerkit.sampling.share import DividedShare, Position
-from runnerkit.sampling.stream_heads import NUM_SAMPLES, StreamHead
+from runnerkit.sampling.streams.heads import NUM_SAMPLES, StreamHead
 from runnerkit.seeding.generators import GENERATORS, CPUState, derive_seed, keep_cpu_rng, seed_generators
 from runnerkit.support.torch_internals import pinned, without_worker_info
 
@@ -84,9 +84,6 @@ class ShardedStream(DividedShare, IterableDataset[Any]):
     def set_epoch(self, epoch: int) -> None:
         self._start.copy_(torch.tensor([epoch, 0]))
         self._sizes = {}
-
-    def position_after(self, num_batches: int) -> Position:
-        return self.num_consumed + num_batches * self.stride
 
     def sizes_of(self, number: int) -> Sequence[int | None] | None:
         """Return the samples of each rank in a step whose batch was yielded, as :class:`LoaderShare` says."""

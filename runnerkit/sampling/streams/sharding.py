@@ -9,11 +9,11 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from runnerkit.sampling.feed import with_feed
-from runnerkit.sampling.lane_stream import LaneStream
 from runnerkit.sampling.lanes import can_divide, check_lanes, check_step, default_lanes, even_lanes
 from runnerkit.sampling.orders import PREDICT
-from runnerkit.sampling.sharded_stream import ShardedStream
-from runnerkit.sampling.shards import (
+from runnerkit.sampling.streams.lane_stream import LaneStream
+from runnerkit.sampling.streams.sharded_stream import ShardedStream
+from runnerkit.sampling.streams.shards import (
     Shards,
     WholePipeline,
     is_endless_webdataset,
