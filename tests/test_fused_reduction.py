@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runnerkit.metrics.reduction import NUM_FUSED, Share, reduce_shares
+from runnerkit.metrics.reduction import NUM_FUSED, PartialSums, reduce_sums
 from tests.ranks import Ranks
 
 
@@ -15,7 +15,7 @@ def run(shares):
     """Reduce `shares`, one per rank; return each rank's result and the number of collectives."""
     ranks = Ranks(len(shares))
     calls = [
-        partial(reduce_shares, each, processes=engine, loader_key="valid")
+        partial(reduce_sums, each, processes=engine, loader_key="valid")
         for engine, each in zip(ranks.engines, shares, strict=True)
     ]
     return ranks.call(*calls), ranks.num_collectives
@@ -43,10 +43,12 @@ def test_sums_are_those_of_one_process(num_ranks, shapes, empty, data):
     dtypes = [DTYPES[index % len(DTYPES)] for index in range(len(shapes))]
 
     def share(number):
-        return Share({name: torch.full(s, number, dtype=d) for name, s, d in zip(names, shapes, dtypes, strict=True)})
+        return PartialSums(
+            {name: torch.full(s, number, dtype=d) for name, s, d in zip(names, shapes, dtypes, strict=True)}
+        )
 
     shares = [
-        {"all": Share({"n": torch.tensor(3)}), "b": share(values[rank]) if rank in filled else None}
+        {"all": PartialSums({"n": torch.tensor(3)}), "b": share(values[rank]) if rank in filled else None}
         for rank in range(num_ranks)
     ]
 
@@ -67,8 +69,8 @@ def test_sums_are_those_of_one_process(num_ranks, shapes, empty, data):
 @pytest.mark.parametrize("num_owners", [1, 20])
 def test_one_collective_however_many_metrics(num_owners):
     """Any number of metrics needs one collective, and one more gathers all values that cannot be summed."""
-    sums = {f"metric {index}": Share({"tp": ones(10)}) for index in range(num_owners)}
-    lists = {f"list {index}": Share({}, [[index]]) for index in range(num_owners)}
+    sums = {f"metric {index}": PartialSums({"tp": ones(10)}) for index in range(num_owners)}
+    lists = {f"list {index}": PartialSums({}, [[index]]) for index in range(num_owners)}
 
     assert run([sums, sums])[1] == 1
     results, num_collectives = run([sums | lists, sums | lists])
@@ -79,7 +81,7 @@ def test_one_collective_however_many_metrics(num_owners):
 
 def test_a_rank_without_a_batch_gets_everything():
     """A rank without a batch, which knows neither names nor shapes, gets the results of all ranks."""
-    full = {"auc": Share({"n": ones(2, 3)}, [{"scores": [ones(4)]}])}
+    full = {"auc": PartialSums({"n": ones(2, 3)}, [{"scores": [ones(4)]}])}
 
     results, _ = run([full, {"auc": None}, full])
 
@@ -91,7 +93,7 @@ def test_a_rank_without_a_batch_gets_everything():
 def test_different_metrics_are_an_error_on_every_rank():
     """Ranks with different metrics raise an error that lists each rank's names, on every rank."""
     logged = [{"loss": ones()}, {"loss": ones(), "extra": ones()}]
-    shares = [*({"batch_metrics": Share(each)} for each in logged), {"batch_metrics": None}]
+    shares = [*({"batch_metrics": PartialSums(each)} for each in logged), {"batch_metrics": None}]
 
     message = (
         r"loader 'valid': ranks differ in batch_metrics.*rank 0: \['loss'\]; rank 1: \['extra', 'loss'\]; "
@@ -113,14 +115,16 @@ def test_different_metrics_are_an_error_on_every_rank():
 def test_the_fingerprint_is_of_names_shapes_and_dtypes(other, message):
     """Ranks whose metrics differ in a name, shape or dtype raise an error, even if the number of values is the same."""
     with pytest.raises(ValueError, match=message):
-        run([{"callback 'f1'": Share({"loss": ones(3)})}, {"callback 'f1'": Share(other)}])
+        run([{"callback 'f1'": PartialSums({"loss": ones(3)})}, {"callback 'f1'": PartialSums(other)}])
 
 
 def test_integers_stay_exact():
     """Sums of integers are exact beyond 2^53, the limit of float64, and below zero."""
     values = torch.tensor([2**60 + 1, -(2**60) - 1, -1, 2**53 + 1])
 
-    results, _ = run([{"n": Share({"n": values})}, {"n": Share({"n": torch.tensor([2, 2, 2, 0])})}, {"n": None}])
+    results, _ = run(
+        [{"n": PartialSums({"n": values})}, {"n": PartialSums({"n": torch.tensor([2, 2, 2, 0])})}, {"n": None}]
+    )
 
     for totals in results:
         assert totals["n"].sums["n"].tolist() == [2**60 + 3, -(2**60) + 1, 1, 2**53 + 1]
@@ -130,6 +134,6 @@ def test_float32_states_are_added_in_float64():
     """The sum of three float32 values is rounded once, not twice."""
     parts = [torch.tensor(value) for value in (1e8, 3.0, 3.0)]
 
-    results, _ = run([{"s": Share({"s": part})} for part in parts])
+    results, _ = run([{"s": PartialSums({"s": part})} for part in parts])
 
     assert results[0]["s"].sums["s"] == torch.tensor(1e8 + 6, dtype=torch.float64).float()
