@@ -118,13 +118,9 @@ class _Continued(LoaderShare):
     def is_at_start(self) -> bool:
         return self._num_in_pass + self._num_yielded == 0 and self.share.is_at_start
 
-    @property
-    def num_consumed(self) -> int:
-        return self.num_before * self.stride
-
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch where the one before ended."""
-        self.num_before = 0
+        self.num_before = self.num_consumed = 0
         self._epoch = epoch
 
     def position_after(self, num_batches: int) -> Position:
@@ -176,6 +172,7 @@ class _Continued(LoaderShare):
             start_epoch(self.loader, self._pass)
             self.share.skip(position["within"])
         self.num_before = min(position["num_done"], self.epoch_steps)
+        self.num_consumed = self.num_before * self.stride
         self._num_in_pass = self._num_yielded = 0
 
     def epoch(self) -> Iterator[Batch]:

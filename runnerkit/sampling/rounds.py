@@ -18,7 +18,6 @@ class Rounds(LoaderShare):
     """
 
     knows_sizes = True
-    num_consumed = 0
 
     def __init__(self, numbers: range) -> None:
         self.numbers = numbers

@@ -29,6 +29,7 @@ class LoaderShare(ABC):
     Attributes:
         batch_size: samples per batch and process; None if whole batches are distributed, or if it is unknown.
         stride: samples, or whole batches, of all processes in a step.
+        num_consumed: samples, or whole batches, of this epoch that all processes took before an interruption.
         drop_last: whether a short last step is left out, which may be set before a pass; None if that is not up to the
             share.
         order: the order of the current pass for all processes, empty until the loader asks for it; None if none exists.
@@ -43,6 +44,7 @@ class LoaderShare(ABC):
 
     batch_size: int | None = None
     stride: int = 1
+    num_consumed: int = 0
     drop_last: bool | None = None
     order: Sequence[Any] | None = None
     shares_whole_batches = False
@@ -78,14 +80,9 @@ class LoaderShare(ABC):
         return self.position_after(0)
 
     @property
-    def num_consumed(self) -> int:
-        """Samples, or whole batches, of this epoch that all processes took before an interruption."""
-        return 0
-
-    @property
     def is_at_start(self) -> bool:
         """True if the pass is known to begin with the first sample of the data."""
-        return self.num_consumed == 0
+        return self.has_position and self.num_consumed == 0
 
     @property
     def is_used(self) -> bool:
@@ -187,7 +184,7 @@ class DividedShare(LoaderShare):
 class WholeLoader(LoaderShare):
     """The share of a loader that each process reads as it is, and whose position is unknown."""
 
-    has_position = is_at_start = False
+    has_position = False
 
     def position_after(self, num_batches: int) -> Position:
         raise TypeError("this loader does not have a position")
@@ -216,5 +213,5 @@ class AdaptedShare(LoaderShare):
         self.sampler.skip(position)
 
     @property
-    def num_consumed(self) -> int:
+    def num_consumed(self) -> int:  # type: ignore[override]  # without a default: it would be wrong in a resumed run
         return int(self.sampler.num_consumed)

@@ -52,7 +52,7 @@ class IndexedShare(DividedShare, Sampler[Any]):
         place: arguments of the base class.
     """
 
-    epoch = num_consumed = 0
+    epoch = 0
     _num_needed = sys.maxsize  # of the order
     _stop = sys.maxsize  # of the pass, in samples
     order: Any

@@ -48,10 +48,9 @@ class LanePlace(NamedTuple):
 
 
 class LaneStart(NamedTuple):
-    """The start of a pass: epoch, samples of full batches before it, turn of its first step, place of each lane."""
+    """The start of a pass: epoch, turn of its first step, place of each lane."""
 
     epoch: int
-    num_consumed: int
     turn: int
     places: list[LanePlace]
 

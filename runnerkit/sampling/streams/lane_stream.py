@@ -95,14 +95,9 @@ class LaneStream(DividedShare, IterableDataset[Any]):
         self.lanes, self.turns = lanes, turns
         self.samples_per_lane = self.stride // lanes  # in a step
 
-    @property
-    def num_consumed(self) -> int:
-        """Samples that all processes took before the epoch was interrupted, or would have with full batches."""
-        return self._start.num_consumed
-
     def set_epoch(self, epoch: int) -> None:
         self._epoch[0] = epoch
-        self._start = self._beginning(epoch)
+        self._start, self.num_consumed = self._beginning(epoch), 0
         self._ahead, self._sizes, self._num_empty = {}, {}, {}
 
     def position_after(self, num_batches: int) -> dict[str, Any]:
@@ -176,11 +171,12 @@ class LaneStream(DividedShare, IterableDataset[Any]):
                     "processes cannot continue; resume with as many processes as before"
                 )
             turn //= self.lanes
-        self._start = LaneStart(position["epoch"], position["num_consumed"], turn, places)
+        self._start = LaneStart(position["epoch"], turn, places)
+        self.num_consumed = position["num_consumed"]  # or what it would be with full batches
 
-    def unpacked(self, parts: Iterator[Part]) -> Iterator[Any]:
+    def unpacked(self, batches: Iterator[Part]) -> Iterator[Any]:
         """Yield the batches of parts from :meth:`__iter__`, and note which shards were opened for them."""
-        parts = self._without_gaps(parts)
+        parts = self._without_gaps(batches)
         if self.start_sum is not None and self.training and not self.endless:
             yield from self._in_step(parts, self.start_sum)
             return
@@ -295,7 +291,7 @@ class LaneStream(DividedShare, IterableDataset[Any]):
         return [self.lanes, self.turns] if self.batch_size is not None else [1, self.lanes * self.turns]
 
     def _beginning(self, epoch: int) -> LaneStart:
-        return LaneStart(epoch, 0, 0, [LanePlace()] * (self.lanes * self.turns))
+        return LaneStart(epoch, 0, [LanePlace()] * (self.lanes * self.turns))
 
     def _place_after(self, num_steps: int, lane: int) -> LanePlace:
         start = self._start.places[lane]

@@ -83,7 +83,7 @@ class ShardedStream(DividedShare, IterableDataset[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         self._start.copy_(torch.tensor([epoch, 0]))
-        self._sizes = {}
+        self.num_consumed, self._sizes = 0, {}
 
     def sizes_of(self, number: int) -> Sequence[int | None] | None:
         """Return the samples of each rank in a step whose batch was yielded, as :class:`LoaderShare` says."""
@@ -105,11 +105,7 @@ class ShardedStream(DividedShare, IterableDataset[Any]):
                 f"loader {self.key!r}: its position was saved with lanes={saved}, but now its stream is not divided; "
                 "resume with processes and workers that divide the lanes, and with lanes and drop_last as before"
             )
-        self._start[1] = position[0] if isinstance(position, list) else position  # 0.1 saved a list
-
-    @property
-    def num_consumed(self) -> int:
-        return int(self._start[1])
+        self._start[1] = self.num_consumed = position[0] if isinstance(position, list) else position  # 0.1 saved a list
 
     @property
     def num_samples(self) -> int:
@@ -161,8 +157,9 @@ class ShardedStream(DividedShare, IterableDataset[Any]):
         return self.training and self.world_size > 1 and not self.drop_last
 
     def _seed_collate(self, number: int) -> None:
-        position = self.num_consumed + number * self.stride + self.rank
-        seed_collate(self.collate_fn, seed=self.seed, epoch=int(self._start[0]), position=position)
+        epoch, num_consumed = self._start.tolist()
+        position = num_consumed + number * self.stride + self.rank
+        seed_collate(self.collate_fn, seed=self.seed, epoch=epoch, position=position)
 
     def _tail(self, chunk: Chunk) -> tuple[list[Any], Sequence[int | None] | None]:
         """Return this process's part of a short last step, and the sizes of all ranks."""
