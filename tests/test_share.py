@@ -20,7 +20,7 @@ def test_a_loader_that_nobody_divides_has_a_share_without_a_position():
 class Own:
     """A batch sampler with the three methods of 0.1."""
 
-    batch_size = 2
+    batch_size, drop_last = 2, True
 
     def __init__(self):
         self.calls = []
@@ -54,10 +54,11 @@ def test_a_users_object_with_the_methods_of_0_1_is_a_share(wrap):
     share.skip(share.position_after(2))
     share.need(1)
     share.end_after(1)
+    share.drop_last = False
 
     assert own.calls == [3, 20]
     assert share.has_position and share.is_used and not share.knows_sizes and share.full_size is None
-    assert (share.batch_size, share.drop_last, share.described()) == (2, None, None)
+    assert (share.batch_size, share.described(), own.drop_last) == (2, None, False)
 
 
 def test_recording_the_batches_of_a_loader_keeps_its_share():

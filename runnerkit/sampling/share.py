@@ -213,5 +213,13 @@ class AdaptedShare(LoaderShare):
         self.sampler.skip(position)
 
     @property
+    def drop_last(self) -> bool | None:
+        return getattr(self.sampler, "drop_last", None)
+
+    @drop_last.setter
+    def drop_last(self, value: bool | None) -> None:
+        self.sampler.drop_last = value
+
+    @property
     def num_consumed(self) -> int:  # type: ignore[override]  # without a default: it would be wrong in a resumed run
         return int(self.sampler.num_consumed)
