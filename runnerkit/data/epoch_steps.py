@@ -135,10 +135,6 @@ class _Continued(LoaderShare):
     def described(self) -> Order | None:
         return self.share.described()
 
-    @property
-    def full_size(self) -> int | None:
-        return self.share.full_size
-
     def sizes_of(self, number: int) -> Sequence[int | None] | None:
         return self.share.sizes_of(self._num_in_pass + number)
 
