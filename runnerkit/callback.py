@@ -8,7 +8,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runnerkit.metrics.reduction import Share
+from runnerkit.metrics.reduction import PartialSums
 from runnerkit.support.arguments import explain_renamed
 from runnerkit.types import StateDict
 
@@ -229,7 +229,7 @@ class ISchedulerCallback(Callback):
 class IMetricCallback(Callback):
     """A callback that computes metrics.
 
-    At the end of a loader the runner calls `share` of each, reduces all shares with one collective, and passes the
+    At the end of a loader the runner calls `share` of each, reduces all of them with one collective, and passes the
     totals to `take_total`, before ``on_loader_end``. Callbacks that do not act on this loader (another `node`, or a
     wrapper that excludes it) are skipped.
 
@@ -243,11 +243,11 @@ class IMetricCallback(Callback):
     totals_all: bool = False
     counts_samples: bool = True
 
-    def share(self, runner: IRunner) -> Share | None:
+    def share(self, runner: IRunner) -> PartialSums | None:
         """Return the sums of this process over the finished loader; None if it has seen nothing."""
         return None
 
-    def take_total(self, runner: IRunner, total: Share | None) -> None:
+    def take_total(self, runner: IRunner, total: PartialSums | None) -> None:
         """Compute ``runner.loader_metrics`` from the total over all processes; None if none has seen anything."""
 
 

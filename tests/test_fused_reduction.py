@@ -7,14 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runnerkit.metrics.reduction import NUM_FUSED, Share, reduce_shares
+from runnerkit.metrics.reduction import NUM_FUSED, PartialSums, reduce_sums
 from tests.ranks import Ranks
 
 
 def run(shares):
     """Reduce `shares`, one per rank; return each rank's result and the number of collectives."""
     ranks = Ranks(len(shares))
-    of_rank = partial(reduce_shares, loader_key="valid")
+    of_rank = partial(reduce_sums, loader_key="valid")
     calls = [partial(of_rank, each, processes=engine) for engine, each in zip(ranks.engines, shares, strict=True)]
     return ranks.call(*calls), ranks.num_collectives
 
@@ -37,10 +37,12 @@ def test_sums_are_those_of_one_process(num_ranks, shapes, empty, data):
     dtypes = [DTYPES[index % len(DTYPES)] for index in range(len(shapes))]
 
     def share(number):
-        return Share({name: torch.full(s, number, dtype=d) for name, s, d in zip(names, shapes, dtypes, strict=True)})
+        return PartialSums(
+            {name: torch.full(s, number, dtype=d) for name, s, d in zip(names, shapes, dtypes, strict=True)}
+        )
 
     shares = [
-        {"all": Share({"n": torch.tensor(3)}), "b": share(values[rank]) if rank in filled else None}
+        {"all": PartialSums({"n": torch.tensor(3)}), "b": share(values[rank]) if rank in filled else None}
         for rank in range(num_ranks)
     ]
 
@@ -61,8 +63,8 @@ def test_sums_are_those_of_one_process(num_ranks, shapes, empty, data):
 @pytest.mark.parametrize("num_owners", [1, 20])
 def test_one_collective_however_many_metrics(num_owners):
     """Any number of metrics needs one collective, and one more gathers all values that cannot be summed."""
-    sums = {f"metric {index}": Share({"tp": torch.ones(10)}) for index in range(num_owners)}
-    lists = {f"list {index}": Share({}, [[index]]) for index in range(num_owners)}
+    sums = {f"metric {index}": PartialSums({"tp": torch.ones(10)}) for index in range(num_owners)}
+    lists = {f"list {index}": PartialSums({}, [[index]]) for index in range(num_owners)}
 
     assert run([sums, sums])[1] == 1
     results, num_collectives = run([sums | lists, sums | lists])
@@ -73,7 +75,7 @@ def test_one_collective_however_many_metrics(num_owners):
 
 def test_a_rank_without_a_batch_gets_everything():
     """A rank without a batch, which knows neither names nor shapes, gets the results of all ranks."""
-    full = {"auc": Share({"n": torch.ones(2, 3)}, [{"scores": [torch.ones(4)]}])}
+    full = {"auc": PartialSums({"n": torch.ones(2, 3)}, [{"scores": [torch.ones(4)]}])}
 
     results, _ = run([full, {"auc": None}, full])
 
@@ -95,19 +97,21 @@ def test_a_rank_without_a_batch_gets_everything():
 def test_the_fingerprint_is_of_names_shapes_and_dtypes(other, message):
     """Ranks whose metrics differ in a name, shape or dtype raise an error, even if the number of values is the same."""
     with pytest.raises(ValueError, match=f"loader 'valid': ranks differ in callback 'f1'.*{message}; rank 2: no batch"):
-        run([{"callback 'f1'": each} for each in (Share({"loss": torch.ones(3)}), Share(other), None)])
+        run([{"callback 'f1'": each} for each in (PartialSums({"loss": torch.ones(3)}), PartialSums(other), None)])
 
 
 def test_sums_are_exact():
     """Those of integers beyond 2^53, the limit of float64, too; that of three float32 values is rounded once."""
     values = torch.tensor([2**60 + 1, -(2**60) - 1, -1, 2**53 + 1])
 
-    results, _ = run([{"n": Share({"n": values})}, {"n": Share({"n": torch.tensor([2, 2, 2, 0])})}, {"n": None}])
+    results, _ = run(
+        [{"n": PartialSums({"n": values})}, {"n": PartialSums({"n": torch.tensor([2, 2, 2, 0])})}, {"n": None}]
+    )
 
     for totals in results:
         assert totals["n"].sums["n"].tolist() == [2**60 + 3, -(2**60) + 1, 1, 2**53 + 1]
     parts = [torch.tensor(value) for value in (1e8, 3.0, 3.0)]
 
-    results, _ = run([{"s": Share({"s": part})} for part in parts])
+    results, _ = run([{"s": PartialSums({"s": part})} for part in parts])
 
     assert results[0]["s"].sums["s"] == torch.tensor(1e8 + 6, dtype=torch.float64).float()

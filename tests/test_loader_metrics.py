@@ -5,7 +5,7 @@ import torch
 
 from runnerkit import dl
 from runnerkit.loop.loader_metrics import reduce_metrics
-from runnerkit.metrics.reduction import Share
+from runnerkit.metrics.reduction import PartialSums
 from tests.callbacks.stand_ins import make_runner
 from tests.ranks import Ranks
 from tests.tiny import loader, train
@@ -21,7 +21,7 @@ class WrongSamples(dl.IMetricCallback):
         self.count += (runner.batch["logits"].argmax(dim=1) != runner.batch["targets"]).sum()
 
     def share(self, runner):
-        return Share({"count": self.count})
+        return PartialSums({"count": self.count})
 
     def take_total(self, runner, total):
         runner.loader_metrics["wrong"] = int(total.sums["count"])

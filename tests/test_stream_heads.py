@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from runnerkit.engines import WorkerError
 from runnerkit.sampling.sharding import batches_of, shard_loader, share_of, start_epoch
-from runnerkit.sampling.stream_heads import StreamHead, compare
+from runnerkit.sampling.streams.heads import StreamHead, compare
 from tests.tiny import NUM_FEATURES, train
 
 NUM_SAMPLES, WORLD_SIZE = 96, 2

@@ -20,7 +20,8 @@ from runnerkit.callbacks.debug.parts.recorded_loader import (
 from runnerkit.engine import IEngine
 from runnerkit.passes.recomputation import evaluate_alone
 from runnerkit.precision import FP32
-from runnerkit.sampling.stream_heads import fingerprint_of
+from runnerkit.sampling.sharding import share_of
+from runnerkit.sampling.streams.heads import fingerprint_of
 from runnerkit.types import Metrics
 
 if TYPE_CHECKING:
@@ -227,7 +228,7 @@ class _Pass:
         self.loader = runner.loader
         self.recorded = record_loader(runner.loader)
         self.is_from_start = runner.loader_batch_step == 0  # else metrics include batches before a resume
-        self.is_stream = is_stream(runner.loader) and stream_samples.is_from_start(runner.loader)
+        self.is_stream = is_stream(runner.loader) and share_of(runner.loader).is_at_start
         self.num_batches = 0
         self.fingerprints: list[int] = []  # of each batch of a stream
 

@@ -14,7 +14,7 @@ from runnerkit.callback import CallbackOrder
 from runnerkit.callbacks.metrics.parts.batch_keys import pick
 from runnerkit.callbacks.metrics.parts.loader_state import LoaderStateCallback
 from runnerkit.metrics.metric import SamplesMetric
-from runnerkit.metrics.reduction import Share
+from runnerkit.metrics.reduction import PartialSums
 from runnerkit.support.arguments import check_keys, check_names, check_strings
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class SklearnModelCallback(LoaderStateCallback[FeaturesAndTargets]):
             )
         return self.model
 
-    def finish(self, runner: IRunner, state: FeaturesAndTargets, total: Share) -> None:
+    def finish(self, runner: IRunner, state: FeaturesAndTargets, total: PartialSums) -> None:
         state.take(total)
         features, targets = state.all_columns()
         rows, labels = _rows(features), targets.detach().cpu().numpy()

@@ -14,7 +14,7 @@ from torch import nn
 
 from runnerkit.callback import CallbackOrder
 from runnerkit.callbacks.metrics.parts.loader_state import LoaderStateCallback
-from runnerkit.metrics.reduction import Share
+from runnerkit.metrics.reduction import PartialSums
 from runnerkit.support.arguments import check_numbers
 from runnerkit.types import Metrics, StateDict, as_dict
 
@@ -111,7 +111,7 @@ class SystemMetricsCallback(LoaderStateCallback["_Times"]):
             self._counter.__exit__(None, None, None)
             self._counter = None
 
-    def share(self, runner: IRunner) -> Share | None:
+    def share(self, runner: IRunner) -> PartialSums | None:
         share = super().share(runner)
         if share is None:
             return None
@@ -121,9 +121,9 @@ class SystemMetricsCallback(LoaderStateCallback["_Times"]):
         memory = torch.zeros(runner.engine.num_processes, dtype=torch.float64)
         memory[runner.engine.rank] = _peak_memory_gib(runner.engine.device)
         utilization = torch.tensor(times.utilization, dtype=torch.float64)
-        return Share({**share.sums, "memory_gib": memory, "utilization": utilization})
+        return PartialSums({**share.sums, "memory_gib": memory, "utilization": utilization})
 
-    def finish(self, runner: IRunner, state: _Times, total: Share) -> None:
+    def finish(self, runner: IRunner, state: _Times, total: PartialSums) -> None:
         sums = total.sums["times"].tolist()
         metrics = self._metrics(runner, sums, memory_gib=float(total.sums["memory_gib"].max()))
         utilization, num_sampled = total.sums["utilization"].tolist()
@@ -203,8 +203,8 @@ class _Times:
     def sums(self) -> list[float]:
         return [self.num_batches, self.num_samples, self.waiting_s, self.batch_s]
 
-    def share(self) -> Share | None:
-        return Share({"times": torch.tensor(self.sums(), dtype=torch.float64)}) if self.num_batches else None
+    def share(self) -> PartialSums | None:
+        return PartialSums({"times": torch.tensor(self.sums(), dtype=torch.float64)}) if self.num_batches else None
 
     def state_dict(self) -> StateDict:
         return {"sums": self.sums(), "utilization": list(self.utilization)}

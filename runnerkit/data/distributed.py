@@ -8,7 +8,8 @@ from typing import Any
 
 from torch.utils.data import Dataset, DistributedSampler, Sampler
 
-from runnerkit.sampling.sampler import seeded_order, set_epoch
+from runnerkit.sampling.epochs import set_epoch
+from runnerkit.sampling.indexed.sampler import seeded_order
 from runnerkit.seeding.generators import derive_seed
 
 __all__ = ["DistributedSamplerWrapper"]

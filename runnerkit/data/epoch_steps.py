@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Self
 
 from runnerkit.data.loader_wrapper import LoaderWrapper
-from runnerkit.sampling.sampler import Uneven
-from runnerkit.sampling.sharding import batches_of, share_of, start_epoch
+from runnerkit.sampling.orders import Order
+from runnerkit.sampling.sharding import Uneven, batches_of, count_batches, share_of, start_epoch
+from runnerkit.sampling.share import LoaderShare, Position
 from runnerkit.seeding.generators import keep_cpu_rng
 from runnerkit.types import Batch
 
@@ -63,9 +64,9 @@ class EpochStepsLoaderWrapper(LoaderWrapper):
         return min(self._num_left(), super().__len__()) if self.restart else self._num_left()
 
     @property
-    def _share(self) -> Any:
+    def _share(self) -> LoaderShare:
         inner = share_of(self.origin)
-        return inner if self.restart or inner is None else self._continued
+        return self._continued if inner.has_position and not self.restart else inner
 
     def shard(
         self, *, key: str, training: bool, rank: int, world_size: int, seed: int, uneven: Uneven = "drop",
@@ -73,7 +74,7 @@ class EpochStepsLoaderWrapper(LoaderWrapper):
     ) -> Self:  # fmt: skip
         place: dict[str, Any] = {"rank": rank, "world_size": world_size, "seed": seed}
         wrapper = super().shard(key=key, training=training, endless=endless and training, **place)
-        if not self.restart and share_of(wrapper.origin) is None and rank == 0:
+        if not self.restart and not share_of(wrapper.origin).has_position and rank == 0:
             logger.warning(
                 "loader %r does not have a position: a resumed run would read its data from the start again", key
             )
@@ -88,10 +89,10 @@ class EpochStepsLoaderWrapper(LoaderWrapper):
         if not self.restart:
             return self.epoch_steps - self._continued.num_before
         share = share_of(self.origin)
-        return self.epoch_steps if share is None else max(0, self.epoch_steps - share.num_consumed // share.stride)
+        return max(0, self.epoch_steps - share.num_consumed // share.stride)
 
 
-class _Continued:
+class _Continued(LoaderShare):
     """The pass over a loader that continues from epoch to epoch, and its position.
 
     Attributes:
@@ -103,6 +104,9 @@ class _Continued:
 
     def __init__(self, loader: Any, epoch_steps: int) -> None:
         self.loader, self.epoch_steps = loader, epoch_steps
+        self.share = share = share_of(loader)
+        self.batch_size, self.stride, self.head = share.batch_size, share.stride, share.head
+        self.knows_sizes = share.knows_sizes
         self.num_before = 0
         self._num_yielded = 0  # in this epoch, since then
         self._epoch = 1
@@ -111,30 +115,15 @@ class _Continued:
         self._batches: Iterator[Batch] | None = None
 
     @property
-    def share(self) -> Any:
-        return share_of(self.loader)
-
-    @property
     def is_at_start(self) -> bool:
-        """True if no batch of the pass was yielded yet."""
-        return self._num_in_pass + self._num_yielded == 0 and int(self.share.num_consumed) == 0
-
-    @property
-    def stride(self) -> int:
-        """Samples, or batches, from one batch of this process to its next."""
-        return int(self.share.stride)
-
-    @property
-    def num_consumed(self) -> int:
-        """Samples, or batches, of this epoch that ran before an interruption."""
-        return self.num_before * self.stride
+        return self._num_in_pass + self._num_yielded == 0 and self.share.is_at_start
 
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch where the one before ended."""
-        self.num_before = 0
+        self.num_before = self.num_consumed = 0
         self._epoch = epoch
 
-    def position_after(self, num_batches: int) -> dict[str, Any]:
+    def position_after(self, num_batches: int) -> Position:
         """Return the position in the pass; `num_batches` must be those that were yielded in this epoch."""
         num_in_pass = self._num_in_pass + num_batches
         return {
@@ -143,32 +132,26 @@ class _Continued:
             "num_done": self.num_before + num_batches,
         }
 
-    @property
-    def batch_size(self) -> int | None:
-        """Samples per batch and process; None if the loader shares whole batches."""
-        size: int | None = getattr(self.share, "batch_size", None)
-        return size
+    def described(self) -> Order | None:
+        return self.share.described()
 
-    def sizes_of(self, number: int) -> Any:
-        """Return the sizes of step `number` of this epoch; see ShardedBatchSampler."""
+    def sizes_of(self, number: int) -> Sequence[int | None] | None:
         return self.share.sizes_of(self._num_in_pass + number)
 
     def first_uneven(self) -> int:
-        """Return the first step of this epoch whose sizes may differ."""
-        return max(0, int(self.share.first_uneven()) - self._num_in_pass - self._num_yielded)
+        return max(0, self.share.first_uneven() - self._num_in_pass - self._num_yielded)
+
+    def steps_for(self, num_samples: int, length: int | None) -> int | None:
+        return self.share.steps_for(num_samples, count_batches(self.loader))
 
     @property
-    def position(self) -> dict[str, Any]:
-        """The position between two epochs."""
+    def position(self) -> Position:
         return {**self.position_after(self._num_yielded), "num_done": 0}
 
-    def join(self, positions: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return the position of the job from those of all processes."""
-        join = getattr(self.share, "join", None)
-        within = [each["within"] for each in positions]
-        return {**positions[0], "within": within[0] if join is None else join(within)}
+    def joined(self, position: Position, gather: Callable[[Any], list[Any]]) -> Position:
+        return {**position, "within": self.share.joined(position["within"], gather)}
 
-    def skip(self, position: Any) -> None:
+    def skip(self, position: Position) -> None:
         """Continue at a position.
 
         Raises:
@@ -185,6 +168,7 @@ class _Continued:
             start_epoch(self.loader, self._pass)
             self.share.skip(position["within"])
         self.num_before = min(position["num_done"], self.epoch_steps)
+        self.num_consumed = self.num_before * self.stride
         self._num_in_pass = self._num_yielded = 0
 
     def epoch(self) -> Iterator[Batch]:
@@ -200,7 +184,6 @@ class _Continued:
         return self._rest_of_epoch()
 
     def close(self) -> None:
-        """Release the iterator."""
         self._batches = None
 
     def _rest_of_epoch(self) -> Iterator[Batch]:

@@ -8,8 +8,7 @@ from itertools import islice
 from typing import Any, Self
 
 from runnerkit.data.loader_wrapper import LoaderWrapper
-from runnerkit.sampling.sampler import Uneven
-from runnerkit.sampling.sharding import batches_of, count_batches, share_of
+from runnerkit.sampling.sharding import Uneven, batches_of, count_batches, share_of
 from runnerkit.types import Batch
 
 __all__ = ["BatchLimitLoaderWrapper"]
@@ -72,4 +71,4 @@ class BatchLimitLoaderWrapper(LoaderWrapper):
     def _num_left(self) -> int:
         """Count the batches left in this pass; those of a resumed epoch before the interruption are subtracted."""
         share = share_of(self.origin)
-        return self.num_batches if share is None else max(0, self.num_batches - share.num_consumed // share.stride)
+        return max(0, self.num_batches - share.num_consumed // share.stride)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Any, Self
 
 import torch
 
-from runnerkit.sampling.sampler import Uneven
-from runnerkit.sampling.sharding import count_batches, shard_loader, share_of
+from runnerkit.sampling.sharding import Uneven, count_batches, shard_loader, share_of
+from runnerkit.sampling.share import LoaderShare
 from runnerkit.types import Batch
 
 
@@ -39,33 +40,14 @@ class LoaderWrapper(ABC):
             raise TypeError(f"a {type(self.origin).__name__} does not have a length")
         return length
 
-    @property
-    def dataset(self) -> Any:
-        """Data set of the wrapped loader."""
-        return self.origin.dataset
+    dataset = property(attrgetter("origin.dataset"), doc="Data set of the wrapped loader.")
+    batch_size = property(attrgetter("origin.batch_size"), doc="Samples per batch and process.")
+    sampler = property(attrgetter("origin.sampler"), doc="Sampler of the wrapped loader.")
+    batch_sampler = property(attrgetter("origin.batch_sampler"), doc="Batch sampler of the wrapped loader.")
+    num_workers = property(attrgetter("origin.num_workers"), doc="Number of worker processes.")
 
     @property
-    def batch_size(self) -> Any:
-        """Samples per batch and process."""
-        return self.origin.batch_size
-
-    @property
-    def sampler(self) -> Any:
-        """Sampler of the wrapped loader, such as a user-defined DistributedSampler with ``set_epoch``."""
-        return self.origin.sampler
-
-    @property
-    def batch_sampler(self) -> Any:
-        """Batch sampler of the wrapped loader, which keeps the position within an epoch."""
-        return self.origin.batch_sampler
-
-    @property
-    def num_workers(self) -> Any:
-        """Number of worker processes."""
-        return self.origin.num_workers
-
-    @property
-    def _share(self) -> Any:
+    def _share(self) -> LoaderShare:
         return share_of(self.origin)
 
     def shard(

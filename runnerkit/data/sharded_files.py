@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset
 
-from runnerkit.sampling.lanes import LaneOrder, Run, Spot, check_lanes, check_step, default_lanes
+from runnerkit.sampling.indexed.lane_order import LaneOrder, Run, Spot
+from runnerkit.sampling.lanes import check_lanes, check_step, default_lanes
 from runnerkit.seeding.generators import CPUState
 
 __all__ = ["ShardedFiles"]

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, Sampler, SequentialSampler
 
 from runnerkit.data.tensor_rows import Rows, TensorRows
-from runnerkit.sampling.sampler import ShardedBatchSampler, Uneven
-from runnerkit.sampling.sharding import loader_seed
+from runnerkit.sampling.indexed.sampler import ShardedBatchSampler
+from runnerkit.sampling.sharding import Uneven, loader_seed
 
 __all__ = ["TensorLoader"]
 

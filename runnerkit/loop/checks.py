@@ -205,10 +205,9 @@ def compare_streams(runner: IRunner, batches: Iterator[Any]) -> Iterator[Any]:
         ValueError: on every rank, with the loader's key. Every rank must call: this gathers.
     """
     key, share = runner.loader_key, share_of(runner.loader)
-    share = getattr(share, "share", share)  # of a pass that continues from epoch to epoch
-    if getattr(share, "head", None) is None or key in runner._stage.compared_streams:  # not of a ShardedStream
+    if share.head is None or key in runner._stage.compared_streams:
         return batches
-    from runnerkit.sampling.stream_heads import compare  # late, as few runs need it
+    from runnerkit.sampling.streams.heads import compare  # late, as few runs need it
 
     first: list[Any] = []
     error: Exception | None = None
@@ -240,7 +239,7 @@ def check_order_is_used(runner: IRunner) -> None:
         TypeError: with the loader's key: each process would read all samples.
     """
     share = share_of(runner.loader)
-    if runner.engine.num_processes > 1 and not getattr(share, "order", True):
+    if runner.engine.num_processes > 1 and not share.is_used:
         raise TypeError(
             f"loader {runner.loader_key!r}: the __iter__ of {type(runner.loader).__name__} does not use its "
             "batch_sampler, which holds the samples of this process, so each process would read all samples; iterate "
@@ -250,7 +249,7 @@ def check_order_is_used(runner: IRunner) -> None:
 
 def _warn_of_dropped(runner: IRunner, key: str, loader: Any) -> None:
     share, dataset = share_of(loader), getattr(loader, "dataset", None)
-    if not getattr(share, "drop_last", False):
+    if not share.drop_last:
         return
     if runner.engine.is_main_process and (not isinstance(dataset, Sized) or len(dataset) % share.stride):
         logger.warning(

@@ -72,8 +72,7 @@ def _close(runner: IRunner) -> None:
         closing.callback(runner._logs.close, runner)
         closing.callback(step_watch.close, runner)
         for loader in runner.loaders.values():
-            if callable(close := getattr(share_of(loader), "close", None)):
-                closing.callback(close)
+            closing.callback(share_of(loader).close)
 
 
 def _emit_exception(runner: IRunner, error: BaseException) -> None:

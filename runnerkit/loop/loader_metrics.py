@@ -11,7 +11,7 @@ import torch
 from runnerkit.callback import CallbackNode, IBackwardCallback, IMetricCallback, IOptimizerCallback, innermost
 from runnerkit.metrics.first_non_finite import FirstNonFinite, describe_first
 from runnerkit.metrics.means import LoaderMeans, means_of
-from runnerkit.metrics.reduction import Share, Shares, reduce_shares
+from runnerkit.metrics.reduction import PartialSums, SumsByOwner, reduce_sums
 from runnerkit.models.finite import non_finite_part
 from runnerkit.resume.run_state import modules_of
 
@@ -39,13 +39,13 @@ def reduce_metrics(runner: IRunner) -> int:
     metrics = _metric_callbacks(runner)
     first = runner._loader_run.means.first_non_finite
     place = first.find(rank=runner.engine.rank) if first is not None else None
-    shares: Shares = {
-        "num_samples": Share({"": torch.tensor(runner._loader_run.means.num_samples)}),
-        "num_non_finite": Share({"": torch.tensor(int(place is not None))}),
+    parts: SumsByOwner = {
+        "num_samples": PartialSums({"": torch.tensor(runner._loader_run.means.num_samples)}),
+        "num_non_finite": PartialSums({"": torch.tensor(int(place is not None))}),
         "batch_metrics": runner._loader_run.means.share(),
         **{owner: each.share(runner) if each is not None else None for owner, each in metrics.items()},
     }
-    totals = reduce_shares(shares, processes=runner.engine.data_parallel, loader_key=runner.loader_key)
+    totals = reduce_sums(parts, processes=runner.engine.data_parallel, loader_key=runner.loader_key)
     if _number(totals["num_non_finite"]):
         places = runner.engine.gather_object(place)
         raise FloatingPointError(describe_first(places, loader_key=runner.loader_key, epoch=runner.epoch_step))
@@ -117,6 +117,6 @@ def _metric_callbacks(runner: IRunner) -> dict[str, IMetricCallback | None]:
     return metrics
 
 
-def _number(total: Share | None) -> int:
+def _number(total: PartialSums | None) -> int:
     assert total is not None
     return int(total.sums[""])

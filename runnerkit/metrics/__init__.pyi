@@ -16,6 +16,7 @@ from runnerkit.metrics.precision_recall import (
 )
 from runnerkit.metrics.precision_recall import PrecisionRecallF1SupportMetric as PrecisionRecallF1SupportMetric
 from runnerkit.metrics.precision_recall import precision_recall_fbeta_support as precision_recall_fbeta_support
+from runnerkit.metrics.reduction import PartialSums as PartialSums
 from runnerkit.metrics.reduction import Share as Share
 from runnerkit.metrics.regression import R2Metric as R2Metric
 from runnerkit.metrics.regression import r2 as r2
@@ -54,6 +55,7 @@ __all__ = [
     "MultilabelAccuracyMetric",
     "MultilabelPrecisionRecallF1SupportMetric",
     "NDCGMetric",
+    "PartialSums",
     "PrecisionRecallF1SupportMetric",
     "R2Metric",
     "SamplesMetric",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from runnerkit.metrics.first_non_finite import FirstNonFinite
-from runnerkit.metrics.reduction import Share
+from runnerkit.metrics.reduction import PartialSums
 from runnerkit.support.host_copy import as_number, complex_metric, is_complex
 from runnerkit.types import Metrics, Scalar, StateDict, widest_float
 
@@ -73,7 +73,7 @@ class AdditiveMetric:
                 self._m2 += each._m2  # update() took the other's values as equal to their mean
 
 
-def means_of(total: Share | None) -> Metrics:
+def means_of(total: PartialSums | None) -> Metrics:
     """Compute the means from the :meth:`LoaderMeans.share` of one process, or from the total of all."""
     sums = {key: each.tolist() for key, each in total.sums.items()} if total is not None else {}
     return {key: value / count if count else math.nan for key, (value, count) in sums.items()}
@@ -158,11 +158,11 @@ class LoaderMeans:
                 totals[key] = known + total, known_count + number
         return totals
 
-    def share(self) -> Share | None:
+    def share(self) -> PartialSums | None:
         """Return {metric: [sum, count]}; None if there was no batch."""
         if not self.num_samples:
             return None
-        return Share({key: torch.tensor(each, dtype=torch.float64) for key, each in self.totals().items()})
+        return PartialSums({key: torch.tensor(each, dtype=torch.float64) for key, each in self.totals().items()})
 
     def state_dict(self) -> StateDict:
         """Return the state for a checkpoint in the middle of an epoch."""

@@ -12,7 +12,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from runnerkit.metrics.reduction import Share, on_cpu
+from runnerkit.metrics.reduction import PartialSums, on_cpu
 from runnerkit.support.arguments import check_strings, explain_renamed
 from runnerkit.support.host_copy import read_metrics_at_once
 from runnerkit.types import Metrics, StateDict, widest_float
@@ -64,12 +64,12 @@ class Metric(ABC):
         """True without batches."""
 
     @abstractmethod
-    def share(self) -> Share | None:
-        """Return the state for :func:`~runnerkit.metrics.reduction.reduce_shares`; None without batches."""
+    def share(self) -> PartialSums | None:
+        """Return the state for :func:`~runnerkit.metrics.reduction.reduce_sums`; None without batches."""
 
     @abstractmethod
-    def take(self, total: Share) -> None:
-        """Replace the state by the total of the shares of several metrics."""
+    def take(self, total: PartialSums) -> None:
+        """Replace the state by the total of several metrics' parts."""
 
     @abstractmethod
     def state_dict(self) -> StateDict:
@@ -111,11 +111,11 @@ class Metric(ABC):
                     f"{type(self).__name__} of {self.names} cannot be merged with {type(each).__name__} of "
                     f"{getattr(each, 'names', ())}: make both with the same arguments"
                 )
-        shares = [share for share in (each.share() for each in (self, *others)) if share is not None]
-        shares = [share.placed(index, len(shares)) for index, share in enumerate(shares)]
-        if shares:
-            sums = {name: reduce(torch.add, [each.sums[name] for each in shares]) for name in shares[0].sums}
-            self.take(Share(sums, [part for each in shares for part in each.others]))
+        parts = [part for part in (each.share() for each in (self, *others)) if part is not None]
+        parts = [part.placed(index, len(parts)) for index, part in enumerate(parts)]
+        if parts:
+            sums = {name: reduce(torch.add, [each.sums[name] for each in parts]) for name in parts[0].sums}
+            self.take(PartialSums(sums, [other for each in parts for other in each.others]))
 
     def copy(self) -> Self:
         """Return a metric of the same arguments without batches."""
@@ -188,10 +188,10 @@ class SumsMetric(Metric):
     def is_empty(self) -> bool:
         return not self._sums
 
-    def share(self) -> Share | None:
-        return Share({name: torch.as_tensor(each) for name, each in self._sums.items()}) if self._sums else None
+    def share(self) -> PartialSums | None:
+        return PartialSums({name: torch.as_tensor(each) for name, each in self._sums.items()}) if self._sums else None
 
-    def take(self, total: Share) -> None:
+    def take(self, total: PartialSums) -> None:
         self._sums = dict(total.sums)
 
     def state_dict(self) -> StateDict:
@@ -247,10 +247,10 @@ class SamplesMetric(Metric):
     def is_empty(self) -> bool:
         return not self._batches
 
-    def share(self) -> Share | None:
-        return Share({}, [self.all_columns()]) if self._batches else None
+    def share(self) -> PartialSums | None:
+        return PartialSums({}, [self.all_columns()]) if self._batches else None
 
-    def take(self, total: Share) -> None:
+    def take(self, total: PartialSums) -> None:
         self._batches = list(total.others)
 
     def state_dict(self) -> StateDict:

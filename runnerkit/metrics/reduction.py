@@ -14,7 +14,7 @@ from torch import Tensor
 
 from runnerkit.types import widest_float
 
-__all__ = ["Share"]
+__all__ = ["PartialSums", "Share"]
 
 T = TypeVar("T")
 
@@ -22,7 +22,7 @@ NUM_FUSED = 16_384  # numbers in the first reduction (128 KiB); further ones tak
 
 
 @dataclass(frozen=True)
-class Share:
+class PartialSums:
     """The data from which a metric is computed: the part of one process, or the total of all.
 
     Attributes:
@@ -30,27 +30,28 @@ class Share:
         others: data that cannot be summed, of picklable types such as tensors; the lists of all processes are
             concatenated in order of rank.
         rows: float or integer tensors by name, which are stacked over processes: in the total they are in `sums`, with
-            one row for each process, zero if it had no share.
+            one row for each process, zero if it saw nothing.
     """
 
     sums: dict[str, Tensor]
     others: list[Any] = field(default_factory=list)
     rows: dict[str, Tensor] = field(default_factory=dict)
 
-    def placed(self, index: int, num_shares: int) -> Share:
-        """Return a share whose sum with those of the other indices is the total.
+    def placed(self, index: int, num_shares: int) -> PartialSums:
+        """Return a part whose sum with those of the other indices is the total.
 
-        >>> Share({}, rows={"first": torch.tensor(7)}).placed(1, 3).sums
+        >>> PartialSums({}, rows={"first": torch.tensor(7)}).placed(1, 3).sums
         {'first': tensor([0, 7, 0])}
         """
         sums = dict(self.sums)
         for name, each in self.rows.items():
             sums[name] = each.new_zeros((num_shares, *each.shape))
             sums[name][index] = each
-        return Share(sums, self.others)
+        return PartialSums(sums, self.others)
 
 
-Shares: TypeAlias = dict[str, Share | None]  # by owner; None if this process has seen nothing
+Share = PartialSums  # its name in 0.1
+SumsByOwner: TypeAlias = dict[str, PartialSums | None]  # by owner; None if this process has seen nothing
 Entries: TypeAlias = dict[str, tuple[tuple[int, ...], torch.dtype]]  # {name: (shape, dtype)}
 Layout: TypeAlias = dict[str, Entries | None]
 
@@ -79,46 +80,47 @@ class Processes(Protocol):
         """Collect a value of every process."""
 
 
-def reduce_shares(shares: Shares, *, processes: Processes, loader_key: str) -> Shares:
-    """Reduce the share of each owner over all processes; every rank must call, even without a batch.
+def reduce_sums(parts: SumsByOwner, *, processes: Processes, loader_key: str) -> SumsByOwner:
+    """Reduce the sums of each owner over all processes; every rank must call, even without a batch.
 
     This takes one reduction, in float64 if the device supports it; integers stay exact and every sum keeps its dtype.
-    If any process has `others`, one gather for all of them follows. If a process lacks a share that another has, the
+    If any process has `others`, one gather for all of them follows. If a process lacks sums that another has, the
     processes first exchange their layouts, which takes one more gather and one more reduction.
 
     Args:
-        shares: by owner, whose name appears in error messages.
+        parts: by owner, whose name appears in error messages.
         loader_key: for error messages.
     Raises:
         ValueError: processes have different sums of one owner: other names, shapes or dtypes.
     """
     rank, num_processes = processes.rank, processes.num_processes
-    shares = {owner: share and share.placed(rank, num_processes) for owner, share in shares.items()}
+    parts = {owner: part and part.placed(rank, num_processes) for owner, part in parts.items()}
     if num_processes == 1:
-        return shares
-    layout: Layout = {owner: _entries(share) for owner, share in shares.items()}
-    values = _flatten(shares, layout, processes.device)
-    mark = [*_fingerprint(layout), float(any(share.others for share in shares.values() if share is not None))]
+        return parts
+    layout: Layout = {owner: _entries(part) for owner, part in parts.items()}
+    values = _flatten(parts, layout, processes.device)
+    mark = [*_fingerprint(layout), float(any(part.others for part in parts.values() if part is not None))]
     header = torch.tensor(mark, dtype=values.dtype, device=values.device)
     padding = values.new_zeros(max(0, NUM_FUSED - len(values)))
     added = processes.reduce(torch.cat([header, values[:NUM_FUSED], padding]))
     *marks, num_with_others = added[: len(mark)].tolist()
     if not _is_one_fingerprint(marks, num_processes):
         layout = _agree(processes.gather_object(layout), loader_key=loader_key)
-        sums = processes.reduce(_flatten(shares, layout, processes.device))
+        sums = processes.reduce(_flatten(parts, layout, processes.device))
     else:
         sums = added[len(mark) : len(mark) + len(values)]
         if len(values) > NUM_FUSED:
             sums = torch.cat([sums[:NUM_FUSED], processes.reduce(values[NUM_FUSED:])])
-    others = _gather(shares, processes) if num_with_others else {}
+    others = _gather(parts, processes) if num_with_others else {}
     totals = _unflatten(sums, layout)
     return {
-        owner: Share(totals[owner], others.get(owner, [])) if layout[owner] is not None else None for owner in layout
+        owner: PartialSums(totals[owner], others.get(owner, [])) if layout[owner] is not None else None
+        for owner in layout
     }
 
 
-def _entries(share: Share | None) -> Entries | None:
-    return None if share is None else {name: (tuple(each.shape), each.dtype) for name, each in share.sums.items()}
+def _entries(part: PartialSums | None) -> Entries | None:
+    return None if part is None else {name: (tuple(each.shape), each.dtype) for name, each in part.sums.items()}
 
 
 def _slots(layout: Layout) -> Iterator[tuple[str, str, tuple[int, ...], torch.dtype]]:
@@ -128,12 +130,12 @@ def _slots(layout: Layout) -> Iterator[tuple[str, str, tuple[int, ...], torch.dt
             yield owner, name, shape, dtype
 
 
-def _flatten(shares: Shares, layout: Layout, device: torch.device) -> Tensor:
+def _flatten(parts: SumsByOwner, layout: Layout, device: torch.device) -> Tensor:
     dtype = widest_float(device)
     pieces = [torch.zeros(0, dtype=dtype, device=device)]
     for owner, name, shape, of_sum in _slots(layout):
-        share = shares.get(owner)
-        value = torch.zeros(shape, dtype=of_sum) if share is None else share.sums[name]
+        part = parts.get(owner)
+        value = torch.zeros(shape, dtype=of_sum) if part is None else part.sums[name]
         value = value.detach().to(device).reshape(-1)
         if of_sum.is_floating_point:
             pieces.append(value.to(dtype))
@@ -156,8 +158,8 @@ def _unflatten(values: Tensor, layout: Layout) -> dict[str, dict[str, Tensor]]:
     return {owner: {name: found[owner, name] for name in layout[owner] or {}} for owner in layout}
 
 
-def _gather(shares: Shares, processes: Processes) -> dict[str, list[Any]]:
-    others = {owner: on_cpu(share.others) for owner, share in shares.items() if share is not None}
+def _gather(parts: SumsByOwner, processes: Processes) -> dict[str, list[Any]]:
+    others = {owner: on_cpu(part.others) for owner, part in parts.items() if part is not None}
     ranks = processes.gather_object(others)
     return {owner: [each for rank in ranks for each in rank.get(owner, [])] for rank in ranks for owner in rank}
 
@@ -172,7 +174,7 @@ def on_cpu(value: Any) -> Any:
 
 
 def _agree(layouts: list[Layout], *, loader_key: str) -> Layout:
-    """Return the common layout of all processes that have a share.
+    """Return the common layout of all processes that have sums.
 
     Raises:
         ValueError: their layouts differ.

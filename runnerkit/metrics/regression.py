@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from runnerkit.metrics.metric import Metric, Sums, ratio, widest
-from runnerkit.metrics.reduction import Share
+from runnerkit.metrics.reduction import PartialSums
 from runnerkit.types import StateDict
 
 __all__ = ["R2Metric", "r2"]
@@ -74,12 +74,12 @@ class R2Metric(Metric):
     def is_empty(self) -> bool:
         return not self._sums
 
-    def share(self) -> Share | None:
-        return Share({}, rows=self._sums) if self._sums else None
+    def share(self) -> PartialSums | None:
+        return PartialSums({}, rows=self._sums) if self._sums else None
 
-    def take(self, total: Share) -> None:
-        of_shares = [dict(zip(total.sums, row, strict=True)) for row in zip(*total.sums.values(), strict=True)]
-        self._sums = reduce(_merged, (each for each in of_shares if each["num"]))
+    def take(self, total: PartialSums) -> None:
+        of_parts = [dict(zip(total.sums, row, strict=True)) for row in zip(*total.sums.values(), strict=True)]
+        self._sums = reduce(_merged, (each for each in of_parts if each["num"]))
 
     def state_dict(self) -> StateDict:
         return {name: each.cpu() for name, each in self._sums.items()}

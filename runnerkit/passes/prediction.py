@@ -21,9 +21,10 @@ from runnerkit.engine import IEngine
 from runnerkit.loop.checks import check_one_loader
 from runnerkit.loop.hooks import call_hook
 from runnerkit.passes.undisturbed import apart, modules_in
+from runnerkit.sampling.indexed.sampler import ShardedBatchSampler
 from runnerkit.sampling.orders import PREDICT
-from runnerkit.sampling.sampler import ShardedBatchSampler
 from runnerkit.sampling.sharding import batches_of, distributed_sampler_of, share_of
+from runnerkit.sampling.share import LoaderShare
 from runnerkit.seeding.generators import derive_seed, set_global_seed
 from runnerkit.storage.claims import written
 from runnerkit.storage.prediction_file import check_path, prediction_file
@@ -81,7 +82,7 @@ class Prediction:
         if self.resume is not None:
             find_checkpoint(self.resume)
         share = share_of(self.share(engine))
-        return not engine.is_ddp or getattr(share, "shares_whole_batches", False)
+        return not engine.is_ddp or share.shares_whole_batches
 
     def share(self, engine: IEngine) -> Any:
         """Return this process's share of the loader, with drop_last unset if possible."""
@@ -92,7 +93,7 @@ class Prediction:
             )
         loader = engine.prepare_loader(self.loader, key=PREDICT, training=False, seed=self.seed)
         share = share_of(loader)
-        if hasattr(share, "drop_last"):
+        if share.drop_last:
             share.drop_last = False
         return loader
 
@@ -187,10 +188,10 @@ def _batches(runner: Predictor, loader: Any, prediction: Prediction) -> Iterator
         yield made
 
 
-def _warn_of_gaps(loader: Any, share: Any) -> None:
+def _warn_of_gaps(loader: Any, share: LoaderShare) -> None:
     """Warn if a loader drops samples because drop_last cannot be unset in its share."""
     said_by = (loader, getattr(loader, "batch_sampler", None))
-    if not hasattr(share, "drop_last") and any(getattr(each, "drop_last", False) for each in said_by):
+    if share.drop_last is None and any(getattr(each, "drop_last", False) for each in said_by):
         logger.warning(
             "loader %r: its sampler keeps drop_last=True, so the samples of a short last batch are not predicted; "
             "use drop_last=False",
@@ -210,7 +211,7 @@ def _warn_of_shuffling(loader: Any) -> None:
         )
 
 
-def _num_samples(share: Any, number: int) -> int | None:
+def _num_samples(share: LoaderShare, number: int) -> int | None:
     """Return the number of samples in this process's batch `number`, counted from 1; None if it is unknown."""
     if not isinstance(share, ShardedBatchSampler):
         return None

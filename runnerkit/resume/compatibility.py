@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 from runnerkit.checkpoints.weights import listed
-from runnerkit.sampling.orders import check_order, order_of
+from runnerkit.sampling.orders import check_order
 from runnerkit.sampling.sharding import share_of
 from runnerkit.steps.budget import is_epoch_left
 from runnerkit.support.plain_values import flat, plain
@@ -90,11 +90,11 @@ def check_orders(runner: IRunner, state: StateDict, source: str) -> None:
     """
     within = state["within"]
     if within is not None:
-        check_order(within["key"], within.get("order"), order_of(share_of(runner.loaders[within["key"]])), source)
+        check_order(within["key"], within.get("order"), share_of(runner.loaders[within["key"]]).described(), source)
     for key, position in state.get("streams", {}).items():
         share, saved = share_of(runner.loaders.get(key)), state.get("stream_orders", {}).get(key)
-        now = order_of(share)
-        if not getattr(share, "continues", False) or position["pass"] == 0 or saved is None or now is None:
+        now = share.described()
+        if not share.continues or position["pass"] == 0 or saved is None or now is None:
             continue  # absent before 0.2
         if isinstance(position["within"], int) and position["within"] >= saved["length"]:
             position["within"] = now["length"]  # the end of the pass, in the new order

@@ -201,7 +201,7 @@ def restore(runner: IRunner) -> None:
     runner.need_early_stop = was_stopped and _stops_again(runner, state)
     snapshot.within = state["within"]
     for key, position in state.get("streams", {}).items():  # absent before 0.2
-        if getattr(share := share_of(runner.loaders.get(key)), "continues", False):
+        if (share := share_of(runner.loaders.get(key))).continues:
             share.skip(position)
     rng = state["rng"]
     ranks = runner.engine.data_parallel

@@ -19,7 +19,6 @@ from runnerkit.checkpoints.trainable import completed, frozen_parameters, hash_o
 from runnerkit.checkpoints.weights import read_weights, weights_in
 from runnerkit.loop.attributes import Progress
 from runnerkit.resume import compatibility, matching
-from runnerkit.sampling.orders import order_of
 from runnerkit.sampling.sharding import share_of
 from runnerkit.seeding.generators import rng_state
 from runnerkit.types import StateDict, as_dict
@@ -137,7 +136,7 @@ def state_of(runner: IRunner) -> StateDict:
         "stopped_by": stoppers(runner),
         "within": _position(runner) if runner.is_within_loader else None,
         "streams": _streams(runner),
-        "stream_orders": {key: order_of(share_of(loader)) for key, loader in runner.loaders.items()},
+        "stream_orders": {key: share_of(loader).described() for key, loader in runner.loaders.items()},
         "modes": {key: each.state_dict() for key, each in runner._stage.training_modes.items()},
         "criterion_state_dict": _states(runner.criterion),
         "optimizer_state_dict": {
@@ -202,21 +201,17 @@ def check_positions(runner: IRunner, *, reason: str) -> None:
         TypeError: with the loader's key.
     """
     for key, loader in runner.loaders.items():
-        if key.startswith("train") and not has_position(loader):
+        if key.startswith("train") and not share_of(loader).has_position:
             raise TypeError(
                 f"loader {key!r} cannot save its position in the middle of an epoch; leave out {reason} to save at the "
                 "end of each epoch, or use a DataLoader whose sampler has a length and is not a DistributedSampler"
             )
 
 
-def has_position(loader: Any) -> bool:
-    """Return whether the position within an epoch of `loader` can be saved and restored."""
-    return share_of(loader) is not None
-
-
 def knows_position(loader: Any) -> bool:
     """Return whether the position of a loader under way is known: a subclass may iterate without its sampler."""
-    return has_position(loader) and bool(getattr(share_of(loader), "order", True))
+    share = share_of(loader)
+    return share.has_position and share.is_used
 
 
 def _position(runner: IRunner) -> StateDict:
@@ -226,34 +221,26 @@ def _position(runner: IRunner) -> StateDict:
             f"{type(runner.loader).__name__} does not use its batch_sampler; save at the end of each epoch"
         )
     share, num_skipped = share_of(runner.loader), runner._loader_run.num_skipped
+    gather = runner.engine.data_parallel.gather_object
     return {
         "key": runner.loader_key,
-        "order": order_of(share),
-        "position": _joined(runner, share, share.position_after(runner.loader_batch_step - num_skipped)),
+        "order": share.described(),
+        "position": share.joined(share.position_after(runner.loader_batch_step - num_skipped), gather),
         "loader_batch_step": runner.loader_batch_step,
         "loader_sample_step": runner.loader_sample_step,
         "is_ended": runner.need_early_stop,
         "ends_stage": runner._loader_run.ends_stage,
         "is_validated": runner._loader_run.validated_at == runner.batch_step,
-        "means": runner.engine.data_parallel.gather_object(runner._loader_run.means.state_dict()),
+        "means": gather(runner._loader_run.means.state_dict()),
     }
 
 
 def _streams(runner: IRunner) -> StateDict:
     """Return the positions of loaders whose pass continues from epoch to epoch, except of the one that is under way."""
     within = runner.loader_key if runner.is_within_loader else None
+    gather = runner.engine.data_parallel.gather_object
     shares = {key: share_of(loader) for key, loader in runner.loaders.items() if key != within}
-    return {
-        key: _joined(runner, share, share.position)
-        for key, share in shares.items()
-        if getattr(share, "continues", False)
-    }
-
-
-def _joined(runner: IRunner, share: Any, position: Any) -> Any:
-    """Return the position of all processes, of which each may know only its part; every rank must call."""
-    join = getattr(share, "join", None)
-    return position if join is None else join(runner.engine.data_parallel.gather_object(position))
+    return {key: share.joined(share.position, gather) for key, share in shares.items() if share.continues}
 
 
 def load_weights_from(runner: IRunner, path: Path) -> None:

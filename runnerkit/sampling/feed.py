@@ -8,10 +8,11 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from runnerkit.sampling.loader_worker import WorkerStart
+from runnerkit.sampling.share import LoaderShare
 from runnerkit.support.torch_internals import forget_length
 
 
-def with_feed(shard: DataLoader[Any], share: Any, **replaced: Any) -> DataLoader[Any]:
+def with_feed(shard: DataLoader[Any], share: LoaderShare, **replaced: Any) -> DataLoader[Any]:
     """Give `shard`, which shows the user's data set, the loader that its batches really come from."""
     # DataLoader cannot be changed after __init__, and calling __init__ again would lose what a subclass or the
     # user set. A copy of its attributes keeps workers, collate_fn, generator and everything else.

@@ -3,31 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
-from torch.utils.data import BatchSampler, SequentialSampler
+Order: TypeAlias = dict[str, Any]  # length, unit, kind of the sampler and seed
 
 PREDICT = "predict"  # the key of a loader whose order is kept, as its predictions come in it
-
-
-def order_of(share: Any) -> dict[str, Any] | None:
-    """Describe the length and order of a share as plain values; None for a stream without shards or other loaders."""
-    share = getattr(share, "share", share)  # of a pass that continues from epoch to epoch
-    if hasattr(share, "shards"):
-        return {"length": share.shards.num_shards, "unit": "shards", "by": type(share.shards).__name__, "seed": None}
-    has_batches = hasattr(share, "batches")
-    source = getattr(share, "batches" if has_batches else "sampler", None)
-    if source is None:
-        return None
-    inner = source.sampler if isinstance(source, BatchSampler) else source
-    options = {name: value for name in ("replacement", "shuffle") if (value := getattr(inner, name, False))}
-    words = ", ".join(f"{name}={value}" for name, value in options.items())
-    return {
-        "length": len(source),
-        "unit": "batches" if has_batches else "samples",
-        "by": type(inner).__name__ + (f"({words})" if words else ""),
-        "seed": None if isinstance(inner, SequentialSampler) else share.seed,
-    }
 
 
 def check_order(key: str, saved: Mapping[str, Any] | None, now: Mapping[str, Any] | None, source: str) -> None:
@@ -35,7 +15,7 @@ def check_order(key: str, saved: Mapping[str, Any] | None, now: Mapping[str, Any
 
     Args:
         key: the loader's.
-        saved, now: from :func:`order_of`; None is not compared.
+        saved, now: from ``described()`` of the loader's share; None is not compared.
     Raises:
         ValueError: with both lengths and orders.
     """

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import Any
+
+from runnerkit.sampling.share import LoaderShare, Position
 
 
-class Rounds:
+class Rounds(LoaderShare):
     """A range as a loader: every process gets each of its numbers, and a resumed run those that are left.
 
     >>> rounds = Rounds(range(5))
@@ -16,26 +17,22 @@ class Rounds:
     ([3, 4], 2)
     """
 
-    stride = 1
+    knows_sizes = True
 
     def __init__(self, numbers: range) -> None:
         self.numbers = numbers
-        self.num_consumed = 0
 
     @property
-    def _share(self) -> Any:
+    def _share(self) -> LoaderShare:
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Start from the first number."""
         self.num_consumed = 0
 
-    def position_after(self, num_batches: int) -> int:
-        """Return how many numbers were taken after `num_batches` of this pass."""
+    def position_after(self, num_batches: int) -> Position:
         return self.num_consumed + num_batches
 
-    def skip(self, position: int) -> None:
-        """Skip what was taken before an interruption; valid until the next epoch."""
+    def skip(self, position: Position) -> None:
         self.num_consumed = position
 
     def first_uneven(self) -> int:

@@ -16,7 +16,8 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from runnerkit.sampling.sampler import Place, PlacedBatch, set_epoch
+from runnerkit.sampling.epochs import set_epoch
+from runnerkit.sampling.indexed.sampler import Place, PlacedBatch
 from runnerkit.seeding.generators import (
     GENERATORS,
     SEED_STRIDE,

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator
 from inspect import signature
 from types import NoneType
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch.utils.data import (
@@ -19,14 +19,20 @@ from torch.utils.data import (
     default_collate,
 )
 
+from runnerkit.sampling.epochs import set_epoch
 from runnerkit.sampling.feed import feed_of, with_feed
+from runnerkit.sampling.indexed.sampler import Places, ShardedBatches, ShardedBatchSampler
 from runnerkit.sampling.loader_worker import naming_the_dead
-from runnerkit.sampling.sampler import Places, ShardedBatches, ShardedBatchSampler, set_epoch
 from runnerkit.sampling.seeded_dataset import SeededDataset, is_seeded
+from runnerkit.sampling.share import AdaptedShare, LoaderShare, WholeLoader
 from runnerkit.seeding.generators import derive_seed
 from runnerkit.support.torch_internals import length_of
 
 logger = logging.getLogger(__name__)
+
+Uneven: TypeAlias = Literal["drop", "pad"]  # an argument of 0.1, without effect
+
+_WHOLE = WholeLoader()
 
 
 def shard_loader(
@@ -50,7 +56,7 @@ def shard_loader(
     """
     place: dict[str, Any] = {"rank": rank, "world_size": world_size, "seed": seed}
     if hasattr(loader, "pipeline"):  # of WebDataset, whose loaders are pipelines too
-        from runnerkit.sampling.stream_sharding import loader_in
+        from runnerkit.sampling.streams.sharding import loader_in
 
         loader = loader_in(loader, key=key)
     if callable(getattr(loader, "shard", None)):
@@ -86,7 +92,7 @@ def shard_loader(
             )
         return loader
     if isinstance(loader.dataset, IterableDataset):
-        from runnerkit.sampling.stream_sharding import share_stream  # late, as few runs need it
+        from runnerkit.sampling.streams.sharding import share_stream  # late, as few runs need it
 
         return share_stream(loader, key=key, training=training, endless=endless, **place)
     own = distributed_sampler_of(loader)
@@ -136,11 +142,8 @@ def _sampler_name(loader: DataLoader[Any]) -> str:
     return type(loader.batch_sampler if is_own else loader.sampler).__name__
 
 
-def _share_indices(
-    loader: DataLoader[Any], *, key: str, training: bool, rank: int, world_size: int, seed: int
-) -> DataLoader[Any]:
+def _share_indices(loader: DataLoader[Any], *, key: str, training: bool, **place: Any) -> DataLoader[Any]:
     """Distribute samples, or whole batches of a custom batch sampler."""
-    place = {"rank": rank, "world_size": world_size, "seed": seed}
     batches: Any = loader.batch_sampler
     share: ShardedBatchSampler | ShardedBatches
     # batch_size is None if the user passed a batch sampler; a subclass may have replaced the loader's.
@@ -159,15 +162,13 @@ def _share_indices(
             share.needs_whole_steps = True
     else:
         whole = loader.sampler if batches is None else batches
-        share = ShardedBatches(
-            whole, is_batch_sampler=batches is not None, training=training, **place
-        )  # fmt: skip
-    return _with_order(loader, share, training=training, seed=seed)
+        share = ShardedBatches(whole, is_batch_sampler=batches is not None, training=training, **place)
+    return _with_order(loader, share)
 
 
 def _share_files(loader: DataLoader[Any], *, key: str, training: bool, **place: Any) -> DataLoader[Any]:
     """Distribute the samples, or whole batches, of a data set that has an order of its own."""
-    from runnerkit.sampling.lanes import LaneBatches, LaneBatchSampler  # late, as few runs need it
+    from runnerkit.sampling.indexed.lane_order import LaneBatches, LaneBatchSampler  # late, as few runs need it
 
     batches: Any = loader.batch_sampler
     sampler = loader.sampler if batches is None else getattr(batches, "sampler", None)
@@ -183,19 +184,17 @@ def _share_files(loader: DataLoader[Any], *, key: str, training: bool, **place: 
     else:
         place |= {"batch_size": batches.batch_size, "drop_last": batches.drop_last, "training": training}
         share = LaneBatchSampler(loader.dataset, **place)
-    return _with_order(loader, share, training=training, seed=place["seed"])
+    return _with_order(loader, share)
 
 
-def _with_order(
-    loader: DataLoader[Any], share: ShardedBatchSampler | ShardedBatches, *, training: bool, seed: int
-) -> DataLoader[Any]:
+def _with_order(loader: DataLoader[Any], share: ShardedBatchSampler | ShardedBatches) -> DataLoader[Any]:
     """Return a copy of `loader` that fetches the samples, or batches, of `share`."""
     name = "sampler" if loader.batch_sampler is None else "batch_sampler"
     shard = copy.copy(loader)
     vars(shard)[name] = share
     if not is_seeded(loader.dataset, loader.collate_fn):
         return with_feed(shard, share)  # without places, which cost a tuple per sample
-    dataset = SeededDataset(loader.dataset, training=training, seed=seed, collate_fn=loader.collate_fn)
+    dataset = SeededDataset(loader.dataset, training=share.training, seed=share.seed, collate_fn=loader.collate_fn)
     return with_feed(shard, share, dataset=dataset, **{name: Places(share)})
 
 
@@ -209,31 +208,27 @@ def batches_of(loader: Any) -> Iterator[Any]:
     batches: Iterator[Any] = iter(feed)
     if getattr(loader, "wraps_loader", False):
         return batches  # the wrapped loader's, which came through here
-    share = share_of(loader)
-    if hasattr(share, "unpacked"):
-        batches = share.unpacked(batches)
-    if isinstance(feed, DataLoader) and feed.num_workers > 0:
-        batches = naming_the_dead(batches)
-    return _and_the_last_again(batches) if hasattr(share, "repeats_last") and share.repeats_last() else batches
+    batches = share_of(loader).unpacked(batches)
+    return naming_the_dead(batches) if isinstance(feed, DataLoader) and feed.num_workers > 0 else batches
 
 
-def _and_the_last_again(batches: Iterator[Any]) -> Iterator[Any]:
-    batch = None
-    for batch in batches:
-        yield batch
-    yield batch
-
-
-def share_of(loader: Any) -> Any:
-    """Return the object with set_epoch, position_after and skip that keeps the position in `loader`, or None."""
-    candidates = (getattr(loader, name, None) for name in ("_share", "batch_sampler"))
-    return next((each for each in candidates if hasattr(each, "position_after")), None)
+def share_of(loader: Any) -> LoaderShare:
+    """Return the share of this process in a loader from :func:`shard_loader`, or in any other iterable."""
+    for name in ("_share", "batch_sampler"):
+        found = getattr(loader, name, None)
+        if isinstance(found, LoaderShare):
+            return found
+        if hasattr(found, "position_after"):
+            return AdaptedShare(found)
+        if hasattr(found, "_share"):  # a recorder of what it yields
+            return share_of(found)
+    return _WHOLE
 
 
 def start_epoch(loader: Any, epoch: int) -> None:
-    """Call ``set_epoch`` once on each part of a loader; see :func:`runnerkit.sampling.sampler.set_epoch`."""
+    """Call ``set_epoch`` once on each part of a loader; see :func:`runnerkit.sampling.epochs.set_epoch`."""
     share = share_of(loader)
-    if getattr(share, "continues", False):  # the pass, in the next epoch
+    if share.continues:  # the pass, in the next epoch
         share.set_epoch(epoch)
     else:
         set_epoch(epoch, loader, share)
@@ -257,9 +252,9 @@ def gives_new_batches(loader: Any) -> bool:
 def is_length_sure(loader: Any) -> bool:
     """Return whether a loader that has a length yields so many batches; a stream or a custom loader may not."""
     while getattr(loader, "wraps_loader", False):
-        if getattr(share_of(loader), "continues", False):
+        if share_of(loader).continues:
             return True  # with epoch_steps
         loader = loader.origin
     if isinstance(loader, DataLoader):
         return not isinstance(loader.dataset, IterableDataset)
-    return isinstance(loader, list | tuple) or hasattr(share_of(loader), "sampler")
+    return isinstance(loader, list | tuple) or share_of(loader).yields_its_length

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from runnerkit.callback import last_training_loader, optimizer_callbacks
 from runnerkit.sampling.sharding import count_batches, share_of
@@ -116,13 +116,12 @@ def limit_pass(runner: IRunner) -> None:
     """
     num_steps, num_samples = runner._stage.budget.num_steps, runner._stage.budget.num_samples
     share = share_of(runner.loader)
-    if num_steps is not None and hasattr(share, "need"):
+    if num_steps is not None:
         share.need(max(0, num_steps - runner.stage_optimizer_step) * accumulation_of(runner))
     if num_samples is None:
         return
-    if hasattr(share, "end_after"):
-        share.end_after(max(0, num_samples - runner.stage_sample_step))
-    elif runner.engine.num_processes > 1 and getattr(share, "batch_size", None) is None:
+    share.end_after(max(0, num_samples - runner.stage_sample_step))
+    if runner.engine.num_processes > 1 and share.batch_size is None:
         raise ValueError(
             f"num_samples: the processes do not know the sizes of one another's batches of loader "
             f"{runner.loader_key!r}; pass num_steps instead"
@@ -151,7 +150,7 @@ def count_steps(runner: IRunner, paces: Collection[int]) -> int | None:
             return None
         found.append(budget.num_epochs * sum(_steps_in(length or 0, paces) for length in lengths))
     if budget.num_samples is not None:
-        num_batches = _batches_of_samples(budget.num_samples, loaders[0]) if len(loaders) == 1 else None
+        num_batches = share_of(loaders[0]).steps_for(budget.num_samples, lengths[0]) if len(loaders) == 1 else None
         if num_batches is None or not lengths[0]:
             return None
         epochs, rest = divmod(num_batches, lengths[0])
@@ -166,24 +165,6 @@ def _steps_in(num_batches: int, paces: Collection[int]) -> int:
     periods, rest = divmod(num_batches, period)
     in_rest = sum(number <= rest for number in in_period)
     return periods * len(in_period) + in_rest + (rest > 0 and rest not in in_period)
-
-
-def _batches_of_samples(num_samples: int, loader: Any) -> int | None:
-    """Return the batch of a process in which all have so many samples; None if the sizes of batches are not known."""
-    share = share_of(loader)
-    if getattr(share, "continues", False):
-        loader, share = share.loader, share.share
-    stride: int | None = getattr(share, "stride", None)
-    if stride is None or getattr(share, "batch_size", None) is None:
-        return None
-    length = count_batches(loader)
-    if length is None and getattr(share, "endless", False):
-        return math.ceil(num_samples / stride)  # all batches are full
-    if not length or not hasattr(share, "num_samples"):
-        return None
-    size: int = min(share.num_samples, length * stride)  # fewer if the loader is limited in batches
-    passes, rest = divmod(num_samples, size)
-    return passes * length + math.ceil(rest / stride)
 
 
 def accumulation_of(runner: IRunner) -> int:

@@ -106,8 +106,8 @@ def sizes_of_pass(runner: IRunner, *, num_before: int) -> StepSizes:
     """
     engine, steps, share = runner.engine, StepSizes(), share_of(runner.loader)
     ranks = engine.data_parallel
-    if hasattr(share, "start_sum") and ranks.num_processes > 1:
-        share.start_sum = ranks.start_sum  # to find out when all processes have ended
+    if ranks.num_processes > 1:
+        share.use_sum(ranks.start_sum)
     engine.loss_factor = _base_factor(runner)
     steppers = optimizer_callbacks(runner.callbacks)
     steps.has_steppers = bool(steppers)
@@ -115,12 +115,12 @@ def sizes_of_pass(runner: IRunner, *, num_before: int) -> StepSizes:
     steps.matter = ranks.num_processes > 1 or steps.accumulate
     if not steps.matter or distributed_sampler_of(runner.loader) is not None:  # which gives each rank as many
         return steps
-    if _full_size(runner) is not None:
+    if share.full_size is not None:
         steps.num_samples = share.stride
         is_mean = runner.loss_reduction == "mean" and runner.is_train_loader
         if ranks.num_processes > 1 and is_mean and runner.loader_key not in runner._stage.miscounted:
             steps.own_size = share.batch_size
-    if hasattr(share, "first_uneven"):
+    if share.knows_sizes:
         steps.first_uneven = num_before + share.first_uneven() + 1
     elif ranks.num_processes > 1:
         steps.first_uneven = 1
@@ -131,7 +131,7 @@ def weigh_step(runner: IRunner, steps: StepSizes, *, number: int) -> None:
     """Find out the samples of each rank in step `number` of this pass, from 0, and weight the losses of this rank."""
     engine, ranks = runner.engine, runner.engine.data_parallel
     share = share_of(runner.loader)
-    sizes = share.sizes_of(number) if hasattr(share, "sizes_of") else [None] * ranks.num_processes
+    sizes = share.sizes_of(number) if share.knows_sizes else [None] * ranks.num_processes
     own = None if sizes is None else sizes[ranks.rank]
     steps.sizes = sizes
     steps.is_idle = own == 0
@@ -157,7 +157,7 @@ def weigh_batch(runner: IRunner, steps: StepSizes, units: WeightUnits) -> float 
     engine, ranks, given = runner.engine, runner.engine.data_parallel, runner.batch_weight
     if given is not None:
         given = _checked(given)
-    full = _full_size(runner)
+    full = share_of(runner.loader).full_size
     mean = _mean(steps.sizes) if steps.sizes is not None else full or runner.batch_size
     if ranks.num_processes == 1:
         mean = runner.batch_size  # a `collate_fn` may have dropped samples
@@ -222,14 +222,6 @@ def _mean(sizes: Sequence[int | None]) -> float | None:
     """Return the mean size of all ranks; None if a size is unknown."""
     total = _total(sizes)
     return None if total is None else total / len(sizes)
-
-
-def _full_size(runner: IRunner) -> float | None:
-    """Return the samples per process in a step that is not uneven, if they are known."""
-    share = share_of(runner.loader)
-    size: int | None = getattr(share, "batch_size", None)
-    tells = hasattr(share, "sizes_of") and getattr(share, "knows_sizes", True)  # a stream in one process does not
-    return size if tells else None
 
 
 def _base_factor(runner: IRunner) -> float | None:

@@ -11,7 +11,7 @@ import torch
 from runnerkit.engines import CPUEngine
 from runnerkit.loop.loader_run import LoaderRun
 from runnerkit.metrics.means import LoaderMeans
-from runnerkit.metrics.reduction import reduce_shares
+from runnerkit.metrics.reduction import reduce_sums
 from tests.ranks import Ranks
 
 
@@ -75,7 +75,7 @@ def run_loader(callback: Any, runner: Any, batches: list[dict[str, torch.Tensor]
 def end_loader(callback: Any, runner: Any) -> None:
     """End a loader as the runner does; every rank must call this."""
     shares = {"callback": callback.share(runner)}
-    totals = reduce_shares(shares, processes=runner.engine, loader_key=runner.loader_key)
+    totals = reduce_sums(shares, processes=runner.engine, loader_key=runner.loader_key)
     callback.take_total(runner, totals["callback"])
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
 from runnerkit.data import BalanceClassSampler, BatchBalanceClassSampler
-from runnerkit.sampling.sampler import seeded_order
+from runnerkit.sampling.indexed.sampler import seeded_order
 from runnerkit.sampling.sharding import batches_of
 from tests.data.places import flat, share
 

@@ -151,7 +151,7 @@ def test_a_job_of_another_size_takes_over_the_default_of_the_first(first, second
     """Even where its own default would be another."""
     before = loaders_of(Plain(), first, batch_size=12 // first)
     ranks = steps_of(before)
-    position = share_of(before[0]).join([positions[1] for _, positions in ranks])
+    position = share_of(before[0]).joined(None, lambda _: [positions[1] for _, positions in ranks])
     after = loaders_of(Plain(), second, batch_size=12 // second)
 
     skip(after, position)

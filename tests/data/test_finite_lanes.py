@@ -135,7 +135,7 @@ def test_a_job_of_another_size_continues_with_the_batches_that_are_left(sizes, p
     ranks = steps_of(saved)
     number = int(part * (len(one) - 1))
     loaders = loaders_of(Numbers(sizes, lanes), 1, batch_size=4)
-    position = share_of(saved[0]).join([positions[number] for _, positions in ranks])
+    position = share_of(saved[0]).joined(None, lambda _: [positions[number] for _, positions in ranks])
     start_epoch(loaders[0], 1)
     share_of(loaders[0]).skip(position)
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset
 
-from runnerkit.sampling import lane_stream
+from runnerkit.sampling.streams import lane_readers
 from runnerkit.sampling.sharding import batches_of, share_of, start_epoch
 from tests.data import places
 from tests.data.places import flat, share
@@ -63,7 +63,7 @@ def trained(loaders, epochs):
 def saved(loaders):
     """Return the position of the job between two epochs."""
     positions = [share_of(loader).position for loader in loaders]
-    return share_of(loaders[0]).join(positions)
+    return share_of(loaders[0]).joined(positions[0], lambda _: [each["within"] for each in positions])
 
 
 def skip(loaders, position):
@@ -235,7 +235,7 @@ def test_a_shard_with_a_state_is_not_read_again(sizes, steps, batch_size):
         return
     options = {"batch_size": 2 * batch_size, "steps": steps}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lane_stream, "_SAMPLES_PER_STATE", 7)
+        patch.setattr(lane_readers, "_SAMPLES_PER_STATE", 7)
         whole = trained(shares(WithStates(sizes, lanes), **options), range(1, 3))
         loaders = shares(WithStates(sizes, lanes), 2, **options | {"batch_size": batch_size})
         assert trained(loaders, [1]) == whole[:steps]

@@ -8,7 +8,7 @@ import pytest
 from torch.utils.data import DataLoader, IterableDataset
 
 from runnerkit.data import BatchLimitLoaderWrapper
-from runnerkit.sampling import lane_stream
+from runnerkit.sampling.streams import lane_readers
 from runnerkit.sampling.sharding import batches_of, share_of
 from tests.data.places import flat, share, shares
 from tests.data.stream_sources import FIRST, NUM_SAMPLES, SIZES, augmented, hugging_face, noted, web_loader, webdataset
@@ -247,7 +247,7 @@ def test_a_rank_of_thousands_needs_no_more_memory(world_size):
 @pytest.mark.parametrize("is_shuffled", [False, True])
 def test_a_hugging_face_shard_continues_at_its_state(folder, monkeypatch, is_shuffled):
     """Its state does not hold a shuffle buffer, so with one the shard is read again."""
-    monkeypatch.setattr(lane_stream, "_SAMPLES_PER_STATE", 3)
+    monkeypatch.setattr(lane_readers, "_SAMPLES_PER_STATE", 3)
 
     def reading(read):
         stream = hugging_face(folder, lambda sample: read.append(sample["n"]) or sample, is_shuffled=is_shuffled)

@@ -112,7 +112,7 @@ def _sampler(loader: Any) -> Any:
     """Unwrap the batch samplers to find the sampler that orders the samples."""
     sampler = loader
     while True:
-        names = ("share", "batch_sampler", "sampler", "batches")
+        names = ("share", "batch_sampler", "sampler")
         held = [each for name in names if (each := getattr(sampler, name, None)) is not None]
         if not held:
             return sampler

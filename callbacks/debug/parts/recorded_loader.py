@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from runnerkit.sampling.feed import feed_of
-from runnerkit.sampling.sampler import Place, PlacedBatch
-from runnerkit.sampling.sharding import batches_of
+from runnerkit.sampling.indexed.sampler import Place, PlacedBatch
+from runnerkit.sampling.sharding import batches_of, share_of
 from runnerkit.types import Batch
 
 # By rank: the number of batches that ran, and the indices in each; None if the loader does not report them.
@@ -28,9 +28,6 @@ class RecordedSampler(Sampler[Any]):
     def __init__(self, sampler: Any) -> None:
         self.sampler = sampler
         self.given: list[Any] = []
-        for name in ("set_epoch", "position_after", "skip"):  # only existing ones: callers use hasattr
-            if hasattr(sampler, name):
-                setattr(self, name, getattr(sampler, name))
 
     def __iter__(self) -> Iterator[Any]:
         self.given = given = []
@@ -42,20 +39,10 @@ class RecordedSampler(Sampler[Any]):
         return len(self.sampler)
 
     @property
-    def num_consumed(self) -> int:
-        """Number of elements of the epoch's order that were consumed before an interruption."""
-        return self._share.num_consumed  # type: ignore[no-any-return]
-
-    @property
-    def stride(self) -> int:
-        """Number of elements of the order that all processes take in one batch."""
-        return self._share.stride  # type: ignore[no-any-return]
-
-    @property
     def order(self) -> list[Any] | None:
         """The part of the epoch's global order that this pass covers; None if there is no such order."""
-        order = getattr(self._share, "order", None)
-        return None if order is None else list(indices_in(order[self.num_consumed :]))
+        share = share_of(self)
+        return None if share.order is None else list(indices_in(share.order[share.num_consumed :]))
 
     @property
     def _share(self) -> Any:

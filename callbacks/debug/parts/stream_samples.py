@@ -6,14 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from runnerkit.callbacks.debug.parts.recorded_loader import replay
-from runnerkit.sampling.sharding import share_of
-from runnerkit.sampling.stream_heads import fingerprint_of
-
-
-def is_from_start(loader: Any) -> bool:
-    """Return whether the pass over a stream began at its first sample, so that it can be read again."""
-    share = share_of(loader)
-    return share is not None and bool(getattr(share, "is_at_start", share.num_consumed == 0))
+from runnerkit.sampling.streams.heads import fingerprint_of
 
 
 def first_difference(loader: Any, seen: Sequence[Sequence[int]]) -> tuple[int, int] | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from runnerkit.callbacks.metrics.parts.loader_state import LoaderStateCallback
 from runnerkit.metrics.means import LoaderMeans, means_of
-from runnerkit.metrics.reduction import Share
+from runnerkit.metrics.reduction import PartialSums
 from runnerkit.types import Scalar
 
 if TYPE_CHECKING:
@@ -42,5 +42,5 @@ class BatchMeanCallback(LoaderStateCallback[LoaderMeans]):
         else:
             self.state(runner).update(values, runner.batch_size, weight=runner.batch_weight)
 
-    def finish(self, runner: IRunner, state: LoaderMeans, total: Share) -> None:
+    def finish(self, runner: IRunner, state: LoaderMeans, total: PartialSums) -> None:
         runner.loader_metrics.update(means_of(total))

@@ -10,7 +10,7 @@ import torch
 
 from runnerkit.callback import CallbackNode, CallbackOrder, IMetricCallback
 from runnerkit.engine import IEngine
-from runnerkit.metrics.reduction import Share
+from runnerkit.metrics.reduction import PartialSums
 from runnerkit.types import StateDict
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class LoaderState(Protocol):
     """The data that one process accumulates over one loader."""
 
-    def share(self) -> Share | None:
+    def share(self) -> PartialSums | None:
         """Return the state for the reduction over processes; None without batches."""
 
     def state_dict(self) -> StateDict:
@@ -50,7 +50,7 @@ class LoaderStateCallback(IMetricCallback, ABC, Generic[State]):
         """Create the state for a starting loader; None ignores the loader."""
 
     @abstractmethod
-    def finish(self, runner: IRunner, state: State, total: Share) -> None:
+    def finish(self, runner: IRunner, state: State, total: PartialSums) -> None:
         """Write ``runner.loader_metrics`` from the total over all processes."""
 
     def on_stage_start(self, runner: IRunner) -> None:
@@ -81,11 +81,11 @@ class LoaderStateCallback(IMetricCallback, ABC, Generic[State]):
             ranks = runner.engine.data_parallel
             state.load_state_dicts(of_ranks[ranks.rank :: ranks.num_processes], device=runner.engine.device)
 
-    def share(self, runner: IRunner) -> Share | None:
+    def share(self, runner: IRunner) -> PartialSums | None:
         state = self._under_way.get(runner.loader_key)
         return state.share() if state is not None else None
 
-    def take_total(self, runner: IRunner, total: Share | None) -> None:
+    def take_total(self, runner: IRunner, total: PartialSums | None) -> None:
         state = self._under_way.pop(runner.loader_key, None)
         if not self._under_way:
             self._engine = None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from runnerkit.metrics.metric import Metric, Sums
-from runnerkit.metrics.reduction import Share, on_cpu
+from runnerkit.metrics.reduction import PartialSums, on_cpu
 from runnerkit.support.device_move import move
 from runnerkit.types import StateDict
 
@@ -82,7 +82,7 @@ class ForeignMetric(Metric):
     def is_empty(self) -> bool:
         return not self._parts()
 
-    def share(self) -> Share | None:
+    def share(self) -> PartialSums | None:
         """Return the states, with those reduced by "sum" as sums; None without batches."""
         parts = self._parts()
         if not parts:
@@ -98,9 +98,9 @@ class ForeignMetric(Metric):
                     continue
                 for other, value in zip(others, values, strict=True):
                     other[index][name] = value
-        return Share(sums, others if any(others[0]) else [])
+        return PartialSums(sums, others if any(others[0]) else [])
 
-    def take(self, total: Share) -> None:
+    def take(self, total: PartialSums) -> None:
         """Replace the states by those of all processes.
 
         Raises:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from runnerkit.callbacks.metrics.parts.batch_keys import pick
 from runnerkit.callbacks.metrics.parts.loader_state import LoaderStateCallback
 from runnerkit.metrics.metric import Metric
-from runnerkit.metrics.reduction import Share
+from runnerkit.metrics.reduction import PartialSums
 from runnerkit.support.arguments import check_keys
 from runnerkit.types import Metrics
 
@@ -43,7 +43,7 @@ class ObjectMetricCallback(LoaderStateCallback[Metric]):
         else:
             metric.update(*inputs, **named)
 
-    def finish(self, runner: IRunner, state: Metric, total: Share) -> None:
+    def finish(self, runner: IRunner, state: Metric, total: PartialSums) -> None:
         state.take(total)
         runner.loader_metrics.update(self.read(runner, state))
         if runner.loggers:

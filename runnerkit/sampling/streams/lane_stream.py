@@ -1,10 +1,11 @@
 """A process's share of a stream of shards, of which the whole job reads each once.
 
 The shards are dealt to lanes, and step k of the job takes its samples in rotation from the lanes of turn k % turns, as
-in :mod:`runnerkit.sampling.lanes`. The number of samples in a shard is not known in advance, so lanes end at different
-times. An endless stream starts a lane again, in another order. Otherwise a lane that has ended leaves its places in the
-batches empty. Neither takes an agreement between processes, except in a training that is not endless: there all
-processes take a step if one of them has samples for it, and sum the sizes of each step while the one before runs.
+in :mod:`runnerkit.sampling.indexed.lane_order`. The number of samples in a shard is not known in advance, so lanes end
+at different times. An endless stream starts a lane again, in another order. Otherwise a lane that has ended leaves its
+places in the batches empty. Neither takes an agreement between processes, except in a training that is not endless:
+there all processes take a step if one of them has samples for it, and sum the sizes of each step while the one before
+runs.
 """
 
 from __future__ import annotations
@@ -13,37 +14,24 @@ import copy
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from itertools import chain, count, cycle, islice
+from itertools import chain, cycle, islice
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from runnerkit.sampling.epochs import set_epoch
 from runnerkit.sampling.lanes import can_divide
-from runnerkit.sampling.sampler import set_epoch
-from runnerkit.sampling.seeded_dataset import seed_collate
-from runnerkit.sampling.shards import Shards, can_seek
-from runnerkit.seeding.generators import GENERATORS, SEED_STRIDE, CPUState, derive_seed, keep_cpu_rng, seed_generators
-from runnerkit.support.torch_internals import pinned, without_worker_info
+from runnerkit.sampling.orders import Order
+from runnerkit.sampling.share import DividedShare, Position
+from runnerkit.sampling.streams.lane_readers import LanePlace, LaneReaders, LaneStart
+from runnerkit.sampling.streams.shards import Shards
+from runnerkit.seeding.generators import derive_seed, keep_cpu_rng, seed_generators
+from runnerkit.support.torch_internals import pinned
 
 _KEPT_PLACES = 64  # per lane; more shards than this in batches that are prefetched would be read again
-_SAMPLES_PER_STATE = 1000  # of a shard that can seek; at most as many are read again in a resumed run
 _KEPT_STEPS = 64  # a loader may fetch as many ahead
-_END = object()
-
-
-class Place(NamedTuple):
-    """Place of a lane: it has yielded `num_samples`; after `first` of them, shard `number` of pass `lap` had `state`.
-
-    None is the state at its beginning.
-    """
-
-    num_samples: int = 0
-    lap: int = 0
-    number: int = 0
-    first: int = 0
-    state: Any = None
 
 
 class Part(NamedTuple):
@@ -59,7 +47,7 @@ class Part(NamedTuple):
         return self._replace(content=pinned(self.content))
 
 
-class LaneStream(IterableDataset[Any]):
+class LaneStream(DividedShare, IterableDataset[Any]):
     """Batches of one process from its lanes of a stream.
 
     Args:
@@ -85,17 +73,14 @@ class LaneStream(IterableDataset[Any]):
         rank: int, world_size: int, seed: int, key: str, collate_fn: Callable[[Any], Any],
         are_default: bool = False, num_workers: int = 0,
     ) -> None:  # fmt: skip
+        super().__init__(batch_size=batch_size, training=training, rank=rank, world_size=world_size, seed=seed)
         self.shards = shards
         self.are_default, self.num_workers = are_default, num_workers
-        self.batch_size, self.training, self.endless = batch_size, training, endless
-        self.rank, self.world_size = rank, world_size
-        self.seed, self.key = seed, key
-        self.collate_fn = collate_fn
-        self.stride = (batch_size or 1) * world_size  # samples from one batch of this process to its next
+        self.endless, self.key, self.collate_fn = endless, key, collate_fn
         self._take_lanes(lanes, turns)
         self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()  # persistent workers read it
         self._start = self._beginning(0)
-        self._ahead: dict[int, deque[Place]] = {}
+        self._ahead: dict[int, deque[LanePlace]] = {}
         # By batch, as a loader may be ahead of the run.
         self._sizes: dict[int, list[int]] = {}  # samples of each rank
         self._num_empty: dict[int, int] = {}  # steps before it that are empty, if there are any
@@ -110,20 +95,9 @@ class LaneStream(IterableDataset[Any]):
         self.lanes, self.turns = lanes, turns
         self.samples_per_lane = self.stride // lanes  # in a step
 
-    @property
-    def shares_whole_batches(self) -> bool:
-        """True if processes take turns by batches, not by samples."""
-        return self.batch_size is None
-
-    @property
-    def num_consumed(self) -> int:
-        """Samples that all processes took before the epoch was interrupted, or would have with full batches."""
-        return self._start.num_consumed
-
     def set_epoch(self, epoch: int) -> None:
-        """Start `epoch` at the first shard of every lane."""
         self._epoch[0] = epoch
-        self._start = self._beginning(epoch)
+        self._start, self.num_consumed = self._beginning(epoch), 0
         self._ahead, self._sizes, self._num_empty = {}, {}, {}
 
     def position_after(self, num_batches: int) -> dict[str, Any]:
@@ -141,31 +115,32 @@ class LaneStream(IterableDataset[Any]):
             "places": places,
         }
 
+    def described(self) -> Order:
+        return {"length": self.shards.num_shards, "unit": "shards", "by": type(self.shards).__name__, "seed": None}
+
     @property
-    def knows_sizes(self) -> bool:
-        """True if the sizes of all ranks are known in each training step."""
-        return self.endless or self.world_size > 1
+    def full_size(self) -> int | None:
+        return self.batch_size if self.endless or self.world_size > 1 else None
+
+    def use_sum(self, start_sum: Callable[[torch.Tensor], Callable[[], torch.Tensor]]) -> None:
+        self.start_sum = start_sum
 
     def sizes_of(self, number: int) -> list[int | None] | None:
-        """Return the samples of each rank in training step `number`, from 0; None in place of an unknown length.
-
-        None if all have a full batch.
-        """
         sizes = self._sizes.get(number, [1 if self.batch_size is None else self.batch_size] * self.world_size)
         if self.batch_size is None:
             return [None if size else 0 for size in sizes]
         return None if all(size == self.batch_size for size in sizes) else [*sizes]
 
     def first_uneven(self) -> int:
-        """Return the first step whose sizes may differ."""
         return sys.maxsize if self.batch_size is not None and self.endless else 0
 
-    def join(self, positions: list[dict[str, Any]]) -> dict[str, Any]:
+    def joined(self, position: Position, gather: Callable[[Any], list[Any]]) -> Position:
         """Return the position of the job from those of all processes: each knows the shards of its own lanes."""
+        positions = gather(position)
         places = [positions[lane % self.world_size]["places"][lane] for lane in range(self.lanes * self.turns)]
         return {**positions[0], "places": places}
 
-    def skip(self, position: Any) -> None:
+    def skip(self, position: Position) -> None:
         """Continue at a position, with any number of processes and any batch size.
 
         Raises:
@@ -188,7 +163,7 @@ class LaneStream(IterableDataset[Any]):
                 )
             self._take_lanes(*saved)
         self._epoch[0] = position["epoch"]
-        places, turn = [Place(*place) for place in position["places"]], position["turn"]
+        places, turn = [LanePlace(*place) for place in position["places"]], position["turn"]
         if self.batch_size is None:  # the lane of the next batch
             if turn % self.lanes:
                 raise ValueError(
@@ -196,11 +171,12 @@ class LaneStream(IterableDataset[Any]):
                     "processes cannot continue; resume with as many processes as before"
                 )
             turn //= self.lanes
-        self._start = _Start(position["epoch"], position["num_consumed"], turn, places)
+        self._start = LaneStart(position["epoch"], turn, places)
+        self.num_consumed = position["num_consumed"]  # or what it would be with full batches
 
-    def unpacked(self, parts: Iterator[Part]) -> Iterator[Any]:
+    def unpacked(self, batches: Iterator[Part]) -> Iterator[Any]:
         """Yield the batches of parts from :meth:`__iter__`, and note which shards were opened for them."""
-        parts = self._without_gaps(parts)
+        parts = self._without_gaps(batches)
         if self.start_sum is not None and self.training and not self.endless:
             yield from self._in_step(parts, self.start_sum)
             return
@@ -227,7 +203,7 @@ class LaneStream(IterableDataset[Any]):
                 number += 1
             number += 1
             for lane, *place in part.opened:
-                self._ahead.setdefault(lane, deque(maxlen=_KEPT_PLACES)).append(Place(0, *place))
+                self._ahead.setdefault(lane, deque(maxlen=_KEPT_PLACES)).append(LanePlace(0, *place))
             yield part
 
     def _in_step(self, parts: Iterator[Part], start_sum: Callable[[torch.Tensor], Any]) -> Iterator[Any]:
@@ -281,7 +257,7 @@ class LaneStream(IterableDataset[Any]):
             set_epoch(epoch, self.shards, self.collate_fn)  # a persistent worker has those of the first epoch
         if start.epoch != epoch:
             start = self._beginning(epoch)
-        readers = _Readers(self, start, in_worker=info is not None)
+        readers = LaneReaders(self, start, in_worker=info is not None)
         turns = [(start.turn + worker + number * num_workers) % self.turns for number in range(self.turns)]
         own = [
             [turn * self.lanes + column for column in range(self.rank, self.lanes, self.world_size)]
@@ -314,179 +290,12 @@ class LaneStream(IterableDataset[Any]):
         """The lanes as a position names them: those of whole batches do not depend on the number of processes."""
         return [self.lanes, self.turns] if self.batch_size is not None else [1, self.lanes * self.turns]
 
-    def _beginning(self, epoch: int) -> _Start:
-        return _Start(epoch, 0, 0, [Place()] * (self.lanes * self.turns))
+    def _beginning(self, epoch: int) -> LaneStart:
+        return LaneStart(epoch, 0, [LanePlace()] * (self.lanes * self.turns))
 
-    def _place_after(self, num_steps: int, lane: int) -> Place:
+    def _place_after(self, num_steps: int, lane: int) -> LanePlace:
         start = self._start.places[lane]
         delay = (lane // self.lanes - self._start.turn) % self.turns  # steps until its turn
         num_samples = start.num_samples + self.samples_per_lane * max(0, -((delay - num_steps) // self.turns))
         known = [place for place in self._ahead.get(lane, ()) if place.first <= num_samples]
         return (known[-1] if known else start)._replace(num_samples=num_samples)
-
-
-class _Start(NamedTuple):
-    """The start of a pass: epoch, samples of full batches before it, turn of its first step, place of each lane."""
-
-    epoch: int
-    num_consumed: int
-    turn: int
-    places: list[Place]
-
-
-class _Readers:
-    """The open lanes of one reader, which is a process or one of its workers.
-
-    If reading a part moves a generator that has not been seeded for it, the part is read again from its shards, and
-    from then on that generator is seeded before each sample, by the sample's place in its lane.
-    """
-
-    def __init__(self, stream: LaneStream, start: _Start, *, in_worker: bool) -> None:
-        self.stream, self.start, self.in_worker = stream, start, in_worker
-        self.lanes: dict[int, _Lane] = {}
-        self.drawn_from: set[str] = set()
-
-    def part(self, lanes: list[int]) -> tuple[list[Any], list[list[Any]]]:
-        """Read this reader's samples of one step: one of each lane in turn."""
-        if not self.in_worker:
-            return self._drawn(lanes), self._opened(lanes)
-        with without_worker_info():  # a shard that splits itself by worker would yield only a part
-            samples = self._drawn(lanes)
-        if samples:
-            stream = self.stream
-            first = self.lanes[lanes[0]].num_samples * stream.lanes * stream.turns + lanes[0]
-            seed_collate(stream.collate_fn, seed=stream.seed, epoch=self.start.epoch, position=first)
-        return samples, self._opened(lanes)
-
-    def has_ended(self, lane: int) -> bool:
-        """Return whether all samples of a lane were read."""
-        return lane in self.lanes and self.lanes[lane].has_ended
-
-    def _opened(self, lanes: list[int]) -> list[list[Any]]:
-        moved_on = [number for number in lanes if self.lanes[number].has_moved_on]
-        for number in moved_on:
-            self.lanes[number].has_moved_on = False
-        return [[number, *self.lanes[number].place[1:]] for number in moved_on]
-
-    def _drawn(self, lanes: list[int]) -> list[Any]:
-        stream = self.stream
-        if stream.shards.draws_nothing:
-            return self._read(lanes, seeded=())
-        before, places = CPUState(), [self._lane(lane).place for lane in lanes]
-        samples = self._read(lanes, seeded=self.drawn_from)
-        while moved := before.moved(apart_from=self.drawn_from):
-            self.drawn_from |= moved
-            for lane, place in zip(lanes, places, strict=True):
-                self.lanes[lane] = _Lane(stream, lane, place, epoch=self.start.epoch)
-            samples = self._read(lanes, seeded=self.drawn_from)
-        if not self.in_worker:  # the model uses these generators too
-            before.restore(self.drawn_from)
-        return samples
-
-    def _lane(self, lane: int) -> _Lane:
-        if lane not in self.lanes:
-            self.lanes[lane] = _Lane(self.stream, lane, self.start.places[lane], epoch=self.start.epoch)
-        return self.lanes[lane]
-
-    def _read(self, lanes: list[int], *, seeded: Any) -> list[Any]:
-        seeders = [GENERATORS[name] for name in seeded]
-        num_samples = self.stream.samples_per_lane
-        rows = [(self.lanes.get(lane) or self._lane(lane)).take(num_samples, seeders) for lane in lanes]
-        if len(rows) == 1:
-            return rows[0]
-        if all(len(row) == num_samples for row in rows):
-            return [sample for samples in zip(*rows, strict=True) for sample in samples]
-        return [row[number] for number in range(num_samples) for row in rows if number < len(row)]
-
-
-class _Lane:
-    """The shards of a lane, one after another.
-
-    Attributes:
-        num_samples, lap, number, first, state: as in :class:`Place`.
-        has_ended: whether no sample is left.
-        has_moved_on: whether a shard was opened, or has a state, that the process does not know of.
-    """
-
-    def __init__(self, stream: LaneStream, lane: int, place: Place, *, epoch: int) -> None:
-        self.stream, self.lane, self.epoch = stream, lane, epoch
-        self.num_samples, self.lap, self.number, self.first, self.state = place
-        self.has_ended = self.has_moved_on = False
-        self._seed = derive_seed(stream.seed, "sample", epoch, lane)
-        self._shards = stream.shards_of_lane(lane, epoch=epoch, lap=self.lap)
-        self._samples: Iterator[Any] | None = None
-        self._seekable: Any = None  # the open shard, if it can seek
-
-    @property
-    def place(self) -> Place:
-        """The place behind what was read."""
-        return Place(self.num_samples, self.lap, self.number, self.first, self.state)
-
-    def take(self, num_samples: int, seeders: list[Callable[[int], object]]) -> list[Any]:
-        """Read the next samples, fewer only at the lane's end."""
-        if self._samples is None:
-            self._open(seeders)
-        samples = self._some(num_samples, seeders)
-        while len(samples) < num_samples and not self.has_ended:
-            self._open_next(seeders)
-            samples += self._some(num_samples - len(samples), seeders)
-        if self._seekable is not None and self.num_samples - self.first >= _SAMPLES_PER_STATE and not self.has_ended:
-            self.first, self.state, self.has_moved_on = self.num_samples, self._seekable.state_dict(), True
-        return samples
-
-    def _some(self, num_samples: int, seeders: list[Callable[[int], object]]) -> list[Any]:
-        """Read samples of the open shard, seeding the generators before each."""
-        assert self._samples is not None
-        if seeders:
-            samples = list(islice(self._seeded(seeders), num_samples))
-        else:
-            samples = list(islice(self._samples, num_samples))
-        self.num_samples += len(samples)
-        return samples
-
-    def _seeded(self, seeders: list[Callable[[int], object]]) -> Iterator[Any]:
-        assert self._samples is not None
-        for number in count(self.num_samples):
-            for seed in seeders:
-                seed(self._seed + SEED_STRIDE * number)
-            sample = next(self._samples, _END)
-            if sample is _END:
-                return
-            yield sample
-
-    def _open(self, seeders: list[Callable[[int], object]]) -> None:
-        """Open the shard of the lane's place, and read again what was taken from it."""
-        num_taken, self.num_samples = self.num_samples - self.first, self.first
-        self._iterate_shard(seeders)
-        self._some(num_taken, seeders)
-
-    def _open_next(self, seeders: list[Callable[[int], object]]) -> None:
-        """Open the shard after the current one; in evaluation, the lane ends with its last."""
-        if self.number + 1 < len(self._shards):
-            self.number += 1
-        elif self.stream.endless:
-            self._check_not_empty()
-            self.lap, self.number = self.lap + 1, 0
-            self._shards = self.stream.shards_of_lane(self.lane, epoch=self.epoch, lap=self.lap)
-        else:
-            self.has_ended = True
-            return
-        self.first, self.state, self.has_moved_on = self.num_samples, None, True
-        self._iterate_shard(seeders)
-
-    def _iterate_shard(self, seeders: list[Callable[[int], object]]) -> None:
-        for seed in seeders:
-            seed(self._seed + SEED_STRIDE * self.first)
-        index, epoch = int(self._shards[self.number]), self.epoch + self.lap
-        shard = self.stream.shards.open(index, epoch=epoch, seed=self.stream.seed)
-        self._seekable = shard if can_seek(shard) else None
-        if self.state is not None:
-            self._seekable.load_state_dict(self.state)
-        self._samples = iter(shard)
-
-    def _check_not_empty(self) -> None:
-        if self.num_samples == 0:
-            raise ValueError(
-                f"loader {self.stream.key!r}: the {len(self._shards)} shards of lane {self.lane} of "
-                f"{self.stream.lanes * self.stream.turns} are empty; set dataset.lanes to fewer lanes"
-            )

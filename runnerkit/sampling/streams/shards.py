@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from torch.utils.data import IterableDataset
 
-from runnerkit.sampling.sampler import set_epoch
+from runnerkit.sampling.epochs import set_epoch
 from runnerkit.sampling.seeded_dataset import draws_nothing
 from runnerkit.seeding.generators import derive_seed
 

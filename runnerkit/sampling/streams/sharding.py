@@ -9,11 +9,11 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from runnerkit.sampling.feed import with_feed
-from runnerkit.sampling.lane_stream import LaneStream
 from runnerkit.sampling.lanes import can_divide, check_lanes, check_step, default_lanes, even_lanes
 from runnerkit.sampling.orders import PREDICT
-from runnerkit.sampling.sharded_stream import ShardedStream
-from runnerkit.sampling.shards import (
+from runnerkit.sampling.streams.lane_stream import LaneStream
+from runnerkit.sampling.streams.sharded_stream import ShardedStream
+from runnerkit.sampling.streams.shards import (
     Shards,
     WholePipeline,
     is_endless_webdataset,
@@ -77,7 +77,7 @@ def share_stream(
     elif shards is not None and is_webdataset(dataset):
         dataset = WholePipeline(dataset, seed=seed)
     stream = ShardedStream(dataset, drop_last=loader.drop_last, **place)
-    replaced = {"dataset": stream, "collate_fn": stream.collate if stream.knows_sizes else loader.collate_fn}
+    replaced = {"dataset": stream, "collate_fn": stream.collate if stream.knows_tail else loader.collate_fn}
     return with_feed(copy.copy(loader), stream, batch_sampler=None, batch_size=None, **replaced)
 
 

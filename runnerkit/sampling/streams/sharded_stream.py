@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from runnerkit.sampling.sampler import num_tail_takers, set_epoch, sizes_of_takers
+from runnerkit.sampling.epochs import set_epoch
 from runnerkit.sampling.seeded_dataset import draws_nothing, seed_collate
-from runnerkit.sampling.stream_heads import NUM_SAMPLES, StreamHead
+from runnerkit.sampling.share import DividedShare, Position
+from runnerkit.sampling.streams.heads import NUM_SAMPLES, StreamHead
 from runnerkit.seeding.generators import GENERATORS, CPUState, derive_seed, keep_cpu_rng, seed_generators
 from runnerkit.support.torch_internals import pinned, without_worker_info
 
@@ -38,7 +39,7 @@ class Tail(NamedTuple):
         return Tail(pinned(self.content), self.sizes)
 
 
-class ShardedStream(IterableDataset[Any]):
+class ShardedStream(DividedShare, IterableDataset[Any]):
     """Batches of one process, as lists of samples, from a stream that each process and each worker reads whole.
 
     Sample i of the stream belongs to the process and the batch that sample i of a map-style data set would belong to.
@@ -59,26 +60,20 @@ class ShardedStream(IterableDataset[Any]):
         key: the loader's, for messages.
         collate_fn: the loader's; persistent workers call its ``set_epoch``.
         num_workers: the loader's.
-
-    Attributes:
-        head: fingerprints of the first samples, for comparing processes; None with one process.
     """
+
+    drop_last: bool
 
     def __init__(
         self, dataset: Any, *, batch_size: int | None, drop_last: bool, training: bool,
         rank: int, world_size: int, seed: int, key: str, collate_fn: Any = None, num_workers: int = 0,
     ) -> None:  # fmt: skip
+        super().__init__(batch_size=batch_size, training=training, rank=rank, world_size=world_size, seed=seed)
         self.dataset = dataset
-        self.batch_size = batch_size
         self.drop_last = drop_last
-        self.training = training
-        self.rank = rank
-        self.world_size = world_size
-        self.seed = seed
         self.key = key
         self.collate_fn = collate_fn
         self._start = torch.zeros(2, dtype=torch.int64).share_memory_()  # epoch; samples consumed before it resumed
-        self.stride = (batch_size or 1) * world_size  # samples from one batch of this process to its next
         self._worker: tuple[int, int] | None = None
         self._draws_nothing = draws_nothing(dataset)
         # Generators that the stream draws from; torch's is exchanged in any case, which takes half as long as to look.
@@ -88,26 +83,18 @@ class ShardedStream(IterableDataset[Any]):
         self._sizes: dict[int, Sequence[int | None]] = {}  # of the last step, by its number
 
     def set_epoch(self, epoch: int) -> None:
-        """Start `epoch` at the stream's first sample."""
         self._start.copy_(torch.tensor([epoch, 0]))
-        self._sizes = {}
-
-    def position_after(self, num_batches: int) -> int:
-        """Return how many samples all processes have consumed after `num_batches` of this one."""
-        return self.num_consumed + num_batches * self.stride
+        self.num_consumed, self._sizes = 0, {}
 
     def sizes_of(self, number: int) -> Sequence[int | None] | None:
-        """Return the samples of each rank in training step `number`, from 0; None in place of an unknown length.
-
-        None if all have a full batch. A step is known once its batch was yielded.
-        """
+        """Return the samples of each rank in a step whose batch was yielded, as :class:`LoaderShare` says."""
         return self._sizes.get(number, None if self.batch_size is not None else [None] * self.world_size)
 
-    def first_uneven(self) -> int:
-        """Return the first step whose sizes may differ."""
-        return 0
+    @property
+    def full_size(self) -> int | None:
+        return self.batch_size if self.knows_tail else None
 
-    def skip(self, position: Any) -> None:
+    def skip(self, position: Position) -> None:
         """Skip what was consumed before an interruption: it is read again and discarded.
 
         Raises:
@@ -119,17 +106,7 @@ class ShardedStream(IterableDataset[Any]):
                 f"loader {self.key!r}: its position was saved with lanes={saved}, but now its stream is not divided; "
                 "resume with processes and workers that divide the lanes, and with lanes and drop_last as before"
             )
-        self._start[1] = position[0] if isinstance(position, list) else position  # 0.1 saved a list
-
-    @property
-    def shares_whole_batches(self) -> bool:
-        """True if processes take turns by batches, not by samples."""
-        return self.batch_size is None
-
-    @property
-    def num_consumed(self) -> int:
-        """Samples that all processes took before the epoch was interrupted."""
-        return int(self._start[1])
+        self._start[1] = self.num_consumed = position[0] if isinstance(position, list) else position  # 0.1 saved a list
 
     @property
     def num_samples(self) -> int:
@@ -148,7 +125,7 @@ class ShardedStream(IterableDataset[Any]):
         for number in count():
             chunk, samples = self._read(samples, number * self.stride)
             is_whole = chunk.size == self.stride
-            part, sizes = (chunk.part, None) if is_whole or not self.knows_sizes else self._tail(chunk)
+            part, sizes = (chunk.part, None) if is_whole or not self.knows_tail else self._tail(chunk)
             if part and number % num_workers == worker and (is_whole or not self.drop_last):
                 if self._worker is not None:
                     self._seed_collate(number)
@@ -158,14 +135,14 @@ class ShardedStream(IterableDataset[Any]):
                 return
 
     def collate(self, samples: Any) -> Any:
-        """Collate samples, with the sizes of all ranks in a short last step; the ``collate_fn`` if `knows_sizes`."""
+        """Collate samples, with the sizes of all ranks in a short last step; the ``collate_fn`` if `knows_tail`."""
         if type(samples) is Tail:
             return Tail(self.collate_fn(samples.content), samples.sizes)
         return self.collate_fn(samples)
 
     def unpacked(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Return the batches, and note the sizes of the last step."""
-        return self._noted(batches) if self.knows_sizes else batches
+        return self._noted(batches) if self.knows_tail else batches
 
     def _noted(self, batches: Iterator[Any]) -> Iterator[Any]:
         for number, batch in enumerate(batches):
@@ -176,23 +153,24 @@ class ShardedStream(IterableDataset[Any]):
                 yield batch
 
     @property
-    def knows_sizes(self) -> bool:
+    def knows_tail(self) -> bool:
         """True if the sizes of all ranks are known: processes without a sample take part in a short last step."""
         return self.training and self.world_size > 1 and not self.drop_last
 
     def _seed_collate(self, number: int) -> None:
-        position = self.num_consumed + number * self.stride + self.rank
-        seed_collate(self.collate_fn, seed=self.seed, epoch=int(self._start[0]), position=position)
+        epoch, num_consumed = self._start.tolist()
+        position = num_consumed + number * self.stride + self.rank
+        seed_collate(self.collate_fn, seed=self.seed, epoch=epoch, position=position)
 
     def _tail(self, chunk: Chunk) -> tuple[list[Any], Sequence[int | None] | None]:
         """Return this process's part of a short last step, and the sizes of all ranks."""
         first, part, size = chunk
         if self.batch_size is None or size == 0:
             return part or first[:1], [*[None] * size, *[0] * (self.world_size - size)]
-        num_takers = num_tail_takers(size, batch_size=self.batch_size, world_size=self.world_size)
+        num_takers = self.num_takers(size)
         if num_takers < self.world_size:
             part = first[self.rank if self.rank < num_takers else 0 :: num_takers]
-        return part, sizes_of_takers(size, num_takers=num_takers, world_size=self.world_size)
+        return part, self.sizes_of_takers(size)
 
     def _read(self, samples: Iterator[Any], begin: int) -> tuple[Chunk, Iterator[Any]]:
         """Read one chunk, after `begin` samples of this pass, with the generators as the stream left them.

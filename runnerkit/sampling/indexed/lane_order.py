@@ -1,0 +1,256 @@
+"""The order in which a job reads files: lanes, which processes and workers divide, so that each sample is read once.
+
+The samples of all files, one file after another, are cut into lanes of equal length. Step k of the job takes its
+samples in rotation from the lanes of turn k % turns. So a lane belongs to one process, if the number of processes
+divides the lanes of a turn, and to one data worker, if the number of workers divides the turns: worker w of a
+DataLoader makes batches w, w + num_workers, and so on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from math import gcd
+from typing import Any, TypeAlias, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runnerkit.sampling.indexed.sampler import ShardedBatches, ShardedBatchSampler
+from runnerkit.sampling.share import Position
+from runnerkit.seeding.generators import derive_seed
+
+logger = logging.getLogger(__name__)
+
+Ints: TypeAlias = NDArray[np.int64]
+Run: TypeAlias = tuple[int, int, int]  # samples read together: file, and offsets of the first and behind the last
+Spot: TypeAlias = tuple[int, int, Run]  # of a sample: lane, place in its run, run
+_AHEAD = 1024  # positions that are computed at once
+_TOGETHER = 16  # samples of a file that are read together if they are not shuffled
+
+
+class LaneOrder(Sequence[Spot]):
+    """The order of an epoch as a sequence of spots that are computed when needed.
+
+    Args:
+        sizes: samples of each file.
+        lanes: per turn.
+        turns: after which the lanes of the first turn are read on.
+        stride: samples in a step of the job; a multiple of `lanes`.
+        shuffle: samples of a file that are read and shuffled together; the files are shuffled too. 0 keeps both orders.
+        seed: of the epoch.
+
+    Attributes:
+        ahead: positions from one batch of a process to its next.
+    """
+
+    def __init__(self, sizes: Ints, *, lanes: int, turns: int, stride: int, shuffle: int, seed: int) -> None:
+        self.num_samples = int(sizes.sum())
+        self.lanes, self.turns, self.stride = lanes, turns, stride
+        self.ahead = stride  # distance of the batches that are computed at once
+        self.shuffle = shuffle
+        self.seed = seed
+        draw = np.random.default_rng(derive_seed(seed, "files"))
+        self._files = draw.permutation(len(sizes)) if shuffle else np.arange(len(sizes))
+        self._file_stops = np.cumsum(sizes[self._files])
+        self._file_starts = self._file_stops - sizes[self._files]
+        self._share = stride // lanes  # of a lane, in one step of its turn
+        self._num_rounds = self.num_samples // (stride * turns)
+        self._permutations: dict[int, tuple[int, Ints]] = {}  # by lane: the first sample of its last run, and the order
+        self._single: dict[int, Spot] = {}
+        self._computed: dict[tuple[int, int, int], list[Spot]] = {}
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    @overload
+    def __getitem__(self, place: int) -> Spot: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Spot]: ...
+    def __getitem__(self, place: int | slice) -> Spot | list[Spot]:
+        if isinstance(place, int):
+            place = range(self.num_samples)[place]
+            if place not in self._single:
+                ahead = range(place, self.num_samples, self.ahead)[:_AHEAD]
+                self._single = dict(zip(ahead, self._spots(np.asarray(ahead)), strict=True))
+            return self._single.pop(place)
+        start, stop, step = place.indices(self.num_samples)
+        if not range(start, stop, step):
+            return []
+        if (start, stop, step) not in self._computed:
+            self._compute(start, stop, step)
+        return self._computed.pop((start, stop, step))
+
+    def _compute(self, start: int, stop: int, step: int) -> None:
+        """Compute this batch and the following ones of the same process: each call of NumPy costs a microsecond."""
+        size = len(range(start, stop, step))
+        steps = [min(stop, self.num_samples)]
+        while len(steps) * size < _AHEAD and steps[-1] + self.ahead <= self.num_samples:
+            steps.append(steps[-1] + self.ahead)
+        ranges = [(start + number * self.ahead, end, step) for number, end in enumerate(steps)]
+        spots = iter(self._spots(np.concatenate([np.arange(*each) for each in ranges])))
+        self._computed = {each: list(islice(spots, len(range(*each)))) for each in ranges}
+
+    def _spots(self, positions: Ints) -> list[Spot]:
+        lane, number, low, high = self._places(positions)
+        file = np.searchsorted(self._file_stops, number, side="right")
+        begin = self._file_starts[file]
+        together = self.shuffle or _TOGETHER
+        block = begin + (number - begin) // together * together
+        first = np.maximum(block, low)
+        last = np.minimum(np.minimum(block + together, self._file_stops[file]), high)
+        _, samples, run = np.unique(first, return_index=True, return_inverse=True)
+        columns = (self._files[file], first - begin, last - begin)
+        runs = list(zip(*(column[samples].tolist() for column in columns), strict=True))
+        place = self._shuffled(lane, first, last, number, run) if self.shuffle else number - first
+        return list(zip(lane.tolist(), place.tolist(), map(runs.__getitem__, run.tolist()), strict=True))
+
+    def _places(self, positions: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+        """Return the lane of each position of the epoch, the number of its sample, and the lane's first and last one.
+
+        The steps after the last whole round, which would leave lanes of unequal length, have short lanes of their own.
+        """
+        lanes, turns, share = self.lanes, self.turns, self._share
+        step, within = np.divmod(positions, self.stride)
+        place, column = np.divmod(within, lanes)
+        lane = step % turns * lanes + column
+        length = self._num_rounds * share
+        low = lane * length
+        number = low + step // turns * share + place
+        high = low + length
+        if positions[-1] >= self._num_rounds * turns * self.stride:
+            begin = step * self.stride
+            size, num_longer = np.divmod(np.minimum(self.stride, self.num_samples - begin), lanes)
+            is_late = step >= self._num_rounds * turns
+            low = np.where(is_late, begin + column * size + np.minimum(column, num_longer), low)
+            number = np.where(is_late, low + place, number)
+            high = np.where(is_late, low + size + (column < num_longer), high)
+        return lane, number, low, high
+
+    def _shuffled(self, lane: Ints, first: Ints, last: Ints, number: Ints, run: Ints) -> Ints:
+        """Return the place of each sample in its run, which is shuffled and begins with sample `first` of the epoch."""
+        by_run = np.argsort(run, kind="stable")
+        shuffled = np.empty_like(number)
+        for samples in np.split(by_run, np.cumsum(np.bincount(run))[:-1]):
+            at, begin = samples[0], int(first[samples[0]])
+            order = self._permutation(int(lane[at]), begin, int(last[at]))
+            shuffled[samples] = order[number[samples] - begin]
+        return shuffled
+
+    def _permutation(self, lane: int, begin: int, end: int) -> Ints:
+        known = self._permutations.get(lane)
+        if known is None or known[0] != begin:
+            draw = np.random.default_rng((self.seed, begin))
+            known = self._permutations[lane] = begin, draw.permutation(end - begin)
+        return known[1]
+
+
+class LaneBatchSampler(ShardedBatchSampler):
+    """Batches of one process from a data set of files, in the order of its lanes.
+
+    Args:
+        dataset: has ``lane_order(stride=..., seed=...)``, which returns a :class:`LaneOrder`.
+        key, num_workers: the loader's, for a warning.
+        options: as in the base class.
+    """
+
+    def __init__(self, dataset: Any, *, key: str, num_workers: int, **options: Any) -> None:
+        super().__init__(dataset, **options)
+        self.key, self.num_workers = key, num_workers
+        self._order_stride = self.stride
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        self._order_stride = self.stride
+
+    def repeats_last(self) -> bool:
+        """Return whether this process repeats its last batch, as all samples of the last step belong to others.
+
+        Reading others again would open a file.
+        """
+        last = len(self) - 1
+        sizes = self.sizes_of(last) if self.training and last > 0 else None
+        return sizes is not None and sizes[self.rank] == 0
+
+    def unpacked(self, batches: Iterator[Any]) -> Iterator[Any]:
+        return _and_the_last_again(batches) if self.repeats_last() else batches
+
+    def _share_of(self, positions: range) -> range:
+        if len(positions) < self.stride and self.repeats_last():
+            return range(0)
+        return super()._share_of(positions)
+
+    def num_takers(self, size: int) -> int:
+        # A divisor of the processes, which usually divide the lanes: then each lane has one reader in this step too.
+        most = super().num_takers(size)
+        return next(number for number in range(most, 0, -1) if self.world_size % number == 0)
+
+    def position_after(self, num_batches: int) -> Position:
+        """Return how many samples all processes have consumed, and the step size that determines their order."""
+        return [super().position_after(num_batches), self._order_stride]
+
+    def skip(self, position: Position) -> None:
+        """Skip what was consumed before an interruption; the epoch keeps its order, whatever the step size is now."""
+        self.num_consumed, self._order_stride = position
+
+    def _order_of_epoch(self) -> LaneOrder:
+        seed = derive_seed(self.seed, "order", self.epoch)
+        order: LaneOrder = self.sampler.lane_order(stride=self._order_stride, seed=seed)
+        order.ahead = self.stride
+        num_readers = _num_readers(order.lanes, self.world_size) * _num_readers(order.turns, self.num_workers)
+        _warn_of_repeated_reads(order, num_readers, self)
+        return order
+
+
+class LaneBatches(ShardedBatches):
+    """Every world_size-th item of a data set of files whose items are batches, in the order of its lanes.
+
+    Args:
+        dataset, key, num_workers: as in :class:`LaneBatchSampler`.
+        options: as in the base class.
+    """
+
+    def __init__(self, dataset: Any, *, key: str, num_workers: int, **options: Any) -> None:
+        super().__init__(dataset, **options)
+        self.key, self.num_workers = key, num_workers
+
+    def repeats_last(self) -> bool:
+        """Return whether this process repeats its last item, as all items of the last step belong to others."""
+        num_left = len(self.sampler) - self.num_consumed
+        return self.training and num_left > self.world_size and 0 < num_left % self.world_size <= self.rank
+
+    def unpacked(self, batches: Iterator[Any]) -> Iterator[Any]:
+        return _and_the_last_again(batches) if self.repeats_last() else batches
+
+    def _own(self, num_batches: int) -> list[int]:
+        numbers = super()._own(num_batches)
+        return numbers[:-1] if self.repeats_last() else numbers
+
+    def _order_of_epoch(self) -> LaneOrder:
+        order: LaneOrder = self.sampler.lane_order(stride=None, seed=derive_seed(self.seed, "order", self.epoch))
+        order.ahead = self.world_size
+        num_readers = _num_readers(order.lanes, self.world_size * max(1, self.num_workers))
+        _warn_of_repeated_reads(order, num_readers, self)
+        return order
+
+
+def _and_the_last_again(batches: Iterator[Any]) -> Iterator[Any]:
+    batch = None
+    for batch in batches:
+        yield batch
+    yield batch
+
+
+def _num_readers(num_parts: int, num_takers: int) -> int:
+    """Return how many of the processes, or workers, read each part, if they take its samples in turns."""
+    return max(1, num_takers) // gcd(num_parts, max(1, num_takers))
+
+
+def _warn_of_repeated_reads(order: LaneOrder, num_readers: int, share: LaneBatchSampler | LaneBatches) -> None:
+    if num_readers > 1 and share.rank == 0 and share.epoch <= 1:
+        logger.warning(
+            "loader %r: its data set has %d lanes x %d turns, which %d processes with %d workers cannot divide, so "
+            "each file is read %d times; pass lanes=(a multiple of the processes, a multiple of the workers)",
+            share.key, order.lanes, order.turns, share.world_size, share.num_workers, num_readers,
+        )  # fmt: skip
