@@ -87,6 +87,7 @@ def test_a_rank_that_is_gone_is_named_by_those_that_are_left(told):
     assert case["seconds"] < LIMIT_S
 
 
+@pytest.mark.cold
 def test_torchruns_report_shows_the_cause(tmp_path):
     """The report has the failing rank and its traceback, and not the resulting errors of the others."""
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
