@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset
 
-from runnerkit.sampling.streams import lane_readers
 from runnerkit.sampling.sharding import batches_of, share_of, start_epoch
+from runnerkit.sampling.streams import lane_readers
 from tests.data import places
 from tests.data.places import flat, share
 

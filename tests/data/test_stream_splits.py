@@ -8,8 +8,8 @@ import pytest
 from torch.utils.data import DataLoader, IterableDataset
 
 from runnerkit.data import BatchLimitLoaderWrapper
-from runnerkit.sampling.streams import lane_readers
 from runnerkit.sampling.sharding import batches_of, share_of
+from runnerkit.sampling.streams import lane_readers
 from tests.data.places import flat, share, shares
 from tests.data.stream_sources import FIRST, NUM_SAMPLES, SIZES, augmented, hugging_face, noted, web_loader, webdataset
 
