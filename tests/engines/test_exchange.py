@@ -37,7 +37,6 @@ class Case(dl.IRunner):
     """Three epochs of two steps over global batches of 12."""
 
     freezes = None  # the part that is frozen when the model is wrapped
-    accumulated = 1
 
     def __init__(self, engine):
         super().__init__()
@@ -166,7 +165,9 @@ class TwoBackwardPasses(Case):
 
 
 class Accumulates(Case):
-    accumulated = 2
+    def __init__(self, engine):
+        super().__init__(engine)
+        self.accumulation_steps = 2
 
 
 class LocalSteps(Case):
