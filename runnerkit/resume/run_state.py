@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from runnerkit.callback import ICallback, IStoppingCallback, IWeightAverageCallback, innermost
 from runnerkit.checkpoints.file import is_sharded, load_checkpoint
@@ -21,6 +21,7 @@ from runnerkit.loop.attributes import Progress
 from runnerkit.resume import compatibility, matching
 from runnerkit.sampling.sharding import share_of
 from runnerkit.seeding.generators import rng_state
+from runnerkit.support import device_move
 from runnerkit.types import StateDict, as_dict
 from runnerkit.version import __version__
 
@@ -79,15 +80,8 @@ def _exchanged_state(runner: IRunner, *, whole: bool) -> StateDict | None:
         return None
     with weights.evaluating():
         state = model_state(runner, whole=whole)
-        return copied(state) if whole else clones(state)
-
-
-def clones(shards: StateDict) -> StateDict:
-    """Copy tensors in nested dicts on their device."""
-    return {
-        name: clones(value) if isinstance(value, dict) else value.clone() if isinstance(value, Tensor) else value
-        for name, value in shards.items()
-    }
+        copy_of: StateDict = copied(state) if whole else device_move.copied(state)
+        return copy_of
 
 
 def _judged_state(runner: IRunner, trained: StateDict) -> StateDict:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from runnerkit.callback import ICallback, innermost, optimizer_callbacks
 from runnerkit.checkpoints.plain_state import copied
-from runnerkit.resume.run_state import clones, weights_to_save
+from runnerkit.resume.run_state import weights_to_save
+from runnerkit.support import device_move
 from runnerkit.support.torch_internals import local
 from runnerkit.types import StateDict
 
@@ -66,7 +67,8 @@ def with_scored(runner: IRunner, state: StateDict, scored: StateDict | None, *, 
 def _copied(runner: IRunner) -> StateDict | None:
     weights = weights_to_save(runner, whole=False)
     if any(hasattr(each, "placements") for each in _tensors(weights)):
-        return clones(weights)
+        shards: StateDict = device_move.copied(weights)
+        return shards
     return copied(weights) if runner.engine.is_main_process else None
 
 
