@@ -219,6 +219,18 @@ def test_bad_input_is_named_and_nothing_is_written(tmp_path, monkeypatch, name):
         assert not (tmp_path / "log").exists(), "the corrected call needs an unused logdir"
 
 
+def test_a_refused_call_leaves_the_runner_as_it_was():
+    """A corrected call, or one without the argument, does not meet what an earlier one left."""
+    runner = dl.SupervisedRunner()
+    before = dict(vars(runner))
+
+    for refused in ({"log_every": 0}, {"resume": "auto"}, {"valid_loader": "valdi"}, {"loggers": {"csv": 3}}):
+        with pytest.raises((ValueError, TypeError, KeyError)):
+            train(runner=runner, **{"loaders": LOADERS, "gradient_clip": 1.0, "seed": 1, **refused})
+
+    assert vars(runner) == before
+
+
 def test_a_loss_that_becomes_nan_ends_the_run_before_the_next_checkpoint(tmp_path):
     """The last checkpoint is still that of the previous epoch, with finite weights."""
 
