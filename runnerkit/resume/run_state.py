@@ -17,7 +17,6 @@ from runnerkit.checkpoints.names import under_names_of, with_tied, without_compi
 from runnerkit.checkpoints.plain_state import as_plain, copied
 from runnerkit.checkpoints.trainable import completed, frozen_parameters, hash_of, trainable_part
 from runnerkit.checkpoints.weights import read_weights, weights_in
-from runnerkit.loop.attributes import Progress
 from runnerkit.resume import compatibility, matching
 from runnerkit.sampling.sharding import share_of
 from runnerkit.seeding.generators import rng_state
@@ -126,7 +125,7 @@ def state_of(runner: IRunner) -> StateDict:
         "runnerkit_version": __version__,
         "settings": compatibility.settings_of(runner),
         "stage_key": runner.stage_key,
-        "counters": vars(Progress.of(runner)) | _early_stop(runner),
+        "counters": runner._loader_run.position.state_dict(runner) | _early_stop(runner),
         "stopped_by": stoppers(runner),
         "within": _position(runner) if runner.is_within_loader else None,
         "streams": _streams(runner),
@@ -214,18 +213,18 @@ def _position(runner: IRunner) -> StateDict:
             f"loader {runner.loader_key!r} cannot save its position in the middle of an epoch, because the __iter__ of "
             f"{type(runner.loader).__name__} does not use its batch_sampler; save at the end of each epoch"
         )
-    share, num_skipped = share_of(runner.loader), runner._loader_run.num_skipped
+    share, run = share_of(runner.loader), runner._loader_run
     gather = runner.engine.data_parallel.gather_object
     return {
         "key": runner.loader_key,
         "order": share.described(),
-        "position": share.joined(share.position_after(runner.loader_batch_step - num_skipped), gather),
+        "position": share.joined(share.position_after(runner.loader_batch_step - run.num_skipped), gather),
         "loader_batch_step": runner.loader_batch_step,
         "loader_sample_step": runner.loader_sample_step,
         "is_ended": runner.need_early_stop,
-        "ends_stage": runner._loader_run.ends_stage,
-        "is_validated": runner._loader_run.validated_at == runner.batch_step,
-        "means": gather(runner._loader_run.means.state_dict()),
+        "ends_stage": run.ends_stage,
+        "is_validated": run.position.is_validated(runner),
+        "means": gather(run.means.state_dict()),
     }
 
 
