@@ -41,18 +41,16 @@ class Position:
         self._validated_at = -1  # `batch_step` of the last evaluation within a training loader of this epoch
 
     def start_stage(self, runner: IRunner) -> None:
-        """Reset the counters of the stage."""
         runner.stage_epoch_step = runner.stage_batch_step = runner.stage_optimizer_step = runner.stage_sample_step = 0
 
     def start_epoch(self, runner: IRunner) -> None:
-        """Count an epoch that begins, without metrics so far."""
         runner.epoch_step += 1
         runner.stage_epoch_step += 1
         runner.epoch_metrics = {}
         self._validated_at = -1
 
     def count_batch(self, runner: IRunner, num_samples: int) -> None:
-        """Count a training batch with the samples of all processes."""
+        """Count a training batch, and its samples in all processes."""
         runner.batch_step += 1
         runner.sample_step += num_samples
         runner.stage_batch_step += 1
@@ -64,7 +62,6 @@ class Position:
         runner.stage_sample_step -= surplus
 
     def note_validation(self, runner: IRunner) -> None:
-        """Note that the evaluation loaders have run at this step of a training loader."""
         self._validated_at = runner.batch_step
 
     def is_validated(self, runner: IRunner) -> bool:
@@ -72,11 +69,9 @@ class Position:
         return self._validated_at == runner.batch_step
 
     def end_loader(self, runner: IRunner, key: str) -> None:
-        """Add the metrics of a pass to those of its epoch."""
         runner.epoch_metrics[key] = dict(runner.loader_metrics)
 
     def end_epoch(self, runner: IRunner) -> None:
-        """Add the metrics of an epoch to those of the run."""
         runner.experiment_metrics[runner.epoch_step] = runner.epoch_metrics
 
     @contextmanager
@@ -87,10 +82,9 @@ class Position:
         runner.epoch_metrics = kept
 
     def state_dict(self, runner: IRunner) -> StateDict:
-        """Return counters and metrics by their names."""
         return dict(vars(_Values.of(runner)))
 
     def load_state_dict(self, runner: IRunner, state: StateDict) -> None:
-        """Restore a :meth:`state_dict`, also one from before 0.2, where each batch was a step."""
+        # Absent before 0.2, where each batch was a step.
         was = {"optimizer_step": state["batch_step"], "stage_optimizer_step": state["stage_batch_step"]}
-        _Values(**{**was, **state}).restore(runner)
+        _Values(**{name: {**was, **state}[name] for name in _Values.names()}).restore(runner)

@@ -191,11 +191,9 @@ def restore(runner: IRunner) -> None:
     if "settings" in state and runner.engine.is_main_process:
         now, takes_passed = compatibility.settings_of(runner), _takes_passed(runner)
         compatibility.warn_of_changes(state["settings"], passed, now, snapshot.source, takes_passed=takes_passed)
-    counters = dict(state["counters"])
-    was_stopped = counters.pop("need_early_stop")
-    runner._loader_run.position.load_state_dict(runner, counters)
+    runner._loader_run.position.load_state_dict(runner, state["counters"])
     compatibility.check_one_cycle(runner, passed, snapshot.source)
-    runner.need_early_stop = was_stopped and _stops_again(runner, state)
+    runner.need_early_stop = state["counters"]["need_early_stop"] and _stops_again(runner, state)
     snapshot.within = state["within"]
     for key, position in state.get("streams", {}).items():  # absent before 0.2
         if (share := share_of(runner.loaders.get(key))).continues:

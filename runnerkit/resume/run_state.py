@@ -117,6 +117,8 @@ def state_of(runner: IRunner) -> StateDict:
     runner._stage.evaluation_weights.train()  # also of the optimizers' state
     trained = model_state(runner, whole=whole)
     judged = exchanged if exchanged is not None else _judged_state(runner, trained)  # it reproduces the metrics
+    # Within a loader the flag ends that loader only; a resumed run must not end the stage because of it.
+    stops = runner.need_early_stop and not runner.is_within_loader
     callbacks = {key: callback.state_dict() for key, callback in runner.callbacks.items()}
     identities = {key: matching.identity_of(runner.callbacks[key]) for key, state in callbacks.items() if state}
     # Converted here, not in a thread, so that each rank with a wrong value raises at the first save.
@@ -125,7 +127,7 @@ def state_of(runner: IRunner) -> StateDict:
         "runnerkit_version": __version__,
         "settings": compatibility.settings_of(runner),
         "stage_key": runner.stage_key,
-        "counters": runner._loader_run.position.state_dict(runner) | _early_stop(runner),
+        "counters": runner._loader_run.position.state_dict(runner) | {"need_early_stop": stops},
         "stopped_by": stoppers(runner),
         "within": _position(runner) if runner.is_within_loader else None,
         "streams": _streams(runner),
@@ -168,11 +170,6 @@ def load_states_of_runner(runner: IRunner, states: list[StateDict], *, source: s
         )  # fmt: skip
     if state := states[ranks.rank % len(states)]:
         runner.load_state_dict(state)
-
-
-def _early_stop(runner: IRunner) -> StateDict:
-    # Within a loader the flag ends that loader only; a resumed run must not end the stage because of it.
-    return {"need_early_stop": runner.need_early_stop and not runner.is_within_loader}
 
 
 def stoppers(runner: IRunner) -> list[str]:
