@@ -360,14 +360,17 @@ class IRunner(IListener):
         self._emit("on_stage_end")
 
     def _run_epoch(self) -> None:
-        resume_point.setup_epoch(self)
+        if not resume_point.is_within_epoch(self):
+            self._loader_run.position.start_epoch(self)
         loader_run.enter_training(self)
         self._emit("on_epoch_start")
         for key in resume_point.loaders_left(self):
             if resume_point.is_within_epoch(self) or loader_run.is_left(self, key):
                 self._run_loader(key)
-        self.experiment_metrics[self.epoch_step] = self.epoch_metrics
+        self._loader_run.position.end_epoch(self)
         self._emit("on_epoch_end")
+
+    # Each function call of a step counts: its events are called without _emit, and its end is not a method.
 
     def _run_loader(self, key: str) -> None:
         loader_run.setup_loader(self, key)
@@ -375,14 +378,19 @@ class IRunner(IListener):
             self._emit("on_loader_start")
             for batch in loader_run.batches(self):
                 self._run_batch(batch)
-                if self.is_train_loader:
-                    self._finish_step()
+                if self.is_train_loader and self._loader_run.steps.stepped_at == self.batch_step:
+                    every = self.valid_every_steps
+                    if every is not None and learning.is_due(self, every) and not is_evaluated_next(self):
+                        self._run_validation()
+                    for listener in self._stage.listeners["on_step_end"]:
+                        listener(self)
+                    if self._stage.may_end_early and is_over(self):
+                        self.need_early_stop = True
                 if self.need_early_stop:
                     break
             loader_run.finish_loader(self, key)
 
     def _run_batch(self, batch: Batch) -> None:
-        # Events of a step are called here, without _emit, because each function call counts.
         loader_run.start_batch(self, batch)
         stage = self._stage
         for listener in stage.listeners["on_batch_start"]:
@@ -398,17 +406,6 @@ class IRunner(IListener):
     def _emit(self, event: str) -> None:
         self._stage.listeners.emit(event, self)
 
-    def _finish_step(self) -> None:
-        if self._loader_run.steps.stepped_at != self.batch_step:
-            return  # gradients accumulate
-        every = self.valid_every_steps
-        if every is not None and learning.is_due(self, every) and not is_evaluated_next(self):
-            self._run_validation()
-        for listener in self._stage.listeners["on_step_end"]:
-            listener(self)
-        if self._stage.may_end_early and is_over(self):
-            self.need_early_stop = True
-
     def _run_validation(self) -> None:
         """Run the evaluation loaders in the middle of a training loader, which then continues unchanged."""
         with self._loader_run.nested(self), keep_rng():
@@ -416,7 +413,7 @@ class IRunner(IListener):
                 if not key.startswith("train"):
                     self._run_loader(key)
         loader_run.use_model(self)
-        self._loader_run.validated_at = self.batch_step
+        self._loader_run.position.note_validation(self)
         self._emit("on_validation_end")
 
     @property

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from runnerkit.loop import batch_size, checks, parameter_checks
 from runnerkit.loop.attributes import LoaderAttributes, ProcessState
 from runnerkit.loop.loader_metrics import check_means, new_means, reduce_metrics
+from runnerkit.loop.position import Position
 from runnerkit.metrics.means import LoaderMeans
 from runnerkit.resume import resume_point
 from runnerkit.sampling.sharding import batches_of, count_batches, gives_new_batches, is_length_sure, start_epoch
@@ -31,23 +32,23 @@ class LoaderRun(ProcessState):
     """State of the pass under way, in addition to the runner's public attributes.
 
     Attributes:
+        position: the run's, in all of its passes.
         means: the batch metrics of this process, kept as weighted sums until the loader ends.
         ends_stage: whether the stage ends after this epoch; within a loader, `need_early_stop` concerns that loader.
         num_skipped: batches that ran before the run was interrupted.
         num_processes: among which the loader's data is divided.
         steps: the samples of each process in a training step.
-        validated_at: `batch_step` of the last evaluation within a training loader of this epoch.
         first_batch: of the pass, as the loader gave it, until its number of samples was checked.
         weightless: metrics of the last pass that are NaN because no batch weighs anything.
     """
 
     def __init__(self) -> None:
+        self.position = Position()
         self.means = LoaderMeans()
         self.ends_stage = False
         self.num_skipped = 0
         self.num_processes = 1
         self.steps = StepSizes()
-        self.validated_at = -1
         self.first_batch: Batch = None
         self.weightless: frozenset[str] = frozenset()
 
@@ -108,7 +109,7 @@ def is_left(runner: IRunner, key: str) -> bool:
     """Return whether a loader of the epoch is still to run; an evaluation within it may have been at its last step."""
     if is_training(runner, key):
         return not is_over(runner)
-    return runner._loader_run.validated_at != runner.batch_step
+    return not runner._loader_run.position.is_validated(runner)
 
 
 def use_model(runner: IRunner) -> None:
@@ -203,10 +204,7 @@ def start_batch(runner: IRunner, batch: Batch) -> None:
         num_samples = steps.total or num_samples
     runner.loader_sample_step += num_samples
     if runner.is_train_loader:
-        runner.batch_step += 1
-        runner.sample_step += num_samples
-        runner.stage_batch_step += 1
-        runner.stage_sample_step += num_samples
+        run.position.count_batch(runner, num_samples)
 
 
 def finish_batch(runner: IRunner) -> None:
@@ -259,8 +257,10 @@ def finish_loader(runner: IRunner, key: str) -> None:
         runner.engine.leave_training_loader(runner.loader_batch_step, key=key)
     num_samples = reduce_metrics(runner)
     checks.check_not_empty(runner, num_samples=num_samples)
-    _count_exactly(runner, num_samples)
+    # Until here each process assumed that the others' batches are as large as its own.
+    surplus, runner.loader_sample_step = runner.loader_sample_step - num_samples, num_samples
     if runner.is_train_loader:
+        runner._loader_run.position.correct_samples(runner, surplus)
         check_means(runner)
         learning.check_losses(runner)
     runner._stage.listeners.emit("on_loader_end", runner)
@@ -268,15 +268,6 @@ def finish_loader(runner: IRunner, key: str) -> None:
         for model in as_dict(runner._stage.training_model).values():
             runner.engine.training_model(model)  # evaluation is over, whatever comes next
     runner.loader_metrics = {name: as_number(name, value) for name, value in runner.loader_metrics.items()}
-    runner.epoch_metrics[key] = dict(runner.loader_metrics)
+    runner._loader_run.position.end_loader(runner, key)
     runner._logs.log_metrics(runner, runner.loader_metrics)
     runner._logs.flush(runner)
-
-
-def _count_exactly(runner: IRunner, num_samples: int) -> None:
-    # Until here each process assumed that the others' batches are as large as its own.
-    surplus = runner.loader_sample_step - num_samples
-    runner.loader_sample_step -= surplus
-    if runner.is_train_loader:
-        runner.sample_step -= surplus
-        runner.stage_sample_step -= surplus

@@ -160,7 +160,7 @@ def setup_stage(runner: IRunner, stage: str) -> bool:
     runner._stage.budget = budget_of(call_hook(runner._stage.hooks_of(runner).get_stage_len, stage=stage))
     runner.stage_epoch_len = runner._stage.budget.num_epochs
     runner._stage.may_end_early = runner._stage.budget.limits != ["num_epochs"]
-    runner.stage_epoch_step = runner.stage_batch_step = runner.stage_optimizer_step = runner.stage_sample_step = 0
+    runner._loader_run.position.start_stage(runner)
     runner.need_early_stop = False
     runner._stage.weight_units = WeightUnits()
     runner._stage.has_told_steps = runner._stage.has_checked_criterion = False

@@ -17,7 +17,6 @@ from runnerkit.checkpoints.names import under_names_of, with_tied, without_compi
 from runnerkit.checkpoints.plain_state import as_plain, copied
 from runnerkit.checkpoints.trainable import completed, frozen_parameters, hash_of, trainable_part
 from runnerkit.checkpoints.weights import read_weights, weights_in
-from runnerkit.loop.attributes import Progress
 from runnerkit.resume import compatibility, matching
 from runnerkit.sampling.sharding import share_of
 from runnerkit.seeding.generators import rng_state
@@ -118,6 +117,8 @@ def state_of(runner: IRunner) -> StateDict:
     runner._stage.evaluation_weights.train()  # also of the optimizers' state
     trained = model_state(runner, whole=whole)
     judged = exchanged if exchanged is not None else _judged_state(runner, trained)  # it reproduces the metrics
+    # Within a loader the flag ends that loader only; a resumed run must not end the stage because of it.
+    stops = runner.need_early_stop and not runner.is_within_loader
     callbacks = {key: callback.state_dict() for key, callback in runner.callbacks.items()}
     identities = {key: matching.identity_of(runner.callbacks[key]) for key, state in callbacks.items() if state}
     # Converted here, not in a thread, so that each rank with a wrong value raises at the first save.
@@ -126,7 +127,7 @@ def state_of(runner: IRunner) -> StateDict:
         "runnerkit_version": __version__,
         "settings": compatibility.settings_of(runner),
         "stage_key": runner.stage_key,
-        "counters": vars(Progress.of(runner)) | _early_stop(runner),
+        "counters": runner._loader_run.position.state_dict(runner) | {"need_early_stop": stops},
         "stopped_by": stoppers(runner),
         "within": _position(runner) if runner.is_within_loader else None,
         "streams": _streams(runner),
@@ -171,11 +172,6 @@ def load_states_of_runner(runner: IRunner, states: list[StateDict], *, source: s
         runner.load_state_dict(state)
 
 
-def _early_stop(runner: IRunner) -> StateDict:
-    # Within a loader the flag ends that loader only; a resumed run must not end the stage because of it.
-    return {"need_early_stop": runner.need_early_stop and not runner.is_within_loader}
-
-
 def stoppers(runner: IRunner) -> list[str]:
     """Return the keys of callbacks that have ended the stage."""
     found = {key: innermost(callback) for key, callback in runner.callbacks.items()}
@@ -214,18 +210,18 @@ def _position(runner: IRunner) -> StateDict:
             f"loader {runner.loader_key!r} cannot save its position in the middle of an epoch, because the __iter__ of "
             f"{type(runner.loader).__name__} does not use its batch_sampler; save at the end of each epoch"
         )
-    share, num_skipped = share_of(runner.loader), runner._loader_run.num_skipped
+    share, run = share_of(runner.loader), runner._loader_run
     gather = runner.engine.data_parallel.gather_object
     return {
         "key": runner.loader_key,
         "order": share.described(),
-        "position": share.joined(share.position_after(runner.loader_batch_step - num_skipped), gather),
+        "position": share.joined(share.position_after(runner.loader_batch_step - run.num_skipped), gather),
         "loader_batch_step": runner.loader_batch_step,
         "loader_sample_step": runner.loader_sample_step,
         "is_ended": runner.need_early_stop,
-        "ends_stage": runner._loader_run.ends_stage,
-        "is_validated": runner._loader_run.validated_at == runner.batch_step,
-        "means": gather(runner._loader_run.means.state_dict()),
+        "ends_stage": run.ends_stage,
+        "is_validated": run.position.is_validated(runner),
+        "means": gather(run.means.state_dict()),
     }
 
 
