@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -28,24 +28,18 @@ from runnerkit.train_options import TrainOptions, callbacks_by_key
 from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler, as_dict, is_maker, like
 
 
+@dataclass
 class _Given(ProcessState):
     """Components passed to :meth:`Runner.train`."""
 
-    is_shared_by_scratch_copies = True
+    loaders: Mapping[str, Any] | None = None
+    criterion: Criterion | None = None
+    optimizer: Any = None
+    scheduler: Any = None
+    callbacks: dict[str, ICallback] = field(default_factory=dict)
+    loggers: dict[str, ILogger] = field(default_factory=dict)
 
-    def __init__(
-        self,
-        loaders: Mapping[str, Any] | None = None,
-        criterion: Criterion | None = None,
-        optimizer: Any = None,
-        scheduler: Any = None,
-        *,
-        callbacks: Mapping[str, ICallback] | None = None,
-        loggers: Mapping[str, ILogger] | None = None,
-    ) -> None:
-        self.loaders, self.criterion = loaders, criterion
-        self.optimizer, self.scheduler = optimizer, scheduler
-        self.callbacks, self.loggers = dict(callbacks or {}), dict(loggers or {})
+    is_shared_by_scratch_copies = True
 
 
 class Runner(IRunner):
@@ -171,9 +165,7 @@ class Runner(IRunner):
         arguments = locals().copy()
         del arguments["self"]
         options = TrainOptions(**arguments)  # raises before this runner changes
-        self._given = _Given(
-            loaders, criterion, optimizer, scheduler, callbacks=options.all_callbacks, loggers=options.all_loggers
-        )
+        self._given = _Given(loaders, criterion, optimizer, scheduler, options.all_callbacks, options.all_loggers)
         self._given_engine, self._resume_point = options.chosen_engine, options.resume_point
         self._num_epochs, self._budget = options.budget.num_epochs, options.budget
         self._seed, self._hparams = seed, dict(hparams or {})
