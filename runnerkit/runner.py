@@ -29,6 +29,7 @@ from runnerkit.resume.resume_point import ResumePoint
 from runnerkit.seeding.generators import keep_rng
 from runnerkit.steps import learning
 from runnerkit.steps.budget import Budget, is_evaluated_next, is_over
+from runnerkit.steps.gradient_step import GradientStep
 from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler, StateDict
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ class IRunner(IListener):
             the length of the first tensor; `handle_batch` may set another number.
         batch_weight: set in `handle_batch`, the weight of the batch in gradients and logged means, for example its
             number of tokens: a number, or a () tensor on the device. None is its number of samples.
+        gradient_step: what the losses of this pass over a loader weigh in their optimizer steps, for callbacks; see
+            docs/own_steps.md. A validation within a training loader has its own.
         batch_metrics: () tensors or numbers of this batch on this rank; their means become `loader_metrics`.
         loader_metrics, epoch_metrics, experiment_metrics: Python floats over all processes: {metric: value},
             {loader: {metric: value}}, {epoch: {loader: {metric: value}}}.
@@ -131,6 +134,7 @@ class IRunner(IListener):
         self.batch: Batch = None
         self.batch_size = 0
         self.batch_weight: Any = None
+        self.gradient_step = GradientStep()
         self.batch_metrics: dict[str, Any] = {}
         self.loader_metrics: Metrics = {}
         self.epoch_metrics: dict[str, Metrics] = {}
@@ -378,7 +382,7 @@ class IRunner(IListener):
             self._emit("on_loader_start")
             for batch in loader_run.batches(self):
                 self._run_batch(batch)
-                if self.is_train_loader and self._loader_run.steps.stepped_at == self.batch_step:
+                if self.is_train_loader and self.gradient_step.stepped_at == self.batch_step:
                     every = self.valid_every_steps
                     if every is not None and learning.is_due(self, every) and not is_evaluated_next(self):
                         self._run_validation()
@@ -397,7 +401,7 @@ class IRunner(IListener):
             listener(self)
         with stage.autocast:
             self.handle_batch(self.batch)
-        for listener in stage.listeners[self._loader_run.steps.batch_end]:
+        for listener in stage.listeners[self.gradient_step.batch_end]:
             listener(self)
         loader_run.finish_batch(self)
 

@@ -51,6 +51,7 @@ class LoaderAttributes(Attributes):
     batch_metrics: dict[str, Any]
     loader_metrics: Metrics
     need_early_stop: bool
+    gradient_step: Any
 
 
 @dataclass

@@ -29,7 +29,7 @@ from runnerkit.resume import resume_point
 from runnerkit.seeding.generators import derive_seed, set_global_seed
 from runnerkit.steps import step_watch
 from runnerkit.steps.budget import Budget, accumulation_of, budget_of, count_steps, paces_of
-from runnerkit.steps.weights import IDLE, WeightUnits, without_weight
+from runnerkit.steps.gradient_step import IDLE, WeightUnits, without_weight
 from runnerkit.support.torch_internals import inner_schedulers
 from runnerkit.types import as_dict, like
 
