@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, Self, final
 
@@ -231,7 +231,7 @@ class IRunner(IListener):
         self,
         loss: Tensor,
         *,
-        optimizer: str | Optimizer | None = None,
+        optimizer: str | Optimizer | Sequence[str | Optimizer] | None = None,
         clip: float | Callable[[list[Tensor]], Any] | None = None,
     ) -> None:
         """Make an optimizer step on `loss`, in `handle_batch`: reset gradients, backpropagate, clip, step, count.
@@ -242,7 +242,8 @@ class IRunner(IListener):
 
         Args:
             loss: a () tensor.
-            optimizer: the one that steps, or its key; may be left out if the runner has one.
+            optimizer: the one that steps, or its key; may be left out if the runner has one. A list of several: each
+                steps on the gradients of one backward pass, which are clipped together.
             clip: largest norm of the gradients, or a function of the list of parameters that is called before the step;
                 None is `gradient_clip`.
         """

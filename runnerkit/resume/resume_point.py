@@ -17,7 +17,7 @@ from runnerkit.checkpoints.folder import find_checkpoint, holds_checkpoint
 from runnerkit.logger import Step
 from runnerkit.loop.hooks import call_hook
 from runnerkit.resume import compatibility, matching, overrides
-from runnerkit.resume.run_state import load_model_state, load_states_of_runner, modules_of, stoppers
+from runnerkit.resume.run_state import load_model_state, load_states_of_runner, models_of, stoppers
 from runnerkit.sampling.sharding import count_batches, share_of
 from runnerkit.seeding.generators import set_rng_state
 from runnerkit.steps import budget
@@ -222,7 +222,7 @@ def _restore_components(runner: IRunner, state: StateDict, source: str) -> None:
     trained = "trained_model_state_dict" if "trained_model_state_dict" in state else "model_state_dict"
     load_model_state(runner, state[trained], source=source)
     takes_passed = _takes_passed(runner)
-    names, saved_names = matching.parameter_names(runner, modules_of(runner)), state.get("optimizer_names", {})
+    names, saved_names = matching.parameter_names(runner, models_of(runner)), state.get("optimizer_names", {})
     for key, optimizer in as_dict(runner.optimizer).items():
         if key in state["optimizer_state_dict"]:
             saved_state = state["optimizer_state_dict"][key]

@@ -41,7 +41,7 @@ def model_state(runner: IRunner, *, whole: bool = True) -> StateDict:
             without_compiled(runner.engine.model_state_dict(model, whole=whole)),
             f"model_state_dict[{key!r}]" if key else "model_state_dict",
         )
-        for key, model in _models(runner).items()
+        for key, model in models_of(runner).items()
     }
     return states if isinstance(runner.model, dict) else states[""]
 
@@ -54,7 +54,7 @@ def without_frozen(runner: IRunner, weights: StateDict, hashes: dict[tuple[str, 
     """
     by_key = weights if isinstance(runner.model, dict) else {"": weights}
     parts: StateDict = {}
-    for key, model in _models(runner).items():
+    for key, model in models_of(runner).items():
         module = runner.engine.unwrap(model)
         frozen = frozen_parameters(module)
         names = (key, *frozen)
@@ -98,11 +98,12 @@ def _innermost(runner: IRunner) -> Iterator[ICallback]:
 
 def modules_of(runner: IRunner) -> dict[str, nn.Module]:
     """Return the modules that hold the weights in training by key, "" for one alone; parameters may be shards."""
-    return {key: runner.engine.trained_module(model) for key, model in _models(runner).items()}
+    return {key: runner.engine.trained_module(model) for key, model in models_of(runner).items()}
 
 
-def _models(runner: IRunner) -> dict[str, nn.Module]:
-    # Prepared by the engine, if possible: otherwise it cannot find the shards of each rank.
+def models_of(runner: IRunner) -> dict[str, nn.Module]:
+    """Return the models in training by key, as the engine prepared them if a stage is under way."""
+    # Otherwise the engine cannot find the shards of each rank.
     return as_dict(runner._stage.training_model if runner._stage.training_model is not None else runner.model)
 
 
@@ -137,7 +138,7 @@ def state_of(runner: IRunner) -> StateDict:
         "optimizer_state_dict": {
             key: engine.optimizer_state_dict(each, whole=whole) for key, each in as_dict(runner.optimizer).items()
         },
-        "optimizer_names": matching.parameter_names(runner, modules_of(runner)),
+        "optimizer_names": matching.parameter_names(runner, models_of(runner)),
         "scheduler_state_dict": _states(runner.scheduler),
         "engine_state_dict": engine.state_dict(),
         "callbacks": callbacks,
@@ -256,7 +257,7 @@ def load_model_state(runner: IRunner, state: StateDict, *, source: str) -> None:
         ValueError: they belong to another model.
     """
     by_key = state if isinstance(runner.model, dict) else {"": state}
-    models = _models(runner)
+    models = models_of(runner)
     compatibility.check_model_keys(by_key, models, source)
     for key, model in models.items():
         module = runner.engine.unwrap(model)
